@@ -1,0 +1,33 @@
+"""Convert JAX checkpoints to PyTorch safetensors with declarative per-layer rules.
+
+    import convert
+
+    result = convert.convert("timesfm", "ckpt/", "out.safetensors")
+
+    plan = convert.plan_conversion("timesfm", "ckpt/", to="transformers")
+    for step in plan.steps:
+        print(step.name, step.spec, step.layouts)
+
+Importing this package imports neither JAX nor torch, and neither does converting.
+"""
+
+from convert.api import convert as convert
+from convert.api import plan_conversion as plan_conversion
+from convert.errors import CheckpointError as CheckpointError
+from convert.errors import ConvertError as ConvertError
+from convert.errors import OutputError as OutputError
+from convert.errors import PlanError as PlanError
+from convert.errors import RuleError as RuleError
+from convert.plan import Plan as Plan
+from convert.rules import RuleFile as RuleFile
+from convert.rules import available_rules as available_rules
+from convert.rules import load_rules as load_rules
+from convert.rules import parse_rules as parse_rules
+from convert.sources import Leaf as Leaf
+from convert.sources import Source as Source
+from convert.sources import open_source as open_source
+from convert.spec import TensorSpec as TensorSpec
+from convert.steps import Step as Step
+from convert.streaming import Event as Event
+from convert.streaming import Result as Result
+from convert.streaming import execute as execute

@@ -1,0 +1,93 @@
+"""The two calls that most programs need; the command line is a thin layer over them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from convert.plan import Plan, choose_plan
+from convert.rules import RuleFile, find_rules
+from convert.sources import Source, open_source
+from convert.spec import TensorSpec
+from convert.streaming import Event, Result, execute
+
+
+def plan_conversion(
+    model: str | RuleFile,
+    checkpoint: str | Path | Source,
+    *,
+    to: str | None = None,
+    dtype: str | None = None,
+    settings: Mapping[str, Any] | None = None,
+    step: int | None = None,
+    item: str | None = None,
+    rules_dir: str | Path | None = None,
+    like: Mapping[str, TensorSpec] | None = None,
+) -> Plan:
+    """Plans a conversion: opens the checkpoint, finds the rules, decides everything that needs no data.
+
+    Args:
+        model: a shipped name (``timesfm``), the path of a rule file, or a loaded one.
+        checkpoint: its path, or an opened source.
+        to: the PyTorch code that shall load the result, one of the rule file's targets; None is the first.
+        dtype: what floating-point tensors are written in; None keeps each leaf's dtype.
+        settings: facts, sizes and choices that the tree leaves open, such as ``{"use_positional_embedding": True}``.
+        step: a step of a CheckpointManager or of paxml; None is the latest.
+        item: an item of a composite checkpoint.
+        rules_dir: a directory of rule files that come before the shipped ones.
+        like: specs of a state_dict that the result must have.
+
+    Raises:
+        CheckpointError: the checkpoint cannot be opened.
+        RuleError: there are no such rules, or they are not valid.
+        PlanError: rules and checkpoint do not fit.
+    """
+    source = checkpoint if isinstance(checkpoint, Source) else open_source(checkpoint, step=step, item=item)
+    candidates = (model,) if isinstance(model, RuleFile) else find_rules(model, Path(rules_dir) if rules_dir else None)
+    return choose_plan(candidates, source, to=to, dtype=dtype, settings=settings, like=like)
+
+
+def convert(
+    model: str | RuleFile,
+    checkpoint: str | Path | Source,
+    out: str | Path,
+    *,
+    to: str | None = None,
+    dtype: str | None = None,
+    settings: Mapping[str, Any] | None = None,
+    step: int | None = None,
+    item: str | None = None,
+    rules_dir: str | Path | None = None,
+    overwrite: bool = False,
+    max_shard_bytes: int | None = None,
+    jobs: int | None = None,
+    on_event: Callable[[Event], None] | None = None,
+) -> Result:
+    """Converts a checkpoint to safetensors.
+
+    >>> convert("timesfm", "timesfm-2.5/ckpt", "timesfm.safetensors").tensors  # doctest: +SKIP
+    232
+
+    Args:
+        out: a name ending in ``.safetensors`` for one file; anything else is a directory, with ``config.json`` where the
+            target has one.
+        overwrite: whether an existing output may be replaced.
+        max_shard_bytes: for a directory, the most bytes in one file; None is no limit.
+        jobs: leaves dealt with at a time; None is the number of processors.
+        on_event: called after each leaf.
+
+    The other arguments, and their errors, are those of `plan_conversion`.
+
+    Raises:
+        OutputError: the output exists, lies in the checkpoint, or cannot be written. Nothing is left behind.
+    """
+    plan = plan_conversion(
+        model, checkpoint, to=to, dtype=dtype, settings=settings, step=step, item=item, rules_dir=rules_dir
+    )
+    for event in execute(plan, out, overwrite=overwrite, max_shard_bytes=max_shard_bytes, jobs=jobs):
+        if isinstance(event, Result):
+            return event
+        if on_event is not None:
+            on_event(event)
+    raise AssertionError("execute ends with a Result")

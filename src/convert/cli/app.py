@@ -1,0 +1,97 @@
+"""Puts the commands together, and turns errors into a message and an exit code."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+from typer.core import TyperGroup
+
+from convert.cli import output
+
+HELP = """Convert JAX checkpoints to PyTorch safetensors with declarative per-layer rules.
+
+\b
+  convert MODEL CKPT OUT        e.g. convert timesfm ckpt/ out.safetensors
+  convert inspect CKPT          the tree: paths, shapes, dtypes, bytes; which rules fit
+  convert plan MODEL CKPT       what would be written, from what, and what a shape check could not catch
+  convert rules list            the shipped rules; also: show, validate, schema
+
+OUT ending in .safetensors is one file; anything else is a directory. Data goes to stdout, everything else to stderr.
+Exit codes: 0 done, 2 a usage, input or internal error.
+"""
+EPILOG = "Options of the conversion itself: convert run --help"
+RUN = "run"
+
+
+class DefaultToRun(TyperGroup):
+    """Takes ``convert MODEL CKPT OUT`` for ``convert run MODEL CKPT OUT``."""
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
+        own = {"--help", "--version", "--install-completion", "--show-completion"}
+        if args and args[0] not in self.commands and args[0] not in own:
+            args = [RUN, *args]
+        return super().parse_args(ctx, args)
+
+
+app = typer.Typer(
+    cls=DefaultToRun,
+    help=HELP,
+    epilog=EPILOG,
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from convert.streaming import tool_version
+
+        output.data(tool_version())
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+def _register() -> None:
+    from convert.cli import inspect, plan, rules, run
+
+    app.command(RUN)(run.run)
+    app.command("inspect")(inspect.inspect)
+    app.command("plan")(plan.plan)
+    app.add_typer(rules.app, name="rules")
+
+
+_register()
+
+
+def main() -> None:
+    """The entry point of ``convert`` and ``ckpt-convert``."""
+    from convert.errors import ConvertError
+
+    try:
+        app()
+    except ConvertError as error:
+        output.error(str(error))
+        sys.exit(2)
+    except KeyboardInterrupt:
+        output.error("interrupted; nothing was written")
+        sys.exit(130)
+    except (typer.Exit, SystemExit):
+        raise
+    except Exception:  # noqa: BLE001 - the last resort: say so, and exit with the documented code
+        import traceback
+
+        output.error(f"internal error, please report it:\n{traceback.format_exc()}")
+        sys.exit(2)

@@ -1,0 +1,102 @@
+"""``convert inspect CKPT``"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from convert.cli import options as o
+from convert.cli import output
+
+if TYPE_CHECKING:
+    from convert.sources import Source
+
+
+def inspect(
+    checkpoint: o.Checkpoint,
+    step: o.StepNumber = None,
+    item: o.Item = None,
+    rules_dir: o.RulesDir = None,
+    as_json: o.Json = False,
+) -> None:
+    """The tree: paths, shapes, dtypes, bytes; how it lies on disk; which rules fit. Reads no arrays."""
+    from convert.rules import available_rules
+    from convert.sources import open_source
+
+    source = open_source(checkpoint, step=step, item=item)
+    fits = [_fit(rules, source) for rules in available_rules(rules_dir)]
+    if as_json:
+        output.data_json(_report(source, fits))
+        return
+    output.data(f"{source.path}: {source.format}")
+    for note in source.notes:
+        output.data(f"note: {note}")
+    rows = [("PATH", "SHAPE", "DTYPE", "BYTES")]
+    rows += [
+        (name, _shape(leaf.spec.shape), leaf.spec.dtype, f"{leaf.spec.nbytes:,}")
+        for name, leaf in source.leaves.items()
+    ]
+    rows += [("/".join(absent.keys), "-", absent.why, "-") for absent in source.absent]
+    for line in output.table(rows, right=(3,)):
+        output.data(line)
+    output.data("")
+    output.data(
+        f"{output.count(len(source.leaves), 'leaf')}, {output.count(sum(leaf.spec.size for leaf in source.leaves.values()), 'element')}, "
+        f"{output.size(source.nbytes)} ({', '.join(f'{dtype} {output.size(n)}' for dtype, n in _by_dtype(source).items())})"
+    )
+    for fit in fits:
+        if fit["fits"]:
+            output.data(f"rules {fit['model']} fit: {fit['found']}; convert {fit['model']} {checkpoint} OUT")
+    for fit in fits:
+        if not fit["fits"]:
+            output.data(f"rules {fit['model']} do not fit: they know {fit['share']:.0%} of the leaves")
+
+
+def _fit(rules: Any, source: Source) -> dict[str, Any]:
+    from convert.errors import PlanError
+    from convert.plan import fit, make_plan
+
+    said: dict[str, Any] = {"model": rules.model, "family": rules.family, "share": round(fit(rules, source), 4)}
+    if not said["share"]:
+        return {**said, "fits": False, "found": None, "problems": 0}
+    try:
+        return {**said, "fits": True, "found": make_plan(rules, source).found, "problems": 0}
+    except PlanError as error:
+        return {**said, "fits": False, "found": None, "problems": len(error.findings)}
+
+
+def _shape(shape: tuple[int, ...]) -> str:
+    return "x".join(map(str, shape)) if shape else "scalar"
+
+
+def _by_dtype(source: Source) -> dict[str, int]:
+    found: Counter[str] = Counter()
+    for leaf in source.leaves.values():
+        found[leaf.spec.dtype] += leaf.spec.nbytes
+    return dict(found.most_common())
+
+
+def _report(source: Source, fits: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "path": str(source.path),
+        "format": source.format,
+        "notes": list(source.notes),
+        "leaves": [
+            {
+                "path": name,
+                "keys": list(leaf.keys),
+                "shape": list(leaf.spec.shape),
+                "dtype": leaf.spec.dtype,
+                "bytes": leaf.spec.nbytes,
+            }
+            for name, leaf in source.leaves.items()
+        ],
+        "absent": [{"keys": list(absent.keys), "why": absent.why} for absent in source.absent],
+        "totals": {
+            "leaves": len(source.leaves),
+            "elements": sum(leaf.spec.size for leaf in source.leaves.values()),
+            "bytes": source.nbytes,
+            "bytes_by_dtype": _by_dtype(source),
+        },
+        "rules": fits,
+    }

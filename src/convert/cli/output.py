@@ -1,0 +1,88 @@
+"""The only place that prints: data to stdout, everything else to stderr, progress only on a terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+
+class Progress(Protocol):
+    """Where the work stands, in bytes."""
+
+    def __call__(self, done: int, total: int) -> None: ...
+
+
+def data(text: str) -> None:
+    """A result that the user asked for: to stdout. Ends the program quietly when the reader has gone, as `head` does."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains when it flushes
+        sys.exit(0)
+
+
+def data_json(value: Any) -> None:
+    """A result as JSON, to stdout."""
+    data(json.dumps(value, indent=2))
+
+
+def say(text: str) -> None:
+    """Narration, to stderr."""
+    print(text, file=sys.stderr)
+
+
+def error(text: str) -> None:
+    """The last word of a failed command, to stderr."""
+    print(f"error: {text}", file=sys.stderr)
+
+
+def table(rows: Iterable[Sequence[str]], right: Sequence[int] = ()) -> Iterator[str]:
+    """Lines with aligned columns, two spaces apart; the columns in `right` are aligned to the right. Nothing is cut."""
+    rows = [tuple(row) for row in rows]
+    widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))] if rows else []
+    for row in rows:
+        cells = [
+            cell.rjust(w) if k in right else cell.ljust(w) for k, (cell, w) in enumerate(zip(row, widths, strict=True))
+        ]
+        yield "  ".join(cells).rstrip()
+
+
+def size(nbytes: int) -> str:
+    """Bytes for people, with the decimal units that file sizes have: ``925.1 MB``."""
+    amount = float(nbytes)
+    for unit in ("B", "kB", "MB", "GB"):
+        if amount < 1000:
+            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
+        amount /= 1000
+    return f"{amount:.1f} TB"
+
+
+def count(number: int, word: str) -> str:
+    """``1 leaf``, ``2 leaves``."""
+    plural = {"leaf": "leaves"}.get(word, word + "s")
+    return f"{number:,} {word if number == 1 else plural}"
+
+
+def on_terminal() -> bool:
+    """Whether a person watches stderr."""
+    return sys.stderr.isatty()
+
+
+@contextmanager
+def progress(quiet: bool) -> Iterator[Progress]:
+    """A bar with bytes, rate and time left on stderr when that is a terminal; nothing elsewhere."""
+    if quiet or not on_terminal():
+        yield lambda done, total: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, TimeRemainingColumn, TransferSpeedColumn
+    from rich.progress import Progress as Bar
+
+    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("convert", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)

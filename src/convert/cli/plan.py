@@ -1,0 +1,180 @@
+"""``convert plan MODEL CKPT``, and what ``--dry-run`` prints."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from convert.cli import options as o
+from convert.cli import output
+
+if TYPE_CHECKING:
+    from convert.plan import Plan
+    from convert.spec import TensorSpec
+    from convert.steps import Step
+    from convert.writer import Layout
+
+
+def plan(
+    model: o.Model,
+    checkpoint: o.Checkpoint,
+    to: o.To = None,
+    dtype: o.Dtype = None,
+    step: o.StepNumber = None,
+    item: o.Item = None,
+    settings: o.Settings = None,
+    rules_dir: o.RulesDir = None,
+    like: o.Like = None,
+    max_shard_size: o.ShardSize = None,
+    as_json: o.Json = False,
+) -> None:
+    """What would be written, from what, and what a shape check could not catch. Reads no arrays."""
+    from convert.streaming import plan_layout
+
+    made = make(model, checkpoint, to, dtype, step, item, settings, rules_dir, like)
+    print_plan(made, plan_layout(made, Path("model"), o.shard_bytes(max_shard_size, None))[1], as_json)
+
+
+def make(
+    model: str,
+    checkpoint: Path,
+    to: str | None,
+    dtype: str | None,
+    step: int | None,
+    item: str | None,
+    settings: list[str] | None,
+    rules_dir: Path | None,
+    like: Path | None,
+) -> Plan:
+    """The plan that the shared options describe."""
+    from convert.api import plan_conversion
+    from convert.rules import parse_settings
+
+    return plan_conversion(
+        model,
+        checkpoint,
+        to=to,
+        dtype=dtype,
+        settings=parse_settings(tuple(settings or ())),
+        step=step,
+        item=item,
+        rules_dir=rules_dir,
+        like=read_specs(like) if like else None,
+    )
+
+
+def read_specs(path: Path) -> dict[str, TensorSpec]:
+    """Names and specs of a safetensors file, or of all files that an index names.
+
+    Raises:
+        CheckpointError: unreadable, or an index that points outside its directory.
+    """
+    from convert.errors import CheckpointError
+    from convert.safetensors_header import read_header
+
+    if path.suffix != ".json":
+        return {name: entry.spec for name, entry in read_header(path)[1].items()}
+    try:
+        files = set(json.loads(path.read_text())["weight_map"].values())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{path}: not an index of safetensors files: {error}") from None
+    for name in files:
+        if (
+            not isinstance(name, str) or Path(name).name != name
+        ):  # an index is a foreign file: it may not lead elsewhere
+            raise CheckpointError(f"{path}: names {name!r}, which is no file beside it")
+    return {name: entry.spec for file in sorted(files) for name, entry in read_header(path.parent / file)[1].items()}
+
+
+def print_plan(plan: Plan, layout: Layout, as_json: bool) -> None:
+    """The plan with the file that each tensor goes to, for people or as JSON."""
+    if as_json:
+        value = plan.to_dict()
+        for tensor in value["tensors"]:
+            place = layout.placements[tensor["name"]]
+            tensor |= {"file": place.file, "bytes": [place.start, place.stop]}
+        value["files"] = list(layout.files)
+        output.data_json(value)
+        return
+    for line in _lines(plan, layout):
+        output.data(line)
+
+
+def _lines(plan: Plan, layout: Layout) -> Iterator[str]:
+    target = plan.rules.targets[plan.target]
+    yield f"{plan.found} -> {plan.target}: {target.loads}"
+    yield f"rules {plan.rules.path} (sha256 {plan.rules.sha256[:12]}), checkpoint {plan.source.format}"
+    for note in (*plan.source.notes, *plan.notes):
+        yield f"note: {note}"
+    axes = plan.rules.axes
+    yield ""
+    yield "Sizes"
+    yield from _indent(
+        output.table([(f"{k} = {n}", axes[k].meaning if k in axes else "") for k, n in plan.sizes.items()])
+    )
+    yield ""
+    yield f"Tensors: {len(plan.steps)}, {output.size(plan.nbytes)} in {output.count(len(layout.files), 'file')}"
+    for step in plan.steps:
+        yield from _tensor(step, layout)
+    yield ""
+    yield f"Left out: {output.count(len(plan.dropped), 'leaf')}"
+    yield from _indent(output.table([(d.leaf, str(d.spec), f"{d.reason} ({d.rule.line_only})") for d in plan.dropped]))
+    if plan.layers:
+        yield ""
+        yield "Not weights: what the target must compute as the source does"
+        yield from _indent(output.table([(str(layer["layer"]), _facts(layer)) for layer in plan.layers]))
+    if plan.facts:
+        yield from _indent(f"{name}: {_plain(value)}" for name, value in plan.facts.items())
+    yield ""
+    yield from _unprotected(plan)
+
+
+def _tensor(step: Step, layout: Layout) -> Iterator[str]:
+    remarks = [text for text in (step.arithmetic, step.loses) if text]
+    shown = f"  ({'; '.join(remarks)})" if remarks else ""
+    yield f"  {step.name}  {step.spec}  {layout.placements[step.name].file}{shown}"
+    rows = []
+    for part in step.parts:
+        at = f" at {part.at}" if part.at else ""
+        rows.append((f"rows {part.rows[0]}:{part.rows[1]}" if part.rows else "", part.leaf + at, part.layout))
+    for line in output.table(rows):
+        yield f"      {line.strip()}" if not rows[0][0] else f"      {line}"
+
+
+def _facts(layer: Any) -> str:
+    return ", ".join(f"{key} {_plain(value)}" for key, value in layer.items() if key not in ("layer", "kind"))
+
+
+def _plain(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _unprotected(plan: Plan) -> Iterator[str]:
+    total = sum(len(group.names) for group in plan.unprotected)
+    if not total:
+        yield "A shape check would catch every wrong layout."
+        return
+    yield f"A shape check could not protect {total} of {output.count(len(plan.steps), 'tensor')}: these would load, and compute something else"
+    for group in plan.unprotected:
+        more = f" and {len(group.names) - 1} more" if len(group.names) > 1 else ""
+        yield f"  {group.names[0]}{more}  ({group.rule})"
+        if group.others:
+            yield f"      {group.layout}; also fits: {', '.join(group.others)}"
+        if group.parts:
+            yield f"      any order of its {len(group.parts)} parts fits; the rule's is {', '.join(_apart(group.parts))}"
+
+
+def _apart(paths: tuple[str, ...]) -> list[str]:
+    """The keys in which paths differ: ``query, key, value``."""
+    split = [path.split("/") for path in paths]
+    if len({len(keys) for keys in split}) > 1:
+        return list(paths)
+    differ = [k for k, keys in enumerate(zip(*split, strict=True)) if len(set(keys)) > 1]
+    return ["/".join(keys[k] for k in differ) for keys in split]
+
+
+def _indent(lines: Iterator[str]) -> Iterator[str]:
+    for line in lines:
+        yield f"  {line}"

@@ -1,0 +1,96 @@
+"""``convert MODEL CKPT OUT``"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from convert.cli import options as o
+from convert.cli import output
+
+Out = Annotated[Path, typer.Argument(metavar="OUT", help="A .safetensors file, or a directory.", show_default=False)]
+
+
+def run(
+    model: o.Model,
+    checkpoint: o.Checkpoint,
+    out: Out,
+    to: o.To = None,
+    dtype: o.Dtype = None,
+    step: o.StepNumber = None,
+    item: o.Item = None,
+    settings: o.Settings = None,
+    rules_dir: o.RulesDir = None,
+    like: o.Like = None,
+    max_shard_size: o.ShardSize = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing OUT.")] = False,
+    jobs: Annotated[
+        int | None,
+        typer.Option("--jobs", metavar="N", min=1, help="Leaves dealt with at a time.", show_default="the processors"),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and write nothing.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no summary.")] = False,
+    as_json: o.Json = False,
+) -> None:
+    """Convert a checkpoint: convert MODEL CKPT OUT."""
+    from convert.cli.plan import make, print_plan
+    from convert.streaming import Event, Result, execute, plan_layout
+
+    plan = make(model, checkpoint, to, dtype, step, item, settings, rules_dir, like)
+    limit = o.shard_bytes(max_shard_size, out)
+    if dry_run:
+        print_plan(plan, plan_layout(plan, out, limit)[1], as_json)
+        return
+    result: Result | None = None
+    with output.progress(quiet or as_json) as show:
+        for event in execute(plan, out, overwrite=overwrite, max_shard_bytes=limit, jobs=jobs):
+            if isinstance(event, Event):
+                show(event.done, event.total)
+            else:
+                result = event
+    assert result is not None
+    if as_json:
+        output.data_json(_report(plan, result))
+    elif not quiet:
+        _summary(plan, result)
+
+
+def _report(plan: Any, result: Any) -> dict[str, Any]:
+    return {
+        "found": plan.found,
+        "model": plan.rules.model,
+        "version": plan.version,
+        "target": plan.target,
+        "loads": plan.rules.targets[plan.target].loads,
+        "out": str(result.out),
+        "files": list(result.files),
+        "tensors": result.tensors,
+        "bytes": result.nbytes,
+        "seconds": round(result.seconds, 3),
+        "source": {"format": plan.source.format, "digest": result.source_digest, "notes": list(plan.source.notes)},
+        "dropped": [{"leaf": d.leaf, "because": d.reason} for d in plan.dropped],
+        "notes": list(plan.notes),
+    }
+
+
+def _summary(plan: Any, result: Any) -> None:
+    """The closing words; in a pipe only what a log should keep."""
+    output.say(f"found {plan.found} in {plan.source.path} ({plan.source.format})")
+    if output.on_terminal():
+        for note in plan.source.notes:
+            output.say(f"note: {note}")
+        if plan.dropped:
+            reasons = "; ".join(dict.fromkeys(d.reason for d in plan.dropped))
+            output.say(f"left out {output.count(len(plan.dropped), 'leaf')}: {reasons}")
+    for note in plan.notes:
+        output.say(f"note: {note}")
+    lossy = [step for step in plan.steps if step.loses]
+    if lossy:
+        output.say(f"note: {output.count(len(lossy), 'tensor')} {lossy[0].loses}, for example {lossy[0].name}")
+    rate = f", {output.size(int(result.nbytes / result.seconds))}/s" if result.seconds > 0 else ""
+    output.say(
+        f"wrote {result.out}: {output.count(result.tensors, 'tensor')}, {output.size(result.nbytes)} in {result.seconds:.1f} s{rate}, "
+        f"for {plan.rules.targets[plan.target].loads}"
+    )

@@ -1,0 +1,29 @@
+"""Every error that a user can cause is one of these; the message says where, what on both sides, and the next step."""
+
+
+class ConvertError(Exception):
+    """Base of all errors that this package raises on purpose. The command line prints its text and exits with 2."""
+
+
+class CheckpointError(ConvertError):
+    """The checkpoint cannot be read: not one, unfinished, truncated, corrupt, or a choice is left open."""
+
+
+class RuleError(ConvertError):
+    """A rule file is not valid. The message starts with ``file:line:column``."""
+
+
+class PlanError(ConvertError):
+    """The rules and the checkpoint do not fit. Holds every finding, not only the first.
+
+    Attributes:
+        findings: one text per problem, each with rule file:line, tree path, both sides and the next step.
+    """
+
+    def __init__(self, message: str, findings: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.findings = findings
+
+
+class OutputError(ConvertError):
+    """The output cannot be written: it exists, the disk is full, the name is not usable."""

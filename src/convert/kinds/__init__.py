@@ -1,0 +1,34 @@
+"""The kinds of layer, by the key that names them in a rule."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from convert.kinds.base import Kind, Rule, TargetLayer
+from convert.kinds.linear import Linear
+from convert.kinds.norm import LayerNorm, RMSNorm
+from convert.kinds.plain import Drop, Embedding, Parameter, Timescales
+
+KINDS: Mapping[str, type[Kind]] = {
+    "linear": Linear,
+    "embedding": Embedding,
+    "layer_norm": LayerNorm,
+    "rms_norm": RMSNorm,
+    "parameter": Parameter,
+    "buffer": Timescales,
+    "drop": Drop,
+}
+
+__all__ = [
+    "KINDS",
+    "Drop",
+    "Embedding",
+    "Kind",
+    "LayerNorm",
+    "Linear",
+    "Parameter",
+    "RMSNorm",
+    "Rule",
+    "TargetLayer",
+    "Timescales",
+]

@@ -1,0 +1,227 @@
+"""What a rule is: a kind of layer, the source leaves that it consumes and the target tensors that it gives."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from convert.fields import FLAG, INTEGER, Choice, Key, MapOf, Record, Scalar
+from convert.ops import Op
+from convert.pattern import Pattern, parse_pattern
+from convert.spec import SAFETENSORS_TAGS
+from convert.yamlfile import Position
+
+PATTERN = Scalar(str, "a tree path such as layers_{i}/{query,key}/w", parse_pattern)
+REASON = Scalar(str, "a reason, in words")
+
+
+def parse_letter(text: str) -> str:
+    """A name of an axis: one letter, as in an einsum.
+
+    Raises:
+        ValueError: something else.
+    """
+    if len(text) != 1 or not (text.isascii() and text.isalpha()):
+        raise ValueError(f"an axis is called by one letter, as in an einsum, not {text!r}")
+    return text
+
+
+def parse_axes(text: str) -> str:
+    """Letters of a leaf's axes in stored order, such as ``ED``; spaces are free.
+
+    Raises:
+        ValueError: no letters, or one twice.
+    """
+    letters = "".join(text.split())
+    for letter in letters:
+        parse_letter(letter)
+    if not letters or len(set(letters)) < len(letters):
+        raise ValueError(f"axes are letters, each once, such as ED, not {text!r}")
+    return letters
+
+
+def parse_fact(text: str) -> str:
+    """The name in a reference ``$name``.
+
+    Raises:
+        ValueError: no dollar sign in front.
+    """
+    if not text.startswith("$") or not text[1:].replace("_", "a").isalnum():
+        raise ValueError(f"expected a number or a reference to a fact such as $epsilon, not {text!r}")
+    return text[1:]
+
+
+@dataclass(frozen=True)
+class TargetLayer:
+    """Where a rule's tensors go.
+
+    Attributes:
+        path: the module (``layers.{i}.norm``), or the whole tensor name for kinds with one tensor and no module.
+        names: role (``weight``, ``bias``) -> name of the parameter within the module, where it is not the role.
+        multiplies_by: for norms, the factor that the target's code applies: ``weight`` or ``1+weight``.
+    """
+
+    path: Pattern
+    names: Mapping[str, str] = field(default_factory=dict)
+    multiplies_by: str = "weight"
+
+
+class Kind(ABC):
+    """What a layer computes on both sides. Subclasses are frozen dataclasses, one for each key in `KINDS`.
+
+    A kind only declares; `convert.compile` derives the operations from what it declares.
+    """
+
+    doc: ClassVar[str]
+    keys: ClassVar[Mapping[str, Key]]  # of a rule, besides those in SHARED
+    target: ClassVar[Record | None]  # the long form of the target; None: the rule has no target
+    fuses: ClassVar[bool] = False  # several sources may become the rows of one target
+
+    @classmethod
+    @abstractmethod
+    def read(cls, values: Mapping[str, Any]) -> Kind:
+        """The kind, from the keys of its rule.
+
+        Raises:
+            ValueError: the keys contradict each other; the message is the bare fact.
+        """
+
+    @property
+    def variants(self) -> tuple[str, ...]:
+        """Names of the variants that sizes, or the user, choose from; empty when there is nothing to choose."""
+        return ()
+
+    def letters(self, role: str, shape: tuple[int, ...], variant: str | None) -> str | None:
+        """Letters of the axes of a leaf with this role and shape (stacked axes left out); None: unnamed, kept as stored.
+
+        A dot stands for an axis of size 1 that has no letter.
+
+        Raises:
+            ValueError: a leaf of this shape cannot have this role; the message is the bare fact.
+        """
+        return None
+
+    def groups(self, role: str, letters: str, variant: str | None) -> tuple[str, ...]:
+        """The axes of the target tensor, each a group of letters that are flattened into it, outermost first."""
+        return tuple(letters)
+
+    def split_axis(self, role: str, letters: str, variant: str | None) -> str:
+        """The axis whose elements go to different targets, when a rule names more targets than sources.
+
+        Raises:
+            ValueError: this kind has none.
+        """
+        raise ValueError("it has fewer sources than targets, and this kind of layer cannot be split")
+
+    def compute(self, role: str, layer: TargetLayer) -> tuple[Op, ...]:
+        """Arithmetic on the values, done in float32 or wider."""
+        return ()
+
+    def facts(self, layer: TargetLayer) -> dict[str, Any]:
+        """What is no weight: activation, epsilon, the factor on either side."""
+        return {}
+
+    def tensor_name(self, path: str, role: str, layer: TargetLayer) -> str:
+        """Full name of the target tensor."""
+        return f"{path}.{layer.names.get(role, role)}"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One entry of a rule file.
+
+    Attributes:
+        at: where it stands.
+        word: its key in `KINDS`.
+        kind: what the layer is.
+        sources: role -> pattern of the leaves.
+        stacked: index name -> axis of the leaf that enumerates it.
+        targets: target name (None: all) -> layer.
+        optional: whether some or all of its leaves may be absent.
+        when: for buffers, a fact that must be true for the target to have it.
+        dtype: what its tensors are written in, whatever ``--dtype`` says.
+        choice: name under which `kind.variants` is chosen.
+    """
+
+    at: Position
+    word: str
+    kind: Kind
+    sources: Mapping[str, Pattern]
+    stacked: Mapping[str, int]
+    targets: Mapping[str | None, TargetLayer]
+    optional: bool = False
+    when: str | None = None
+    dtype: str | None = None
+    choice: str | None = None
+
+    def layer(self, target: str) -> TargetLayer | None:
+        """Where the rule's tensors go for this target."""
+        return self.targets.get(target) or self.targets.get(None)
+
+
+def module_target(**extra: Key) -> Record:
+    """The long form of a target that is a module."""
+    return Record(
+        {
+            "module": Key(
+                PATTERN, "the module's name in the state_dict, with {i} and {a,b} as in `from`", required=True
+            ),
+            "weight": Key(Scalar(str, "a name"), "the parameter's name in the module, when it is not `weight`"),
+            "bias": Key(Scalar(str, "a name"), "the bias's name in the module, when it is not `bias`"),
+            **extra,
+        },
+        "a target",
+    )
+
+
+TENSOR_TARGET = Record({"name": Key(PATTERN, "the tensor's full name in the state_dict", required=True)}, "a target")
+
+SHARED: Mapping[str, Key] = {
+    "from": Key(
+        PATTERN,
+        "path of the source leaf (the kernel, scale or table), with {i} for an index and {a,b} for alternatives",
+    ),
+    "stacked": Key(
+        MapOf(INTEGER, "a mapping of an index to the axis that stacks it, such as {i: 0}"),
+        "index of the target that the source stacks on an axis (scanned or vmapped layers)",
+    ),
+    "optional": Key(FLAG, "true: some or all of these leaves may be absent"),
+    "dtype": Key(Choice(tuple(SAFETENSORS_TAGS)), "what these tensors are written in, whatever --dtype says"),
+}
+BIAS = Key(PATTERN, "path of the bias's leaf")
+AXES = Key(
+    Scalar(str, "axis letters such as ED", parse_axes),
+    "letters of the leaf's axes, in stored order, without stacked ones",
+)
+EPSILON = Key(
+    Scalar((float, int, str), "a number or $fact", lambda v: parse_fact(v) if isinstance(v, str) else float(v)),
+    "added to the variance: a number, or $name of a fact",
+)
+
+# jax.nn / flax.linen names on the left; what is stored in the metadata and compared by a check.
+ACTIVATIONS: Mapping[str, str] = {
+    "relu": "max(x, 0)",
+    "silu": "x sigmoid(x), also called swish",
+    "gelu_tanh": "GeLU with the tanh approximation: jax.nn.gelu's default, F.gelu(approximate='tanh')",
+    "gelu_erf": "exact GeLU: jax.nn.gelu(approximate=False), F.gelu's default",
+    "tanh": "tanh(x)",
+    "sigmoid": "1/(1+exp(-x))",
+    "softplus": "log(1+exp(x))",
+    "elu": "x above 0, else exp(x)-1",
+    "none": "the identity",
+}
+ACTIVATION = Key(
+    Choice(
+        tuple(ACTIVATIONS),
+        (
+            (
+                "gelu",
+                "say which one: gelu_tanh (jax.nn.gelu's default) or gelu_erf (torch's default); they differ by up to 4.7e-4",
+            ),
+            ("swish", "write silu, the same function"),
+        ),
+    ),
+    "what the source applies to this layer's result: " + "; ".join(f"{k} is {v}" for k, v in ACTIVATIONS.items()),
+)

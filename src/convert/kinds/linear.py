@@ -1,0 +1,91 @@
+"""Projections: an einsum in the source, ``torch.nn.Linear`` in the target."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from convert.einsum import Projection, parse_projection
+from convert.fields import Either, Key, MapOf, Record, Scalar
+from convert.kinds.base import ACTIVATION, BIAS, Kind, TargetLayer, module_target
+
+EQUATION = Scalar(str, "an einsum such as ...D,DNH->...NH", parse_projection)
+
+
+@dataclass(frozen=True)
+class Linear(Kind):
+    """``y = x @ weight.T + bias`` on flattened axes, with the layout that the source's equation implies.
+
+    Attributes:
+        equations: variant -> equation; a single equation is the variant ``""``.
+        activation: what the source applies to the result.
+    """
+
+    equations: Mapping[str, Projection]
+    activation: str | None = None
+
+    doc: ClassVar[str] = "torch.nn.Linear, from the einsum of the source; the layout is derived from the equation"
+    keys: ClassVar[Mapping[str, Key]] = {
+        "einsum": Key(
+            Either(EQUATION, MapOf(EQUATION, "variants such as {plain: ..., transposed: ...}")),
+            "the source's equation, X,W->Y with the weight second; or several, named, to be told apart by sizes",
+            required=True,
+        ),
+        "choice": Key(Scalar(str, "a word"), "the name under which --set chooses among several equations"),
+        "bias": BIAS,
+        "activation": ACTIVATION,
+    }
+    target: ClassVar[Record] = module_target()
+    fuses: ClassVar[bool] = True
+
+    @classmethod
+    def read(cls, values: Mapping[str, Any]) -> Linear:
+        equations = values["einsum"]
+        named = equations if isinstance(equations, dict) else {"": equations}
+        if isinstance(equations, dict) and len(equations) < 2:
+            raise ValueError("named equations are at least two; a single one is written without a name")
+        if isinstance(equations, dict) and not values.get("choice"):
+            raise ValueError("several equations need a `choice:`, the name under which --set can choose one")
+        if not isinstance(equations, dict) and "choice" in values:
+            raise ValueError("`choice:` goes with several named equations")
+        for equation in named.values():
+            if equation.batch:
+                raise ValueError(
+                    f"{equation.batch} of {equation.equation} is an axis of all three operands: the matrices are block "
+                    "diagonal, which a Linear cannot hold; keep them as stored with `parameter:`"
+                )
+        return cls(named, values.get("activation"))
+
+    @property
+    def variants(self) -> tuple[str, ...]:
+        return tuple(self.equations) if len(self.equations) > 1 else ()
+
+    def _equation(self, variant: str | None) -> Projection:
+        return self.equations[variant] if variant is not None else next(iter(self.equations.values()))
+
+    def letters(self, role: str, shape: tuple[int, ...], variant: str | None) -> str:
+        equation = self._equation(variant)
+        if role == "bias":
+            return equation.bias_axes(shape)
+        if len(shape) != len(equation.weight):
+            raise ValueError(
+                f"{equation.equation} has a weight with {len(equation.weight)} axes ({' '.join(equation.weight)})"
+            )
+        return equation.weight
+
+    def groups(self, role: str, letters: str, variant: str | None) -> tuple[str, ...]:
+        equation = self._equation(variant)
+        outputs = "".join(letter for letter in equation.outputs if letter in letters)  # one is gone where it was split
+        return (outputs,) if role == "bias" else (outputs, equation.inputs)
+
+    def split_axis(self, role: str, letters: str, variant: str | None) -> str:
+        equation = self._equation(variant)
+        if len(equation.outputs) < 2:
+            raise ValueError(
+                f"{equation.equation} has one output axis, so there is nothing to split among several targets"
+            )
+        return equation.outputs[0]
+
+    def facts(self, layer: TargetLayer) -> dict[str, Any]:
+        return {"activation": self.activation} if self.activation else {}

@@ -1,0 +1,101 @@
+"""Kinds that keep their values: embedding tables, raw parameters, dropped leaves, and buffers computed from sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from convert.fields import Key, Record, Scalar
+from convert.kinds.base import AXES, REASON, TENSOR_TARGET, Kind, TargetLayer, module_target, parse_letter
+
+
+@dataclass(frozen=True)
+class _Kept(Kind):
+    axes: str | None = None
+
+    keys: ClassVar[Mapping[str, Key]] = {"axes": AXES}
+
+    @classmethod
+    def read(cls, values: Mapping[str, Any]) -> _Kept:
+        return cls(values.get("axes"))
+
+    def letters(self, role: str, shape: tuple[int, ...], variant: str | None) -> str | None:
+        if self.axes is not None and len(self.axes) != len(shape):
+            raise ValueError(f"the rule gives it the axes {' '.join(self.axes)}")
+        return self.axes
+
+
+@dataclass(frozen=True)
+class Embedding(_Kept):
+    """A table with a row for each entry, as ``torch.nn.Embedding.weight``."""
+
+    doc: ClassVar[str] = "torch.nn.Embedding: a row for each entry, kept as stored"
+    target: ClassVar[Record] = module_target()
+
+    def letters(self, role: str, shape: tuple[int, ...], variant: str | None) -> str | None:
+        if len(shape) != 2:
+            raise ValueError("an embedding table has two axes, entries and width")
+        return super().letters(role, shape, variant)
+
+
+@dataclass(frozen=True)
+class Parameter(_Kept):
+    """A tensor that both sides store alike; what they do with it is the same code."""
+
+    doc: ClassVar[str] = "a raw parameter, kept as stored; the target is the tensor's full name"
+    target: ClassVar[Record] = TENSOR_TARGET
+
+    def tensor_name(self, path: str, role: str, layer: TargetLayer) -> str:
+        return path
+
+
+@dataclass(frozen=True)
+class Drop(Kind):
+    """Leaves that the target does not want.
+
+    Attributes:
+        because: why, in words.
+    """
+
+    because: str
+
+    doc: ClassVar[str] = "leaves that are left out, with the reason"
+    keys: ClassVar[Mapping[str, Key]] = {"because": Key(REASON, "why these leaves are not wanted", required=True)}
+    target: ClassVar[None] = None
+
+    @classmethod
+    def read(cls, values: Mapping[str, Any]) -> Drop:
+        return cls(values["because"])
+
+
+@dataclass(frozen=True)
+class Timescales(Kind):
+    """Inverse timescales of a sinusoidal position embedding, ``min * (max/min) ** (-k / (D/2 - 1))`` for k < D/2.
+
+    Source: praxis ``layers/embedding_softmax.py`` PositionalEmbedding, transformers 5.23 TimesFmPositionalEmbedding. The
+    target stores them in float32; they are computed in float64 here and rounded once.
+
+    Attributes:
+        width: letter of the embedding's width D.
+    """
+
+    width: str
+
+    doc: ClassVar[str] = "a buffer that no leaf holds: the inverse timescales of a sinusoidal position embedding"
+    keys: ClassVar[Mapping[str, Key]] = {
+        "timescales": Key(
+            Scalar(str, "an axis letter", parse_letter),
+            "letter of the embedding's width; needs the facts min_timescale and max_timescale",
+            required=True,
+        ),
+        "when": Key(Scalar(str, "the name of a fact"), "a fact that must be true for the target to have this buffer"),
+    }
+    target: ClassVar[Record] = TENSOR_TARGET
+
+    @classmethod
+    def read(cls, values: Mapping[str, Any]) -> Timescales:
+        return cls(values["timescales"])
+
+    def tensor_name(self, path: str, role: str, layer: TargetLayer) -> str:
+        return path

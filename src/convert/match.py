@@ -1,0 +1,216 @@
+"""Which leaf belongs to which rule: coverage of the source, exact in both directions."""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from convert.kinds import Drop, Rule
+from convert.pattern import Match
+from convert.rules import RuleFile
+from convert.sources.base import Leaf, Source
+from convert.yamlfile import Position
+
+Key = tuple[tuple[int, ...], tuple[int, ...]]  # values of the pattern's indices, and choices of its alternatives
+
+
+@dataclass
+class Matched:
+    """The leaves that one rule claims: role -> (indices, choices) -> leaf name."""
+
+    rule: Rule
+    leaves: dict[str, dict[Key, str]] = field(default_factory=dict)
+
+    @property
+    def indices(self) -> list[tuple[int, ...]]:
+        """The values of the path's indices for which there is a leaf, sorted."""
+        return sorted({indices for found in self.leaves.values() for indices, _ in found})
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A leaf left out, and why."""
+
+    leaf: str
+    reason: str
+    at: Position
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """The outcome of matching.
+
+    Attributes:
+        root: the prefix under which the rules' paths were taken.
+        matched: one for each rule that applies.
+        dropped: leaves left out with a reason.
+        claimed: how many leaves some rule names.
+        counts: index name -> number of its values, 0 to n-1.
+        findings: what does not fit.
+    """
+
+    root: str
+    matched: tuple[Matched, ...]
+    dropped: tuple[Claim, ...]
+    claimed: int
+    counts: Mapping[str, int]
+    findings: tuple[str, ...]
+
+
+def choose_root(rules: RuleFile, leaves: Mapping[str, Leaf]) -> str:
+    """The first of the file's roots under which one of its rules finds a leaf; the first one if none does."""
+    patterns = [p for rule in rules.rules if not isinstance(rule.kind, Drop) for p in rule.sources.values()]
+    for root in rules.root:
+        prefix = f"{root}/" if root else ""
+        for name in leaves:
+            if name.startswith(prefix):
+                inside = name.removeprefix(prefix)
+                if any(p.match(inside) or p.match(inside.removesuffix("/value")) for p in patterns):
+                    return root
+    return rules.root[0]
+
+
+def cover(rules: RuleFile, source: Source) -> Coverage:
+    """Assigns every leaf to its rule."""
+    root = choose_root(rules, source.leaves)
+    prefix = f"{root}/" if root else ""
+    names = [(name, _spellings(name, prefix)) for name in source.leaves]
+    claims: dict[str, list[Rule]] = defaultdict(list)
+    matched, dropped, findings = [], [], []
+    for rule in rules.rules:
+        found = Matched(rule)
+        for role, pattern in rule.sources.items():
+            absolute = pattern.text.startswith("/")
+            of_role: dict[Key, str] = {}
+            for name, spellings in names:
+                match = _match(pattern.match, _spellings("/" + name, "") if absolute else spellings)
+                if match is None:
+                    continue
+                claims[name].append(rule)
+                if isinstance(rule.kind, Drop):
+                    dropped.append(Claim(name, rule.kind.because, rule.at))
+                    continue
+                key = (tuple(value for _, value in match.indices), match.choices)
+                if key in of_role:
+                    findings.append(
+                        f"{rule.at.line_only}: {of_role[key]} and {name} both match {pattern}; one of them would be lost. "
+                        "Make the pattern fit one, or drop the other"
+                    )
+                of_role[key] = name
+            found.leaves[role] = of_role
+        if not isinstance(rule.kind, Drop):
+            matched.append(found)
+    counts, missing = _completeness(matched, prefix, list(source.leaves), set(claims))
+    for name, claimants in claims.items():
+        if len(claimants) > 1:
+            places = " and ".join(f"{rule.at.line_only} ({rule.word})" for rule in claimants)
+            findings.append(
+                f"{name} ({source.leaves[name].spec}) is claimed by two rules, {places}; remove one or narrow its path"
+            )
+    findings += missing + _unclaimed(source, claims, rules, prefix)
+    return Coverage(root, tuple(matched), tuple(dropped), len(claims), counts, tuple(findings))
+
+
+def _spellings(name: str, prefix: str) -> tuple[str, ...]:
+    """How rules may call a leaf: below the root, with and without the ``value`` that flax nnx adds to every variable."""
+    if not name.startswith(prefix):
+        return ()
+    inside = name.removeprefix(prefix)
+    return (inside, inside.removesuffix("/value")) if inside.endswith("/value") else (inside,)
+
+
+def _match(match: object, spellings: Iterable[str]) -> Match | None:
+    return next((found for text in spellings if (found := match(text)) is not None), None)  # type: ignore[operator]
+
+
+def _completeness(
+    matched: list[Matched], prefix: str, leaves: list[str], claimed: set[str]
+) -> tuple[dict[str, int], list[str]]:
+    """Checks that each rule finds a leaf for every index that any rule has, every alternative and every role."""
+    domain: dict[str, set[int]] = defaultdict(set)
+    for found in matched:
+        names = found.rule.sources["weight"].indices if found.rule.sources else ()
+        for values in found.indices:
+            for name, value in zip(names, values, strict=True):
+                domain[name].add(value)
+    findings = []
+    for name, present in domain.items():
+        gaps = list(itertools.islice((k for k in range(max(present) + 1) if k not in present), 9))
+        if gaps:
+            findings.append(
+                f"{{{name}}} runs from 0 to {max(present)} in the tree, without {', '.join(map(str, gaps[:8]))}"
+                f"{' ...' if len(gaps) > 8 else ''}; the checkpoint is incomplete, or the pattern matches something else"
+            )
+    for found in matched:
+        rule = found.rule
+        if rule.optional:
+            findings += _halves(found, prefix)
+            continue
+        for role, pattern in rule.sources.items():
+            of_role = found.leaves[role]
+            expected = itertools.product(*(sorted(domain.get(name, ())) for name in pattern.indices))
+            keys = [(values, choices) for values in expected for choices in pattern.all_choices()]
+            lost = [key for key in keys if key not in of_role]
+            if not of_role:
+                free = [name for name in leaves if name not in claimed] or leaves
+                near = difflib.get_close_matches(prefix + pattern.text, free, n=1, cutoff=0.5)
+                findings.append(
+                    f"{rule.at.line_only}: no leaf matches {prefix}{pattern} ({rule.word}, {role})"
+                    + (f"; the nearest free leaf is {near[0]}" if near else "")
+                    + (
+                        "; write `optional: true` if it may be absent"
+                        if role == "weight"
+                        else f"; remove `{role}:` if there is none"
+                    )
+                )
+            elif lost:
+                values, choices = lost[0]
+                path = pattern.fill(dict(zip(pattern.indices, values, strict=True)), choices)
+                more = f", and {len(lost) - 1} more like it" if len(lost) > 1 else ""
+                findings.append(
+                    f"{rule.at.line_only}: {prefix}{path} is not in the checkpoint{more}; the target's tensor has no source. "
+                    "The checkpoint is incomplete, or `optional: true` is missing"
+                )
+    return {name: max(present) + 1 for name, present in domain.items()}, findings
+
+
+def _halves(found: Matched, prefix: str) -> list[str]:
+    """An optional group of leaves is there as a whole or not at all."""
+    findings = []
+    groups: dict[tuple[int, ...], int] = defaultdict(int)
+    for of_role in found.leaves.values():
+        for indices, _ in of_role:
+            groups[indices] += 1
+    whole = sum(len(list(pattern.all_choices())) for pattern in found.rule.sources.values())
+    for indices, count in groups.items():
+        if count != whole:
+            findings.append(
+                f"{found.rule.at.line_only}: {prefix}{found.rule.sources['weight']}: {count} of {whole} leaves are there for the "
+                f"indices {indices}; an optional layer is there as a whole or not at all"
+            )
+    return findings
+
+
+def _unclaimed(source: Source, claims: Mapping[str, list[Rule]], rules: RuleFile, prefix: str) -> list[str]:
+    """Findings for leaves without a rule; leaves that differ only in numbers are reported together."""
+    shapes: dict[str, list[str]] = defaultdict(list)
+    for name in source.leaves:
+        if name not in claims:
+            shapes["/".join("#" if part.isdigit() else part.rstrip("0123456789") for part in name.split("/"))].append(
+                name
+            )
+    patterns = {prefix + p.text: rule for rule in rules.rules if rule.word != "drop" for p in rule.sources.values()}
+    findings = []
+    for names in shapes.values():
+        name = names[0]
+        near = difflib.get_close_matches(name, patterns, n=1, cutoff=0.6)
+        findings.append(
+            f"{rules.path}: {name} ({source.leaves[name].spec}) has no rule"
+            + (f", nor have {len(names) - 1} more like it" if len(names) > 1 else "")
+            + (f"; the nearest is {near[0]} ({patterns[near[0]].at.line_only})" if near else "")
+            + "; add a rule, or `drop:` it with a reason"
+        )
+    return findings

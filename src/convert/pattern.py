@@ -1,0 +1,168 @@
+"""Patterns for tree paths: ``layers_{i}/{query,key,value}/w``, ``opt_state/**``.
+
+``{i}`` captures an index (digits), ``{a,b,c}`` lists alternatives, ``*`` is any text within one key, ``**`` any text.
+A backslash takes the special meaning from the next character. The same name twice must capture the same index.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+_TOKEN = re.compile(
+    r"\\(?P<escaped>.)|(?P<any>\*\*)|(?P<star>\*)|\{(?P<index>[A-Za-z_][A-Za-z0-9_]*)\}|\{(?P<words>(?:[^{}\\]|\\.)*)\}|(?P<bad>[{}\\])|(?P<text>[^{}*\\]+)"
+)
+
+_WORD = re.compile(r"(?:^|,)((?:[^,\\]|\\.)*)")  # a comma after a backslash does not separate
+
+
+@dataclass(frozen=True)
+class Words:
+    """Alternatives ``{a,b,c}``; one of them may be empty."""
+
+    words: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Index:
+    """A captured index ``{i}``."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Wild:
+    """``*`` (within one key) or ``**`` (across keys)."""
+
+    deep: bool
+
+
+Piece = str | Words | Index | Wild
+
+
+@dataclass(frozen=True)
+class Match:
+    """What a path bound: indices by name, and for each group of alternatives which one (counted from 0)."""
+
+    indices: tuple[tuple[str, int], ...]
+    choices: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """A parsed pattern; made by `parse_pattern`."""
+
+    text: str
+    pieces: tuple[Piece, ...]
+
+    @cached_property
+    def indices(self) -> tuple[str, ...]:
+        """Names of the captured indices, in order of first appearance."""
+        return tuple(dict.fromkeys(piece.name for piece in self.pieces if isinstance(piece, Index)))
+
+    @cached_property
+    def groups(self) -> tuple[Words, ...]:
+        """The groups of alternatives, from left to right."""
+        return tuple(piece for piece in self.pieces if isinstance(piece, Words))
+
+    @cached_property
+    def wild(self) -> bool:
+        """Whether ``*`` or ``**`` occurs: such a pattern matches, but cannot be written out."""
+        return any(isinstance(piece, Wild) for piece in self.pieces)
+
+    @cached_property
+    def _regex(self) -> re.Pattern[str]:
+        parts, seen, group = [], set[str](), 0
+        for piece in self.pieces:
+            if isinstance(piece, str):
+                parts.append(re.escape(piece))
+            elif isinstance(piece, Index):
+                # 18 digits fit 64 bits; a longer key is no index
+                parts.append(f"(?P=i_{piece.name})" if piece.name in seen else f"(?P<i_{piece.name}>[0-9]{{1,18}})")
+                seen.add(piece.name)
+            elif isinstance(piece, Words):
+                parts.append(f"(?P<g_{group}>{'|'.join(map(re.escape, piece.words))})")
+                group += 1
+            else:
+                parts.append(".*" if piece.deep else "[^/]*")
+        return re.compile("".join(parts), re.DOTALL)
+
+    @cached_property
+    def _head(self) -> str:
+        return self.pieces[0] if self.pieces and isinstance(self.pieces[0], str) else ""
+
+    def match(self, path: str) -> Match | None:
+        """What `path` binds when the whole of it fits the pattern, else None."""
+        if not path.startswith(self._head):  # most paths end here, without the regular expression
+            return None
+        found = self._regex.fullmatch(path)
+        if found is None:
+            return None
+        return Match(
+            tuple((name, int(found[f"i_{name}"])) for name in self.indices),
+            tuple(words.words.index(found[f"g_{k}"]) for k, words in enumerate(self.groups)),
+        )
+
+    def fill(self, indices: Mapping[str, int], choices: tuple[int, ...] = ()) -> str:
+        """The path with the indices and choices put in; a wildcard stays as it is written.
+
+        Raises:
+            KeyError: an index is not given.
+        """
+        left, out = iter(choices), []
+        for piece in self.pieces:
+            if isinstance(piece, Index):
+                out.append(str(indices[piece.name]))
+            elif isinstance(piece, Words):
+                out.append(piece.words[next(left)])
+            elif isinstance(piece, Wild):
+                out.append("**" if piece.deep else "*")
+            else:
+                out.append(piece)
+        return "".join(out)
+
+    def all_choices(self) -> Iterator[tuple[int, ...]]:
+        """Every combination of alternatives, the last group running fastest; one empty tuple without groups."""
+        return itertools.product(*(range(len(words.words)) for words in self.groups))
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def parse_pattern(text: str) -> Pattern:
+    """Parses a pattern.
+
+    >>> parse_pattern("x_layers_{i}/{query,key}/w").match("x_layers_10/key/w")
+    Match(indices=(('i', 10),), choices=(1,))
+
+    Raises:
+        ValueError: empty, an unbalanced brace, a group with one alternative or the same one twice.
+    """
+    if not text:
+        raise ValueError("a path cannot be empty")
+    pieces: list[Piece] = []
+    for token in _TOKEN.finditer(text):
+        kind, value = token.lastgroup, token[token.lastgroup or 0]
+        if kind == "bad":
+            raise ValueError(f"{text!r} has a stray {value!r}; write '\\{value}' for the character itself")
+        if kind == "words":
+            words = tuple(re.sub(r"\\(.)", r"\1", word.strip()) for word in _WORD.findall(value))
+            if len(words) < 2:
+                raise ValueError(
+                    f"{{{value}}} in {text!r} is neither an index such as {{i}} nor alternatives such as {{a,b}}"
+                )
+            if len(set(words)) < len(words):
+                raise ValueError(f"{{{value}}} in {text!r} lists the same alternative twice")
+            pieces.append(Words(words))
+        elif kind == "index":
+            pieces.append(Index(value))
+        elif kind in ("any", "star"):
+            pieces.append(Wild(kind == "any"))
+        elif pieces and isinstance(pieces[-1], str):
+            pieces[-1] += value
+        else:
+            pieces.append(value)
+    return Pattern(text, tuple(pieces))

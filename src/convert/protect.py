@@ -1,0 +1,106 @@
+"""Which tensors a shape check could not protect: another order of the same axes, or of the same parts, fits as well."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from convert.steps import Step
+
+MAX_AXES = 6  # 720 orders; no projection known to us has more axes
+
+
+@dataclass(frozen=True)
+class Unprotected:
+    """A group of tensors that a wrong layout would fit, too.
+
+    Attributes:
+        rule: ``file:line``.
+        names: the tensors.
+        layout: the derived one.
+        others: other orders of the axes that give the same shape, in einops notation; at most three.
+        parts: leaves whose order within a fused tensor no shape shows.
+    """
+
+    rule: str
+    names: tuple[str, ...]
+    layout: str
+    others: tuple[str, ...]
+    parts: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "rule": self.rule,
+            "tensors": list(self.names),
+            "layout": self.layout,
+            "others": list(self.others),
+            "interchangeable_parts": list(self.parts),
+        }
+
+
+@lru_cache(maxsize=4096)
+def other_layouts(axes: tuple[tuple[str, int], ...], groups: tuple[str, ...]) -> tuple[str, ...]:
+    """Orders of the axes that flatten to the same shape as `groups` and place elements differently.
+
+    >>> other_layouts((("N", 4), ("H", 8), ("D", 32)), ("D", "NH"))
+    ('(N H) D', '(H N) D', 'D (H N)')
+
+    The order as stored comes first when it fits (a forgotten transpose), then the others.
+    """
+    sizes = dict(axes)
+    target = tuple(math.prod(sizes[x] for x in group) for group in groups)
+    letters = "".join(letter for letter, _ in axes)
+    if len(letters) > MAX_AXES or 0 in sizes.values():
+        return ()
+    right = [x for x in "".join(groups) if sizes[x] > 1]
+    found = []
+    for order in itertools.permutations(letters):
+        if [x for x in order if sizes[x] > 1] == right:
+            continue
+        cut = _cut(order, sizes, target)
+        if cut is not None:
+            found.append(" ".join(x if len(x) == 1 else f"({' '.join(x)})" if x else "1" for x in cut))
+    return tuple(dict.fromkeys(found))
+
+
+def _cut(order: tuple[str, ...], sizes: dict[str, int], target: tuple[int, ...]) -> list[str] | None:
+    """Cuts axes in this order into groups with the sizes of `target`; None when no cut does."""
+    groups, at = [], 0
+    for k, size in enumerate(target):
+        group, product = "", 1
+        last = k == len(target) - 1
+        while at < len(order) and (last or product < size):
+            product *= sizes[order[at]]
+            group += order[at]
+            at += 1
+        if product != size:
+            return None
+        groups.append(group)
+    return groups if at == len(order) else None
+
+
+def unprotected(steps: tuple[Step, ...]) -> tuple[Unprotected, ...]:
+    """Tensors whose shape fits another layout or another order of parts, grouped by rule and layout."""
+    groups: dict[tuple[str, str, tuple[str, ...], int], list[Step]] = {}
+    for step in steps:
+        if not step.parts:
+            continue
+        part = step.parts[0]
+        others = other_layouts(part.axes, part.groups) if part.axes else ()
+        alike = len({(p.axes, p.groups) for p in step.parts}) == 1 and len(step.parts) > 1
+        if others or alike:
+            key = (step.rule.line_only, part.layout, others, len(step.parts) if alike else 0)
+            groups.setdefault(key, []).append(step)
+    return tuple(
+        Unprotected(
+            rule=rule,
+            names=tuple(step.name for step in members),
+            layout=layout,
+            others=others[:3],
+            parts=tuple(part.leaf for part in members[0].parts) if fused else (),
+        )
+        for (rule, layout, others, fused), members in groups.items()
+    )

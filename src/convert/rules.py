@@ -1,0 +1,530 @@
+"""Rule files: found by name, read, checked, and described as JSON Schema."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from convert.errors import RuleError
+from convert.fields import TEXT, Anything, Either, Key, ListOf, MapOf, Record, Scalar, nearest
+from convert.kinds import KINDS, Drop, Linear, Rule, TargetLayer, Timescales
+from convert.kinds.base import PATTERN, SHARED
+from convert.pattern import Pattern
+from convert.yamlfile import Node, Position, load_yaml, parse_scalar, read_yaml
+
+ASK = "ask"  # the value of a fact that the tree does not hold and the rules do not know
+
+
+@dataclass(frozen=True)
+class Axis:
+    """What an axis letter (or an index) means.
+
+    Attributes:
+        meaning: in words.
+        equals: factors whose product is its size: integers and letters; empty when it is free.
+        at: where it is declared.
+    """
+
+    meaning: str
+    equals: tuple[int | str, ...]
+    at: Position
+
+
+@dataclass(frozen=True)
+class Version:
+    """A published size: how to recognise it, and the facts that its tree does not hold."""
+
+    name: str
+    sizes: Mapping[str, int]
+    facts: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Target:
+    """PyTorch code that loads the result.
+
+    Attributes:
+        name: as given to ``--to``.
+        loads: which class loads it, for people.
+        config: contents of ``config.json``, with ``$name`` for sizes and facts; empty when the target has none.
+    """
+
+    name: str
+    loads: str
+    config: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class RuleFile:
+    """A rule file, checked.
+
+    Attributes:
+        path: the file.
+        model: its name; family: a name that it shares with files of which one is chosen by the tree.
+        title: for people.
+        root: prefixes below which the leaves may lie.
+        sha256: of the file's bytes.
+    """
+
+    path: str
+    model: str
+    family: str | None
+    title: str
+    root: tuple[str, ...]
+    axes: Mapping[str, Axis]
+    facts: Mapping[str, Any]
+    versions: tuple[Version, ...]
+    targets: Mapping[str, Target]
+    rules: tuple[Rule, ...]
+    sha256: str
+
+    @property
+    def choices(self) -> dict[str, tuple[str, ...]]:
+        """Names that ``--set`` may give a variant for, and the variants."""
+        return {rule.choice: rule.kind.variants for rule in self.rules if rule.choice}
+
+
+def _parse_factors(value: str | int) -> tuple[int | str, ...]:
+    factors: list[int | str] = []
+    for part in str(value).split("*"):
+        text = part.strip()
+        if text.isdecimal() and int(text) > 0:
+            factors.append(int(text))
+        elif text.isidentifier():
+            factors.append(text)
+        else:
+            raise ValueError(f"expected a product of integers and letters such as 2*P, not {value!r}")
+    return tuple(factors)
+
+
+def parse_axis_name(text: str) -> str:
+    """A letter, or the name of an index such as ``i`` or ``layer``.
+
+    Raises:
+        ValueError: something else.
+    """
+    if not text.isidentifier():
+        raise ValueError(f"an axis is called by a letter (or an index by its name), not {text!r}")
+    return text
+
+
+_AXIS = Record(
+    {
+        "is": Key(TEXT, "what the axis means", required=True),
+        "equals": Key(
+            Scalar((str, int), "a product such as 2*P", _parse_factors),
+            "its size, as a product of integers and letters",
+        ),
+    },
+    "an axis",
+)
+_VERSION = Record(
+    {
+        "sizes": Key(
+            MapOf(Scalar(int, "an integer")), "sizes by which the published model is recognised", required=True
+        ),
+        "facts": Key(MapOf(Anything()), "facts that hold for it"),
+    },
+    "a version",
+)
+_TARGET = Record(
+    {
+        "loads": Key(TEXT, "the class that loads the result", required=True),
+        "config": Key(MapOf(Anything()), "contents of config.json; $name is a size or a fact"),
+    },
+    "a target",
+)
+
+
+class _Rules(ListOf):
+    """The list of rules; its schema has one alternative per kind."""
+
+    def schema(self) -> dict[str, Any]:
+        return {"type": "array", "items": {"oneOf": [_rule_schema(word) for word in KINDS]}}
+
+
+_FILE = Record(
+    {
+        "model": Key(Scalar(str, "a name"), "the name to call these rules by", required=True),
+        "family": Key(Scalar(str, "a name"), "a name shared by files of which the tree chooses one"),
+        "title": Key(TEXT, "the model's name, for people", required=True),
+        "root": Key(
+            ListOf(Scalar((str, type(None)), "a path", lambda v: v or ""), or_one=True),
+            "prefixes below which the leaves may lie",
+        ),
+        "axes": Key(MapOf(_AXIS, "a mapping of letters", parse_axis_name), "what each axis letter and index means"),
+        "facts": Key(
+            MapOf(Anything()), "what the source computes that is no weight; `ask` when only --set or a version knows"
+        ),
+        "versions": Key(MapOf(_VERSION), "published sizes"),
+        "targets": Key(MapOf(_TARGET), "PyTorch code that loads the result; the first is the default", required=True),
+        "rules": Key(_Rules(Anything()), "one entry per layer, or per group of layers that are alike", required=True),
+    },
+    "a rule file",
+)
+
+
+def _target_keys(word: str) -> Key:
+    kind = KINDS[word]
+    if kind.target is None:
+        return Key(PATTERN, "paths of the leaves to leave out", required=True)
+    layer = Either(PATTERN, kind.target)
+    return Key(Either(PATTERN, MapOf(layer)), f"where it goes. {kind.doc}", required=True)
+
+
+def _rule_record(word: str) -> Record:
+    kind = KINDS[word]
+    shared = dict(SHARED)
+    if kind in (Drop, Timescales):
+        shared = {}
+    else:
+        shared["from"] = Key(SHARED["from"].field, SHARED["from"].doc, required=True)
+    return Record({word: _target_keys(word), **kind.keys, **shared}, f"a `{word}` rule")
+
+
+def _rule_schema(word: str) -> dict[str, Any]:
+    schema = _rule_record(word).schema()
+    kind = KINDS[word]
+    if kind.target is not None:  # either one target for all, in short or long form, or one for each of several
+        layer = Either(PATTERN, kind.target).schema()
+        schema["properties"][word] = {
+            "description": f"where it goes. {kind.doc}",
+            "anyOf": [layer, {"type": "object", "additionalProperties": layer}],
+        }
+    return {"title": word, **schema}
+
+
+def schema() -> dict[str, Any]:
+    """JSON Schema (draft 2020-12) of a rule file, for editors."""
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "ckpt-convert rule file",
+        "description": "Generated by `convert rules schema`; do not edit.",
+        **_FILE.schema(),
+    }
+
+
+def _read_layer(node: Node, word: str) -> TargetLayer:
+    if not node.is_mapping:
+        return TargetLayer(PATTERN.read(node))
+    record = KINDS[word].target
+    assert record is not None
+    values = record.read(node)
+    return TargetLayer(
+        path=values.get("module") or values["name"],
+        names={role: values[role] for role in ("weight", "bias") if role in values},
+        multiplies_by=values.get("multiplies_by", "weight"),
+    )
+
+
+def _read_targets(node: Node, word: str, targets: Mapping[str, Target]) -> dict[str | None, TargetLayer]:
+    if not node.is_mapping or {"module", "name"} & set(node.value):
+        return {None: _read_layer(node, word)}
+    assert node.keys_at is not None
+    for name in node.value:
+        if name not in targets:
+            raise RuleError(
+                f"{node.keys_at[name]}: {name!r} is no target of this file{nearest(name, targets)} (known: {', '.join(targets)})"
+            )
+    return {name: _read_layer(child, word) for name, child in node.items()}
+
+
+def _read_rule(node: Node, targets: Mapping[str, Target]) -> Rule:
+    if not node.is_mapping:
+        raise RuleError(f"{node.at}: expected a rule, found {node}")
+    assert node.keys_at is not None
+    words = [key for key in node.value if key in KINDS]
+    if len(words) != 1:
+        found = f"it has {' and '.join(words)}" if words else "it has none of them"
+        known = [*KINDS, *SHARED, *(key for kind in KINDS.values() for key in kind.keys)]
+        typo = next((f" {key!r}{said}" for key in node.value if key not in known and (said := nearest(key, KINDS))), "")
+        raise RuleError(
+            f"{node.at}: a rule names its target with one of {', '.join(KINDS)}; {found}{typo and ';' + typo}"
+        )
+    word = words[0]
+    record = _rule_record(word)
+    kind = KINDS[word]
+    if kind.target is not None:  # read apart, as its form depends on the targets of the file
+        record = Record({**record.keys, word: Key(Anything(), record.keys[word].doc, required=True)}, record.called)
+    values = record.read(node)
+    try:
+        layer = kind.read(values)
+    except ValueError as error:
+        raise RuleError(f"{node.at}: {error}") from None
+    sources: dict[str, Pattern] = {}
+    if kind is Drop:
+        sources["weight"] = values[word]
+    elif "from" in values:
+        sources["weight"] = values["from"]
+        if "bias" in values:
+            sources["bias"] = values["bias"]
+    rule = Rule(
+        at=node.at,
+        word=word,
+        kind=layer,
+        sources=sources,
+        stacked=values.get("stacked", {}),
+        targets={} if kind.target is None else _read_targets(node.value[word], word, targets),
+        optional=values.get("optional", kind is Drop),
+        when=values.get("when"),
+        dtype=values.get("dtype"),
+        choice=values.get("choice"),
+    )
+    _check_rule(rule, node)
+    return rule
+
+
+def _check_rule(rule: Rule, node: Node) -> None:
+    """Everything about one rule that needs no checkpoint."""
+    if not rule.sources:
+        for layer in rule.targets.values():
+            if layer.path.wild or layer.path.indices or layer.path.groups:
+                raise RuleError(f"{node.at}: {layer.path} is not the name of one tensor; a `{rule.word}` fills one")
+    if rule.word == "drop" or not rule.sources:
+        return
+    weight = rule.sources["weight"]
+    for role, pattern in rule.sources.items():
+        key = node.value["from" if role == "weight" else "bias"]
+        if pattern.wild:
+            raise RuleError(
+                f"{key.at}: {pattern} has a wildcard; name the leaves with {{i}} and {{a,b}} (only `drop` takes wildcards)"
+            )
+        if pattern.indices != weight.indices or [len(g.words) for g in pattern.groups] != [
+            len(g.words) for g in weight.groups
+        ]:
+            raise RuleError(
+                f"{key.at}: `bias` must have the same indices and as many alternatives as `from`, in the same order"
+            )
+    if len(set(rule.stacked.values())) < len(rule.stacked):
+        raise RuleError(f"{node.value['stacked'].at}: two indices are stacked on one axis; each has an axis of its own")
+    clash = sorted(set(weight.indices) & set(rule.stacked))
+    if clash:
+        raise RuleError(f"{node.at}: {clash[0]} is both in the path and stacked on an axis")
+    sizes = [len(g.words) for g in weight.groups]
+    for name, layer in rule.targets.items():
+        of = f" (target {name})" if name else ""
+        known = {*weight.indices, *rule.stacked}
+        if layer.path.wild:
+            raise RuleError(f"{node.at}: the target {layer.path} has a wildcard{of}")
+        if set(layer.path.indices) != known:
+            raise RuleError(
+                f"{node.at}: the source has the indices {_braces(known)} and the target {_braces(layer.path.indices)}{of}; "
+                "each index of the source must be in the target, or two leaves would become one tensor"
+            )
+        to = [len(g.words) for g in layer.path.groups]
+        fused = bool(sizes) and to == sizes[:-1]
+        split = bool(to) and to[:-1] == sizes
+        if fused and not rule.kind.fuses:
+            raise RuleError(
+                f"{node.at}: {weight} lists more leaves than {layer.path} has tensors, and a `{rule.word}` cannot be fused{of}"
+            )
+        if not (to == sizes or fused or split):
+            raise RuleError(
+                f"{node.at}: the alternatives of {weight} and {layer.path} do not pair up{of}: as many on both sides, "
+                "or one group less on the target to fuse its members, or one more to split"
+            )
+
+
+def _braces(names: object) -> str:
+    return ", ".join(f"{{{name}}}" for name in sorted(names)) or "none"  # type: ignore[call-overload]
+
+
+def _read_file(node: Node, path: str, digest: str) -> RuleFile:
+    values = _FILE.read(node)
+    facts = values.get("facts", {})
+    targets = {name: Target(name, t["loads"], t.get("config", {})) for name, t in values["targets"].items()}
+    if not targets:
+        raise RuleError(f"{node.value['targets'].at}: a rule file needs at least one target")
+    listed = node.value["rules"]
+    if not listed.value:
+        raise RuleError(f"{listed.at}: a rule file needs at least one rule")
+    rules = tuple(_read_rule(child, targets) for child in listed.value)
+    axes = {
+        name: Axis(axis["is"], axis.get("equals", ()), node.value["axes"].value[name].at)
+        for name, axis in values.get("axes", {}).items()
+    }
+    for name, axis in axes.items():
+        for factor in axis.equals:
+            if isinstance(factor, str) and factor not in axes:
+                raise RuleError(f"{axis.at}: {name} equals a product with {factor}, which `axes` does not declare")
+    for rule in rules:
+        for said in _facts_of(rule):
+            if said not in facts:
+                raise RuleError(f"{rule.at}: there is no fact {said!r} in `facts`{nearest(said, facts)}")
+    versions = tuple(Version(name, v["sizes"], v.get("facts", {})) for name, v in values.get("versions", {}).items())
+    for version in versions:
+        for key in version.facts:
+            if key not in facts:
+                raise RuleError(
+                    f"{node.value['versions'].at}: version {version.name} sets {key!r}, which `facts` does not declare"
+                )
+        for key in version.sizes:
+            if key not in axes:
+                raise RuleError(
+                    f"{node.value['versions'].at}: version {version.name} has a size of {key!r}, which `axes` does not declare"
+                )
+    indices = {name: rule for rule in reversed(rules) for name in _indices_of(rule) if rule.word != "drop"}
+    for rule in rules:
+        for letter in _letters_of(rule):
+            if letter in indices:
+                raise RuleError(
+                    f"{rule.at}: {letter} is an axis here and the index {{{letter}}} in line {indices[letter].at.line}; "
+                    "call the index otherwise, such as {layer}"
+                )
+    variants: dict[str, Rule] = {}
+    for rule in rules:
+        first = variants.setdefault(rule.choice, rule) if rule.choice else rule
+        if first.kind.variants != rule.kind.variants:
+            raise RuleError(
+                f"{rule.at}: {rule.choice!r} chooses among {', '.join(rule.kind.variants)} here and among "
+                f"{', '.join(first.kind.variants)} in line {first.at.line}; name them alike, or give one of the two another name"
+            )
+    for target in targets.values():
+        for said in _references(target.config):
+            if said not in facts and said not in axes:
+                raise RuleError(
+                    f"{node.value['targets'].value[target.name].at}: config refers to ${said}, which is in neither `facts` "
+                    f"nor `axes`{nearest(said, [*facts, *axes])}"
+                )
+    return RuleFile(
+        path=path,
+        model=values["model"],
+        family=values.get("family"),
+        title=values["title"],
+        root=tuple(prefix.strip("/") for prefix in values.get("root") or ("",)),
+        axes=axes,
+        facts=facts,
+        versions=versions,
+        targets=targets,
+        rules=rules,
+        sha256=digest,
+    )
+
+
+def _indices_of(rule: Rule) -> Iterator[str]:
+    for pattern in rule.sources.values():
+        yield from pattern.indices
+    yield from rule.stacked
+
+
+def _letters_of(rule: Rule) -> Iterator[str]:
+    if isinstance(rule.kind, Linear):
+        for equation in rule.kind.equations.values():
+            yield from equation.weight
+    yield from getattr(rule.kind, "axes", None) or ""
+
+
+def _facts_of(rule: Rule) -> Iterator[str]:
+    if rule.when:
+        yield rule.when
+    epsilon = getattr(rule.kind, "epsilon", None)
+    if isinstance(epsilon, str):
+        yield epsilon
+    if isinstance(rule.kind, Timescales):
+        yield from ("min_timescale", "max_timescale")
+
+
+def _references(value: Any) -> Iterator[str]:
+    if isinstance(value, str) and value.startswith("$"):
+        yield value[1:]
+    elif isinstance(value, dict):
+        for child in value.values():
+            yield from _references(child)
+    elif isinstance(value, list):
+        for child in value:
+            yield from _references(child)
+
+
+def parse_rules(text: str, name: str = "rules.yaml") -> RuleFile:
+    """Reads rules from a string.
+
+    Raises:
+        RuleError: not a valid rule file; the message has line and column.
+    """
+    return _read_file(load_yaml(text, name), name, hashlib.sha256(text.encode()).hexdigest())
+
+
+def load_rules(path: str | Path) -> RuleFile:
+    """Reads and checks a rule file.
+
+    Raises:
+        RuleError: unreadable or not valid; the message has line and column.
+    """
+    path = Path(path)
+    node = read_yaml(path, _display(path))
+    return _read_file(node, _display(path), hashlib.sha256(path.read_bytes()).hexdigest())
+
+
+def _display(path: Path) -> str:
+    """A shipped file is called ``rules/NAME``, wherever it is installed; others as the user called them."""
+    return f"rules/{path.name}" if path.parent == shipped_rules_dir() else str(path)
+
+
+def shipped_rules_dir() -> Path:
+    """Where the shipped rules lie: inside the installed package, or ``rules/`` of a source checkout."""
+    installed = Path(str(files("convert"))) / "_rules"
+    return installed if installed.is_dir() else Path(__file__).resolve().parents[2] / "rules"
+
+
+def available_rules(extra: Path | None = None) -> tuple[RuleFile, ...]:
+    """All rule files: those of the directory `extra` first, then the shipped ones that it does not replace by name.
+
+    Raises:
+        RuleError: `extra` is no directory, or a file in it is not valid.
+    """
+    if extra is not None and not extra.is_dir():
+        raise RuleError(f"{extra}: --rules takes a directory of rule files; a single file is given in place of MODEL")
+    found: dict[str, RuleFile] = {}
+    for directory in (extra, shipped_rules_dir()):
+        for path in sorted(directory.glob("*.yaml")) if directory else ():
+            rules = load_rules(path)
+            found.setdefault(rules.model, rules)
+    return tuple(found.values())
+
+
+def find_rules(model: str, extra: Path | None = None) -> tuple[RuleFile, ...]:
+    """The rule files that MODEL means: a file by its path, one by its name, or all of a family.
+
+    Raises:
+        RuleError: there are none by this name, or the file is not valid.
+    """
+    if model.endswith((".yaml", ".yml")) or "/" in model:
+        return (load_rules(model),)
+    known = available_rules(extra)
+    named = tuple(rules for rules in known if rules.model == model) or tuple(r for r in known if r.family == model)
+    if named:
+        return named
+    names = sorted({rules.model for rules in known} | {rules.family for rules in known if rules.family})
+    raise RuleError(
+        f"there are no rules called {model!r}{nearest(model, names)} (known: {', '.join(names)}; "
+        "a file of your own is given by its path, such as ./my-model.yaml)"
+    )
+
+
+def read_text(rules: RuleFile, extra: Path | None = None) -> str:
+    """The text of a rule file that `find_rules` or `available_rules` gave."""
+    path = Path(rules.path)
+    if path == Path("rules") / path.name and not path.is_file():
+        path = shipped_rules_dir() / path.name
+    return path.read_text(encoding="utf-8")
+
+
+def parse_settings(pairs: Mapping[str, str] | tuple[str, ...]) -> dict[str, Any]:
+    """Settings as ``--set key=value`` gives them, the values read as YAML scalars.
+
+    Raises:
+        RuleError: an item without ``=``.
+    """
+    if isinstance(pairs, Mapping):
+        return dict(pairs)
+    settings = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals or not key.strip():
+            raise RuleError(f"--set takes key=value, not {pair!r}")
+        settings[key.strip()] = parse_scalar(value)
+    return settings

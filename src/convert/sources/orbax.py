@@ -1,0 +1,138 @@
+"""Reads Orbax checkpoints with TensorStore: all layouts that Orbax 0.2 to 0.12 wrote, without JAX and without devices.
+
+Where the tree lies is found in `orbax_locate`, what it holds in `orbax_tree`, and arrays are read in `orbax_store`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from convert.errors import CheckpointError
+from convert.sources import flaxpack
+from convert.sources.base import Absent, Leaf, Source, name_leaves
+from convert.sources.orbax_locate import locate, looks_like_orbax
+from convert.sources.orbax_store import (
+    TENSORSTORE_ERRORS,
+    Array,
+    Store,
+    open_store,
+    read_array,
+    read_metadata,
+    reason,
+)
+from convert.sources.orbax_tree import METADATA, Node, Tree, read_tree
+
+__all__ = ["OrbaxSource", "looks_like_orbax", "open_orbax"]
+
+_AGAIN = "the checkpoint is damaged; copy it again, or choose another step with --step"
+_SHOWN = 5  # leaves in one message
+
+
+def open_orbax(path: Path, *, step: int | None = None, item: str | None = None) -> Source:
+    """Opens an Orbax checkpoint without reading its arrays.
+
+    Args:
+        path: a tree, a step with several items, or a directory of steps.
+        step: which step; the latest finished one if None.
+        item: which item of the step; the only one that is a tree if None.
+
+    Raises:
+        CheckpointError: nothing there, not finished, truncated, corrupt, or a choice is left open. The message names
+            the path, the leaf if it is about one, and the next step.
+    """
+    located = locate(path, step, item)
+    return OrbaxSource(located.path, located.notes)
+
+
+class OrbaxSource(Source):
+    """An open tree. Reading takes no lock: TensorStore's handles may be used from several threads."""
+
+    def __init__(self, path: Path, notes: tuple[str, ...] = ()) -> None:
+        tree = read_tree(path)
+        stored = [node for node in tree.nodes if node.name is not None]
+        self._store: Store | None = None
+        arrays: dict[str, Array | CheckpointError | None] = {}
+        if stored:
+            try:
+                self._store = open_store(path, tree.use_ocdbt)
+                arrays = read_metadata(self._store, [str(node.name) for node in stored], tree.use_zarr3)
+            except TENSORSTORE_ERRORS as error:
+                raise CheckpointError(
+                    f'"{path}": the arrays cannot be found: {reason(error, path)}; {_AGAIN}'
+                ) from error
+        self._tree = tree
+        self.path = path
+        self.format = _format(self._store, arrays)
+        self.notes = notes
+        self._places, self.absent = _places(path, tree, arrays)
+        self.leaves: Mapping[str, Leaf] = name_leaves(
+            Leaf(node.keys, place.spec) for node, place in self._places.items()
+        )
+        if len(self.leaves) != len(self._places):
+            raise CheckpointError(
+                f'"{path}": {len(self._places) - len(self.leaves)} leaves have the name of another one; rename a key'
+            )
+        self._by_name = dict(zip(self.leaves, self._places.values(), strict=True))
+
+    def read(self, name: str) -> np.ndarray:
+        place = self._by_name[name]
+        if isinstance(place, flaxpack.Packed):
+            return flaxpack.array(self._tree.data, place).copy()
+        assert self._store is not None
+        try:
+            return read_array(self._store, place, self._tree.fill_missing)
+        except TENSORSTORE_ERRORS as error:
+            raise CheckpointError(
+                f'"{self.path}": leaf {name} ({place.spec}) cannot be read: {reason(error, self.path)}; {_AGAIN}'
+            ) from error
+
+
+def _format(store: Store | None, arrays: Mapping[str, Array | CheckpointError | None]) -> str:
+    if store is None:
+        return "Orbax, aggregate file (msgpack)"
+    drivers = sorted({array.driver for array in arrays.values() if isinstance(array, Array)})
+    return ", ".join(["Orbax", store.format, *drivers])
+
+
+def _places(
+    path: Path, tree: Tree, arrays: Mapping[str, Array | CheckpointError | None]
+) -> tuple[dict[Node, Array | flaxpack.Packed], tuple[Absent, ...]]:
+    """Where each leaf lies, and what has no array."""
+    places: dict[Node, Array | flaxpack.Packed] = {}
+    absent: list[Absent] = []
+    wrong: list[str] = []
+    for node in tree.nodes:
+        array = arrays.get(node.name) if node.name is not None else None
+        if node.why is not None:
+            absent.append(Absent(node.keys, node.why))
+        elif node.packed is not None:
+            places[node] = node.packed
+        elif isinstance(array, Array):
+            places[node] = array
+            wrong.extend(_disagreement(node, array))
+        elif isinstance(array, CheckpointError):
+            wrong.append(f"leaf {'/'.join(node.keys)}: {array}")
+        elif node.kind in _ARRAYS:
+            wrong.append(f"leaf {'/'.join(node.keys)}: its zarr metadata is missing")
+        else:
+            # A type with a handler of its own, which may have written anything.
+            absent.append(Absent(node.keys, f"{node.kind}, not stored as an array"))
+    if wrong:
+        shown = "\n  ".join(wrong[:_SHOWN]) + (f"\n  and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else "")
+        raise CheckpointError(f'"{path}": {METADATA} and the arrays do not fit:\n  {shown}\n{_AGAIN}')
+    return places, tuple(absent)
+
+
+# `value_type` of those that Orbax stores as arrays; empty in the aggregate file, which does not tell.
+_ARRAYS = ("jax.Array", "np.ndarray", "scalar", "")
+
+
+def _disagreement(node: Node, array: Array) -> list[str]:
+    """`.zarray` has no checksum, but `_METADATA` has the shape of what one process wrote, a part of the array."""
+    part, whole = node.write_shape, array.spec.shape
+    if part is None or (len(part) == len(whole) and all(p <= n for p, n in zip(part, whole, strict=True))):
+        return []
+    return [f"leaf {'/'.join(node.keys)}: it is {array.spec}, but {METADATA} says that {list(part)} of it was written"]

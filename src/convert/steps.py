@@ -1,0 +1,348 @@
+"""One step per output tensor: which leaves it is made of, and by which primitive operations."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from convert.kinds import Rule, TargetLayer
+from convert.match import Key, Matched
+from convert.ops import Cast, Op, Permute, Reshape, Take, is_float, out_spec, widens
+from convert.sizes import Constraint
+from convert.sources.base import Source
+from convert.spec import SAFETENSORS_TAGS, TensorSpec
+from convert.yamlfile import Position
+
+
+@dataclass(frozen=True)
+class Part:
+    """A leaf's share of an output tensor.
+
+    Attributes:
+        leaf: name of the source leaf.
+        ops: from the leaf to the rows.
+        rows: first and last+1 row of the output's axis 0 that it fills; None: the whole tensor.
+        layout: einops notation of the leaf's axes, stacked ones included.
+        at: what was taken from the leaf, such as ``i=3``; empty when all of it.
+        axes: letters and sizes of the axes that take part, as stored.
+        groups: the same letters as they are flattened into the result's axes.
+    """
+
+    leaf: str
+    ops: tuple[Op, ...]
+    rows: tuple[int, int] | None
+    layout: str
+    at: str
+    axes: tuple[tuple[str, int], ...]
+    groups: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "leaf": self.leaf,
+            "layout": self.layout,
+            "at": self.at,
+            "ops": [str(op) for op in self.ops],
+            "rows": list(self.rows) if self.rows else None,
+        }
+
+
+@dataclass(frozen=True)
+class Step:
+    """An output tensor.
+
+    Attributes:
+        name: in the state_dict.
+        spec: shape and dtype as written.
+        parts: what it is made of, in the order of its rows.
+        word: the kind of layer.
+        rule: where the rule stands.
+        arithmetic: what is computed on the values, in words; empty when they are only moved.
+        loses: what a cast loses, in words; empty when nothing.
+        value: for a tensor that no leaf holds: how it is computed.
+    """
+
+    name: str
+    spec: TensorSpec
+    parts: tuple[Part, ...]
+    word: str
+    rule: Position
+    arithmetic: str = ""
+    loses: str = ""
+    value: tuple[float, float] | None = None
+
+    @property
+    def layouts(self) -> tuple[str, ...]:
+        """The distinct layouts of its parts."""
+        return tuple(dict.fromkeys(part.layout for part in self.parts))
+
+
+class MisfitError(Exception):
+    """Leaves that contradict their rule; holds the finding."""
+
+
+@dataclass(frozen=True)
+class _Leaf:
+    """A matched leaf with its axes named."""
+
+    name: str
+    spec: TensorSpec
+    stacked: tuple[tuple[str, int, int], ...]  # index, axis, size
+    letters: str | None
+    own_shape: tuple[int, ...]
+
+
+def _stack(rule: Rule, name: str, spec: TensorSpec) -> tuple[tuple[tuple[str, int, int], ...], tuple[int, ...]]:
+    for index, axis in rule.stacked.items():
+        if not 0 <= axis < len(spec.shape):
+            raise MisfitError(
+                f"{rule.at.line_only}: {name}: {spec} has no axis {axis} to be stacked along ({{{index}: {axis}}}); "
+                "correct `stacked`, or the checkpoint is not stacked"
+            )
+    stacked = tuple((index, axis, spec.shape[axis]) for index, axis in rule.stacked.items())
+    taken = {axis for _, axis, _ in stacked}
+    return stacked, tuple(size for axis, size in enumerate(spec.shape) if axis not in taken)
+
+
+def read_leaf(rule: Rule, role: str, name: str, spec: TensorSpec, variant: str | None) -> _Leaf:
+    """Names the axes of a leaf.
+
+    Raises:
+        MisfitError: its shape contradicts the rule.
+    """
+    stacked, own = _stack(rule, name, spec)
+    try:
+        letters = rule.kind.letters(role, own, variant)
+    except ValueError as error:
+        apart = f" ({'x'.join(map(str, own))} without stacked axes)" if stacked else ""
+        raise MisfitError(f"{rule.at.line_only}: {name}: {spec}{apart} does not fit: {error}") from None
+    return _Leaf(name, spec, stacked, letters, own)
+
+
+def constraints(matched: Matched, source: Source, variant: str | None) -> Iterator[Constraint]:
+    """What the shapes of a rule's leaves say about the sizes of its letters.
+
+    Raises:
+        MisfitError: a leaf's shape contradicts the rule.
+    """
+    for role, of_role in matched.leaves.items():
+        for name in of_role.values():
+            spec = source.leaves[name].spec
+            leaf = read_leaf(matched.rule, role, name, spec, variant)
+            shown = f"{spec} as {_source_axes(leaf) or 'stored'}"
+            where = matched.rule.at.line_only
+            for index, _, size in leaf.stacked:
+                yield Constraint(index, size, where, name, shown)
+            for letter, size in zip(leaf.letters or "", leaf.own_shape, strict=False):
+                if letter != ".":
+                    yield Constraint(letter, size, where, name, shown)
+
+
+def _source_axes(leaf: _Leaf) -> str:
+    """The leaf's axes for people: ``i D N H``; an axis without a letter is ``1``."""
+    if leaf.letters is None:
+        return ""
+    names = ["1" if letter == "." else letter for letter in leaf.letters]
+    for index, axis, _ in sorted(leaf.stacked, key=lambda s: s[1]):
+        names.insert(axis, index)
+    return " ".join(names)
+
+
+def _group(letters: str) -> str:
+    return letters if len(letters) == 1 else f"({' '.join(letters)})" if letters else "1"
+
+
+@lru_cache(maxsize=4096)
+def _movement(letters: str, shape: tuple[int, ...], groups: tuple[str, ...]) -> tuple[Op, ...]:
+    """Permutes axes called `letters` into `groups`, each flattened into one; axes in no group have size 1 and go."""
+    ops: list[Op] = []
+    kept = "".join(groups)
+    for axis in reversed(range(len(letters))):
+        if letters[axis] not in kept:
+            ops.append(Take(axis, 0))
+    left = [(letter, size) for letter, size in zip(letters, shape, strict=True) if letter in kept]
+    order = tuple("".join(letter for letter, _ in left).index(letter) for letter in kept)
+    if order != tuple(range(len(order))):
+        ops.append(Permute(order))
+    sizes = dict(left)
+    moved = tuple(sizes[letter] for letter in kept)
+    flat = tuple(math.prod(sizes[letter] for letter in group) for group in groups)
+    if flat != moved:
+        ops.append(Reshape(flat))
+    return tuple(ops)
+
+
+def _target_dtype(rule: Rule, spec: TensorSpec, asked: str | None) -> str:
+    """What a leaf is written in: the rule's dtype, the user's for floats, else its own or the narrowest that holds it."""
+    wanted = rule.dtype or (asked if is_float(spec.dtype) else None) or spec.dtype
+    if SAFETENSORS_TAGS[wanted] is not None:
+        return wanted
+    if wanted == rule.dtype:
+        raise MisfitError(f"safetensors cannot hold {wanted}; choose another `dtype:`")
+    for wider in ("uint8", "int8", "float16", "bfloat16", "float32"):
+        if widens(wanted, wider):
+            return wider
+    raise MisfitError(f"safetensors cannot hold {wanted}")
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """Turns a rule and its leaves into steps.
+
+    Attributes:
+        source: the leaves' specs.
+        target: name of the target.
+        dtype: what floating-point tensors are written in; None keeps each leaf's.
+    """
+
+    source: Source
+    target: str
+    dtype: str | None
+
+    def steps(self, matched: Matched, layer: TargetLayer, variant: str | None) -> Iterator[Step]:
+        """The output tensors of a rule, in the order of its leaves.
+
+        Raises:
+            MisfitError: they cannot be made; the message is a finding.
+        """
+        rule = matched.rule
+        for role, of_role in matched.leaves.items():
+            pattern = rule.sources[role]
+            for values in sorted({indices for indices, _ in of_role}):
+                indices = dict(zip(pattern.indices, values, strict=True))
+                for choices in layer.path.all_choices():
+                    yield from self._tensor(rule, role, layer, variant, of_role, indices, values, choices)
+
+    def _tensor(
+        self,
+        rule: Rule,
+        role: str,
+        layer: TargetLayer,
+        variant: str | None,
+        of_role: Mapping[Key, str],
+        indices: Mapping[str, int],
+        values: tuple[int, ...],
+        choices: tuple[int, ...],
+    ) -> Iterator[Step]:
+        groups = rule.sources[role].groups
+        split = len(choices) > len(groups)
+        fused = len(groups[-1].words) if len(choices) < len(groups) else 0
+        sources = [(*choices, k) for k in range(fused)] if fused else [choices[: len(groups)]]
+        leaves = []
+        for choice in sources:
+            name = of_role.get((values, choice))
+            if name is None:
+                return  # reported by match.cover
+            leaves.append(read_leaf(rule, role, name, self.source.leaves[name].spec, variant))
+        member = (choices[-1], len(layer.path.groups[-1].words)) if split else None
+        stack_sizes = [range(size) for _, _, size in leaves[0].stacked]
+        for elements in itertools.product(*stack_sizes):
+            stack = dict(zip((index for index, _, _ in leaves[0].stacked), elements, strict=True))
+            path = layer.path.fill({**indices, **stack}, choices)
+            yield self._step(
+                rule, role, layer, variant, leaves, stack, member, rule.kind.tensor_name(path, role, layer)
+            )
+
+    def _step(
+        self,
+        rule: Rule,
+        role: str,
+        layer: TargetLayer,
+        variant: str | None,
+        leaves: list[_Leaf],
+        stack: Mapping[str, int],
+        member: tuple[int, int] | None,
+        name: str,
+    ) -> Step:
+        compute = rule.kind.compute(role, layer)
+        parts, specs, row = [], [], 0
+        for leaf in leaves:
+            moved = self._move(rule, role, variant, leaf, stack, member)
+            try:
+                dtype = _target_dtype(rule, leaf.spec, self.dtype)
+                ops = (*moved.ops, *_compute(compute, leaf.spec, dtype))
+                spec = out_spec(ops, leaf.spec)
+            except (ValueError, MisfitError) as error:
+                raise MisfitError(f"{rule.at.line_only}: {leaf.name}: {leaf.spec} -> {name}: {error}") from None
+            rows = (row, row + spec.shape[0]) if len(leaves) > 1 else None
+            row += spec.shape[0] if spec.shape else 0
+            parts.append(Part(leaf.name, ops, rows, moved.layout, moved.at, moved.axes, moved.groups))
+            specs.append(spec)
+        for leaf, spec in zip(leaves, specs, strict=True):
+            if spec.dtype != specs[0].dtype or spec.shape[1:] != specs[0].shape[1:]:
+                raise MisfitError(
+                    f"{rule.at.line_only}: {name} cannot hold {leaves[0].name} ({specs[0]}) and {leaf.name} ({spec}) as its rows; "
+                    "give them one dtype with `dtype:`, or write them as separate tensors"
+                )
+        whole = specs[0] if len(specs) == 1 else TensorSpec((row, *specs[0].shape[1:]), specs[0].dtype)
+        loses = _losses([leaf.spec.dtype for leaf in leaves], whole.dtype, bool(compute))
+        return Step(name, whole, tuple(parts), rule.word, rule.at, _words(compute), loses)
+
+    def _move(
+        self,
+        rule: Rule,
+        role: str,
+        variant: str | None,
+        leaf: _Leaf,
+        stack: Mapping[str, int],
+        member: tuple[int, int] | None,
+    ) -> Part:
+        """The movements of one leaf, without arithmetic and dtype."""
+        ops: list[Op] = [Take(axis, stack[index]) for index, axis, _ in sorted(leaf.stacked, key=lambda s: -s[1])]
+        taken = [f"{index}={stack[index]}" for index, _, _ in leaf.stacked]
+        if leaf.letters is None:
+            if member:
+                raise MisfitError(
+                    f"{rule.at.line_only}: {leaf.name} has fewer sources than targets, and a `{rule.word}` cannot be split"
+                )
+            layout = (
+                "as stored" if not leaf.stacked else f"stacked on axis {', '.join(str(a) for _, a, _ in leaf.stacked)}"
+            )
+            unnamed = tuple(zip("abcdefghijklmnopqrstuvwxyz", leaf.own_shape, strict=False))
+            return Part(leaf.name, tuple(ops), None, layout, ", ".join(taken), unnamed, tuple(x for x, _ in unnamed))
+        letters, shape = leaf.letters, leaf.own_shape
+        before = _source_axes(leaf)
+        try:
+            if member:
+                axis = rule.kind.split_axis(role, letters, variant)
+                at = letters.index(axis)
+                if shape[at] != member[1]:
+                    raise ValueError(f"{axis} has {shape[at]} elements and the rule {member[1]} targets")
+                ops.append(Take(at, member[0]))
+                taken.append(f"{axis}={member[0]}")
+                letters, shape = letters[:at] + letters[at + 1 :], shape[:at] + shape[at + 1 :]
+            groups = rule.kind.groups(role, letters, variant)
+        except ValueError as error:
+            raise MisfitError(f"{rule.at.line_only}: {leaf.name}: {leaf.spec} as {before}: {error}") from None
+        ops += _movement(letters, shape, groups)
+        apart = {letter for letter in leaf.letters if letter not in letters}
+        after = [*(index for index, _, _ in leaf.stacked), *sorted(apart), *map(_group, groups)]
+        kept = tuple((x, size) for x, size in zip(letters, shape, strict=True) if any(x in group for group in groups))
+        return Part(leaf.name, tuple(ops), None, f"{before} -> {' '.join(after)}", ", ".join(taken), kept, groups)
+
+
+def _compute(compute: tuple[Op, ...], spec: TensorSpec, dtype: str) -> tuple[Op, ...]:
+    """Arithmetic in float32 or wider between two casts; casts that change nothing are left out."""
+    if not compute:
+        return (Cast(dtype),) if dtype != spec.dtype else ()
+    if not is_float(spec.dtype):
+        raise MisfitError(f"{_words(compute)} needs floating-point values")
+    wide = "float64" if spec.dtype == "float64" else "float32"
+    before = (Cast(wide),) if spec.dtype != wide else ()
+    after = (Cast(dtype),) if dtype != wide else ()
+    return (*before, *compute, *after)
+
+
+def _words(compute: tuple[Op, ...]) -> str:
+    return ", ".join(str(op) for op in compute)
+
+
+def _losses(sources: list[str], target: str, computed: bool) -> str:
+    for source in sources:
+        wide = ("float64" if source == "float64" else "float32") if computed else source
+        if not widens(wide, target):
+            return f"rounded from {wide} to {target}"
+    return ""

@@ -1,0 +1,404 @@
+"""The command line as a user meets it: what goes to stdout and stderr, exit codes, messages, nothing left behind."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import pty
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors import safe_open
+
+from convert.cli import main
+from convert.cli.options import parse_size
+from convert.errors import ConvertError
+from upstream import GOLDEN, checkpoint
+
+CONVERT = str(Path(sys.executable).with_name("convert"))
+
+
+class Run:
+    """One run of the command line within this process."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        self.monkeypatch, self.capsys = monkeypatch, capsys
+
+    def __call__(self, *args: object, code: int = 0) -> tuple[str, str]:
+        """Runs `convert ARGS`, checks the exit code, gives stdout and stderr."""
+        self.monkeypatch.setattr(sys, "argv", ["convert", *map(str, args)])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        captured = self.capsys.readouterr()
+        assert (stop.value.code or 0) == code, captured.err
+        return captured.out, captured.err
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    return Run(monkeypatch, capsys)
+
+
+# ---- the main job
+
+
+def test_convert_says_what_it_found_and_wrote(run: Run, tmp_path: Path) -> None:
+    out = tmp_path / "out.safetensors"
+    stdout, stderr = run("timesfm", checkpoint("timesfm-2.5"), out)
+    assert stdout == ""
+    found, wrote = stderr.splitlines()
+    assert found.startswith("found TimesFM 2.5 (flax nnx), no published size (i=3, D=32, ")
+    assert wrote.startswith(f"wrote {out}: 45 tensors, 596.1 kB in ") and "TimesFM_2p5_200M_torch_module" in wrote
+
+
+def test_quiet_says_nothing(run: Run, tmp_path: Path) -> None:
+    assert run("timesfm", checkpoint("timesfm-1.0"), tmp_path / "out.safetensors", "--quiet") == ("", "")
+
+
+def test_json_report(run: Run, tmp_path: Path) -> None:
+    out = tmp_path / "out.safetensors"
+    stdout, stderr = run("timesfm", checkpoint("timesfm-1.0"), out, "--json")
+    report = json.loads(stdout)
+    assert stderr == ""
+    assert report["model"] == "timesfm-1" and report["tensors"] == 49 and report["out"] == str(out)
+    assert report["dropped"] == [{"leaf": "step", "because": "the training step"}]
+
+
+def test_options_may_come_first(run: Run, tmp_path: Path) -> None:
+    run("--to", "transformers", "timesfm", checkpoint("timesfm-2.5"), tmp_path / "out")
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["config.json", "model.safetensors"]
+
+
+def test_any_directory_above_the_checkpoint_will_do(run: Run, tmp_path: Path) -> None:
+    root = GOLDEN / "timesfm-1.0"
+    bytes_ = set()
+    for k, path in enumerate((root, root / "checkpoints", *(root / "checkpoints").iterdir())):
+        run("timesfm", path, tmp_path / f"{k}.safetensors")
+        bytes_.add((tmp_path / f"{k}.safetensors").read_bytes())
+    assert k == 2 and len(bytes_) == 1
+
+
+def test_dtype(run: Run, tmp_path: Path) -> None:
+    out = tmp_path / "out.safetensors"
+    _, stderr = run("timesfm", checkpoint("timesfm-2.5"), out, "--dtype", "bfloat16")
+    assert "note: 45 tensors rounded from float32 to bfloat16" in stderr
+    with safe_open(out, "np") as file:
+        assert {file.get_slice(name).get_dtype() for name in file.keys()} == {"BF16"}  # noqa: SIM118
+
+
+def test_dry_run_is_the_plan_and_writes_nothing(run: Run, tmp_path: Path) -> None:
+    args = ("timesfm", checkpoint("timesfm-1.0"))
+    dry, _ = run(*args, tmp_path / "model.safetensors", "--dry-run")
+    plan, _ = run("plan", *args)
+    assert dry == plan
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_shards(run: Run, tmp_path: Path) -> None:
+    run("timesfm", checkpoint("timesfm-2.5"), tmp_path / "out", "--max-shard-size", "200kB")
+    names = sorted(p.name for p in (tmp_path / "out").iterdir())
+    assert names[0] == "model-00001-of-00004.safetensors" and names[-1] == "model.safetensors.index.json", names
+    _, stderr = run(
+        "timesfm", checkpoint("timesfm-2.5"), tmp_path / "x.safetensors", "--max-shard-size", "200kB", code=2
+    )
+    assert "directory" in stderr
+    assert not (tmp_path / "x.safetensors").exists()
+
+
+def test_like_compares_with_an_existing_state_dict(run: Run, tmp_path: Path) -> None:
+    ours, other = tmp_path / "ours.safetensors", tmp_path / "other.safetensors"
+    run("timesfm", checkpoint("timesfm-2.5"), ours)
+    run("timesfm", checkpoint("timesfm-2.5"), tmp_path / "again.safetensors", "--like", ours)
+    _, stderr = run("timesfm", checkpoint("timesfm-2.5"), other, "--to", "transformers", "--like", ours, code=2)
+    assert "of the wanted state_dict has no source" in stderr and not other.exists()
+
+
+# ---- inspect, plan, rules
+
+
+def test_inspect(run: Run) -> None:
+    out, err = run("inspect", checkpoint("timesfm-2.5"))
+    assert err == ""
+    assert "Orbax, OCDBT, zarr" in out.splitlines()[0]
+    assert any(
+        line.split() == ["stacked_xf/attn/out/kernel/value", "3x4x8x32", "float32", "12,288"]
+        for line in out.splitlines()
+    )
+    assert "25 leaves, " in out
+    assert "rules timesfm-2.5 fit: TimesFM 2.5 (flax nnx)" in out and "rules timesfm-1 do not fit" in out
+
+
+def test_inspect_json(run: Run) -> None:
+    report = json.loads(run("inspect", checkpoint("timesfm-1.0"), "--json")[0])
+    leaf = next(leaf for leaf in report["leaves"] if leaf["path"].endswith("x_layers_1/self_attention/post/w"))
+    assert leaf["shape"] == [32, 4, 8] and leaf["dtype"] == "float32" and leaf["bytes"] == 4096
+    assert leaf["keys"][0] == "mdl_vars"
+    assert report["totals"]["bytes"] == sum(leaf["bytes"] for leaf in report["leaves"])
+    assert [(fit["model"], fit["fits"]) for fit in report["rules"]] == [("timesfm-1", True), ("timesfm-2.5", False)]
+
+
+def test_plan_shows_layouts_and_what_shapes_cannot_protect(run: Run) -> None:
+    out, _ = run("plan", "timesfm", checkpoint("timesfm-1.0"))
+    lines = [line.strip() for line in out.splitlines()]
+    k = lines.index("stacked_transformer.layers.0.self_attn.o_proj.weight  float32[32,32]  model.safetensors")
+    assert lines[k + 1].endswith("x_layers_0/self_attention/post/w  D N H -> D (N H)")
+    assert "stacked_transformer.layers.0.mlp.layer_norm.weight  float32[32]  model.safetensors  (+ 1)" in lines
+    assert "D N H -> D (N H); also fits: D (H N), (N H) D, (H N) D" in lines
+    assert "any order of its 3 parts fits; the rule's is query, key, value" in lines
+    assert any(line.startswith("step  int32[]  the training step (rules/timesfm-1.yaml:") for line in lines)
+
+
+def test_plan_layout_of_the_two_output_projections(run: Run) -> None:
+    """The same sentence of the design, two equations: no transpose in praxis, a transpose in 2.5."""
+    layouts = {}
+    for case, name in (
+        ("timesfm-1.0", "stacked_transformer.layers.2.self_attn.o_proj.weight"),
+        ("timesfm-2.5", "stacked_xf.2.attn.out.weight"),
+    ):
+        plan = json.loads(run("plan", "timesfm", checkpoint(case), "--json")[0])
+        tensor = next(tensor for tensor in plan["tensors"] if tensor["name"] == name)
+        layouts[case] = (tensor["from"][0]["layout"], tensor["from"][0]["ops"])
+    assert layouts["timesfm-1.0"] == ("D N H -> D (N H)", ["reshape (32, 32)"])
+    assert layouts["timesfm-2.5"] == ("i N H D -> i D (N H)", ["axis 0 [2]", "permute (2, 0, 1)", "reshape (32, 32)"])
+
+
+def test_plan_json_accounts_for_every_leaf_and_byte(run: Run) -> None:
+    for case in ("timesfm-1.0", "timesfm-2.0", "timesfm-2.5"):
+        plan = json.loads(run("plan", "timesfm", checkpoint(case), "--json", "--max-shard-size", "100kB")[0])
+        leaves = {leaf["path"] for leaf in json.loads(run("inspect", checkpoint(case), "--json")[0])["leaves"]}
+        used = {part["leaf"] for tensor in plan["tensors"] for part in tensor["from"]}
+        assert used | {d["leaf"] for d in plan["dropped"]} == leaves
+        spans: dict[str, list[tuple[int, int]]] = {}
+        for tensor in plan["tensors"]:
+            spans.setdefault(tensor["file"], []).append(tuple(tensor["bytes"]))
+        for found in spans.values():
+            ends = sorted(found)
+            assert ends[0][0] == 0 and all(a[1] == b[0] for a, b in itertools.pairwise(ends))
+
+
+def test_rules_list_show_validate_schema(run: Run, tmp_path: Path) -> None:
+    out, _ = run("rules", "list")
+    assert [line.split()[0] for line in out.splitlines()] == ["NAME", "timesfm-1", "timesfm-2.5"]
+    assert [rules["model"] for rules in json.loads(run("rules", "list", "--json")[0])] == ["timesfm-1", "timesfm-2.5"]
+    shown, _ = run("rules", "show", "timesfm-2.5")
+    mine = tmp_path / "mine.yaml"
+    mine.write_text(shown)
+    assert run("rules", "validate", mine)[0] == f"{mine}: valid, 15 rules for timesfm, transformers\n"
+    assert json.loads(run("rules", "schema")[0])["title"] == "ckpt-convert rule file"
+    mine.write_text(shown.replace("  einsum:", "  einsun:").replace("- einsum:", "- einsun:"))
+    _, err = run("rules", "validate", mine, code=2)
+    assert f"error: {mine}:" in err and "einsun" in err
+
+
+def test_a_file_and_a_directory_of_ones_own(run: Run, tmp_path: Path) -> None:
+    rules = tmp_path / "rules"
+    rules.mkdir()
+    text = (
+        run("rules", "show", "timesfm-2.5")[0]
+        .replace("model: timesfm-2.5", "model: mine")
+        .replace("family: timesfm\n", "")
+    )
+    (rules / "mine.yaml").write_text(text)
+    run("mine", checkpoint("timesfm-2.5"), tmp_path / "a.safetensors", "--rules", rules)
+    run(rules / "mine.yaml", checkpoint("timesfm-2.5"), tmp_path / "b.safetensors")
+    assert (tmp_path / "a.safetensors").read_bytes() == (tmp_path / "b.safetensors").read_bytes()
+    assert "mine" in run("rules", "list", "--rules", rules)[0]
+
+
+# ---- input errors: exit code 2, one clear message, nothing left behind
+
+
+def nothing_but(tmp_path: Path, *names: str) -> bool:
+    return sorted(p.name for p in tmp_path.iterdir()) == sorted(names)
+
+
+def damaged(tmp_path: Path, case: str) -> Path:
+    copy = tmp_path / "copy"
+    shutil.copytree(GOLDEN / case, copy)
+    return copy
+
+
+def test_no_such_path(run: Run, tmp_path: Path) -> None:
+    _, err = run("timesfm", tmp_path / "absent", tmp_path / "out.safetensors", code=2)
+    assert err == f"error: {tmp_path / 'absent'}: there is no such file or directory\n"
+
+
+def test_not_a_checkpoint(run: Run, tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "notes.txt").write_text("hello")
+    _, err = run("timesfm", folder, tmp_path / "out.safetensors", code=2)
+    assert err.startswith(f"error: {folder}: no checkpoint that can be read; it holds notes.txt. Known are Orbax")
+    assert nothing_but(tmp_path, "folder")
+
+
+def test_another_models_checkpoint(run: Run, tmp_path: Path) -> None:
+    _, err = run("timesfm-1", checkpoint("timesfm-2.5"), tmp_path / "out.safetensors", code=2)
+    assert f"rules/timesfm-1.yaml does not fit {checkpoint('timesfm-2.5')}: none of its 25 leaves matches a rule" in err
+    assert nothing_but(tmp_path)
+
+
+def test_unknown_model(run: Run, tmp_path: Path) -> None:
+    _, err = run("timesfn", checkpoint("timesfm-2.5"), tmp_path / "out.safetensors", code=2)
+    assert (
+        "error: there are no rules called 'timesfn'; did you mean 'timesfm'? (known: timesfm, timesfm-1, timesfm-2.5;"
+        in err
+    )
+
+
+def test_unknown_target_and_setting(run: Run, tmp_path: Path) -> None:
+    args = ("timesfm", checkpoint("timesfm-2.5"), tmp_path / "out.safetensors")
+    assert (
+        "there is no target 'transformer'; did you mean 'transformers'?" in run(*args, "--to", "transformer", code=2)[1]
+    )
+    assert "did you mean 'rope_theta'?" in run(*args, "--set", "rope_thetha=1", code=2)[1]
+    assert "--set takes key=value, not 'rope_theta'" in run(*args, "--set", "rope_theta", code=2)[1]
+    assert nothing_but(tmp_path)
+
+
+def test_truncated_leaf(run: Run, tmp_path: Path) -> None:
+    copy = damaged(tmp_path, "timesfm-1.0")
+    file = next(copy.rglob("state/checkpoint"))
+    file.write_bytes(file.read_bytes()[:200_000])
+    _, err = run("timesfm", copy, tmp_path / "out.safetensors", code=2)
+    assert err.startswith("error: ") and "mdl_vars/params/" in err and "Traceback" not in err
+    assert nothing_but(tmp_path, "copy")
+
+
+def test_damaged_ocdbt_file(run: Run, tmp_path: Path) -> None:
+    copy = damaged(tmp_path, "timesfm-2.5")
+    biggest = max((p for p in copy.rglob("d/*") if p.is_file()), key=lambda p: p.stat().st_size)
+    biggest.write_bytes(biggest.read_bytes()[: biggest.stat().st_size // 2])
+    _, err = run("timesfm", copy, tmp_path / "out.safetensors", code=2)
+    assert err.startswith("error: ") and "/kernel/value" in err and "Traceback" not in err
+    assert nothing_but(tmp_path, "copy")
+
+
+def test_unfinished_checkpoint(run: Run, tmp_path: Path) -> None:
+    copy = tmp_path / "ckpt.orbax-checkpoint-tmp-123"
+    shutil.copytree(checkpoint("timesfm-2.5"), copy)
+    _, err = run("timesfm", copy, tmp_path / "out.safetensors", code=2)
+    assert "not finished" in err
+    assert nothing_but(tmp_path, copy.name)
+
+
+def test_existing_output_is_kept(run: Run, tmp_path: Path) -> None:
+    out = tmp_path / "out.safetensors"
+    out.write_text("mine")
+    _, err = run("timesfm", checkpoint("timesfm-2.5"), out, code=2)
+    assert "--overwrite" in err and out.read_text() == "mine"
+    run("timesfm", checkpoint("timesfm-2.5"), out, "--overwrite")
+    assert out.stat().st_size > 500_000 and nothing_but(tmp_path, "out.safetensors")
+
+
+def test_output_within_the_checkpoint(run: Run, tmp_path: Path) -> None:
+    copy = damaged(tmp_path, "timesfm-2.5") / "ckpt"
+    for out in (copy, copy / "x.safetensors", copy.parent):
+        _, err = run("timesfm", copy, out, "--overwrite", code=2)
+        assert "lie within each other" in err
+    assert not (copy / "x.safetensors").exists()
+
+
+def test_float16_overflow_names_the_tensor(run: Run, tmp_path: Path) -> None:
+    import convert
+    from memory_source import MemorySource
+
+    source = convert.open_source(checkpoint("timesfm-2.5"))
+    arrays = {name: source.read(name).copy() for name in source.leaves}
+    arrays["stacked_xf/ff0/kernel/value"][1, 2, 3] = 1e6
+    with pytest.raises(
+        convert.PlanError, match=r"timesfm-2.5.yaml:\d+: stacked_xf.1.ff0.weight from stacked_xf/ff0/kernel/value: 1 of"
+    ) as error:
+        convert.convert("timesfm", MemorySource(arrays), tmp_path / "out.safetensors", dtype="float16")
+    assert "dtype: float32" in str(error.value) and nothing_but(tmp_path)
+
+
+def test_usage_error_is_2(run: Run) -> None:
+    assert "Missing argument" in run("timesfm", code=2)[1]
+
+
+def test_internal_error_is_2_and_says_so(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("convert.api.open_source", lambda *_, **__: 1 / 0)
+    _, err = run("timesfm", checkpoint("timesfm-2.5"), tmp_path / "out.safetensors", code=2)
+    assert "internal error, please report it" in err and "ZeroDivisionError" in err
+
+
+def test_bad_dtype(run: Run, tmp_path: Path) -> None:
+    _, err = run("timesfm", checkpoint("timesfm-2.5"), tmp_path / "out.safetensors", "--dtype", "bf16", code=2)
+    assert "bf16" in err and "bfloat16" in err
+
+
+# ---- the process itself
+
+
+def test_three_names_for_one_program(tmp_path: Path) -> None:
+    for command in ([CONVERT], [CONVERT.replace("convert", "ckpt-convert")], [sys.executable, "-m", "convert"]):
+        done = subprocess.run([*command, "--version"], capture_output=True, text=True, check=True)
+        assert done.stdout.startswith("ckpt-convert ")
+
+
+def test_no_jax_and_no_torch(tmp_path: Path) -> None:
+    """Neither importing nor converting loads them; the same probe sees torch when it is imported."""
+    probe = "import sys; print(sorted({'jax', 'jaxlib', 'flax', 'orbax', 'torch', 'transformers'} & set(sys.modules)))"
+    code = f"import convert; convert.convert('timesfm', {str(checkpoint('timesfm-2.5'))!r}, {str(tmp_path / 'o.safetensors')!r}); {probe}"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+    assert (
+        "torch"
+        in subprocess.run(
+            [sys.executable, "-c", f"import torch; {probe}"], capture_output=True, text=True, check=True
+        ).stdout
+    )
+
+
+def test_progress_on_a_terminal_only(tmp_path: Path) -> None:
+    """On a terminal: a bar with bytes, rate and time. In a pipe: the two closing lines."""
+    command = [CONVERT, "timesfm", str(checkpoint("timesfm-1.0"))]
+    leader, follower = pty.openpty()
+    env = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
+    with subprocess.Popen(
+        [*command, str(tmp_path / "a.safetensors")], stderr=follower, stdout=subprocess.PIPE, env=env
+    ) as process:
+        os.close(follower)
+        shown = b""
+        try:
+            while chunk := os.read(leader, 4096):
+                shown += chunk
+        except OSError:  # Linux says so when the other end has closed
+            pass
+        os.close(leader)
+        assert process.stdout is not None and process.stdout.read() == b""
+    assert process.returncode == 0
+    assert b"440.6/440.6 kB" in shown or b"440.7/440.7 kB" in shown, shown
+    assert b"note: step 1100000 of 1100000" in shown and b"left out 1 leaf" in shown
+    piped = subprocess.run([*command, str(tmp_path / "b.safetensors")], capture_output=True, text=True, check=True)
+    assert piped.stdout == "" and len(piped.stderr.splitlines()) == 2 and "\x1b" not in piped.stderr
+
+
+def test_a_closed_pipe_is_no_error(tmp_path: Path) -> None:
+    command = f"{CONVERT} plan timesfm {checkpoint('timesfm-2.0')} --json | head -n 1"
+    done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False)
+    assert done.stdout == "{\n" and "Traceback" not in done.stderr and done.returncode == 0, done.stderr
+
+
+def test_sizes() -> None:
+    assert [parse_size(text) for text in ("5GB", "1.5 kB", "2GiB", "100", "3m")] == [
+        5 * 10**9,
+        1500,
+        2**31,
+        100,
+        3 * 10**6,
+    ]
+    for text in ("", "GB", "-1GB", "5XB", "0"):
+        with pytest.raises(ConvertError, match="is not a size such as 500MB"):
+            parse_size(text)
+
+
+def test_goldens_are_small() -> None:
+    total = sum(p.stat().st_size for p in GOLDEN.rglob("*") if p.is_file())
+    assert total < 4_000_000
+    assert np.load(GOLDEN / "timesfm-1.0" / "io.npz")["full"].shape == (2, 128, 10)

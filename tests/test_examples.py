@@ -1,0 +1,131 @@
+"""README, docs and examples do what they say."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import convert
+from convert.rules import schema, shipped_rules_dir
+from upstream import GOLDEN, checkpoint
+
+ROOT = Path(__file__).parents[1]
+ENV = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "JAX_PLATFORMS": "cpu"}
+
+
+def shell(command: str, cwd: Path, code: int = 0) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(["bash", "-c", command], cwd=cwd, env=ENV, capture_output=True, text=True, check=False)
+    assert done.returncode == code, done.stderr
+    return done
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A folder in which the README's relative paths hold, without what a checkout may have left there."""
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    return tmp_path
+
+
+def blocks(text: str, language: str) -> list[str]:
+    found = re.findall(r"^```(\w*)\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    return [body for word, body in found if word == language]
+
+
+def test_every_command_of_the_readme_works(root: Path) -> None:
+    """All but the installation and the tests themselves, which `.ci/run` pastes."""
+    ran = 0
+    for block in blocks((ROOT / "README.md").read_text(), "sh"):
+        if "pytest" in block:
+            continue
+        shell(block.replace("pip install . && ", ""), root)
+        ran += 1
+    assert ran == 3 and (root / "timesfm.safetensors").exists() and (root / "timesfm-hf" / "config.json").exists()
+
+
+def test_what_the_readme_shows_is_what_is_printed(root: Path) -> None:
+    text = (ROOT / "README.md").read_text()
+    said = shell("convert timesfm examples/checkpoints/timesfm-2.5 timesfm.safetensors", root).stderr
+    plan = shell("convert plan timesfm examples/checkpoints/timesfm-2.5", root).stdout
+    first, second = blocks(text, "")[:2]
+    for shown, line in zip(first.splitlines(), said.splitlines(), strict=True):
+        shown = re.sub(r" in \S*…\S* ", " in PATH ", re.sub(r" in [0-9.]+ s, [0-9.]+ MB/s", "", shown))
+        line = re.sub(r" in \S*/examples/\S* ", " in PATH ", re.sub(r" in [0-9.]+ s, [0-9.]+ MB/s", "", line))
+        assert shown == line
+    assert second.replace("  ...\n", "") in plan
+
+
+def test_the_python_of_the_readme(root: Path) -> None:
+    (code,) = blocks((ROOT / "README.md").read_text(), "python")
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("TimesFM 2.5 (flax nnx), no published size") and (root / "out.safetensors").exists()
+
+
+def test_rule_page_is_valid_and_complete() -> None:
+    text = (ROOT / "docs" / "rules.md").read_text()
+    full = next(block for block in blocks(text, "yaml") if block.startswith("model:"))
+    assert convert.parse_rules(full).model == "my-mlp"
+    part = next(block for block in blocks(text, "yaml") if "choice:" in block)
+    header = "model: m\ntitle: m\ntargets: {torch: {loads: x}}\nrules:\n"
+    assert convert.parse_rules(header + part).choices == {"gating": ("plain", "transposed")}
+    for rule in schema()["properties"]["rules"]["items"]["oneOf"]:
+        for key in rule["properties"]:
+            assert re.search(rf"[`{{ ]{key}[`:]", text), f"docs/rules.md does not mention {key}"
+
+
+def test_bundled_checkpoint_is_the_golden() -> None:
+    a, b = (ROOT / "examples" / "checkpoints" / "timesfm-2.5"), checkpoint("timesfm-2.5")
+    files = [sorted(str(p.relative_to(x)) for p in x.rglob("*") if p.is_file()) for x in (a, b)]
+    assert files[0] == files[1] and all((a / name).read_bytes() == (b / name).read_bytes() for name in files[0])
+
+
+@pytest.mark.parametrize("script", ["many_checkpoints.sh", "many_checkpoints.py"])
+def test_many_checkpoints(script: str, tmp_path: Path) -> None:
+    """Two good checkpoints and a bad one: the good are converted, the bad is named, a second run does nothing again."""
+    source, out = tmp_path / "in", tmp_path / "out"
+    for case in ("timesfm-1.0", "timesfm-2.0"):
+        shutil.copytree(GOLDEN / case, source / case)
+    (source / "broken").mkdir()
+    command = (
+        f"{'bash' if script.endswith('sh') else sys.executable} {ROOT / 'examples' / script} timesfm {source} {out}"
+    )
+    done = shell(command, tmp_path, code=1)
+    assert "broken" in done.stderr
+    assert sorted(p.name for p in out.iterdir()) == ["timesfm-1.0.safetensors", "timesfm-2.0.safetensors"]
+    before = {p: p.stat().st_mtime_ns for p in out.iterdir()}
+    (source / "broken").rmdir()
+    shell(command, tmp_path)
+    assert before == {p: p.stat().st_mtime_ns for p in out.iterdir()}
+
+
+def test_own_model(tmp_path: Path) -> None:
+    """flax against torch through the example's own rules; and the comparison fails when the rules are wrong."""
+    here = ROOT / "examples" / "own-model"
+    shell(f"{sys.executable} {here / 'model_jax.py'} ckpt io.npz", tmp_path)
+    shell(f"convert {here / 'rules.yaml'} ckpt out.safetensors", tmp_path)
+    assert (
+        "relative error" in shell(f"{sys.executable} {here / 'model_torch.py'} out.safetensors io.npz", tmp_path).stdout
+    )
+    wrong = (here / "rules.yaml").read_text().replace("multiplies_by: scale", "multiplies_by: 1+scale")
+    (tmp_path / "wrong.yaml").write_text(wrong)
+    shell("convert ./wrong.yaml ckpt wrong.safetensors", tmp_path)
+    shell(f"{sys.executable} {here / 'model_torch.py'} wrong.safetensors io.npz", tmp_path, code=1)
+
+
+def test_nothing_committed_names_a_machine() -> None:
+    """No absolute path of a developer's machine in what is shipped; checkpoints record such paths easily."""
+    suspicious = re.compile(rb"/(?:home|root|Users|work|tmp)/[A-Za-z0-9_.-]+")
+    for folder in ("src", "rules", "examples", "docs", "benchmarks"):
+        for path in (ROOT / folder).rglob("*"):
+            if path.is_file() and "__pycache__" not in path.parts:
+                assert not suspicious.search(path.read_bytes()), path
+
+
+def test_committed_schema_is_generated() -> None:
+    assert json.loads((shipped_rules_dir() / "schema.json").read_text()) == schema()
