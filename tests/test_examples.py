@@ -121,9 +121,9 @@ def test_own_model(tmp_path: Path) -> None:
 def test_nothing_committed_names_a_machine() -> None:
     """No absolute path of a developer's machine in what is shipped; checkpoints record such paths easily."""
     suspicious = re.compile(rb"/(?:home|root|Users|work|tmp)/[A-Za-z0-9_.-]+")
-    for folder in ("src", "rules", "examples", "docs", "benchmarks"):
+    for folder in ("src", "rules", "examples", "docs", "benchmarks", "tests/golden"):
         for path in (ROOT / folder).rglob("*"):
-            if path.is_file() and "__pycache__" not in path.parts:
+            if path.is_file() and not any(part.endswith("cache") or part == "__pycache__" for part in path.parts):
                 assert not suspicious.search(path.read_bytes()), path
 
 

@@ -138,11 +138,12 @@ def _completeness(
                 domain[name].add(value)
     findings = []
     for name, present in domain.items():
+        first = next(found.rule for found in matched if found.indices and name in found.rule.sources["weight"].indices)
         gaps = list(itertools.islice((k for k in range(max(present) + 1) if k not in present), 9))
         if gaps:
             findings.append(
-                f"{{{name}}} runs from 0 to {max(present)} in the tree, without {', '.join(map(str, gaps[:8]))}"
-                f"{' ...' if len(gaps) > 8 else ''}; the checkpoint is incomplete, or the pattern matches something else"
+                f"{first.at.line_only}: {prefix}{first.sources['weight']}: {{{name}}} runs from 0 to {max(present)} in the tree, "
+                f"without {', '.join(map(str, gaps[:8]))}{' ...' if len(gaps) > 8 else ''}; the checkpoint is incomplete, or the pattern matches something else"
             )
     for found in matched:
         rule = found.rule
@@ -159,7 +160,7 @@ def _completeness(
                 near = difflib.get_close_matches(prefix + pattern.text, free, n=1, cutoff=0.5)
                 findings.append(
                     f"{rule.at.line_only}: no leaf matches {prefix}{pattern} ({rule.word}, {role})"
-                    + (f"; the nearest free leaf is {near[0]}" if near else "")
+                    + (f"; the nearest leaf is {near[0]}" if near else "")
                     + (
                         "; write `optional: true` if it may be absent"
                         if role == "weight"
@@ -180,16 +181,17 @@ def _completeness(
 def _halves(found: Matched, prefix: str) -> list[str]:
     """An optional group of leaves is there as a whole or not at all."""
     findings = []
-    groups: dict[tuple[int, ...], int] = defaultdict(int)
-    for of_role in found.leaves.values():
-        for indices, _ in of_role:
-            groups[indices] += 1
-    whole = sum(len(list(pattern.all_choices())) for pattern in found.rule.sources.values())
-    for indices, count in groups.items():
-        if count != whole:
+    for indices in found.indices:
+        missing = [
+            pattern.fill(dict(zip(pattern.indices, indices, strict=True)), choices)
+            for role, pattern in found.rule.sources.items()
+            for choices in pattern.all_choices()
+            if (indices, choices) not in found.leaves[role]
+        ]
+        if missing:
             findings.append(
-                f"{found.rule.at.line_only}: {prefix}{found.rule.sources['weight']}: {count} of {whole} leaves are there for the "
-                f"indices {indices}; an optional layer is there as a whole or not at all"
+                f"{found.rule.at.line_only}: {prefix}{missing[0]} is not in the checkpoint, but other leaves of this optional "
+                "layer are; it is there as a whole or not at all"
             )
     return findings
 

@@ -199,7 +199,7 @@ class Flip(Op):
         return spec
 
     def apply(self, x: Array) -> Array:
-        return np.flip(x, self.axes)
+        return np.asarray(np.flip(x, self.axes))  # NumPy makes a scalar of a 0-d array
 
     def inverse(self, spec: TensorSpec) -> Op:
         return self
@@ -218,7 +218,7 @@ class Add(Op):
         return _wide(self, spec)
 
     def apply(self, x: Array) -> Array:
-        return np.add(x, x.dtype.type(self.value))  # type: ignore[no-any-return]
+        return np.asarray(np.add(x, x.dtype.type(self.value)))
 
     def inverse(self, spec: TensorSpec) -> Op:
         return Add(-self.value)
@@ -239,7 +239,7 @@ class Multiply(Op):
         return _wide(self, spec)
 
     def apply(self, x: Array) -> Array:
-        return np.multiply(x, x.dtype.type(self.value))  # type: ignore[no-any-return]
+        return np.asarray(np.multiply(x, x.dtype.type(self.value)))
 
     def inverse(self, spec: TensorSpec) -> Op:
         return Multiply(1 / self.value)
@@ -315,7 +315,8 @@ def _nearest(x: Array, to: np.dtype[Any]) -> Array:
 
 
 def _refuse_overflow(x: Array, out: Array) -> None:
-    before, after = (y if _is_native(y.dtype) else y.astype(np.float32) for y in (x, out))
+    with np.errstate(invalid="ignore"):
+        before, after = (y if _is_native(y.dtype) else y.astype(np.float32) for y in (x, out))
     if out.dtype.kind == "c" or is_float(out.dtype.name):
         lost = np.isfinite(before) & ~np.isfinite(after)
     else:

@@ -147,7 +147,7 @@ def parse_pattern(text: str) -> Pattern:
     for token in _TOKEN.finditer(text):
         kind, value = token.lastgroup, token[token.lastgroup or 0]
         if kind == "bad":
-            raise ValueError(f"{text!r} has a stray {value!r}; write '\\{value}' for the character itself")
+            raise ValueError(f"{text!r} has a stray '{value}'; write '\\{value}' for the character itself")
         if kind == "words":
             words = tuple(re.sub(r"\\(.)", r"\1", word.strip()) for word in _WORD.findall(value))
             if len(words) < 2:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -50,6 +51,8 @@ class Plan:
         facts: what is no weight; those that nothing gave a value for are missing.
         layers: facts of single layers (activation, epsilon, factors), in the order of the rules.
         choices: variants that sizes or the user chose.
+        dtype: what was asked for floating-point tensors; None keeps each leaf's.
+        settings: what the user set.
         notes: what a person should know, such as a tensor left out because a fact is unknown.
     """
 
@@ -64,6 +67,8 @@ class Plan:
     facts: Mapping[str, Any]
     layers: tuple[Mapping[str, Any], ...] = field(repr=False)
     choices: Mapping[str, str]
+    dtype: str | None
+    settings: Mapping[str, Any]
     notes: tuple[str, ...]
 
     @property
@@ -148,6 +153,8 @@ class Plan:
             "facts": dict(self.facts),
             "layers": [dict(layer) for layer in self.layers],
             "choices": dict(self.choices),
+            "dtype": self.dtype,
+            "settings": dict(self.settings),
             "tensors": [
                 {
                     "name": step.name,
@@ -212,7 +219,7 @@ class _Planner:
     def plan(self, like: Mapping[str, TensorSpec] | None) -> Plan:
         self._check_arguments()
         coverage = cover(self.rules, self.source)
-        if coverage.claimed == len(coverage.dropped):
+        if not any(of_role for matched in coverage.matched for of_role in matched.leaves.values()):
             raise PlanError(self._strangers())
         findings = list(coverage.findings)
         choices, sizes, problems = self._sizes(coverage)
@@ -240,6 +247,8 @@ class _Planner:
             facts=facts,
             layers=tuple(layers),
             choices={k: v for k, v in choices.items() if v is not None},
+            dtype=self.dtype,
+            settings=self.settings,
             notes=tuple(notes),
         )
 
@@ -463,15 +472,20 @@ def _duplicates(steps: list[Step]) -> Iterator[str]:
 
 def _compare(steps: list[Step], like: Mapping[str, TensorSpec]) -> Iterator[str]:
     made = {step.name: step for step in steps}
+    asked = itertools.count()
+
+    def near(name: str, known: Mapping[str, object]) -> str:  # slow among thousands; later findings are not shown
+        return nearest(name, known) if next(asked) < MAX_FINDINGS else ""
+
     for name, spec in like.items():
         if name not in made:
-            yield f"{name} ({spec}) of the wanted state_dict has no source{nearest(name, made)}; add a rule for it"
+            yield f"{name} ({spec}) of the wanted state_dict has no source; add a rule for it{near(name, made)}"
         elif made[name].spec.shape != spec.shape:
             step = made[name]
             yield f"{step.rule.line_only}: {name} comes out as {step.spec} and the wanted state_dict has {spec}; correct the rule"
     for name, step in made.items():
         if name not in like:
-            yield f"{step.rule.line_only}: {name} ({step.spec}) is not in the wanted state_dict{nearest(name, like)}; correct its name or drop it"
+            yield f"{step.rule.line_only}: {name} ({step.spec}) is not in the wanted state_dict; correct its name or drop it{near(name, like)}"
 
 
 def choose_plan(

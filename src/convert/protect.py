@@ -1,4 +1,5 @@
-"""Which tensors a shape check could not protect: another order of the same axes, or of the same parts, fits as well."""
+"""Which tensors a shape check could not protect: another order of the same axes, of the parts of a fused tensor, or of
+tensors of one layer that differ in a name only, fits as well."""
 
 from __future__ import annotations
 
@@ -23,6 +24,7 @@ class Unprotected:
         layout: the derived one.
         others: other orders of the axes that give the same shape, in einops notation; at most three.
         parts: leaves whose order within a fused tensor no shape shows.
+        siblings: how many tensors of one layer have this shape and differ in a name such as q, k, v; 1 when none do.
     """
 
     rule: str
@@ -30,6 +32,7 @@ class Unprotected:
     layout: str
     others: tuple[str, ...]
     parts: tuple[str, ...]
+    siblings: int
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -38,6 +41,7 @@ class Unprotected:
             "layout": self.layout,
             "others": list(self.others),
             "interchangeable_parts": list(self.parts),
+            "interchangeable_siblings": self.siblings,
         }
 
 
@@ -48,22 +52,25 @@ def other_layouts(axes: tuple[tuple[str, int], ...], groups: tuple[str, ...]) ->
     >>> other_layouts((("N", 4), ("H", 8), ("D", 32)), ("D", "NH"))
     ('(N H) D', '(H N) D', 'D (H N)')
 
-    The order as stored comes first when it fits (a forgotten transpose), then the others.
+    The order as stored comes first when it fits (a forgotten transpose), then the others. More axes than can be tried are
+    no protection: the answer is words then.
     """
     sizes = dict(axes)
     target = tuple(math.prod(sizes[x] for x in group) for group in groups)
     letters = "".join(letter for letter, _ in axes)
-    if len(letters) > MAX_AXES or 0 in sizes.values():
+    if 0 in sizes.values():
         return ()
-    right = [x for x in "".join(groups) if sizes[x] > 1]
+    if len(letters) > MAX_AXES:
+        return (f"some other order of the {len(letters)} axes, perhaps",)
+    seen = [[x for x in "".join(groups) if sizes[x] > 1]]  # the right order; axes of size 1 may stand anywhere
     found = []
     for order in itertools.permutations(letters):
-        if [x for x in order if sizes[x] > 1] == right:
-            continue
+        moving = [x for x in order if sizes[x] > 1]
         cut = _cut(order, sizes, target)
-        if cut is not None:
+        if cut is not None and moving not in seen:
+            seen.append(moving)
             found.append(" ".join(x if len(x) == 1 else f"({' '.join(x)})" if x else "1" for x in cut))
-    return tuple(dict.fromkeys(found))
+    return tuple(found)
 
 
 def _cut(order: tuple[str, ...], sizes: dict[str, int], target: tuple[int, ...]) -> list[str] | None:
@@ -84,15 +91,15 @@ def _cut(order: tuple[str, ...], sizes: dict[str, int], target: tuple[int, ...])
 
 def unprotected(steps: tuple[Step, ...]) -> tuple[Unprotected, ...]:
     """Tensors whose shape fits another layout or another order of parts, grouped by rule and layout."""
-    groups: dict[tuple[str, str, tuple[str, ...], int], list[Step]] = {}
+    groups: dict[tuple[str, str, tuple[str, ...], int, int], list[Step]] = {}
     for step in steps:
         if not step.parts:
             continue
         part = step.parts[0]
         others = other_layouts(part.axes, part.groups) if part.axes else ()
         alike = len({(p.axes, p.groups) for p in step.parts}) == 1 and len(step.parts) > 1
-        if others or alike:
-            key = (step.rule.line_only, part.layout, others, len(step.parts) if alike else 0)
+        if others or alike or step.siblings > 1:
+            key = (step.rule.line_only, part.layout, others, len(step.parts) if alike else 0, step.siblings)
             groups.setdefault(key, []).append(step)
     return tuple(
         Unprotected(
@@ -101,6 +108,7 @@ def unprotected(steps: tuple[Step, ...]) -> tuple[Unprotected, ...]:
             layout=layout,
             others=others[:3],
             parts=tuple(part.leaf for part in members[0].parts) if fused else (),
+            siblings=siblings,
         )
-        for (rule, layout, others, fused), members in groups.items()
+        for (rule, layout, others, fused, siblings), members in groups.items()
     )

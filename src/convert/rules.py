@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from convert.fields import TEXT, Anything, Either, Key, ListOf, MapOf, Record, S
 from convert.kinds import KINDS, Drop, Linear, Rule, TargetLayer, Timescales
 from convert.kinds.base import PATTERN, SHARED
 from convert.pattern import Pattern
-from convert.yamlfile import Node, Position, load_yaml, parse_scalar, read_yaml
+from convert.yamlfile import Node, Position, load_yaml, parse_scalar, read_text
 
 ASK = "ask"  # the value of a fact that the tree does not hold and the rules do not know
 
@@ -67,7 +67,7 @@ class RuleFile:
         model: its name; family: a name that it shares with files of which one is chosen by the tree.
         title: for people.
         root: prefixes below which the leaves may lie.
-        sha256: of the file's bytes.
+        text: what the file says.
     """
 
     path: str
@@ -80,7 +80,12 @@ class RuleFile:
     versions: tuple[Version, ...]
     targets: Mapping[str, Target]
     rules: tuple[Rule, ...]
-    sha256: str
+    text: str = field(repr=False)
+
+    @property
+    def sha256(self) -> str:
+        """Checksum of the text, for the provenance."""
+        return hashlib.sha256(self.text.encode()).hexdigest()
 
     @property
     def choices(self) -> dict[str, tuple[str, ...]]:
@@ -191,10 +196,12 @@ def _rule_schema(word: str) -> dict[str, Any]:
     kind = KINDS[word]
     if kind.target is not None:  # either one target for all, in short or long form, or one for each of several
         layer = Either(PATTERN, kind.target).schema()
-        schema["properties"][word] = {
-            "description": f"where it goes. {kind.doc}",
-            "anyOf": [layer, {"type": "object", "additionalProperties": layer}],
+        several = {
+            "type": "object",
+            "additionalProperties": layer,
+            "propertyNames": {"not": {"enum": [*kind.target.keys]}},
         }
+        schema["properties"][word] = {"description": f"where it goes. {kind.doc}", "anyOf": [layer, several]}
     return {"title": word, **schema}
 
 
@@ -333,7 +340,7 @@ def _braces(names: object) -> str:
     return ", ".join(f"{{{name}}}" for name in sorted(names)) or "none"  # type: ignore[call-overload]
 
 
-def _read_file(node: Node, path: str, digest: str) -> RuleFile:
+def _read_file(node: Node, path: str, text: str) -> RuleFile:
     values = _FILE.read(node)
     facts = values.get("facts", {})
     targets = {name: Target(name, t["loads"], t.get("config", {})) for name, t in values["targets"].items()}
@@ -401,7 +408,7 @@ def _read_file(node: Node, path: str, digest: str) -> RuleFile:
         versions=versions,
         targets=targets,
         rules=rules,
-        sha256=digest,
+        text=text,
     )
 
 
@@ -445,7 +452,7 @@ def parse_rules(text: str, name: str = "rules.yaml") -> RuleFile:
     Raises:
         RuleError: not a valid rule file; the message has line and column.
     """
-    return _read_file(load_yaml(text, name), name, hashlib.sha256(text.encode()).hexdigest())
+    return _read_file(load_yaml(text, name), name, text)
 
 
 def load_rules(path: str | Path) -> RuleFile:
@@ -455,8 +462,7 @@ def load_rules(path: str | Path) -> RuleFile:
         RuleError: unreadable or not valid; the message has line and column.
     """
     path = Path(path)
-    node = read_yaml(path, _display(path))
-    return _read_file(node, _display(path), hashlib.sha256(path.read_bytes()).hexdigest())
+    return parse_rules(read_text(path, _display(path)), _display(path))
 
 
 def _display(path: Path) -> str:
@@ -503,14 +509,6 @@ def find_rules(model: str, extra: Path | None = None) -> tuple[RuleFile, ...]:
         f"there are no rules called {model!r}{nearest(model, names)} (known: {', '.join(names)}; "
         "a file of your own is given by its path, such as ./my-model.yaml)"
     )
-
-
-def read_text(rules: RuleFile, extra: Path | None = None) -> str:
-    """The text of a rule file that `find_rules` or `available_rules` gave."""
-    path = Path(rules.path)
-    if path == Path("rules") / path.name and not path.is_file():
-        path = shipped_rules_dir() / path.name
-    return path.read_text(encoding="utf-8")
 
 
 def parse_settings(pairs: Mapping[str, str] | tuple[str, ...]) -> dict[str, Any]:

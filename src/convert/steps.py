@@ -63,6 +63,8 @@ class Step:
         arithmetic: what is computed on the values, in words; empty when they are only moved.
         loses: what a cast loses, in words; empty when nothing.
         value: for a tensor that no leaf holds: how it is computed.
+        role: ``weight`` or ``bias``.
+        siblings: how many tensors its rule makes for the same layer, by alternatives in the target's name; itself included.
     """
 
     name: str
@@ -73,6 +75,8 @@ class Step:
     arithmetic: str = ""
     loses: str = ""
     value: tuple[float, float] | None = None
+    role: str = "weight"
+    siblings: int = 1
 
     @property
     def layouts(self) -> tuple[str, ...]:
@@ -279,7 +283,18 @@ class Compiler:
                 )
         whole = specs[0] if len(specs) == 1 else TensorSpec((row, *specs[0].shape[1:]), specs[0].dtype)
         loses = _losses([leaf.spec.dtype for leaf in leaves], whole.dtype, bool(compute))
-        return Step(name, whole, tuple(parts), rule.word, rule.at, _words(compute), loses)
+        return Step(
+            name,
+            whole,
+            tuple(parts),
+            rule.word,
+            rule.at,
+            _words(compute),
+            loses,
+            None,
+            role,
+            len(list(layer.path.all_choices())),
+        )
 
     def _move(
         self,

@@ -84,6 +84,8 @@ def metadata(plan: Plan) -> dict[str, str]:
         "rules_sha256": plan.rules.sha256,
         "source_format": plan.source.format,
         "source_digest": "0" * DIGEST_LENGTH,
+        "dtype": plan.dtype or "",
+        "settings": json.dumps(plan.settings, sort_keys=True),
         "choices": json.dumps(plan.choices, sort_keys=True),
         "sizes": json.dumps(plan.sizes, sort_keys=True),
         "facts": json.dumps(plan.facts, sort_keys=True),
@@ -137,7 +139,7 @@ def execute(
     _refuse_overlap(out, plan.source)
     tensors, layout = plan_layout(plan, out, max_shard_bytes)
     extra = {} if out.suffix == ".safetensors" else _extra_files(plan)
-    used = _by_leaf(plan)
+    used = used_leaves(plan)
     total = sum(plan.source.leaves[leaf].spec.nbytes for leaf in used)
     digests: dict[str, str] = {}
     with Writer(out, layout, tensors, metadata=metadata(plan), overwrite=overwrite, extra_files=extra) as writer:
@@ -160,7 +162,8 @@ def execute(
 Work = list[tuple[Step, Part]]
 
 
-def _by_leaf(plan: Plan) -> dict[str, Work]:
+def used_leaves(plan: Plan) -> dict[str, Work]:
+    """The leaves that a plan reads, each with all its shares of output tensors."""
     used: dict[str, Work] = {}
     for step in plan.steps:
         for part in step.parts:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 import warnings
 from collections.abc import Iterator, Mapping
@@ -82,7 +83,7 @@ def _scalar(text: str) -> Any:
         return _WORDS[text.lower()]
     if _INT.fullmatch(text) and len(text) <= 4000:  # Python refuses to read longer ones
         return int(text)
-    if _FLOAT.fullmatch(text):
+    if _FLOAT.fullmatch(text) and math.isfinite(float(text)):
         return float(text)
     return text
 
@@ -152,16 +153,15 @@ def load_yaml(text: str, file: str) -> Node:
     return _wrap(node, file, itertools.count())
 
 
-def read_yaml(path: Path, called: str) -> Node:
-    """`load_yaml` of a file, which messages call `called`.
+def read_text(path: Path, called: str) -> str:
+    """The text of a file, which messages call `called`.
 
     Raises:
-        RuleError: unreadable, not UTF-8, or as `load_yaml`.
+        RuleError: unreadable, or not UTF-8.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8")
     except OSError as error:
         raise RuleError(f"{called}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
         raise RuleError(f"{called}: not a text file in UTF-8") from None
-    return load_yaml(text, called)

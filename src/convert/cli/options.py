@@ -57,7 +57,7 @@ RulesDir = Annotated[
 Like = Annotated[
     Path | None,
     typer.Option(
-        "--like", metavar="FILE", help="A .safetensors file (or its index) whose names and shapes the result must have."
+        "--like", metavar="FILE", help="A .safetensors file or a directory whose names and shapes the result must have."
     ),
 ]
 ShardSize = Annotated[

@@ -12,7 +12,6 @@ from convert.cli import output
 
 if TYPE_CHECKING:
     from convert.plan import Plan
-    from convert.spec import TensorSpec
     from convert.steps import Step
     from convert.writer import Layout
 
@@ -50,6 +49,7 @@ def make(
 ) -> Plan:
     """The plan that the shared options describe."""
     from convert.api import plan_conversion
+    from convert.check.written import open_written
     from convert.rules import parse_settings
 
     return plan_conversion(
@@ -61,31 +61,8 @@ def make(
         step=step,
         item=item,
         rules_dir=rules_dir,
-        like=read_specs(like) if like else None,
+        like=open_written(like).specs if like else None,
     )
-
-
-def read_specs(path: Path) -> dict[str, TensorSpec]:
-    """Names and specs of a safetensors file, or of all files that an index names.
-
-    Raises:
-        CheckpointError: unreadable, or an index that points outside its directory.
-    """
-    from convert.errors import CheckpointError
-    from convert.safetensors_header import read_header
-
-    if path.suffix != ".json":
-        return {name: entry.spec for name, entry in read_header(path)[1].items()}
-    try:
-        files = set(json.loads(path.read_text())["weight_map"].values())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{path}: not an index of safetensors files: {error}") from None
-    for name in files:
-        if (
-            not isinstance(name, str) or Path(name).name != name
-        ):  # an index is a foreign file: it may not lead elsewhere
-            raise CheckpointError(f"{path}: names {name!r}, which is no file beside it")
-    return {name: entry.spec for file in sorted(files) for name, entry in read_header(path.parent / file)[1].items()}
 
 
 def print_plan(plan: Plan, layout: Layout, as_json: bool) -> None:
@@ -164,6 +141,8 @@ def _unprotected(plan: Plan) -> Iterator[str]:
             yield f"      {group.layout}; also fits: {', '.join(group.others)}"
         if group.parts:
             yield f"      any order of its {len(group.parts)} parts fits; the rule's is {', '.join(_apart(group.parts))}"
+        if group.siblings > 1:
+            yield f"      {group.siblings} tensors of this rule have the same shape; only their names tell them apart"
 
 
 def _apart(paths: tuple[str, ...]) -> list[str]:

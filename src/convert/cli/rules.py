@@ -51,10 +51,10 @@ def _describe(rules: Any) -> dict[str, Any]:
 @app.command()
 def show(name: Name, rules_dir: o.RulesDir = None) -> None:
     """The text of a rule file; of a family, of all its files."""
-    from convert.rules import find_rules, read_text
+    from convert.rules import find_rules
 
     for rules in find_rules(name, rules_dir):
-        output.data(read_text(rules, rules_dir).rstrip("\n"))
+        output.data(rules.text.rstrip("\n"))
 
 
 @app.command()

@@ -1,6 +1,7 @@
-"""Reads Orbax checkpoints with TensorStore: all layouts that Orbax 0.2 to 0.12 wrote, without JAX and without devices.
+"""Reads Orbax checkpoints with TensorStore: the layouts of Orbax 0.5 to 0.12, without JAX and without devices.
 
-Where the tree lies is found in `orbax_locate`, what it holds in `orbax_tree`, and arrays are read in `orbax_store`.
+Where the tree lies is found in `orbax_locate`, what is in it in `orbax_tree`; arrays are read in `orbax_store`, which
+learns from `orbax_ocdbt` what a database holds.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from convert.errors import CheckpointError
 from convert.sources import flaxpack
 from convert.sources.base import Absent, Leaf, Source, name_leaves
 from convert.sources.orbax_locate import locate, looks_like_orbax
+from convert.sources.orbax_ocdbt import TENSORSTORE_ERRORS
 from convert.sources.orbax_store import (
-    TENSORSTORE_ERRORS,
+    AGAIN,
     Array,
     Store,
     open_store,
@@ -23,11 +25,10 @@ from convert.sources.orbax_store import (
     read_metadata,
     reason,
 )
-from convert.sources.orbax_tree import METADATA, Node, Tree, read_tree
+from convert.sources.orbax_tree import ARRAYS, METADATA, Node, Tree, read_tree
 
 __all__ = ["OrbaxSource", "looks_like_orbax", "open_orbax"]
 
-_AGAIN = "the checkpoint is damaged; copy it again, or choose another step with --step"
 _SHOWN = 5  # leaves in one message
 
 
@@ -61,13 +62,14 @@ class OrbaxSource(Source):
                 arrays = read_metadata(self._store, [str(node.name) for node in stored], tree.use_zarr3)
             except TENSORSTORE_ERRORS as error:
                 raise CheckpointError(
-                    f'"{path}": the arrays cannot be found: {reason(error, path)}; {_AGAIN}'
+                    f'"{path}": the arrays cannot be found: {reason(error, path)}; {AGAIN}'
                 ) from error
         self._tree = tree
         self.path = path
         self.format = _format(self._store, arrays)
         self.notes = notes
-        self._places, self.absent = _places(path, tree, arrays)
+        advice = AGAIN if self._store is None else self._store.advice
+        self._places, self.absent = _places(path, tree, arrays, advice)
         self.leaves: Mapping[str, Leaf] = name_leaves(
             Leaf(node.keys, place.spec) for node, place in self._places.items()
         )
@@ -83,11 +85,12 @@ class OrbaxSource(Source):
             return flaxpack.array(self._tree.data, place).copy()
         assert self._store is not None
         try:
-            return read_array(self._store, place, self._tree.fill_missing)
+            return read_array(self._store, place, self._tree.all_stored)
+        except MemoryError as error:
+            raise CheckpointError(f'"{self.path}": leaf {name} ({place.spec}): {error}') from None
         except TENSORSTORE_ERRORS as error:
-            raise CheckpointError(
-                f'"{self.path}": leaf {name} ({place.spec}) cannot be read: {reason(error, self.path)}; {_AGAIN}'
-            ) from error
+            why = f"{reason(error, self.path)}; {self._store.advice}"
+            raise CheckpointError(f'"{self.path}": leaf {name} ({place.spec}) cannot be read: {why}') from error
 
 
 def _format(store: Store | None, arrays: Mapping[str, Array | CheckpointError | None]) -> str:
@@ -98,7 +101,7 @@ def _format(store: Store | None, arrays: Mapping[str, Array | CheckpointError | 
 
 
 def _places(
-    path: Path, tree: Tree, arrays: Mapping[str, Array | CheckpointError | None]
+    path: Path, tree: Tree, arrays: Mapping[str, Array | CheckpointError | None], advice: str
 ) -> tuple[dict[Node, Array | flaxpack.Packed], tuple[Absent, ...]]:
     """Where each leaf lies, and what has no array."""
     places: dict[Node, Array | flaxpack.Packed] = {}
@@ -115,19 +118,15 @@ def _places(
             wrong.extend(_disagreement(node, array))
         elif isinstance(array, CheckpointError):
             wrong.append(f"leaf {'/'.join(node.keys)}: {array}")
-        elif node.kind in _ARRAYS:
+        elif node.kind in ARRAYS:
             wrong.append(f"leaf {'/'.join(node.keys)}: its zarr metadata is missing")
         else:
             # A type with a handler of its own, which may have written anything.
             absent.append(Absent(node.keys, f"{node.kind}, not stored as an array"))
     if wrong:
         shown = "\n  ".join(wrong[:_SHOWN]) + (f"\n  and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else "")
-        raise CheckpointError(f'"{path}": {METADATA} and the arrays do not fit:\n  {shown}\n{_AGAIN}')
+        raise CheckpointError(f'"{path}": {METADATA} and the arrays do not agree:\n  {shown}\n{advice}')
     return places, tuple(absent)
-
-
-# `value_type` of those that Orbax stores as arrays; empty in the aggregate file, which does not tell.
-_ARRAYS = ("jax.Array", "np.ndarray", "scalar", "")
 
 
 def _disagreement(node: Node, array: Array) -> list[str]:

@@ -3,7 +3,7 @@
 On disk (Orbax 0.5 to 0.12)::
 
     run/                        steps: `200`, `00000200`, `checkpoint_200`; CheckpointManager
-        200/                    a step: _CHECKPOINT_METADATA (since 0.5.13), commit_success.txt; or the tree itself
+        200/                    a step: _CHECKPOINT_METADATA (since 0.5.11), commit_success.txt; or the tree itself
             default/            an item that is a tree: _METADATA, manifest.ocdbt, ...
             metrics/metrics     an item that is JSON
 """
@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from convert.errors import CheckpointError
-from convert.sources.orbax_store import ARRAY_METADATA, MANIFEST, PROCESS_PREFIX
+from convert.sources.orbax_ocdbt import MANIFEST
+from convert.sources.orbax_store import ARRAY_METADATA, PROCESS_PREFIX
 from convert.sources.orbax_tree import AGGREGATE, METADATA, read_json
 
 # A save writes into a directory of such a name and renames it when it is done (0.12.8: _src/path/atomicity_types.py);
@@ -48,6 +49,13 @@ def looks_like_orbax(path: Path) -> bool:
     """Whether `path` is, or contains, an Orbax checkpoint, finished or not, whole or not. Reads names only."""
     if not path.is_dir():
         return bool(_leftovers(path))
+    try:
+        return _looks_like_orbax(path)
+    except CheckpointError:  # a directory that cannot be listed
+        return False
+
+
+def _looks_like_orbax(path: Path) -> bool:
     if _UNFINISHED.search(path.name) or _is_tree(path) or _is_step(path):
         return True
     children = _directories(path)
@@ -55,7 +63,7 @@ def looks_like_orbax(path: Path) -> bool:
         _UNFINISHED.search(child.name)
         or _is_tree(child)
         or _is_step(child)
-        or (_STEP.fullmatch(child.name) and any(map(_is_tree, _directories(child))))
+        or (_number(child) is not None and any(map(_is_tree, _directories(child))))
         for child in children
     ) or any(child.name == "checkpoints" and looks_like_orbax(child) for child in children)
 
@@ -71,7 +79,7 @@ def locate(path: Path, step: int | None = None, item: str | None = None) -> Loca
     Raises:
         CheckpointError: there is none, it is not finished, or a choice is left open.
     """
-    path = path.absolute()
+    path = path.resolve() if ".." in path.parts else path.absolute()  # TensorStore takes no ".."
     if not path.exists():
         leftovers = _leftovers(path)
         if leftovers:
@@ -115,7 +123,7 @@ def _check_finished(path: Path) -> None:
     """Raises where `path` says that its save has not ended.
 
     - The name: `AtomicRenameTemporaryPath` renames at the end. All versions, all file systems but GCS.
-    - `commit_timestamp_nsecs` in `_CHECKPOINT_METADATA`: set at the end, since 0.5.13.
+    - `commit_timestamp_nsecs` in `_CHECKPOINT_METADATA`: set at the end, since 0.5.11.
     - `commit_success.txt` is written last of all. Before 0.12.3 only `CommitFileTemporaryPath` did, which is the
       default on GCS (0.5.0: utils.py, is_checkpoint_finalized; 0.12.2: _src/path/atomicity.py); since 0.12.3 all do
       (CHANGELOG). A checkpoint does not tell its version, and most finished ones of local disks have no such file, so
@@ -156,7 +164,7 @@ def _check_step_of(path: Path, step: int | None) -> None:
 
 def _number(path: Path) -> int | None:
     match = _STEP.fullmatch(path.name)
-    return int(match[1]) if match else None
+    return int(match[1]) if match and not _UNFINISHED.search(path.name) else None
 
 
 def _directories(path: Path) -> list[Path]:
@@ -166,21 +174,28 @@ def _directories(path: Path) -> list[Path]:
         raise CheckpointError(f'"{path}" cannot be read: {error.strerror or error}') from None
 
 
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # in a directory that others may not enter
+        return False
+
+
 def _is_tree(path: Path) -> bool:
     """Whether `path` holds arrays and the names of them, or what is left of that."""
-    if (path / METADATA).is_file() or (path / MANIFEST).is_file():
+    if _is_file(path / METADATA) or _is_file(path / MANIFEST):
         return True
     return _is_aggregate(path / AGGREGATE) or any(path.glob(f"{PROCESS_PREFIX}*"))
 
 
 def _has_arrays(path: Path) -> bool:
     """Whether arrays lie in `path`, one directory each."""
-    return any((child / name).is_file() for child in (path, *_directories(path)) for name in ARRAY_METADATA)
+    return any(_is_file(child / name) for child in (path, *_directories(path)) for name in ARRAY_METADATA)
 
 
 def _is_aggregate(file: Path) -> bool:
     """Whether `file` may be Orbax's msgpack, damage included: TensorFlow and paxml have files of that name, too."""
-    if not file.is_file():
+    if not _is_file(file):
         return False
     try:
         with file.open("rb") as opened:
@@ -193,7 +208,7 @@ def _is_aggregate(file: Path) -> bool:
 
 
 def _is_step(path: Path) -> bool:
-    return any((path / name).is_file() for name in (_STEP_METADATA, _COMMITTED, _V1))
+    return any(_is_file(path / name) for name in (_STEP_METADATA, _COMMITTED, _V1))
 
 
 # --- Steps
@@ -291,7 +306,7 @@ def _kind(path: Path, handler: str) -> str:
         return "tree"
     if _has_arrays(path):
         return f"arrays whose {METADATA} is missing"
-    if (path / "metadata").is_file():
+    if _is_file(path / "metadata"):
         return "JSON"
     if any(path.glob("jax_random_key*")):
         return "a random key"

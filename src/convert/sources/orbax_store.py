@@ -21,15 +21,12 @@ import numpy as np
 import tensorstore as ts
 
 from convert.errors import CheckpointError, ConvertError
+from convert.sources.orbax_ocdbt import MANIFEST, TENSORSTORE_ERRORS, check_files, entries
 from convert.spec import SAFETENSORS_TAGS, TensorSpec, dtype_name
 
-MANIFEST = "manifest.ocdbt"
 # One directory for each process (`ocdbt.process_3`) or replica (`ocdbt.process_replica_3`); Orbax 0.12.8,
 # _src/serialization/ocdbt_process_spec.py. The values stay in them after the merge; the manifest above refers to them.
 PROCESS_PREFIX = "ocdbt.process_"
-
-# What TensorStore raises: absl's status codes as these (python/tensorstore/status.cc).
-TENSORSTORE_ERRORS = (ValueError, OSError, RuntimeError, IndexError, KeyError, OverflowError, MemoryError)
 
 ARRAY_METADATA = _ZARR, _ZARR3 = ".zarray", "zarr.json"
 # What a corrupt shape may well exceed, and no array does. TensorStore ends the process (std::bad_alloc) or works for
@@ -37,6 +34,7 @@ ARRAY_METADATA = _ZARR, _ZARR3 = ".zarray", "zarr.json"
 _MOST_BYTES = 1 << 48
 _MOST_CHUNKS = 10_000_000
 _MOST_AXES = 32  # of zarr in TensorStore
+AGAIN = "the checkpoint is damaged; copy it again, or choose another step with --step"
 _BATCH = 10_000  # reads in flight at once
 _ZARR_DTYPE = re.compile(r"[<|][biufc]\d+")  # big-endian is left out: no JAX writes it, and it is one flipped bit away
 
@@ -50,12 +48,17 @@ class Array:
         driver: ``zarr`` or ``zarr3``.
         spec: global shape and dtype.
         chunks: how many there are.
+        stores_zeros: whether the writer surely stored chunks of zeros, so that a chunk which is not there was lost.
+            TensorStore leaves out a chunk that is equal to the fill value, unless the metadata has none: Orbax gives
+            none with zarr, while zarr3 always has one. (TensorStore since commit 738ea97f1 of January 2022, before the
+            first Orbax; tried with TensorStore 0.1.28, 0.1.52 and 0.1.86.)
     """
 
     prefix: str
     driver: str
     spec: TensorSpec
     chunks: int
+    stores_zeros: bool
 
 
 class Store(Protocol):
@@ -63,6 +66,9 @@ class Store(Protocol):
 
     format: str
     """For people: ``OCDBT`` or ``one directory per leaf``."""
+
+    advice: str
+    """What to do where an array cannot be read."""
 
     def values(self, keys: Sequence[str]) -> list[bytes | None]:
         """The values of `keys`, read concurrently; None where there is none."""
@@ -86,13 +92,13 @@ def open_store(path: Path, use_ocdbt: bool | None) -> Store:
     """
     context = _context()
     if use_ocdbt is not False and (path / MANIFEST).exists():
-        return _Single("OCDBT", _ocdbt(path), context)
+        return _Merged(path, context)
     processes = process_directories(path)
     if use_ocdbt is not False and processes:
         return _Union(processes, context)
     if use_ocdbt:
-        raise CheckpointError(f'"{path}": {MANIFEST} is missing, so no array can be found; copy the checkpoint again')
-    return _Single("one directory per leaf", _files(path), context)
+        raise CheckpointError(f'"{path}": {MANIFEST} is missing, so no array can be found; {AGAIN}')
+    return _Files(path, context)
 
 
 def process_directories(path: Path) -> tuple[Path, ...]:
@@ -105,8 +111,7 @@ def process_directories(path: Path) -> tuple[Path, ...]:
     for child in found:
         if not (child / MANIFEST).exists():
             raise CheckpointError(
-                f'"{child}": {MANIFEST} is missing, so the arrays of this process cannot be found; '
-                "copy the checkpoint again"
+                f'"{child}": {MANIFEST} is missing, so the arrays of this process cannot be found; {AGAIN}'
             )
     return tuple(sorted(found, key=lambda child: (len(child.name), child.name)))
 
@@ -126,27 +131,28 @@ def read_metadata(store: Store, names: Sequence[str], use_zarr3: bool) -> dict[s
         for name, value in zip(left, values, strict=True):
             if value is not None:
                 try:
-                    spec, chunks = _parse(filename, value)
+                    parsed = _parse(filename, value)
                 except CheckpointError as error:
                     found[name] = CheckpointError(f"{prefix(name)}{filename} {error}")
                 else:
-                    found[name] = Array(prefix(name), "zarr" if filename == _ZARR else "zarr3", spec, chunks)
+                    found[name] = Array(prefix(name), "zarr" if filename == _ZARR else "zarr3", *parsed)
     return found
 
 
-def read_array(store: Store, array: Array, fill_missing: bool) -> np.ndarray:
+def read_array(store: Store, array: Array, all_stored: bool) -> np.ndarray:
     """The whole array, in C order.
 
     Args:
         store: where it lies.
         array: its place and spec.
-        fill_missing: whether a chunk that is not there stands for zeros (it does where Orbax did not store chunks of
-            zeros); otherwise it is an error.
+        all_stored: whether the checkpoint says that all chunks were stored. If neither it nor the array does, a chunk
+            that is not there stands for zeros; else it is an error.
 
     Raises:
         one of `TENSORSTORE_ERRORS`: not readable.
     """
     kvstore, context = store.kvstore(array.prefix)
+    fill_missing = not (all_stored or array.stores_zeros)
     spec = {
         "driver": array.driver,
         "kvstore": kvstore,
@@ -177,58 +183,80 @@ def reason(error: BaseException, path: Path) -> str:
     text = str(error) or type(error).__name__
     text = re.sub(r"\s*\[[a-z_ ]+='.*?'\](?=\s|$|;|\[)", "", text, flags=re.DOTALL)
     text = re.sub(r"\s+", " ", text).strip()
-    if text.startswith("NOT_FOUND: ") and "missing" not in text:
+    if "NOT_FOUND: " in text and "missing" not in text:
         text += " (there is no such file)"
-    text = re.sub(r"^[A-Z_]+: ", "", text)  # the status code
+    text = re.sub(r"\b[A-Z]+(_[A-Z]+)*: ", "", text)  # the status code
     text = re.sub(r'^Error opening "\w+" driver: ', "", text)
     text = text.replace(f' in OCDBT database at local file "{path}/"', "").replace(f"{path}/", "")
     return text if len(text) <= 300 else text[:200] + " ... " + text[-95:]
 
 
-class _Single:
-    """One TensorStore key-value store."""
+class _Files:
+    """One directory for each array."""
 
-    def __init__(self, form: str, spec: dict[str, Any], context: ts.Context) -> None:
-        self.format = form
-        self._spec = spec
+    format = "one directory per leaf"
+    advice = AGAIN
+
+    def __init__(self, path: Path, context: ts.Context) -> None:
+        self._spec = _files(path)
         self._context = context
-        self._opened = ts.KvStore.open(spec, context=context).result()
+        self._opened = ts.KvStore.open(self._spec, context=context).result()
 
     def values(self, keys: Sequence[str]) -> list[bytes | None]:
         return _values((self._opened, key) for key in keys)
 
     def count(self, prefix: str) -> int:
-        end = prefix[:-1] + chr(ord(prefix[-1]) + 1) if prefix else ""
-        return len(self._opened.list(ts.KvStore.KeyRange(prefix, end)).result())
+        return _count(self._opened, prefix)
 
     def kvstore(self, prefix: str) -> tuple[dict[str, Any], ts.Context]:
-        return {**self._spec, "path": self._spec.get("path", "") + prefix}, self._context
+        return {**self._spec, "path": self._spec["path"] + prefix}, self._context
+
+
+class _Merged:
+    """One OCDBT database."""
+
+    format = "OCDBT"
+    advice = AGAIN
+
+    def __init__(self, path: Path, context: ts.Context) -> None:
+        self._spec = _ocdbt(path)
+        self._context = context
+        self._opened = ts.KvStore.open(self._spec, context=context).result()
+        self._metadata = _index(path, context)[0]
+
+    def values(self, keys: Sequence[str]) -> list[bytes | None]:
+        left = [key for key in keys if key not in self._metadata]
+        read = dict(zip(left, _values((self._opened, key) for key in left), strict=True))
+        return [self._metadata.get(key) or read.get(key) for key in keys]
+
+    def count(self, prefix: str) -> int:
+        return _count(self._opened, prefix)
+
+    def kvstore(self, prefix: str) -> tuple[dict[str, Any], ts.Context]:
+        return {**self._spec, "path": prefix}, self._context
 
 
 class _Union:
     """The databases of several processes that no manifest joins: the chunks of one array lie in several of them."""
 
+    advice = f"bring the {PROCESS_PREFIX}* directories of all processes together in one place; if they are, {AGAIN}"
+
     def __init__(self, processes: Sequence[Path], context: ts.Context) -> None:
         self.format = f"OCDBT, not merged ({len(processes)} {'processes' if len(processes) > 1 else 'process'})"
+        self._metadata: dict[str, bytes] = {}
         self._places: dict[str, ts.KvStore] = {}
-        opened = [ts.KvStore.open(_ocdbt(process), context=context).result() for process in processes]
-        for process, store in zip(processes, opened, strict=True):
-            try:
-                keys = store.list().result()
-            except TENSORSTORE_ERRORS as error:
-                raise CheckpointError(
-                    f'"{process}": its list of arrays cannot be read: {reason(error, process)}; '
-                    "the file is damaged, copy the checkpoint again"
-                ) from error
-            for key in keys:
-                # A chunk that several processes hold is a replica: Orbax has each write all of it.
-                self._places.setdefault(key.decode(), store)
+        for process in processes:
+            opened = ts.KvStore.open(_ocdbt(process), context=context).result()
+            metadata, keys = _index(process, context)
+            # What several processes hold is a replica: Orbax has each write all of it.
+            self._metadata = metadata | self._metadata
+            self._places = dict.fromkeys(keys, opened) | self._places
         self._keys = sorted(self._places)
 
     def values(self, keys: Sequence[str]) -> list[bytes | None]:
-        present = [key for key in keys if key in self._places]
-        found = dict(zip(present, _values((self._places[key], key) for key in present), strict=True))
-        return [found.get(key) for key in keys]
+        left = [key for key in keys if key in self._places and key not in self._metadata]
+        read = dict(zip(left, _values((self._places[key], key) for key in left), strict=True))
+        return [self._metadata.get(key) or read.get(key) for key in keys]
 
     def count(self, prefix: str) -> int:
         return len(self._below(prefix))
@@ -237,8 +265,7 @@ class _Union:
         context = ts.Context()
         memory = ts.KvStore.open({"driver": "memory"}, context=context).result()
         keys = self._below(prefix)
-        values = self.values(keys)
-        for key, value in zip(keys, values, strict=True):
+        for key, value in zip(keys, self.values(keys), strict=True):
             if value is not None:
                 memory.write(key, value).result()
         return {"driver": "memory", "path": prefix}, context
@@ -248,6 +275,29 @@ class _Union:
         while stop < len(self._keys) and self._keys[stop].startswith(prefix):
             stop += 1
         return self._keys[start:stop]
+
+
+def _index(path: Path, context: ts.Context) -> tuple[dict[str, bytes], list[str]]:
+    """The metadata of the arrays in an OCDBT database as far as it lies within its nodes, and all keys.
+
+    Raises:
+        CheckpointError: the database is damaged, or lacks a file that holds values.
+    """
+    try:
+        found = list(entries(path, context))
+    except TENSORSTORE_ERRORS as error:
+        raise CheckpointError(f'"{path}": its list of arrays cannot be read: {reason(error, path)}; {AGAIN}') from error
+    try:
+        check_files(path, found)
+    except CheckpointError as error:
+        raise CheckpointError(f"{error}; {AGAIN}") from None
+    metadata = {key: value for key, value in found if isinstance(value, bytes) and key.endswith(ARRAY_METADATA)}
+    return metadata, [key for key, _ in found]
+
+
+def _count(store: ts.KvStore, prefix: str) -> int:
+    end = prefix[:-1] + chr(ord(prefix[-1]) + 1) if prefix else ""
+    return len(store.list(ts.KvStore.KeyRange(prefix, end)).result())
 
 
 def _values(places: Iterable[tuple[ts.KvStore, str]]) -> list[bytes | None]:
@@ -276,8 +326,8 @@ def _ocdbt(path: Path) -> dict[str, Any]:
 
 
 @functools.lru_cache(maxsize=10_000)  # the leaves of equal layers have equal metadata
-def _parse(filename: str, value: bytes) -> tuple[TensorSpec, int]:
-    """Spec and number of chunks. The error's text continues the name of the file."""
+def _parse(filename: str, value: bytes) -> tuple[TensorSpec, int, bool]:
+    """The last three attributes of an `Array`. The error's text continues the name of the file."""
     try:
         metadata = json.loads(value)
     except (ValueError, RecursionError) as error:
@@ -299,7 +349,7 @@ def _parse(filename: str, value: bytes) -> tuple[TensorSpec, int]:
     chunks = math.prod(-(-n // c) for n, c in zip(shape, chunk, strict=True))
     if spec.nbytes > _MOST_BYTES or chunks > _MOST_CHUNKS:
         raise CheckpointError(f"says {spec} in {chunks} chunks, which is not possible")
-    return spec, chunks
+    return spec, chunks, filename == _ZARR and metadata.get("fill_value") is None
 
 
 def _sizes(what: str, sizes: object, least: int) -> tuple[int, ...]:

@@ -34,6 +34,8 @@ _NO_ARRAY = {
     "NamedTuple": "empty named tuple",
     "string": "string",
 }
+# `value_type` of those that are stored as arrays; empty in the aggregate file, which does not tell.
+ARRAYS = ("jax.Array", "np.ndarray", "scalar", "")
 _MAX_DEPTH = 200
 
 
@@ -66,16 +68,16 @@ class Tree:
         nodes: in the order of the file.
         use_ocdbt: None if not told.
         use_zarr3: False if not told.
-        fill_missing: whether a chunk that is not there stands for zeros. Since Orbax 0.10.0 (commit 646f1e68) all
-            chunks are stored and ``_METADATA`` says so with ``store_array_data_equal_to_fill_value``. Before it,
-            chunks of zeros were left out, and nothing tells such a chunk from a lost one.
+        all_stored: whether it says that chunks of zeros were stored, too, so that one which is not there was lost.
+            Since Orbax 0.10.0 (commit 646f1e68) all chunks are, and ``_METADATA`` says so with
+            ``store_array_data_equal_to_fill_value``.
         data: the aggregate file, mapped; empty if there is none.
     """
 
     nodes: tuple[Node, ...]
     use_ocdbt: bool | None = None
     use_zarr3: bool = False
-    fill_missing: bool = True
+    all_stored: bool = False
     data: mmap.mmap | bytes = b""
 
 
@@ -99,17 +101,20 @@ def read_tree(path: Path) -> Tree:
             )
         return Tree(_checked(path, tuple(packed.values())), data=data)
     metadata = read_json(file)
-    # Values in the aggregate file go before `_METADATA`, as in Orbax 0.12.8's PyTreeCheckpointHandler
-    # (_get_internal_metadata); placeholders do not.
-    nodes = (
-        packed[node.keys] if node.keys in packed and packed[node.keys].name is None else node
-        for node in _nodes(file, metadata)
-    )
+    # Values in the aggregate file go before `_METADATA`, placeholders do not: as in Orbax 0.12.8's
+    # PyTreeCheckpointHandler (_get_internal_metadata). A string or nothing in the place of an array is damage.
+    nodes = []
+    for node in _nodes(file, metadata):
+        other = packed.get(node.keys)
+        inlined = other is not None and (
+            other.packed is not None or (other.why is not None and node.kind not in ARRAYS)
+        )
+        nodes.append(other if other is not None and inlined else node)
     return Tree(
         _checked(path, tuple(nodes)),
         _flag(file, metadata, "use_ocdbt"),
         bool(_flag(file, metadata, "use_zarr3")),
-        not _flag(file, metadata, "store_array_data_equal_to_fill_value"),
+        bool(_flag(file, metadata, "store_array_data_equal_to_fill_value")),
         data,
     )
 

@@ -1,0 +1,1 @@
+"""The proof that both models compute the same, in four levels."""
