@@ -6,8 +6,8 @@ python orbax_writers.py process INDEX PORT DIR
 
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 
@@ -62,7 +62,7 @@ def write_process(index: int, port: int, out: Path) -> None:
         checkpointer.close()
 
 
-def _sharded(jax: "Callable") -> dict:
+def _sharded(jax: ModuleType) -> dict:
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
     mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("x", "y"))

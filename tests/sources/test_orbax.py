@@ -364,6 +364,12 @@ def test_chunks_need_not_divide_the_array(copy: Copy) -> None:
     assert same(open_orbax(path).read("a/short"), want)
 
 
+def test_a_tree_without_arrays(tmp_path: Path) -> None:
+    source = open_orbax(save(tmp_path / "empty", {"nothing": None}))
+    assert (source.format, dict(source.leaves)) == ("Orbax, no arrays", {})
+    assert source.absent == (Absent(("nothing",), "None"),)
+
+
 def test_a_container_that_was_filled_later_is_no_leaf(copy: Copy) -> None:
     path = copy("ocdbt")
     content = json.loads((path / "_METADATA").read_text())

@@ -22,8 +22,6 @@ def open_source(path: str | Path, *, step: int | None = None, item: str | None =
     from convert.sources import pax
 
     path = Path(path)
-    if not path.exists():
-        raise CheckpointError(f"{path}: there is no such file or directory")
     if pax.looks_like_pax(path):
         if item is not None:
             raise CheckpointError(f"{path}: a paxml checkpoint has no items; leave out --item {item}")
@@ -32,6 +30,8 @@ def open_source(path: str | Path, *, step: int | None = None, item: str | None =
 
     if orbax.looks_like_orbax(path):
         return orbax.open_orbax(path, step=step, item=item)
+    if not path.exists():
+        raise CheckpointError(f"{path}: there is no such file or directory")
     inside = sorted(child.name for child in path.iterdir())[:6] if path.is_dir() else []
     shown = f"; it holds {', '.join(inside)}" if inside else "; it is empty" if path.is_dir() else ""
     raise CheckpointError(

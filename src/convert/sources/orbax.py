@@ -66,7 +66,7 @@ class OrbaxSource(Source):
                 ) from error
         self._tree = tree
         self.path = path
-        self.format = _format(self._store, arrays)
+        self.format = _format(tree, self._store, arrays)
         self.notes = notes
         advice = AGAIN if self._store is None else self._store.advice
         self._places, self.absent = _places(path, tree, arrays, advice)
@@ -93,9 +93,9 @@ class OrbaxSource(Source):
             raise CheckpointError(f'"{self.path}": leaf {name} ({place.spec}) cannot be read: {why}') from error
 
 
-def _format(store: Store | None, arrays: Mapping[str, Array | CheckpointError | None]) -> str:
+def _format(tree: Tree, store: Store | None, arrays: Mapping[str, Array | CheckpointError | None]) -> str:
     if store is None:
-        return "Orbax, aggregate file (msgpack)"
+        return "Orbax, aggregate file (msgpack)" if tree.data else "Orbax, no arrays"
     drivers = sorted({array.driver for array in arrays.values() if isinstance(array, Array)})
     return ", ".join(["Orbax", store.format, *drivers])
 

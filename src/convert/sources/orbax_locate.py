@@ -46,7 +46,10 @@ class Located:
 
 
 def looks_like_orbax(path: Path) -> bool:
-    """Whether `path` is, or contains, an Orbax checkpoint, finished or not, whole or not. Reads names only."""
+    """Whether `path` is, or contains, an Orbax checkpoint, finished or not, whole or not.
+
+    Looks at names, and at the first bytes of a file called ``checkpoint``.
+    """
     if not path.is_dir():
         return bool(_leftovers(path))
     try:
@@ -127,7 +130,7 @@ def _check_finished(path: Path) -> None:
     - `commit_success.txt` is written last of all. Before 0.12.3 only `CommitFileTemporaryPath` did, which is the
       default on GCS (0.5.0: utils.py, is_checkpoint_finalized; 0.12.2: _src/path/atomicity.py); since 0.12.3 all do
       (CHANGELOG). A checkpoint does not tell its version, and most finished ones of local disks have no such file, so
-      that it is missing says nothing about a single directory. Among the steps of one run it does: see `_steps`.
+      that it is missing says nothing about a single directory. Among the steps of one run it does: see `_error`.
     """
     for place in dict.fromkeys((path, path.resolve())):
         for part in (place, place.parent):
