@@ -8,6 +8,7 @@ import os
 import pty
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -16,9 +17,11 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
+import convert
 from convert.cli import main
 from convert.cli.options import parse_size
 from convert.errors import ConvertError
+from memory_source import MemorySource
 from upstream import GOLDEN, checkpoint
 
 CONVERT = str(Path(sys.executable).with_name("convert"))
@@ -305,6 +308,52 @@ def test_output_within_the_checkpoint(run: Run, tmp_path: Path) -> None:
     assert not (copy / "x.safetensors").exists()
 
 
+@pytest.mark.parametrize(
+    "place", ["x.safetensors", "checkpoints/x.safetensors", "checkpoints/checkpoint_1100000/state/x"]
+)
+def test_output_within_a_paxml_checkpoint(run: Run, place: str, tmp_path: Path) -> None:
+    """Refused from whichever of its directories the checkpoint is named."""
+    copy = damaged(tmp_path, "timesfm-1.0")
+    for named in (
+        copy,
+        copy / "checkpoints" / "checkpoint_1100000",
+        copy / "checkpoints" / "checkpoint_1100000" / "state",
+    ):
+        out = copy / place
+        if named in out.parents or "checkpoint_1100000" in place:
+            assert "lie within each other" in run("timesfm", named, out, code=2)[1]
+    assert not (copy / place).exists()
+
+
+def test_output_within_another_step(run: Run, tmp_path: Path) -> None:
+    steps = tmp_path / "steps"
+    shutil.copytree(GOLDEN / "orbax-0.5" / "steps", steps)
+    leaf = next(iter(convert.open_source(steps).leaves))
+    rules = tmp_path / "mine.yaml"
+    names = {name: f"- from: {name}\n  parameter: p{k}\n" for k, name in enumerate(convert.open_source(steps).leaves)}
+    rules.write_text("model: m\ntitle: m\ntargets: {torch: {loads: x}}\nrules:\n" + "".join(names.values()))
+    assert leaf
+    for out in (steps / "x.safetensors", next(p for p in steps.iterdir() if p.is_dir())):
+        assert "lie within each other" in run(rules, steps, out, "--overwrite", code=2)[1]
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("epsilon=abc", "expected a number above 0, such as 1e-06"),
+        ("quantiles=5", "expected [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9] or another list"),
+        ("context_length=foo", "expected an integer above 0, such as 512"),
+        ("context_length=-5", "expected an integer above 0, such as 512"),
+        ("use_positional_embedding=1", "expected true or false"),
+        ("attention_mask=3", "expected a word, such as causal and padding"),
+    ],
+)
+def test_settings_of_the_wrong_kind(run: Run, setting: str, said: str, tmp_path: Path) -> None:
+    base = ("--to", "transformers", "--set", "use_positional_embedding=true", "--set", "context_length=512")
+    _, err = run("timesfm", checkpoint("timesfm-1.0"), tmp_path / "out", *base, "--set", setting, code=2)
+    assert f"--set {setting}: {said}" in err and nothing_but(tmp_path)
+
+
 def test_float16_overflow_names_the_tensor(run: Run, tmp_path: Path) -> None:
     import convert
     from memory_source import MemorySource
@@ -336,6 +385,11 @@ def test_bad_dtype(run: Run, tmp_path: Path) -> None:
 
 POST = "stacked_transformer_layer/x_layers_{i}/self_attention/post"
 COVERAGE = {
+    "two layers from one leaf": (
+        "- from: freq_emb/emb_var\n  axes: ED\n",
+        "- from: freq_emb/emb_var\n  parameter: {timesfm: x, transformers: x}\n\n- from: freq_emb/emb_var\n  axes: ED\n",
+        "mdl_vars/params/freq_emb/emb_var (float32[3,32]) is claimed by two rules, {rules}:97 (parameter) and {rules}:100 (embedding)",
+    ),
     "two rules on one leaf": (
         "- drop: /step",
         "- drop: '/*tep'\n  because: again\n\n- drop: /step",
@@ -425,9 +479,41 @@ def test_progress_on_a_terminal_only(tmp_path: Path) -> None:
         assert process.stdout is not None and process.stdout.read() == b""
     assert process.returncode == 0
     assert b"440.6/440.6 kB" in shown or b"440.7/440.7 kB" in shown, shown
-    assert b"note: step 1100000 of 1100000" in shown and b"left out 1 leaf" in shown
+    assert b"; step 1100000 of 1100000)" in shown and b"left out 1 leaf" in shown
     piped = subprocess.run([*command, str(tmp_path / "b.safetensors")], capture_output=True, text=True, check=True)
     assert piped.stdout == "" and len(piped.stderr.splitlines()) == 2 and "\x1b" not in piped.stderr
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "said"), [(signal.SIGINT, 130, "interrupted; nothing was written"), (signal.SIGTERM, 143, "")]
+)
+def test_interrupted(number: int, code: int, said: str, tmp_path: Path) -> None:
+    """Ctrl-C and a polite kill in the middle of a conversion: what was written aside goes, and Ctrl-C is answered."""
+    program = (
+        "import sys, time, convert.streaming as s, convert.cli\n"
+        "wait = s._Transfer.__call__\n"
+        "def slow(self, leaf):\n"
+        "    print('running', flush=True); time.sleep(0.3); return wait(self, leaf)\n"
+        "s._Transfer.__call__ = slow\n"
+        "convert.cli.main()\n"
+    )
+    args = ["timesfm", str(checkpoint("timesfm-2.5")), str(tmp_path / "out.safetensors"), "--jobs", "1"]
+    with subprocess.Popen(
+        [sys.executable, "-c", program, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None and process.stdout.readline() == "running\n"
+        assert any(path.name.startswith(".out.safetensors.tmp-") for path in tmp_path.iterdir())
+        process.send_signal(number)
+        _, err = process.communicate(timeout=30)
+    assert process.returncode == code and said in err and "Traceback" not in err
+    assert nothing_but(tmp_path)
+
+
+def test_names_cannot_drive_the_terminal(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    evil = MemorySource({'\x1b[31mred\n"x': np.zeros(2, np.float32)})
+    monkeypatch.setattr("convert.sources.open_source", lambda *_, **__: evil)
+    out, _ = run("inspect", "anything")
+    assert "\x1b" not in out and '\\x1b[31mred\\n"x' in out
 
 
 def test_a_closed_pipe_is_no_error(tmp_path: Path) -> None:

@@ -54,10 +54,8 @@ def test_what_the_readme_shows_is_what_is_printed(root: Path) -> None:
     said = shell("convert timesfm examples/checkpoints/timesfm-2.5 timesfm.safetensors", root).stderr
     plan = shell("convert plan timesfm examples/checkpoints/timesfm-2.5", root).stdout
     first, second = blocks(text, "")[:2]
-    for shown, line in zip(first.splitlines(), said.splitlines(), strict=True):
-        shown = re.sub(r" in \S*…\S* ", " in PATH ", re.sub(r" in [0-9.]+ s, [0-9.]+ MB/s", "", shown))
-        line = re.sub(r" in \S*/examples/\S* ", " in PATH ", re.sub(r" in [0-9.]+ s, [0-9.]+ MB/s", "", line))
-        assert shown == line
+    timing = re.compile(r" in [0-9.]+ s, [0-9.]+ [kM]B/s")
+    assert timing.sub("", first) == timing.sub("", said)
     assert second.replace("  ...\n", "") in plan
 
 

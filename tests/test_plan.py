@@ -277,8 +277,8 @@ def test_a_product_that_contradicts() -> None:
         "r.yaml:7: O = T*Q (output): 20 does not divide by 3; r.yaml:11: w: float32[8,20] as I O makes it 20"
     ]
     assert findings(IO, zeros(w=(8, 20)), PRODUCTS, settings={"I": 6}) == [
-        "r.yaml:11: w: float32[8,20] as I O makes I = 8 (input), but the setting (--set I=6) makes it 6; one of the two "
-        "shapes or equations is wrong"
+        "r.yaml:11: w: float32[8,20] as I O makes I = 8 (input), but the setting (--set I=6) makes it 6; leave out "
+        "--set I=6"
     ]
 
 
@@ -717,7 +717,8 @@ def test_timescales_that_cannot_be_computed() -> None:
         "r.yaml:9: t.inv needs min_timescale and max_timescale, two positive numbers, not 1 and None; give them with "
         "--set min_timescale=... --set max_timescale=..."
     ]
-    assert len(findings(BUFFER, zeros(w=(8,)), TIMES, settings={**on, "max_timescale": 0})) == 1
+    with pytest.raises(PlanError, match="--set max_timescale=0: expected an integer above 0, such as 10000"):
+        plan(BUFFER, zeros(w=(8,)), TIMES, settings={**on, "max_timescale": 0})
 
 
 # --- choosing among rule files --------------------------------------------------------------------------------------
@@ -832,8 +833,8 @@ def test_what_a_tree_alone_cannot_tell() -> None:
     like = {step.name: step.spec for step in plan(MLP, mlp(3)).steps}
     assert plan(MLP, shallow).sizes["i"] == 2
     assert findings(MLP, shallow, HEAD + "axes: {i: {is: layers}}\n", settings={"i": 3}) == [
-        "r.yaml:6: the number of {i} in the tree makes i = 2 (layers), but the setting (--set i=3) makes it 3; one of the "
-        "two shapes or equations is wrong"
+        "r.yaml:6: the number of {i} in the tree makes i = 2 (layers), but the setting (--set i=3) makes it 3; leave out "
+        "--set i=3"
     ]
     assert len(findings(MLP, shallow, like=like)) == 4
 
@@ -872,3 +873,22 @@ def test_a_state_dict_of_another_model_is_refused_quickly() -> None:
     started = time.perf_counter()
     assert len(findings(MLP, mlp(300), like=like)) == 1000 + 1200
     assert time.perf_counter() - started < 10  # measured: 0.3 s; without the limit 48 s
+
+
+def test_a_norm_whose_bias_has_another_shape() -> None:
+    rules = "- from: s\n  bias: b\n  multiplies_by: scale\n  epsilon: 1e-6\n  layer_norm: n\n"
+    assert findings(rules, zeros(s=(7,), b=(3, 4))) == [
+        "r.yaml:5: b: float32[3,4] is no bias for s: float32[7]; a norm's scale and bias have one shape, so one of the two "
+        "paths is wrong"
+    ]
+
+
+def test_a_stack_of_no_layers() -> None:
+    rules = "- from: w\n  stacked: {i: 0}\n  parameter: w.{i}\n- from: v\n  parameter: v\n"
+    (said,) = findings(rules, zeros(w=(0, 4), v=(2,)))
+    assert said == "r.yaml:5: w: float32[0,4] stacks no {i} at all on axis 0; drop it, with the reason"
+
+
+def test_rules_that_only_drop() -> None:
+    with pytest.raises(PlanError, match="nothing would be written, as no rule of this file takes a leaf"):
+        plan("- drop: '**'\n  because: all of it\n", zeros(w=(2,)))

@@ -190,3 +190,27 @@ def test_tensors_that_differ_in_a_name_only() -> None:
     rules = '- einsum: ...D,DE->...E\n  from: "{q,k}/w"\n  linear: m.{q,k}\n'
     (group,) = make_plan(rule_file(rules), MemorySource(zeros(**{"q/w": (2, 3), "k/w": (2, 3)}))).unprotected
     assert (group.names, group.others, group.parts, group.siblings) == (("m.q.weight", "m.k.weight"), (), (), 2)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_a_stack_on_another_axis_of_the_same_size(axis: int) -> None:
+    """Four layers of width four: stacked on axis 0 or 1, the names and shapes are the same, the values are not."""
+    rules = f"- einsum: ...D,DE->...E\n  from: w\n  stacked: {{i: {axis}}}\n  linear: l.{{i}}\n"
+    (group,) = make_plan(rule_file(rules), MemorySource(zeros(w=(4, 4, 3)))).unprotected
+    assert len(group.names) == 4
+    assert group.layout == ("i D E -> i E D" if axis == 0 else "D i E -> i E D")
+    assert group.others == ("D E i",)
+
+
+def test_a_split_axis_of_the_same_size() -> None:
+    rules = "- einsum: ...D,CDF->...CF\n  from: w\n  linear: m.{a,b}\n"
+    (group,) = make_plan(rule_file(rules), MemorySource(zeros(w=(2, 2, 3)))).unprotected
+    assert (group.layout, group.others, group.siblings) == ("C D F -> C F D", ("D F C",), 2)
+
+
+def test_siblings_have_one_shape() -> None:
+    """A list of leaves of different shapes is no list of twins."""
+    rules = '- from: "{a,b,c}"\n  parameter: p.{a,b,c}\n'
+    tree = zeros(a=(1, 6), b=(2,), c=(2,))
+    groups = make_plan(rule_file(rules), MemorySource(tree)).unprotected
+    assert [(group.names, group.siblings) for group in groups] == [(("p.b", "p.c"), 2)]

@@ -16,7 +16,6 @@ from convert import RuleError, load_rules
 from convert.fields import (
     FLAG,
     INTEGER,
-    NUMBER,
     TEXT,
     Anything,
     Choice,
@@ -30,6 +29,8 @@ from convert.fields import (
     nearest,
 )
 from convert.yamlfile import MAX_DEPTH, MAX_VALUES, Node, Position, load_yaml, parse_scalar, read_text
+
+NUMBER = Scalar((float, int), "a number", float)
 
 
 @contextmanager

@@ -59,6 +59,7 @@ def convert(
     step: int | None = None,
     item: str | None = None,
     rules_dir: str | Path | None = None,
+    like: Mapping[str, TensorSpec] | None = None,
     overwrite: bool = False,
     max_shard_bytes: int | None = None,
     jobs: int | None = None,
@@ -83,7 +84,15 @@ def convert(
         OutputError: the output exists, lies in the checkpoint, or cannot be written. Nothing is left behind.
     """
     plan = plan_conversion(
-        model, checkpoint, to=to, dtype=dtype, settings=settings, step=step, item=item, rules_dir=rules_dir
+        model,
+        checkpoint,
+        to=to,
+        dtype=dtype,
+        settings=settings,
+        step=step,
+        item=item,
+        rules_dir=rules_dir,
+        like=like,
     )
     for event in execute(plan, out, overwrite=overwrite, max_shard_bytes=max_shard_bytes, jobs=jobs):
         if isinstance(event, Result):

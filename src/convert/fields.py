@@ -187,6 +187,5 @@ class Record(Field):
 
 
 TEXT = Scalar(str, "text")
-NUMBER = Scalar((float, int), "a number", float)
 INTEGER = Scalar(int, "an integer")
 FLAG = Scalar(bool, "true or false")

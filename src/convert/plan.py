@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -105,9 +106,8 @@ class Plan:
         config = {key: self._fill(value, key, missing) for key, value in target.config.items()}
         if missing:
             raise PlanError(self._ask(missing), tuple(missing))
-        dtypes = {
-            step.spec.dtype for step in self.steps if step.spec.dtype in ("float32", "bfloat16", "float16", "float64")
-        }
+        floats = ("float32", "bfloat16", "float16", "float64")
+        dtypes = {step.spec.dtype for step in self.steps if step.parts and step.spec.dtype in floats}
         if len(dtypes) == 1:
             config.setdefault("dtype", dtypes.pop())
         return config
@@ -195,7 +195,7 @@ def make_plan(
     """Plans a conversion; reads no array.
 
     Args:
-        rules: from `convert.load_rules` or `convert.find_rules`.
+        rules: from `convert.load_rules`.
         source: from `convert.open_source`.
         to: a target of the rule file; None is its first.
         dtype: what floating-point tensors are written in; None keeps each leaf's dtype.
@@ -275,15 +275,24 @@ class _Planner:
                 )
             if key in self.rules.axes and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                 raise PlanError(f"{self.rules.path}: --set {key}={value}: a size is a positive integer")
+            if key in self.rules.facts and (wanted := _misfit(value, self._examples(key))):
+                raise PlanError(f"{self.rules.path}: --set {key}={value}: expected {wanted}")
+
+    def _examples(self, fact: str) -> list[Any]:
+        """Values that the rule file itself gives to a fact: they tell what kind of value it takes."""
+        values = [self.rules.facts[fact], *(v.facts[fact] for v in self.rules.versions if fact in v.facts)]
+        return [value for value in values if value != ASK]
 
     def _strangers(self) -> str:
         """The message when no rule finds a leaf: the rules are of another model."""
         wanted = next(
             (str(rule.sources["weight"]) for rule in self.rules.rules if rule.word != "drop" and rule.sources), ""
         )
+        if not wanted:
+            return f"{self.rules.path}: nothing would be written, as no rule of this file takes a leaf; add some"
         found = next(iter(self.source.leaves), None)
         return (
-            f"{self.rules.path} does not fit {self.source.path}: none of its {len(self.source.leaves)} leaves matches a rule. "
+            f"{self.rules.path} does not fit {self.source.called}: none of its {len(self.source.leaves)} leaves matches a rule. "
             f"The rules look for {wanted}, the checkpoint has {found or 'no leaves'}. See the tree with `convert inspect`, "
             "and the models that are known with `convert rules list`"
         )
@@ -397,7 +406,34 @@ class _Planner:
         shown = "\n".join(f"  - {finding}" for finding in findings[:MAX_FINDINGS])
         more = f"\n  ... and {len(findings) - MAX_FINDINGS} more" if len(findings) > MAX_FINDINGS else ""
         said = "1 problem" if len(findings) == 1 else f"{len(findings)} problems"
-        return f"{self.rules.path} does not fit {self.source.path}: {said}\n{shown}{more}"
+        return f"{self.rules.path} does not fit {self.source.called}: {said}\n{shown}{more}"
+
+
+def _misfit(value: Any, examples: list[Any]) -> str:
+    """What a setting should have been, going by the values that are known; empty when it will do."""
+    if not examples:
+        return ""
+    example = examples[0]
+    if isinstance(example, bool):
+        return "" if isinstance(value, bool) else "true or false"
+    if isinstance(example, (int, float)):
+        number = "an integer" if all(isinstance(e, int) for e in examples) else "a number"
+        fits = isinstance(value, int if number == "an integer" else (int, float)) and not isinstance(value, bool)
+        if not fits or (value <= 0 and all(e > 0 for e in examples)):
+            return (
+                f"{number} above 0, such as {example}"
+                if all(e > 0 for e in examples)
+                else f"{number}, such as {example}"
+            )
+        return ""
+    if isinstance(example, str):
+        return "" if isinstance(value, str) else f"a word, such as {example}"
+    same = isinstance(value, type(example)) and all(isinstance(v, (int, float)) for v in value)
+    return (
+        ""
+        if same
+        else f"{json.dumps(example)} or another list; lists are set from Python or in a rule file of your own"
+    )
 
 
 class _None:
@@ -521,18 +557,18 @@ def choose_plan(
         return fitting[0]
     if fitting:
         names = " and ".join(plan.rules.model for plan in fitting)
-        raise PlanError(f"{source.path} fits {names} alike; name one of them in place of {best[0].family}")
+        raise PlanError(f"{source.called} fits {names} alike; name one of them in place of {best[0].family}")
     said = ", ".join(f"{rules.model} knows {round(100 * shares[rules.model])} % of the leaves" for rules in best)
     nearest_error = errors.get(best[0].model)
     if nearest_error is None:
         found = next(iter(source.leaves), "no leaves")
         raise PlanError(
-            f"{source.path} ({source.format}) fits none of {', '.join(rules.model for rules in best)}: none of its "
+            f"{source.called} ({source.format}) fits none of {', '.join(rules.model for rules in best)}: none of its "
             f"{len(source.leaves)} leaves matches a rule; the first is {found}. See the tree with `convert inspect`, and the "
             "models that are known with `convert rules list`"
         )
     raise PlanError(
-        f"{source.path} fits none of {best[0].family or best[0].model} ({said}). The nearest:\n{nearest_error}",
+        f"{source.called} fits none of {best[0].family or best[0].model} ({said}). The nearest:\n{nearest_error}",
         nearest_error.findings,
     )
 

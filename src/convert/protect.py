@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from convert.steps import Step
+from convert.steps import Part, Step
 
 MAX_AXES = 6  # 720 orders; no projection known to us has more axes
 
@@ -89,6 +89,16 @@ def _cut(order: tuple[str, ...], sizes: dict[str, int], target: tuple[int, ...])
     return groups if at == len(order) else None
 
 
+def _others(part: Part) -> tuple[str, ...]:
+    """`other_layouts` of a part with the axes that were taken apart: a stack on another axis of the same size fits, too."""
+    # Indices may have long names; the search wants one character each.
+    short = {name: name if len(name) == 1 else chr(0xE000 + k) for k, (name, _) in enumerate(part.stored)}
+    axes = tuple((short[name], size) for name, size in part.stored)
+    found = other_layouts(axes, (*(short[name] for name in part.apart), *part.groups))
+    long = {code: name for name, code in short.items()}
+    return tuple("".join(long.get(character, character) for character in layout) for layout in found)
+
+
 def unprotected(steps: tuple[Step, ...]) -> tuple[Unprotected, ...]:
     """Tensors whose shape fits another layout or another order of parts, grouped by rule and layout."""
     groups: dict[tuple[str, str, tuple[str, ...], int, int], list[Step]] = {}
@@ -96,7 +106,7 @@ def unprotected(steps: tuple[Step, ...]) -> tuple[Unprotected, ...]:
         if not step.parts:
             continue
         part = step.parts[0]
-        others = other_layouts(part.axes, part.groups) if part.axes else ()
+        others = _others(part) if part.stored else ()
         alike = len({(p.axes, p.groups) for p in step.parts}) == 1 and len(step.parts) > 1
         if others or alike or step.siblings > 1:
             key = (step.rule.line_only, part.layout, others, len(step.parts) if alike else 0, step.siblings)

@@ -362,6 +362,12 @@ def _read_file(node: Node, path: str, text: str) -> RuleFile:
         for said in _facts_of(rule):
             if said not in facts:
                 raise RuleError(f"{rule.at}: there is no fact {said!r} in `facts`{nearest(said, facts)}")
+        epsilon = getattr(rule.kind, "epsilon", None)
+        value = facts.get(epsilon, ASK) if isinstance(epsilon, str) else ASK
+        if value != ASK and (isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1):
+            raise RuleError(
+                f"{rule.at}: the fact {epsilon!r} is {value!r}, and an epsilon is a small number such as 1e-6"
+            )
     versions = tuple(Version(name, v["sizes"], v.get("facts", {})) for name, v in values.get("versions", {}).items())
     for version in versions:
         for key in version.facts:

@@ -44,11 +44,16 @@ def bind(constraints: Iterable[Constraint], axes: Mapping[str, Axis]) -> tuple[d
         if old.size != new.size:
             findings.append(
                 f"{new} makes {new.letter} = {new.size}{_meaning(new.letter, axes)}, but {old.leaf or old.shown} "
-                f"({old.where}{', ' + old.shown if old.leaf else ''}) makes it {old.size}; one of the two shapes or equations is wrong"
+                f"({old.where}{', ' + old.shown if old.leaf else ''}) makes it {old.size}; {_which(old, new)}"
             )
     sizes = {letter: constraint.size for letter, constraint in bound.items()}
     findings += _solve(sizes, bound, axes)
     return sizes, findings
+
+
+def _which(old: Constraint, new: Constraint) -> str:
+    set_by_hand = next((c.where for c in (old, new) if c.where.startswith("--set")), None)
+    return f"leave out {set_by_hand}" if set_by_hand else "one of the two shapes or equations is wrong"
 
 
 def _meaning(letter: str, axes: Mapping[str, Axis]) -> str:

@@ -207,6 +207,23 @@ class Stage:
         self._fd = -1
 
 
+def write_text(out: str | Path, text: str) -> None:
+    """Writes a text file whole or not at all; one that is there already is replaced.
+
+    Raises:
+        OutputError: `out` is a directory, its parent is missing, or the system refuses.
+    """
+    stage = Stage(Path(out), directory=False, overwrite=True)
+    try:
+        with os_errors(stage.out), stage.path.open("w", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        stage.publish(lambda name: False)
+    finally:
+        stage.discard()
+
+
 def allocate(fd: int, size: int) -> None:
     """Makes the file `size` bytes long and reserves them, so that a full disk is an OSError here and not a SIGBUS when
     the mapped file is written to."""

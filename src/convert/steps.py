@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
 from convert.kinds import Rule, TargetLayer
+from convert.kinds.norm import Norm
 from convert.match import Key, Matched
 from convert.ops import Cast, Op, Permute, Reshape, Take, is_float, out_spec, widens
 from convert.sizes import Constraint
@@ -30,6 +32,9 @@ class Part:
         at: what was taken from the leaf, such as ``i=3``; empty when all of it.
         axes: letters and sizes of the axes that take part, as stored.
         groups: the same letters as they are flattened into the result's axes.
+        stored: names and sizes of all axes of the leaf, as stored: those that were taken apart (stacked layers, members of
+            a split) included.
+        apart: names of the axes that were taken apart, in the order in which `layout` lists them.
     """
 
     leaf: str
@@ -39,6 +44,8 @@ class Part:
     at: str
     axes: tuple[tuple[str, int], ...]
     groups: tuple[str, ...]
+    stored: tuple[tuple[str, int], ...] = ()
+    apart: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -64,7 +71,8 @@ class Step:
         loses: what a cast loses, in words; empty when nothing.
         value: for a tensor that no leaf holds: how it is computed.
         role: ``weight`` or ``bias``.
-        siblings: how many tensors its rule makes for the same layer, by alternatives in the target's name; itself included.
+        siblings: how many tensors of this spec its rule makes for the same layer, by alternatives in the target's name;
+            itself included.
     """
 
     name: str
@@ -105,6 +113,10 @@ def _stack(rule: Rule, name: str, spec: TensorSpec) -> tuple[tuple[tuple[str, in
             raise MisfitError(
                 f"{rule.at.line_only}: {name}: {spec} has no axis {axis} to be stacked along ({{{index}: {axis}}}); "
                 "correct `stacked`, or the checkpoint is not stacked"
+            )
+        if spec.shape[axis] == 0:
+            raise MisfitError(
+                f"{rule.at.line_only}: {name}: {spec} stacks no {{{index}}} at all on axis {axis}; drop it, with the reason"
             )
     stacked = tuple((index, axis, spec.shape[axis]) for index, axis in rule.stacked.items())
     taken = {axis for _, axis, _ in stacked}
@@ -213,12 +225,30 @@ class Compiler:
             MisfitError: they cannot be made; the message is a finding.
         """
         rule = matched.rule
+        if isinstance(rule.kind, Norm):
+            self._same_shapes(rule, matched)
         for role, of_role in matched.leaves.items():
             pattern = rule.sources[role]
             for values in sorted({indices for indices, _ in of_role}):
                 indices = dict(zip(pattern.indices, values, strict=True))
-                for choices in layer.path.all_choices():
-                    yield from self._tensor(rule, role, layer, variant, of_role, indices, values, choices)
+                made = [
+                    tensor
+                    for choices in layer.path.all_choices()
+                    for tensor in self._tensor(rule, role, layer, variant, of_role, indices, values, choices)
+                ]
+                alike = Counter((elements, step.spec) for elements, step in made)
+                yield from (replace(step, siblings=alike[elements, step.spec]) for elements, step in made)
+
+    def _same_shapes(self, rule: Rule, matched: Matched) -> None:
+        """A norm's bias has the shape of its scale, whether the rule names their axes or not."""
+        for key, bias in matched.leaves.get("bias", {}).items():
+            scale = matched.leaves["weight"].get(key)
+            leaves = self.source.leaves
+            if scale is not None and leaves[scale].spec.shape != leaves[bias].spec.shape:
+                raise MisfitError(
+                    f"{rule.at.line_only}: {bias}: {leaves[bias].spec} is no bias for {scale}: {leaves[scale].spec}; a norm's "
+                    "scale and bias have one shape, so one of the two paths is wrong"
+                )
 
     def _tensor(
         self,
@@ -230,7 +260,8 @@ class Compiler:
         indices: Mapping[str, int],
         values: tuple[int, ...],
         choices: tuple[int, ...],
-    ) -> Iterator[Step]:
+    ) -> Iterator[tuple[tuple[int, ...], Step]]:
+        """The tensors of one target name: one for each element of the stacked axes, with those elements."""
         groups = rule.sources[role].groups
         split = len(choices) > len(groups)
         fused = len(groups[-1].words) if len(choices) < len(groups) else 0
@@ -246,8 +277,9 @@ class Compiler:
         for elements in itertools.product(*stack_sizes):
             stack = dict(zip((index for index, _, _ in leaves[0].stacked), elements, strict=True))
             path = layer.path.fill({**indices, **stack}, choices)
-            yield self._step(
-                rule, role, layer, variant, leaves, stack, member, rule.kind.tensor_name(path, role, layer)
+            yield (
+                elements,
+                self._step(rule, role, layer, variant, leaves, stack, member, rule.kind.tensor_name(path, role, layer)),
             )
 
     def _step(
@@ -273,7 +305,7 @@ class Compiler:
                 raise MisfitError(f"{rule.at.line_only}: {leaf.name}: {leaf.spec} -> {name}: {error}") from None
             rows = (row, row + spec.shape[0]) if len(leaves) > 1 else None
             row += spec.shape[0] if spec.shape else 0
-            parts.append(Part(leaf.name, ops, rows, moved.layout, moved.at, moved.axes, moved.groups))
+            parts.append(replace(moved, ops=ops, rows=rows))
             specs.append(spec)
         for leaf, spec in zip(leaves, specs, strict=True):
             if spec.dtype != specs[0].dtype or spec.shape[1:] != specs[0].shape[1:]:
@@ -283,18 +315,7 @@ class Compiler:
                 )
         whole = specs[0] if len(specs) == 1 else TensorSpec((row, *specs[0].shape[1:]), specs[0].dtype)
         loses = _losses([leaf.spec.dtype for leaf in leaves], whole.dtype, bool(compute))
-        return Step(
-            name,
-            whole,
-            tuple(parts),
-            rule.word,
-            rule.at,
-            _words(compute),
-            loses,
-            None,
-            role,
-            len(list(layer.path.all_choices())),
-        )
+        return Step(name, whole, tuple(parts), rule.word, rule.at, _words(compute), loses, None, role)
 
     def _move(
         self,
@@ -316,8 +337,11 @@ class Compiler:
             layout = (
                 "as stored" if not leaf.stacked else f"stacked on axis {', '.join(str(a) for _, a, _ in leaf.stacked)}"
             )
-            unnamed = tuple(zip("abcdefghijklmnopqrstuvwxyz", leaf.own_shape, strict=False))
-            return Part(leaf.name, tuple(ops), None, layout, ", ".join(taken), unnamed, tuple(x for x, _ in unnamed))
+            unnamed = tuple(zip(_UNNAMED, leaf.own_shape, strict=False))
+            groups = tuple(x for x, _ in unnamed)
+            stored = _stored(leaf, "".join(groups))
+            apart = tuple(index for index, _, _ in leaf.stacked)
+            return Part(leaf.name, tuple(ops), None, layout, ", ".join(taken), unnamed, groups, stored, apart)
         letters, shape = leaf.letters, leaf.own_shape
         before = _source_axes(leaf)
         try:
@@ -333,10 +357,24 @@ class Compiler:
         except ValueError as error:
             raise MisfitError(f"{rule.at.line_only}: {leaf.name}: {leaf.spec} as {before}: {error}") from None
         ops += _movement(letters, shape, groups)
-        apart = {letter for letter in leaf.letters if letter not in letters}
-        after = [*(index for index, _, _ in leaf.stacked), *sorted(apart), *map(_group, groups)]
+        split = sorted({letter for letter in leaf.letters if letter not in letters})
+        apart = (*(index for index, _, _ in leaf.stacked), *split)
         kept = tuple((x, size) for x, size in zip(letters, shape, strict=True) if any(x in group for group in groups))
-        return Part(leaf.name, tuple(ops), None, f"{before} -> {' '.join(after)}", ", ".join(taken), kept, groups)
+        layout = f"{before} -> {' '.join([*apart, *map(_group, groups)])}"
+        return Part(
+            leaf.name, tuple(ops), None, layout, ", ".join(taken), kept, groups, _stored(leaf, leaf.letters), apart
+        )
+
+
+_UNNAMED = "abcdefghijklmnopqrstuvwxyz"  # letters for axes that a rule does not name
+
+
+def _stored(leaf: _Leaf, letters: str) -> tuple[tuple[str, int], ...]:
+    """Names and sizes of all axes as stored; those of size 1 without a letter are left out."""
+    named = list(zip(letters, leaf.own_shape, strict=False))
+    for index, axis, size in sorted(leaf.stacked, key=lambda s: s[1]):
+        named.insert(axis, (index, size))
+    return tuple((name, size) for name, size in named if name != ".")
 
 
 def _compute(compute: tuple[Op, ...], spec: TensorSpec, dtype: str) -> tuple[Op, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -145,7 +146,7 @@ def execute(
     with Writer(out, layout, tensors, metadata=metadata(plan), overwrite=overwrite, extra_files=extra) as writer:
         for step in plan.steps:
             if step.value is not None:
-                writer.region(step.name)[...] = _timescales(step)
+                writer.region(step.name)[...] = timescales(step)
         yield Event("", 0, total)
         done = 0
         for leaf, digest in _stream(used, _Transfer(plan, used, writer), jobs or default_jobs()):
@@ -236,7 +237,8 @@ def combine(digests: Mapping[str, str]) -> str:
     return f"xxh3_128:{digest.hexdigest()}"
 
 
-def _timescales(step: Step) -> np.ndarray[Any, Any]:
+def timescales(step: Step) -> np.ndarray[Any, Any]:
+    """The tensor of a step that no leaf goes into."""
     assert step.value is not None
     low, increment = step.value
     return np.array([low * math.exp(-k * increment) for k in range(step.spec.shape[0])], dtype=np.float32)
@@ -250,9 +252,19 @@ def _extra_files(plan: Plan) -> dict[str, bytes]:
 
 
 def _refuse_overlap(out: Path, source: Source) -> None:
-    """Writing into the checkpoint, or replacing a directory that holds it, would destroy the source."""
-    here, there = out.resolve(), source.path.resolve()
-    if here == there or there in here.parents or here in there.parents:
-        raise OutputError(
-            f"{out} and the checkpoint {source.path} lie within each other; choose another place for the output"
-        )
+    """Writing into the checkpoint, or replacing a directory that holds it, would damage the source."""
+    here = out.resolve()
+    for there in (source.path.resolve(), source.called.resolve(), _outermost(source.path.resolve())):
+        if here == there or (there in here.parents and there.is_dir()) or here in there.parents:
+            raise OutputError(
+                f"{out} and the checkpoint {source.called} lie within each other; choose another place for the output"
+            )
+
+
+def _outermost(path: Path) -> Path:
+    """The directory of the step that a leaf's file lies in: ``checkpoint_N`` of paxml, or a save of Orbax."""
+    found = path
+    for parent in (path, *list(path.parents)[:3]):
+        if re.fullmatch(r"checkpoint_[0-9]+", parent.name) or (parent / "_CHECKPOINT_METADATA").is_file():
+            found = parent
+    return found

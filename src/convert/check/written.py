@@ -6,6 +6,7 @@ import json
 import mmap
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ class Written:
     tensors: Mapping[str, tuple[Path, Entry]]
     config: Mapping[str, Any] | None
 
-    @property
+    @cached_property
     def specs(self) -> dict[str, TensorSpec]:
         """Shape and dtype of every tensor."""
         return {name: entry.spec for name, (_, entry) in self.tensors.items()}
@@ -62,11 +63,12 @@ def open_written(path: str | Path) -> Written:
     path = Path(path)
     if path.is_dir():
         index = path / INDEX
-        files = _indexed(index) if index.exists() else sorted(path.glob("*.safetensors"))
+        places = _indexed(index) if index.exists() else None
+        files = sorted(path.glob("*.safetensors")) if places is None else sorted({path / f for f in places.values()})
         if not files:
             raise CheckpointError(f"{path}: there is no .safetensors file in it")
     elif path.exists():
-        files = [path]
+        files, places = [path], None
     else:
         raise CheckpointError(f"{path}: there is no such file or directory")
     tensors: dict[str, tuple[Path, Entry]] = {}
@@ -78,19 +80,30 @@ def open_written(path: str | Path) -> Written:
             if name in tensors:
                 raise CheckpointError(f"{path}: {name} is in both {tensors[name][0].name} and {file.name}")
             tensors[name] = (file, entry)
+    if places is not None:
+        _compare(path / INDEX, places, {name: file.name for name, (file, _) in tensors.items()})
     config = (path if path.is_dir() else path.parent) / "config.json"
     return Written(path, metadata, tensors, _config(config) if path.is_dir() and config.exists() else None)
 
 
-def _indexed(index: Path) -> list[Path]:
+def _indexed(index: Path) -> dict[str, str]:
+    """Tensor -> name of its file, as the index says."""
     try:
-        names = set(json.loads(index.read_text())["weight_map"].values())
+        places = dict(json.loads(index.read_text())["weight_map"].items())
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{index}: not an index of safetensors files: {error}") from None
-    for name in names:
+    for name in places.values():
         if not isinstance(name, str) or Path(name).name != name:  # a foreign file may not lead out of its directory
             raise CheckpointError(f"{index}: names {name!r}, which is no file beside it")
-    return [index.parent / name for name in sorted(names)]
+    return places
+
+
+def _compare(index: Path, said: Mapping[str, str], found: Mapping[str, str]) -> None:
+    """The index against the files' headers: loaders go by the index, and would miss what it misplaces."""
+    for name in sorted(said.keys() | found.keys()):
+        if said.get(name) != found.get(name):
+            places = [f"in {place}" if place else "nowhere" for place in (said.get(name), found.get(name))]
+            raise CheckpointError(f"{index}: says that {name} is {places[0]}, and it is {places[1]}; write both again")
 
 
 def _config(path: Path) -> dict[str, Any]:

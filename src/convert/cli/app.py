@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from typing import Annotated
 
@@ -19,10 +20,11 @@ HELP = """Convert JAX checkpoints to PyTorch safetensors with declarative per-la
   convert rules list            the shipped rules; also: show, validate, schema
 
 OUT ending in .safetensors is one file; anything else is a directory. Data goes to stdout, everything else to stderr.
-Exit codes: 0 done, 2 a usage, input or internal error.
+Exit codes: 0 done, 2 a usage, input or internal error, 130 interrupted.
 """
 EPILOG = "Options of the conversion itself: convert run --help"
 RUN = "run"
+INTERRUPTED = 130
 
 
 class DefaultToRun(TyperGroup):
@@ -80,15 +82,15 @@ def main() -> None:
     """The entry point of ``convert`` and ``ckpt-convert``."""
     from convert.errors import ConvertError
 
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was written aside is removed
     try:
         app()
     except ConvertError as error:
         output.error(str(error))
         sys.exit(2)
-    except KeyboardInterrupt:
-        output.error("interrupted; nothing was written")
-        sys.exit(130)
-    except (typer.Exit, SystemExit):
+    except SystemExit as stop:
+        if stop.code == INTERRUPTED:  # what Typer makes of Ctrl-C
+            output.error("interrupted; nothing was written")
         raise
     except Exception:  # noqa: BLE001 - the last resort: say so, and exit with the documented code
         import traceback

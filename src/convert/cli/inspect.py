@@ -28,7 +28,7 @@ def inspect(
     if as_json:
         output.data_json(_report(source, fits))
         return
-    output.data(f"{source.path}: {source.format}")
+    output.data(f"{source.called}: {source.format}")
     for note in source.notes:
         output.data(f"note: {note}")
     rows = [("PATH", "SHAPE", "DTYPE", "BYTES")]

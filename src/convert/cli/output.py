@@ -16,10 +16,15 @@ class Progress(Protocol):
     def __call__(self, done: int, total: int) -> None: ...
 
 
+def _harmless(text: str) -> str:
+    """Control characters written out: names in a checkpoint are a stranger's, and a terminal obeys what it is sent."""
+    return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
+
+
 def data(text: str) -> None:
     """A result that the user asked for: to stdout. Ends the program quietly when the reader has gone, as `head` does."""
     try:
-        print(text, flush=True)
+        print(_harmless(text), flush=True)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains when it flushes
         sys.exit(0)
@@ -32,17 +37,17 @@ def data_json(value: Any) -> None:
 
 def say(text: str) -> None:
     """Narration, to stderr."""
-    print(text, file=sys.stderr)
+    print(_harmless(text), file=sys.stderr)
 
 
 def error(text: str) -> None:
     """The last word of a failed command, to stderr."""
-    print(f"error: {text}", file=sys.stderr)
+    print(f"error: {_harmless(text)}", file=sys.stderr)
 
 
 def table(rows: Iterable[Sequence[str]], right: Sequence[int] = ()) -> Iterator[str]:
     """Lines with aligned columns, two spaces apart; the columns in `right` are aligned to the right. Nothing is cut."""
-    rows = [tuple(row) for row in rows]
+    rows = [tuple(cell.replace("\n", "\\n").replace("\t", "\\t") for cell in row) for row in rows]
     widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))] if rows else []
     for row in rows:
         cells = [

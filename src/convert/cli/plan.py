@@ -109,7 +109,10 @@ def _lines(plan: Plan, layout: Layout) -> Iterator[str]:
 
 
 def _tensor(step: Step, layout: Layout) -> Iterator[str]:
-    remarks = [text for text in (step.arithmetic, step.loses) if text]
+    from convert.ops import Cast
+
+    widened = {str(op) for part in step.parts for op in part.ops if isinstance(op, Cast)} if not step.loses else set()
+    remarks = [text for text in (step.arithmetic, step.loses, *sorted(widened)) if text]
     shown = f"  ({'; '.join(remarks)})" if remarks else ""
     yield f"  {step.name}  {step.spec}  {layout.placements[step.name].file}{shown}"
     rows = []

@@ -60,11 +60,20 @@ def show(name: Name, rules_dir: o.RulesDir = None) -> None:
 @app.command()
 def validate(files: Files) -> None:
     """Check rule files: the words, the equations, that sources and targets pair up."""
+    from convert.errors import RuleError
     from convert.rules import load_rules
 
+    bad = 0
     for file in files:
-        rules = load_rules(file)
-        output.data(f"{file}: valid, {output.count(len(rules.rules), 'rule')} for {', '.join(rules.targets)}")
+        try:
+            rules = load_rules(file)
+        except RuleError as error:
+            output.error(str(error))
+            bad += 1
+        else:
+            output.data(f"{file}: valid, {output.count(len(rules.rules), 'rule')} for {', '.join(rules.targets)}")
+    if bad:
+        raise typer.Exit(2)
 
 
 @app.command()

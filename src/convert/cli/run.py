@@ -77,10 +77,12 @@ def _report(plan: Any, result: Any) -> dict[str, Any]:
 
 def _summary(plan: Any, result: Any) -> None:
     """The closing words; in a pipe only what a log should keep."""
-    output.say(f"found {plan.found} in {plan.source.path} ({plan.source.format})")
+    chosen = [note for note in plan.source.notes if note.startswith(("step ", "item "))]
+    output.say(f"found {plan.found} in {plan.source.called} ({'; '.join([plan.source.format, *chosen])})")
     if output.on_terminal():
         for note in plan.source.notes:
-            output.say(f"note: {note}")
+            if note not in chosen:
+                output.say(f"note: {note}")
         if plan.dropped:
             reasons = "; ".join(dict.fromkeys(d.reason for d in plan.dropped))
             output.say(f"left out {output.count(len(plan.dropped), 'leaf')}: {reasons}")

@@ -42,6 +42,19 @@ def parse_axes(text: str) -> str:
     return letters
 
 
+def parse_epsilon(value: float | int | str) -> float | str:
+    """A number that is not negative, or the name in a reference ``$name``.
+
+    Raises:
+        ValueError: neither.
+    """
+    if isinstance(value, str):
+        return parse_fact(value)
+    if not 0 <= value < 1:
+        raise ValueError(f"epsilon is added to a variance and is small, such as 1e-6, not {value:g}")
+    return float(value)
+
+
 def parse_fact(text: str) -> str:
     """The name in a reference ``$name``.
 
@@ -71,7 +84,7 @@ class TargetLayer:
 class Kind(ABC):
     """What a layer computes on both sides. Subclasses are frozen dataclasses, one for each key in `KINDS`.
 
-    A kind only declares; `convert.compile` derives the operations from what it declares.
+    A kind only declares; `convert.steps` derives the operations from what it declares.
     """
 
     doc: ClassVar[str]
@@ -196,7 +209,7 @@ AXES = Key(
     "letters of the leaf's axes, in stored order, without stacked ones",
 )
 EPSILON = Key(
-    Scalar((float, int, str), "a number or $fact", lambda v: parse_fact(v) if isinstance(v, str) else float(v)),
+    Scalar((float, int, str), "a number or $fact", parse_epsilon),
     "added to the variance: a number, or $name of a fact",
 )
 

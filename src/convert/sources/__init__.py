@@ -19,9 +19,15 @@ def open_source(path: str | Path, *, step: int | None = None, item: str | None =
     Raises:
         CheckpointError: not a checkpoint, unfinished, damaged, or several where one must be named.
     """
+    path = Path(path)
+    source = _open(path, step, item)
+    source.named = path
+    return source
+
+
+def _open(path: Path, step: int | None, item: str | None) -> Source:
     from convert.sources import pax
 
-    path = Path(path)
     if pax.looks_like_pax(path):
         if item is not None:
             raise CheckpointError(f"{path}: a paxml checkpoint has no items; leave out --item {item}")

@@ -61,6 +61,7 @@ class Source(ABC):
         leaves: name -> leaf, in the order of the tree.
         absent: nodes without an array.
         notes: what was decided on the way to `path` (which step, which item), for people.
+        named: what the user called the checkpoint; None when it was opened by other means than `open_source`.
     """
 
     path: Path
@@ -68,6 +69,12 @@ class Source(ABC):
     leaves: Mapping[str, Leaf]
     absent: tuple[Absent, ...] = ()
     notes: tuple[str, ...] = ()
+    named: Path | None = None
+
+    @property
+    def called(self) -> Path:
+        """The checkpoint as the user called it, for messages."""
+        return self.named or self.path
 
     @abstractmethod
     def read(self, name: str) -> np.ndarray:
