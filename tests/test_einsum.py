@@ -20,7 +20,7 @@ from hypothesis.errors import NoSuchExample
 from convert import RuleError, parse_rules
 from convert.einsum import group, parse_projection
 from convert.kinds import Linear
-from convert.plan import make_plan
+from convert.planner import make_plan
 from memory_source import MemorySource, rule_file, run
 
 PRIMES = (2, 3, 5, 7, 11, 13, 17, 19)

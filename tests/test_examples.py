@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 import convert
-from convert.rules import schema, shipped_rules_dir
+from convert.library import shipped_rules_dir
+from convert.rules import schema
 from upstream import GOLDEN, checkpoint
 
 ROOT = Path(__file__).parents[1]

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import convert
-from convert.rules import shipped_rules_dir
+from convert.library import shipped_rules_dir
 from memory_source import MemorySource
 from test_timesfm import BOUND, load_upstream, run_upstream
 from upstream import checkpoint, golden_io, relative_error

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from convert.plan import make_plan
+from convert.planner import make_plan
 from convert.protect import MAX_AXES, other_layouts
 from memory_source import MemorySource, rule_file, run, zeros
 

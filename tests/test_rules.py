@@ -13,9 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from convert import RuleError, available_rules, load_rules, parse_rules
+from convert import ConvertError, RuleError, available_rules, load_rules, parse_rules
+from convert.cli.options import parse_settings
 from convert.kinds import KINDS
-from convert.rules import find_rules, parse_settings, schema, shipped_rules_dir
+from convert.library import find_rules, shipped_rules_dir
+from convert.rules import schema
 from convert.yamlfile import load_yaml
 from memory_source import rule_file
 
@@ -555,15 +557,15 @@ def test_a_directory_of_rules_comes_before_the_shipped_ones(tmp_path: Path) -> N
 
 
 def test_settings_are_yaml_scalars() -> None:
-    assert parse_settings(("a=1", "b = x=y ", "c=true", "d=1e-5", "e=")) == {
+    assert parse_settings(["a=1", "b = x=y ", "c=true", "d=1e-5", "e="]) == {
         "a": 1,
         "b": "x=y",
         "c": True,
         "d": 1e-5,
         "e": None,
     }
-    assert parse_settings({"a": "1"}) == {"a": "1"}
+    assert parse_settings(None) == {}
     for pair in ("a", "=1", " =1"):
-        with pytest.raises(RuleError) as refused:
-            parse_settings((pair,))
+        with pytest.raises(ConvertError) as refused:
+            parse_settings([pair])
         assert str(refused.value) == f"--set takes key=value, not {pair!r}"

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from convert import Plan, PlanError
-from convert.plan import make_plan
+from convert.planner import make_plan
 from memory_source import HEAD, MemorySource, rule_file, run, zeros
 
 # Older checkpoints store the output projection as D N H, newer ones as N H D; the embedding fixes D.

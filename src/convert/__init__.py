@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from convert.errors import OutputError as OutputError
     from convert.errors import PlanError as PlanError
     from convert.errors import RuleError as RuleError
+    from convert.library import available_rules as available_rules
+    from convert.library import load_rules as load_rules
     from convert.plan import Plan as Plan
     from convert.rules import RuleFile as RuleFile
-    from convert.rules import available_rules as available_rules
-    from convert.rules import load_rules as load_rules
     from convert.rules import parse_rules as parse_rules
     from convert.sources import Leaf as Leaf
     from convert.sources import Source as Source
@@ -41,7 +41,8 @@ _MODULES = {
     "convert.api": ("convert", "plan_conversion"),
     "convert.errors": ("CheckpointError", "ConvertError", "OutputError", "PlanError", "RuleError"),
     "convert.plan": ("Plan",),
-    "convert.rules": ("RuleFile", "available_rules", "load_rules", "parse_rules"),
+    "convert.library": ("available_rules", "load_rules"),
+    "convert.rules": ("RuleFile", "parse_rules"),
     "convert.sources": ("Leaf", "Source", "open_source"),
     "convert.spec": ("TensorSpec",),
     "convert.steps": ("Step",),

@@ -6,8 +6,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from convert.plan import Plan, choose_plan
-from convert.rules import RuleFile, find_rules
+from convert.library import find_rules
+from convert.plan import Plan
+from convert.planner import choose_plan
+from convert.rules import RuleFile
 from convert.sources import Source, open_source
 from convert.spec import TensorSpec
 from convert.streaming import Event, Result, execute

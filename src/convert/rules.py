@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from importlib.resources import files
-from pathlib import Path
 from typing import Any
 
 from convert.errors import RuleError
@@ -14,7 +12,7 @@ from convert.fields import TEXT, Anything, Either, Key, ListOf, MapOf, Record, S
 from convert.kinds import KINDS, Drop, Linear, Rule, TargetLayer, Timescales
 from convert.kinds.base import PATTERN, SHARED
 from convert.pattern import Pattern
-from convert.yamlfile import Node, Position, load_yaml, parse_scalar, read_text
+from convert.yamlfile import Node, Position, load_yaml
 
 ASK = "ask"  # the value of a fact that the tree does not hold and the rules do not know
 
@@ -459,76 +457,3 @@ def parse_rules(text: str, name: str = "rules.yaml") -> RuleFile:
         RuleError: not a valid rule file; the message has line and column.
     """
     return _read_file(load_yaml(text, name), name, text)
-
-
-def load_rules(path: str | Path) -> RuleFile:
-    """Reads and checks a rule file.
-
-    Raises:
-        RuleError: unreadable or not valid; the message has line and column.
-    """
-    path = Path(path)
-    return parse_rules(read_text(path, _display(path)), _display(path))
-
-
-def _display(path: Path) -> str:
-    """A shipped file is called ``rules/NAME``, wherever it is installed; others as the user called them."""
-    return f"rules/{path.name}" if path.parent == shipped_rules_dir() else str(path)
-
-
-def shipped_rules_dir() -> Path:
-    """Where the shipped rules lie: inside the installed package, or ``rules/`` of a source checkout."""
-    installed = Path(str(files("convert"))) / "_rules"
-    return installed if installed.is_dir() else Path(__file__).resolve().parents[2] / "rules"
-
-
-def available_rules(extra: Path | None = None) -> tuple[RuleFile, ...]:
-    """All rule files: those of the directory `extra` first, then the shipped ones that it does not replace by name.
-
-    Raises:
-        RuleError: `extra` is no directory, or a file in it is not valid.
-    """
-    if extra is not None and not extra.is_dir():
-        raise RuleError(f"{extra}: --rules takes a directory of rule files; a single file is given in place of MODEL")
-    found: dict[str, RuleFile] = {}
-    for directory in (extra, shipped_rules_dir()):
-        for path in sorted(directory.glob("*.yaml")) if directory else ():
-            rules = load_rules(path)
-            found.setdefault(rules.model, rules)
-    return tuple(found.values())
-
-
-def find_rules(model: str, extra: Path | None = None) -> tuple[RuleFile, ...]:
-    """The rule files that MODEL means: a file by its path, one by its name, or all of a family.
-
-    Raises:
-        RuleError: there are none by this name, or the file is not valid.
-    """
-    if model.endswith((".yaml", ".yml")) or "/" in model:
-        return (load_rules(model),)
-    known = available_rules(extra)
-    named = tuple(rules for rules in known if rules.model == model) or tuple(r for r in known if r.family == model)
-    if named:
-        return named
-    names = sorted({rules.model for rules in known} | {rules.family for rules in known if rules.family})
-    raise RuleError(
-        f"there are no rules called {model!r}{nearest(model, names)} (known: {', '.join(names)}; "
-        "a file of your own is given by its path, such as ./my-model.yaml)"
-    )
-
-
-def parse_settings(pairs: Mapping[str, str] | tuple[str, ...]) -> dict[str, Any]:
-    """Settings as ``--set key=value`` gives them, the values read as YAML scalars.
-
-    Raises:
-        RuleError: an item without ``=``.
-    """
-    if isinstance(pairs, Mapping):
-        return dict(pairs)
-    settings = {}
-    for pair in pairs:
-        key, equals, value = pair.partition("=")
-        if not equals or not key.strip():
-            raise RuleError(f"--set takes key=value, not {pair!r}")
-        settings[key.strip()] = parse_scalar(value)
-    return settings

@@ -20,7 +20,7 @@ def inspect(
     as_json: o.Json = False,
 ) -> None:
     """The tree: paths, shapes, dtypes, bytes; how it lies on disk; which rules fit. Reads no arrays."""
-    from convert.rules import available_rules
+    from convert.library import available_rules
     from convert.sources import open_source
 
     source = open_source(checkpoint, step=step, item=item)
@@ -54,7 +54,7 @@ def inspect(
 
 def _fit(rules: Any, source: Source) -> dict[str, Any]:
     from convert.errors import PlanError
-    from convert.plan import fit, make_plan
+    from convert.planner import fit, make_plan
 
     said: dict[str, Any] = {"model": rules.model, "family": rules.family, "share": round(fit(rules, source), 4)}
     if not said["share"]:

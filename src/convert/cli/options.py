@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -96,6 +96,23 @@ def parse_size(text: str) -> int:
     if match is None or unit not in _UNITS or float(match[1]) * _UNITS[unit] < 1:
         raise ConvertError(f"{text!r} is not a size such as 500MB, 2GB or 2GiB")
     return int(float(match[1]) * _UNITS[unit])
+
+
+def parse_settings(pairs: list[str] | None) -> dict[str, Any]:
+    """Settings as ``--set key=value`` gives them, the values read as YAML scalars.
+
+    Raises:
+        ConvertError: an item without ``=``.
+    """
+    from convert.yamlfile import parse_scalar
+
+    settings = {}
+    for pair in pairs or ():
+        key, equals, value = pair.partition("=")
+        if not equals or not key.strip():
+            raise ConvertError(f"--set takes key=value, not {pair!r}")
+        settings[key.strip()] = parse_scalar(value)
+    return settings
 
 
 def shard_bytes(text: str | None, out: Path | None) -> int | None:

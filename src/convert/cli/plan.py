@@ -50,14 +50,13 @@ def make(
     """The plan that the shared options describe."""
     from convert.api import plan_conversion
     from convert.check.written import open_written
-    from convert.rules import parse_settings
 
     return plan_conversion(
         model,
         checkpoint,
         to=to,
         dtype=dtype,
-        settings=parse_settings(tuple(settings or ())),
+        settings=o.parse_settings(settings),
         step=step,
         item=item,
         rules_dir=rules_dir,

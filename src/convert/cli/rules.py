@@ -21,7 +21,7 @@ Files = Annotated[list[Path], typer.Argument(metavar="FILE...", help="Rule files
 @app.command("list")
 def list_rules(rules_dir: o.RulesDir = None, as_json: o.Json = False) -> None:
     """The rules that can be named as MODEL."""
-    from convert.rules import available_rules
+    from convert.library import available_rules
 
     known = available_rules(rules_dir)
     if as_json:
@@ -51,7 +51,7 @@ def _describe(rules: Any) -> dict[str, Any]:
 @app.command()
 def show(name: Name, rules_dir: o.RulesDir = None) -> None:
     """The text of a rule file; of a family, of all its files."""
-    from convert.rules import find_rules
+    from convert.library import find_rules
 
     for rules in find_rules(name, rules_dir):
         output.data(rules.text.rstrip("\n"))
@@ -61,7 +61,7 @@ def show(name: Name, rules_dir: o.RulesDir = None) -> None:
 def validate(files: Files) -> None:
     """Check rule files: the words, the equations, that sources and targets pair up."""
     from convert.errors import RuleError
-    from convert.rules import load_rules
+    from convert.library import load_rules
 
     bad = 0
     for file in files:

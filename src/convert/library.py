@@ -1,0 +1,67 @@
+"""The rule files that there are: shipped ones, a directory of the user's, a single file; found by name."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from pathlib import Path
+
+from convert.errors import RuleError
+from convert.fields import nearest
+from convert.rules import RuleFile, parse_rules
+from convert.yamlfile import read_text
+
+
+def load_rules(path: str | Path) -> RuleFile:
+    """Reads and checks a rule file.
+
+    Raises:
+        RuleError: unreadable or not valid; the message has line and column.
+    """
+    path = Path(path)
+    return parse_rules(read_text(path, _display(path)), _display(path))
+
+
+def _display(path: Path) -> str:
+    """A shipped file is called ``rules/NAME``, wherever it is installed; others as the user called them."""
+    return f"rules/{path.name}" if path.parent == shipped_rules_dir() else str(path)
+
+
+def shipped_rules_dir() -> Path:
+    """Where the shipped rules lie: inside the installed package, or ``rules/`` of a source checkout."""
+    installed = Path(str(files("convert"))) / "_rules"
+    return installed if installed.is_dir() else Path(__file__).resolve().parents[2] / "rules"
+
+
+def available_rules(extra: Path | None = None) -> tuple[RuleFile, ...]:
+    """All rule files: those of the directory `extra` first, then the shipped ones that it does not replace by name.
+
+    Raises:
+        RuleError: `extra` is no directory, or a file in it is not valid.
+    """
+    if extra is not None and not extra.is_dir():
+        raise RuleError(f"{extra}: --rules takes a directory of rule files; a single file is given in place of MODEL")
+    found: dict[str, RuleFile] = {}
+    for directory in (extra, shipped_rules_dir()):
+        for path in sorted(directory.glob("*.yaml")) if directory else ():
+            rules = load_rules(path)
+            found.setdefault(rules.model, rules)
+    return tuple(found.values())
+
+
+def find_rules(model: str, extra: Path | None = None) -> tuple[RuleFile, ...]:
+    """The rule files that MODEL means: a file by its path, one by its name, or all of a family.
+
+    Raises:
+        RuleError: there are none by this name, or the file is not valid.
+    """
+    if model.endswith((".yaml", ".yml")) or "/" in model:
+        return (load_rules(model),)
+    known = available_rules(extra)
+    named = tuple(rules for rules in known if rules.model == model) or tuple(r for r in known if r.family == model)
+    if named:
+        return named
+    names = sorted({rules.model for rules in known} | {rules.family for rules in known if rules.family})
+    raise RuleError(
+        f"there are no rules called {model!r}{nearest(model, names)} (known: {', '.join(names)}; "
+        "a file of your own is given by its path, such as ./my-model.yaml)"
+    )

@@ -1,0 +1,422 @@
+"""Makes a plan: matches rules to leaves, binds sizes, compiles steps, and collects every finding on the way."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from convert.errors import PlanError
+from convert.fields import nearest
+from convert.kinds import Rule, Timescales
+from convert.match import Coverage, Matched, cover
+from convert.ops import is_float
+from convert.plan import Dropped, Plan
+from convert.rules import ASK, RuleFile, Version
+from convert.sizes import Constraint, bind
+from convert.sources.base import Source
+from convert.spec import SAFETENSORS_TAGS, TensorSpec
+from convert.steps import Compiler, MisfitError, Step, constraints
+
+MAX_FINDINGS = 12  # in one message; all of them are in PlanError.findings
+
+
+def make_plan(
+    rules: RuleFile,
+    source: Source,
+    *,
+    to: str | None = None,
+    dtype: str | None = None,
+    settings: Mapping[str, Any] | None = None,
+    like: Mapping[str, TensorSpec] | None = None,
+) -> Plan:
+    """Plans a conversion; reads no array.
+
+    Args:
+        rules: from `convert.load_rules`.
+        source: from `convert.open_source`.
+        to: a target of the rule file; None is its first.
+        dtype: what floating-point tensors are written in; None keeps each leaf's dtype.
+        settings: facts, sizes and choices that the tree leaves open, by name.
+        like: specs of an existing state_dict that the result must have, name for name and shape for shape.
+
+    Raises:
+        PlanError: rules and checkpoint do not fit; `findings` holds every problem.
+    """
+    return _Planner(rules, source, to or next(iter(rules.targets)), dtype, dict(settings or {})).plan(like)
+
+
+@dataclass
+class _Planner:
+    rules: RuleFile
+    source: Source
+    target: str
+    dtype: str | None
+    settings: dict[str, Any]
+
+    def plan(self, like: Mapping[str, TensorSpec] | None) -> Plan:
+        self._check_arguments()
+        coverage = cover(self.rules, self.source)
+        if not any(of_role for matched in coverage.matched for of_role in matched.leaves.values()):
+            raise PlanError(self._strangers())
+        findings = list(coverage.findings)
+        choices, sizes, problems = self._sizes(coverage)
+        findings += problems
+        version = next((v for v in self.rules.versions if all(sizes.get(k) == n for k, n in v.sizes.items())), None)
+        facts = self._facts(version)
+        steps, layers, notes, problems = self._steps(coverage, choices, sizes, facts)
+        findings += problems
+        if not findings:
+            findings += _duplicates(steps)
+        if not findings and like is not None:
+            findings += _compare(steps, like)
+        if findings:
+            findings = list(dict.fromkeys(findings))
+            raise PlanError(self._message(findings), tuple(findings))
+        return Plan(
+            rules=self.rules,
+            source=self.source,
+            target=self.target,
+            version=version.name if version else None,
+            root=coverage.root,
+            steps=tuple(steps),
+            dropped=tuple(Dropped(c.leaf, self.source.leaves[c.leaf].spec, c.reason, c.at) for c in coverage.dropped),
+            sizes=sizes,
+            facts=facts,
+            layers=tuple(layers),
+            choices={k: v for k, v in choices.items() if v is not None},
+            dtype=self.dtype,
+            settings=self.settings,
+            notes=tuple(notes),
+        )
+
+    def _check_arguments(self) -> None:
+        targets = self.rules.targets
+        if self.target not in targets:
+            raise PlanError(
+                f"{self.rules.path}: there is no target {self.target!r}{nearest(self.target, targets)} "
+                f"(--to takes {', '.join(targets)})"
+            )
+        if self.dtype is not None and (SAFETENSORS_TAGS.get(self.dtype) is None or not is_float(self.dtype)):
+            floats = [name for name, tag in SAFETENSORS_TAGS.items() if tag and is_float(name)]
+            raise PlanError(
+                f"--dtype {self.dtype}: not a floating-point dtype of safetensors{nearest(self.dtype, floats)} "
+                f"(known: {', '.join(floats)})"
+            )
+        known = {**self.rules.facts, **self.rules.axes, **self.rules.choices}
+        for key, value in self.settings.items():
+            if key not in known:
+                raise PlanError(f"{self.rules.path}: --set {key}: there is nothing called {key!r} to set{nearest(key, known)} (known: {', '.join(known)})")  # fmt: skip
+            if key in self.rules.choices and value not in self.rules.choices[key]:
+                raise PlanError(
+                    f"{self.rules.path}: --set {key}={value}: it is one of {', '.join(self.rules.choices[key])}"
+                )
+            if key in self.rules.axes and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+                raise PlanError(f"{self.rules.path}: --set {key}={value}: a size is a positive integer")
+            if key in self.rules.facts and (wanted := _misfit(value, self._examples(key))):
+                raise PlanError(f"{self.rules.path}: --set {key}={value}: expected {wanted}")
+
+    def _examples(self, fact: str) -> list[Any]:
+        """Values that the rule file itself gives to a fact: they tell what kind of value it takes."""
+        values = [self.rules.facts[fact], *(v.facts[fact] for v in self.rules.versions if fact in v.facts)]
+        return [value for value in values if value != ASK]
+
+    def _strangers(self) -> str:
+        """The message when no rule finds a leaf: the rules are of another model."""
+        wanted = next(
+            (str(rule.sources["weight"]) for rule in self.rules.rules if rule.word != "drop" and rule.sources), ""
+        )
+        if not wanted:
+            return f"{self.rules.path}: nothing would be written, as no rule of this file takes a leaf; add some"
+        found = next(iter(self.source.leaves), None)
+        return (
+            f"{self.rules.path} does not fit {self.source.called}: none of its {len(self.source.leaves)} leaves matches a rule. "
+            f"The rules look for {wanted}, the checkpoint has {found or 'no leaves'}. See the tree with `convert inspect`, "
+            "and the models that are known with `convert rules list`"
+        )
+
+    def _facts(self, version: Version | None) -> dict[str, Any]:
+        given = {key: value for key, value in self.settings.items() if key in self.rules.facts}
+        facts = {**self.rules.facts, **(version.facts if version else {}), **given}
+        return {key: value for key, value in facts.items() if value != ASK}
+
+    def _sizes(self, coverage: Coverage) -> tuple[dict[str, str | None], dict[str, int], list[str]]:
+        """Binds letters to sizes; chooses among variants the only one that does not contradict them."""
+        findings: list[str] = []
+        known: list[Constraint] = [
+            Constraint(key, value, f"--set {key}={value}", "", "the setting")
+            for key, value in self.settings.items()
+            if key in self.rules.axes
+        ]
+        for name, count in coverage.counts.items():
+            where = next(
+                (m.rule.at.line_only for m in coverage.matched if name in m.rule.sources.get("weight", _NONE).indices),
+                "",
+            )
+            known.append(Constraint(name, count, where, "", f"the number of {{{name}}} in the tree"))
+        choices: dict[str, str | None] = {}
+        waiting: dict[str, list[Matched]] = {}
+        for matched in coverage.matched:
+            choice = matched.rule.choice
+            if choice and not any(matched.leaves.values()):
+                continue  # absent: there is nothing to choose
+            if choice and choice not in self.settings:
+                waiting.setdefault(choice, []).append(matched)
+                continue
+            if choice:
+                choices[choice] = self.settings[choice]
+            findings += _collect(known, matched, self.source, choices.get(choice or ""))
+        sizes, problems = bind(known, self.rules.axes)
+        while waiting:
+            decided = False
+            for choice, group in list(waiting.items()):
+                trials = {variant: self._try(known, group, variant) for variant in group[0].rule.kind.variants}
+                fitting = [variant for variant, (_, bad) in trials.items() if not bad]
+                if len(fitting) == 1:
+                    decided, choices[choice] = True, fitting[0]
+                    known = trials[fitting[0]][0]
+                    sizes, problems = bind(known, self.rules.axes)
+                    del waiting[choice]
+                elif not fitting:
+                    del waiting[choice]
+                    shown = "; ".join(f"{variant}: {bad[0]}" for variant, (_, bad) in trials.items())
+                    findings.append(
+                        f"{group[0].rule.at.line_only}: no variant of {choice!r} fits the checkpoint: {shown}"
+                    )
+            if not decided:
+                break
+        for choice, group in waiting.items():
+            variants = group[0].rule.kind.variants
+            leaf = next(iter(group[0].leaves["weight"].values()), "?")
+            findings.append(
+                f"{group[0].rule.at.line_only}: {leaf} ({self.source.leaves[leaf].spec if leaf in self.source.leaves else '?'}) fits "
+                f"{' and '.join(variants)} alike; the sizes do not tell them apart. Choose with "
+                f"{' or '.join(f'--set {choice}={variant}' for variant in variants)}"
+            )
+        return choices, sizes, findings + problems
+
+    def _try(self, known: list[Constraint], group: list[Matched], variant: str) -> tuple[list[Constraint], list[str]]:
+        trial = list(known)
+        bad: list[str] = []
+        for matched in group:
+            bad += _collect(trial, matched, self.source, variant)
+        before = bind(known, self.rules.axes)[1]
+        return trial, bad + [f for f in bind(trial, self.rules.axes)[1] if f not in before]
+
+    def _steps(
+        self, coverage: Coverage, choices: Mapping[str, str | None], sizes: Mapping[str, int], facts: Mapping[str, Any]
+    ) -> tuple[list[Step], list[Mapping[str, Any]], list[str], list[str]]:
+        compiler = Compiler(self.source, self.target, self.dtype)
+        steps: list[Step] = []
+        layers: list[Mapping[str, Any]] = []
+        notes: list[str] = []
+        findings: list[str] = []
+        for matched in coverage.matched:
+            rule = matched.rule
+            layer = rule.layer(self.target)
+            if isinstance(rule.kind, Timescales):
+                if layer is not None:
+                    steps += _buffer(rule, rule.kind, layer.path.fill({}), sizes, facts, notes, findings)
+                continue
+            if layer is None and not any(matched.leaves.values()):
+                continue
+            if layer is None:
+                findings.append(
+                    f"{rule.at.line_only}: the rule has no target for {self.target!r}, so {rule.sources['weight']} would be lost; "
+                    "add one, or give its leaves a `drop:` rule"
+                )
+                continue
+            try:
+                made = list(compiler.steps(matched, layer, choices.get(rule.choice or "")))
+            except MisfitError as misfit:
+                findings.append(str(misfit))
+                continue
+            steps += made
+            said = {
+                k: facts.get(v) if k == "epsilon" and isinstance(v, str) else v
+                for k, v in rule.kind.facts(layer).items()
+            }
+            if said and made:
+                layers.append({"layer": layer.path.text, "kind": rule.word, **said})
+        return steps, layers, notes, list(dict.fromkeys(findings))
+
+    def _message(self, findings: list[str]) -> str:
+        shown = "\n".join(f"  - {finding}" for finding in findings[:MAX_FINDINGS])
+        more = f"\n  ... and {len(findings) - MAX_FINDINGS} more" if len(findings) > MAX_FINDINGS else ""
+        said = "1 problem" if len(findings) == 1 else f"{len(findings)} problems"
+        return f"{self.rules.path} does not fit {self.source.called}: {said}\n{shown}{more}"
+
+
+def _misfit(value: Any, examples: list[Any]) -> str:
+    """What a setting should have been, going by the values that are known; empty when it will do."""
+    if not examples:
+        return ""
+    example = examples[0]
+    if isinstance(example, bool):
+        return "" if isinstance(value, bool) else "true or false"
+    if isinstance(example, (int, float)):
+        number = "an integer" if all(isinstance(e, int) for e in examples) else "a number"
+        fits = isinstance(value, int if number == "an integer" else (int, float)) and not isinstance(value, bool)
+        if not fits or (value <= 0 and all(e > 0 for e in examples)):
+            return (
+                f"{number} above 0, such as {example}"
+                if all(e > 0 for e in examples)
+                else f"{number}, such as {example}"
+            )
+        return ""
+    if isinstance(example, str):
+        return "" if isinstance(value, str) else f"a word, such as {example}"
+    same = isinstance(value, type(example)) and all(isinstance(v, (int, float)) for v in value)
+    return (
+        ""
+        if same
+        else f"{json.dumps(example)} or another list; lists are set from Python or in a rule file of your own"
+    )
+
+
+class _None:
+    indices: tuple[str, ...] = ()
+
+
+_NONE = _None()
+
+
+def _collect(known: list[Constraint], matched: Matched, source: Source, variant: str | None) -> list[str]:
+    """Adds a rule's constraints to `known`; the findings are leaves that contradict the rule on their own."""
+    try:
+        known.extend(constraints(matched, source, variant))
+    except MisfitError as misfit:
+        return [str(misfit)]
+    return []
+
+
+def _buffer(
+    rule: Rule,
+    kind: Timescales,
+    name: str,
+    sizes: Mapping[str, int],
+    facts: Mapping[str, Any],
+    notes: list[str],
+    findings: list[str],
+) -> Iterator[Step]:
+    if rule.when and rule.when not in facts:
+        notes.append(
+            f"{name} is left out: the target has it only when {rule.when} is true, and nothing says whether it is "
+            f"(--set {rule.when}=true|false)"
+        )
+        return
+    if rule.when and not isinstance(facts[rule.when], bool):
+        findings.append(
+            f"{rule.at.line_only}: {rule.when} is {facts[rule.when]!r}, neither true nor false; give it with "
+            f"--set {rule.when}=true|false"
+        )
+        return
+    if rule.when and not facts[rule.when]:
+        return
+    if kind.width not in sizes:
+        findings.append(
+            f"{rule.at.line_only}: {name} has the width {kind.width}, to which no leaf and no product of `axes` gives a size; "
+            "correct the letter"
+        )
+        return
+    scales = [facts.get(said) for said in ("min_timescale", "max_timescale")]
+    positive = [float(scale) for scale in scales if isinstance(scale, int | float) and scale > 0]
+    if len(positive) < 2:
+        findings.append(
+            f"{rule.at.line_only}: {name} needs min_timescale and max_timescale, two positive numbers, not "
+            f"{scales[0]} and {scales[1]}; give them with --set min_timescale=... --set max_timescale=..."
+        )
+        return
+    low, high = positive
+    half = sizes[kind.width] // 2
+    step = math.log(high / low) / max(half - 1, 1)
+    yield Step(name, TensorSpec((half,), "float32"), (), rule.word, rule.at, "computed from sizes", "", (low, step))
+
+
+def _duplicates(steps: list[Step]) -> Iterator[str]:
+    seen: dict[str, Step] = {}
+    for step in steps:
+        first = seen.setdefault(step.name, step)
+        if first is not step:
+            yield (
+                f"{step.rule.line_only}: the target tensor {step.name} ({step.spec}) is already made by {first.rule.line_only} "
+                f"({first.spec}); each target has one source, so change one of the two paths"
+            )
+
+
+def _compare(steps: list[Step], like: Mapping[str, TensorSpec]) -> Iterator[str]:
+    made = {step.name: step for step in steps}
+    asked = itertools.count()
+
+    def near(name: str, known: Mapping[str, object]) -> str:  # slow among thousands; later findings are not shown
+        return nearest(name, known) if next(asked) < MAX_FINDINGS else ""
+
+    for name, spec in like.items():
+        if name not in made:
+            yield f"{name} ({spec}) of the wanted state_dict has no source; add a rule for it{near(name, made)}"
+        elif made[name].spec.shape != spec.shape:
+            step = made[name]
+            yield f"{step.rule.line_only}: {name} comes out as {step.spec} and the wanted state_dict has {spec}; correct the rule"
+    for name, step in made.items():
+        if name not in like:
+            yield f"{step.rule.line_only}: {name} ({step.spec}) is not in the wanted state_dict; correct its name or drop it{near(name, like)}"
+
+
+def choose_plan(
+    candidates: tuple[RuleFile, ...],
+    source: Source,
+    *,
+    to: str | None = None,
+    dtype: str | None = None,
+    settings: Mapping[str, Any] | None = None,
+    like: Mapping[str, TensorSpec] | None = None,
+) -> Plan:
+    """The plan of the only rule file that fits the checkpoint; arguments as in `make_plan`.
+
+    Raises:
+        PlanError: none fits (the findings are those of the nearest), or several do.
+    """
+    if len(candidates) == 1:
+        return make_plan(candidates[0], source, to=to, dtype=dtype, settings=settings, like=like)
+    shares = {rules.model: fit(rules, source) for rules in candidates}
+    best = sorted(candidates, key=lambda rules: -shares[rules.model])
+    errors: dict[str, PlanError] = {}
+    fitting: list[Plan] = []
+    for rules in best:
+        if shares[rules.model] == 0:
+            continue
+        own = {k: v for k, v in (settings or {}).items() if k in {**rules.facts, **rules.axes, **rules.choices}}
+        only = settings if rules is best[0] else own  # a misspelt setting is an error of the nearest file
+        try:
+            fitting.append(make_plan(rules, source, to=to, dtype=dtype, settings=only, like=like))
+        except PlanError as error:
+            errors[rules.model] = error
+    if len(fitting) == 1:
+        return fitting[0]
+    if fitting:
+        names = " and ".join(plan.rules.model for plan in fitting)
+        raise PlanError(f"{source.called} fits {names} alike; name one of them in place of {best[0].family}")
+    said = ", ".join(f"{rules.model} knows {round(100 * shares[rules.model])} % of the leaves" for rules in best)
+    nearest_error = errors.get(best[0].model)
+    if nearest_error is None:
+        found = next(iter(source.leaves), "no leaves")
+        raise PlanError(
+            f"{source.called} ({source.format}) fits none of {', '.join(rules.model for rules in best)}: none of its "
+            f"{len(source.leaves)} leaves matches a rule; the first is {found}. See the tree with `convert inspect`, and the "
+            "models that are known with `convert rules list`"
+        )
+    raise PlanError(
+        f"{source.called} fits none of {best[0].family or best[0].model} ({said}). The nearest:\n{nearest_error}",
+        nearest_error.findings,
+    )
+
+
+def fit(rules: RuleFile, source: Source) -> float:
+    """The share of leaves that the rules know, from 0 to 1; leaves that they only drop do not count."""
+    coverage = cover(rules, source)
+    dropped = {claim.leaf for claim in coverage.dropped}
+    rest = len(source.leaves) - len(dropped)
+    return (coverage.claimed - len(dropped)) / rest if rest else 0.0
