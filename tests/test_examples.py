@@ -47,7 +47,7 @@ def test_every_command_of_the_readme_works(root: Path) -> None:
             continue
         shell(block.replace("pip install . && ", ""), root)
         ran += 1
-    assert ran == 3 and (root / "timesfm.safetensors").exists() and (root / "timesfm-hf" / "config.json").exists()
+    assert ran == 4 and (root / "timesfm.safetensors").exists() and (root / "timesfm-hf" / "config.json").exists()
 
 
 def test_what_the_readme_shows_is_what_is_printed(root: Path) -> None:

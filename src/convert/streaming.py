@@ -137,7 +137,7 @@ def execute(
     """
     started = time.monotonic()
     out = Path(out)
-    _refuse_overlap(out, plan.source)
+    refuse_overlap(out, plan.source)
     tensors, layout = plan_layout(plan, out, max_shard_bytes)
     extra = {} if out.suffix == ".safetensors" else _extra_files(plan)
     used = used_leaves(plan)
@@ -251,7 +251,7 @@ def _extra_files(plan: Plan) -> dict[str, bytes]:
     return {"config.json": (json.dumps(config, indent=2, sort_keys=True) + "\n").encode()}
 
 
-def _refuse_overlap(out: Path, source: Source) -> None:
+def refuse_overlap(out: Path, source: Source) -> None:
     """Writing into the checkpoint, or replacing a directory that holds it, would damage the source."""
     here = out.resolve()
     for there in (source.path.resolve(), source.called.resolve(), _outermost(source.path.resolve())):

@@ -17,6 +17,8 @@ HELP = """Convert JAX checkpoints to PyTorch safetensors with declarative per-la
   convert MODEL CKPT OUT        e.g. convert timesfm ckpt/ out.safetensors
   convert inspect CKPT          the tree: paths, shapes, dtypes, bytes; which rules fit
   convert plan MODEL CKPT       what would be written, from what, and what a shape check could not catch
+  convert check OUT --from CKPT the proof that both compute the same, or where and why they do not
+  convert record MODEL CKPT OUT what the JAX model computes, for check --recorded where there is no JAX
   convert rules list            the shipped rules; also: show, validate, schema
 
 OUT ending in .safetensors is one file; anything else is a directory. Data goes to stdout, everything else to stderr.
@@ -67,11 +69,13 @@ def _root(
 
 
 def _register() -> None:
-    from convert.cli import inspect, plan, rules, run
+    from convert.cli import check, inspect, plan, record, rules, run
 
     app.command(RUN)(run.run)
     app.command("inspect")(inspect.inspect)
     app.command("plan")(plan.plan)
+    app.command("check")(check.check)
+    app.command("record")(record.record)
     app.add_typer(rules.app, name="rules")
 
 

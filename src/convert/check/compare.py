@@ -1,0 +1,169 @@
+"""How far two arrays are apart, in the units that people ask for, and how far they may be, with the derivation."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+def epsilon(dtype: str) -> float:
+    """Distance from 1 to the next number of a floating-point dtype."""
+    return float(ml_dtypes.finfo(dtype).eps)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The distance of two arrays of one shape.
+
+    Attributes:
+        max_abs: largest absolute error.
+        relative: `max_abs` over the largest absolute value of the reference.
+        ulps: `max_abs` in units in the last place that the reference's largest value has in the precision.
+        cosine: of the angle between the two as vectors; 1 is parallel.
+        at: index of the largest error.
+        got, want: the two values there.
+        size: elements compared, masked ones left out.
+    """
+
+    max_abs: float
+    relative: float
+    ulps: float
+    cosine: float
+    at: tuple[int, ...]
+    got: float
+    want: float
+    size: int
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "at": list(self.at)}
+
+
+def difference(got: Any, want: Any, *, precision: str = "float32", mask: Array | None = None) -> Difference:
+    """Compares `got` with the reference `want`.
+
+    Args:
+        precision: dtype in whose last places `ulps` is counted.
+        mask: true where positions count; its shape is a prefix of the arrays' shape, with 1 where all along an axis do.
+
+    Raises:
+        ValueError: the shapes differ, or nothing is left to compare.
+    """
+    got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)
+    if got.shape != want.shape:
+        raise ValueError(f"shapes differ: {list(got.shape)} and {list(want.shape)}")
+    keep = np.ones(got.shape, bool)
+    if mask is not None:
+        counts = np.asarray(mask, bool)
+        keep &= counts.reshape(counts.shape + (1,) * (got.ndim - counts.ndim))
+    if not keep.any():
+        raise ValueError("no position is left to compare")
+    unequal = ~((got == want) | (np.isnan(got) & np.isnan(want)))
+    with np.errstate(invalid="ignore", over="ignore"):
+        error = np.where(unequal, np.abs(got - want), 0.0)
+    error = np.where(np.isnan(error), np.inf, error)  # NaN on one side only, or inf against -inf
+    at = np.unravel_index(int(np.argmax(np.where(keep, error, -1.0))), error.shape)
+    a, b = got[keep], want[keep]
+    largest = float(np.max(np.abs(b), initial=0.0, where=np.isfinite(b)))
+    max_abs = float(error[at])
+    if max_abs == 0:
+        relative = ulps = 0.0
+    elif largest == 0:
+        relative = ulps = float("inf")
+    else:
+        relative = max_abs / largest
+        ulps = max_abs / _last_place(largest, precision)
+    return Difference(
+        max_abs,
+        relative,
+        ulps,
+        _cosine(a, b, max_abs),
+        tuple(int(k) for k in at),
+        float(got[at]),
+        float(want[at]),
+        int(keep.sum()),
+    )
+
+
+def _last_place(value: float, precision: str) -> float:
+    """Distance of a number of `precision` to the next one, as ``numpy.spacing`` gives it."""
+    smallest = float(ml_dtypes.finfo(precision).smallest_subnormal)
+    return max(math.ldexp(epsilon(precision), math.frexp(value)[1] - 1), smallest)
+
+
+def _cosine(a: Array, b: Array, max_abs: float) -> float:
+    """Of the angle between two vectors; NaN where there is none. Scaled first, so that squares neither overflow nor vanish."""
+    if max_abs == 0:
+        return 1.0
+    scales = [float(np.max(np.abs(x))) for x in (a, b)]
+    if not all(0 < scale < math.inf for scale in scales):  # false for NaN, too
+        return math.nan
+    a, b = a / scales[0], b / scales[1]
+    return float(a @ b / (np.linalg.norm(a) * np.linalg.norm(b)))
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """How large a relative error may be, and why.
+
+    Attributes:
+        value: the bound on `Difference.relative`.
+        why: the derivation, with its numbers.
+    """
+
+    value: float
+    why: str
+
+
+# An honest difference of two runs is the sum of two rounding errors of the size that was measured; sixteen is the
+# margin for the reference and the candidate being two different orders of the same sums (Higham, Accuracy and Stability
+# of Numerical Algorithms, 2nd ed., section 2.8: the bound is linear in n, the typical error its square root).
+MARGIN = 16.0
+
+
+def lifted_tolerance(drift: float, precision: str, reduction: int, depth: int, weights: str = "float64") -> Tolerance:
+    """The bound for two float64 runs of the same function.
+
+    The model itself tells how much it amplifies rounding: its float32 run is `drift` away from its lifted run, which is
+    drift / eps32 epsilons; in float64 the same function drifts by as many epsilons of float64.
+
+    Args:
+        drift: relative distance of one side's run in `precision` from its own lifted run; when it is not finite (a run
+            that overflows), it tells nothing and the floor stands in for it.
+        reduction: length of the longest sum; depth: number of layers; both give the floor below which no model stays.
+        weights: dtype to which one side's weights were rounded, when only the rounded ones are known; it rounds more
+            coarsely than float64, so its epsilon takes the place of float64's.
+    """
+    floor = math.sqrt(reduction) * depth
+    # A float64 run of code that casts to float32 in the middle drifts by float32's epsilons; half-way between is far from both.
+    coarse = precision == "float64" and drift > math.sqrt(epsilon("float64") * epsilon("float32"))
+    unit = epsilon("float32" if coarse else precision)
+    amplification = max(drift / unit, floor) if math.isfinite(drift) else floor
+    value = MARGIN * amplification * epsilon(weights)
+    said = f"eps({weights}{', of the weights' if weights != 'float64' else ''})"
+    return Tolerance(
+        value,
+        f"{MARGIN:.0f} x {amplification:.3g} x {said}: the model amplifies rounding {amplification:.3g} times "
+        f"(its {precision} run is {drift:.1e} from its lifted run; sqrt of {reduction} summands x {depth} layers is the floor)",
+    )
+
+
+def run_tolerance(drifts: tuple[float, ...], precision: str, reduction: int, depth: int) -> Tolerance:
+    """The bound for two runs in `precision`: by the triangle inequality, the sum of their distances from lifted runs.
+
+    Where only one side could be lifted, its drift stands for the other's too. A drift that is not finite (a run that
+    overflows) allows nothing: the floor stands in for it.
+    """
+    floor = math.sqrt(reduction) * depth * epsilon(precision) / 4
+    known = [max(drift, floor) if math.isfinite(drift) else floor for drift in drifts]
+    total = sum(known) if len(known) > 1 else 2 * known[0]
+    return Tolerance(
+        4 * total,
+        f"4 x {total:.1e}: the two sides' own rounding in {precision}, measured against their lifted runs "
+        f"({', '.join(f'{d:.1e}' for d in drifts)}; floor {floor:.1e})",
+    )

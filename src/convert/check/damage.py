@@ -1,0 +1,168 @@
+"""What happened to a tensor whose values are no other tensor's: bits, values and rows changed, rows in another order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from convert.check.hypotheses import unequal
+from convert.plan import Plan
+from convert.steps import Step
+
+Array = np.ndarray[Any, np.dtype[Any]]
+MAX_ROWS = 1 << 17  # of which the order is compared
+
+
+@dataclass(frozen=True)
+class Damage:
+    """A known kind of damage.
+
+    Attributes:
+        name: short and stable, such as ``one bit flipped``; the fault catalogue refers to it.
+        said: the same with its place, in words.
+    """
+
+    name: str
+    said: str
+
+
+def damage(got: Array, want: Array, step: Step | None = None, plan: Plan | None = None) -> Damage | None:
+    """What happened to `want` to become `got`; None when it is not one of the known kinds.
+
+    Args:
+        step, plan: by which `want` was made; they give names to the axes.
+    """
+    differ = np.argwhere(unequal(got, want))
+    if len(differ) == 1:
+        return _one_value(got, want, tuple(int(k) for k in differ[0]))
+    if found := _not_finite(got, want):
+        return found
+    for axis in range(got.ndim):
+        rows = [int(k) for k in np.unique(differ[:, axis])]
+        if len(rows) == got.shape[axis]:  # the whole tensor
+            continue
+        if not np.any(np.take(got, rows, axis).astype(np.float64)):
+            names = "index " + str(rows[0]) if len(rows) == 1 else f"{len(rows)} indices, {_few(rows)},"
+            return Damage(
+                "row zeroed" if len(rows) == 1 else "rows zeroed",
+                f"{names} of axis {axis} {'is' if len(rows) == 1 else 'are'} all zeros",
+            )
+    for axis in range(got.ndim):
+        if found := _moved(got, want, axis, step, plan):
+            return found
+    for axis in range(got.ndim):
+        rows = [int(k) for k in np.unique(differ[:, axis])]
+        if len(rows) == 1 and got.shape[axis] > 1:
+            return Damage("one row changed", f"only index {rows[0]} of axis {axis} differs")
+    return _scaled(got, want)
+
+
+def _one_value(got: Array, want: Array, at: tuple[int, ...]) -> Damage:
+    a, b = (np.frombuffer(np.asarray(x[at]).tobytes(), np.uint8) for x in (got, want))
+    shown = f"{got[at]!s} for {want[at]!s}"
+    if int(np.unpackbits(a ^ b).sum()) == 1:
+        return Damage("one bit flipped", f"one bit of the value at {list(at)} is flipped: {shown}")
+    if _floating(got) and not np.isfinite(float(got[at])):
+        return Damage("NaN or Inf", f"one value, at {list(at)}, is {shown}")
+    return Damage("one value changed", f"one value, at {list(at)}, is {shown}")
+
+
+def _floating(x: Array) -> bool:
+    return x.dtype.kind not in "iub"
+
+
+def _not_finite(got: Array, want: Array) -> Damage | None:
+    if not _floating(got):
+        return None
+    bad = ~np.isfinite(got.astype(np.float64)) & np.isfinite(want.astype(np.float64))
+    if not bad.any():
+        return None
+    at = [int(k) for k in np.argwhere(bad)[0]]
+    return Damage(
+        "NaN or Inf", f"{int(bad.sum())} values are NaN or infinite where the source's are finite, the first at {at}"
+    )
+
+
+def _moved(got: Array, want: Array, axis: int, step: Step | None, plan: Plan | None) -> Damage | None:
+    """The same rows along an axis, in another order."""
+    size = got.shape[axis]
+    if not 1 < size <= MAX_ROWS:
+        return None
+    ours, theirs = (np.ascontiguousarray(np.moveaxis(x, axis, 0)).reshape(size, -1) for x in (got, want))
+    places = {row.tobytes(): k for k, row in enumerate(theirs)}
+    found = [places.get(row.tobytes(), -1) for row in ours]
+    if len(places) != size or sorted(found) != list(range(size)):  # rows that repeat, or others
+        return None
+    order = np.array(found)
+    for name, said, wanted in _orders(size, axis, step, plan):
+        if np.array_equal(order, wanted):
+            return Damage(name, said)
+    if heads := _heads(order, axis, step):
+        return heads
+    changed = [int(k) for k in np.flatnonzero(order != np.arange(size))]
+    if len(changed) == 2:
+        return Damage("two rows swapped", f"indices {changed[0]} and {changed[1]} of axis {axis} are swapped")
+    return Damage("rows in another order", f"{len(changed)} of the {size} rows along axis {axis} are in another order")
+
+
+def _letters(axis: int, step: Step | None) -> str:
+    """The letters that are flattened into an axis; of a fused tensor, those of its parts."""
+    if step is None or not step.parts or len(step.parts[0].groups) <= axis:
+        return ""
+    return step.parts[0].groups[axis]
+
+
+def _orders(size: int, axis: int, step: Step | None, plan: Plan | None) -> Iterator[tuple[str, str, Array]]:
+    """Orders of an axis that is a product, such as steps times quantiles."""
+    letters = _letters(axis, step)
+    factors = plan.rules.axes[letters].equals if plan is not None and letters in plan.rules.axes else ()
+    sizes = [f if isinstance(f, int) else plan.sizes.get(f, 0) if plan is not None else 0 for f in factors]
+    if len(sizes) != 2 or sizes[0] * sizes[1] != size:
+        return
+    grid, (a, b) = np.arange(size), factors
+    swapped = grid.reshape(sizes[0], sizes[1]).T.reshape(-1)
+    back = grid.reshape(sizes[1], sizes[0]).T.reshape(-1)
+    for order in (swapped, back):
+        yield (
+            "axes of a product swapped",
+            f"axis {axis} runs over {a} within {b}; in the source, over {b} within {a}",
+            order,
+        )
+    if sizes[0] == 2:
+        yield "halves swapped", f"the second half of axis {axis} comes before the first", np.roll(grid, size // 2)
+
+
+def _heads(order: Array, axis: int, step: Step | None) -> Damage | None:
+    """Whole heads in another order."""
+    letters = _letters(axis, step)
+    if step is None or len(letters) < 2:
+        return None
+    sizes = dict(step.parts[0].axes)
+    width = sizes[letters[-1]]
+    blocks = order.reshape(-1, width)
+    if not np.array_equal(blocks, blocks[:, :1] + np.arange(width)) or np.any(blocks[:, 0] % width):
+        return None
+    heads = [int(k) for k in blocks[:, 0] // width]
+    return Damage("heads in another order", f"blocks of {width} along axis {axis} are in the order {_few(heads)}")
+
+
+def _scaled(got: Array, want: Array) -> Damage | None:
+    """All values multiplied by one number."""
+    if not _floating(got) or got.size < 2:
+        return None
+    x, y = got.astype(np.float64), want.astype(np.float64)
+    norm = float(np.vdot(y, y))
+    factor = float(np.vdot(y, x)) / norm if norm else 0.0
+    if not np.isfinite(factor) or factor in (0.0, 1.0):
+        return None
+    bound = 4 * float(np.finfo(np.float32).eps if got.dtype.itemsize >= 4 else 2.0**-8) * float(np.abs(y).max())
+    if float(np.abs(x / factor - y).max()) > bound:
+        return None
+    return Damage("multiplied by a number", f"all values are multiplied by {factor:.7g}")
+
+
+def _few(numbers: list[int]) -> str:
+    return ", ".join(map(str, numbers[:8])) + (", ..." if len(numbers) > 8 else "")

@@ -1,0 +1,87 @@
+"""What the source's side computes and no weight tells, as the rules declare it or the header of the written file records it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from convert.check.written import Written
+from convert.pattern import Pattern, parse_pattern
+from convert.plan import Plan
+from convert.yamlfile import Node, load_yaml
+
+OF_A_LAYER = ("activation", "epsilon", "multiplies_by")
+
+
+@dataclass(frozen=True)
+class Stated:
+    """A fact as the source's side states it.
+
+    Attributes:
+        name: ``activation``, ``epsilon``, ``multiplies_by``, or a fact of the whole model.
+        value: for ``multiplies_by`` the target's factor that the weights were written for.
+        at: ``file:line`` of the rule or fact, or the header of the written file.
+        layer: pattern of the target's modules that it holds for; None: the whole model.
+        kind: of the layer.
+    """
+
+    name: str
+    value: Any
+    at: str
+    layer: Pattern | None = None
+    kind: str = ""
+
+    @property
+    def where(self) -> str:
+        """``of LAYER (FILE:LINE)``, for messages."""
+        return f"{f'of {self.layer.text} ' if self.layer else ''}({self.at})"
+
+
+@lru_cache(maxsize=4)
+def rules_of(text: str, path: str) -> Node:
+    """A rule file with the line of every word."""
+    return load_yaml(text, path)
+
+
+def declared(plan: Plan) -> list[Stated]:
+    """What the rules say."""
+    said: list[Stated] = []
+    for entry in plan.layers:
+        for rule in plan.rules.rules:
+            layer = rule.layer(plan.target)
+            if layer is not None and rule.word == entry["kind"] and layer.path.text == entry["layer"]:
+                said += _of_layer(entry, layer.path, rule.at.line_only)
+                break
+    node = rules_of(plan.rules.text, plan.rules.path)
+    return said + [Stated(name, value, _place(plan, node, name)) for name, value in plan.facts.items()]
+
+
+def declared_in_header(written: Written) -> list[Stated]:
+    """The same, as the written file's header has recorded it; empty when it was written by other code."""
+    at = f"header of {written.path}"
+    said: list[Stated] = []
+    for entry in json.loads(written.metadata.get("layers", "[]")):
+        said += _of_layer(entry, parse_pattern(entry["layer"]), at)
+    facts = json.loads(written.metadata.get("facts", "{}"))
+    return said + [Stated(name, value, at) for name, value in facts.items()]
+
+
+def _of_layer(entry: Mapping[str, Any], layer: Pattern, at: str) -> Iterator[Stated]:
+    for key, value in entry.items():
+        name = key.removeprefix("target_")
+        if name in OF_A_LAYER and value is not None:
+            yield Stated(name, value, at, layer, str(entry["kind"]))
+
+
+def _place(plan: Plan, node: Node, name: str) -> str:
+    """Where a fact of the model got its value."""
+    if name in plan.settings:
+        return f"--set {name}={plan.settings[name]}"
+    version = node.value["versions"].value.get(plan.version) if plan.version else None
+    facts = version.value.get("facts") if version is not None else None
+    if facts is None or name not in facts.value:
+        facts = node.value["facts"]
+    return str(facts.value[name].at.line_only)

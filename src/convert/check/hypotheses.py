@@ -1,0 +1,261 @@
+"""What may have gone wrong with a tensor, one thing at a time: each hypothesis is a tensor that one known mistake gives.
+
+Where the written tensor equals a hypothesis bit for bit, the mistake has a name. The same list serves the model-level
+diagnosis, where the hypothesis that restores parity is the diagnosis.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from convert.check.compare import epsilon
+from convert.ops import Add, Cast, Permute, Reshape, apply, is_float
+from convert.plan import Plan
+from convert.protect import MAX_AXES, other_layouts
+from convert.sources.base import Source
+from convert.spec import numpy_dtype
+from convert.steps import Part, Step
+
+Array = np.ndarray[Any, np.dtype[Any]]
+MAX_PARTS = 4  # of a fused tensor, whose orders are all tried
+ROUNDINGS = 4  # a mistake such as a lost `1+scale` may have been made by adding and subtracting
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """A mistake, and the tensor that it gives.
+
+    Attributes:
+        name: short and stable, such as ``transposed``; the fault catalogue refers to it.
+        converse: the name when the tensor is what the source needs and the rule is what is wrong.
+        gives: what the tensor is, in words.
+        instead: what the rule makes of it.
+        make: computes the tensor, on demand.
+        key: equal in hypotheses about the weight and the bias of a layer that one mistake makes true together; empty when
+            there is no telling.
+    """
+
+    name: str
+    converse: str
+    gives: str
+    instead: str
+    make: Callable[[], Array]
+    key: str = ""
+
+
+def expected(step: Step, source: Source, parts: tuple[Part, ...] | None = None) -> Array:
+    """The tensor that a step makes, computed in memory; with other `parts`, what those make."""
+    made = [apply(part.ops, source.read(part.leaf)) for part in parts or step.parts]
+    return made[0] if len(made) == 1 else np.concatenate(made)
+
+
+def hypotheses(step: Step, plan: Plan) -> Iterator[Hypothesis]:
+    """Mistakes that give a tensor of the same shape, the most frequent ones first."""
+    if not step.parts:
+        return
+    source = plan.source
+    yield from _arithmetic(step, source)
+    yield from _layouts(step, source)
+    yield from _orders(step, source)
+    yield from _others(step, plan)
+    yield from _absence(step, source)
+    yield from _roundings(step, source)
+
+
+MISSING, DOUBLED, ADDED, SUBTRACTED = (
+    "1+scale missing",
+    "1+scale doubled",
+    "1+scale on a plain norm",
+    "1 subtracted from a plain norm",
+)
+
+
+def _arithmetic(step: Step, source: Source) -> Iterator[Hypothesis]:
+    if step.word not in ("layer_norm", "rms_norm") or step.role != "weight":
+        return
+    part = step.parts[0]
+    added = sum(op.value for op in part.ops if isinstance(op, Add))
+    bare = tuple(op for op in part.ops if not isinstance(op, (Add, Cast)))
+
+    def shifted(offset: float) -> Callable[[], Array]:
+        wide = "float64" if step.spec.dtype == "float64" else "float32"
+        ops = (*bare, Cast(wide), Add(offset), Cast(step.spec.dtype))
+        return lambda: apply(ops, source.read(part.leaf))
+
+    def worded(offset: float) -> str:
+        return "the plain scale" if offset == 0 else f"scale{offset:+g}"
+
+    names = {(1.0, 0.0): (MISSING, ADDED), (1.0, 2.0): (DOUBLED, MISSING), (0.0, 1.0): (ADDED, MISSING), (0.0, -1.0): (SUBTRACTED, MISSING), (-1.0, 0.0): (ADDED, SUBTRACTED)}  # fmt: skip
+    for (rule, wrong), (name, converse) in names.items():
+        if rule == added:
+            yield Hypothesis(name, converse, worded(wrong), worded(added), shifted(wrong))
+
+
+def _layouts(step: Step, source: Source) -> Iterator[Hypothesis]:
+    """The same leaf in another order of its axes."""
+    part = step.parts[0]
+    if not part.axes or any((p.axes, p.groups) != (part.axes, part.groups) for p in step.parts):
+        return
+    if len(part.axes) > MAX_AXES:
+        return
+    right = " ".join(x if len(x) == 1 else f"({' '.join(x)})" for x in part.groups)
+    for layout in other_layouts(part.axes, part.groups):
+        order = [x for x in layout.replace("(", " ").replace(")", " ").split() if x != "1"]
+        parts = tuple(_reordered(p, order, step) for p in step.parts)
+        name = _layout_name(part, layout)
+        yield Hypothesis(name, name, f"laid out as {layout}", f"laid out as {right}", _maker(step, source, parts))
+
+
+def _maker(step: Step, source: Source, parts: tuple[Part, ...]) -> Callable[[], Array]:
+    return lambda: expected(step, source, parts)
+
+
+def _layout_name(part: Part, layout: str) -> str:
+    """Transposed: the two flattened groups in the other order. Anything else mixes axes within a group."""
+    groups = tuple("".join(g.split()) for g in _split_groups(layout))
+    if len(groups) == 2 and len(part.groups) == 2 and "".join(groups) == part.groups[1] + part.groups[0]:
+        return "transposed"
+    if sorted(map(sorted, groups)) == sorted(map(sorted, part.groups)):
+        return "axes of a head swapped"
+    return "axes permuted"
+
+
+def _split_groups(layout: str) -> list[str]:
+    out, at = [], 0
+    while at < len(layout):
+        if layout[at] == "(":
+            end = layout.index(")", at)
+            out.append(layout[at + 1 : end])
+            at = end + 1
+        elif layout[at] == " ":
+            at += 1
+        else:
+            out.append(layout[at])
+            at += 1
+    return out
+
+
+def _reordered(part: Part, order: list[str], step: Step) -> Part:
+    """The part with its last permutation replaced: axes in `order`, flattened to the same shape."""
+    letters = [letter for letter, _ in part.axes]
+    kept = [op for op in part.ops if not isinstance(op, (Permute, Reshape))]
+    rows = part.rows or (0, step.spec.shape[0])
+    shape = (rows[1] - rows[0], *step.spec.shape[1:])
+    # What stays in front takes layers and members; casts and arithmetic behind commute with moving elements.
+    front = [op for op in kept if not isinstance(op, (Cast, Add))]
+    behind = [op for op in kept if isinstance(op, (Cast, Add))]
+    moved = (Permute(tuple(letters.index(x) for x in order)), Reshape(shape))
+    return Part(part.leaf, (*front, *moved, *behind), part.rows, part.layout, part.at, part.axes, part.groups)
+
+
+def _orders(step: Step, source: Source) -> Iterator[Hypothesis]:
+    """A fused tensor with its parts in another order."""
+    if not 1 < len(step.parts) <= MAX_PARTS or len({p.rows[1] - p.rows[0] for p in step.parts if p.rows}) != 1:
+        return
+    right = f"rows in the order {', '.join(part.leaf for part in step.parts)}"
+    for order in itertools.permutations(range(len(step.parts))):
+        if order == tuple(range(len(step.parts))):
+            continue
+        parts = tuple(step.parts[k] for k in order)
+        wrong = f"rows in the order {', '.join(part.leaf for part in parts)}"
+        name = "fused parts in another order"
+        yield Hypothesis(name, name, wrong, right, _maker(step, source, parts), str(order))
+
+
+def _others(step: Step, plan: Plan) -> Iterator[Hypothesis]:
+    """The tensor that belongs to another name: layers shifted or swapped, query for key, a sibling's bias."""
+    alike = [s for s in plan.steps if s.spec == step.spec and s.name != step.name and s.parts and s.role == step.role]
+    layers = [s for s in alike if s.rule == step.rule and _without_numbers(s.name) == _without_numbers(step.name)]
+    own = f"what belongs to {step.name}"
+    for other in (*layers, *(s for s in alike if s not in layers)):
+        name = "of another layer" if other in layers else "of another tensor"
+        made, key = _maker(other, plan.source, other.parts), other.name.rpartition(".")[0]
+        yield Hypothesis(name, name, f"what belongs to {other.name}", own, made, key)
+
+
+def _without_numbers(name: str) -> str:
+    return ".".join("#" if part.isdecimal() else part for part in name.split("."))
+
+
+def _absence(step: Step, source: Source) -> Iterator[Hypothesis]:
+    zeros = np.zeros(step.spec.shape, numpy_dtype(step.spec.dtype))
+    if step.role == "bias":
+        yield Hypothesis("bias dropped", "bias that the source does not add", "all zeros", "the bias", lambda: zeros)
+
+
+def _roundings(step: Step, source: Source) -> Iterator[Hypothesis]:
+    if not is_float(step.spec.dtype):
+        return
+    for narrow in ("bfloat16", "float16"):
+        if numpy_dtype(narrow).itemsize < numpy_dtype(step.spec.dtype).itemsize:
+            name = f"rounded through {narrow}"
+            yield Hypothesis(
+                name, name, f"rounded to {narrow} on the way", "cast once, at the end", _rounded(step, source, narrow)
+            )
+    if step.arithmetic:
+        name = "folded in bfloat16"
+        yield Hypothesis(
+            name,
+            name,
+            f"'{step.arithmetic}' computed in bfloat16",
+            "computed in float32",
+            lambda: _folded(step, source, "bfloat16"),
+        )
+
+
+def _rounded(step: Step, source: Source, narrow: str) -> Callable[[], Array]:
+    def make() -> Array:
+        with np.errstate(over="ignore"):
+            return expected(step, source).astype(numpy_dtype(narrow)).astype(numpy_dtype(step.spec.dtype))
+
+    return make
+
+
+def _folded(step: Step, source: Source, narrow: str) -> Array:
+    """The step's arithmetic done in a narrow dtype."""
+    ops = step.parts[0].ops
+    bare = tuple(op for op in ops if not isinstance(op, (Add, Cast)))
+    added = numpy_dtype(narrow).type(sum(op.value for op in ops if isinstance(op, Add)))
+    narrowed: Array = apply(bare, source.read(step.parts[0].leaf)).astype(numpy_dtype(narrow)) + added
+    return narrowed.astype(numpy_dtype(step.spec.dtype))
+
+
+def same_bits(a: Array, b: Array) -> bool:
+    """Whether two arrays have the same dtype, shape and bytes (so that NaN equals NaN and 0 differs from -0)."""
+    return a.dtype == b.dtype and a.shape == b.shape and bool(np.array_equal(_words(a), _words(b)))
+
+
+def nearly(a: Array, b: Array) -> bool:
+    """Whether two float arrays differ by a few roundings only: the same mistake, made with other arithmetic."""
+    if a.dtype != b.dtype or a.shape != b.shape or not is_float(a.dtype.name):
+        return False
+    eps = epsilon(a.dtype.name)
+    x, y = a.astype(np.float64), b.astype(np.float64)
+    return bool(np.all(np.abs(x - y) <= ROUNDINGS * eps * np.maximum(np.abs(y), np.max(np.abs(y), initial=0.0))))
+
+
+def _words(x: Array) -> Array:
+    """The values as integers of their size, where there are such: comparing them takes a byte each and not one per byte."""
+    flat = np.ascontiguousarray(x).reshape(-1)
+    return flat.view(f"u{flat.itemsize}" if flat.itemsize in (1, 2, 4, 8) else np.uint8)
+
+
+def _bits(x: Array) -> Array:
+    return np.ascontiguousarray(x).reshape(-1).view(np.uint8)
+
+
+def unequal(got: Array, want: Array) -> Array:
+    """Which values differ in any bit."""
+    size = got.dtype.itemsize
+    a, b = _bits(got).reshape(-1, size), _bits(want).reshape(-1, size)
+    return np.asarray(np.any(a != b, axis=1)).reshape(got.shape)
+
+
+def count_unequal(got: Array, want: Array) -> int:
+    """How many values differ in any bit."""
+    return int(np.count_nonzero(unequal(got, want)))

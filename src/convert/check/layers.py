@@ -1,0 +1,347 @@
+"""Level 3: for each rule, the declared JAX operation with the source's weights against torch's layer with the written ones.
+
+The operations are JAX's and torch's own (`jnp.einsum`, `F.linear`, ...); nothing of the plan's permutations is used on the
+JAX side, so that a layout which does not follow from its equation shows. A wrong equation cannot show here: the model
+level compares with upstream's code.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from convert.check.compare import Difference, Tolerance, difference, epsilon
+from convert.check.names import misplaced
+from convert.check.report import Finding, LevelReport, Measure, Verdict
+from convert.check.written import Written
+from convert.kinds import Embedding, LayerNorm, Linear, Rule
+from convert.kinds.norm import Norm
+from convert.ops import Take, is_float
+from convert.plan import Plan
+from convert.steps import Part, Step
+from convert.streaming import used_leaves
+
+if TYPE_CHECKING:
+    import jax
+    import torch
+
+Array = np.ndarray[Any, np.dtype[Any]]
+BATCH = 3  # of each batch or time axis of an input: small, and no size of a layer
+ENTRIES = 17  # looked up in an embedding table
+
+
+def check_layers(plan: Plan, written: Written, *, device: str = "cpu", seed: int = 0) -> LevelReport:
+    """Runs every layer on random inputs in float64 and in the dtype of its weights.
+
+    Args:
+        device: where torch runs; JAX runs on its CPU.
+    """
+    started = time.monotonic()
+    try:
+        import jax
+        import torch
+    except ImportError as error:
+        return LevelReport("layers", Verdict.SKIPPED, f"{error.name} is not installed")
+    rules = {rule.at: rule for rule in plan.rules.rules}
+    worst: dict[str, Measure] = {}
+    failed: dict[str, list[str]] = {}
+    findings: list[Finding] = []
+    compared = 0
+    with _jax_float64(jax), jax.default_matmul_precision("highest"), torch.no_grad():
+        for leaf, work in used_leaves(plan).items():
+            array = plan.source.read(leaf)
+            for step, part in work:
+                if written.specs.get(step.name) != step.spec:
+                    continue  # the coverage level names it
+                rule = rules[step.rule]
+                if said := misplaced(plan, rule, step, part):
+                    findings.append(Finding(f"{step.name}: {said}", step.name, step.rule.line_only))
+                probe = _Probe(rule, plan, step, part, device, np.random.default_rng(seed))
+                try:
+                    measure = probe.measure(array, written.read(step.name))
+                except (RuntimeError, ValueError, TypeError) as error:  # of JAX, torch or NumPy: shapes that do not fit
+                    findings.append(_unfit(step, part, error))
+                    continue
+                if measure is None:
+                    continue
+                compared += 1
+                key = f"{step.rule.line_only} {step.role}"
+                if not measure.passed:
+                    failed.setdefault(key, []).append(measure.name)
+                if key not in worst or _badness(measure) > _badness(worst[key]):
+                    worst[key] = measure
+        activations = _activations(plan)
+    findings += [_finding(worst[key], names) for key, names in failed.items()]
+    findings += [_finding(measure, [measure.name]) for measure in activations if not measure.passed]
+    verdict = Verdict.FAILED if findings else Verdict.PASSED if compared else Verdict.SKIPPED
+    return LevelReport(
+        "layers",
+        verdict,
+        "" if compared else "no tensor of the file has the name, shape and dtype that the rules give; see coverage",
+        tuple(findings),
+        (*worst.values(), *activations),
+        (f"{compared} tensors in {len(worst)} groups; the worst of each is shown",),
+        time.monotonic() - started,
+    )
+
+
+def _finding(measure: Measure, names: list[str]) -> Finding:
+    """A rule whose layers differ: the worst of them, and which others."""
+    exact = measure.lifted or measure.difference
+    more = f" (and {len(names) - 1} more of this rule)" if len(names) > 1 else ""
+    return Finding(
+        f"{measure.name}{more}: torch's layer with the written weights gives {exact.got:.6g} where the declared JAX operation "
+        f"gives {exact.want:.6g} at {list(exact.at)}: relative error {exact.relative:.1e} in float64, "
+        f"{measure.difference.relative:.1e} in the weights' dtype",
+        measure.name,
+        measure.rule,
+        {"tensors": names},
+    )
+
+
+def _unfit(step: Step, part: Part, error: Exception) -> Finding:
+    return Finding(
+        f"{step.name}: the layer cannot be run with what the plan makes of {part.leaf}: {' '.join(str(error).split())}",
+        step.name,
+        step.rule.line_only,
+    )
+
+
+@contextmanager
+def _jax_float64(jax: Any) -> Iterator[None]:
+    before = jax.config.read("jax_enable_x64")
+    jax.config.update("jax_enable_x64", True)
+    try:
+        yield
+    finally:
+        jax.config.update("jax_enable_x64", before)
+
+
+def _badness(measure: Measure) -> float:
+    lifted = measure.lifted or measure.difference
+    return lifted.relative if np.isfinite(lifted.relative) else float("inf")
+
+
+class _Probe:
+    """One tensor's layer, on both sides."""
+
+    def __init__(self, rule: Rule, plan: Plan, step: Step, part: Part, device: str, rng: np.random.Generator) -> None:
+        self.rule, self.plan, self.step, self.part, self.device, self.rng = rule, plan, step, part, device, rng
+
+    def measure(self, leaf: Array, written: Array) -> Measure | None:
+        """Both sides in float64 and in the tensor's own dtype; None for tensors that are no floats."""
+        if not is_float(leaf.dtype.name) or not is_float(written.dtype.name):
+            return None
+        own = leaf
+        for op in self.part.ops[: len(self.rule.stacked)]:
+            own = op.apply(own)
+        rows = written if self.part.rows is None else written[self.part.rows[0] : self.part.rows[1]]
+        run, reduction = self._operation(own, rows)
+        precision = self.step.spec.dtype if self.step.spec.dtype in ("float32", "bfloat16", "float16") else "float32"
+        exact = difference(*run("float64"), precision="float64")
+        drift = difference(*run(precision), precision=precision)
+        return Measure(
+            self.step.name if self.part.rows is None else f"{self.step.name}[{self.part.rows[0]}:{self.part.rows[1]}]",
+            drift,
+            _bound(precision, reduction),
+            exact,
+            self._cast_bound(leaf, reduction),
+            self.rule.at.line_only,
+        )
+
+    def _cast_bound(self, leaf: Array, reduction: int) -> Tolerance:
+        """In float64 only what the written dtype lost may differ."""
+        if not self.step.loses and not self.step.arithmetic:
+            return _bound("float64", reduction)
+        value = 2 * epsilon(self.step.spec.dtype)
+        said = self.step.loses or f"rounded once to {self.step.spec.dtype} after '{self.step.arithmetic}'"
+        return Tolerance(value, f"2 x eps({self.step.spec.dtype}): the weights were {said}")
+
+    def _operation(self, own: Array, rows: Array) -> tuple[Callable[[str], tuple[Array, Array]], int]:
+        kind = self.rule.kind
+        if isinstance(kind, Linear):
+            return self._linear(kind, own, rows) if self.step.role == "weight" else self._bias(kind, own, rows)
+        if isinstance(kind, Norm):
+            return self._norm(kind, own, rows)
+        if isinstance(kind, Embedding):
+            return self._embedding(own, rows)
+        return (lambda dtype: (rows.astype(np.float64), own.astype(np.float64))), 1
+
+    def _linear(self, kind: Linear, own: Array, rows: Array) -> tuple[Callable[[str], tuple[Array, Array]], int]:
+        equation = kind.equations[self.plan.choices[self.rule.choice] if self.rule.choice else ""]
+        operand, rest = equation.equation.split(",")
+        result = rest.split("->")[1]
+        sizes = dict(zip(equation.weight, own.shape, strict=True))
+        letters = operand.replace("...", "")
+        x = self.rng.standard_normal([BATCH] * ("..." in operand) + [sizes.get(letter, BATCH) for letter in letters])
+        dots = "z" if "..." in operand else ""  # one axis stands for the ellipsis; equations use letters of their own
+        named = operand.replace("...", dots)
+        wanted = result.replace("...", dots)
+        batch = [letter for letter in wanted if letter not in equation.outputs]
+        member = next((op.index for op in self.part.ops[len(self.rule.stacked) :] if isinstance(op, Take)), None)
+        split = equation.outputs[0] if len(self.part.groups[0]) < len(equation.outputs) else ""
+        order, outputs = (wanted.replace(split, ""), equation.outputs[1:]) if split else (wanted, equation.outputs)
+
+        def run(dtype: str) -> tuple[Array, Array]:
+            y = _jnp_einsum(equation.equation, x, own, dtype)
+            if split and member is not None:
+                y = np.take(y, member, wanted.index(split))
+            y = np.einsum(f"{order}->{''.join(batch)}{outputs}", y).reshape(*[BATCH] * len(batch), -1)
+            flat = np.einsum(f"{named}->{''.join(batch)}{equation.inputs}", x).reshape(*[BATCH] * len(batch), -1)
+            return _torch_linear(flat, rows, dtype, self.device), y
+
+        return run, rows.shape[-1]
+
+    def _bias(self, kind: Linear, own: Array, rows: Array) -> tuple[Callable[[str], tuple[Array, Array]], int]:
+        """A bias is added to the result; NumPy's broadcasting of the stored array says which value goes where."""
+        equation = kind.equations[self.plan.choices[self.rule.choice] if self.rule.choice else ""]
+        letters = equation.bias_axes(own.shape)
+        sizes = dict(zip(letters, own.shape, strict=True))
+        member = next((op.index for op in self.part.ops[len(self.rule.stacked) :] if isinstance(op, Take)), None)
+
+        def run(dtype: str) -> tuple[Array, Array]:
+            y = own.reshape([sizes[letter] for letter in letters if letter in equation.outputs])
+            split = len(self.part.groups[0]) < len(equation.outputs)
+            kept = [letter for letter in letters if letter in equation.outputs]
+            if split and member is not None:
+                y = np.take(y, member, kept.index(equation.outputs[0]))
+            return rows.astype(np.float64), y.reshape(-1).astype(np.float64)
+
+        return run, 1
+
+    def _norm(self, kind: Norm, own: Array, rows: Array) -> tuple[Callable[[str], tuple[Array, Array]], int]:
+        layer = self.rule.layer(self.plan.target)
+        assert layer is not None
+        epsilon_ = self.plan.facts[kind.epsilon] if isinstance(kind.epsilon, str) else kind.epsilon
+        if self.step.role == "bias":
+            return (lambda dtype: (rows.astype(np.float64), own.astype(np.float64))), 1
+        x = self.rng.standard_normal((BATCH, *own.shape)) * 3 + 1
+        centred = isinstance(kind, LayerNorm)
+
+        def run(dtype: str) -> tuple[Array, Array]:
+            want = _jax_norm(x, own, dtype, centred, float(epsilon_), kind.multiplies_by)
+            got = _torch_norm(x, rows, dtype, self.device, centred, float(epsilon_), layer.multiplies_by)
+            return got, want
+
+        return run, own.size
+
+    def _embedding(self, own: Array, rows: Array) -> tuple[Callable[[str], tuple[Array, Array]], int]:
+        tokens = self.rng.integers(0, own.shape[0], ENTRIES)
+
+        def run(dtype: str) -> tuple[Array, Array]:
+            import jax.numpy as jnp
+            import torch
+
+            want = jnp.take(jnp.asarray(own), jnp.asarray(tokens), axis=0)
+            table = _tensor(rows, "float64", self.device)
+            got = torch.nn.functional.embedding(torch.as_tensor(tokens, device=self.device), table)
+            return got.cpu().numpy(), np.asarray(want).astype(np.float64)
+
+        return run, 1
+
+
+def _bound(precision: str, reduction: int) -> Tolerance:
+    value = 8 * float(np.sqrt(max(reduction, 1))) * epsilon(precision)
+    return Tolerance(value, f"8 x sqrt({reduction} summands) x eps({precision}): two orders of the same sum")
+
+
+def _jnp_einsum(equation: str, x: Array, weight: Array, dtype: str) -> Array:
+    import jax.numpy as jnp
+
+    y = jnp.einsum(equation, jnp.asarray(x).astype(dtype), jnp.asarray(weight).astype(dtype))
+    return np.asarray(y.astype("float64"))
+
+
+def _tensor(x: Array, dtype: str, device: str) -> torch.Tensor:
+    import torch
+
+    return torch.tensor(np.ascontiguousarray(x).astype(np.float64), dtype=getattr(torch, dtype), device=device)
+
+
+def _torch_linear(x: Array, weight: Array, dtype: str, device: str) -> Array:
+    import torch
+
+    y = torch.nn.functional.linear(_tensor(x, dtype, device), _tensor(weight, dtype, device))
+    return np.asarray(y.double().cpu().numpy())
+
+
+def _jax_norm(x: Array, scale: Array, dtype: str, centred: bool, eps: float, factor: str) -> Array:
+    """flax's and praxis's formula; statistics in float32 or wider, as both do."""
+    import jax
+    import jax.numpy as jnp
+
+    wide = "float64" if dtype == "float64" else "float32"
+    y = jnp.asarray(x).astype(dtype).astype(wide)
+    if centred:
+        y = y - jnp.mean(y, -1, keepdims=True)
+    y = y * jax.lax.rsqrt(jnp.mean(jnp.square(y), -1, keepdims=True) + eps)
+    s = jnp.asarray(scale).astype(wide)
+    y = y * (1 + s if factor == "1+scale" else s)
+    return np.asarray(y.astype(dtype).astype("float64"))
+
+
+def _torch_norm(x: Array, weight: Array, dtype: str, device: str, centred: bool, eps: float, factor: str) -> Array:
+    import torch
+
+    wide = "float64" if dtype == "float64" else "float32"
+    tensor, w = _tensor(x, dtype, device).to(getattr(torch, wide)), _tensor(weight, wide, device)
+    w = 1 + w if factor == "1+weight" else w
+    shape = list(w.shape)
+    function = torch.nn.functional.layer_norm if centred else torch.nn.functional.rms_norm
+    y = function(tensor, shape, w, eps=eps)
+    return np.asarray(y.to(getattr(torch, dtype)).double().cpu().numpy())
+
+
+ACTIVATIONS: dict[str, tuple[str, dict[str, Any], str, dict[str, Any]]] = {
+    "relu": ("relu", {}, "relu", {}),
+    "silu": ("silu", {}, "silu", {}),
+    "gelu_tanh": ("gelu", {"approximate": True}, "gelu", {"approximate": "tanh"}),
+    "gelu_erf": ("gelu", {"approximate": False}, "gelu", {"approximate": "none"}),
+    "tanh": ("tanh", {}, "tanh", {}),
+    "sigmoid": ("sigmoid", {}, "sigmoid", {}),
+    "softplus": ("softplus", {}, "softplus", {}),
+    "elu": ("elu", {}, "elu", {}),
+}
+
+
+def activation_pair(name: str) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
+    """``jax.nn``'s and ``torch.nn.functional``'s function of this name in a rule."""
+    import jax
+
+    ours, left, _, _ = ACTIVATIONS[name]
+    one: Callable[..., jax.Array] = getattr(jax.nn, ours)
+    return (lambda x: one(x, **left)), torch_activation(name)
+
+
+def torch_activation(name: str) -> Callable[[Any], Any]:
+    """``torch.nn.functional``'s function of this name in a rule; needs no JAX."""
+    import torch
+
+    _, _, theirs, right = ACTIVATIONS[name]
+    two = getattr(torch.nn.functional, theirs)
+    return lambda x: two(x, **right)
+
+
+def _activations(plan: Plan) -> list[Measure]:
+    """Each activation that the rules declare, over the range where its variants differ most and where it saturates."""
+    import jax.numpy as jnp
+    import torch
+
+    x = np.linspace(-12, 12, 4801)
+    found = {
+        str(layer["activation"]): str(layer["layer"]) for layer in plan.layers if layer.get("activation") in ACTIVATIONS
+    }
+    measures = []
+    for name, layer in found.items():
+        one, two = activation_pair(name)
+        want = np.asarray(one(jnp.asarray(x)))
+        exact = difference(two(torch.tensor(x)).numpy(), want, precision="float64")
+        drift: Difference = difference(
+            two(torch.tensor(x, dtype=torch.float32)).numpy(), np.asarray(one(jnp.asarray(x, "float32")))
+        )
+        measures.append(Measure(f"{name} (after {layer})", drift, _bound("float32", 1), exact, _bound("float64", 1)))
+    return measures

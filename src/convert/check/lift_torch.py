@@ -1,0 +1,92 @@
+"""Runs PyTorch code in float64 throughout, although it casts to float32 in the middle."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_NARROW = tuple(
+    t for t in vars(torch).values() if isinstance(t, torch.dtype) and t.is_floating_point and t.itemsize < 8
+)
+_WIDE = dict.fromkeys(_NARROW, torch.float64) | {torch.complex64: torch.complex128, torch.complex32: torch.complex128}
+
+
+def _wide(x: Any) -> Any:
+    """The same with wide dtypes, in an argument that may be a dtype or a tensor."""
+    if isinstance(x, torch.dtype):
+        return _WIDE.get(x, x)
+    return x.to(_WIDE[x.dtype]) if isinstance(x, torch.Tensor) and x.dtype in _WIDE else x
+
+
+class _Names(TorchFunctionMode):
+    """Replaces dtypes that are asked for by name, before PyTorch rounds a Python number to one."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if func is torch.Tensor.view:  # with a dtype: other bits, not another precision
+            return func(*args, **(kwargs or {}))
+        dtypes = {k: _wide(v) if isinstance(v, torch.dtype) else v for k, v in (kwargs or {}).items()}
+        return func(*(_wide(arg) if isinstance(arg, torch.dtype) else arg for arg in args), **dtypes)
+
+
+class Lift(TorchDispatchMode):
+    """Every operation gets float64 in place of narrower floats.
+
+    Attributes:
+        unlifted: operations that gave a narrower float all the same; their results are rounded.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.unlifted: set[str] = set()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        if func is torch.ops.aten.lift_fresh.default:  # a tensor of data, which nobody else has
+            return _wide(args[0])
+        if func is torch.ops.aten.view.dtype:
+            return self.bits(func, *args)
+        if any(argument.alias_info is not None for argument in func._schema.arguments):  # a view, or in place
+            args = tuple(_wide(x) if isinstance(x, torch.dtype) else x for x in args)
+            kwargs = {k: _wide(v) if isinstance(v, torch.dtype) else v for k, v in kwargs.items()}
+            out = func(*args, **kwargs)
+            rounds = func._schema.is_mutable
+        else:
+            out = func(*torch.utils._pytree.tree_map(_wide, args), **torch.utils._pytree.tree_map(_wide, kwargs))
+            rounds = True
+        for tensor in torch.utils._pytree.tree_leaves(out):
+            if rounds and isinstance(tensor, torch.Tensor) and tensor.dtype in _WIDE:
+                self.unlifted.add(str(func))
+        return out
+
+    def bits(self, func: Any, x: torch.Tensor, dtype: torch.dtype) -> Any:
+        """The bits of a float are those of the dtype that the code knows."""
+        if x.dtype == torch.float64 and dtype.itemsize in (2, 4):
+            x = x.to({4: torch.float32, 2: torch.bfloat16}[dtype.itemsize])
+            self.unlifted.add(str(func))
+        return func(x, dtype)
+
+
+@contextmanager
+def lifted() -> Iterator[Lift]:
+    """Within this context modules are built and run in float64, whatever their code casts to.
+
+    Build the module inside, load the weights as float64, and run it inside. Attribute `unlifted` of what
+    the context gives names the operations that produced a narrower float all the same.
+    """
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    mode, names = Lift(), _Names()
+    try:
+        with mode, names:
+            yield mode
+    finally:
+        torch.set_default_dtype(before)

@@ -1,0 +1,254 @@
+"""Runs the levels of a check, cheapest first."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from convert.api import plan_conversion
+from convert.check.coverage import check_coverage
+from convert.check.machine import require_device, require_precision
+from convert.check.recorded import RecordedSource, check_recorded_weights, evidence_of, recording_defaults
+from convert.check.recording import load_recording
+from convert.check.report import LEVELS, LevelReport, Report, Verdict
+from convert.check.weights import check_weights
+from convert.check.written import Written, open_written
+from convert.errors import ConvertError
+from convert.fields import nearest
+from convert.plan import Plan
+from convert.sources import Source
+
+if TYPE_CHECKING:
+    from convert.check.model import Evidence
+    from convert.references.protocol import Reference
+
+# model (of a rule file) -> factory of its two models; each takes the plan
+REFERENCES: Mapping[str, str] = {
+    "timesfm-1": "convert.references.timesfm_1:reference",
+    "timesfm-2.5": "convert.references.timesfm_2p5:reference",
+}
+
+
+def plan_of(
+    written: Written,
+    checkpoint: str | Path | Source,
+    *,
+    model: str | None = None,
+    to: str | None = None,
+    dtype: str | None = None,
+    settings: Mapping[str, Any] | None = None,
+    step: int | None = None,
+    item: str | None = None,
+    rules_dir: Path | None = None,
+) -> Plan:
+    """The plan that the file was made by: what the header says, where the caller says nothing else.
+
+    Raises:
+        ConvertError: the header names no model and the caller neither; or as `plan_conversion`.
+    """
+    said = written.metadata
+    model = model or said.get("model")
+    if not model:
+        raise ConvertError(f"{written.path} does not say which rules made it; name them with --model")
+    given = {**_settings(written), **(settings or {})}
+    return plan_conversion(
+        model,
+        checkpoint,
+        to=to or said.get("target") or None,
+        dtype=dtype or said.get("dtype") or None,
+        settings=given,
+        step=step,
+        item=item,
+        rules_dir=rules_dir,
+    )
+
+
+def _settings(written: Written) -> dict[str, Any]:
+    """What the header says that the user set; someone else's file may say anything there."""
+    try:
+        settings = json.loads(written.metadata.get("settings", "{}"))
+    except ValueError:
+        settings = None
+    if not isinstance(settings, dict):
+        raise ConvertError(
+            f"{written.path}: `settings` in its header is not a JSON object; was it written by other code?"
+        )
+    return settings
+
+
+def load_reference(plan: Plan, factory: str | None) -> Reference | str:
+    """The two models for the model level, or the reason why there are none.
+
+    Args:
+        factory: ``module:function``, called with the plan; None is the one shipped for the plan's model.
+
+    Raises:
+        ConvertError: the caller's factory cannot be imported, or raises one itself.
+    """
+    name = factory or REFERENCES.get(plan.rules.model)
+    if name is None:
+        return f"there is no reference for {plan.rules.model}; give the two models with --reference module:factory"
+    module, colon, function = name.partition(":")
+    if not colon:
+        raise ConvertError(f"--reference takes module:factory, not {name!r}")
+    try:
+        made = getattr(import_module(module), function)
+    except ImportError as error:
+        if factory:
+            raise ConvertError(f"--reference {factory}: {error}") from None
+        return f"{error.name} is not installed"
+    except AttributeError:
+        raise ConvertError(f"--reference {name}: {module} has no {function!r}") from None
+    try:
+        reference: Reference = made(plan)
+    except ImportError as error:
+        return f"{error.name} is not installed"
+    except ConvertError as error:
+        return str(error)
+    return reference
+
+
+def check(
+    out: str | Path,
+    checkpoint: str | Path | Source | None = None,
+    *,
+    model: str | None = None,
+    to: str | None = None,
+    dtype: str | None = None,
+    settings: Mapping[str, Any] | None = None,
+    step: int | None = None,
+    item: str | None = None,
+    rules_dir: Path | None = None,
+    levels: Iterable[str] = LEVELS,
+    require: Iterable[str] = (),
+    reference: str | None = None,
+    recorded: str | Path | None = None,
+    device: str = "cpu",
+    precision: str | None = None,
+    seed: int = 0,
+    backends: bool = False,
+) -> Report:
+    """Checks a conversion against its checkpoint, or against a recording of the JAX model, or both.
+
+    Args:
+        out: what was written, by this package or by any other code.
+        checkpoint: what it was made from; may be None when `recorded` is given.
+        model, to, dtype, settings: as for the conversion; what the file's header says is the default.
+        levels: which of `LEVELS` to run. require: those of which a skip makes the check undecided.
+        reference: ``module:factory`` of the two models; None is the shipped one.
+        recorded: what `convert.check.record.record` wrote, in place of running the JAX model.
+        device: where torch runs.
+        precision: the dtype that users run in, beside lifted float64; None is the recording's, or else float32.
+        backends: whether to compare all backends at hand, too.
+
+    Raises:
+        ConvertError: something cannot be opened, found or understood.
+    """
+    levels, require = tuple(levels), tuple(require)
+    for level in (*levels, *require):
+        if level not in LEVELS:
+            raise ConvertError(f"there is no level {level!r}{nearest(level, LEVELS)} (known: {', '.join(LEVELS)})")
+    require_device(device)
+    if precision is not None:
+        require_precision(precision)
+    written = open_written(out)
+    recording = None
+    if recorded is not None:
+        recording = load_recording(recorded)
+        model, to, settings = recording_defaults(recording, written, model, to, settings, precision, reference)
+        checkpoint = RecordedSource(recording, written) if checkpoint is None else checkpoint
+    if checkpoint is None:
+        raise ConvertError(
+            f"{out} is checked against its checkpoint (--from CKPT), a recording (--recorded FILE), or both"
+        )
+    plan = plan_of(
+        written,
+        checkpoint,
+        model=model,
+        to=to,
+        dtype=dtype,
+        settings=settings,
+        step=step,
+        item=item,
+        rules_dir=rules_dir,
+    )
+    evidence = evidence_of(recording, plan, written) if recording is not None else None
+    pair = load_reference(plan, reference)
+    done = tuple(_levels(plan, written, pair, set(levels), device, precision or "float32", seed, evidence, backends))
+    return Report(str(out), str(plan.source.path), plan.rules.model, plan.target, done, require, plan=plan)
+
+
+def _levels(
+    plan: Plan,
+    written: Written,
+    reference: Reference | str,
+    levels: set[str],
+    device: str,
+    precision: str,
+    seed: int,
+    evidence: Evidence | None,
+    backends: bool,
+) -> Iterator[LevelReport]:
+    weights: Verdict | None = None
+    covered = check_coverage(plan, written, reference)
+    if "coverage" in levels:
+        yield covered
+    if "weights" in levels:
+        recorded = isinstance(plan.source, RecordedSource)
+        done = check_recorded_weights(plan, written) if recorded else check_weights(plan, written)
+        weights = done.verdict
+        yield done
+    if "layers" in levels:
+        from convert.check.facts import with_facts
+        from convert.check.layers import check_layers
+
+        if isinstance(plan.source, RecordedSource):
+            done = LevelReport("layers", Verdict.SKIPPED, "needs the checkpoint's own weights: give it with --from")
+        else:
+            done = check_layers(plan, written, device=device, seed=seed)
+        yield with_facts(done, plan, written, reference)
+    if "model" not in levels and not backends:
+        return
+    known = _evidence(plan, covered, reference, precision, seed, evidence)
+    for level in ("model", "backends"):
+        if level in levels or (level == "backends" and backends):
+            if isinstance(known, str) or isinstance(reference, str):
+                yield LevelReport(level, Verdict.SKIPPED, str(known))
+            elif level == "model":
+                from convert.check.model import check_model
+
+                yield check_model(plan, written, reference, known, device=device)
+            else:
+                from convert.check.backends import check_backends
+
+                yield check_backends(plan, written, reference, known, weights=weights)
+
+
+def _evidence(
+    plan: Plan,
+    covered: LevelReport,
+    reference: Reference | str,
+    precision: str,
+    seed: int,
+    recorded: Evidence | None,
+) -> Evidence | str:
+    """What the JAX model gave, recorded or live; or why there is nothing to compare with."""
+    if isinstance(reference, str):
+        return reference
+    if covered.verdict is Verdict.FAILED:
+        return "the file's tensors are not those of the model; see coverage"
+    try:
+        from convert.check.model import live_evidence
+
+        if recorded is not None:
+            import torch  # noqa: F401 - its absence is a reason to skip
+
+            return recorded
+        if reference.jax is None:
+            return "the reference has no JAX side; give a recording with --recorded"
+        return live_evidence(plan, reference, precision=precision, seed=seed)
+    except ImportError as error:
+        return f"{error.name} is not installed"

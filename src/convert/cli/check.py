@@ -1,0 +1,146 @@
+"""``convert check OUT --from CKPT``"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from convert.cli import options as o
+from convert.cli import output
+from convert.errors import OutputError
+
+if TYPE_CHECKING:
+    from convert.check.report import Report
+
+Out = Annotated[
+    Path, typer.Argument(metavar="OUT", help="A .safetensors file, or a directory of them.", show_default=False)
+]
+
+
+def check(
+    out: Out,
+    source: Annotated[
+        Path | None, typer.Option("--from", metavar="CKPT", help="The checkpoint that it was made from.")
+    ] = None,
+    recorded: Annotated[
+        Path | None,
+        typer.Option(
+            "--recorded",
+            metavar="FILE",
+            help="What `convert record` wrote: JAX need not be installed here, nor CKPT be.",
+        ),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", metavar="MODEL", help="The rules, when the file does not say.")
+    ] = None,
+    to: o.To = None,
+    dtype: o.Dtype = None,
+    step: o.StepNumber = None,
+    item: o.Item = None,
+    settings: o.Settings = None,
+    rules_dir: o.RulesDir = None,
+    level: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--level", metavar="LEVEL", help="coverage, weights, layers, model. May be repeated.", show_default="all"
+        ),
+    ] = None,
+    require: Annotated[
+        list[str] | None,
+        typer.Option("--require", metavar="LEVEL", help="A level that must not be skipped. May be repeated."),
+    ] = None,
+    reference: Annotated[
+        str | None,
+        typer.Option("--reference", metavar="MODULE:FACTORY", help="The two models, when they are your own."),
+    ] = None,
+    device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="Where torch runs: cpu or cuda.")] = "cpu",
+    precision: Annotated[
+        str | None,
+        typer.Option(
+            "--precision",
+            metavar="DTYPE",
+            help="What users run in: float32, bfloat16 or float64.",
+            show_default="the recording's, or float32",
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", help="Of the random inputs.")] = 0,
+    backends: Annotated[
+        bool,
+        typer.Option(
+            "--backends", help="Compare JAX, torch, torch.compile, CUDA and the reference's own backends, too."
+        ),
+    ] = False,
+    junit: Annotated[
+        Path | None, typer.Option("--junit", metavar="FILE", help="Write the report as JUnit XML, too.")
+    ] = None,
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="Write the report as one HTML page, too.")
+    ] = None,
+    as_json: o.Json = False,
+) -> None:
+    """Prove that a conversion computes the same as its source, or say where and why not.
+
+    Exit codes: 0 equal, 1 different, 2 could not tell.
+    """
+    from convert.check.report import LEVELS
+    from convert.check.run import check as run
+    from convert.cli.check_text import lines
+
+    _refuse((out, recorded), source, (junit, html))
+    report = run(
+        out,
+        source,
+        model=model,
+        to=to,
+        dtype=dtype,
+        settings=o.parse_settings(settings),
+        step=step,
+        item=item,
+        rules_dir=rules_dir,
+        levels=_split(level) or LEVELS,
+        require=_split(require),
+        reference=reference,
+        recorded=recorded,
+        device=device,
+        precision=precision,
+        seed=seed,
+        backends=backends,
+    )
+    _write(report, junit, html)
+    if as_json:
+        output.data_json(report.to_dict())
+    else:
+        for line in lines(report):
+            output.data(line)
+    raise typer.Exit(report.exit_code)
+
+
+def _refuse(files: tuple[Path | None, ...], source: Path | None, reports: tuple[Path | None, ...]) -> None:
+    """Before the work is done: a report replaces what is there, so it must not be what is being checked."""
+    for report in (path for path in reports if path is not None):
+        here = report.resolve()
+        named = [path.resolve() for path in files if path is not None]
+        if here in named or (source is not None and here.is_relative_to(source.resolve())):
+            raise OutputError(f"{report}: is part of what is checked; give another name for the report")
+        if not here.parent.is_dir():
+            raise OutputError(f"{report}: the directory {here.parent} does not exist; create it first")
+
+
+def _write(report: Report, junit: Path | None, html: Path | None) -> None:
+    from convert.staging import write_text
+
+    if junit is not None:
+        from convert.check.junit import to_junit
+
+        write_text(junit, to_junit(report))
+    if html is not None:
+        from convert.check.html import to_html
+
+        write_text(html, to_html(report, report.plan.to_dict() if report.plan else None))
+
+
+def _split(values: list[str] | None) -> tuple[str, ...]:
+    """``--level coverage,weights`` and ``--level coverage --level weights`` alike."""
+    return tuple(part.strip() for value in values or () for part in value.split(",") if part.strip())

@@ -1,0 +1,159 @@
+"""A report of `convert check` for a terminal: one line for each level, then what is wrong, then the measures, worst first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from convert.check.report import LEVELS, Verdict
+from convert.cli import output
+
+if TYPE_CHECKING:
+    from convert.check.report import LevelReport, Measure, Report
+
+SHOWN = 8  # measures that failed, and findings; --json has all of them
+SHOWN_PASSED = 3  # measures, where fewer failed
+SHORTEST = 12  # characters of a path that are worth cutting out
+
+
+def lines(report: Report) -> Iterator[str]:
+    """The report as lines; nothing is cut or wrapped."""
+    source = str(report.source)
+    for line in _lines(report):
+        # Messages name the checkpoint's path for those who see them alone; here it stands on top.
+        yield line.replace(f"{source}: ", "") if len(source) >= SHORTEST else line
+
+
+def _lines(report: Report) -> Iterator[str]:
+    yield f"{_short(report.out)} against {_short(report.source)}"
+    found = f"{report.plan.found}, by {_short(report.plan.rules.path)}" if report.plan else report.model
+    yield f"{found} -> {report.target}"
+    yield ""
+    rows = [(level.level, _word(level.verdict), f"{level.seconds:.1f} s", level.gist) for level in report.levels]
+    yield from output.table(rows, right=(2,))
+    for level in report.levels:
+        body = list(_level(level))
+        if body:
+            yield ""
+            yield f"{level.level}: {_word(level.verdict)}"
+            yield from (f"  {line}" for line in body)
+    yield ""
+    yield _conclusion(report)
+
+
+def _word(verdict: Verdict) -> str:
+    """Capitals for what a person should not miss."""
+    return str(verdict).upper() if verdict is Verdict.FAILED else str(verdict)
+
+
+def _level(level: LevelReport) -> Iterator[str]:
+    yield from _diagnosis(level)
+    yield from _findings(level)
+    yield from _measures(level)
+    yield from _matrix(level)
+    told = 1 if not (level.reason or level.findings or level.measures) else 0  # the first one is the level's line
+    for note in level.notes[told:]:
+        yield f"note: {note}"
+
+
+def _findings(level: LevelReport) -> Iterator[str]:
+    """The first finding of each rule; how many more there are of it; and what is left."""
+    groups: dict[object, list[str]] = {}
+    for k, finding in enumerate(level.findings):
+        groups.setdefault(finding.rule or k, []).append(finding.what)
+    for group in list(groups.values())[:SHOWN]:
+        yield f"- {group[0]}"
+        if len(group) > 1:
+            yield f"    and {len(group) - 1} more of this rule"
+    left = sum(len(group) for group in list(groups.values())[SHOWN:])
+    if left:
+        yield f"- and {left} more of other rules (--json has all)"
+
+
+def _diagnosis(level: LevelReport) -> Iterator[str]:
+    found = level.diagnosis
+    if found is None:
+        return
+    if found["name"]:
+        yield f"diagnosis: {found['name']}"
+        yield f"    {found['said']}"
+        yield f"    relative error of {found['boundary']}: {found['error_before']:.1e} as it is, {found['error_after']:.1e} when that is undone"
+        yield f"    repair: {found['repair']}"
+    else:
+        yield f"no diagnosis: {found['said']} at {found['boundary']}, where the two differ first"
+        yield f"    ruled out: {', '.join(found['ruled_out']) or 'nothing could be tried'}"
+
+
+def _measures(level: LevelReport) -> Iterator[str]:
+    """A table, the worst first, the rest folded into one line."""
+    if not level.measures:
+        return
+    first = level.first_failure
+    ordered = [*([first] if first else []), *(measure for measure in level.worst_first if measure is not first)]
+    beyond = sum(not measure.passed for measure in ordered)
+    shown = ordered[: min(SHOWN, max(beyond, SHOWN_PASSED))]
+    head = ("", "first failure, then worst first" if first else "worst first", "lifted float64", "allowed", "as users run it", "allowed", "ULPs", "rule")  # fmt: skip
+    rows = [head, *(_row(measure, measure is first) for measure in shown)]
+    if not any(row[-1] for row in rows[1:]):
+        rows = [row[:-1] for row in rows]
+    yield from output.table(rows, right=(2, 3, 4, 5, 6))
+    if folded := len(ordered) - len(shown):
+        left = max(beyond - len(shown), 0)
+        yield f"   ... and {folded} more, {f'{left} of them beyond' if left else 'each within its bounds'}"
+    for word, tolerance in (("lifted", shown[0].lifted_tolerance), ("as run", shown[0].tolerance)):
+        if tolerance is not None:
+            yield f"   allowed {word}, {shown[0].name}: {tolerance.why}"
+
+
+def _matrix(level: LevelReport) -> Iterator[str]:
+    """Relative differences of all pairs, numbered: names of backends are too long to stand above columns."""
+    if not level.matrix:
+        return
+    yield "outputs, relative differences of all pairs; the row's are the reference"
+    names = list(level.matrix)
+    rows = [("", "", *(str(k + 1) for k in range(len(names))))]
+    for k, name in enumerate(names):
+        cells = ("." if name == other else f"{level.matrix[name][other]:.1e}" for other in names)
+        rows.append((str(k + 1), name, *cells))
+    yield from output.table(rows, right=(0, *range(2, len(names) + 2)))
+
+
+def _row(measure: Measure, first: bool) -> tuple[str, ...]:
+    def number(value: float | None) -> str:
+        return "-" if value is None else f"{value:.1e}"
+
+    return (
+        " " if measure.passed else ">" if first else "!",
+        measure.name,
+        number(measure.lifted.relative if measure.lifted else None),
+        number(measure.lifted_tolerance.value if measure.lifted_tolerance else None),
+        number(measure.difference.relative),
+        number(measure.tolerance.value if measure.tolerance else None),
+        f"{measure.difference.ulps:.1f}" if measure.difference.ulps < 1e4 else number(measure.difference.ulps),
+        Path(measure.rule).name,
+    )
+
+
+def _short(path: str) -> str:
+    """Relative to the current directory, where that is below it."""
+    try:
+        return str(Path(path).resolve().relative_to(Path.cwd())) if Path(path).is_absolute() else path
+    except (OSError, ValueError):
+        return path
+
+
+def _conclusion(report: Report) -> str:
+    decided = [level.level for level in report.levels if level.verdict in (Verdict.PASSED, Verdict.FAILED)]
+    verdicts = {level.level: level.verdict for level in report.levels}
+    open_ = [name for name in LEVELS if verdicts.get(name, Verdict.SKIPPED) is Verdict.SKIPPED]
+    if report.exit_code == 0:
+        said = f"equal, as far as {', '.join(decided)} can tell; not checked: {', '.join(open_)}" if open_ else "equal"
+    elif report.only_backends:
+        said = "the conversion is equal, and a backend computes differently"
+    elif report.exit_code == 1:
+        said = f"different: {', '.join(level.level for level in report.levels if level.verdict is Verdict.FAILED)}"
+    else:
+        reasons = [f"{name} {'was skipped' if name in verdicts else 'did not run'}" for name in report.undecided]
+        said = f"could not tell: {', '.join(reasons)}"
+    return f"{said} (exit code {report.exit_code})"

@@ -1,0 +1,167 @@
+"""What a live PyTorch module is configured to compute and no weight tells: activations, epsilons, factors of norms."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from convert.references.protocol import INPUT, observe
+
+if TYPE_CHECKING:
+    import torch
+
+PROBES = 256
+SEED = 0
+# attribute of a module's `config` -> the fact that it is
+CONFIGURED: Mapping[str, str] = {
+    "context_limit": "context_length",
+    "context_length": "context_length",
+    "quantiles": "quantiles",
+    "decode_index": "decode_index",
+    "tolerance": "tolerance",
+    "pad_val": "pad_value",
+    "use_positional_embedding": "use_positional_embedding",
+}
+
+
+@dataclass(frozen=True)
+class Block:
+    """A place with an activation.
+
+    Attributes:
+        holder: the submodule that is run; it takes one tensor as wide as the first Linear in it takes.
+        before: the Linear whose result the activation gets.
+        behind: the Linear that gets the activation's result.
+    """
+
+    holder: str
+    before: str
+    behind: str
+
+
+def facts(module: torch.nn.Module, blocks: Iterable[Block] = ()) -> dict[str, Mapping[str, Any]]:
+    """By submodule: ``activation`` of what it computes, ``epsilon`` and ``multiplies_by`` of a norm, base of its rotation.
+
+    The empty name is the whole module, with what its `config` says.
+
+    An activation is often a function in `forward`, not a module. So it is measured: `holder` is run on random numbers, and
+    what reaches `behind` is compared with each activation of what left `before`. The name is that of the nearest, or
+    ``unknown`` when none agrees to rounding.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for name, submodule in module.named_modules():
+        said = _norm(submodule) or _timescales(submodule)
+        if said:
+            found[name] = said
+    config = getattr(module, "config", None)
+    said = {fact: getattr(config, key) for key, fact in CONFIGURED.items() if hasattr(config, key)}
+    if said:
+        found[""] = said
+    for block in blocks:
+        found.setdefault(block.before, {})["activation"] = activation(module, block)
+    return {name: dict(values) for name, values in found.items()}
+
+
+def _norm(module: torch.nn.Module) -> dict[str, Any]:
+    """Epsilon and factor of a norm; nothing when it is none."""
+    if "norm" not in type(module).__name__.lower():
+        return {}
+    for attribute in ("eps", "epsilon", "variance_epsilon"):
+        epsilon = getattr(module, attribute, None)
+        if isinstance(epsilon, float):
+            return {"epsilon": epsilon, "multiplies_by": _factor(module)}
+    return {}
+
+
+def _timescales(module: torch.nn.Module) -> dict[str, Any]:
+    """Base of a rotary embedding, or the two timescales of a sinusoidal one, where attributes say them."""
+    low, high = (getattr(module, f"{word}_timescale", None) for word in ("min", "max"))
+    if "rotary" not in type(module).__name__.lower():
+        return {} if low is None or high is None else {"min_timescale": low, "max_timescale": high}
+    if low is not None and high is not None:
+        return {"rope_theta": float(high) / float(low)}
+    rope = getattr(getattr(module, "config", None), "rope_parameters", None)
+    for said in (getattr(module, "rope_theta", None), getattr(module, "base", None), rope):
+        theta = said.get("rope_theta") if isinstance(said, Mapping) else said
+        if isinstance(theta, int | float):
+            return {"rope_theta": theta}
+    return {}
+
+
+def _factor(module: torch.nn.Module) -> str:
+    """``weight`` or ``1+weight``, by what the norm does with a weight of zeros and one of ones; ``unknown`` otherwise."""
+    import torch
+
+    parameters = dict(module.named_parameters(recurse=False))
+    name = next((name for name in ("weight", "scale") if name in parameters), None)
+    if name is None:
+        return "none"
+    weight = parameters[name]
+    x = torch.linspace(-1, 1, weight.numel(), dtype=weight.dtype, device=weight.device).reshape(1, *weight.shape)
+    bias = parameters.get("bias")
+    zeros = torch.zeros_like(weight)
+
+    def run(value: torch.Tensor) -> torch.Tensor:
+        swapped = {name: value} | ({} if bias is None else {"bias": zeros})
+        with torch.no_grad():
+            out: torch.Tensor = torch.func.functional_call(module, swapped, (x,))
+        return out
+
+    at_zero, at_one = run(zeros), run(torch.ones_like(weight))
+    if not at_one.any():
+        return "unknown"
+    if not at_zero.any():
+        return "weight"
+    return "1+weight" if torch.allclose(at_one, 2 * at_zero) else "unknown"
+
+
+def activation(module: torch.nn.Module, block: Block) -> str:
+    """Name of the activation between two Linears, measured."""
+    import torch
+
+    holder = module.get_submodule(block.holder)
+    before, behind = (name.removeprefix(block.holder + ".") for name in (block.before, block.behind))
+    layer: Any = holder.get_submodule(before)
+    x = torch.as_tensor(np.random.default_rng(SEED).normal(0, 3, (1, PROBES, layer.in_features)))
+    with torch.no_grad(), observe(holder, [before, behind + INPUT]) as seen:
+        _call(holder, x.to(layer.weight.device, layer.weight.dtype))
+    given, got = seen[before].double(), seen[behind + INPUT]
+    # The mean, since in bfloat16 a rounding of a large value is more than the difference between two kinds of GeLU.
+    errors = {
+        name: float((value.to(got.dtype).double() - got.double()).abs().mean())
+        for name, value in _activations(given).items()
+    }
+    best = min(errors, key=lambda name: errors[name])
+    return best if errors[best] <= torch.finfo(got.dtype).eps * float(given.abs().mean()) else "unknown"
+
+
+def _activations(x: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Every activation that a rule can name, of float64, by its formula: PyTorch's functions may be what is wrong."""
+    import torch
+
+    return {
+        "none": x,
+        "relu": x.clamp(min=0),
+        "silu": x / (1 + torch.exp(-x)),
+        "gelu_tanh": 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
+        "gelu_erf": 0.5 * x * (1 + torch.erf(x / math.sqrt(2))),
+        "tanh": torch.tanh(x),
+        "sigmoid": 1 / (1 + torch.exp(-x)),
+        "softplus": x.clamp(min=0) + torch.log1p(torch.exp(-x.abs())),
+        "elu": torch.where(x > 0, x, torch.expm1(x)),
+    }
+
+
+def _call(holder: Any, x: torch.Tensor) -> None:
+    """Runs a block; a whole decoder layer of upstream also wants a padding mask."""
+    import torch
+
+    if "patch_mask" in inspect.signature(holder.forward).parameters:
+        holder(x, patch_mask=torch.zeros(x.shape[:2], dtype=torch.bool, device=x.device))
+    else:
+        holder(x)

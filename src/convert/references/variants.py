@@ -1,0 +1,293 @@
+"""Functions between a model's layers as they are meant and as they were got wrong before: attention, RoPE, positions, patches.
+
+In NumPy and float64, for the diagnosis of a difference (`convert.references.protocol.Variant`). Names are stable.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from convert.references.protocol import Observed, Variant
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+BASES = (100.0, 1_000.0, 5_000.0, 10_000.0, 50_000.0, 100_000.0, 500_000.0, 1_000_000.0)  # of RoPE, in published models
+CAPS = (10.0, 20.0, 30.0, 50.0, 100.0)  # of attention logits
+R_SOFTPLUS_0 = 1.442695041  # 1 / softplus(0), as praxis and timesfm write it
+
+
+# ---- RoPE
+
+
+def rope(x: Array, position: Array, base: float, pairing: str = "half-split") -> Array:
+    """Rotated queries or keys.
+
+    Args:
+        x: [batch, time, head, width].
+        position: [batch or 1, time].
+        pairing: ``half-split``: feature k turns with feature k + width/2; ``interleaved``: with its neighbour.
+    """
+    width = x.shape[-1]
+    angle = position[:, :, None, None] / base ** (2 * np.arange(width // 2) / width)
+    sin, cos = np.sin(angle), np.cos(angle)
+    halves = (x[..., : width // 2], x[..., width // 2 :]) if pairing == "half-split" else (x[..., ::2], x[..., 1::2])
+    turned = halves[0] * cos - halves[1] * sin, halves[1] * cos + halves[0] * sin
+    out: Array = np.concatenate(turned, -1) if pairing == "half-split" else np.stack(turned, -1).reshape(x.shape)
+    return out
+
+
+def rope_variants(
+    unrotated: Callable[[Observed], Array], position: Callable[[Observed], Array], base: float
+) -> Iterator[Variant]:
+    """Half-split RoPE with `base`, and what else it may be.
+
+    Args:
+        unrotated: the queries or keys before: [batch, time, head, width].
+        position: of each time step, counted as the model counts: [batch, time].
+    """
+
+    def made(
+        base: float, pairing: str = "half-split", shift: int = 0, whole: bool = False
+    ) -> Callable[[Observed], Array]:
+        def make(seen: Observed) -> Array:
+            x, at = unrotated(seen), position(seen)
+            return rope(x, np.arange(x.shape[1])[None] if whole else at + shift, base, pairing)
+
+        return make
+
+    yield Variant("half-split RoPE", made(base))
+    yield Variant("interleaved RoPE", made(base, "interleaved"))
+    yield Variant("no RoPE", unrotated)
+    yield Variant("RoPE turned backwards", lambda seen: rope(unrotated(seen), -position(seen), base))
+    yield Variant("RoPE positions count padding", made(base, whole=True))
+    yield Variant("RoPE positions off by one", made(base, shift=1))
+    yield Variant("RoPE positions off by one, downwards", made(base, shift=-1))
+    yield from (Variant(f"RoPE with base {other:g}", made(other)) for other in BASES if other != base)
+
+
+# ---- attention
+
+
+@dataclass(frozen=True)
+class Attention:
+    """How attention is computed.
+
+    Attributes:
+        padding: whether keys that are padding are left out.
+        reach: how many later positions a query sees; None: all.
+        window: how many positions a query sees, itself included; None: all.
+        power: of the square root of a head's width, by which the query is multiplied.
+        cap: logits are ``cap * tanh(logits / cap)``.
+    """
+
+    padding: bool = True
+    reach: int | None = 0
+    window: int | None = None
+    power: int = 0
+    cap: float | None = None
+
+
+def probabilities(query: Array, key: Array, padding: Array, how: Attention) -> Array:
+    """[batch, head, query, key], for queries and keys [batch, time, head, width] and padding [batch, time].
+
+    Masked logits are left out altogether; where all are, all count alike.
+    """
+    logits = np.einsum("bqhd,bkhd->bhqk", query, key)
+    if how.cap is not None:
+        logits = how.cap * np.tanh(logits / how.cap)
+    q, k = np.arange(query.shape[1])[:, None], np.arange(key.shape[1])[None, :]
+    seen = np.ones((query.shape[1], key.shape[1]), bool)
+    if how.reach is not None:
+        seen &= k <= q + how.reach
+    if how.window is not None:
+        seen &= k > q - how.window
+    allowed = np.broadcast_to(seen[None, None], logits.shape)
+    if how.padding:
+        allowed = allowed & ~np.asarray(padding, bool)[:, None, None, :]
+    none = ~allowed.any(-1, keepdims=True)
+    logits = np.where(allowed | none, logits, -np.inf)
+    exponents = np.exp(logits - logits.max(-1, keepdims=True))
+    exponents = np.where(none, 1.0, exponents)
+    out: Array = exponents / exponents.sum(-1, keepdims=True)
+    return out
+
+
+def attention_variants(
+    query: Callable[[Observed, str], Array],
+    key: Callable[[Observed], Array],
+    finish: Callable[[Observed, Array], Array],
+    padding: Callable[[Observed], Array],
+    steps: int,
+    scales: Sequence[str] = ("",),
+) -> Iterator[Variant]:
+    """Causal attention that leaves padding out, and what else it may be.
+
+    Args:
+        query: [batch, time, head, width], scaled by one of `scales`; the first is right. key: likewise.
+        finish: from the probabilities to the value at the boundary.
+        padding: [batch, time].
+        steps: length of the sequences.
+    """
+
+    def made(how: Attention, scale: str = scales[0]) -> Callable[[Observed], Array]:
+        def make(seen: Observed) -> Array:
+            q = query(seen, scale)
+            factor = math.sqrt(q.shape[-1]) ** how.power
+            return finish(seen, probabilities(factor * q, key(seen), padding(seen), how))
+
+        return make
+
+    meant = Attention()
+    mistakes: Mapping[str, Attention] = {
+        "causal mask off by one": replace(meant, reach=1),
+        "causal mask leaves the position itself out": replace(meant, reach=-1),
+        "no causal mask": replace(meant, reach=None),
+        "padding is attended to": replace(meant, padding=False),
+        "no attention mask": replace(meant, reach=None, padding=False),
+        "attention scale missing": replace(meant, power=1),
+        "attention scale doubled": replace(meant, power=-1),
+        **{f"soft cap {cap:g}": replace(meant, cap=cap) for cap in CAPS},
+        **{f"attention window of {size}": replace(meant, window=size) for size in range(1, steps)},
+    }
+    yield Variant("causal attention", made(meant))
+    yield from (Variant(name, made(how)) for name, how in mistakes.items())
+    yield from (Variant(name, made(meant, name)) for name in scales[1:] if name not in mistakes)
+
+
+# ---- per-dimension scale of the query
+
+
+def softplus(x: Array) -> Array:
+    """log(1 + exp(x))."""
+    out: Array = np.logaddexp(0.0, x)
+    return out
+
+
+# What a query is multiplied by under praxis' PerDimScale, by parameter and square root of a head's width; the right one first
+QUERY_SCALES: Mapping[str, Callable[[Array, float], Array]] = {
+    "per-dim scale": lambda p, root: R_SOFTPLUS_0 / root * softplus(p),
+    "per-dim scale without softplus": lambda p, root: R_SOFTPLUS_0 / root * p,
+    "attention scale missing": lambda p, root: R_SOFTPLUS_0 * softplus(p),
+    "attention scale doubled": lambda p, root: R_SOFTPLUS_0 / root**2 * softplus(p),
+    "no per-dim scale": lambda p, root: np.full_like(p, 1 / root),
+    "per-dim scale not divided by softplus(0)": lambda p, root: softplus(p) / root,
+    "per-dim scale applied twice": lambda p, root: R_SOFTPLUS_0**2 / root * softplus(p) ** 2,
+}
+
+
+def scaled(query: Array, parameter: Array, name: str) -> Array:
+    """A query [..., width], scaled by one of `QUERY_SCALES`."""
+    out: Array = query * QUERY_SCALES[name](parameter, math.sqrt(parameter.shape[-1]))
+    return out
+
+
+def query_variants(query: Callable[[Observed], Array], parameter: str) -> Iterator[Variant]:
+    """The scaled query; `parameter` is the name of the weight."""
+    for name in QUERY_SCALES:
+        yield Variant(name, lambda seen, name=name: scaled(query(seen), seen.weights[parameter], name))  # type: ignore[misc]
+
+
+# ---- positions
+
+
+def sinusoids(steps: int, width: int, start: int = 0, least: float = 1.0, longest: float = 10_000.0) -> Array:
+    """The sine and cosine table of praxis' PositionalEmbedding: [1, steps, width]."""
+    count = width // 2
+    inverse = least * np.exp(np.arange(count) * -(math.log(longest / least) / max(count - 1, 1)))
+    time = (start + np.arange(steps))[None, :, None] * inverse
+    return np.pad(np.concatenate([np.sin(time), np.cos(time)], 2), [(0, 0), (0, 0), (0, width % 2)])
+
+
+def rotated(table: Array, padding: Array) -> Array:
+    """Each row of the table, turned so that it starts at the first time step that is no padding: [batch, time, width]."""
+    first = np.argmin(padding, axis=1)
+    index = (np.arange(table.shape[1])[None] - first[:, None]) % table.shape[1]
+    out: Array = table[0][index]
+    return out
+
+
+def table_variants(steps: int, width: int) -> Iterator[Variant]:
+    """The table of positions itself."""
+    half = width // 2
+    table = sinusoids(steps, width)
+    made = {
+        "sinusoidal positions": table,
+        "no positional embedding": np.zeros_like(table),
+        "positions off by one": sinusoids(steps, width, start=1),
+        "cosines before sines": np.concatenate([table[..., half : 2 * half], table[..., :half]], -1),
+        "sines and cosines interleaved": np.stack([table[..., :half], table[..., half : 2 * half]], -1).reshape(
+            1, steps, -1
+        ),
+    }
+    yield from (Variant(name, lambda seen, value=value: value) for name, value in made.items())  # type: ignore[misc]
+
+
+def added_variants(
+    embedded: Callable[[Observed], Array],
+    frequency: Callable[[Observed], Array],
+    padding: Callable[[Observed], Array],
+    positions: bool,
+) -> Iterator[Variant]:
+    """Embedded patches with positions and frequency added, and what else it may be.
+
+    Args:
+        embedded: [batch, time, width]. frequency: [batch, 1, width]. padding: [batch, time].
+        positions: whether the model adds positions.
+    """
+
+    def made(table: Callable[[Array, Array], Array], add: float = 1.0) -> Callable[[Observed], Array]:
+        def make(seen: Observed) -> Array:
+            x = embedded(seen)
+            return x + add * frequency(seen) + table(x, padding(seen))
+
+        return make
+
+    def none(x: Array, pads: Array) -> Array:
+        return np.zeros_like(x)
+
+    def plain(x: Array, pads: Array) -> Array:
+        return sinusoids(x.shape[1], x.shape[2])
+
+    def turned(x: Array, pads: Array) -> Array:
+        return rotated(sinusoids(x.shape[1], x.shape[2]), pads)
+
+    def late(x: Array, pads: Array) -> Array:
+        return rotated(sinusoids(x.shape[1], x.shape[2], start=1), pads)
+
+    with_positions = {
+        "positions that start behind the padding": turned,
+        "positions that count padding": plain,
+        "no positional embedding": none,
+        "positions off by one": late,
+        "positional embedding added twice": lambda x, pads: 2 * turned(x, pads),
+    }
+    without = {"no positional embedding": none, "positional embedding added": turned}
+    table = with_positions if positions else without
+    yield from (Variant(name, made(function)) for name, function in table.items())
+    first = next(iter(table.values()))
+    yield Variant("no frequency embedding", made(first, 0.0))
+    yield Variant("frequency embedding added twice", made(first, 2.0))
+
+
+# ---- patches and outputs
+
+
+def swapped_halves(x: Array) -> Array:
+    """The second half of the last axis before the first."""
+    half = x.shape[-1] // 2
+    return np.concatenate([x[..., half:], x[..., :half]], -1)
+
+
+def other_order(x: Array) -> Array:
+    """The last two axes as they would be, had they been flattened in the other order."""
+    return np.swapaxes(x, -1, -2).reshape(x.shape)
+
+
+def undone(name: str, boundary: str, change: Callable[[Array], Array]) -> Variant:
+    """A mistake in the PyTorch model's own value at `boundary`, which `change` undoes."""
+    return Variant(name, lambda seen: change(seen.values[boundary]), undoes=True)

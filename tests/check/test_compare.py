@@ -1,0 +1,154 @@
+"""Differences against NumPy's own numbers, and tolerances against their derivation."""
+
+from __future__ import annotations
+
+import math
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from convert.check.compare import MARGIN, difference, epsilon, lifted_tolerance, run_tolerance
+
+PRECISIONS = ("float64", "float32", "float16", "bfloat16")
+
+
+def test_equal_arrays() -> None:
+    found = difference([[1.0, -2.0], [3.0, 4.0]], [[1.0, -2.0], [3.0, 4.0]])
+    assert (found.max_abs, found.relative, found.ulps, found.cosine, found.size) == (0, 0, 0, 1, 4)
+
+
+def test_what_is_measured() -> None:
+    found = difference([[1.0, 2.0], [3.0, -4.5]], [[1.0, 2.5], [3.0, -5.0]])
+    assert found.max_abs == 0.5 and found.relative == 0.1 and found.at == (0, 1)
+    assert (found.got, found.want) == (2.0, 2.5)
+    want = (1 + 5 + 9 + 22.5) / math.sqrt((1 + 4 + 9 + 20.25) * (1 + 6.25 + 9 + 25))
+    assert found.cosine == pytest.approx(want, rel=1e-15)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_one_number_further_is_one_ulp(precision: str) -> None:
+    """At every binade, the denormals included, for every dtype whose spacing NumPy or ml_dtypes knows."""
+    dtype = np.dtype(getattr(ml_dtypes, precision, None) or precision)
+    tiny = float(ml_dtypes.finfo(dtype).smallest_normal)
+    for value in (1.0, 1.5, 1.9375, 3.0, 100.0, 0.3, tiny, 4 * tiny, tiny / 2):
+        x = np.array(value, dtype)
+        up = np.nextafter(x, np.array(np.inf, dtype))
+        found = difference(up, x, precision=precision)
+        assert found.ulps == 1.0, value
+        assert found.max_abs == float(np.spacing(x)), value
+
+
+@given(st.floats(1e-30, 1e30), st.integers(-50, 50))
+def test_ulps_are_multiples_of_the_spacing(value: float, steps: int) -> None:
+    x = np.float32(value)
+    y = np.float64(x) + steps * np.float64(np.spacing(x))
+    assert difference(y, x).ulps == abs(steps)
+
+
+def test_nan_and_infinity() -> None:
+    nan, inf = float("nan"), float("inf")
+    assert difference([nan, inf, -inf, 1], [nan, inf, -inf, 1]).max_abs == 0  # the same in both: no difference
+    for got, want in (
+        ([nan, 1], [0, 1]),
+        ([0, 1], [nan, 1]),
+        ([inf, 1], [-inf, 1]),
+        ([inf, 1], [0, 1]),
+        ([0, 1], [inf, 1]),
+    ):
+        found = difference(got, want)
+        assert found.max_abs == found.relative == found.ulps == inf and found.at == (0,), (got, want)
+    found = difference([inf, 1.5], [inf, 1.0])  # what is finite gives the scale
+    assert found.relative == 0.5 and found.at == (1,)
+
+
+def test_a_reference_of_zeros() -> None:
+    assert difference([0.0, 0.0], [0.0, 0.0]).relative == 0
+    found = difference([0.0, 1e-30], [0.0, 0.0])
+    assert found.relative == math.inf and found.ulps == math.inf and math.isnan(found.cosine)
+
+
+def test_large_and_tiny_numbers_overflow_nowhere() -> None:
+    found = difference([1e300, -1e300], [1e300, 1e300])
+    assert found.relative == 2 and found.cosine == 0
+    assert difference([1.7e308], [-1.7e308]).max_abs == math.inf
+    assert difference([3e-300, 4e-300], [3e-300, 3e-300]).cosine == pytest.approx(7 / math.sqrt(50))
+
+
+def test_masks() -> None:
+    got, want = np.zeros((2, 3, 4)), np.zeros((2, 3, 4))
+    got[0, 1], got[1, 2, 3], want[1, 2] = 9, 2, 1
+    rows = np.ones((2, 3), bool)
+    assert difference(got, want).max_abs == 9
+    rows[0, 1] = False
+    found = difference(got, want, mask=rows)
+    assert found.size == 20 and found.max_abs == 1 and found.at[:2] == (1, 2)
+    assert difference(got, want, mask=np.array([[True], [True]])).size == 24  # 1: all along that axis alike
+    assert difference(got, want, mask=np.array([False, True])).size == 12
+    found = difference(got, want, mask=np.array([True, False]))
+    assert found.at == (0, 1, 0)
+    with pytest.raises(ValueError, match="no position is left"):
+        difference(got, want, mask=np.zeros((2, 3), bool))
+
+
+def test_the_place_is_one_that_counts() -> None:
+    found = difference([5.0, 1.0], [7.0, 1.0], mask=np.array([False, True]))
+    assert found.max_abs == 0 and found.at == (1,) and found.want == 1.0
+
+
+def test_shapes() -> None:
+    assert difference(2.0, 1.0).at == ()
+    with pytest.raises(ValueError, match=r"shapes differ: \[2\] and \[2, 1\]"):
+        difference([1, 2], [[1], [2]])
+    with pytest.raises(ValueError, match="no position is left"):
+        difference(np.zeros(0), np.zeros(0))
+
+
+def test_narrow_dtypes_are_compared_exactly() -> None:
+    x = np.array([1, 2, 3], ml_dtypes.bfloat16)
+    assert difference(x, x.astype(np.float32)).max_abs == 0
+    assert difference(x, np.array([1, 2, 3.01]), precision="bfloat16").ulps == pytest.approx(0.01 / 2**-6)
+
+
+# ---- tolerances
+
+
+def test_lifted_tolerance_is_the_amplification_in_float64() -> None:
+    found = lifted_tolerance(1e-4, "float32", 64, 3)
+    assert found.value == pytest.approx(MARGIN * 1e-4 / epsilon("float32") * epsilon("float64"))
+    assert "839" in found.why and "1.0e-04" in found.why and "64 summands x 3 layers" in found.why
+    assert lifted_tolerance(1e-4, "bfloat16", 64, 3).value < found.value  # the same drift is fewer of larger roundings
+
+
+def test_lifted_tolerance_has_a_floor() -> None:
+    """A model that happens to round to its lifted value still may round in another order."""
+    assert lifted_tolerance(0.0, "float32", 64, 3).value == MARGIN * 8 * 3 * epsilon("float64")
+
+
+def test_run_tolerance_is_the_sum_of_both_sides() -> None:
+    found = run_tolerance((3e-5, 5e-5), "float32", 64, 3)
+    assert found.value == pytest.approx(4 * 8e-5) and "3.0e-05, 5.0e-05" in found.why
+    assert run_tolerance((3e-5,), "float32", 64, 3).value == pytest.approx(4 * 6e-5)  # one side stands for both
+    floor = 8 * 3 * epsilon("float32") / 4
+    assert run_tolerance((0.0, 0.0), "float32", 64, 3).value == pytest.approx(4 * 2 * floor)
+
+
+@pytest.mark.parametrize("drift", [math.inf, math.nan])
+def test_a_run_that_overflows_does_not_allow_everything(drift: float) -> None:
+    assert lifted_tolerance(drift, "float16", 64, 3).value == lifted_tolerance(0.0, "float16", 64, 3).value
+    assert run_tolerance((drift, 1e-2), "float16", 64, 3).value == run_tolerance((0.0, 1e-2), "float16", 64, 3).value
+
+
+def test_honest_sums_are_within_and_wrong_ones_beyond() -> None:
+    """Two orders of one sum, of lengths up to a wide layer's, against the bound; and one summand left out."""
+    rng = np.random.default_rng(0)
+    for n in (8, 64, 1024, 16384):
+        x, w = rng.standard_normal((2, 64, n))
+        exact = np.array([math.fsum(row) for row in x * w])
+        single = (x.astype(np.float32) * w.astype(np.float32)).sum(1, dtype=np.float32)
+        drift = difference(single, exact).relative
+        bound = lifted_tolerance(drift, "float32", n, 1)
+        assert difference((x * w)[:, ::-1].sum(1), (x * w).sum(1), precision="float64").relative <= bound.value
+        assert difference((x * w)[:, 1:].sum(1), (x * w).sum(1), precision="float64").relative > 1000 * bound.value

@@ -1,0 +1,192 @@
+"""Level 1: names, shapes and dtypes of a file against the plan and against upstream's own module; and how files are opened."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file, save_file
+
+import convert
+from convert.api import plan_conversion
+from convert.check.coverage import check_coverage
+from convert.check.report import LevelReport, Verdict
+from convert.check.run import load_reference
+from convert.check.written import open_written
+from convert.errors import CheckpointError
+from convert.plan import Plan
+from convert.references.protocol import Reference
+from upstream import checkpoint
+
+Tensors = dict[str, np.ndarray]
+OUT = "stacked_xf.1.attn.out.weight"
+ABSENT = "timesfm is not installed"
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    return plan_conversion("timesfm", checkpoint("timesfm-2.5"))
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    out = tmp_path / "out.safetensors"
+    convert.convert("timesfm", checkpoint("timesfm-2.5"), out)
+    return out
+
+
+def edited(
+    file: Path, edit: Callable[[Tensors], object], plan: Plan, reference: Reference | str = ABSENT
+) -> LevelReport:
+    tensors = load_file(file)
+    edit(tensors)
+    save_file(tensors, file)
+    return check_coverage(plan, open_written(file), reference)
+
+
+def test_what_was_written_is_covered(plan: Plan, file: Path) -> None:
+    level = check_coverage(plan, open_written(file), ABSENT)
+    assert level.verdict is Verdict.PASSED and level.findings == ()
+    assert level.notes == (
+        "45 tensors against 45 of the plan",
+        "the target's own module was not asked: timesfm is not installed",
+    )
+
+
+def test_a_missing_tensor(plan: Plan, file: Path) -> None:
+    level = edited(file, lambda t: t.pop(OUT), plan)
+    assert level.verdict is Verdict.FAILED
+    (finding,) = level.findings
+    assert finding.name == OUT and finding.rule == "rules/timesfm-2.5.yaml:103"
+    assert f"{OUT} (float32[32,32], from stacked_xf/attn/out/kernel/value) is not in the file" in finding.what
+
+
+def test_a_tensor_too_many(plan: Plan, file: Path) -> None:
+    (finding,) = edited(file, lambda t: t.update({"lm_head.weight": np.zeros((2, 3), np.float32)}), plan).findings
+    assert finding.name == "lm_head.weight" and finding.rule == ""
+    assert "lm_head.weight (float32[2,3]) is in the file, and no rule makes it" in finding.what
+
+
+def test_a_misspelt_name_suggests_the_right_one(plan: Plan, file: Path) -> None:
+    level = edited(file, lambda t: t.update({"stacked_xf.1.attn.oot.weight": t.pop(OUT)}), plan)
+    missing, extra = level.findings
+    assert missing.name == OUT and "did you mean 'stacked_xf.1.attn.oot.weight'?" in missing.what
+    assert extra.name == "stacked_xf.1.attn.oot.weight" and f"did you mean '{OUT}'?" in extra.what
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda x: x.reshape(16, 64), "is float32[16,64] in the file and float32[32,32] by the rules"),
+        (lambda x: x.astype(np.float16), "is float16[32,32] in the file and float32[32,32] by the rules"),
+        (lambda x: x.reshape(-1), "is float32[1024] in the file"),
+    ],
+)
+def test_another_shape_or_dtype(plan: Plan, file: Path, make: Callable[[np.ndarray], np.ndarray], said: str) -> None:
+    (finding,) = edited(file, lambda t: t.update({OUT: make(t[OUT])}), plan).findings
+    assert finding.name == OUT and said in finding.what and "stacked_xf/attn/out/kernel/value" in finding.what
+
+
+# ---- upstream's own module
+
+
+@pytest.mark.parametrize("to", ["timesfm", "transformers"])
+def test_upstreams_module_accepts_what_was_written(to: str, tmp_path: Path) -> None:
+    out = tmp_path / "out.safetensors"
+    convert.convert("timesfm", checkpoint("timesfm-2.5"), out, to=to)
+    plan = plan_conversion("timesfm", checkpoint("timesfm-2.5"), to=to)
+    reference = load_reference(plan, None)
+    level = check_coverage(plan, open_written(out), reference)
+    assert level.verdict is Verdict.PASSED, level.findings
+    assert level.notes[1:] == ("the target's own module, on the meta device, was asked with strict=True",)
+
+
+def test_upstreams_module_is_asked_beyond_the_rules(plan: Plan, file: Path) -> None:
+    """Rules that forget a tensor agree with a file that lacks it; the module does not."""
+    less = dataclasses.replace(plan, steps=tuple(step for step in plan.steps if step.name != OUT))
+    level = edited(file, lambda t: t.pop(OUT), less, load_reference(less, None))
+    (finding,) = level.findings
+    assert finding.what.startswith("the target's module does not accept the file: ") and OUT in finding.what
+
+
+def test_a_package_that_turns_out_to_be_missing(plan: Plan, file: Path) -> None:
+    def build(state: Mapping[str, Any]) -> torch.nn.Module:
+        raise ModuleNotFoundError("No module named 'flux'", name="flux")
+
+    reference = Reference(lambda seed: {}, build, lambda module, inputs: {}, (), 1, 1)
+    level = check_coverage(plan, open_written(file), reference)
+    assert level.verdict is Verdict.PASSED
+    assert level.notes[-1] == "the target's own module was not asked: flux is not installed"
+
+
+# ---- files
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    out = tmp_path / "out"
+    convert.convert("timesfm", checkpoint("timesfm-2.5"), out, to="transformers", max_shard_bytes=200_000)
+    return out
+
+
+def test_shards(folder: Path) -> None:
+    written = open_written(folder)
+    plan = plan_conversion("timesfm", checkpoint("timesfm-2.5"), to="transformers")
+    assert len({path for path, _ in written.tensors.values()}) > 1
+    assert check_coverage(plan, written, ABSENT).verdict is Verdict.PASSED
+    assert written.config is not None and written.config["model_type"] == "timesfm2_5"
+    assert written.metadata["model"] == "timesfm-2.5"
+
+
+def test_a_directory_without_an_index(folder: Path) -> None:
+    (folder / "model.safetensors.index.json").unlink()
+    assert len(open_written(folder).tensors) == 51
+
+
+def change_index(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    path = folder / "model.safetensors.index.json"
+    index = json.loads(path.read_text())
+    change(index["weight_map"])
+    path.write_text(json.dumps(index))
+
+
+def test_an_index_that_lies(folder: Path) -> None:
+    """Loaders go by the index: a tensor that it puts elsewhere, or leaves out, would not be loaded."""
+    change_index(folder, lambda places: places.pop("model.layers.0.mlp.fc1.weight"))
+    with pytest.raises(
+        CheckpointError, match=r"index.json: says that model.layers.0.mlp.fc1.weight is nowhere, and it is in"
+    ):
+        open_written(folder)
+    change_index(
+        folder, lambda places: places.update({"model.layers.0.mlp.fc1.weight": "model-00004-of-00004.safetensors"})
+    )
+    with pytest.raises(
+        CheckpointError, match=r"fc1.weight is in model-00004-of-00004.safetensors, and it is in model-0000"
+    ):
+        open_written(folder)
+
+
+@pytest.mark.parametrize("name", ["../x.safetensors", "/etc/passwd", 7])
+def test_an_index_that_leads_elsewhere(folder: Path, name: object) -> None:
+    change_index(folder, lambda places: places.update({"model.layers.0.mlp.fc1.weight": name}))
+    with pytest.raises(CheckpointError, match="which is no file beside it"):
+        open_written(folder)
+
+
+def test_a_missing_shard(folder: Path) -> None:
+    (folder / "model-00002-of-00004.safetensors").unlink()
+    with pytest.raises(CheckpointError, match="model-00002-of-00004.safetensors"):
+        open_written(folder)
+
+
+def test_nothing_there(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="there is no such file or directory"):
+        open_written(tmp_path / "absent")
+    with pytest.raises(CheckpointError, match=r"there is no .safetensors file in it"):
+        open_written(tmp_path)
