@@ -172,6 +172,20 @@ def used_leaves(plan: Plan) -> dict[str, Work]:
     return used
 
 
+def read_used(plan: Plan) -> Iterator[tuple[str, Work, np.ndarray[Any, Any]]]:
+    """The leaves that a plan reads, with their shares; each is read while the caller deals with the one before."""
+    used = used_leaves(plan)
+    with ThreadPoolExecutor(1, thread_name_prefix="convert-read") as pool:
+        waiting = iter(used)
+        following = next(waiting, None)
+        future = pool.submit(plan.source.read, following) if following is not None else None
+        while future is not None and following is not None:
+            leaf, array = following, future.result()
+            following = next(waiting, None)
+            future = pool.submit(plan.source.read, following) if following is not None else None
+            yield leaf, used[leaf], array
+
+
 class _Transfer:
     """Moves leaves to their places; called from several threads, each with another leaf."""
 

@@ -233,7 +233,7 @@ def test_a_recording_stands_in_for_jax(rules: Path, out: Path) -> None:
         only=("JAX recorded", EAGER, "fused"),
         evidence=lambda evidence: dataclasses.replace(evidence, origin="recording r"),
     )
-    assert list(level.matrix)[0] == "JAX recorded" and OP_BY_OP not in level.matrix
+    assert next(iter(level.matrix)) == "JAX recorded" and OP_BY_OP not in level.matrix
     assert [finding.data["backend"] for finding in level.findings] == ["fused"]
 
 

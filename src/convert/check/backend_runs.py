@@ -95,7 +95,7 @@ def _module(written: Written, reference: Reference, evidence: Evidence, device: 
 
     dtype = getattr(torch, evidence.precision)
     state = {
-        name: torch.tensor(np.asarray(written.read(name), np.float32), device=device).to(dtype)
+        name: torch.tensor(np.asarray(written.read(name), np.float64), device=device).to(dtype)
         for name in written.tensors
     }
     return reference.build(state).to(device)

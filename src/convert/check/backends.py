@@ -245,7 +245,8 @@ def _matrix(backends: list[_Backend], context: _Context) -> dict[str, dict[str, 
     columns |= {f"{side} lifted": values for side, values in context.lifted.items() if values}
 
     def apart(one: Values, two: Values) -> float:
-        shared = [name for name in context.reference.outputs if name in one and name in two]
+        outputs = [name for name in context.reference.outputs if name in one and name in two]
+        shared = [name for name in outputs if one[name].shape == two[name].shape]
         return max((context.between(one[name], two[name], name).relative for name in shared), default=float("nan"))
 
     return {

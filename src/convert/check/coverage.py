@@ -52,6 +52,7 @@ def _against_plan(plan: Plan, specs: Mapping[str, TensorSpec]) -> list[Finding]:
                     f"{name} ({step.spec}, from {leaves}) is not in the file{nearest(name, extra)}",
                     name,
                     step.rule.line_only,
+                    {"diagnosis": "not in the file"},
                 )
             )
         elif specs[name] != step.spec:
@@ -60,10 +61,15 @@ def _against_plan(plan: Plan, specs: Mapping[str, TensorSpec]) -> list[Finding]:
                     f"{name} is {specs[name]} in the file and {step.spec} by the rules (from {leaves})",
                     name,
                     step.rule.line_only,
+                    {"diagnosis": "another shape or dtype"},
                 )
             )
     findings += [
-        Finding(f"{name} ({specs[name]}) is in the file, and no rule makes it{nearest(name, missing)}", name)
+        Finding(
+            f"{name} ({specs[name]}) is in the file, and no rule makes it{nearest(name, missing)}",
+            name,
+            data={"diagnosis": "no rule makes it"},
+        )
         for name in extra
     ]
     return findings

@@ -240,9 +240,10 @@ def nearly(a: Array, b: Array) -> bool:
 
 
 def _words(x: Array) -> Array:
-    """The values as integers of their size, where there are such: comparing them takes a byte each and not one per byte."""
-    flat = np.ascontiguousarray(x).reshape(-1)
-    return flat.view(f"u{flat.itemsize}" if flat.itemsize in (1, 2, 4, 8) else np.uint8)
+    """The values as integers of their size, where there are such: no copy is made, whatever the strides."""
+    return (
+        x.view(f"u{x.itemsize}") if x.itemsize in (1, 2, 4, 8) else np.ascontiguousarray(x).reshape(-1).view(np.uint8)
+    )
 
 
 def _bits(x: Array) -> Array:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from convert.kinds.norm import Norm
 from convert.ops import Take, is_float
 from convert.plan import Plan
 from convert.steps import Part, Step
-from convert.streaming import used_leaves
+from convert.streaming import read_used
 
 if TYPE_CHECKING:
     import jax
@@ -51,9 +52,8 @@ def check_layers(plan: Plan, written: Written, *, device: str = "cpu", seed: int
     failed: dict[str, list[str]] = {}
     findings: list[Finding] = []
     compared = 0
-    with _jax_float64(jax), jax.default_matmul_precision("highest"), torch.no_grad():
-        for leaf, work in used_leaves(plan).items():
-            array = plan.source.read(leaf)
+    with _jax_float64(jax), jax.default_matmul_precision("highest"), torch.no_grad(), _one_thread():
+        for _, work, array in read_used(plan):
             for step, part in work:
                 if written.specs.get(step.name) != step.spec:
                     continue  # the coverage level names it
@@ -119,6 +119,19 @@ def _jax_float64(jax: Any) -> Iterator[None]:
         yield
     finally:
         jax.config.update("jax_enable_x64", before)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """A few rows times one matrix wait for memory, and threads that wait for each other make them ten times slower."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _badness(measure: Measure) -> float:
@@ -250,16 +263,28 @@ def _bound(precision: str, reduction: int) -> Tolerance:
 
 
 def _jnp_einsum(equation: str, x: Array, weight: Array, dtype: str) -> Array:
+    return np.asarray(_compiled(equation, dtype)(x, weight))
+
+
+@lru_cache(maxsize=256)
+def _compiled(equation: str, dtype: str) -> Callable[[Array, Array], jax.Array]:
+    """`jnp.einsum` in `dtype`, compiled with its casts: a layer's shapes come back in every layer."""
+    import jax
     import jax.numpy as jnp
 
-    y = jnp.einsum(equation, jnp.asarray(x).astype(dtype), jnp.asarray(weight).astype(dtype))
-    return np.asarray(y.astype("float64"))
+    def run(x: jax.Array, weight: jax.Array) -> jax.Array:
+        return jnp.einsum(equation, x.astype(dtype), weight.astype(dtype)).astype("float64")
+
+    return jax.jit(run)
 
 
 def _tensor(x: Array, dtype: str, device: str) -> torch.Tensor:
     import torch
 
-    return torch.tensor(np.ascontiguousarray(x).astype(np.float64), dtype=getattr(torch, dtype), device=device)
+    wide = (
+        np.float64 if dtype == "float64" or x.dtype == np.float64 else np.float32
+    )  # both hold the narrow ones exactly
+    return torch.from_numpy(np.array(x, wide, order="C")).to(device=device, dtype=getattr(torch, dtype))
 
 
 def _torch_linear(x: Array, weight: Array, dtype: str, device: str) -> Array:
@@ -270,18 +295,27 @@ def _torch_linear(x: Array, weight: Array, dtype: str, device: str) -> Array:
 
 
 def _jax_norm(x: Array, scale: Array, dtype: str, centred: bool, eps: float, factor: str) -> Array:
+    return np.asarray(_compiled_norm(dtype, centred, eps, factor)(x, scale))
+
+
+@lru_cache(maxsize=256)
+def _compiled_norm(dtype: str, centred: bool, eps: float, factor: str) -> Callable[[Array, Array], jax.Array]:
     """flax's and praxis's formula; statistics in float32 or wider, as both do."""
     import jax
     import jax.numpy as jnp
 
     wide = "float64" if dtype == "float64" else "float32"
-    y = jnp.asarray(x).astype(dtype).astype(wide)
-    if centred:
-        y = y - jnp.mean(y, -1, keepdims=True)
-    y = y * jax.lax.rsqrt(jnp.mean(jnp.square(y), -1, keepdims=True) + eps)
-    s = jnp.asarray(scale).astype(wide)
-    y = y * (1 + s if factor == "1+scale" else s)
-    return np.asarray(y.astype(dtype).astype("float64"))
+
+    def run(x: jax.Array, scale: jax.Array) -> jax.Array:
+        y = x.astype(dtype).astype(wide)
+        if centred:
+            y = y - jnp.mean(y, -1, keepdims=True)
+        y = y * jax.lax.rsqrt(jnp.mean(jnp.square(y), -1, keepdims=True) + eps)
+        s = scale.astype(wide)
+        y = y * (1 + s if factor == "1+scale" else s)
+        return y.astype(dtype).astype("float64")
+
+    return jax.jit(run)
 
 
 def _torch_norm(x: Array, weight: Array, dtype: str, device: str, centred: bool, eps: float, factor: str) -> Array:

@@ -231,7 +231,7 @@ def check_model(
         device=device,
     )
     state = {
-        name: torch.tensor(np.asarray(written.read(name), np.float32), device=device).to(
+        name: torch.tensor(np.asarray(written.read(name), np.float64), device=device).to(
             getattr(torch, evidence.precision)
         )
         for name in written.tensors

@@ -17,7 +17,7 @@ from convert.check.written import Written
 from convert.ops import apply, is_float
 from convert.plan import Plan
 from convert.steps import Step
-from convert.streaming import combine, digest_leaf, metadata, timescales, used_leaves
+from convert.streaming import combine, digest_leaf, metadata, read_used, timescales
 
 Array = np.ndarray[Any, np.dtype[Any]]
 BLOCK = 1 << 20  # values looked at together
@@ -35,7 +35,7 @@ MAX_DIAGNOSED = 64  # tensors for which hypotheses are computed; a conversion wi
 def check_weights(plan: Plan, written: Written) -> LevelReport:
     """Compares every written tensor with what the plan makes of the source, leaf by leaf.
 
-    Memory: one leaf and what is made of it at a time. Where a tensor is wrong, what one hypothesis needs comes on top.
+    Memory: a leaf, what is made of it, and the next leaf. Where a tensor is wrong, what one hypothesis needs comes on top.
     """
     started = time.monotonic()
     specs = written.specs
@@ -46,8 +46,7 @@ def check_weights(plan: Plan, written: Written) -> LevelReport:
     wrong: dict[str, int] = defaultdict(int)
     findings: list[Finding] = []
     notes: list[str] = []
-    for leaf, work in used_leaves(plan).items():
-        array = plan.source.read(leaf)
+    for leaf, work, array in read_used(plan):
         digests[leaf] = digest_leaf(leaf, array)
         for step, part in work:
             if step.name not in names:
@@ -116,15 +115,17 @@ def _odd_values(step: Step, got: Array) -> list[str]:
     if not is_float(step.spec.dtype) or got.size == 0:
         return []
     tiny = float(ml_dtypes.finfo(step.spec.dtype).smallest_normal)
+    wide = got.dtype if got.dtype.itemsize >= 4 else np.dtype(np.float32)
     flat = got.reshape(-1)
     nans = infinite = denormal = nonzero = 0
     for start in range(0, flat.size, BLOCK):
-        block = flat[start : start + BLOCK].astype(np.float64)
-        magnitude = np.abs(block)
-        nans += int(np.count_nonzero(np.isnan(block)))
-        infinite += int(np.count_nonzero(np.isinf(block)))
-        nonzero += int(np.count_nonzero(block))
-        denormal += int(np.count_nonzero((magnitude > 0) & (magnitude < tiny)))
+        magnitude = np.abs(flat[start : start + BLOCK].astype(wide, copy=False))
+        filled = int(np.count_nonzero(magnitude))
+        nonzero += filled
+        denormal += int(np.count_nonzero(magnitude < tiny)) - (magnitude.size - filled)
+        if not np.isfinite(magnitude.max()):
+            nans += int(np.count_nonzero(np.isnan(magnitude)))
+            infinite += int(np.count_nonzero(np.isinf(magnitude)))
     said = [
         f"{step.name} has {n} {word} values, as the source has"
         for n, word in ((nans, "NaN"), (infinite, "infinite"))

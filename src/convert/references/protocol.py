@@ -103,7 +103,8 @@ def observe(module: torch.nn.Module, names: Iterable[str]) -> Iterator[dict[str,
         names: submodules, with ``:in`` where the first input is meant and not the first output.
 
     Yields:
-        The values by name; filled as the module runs, so those of submodules that never ran are missing.
+        The values by name; filled as the module runs, so those of submodules that never ran are missing, and those that
+        are no tensors.
 
     Raises:
         AttributeError: there is no such submodule.
@@ -111,9 +112,10 @@ def observe(module: torch.nn.Module, names: Iterable[str]) -> Iterator[dict[str,
     values: dict[str, torch.Tensor] = {}
 
     def keep(name: str, value: Any) -> None:
-        while not hasattr(value, "detach"):  # a tuple of outputs, or transformers' ModelOutput
-            value = next(iter(value.values() if isinstance(value, Mapping) else value))
-        values.setdefault(name, value.detach().clone())
+        while isinstance(value, Mapping | tuple | list):  # several outputs, or transformers' ModelOutput
+            value = next(iter(value.values() if isinstance(value, Mapping) else value), None)
+        if hasattr(value, "detach"):  # not the length of a sequence, say
+            values.setdefault(name, value.detach().clone())
 
     handles = []
     try:

@@ -295,6 +295,7 @@ def _keep_exact(embedding: Any, exact: torch.Tensor) -> None:
     import torch
 
     saved = embedding.inv_timescales
+    exact = exact.to(saved.device)
     if exact.dtype == torch.float64 and torch.allclose(saved.to(exact.dtype), exact, rtol=ROUNDING, atol=0):
         embedding.inv_timescales = exact
 

@@ -1,0 +1,63 @@
+"""The fault catalogue: every planted fault is caught where it is, and named; no correct conversion is."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+
+from check.catalogue import CASES, PAGE, Outcome, cells, page, run, run_fault
+from check.faults import FAULTS, Fault
+from convert.check.report import Verdict
+
+NAMED = 0.9  # of the faults, at least, are diagnosed by name
+
+
+@cache
+def found(fault: Fault) -> Outcome:
+    return run_fault(fault)
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=[fault.id for fault in FAULTS])
+def test_the_fault_is_caught_and_named(fault: Fault) -> None:
+    assert list(fault.problems(found(fault))) == []
+
+
+def test_names_are_unique() -> None:
+    assert len({fault.id for fault in FAULTS}) == len(FAULTS)
+
+
+def test_most_faults_are_diagnosed_by_name() -> None:
+    assert sum(bool(fault.diagnosis) for fault in FAULTS) >= NAMED * len(FAULTS)
+
+
+def test_the_documented_table_is_that_of_this_run() -> None:
+    """But for the errors, whose last digits may differ between machines."""
+    rows = [line.split(" | ")[:-2] for line in PAGE.read_text().splitlines() if line.startswith("| ")][2:]
+    assert rows == [f"| {' | '.join(cells(fault, found(fault)))}".split(" | ") for fault in FAULTS]
+    said = [line for line in PAGE.read_text().splitlines() if line.endswith("diagnosed by name.")]
+    assert said == [line for line in page([(f, found(f)) for f in FAULTS]).splitlines() if line in said]
+
+
+# ---- no false alarm
+
+
+@pytest.mark.parametrize(("case", "to"), CASES)
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_correct_conversions_pass(case: str, to: str, seed: int) -> None:
+    report = run(case, to, seed=seed)
+    assert [level.verdict for level in report.levels] == [Verdict.PASSED] * 4
+    assert report.exit_code == 0
+
+
+@pytest.mark.parametrize(("case", "to"), CASES)
+@pytest.mark.parametrize(
+    ("dtype", "precision"), [("bfloat16", "float32"), (None, "bfloat16"), ("bfloat16", "bfloat16")]
+)
+def test_correct_conversions_pass_in_bfloat16(case: str, to: str, dtype: str | None, precision: str) -> None:
+    report = run(case, to, dtype=dtype, precision=precision)
+    failed = {
+        level.level: [f.what for f in level.findings] for level in report.levels if level.verdict is Verdict.FAILED
+    }
+    assert failed == {}
+    assert report.exit_code == 0
