@@ -34,8 +34,8 @@ class Plant:
     jax: ClassVar[bool] = False
 
     def rules(self, case: str, folder: Path) -> str:
-        """The rules to convert and check with: a name, or a file written into `folder`."""
-        return RULES[case]
+        """The rules to convert and check with: the shipped file, or one written into `folder`."""
+        return str(shipped_rules_dir() / f"{RULES[case]}.yaml")
 
     def file(self, out: Path) -> None:
         """Edits what was written."""

@@ -15,7 +15,7 @@ from convert.references.protocol import INPUT, observe
 if TYPE_CHECKING:
     import torch
 
-PROBES = 256
+PROBES = 2**13  # numbers that an activation is measured on, or a few more
 SEED = 0
 # attribute of a module's `config` -> the fact that it is
 CONFIGURED: Mapping[str, str] = {
@@ -127,7 +127,8 @@ def activation(module: torch.nn.Module, block: Block) -> str:
     holder = module.get_submodule(block.holder)
     before, behind = (name.removeprefix(block.holder + ".") for name in (block.before, block.behind))
     layer: Any = holder.get_submodule(before)
-    x = torch.as_tensor(np.random.default_rng(SEED).normal(0, 3, (1, PROBES, layer.in_features)))
+    positions = max(16, PROBES // layer.in_features)
+    x = torch.as_tensor(np.random.default_rng(SEED).normal(0, 3, (1, positions, layer.in_features)))
     with torch.no_grad(), observe(holder, [before, behind + INPUT]) as seen:
         _call(holder, x.to(layer.weight.device, layer.weight.dtype))
     given, got = seen[before].double(), seen[behind + INPUT]
