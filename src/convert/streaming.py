@@ -7,8 +7,10 @@ import math
 import os
 import re
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from itertools import islice
@@ -172,18 +174,41 @@ def used_leaves(plan: Plan) -> dict[str, Work]:
     return used
 
 
-def read_used(plan: Plan) -> Iterator[tuple[str, Work, np.ndarray[Any, Any]]]:
-    """The leaves that a plan reads, with their shares; each is read while the caller deals with the one before."""
+Leaves = Iterator[tuple[str, Work, np.ndarray[Any, Any]]]
+AHEAD = 2  # times the bytes of the largest leaf: what is read while the caller deals with a leaf
+
+
+@contextmanager
+def read_used(plan: Plan) -> Iterator[Leaves]:
+    """The leaves that a plan reads, with their shares. Reading starts at once, and goes on while the caller deals with them.
+
+    Memory: three times the largest leaf.
+    """
     used = used_leaves(plan)
-    with ThreadPoolExecutor(1, thread_name_prefix="convert-read") as pool:
-        waiting = iter(used)
-        following = next(waiting, None)
-        future = pool.submit(plan.source.read, following) if following is not None else None
-        while future is not None and following is not None:
-            leaf, array = following, future.result()
-            following = next(waiting, None)
-            future = pool.submit(plan.source.read, following) if following is not None else None
+    sizes = {leaf: plan.source.leaves[leaf].spec.nbytes for leaf in used}
+    budget = AHEAD * max(sizes.values(), default=0)
+    pool = ThreadPoolExecutor(1, thread_name_prefix="convert-read")
+    waiting = deque(used)
+    started: deque[tuple[str, Future[np.ndarray[Any, Any]]]] = deque()
+
+    def read_ahead() -> None:
+        while waiting and sum(sizes[leaf] for leaf, _ in started) + sizes[waiting[0]] <= budget:
+            started.append((leaf := waiting.popleft(), pool.submit(plan.source.read, leaf)))
+
+    def leaves() -> Leaves:
+        while started:
+            leaf, future = started.popleft()
+            array = future.result()
+            del future  # it holds the array as long as it lives
+            read_ahead()
             yield leaf, used[leaf], array
+
+    read_ahead()
+
+    try:
+        yield leaves()
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
 
 
 class _Transfer:

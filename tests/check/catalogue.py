@@ -59,7 +59,7 @@ _TRACED: dict[tuple[Any, ...], Any] = {}
 
 
 def _flax_once(plan: convert.Plan) -> Any:
-    """flax's module, whose shapes take a third of a second to find."""
+    """JAX's side, which takes a third of a second to trace."""
     key = (plan.target, *sorted(plan.sizes.items()))
     if key not in _TRACED:
         _TRACED[key] = _FLAX(plan)

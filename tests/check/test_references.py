@@ -98,8 +98,7 @@ def pair(case: str, to: str) -> Pair:
     reference = adapter(case).reference(plan_of(case, to))
     inputs = reference.inputs(0)
     source = {name.removesuffix("/value"): x for name, x in leaves(case).items()}
-    assert reference.jax is not None
-    run = lift(reference.jax)
+    run = lift(reference.jax_side())
     exact = {name: np.asarray(value) for name, value in run(source, inputs).items()}
     assert not run.staged
     return Pair(reference, inputs, reference.masks(inputs), exact, run.unlifted)
@@ -192,9 +191,8 @@ def test_own_equations_reproduce_praxis(case: str) -> None:
     io = golden_io(case)
     reference = timesfm_1.reference(plan_of(case, "timesfm"))
     inputs = {name: io[name] for name in ("input_ts", "input_padding", "freq")}
-    assert reference.jax is not None
     with jax.default_matmul_precision("highest"):
-        got = jax.jit(reference.jax)(leaves(case), inputs)
+        got = jax.jit(reference.jax_side())(leaves(case), inputs)
     for name, value in (("mean", "mean"), ("full", "full"), ("raw_output", f"horizon_ff_layer{INPUT}")):
         assert relative_error(got[value], io[name]) < GOLDEN_BOUND, name
 
@@ -203,8 +201,7 @@ def test_upstream_flax_reproduces_its_recording() -> None:
     io = golden_io("timesfm-2.5")
     source = {name.removesuffix("/value"): x for name, x in leaves("timesfm-2.5").items()}
     reference = pair("timesfm-2.5", "timesfm").reference
-    assert reference.jax is not None
-    got = jax.jit(reference.jax)(source, {"inputs": io["inputs"], "masks": io["masks"]})
+    got = jax.jit(reference.jax_side())(source, {"inputs": io["inputs"], "masks": io["masks"]})
     assert relative_error(got["renormed_outputs"], io["renormed_outputs"]) < GOLDEN_BOUND
     assert relative_error(got["quantile_spread"], io["quantile_spread"]) < GOLDEN_BOUND
     assert relative_error(got["ar_outputs"][:, :1], io["ar_outputs"]) < GOLDEN_BOUND
@@ -338,8 +335,7 @@ def test_inputs_are_seeded_and_have_what_makes_bugs_show(case: str, to: str) -> 
 def test_jax_side_is_a_pure_function_of_arrays(case: str, to: str) -> None:
     reference = pair(case, to).reference
     source = {name.removesuffix("/value"): x for name, x in leaves(case).items()}
-    assert reference.jax is not None
-    shapes = jax.eval_shape(reference.jax, source, reference.inputs(0))
+    shapes = jax.eval_shape(reference.jax_side(), source, reference.inputs(0))
     assert isinstance(shapes, OrderedDict)
     assert {name: s.shape for name, s in shapes.items()} == {n: x.shape for n, x in pair(case, to).exact.items()}
 
@@ -477,8 +473,7 @@ def test_any_size(case: str, to: str) -> None:
     plan = convert.plan_conversion("timesfm", MemorySource(source), to=to, settings={**SETTINGS[case]})
     reference = adapter(case).reference(plan)
     inputs = reference.inputs(5)
-    assert reference.jax is not None
-    want = jax.jit(reference.jax)({name.removesuffix("/value"): x for name, x in source.items()}, inputs)
+    want = jax.jit(reference.jax_side())({name.removesuffix("/value"): x for name, x in source.items()}, inputs)
     state = {name: torch.tensor(x) for name, x in run_plan(plan).items()}
     if case == "timesfm-1.0" and to == "transformers":
         table = 10_000.0 ** (-np.arange(12) / 11)
@@ -547,7 +542,7 @@ weights = {{n.removesuffix("/value"): plan.source.read(n) for n in plan.source.l
 """
 NO_JAX = """
 try:
-    reference.jax(weights, inputs)
+    reference.jax_side()(weights, inputs)
 except ImportError as error:
     assert {said!r} in str(error) and error.name in ("jax.numpy", "flax"), error
 else:
@@ -558,7 +553,7 @@ module = reference.build({{n: torch.tensor(x) for n, x in memory_source.run(plan
 assert all(x.isfinite().all() for x in reference.run(module, inputs).values())
 """
 NO_TORCH = """
-out = reference.jax(weights, inputs)
+out = reference.jax_side()(weights, inputs)
 assert np.isfinite(out["mean"]).all()
 """
 

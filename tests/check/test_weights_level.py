@@ -426,7 +426,7 @@ def traced() -> Iterator[None]:
 
 
 def test_memory_is_that_of_a_few_leaves(tmp_path: Path, traced: None) -> None:
-    """300 MB in ten leaves, each of them transposed: the leaf, the comparison, the next leaf, and the last one being let go."""
+    """300 MB in ten leaves, each of them transposed: the leaf, the comparison, and two that are read ahead."""
     rules = rule_file('- einsum: "...I,IO->...O"\n  from: w_{i}\n  linear: l.{i}', HEAD)
     plan = make_plan(rules, Generated())
     out = write(plan, tmp_path / "out.safetensors")
@@ -436,4 +436,4 @@ def test_memory_is_that_of_a_few_leaves(tmp_path: Path, traced: None) -> None:
     level = checked(plan, out)
     assert level.verdict is Verdict.PASSED
     peak = tracemalloc.get_traced_memory()[1]
-    assert peak < 3.25 * leaf, f"{peak / leaf:.2f} leaves"
+    assert peak < 4.25 * leaf, f"{peak / leaf:.2f} leaves"

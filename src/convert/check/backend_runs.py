@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -64,7 +66,7 @@ def jax_runs(plan: Plan, reference: Reference, evidence: Evidence) -> Iterator[R
 def _jax(plan: Plan, reference: Reference, evidence: Evidence, name: str) -> Values:
     import jax
 
-    assert reference.jax is not None
+    side = reference.jax_side()
     precision = evidence.precision
     with jax_precision(precision):
         weights = {leaf: as_jax(value, precision) for leaf, value in jax_weights(plan).items()}
@@ -72,9 +74,9 @@ def _jax(plan: Plan, reference: Reference, evidence: Evidence, name: str) -> Val
         try:
             if name == OP_BY_OP:
                 with jax.disable_jit():
-                    values = reference.jax(weights, inputs)
+                    values = side(weights, inputs)
             else:
-                values = jax.jit(reference.jax)(weights, inputs)
+                values = jax.jit(side)(weights, inputs)
         except (TypeError, ValueError, NotImplementedError, RuntimeError) as error:
             raise Skip(_line(error)) from error
         return {key: np.asarray(value, np.float64) for key, value in values.items()}
@@ -148,8 +150,7 @@ def _compiled(written: Written, reference: Reference, evidence: Evidence, *, hoo
         graphs.append(graph)
         return compile_fx(graph, example)
 
-    with torch_pinned(), torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the compiler's own making
+    with torch_pinned(), torch.no_grad(), _quiet():
         module = _module(written, reference, evidence, "cpu")
         inputs = input_tensors(evidence.inputs, evidence.precision, "cpu")
         torch.compiler.reset()
@@ -163,6 +164,20 @@ def _compiled(written: Written, reference: Reference, evidence: Evidence, *, hoo
     if not graphs:
         raise Skip("it found nothing in the model that it could compile")
     return values
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the compiler's own warnings: where a graph breaks is not what is asked."""
+    logger = logging.getLogger("torch._dynamo")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(before)
 
 
 def _run(

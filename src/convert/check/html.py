@@ -152,8 +152,8 @@ def _mark(verdict: Verdict) -> str:
 
 
 def _plots(report: Report) -> Iterator[str]:
-    """The model level first: it is the one that people ask for."""
-    measured = [level for level in reversed(report.levels) if len(level.measures) > 1]
+    """The model level first: it is the one that people ask for. Backends have no depth, but a matrix."""
+    measured = [level for level in reversed(report.levels) if len(level.measures) > 1 and not level.matrix]
     for level in measured:
         yield f'<section id="plot-{level.level}">'
         yield f"<h2>Relative error along the depth: {level.level}</h2>"

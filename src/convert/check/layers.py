@@ -8,9 +8,11 @@ level compares with upstream's code.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
+from string import ascii_letters
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,13 +26,14 @@ from convert.kinds.norm import Norm
 from convert.ops import Take, is_float
 from convert.plan import Plan
 from convert.steps import Part, Step
-from convert.streaming import read_used
+from convert.streaming import Work, read_used
 
 if TYPE_CHECKING:
     import jax
     import torch
 
 Array = np.ndarray[Any, np.dtype[Any]]
+BLOCK = 1 << 18  # values of a weight that are widened at a time
 BATCH = 3  # of each batch or time axis of an input: small, and no size of a layer
 ENTRIES = 17  # looked up in an embedding table
 
@@ -41,52 +44,91 @@ def check_layers(plan: Plan, written: Written, *, device: str = "cpu", seed: int
     Args:
         device: where torch runs; JAX runs on its CPU.
     """
-    started = time.monotonic()
+    if said := missing():
+        return LevelReport("layers", Verdict.SKIPPED, said)
+    layers = LayersPass(plan, written, device=device, seed=seed)
+    with layers.running(), read_used(plan) as leaves:
+        for leaf, work, array in leaves:
+            layers.see(leaf, work, array)
+        return layers.report()
+
+
+def missing() -> str:
+    """Why the layers level cannot run here; empty when it can."""
     try:
+        import jax  # noqa: F401
+        import torch  # noqa: F401
+    except ImportError as error:
+        return f"{error.name} is not installed"
+    return ""
+
+
+class LayersPass:
+    """The layers level, fed with the source's leaves one by one, within `running`, in the thread that entered it."""
+
+    def __init__(self, plan: Plan, written: Written, *, device: str, seed: int) -> None:
+        self._plan, self._written, self._device, self._seed = plan, written, device, seed
+        self._rules = {rule.at: rule for rule in plan.rules.rules}
+        self._worst: dict[str, Measure] = {}
+        self._failed: dict[str, list[str]] = {}
+        self._findings: list[Finding] = []
+        self._compared = 0
+        self._seconds = 0.0
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Pins precision and threads of both frameworks."""
         import jax
         import torch
-    except ImportError as error:
-        return LevelReport("layers", Verdict.SKIPPED, f"{error.name} is not installed")
-    rules = {rule.at: rule for rule in plan.rules.rules}
-    worst: dict[str, Measure] = {}
-    failed: dict[str, list[str]] = {}
-    findings: list[Finding] = []
-    compared = 0
-    with _jax_float64(jax), jax.default_matmul_precision("highest"), torch.no_grad(), _one_thread():
-        for _, work, array in read_used(plan):
-            for step, part in work:
-                if written.specs.get(step.name) != step.spec:
-                    continue  # the coverage level names it
-                rule = rules[step.rule]
-                if said := misplaced(plan, rule, step, part):
-                    findings.append(Finding(f"{step.name}: {said}", step.name, step.rule.line_only))
-                probe = _Probe(rule, plan, step, part, device, np.random.default_rng(seed))
-                try:
-                    measure = probe.measure(array, written.read(step.name))
-                except (RuntimeError, ValueError, TypeError) as error:  # of JAX, torch or NumPy: shapes that do not fit
-                    findings.append(_unfit(step, part, error))
-                    continue
-                if measure is None:
-                    continue
-                compared += 1
-                key = f"{step.rule.line_only} {step.role}"
-                if not measure.passed:
-                    failed.setdefault(key, []).append(measure.name)
-                if key not in worst or _badness(measure) > _badness(worst[key]):
-                    worst[key] = measure
-        activations = _activations(plan)
-    findings += [_finding(worst[key], names) for key, names in failed.items()]
-    findings += [_finding(measure, [measure.name]) for measure in activations if not measure.passed]
-    verdict = Verdict.FAILED if findings else Verdict.PASSED if compared else Verdict.SKIPPED
-    return LevelReport(
-        "layers",
-        verdict,
-        "" if compared else "no tensor of the file has the name, shape and dtype that the rules give; see coverage",
-        tuple(findings),
-        (*worst.values(), *activations),
-        (f"{compared} tensors in {len(worst)} groups; the worst of each is shown",),
-        time.monotonic() - started,
-    )
+
+        with _jax_float64(jax), jax.default_matmul_precision("highest"), torch.no_grad(), _one_thread():
+            yield
+
+    def see(self, leaf: str, work: Work, array: Array) -> None:
+        """Runs all layers that have weights of this leaf."""
+        started = time.monotonic()
+        for step, part in work:
+            if self._written.specs.get(step.name) == step.spec:  # otherwise the coverage level names it
+                self._run(step, part, array)
+        self._seconds += time.monotonic() - started
+
+    def _run(self, step: Step, part: Part, array: Array) -> None:
+        rule = self._rules[step.rule]
+        if said := misplaced(self._plan, rule, step, part):
+            self._findings.append(Finding(f"{step.name}: {said}", step.name, step.rule.line_only))
+        probe = _Probe(rule, self._plan, step, part, self._device, np.random.default_rng(self._seed))
+        try:
+            measure = probe.measure(array, self._written.read(step.name))
+        except (RuntimeError, ValueError, TypeError) as error:  # of JAX, torch or NumPy: shapes that do not fit
+            self._findings.append(_unfit(step, part, error))
+            return
+        if measure is None:
+            return
+        self._compared += 1
+        key = f"{step.rule.line_only} {step.role}"
+        if not measure.passed:
+            self._failed.setdefault(key, []).append(measure.name)
+        if key not in self._worst or _badness(measure) > _badness(self._worst[key]):
+            self._worst[key] = measure
+
+    def report(self) -> LevelReport:
+        """What came of it, once every leaf was seen."""
+        started = time.monotonic()
+        activations = _activations(self._plan)
+        worst, findings = self._worst, list(self._findings)
+        findings += [_finding(worst[key], names) for key, names in self._failed.items()]
+        findings += [_finding(measure, [measure.name]) for measure in activations if not measure.passed]
+        return LevelReport(
+            "layers",
+            Verdict.FAILED if findings else Verdict.PASSED if self._compared else Verdict.SKIPPED,
+            ""
+            if self._compared
+            else "no tensor of the file has the name, shape and dtype that the rules give; see coverage",
+            tuple(findings),
+            (*worst.values(), *activations),
+            (f"{self._compared} tensors in {len(worst)} groups; the worst of each is shown",),
+            self._seconds + time.monotonic() - started,
+        )
 
 
 def _finding(measure: Measure, names: list[str]) -> Finding:
@@ -153,8 +195,8 @@ class _Probe:
         for op in self.part.ops[: len(self.rule.stacked)]:
             own = op.apply(own)
         rows = written if self.part.rows is None else written[self.part.rows[0] : self.part.rows[1]]
-        run, reduction = self._operation(own, rows)
         precision = self.step.spec.dtype if self.step.spec.dtype in ("float32", "bfloat16", "float16") else "float32"
+        run, reduction = self._operation(own, rows, precision)
         exact = difference(*run("float64"), precision="float64")
         drift = difference(*run(precision), precision=precision)
         return Measure(
@@ -174,17 +216,21 @@ class _Probe:
         said = self.step.loses or f"rounded once to {self.step.spec.dtype} after '{self.step.arithmetic}'"
         return Tolerance(value, f"2 x eps({self.step.spec.dtype}): the weights were {said}")
 
-    def _operation(self, own: Array, rows: Array) -> tuple[Callable[[str], tuple[Array, Array]], int]:
+    def _operation(self, own: Array, rows: Array, precision: str) -> tuple[Callable[[str], tuple[Array, Array]], int]:
         kind = self.rule.kind
         if isinstance(kind, Linear):
-            return self._linear(kind, own, rows) if self.step.role == "weight" else self._bias(kind, own, rows)
+            return (
+                self._linear(kind, own, rows, precision) if self.step.role == "weight" else self._bias(kind, own, rows)
+            )
         if isinstance(kind, Norm):
-            return self._norm(kind, own, rows)
+            return self._norm(kind, own, rows, precision)
         if isinstance(kind, Embedding):
             return self._embedding(own, rows)
         return (lambda dtype: (rows.astype(np.float64), own.astype(np.float64))), 1
 
-    def _linear(self, kind: Linear, own: Array, rows: Array) -> tuple[Callable[[str], tuple[Array, Array]], int]:
+    def _linear(
+        self, kind: Linear, own: Array, rows: Array, precision: str
+    ) -> tuple[Callable[[str], tuple[Array, Array]], int]:
         equation = kind.equations[self.plan.choices[self.rule.choice] if self.rule.choice else ""]
         operand, rest = equation.equation.split(",")
         result = rest.split("->")[1]
@@ -199,13 +245,15 @@ class _Probe:
         split = equation.outputs[0] if len(self.part.groups[0]) < len(equation.outputs) else ""
         order, outputs = (wanted.replace(split, ""), equation.outputs[1:]) if split else (wanted, equation.outputs)
 
+        results = _jnp_einsum(equation.equation, x, own, precision)
+
         def run(dtype: str) -> tuple[Array, Array]:
-            y = _jnp_einsum(equation.equation, x, own, dtype)
+            flat = np.einsum(f"{named}->{''.join(batch)}{equation.inputs}", x).reshape(*[BATCH] * len(batch), -1)
+            got = _torch_linear(flat, rows, dtype, self.device)  # while JAX still computes: it was only asked to
+            y = np.asarray(results[dtype])
             if split and member is not None:
                 y = np.take(y, member, wanted.index(split))
-            y = np.einsum(f"{order}->{''.join(batch)}{outputs}", y).reshape(*[BATCH] * len(batch), -1)
-            flat = np.einsum(f"{named}->{''.join(batch)}{equation.inputs}", x).reshape(*[BATCH] * len(batch), -1)
-            return _torch_linear(flat, rows, dtype, self.device), y
+            return got, np.einsum(f"{order}->{''.join(batch)}{outputs}", y).reshape(*[BATCH] * len(batch), -1)
 
         return run, rows.shape[-1]
 
@@ -226,7 +274,9 @@ class _Probe:
 
         return run, 1
 
-    def _norm(self, kind: Norm, own: Array, rows: Array) -> tuple[Callable[[str], tuple[Array, Array]], int]:
+    def _norm(
+        self, kind: Norm, own: Array, rows: Array, precision: str
+    ) -> tuple[Callable[[str], tuple[Array, Array]], int]:
         layer = self.rule.layer(self.plan.target)
         assert layer is not None
         epsilon_ = self.plan.facts[kind.epsilon] if isinstance(kind.epsilon, str) else kind.epsilon
@@ -235,10 +285,11 @@ class _Probe:
         x = self.rng.standard_normal((BATCH, *own.shape)) * 3 + 1
         centred = isinstance(kind, LayerNorm)
 
+        wanted = _jax_norm(x, own, precision, centred, float(epsilon_), kind.multiplies_by)
+
         def run(dtype: str) -> tuple[Array, Array]:
-            want = _jax_norm(x, own, dtype, centred, float(epsilon_), kind.multiplies_by)
             got = _torch_norm(x, rows, dtype, self.device, centred, float(epsilon_), layer.multiplies_by)
-            return got, want
+            return got, np.asarray(wanted[dtype])
 
         return run, own.size
 
@@ -262,51 +313,73 @@ def _bound(precision: str, reduction: int) -> Tolerance:
     return Tolerance(value, f"8 x sqrt({reduction} summands) x eps({precision}): two orders of the same sum")
 
 
-def _jnp_einsum(equation: str, x: Array, weight: Array, dtype: str) -> Array:
-    return np.asarray(_compiled(equation, dtype)(x, weight))
+def _jnp_einsum(equation: str, x: Array, weight: Array, precision: str) -> Mapping[str, jax.Array]:
+    """`jnp.einsum` in float64 and in `precision`, as JAX gives them: perhaps before they are computed."""
+    exact, drifted = _compiled(_renamed(equation), precision)(x, weight)
+    return {precision: drifted, "float64": exact}
+
+
+def _renamed(equation: str) -> str:
+    """The same equation, its letters a, b, ... in the order in which they occur: layers of one shape compile once."""
+    letters = dict.fromkeys(filter(str.isalpha, equation))
+    return equation.translate(str.maketrans("".join(letters), ascii_letters[: len(letters)]))
 
 
 @lru_cache(maxsize=256)
-def _compiled(equation: str, dtype: str) -> Callable[[Array, Array], jax.Array]:
-    """`jnp.einsum` in `dtype`, compiled with its casts: a layer's shapes come back in every layer."""
+def _compiled(equation: str, precision: str) -> Callable[[Array, Array], tuple[jax.Array, jax.Array]]:
+    """Both precisions, compiled once with their casts: a layer's shapes come back in every layer."""
     import jax
     import jax.numpy as jnp
 
-    def run(x: jax.Array, weight: jax.Array) -> jax.Array:
-        return jnp.einsum(equation, x.astype(dtype), weight.astype(dtype)).astype("float64")
+    def run(x: jax.Array, weight: jax.Array) -> tuple[jax.Array, ...]:
+        return tuple(
+            jnp.einsum(equation, x.astype(dtype), weight.astype(dtype)).astype("float64")
+            for dtype in ("float64", precision)
+        )
 
     return jax.jit(run)
 
 
 def _tensor(x: Array, dtype: str, device: str) -> torch.Tensor:
+    """For reading alone: shares the array's memory where it can."""
     import torch
 
-    wide = (
-        np.float64 if dtype == "float64" or x.dtype == np.float64 else np.float32
-    )  # both hold the narrow ones exactly
-    return torch.from_numpy(np.array(x, wide, order="C")).to(device=device, dtype=getattr(torch, dtype))
+    known = x if x.dtype in (np.float32, np.float64) else x.astype(np.float32)  # which holds the narrow ones exactly
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+        tensor = torch.from_numpy(np.ascontiguousarray(known))
+    return tensor.to(device=device, dtype=getattr(torch, dtype))
 
 
 def _torch_linear(x: Array, weight: Array, dtype: str, device: str) -> Array:
+    """`torch.nn.functional.linear`, some output features at a time: a block of the weight fits into a cache."""
     import torch
 
-    y = torch.nn.functional.linear(_tensor(x, dtype, device), _tensor(weight, dtype, device))
+    given = _tensor(x, dtype, device)
+    rows = max(1, BLOCK // weight.shape[1])
+    blocks = [weight[k : k + rows] for k in range(0, weight.shape[0], rows)]
+    y = torch.cat([torch.nn.functional.linear(given, _tensor(block, dtype, device)) for block in blocks], dim=-1)
     return np.asarray(y.double().cpu().numpy())
 
 
-def _jax_norm(x: Array, scale: Array, dtype: str, centred: bool, eps: float, factor: str) -> Array:
-    return np.asarray(_compiled_norm(dtype, centred, eps, factor)(x, scale))
+def _jax_norm(
+    x: Array, scale: Array, precision: str, centred: bool, eps: float, factor: str
+) -> Mapping[str, jax.Array]:
+    """A norm in float64 and in `precision`."""
+    exact, drifted = _compiled_norm(precision, centred, eps, factor)(x, scale)
+    return {precision: drifted, "float64": exact}
 
 
 @lru_cache(maxsize=256)
-def _compiled_norm(dtype: str, centred: bool, eps: float, factor: str) -> Callable[[Array, Array], jax.Array]:
+def _compiled_norm(
+    precision: str, centred: bool, eps: float, factor: str
+) -> Callable[[Array, Array], tuple[jax.Array, jax.Array]]:
     """flax's and praxis's formula; statistics in float32 or wider, as both do."""
     import jax
     import jax.numpy as jnp
 
-    wide = "float64" if dtype == "float64" else "float32"
-
-    def run(x: jax.Array, scale: jax.Array) -> jax.Array:
+    def one(x: jax.Array, scale: jax.Array, dtype: str) -> jax.Array:
+        wide = "float64" if dtype == "float64" else "float32"
         y = x.astype(dtype).astype(wide)
         if centred:
             y = y - jnp.mean(y, -1, keepdims=True)
@@ -315,7 +388,7 @@ def _compiled_norm(dtype: str, centred: bool, eps: float, factor: str) -> Callab
         y = y * (1 + s if factor == "1+scale" else s)
         return y.astype(dtype).astype("float64")
 
-    return jax.jit(run)
+    return jax.jit(lambda x, scale: tuple(one(x, scale, dtype) for dtype in ("float64", precision)))
 
 
 def _torch_norm(x: Array, weight: Array, dtype: str, device: str, centred: bool, eps: float, factor: str) -> Array:

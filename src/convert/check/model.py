@@ -90,13 +90,13 @@ def live_evidence(plan: Plan, reference: Reference, *, precision: str = "float32
 
     from convert.check.lift_jax import lift
 
-    assert reference.jax is not None
+    side = reference.jax_side()
     inputs = reference.inputs(seed)
     weights = jax_weights(plan)
     with jax_precision(precision):
         narrow = {name: as_jax(value, precision) for name, value in weights.items()}
-        drifted = reference.jax(narrow, {name: as_jax(value, precision) for name, value in inputs.items()})
-        lifted = lift(reference.jax)
+        drifted = side(narrow, {name: as_jax(value, precision) for name, value in inputs.items()})
+        lifted = lift(side)
         exact = lifted(weights, dict(inputs))
     return Evidence(  # in the order of the plain call: what passes through a jaxpr comes out with sorted keys
         inputs,

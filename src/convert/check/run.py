@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from convert.api import plan_conversion
 from convert.check.coverage import check_coverage
+from convert.check.leaves import levels_of_leaves, reading
 from convert.check.machine import require_device, require_precision
-from convert.check.recorded import RecordedSource, check_recorded_weights, evidence_of, recording_defaults
+from convert.check.recorded import RecordedSource, evidence_of, recording_defaults
 from convert.check.recording import load_recording
 from convert.check.report import LEVELS, LevelReport, Report, Verdict
-from convert.check.weights import check_weights
 from convert.check.written import Written, open_written
 from convert.errors import ConvertError
 from convert.fields import nearest
@@ -192,25 +192,16 @@ def _levels(
     evidence: Evidence | None,
     backends: bool,
 ) -> Iterator[LevelReport]:
+    deep = "model" in levels or backends
     weights: Verdict | None = None
-    covered = check_coverage(plan, written, reference)
-    if "coverage" in levels:
-        yield covered
-    if "weights" in levels:
-        recorded = isinstance(plan.source, RecordedSource)
-        done = check_recorded_weights(plan, written) if recorded else check_weights(plan, written)
-        weights = done.verdict
-        yield done
-    if "layers" in levels:
-        from convert.check.facts import with_facts
-        from convert.check.layers import check_layers
-
-        if isinstance(plan.source, RecordedSource):
-            done = LevelReport("layers", Verdict.SKIPPED, "needs the checkpoint's own weights: give it with --from")
-        else:
-            done = check_layers(plan, written, device=device, seed=seed)
-        yield with_facts(done, plan, written, reference)
-    if "model" not in levels and not backends:
+    with reading(plan, levels) as leaves:  # while torch is imported
+        covered = check_coverage(plan, written, reference) if deep or "coverage" in levels else None
+        if covered is not None and "coverage" in levels:
+            yield covered
+        for done in levels_of_leaves(plan, written, reference, levels, leaves, device=device, seed=seed):
+            weights = done.verdict if done.level == "weights" else weights
+            yield done
+    if covered is None or not deep:
         return
     known = _evidence(plan, covered, reference, precision, seed, evidence)
     for level in ("model", "backends"):

@@ -17,7 +17,7 @@ from convert.check.written import Written
 from convert.ops import apply, is_float
 from convert.plan import Plan
 from convert.steps import Step
-from convert.streaming import combine, digest_leaf, metadata, read_used, timescales
+from convert.streaming import Work, combine, digest_leaf, metadata, read_used, timescales
 
 Array = np.ndarray[Any, np.dtype[Any]]
 BLOCK = 1 << 20  # values looked at together
@@ -35,50 +35,72 @@ MAX_DIAGNOSED = 64  # tensors for which hypotheses are computed; a conversion wi
 def check_weights(plan: Plan, written: Written) -> LevelReport:
     """Compares every written tensor with what the plan makes of the source, leaf by leaf.
 
-    Memory: a leaf, what is made of it, and the next leaf. Where a tensor is wrong, what one hypothesis needs comes on top.
+    Memory: that of `read_used`, and what is made of one leaf. Where a tensor is wrong, what one hypothesis needs comes on top.
     """
-    started = time.monotonic()
-    specs = written.specs
-    comparable = [step for step in plan.steps if specs.get(step.name) == step.spec]
-    names = {step.name for step in comparable}
-    left = {step.name: len(step.parts) for step in comparable}
-    digests: dict[str, str] = {}
-    wrong: dict[str, int] = defaultdict(int)
-    findings: list[Finding] = []
-    notes: list[str] = []
-    for leaf, work, array in read_used(plan):
-        digests[leaf] = digest_leaf(leaf, array)
+    comparison = WeightsPass(plan, written)
+    with read_used(plan) as leaves:
+        for leaf, work, array in leaves:
+            comparison.see(leaf, work, array)
+    return comparison.report()
+
+
+class WeightsPass:
+    """The weights level, fed with the source's leaves one by one: other levels may look at the same leaves."""
+
+    def __init__(self, plan: Plan, written: Written) -> None:
+        self._plan, self._written = plan, written
+        self._comparable = [step for step in plan.steps if written.specs.get(step.name) == step.spec]
+        self._left = {step.name: len(step.parts) for step in self._comparable}
+        self._digests: dict[str, str] = {}
+        self._wrong: dict[str, int] = defaultdict(int)
+        self._narrow: list[Finding] = []
+        self._odd: list[str] = []
+        self._seconds = 0.0
+
+    def see(self, leaf: str, work: Work, array: Array) -> None:
+        """Compares all that the plan makes of this leaf."""
+        started = time.monotonic()
+        self._digests[leaf] = digest_leaf(leaf, array)
         for step, part in work:
-            if step.name not in names:
+            if step.name not in self._left:
                 continue
-            got = written.read(step.name)
+            got = self._written.read(step.name)
             rows = got if part.rows is None else got[part.rows[0] : part.rows[1]]
             try:
                 want = apply(part.ops, array)
             except OverflowError as error:
-                findings.append(_too_narrow(step, leaf, error))
+                self._narrow.append(_too_narrow(step, leaf, error))
                 continue
             if not same_bits(rows, want):
-                wrong[step.name] += count_unequal(rows, want)
-            left[step.name] -= 1
-            if not left[step.name] and step.name not in wrong:
-                notes += _odd_values(step, got)
-    for step in comparable:
-        if step.value is not None and not same_bits(got := written.read(step.name), want := timescales(step)):
-            findings.append(_unlike_computed(step, got, want))
-    findings = [*_diagnose(plan, written, wrong), *findings]
-    if comparable and len(comparable) < len(plan.steps):
-        findings.append(_incomplete(plan, names))
-    equal = not findings
-    claims, doubts = _provenance(plan, written, combine(digests), equal)
-    return LevelReport(
-        "weights",
-        Verdict.FAILED if findings or claims else Verdict.PASSED if comparable else Verdict.SKIPPED,
-        "" if comparable else "no tensor of the file has the name, shape and dtype that the rules give; see coverage",
-        (*claims, *findings),
-        notes=(f"{len(comparable)} of {len(plan.steps)} tensors compared bit for bit", *doubts, *notes),
-        seconds=time.monotonic() - started,
-    )
+                self._wrong[step.name] += count_unequal(rows, want)
+            self._left[step.name] -= 1
+            if not self._left[step.name] and step.name not in self._wrong:
+                self._odd += _odd_values(step, got)
+        self._seconds += time.monotonic() - started
+
+    def report(self) -> LevelReport:
+        """What came of it, once every leaf was seen."""
+        started = time.monotonic()
+        plan, written, comparable = self._plan, self._written, self._comparable
+        findings = list(self._narrow)
+        for step in comparable:
+            if step.value is not None and not same_bits(got := written.read(step.name), want := timescales(step)):
+                findings.append(_unlike_computed(step, got, want))
+        findings = [*_diagnose(plan, written, self._wrong), *findings]
+        if comparable and len(comparable) < len(plan.steps):
+            findings.append(_incomplete(plan, set(self._left)))
+        equal = not findings
+        claims, doubts = _provenance(plan, written, combine(self._digests), equal)
+        return LevelReport(
+            "weights",
+            Verdict.FAILED if findings or claims else Verdict.PASSED if comparable else Verdict.SKIPPED,
+            ""
+            if comparable
+            else "no tensor of the file has the name, shape and dtype that the rules give; see coverage",
+            (*claims, *findings),
+            notes=(f"{len(comparable)} of {len(plan.steps)} tensors compared bit for bit", *doubts, *self._odd),
+            seconds=self._seconds + time.monotonic() - started,
+        )
 
 
 def _too_narrow(step: Step, leaf: str, error: OverflowError) -> Finding:

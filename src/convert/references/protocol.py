@@ -47,6 +47,20 @@ class Variant:
     undoes: bool = False
 
 
+JaxSide = Callable[[Mapping[str, Any], Mapping[str, Any]], Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Deferred:
+    """A JAX side that is made when it is needed: upstream's import may cost seconds, and only the model level runs it.
+
+    Attributes:
+        make: imports upstream and gives the function. Called once, outside of any trace.
+    """
+
+    make: Callable[[], JaxSide]
+
+
 @dataclass(frozen=True)
 class Reference:
     """The two models of a family at one size. A factory of one's own returns this (`--reference module:factory`).
@@ -57,7 +71,8 @@ class Reference:
         inputs: seed -> the inputs by name. Long enough to reach every window and position; with padding and saturation.
         jax: (weights, inputs) -> values at the boundaries and outputs, by name, in the order in which data flows. The
             weights are the source's leaves by name (flax nnx's ``/value`` removed). Must be traceable by ``jax.make_jaxpr``
-            with weights and inputs as the arguments. None when JAX's side is only known from a recording.
+            with weights and inputs as the arguments. `Deferred` where importing upstream takes long; `jax_side` gives the
+            function itself. None when JAX's side is only known from a recording.
         build: state_dict -> the PyTorch module in eval mode, weights loaded with strict=True, in the dtype of its weights.
         run: (module, inputs) -> the outputs by name, the same names as `jax` gives. Values at module boundaries are
             taken by hooks (`observe`): every other name that `jax` gives is a submodule of the module
@@ -83,13 +98,24 @@ class Reference:
     outputs: Sequence[str]
     reduction: int
     depth: int
-    jax: Callable[[Mapping[str, Any], Mapping[str, Any]], Mapping[str, Any]] | None = None
+    jax: JaxSide | Deferred | None = None
     masks: Callable[[Arrays], Arrays] = field(default=lambda inputs: {})
     facts: Callable[[torch.nn.Module], Mapping[str, Mapping[str, Any]]] = field(default=lambda module: {})
     variants: Callable[[str], Sequence[Variant]] = field(default=lambda name: ())
     backends: Mapping[str, Callable[[torch.nn.Module, Mapping[str, Any]], Mapping[str, Any]]] = field(
         default_factory=dict
     )
+
+    def jax_side(self) -> JaxSide:
+        """The function that `jax` is or defers to.
+
+        Raises:
+            ValueError: there is none.
+            ImportError: upstream's JAX code is not installed.
+        """
+        if self.jax is None:
+            raise ValueError("this reference has no JAX side")
+        return self.jax.make() if isinstance(self.jax, Deferred) else self.jax
 
 
 INPUT = ":in"  # after a submodule's name: its first input, not its first output

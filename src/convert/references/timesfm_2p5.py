@@ -7,8 +7,9 @@ Sources: timesfm 3.0.2 (``timesfm_2p5/*.py``, ``flax/*.py``, ``torch/*.py``), tr
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
@@ -17,7 +18,7 @@ from unittest import mock
 
 from convert.errors import ConvertError
 from convert.plan import Plan
-from convert.references.protocol import INPUT, Arrays, Reference
+from convert.references.protocol import INPUT, Arrays, Deferred, JaxSide, Reference
 from convert.references.timesfm_common import PATCHES, counted, load, on, ready, series
 from convert.references.timesfm_variants import variants_2p5
 from convert.references.torch_facts import Block, facts
@@ -70,7 +71,7 @@ def reference(plan: Plan) -> Reference:
 
     return Reference(
         inputs=inputs,
-        jax=_flax(plan),
+        jax=Deferred(partial(_flax, plan)),
         build=partial(_build_upstream if upstream else _build_transformers, plan),
         run=partial(_run_upstream if upstream else _run_transformers, plan),
         outputs=outputs,
@@ -82,9 +83,22 @@ def reference(plan: Plan) -> Reference:
     )
 
 
+FLAX = "timesfm.timesfm_2p5.timesfm_2p5_flax"
+
+
 def _upstream(module: str) -> Any:
-    """A module of the timesfm package. The package imports its flax part and builds a whole model with it: ten seconds."""
-    return import_module(f"timesfm.{module}")
+    """A module of the timesfm package.
+
+    Importing its flax code builds a whole model of 200M parameters, and the package tries to import it along with anything
+    else. It takes an ImportError there for an answer, so only who asks for flax's code gets it.
+    """
+    if module.startswith("flax.") or f"timesfm.{module}" == FLAX or FLAX in sys.modules:
+        return import_module(f"timesfm.{module}")
+    sys.modules[FLAX] = None  # type: ignore[assignment]
+    try:
+        return import_module(f"timesfm.{module}")
+    finally:
+        del sys.modules[FLAX]
 
 
 def _definition(plan: Plan) -> Any:
@@ -180,14 +194,15 @@ def _blocks(layers: int, target: str) -> list[Block]:
 # ---- JAX's side
 
 
-def _flax(plan: Plan) -> Callable[..., Any]:
+def _flax(plan: Plan) -> JaxSide:
     """`Reference.jax`. Upstream is imported here and not within it: what an import computes must not be traced or lifted."""
     try:
         from flax import nnx
 
         dense, upstream = _upstream("flax.dense"), _upstream("timesfm_2p5.timesfm_2p5_flax")
     except ImportError as error:
-        return partial(_absent, error)
+        said = f"the JAX side of timesfm-2.5 needs upstream's package ({error}): {INSTALL}"
+        raise ImportError(said, name=error.name) from error
     definition = _definition(plan)
     base: Any = upstream.TimesFM_2p5_200M_flax_module
 
@@ -206,10 +221,6 @@ def _flax(plan: Plan) -> Callable[..., Any]:
 
     module, prefill = (nnx.split(nnx.eval_shape(cls)) for cls in (Module, Prefill))
     return partial(_jax, plan, upstream, module, prefill)
-
-
-def _absent(error: ImportError, weights: Mapping[str, Any], inputs: Mapping[str, Any]) -> Any:
-    raise ImportError(f"the JAX side of timesfm-2.5 needs upstream's package ({error}): {INSTALL}", name=error.name)
 
 
 def _jax(
