@@ -18,34 +18,13 @@ import pytest
 from safetensors import safe_open
 
 import convert
-from convert.cli import main
+from command_line import Run
 from convert.cli.options import parse_size
 from convert.errors import ConvertError
 from memory_source import MemorySource
 from upstream import GOLDEN, checkpoint
 
 CONVERT = str(Path(sys.executable).with_name("convert"))
-
-
-class Run:
-    """One run of the command line within this process."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-        self.monkeypatch, self.capsys = monkeypatch, capsys
-
-    def __call__(self, *args: object, code: int = 0) -> tuple[str, str]:
-        """Runs `convert ARGS`, checks the exit code, gives stdout and stderr."""
-        self.monkeypatch.setattr(sys, "argv", ["convert", *map(str, args)])
-        with pytest.raises(SystemExit) as stop:
-            main()
-        captured = self.capsys.readouterr()
-        assert (stop.value.code or 0) == code, captured.err
-        return captured.out, captured.err
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    return Run(monkeypatch, capsys)
 
 
 # ---- the main job
@@ -355,9 +334,6 @@ def test_settings_of_the_wrong_kind(run: Run, setting: str, said: str, tmp_path:
 
 
 def test_float16_overflow_names_the_tensor(run: Run, tmp_path: Path) -> None:
-    import convert
-    from memory_source import MemorySource
-
     source = convert.open_source(checkpoint("timesfm-2.5"))
     arrays = {name: source.read(name).copy() for name in source.leaves}
     arrays["stacked_xf/ff0/kernel/value"][1, 2, 3] = 1e6

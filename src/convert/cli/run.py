@@ -9,6 +9,7 @@ import typer
 
 from convert.cli import options as o
 from convert.cli import output
+from convert.errors import ConvertError
 
 Out = Annotated[Path, typer.Argument(metavar="OUT", help="A .safetensors file, or a directory.", show_default=False)]
 
@@ -30,12 +31,18 @@ def run(
         int | None,
         typer.Option("--jobs", metavar="N", min=1, help="Leaves dealt with at a time.", show_default="the processors"),
     ] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Check OUT at all levels, too; exit codes are those of `convert check`.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and write nothing.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no summary.")] = False,
     as_json: o.Json = False,
 ) -> None:
     """Convert a checkpoint: convert MODEL CKPT OUT."""
     from convert.cli.plan import make, print_plan
+
+    if check and dry_run:
+        raise ConvertError("--dry-run writes nothing, so there is nothing to --check; leave one of them out")
     from convert.streaming import Event, Result, execute, plan_layout
 
     plan = make(model, checkpoint, to, dtype, step, item, settings, rules_dir, like)
@@ -51,10 +58,24 @@ def run(
             else:
                 result = event
     assert result is not None
-    if as_json:
-        output.data_json(_report(plan, result))
-    elif not quiet:
+    if not as_json and not quiet:
         _summary(plan, result)
+    report = None
+    if check:
+        from convert.check.run import check as run_check
+
+        given = o.parse_settings(settings)
+        report = run_check(out, plan.source, model=model, to=to, dtype=dtype, settings=given, rules_dir=rules_dir)
+    if as_json:
+        said = _report(plan, result)
+        output.data_json({**said, "check": report.to_dict()} if report is not None else said)
+    if report is not None:
+        if not as_json:
+            from convert.cli.check_text import lines
+
+            for line in lines(report):
+                output.data(line)
+        raise typer.Exit(report.exit_code)
 
 
 def _report(plan: Any, result: Any) -> dict[str, Any]:
