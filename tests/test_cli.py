@@ -122,7 +122,11 @@ def test_inspect_json(run: Run) -> None:
     assert leaf["shape"] == [32, 4, 8] and leaf["dtype"] == "float32" and leaf["bytes"] == 4096
     assert leaf["keys"][0] == "mdl_vars"
     assert report["totals"]["bytes"] == sum(leaf["bytes"] for leaf in report["leaves"])
-    assert [(fit["model"], fit["fits"]) for fit in report["rules"]] == [("timesfm-1", True), ("timesfm-2.5", False)]
+    assert [(fit["model"], fit["fits"]) for fit in report["rules"]] == [
+        ("recurrentgemma", False),
+        ("timesfm-1", True),
+        ("timesfm-2.5", False),
+    ]
 
 
 def test_plan_shows_layouts_and_what_shapes_cannot_protect(run: Run) -> None:
@@ -166,8 +170,12 @@ def test_plan_json_accounts_for_every_leaf_and_byte(run: Run) -> None:
 
 def test_rules_list_show_validate_schema(run: Run, tmp_path: Path) -> None:
     out, _ = run("rules", "list")
-    assert [line.split()[0] for line in out.splitlines()] == ["NAME", "timesfm-1", "timesfm-2.5"]
-    assert [rules["model"] for rules in json.loads(run("rules", "list", "--json")[0])] == ["timesfm-1", "timesfm-2.5"]
+    assert [line.split()[0] for line in out.splitlines()] == ["NAME", "recurrentgemma", "timesfm-1", "timesfm-2.5"]
+    assert [rules["model"] for rules in json.loads(run("rules", "list", "--json")[0])] == [
+        "recurrentgemma",
+        "timesfm-1",
+        "timesfm-2.5",
+    ]
     shown, _ = run("rules", "show", "timesfm-2.5")
     mine = tmp_path / "mine.yaml"
     mine.write_text(shown)
@@ -229,7 +237,7 @@ def test_another_models_checkpoint(run: Run, tmp_path: Path) -> None:
 def test_unknown_model(run: Run, tmp_path: Path) -> None:
     _, err = run("timesfn", checkpoint("timesfm-2.5"), tmp_path / "out.safetensors", code=2)
     assert (
-        "error: there are no rules called 'timesfn'; did you mean 'timesfm'? (known: timesfm, timesfm-1, timesfm-2.5;"
+        "error: there are no rules called 'timesfn'; did you mean 'timesfm'? (known: recurrentgemma, timesfm, timesfm-1, timesfm-2.5;"
         in err
     )
 
@@ -513,5 +521,5 @@ def test_sizes() -> None:
 
 def test_goldens_are_small() -> None:
     total = sum(p.stat().st_size for p in GOLDEN.rglob("*") if p.is_file())
-    assert total < 4_000_000
+    assert total < 5_000_000
     assert np.load(GOLDEN / "timesfm-1.0" / "io.npz")["full"].shape == (2, 128, 10)

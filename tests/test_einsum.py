@@ -214,23 +214,23 @@ def test_split_linears_are_slices_of_the_einsum(eq: Equation, bias: bool, seed: 
 Groups = tuple[str, ...]
 
 
-def by_stored_order(self: Linear, role: str, letters: str, variant: str | None) -> Groups:
+def by_stored_order(self: Linear, role: str, letters: str, variant: str | None, layer: Any) -> Groups:
     eq = self._equation(variant)
     outputs = "".join(a for a in letters if a in eq.outputs)
     return (outputs,) if role == "bias" else (outputs, "".join(a for a in letters if a in eq.inputs))
 
 
-def inputs_reversed(self: Linear, role: str, letters: str, variant: str | None) -> Groups:
+def inputs_reversed(self: Linear, role: str, letters: str, variant: str | None, layer: Any) -> Groups:
     eq = self._equation(variant)
     return (eq.outputs,) if role == "bias" else (eq.outputs, eq.inputs[::-1])
 
 
-def not_transposed(self: Linear, role: str, letters: str, variant: str | None) -> Groups:
+def not_transposed(self: Linear, role: str, letters: str, variant: str | None, layer: Any) -> Groups:
     eq = self._equation(variant)
     return (eq.outputs,) if role == "bias" else (eq.inputs, eq.outputs)
 
 
-def bias_reversed(self: Linear, role: str, letters: str, variant: str | None) -> Groups:
+def bias_reversed(self: Linear, role: str, letters: str, variant: str | None, layer: Any) -> Groups:
     eq = self._equation(variant)
     return (eq.outputs[::-1],) if role == "bias" else (eq.outputs, eq.inputs)
 
@@ -297,7 +297,7 @@ def test_block_diagonal_is_refused() -> None:
         rule_file('- einsum: "...hi,hij->...hj"\n  from: w\n  linear: m')
     assert str(refused.value) == (
         "r.yaml:5:3: h of ...hi,hij->...hj is an axis of all three operands: the matrices are block diagonal, "
-        "which a Linear cannot hold; keep them as stored with `parameter:`"
+        "which a Linear cannot hold; give the target the `einsum:` of its own code, or keep them as stored with `parameter:`"
     )
     assert parse_projection("...hi,hij->...hj").batch == "h"
 

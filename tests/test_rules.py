@@ -94,8 +94,8 @@ def test_a_good_file() -> None:
 
 # --- one rule -------------------------------------------------------------------------------------------------------
 
-KNOWN = "linear, embedding, layer_norm, rms_norm, parameter, buffer, drop"
-LINEAR_KEYS = "(known: linear, einsum, choice, bias, activation, from, stacked, optional, dtype)"
+KNOWN = "linear, conv, embedding, layer_norm, rms_norm, parameter, buffer, drop"
+LINEAR_KEYS = "(known: linear, einsum, choice, bias, activation, from, stacked, optional, only, dtype)"
 
 # What the file says of one rule (from line 5, column 3 on), what is answered, and whether the schema can tell as well.
 ONE_RULE: list[tuple[str, str, bool]] = [
@@ -154,7 +154,7 @@ ONE_RULE: list[tuple[str, str, bool]] = [
     (
         "- einsum: ...hi,hij->...hj\n  from: w\n  linear: m",
         "r.yaml:5:3: h of ...hi,hij->...hj is an axis of all three operands: the matrices are block diagonal, which a "
-        "Linear cannot hold; keep them as stored with `parameter:`",
+        "Linear cannot hold; give the target the `einsum:` of its own code, or keep them as stored with `parameter:`",
         False,
     ),
     (
@@ -374,7 +374,7 @@ def test_errors_of_one_rule(rules: str, message: str, structural: bool) -> None:
 
 # --- the file -------------------------------------------------------------------------------------------------------
 
-FILE_KEYS = "(known: model, family, title, root, axes, facts, versions, targets, rules)"
+FILE_KEYS = "(known: model, family, title, root, axes, facts, types, versions, targets, rules)"
 
 WHOLE_FILE: list[tuple[str, str, bool]] = [
     ("- a", "r.yaml:1:1: expected a rule file, found a list", True),
@@ -471,7 +471,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return found
 
 
-FREE = tuple((word,) for word in ("axes", "versions", "targets", "sizes", "stacked", *KINDS))
+FREE = tuple((word,) for word in ("axes", "types", "leaves", "versions", "targets", "sizes", "stacked", *KINDS))
 
 
 @given(st.data())
@@ -541,14 +541,18 @@ def test_rules_are_found_by_name_family_and_path(tmp_path: Path) -> None:
     with pytest.raises(RuleError) as refused:
         find_rules("timesfn-1", tmp_path)
     assert str(refused.value) == (
-        "there are no rules called 'timesfn-1'; did you mean 'timesfm-1'? (known: m, timesfm, timesfm-1, timesfm-2.5; "
+        "there are no rules called 'timesfn-1'; did you mean 'timesfm-1'? (known: m, recurrentgemma, timesfm, timesfm-1, timesfm-2.5; "
         "a file of your own is given by its path, such as ./my-model.yaml)"
     )
 
 
 def test_a_directory_of_rules_comes_before_the_shipped_ones(tmp_path: Path) -> None:
     (tmp_path / "x.yaml").write_text(GOOD.replace("model: m", "model: timesfm-1"))
-    assert [r.path for r in available_rules(tmp_path)] == [str(tmp_path / "x.yaml"), "rules/timesfm-2.5.yaml"]
+    assert [r.path for r in available_rules(tmp_path)] == [
+        str(tmp_path / "x.yaml"),
+        "rules/recurrentgemma.yaml",
+        "rules/timesfm-2.5.yaml",
+    ]
     with pytest.raises(RuleError) as refused:
         available_rules(tmp_path / "x.yaml")
     assert str(refused.value) == (

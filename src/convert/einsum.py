@@ -23,7 +23,7 @@ class Projection:
         weight: letters of W as stored, such as ``DNH``.
         outputs: output axes, in Y's order.
         inputs: input axes, in X's order.
-        batch: axes in all three operands, in W's order; a Linear cannot hold them.
+        batch: axes in all three operands, in W's order; a Linear cannot hold them, a target with an einsum can.
         result: letters of Y before and after its ellipsis, against which a bias broadcasts; without an ellipsis,
             all of them stand in the second.
     """
@@ -46,6 +46,8 @@ class Projection:
         A bias ``(N, H)`` of ``...D,DNH->...NH`` is ``NH``; a bias ``(C, 1, 1, F)`` of ``...TD,CDF->C...TF`` is
         ``C..F``, a dot standing for an axis that is no output and must have size 1.
 
+        A batch axis counts as an output here: each block of a block-diagonal matrix has its own bias.
+
         Raises:
             ValueError: more axes than Y has, an output axis left out, or a size above 1 on an input's axis.
         """
@@ -62,12 +64,13 @@ class Projection:
                 f"a bias with {len(shape)} axes lines up with {' '.join(letters) or 'no axis'} of the result of "
                 f"{self.equation} and leaves out {', '.join(missing)}"
             )
-        spread = [x for x, size in zip(letters, shape, strict=True) if x not in self.outputs and size != 1]
+        own = self.outputs + self.batch
+        spread = [x for x, size in zip(letters, shape, strict=True) if x not in own and size != 1]
         if spread:
             raise ValueError(
                 f"the bias of {self.equation} has a size above 1 on an axis of the input ({', '.join(spread)})"
             )
-        return "".join(letter if letter in self.outputs else "." for letter in letters)
+        return "".join(letter if letter in own else "." for letter in letters)
 
 
 @lru_cache

@@ -5,12 +5,12 @@ from __future__ import annotations
 import difflib
 import itertools
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from convert.kinds import Drop, Rule
 from convert.pattern import Match
-from convert.rules import RuleFile
+from convert.rules import LayerTypes, RuleFile
 from convert.sources.base import Leaf, Source
 from convert.yamlfile import Position
 
@@ -49,6 +49,7 @@ class Coverage:
         dropped: leaves left out with a reason.
         claimed: how many leaves some rule names.
         counts: index name -> number of its values, 0 to n-1.
+        types: name of a list -> type of each layer, for the file's `types`.
         findings: what does not fit.
     """
 
@@ -57,6 +58,7 @@ class Coverage:
     dropped: tuple[Claim, ...]
     claimed: int
     counts: Mapping[str, int]
+    types: Mapping[str, list[str]]
     findings: tuple[str, ...]
 
 
@@ -103,7 +105,15 @@ def cover(rules: RuleFile, source: Source) -> Coverage:
             found.leaves[role] = of_role
         if not isinstance(rule.kind, Drop):
             matched.append(found)
-    counts, missing = _completeness(matched, prefix, list(source.leaves), set(claims))
+    types = {name: _types(entry, source, prefix) for name, entry in rules.types.items()}
+    of_type = {
+        word: (entry.index, {k for k, words in types[name].items() if word in words})
+        for name, entry in rules.types.items()
+        for word in entry.leaves
+    }
+    counts, missing = _completeness(matched, prefix, list(source.leaves), set(claims), of_type)
+    for name, entry in rules.types.items():
+        missing += _untyped(types[name], entry, counts.get(entry.index, 0), prefix)
     for name, claimants in claims.items():
         if len(claimants) > 1:
             places = " and ".join(f"{rule.at.line_only} ({rule.word})" for rule in claimants)
@@ -111,7 +121,35 @@ def cover(rules: RuleFile, source: Source) -> Coverage:
                 f"{name} ({source.leaves[name].spec}) is claimed by two rules, {places}; remove one or narrow its path"
             )
     findings += missing + _unclaimed(source, claims, rules, prefix)
-    return Coverage(root, tuple(matched), tuple(dropped), len(claims), counts, tuple(findings))
+    words = {
+        name: [min(found.get(k, {""})) for k in range(counts.get(rules.types[name].index, 0))]
+        for name, found in types.items()
+    }
+    return Coverage(root, tuple(matched), tuple(dropped), len(claims), counts, words, tuple(findings))
+
+
+def _types(entry: LayerTypes, source: Source, prefix: str) -> dict[int, set[str]]:
+    """The types that each layer has leaves of; one, when all is well."""
+    found: dict[int, set[str]] = defaultdict(set)
+    for name in source.leaves:
+        for word, pattern in entry.leaves.items():
+            match = _match(pattern.match, _spellings(name, prefix))
+            if match is not None:
+                found[match.indices[0][1]].add(word)
+    return found
+
+
+def _untyped(found: Mapping[int, set[str]], entry: LayerTypes, count: int, prefix: str) -> Iterator[str]:
+    """Layers of no type, or of two."""
+    known = " or ".join(f"{prefix}{pattern} ({word})" for word, pattern in entry.leaves.items())
+    for k in range(count):
+        words = sorted(found.get(k, ()))
+        if len(words) != 1:
+            has = f"leaves of {' and of '.join(words)}" if words else "neither"
+            yield (
+                f"{entry.at.line_only}: {{{entry.index}}} = {k} must have {known}, and has {has}; the checkpoint is "
+                "incomplete, or of another model"
+            )
 
 
 def _spellings(name: str, prefix: str) -> tuple[str, ...]:
@@ -127,7 +165,11 @@ def _match(match: object, spellings: Iterable[str]) -> Match | None:
 
 
 def _completeness(
-    matched: list[Matched], prefix: str, leaves: list[str], claimed: set[str]
+    matched: list[Matched],
+    prefix: str,
+    leaves: list[str],
+    claimed: set[str],
+    of_type: Mapping[str, tuple[str, set[int]]],
 ) -> tuple[dict[str, int], list[str]]:
     """Checks that each rule finds a leaf for every index that any rule has, every alternative and every role."""
     domain: dict[str, set[int]] = defaultdict(set)
@@ -152,7 +194,12 @@ def _completeness(
             continue
         for role, pattern in rule.sources.items():
             of_role = found.leaves[role]
-            expected = itertools.product(*(sorted(domain.get(name, ())) for name in pattern.indices))
+            index, allowed = of_type[rule.only] if rule.only else ("", set())
+            if rule.only and not allowed:
+                continue  # no layer of this type
+            expected = itertools.product(
+                *(sorted(allowed if name == index else domain.get(name, ())) for name in pattern.indices)
+            )
             keys = [(values, choices) for values in expected for choices in pattern.all_choices()]
             lost = [key for key in keys if key not in of_role]
             if not of_role:

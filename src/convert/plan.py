@@ -9,7 +9,7 @@ from typing import Any
 
 from convert.errors import PlanError
 from convert.protect import Unprotected, unprotected
-from convert.rules import RuleFile
+from convert.rules import RuleFile, parse_reference
 from convert.sources.base import Source
 from convert.spec import TensorSpec
 from convert.steps import Step
@@ -103,12 +103,14 @@ class Plan:
         return config
 
     def _fill(self, value: Any, key: str, missing: dict[str, list[str]]) -> Any:
-        if isinstance(value, str) and value.startswith("$"):
-            name = value[1:]
+        if (reference := parse_reference(value)) is not None:
+            name, more = reference
             if name in self.sizes:
-                return self.sizes[name]
+                return self.sizes[name] + more
             if name in self.facts:
-                return self.facts[name]
+                if more and not isinstance(self.facts[name], int | float):
+                    raise PlanError(f"{self.rules.path}: config.json's {key} is {value}, and {name} is no number but {self.facts[name]!r}")  # fmt: skip
+                return self.facts[name] + more if more else self.facts[name]
             missing.setdefault(name, []).append(key)
             return None
         if isinstance(value, dict):

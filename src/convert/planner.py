@@ -66,7 +66,7 @@ class _Planner:
         choices, sizes, problems = self._sizes(coverage)
         findings += problems
         version = next((v for v in self.rules.versions if all(sizes.get(k) == n for k, n in v.sizes.items())), None)
-        facts = self._facts(version)
+        facts = {**self._facts(version), **coverage.types}
         steps, layers, notes, problems = self._steps(coverage, choices, sizes, facts)
         findings += problems
         if not findings:

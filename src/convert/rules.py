@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,6 +30,21 @@ class Axis:
 
     meaning: str
     equals: tuple[int | str, ...]
+    at: Position
+
+
+@dataclass(frozen=True)
+class LayerTypes:
+    """Layers of several types, told apart by the leaves that they have.
+
+    Attributes:
+        index: of the layers.
+        leaves: type -> leaves that only layers of this type have.
+        at: where it is declared.
+    """
+
+    index: str
+    leaves: Mapping[str, Pattern]
     at: Position
 
 
@@ -65,6 +81,7 @@ class RuleFile:
         model: its name; family: a name that it shares with files of which one is chosen by the tree.
         title: for people.
         root: prefixes below which the leaves may lie.
+        types: name of a list, one word for each layer -> what tells the types apart.
         text: what the file says.
     """
 
@@ -75,6 +92,7 @@ class RuleFile:
     root: tuple[str, ...]
     axes: Mapping[str, Axis]
     facts: Mapping[str, Any]
+    types: Mapping[str, LayerTypes]
     versions: tuple[Version, ...]
     targets: Mapping[str, Target]
     rules: tuple[Rule, ...]
@@ -125,6 +143,17 @@ _AXIS = Record(
     },
     "an axis",
 )
+_TYPES = Record(
+    {
+        "of": Key(Scalar(str, "the name of an index", parse_axis_name), "index of the layers", required=True),
+        "leaves": Key(
+            MapOf(PATTERN, "a mapping of a type to the leaves that only layers of this type have"),
+            "type -> leaves that every layer of this type has, and no other",
+            required=True,
+        ),
+    },
+    "layer types",
+)
 _VERSION = Record(
     {
         "sizes": Key(
@@ -137,7 +166,7 @@ _VERSION = Record(
 _TARGET = Record(
     {
         "loads": Key(TEXT, "the class that loads the result", required=True),
-        "config": Key(MapOf(Anything()), "contents of config.json; $name is a size or a fact"),
+        "config": Key(MapOf(Anything()), "contents of config.json; $name is a size or a fact, $name+1 one more"),
     },
     "a target",
 )
@@ -162,6 +191,9 @@ _FILE = Record(
         "axes": Key(MapOf(_AXIS, "a mapping of letters", parse_axis_name), "what each axis letter and index means"),
         "facts": Key(
             MapOf(Anything()), "what the source computes that is no weight; `ask` when only --set or a version knows"
+        ),
+        "types": Key(
+            MapOf(_TYPES), "layers of several types: a name for the list of their types, and how to tell them apart"
         ),
         "versions": Key(MapOf(_VERSION), "published sizes"),
         "targets": Key(MapOf(_TARGET), "PyTorch code that loads the result; the first is the default", required=True),
@@ -223,6 +255,7 @@ def _read_layer(node: Node, word: str) -> TargetLayer:
         path=values.get("module") or values["name"],
         names={role: values[role] for role in ("weight", "bias") if role in values},
         multiplies_by=values.get("multiplies_by", "weight"),
+        computes=values.get("einsum") or values.get("dimension_numbers"),
     )
 
 
@@ -275,6 +308,7 @@ def _read_rule(node: Node, targets: Mapping[str, Target]) -> Rule:
         stacked=values.get("stacked", {}),
         targets={} if kind.target is None else _read_targets(node.value[word], word, targets),
         optional=values.get("optional", kind is Drop),
+        only=values.get("only"),
         when=values.get("when"),
         dtype=values.get("dtype"),
         choice=values.get("choice"),
@@ -320,6 +354,10 @@ def _check_rule(rule: Rule, node: Node) -> None:
                 f"{node.at}: the source has the indices {_braces(known)} and the target {_braces(layer.path.indices)}{of}; "
                 "each index of the source must be in the target, or two leaves would become one tensor"
             )
+        try:
+            rule.kind.check_target(layer, weight)
+        except ValueError as error:
+            raise RuleError(f"{node.at}: {error}{of}") from None
         to = [len(g.words) for g in layer.path.groups]
         fused = bool(sizes) and to == sizes[:-1]
         split = bool(to) and to[:-1] == sizes
@@ -366,6 +404,11 @@ def _read_file(node: Node, path: str, text: str) -> RuleFile:
             raise RuleError(
                 f"{rule.at}: the fact {epsilon!r} is {value!r}, and an epsilon is a small number such as 1e-6"
             )
+    types = {
+        name: LayerTypes(t["of"], t["leaves"], node.value["types"].value[name].at)
+        for name, t in values.get("types", {}).items()
+    }
+    _check_types(types, rules, facts)
     versions = tuple(Version(name, v["sizes"], v.get("facts", {})) for name, v in values.get("versions", {}).items())
     for version in versions:
         for key in version.facts:
@@ -396,10 +439,10 @@ def _read_file(node: Node, path: str, text: str) -> RuleFile:
             )
     for target in targets.values():
         for said in _references(target.config):
-            if said not in facts and said not in axes:
+            if said not in facts and said not in axes and said not in types:
                 raise RuleError(
                     f"{node.value['targets'].value[target.name].at}: config refers to ${said}, which is in neither `facts` "
-                    f"nor `axes`{nearest(said, [*facts, *axes])}"
+                    f"nor `axes`{nearest(said, [*facts, *axes, *types])}"
                 )
     return RuleFile(
         path=path,
@@ -409,6 +452,7 @@ def _read_file(node: Node, path: str, text: str) -> RuleFile:
         root=tuple(prefix.strip("/") for prefix in values.get("root") or ("",)),
         axes=axes,
         facts=facts,
+        types=types,
         versions=versions,
         targets=targets,
         rules=rules,
@@ -427,6 +471,8 @@ def _letters_of(rule: Rule) -> Iterator[str]:
         for equation in rule.kind.equations.values():
             yield from equation.weight
     yield from getattr(rule.kind, "axes", None) or ""
+    count = getattr(rule.kind, "feature_group_count", 1)
+    yield from count if isinstance(count, str) else ""
 
 
 def _facts_of(rule: Rule) -> Iterator[str]:
@@ -439,9 +485,49 @@ def _facts_of(rule: Rule) -> Iterator[str]:
         yield from ("min_timescale", "max_timescale")
 
 
+def _check_types(types: Mapping[str, LayerTypes], rules: tuple[Rule, ...], facts: Mapping[str, Any]) -> None:
+    """Everything about the types of layers that needs no checkpoint."""
+    known: dict[str, LayerTypes] = {}
+    for name, entry in types.items():
+        if name in facts:
+            raise RuleError(f"{entry.at}: {name!r} is in `facts` too; the types of the layers are read off the tree")
+        if len(entry.leaves) < 2:
+            raise RuleError(f"{entry.at}: layers of one type need no `types`")
+        for word, pattern in entry.leaves.items():
+            if word in known:
+                raise RuleError(f"{entry.at}: {word!r} is a type in line {known[word].at.line} already")
+            known[word] = entry
+            if pattern.indices != (entry.index,):
+                raise RuleError(f"{entry.at}: {pattern} must have the index {{{entry.index}}}, and no other")
+    for rule in rules:
+        if rule.only is None:
+            continue
+        if rule.only not in known:
+            raise RuleError(f"{rule.at}: no type of layers is called {rule.only!r}{nearest(rule.only, known)} (known: {', '.join(known) or 'none'})")  # fmt: skip
+        if known[rule.only].index not in rule.sources["weight"].indices:
+            raise RuleError(
+                f"{rule.at}: {rule.only!r} is a type of the layers {{{known[rule.only].index}}}, which "
+                f"{rule.sources['weight']} does not have"
+            )
+
+
+_REFERENCE = re.compile(r"\$(?P<name>\w+)(?P<more>[+-]\d+)?")
+
+
+def parse_reference(value: Any) -> tuple[str, int] | None:
+    """The name in a value of `config`, and the number added to what it stands for; None when it is no reference.
+
+    >>> parse_reference("$window+1")
+    ('window', 1)
+    """
+    found = _REFERENCE.fullmatch(value) if isinstance(value, str) else None
+    return (found["name"], int(found["more"] or 0)) if found else None
+
+
 def _references(value: Any) -> Iterator[str]:
     if isinstance(value, str) and value.startswith("$"):
-        yield value[1:]
+        found = parse_reference(value)
+        yield found[0] if found else value[1:]
     elif isinstance(value, dict):
         for child in value.values():
             yield from _references(child)

@@ -296,7 +296,7 @@ class Compiler:
         compute = rule.kind.compute(role, layer)
         parts, specs, row = [], [], 0
         for leaf in leaves:
-            moved = self._move(rule, role, variant, leaf, stack, member)
+            moved = self._move(rule, role, layer, variant, leaf, stack, member)
             try:
                 dtype = _target_dtype(rule, leaf.spec, self.dtype)
                 ops = (*moved.ops, *_compute(compute, leaf.spec, dtype))
@@ -321,6 +321,7 @@ class Compiler:
         self,
         rule: Rule,
         role: str,
+        layer: TargetLayer,
         variant: str | None,
         leaf: _Leaf,
         stack: Mapping[str, int],
@@ -353,7 +354,7 @@ class Compiler:
                 ops.append(Take(at, member[0]))
                 taken.append(f"{axis}={member[0]}")
                 letters, shape = letters[:at] + letters[at + 1 :], shape[:at] + shape[at + 1 :]
-            groups = rule.kind.groups(role, letters, variant)
+            groups = rule.kind.groups(role, letters, variant, layer)
         except ValueError as error:
             raise MisfitError(f"{rule.at.line_only}: {leaf.name}: {leaf.spec} as {before}: {error}") from None
         ops += _movement(letters, shape, groups)

@@ -18,6 +18,7 @@ from convert.check.report import Finding, LevelReport, Verdict
 from convert.check.worst import worst
 from convert.check.written import Written
 from convert.plan import Plan
+from convert.rules import parse_reference
 from convert.streaming import metadata
 from convert.yamlfile import Node
 
@@ -255,15 +256,18 @@ def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 def _expected(plan: Plan, key: str, template: Any, comparison: _Comparison) -> list[Stated]:
     """What a key that the rules have a template for must say; empty when a fact that it needs is not known."""
-    name = template[1:] if isinstance(template, str) and template.startswith("$") else None
+    name, more = parse_reference(template) or (None, 0)
     if name is not None and name not in plan.sizes:
-        return comparison.named(name)
+        facts = comparison.named(name)
+        if more:
+            comparison.compared += [fact for fact in facts if fact not in comparison.compared]
+        return [replace(fact, value=fact.value + more) if more else fact for fact in facts]
     node: Node | None = rules_of(plan.rules.text, plan.rules.path).value["targets"].value[plan.target].value["config"]
     for part in key.split("."):
         node = node.value[part] if node is not None else None
     assert node is not None
     last = key.rsplit(".", 1)[-1]
-    value = plan.sizes[name] if name is not None else template
+    value = plan.sizes[name] + more if name is not None else template
     fact = CONFIG_FACTS.get(last, last)
     if fact in OF_A_LAYER:  # the rules of single layers say the same; they count as compared, too
         layers = [f for f in comparison.said if f.name == fact and f.layer and same(fact, f.value, value)]

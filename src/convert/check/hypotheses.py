@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from convert.check.compare import epsilon
+from convert.kinds import Convolution
 from convert.ops import Add, Cast, Permute, Reshape, apply, is_float
 from convert.plan import Plan
 from convert.protect import MAX_AXES, other_layouts
@@ -60,6 +61,7 @@ def hypotheses(step: Step, plan: Plan) -> Iterator[Hypothesis]:
         return
     source = plan.source
     yield from _arithmetic(step, source)
+    yield from _turned(step, plan)
     yield from _layouts(step, source)
     yield from _orders(step, source)
     yield from _others(step, plan)
@@ -94,6 +96,22 @@ def _arithmetic(step: Step, source: Source) -> Iterator[Hypothesis]:
     for (rule, wrong), (name, converse) in names.items():
         if rule == added:
             yield Hypothesis(name, converse, worded(wrong), worded(added), shifted(wrong))
+
+
+def _turned(step: Step, plan: Plan) -> Iterator[Hypothesis]:
+    """A convolution's kernel turned round, as one that was written for a true convolution is."""
+    rule = next(rule for rule in plan.rules.rules if rule.at == step.rule)
+    layer = rule.layer(plan.target)
+    if not isinstance(rule.kind, Convolution) or step.role != "weight" or layer is None:
+        return
+    axes = rule.kind.spatial_axes(layer)
+    yield Hypothesis(
+        "kernel flipped",
+        "kernel flipped",
+        "the kernel with its taps in reverse order",
+        "the taps in the order in which the source stores them",
+        lambda: np.ascontiguousarray(np.flip(expected(step, plan.source), axes)),
+    )
 
 
 def _layouts(step: Step, source: Source) -> Iterator[Hypothesis]:

@@ -7,6 +7,7 @@ level compares with upstream's code.
 
 from __future__ import annotations
 
+import re
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -21,7 +22,9 @@ from convert.check.compare import Difference, Tolerance, difference, epsilon
 from convert.check.names import misplaced
 from convert.check.report import Finding, LevelReport, Measure, Verdict
 from convert.check.written import Written
-from convert.kinds import Embedding, LayerNorm, Linear, Rule
+from convert.einsum import Projection
+from convert.kinds import Convolution, Embedding, LayerNorm, Linear, Rule, TargetLayer
+from convert.kinds.conv import DimensionNumbers
 from convert.kinds.norm import Norm
 from convert.ops import Take, is_float
 from convert.plan import Plan
@@ -35,6 +38,7 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, np.dtype[Any]]
 BLOCK = 1 << 18  # values of a weight that are widened at a time
 BATCH = 3  # of each batch or time axis of an input: small, and no size of a layer
+ELLIPSIS = "z"  # one axis stands for it; equations use letters of their own
 ENTRIES = 17  # looked up in an embedding table
 
 
@@ -187,6 +191,12 @@ class _Probe:
     def __init__(self, rule: Rule, plan: Plan, step: Step, part: Part, device: str, rng: np.random.Generator) -> None:
         self.rule, self.plan, self.step, self.part, self.device, self.rng = rule, plan, step, part, device, rng
 
+    @property
+    def _layer(self) -> TargetLayer:
+        layer = self.rule.layer(self.plan.target)
+        assert layer is not None
+        return layer
+
     def measure(self, leaf: Array, written: Array) -> Measure | None:
         """Both sides in float64 and in the tensor's own dtype; None for tensors that are no floats."""
         if not is_float(leaf.dtype.name) or not is_float(written.dtype.name):
@@ -222,6 +232,8 @@ class _Probe:
             return (
                 self._linear(kind, own, rows, precision) if self.step.role == "weight" else self._bias(kind, own, rows)
             )
+        if isinstance(kind, Convolution) and self.step.role == "weight":
+            return self._convolution(kind, own, rows)
         if isinstance(kind, Norm):
             return self._norm(kind, own, rows, precision)
         if isinstance(kind, Embedding):
@@ -234,6 +246,8 @@ class _Probe:
         equation = kind.equations[self.plan.choices[self.rule.choice] if self.rule.choice else ""]
         operand, rest = equation.equation.split(",")
         result = rest.split("->")[1]
+        if self._layer.computes is not None:
+            return self._einsums(equation, self._layer.computes, own, rows, precision)
         sizes = dict(zip(equation.weight, own.shape, strict=True))
         letters = operand.replace("...", "")
         x = self.rng.standard_normal([BATCH] * ("..." in operand) + [sizes.get(letter, BATCH) for letter in letters])
@@ -260,6 +274,8 @@ class _Probe:
     def _bias(self, kind: Linear, own: Array, rows: Array) -> tuple[Callable[[str], tuple[Array, Array]], int]:
         """A bias is added to the result; NumPy's broadcasting of the stored array says which value goes where."""
         equation = kind.equations[self.plan.choices[self.rule.choice] if self.rule.choice else ""]
+        if self._layer.computes is not None:
+            return (lambda dtype: (rows.astype(np.float64), own.astype(np.float64))), 1
         letters = equation.bias_axes(own.shape)
         sizes = dict(zip(letters, own.shape, strict=True))
         member = next((op.index for op in self.part.ops[len(self.rule.stacked) :] if isinstance(op, Take)), None)
@@ -274,11 +290,53 @@ class _Probe:
 
         return run, 1
 
+    def _einsums(
+        self, equation: Projection, other: Projection, own: Array, rows: Array, precision: str
+    ) -> tuple[Callable[[str], tuple[Array, Array]], int]:
+        """An einsum on both sides, each with its own equation."""
+        sizes = dict(zip(equation.weight, own.shape, strict=True))
+        operand, _, result = re.split(",|->", equation.equation.replace("...", ELLIPSIS))
+        x = self.rng.standard_normal([sizes.get(letter, BATCH) for letter in operand])
+
+        results = _jnp_einsum(f"{operand},{equation.weight}->{result}", x, own, precision)
+
+        def run(dtype: str) -> tuple[Array, Array]:
+            got = _torch_einsum(f"{operand},{other.weight}->{result}", x, rows, dtype, self.device)
+            return got, np.asarray(results[dtype])
+
+        return run, int(np.prod([sizes[letter] for letter in equation.inputs]))
+
+    def _convolution(
+        self, kind: Convolution, own: Array, rows: Array
+    ) -> tuple[Callable[[str], tuple[Array, Array]], int]:
+        """Without padding and strides, which are no weights: the model level sees those."""
+        numbers, theirs = kind.numbers, self._layer.computes
+        sizes = dict(zip(kind.axes, own.shape, strict=True))
+        groups = kind.group_count(sizes)
+        channels = groups * sizes.get(kind.letter("I"), 1)
+        spatial = {x: sizes[kind.letter(x)] + 2 + k for k, x in enumerate(numbers.spatial)}
+        x = self.rng.standard_normal(
+            [BATCH if a == "N" else channels if a == "C" else spatial[a] for a in numbers.input]
+        )
+        order = "NC" + numbers.spatial  # torch's
+        flat = np.einsum(f"{numbers.input}->{order}", x)
+        kernel = rows
+        if theirs is not None:  # from the target's own order of axes to torch's
+            wanted = "OI" + theirs.spatial
+            stored = theirs.kernel + ("I" if theirs.depthwise else "")
+            kernel = np.einsum(f"{stored}->{wanted}", rows[..., None] if theirs.depthwise else rows)
+
+        def run(dtype: str) -> tuple[Array, Array]:
+            want = _jax_convolution(numbers, groups, x, own, dtype)
+            got = _torch_convolution(flat, kernel, groups, dtype, self.device)
+            return got, np.einsum(f"{numbers.result}->{order}", want)
+
+        return run, int(np.prod([sizes[kind.letter(axis)] for axis in numbers.kernel if axis != "O"]))
+
     def _norm(
         self, kind: Norm, own: Array, rows: Array, precision: str
     ) -> tuple[Callable[[str], tuple[Array, Array]], int]:
-        layer = self.rule.layer(self.plan.target)
-        assert layer is not None
+        layer = self._layer
         epsilon_ = self.plan.facts[kind.epsilon] if isinstance(kind.epsilon, str) else kind.epsilon
         if self.step.role == "bias":
             return (lambda dtype: (rows.astype(np.float64), own.astype(np.float64))), 1
@@ -359,6 +417,46 @@ def _torch_linear(x: Array, weight: Array, dtype: str, device: str) -> Array:
     rows = max(1, BLOCK // weight.shape[1])
     blocks = [weight[k : k + rows] for k in range(0, weight.shape[0], rows)]
     y = torch.cat([torch.nn.functional.linear(given, _tensor(block, dtype, device)) for block in blocks], dim=-1)
+    return np.asarray(y.double().cpu().numpy())
+
+
+def _torch_einsum(equation: str, x: Array, weight: Array, dtype: str, device: str) -> Array:
+    import torch
+
+    y = torch.einsum(equation, _tensor(x, dtype, device), _tensor(weight, dtype, device))
+    return np.asarray(y.double().cpu().numpy())
+
+
+def _jax_convolution(numbers: DimensionNumbers, groups: int, x: Array, kernel: Array, dtype: str) -> Array:
+    return np.asarray(_compiled_convolution(numbers, groups, dtype)(x, kernel))
+
+
+@lru_cache(maxsize=256)
+def _compiled_convolution(numbers: DimensionNumbers, groups: int, dtype: str) -> Callable[[Array, Array], jax.Array]:
+    import jax
+
+    spec = numbers.kernel + "I" * numbers.depthwise
+
+    def run(x: jax.Array, kernel: jax.Array) -> jax.Array:
+        kernel = kernel[..., None] if numbers.depthwise else kernel
+        y = jax.lax.conv_general_dilated(
+            x.astype(dtype),
+            kernel.astype(dtype),
+            [1] * len(numbers.spatial),
+            "VALID",
+            dimension_numbers=(numbers.input, spec, numbers.result),
+            feature_group_count=groups,
+        )
+        return y.astype("float64")
+
+    return jax.jit(run)
+
+
+def _torch_convolution(x: Array, kernel: Array, groups: int, dtype: str, device: str) -> Array:
+    import torch
+
+    functions = (torch.nn.functional.conv1d, torch.nn.functional.conv2d, torch.nn.functional.conv3d)
+    y = functions[x.ndim - 3](_tensor(x, dtype, device), _tensor(kernel, dtype, device), groups=groups)
     return np.asarray(y.double().cpu().numpy())
 
 

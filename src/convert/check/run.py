@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 REFERENCES: Mapping[str, str] = {
     "timesfm-1": "convert.references.timesfm_1:reference",
     "timesfm-2.5": "convert.references.timesfm_2p5:reference",
+    "recurrentgemma": "convert.references.recurrentgemma:reference",
 }
 
 

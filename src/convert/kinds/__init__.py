@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from convert.kinds.base import Kind, Rule, TargetLayer
+from convert.kinds.conv import Convolution
 from convert.kinds.linear import Linear
 from convert.kinds.norm import LayerNorm, RMSNorm
 from convert.kinds.plain import Drop, Embedding, Parameter, Timescales
 
 KINDS: Mapping[str, type[Kind]] = {
     "linear": Linear,
+    "conv": Convolution,
     "embedding": Embedding,
     "layer_norm": LayerNorm,
     "rms_norm": RMSNorm,
@@ -21,6 +23,7 @@ KINDS: Mapping[str, type[Kind]] = {
 
 __all__ = [
     "KINDS",
+    "Convolution",
     "Drop",
     "Embedding",
     "Kind",

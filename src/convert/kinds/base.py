@@ -74,11 +74,13 @@ class TargetLayer:
         path: the module (``layers.{i}.norm``), or the whole tensor name for kinds with one tensor and no module.
         names: role (``weight``, ``bias``) -> name of the parameter within the module, where it is not the role.
         multiplies_by: for norms, the factor that the target's code applies: ``weight`` or ``1+weight``.
+        computes: the equation or dimension numbers of the target's code, where it is not PyTorch's own layer.
     """
 
     path: Pattern
     names: Mapping[str, str] = field(default_factory=dict)
     multiplies_by: str = "weight"
+    computes: Any = None
 
 
 class Kind(ABC):
@@ -116,8 +118,18 @@ class Kind(ABC):
         """
         return None
 
-    def groups(self, role: str, letters: str, variant: str | None) -> tuple[str, ...]:
-        """The axes of the target tensor, each a group of letters that are flattened into it, outermost first."""
+    def check_target(self, layer: TargetLayer, source: Pattern) -> None:  # noqa: B027 - most kinds have nothing to check
+        """Whether the target can hold what the source has, as far as rules alone tell.
+
+        Raises:
+            ValueError: it cannot; the message is the bare fact.
+        """
+
+    def groups(self, role: str, letters: str, variant: str | None, layer: TargetLayer) -> tuple[str, ...]:
+        """The axes of the target tensor, each a group of letters that are flattened into it, outermost first.
+
+        A group without letters is an axis of size 1.
+        """
         return tuple(letters)
 
     def split_axis(self, role: str, letters: str, variant: str | None) -> str:
@@ -153,6 +165,7 @@ class Rule:
         stacked: index name -> axis of the leaf that enumerates it.
         targets: target name (None: all) -> layer.
         optional: whether some or all of its leaves may be absent.
+        only: the type of layers that it holds for, of those that the file's `types` tell apart; None: every layer.
         when: for buffers, a fact that must be true for the target to have it.
         dtype: what its tensors are written in, whatever ``--dtype`` says.
         choice: name under which `kind.variants` is chosen.
@@ -165,6 +178,7 @@ class Rule:
     stacked: Mapping[str, int]
     targets: Mapping[str | None, TargetLayer]
     optional: bool = False
+    only: str | None = None
     when: str | None = None
     dtype: str | None = None
     choice: str | None = None
@@ -201,6 +215,7 @@ SHARED: Mapping[str, Key] = {
         "index of the target that the source stacks on an axis (scanned or vmapped layers)",
     ),
     "optional": Key(FLAG, "true: some or all of these leaves may be absent"),
+    "only": Key(Scalar(str, "a word"), "the type of layers that has these leaves, of those that `types` tells apart"),
     "dtype": Key(Choice(tuple(SAFETENSORS_TAGS)), "what these tensors are written in, whatever --dtype says"),
 }
 BIAS = Key(PATTERN, "path of the bias's leaf")

@@ -1,4 +1,4 @@
-"""Projections: an einsum in the source, ``torch.nn.Linear`` in the target."""
+"""Projections: an einsum in the source; ``torch.nn.Linear``, or an einsum of its own, in the target."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from convert.einsum import Projection, parse_projection
 from convert.fields import Either, Key, MapOf, Record, Scalar
 from convert.kinds.base import ACTIVATION, BIAS, Kind, TargetLayer, module_target
+from convert.pattern import Pattern
 
 EQUATION = Scalar(str, "an einsum such as ...D,DNH->...NH", parse_projection)
 
@@ -36,7 +37,11 @@ class Linear(Kind):
         "bias": BIAS,
         "activation": ACTIVATION,
     }
-    target: ClassVar[Record] = module_target()
+    target: ClassVar[Record] = module_target(
+        einsum=Key(
+            EQUATION, "the target's own equation, in the letters of the source's, where it is no torch.nn.Linear"
+        )
+    )
     fuses: ClassVar[bool] = True
 
     @classmethod
@@ -49,12 +54,6 @@ class Linear(Kind):
             raise ValueError("several equations need a `choice:`, the name under which --set can choose one")
         if not isinstance(equations, dict) and "choice" in values:
             raise ValueError("`choice:` goes with several named equations")
-        for equation in named.values():
-            if equation.batch:
-                raise ValueError(
-                    f"{equation.batch} of {equation.equation} is an axis of all three operands: the matrices are block "
-                    "diagonal, which a Linear cannot hold; keep them as stored with `parameter:`"
-                )
         return cls(named, values.get("activation"))
 
     @property
@@ -74,7 +73,22 @@ class Linear(Kind):
             )
         return equation.weight
 
-    def groups(self, role: str, letters: str, variant: str | None) -> tuple[str, ...]:
+    def check_target(self, layer: TargetLayer, source: Pattern) -> None:
+        for equation in self.equations.values():
+            if layer.computes is None and equation.batch:
+                raise ValueError(
+                    f"{equation.batch} of {equation.equation} is an axis of all three operands: the matrices are block "
+                    "diagonal, which a Linear cannot hold; give the target the `einsum:` of its own code, or keep them "
+                    "as stored with `parameter:`"
+                )
+            if layer.computes is not None:
+                _alike(equation, layer.computes)
+        if layer.computes is not None and len(layer.path.groups) != len(source.groups):
+            raise ValueError("a target with an `einsum:` holds one leaf in one tensor; it is neither fused nor split")
+
+    def groups(self, role: str, letters: str, variant: str | None, layer: TargetLayer) -> tuple[str, ...]:
+        if layer.computes is not None:  # its weight by its equation; its bias is added to a result of the same axes
+            return tuple(layer.computes.weight) if role == "weight" else tuple(x.strip(".") for x in letters)
         equation = self._equation(variant)
         outputs = "".join(letter for letter in equation.outputs if letter in letters)  # one is gone where it was split
         return (outputs,) if role == "bias" else (outputs, equation.inputs)
@@ -89,3 +103,15 @@ class Linear(Kind):
 
     def facts(self, layer: TargetLayer) -> dict[str, Any]:
         return {"activation": self.activation} if self.activation else {}
+
+
+def _alike(source: Projection, target: Projection) -> None:
+    """Two equations of one layer differ in the order of the weight's axes alone."""
+
+    def rest(p: Projection) -> str:
+        return p.equation.replace(f",{p.weight}->", ",->")
+
+    if rest(source) != rest(target) or sorted(source.weight) != sorted(target.weight):
+        raise ValueError(
+            f"the target's {target.equation} is not the source's {source.equation} with the weight's axes in another order"
+        )

@@ -22,8 +22,9 @@ import numpy as np
 
 from convert.errors import ConvertError
 from convert.plan import Plan
+from convert.references.modules import load, on, ready
 from convert.references.protocol import INPUT, Arrays, Reference
-from convert.references.timesfm_common import PATCHES, counted, load, on, ready, series
+from convert.references.timesfm_common import PATCHES, counted, series
 from convert.references.timesfm_variants import variants_1
 from convert.references.torch_facts import Block, facts
 

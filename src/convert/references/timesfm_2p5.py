@@ -18,8 +18,9 @@ from unittest import mock
 
 from convert.errors import ConvertError
 from convert.plan import Plan
+from convert.references.modules import load, on, ready
 from convert.references.protocol import INPUT, Arrays, Deferred, JaxSide, Reference
-from convert.references.timesfm_common import PATCHES, counted, load, on, ready, series
+from convert.references.timesfm_common import PATCHES, counted, series
 from convert.references.timesfm_variants import variants_2p5
 from convert.references.torch_facts import Block, facts
 

@@ -35,13 +35,15 @@ class Block:
 
     Attributes:
         holder: the submodule that is run; it takes one tensor as wide as the first Linear in it takes.
-        before: the Linear whose result the activation gets.
-        behind: the Linear that gets the activation's result.
+        before: the layer whose result the activation gets; ``mlp.up[0]`` is the first member of its result.
+        behind: the layer that gets the activation's result.
+        times: the layer whose result is multiplied with the activation's before `behind` gets it; empty: none.
     """
 
     holder: str
     before: str
     behind: str
+    times: str = ""
 
 
 def facts(module: torch.nn.Module, blocks: Iterable[Block] = ()) -> dict[str, Mapping[str, Any]]:
@@ -63,7 +65,7 @@ def facts(module: torch.nn.Module, blocks: Iterable[Block] = ()) -> dict[str, Ma
     if said:
         found[""] = said
     for block in blocks:
-        found.setdefault(block.before, {})["activation"] = activation(module, block)
+        found.setdefault(_member(block.before)[0], {})["activation"] = activation(module, block)
     return {name: dict(values) for name, values in found.items()}
 
 
@@ -125,20 +127,33 @@ def activation(module: torch.nn.Module, block: Block) -> str:
     import torch
 
     holder = module.get_submodule(block.holder)
-    before, behind = (name.removeprefix(block.holder + ".") for name in (block.before, block.behind))
+    (before, first), (behind, _), (times, second) = (
+        _member(name.removeprefix(block.holder + ".")) for name in (block.before, block.behind, block.times)
+    )
     layer: Any = holder.get_submodule(before)
-    positions = max(16, PROBES // layer.in_features)
-    x = torch.as_tensor(np.random.default_rng(SEED).normal(0, 3, (1, positions, layer.in_features)))
-    with torch.no_grad(), observe(holder, [before, behind + INPUT]) as seen:
-        _call(holder, x.to(layer.weight.device, layer.weight.dtype))
-    given, got = seen[before].double(), seen[behind + INPUT]
+    weight = next(p for p in layer.parameters() if p.ndim > 1)
+    width = getattr(layer, "in_features", weight.shape[-2])
+    positions = max(16, PROBES // width)
+    x = torch.as_tensor(np.random.default_rng(SEED).normal(0, 3, (1, positions, width)))
+    names = [before, behind + INPUT, *([times] if times else [])]
+    with torch.no_grad(), observe(holder, names) as seen:
+        _call(holder, x.to(weight.device, weight.dtype))
+    given, got = seen[before][first].double(), seen[behind + INPUT]
+    factor = seen[times][second].double() if times else torch.ones_like(given)
     # The mean, since in bfloat16 a rounding of a large value is more than the difference between two kinds of GeLU.
     errors = {
-        name: float((value.to(got.dtype).double() - got.double()).abs().mean())
+        name: float(((value * factor).to(got.dtype).double() - got.double()).abs().mean())
         for name, value in _activations(given).items()
     }
     best = min(errors, key=lambda name: errors[name])
-    return best if errors[best] <= torch.finfo(got.dtype).eps * float(given.abs().mean()) else "unknown"
+    size = float((given * factor).abs().mean())
+    return best if errors[best] <= torch.finfo(got.dtype).eps * size else "unknown"
+
+
+def _member(name: str) -> tuple[str, Any]:
+    """``mlp.up[0]`` is the submodule ``mlp.up`` and the member 0 of its result; without brackets, the whole result."""
+    path, bracket, index = name.partition("[")
+    return path, int(index.rstrip("]")) if bracket else ...
 
 
 def _activations(x: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -159,10 +174,16 @@ def _activations(x: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 def _call(holder: Any, x: torch.Tensor) -> None:
-    """Runs a block; a whole decoder layer of upstream also wants a padding mask."""
+    """Runs a block; some want positions or a mask as well."""
     import torch
 
-    if "patch_mask" in inspect.signature(holder.forward).parameters:
-        holder(x, patch_mask=torch.zeros(x.shape[:2], dtype=torch.bool, device=x.device))
-    else:
-        holder(x)
+    positions = torch.arange(x.shape[1], device=x.device)[None]
+    known = {
+        "patch_mask": torch.zeros(x.shape[:2], dtype=torch.bool, device=x.device),
+        "segment_pos": positions,
+        "position_ids": positions,
+        "attention_mask": None,
+        "use_cache": False,
+    }
+    parameters = list(inspect.signature(holder.forward).parameters)[1:]
+    holder(x, **{name: known[name] for name in parameters if name in known})

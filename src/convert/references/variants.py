@@ -124,8 +124,9 @@ def attention_variants(
     padding: Callable[[Observed], Array],
     steps: int,
     scales: Sequence[str] = ("",),
+    meant: Attention = Attention(),
 ) -> Iterator[Variant]:
-    """Causal attention that leaves padding out, and what else it may be.
+    """Causal attention as it is meant (by default all of it, with padding left out), and what else it may be.
 
     Args:
         query: [batch, time, head, width], scaled by one of `scales`; the first is right. key: likewise.
@@ -142,7 +143,6 @@ def attention_variants(
 
         return make
 
-    meant = Attention()
     mistakes: Mapping[str, Attention] = {
         "causal mask off by one": replace(meant, reach=1),
         "causal mask leaves the position itself out": replace(meant, reach=-1),
@@ -151,9 +151,17 @@ def attention_variants(
         "no attention mask": replace(meant, reach=None, padding=False),
         "attention scale missing": replace(meant, power=1),
         "attention scale doubled": replace(meant, power=-1),
-        **{f"soft cap {cap:g}": replace(meant, cap=cap) for cap in CAPS},
-        **{f"attention window of {size}": replace(meant, window=size) for size in range(1, steps)},
+        **{f"soft cap {cap:g}": replace(meant, cap=cap) for cap in CAPS if cap != meant.cap},
+        **{
+            f"attention window of {size}": replace(meant, window=size)
+            for size in range(1, steps)
+            if size != meant.window
+        },
     }
+    if meant.cap is not None:
+        mistakes = {**mistakes, "no soft cap": replace(meant, cap=None)}
+    if meant.window is not None:
+        mistakes = {**mistakes, "no attention window": replace(meant, window=None)}
     yield Variant("causal attention", made(meant))
     yield from (Variant(name, made(how)) for name, how in mistakes.items())
     yield from (Variant(name, made(meant, name)) for name in scales[1:] if name not in mistakes)
