@@ -65,6 +65,7 @@ class RuleFile:
         model: its name; family: a name that it shares with files of which one is chosen by the tree.
         title: for people.
         root: prefixes below which the leaves may lie.
+        records: names of the leaves, in the order of the file, for a checkpoint that holds no names (Equinox).
         text: what the file says.
     """
 
@@ -73,6 +74,7 @@ class RuleFile:
     family: str | None
     title: str
     root: tuple[str, ...]
+    records: tuple[str, ...]
     axes: Mapping[str, Axis]
     facts: Mapping[str, Any]
     versions: tuple[Version, ...]
@@ -158,6 +160,10 @@ _FILE = Record(
         "root": Key(
             ListOf(Scalar((str, type(None)), "a path", lambda v: v or ""), or_one=True),
             "prefixes below which the leaves may lie",
+        ),
+        "records": Key(
+            ListOf(Scalar((str, int), "a path", str)),
+            "names of the leaves in the order of the file, where the checkpoint has none (Equinox)",
         ),
         "axes": Key(MapOf(_AXIS, "a mapping of letters", parse_axis_name), "what each axis letter and index means"),
         "facts": Key(
@@ -407,6 +413,7 @@ def _read_file(node: Node, path: str, text: str) -> RuleFile:
         family=values.get("family"),
         title=values["title"],
         root=tuple(prefix.strip("/") for prefix in values.get("root") or ("",)),
+        records=tuple(values.get("records", ())),
         axes=axes,
         facts=facts,
         versions=versions,

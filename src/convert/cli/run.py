@@ -21,6 +21,7 @@ def run(
     dtype: o.Dtype = None,
     step: o.StepNumber = None,
     item: o.Item = None,
+    skeleton: o.Skeleton = None,
     settings: o.Settings = None,
     rules_dir: o.RulesDir = None,
     like: o.Like = None,
@@ -38,7 +39,7 @@ def run(
     from convert.cli.plan import make, print_plan
     from convert.streaming import Event, Result, execute, plan_layout
 
-    plan = make(model, checkpoint, to, dtype, step, item, settings, rules_dir, like)
+    plan = make(model, checkpoint, to, dtype, step, item, skeleton, settings, rules_dir, like)
     limit = o.shard_bytes(max_shard_size, out)
     if dry_run:
         print_plan(plan, plan_layout(plan, out, limit)[1], as_json)
