@@ -68,14 +68,14 @@ class _Keras(Source):
         leaves: dict[tuple[str, ...], Leaf] = {}
         places: dict[tuple[str, ...], tuple[Path, str]] = {}
         absent: list[Absent] = []
-        called: dict[str, str] = {}
+        called: dict[tuple[str, ...], str] = {}
         raw: list[tuple[Path, tuple[str, ...], TensorSpec]] = []
         for file in files:
             with _hdf5(file) as h5, _errors(file):
                 found, names = _walk(file, h5)
             raw += [(file, keys, spec) for keys, spec in found.items()]
             called |= names
-        renamed = _numbered({keys for _, keys, _ in raw} | {tuple(name.split("/")) for name in called})
+        renamed = _numbered({keys for _, keys, _ in raw} | called.keys())
         for file, keys, spec in raw:
             ours = renamed(keys)
             if ours in leaves:
@@ -87,8 +87,8 @@ class _Keras(Source):
         self.leaves = distinct_names(path, leaves.values())
         self.absent = tuple(absent)
         self._places = {name: places[leaf.keys] for name, leaf in self.leaves.items()}
-        own = {"/".join(renamed(tuple(name.split("/")))): layer for name, layer in called.items()}
-        said = [f"{name} is {layer}" for name, layer in sorted(own.items()) if name.rsplit("/")[-1] != layer]
+        own = {"/".join(renamed(keys)): label for keys, label in called.items() if keys[-1] != label}
+        said = [f"{name} is {label}" for name, label in sorted(own.items())]
         self.notes = (f"the layers' names in the model: {', '.join(said[:40])}",) if said else ()
         self._lock = threading.Lock()
 
@@ -124,8 +124,8 @@ def _errors(file: Path, leaf: str | None = None) -> Iterator[None]:
     where = f"{file}: leaf {leaf}" if leaf is not None else str(file)
     try:
         yield
-    except CheckpointError:
-        raise
+    except CheckpointError as error:
+        raise error if str(file) in str(error) else CheckpointError(f"{where}: {error}; {COPY_AGAIN}") from None
     except MemoryError:
         raise CheckpointError(f"{where}: not enough memory") from None
     except _H5_ERRORS as error:
@@ -146,7 +146,8 @@ def _hdf5(path: Path, leaf: str | None = None) -> Iterator[Any]:
                 raise CheckpointError(
                     f"{path}: {_WEIGHTS} is compressed, which Keras does not do; unzip it, and give that file"
                 )
-            file = io.BufferedReader(_Part(raw, data_start(raw, member.start), member.size))
+            with _errors(path, leaf):
+                file = io.BufferedReader(_Part(raw, data_start(raw, member.start), member.size))
         with _errors(path, leaf):
             h5 = h5py.File(file, "r")
         try:
@@ -155,11 +156,11 @@ def _hdf5(path: Path, leaf: str | None = None) -> Iterator[Any]:
             h5.close()
 
 
-def _walk(path: Path, h5: Any) -> tuple[dict[tuple[str, ...], TensorSpec], dict[str, str]]:
+def _walk(path: Path, h5: Any) -> tuple[dict[tuple[str, ...], TensorSpec], dict[tuple[str, ...], str]]:
     """Specs of the datasets by path, and the names of layers by the path of their group. Follows hard links only."""
     h5py = _h5py(path)
     found: dict[tuple[str, ...], TensorSpec] = {}
-    called: dict[str, str] = {}
+    called: dict[tuple[str, ...], str] = {}
     size = path.stat().st_size
     pending: list[tuple[tuple[str, ...], Any]] = [((), h5)]
     seen = 0
@@ -169,7 +170,7 @@ def _walk(path: Path, h5: Any) -> tuple[dict[tuple[str, ...], TensorSpec], dict[
             raise CheckpointError(f"{path}: {'/'.join(keys)}: more than {_MOST_DEPTH} levels: not Keras's")
         label = group.attrs.get("name") if keys[-1:] == ("vars",) else None
         if isinstance(label, str) and keys[:-1]:
-            called["/".join(keys[:-1])] = label
+            called[keys[:-1]] = label
         for name in group:
             here = "/".join((*keys, name))
             seen += 1

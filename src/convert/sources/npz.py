@@ -120,6 +120,8 @@ def members(path: Path) -> dict[str, Member]:
     for info in infos:
         if info.filename in found:
             raise CheckpointError(f"{path}: two members are called {info.filename!r}; write the file again")
+        if not 0 <= info.header_offset < size:
+            raise CheckpointError(f"{path}: {info.filename}: it would lie at byte {info.header_offset}; {COPY_AGAIN}")
         if info.flag_bits & 1:
             raise CheckpointError(f"{path}: {info.filename}: encrypted; write it without a password")
         if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
