@@ -224,7 +224,9 @@ def test_not_a_checkpoint(run: Run, tmp_path: Path) -> None:
     folder.mkdir()
     (folder / "notes.txt").write_text("hello")
     _, err = run("timesfm", folder, tmp_path / "out.safetensors", code=2)
-    assert err.startswith(f"error: {folder}: no checkpoint that can be read; it holds notes.txt. Known are Orbax")
+    assert err.startswith(
+        f"error: {folder}: no checkpoint that can be read; it holds notes.txt. Understood are\n  flax msgpack: "
+    )
     assert nothing_but(tmp_path, "folder")
 
 

@@ -10,11 +10,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import convert
 from convert.library import shipped_rules_dir
 from convert.rules import schema
+from sources import writers
 from upstream import GOLDEN, checkpoint
 
 ROOT = Path(__file__).parents[1]
@@ -115,6 +117,46 @@ def test_own_model(tmp_path: Path) -> None:
     (tmp_path / "wrong.yaml").write_text(wrong)
     shell("convert ./wrong.yaml ckpt wrong.safetensors", tmp_path)
     shell(f"{sys.executable} {here / 'model_torch.py'} wrong.safetensors io.npz", tmp_path, code=1)
+
+
+FORMATS = ROOT / "examples" / "formats"
+
+
+def jax_side(format: str, folder: Path) -> tuple[str, str]:
+    """Saves the example's model in `folder`; gives the checkpoint and the options and rules to convert it with."""
+    if format in ("eqx", "h5"):
+        script, rules = ("equinox_model.py", "equinox.yaml") if format == "eqx" else ("keras_model.py", "keras.yaml")
+        checkpoint = "model.weights.h5" if format == "h5" else "model.eqx"
+        shell(f"{sys.executable} {FORMATS / script} {checkpoint} io.npz", folder)
+    else:
+        checkpoint, rules = f"model.{format}", "flax.yaml"
+        kind = "npz" if format == "t5x" else format
+        shell(f"{sys.executable} {FORMATS / 'flax_model.py'} {kind} model.{kind} io.npz", folder)
+    if format == "t5x":
+        params = {name.replace("params/", "target/"): x for name, x in np.load(folder / "model.npz").items()}
+        checkpoint = writers.t5x(folder / "checkpoint_7", params).name
+    if format == "eqx":
+        code = f"PYTHONPATH={FORMATS}:$PYTHONPATH convert skeleton equinox_model:make > skeleton.json"
+        shell(code, folder)
+        return f"{checkpoint} --skeleton skeleton.json", rules
+    return checkpoint, rules
+
+
+@pytest.mark.parametrize("format", ["msgpack", "npz", "safetensors", "t5x", "eqx", "h5"])
+def test_formats(format: str, tmp_path: Path) -> None:
+    """The same outputs in torch, through the example's rules; and not the same with the square layers transposed."""
+    checkpoint, rules = jax_side(format, tmp_path)
+    shell(f"convert {FORMATS / rules} {checkpoint} out.safetensors", tmp_path)
+    compare = f"{sys.executable} {FORMATS / 'model_torch.py'}"
+    assert "relative error" in shell(f"{compare} out.safetensors io.npz", tmp_path).stdout
+    if format not in ("npz", "eqx", "h5"):  # one for each rule file
+        return
+    swapped = {"...D,DE->...E": "...E,DE->...D", "...D,ED->...E": "...E,ED->...D"}
+    text = (FORMATS / rules).read_text()
+    wrong = next(text.replace(a, b) for a, b in swapped.items() if a in text)
+    (tmp_path / "wrong.yaml").write_text(wrong)
+    shell(f"convert ./wrong.yaml {checkpoint} wrong.safetensors", tmp_path)
+    shell(f"{compare} wrong.safetensors io.npz", tmp_path, code=1)
 
 
 def test_nothing_committed_names_a_machine() -> None:

@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     from convert.plan import Plan as Plan
     from convert.rules import RuleFile as RuleFile
     from convert.rules import parse_rules as parse_rules
+    from convert.sources import Format as Format
     from convert.sources import Leaf as Leaf
+    from convert.sources import Options as Options
     from convert.sources import Source as Source
     from convert.sources import open_source as open_source
     from convert.spec import TensorSpec as TensorSpec
@@ -43,7 +45,7 @@ _MODULES = {
     "convert.plan": ("Plan",),
     "convert.library": ("available_rules", "load_rules"),
     "convert.rules": ("RuleFile", "parse_rules"),
-    "convert.sources": ("Leaf", "Source", "open_source"),
+    "convert.sources": ("Format", "Leaf", "Options", "Source", "open_source"),
     "convert.spec": ("TensorSpec",),
     "convert.steps": ("Step",),
     "convert.streaming": ("Event", "Result", "execute"),

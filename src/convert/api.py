@@ -24,6 +24,7 @@ def plan_conversion(
     settings: Mapping[str, Any] | None = None,
     step: int | None = None,
     item: str | None = None,
+    skeleton: str | Path | None = None,
     rules_dir: str | Path | None = None,
     like: Mapping[str, TensorSpec] | None = None,
 ) -> Plan:
@@ -37,6 +38,7 @@ def plan_conversion(
         settings: facts, sizes and choices that the tree leaves open, such as ``{"use_positional_embedding": True}``.
         step: a step of a CheckpointManager or of paxml; None is the latest.
         item: an item of a composite checkpoint.
+        skeleton: what `convert skeleton` wrote, with the names of an Equinox file's arrays.
         rules_dir: a directory of rule files that come before the shipped ones.
         like: specs of a state_dict that the result must have.
 
@@ -45,8 +47,12 @@ def plan_conversion(
         RuleError: there are no such rules, or they are not valid.
         PlanError: rules and checkpoint do not fit.
     """
-    source = checkpoint if isinstance(checkpoint, Source) else open_source(checkpoint, step=step, item=item)
     candidates = (model,) if isinstance(model, RuleFile) else find_rules(model, Path(rules_dir) if rules_dir else None)
+    if isinstance(checkpoint, Source):
+        source = checkpoint
+    else:
+        records = [rules.records for rules in candidates if rules.records]
+        source = open_source(checkpoint, step=step, item=item, skeleton=skeleton, records=records)
     return choose_plan(candidates, source, to=to, dtype=dtype, settings=settings, like=like)
 
 
@@ -60,6 +66,7 @@ def convert(
     settings: Mapping[str, Any] | None = None,
     step: int | None = None,
     item: str | None = None,
+    skeleton: str | Path | None = None,
     rules_dir: str | Path | None = None,
     like: Mapping[str, TensorSpec] | None = None,
     overwrite: bool = False,
@@ -93,6 +100,7 @@ def convert(
         settings=settings,
         step=step,
         item=item,
+        skeleton=skeleton,
         rules_dir=rules_dir,
         like=like,
     )

@@ -82,6 +82,7 @@ class RuleFile:
         title: for people.
         root: prefixes below which the leaves may lie.
         types: name of a list, one word for each layer -> what tells the types apart.
+        records: names of the leaves, in the order of the file, for a checkpoint that holds no names (Equinox).
         text: what the file says.
     """
 
@@ -90,6 +91,7 @@ class RuleFile:
     family: str | None
     title: str
     root: tuple[str, ...]
+    records: tuple[str, ...]
     axes: Mapping[str, Axis]
     facts: Mapping[str, Any]
     types: Mapping[str, LayerTypes]
@@ -187,6 +189,10 @@ _FILE = Record(
         "root": Key(
             ListOf(Scalar((str, type(None)), "a path", lambda v: v or ""), or_one=True),
             "prefixes below which the leaves may lie",
+        ),
+        "records": Key(
+            ListOf(Scalar((str, int), "a path", str)),
+            "names of the leaves in the order of the file, where the checkpoint has none (Equinox)",
         ),
         "axes": Key(MapOf(_AXIS, "a mapping of letters", parse_axis_name), "what each axis letter and index means"),
         "facts": Key(
@@ -450,6 +456,7 @@ def _read_file(node: Node, path: str, text: str) -> RuleFile:
         family=values.get("family"),
         title=values["title"],
         root=tuple(prefix.strip("/") for prefix in values.get("root") or ("",)),
+        records=tuple(values.get("records", ())),
         axes=axes,
         facts=facts,
         types=types,

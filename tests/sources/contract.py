@@ -1,13 +1,19 @@
 """What every `Source` must do, as a test class: subclass it and give the fixtures `source` and `expected`."""
 
+import subprocess
+import sys
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
-from convert.sources.base import Source
+from convert import open_source
+from convert.sources.base import Source, tree_order
 from convert.spec import TensorSpec, dtype_name
+from convert.streaming import digest_leaf
+
+_IMPORTS_SEEN: set[str] = set()
 
 
 def same(got: np.ndarray, want: np.ndarray) -> bool:
@@ -16,7 +22,15 @@ def same(got: np.ndarray, want: np.ndarray) -> bool:
 
 
 class SourceContract:
-    """Subclasses define `source` and `expected` (name -> array) with scope ``class``."""
+    """Subclasses define `source` and `expected` (name -> array) with scope ``class``.
+
+    Attributes:
+        sorted_by_name: whether the leaves come as JAX sorts dicts; False where the order is that of the file.
+        options: for `open_source`, beside the path.
+    """
+
+    sorted_by_name = True
+    options: Mapping[str, object] = {}
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -28,9 +42,14 @@ class SourceContract:
     def expected(cls) -> Mapping[str, np.ndarray]:
         raise NotImplementedError
 
+    def reopened(self, source: Source) -> Source:
+        return open_source(source.called, **self.options)  # type: ignore[arg-type]
+
     def test_has_the_leaves_that_were_written(self, source: Source, expected: Mapping[str, np.ndarray]) -> None:
         got = {name: leaf.spec for name, leaf in source.leaves.items()}
-        want = {name: TensorSpec(array.shape, dtype_name(array.dtype)) for name, array in expected.items()}
+        want = {
+            name: TensorSpec(array.shape, dtype_name(array.dtype.newbyteorder("="))) for name, array in expected.items()
+        }
         assert got == want, f"not the same: {[name for name in got | want if got.get(name) != want.get(name)]}"
 
     def test_reads_every_leaf_bit_for_bit(self, source: Source, expected: Mapping[str, np.ndarray]) -> None:
@@ -57,3 +76,35 @@ class SourceContract:
     def test_does_not_know_other_leaves(self, source: Source) -> None:
         with pytest.raises(KeyError):
             source.read("no/such/leaf")
+
+    def test_order_and_digest_are_the_same_each_time(self, source: Source) -> None:
+        again = self.reopened(source)
+        assert list(again.leaves) == list(source.leaves)
+        assert again.format == source.format
+        for name in source.leaves:
+            assert digest_leaf(name, source.read(name)) == digest_leaf(name, again.read(name))
+        if self.sorted_by_name:
+            keys = [leaf.keys for leaf in source.leaves.values()]
+            assert keys == sorted(keys, key=tree_order)
+
+    def test_names_are_the_keys_joined(self, source: Source) -> None:
+        for name, leaf in source.leaves.items():
+            assert name.replace("\\/", "/") == "/".join(leaf.keys)
+
+    def test_opening_and_reading_import_neither_jax_nor_torch(self, source: Source) -> None:
+        """In a fresh interpreter, once per format."""
+        if source.format in _IMPORTS_SEEN:
+            return
+        _IMPORTS_SEEN.add(source.format)
+        code = (
+            "import sys, pathlib, convert\n"
+            f"source = convert.open_source({str(source.called)!r}, **{self.plain_options()!r})\n"
+            "for name in source.leaves: source.read(name)\n"
+            "print(len(source.leaves), sorted({'jax', 'jaxlib', 'flax', 'orbax', 'torch', 'keras', 'equinox', 'pickle5',"
+            " 'tensorflow', 'transformers'} & set(sys.modules)))"
+        )
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        assert done.stdout.split(" ", 1) == [str(len(source.leaves)), "[]\n"], done.stdout
+
+    def plain_options(self) -> dict[str, object]:
+        return {name: str(value) if name == "skeleton" else value for name, value in self.options.items()}

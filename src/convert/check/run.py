@@ -43,6 +43,7 @@ def plan_of(
     settings: Mapping[str, Any] | None = None,
     step: int | None = None,
     item: str | None = None,
+    skeleton: Path | None = None,
     rules_dir: Path | None = None,
 ) -> Plan:
     """The plan that the file was made by: what the header says, where the caller says nothing else.
@@ -63,6 +64,7 @@ def plan_of(
         settings=given,
         step=step,
         item=item,
+        skeleton=skeleton,
         rules_dir=rules_dir,
     )
 
@@ -122,6 +124,7 @@ def check(
     settings: Mapping[str, Any] | None = None,
     step: int | None = None,
     item: str | None = None,
+    skeleton: Path | None = None,
     rules_dir: Path | None = None,
     levels: Iterable[str] = LEVELS,
     require: Iterable[str] = (),
@@ -174,6 +177,7 @@ def check(
         settings=settings,
         step=step,
         item=item,
+        skeleton=skeleton,
         rules_dir=rules_dir,
     )
     evidence = evidence_of(recording, plan, written) if recording is not None else None

@@ -19,6 +19,7 @@ HELP = """Convert JAX checkpoints to PyTorch safetensors with declarative per-la
   convert plan MODEL CKPT       what would be written, from what, and what a shape check could not catch
   convert check OUT --from CKPT the proof that both compute the same, or where and why they do not
   convert record MODEL CKPT OUT what the JAX model computes, for check --recorded where there is no JAX
+  convert skeleton MODULE:FACTORY   names for an Equinox file, made where JAX runs
   convert rules list            the shipped rules; also: show, validate, schema
 
 OUT ending in .safetensors is one file; anything else is a directory. Data goes to stdout, everything else to stderr.
@@ -69,13 +70,14 @@ def _root(
 
 
 def _register() -> None:
-    from convert.cli import check, inspect, plan, record, rules, run
+    from convert.cli import check, inspect, plan, record, rules, run, skeleton
 
     app.command(RUN)(run.run)
     app.command("inspect")(inspect.inspect)
     app.command("plan")(plan.plan)
     app.command("check")(check.check)
     app.command("record")(record.record)
+    app.command("skeleton")(skeleton.skeleton)
     app.add_typer(rules.app, name="rules")
 
 

@@ -39,6 +39,7 @@ def check(
     dtype: o.Dtype = None,
     step: o.StepNumber = None,
     item: o.Item = None,
+    skeleton: o.Skeleton = None,
     settings: o.Settings = None,
     rules_dir: o.RulesDir = None,
     level: Annotated[
@@ -98,6 +99,7 @@ def check(
         settings=o.parse_settings(settings),
         step=step,
         item=item,
+        skeleton=skeleton,
         rules_dir=rules_dir,
         levels=_split(level) or LEVELS,
         require=_split(require),

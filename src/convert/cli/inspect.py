@@ -16,6 +16,7 @@ def inspect(
     checkpoint: o.Checkpoint,
     step: o.StepNumber = None,
     item: o.Item = None,
+    skeleton: o.Skeleton = None,
     rules_dir: o.RulesDir = None,
     as_json: o.Json = False,
 ) -> None:
@@ -23,7 +24,7 @@ def inspect(
     from convert.library import available_rules
     from convert.sources import open_source
 
-    source = open_source(checkpoint, step=step, item=item)
+    source = open_source(checkpoint, step=step, item=item, skeleton=skeleton)
     fits = [_fit(rules, source) for rules in available_rules(rules_dir)]
     if as_json:
         output.data_json(_report(source, fits))

@@ -12,7 +12,7 @@ from convert.errors import ConvertError
 
 Checkpoint = Annotated[
     Path,
-    typer.Argument(metavar="CKPT", help="A checkpoint of JAX code: an Orbax or paxml directory.", show_default=False),
+    typer.Argument(metavar="CKPT", help="A checkpoint of JAX code: a directory or a file.", show_default=False),
 ]
 Model = Annotated[
     str,
@@ -43,6 +43,15 @@ StepNumber = Annotated[
 ]
 Item = Annotated[
     str | None, typer.Option("--item", metavar="NAME", help="Which item of a composite checkpoint.", show_default=False)
+]
+Skeleton = Annotated[
+    Path | None,
+    typer.Option(
+        "--skeleton",
+        metavar="FILE",
+        help="The names of an Equinox file's arrays, from `convert skeleton`.",
+        show_default="the rules' records",
+    ),
 ]
 Settings = Annotated[
     list[str] | None,

@@ -23,6 +23,7 @@ def plan(
     dtype: o.Dtype = None,
     step: o.StepNumber = None,
     item: o.Item = None,
+    skeleton: o.Skeleton = None,
     settings: o.Settings = None,
     rules_dir: o.RulesDir = None,
     like: o.Like = None,
@@ -32,7 +33,7 @@ def plan(
     """What would be written, from what, and what a shape check could not catch. Reads no arrays."""
     from convert.streaming import plan_layout
 
-    made = make(model, checkpoint, to, dtype, step, item, settings, rules_dir, like)
+    made = make(model, checkpoint, to, dtype, step, item, skeleton, settings, rules_dir, like)
     print_plan(made, plan_layout(made, Path("model"), o.shard_bytes(max_shard_size, None))[1], as_json)
 
 
@@ -43,6 +44,7 @@ def make(
     dtype: str | None,
     step: int | None,
     item: str | None,
+    skeleton: Path | None,
     settings: list[str] | None,
     rules_dir: Path | None,
     like: Path | None,
@@ -59,6 +61,7 @@ def make(
         settings=o.parse_settings(settings),
         step=step,
         item=item,
+        skeleton=skeleton,
         rules_dir=rules_dir,
         like=open_written(like).specs if like else None,
     )

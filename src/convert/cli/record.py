@@ -18,6 +18,7 @@ def record(
     to: o.To = None,
     step: o.StepNumber = None,
     item: o.Item = None,
+    skeleton: o.Skeleton = None,
     settings: o.Settings = None,
     rules_dir: o.RulesDir = None,
     reference: Annotated[
@@ -51,6 +52,7 @@ def record(
         settings=o.parse_settings(settings),
         step=step,
         item=item,
+        skeleton=skeleton,
         rules_dir=rules_dir,
     )
     pair = load_reference(plan, reference)

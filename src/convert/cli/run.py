@@ -22,6 +22,7 @@ def run(
     dtype: o.Dtype = None,
     step: o.StepNumber = None,
     item: o.Item = None,
+    skeleton: o.Skeleton = None,
     settings: o.Settings = None,
     rules_dir: o.RulesDir = None,
     like: o.Like = None,
@@ -45,7 +46,7 @@ def run(
         raise ConvertError("--dry-run writes nothing, so there is nothing to --check; leave one of them out")
     from convert.streaming import Event, Result, execute, plan_layout
 
-    plan = make(model, checkpoint, to, dtype, step, item, settings, rules_dir, like)
+    plan = make(model, checkpoint, to, dtype, step, item, skeleton, settings, rules_dir, like)
     limit = o.shard_bytes(max_shard_size, out)
     if dry_run:
         print_plan(plan, plan_layout(plan, out, limit)[1], as_json)

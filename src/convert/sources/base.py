@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from convert.errors import CheckpointError
 from convert.spec import TensorSpec
 
 
@@ -52,6 +53,28 @@ def name_leaves(leaves: Iterable[Leaf]) -> dict[str, Leaf]:
     return named
 
 
+def distinct_names(where: Path, leaves: Iterable[Leaf]) -> dict[str, Leaf]:
+    """`name_leaves` of leaves in any order, sorted as JAX flattens dicts and lists.
+
+    Raises:
+        CheckpointError: two leaves would have one name.
+    """
+    leaves = sorted(leaves, key=lambda leaf: tree_order(leaf.keys))
+    named = name_leaves(leaves)
+    if len(named) != len(leaves):
+        counts = Counter("/".join(leaf.keys) for leaf in leaves)
+        twice = next(name for name, n in counts.items() if n > 1)
+        raise CheckpointError(
+            f"{where}: two leaves would be called {twice!r}; rename one where the checkpoint is written"
+        )
+    return named
+
+
+def tree_order(keys: Sequence[str]) -> tuple[tuple[int, int, str], ...]:
+    """A key to sort paths by: dict keys by text, the indices of sequences by number."""
+    return tuple((0, int(key), key) if key.isascii() and key.isdecimal() else (1, 0, key) for key in keys)
+
+
 class Source(ABC):
     """A checkpoint, opened: its leaves are known, none has been read.
 
@@ -89,3 +112,40 @@ class Source(ABC):
     def nbytes(self) -> int:
         """Bytes of all leaves in memory."""
         return sum(leaf.spec.nbytes for leaf in self.leaves.values())
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the user said beside the path.
+
+    Attributes:
+        step: which step, where there are several; None is the latest.
+        item: which item of a composite checkpoint.
+        skeleton: a file that `convert skeleton` wrote, with the names that the checkpoint does not hold.
+        records: names in the order of the file, as rule files list them; each is one candidate.
+    """
+
+    step: int | None = None
+    item: str | None = None
+    skeleton: Path | None = None
+    records: tuple[tuple[str, ...], ...] = ()
+
+
+@dataclass(frozen=True)
+class Format:
+    """A kind of checkpoint. A package adds one with an entry point of the group ``convert.sources`` that is a `Format`.
+
+    Attributes:
+        name: for people, such as ``Equinox``.
+        understands: which files and directories it reads, for people; it is listed where nothing is recognised.
+        find: what `open` may be given for a path: the path, or files in that directory; nothing when it is of another
+            format. Looks at content, reads little, and raises nothing.
+        open: opens what `find` found, without reading arrays; raises CheckpointError.
+        options: the names of the `Options` that it knows; the others are refused when they are given.
+    """
+
+    name: str
+    understands: str
+    find: Callable[[Path], Sequence[Path]]
+    open: Callable[[Path, Options], Source]
+    options: frozenset[str] = frozenset()

@@ -12,6 +12,7 @@ import mmap
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 import numpy as np
@@ -26,6 +27,7 @@ MAX_OBJECTS = 5_000_000
 NDARRAY, COMPLEX, NUMPY_SCALAR = 1, 2, 3
 _CHUNKED = "__msgpack_chunked_array__"  # flax splits arrays above 2**30 bytes that lie in a map
 _MAX_RANK = 32  # of NumPy 1; NumPy 2 allows 64
+_MAX_DEPTH = 100  # levels of a tree; real ones have about ten
 
 
 class ElementError(CheckpointError):
@@ -73,6 +75,12 @@ class Packed:
     spec: TensorSpec
     pieces: tuple[tuple[int, int], ...] = ()
     value: bool | int | float | complex | None = None
+
+
+class Text(NamedTuple):
+    """A string in a tree, which is no array; T5X keeps the paths of arrays in such."""
+
+    text: str
 
 
 _FIXED = {  # first byte -> kind, struct format of the value
@@ -306,15 +314,66 @@ class Walker:
         raise CheckpointError(f"truncated: the file has {self.size} bytes and at least {missing} more are missing")
 
 
+def walk_tree(data: mmap.mmap | bytes, file: Path) -> Iterator[tuple[tuple[str, ...], Packed | Text | str]]:
+    """(path, place) of every leaf of the tree that is the whole of `data`; a word (``None``, ``empty dict``) for a node that
+    holds no array. Steps through every object once.
+
+    Raises:
+        CheckpointError: damaged; the message names the file, the leaf and the next step.
+    """
+    walker = Walker(data)
+    found: list[tuple[tuple[str, ...], Packed | Text | str]] = []
+    path: list[str] = []
+    try:
+        end = _walk(walker, 0, path, found)
+        if end != walker.size:
+            raise CheckpointError(f"{walker.size - end} bytes after the end of the msgpack, at byte {end}")
+    except CheckpointError as error:
+        where = f"{file}: leaf {'/'.join(path)}" if path else str(file)
+        raise CheckpointError(f"{where}: {error}; copy the checkpoint again from where it was written") from None
+    yield from found
+
+
+def _walk(walker: Walker, at: int, path: list[str], found: list[tuple[tuple[str, ...], Packed | Text | str]]) -> int:
+    """Adds what lies at byte `at`, and gives where it ends. `path` is where the walk stands, the error's place included."""
+    token = walker.token(at)
+    if len(path) > _MAX_DEPTH:
+        raise CheckpointError(f"more than {_MAX_DEPTH} levels: not a checkpoint")
+    if token.kind == "str":
+        found.append((tuple(path), Text(walker.data[token.body : token.stop].decode(errors="replace"))))
+        return token.stop
+    if token.kind not in ("map", "array"):
+        found.append((tuple(path), walker.leaf(at)))
+        return token.stop
+    if token.kind == "map" and token.children and _is_chunked(walker, token):
+        found.append((tuple(path), walker.leaf(at)))
+        return walker.skip(at)
+    if not token.children:
+        found.append((tuple(path), "empty dict" if token.kind == "map" else "empty list"))
+    at = token.stop
+    for index in range(token.children):
+        key = str(index)
+        if token.kind == "map":
+            head = walker.token(at)
+            key, at = str(head.value) if head.kind == "int" else walker.text(head), head.stop
+        path.append(key)
+        at = _walk(walker, at, path, found)
+        path.pop()
+    return at
+
+
+def _is_chunked(walker: Walker, head: Token) -> bool:
+    first = walker.token(head.stop)
+    return first.kind in ("str", "bin") and walker.data[first.body : first.stop] == _CHUNKED.encode()
+
+
 def array(data: mmap.mmap | bytes, packed: Packed) -> np.ndarray:
-    """The array, read-only. A view into `data` unless it was chunked; views may be unaligned."""
+    """The array, in memory of its own."""
     dtype = numpy_dtype(packed.spec.dtype)
     if packed.value is not None:
         result = np.array(packed.value, dtype)
     elif packed.spec.size == 0:
         result = np.empty(packed.spec.shape, dtype)
-    elif len(packed.pieces) == 1:
-        result = np.frombuffer(data, dtype, packed.spec.size, packed.pieces[0][0]).reshape(packed.spec.shape)
     else:
         flat = np.empty(packed.spec.nbytes, np.uint8)
         at = 0
@@ -322,7 +381,6 @@ def array(data: mmap.mmap | bytes, packed: Packed) -> np.ndarray:
             flat[at : at + nbytes] = np.frombuffer(data, np.uint8, nbytes, offset)
             at += nbytes
         result = flat.view(dtype).reshape(packed.spec.shape)
-    result.flags.writeable = False
     return result
 
 

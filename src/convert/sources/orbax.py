@@ -82,7 +82,7 @@ class OrbaxSource(Source):
     def read(self, name: str) -> np.ndarray:
         place = self._by_name[name]
         if isinstance(place, flaxpack.Packed):
-            return flaxpack.array(self._tree.data, place).copy()
+            return flaxpack.array(self._tree.data, place)
         assert self._store is not None
         try:
             return read_array(self._store, place, self._tree.all_stored)

@@ -74,7 +74,7 @@ def open_pax(path: Path, *, step: int | None = None) -> Source:
 
 
 class PaxSource(Source):
-    """An open paxml checkpoint. The file stays mapped as long as this object, or an array that it gave, lives."""
+    """An open paxml checkpoint. The file stays mapped as long as this object lives."""
 
     format = "paxml FLAX (msgpack)"
 
