@@ -106,12 +106,12 @@ def cover(rules: RuleFile, source: Source) -> Coverage:
         if not isinstance(rule.kind, Drop):
             matched.append(found)
     types = {name: _types(entry, source, prefix) for name, entry in rules.types.items()}
-    of_type = {
+    by_type = {
         word: (entry.index, {k for k, words in types[name].items() if word in words})
         for name, entry in rules.types.items()
         for word in entry.leaves
     }
-    counts, missing = _completeness(matched, prefix, list(source.leaves), set(claims), of_type)
+    counts, missing = _completeness(matched, prefix, list(source.leaves), set(claims), by_type)
     for name, entry in rules.types.items():
         missing += _untyped(types[name], entry, counts.get(entry.index, 0), prefix)
     for name, claimants in claims.items():
@@ -169,7 +169,7 @@ def _completeness(
     prefix: str,
     leaves: list[str],
     claimed: set[str],
-    of_type: Mapping[str, tuple[str, set[int]]],
+    by_type: Mapping[str, tuple[str, set[int]]],
 ) -> tuple[dict[str, int], list[str]]:
     """Checks that each rule finds a leaf for every index that any rule has, every alternative and every role."""
     domain: dict[str, set[int]] = defaultdict(set)
@@ -194,8 +194,8 @@ def _completeness(
             continue
         for role, pattern in rule.sources.items():
             of_role = found.leaves[role]
-            index, allowed = of_type[rule.only] if rule.only else ("", set())
-            if rule.only and not allowed:
+            index, allowed = by_type[rule.of_type] if rule.of_type else ("", set())
+            if rule.of_type and not allowed:
                 continue  # no layer of this type
             expected = itertools.product(
                 *(sorted(allowed if name == index else domain.get(name, ())) for name in pattern.indices)

@@ -308,7 +308,7 @@ def _read_rule(node: Node, targets: Mapping[str, Target]) -> Rule:
         stacked=values.get("stacked", {}),
         targets={} if kind.target is None else _read_targets(node.value[word], word, targets),
         optional=values.get("optional", kind is Drop),
-        only=values.get("only"),
+        of_type=values.get("of_type"),
         when=values.get("when"),
         dtype=values.get("dtype"),
         choice=values.get("choice"),
@@ -500,13 +500,13 @@ def _check_types(types: Mapping[str, LayerTypes], rules: tuple[Rule, ...], facts
             if pattern.indices != (entry.index,):
                 raise RuleError(f"{entry.at}: {pattern} must have the index {{{entry.index}}}, and no other")
     for rule in rules:
-        if rule.only is None:
+        if rule.of_type is None:
             continue
-        if rule.only not in known:
-            raise RuleError(f"{rule.at}: no type of layers is called {rule.only!r}{nearest(rule.only, known)} (known: {', '.join(known) or 'none'})")  # fmt: skip
-        if known[rule.only].index not in rule.sources["weight"].indices:
+        if rule.of_type not in known:
+            raise RuleError(f"{rule.at}: no type of layers is called {rule.of_type!r}{nearest(rule.of_type, known)} (known: {', '.join(known) or 'none'})")  # fmt: skip
+        if known[rule.of_type].index not in rule.sources["weight"].indices:
             raise RuleError(
-                f"{rule.at}: {rule.only!r} is a type of the layers {{{known[rule.only].index}}}, which "
+                f"{rule.at}: {rule.of_type!r} is a type of the layers {{{known[rule.of_type].index}}}, which "
                 f"{rule.sources['weight']} does not have"
             )
 

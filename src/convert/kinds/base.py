@@ -165,7 +165,7 @@ class Rule:
         stacked: index name -> axis of the leaf that enumerates it.
         targets: target name (None: all) -> layer.
         optional: whether some or all of its leaves may be absent.
-        only: the type of layers that it holds for, of those that the file's `types` tell apart; None: every layer.
+        of_type: the type of layers that it holds for, of those that the file's `types` tell apart; None: every layer.
         when: for buffers, a fact that must be true for the target to have it.
         dtype: what its tensors are written in, whatever ``--dtype`` says.
         choice: name under which `kind.variants` is chosen.
@@ -178,7 +178,7 @@ class Rule:
     stacked: Mapping[str, int]
     targets: Mapping[str | None, TargetLayer]
     optional: bool = False
-    only: str | None = None
+    of_type: str | None = None
     when: str | None = None
     dtype: str | None = None
     choice: str | None = None
@@ -215,7 +215,9 @@ SHARED: Mapping[str, Key] = {
         "index of the target that the source stacks on an axis (scanned or vmapped layers)",
     ),
     "optional": Key(FLAG, "true: some or all of these leaves may be absent"),
-    "only": Key(Scalar(str, "a word"), "the type of layers that has these leaves, of those that `types` tells apart"),
+    "of_type": Key(
+        Scalar(str, "a word"), "the type of layers that has these leaves, of those that `types` tells apart"
+    ),
     "dtype": Key(Choice(tuple(SAFETENSORS_TAGS)), "what these tensors are written in, whatever --dtype says"),
 }
 BIAS = Key(PATTERN, "path of the bias's leaf")
