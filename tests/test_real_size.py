@@ -41,7 +41,7 @@ def test_transformers_loads_shards_of_the_published_size(checkpoint: Path, tmp_p
 
     out = tmp_path / "out"
     result = convert.convert("timesfm", checkpoint, out, to="transformers", max_shard_bytes=300 * 10**6)
-    assert len(result.files) == 6  # four shards, the index, config.json
+    assert len(result.files) == 7  # four shards, the index, config.json, the model card
     model, report = TimesFm2_5ModelForPrediction.from_pretrained(out, output_loading_info=True, dtype=torch.float32)
     assert not any(report.values()), report
     assert sum(p.numel() for p in model.parameters()) == 231_289_280

@@ -137,7 +137,7 @@ def golden_io(case: str) -> Any:
 
 def checkpoint(case: str) -> Path:
     """The golden's checkpoint, as a user would name it."""
-    return GOLDEN / case / ("ckpt" if case == "timesfm-2.5" else "checkpoints")
+    return GOLDEN / case / ("checkpoints" if case in TIMESFM_1_CASES else "ckpt")
 
 
 class SpecsOnly(Source):
