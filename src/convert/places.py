@@ -100,7 +100,7 @@ def settle(rules: Sequence[Rule], places: Sequence[Places], specs: Mapping[str, 
 
 
 def _takes(rules: Sequence[Rule], name: str) -> bool:
-    return any(_match(p, name) for rule in rules if rule.word != "drop" for p in rule.sources.values())
+    return any(_match(p, name) is not None for rule in rules if rule.word != "drop" for p in rule.sources.values())
 
 
 def _match(pattern: Pattern, name: str) -> dict[str, int] | None:
