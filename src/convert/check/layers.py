@@ -51,7 +51,6 @@ def check_layers(plan: Plan, written: Written, *, device: str = "cpu", seed: int
         import torch
     except ImportError as error:
         return LevelReport("layers", Verdict.SKIPPED, f"{error.name} is not installed")
-    rules = {rule.at: rule for rule in plan.rules.rules}
     worst: dict[str, Measure] = {}
     failed: dict[str, list[str]] = {}
     findings: list[Finding] = []
@@ -61,7 +60,8 @@ def check_layers(plan: Plan, written: Written, *, device: str = "cpu", seed: int
             for step, part in work:
                 if written.specs.get(step.name) != step.spec:
                     continue  # the coverage level names it
-                rule = rules[step.rule]
+                rule = part.rule
+                assert rule is not None
                 if said := misplaced(plan, rule, step, part):
                     findings.append(Finding(f"{step.name}: {said}", step.name, step.rule.line_only))
                 probe = _Probe(rule, plan, step, part, device, np.random.default_rng(seed))
@@ -299,7 +299,7 @@ class _Probe:
         return run, own.size
 
     def _embedding(self, own: Array, rows: Array) -> tuple[Callable[[str], tuple[Array, Array]], int]:
-        tokens = self.rng.integers(0, own.shape[0], ENTRIES)
+        tokens = self.rng.integers(0, rows.shape[0], ENTRIES)  # rows that the target has; others are padding
 
         def run(dtype: str) -> tuple[Array, Array]:
             import jax.numpy as jnp
