@@ -27,10 +27,10 @@ RULES = """\
 - from: b.{i}/loop/w
   bias: b.{i}/loop/b
   einsum: "...D,DE->...E"
-  only: loop
+  of_type: loop
   linear: loop.{i}
 - from: b.{i}/look/w
-  only: look
+  of_type: look
   parameter: look.{i}
 """
 
@@ -99,7 +99,7 @@ def test_a_layer_is_of_one_type_and_complete(change: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("only: look", "only: lok", "no type of layers is called 'lok'; did you mean 'look'? (known: loop, look)"),
+        ("of_type: look", "of_type: lok", "no type of layers is called 'lok'; did you mean 'look'? (known: loop, look)"),
         ("{of: i, leaves: {loop: 'b.{i}/loop/**', ", "{of: i, leaves: {", "layers of one type need no `types`"),
         ("{of: i,", "{of: j,", "b.{i}/loop/** must have the index {j}, and no other"),
         ("facts: {window: 7}", "facts: {window: 7, kinds: 3}", "'kinds' is in `facts` too; the types of the layers are read off the tree"),
@@ -116,7 +116,7 @@ def test_errors_in_words(old: str, new: str, message: str) -> None:
 
 def test_a_type_needs_the_index_of_its_layers() -> None:
     with pytest.raises(RuleError) as refused:
-        rule_file(RULES.replace("- from: b.{i}/norm\n", "- from: norm\n  only: look\n").replace("n.{i}", "n"), HEAD)
+        rule_file(RULES.replace("- from: b.{i}/norm\n", "- from: norm\n  of_type: look\n").replace("n.{i}", "n"), HEAD)
     assert "'look' is a type of the layers {i}, which norm does not have" in str(refused.value)
 
 

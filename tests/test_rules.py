@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from convert import ConvertError, RuleError, available_rules, load_rules, parse_rules
+from convert import ConvertError, RuleError, available_rules, parse_rules
 from convert.cli.options import parse_settings
 from convert.kinds import KINDS
-from convert.library import find_rules, shipped_rules_dir
-from convert.rules import schema
+from convert.library import find_rules, load_models, shipped_rules_dir
+from convert.rules import parse_models, schema
 from convert.yamlfile import load_yaml
 from memory_source import rule_file
 
@@ -95,7 +95,9 @@ def test_a_good_file() -> None:
 # --- one rule -------------------------------------------------------------------------------------------------------
 
 KNOWN = "linear, conv, embedding, layer_norm, rms_norm, parameter, buffer, drop"
-LINEAR_KEYS = "(known: linear, einsum, choice, bias, activation, from, stacked, optional, only, dtype)"
+LINEAR_KEYS = (
+    "(known: linear, einsum, choice, bias, activation, from, stacked, numbered, unless, optional, of_type, dtype)"
+)
 
 # What the file says of one rule (from line 5, column 3 on), what is answered, and whether the schema can tell as well.
 ONE_RULE: list[tuple[str, str, bool]] = [
@@ -281,7 +283,7 @@ ONE_RULE: list[tuple[str, str, bool]] = [
     ),
     (
         "- from: w\n  embedding: {module: p, wieght: q}",
-        "r.yaml:6:26: unknown key 'wieght' in a target; did you mean 'weight'? (known: module, weight, bias)",
+        "r.yaml:6:26: unknown key 'wieght' in a target; did you mean 'weight'? (known: module, weight, bias, part)",
         True,
     ),
     (
@@ -374,7 +376,7 @@ def test_errors_of_one_rule(rules: str, message: str, structural: bool) -> None:
 
 # --- the file -------------------------------------------------------------------------------------------------------
 
-FILE_KEYS = "(known: model, family, title, root, records, axes, facts, types, versions, targets, rules)"
+FILE_KEYS = "(known: model, family, title, root, records, places, axes, facts, types, versions, targets, rules)"
 
 WHOLE_FILE: list[tuple[str, str, bool]] = [
     ("- a", "r.yaml:1:1: expected a rule file, found a list", True),
@@ -449,10 +451,11 @@ def test_schema_is_valid() -> None:
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda p: p.name)
 def test_shipped_files_fit_the_schema_and_load(path: Path) -> None:
     VALIDATOR.validate(load_yaml(path.read_text(), path.name).plain())
-    rules = load_rules(path)
-    assert rules.path == f"rules/{path.name}"
-    assert path.stem == rules.model
-    assert rules.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+    models = load_models(path)
+    assert path.stem in (models[0].model, models[0].family)
+    for rules in models:
+        assert rules.path == f"rules/{path.name}"
+        assert rules.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
     assert "# yaml-language-server: $schema=schema.json" in path.read_text()
 
 
@@ -460,10 +463,10 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """Paths of all mappings with fixed keys in a rule file."""
     found = []
     if isinstance(value, dict):
-        if path == () or (path[-1] != "config" and path[-1:] not in FREE):
+        if path == () or path[-1:] not in FREE:
             found.append(path)
         for key, child in value.items():
-            if key not in ("facts", "config"):
+            if key not in ("facts", "config", "generation"):
                 found += places(child, (*path, key))
     elif isinstance(value, list):
         for k, child in enumerate(value):
@@ -471,7 +474,23 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return found
 
 
-FREE = tuple((word,) for word in ("axes", "types", "leaves", "versions", "targets", "sizes", "stacked", *KINDS))
+FREE = tuple(
+    (word,)
+    for word in (
+        "axes",
+        "types",
+        "leaves",
+        "places",
+        "models",
+        "versions",
+        "targets",
+        "sizes",
+        "stacked",
+        "numbered",
+        "einsum",
+        *KINDS,
+    )
+)
 
 
 @given(st.data())
@@ -491,7 +510,7 @@ def test_schema_and_loader_refuse_the_same_mutations(data: st.DataObject) -> Non
         target[data.draw(st.sampled_from(sorted(set(target) - {"epsilon"})))] = 3.5
     assert not VALIDATOR.is_valid(tree)
     with pytest.raises(RuleError):
-        parse_rules(json.dumps(tree), "mutated.yaml")
+        parse_models(json.dumps(tree), "mutated.yaml")
 
 
 @pytest.mark.parametrize("word", [w for w in KINDS if w != "drop"])
@@ -541,18 +560,15 @@ def test_rules_are_found_by_name_family_and_path(tmp_path: Path) -> None:
     with pytest.raises(RuleError) as refused:
         find_rules("timesfn-1", tmp_path)
     assert str(refused.value) == (
-        "there are no rules called 'timesfn-1'; did you mean 'timesfm-1'? (known: m, recurrentgemma, timesfm, timesfm-1, timesfm-2.5; "
-        "a file of your own is given by its path, such as ./my-model.yaml)"
+        "there are no rules called 'timesfn-1'; did you mean 'timesfm-1'? (known: gemma, gemma1, gemma2, gemma3, m, recurrentgemma, timesfm, "
+        "timesfm-1, timesfm-2.5; a file of your own is given by its path, such as ./my-model.yaml)"
     )
 
 
 def test_a_directory_of_rules_comes_before_the_shipped_ones(tmp_path: Path) -> None:
     (tmp_path / "x.yaml").write_text(GOOD.replace("model: m", "model: timesfm-1"))
-    assert [r.path for r in available_rules(tmp_path)] == [
-        str(tmp_path / "x.yaml"),
-        "rules/recurrentgemma.yaml",
-        "rules/timesfm-2.5.yaml",
-    ]
+    found = [r.path for r in available_rules(tmp_path) if r.family != "gemma"]
+    assert found == [str(tmp_path / "x.yaml"), "rules/recurrentgemma.yaml", "rules/timesfm-2.5.yaml"]
     with pytest.raises(RuleError) as refused:
         available_rules(tmp_path / "x.yaml")
     assert str(refused.value) == (

@@ -6,7 +6,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from convert.library import find_rules
+from convert.errors import PlanError
+from convert.library import available_rules, find_rules
+from convert.match import cover
 from convert.plan import Plan
 from convert.planner import choose_plan
 from convert.rules import RuleFile
@@ -47,13 +49,35 @@ def plan_conversion(
         RuleError: there are no such rules, or they are not valid.
         PlanError: rules and checkpoint do not fit.
     """
-    candidates = (model,) if isinstance(model, RuleFile) else find_rules(model, Path(rules_dir) if rules_dir else None)
+    extra = Path(rules_dir) if rules_dir else None
+    candidates = (model,) if isinstance(model, RuleFile) else find_rules(model, extra)
     if isinstance(checkpoint, Source):
         source = checkpoint
     else:
         records = [rules.records for rules in candidates if rules.records]
         source = open_source(checkpoint, step=step, item=item, skeleton=skeleton, records=records)
-    return choose_plan(candidates, source, to=to, dtype=dtype, settings=settings, like=like)
+    try:
+        return choose_plan(candidates, source, to=to, dtype=dtype, settings=settings, like=like)
+    except PlanError as error:
+        relative = _relative_that_fits(candidates, source, extra)
+        if relative is None:
+            raise
+        raise PlanError(
+            f"{error}\nThe tree is that of {relative.model} ({relative.title}): name {relative.model} in place of "
+            f"{candidates[0].model}, or {relative.family} to have it recognised",
+            error.findings,
+        ) from None
+
+
+def _relative_that_fits(candidates: tuple[RuleFile, ...], source: Source, extra: Path | None) -> RuleFile | None:
+    """Another model of the family that the one named belongs to, whose rules account for every leaf of the checkpoint."""
+    if len(candidates) != 1 or candidates[0].family is None:
+        return None
+    relatives = [
+        r for r in available_rules(extra) if r.family == candidates[0].family and r.model != candidates[0].model
+    ]
+    fitting = [rules for rules in relatives if not cover(rules, source).findings]
+    return fitting[0] if len(fitting) == 1 and cover(candidates[0], source).findings else None
 
 
 def convert(

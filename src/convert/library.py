@@ -7,18 +7,27 @@ from pathlib import Path
 
 from convert.errors import RuleError
 from convert.fields import nearest
-from convert.rules import RuleFile, parse_rules
+from convert.rules import RuleFile, parse_models, the_only
 from convert.yamlfile import read_text
 
 
 def load_rules(path: str | Path) -> RuleFile:
-    """Reads and checks a rule file.
+    """Reads and checks a rule file of one model.
+
+    Raises:
+        RuleError: unreadable, not valid (the message has line and column), or of several models.
+    """
+    return the_only(load_models(path), str(path))
+
+
+def load_models(path: str | Path) -> tuple[RuleFile, ...]:
+    """Reads and checks the rules of every model that a file declares.
 
     Raises:
         RuleError: unreadable or not valid; the message has line and column.
     """
     path = Path(path)
-    return parse_rules(read_text(path, _display(path)), _display(path))
+    return parse_models(read_text(path, _display(path)), _display(path))
 
 
 def _display(path: Path) -> str:
@@ -43,8 +52,8 @@ def available_rules(extra: Path | None = None) -> tuple[RuleFile, ...]:
     found: dict[str, RuleFile] = {}
     for directory in (extra, shipped_rules_dir()):
         for path in sorted(directory.glob("*.yaml")) if directory else ():
-            rules = load_rules(path)
-            found.setdefault(rules.model, rules)
+            for rules in load_models(path):
+                found.setdefault(rules.model, rules)
     return tuple(found.values())
 
 
@@ -55,7 +64,7 @@ def find_rules(model: str, extra: Path | None = None) -> tuple[RuleFile, ...]:
         RuleError: there are none by this name, or the file is not valid.
     """
     if model.endswith((".yaml", ".yml")) or "/" in model:
-        return (load_rules(model),)
+        return load_models(model)
     known = available_rules(extra)
     named = tuple(rules for rules in known if rules.model == model) or tuple(r for r in known if r.family == model)
     if named:

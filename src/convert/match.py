@@ -6,10 +6,11 @@ import difflib
 import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from convert.kinds import Drop, Rule
+from convert.kinds import Drop, Numbering, Rule
 from convert.pattern import Match
+from convert.places import layouts, settle
 from convert.rules import LayerTypes, RuleFile
 from convert.sources.base import Leaf, Source
 from convert.yamlfile import Position
@@ -45,6 +46,7 @@ class Coverage:
 
     Attributes:
         root: the prefix under which the rules' paths were taken.
+        rules: the rule file, its rules rewritten for the layout that this tree has (see `convert.places`).
         matched: one for each rule that applies.
         dropped: leaves left out with a reason.
         claimed: how many leaves some rule names.
@@ -54,6 +56,7 @@ class Coverage:
     """
 
     root: str
+    rules: RuleFile
     matched: tuple[Matched, ...]
     dropped: tuple[Claim, ...]
     claimed: int
@@ -64,7 +67,10 @@ class Coverage:
 
 def choose_root(rules: RuleFile, leaves: Mapping[str, Leaf]) -> str:
     """The first of the file's roots under which one of its rules finds a leaf; the first one if none does."""
-    patterns = [p for rule in rules.rules if not isinstance(rule.kind, Drop) for p in rule.sources.values()]
+    every = (rule for layout in layouts(rules.rules, rules.places) for rule in layout)
+    patterns = list(
+        {p.text: p for rule in every if not isinstance(rule.kind, Drop) for p in rule.sources.values()}.values()
+    )
     for root in rules.root:
         prefix = f"{root}/" if root else ""
         for name in leaves:
@@ -80,6 +86,8 @@ def cover(rules: RuleFile, source: Source) -> Coverage:
     root = choose_root(rules, source.leaves)
     prefix = f"{root}/" if root else ""
     names = [(name, _spellings(name, prefix)) for name in source.leaves]
+    inside = {n.removeprefix(prefix): leaf.spec for n, leaf in source.leaves.items() if n.startswith(prefix)}
+    rules = replace(rules, rules=settle(rules.rules, rules.places, inside))
     claims: dict[str, list[Rule]] = defaultdict(list)
     matched, dropped, findings = [], [], []
     for rule in rules.rules:
@@ -106,12 +114,12 @@ def cover(rules: RuleFile, source: Source) -> Coverage:
         if not isinstance(rule.kind, Drop):
             matched.append(found)
     types = {name: _types(entry, source, prefix) for name, entry in rules.types.items()}
-    of_type = {
+    by_type = {
         word: (entry.index, {k for k, words in types[name].items() if word in words})
         for name, entry in rules.types.items()
         for word in entry.leaves
     }
-    counts, missing = _completeness(matched, prefix, list(source.leaves), set(claims), of_type)
+    counts, missing = _completeness(matched, prefix, source.leaves, set(claims), by_type)
     for name, entry in rules.types.items():
         missing += _untyped(types[name], entry, counts.get(entry.index, 0), prefix)
     for name, claimants in claims.items():
@@ -125,7 +133,7 @@ def cover(rules: RuleFile, source: Source) -> Coverage:
         name: [min(found.get(k, {""})) for k in range(counts.get(rules.types[name].index, 0))]
         for name, found in types.items()
     }
-    return Coverage(root, tuple(matched), tuple(dropped), len(claims), counts, words, tuple(findings))
+    return Coverage(root, rules, tuple(matched), tuple(dropped), len(claims), counts, words, tuple(findings))
 
 
 def _types(entry: LayerTypes, source: Source, prefix: str) -> dict[int, set[str]]:
@@ -167,9 +175,9 @@ def _match(match: object, spellings: Iterable[str]) -> Match | None:
 def _completeness(
     matched: list[Matched],
     prefix: str,
-    leaves: list[str],
+    leaves: Mapping[str, Leaf],
     claimed: set[str],
-    of_type: Mapping[str, tuple[str, set[int]]],
+    by_type: Mapping[str, tuple[str, set[int]]],
 ) -> tuple[dict[str, int], list[str]]:
     """Checks that each rule finds a leaf for every index that any rule has, every alternative and every role."""
     domain: dict[str, set[int]] = defaultdict(set)
@@ -194,20 +202,21 @@ def _completeness(
             continue
         for role, pattern in rule.sources.items():
             of_role = found.leaves[role]
-            index, allowed = of_type[rule.only] if rule.only else ("", set())
-            if rule.only and not allowed:
+            index, allowed = by_type[rule.of_type] if rule.of_type else ("", set())
+            if rule.of_type and not allowed:
                 continue  # no layer of this type
             expected = itertools.product(
                 *(sorted(allowed if name == index else domain.get(name, ())) for name in pattern.indices)
             )
             keys = [(values, choices) for values in expected for choices in pattern.all_choices()]
-            lost = [key for key in keys if key not in of_role]
-            if not of_role:
+            lost = [key for key in keys if key not in of_role and not _excused(rule, prefix, key[0], leaves)]
+            if (not of_role and lost) or (not of_role and not keys):
                 free = [name for name in leaves if name not in claimed] or leaves
                 near = difflib.get_close_matches(prefix + pattern.text, free, n=1, cutoff=0.5)
                 findings.append(
                     f"{rule.at.line_only}: no leaf matches {prefix}{pattern} ({rule.word}, {role})"
                     + (f"; the nearest leaf is {near[0]}" if near else "")
+                    + (f", nor {prefix}{rule.unless} in its place" if rule.unless else "")
                     + (
                         "; write `optional: true` if it may be absent"
                         if role == "weight"
@@ -222,7 +231,67 @@ def _completeness(
                     f"{rule.at.line_only}: {prefix}{path} is not in the checkpoint{more}; the target's tensor has no source. "
                     "The checkpoint is incomplete, or `optional: true` is missing"
                 )
-    return {name: max(present) + 1 for name, present in domain.items()}, findings
+    numbers, missing = _numbers(matched, prefix, leaves)
+    counts = {name: max(present) + 1 for name, present in domain.items() if present}
+    return {**counts, **numbers}, findings + missing
+
+
+def _excused(rule: Rule, prefix: str, values: tuple[int, ...], leaves: Mapping[str, Leaf]) -> bool:
+    """Whether a leaf that is not there has another in its place."""
+    if rule.unless is None:
+        return False
+    indices = dict(zip(rule.sources["weight"].indices, values, strict=True))
+    paths = [prefix + rule.unless.fill(indices, choices) for choices in rule.unless.all_choices()]
+    return any(path in leaves or f"{path}/value" in leaves for path in paths)
+
+
+def _numbers(matched: list[Matched], prefix: str, leaves: Mapping[str, Leaf]) -> tuple[dict[str, int], list[str]]:
+    """Indices that are counted through several places: every rule's leaves must give all of them, 0 to n-1."""
+    given: list[tuple[Matched, str, str, set[int]]] = []
+    every: dict[str, set[int]] = defaultdict(set)
+    for found in matched:
+        for name, numbering in found.rule.numbered.items():
+            for role, of_role in found.leaves.items():
+                for choices in dict.fromkeys(choices for _, choices in of_role):
+                    numbers = set()
+                    for (values, chosen), leaf in of_role.items():
+                        if chosen == choices:
+                            numbers |= set(_layers(found.rule, numbering, role, values, leaves[leaf].spec.shape))
+                    every[name] |= numbers
+                    given.append((found, name, role, numbers))
+    findings = []
+    for name, numbers in every.items():
+        gaps = [k for k in range(max(numbers) + 1) if k not in numbers][:8]
+        if gaps:
+            first = next(found.rule for found, of, _, _ in given if of == name)
+            findings.append(
+                f"{first.at.line_only}: {prefix}{first.sources['weight']}: {{{name}}} runs from 0 to {max(numbers)} in the tree, "
+                f"without {', '.join(map(str, gaps))}; the stack of layers is truncated, or the checkpoint incomplete"
+            )
+    together: dict[tuple[Position, str, str], set[int]] = defaultdict(set)  # over the places of one rule
+    for found, name, role, numbers in given:
+        together[found.rule.at, name, role] |= numbers
+    for found, name, role, _ in given:
+        lost = sorted(every[name] - together.pop((found.rule.at, name, role), every[name]))
+        if lost and not found.rule.optional and (found.rule.unless is None or len(lost) < len(every[name])):
+            findings.append(
+                f"{found.rule.at.line_only}: {prefix}{found.rule.sources[role]} has no {{{name}}} = "
+                f"{', '.join(map(str, lost[:8]))}{' ...' if len(lost) > 8 else ''}, which other leaves have; the stack of "
+                "layers is truncated, or the checkpoint incomplete"
+            )
+    return {name: max(numbers) + 1 for name, numbers in every.items()}, findings
+
+
+def _layers(
+    rule: Rule, numbering: Numbering, role: str, values: tuple[int, ...], shape: tuple[int, ...]
+) -> Iterator[int]:
+    """The numbers that one leaf holds."""
+    indices = dict(zip(rule.sources[role].indices, values, strict=True))
+    stacks = {name: axis for name, axis in rule.stacked.items() if name in numbering.order and 0 <= axis < len(shape)}
+    if any(name not in indices and name not in stacks for name in numbering.order):
+        return  # a leaf without the stacked axis: the steps say so
+    for elements in itertools.product(*(range(shape[axis]) for axis in stacks.values())):
+        yield numbering.value({**indices, **dict(zip(stacks, elements, strict=True))})
 
 
 def _halves(found: Matched, prefix: str) -> list[str]:

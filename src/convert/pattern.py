@@ -1,6 +1,7 @@
 """Patterns for tree paths: ``layers_{i}/{query,key,value}/w``, ``opt_state/**``.
 
-``{i}`` captures an index (digits), ``{a,b,c}`` lists alternatives, ``*`` is any text within one key, ``**`` any text.
+``{i}`` captures an index (digits), ``{p:local,global}`` one that is written as words (counted from 0), ``{a,b,c}`` lists
+alternatives, ``*`` is any text within one key, ``**`` any text.
 A backslash takes the special meaning from the next character. The same name twice must capture the same index.
 """
 
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 _TOKEN = re.compile(
-    r"\\(?P<escaped>.)|(?P<any>\*\*)|(?P<star>\*)|\{(?P<index>[A-Za-z_][A-Za-z0-9_]*)\}|\{(?P<words>(?:[^{}\\]|\\.)*)\}|(?P<bad>[{}\\])|(?P<text>[^{}*\\]+)"
+    r"\\(?P<escaped>.)|(?P<any>\*\*)|(?P<star>\*)|\{(?P<index>[A-Za-z_][A-Za-z0-9_]*)(?::(?P<spelt>(?:[^{}\\]|\\.)*))?\}|\{(?P<words>(?:[^{}\\]|\\.)*)\}|(?P<bad>[{}\\])|(?P<text>[^{}*\\]+)"
 )
 
 _WORD = re.compile(r"(?:^|,)((?:[^,\\]|\\.)*)")  # a comma after a backslash does not separate
@@ -28,9 +29,20 @@ class Words:
 
 @dataclass(frozen=True)
 class Index:
-    """A captured index ``{i}``."""
+    """A captured index ``{i}``; with `words`, the k-th of them stands for k."""
 
     name: str
+    words: tuple[str, ...] = ()
+
+    @property
+    def regex(self) -> str:
+        return "|".join(map(re.escape, self.words)) or "[0-9]{1,18}"  # 18 digits fit 64 bits; a longer key is no index
+
+    def value(self, text: str) -> int:
+        return self.words.index(text) if self.words else int(text)
+
+    def spell(self, value: int) -> str:
+        return self.words[value] if self.words else str(value)
 
 
 @dataclass(frozen=True)
@@ -64,6 +76,10 @@ class Pattern:
         return tuple(dict.fromkeys(piece.name for piece in self.pieces if isinstance(piece, Index)))
 
     @cached_property
+    def _index(self) -> dict[str, Index]:
+        return {piece.name: piece for piece in reversed(self.pieces) if isinstance(piece, Index)}
+
+    @cached_property
     def groups(self) -> tuple[Words, ...]:
         """The groups of alternatives, from left to right."""
         return tuple(piece for piece in self.pieces if isinstance(piece, Words))
@@ -80,8 +96,8 @@ class Pattern:
             if isinstance(piece, str):
                 parts.append(re.escape(piece))
             elif isinstance(piece, Index):
-                # 18 digits fit 64 bits; a longer key is no index
-                parts.append(f"(?P=i_{piece.name})" if piece.name in seen else f"(?P<i_{piece.name}>[0-9]{{1,18}})")
+                again = piece.name in seen
+                parts.append(f"(?P=i_{piece.name})" if again else f"(?P<i_{piece.name}>{piece.regex})")
                 seen.add(piece.name)
             elif isinstance(piece, Words):
                 parts.append(f"(?P<g_{group}>{'|'.join(map(re.escape, piece.words))})")
@@ -102,7 +118,7 @@ class Pattern:
         if found is None:
             return None
         return Match(
-            tuple((name, int(found[f"i_{name}"])) for name in self.indices),
+            tuple((name, self._index[name].value(found[f"i_{name}"])) for name in self.indices),
             tuple(words.words.index(found[f"g_{k}"]) for k, words in enumerate(self.groups)),
         )
 
@@ -115,7 +131,7 @@ class Pattern:
         left, out = iter(choices), []
         for piece in self.pieces:
             if isinstance(piece, Index):
-                out.append(str(indices[piece.name]))
+                out.append(piece.spell(indices[piece.name]))
             elif isinstance(piece, Words):
                 out.append(piece.words[next(left)])
             elif isinstance(piece, Wild):
@@ -132,6 +148,15 @@ class Pattern:
         return self.text
 
 
+def _alternatives(listed: str, text: str) -> tuple[str, ...]:
+    words = tuple(re.sub(r"\\(.)", r"\1", word.strip()) for word in _WORD.findall(listed))
+    if len(words) < 2:
+        raise ValueError(f"{{{listed}}} in {text!r} is neither an index such as {{i}} nor alternatives such as {{a,b}}")
+    if len(set(words)) < len(words):
+        raise ValueError(f"{{{listed}}} in {text!r} lists the same alternative twice")
+    return words
+
+
 def parse_pattern(text: str) -> Pattern:
     """Parses a pattern.
 
@@ -145,20 +170,14 @@ def parse_pattern(text: str) -> Pattern:
         raise ValueError("a path cannot be empty")
     pieces: list[Piece] = []
     for token in _TOKEN.finditer(text):
-        kind, value = token.lastgroup, token[token.lastgroup or 0]
+        kind = "index" if token["index"] else token.lastgroup
+        value = token[kind or 0]
         if kind == "bad":
             raise ValueError(f"{text!r} has a stray '{value}'; write '\\{value}' for the character itself")
         if kind == "words":
-            words = tuple(re.sub(r"\\(.)", r"\1", word.strip()) for word in _WORD.findall(value))
-            if len(words) < 2:
-                raise ValueError(
-                    f"{{{value}}} in {text!r} is neither an index such as {{i}} nor alternatives such as {{a,b}}"
-                )
-            if len(set(words)) < len(words):
-                raise ValueError(f"{{{value}}} in {text!r} lists the same alternative twice")
-            pieces.append(Words(words))
+            pieces.append(Words(_alternatives(value, text)))
         elif kind == "index":
-            pieces.append(Index(value))
+            pieces.append(Index(value, _alternatives(token["spelt"], text) if token["spelt"] is not None else ()))
         elif kind in ("any", "star"):
             pieces.append(Wild(kind == "any"))
         elif pieces and isinstance(pieces[-1], str):

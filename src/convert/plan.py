@@ -26,6 +26,15 @@ class Dropped:
     rule: Position
 
 
+def expand(value: Any, sizes: Mapping[str, int]) -> Any:
+    """A fact that is a list of the length of a size, ``{repeat: [a, a, b], length: $i}``, written out; others as they are."""
+    if isinstance(value, dict) and set(value) == {"repeat", "length"} and isinstance(value["repeat"], list):
+        length = sizes.get(str(value["length"]).removeprefix("$"))
+        if length is not None:
+            return [value["repeat"][k % len(value["repeat"])] for k in range(length)]
+    return value
+
+
 @dataclass(frozen=True)
 class Plan:
     """What will be written, from what, and how.
@@ -89,18 +98,32 @@ class Plan:
         Raises:
             PlanError: a fact that it needs is not known; the message asks for it by name.
         """
-        target = self.rules.targets[self.target]
-        if not target.config:
+        config = self._filled(self.rules.targets[self.target].config)
+        if config is None:
             return None
-        missing: dict[str, list[str]] = {}
-        config = {key: self._fill(value, key, missing) for key, value in target.config.items()}
-        if missing:
-            raise PlanError(self._ask(missing), tuple(missing))
         floats = ("float32", "bfloat16", "float16", "float64")
         dtypes = {step.spec.dtype for step in self.steps if step.parts and step.spec.dtype in floats}
         if len(dtypes) == 1:
             config.setdefault("dtype", dtypes.pop())
         return config
+
+    @property
+    def generation_config(self) -> dict[str, Any] | None:
+        """Contents of ``generation_config.json``; None when the target has none.
+
+        Raises:
+            PlanError: as `config`.
+        """
+        return self._filled(self.rules.targets[self.target].generation)
+
+    def _filled(self, templates: Mapping[str, Any]) -> dict[str, Any] | None:
+        if not templates:
+            return None
+        missing: dict[str, list[str]] = {}
+        filled = {key: self._fill(value, key, missing) for key, value in templates.items()}
+        if missing:
+            raise PlanError(self._ask(missing), tuple(missing))
+        return filled
 
     def _fill(self, value: Any, key: str, missing: dict[str, list[str]]) -> Any:
         if (reference := parse_reference(value)) is not None:

@@ -14,12 +14,12 @@ from convert.fields import nearest
 from convert.kinds import Rule, Timescales
 from convert.match import Coverage, Matched, cover
 from convert.ops import is_float
-from convert.plan import Dropped, Plan
+from convert.plan import Dropped, Plan, expand
 from convert.rules import ASK, RuleFile, Version
 from convert.sizes import Constraint, bind
 from convert.sources.base import Source
 from convert.spec import SAFETENSORS_TAGS, TensorSpec
-from convert.steps import Compiler, MisfitError, Step, constraints
+from convert.steps import Compiler, MisfitError, Step, constraints, join
 
 MAX_FINDINGS = 12  # in one message; all of them are in PlanError.findings
 
@@ -66,9 +66,10 @@ class _Planner:
         choices, sizes, problems = self._sizes(coverage)
         findings += problems
         version = next((v for v in self.rules.versions if all(sizes.get(k) == n for k, n in v.sizes.items())), None)
-        facts = {**self._facts(version), **coverage.types}
+        facts = {**{key: expand(value, sizes) for key, value in self._facts(version).items()}, **coverage.types}
         steps, layers, notes, problems = self._steps(coverage, choices, sizes, facts)
-        findings += problems
+        steps, unjoined = join(steps)
+        findings += problems or unjoined
         if not findings:
             findings += _duplicates(steps)
         if not findings and like is not None:
@@ -77,7 +78,7 @@ class _Planner:
             findings = list(dict.fromkeys(findings))
             raise PlanError(self._message(findings), tuple(findings))
         return Plan(
-            rules=self.rules,
+            rules=coverage.rules,
             source=self.source,
             target=self.target,
             version=version.name if version else None,
@@ -90,7 +91,7 @@ class _Planner:
             choices={k: v for k, v in choices.items() if v is not None},
             dtype=self.dtype,
             settings=self.settings,
-            notes=tuple(notes),
+            notes=(*notes, *(note for step in steps for note in step.notes)),
         )
 
     def _check_arguments(self) -> None:
@@ -209,7 +210,7 @@ class _Planner:
     def _steps(
         self, coverage: Coverage, choices: Mapping[str, str | None], sizes: Mapping[str, int], facts: Mapping[str, Any]
     ) -> tuple[list[Step], list[Mapping[str, Any]], list[str], list[str]]:
-        compiler = Compiler(self.source, self.target, self.dtype)
+        compiler = Compiler(self.source, self.target, self.dtype, facts, self.settings)
         steps: list[Step] = []
         layers: list[Mapping[str, Any]] = []
         notes: list[str] = []

@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from convert.errors import RuleError
-from convert.fields import TEXT, Anything, Either, Key, ListOf, MapOf, Record, Scalar, nearest
-from convert.kinds import KINDS, Drop, Linear, Rule, TargetLayer, Timescales
+from convert.fields import INTEGER, TEXT, Anything, Either, Field, Key, ListOf, MapOf, Record, Scalar, nearest
+from convert.kinds import KINDS, Drop, Linear, Numbering, Rule, TargetLayer, Timescales
 from convert.kinds.base import PATTERN, SHARED
-from convert.pattern import Pattern
+from convert.pattern import Pattern, parse_pattern
+from convert.places import Place, Places
 from convert.yamlfile import Node, Position, load_yaml
 
 ASK = "ask"  # the value of a fact that the tree does not hold and the rules do not know
@@ -65,16 +66,18 @@ class Target:
         name: as given to ``--to``.
         loads: which class loads it, for people.
         config: contents of ``config.json``, with ``$name`` for sizes and facts; empty when the target has none.
+        generation: contents of ``generation_config.json``, likewise.
     """
 
     name: str
     loads: str
     config: Mapping[str, Any]
+    generation: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class RuleFile:
-    """A rule file, checked.
+    """The rules of one model, checked. A file that declares several gives one of these for each.
 
     Attributes:
         path: the file.
@@ -83,7 +86,9 @@ class RuleFile:
         root: prefixes below which the leaves may lie.
         types: name of a list, one word for each layer -> what tells the types apart.
         records: names of the leaves, in the order of the file, for a checkpoint that holds no names (Equinox).
+        places: where the leaves of a layer lie, when the model comes in several layouts.
         text: what the file says.
+        node: the same with the line of every word, for this model.
     """
 
     path: str
@@ -99,6 +104,8 @@ class RuleFile:
     targets: Mapping[str, Target]
     rules: tuple[Rule, ...]
     text: str = field(repr=False)
+    node: Node = field(repr=False, compare=False)
+    places: tuple[Places, ...] = ()
 
     @property
     def sha256(self) -> str:
@@ -169,9 +176,39 @@ _TARGET = Record(
     {
         "loads": Key(TEXT, "the class that loads the result", required=True),
         "config": Key(MapOf(Anything()), "contents of config.json; $name is a size or a fact, $name+1 one more"),
+        "generation": Key(MapOf(Anything()), "contents of generation_config.json, likewise"),
     },
     "a target",
 )
+
+
+_PLACE = Record(
+    {
+        "path": Key(TEXT, "what stands in the tree in place of the key", required=True),
+        "stacked": Key(MapOf(INTEGER), "index -> axis of the leaf that stacks it"),
+        "order": Key(
+            ListOf(Scalar(str, "the name of an index")),
+            "the indices that the layers are counted by, the slowest first: [s, p] counts p within s",
+        ),
+    },
+    "a place",
+)
+
+
+class _Layout(Field):
+    """A place: its path alone, with more, or several that are counted one after the other."""
+
+    def read(self, node: Node) -> tuple[Place, ...]:
+        if isinstance(node.value, tuple):
+            return tuple(place for child in node.value for place in self.read(child))
+        if not node.is_mapping:
+            return (Place(TEXT.read(node), {}),)
+        values = _PLACE.read(node)
+        return (Place(values["path"], values.get("stacked", {}), values.get("order", ())),)
+
+    def schema(self) -> dict[str, Any]:
+        one = {"anyOf": [TEXT.schema(), _PLACE.schema()]}
+        return {"anyOf": [*one["anyOf"], {"type": "array", "items": one}]}
 
 
 class _Rules(ListOf):
@@ -193,6 +230,10 @@ _FILE = Record(
         "records": Key(
             ListOf(Scalar((str, int), "a path", str)),
             "names of the leaves in the order of the file, where the checkpoint has none (Equinox)",
+        ),
+        "places": Key(
+            MapOf(ListOf(_Layout(), or_one=True)),
+            "part of a path, as the rules write it -> what else may stand there in a tree",
         ),
         "axes": Key(MapOf(_AXIS, "a mapping of letters", parse_axis_name), "what each axis letter and index means"),
         "facts": Key(
@@ -241,13 +282,40 @@ def _rule_schema(word: str) -> dict[str, Any]:
     return {"title": word, **schema}
 
 
+ONLY = ListOf(Scalar(str, "the name of a model"), or_one=True)
+
+
 def schema() -> dict[str, Any]:
     """JSON Schema (draft 2020-12) of a rule file, for editors."""
+    file = _FILE.schema()
+    header = {key: value for key, value in file["properties"].items() if key not in ("model", "family", "rules")}
+    for rule in file["properties"]["rules"]["items"]["oneOf"]:
+        rule["properties"]["only"] = {"description": "models that the rule is for (with `models`)", **ONLY.schema()}
+    target = {
+        **_TARGET.schema(),
+        "required": [],
+    }  # a model may add to a target that the file describes, and the reverse
+    header["targets"] = {"type": "object", "additionalProperties": target}
+    file["properties"]["targets"] = {**file["properties"]["targets"], "additionalProperties": target}
+    model = {"type": "object", "additionalProperties": False, "properties": header}
+    file["properties"]["models"] = {
+        "description": "several models in one file: name -> what its header has besides, or instead of, the file's",
+        "type": "object",
+        "additionalProperties": model,
+    }
+    del file["required"]
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "ckpt-convert rule file",
         "description": "Generated by `convert rules schema`; do not edit.",
-        **_FILE.schema(),
+        **file,
+        "oneOf": [
+            {
+                "required": ["model", "title", "targets", "rules"],
+                "properties": {"targets": {"additionalProperties": {"required": ["loads"]}}},
+            },
+            {"required": ["models", "rules"]},
+        ],
     }
 
 
@@ -262,6 +330,7 @@ def _read_layer(node: Node, word: str) -> TargetLayer:
         names={role: values[role] for role in ("weight", "bias") if role in values},
         multiplies_by=values.get("multiplies_by", "weight"),
         computes=values.get("einsum") or values.get("dimension_numbers"),
+        part=values.get("part"),
     )
 
 
@@ -314,12 +383,15 @@ def _read_rule(node: Node, targets: Mapping[str, Target]) -> Rule:
         stacked=values.get("stacked", {}),
         targets={} if kind.target is None else _read_targets(node.value[word], word, targets),
         optional=values.get("optional", kind is Drop),
-        only=values.get("only"),
+        of_type=values.get("of_type"),
         when=values.get("when"),
         dtype=values.get("dtype"),
         choice=values.get("choice"),
+        unless=values.get("unless"),
+        numbered={name: Numbering(tuple(order)) for name, order in values.get("numbered", {}).items()},
     )
     _check_rule(rule, node)
+    _check_unless(rule, node)
     return rule
 
 
@@ -352,7 +424,11 @@ def _check_rule(rule: Rule, node: Node) -> None:
     sizes = [len(g.words) for g in weight.groups]
     for name, layer in rule.targets.items():
         of = f" (target {name})" if name else ""
+        counted = {name for numbering in rule.numbered.values() for name in numbering.order}
         known = {*weight.indices, *rule.stacked}
+        if strange := sorted(counted - known):
+            raise RuleError(f"{node.at}: {strange[0]} of `numbered` is neither in the path nor stacked on an axis")
+        known = (known - counted) | set(rule.numbered)
         if layer.path.wild:
             raise RuleError(f"{node.at}: the target {layer.path} has a wildcard{of}")
         if set(layer.path.indices) != known:
@@ -382,10 +458,97 @@ def _braces(names: object) -> str:
     return ", ".join(f"{{{name}}}" for name in sorted(names)) or "none"  # type: ignore[call-overload]
 
 
+def _check_unless(rule: Rule, node: Node) -> None:
+    if rule.unless is None:
+        return
+    if rule.unless.wild or set(rule.unless.indices) != set(rule.sources["weight"].indices):
+        raise RuleError(
+            f"{node.value['unless'].at}: `unless` must have the indices of `from`, {_braces(rule.sources['weight'].indices)}, "
+            f"and no wildcard; {rule.unless} has {_braces(rule.unless.indices)}"
+        )
+
+
+def _read_places(values: Mapping[str, Any], node: Node) -> tuple[Places, ...]:
+    found = []
+    for written, listed in values.items():
+        at = node.value[written].at
+        try:
+            indices = parse_pattern(written).indices
+            for place in (place for layout in listed for place in layout):
+                own = set(parse_pattern(place.path).indices) | set(place.stacked)
+                wanted = set(place.order) if place.order else set(indices)
+                if own != wanted or len(set(place.order)) < len(place.order):
+                    raise ValueError(
+                        f"{place.path} has the indices {_braces(own)}, and {written} is counted by {_braces(wanted)}; "
+                        "`order` lists those of the path and of `stacked`, each once"
+                    )
+            if len(indices) > 1 or (not indices and any(p.order for layout in listed for p in layout)):
+                raise ValueError(f"{written} has {len(indices)} indices; layers are counted by one")
+        except ValueError as error:
+            raise RuleError(f"{at}: {error}") from None
+        found.append(Places(written, indices[0] if indices else None, ((Place(written, {}),), *listed)))
+    return tuple(found)
+
+
+def _merge(under: Node, over: Node) -> Node:
+    """`over` on top of `under`: mappings merge key by key, anything else of `over` stands in place of what is below."""
+    if not (under.is_mapping and over.is_mapping):
+        return over
+    assert under.keys_at is not None and over.keys_at is not None
+    merged = {key: _merge(node, over.value[key]) if key in over.value else node for key, node in under.items()}
+    return Node(
+        {**merged, **{k: n for k, n in over.items() if k not in merged}}, under.at, {**under.keys_at, **over.keys_at}
+    )
+
+
+def _without(node: Node, *keys: str) -> Node:
+    assert node.keys_at is not None
+    kept = {key: child for key, child in node.items() if key not in keys}
+    return Node(kept, node.at, {key: at for key, at in node.keys_at.items() if key in kept})
+
+
+def _models(node: Node) -> Iterator[Node]:
+    """A file that declares several models, as a file for each: its header over the shared one, its rules alone."""
+    if not node.is_mapping or "models" not in node.value:
+        yield node
+        return
+    declared = node.value["models"]
+    if not declared.is_mapping or not declared.value:
+        raise RuleError(f"{declared.at}: expected a mapping of model names to what is their own, found {declared}")
+    if "model" in node.value:
+        raise RuleError(f"{node.keys_at['model']}: a file has `model` or `models`, not both")  # type: ignore[index]
+    rules = node.value.get("rules")
+    for rule in rules.value if rules is not None and isinstance(rules.value, tuple) else ():
+        for name in ONLY.read(rule.value["only"]) if rule.is_mapping and "only" in rule.value else ():
+            if name not in declared.value:
+                raise RuleError(
+                    f"{rule.value['only'].at}: {name!r} is no model of this file{nearest(name, declared.value)} "
+                    f"(known: {', '.join(declared.value)})"
+                )
+    for name, own in declared.items():
+        if not own.is_mapping:
+            raise RuleError(f"{own.at}: expected what is {name}'s own (title, facts, versions, ...), found {own}")
+        for key in ("model", "models", "rules", "family"):
+            if key in own.value:
+                raise RuleError(f"{own.keys_at[key]}: `{key}` stands at the top of the file, not in `models`")
+        whole = _merge(_without(node, "models"), own)
+        assert whole.keys_at is not None and declared.keys_at is not None
+        kept = {"model": Node(name, declared.keys_at[name]), **whole.value}
+        if rules is not None and isinstance(rules.value, tuple):
+            mine = [
+                r for r in rules.value if not (r.is_mapping and "only" in r.value) or name in ONLY.read(r.value["only"])
+            ]
+            kept["rules"] = Node(tuple(_without(r, "only") if r.is_mapping else r for r in mine), rules.at)
+        yield Node(kept, node.at, {**whole.keys_at, "model": declared.keys_at[name]})
+
+
 def _read_file(node: Node, path: str, text: str) -> RuleFile:
     values = _FILE.read(node)
     facts = values.get("facts", {})
-    targets = {name: Target(name, t["loads"], t.get("config", {})) for name, t in values["targets"].items()}
+    targets = {
+        name: Target(name, t["loads"], t.get("config", {}), t.get("generation", {}))
+        for name, t in values["targets"].items()
+    }
     if not targets:
         raise RuleError(f"{node.value['targets'].at}: a rule file needs at least one target")
     listed = node.value["rules"]
@@ -427,6 +590,12 @@ def _read_file(node: Node, path: str, text: str) -> RuleFile:
                 raise RuleError(
                     f"{node.value['versions'].at}: version {version.name} has a size of {key!r}, which `axes` does not declare"
                 )
+    places = _read_places(values["places"], node.value["places"]) if "places" in values else ()
+    for name, fact in facts.items():
+        if isinstance(fact, dict) and set(fact) == {"repeat", "length"} and str(fact["length"])[1:] not in axes:
+            raise RuleError(
+                f"{node.value['facts'].value[name].at}: the length {fact['length']} is no size that `axes` declares"
+            )
     indices = {name: rule for rule in reversed(rules) for name in _indices_of(rule) if rule.word != "drop"}
     for rule in rules:
         for letter in _letters_of(rule):
@@ -444,7 +613,7 @@ def _read_file(node: Node, path: str, text: str) -> RuleFile:
                 f"{', '.join(first.kind.variants)} in line {first.at.line}; name them alike, or give one of the two another name"
             )
     for target in targets.values():
-        for said in _references(target.config):
+        for said in (*_references(target.config), *_references(target.generation)):
             if said not in facts and said not in axes and said not in types:
                 raise RuleError(
                     f"{node.value['targets'].value[target.name].at}: config refers to ${said}, which is in neither `facts` "
@@ -464,6 +633,8 @@ def _read_file(node: Node, path: str, text: str) -> RuleFile:
         targets=targets,
         rules=rules,
         text=text,
+        node=node,
+        places=places,
     )
 
 
@@ -485,9 +656,9 @@ def _letters_of(rule: Rule) -> Iterator[str]:
 def _facts_of(rule: Rule) -> Iterator[str]:
     if rule.when:
         yield rule.when
-    epsilon = getattr(rule.kind, "epsilon", None)
-    if isinstance(epsilon, str):
-        yield epsilon
+    for said in (getattr(rule.kind, "epsilon", None), getattr(rule.kind, "rows", None)):
+        if isinstance(said, str):
+            yield said
     if isinstance(rule.kind, Timescales):
         yield from ("min_timescale", "max_timescale")
 
@@ -507,13 +678,13 @@ def _check_types(types: Mapping[str, LayerTypes], rules: tuple[Rule, ...], facts
             if pattern.indices != (entry.index,):
                 raise RuleError(f"{entry.at}: {pattern} must have the index {{{entry.index}}}, and no other")
     for rule in rules:
-        if rule.only is None:
+        if rule.of_type is None:
             continue
-        if rule.only not in known:
-            raise RuleError(f"{rule.at}: no type of layers is called {rule.only!r}{nearest(rule.only, known)} (known: {', '.join(known) or 'none'})")  # fmt: skip
-        if known[rule.only].index not in rule.sources["weight"].indices:
+        if rule.of_type not in known:
+            raise RuleError(f"{rule.at}: no type of layers is called {rule.of_type!r}{nearest(rule.of_type, known)} (known: {', '.join(known) or 'none'})")  # fmt: skip
+        if known[rule.of_type].index not in rule.sources["weight"].indices:
             raise RuleError(
-                f"{rule.at}: {rule.only!r} is a type of the layers {{{known[rule.only].index}}}, which "
+                f"{rule.at}: {rule.of_type!r} is a type of the layers {{{known[rule.of_type].index}}}, which "
                 f"{rule.sources['weight']} does not have"
             )
 
@@ -543,10 +714,32 @@ def _references(value: Any) -> Iterator[str]:
             yield from _references(child)
 
 
-def parse_rules(text: str, name: str = "rules.yaml") -> RuleFile:
-    """Reads rules from a string.
+def parse_models(text: str, name: str = "rules.yaml") -> tuple[RuleFile, ...]:
+    """Reads the rules of every model that a file declares.
 
     Raises:
         RuleError: not a valid rule file; the message has line and column.
     """
-    return _read_file(load_yaml(text, name), name, text)
+    return tuple(_read_file(node, name, text) for node in _models(load_yaml(text, name)))
+
+
+def parse_rules(text: str, name: str = "rules.yaml") -> RuleFile:
+    """Reads the rules of one model from a string.
+
+    Raises:
+        RuleError: not a valid rule file (the message has line and column), or one that declares several models.
+    """
+    return the_only(parse_models(text, name), name)
+
+
+def the_only(models: tuple[RuleFile, ...], path: str) -> RuleFile:
+    """The only model of a file.
+
+    Raises:
+        RuleError: there are several.
+    """
+    if len(models) > 1:
+        raise RuleError(
+            f"{path} declares several models, {', '.join(m.model for m in models)}; read it with `load_models`"
+        )
+    return models[0]

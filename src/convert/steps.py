@@ -5,15 +5,15 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
 from convert.kinds import Rule, TargetLayer
 from convert.kinds.norm import Norm
 from convert.match import Key, Matched
-from convert.ops import Cast, Op, Permute, Reshape, Take, is_float, out_spec, widens
+from convert.ops import Cast, Op, Permute, Reshape, Slice, Take, is_float, out_spec, widens
 from convert.sizes import Constraint
 from convert.sources.base import Source
 from convert.spec import SAFETENSORS_TAGS, TensorSpec
@@ -35,6 +35,7 @@ class Part:
         stored: names and sizes of all axes of the leaf, as stored: those that were taken apart (stacked layers, members of
             a split) included.
         apart: names of the axes that were taken apart, in the order in which `layout` lists them.
+        rule: the rule that it is made by, as settled for this tree.
     """
 
     leaf: str
@@ -46,6 +47,7 @@ class Part:
     groups: tuple[str, ...]
     stored: tuple[tuple[str, int], ...] = ()
     apart: tuple[str, ...] = ()
+    rule: Rule | None = field(default=None, repr=False, compare=False)
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -73,6 +75,8 @@ class Step:
         role: ``weight`` or ``bias``.
         siblings: how many tensors of this spec its rule makes for the same layer, by alternatives in the target's name;
             itself included.
+        part: (k, n): its rows are the k-th of n parts of the tensor; `join` puts the parts together.
+        notes: what a person should know, such as rows left out.
     """
 
     name: str
@@ -85,6 +89,8 @@ class Step:
     value: tuple[float, float] | None = None
     role: str = "weight"
     siblings: int = 1
+    part: tuple[int, int] | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def layouts(self) -> tuple[str, ...]:
@@ -150,7 +156,10 @@ def constraints(matched: Matched, source: Source, variant: str | None) -> Iterat
             leaf = read_leaf(matched.rule, role, name, spec, variant)
             shown = f"{spec} as {_source_axes(leaf) or 'stored'}"
             where = matched.rule.at.line_only
+            counted = {member for numbering in matched.rule.numbered.values() for member in numbering.order}
             for index, _, size in leaf.stacked:
+                if index in counted:  # places need not stack as many: 26 layers in units of 6
+                    continue
                 yield Constraint(index, size, where, name, shown)
             for letter, size in zip(leaf.letters or "", leaf.own_shape, strict=False):
                 if letter != ".":
@@ -212,11 +221,15 @@ class Compiler:
         source: the leaves' specs.
         target: name of the target.
         dtype: what floating-point tensors are written in; None keeps each leaf's.
+        facts: what is no weight, as far as it is known.
+        set_by_hand: names of the facts that the user gave.
     """
 
     source: Source
     target: str
     dtype: str | None
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    set_by_hand: Collection[str] = ()
 
     def steps(self, matched: Matched, layer: TargetLayer, variant: str | None) -> Iterator[Step]:
         """The output tensors of a rule, in the order of its leaves.
@@ -276,7 +289,7 @@ class Compiler:
         stack_sizes = [range(size) for _, _, size in leaves[0].stacked]
         for elements in itertools.product(*stack_sizes):
             stack = dict(zip((index for index, _, _ in leaves[0].stacked), elements, strict=True))
-            path = layer.path.fill({**indices, **stack}, choices)
+            path = layer.path.fill(rule.resolve({**indices, **stack}), choices)
             yield (
                 elements,
                 self._step(rule, role, layer, variant, leaves, stack, member, rule.kind.tensor_name(path, role, layer)),
@@ -295,17 +308,21 @@ class Compiler:
     ) -> Step:
         compute = rule.kind.compute(role, layer)
         parts, specs, row = [], [], 0
+        notes: list[str] = []
         for leaf in leaves:
             moved = self._move(rule, role, layer, variant, leaf, stack, member)
             try:
                 dtype = _target_dtype(rule, leaf.spec, self.dtype)
-                ops = (*moved.ops, *_compute(compute, leaf.spec, dtype))
+                cut, at = self._cut(rule, out_spec(moved.ops, leaf.spec), moved.at)
+                if cut:
+                    notes.append(f"{name} keeps {at} of {leaf.name}; the others are padding, which no entry has")
+                ops = (*moved.ops, *cut, *_compute(compute, leaf.spec, dtype))
                 spec = out_spec(ops, leaf.spec)
             except (ValueError, MisfitError) as error:
                 raise MisfitError(f"{rule.at.line_only}: {leaf.name}: {leaf.spec} -> {name}: {error}") from None
             rows = (row, row + spec.shape[0]) if len(leaves) > 1 else None
             row += spec.shape[0] if spec.shape else 0
-            parts.append(replace(moved, ops=ops, rows=rows))
+            parts.append(replace(moved, ops=ops, rows=rows, at=at, rule=rule))
             specs.append(spec)
         for leaf, spec in zip(leaves, specs, strict=True):
             if spec.dtype != specs[0].dtype or spec.shape[1:] != specs[0].shape[1:]:
@@ -315,7 +332,28 @@ class Compiler:
                 )
         whole = specs[0] if len(specs) == 1 else TensorSpec((row, *specs[0].shape[1:]), specs[0].dtype)
         loses = _losses([leaf.spec.dtype for leaf in leaves], whole.dtype, bool(compute))
-        return Step(name, whole, tuple(parts), rule.word, rule.at, _words(compute), loses, None, role)
+        return Step(
+            name,
+            whole,
+            tuple(parts),
+            rule.word,
+            rule.at,
+            _words(compute),
+            loses,
+            role=role,
+            part=layer.part,
+            notes=tuple(notes),
+        )
+
+    def _cut(self, rule: Rule, spec: TensorSpec, at: str) -> tuple[tuple[Op, ...], str]:
+        """Leaves out rows that the rule calls padding; says which are kept."""
+        if not spec.shape:
+            return (), at
+        kept = rule.kind.kept_rows(spec.shape[0], self.facts, self.set_by_hand)
+        if kept == spec.shape[0]:
+            return (), at
+        shown = f"rows 0 to {kept - 1} of {spec.shape[0]}"
+        return (Slice(0, 0, kept),), f"{at}, {shown}" if at else shown
 
     def _move(
         self,
@@ -365,6 +403,56 @@ class Compiler:
         return Part(
             leaf.name, tuple(ops), None, layout, ", ".join(taken), kept, groups, _stored(leaf, leaf.letters), apart
         )
+
+
+def join(steps: list[Step]) -> tuple[list[Step], list[str]]:
+    """Puts the parts of tensors together whose rows several rules make.
+
+    Returns:
+        The steps, each tensor where its first part stood, and what does not fit.
+    """
+    parts: dict[str, list[Step]] = {}
+    for step in steps:
+        if step.part:
+            parts.setdefault(step.name, []).append(step)
+    findings: list[str] = []
+    joined: dict[str, Step] = {}
+    for name, found in parts.items():
+        found.sort(key=lambda step: step.part or (0, 0))
+        first = found[0]
+        wanted = [(k + 1, (first.part or (0, 0))[1]) for k in range((first.part or (0, 0))[1])]
+        if [step.part for step in found] != wanted:
+            have = ", ".join(f"{step.part[0]} of {step.part[1]} ({step.rule.line_only})" for step in found if step.part)
+            findings.append(
+                f"{first.rule.line_only}: {name} is made of {wanted[0][1]} parts, each by one rule, and there is {have}; "
+                "a leaf or a rule is missing, or two rules make the same part"
+            )
+            continue
+        odd = next(
+            (s for s in found if s.spec.shape[1:] != first.spec.shape[1:] or s.spec.dtype != first.spec.dtype), None
+        )
+        if odd is not None:
+            findings.append(
+                f"{odd.rule.line_only}: {name} cannot hold {odd.spec} as rows beside {first.spec} ({first.rule.line_only}); "
+                "give them one dtype with `dtype:`, or correct one of the equations"
+            )
+            continue
+        row, moved = 0, []
+        for step in found:
+            for part in step.parts:
+                start, stop = part.rows or (0, step.spec.shape[0])
+                moved.append(replace(part, rows=(row + start, row + stop)))
+            row += step.spec.shape[0]
+        joined[name] = replace(
+            first,
+            spec=TensorSpec((row, *first.spec.shape[1:]), first.spec.dtype),
+            parts=tuple(moved),
+            arithmetic=", ".join(dict.fromkeys(step.arithmetic for step in found if step.arithmetic)),
+            loses=", ".join(dict.fromkeys(step.loses for step in found if step.loses)),
+            part=None,
+        )
+    whole = [joined.pop(step.name, None) if step.part else step for step in steps]
+    return [step for step in whole if step is not None], findings
 
 
 _UNNAMED = "abcdefghijklmnopqrstuvwxyz"  # letters for axes that a rule does not name

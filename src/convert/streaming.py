@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
+from convert.card import CARD, render_card
 from convert.errors import ConvertError, OutputError, PlanError
 from convert.ops import apply
 from convert.plan import Plan
@@ -126,8 +127,8 @@ def execute(
     `jobs` of them at a time, and what one transformation of them needs.
 
     Args:
-        out: a name ending in ``.safetensors`` for one file, anything else for a directory (with ``config.json`` when the
-            target has one).
+        out: a name ending in ``.safetensors`` for one file, anything else for a directory (with a model card, and
+            ``config.json`` and ``generation_config.json`` when the target has them).
         overwrite: whether an existing output may be replaced.
         max_shard_bytes: for a directory, the most bytes in one file.
         jobs: leaves dealt with at a time; None is the number of processors.
@@ -284,10 +285,14 @@ def timescales(step: Step) -> np.ndarray[Any, Any]:
 
 
 def _extra_files(plan: Plan) -> dict[str, bytes]:
-    config = plan.config
-    if config is None:
-        return {}
-    return {"config.json": (json.dumps(config, indent=2, sort_keys=True) + "\n").encode()}
+    """What lies beside the weights in a directory, by name."""
+    files = {"config.json": plan.config, "generation_config.json": plan.generation_config}
+    written = {
+        name: (json.dumps(content, indent=2, sort_keys=True) + "\n").encode()
+        for name, content in files.items()
+        if content is not None
+    }
+    return {**written, CARD: render_card(plan, tool_version()).encode()}
 
 
 def refuse_overlap(out: Path, source: Source) -> None:

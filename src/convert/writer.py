@@ -29,7 +29,7 @@ STEM = "model"  # of the files in a directory: huggingface_hub/constants.py, SAF
 # What `from_pretrained` may load from a directory, variants (model.fp16.safetensors) included: none of an older output
 # may stay beside a new one.
 _MODEL_FILES = re.compile(
-    r"config\.json|model(\.\w+)?(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index(\.\w+)?\.json"
+    r"(generation_)?config\.json|model(\.\w+)?(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index(\.\w+)?\.json"
 )
 _PAGE = mmap.ALLOCATIONGRANULARITY
 

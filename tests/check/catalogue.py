@@ -35,6 +35,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "timesfm-1.0": {"use_positional_embedding": True, "context_length": 512},
     "timesfm-2.0": {"use_positional_embedding": False, "context_length": 512},
     "timesfm-2.5": {},
+    "recurrentgemma": {"attention_window": 5, "logits_soft_cap": 3.0},
 }
 _EVIDENCE: dict[tuple[Any, ...], model.Evidence] = {}
 
@@ -174,7 +175,7 @@ def run_fault(fault: Fault) -> Outcome:
 HEAD = """\
 # Faults that the check is seen to catch
 
-Each row is a mistake that was planted into a conversion of a small TimesFM checkpoint that loads with `strict=True` all the
+Each row is a mistake that was planted into a conversion of a small checkpoint that loads with `strict=True` all the
 same (unless the level is coverage). `convert check` was then run as a user would run it. Planted in: the text of a *rule*, the
 written *file*, the *target* (the PyTorch model's code or configuration), or the *reference* (the JAX side).
 

@@ -15,10 +15,16 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from convert.library import shipped_rules_dir
-from convert.references import timesfm_1, timesfm_2p5
+from convert.references import recurrentgemma, timesfm_1, timesfm_2p5
 
 Tensors = dict[str, np.ndarray]
-RULES = {"timesfm-1.0": "timesfm-1", "timesfm-2.0": "timesfm-1", "timesfm-2.5": "timesfm-2.5"}
+RULES = {
+    "timesfm-1.0": "timesfm-1",
+    "timesfm-2.0": "timesfm-1",
+    "timesfm-2.5": "timesfm-2.5",
+    "recurrentgemma": "recurrentgemma",
+}
+ADAPTERS: dict[str, Any] = {"timesfm-1": timesfm_1, "timesfm-2.5": timesfm_2p5, "recurrentgemma": recurrentgemma}
 
 
 @dataclass(frozen=True)
@@ -88,7 +94,7 @@ class InTarget(Plant):
 
     @contextmanager
     def code(self, case: str) -> Iterator[None]:
-        adapter = timesfm_2p5 if case == "timesfm-2.5" else timesfm_1
+        adapter = ADAPTERS[RULES[case]]
         load = adapter.load
 
         def edited(module: torch.nn.Module, weights: Mapping[str, torch.Tensor]) -> torch.nn.Module:

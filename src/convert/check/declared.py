@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 from convert.check.written import Written
 from convert.pattern import Pattern, parse_pattern
 from convert.plan import Plan
-from convert.yamlfile import Node, load_yaml
+from convert.yamlfile import Node
 
 OF_A_LAYER = ("activation", "epsilon", "multiplies_by")
 
@@ -40,12 +39,6 @@ class Stated:
         return f"{f'of {self.layer.text} ' if self.layer else ''}({self.at})"
 
 
-@lru_cache(maxsize=4)
-def rules_of(text: str, path: str) -> Node:
-    """A rule file with the line of every word."""
-    return load_yaml(text, path)
-
-
 def declared(plan: Plan) -> list[Stated]:
     """What the rules say."""
     said: list[Stated] = []
@@ -55,7 +48,7 @@ def declared(plan: Plan) -> list[Stated]:
             if layer is not None and rule.word == entry["kind"] and layer.path.text == entry["layer"]:
                 said += _of_layer(entry, layer.path, rule.at.line_only)
                 break
-    node = rules_of(plan.rules.text, plan.rules.path)
+    node = plan.rules.node
     return said + [Stated(name, value, _place(plan, node, name)) for name, value in plan.facts.items()]
 
 

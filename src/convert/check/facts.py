@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from convert.check.declared import OF_A_LAYER, Stated, declared, declared_in_header, rules_of
+from convert.check.declared import OF_A_LAYER, Stated, declared, declared_in_header
 from convert.check.report import Finding, LevelReport, Verdict
 from convert.check.worst import worst
 from convert.check.written import Written
@@ -262,7 +262,7 @@ def _expected(plan: Plan, key: str, template: Any, comparison: _Comparison) -> l
         if more:
             comparison.compared += [fact for fact in facts if fact not in comparison.compared]
         return [replace(fact, value=fact.value + more) if more else fact for fact in facts]
-    node: Node | None = rules_of(plan.rules.text, plan.rules.path).value["targets"].value[plan.target].value["config"]
+    node: Node | None = plan.rules.node.value["targets"].value[plan.target].value["config"]
     for part in key.split("."):
         node = node.value[part] if node is not None else None
     assert node is not None

@@ -15,7 +15,7 @@ import numpy as np
 
 from convert.check.compare import epsilon
 from convert.kinds import Convolution
-from convert.ops import Add, Cast, Permute, Reshape, apply, is_float
+from convert.ops import Add, Cast, Permute, Reshape, Slice, apply, is_float
 from convert.plan import Plan
 from convert.protect import MAX_AXES, other_layouts
 from convert.sources.base import Source
@@ -119,7 +119,7 @@ def _layouts(step: Step, source: Source) -> Iterator[Hypothesis]:
     part = step.parts[0]
     if not part.axes or any((p.axes, p.groups) != (part.axes, part.groups) for p in step.parts):
         return
-    if len(part.axes) > MAX_AXES:
+    if len(part.axes) > MAX_AXES or any(isinstance(op, Slice) for p in step.parts for op in p.ops):
         return
     right = " ".join(x if len(x) == 1 else f"({' '.join(x)})" for x in part.groups)
     for layout in other_layouts(part.axes, part.groups):
@@ -168,7 +168,9 @@ def _reordered(part: Part, order: list[str], step: Step) -> Part:
     front = [op for op in kept if not isinstance(op, (Cast, Add))]
     behind = [op for op in kept if isinstance(op, (Cast, Add))]
     moved = (Permute(tuple(letters.index(x) for x in order)), Reshape(shape))
-    return Part(part.leaf, (*front, *moved, *behind), part.rows, part.layout, part.at, part.axes, part.groups)
+    return Part(
+        part.leaf, (*front, *moved, *behind), part.rows, part.layout, part.at, part.axes, part.groups, rule=part.rule
+    )
 
 
 def _orders(step: Step, source: Source) -> Iterator[Hypothesis]:

@@ -72,7 +72,6 @@ class LayersPass:
 
     def __init__(self, plan: Plan, written: Written, *, device: str, seed: int) -> None:
         self._plan, self._written, self._device, self._seed = plan, written, device, seed
-        self._rules = {rule.at: rule for rule in plan.rules.rules}
         self._worst: dict[str, Measure] = {}
         self._failed: dict[str, list[str]] = {}
         self._findings: list[Finding] = []
@@ -97,7 +96,8 @@ class LayersPass:
         self._seconds += time.monotonic() - started
 
     def _run(self, step: Step, part: Part, array: Array) -> None:
-        rule = self._rules[step.rule]
+        rule = part.rule
+        assert rule is not None
         if said := misplaced(self._plan, rule, step, part):
             self._findings.append(Finding(f"{step.name}: {said}", step.name, step.rule.line_only))
         probe = _Probe(rule, self._plan, step, part, self._device, np.random.default_rng(self._seed))
@@ -352,7 +352,7 @@ class _Probe:
         return run, own.size
 
     def _embedding(self, own: Array, rows: Array) -> tuple[Callable[[str], tuple[Array, Array]], int]:
-        tokens = self.rng.integers(0, own.shape[0], ENTRIES)
+        tokens = self.rng.integers(0, rows.shape[0], ENTRIES)  # rows that the target has; others are padding
 
         def run(dtype: str) -> tuple[Array, Array]:
             import jax.numpy as jnp

@@ -36,7 +36,9 @@ def misplaced(plan: Plan, rule: Rule, step: Step, part: Part) -> str:
             wanted = pattern.fill(dict(found.indices), (*choices[:-1], rank))
             return f"rows {part.rows} are those of {wanted}, and take the values of {part.leaf}"
         choices = choices[:-1]
-    name = rule.kind.tensor_name(layer.path.fill(indices, choices), step.role, layer)
+    if layer.part and sorted(p.rows or (0, 0) for p in step.parts).index(part.rows or (0, 0)) != layer.part[0] - 1:
+        return f"rows {part.rows} are not those of part {layer.part[0]} of {layer.part[1]}, and take the values of {part.leaf}"
+    name = rule.kind.tensor_name(layer.path.fill(rule.resolve(indices), choices), step.role, layer)
     if name == step.name:
         return ""
     taken = ", ".join(f"{index}={k}" for (index, _), k in zip(axes, elements, strict=False))

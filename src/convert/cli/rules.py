@@ -53,25 +53,29 @@ def show(name: Name, rules_dir: o.RulesDir = None) -> None:
     """The text of a rule file; of a family, of all its files."""
     from convert.library import find_rules
 
-    for rules in find_rules(name, rules_dir):
-        output.data(rules.text.rstrip("\n"))
+    for text in dict.fromkeys(rules.text for rules in find_rules(name, rules_dir)):  # several models may be in one file
+        output.data(text.rstrip("\n"))
 
 
 @app.command()
 def validate(files: Files) -> None:
     """Check rule files: the words, the equations, that sources and targets pair up."""
     from convert.errors import RuleError
-    from convert.library import load_rules
+    from convert.library import load_models
 
     bad = 0
     for file in files:
         try:
-            rules = load_rules(file)
+            models = load_models(file)
         except RuleError as error:
             output.error(str(error))
             bad += 1
         else:
-            output.data(f"{file}: valid, {output.count(len(rules.rules), 'rule')} for {', '.join(rules.targets)}")
+            for rules in models:
+                called = f" {rules.model}:" if len(models) > 1 else ""
+                output.data(
+                    f"{file}:{called} valid, {output.count(len(rules.rules), 'rule')} for {', '.join(rules.targets)}"
+                )
     if bad:
         raise typer.Exit(2)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from convert.kinds.base import Kind, Rule, TargetLayer
+from convert.kinds.base import Kind, Numbering, Rule, TargetLayer
 from convert.kinds.conv import Convolution
 from convert.kinds.linear import Linear
 from convert.kinds.norm import LayerNorm, RMSNorm
@@ -29,6 +29,7 @@ __all__ = [
     "Kind",
     "LayerNorm",
     "Linear",
+    "Numbering",
     "Parameter",
     "RMSNorm",
     "Rule",

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from convert.fields import FLAG, INTEGER, Choice, Key, MapOf, Record, Scalar
+from convert.fields import FLAG, INTEGER, Choice, Key, ListOf, MapOf, Record, Scalar
 from convert.ops import Op
 from convert.pattern import Pattern, parse_pattern
 from convert.spec import SAFETENSORS_TAGS
@@ -75,12 +75,38 @@ class TargetLayer:
         names: role (``weight``, ``bias``) -> name of the parameter within the module, where it is not the role.
         multiplies_by: for norms, the factor that the target's code applies: ``weight`` or ``1+weight``.
         computes: the equation or dimension numbers of the target's code, where it is not PyTorch's own layer.
+        part: (k, n) when these rows are the k-th of n parts of the tensor, counted from 1; other rules make the others.
     """
 
     path: Pattern
     names: Mapping[str, str] = field(default_factory=dict)
     multiplies_by: str = "weight"
     computes: Any = None
+    part: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True)
+class Numbering:
+    """How an index of the target follows from several of the source, as the digits of a number follow each other.
+
+    Attributes:
+        order: names of the source's indices, the slowest first; the last one counts through first.
+        counts: how many values each of them has in the tree, the first (slowest) one left out; filled in when a rule is
+            settled for a tree.
+        offset: how many values come before, in another place.
+    """
+
+    order: tuple[str, ...]
+    counts: tuple[int, ...] = ()
+    offset: int = 0
+
+    def value(self, indices: Mapping[str, int]) -> int:
+        """The target's index."""
+        first, *rest = self.order
+        number = indices[first]
+        for name, count in zip(rest, self.counts, strict=True):
+            number = number * count + indices[name]
+        return number + self.offset
 
 
 class Kind(ABC):
@@ -144,6 +170,14 @@ class Kind(ABC):
         """Arithmetic on the values, done in float32 or wider."""
         return ()
 
+    def kept_rows(self, rows: int, facts: Mapping[str, Any], set_by_hand: Collection[str]) -> int:
+        """How many of the `rows` of the target tensor are written; the others are padding that the rule lets go.
+
+        Raises:
+            ValueError: the number of rows is not one that the rule knows; the message is the bare fact.
+        """
+        return rows
+
     def facts(self, layer: TargetLayer) -> dict[str, Any]:
         """What is no weight: activation, epsilon, the factor on either side."""
         return {}
@@ -165,10 +199,12 @@ class Rule:
         stacked: index name -> axis of the leaf that enumerates it.
         targets: target name (None: all) -> layer.
         optional: whether some or all of its leaves may be absent.
-        only: the type of layers that it holds for, of those that the file's `types` tell apart; None: every layer.
+        of_type: the type of layers that it holds for, of those that the file's `types` tell apart; None: every layer.
         when: for buffers, a fact that must be true for the target to have it.
         dtype: what its tensors are written in, whatever ``--dtype`` says.
         choice: name under which `kind.variants` is chosen.
+        unless: a leaf in whose place these leaves stand: where it is, they may be absent.
+        numbered: index of the target -> how it follows from indices of the source.
     """
 
     at: Position
@@ -178,14 +214,34 @@ class Rule:
     stacked: Mapping[str, int]
     targets: Mapping[str | None, TargetLayer]
     optional: bool = False
-    only: str | None = None
+    of_type: str | None = None
     when: str | None = None
     dtype: str | None = None
     choice: str | None = None
+    unless: Pattern | None = None
+    numbered: Mapping[str, Numbering] = field(default_factory=dict)
+
+    def resolve(self, indices: Mapping[str, int]) -> dict[str, int]:
+        """The indices of the source, and those of the target that follow from them."""
+        return {**indices, **{name: numbering.value(indices) for name, numbering in self.numbered.items()}}
 
     def layer(self, target: str) -> TargetLayer | None:
         """Where the rule's tensors go for this target."""
         return self.targets.get(target) or self.targets.get(None)
+
+
+def parse_part(text: str) -> tuple[int, int]:
+    """The numbers of ``1 of 2``.
+
+    Raises:
+        ValueError: not of this form, or not 1 <= k <= n with n above 1.
+    """
+    words = text.split()
+    if len(words) == 3 and words[1] == "of" and words[0].isdecimal() and words[2].isdecimal():
+        k, n = int(words[0]), int(words[2])
+        if 1 <= k <= n and n > 1:
+            return k, n
+    raise ValueError(f"expected a part such as 1 of 2, not {text!r}")
 
 
 def module_target(**extra: Key) -> Record:
@@ -197,6 +253,10 @@ def module_target(**extra: Key) -> Record:
             ),
             "weight": Key(Scalar(str, "a name"), "the parameter's name in the module, when it is not `weight`"),
             "bias": Key(Scalar(str, "a name"), "the bias's name in the module, when it is not `bias`"),
+            "part": Key(
+                Scalar(str, "a part such as 1 of 2", parse_part),
+                "these are the first (1 of 2) or the next rows of the tensor; another rule makes the others",
+            ),
             **extra,
         },
         "a target",
@@ -214,8 +274,15 @@ SHARED: Mapping[str, Key] = {
         MapOf(INTEGER, "a mapping of an index to the axis that stacks it, such as {i: 0}"),
         "index of the target that the source stacks on an axis (scanned or vmapped layers)",
     ),
+    "numbered": Key(
+        MapOf(ListOf(Scalar(str, "the name of an index")), "a mapping such as {i: [s, p]}"),
+        "index of the target that counts through several of the source, the slowest first: {i: [s, p]}",
+    ),
+    "unless": Key(PATTERN, "path of a leaf that stands in place of these: where it is, they may be absent"),
     "optional": Key(FLAG, "true: some or all of these leaves may be absent"),
-    "only": Key(Scalar(str, "a word"), "the type of layers that has these leaves, of those that `types` tells apart"),
+    "of_type": Key(
+        Scalar(str, "a word"), "the type of layers that has these leaves, of those that `types` tells apart"
+    ),
     "dtype": Key(Choice(tuple(SAFETENSORS_TAGS)), "what these tensors are written in, whatever --dtype says"),
 }
 BIAS = Key(PATTERN, "path of the bias's leaf")

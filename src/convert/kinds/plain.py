@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from convert.fields import Key, Record, Scalar
-from convert.kinds.base import AXES, REASON, TENSOR_TARGET, Kind, TargetLayer, module_target, parse_letter
+from convert.fields import INTEGER, Key, ListOf, Record, Scalar
+from convert.kinds.base import (
+    AXES,
+    REASON,
+    TENSOR_TARGET,
+    Kind,
+    TargetLayer,
+    module_target,
+    parse_fact,
+    parse_letter,
+)
 
 
 @dataclass(frozen=True)
@@ -28,10 +37,51 @@ class _Kept(Kind):
 
 @dataclass(frozen=True)
 class Embedding(_Kept):
-    """A table with a row for each entry, as ``torch.nn.Embedding.weight``."""
+    """A table with a row for each entry, as ``torch.nn.Embedding.weight``.
+
+    Attributes:
+        rows: name of the fact that says how many entries there are; None: as many as rows.
+        padded: numbers of rows that the source is known to pad its table to; the rows beyond the entries are left out.
+    """
+
+    rows: str | None = None
+    padded: tuple[int, ...] = ()
 
     doc: ClassVar[str] = "torch.nn.Embedding: a row for each entry, kept as stored"
+    keys: ClassVar[Mapping[str, Key]] = {
+        "axes": AXES,
+        "rows": Key(
+            Scalar(str, "a reference to a fact such as $vocab_size", parse_fact),
+            "how many entries there are: a table with other numbers of rows is refused, unless they are `padded`",
+        ),
+        "padded": Key(
+            ListOf(INTEGER, or_one=True),
+            "numbers of rows that the source pads its table to; rows beyond the entries are left out, never filled",
+        ),
+    }
     target: ClassVar[Record] = module_target()
+
+    @classmethod
+    def read(cls, values: Mapping[str, Any]) -> Embedding:
+        if "padded" in values and "rows" not in values:
+            raise ValueError("`padded` needs `rows:`, the number of entries")
+        return cls(values.get("axes"), values.get("rows"), values.get("padded", ()))
+
+    def kept_rows(self, rows: int, facts: Mapping[str, Any], set_by_hand: Collection[str]) -> int:
+        if self.rows is None:
+            return rows
+        entries = facts.get(self.rows)
+        if entries is None:
+            raise ValueError(f"how many entries it has is not known; give it with --set {self.rows}=...")
+        if rows == entries or (rows > entries and (rows in self.padded or self.rows in set_by_hand)):
+            return int(entries)
+        known = " or ".join(map(str, (entries, *(n for n in self.padded if n > entries))))
+        if self.rows in set_by_hand:
+            raise ValueError(f"it has {rows} rows, fewer than --set {self.rows}={entries}; rows are never made up")
+        raise ValueError(
+            f"it has {rows} rows, and the vocabulary {known}; give its number of entries with --set {self.rows}={rows}, "
+            "and rows beyond that are left out"
+        )
 
     def letters(self, role: str, shape: tuple[int, ...], variant: str | None) -> str | None:
         if len(shape) != 2:

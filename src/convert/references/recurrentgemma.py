@@ -80,6 +80,7 @@ def _config(plan: Plan) -> Any:
     """Upstream's configuration at the plan's sizes."""
     common, size = _upstream("common"), plan.sizes
     types = {"recurrent": common.TemporalBlockType.RECURRENT, "attention": common.TemporalBlockType.ATTENTION}
+    # One of upstream's own ways to run the recurrence. The default one for CPUs is compiled anew in every layer.
     return common.GriffinConfig(
         vocab_size=size["V"],
         width=size["D"],
@@ -90,6 +91,7 @@ def _config(plan: Plan) -> Any:
         embeddings_scale_by_sqrt_dim=True,
         attention_window_size=int(plan.facts["attention_window"]),
         logits_soft_cap=float(plan.facts["logits_soft_cap"]),
+        scan_type=common.ScanType.ASSOCIATIVE_NATIVE,
     )
 
 

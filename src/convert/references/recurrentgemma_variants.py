@@ -262,7 +262,8 @@ def _attention(names: _Names, block: str, plan: Plan, steps: int) -> Iterator[Va
         # A document's own positions alone count; what is left of each row is made to sum to 1 again.
         document = np.cumsum(_positions(seen) == 0, axis=1)
         apart = np.where((document[:, :, None] == document[:, None, :])[:, None], probabilities, 0)
-        out = np.einsum("bhqk,bkhd->bqhd", apart / apart.sum(-1, keepdims=True), repeated(values(seen)))
+        with np.errstate(invalid="ignore"):  # a mistaken mask may leave nothing
+            out = np.einsum("bhqk,bkhd->bqhd", apart / apart.sum(-1, keepdims=True), repeated(values(seen)))
         return np.asarray(out.reshape(*out.shape[:2], -1))
 
     def repeated(x: Array) -> Array:

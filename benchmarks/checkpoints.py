@@ -1,0 +1,103 @@
+"""Writes a Gemma 3 checkpoint of a published size with random weights, as the gemma package lays it out on disk.
+
+    python benchmarks/checkpoints.py OUT_DIR [--size 1b] [--layout nested|flat|stacked|kauldron] [--dtype bfloat16]
+
+Needs orbax-checkpoint and JAX (the test environment). 1b is 1.0 billion parameters: 2.0 GB in bfloat16, under a minute, with
+about 5 GB of memory; 1.4 GB on disk, as Orbax compresses the exponents. No model is
+run: shapes and names are those of google-deepmind/gemma@7691fd4 gm/nn/_gemma.py and gm/ckpts/_compat.py, which the golden
+checkpoints of the tests were written by.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+SIZES = {  # layers, width, heads, kv heads, head width, feed-forward width, vocabulary
+    "tiny": (8, 48, 4, 2, 12, 96, 256),
+    "270m": (18, 640, 4, 1, 256, 2048, 262144),
+    "1b": (26, 1152, 4, 1, 256, 6912, 262144),
+    "4b": (34, 2560, 8, 4, 256, 10240, 262144),
+}
+PATTERN = 6  # five local layers to one global
+
+
+def shapes(size: str) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Names and shapes of the FLAT layout, below ``transformer/``."""
+    layers, width, heads, kv_heads, head, hidden, vocabulary = SIZES[size]
+    yield "embedder/input_embedding", (vocabulary, width)
+    yield "final_norm/scale", (width,)
+    for i in range(layers):
+        at = f"layer_{i}"
+        yield f"{at}/attn/q_einsum/w", (heads, width, head)
+        yield f"{at}/attn/kv_einsum/w", (2, kv_heads, width, head)
+        yield f"{at}/attn/attn_vec_einsum/w", (heads, head, width)
+        for name in ("_query_norm", "_key_norm"):
+            yield f"{at}/attn/{name}/scale", (head,)
+        yield f"{at}/mlp/gating_einsum/w", (2, hidden, width)
+        yield f"{at}/mlp/linear/w", (hidden, width)
+        for name in ("pre_attention_norm", "post_attention_norm", "pre_ffw_norm", "post_ffw_norm"):
+            yield f"{at}/{name}/scale", (width,)
+
+
+def random_array(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.ndarray[Any, Any]:
+    """Random signs and mantissas, magnitudes from 2**-9 to 2**-5: as incompressible as weights, quick to make."""
+    bits = rng.integers(0, 1 << 16, shape, np.uint16)
+    exponent = (118 + ((bits >> 7) & 3)) << 7  # bfloat16: sign, 8 bits of exponent (bias 127), 7 of mantissa
+    values = ((bits & 0x807F) | exponent).astype(np.uint16).view(ml_dtypes.bfloat16)
+    return values if dtype == "bfloat16" else values.astype(dtype)
+
+
+def tree(size: str, layout: str, dtype: str, seed: int = 0) -> dict[str, Any]:
+    """The pytree as the gemma package would save it; the same weights in every layout."""
+    rng = np.random.default_rng(seed)
+    flat = {name: random_array(rng, shape, dtype) for name, shape in shapes(size)}
+    if layout == "stacked":
+        stacks: dict[str, list[np.ndarray[Any, Any]]] = {}
+        for name in [n for n in flat if n.startswith("layer_")]:
+            layer, rest = name.removeprefix("layer_").split("/", 1)
+            key = f"stacked_layers/attention_type_{int(layer) % PATTERN}/{rest}"
+            stacks.setdefault(key, []).append(flat.pop(name))
+        flat |= {name: np.stack(stacks[name]) for name in list(stacks)}
+    if layout in ("flat", "stacked"):  # keys that hold slashes, then the parameter's own name
+        semi: dict[str, Any] = {}
+        for name, x in flat.items():
+            module, leaf = name.rsplit("/", 1)
+            semi.setdefault(f"transformer/{module}", {})[leaf] = x
+        return semi
+    nested: dict[str, Any] = {}
+    for name, x in flat.items():
+        *path, last = (
+            name.removesuffix("/w").split("/") if name.endswith(("linear/w", "gating_einsum/w")) else name.split("/")
+        )
+        node = nested
+        for key in path:
+            node = node.setdefault(key, {})
+        node[last] = x
+    return nested if layout == "nested" else {"params": nested, "step": np.int32(100) * np.ones((), np.int32)}
+
+
+def main() -> None:
+    import orbax.checkpoint as ocp
+
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--size", choices=SIZES, default="1b")
+    parser.add_argument("--layout", choices=["nested", "flat", "stacked", "kauldron"], default="nested")
+    parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
+    asked = parser.parse_args()
+    started = time.monotonic()
+    made = tree(asked.size, asked.layout, asked.dtype)
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(asked.out.resolve(), made)
+    print(f"{asked.out}: Gemma 3 {asked.size}, {asked.layout}, {asked.dtype}, {time.monotonic() - started:.0f} s")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,152 @@
+"""Where the leaves of a layer lie: one model comes in several layouts, and a rule is written for one of them.
+
+A rule file says ``places: {"layer_{i}": [...]}``: where a path of its rules begins or goes on with ``layer_{i}``, the tree may
+have another text in its place, with layers stacked on an axis. `settle` looks which layout a tree has and rewrites the
+rules for it, so that matching, sizes, steps and checks know of one layout only.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from convert.kinds.base import Numbering, Rule
+from convert.pattern import Index, Pattern, parse_pattern
+from convert.spec import TensorSpec
+
+
+@dataclass(frozen=True)
+class Place:
+    """One place of leaves.
+
+    Attributes:
+        path: what stands there.
+        stacked: index -> axis that stacks it.
+        order: the indices that the layers are counted by, the slowest first; empty when the path has the index itself.
+    """
+
+    path: str
+    stacked: Mapping[str, int]
+    order: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Places:
+    """The ways in which a tree may write a part of a path.
+
+    Attributes:
+        written: the part as the rules write it.
+        index: the index that it holds, None for a part without one.
+        layouts: each a sequence of places, counted one after the other; the first is the part as written.
+    """
+
+    written: str
+    index: str | None
+    layouts: tuple[tuple[Place, ...], ...]
+
+
+def layouts(rules: Sequence[Rule], places: Sequence[Places]) -> Iterator[tuple[Rule, ...]]:
+    """The rules in every layout that a tree may have, the one that they are written in first."""
+    for chosen in itertools.product(*(range(len(p.layouts)) for p in places)):
+        yield tuple(_rewrite(rules, [(p, p.layouts[k]) for p, k in zip(places, chosen, strict=True)]))
+
+
+def _rewrite(rules: Sequence[Rule], chosen: list[tuple[Places, tuple[Place, ...]]]) -> Iterator[Rule]:
+    for rule in rules:
+        variants = [rule]
+        for places, layout in chosen:
+            variants = [moved for variant in variants for moved in _moved(variant, places, layout)]
+        yield from variants
+
+
+def _moved(rule: Rule, places: Places, layout: tuple[Place, ...]) -> Iterator[Rule]:
+    patterns = {**rule.sources, **({"unless": rule.unless} if rule.unless else {})}
+    if rule.word == "drop" or not any(_holds(pattern, places.written) for pattern in patterns.values()):
+        yield rule
+        return
+    for place in layout:
+        if place.path == places.written:
+            yield rule
+            continue
+        moved = {role: _put(pattern, places.written, place.path) for role, pattern in patterns.items()}
+        unless = moved.pop("unless", None)
+        numbered = {**rule.numbered, **({places.index: Numbering(place.order)} if places.index and place.order else {})}
+        stacked = {**rule.stacked, **place.stacked}
+        yield replace(rule, sources=moved, unless=unless, stacked=stacked, numbered=numbered)
+
+
+def _holds(pattern: Pattern, written: str) -> bool:
+    return f"/{written}/" in f"/{pattern.text}/"
+
+
+def _put(pattern: Pattern, written: str, text: str) -> Pattern:
+    if not _holds(pattern, written):
+        return pattern
+    return parse_pattern(f"/{pattern.text}/".replace(f"/{written}/", f"/{text}/", 1)[1:-1])
+
+
+def settle(rules: Sequence[Rule], places: Sequence[Places], specs: Mapping[str, TensorSpec]) -> tuple[Rule, ...]:
+    """The rules as the tree lies: in the layout in which they find most leaves, their numberings filled in.
+
+    Args:
+        specs: the leaves below the root, by name.
+    """
+    found = rules
+    if places:
+        counted = [(sum(_takes(candidate, name) for name in specs), candidate) for candidate in layouts(rules, places)]
+        found = max(counted, key=lambda pair: pair[0])[1]  # the first of those that find as many
+    return _count(found, specs)
+
+
+def _takes(rules: Sequence[Rule], name: str) -> bool:
+    return any(_match(p, name) is not None for rule in rules if rule.word != "drop" for p in rule.sources.values())
+
+
+def _match(pattern: Pattern, name: str) -> dict[str, int] | None:
+    found = pattern.match(name) or (pattern.match(name.removesuffix("/value")) if name.endswith("/value") else None)
+    return dict(found.indices) if found else None
+
+
+def _count(rules: Sequence[Rule], specs: Mapping[str, TensorSpec]) -> tuple[Rule, ...]:
+    """Fills in how many values the indices of a numbering have in the tree, and what comes before."""
+    spelt = {
+        i.name: len(i.words) for rule in rules for p in rule.sources.values() for i in p.pieces if isinstance(i, Index)
+    }
+    most: dict[str, int] = {}  # name of an index -> how many values it has
+    for rule in rules:
+        if not rule.numbered:
+            continue
+        for pattern in rule.sources.values():
+            for name, spec in specs.items():
+                indices = _match(pattern, name)
+                if indices is None:
+                    continue
+                stacked = {index: spec.shape[a] - 1 for index, a in rule.stacked.items() if 0 <= a < len(spec.shape)}
+                for index, value in {**indices, **stacked}.items():
+                    most[index] = max(most.get(index, 0), value + 1)
+    most |= {name: words for name, words in spelt.items() if words}
+    before: dict[tuple[int, int, str, str], dict[tuple[str, ...], int]] = {}
+    return tuple(
+        replace(rule, numbered={i: _filled(i, n, rule, most, before) for i, n in rule.numbered.items()})
+        if rule.numbered
+        else rule
+        for rule in rules
+    )
+
+
+def _filled(
+    index: str,
+    numbering: Numbering,
+    rule: Rule,
+    most: Mapping[str, int],
+    before: dict[tuple[int, int, str, str], dict[tuple[str, ...], int]],
+) -> Numbering:
+    """A rule that was rewritten for several places comes several times: the later count on where the earlier end."""
+    earlier = before.setdefault((rule.at.line, rule.at.column, rule.at.file, index), {})
+    offset = sum(earlier.values())
+    size = 1
+    for name in numbering.order:
+        size *= most.get(name, 0)
+    earlier[numbering.order] = size
+    return replace(numbering, counts=tuple(most.get(name, 1) for name in numbering.order[1:]), offset=offset)
