@@ -15,7 +15,7 @@ import pytest
 
 import convert
 from convert.library import shipped_rules_dir
-from convert.rules import schema
+from convert.rules_schema import schema
 from sources import writers
 from upstream import GOLDEN, checkpoint
 

@@ -9,7 +9,7 @@ import pytest
 
 from convert import PlanError, RuleError
 from convert.planner import make_plan
-from convert.rules import parse_reference
+from convert.rulefile import parse_reference
 from memory_source import MemorySource, rule_file, run
 
 HEAD = """\

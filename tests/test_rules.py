@@ -17,7 +17,8 @@ from convert import ConvertError, RuleError, available_rules, parse_rules
 from convert.cli.options import parse_settings
 from convert.kinds import KINDS
 from convert.library import find_rules, load_models, shipped_rules_dir
-from convert.rules import parse_models, schema
+from convert.rules import parse_models
+from convert.rules_schema import schema
 from convert.yamlfile import load_yaml
 from memory_source import rule_file
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from convert.library import available_rules as available_rules
     from convert.library import load_rules as load_rules
     from convert.plan import Plan as Plan
-    from convert.rules import RuleFile as RuleFile
+    from convert.rulefile import RuleFile as RuleFile
     from convert.rules import parse_rules as parse_rules
     from convert.sources import Format as Format
     from convert.sources import Leaf as Leaf
@@ -44,7 +44,8 @@ _MODULES = {
     "convert.errors": ("CheckpointError", "ConvertError", "OutputError", "PlanError", "RuleError"),
     "convert.plan": ("Plan",),
     "convert.library": ("available_rules", "load_rules"),
-    "convert.rules": ("RuleFile", "parse_rules"),
+    "convert.rulefile": ("RuleFile",),
+    "convert.rules": ("parse_rules",),
     "convert.sources": ("Format", "Leaf", "Options", "Source", "open_source"),
     "convert.spec": ("TensorSpec",),
     "convert.steps": ("Step",),

@@ -11,7 +11,7 @@ from convert.library import available_rules, find_rules
 from convert.match import cover
 from convert.plan import Plan
 from convert.planner import choose_plan
-from convert.rules import RuleFile
+from convert.rulefile import RuleFile
 from convert.sources import Source, open_source
 from convert.spec import TensorSpec
 from convert.streaming import Event, Result, execute

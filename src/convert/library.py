@@ -7,7 +7,8 @@ from pathlib import Path
 
 from convert.errors import RuleError
 from convert.fields import nearest
-from convert.rules import RuleFile, parse_models, the_only
+from convert.rulefile import RuleFile
+from convert.rules import parse_models, the_only
 from convert.yamlfile import read_text
 
 

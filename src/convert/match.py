@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from convert.kinds import Drop, Numbering, Rule
 from convert.pattern import Match
 from convert.places import layouts, settle
-from convert.rules import LayerTypes, RuleFile
+from convert.rulefile import LayerTypes, RuleFile
 from convert.sources.base import Leaf, Source
 from convert.yamlfile import Position
 

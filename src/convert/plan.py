@@ -9,7 +9,7 @@ from typing import Any
 
 from convert.errors import PlanError
 from convert.protect import Unprotected, unprotected
-from convert.rules import RuleFile, parse_reference
+from convert.rulefile import RuleFile, parse_reference
 from convert.sources.base import Source
 from convert.spec import TensorSpec
 from convert.steps import Step

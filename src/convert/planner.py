@@ -15,7 +15,7 @@ from convert.kinds import Rule, Timescales
 from convert.match import Coverage, Matched, cover
 from convert.ops import is_float
 from convert.plan import Dropped, Plan, expand
-from convert.rules import ASK, RuleFile, Version
+from convert.rulefile import ASK, RuleFile, Version
 from convert.sizes import Constraint, bind
 from convert.sources.base import Source
 from convert.spec import SAFETENSORS_TAGS, TensorSpec

@@ -1,322 +1,19 @@
-"""Rule files: found by name, read, checked, and described as JSON Schema."""
+"""Rule files: read and checked."""
 
 from __future__ import annotations
 
-import hashlib
-import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from convert.errors import RuleError
-from convert.fields import INTEGER, TEXT, Anything, Either, Field, Key, ListOf, MapOf, Record, Scalar, nearest
+from convert.fields import Anything, Key, Record, nearest
 from convert.kinds import KINDS, Drop, Linear, Numbering, Rule, TargetLayer, Timescales
 from convert.kinds.base import PATTERN, SHARED
 from convert.pattern import Pattern, parse_pattern
 from convert.places import Place, Places
-from convert.yamlfile import Node, Position, load_yaml
-
-ASK = "ask"  # the value of a fact that the tree does not hold and the rules do not know
-
-
-@dataclass(frozen=True)
-class Axis:
-    """What an axis letter (or an index) means.
-
-    Attributes:
-        meaning: in words.
-        equals: factors whose product is its size: integers and letters; empty when it is free.
-        at: where it is declared.
-    """
-
-    meaning: str
-    equals: tuple[int | str, ...]
-    at: Position
-
-
-@dataclass(frozen=True)
-class LayerTypes:
-    """Layers of several types, told apart by the leaves that they have.
-
-    Attributes:
-        index: of the layers.
-        leaves: type -> leaves that only layers of this type have.
-        at: where it is declared.
-    """
-
-    index: str
-    leaves: Mapping[str, Pattern]
-    at: Position
-
-
-@dataclass(frozen=True)
-class Version:
-    """A published size: how to recognise it, and the facts that its tree does not hold."""
-
-    name: str
-    sizes: Mapping[str, int]
-    facts: Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Target:
-    """PyTorch code that loads the result.
-
-    Attributes:
-        name: as given to ``--to``.
-        loads: which class loads it, for people.
-        config: contents of ``config.json``, with ``$name`` for sizes and facts; empty when the target has none.
-        generation: contents of ``generation_config.json``, likewise.
-    """
-
-    name: str
-    loads: str
-    config: Mapping[str, Any]
-    generation: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class RuleFile:
-    """The rules of one model, checked. A file that declares several gives one of these for each.
-
-    Attributes:
-        path: the file.
-        model: its name; family: a name that it shares with files of which one is chosen by the tree.
-        title: for people.
-        root: prefixes below which the leaves may lie.
-        types: name of a list, one word for each layer -> what tells the types apart.
-        records: names of the leaves, in the order of the file, for a checkpoint that holds no names (Equinox).
-        places: where the leaves of a layer lie, when the model comes in several layouts.
-        text: what the file says.
-        node: the same with the line of every word, for this model.
-    """
-
-    path: str
-    model: str
-    family: str | None
-    title: str
-    root: tuple[str, ...]
-    records: tuple[str, ...]
-    axes: Mapping[str, Axis]
-    facts: Mapping[str, Any]
-    types: Mapping[str, LayerTypes]
-    versions: tuple[Version, ...]
-    targets: Mapping[str, Target]
-    rules: tuple[Rule, ...]
-    text: str = field(repr=False)
-    node: Node = field(repr=False, compare=False)
-    places: tuple[Places, ...] = ()
-
-    @property
-    def sha256(self) -> str:
-        """Checksum of the text, for the provenance."""
-        return hashlib.sha256(self.text.encode()).hexdigest()
-
-    @property
-    def choices(self) -> dict[str, tuple[str, ...]]:
-        """Names that ``--set`` may give a variant for, and the variants."""
-        return {rule.choice: rule.kind.variants for rule in self.rules if rule.choice}
-
-
-def _parse_factors(value: str | int) -> tuple[int | str, ...]:
-    factors: list[int | str] = []
-    for part in str(value).split("*"):
-        text = part.strip()
-        if text.isdecimal() and int(text) > 0:
-            factors.append(int(text))
-        elif text.isidentifier():
-            factors.append(text)
-        else:
-            raise ValueError(f"expected a product of integers and letters such as 2*P, not {value!r}")
-    return tuple(factors)
-
-
-def parse_axis_name(text: str) -> str:
-    """A letter, or the name of an index such as ``i`` or ``layer``.
-
-    Raises:
-        ValueError: something else.
-    """
-    if not text.isidentifier():
-        raise ValueError(f"an axis is called by a letter (or an index by its name), not {text!r}")
-    return text
-
-
-_AXIS = Record(
-    {
-        "is": Key(TEXT, "what the axis means", required=True),
-        "equals": Key(
-            Scalar((str, int), "a product such as 2*P", _parse_factors),
-            "its size, as a product of integers and letters",
-        ),
-    },
-    "an axis",
-)
-_TYPES = Record(
-    {
-        "of": Key(Scalar(str, "the name of an index", parse_axis_name), "index of the layers", required=True),
-        "leaves": Key(
-            MapOf(PATTERN, "a mapping of a type to the leaves that only layers of this type have"),
-            "type -> leaves that every layer of this type has, and no other",
-            required=True,
-        ),
-    },
-    "layer types",
-)
-_VERSION = Record(
-    {
-        "sizes": Key(
-            MapOf(Scalar(int, "an integer")), "sizes by which the published model is recognised", required=True
-        ),
-        "facts": Key(MapOf(Anything()), "facts that hold for it"),
-    },
-    "a version",
-)
-_TARGET = Record(
-    {
-        "loads": Key(TEXT, "the class that loads the result", required=True),
-        "config": Key(MapOf(Anything()), "contents of config.json; $name is a size or a fact, $name+1 one more"),
-        "generation": Key(MapOf(Anything()), "contents of generation_config.json, likewise"),
-    },
-    "a target",
-)
-
-
-_PLACE = Record(
-    {
-        "path": Key(TEXT, "what stands in the tree in place of the key", required=True),
-        "stacked": Key(MapOf(INTEGER), "index -> axis of the leaf that stacks it"),
-        "order": Key(
-            ListOf(Scalar(str, "the name of an index")),
-            "the indices that the layers are counted by, the slowest first: [s, p] counts p within s",
-        ),
-    },
-    "a place",
-)
-
-
-class _Layout(Field):
-    """A place: its path alone, with more, or several that are counted one after the other."""
-
-    def read(self, node: Node) -> tuple[Place, ...]:
-        if isinstance(node.value, tuple):
-            return tuple(place for child in node.value for place in self.read(child))
-        if not node.is_mapping:
-            return (Place(TEXT.read(node), {}),)
-        values = _PLACE.read(node)
-        return (Place(values["path"], values.get("stacked", {}), values.get("order", ())),)
-
-    def schema(self) -> dict[str, Any]:
-        one = {"anyOf": [TEXT.schema(), _PLACE.schema()]}
-        return {"anyOf": [*one["anyOf"], {"type": "array", "items": one}]}
-
-
-class _Rules(ListOf):
-    """The list of rules; its schema has one alternative per kind."""
-
-    def schema(self) -> dict[str, Any]:
-        return {"type": "array", "items": {"oneOf": [_rule_schema(word) for word in KINDS]}}
-
-
-_FILE = Record(
-    {
-        "model": Key(Scalar(str, "a name"), "the name to call these rules by", required=True),
-        "family": Key(Scalar(str, "a name"), "a name shared by files of which the tree chooses one"),
-        "title": Key(TEXT, "the model's name, for people", required=True),
-        "root": Key(
-            ListOf(Scalar((str, type(None)), "a path", lambda v: v or ""), or_one=True),
-            "prefixes below which the leaves may lie",
-        ),
-        "records": Key(
-            ListOf(Scalar((str, int), "a path", str)),
-            "names of the leaves in the order of the file, where the checkpoint has none (Equinox)",
-        ),
-        "places": Key(
-            MapOf(ListOf(_Layout(), or_one=True)),
-            "part of a path, as the rules write it -> what else may stand there in a tree",
-        ),
-        "axes": Key(MapOf(_AXIS, "a mapping of letters", parse_axis_name), "what each axis letter and index means"),
-        "facts": Key(
-            MapOf(Anything()), "what the source computes that is no weight; `ask` when only --set or a version knows"
-        ),
-        "types": Key(
-            MapOf(_TYPES), "layers of several types: a name for the list of their types, and how to tell them apart"
-        ),
-        "versions": Key(MapOf(_VERSION), "published sizes"),
-        "targets": Key(MapOf(_TARGET), "PyTorch code that loads the result; the first is the default", required=True),
-        "rules": Key(_Rules(Anything()), "one entry per layer, or per group of layers that are alike", required=True),
-    },
-    "a rule file",
-)
-
-
-def _target_keys(word: str) -> Key:
-    kind = KINDS[word]
-    if kind.target is None:
-        return Key(PATTERN, "paths of the leaves to leave out", required=True)
-    layer = Either(PATTERN, kind.target)
-    return Key(Either(PATTERN, MapOf(layer)), f"where it goes. {kind.doc}", required=True)
-
-
-def _rule_record(word: str) -> Record:
-    kind = KINDS[word]
-    shared = dict(SHARED)
-    if kind in (Drop, Timescales):
-        shared = {}
-    else:
-        shared["from"] = Key(SHARED["from"].field, SHARED["from"].doc, required=True)
-    return Record({word: _target_keys(word), **kind.keys, **shared}, f"a `{word}` rule")
-
-
-def _rule_schema(word: str) -> dict[str, Any]:
-    schema = _rule_record(word).schema()
-    kind = KINDS[word]
-    if kind.target is not None:  # either one target for all, in short or long form, or one for each of several
-        layer = Either(PATTERN, kind.target).schema()
-        several = {
-            "type": "object",
-            "additionalProperties": layer,
-            "propertyNames": {"not": {"enum": [*kind.target.keys]}},
-        }
-        schema["properties"][word] = {"description": f"where it goes. {kind.doc}", "anyOf": [layer, several]}
-    return {"title": word, **schema}
-
-
-ONLY = ListOf(Scalar(str, "the name of a model"), or_one=True)
-
-
-def schema() -> dict[str, Any]:
-    """JSON Schema (draft 2020-12) of a rule file, for editors."""
-    file = _FILE.schema()
-    header = {key: value for key, value in file["properties"].items() if key not in ("model", "family", "rules")}
-    for rule in file["properties"]["rules"]["items"]["oneOf"]:
-        rule["properties"]["only"] = {"description": "models that the rule is for (with `models`)", **ONLY.schema()}
-    target = {
-        **_TARGET.schema(),
-        "required": [],
-    }  # a model may add to a target that the file describes, and the reverse
-    header["targets"] = {"type": "object", "additionalProperties": target}
-    file["properties"]["targets"] = {**file["properties"]["targets"], "additionalProperties": target}
-    model = {"type": "object", "additionalProperties": False, "properties": header}
-    file["properties"]["models"] = {
-        "description": "several models in one file: name -> what its header has besides, or instead of, the file's",
-        "type": "object",
-        "additionalProperties": model,
-    }
-    del file["required"]
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "ckpt-convert rule file",
-        "description": "Generated by `convert rules schema`; do not edit.",
-        **file,
-        "oneOf": [
-            {
-                "required": ["model", "title", "targets", "rules"],
-                "properties": {"targets": {"additionalProperties": {"required": ["loads"]}}},
-            },
-            {"required": ["models", "rules"]},
-        ],
-    }
+from convert.rulefile import ASK, Axis, LayerTypes, RuleFile, Target, Version, references
+from convert.rules_schema import ONLY, RULE_FILE, rule_record
+from convert.yamlfile import Node, load_yaml
 
 
 def _read_layer(node: Node, word: str) -> TargetLayer:
@@ -359,7 +56,7 @@ def _read_rule(node: Node, targets: Mapping[str, Target]) -> Rule:
             f"{node.at}: a rule names its target with one of {', '.join(KINDS)}; {found}{typo and ';' + typo}"
         )
     word = words[0]
-    record = _rule_record(word)
+    record = rule_record(word)
     kind = KINDS[word]
     if kind.target is not None:  # read apart, as its form depends on the targets of the file
         record = Record({**record.keys, word: Key(Anything(), record.keys[word].doc, required=True)}, record.called)
@@ -543,7 +240,7 @@ def _models(node: Node) -> Iterator[Node]:
 
 
 def _read_file(node: Node, path: str, text: str) -> RuleFile:
-    values = _FILE.read(node)
+    values = RULE_FILE.read(node)
     facts = values.get("facts", {})
     targets = {
         name: Target(name, t["loads"], t.get("config", {}), t.get("generation", {}))
@@ -613,7 +310,7 @@ def _read_file(node: Node, path: str, text: str) -> RuleFile:
                 f"{', '.join(first.kind.variants)} in line {first.at.line}; name them alike, or give one of the two another name"
             )
     for target in targets.values():
-        for said in (*_references(target.config), *_references(target.generation)):
+        for said in (*references(target.config), *references(target.generation)):
             if said not in facts and said not in axes and said not in types:
                 raise RuleError(
                     f"{node.value['targets'].value[target.name].at}: config refers to ${said}, which is in neither `facts` "
@@ -687,31 +384,6 @@ def _check_types(types: Mapping[str, LayerTypes], rules: tuple[Rule, ...], facts
                 f"{rule.at}: {rule.of_type!r} is a type of the layers {{{known[rule.of_type].index}}}, which "
                 f"{rule.sources['weight']} does not have"
             )
-
-
-_REFERENCE = re.compile(r"\$(?P<name>\w+)(?P<more>[+-]\d+)?")
-
-
-def parse_reference(value: Any) -> tuple[str, int] | None:
-    """The name in a value of `config`, and the number added to what it stands for; None when it is no reference.
-
-    >>> parse_reference("$window+1")
-    ('window', 1)
-    """
-    found = _REFERENCE.fullmatch(value) if isinstance(value, str) else None
-    return (found["name"], int(found["more"] or 0)) if found else None
-
-
-def _references(value: Any) -> Iterator[str]:
-    if isinstance(value, str) and value.startswith("$"):
-        found = parse_reference(value)
-        yield found[0] if found else value[1:]
-    elif isinstance(value, dict):
-        for child in value.values():
-            yield from _references(child)
-    elif isinstance(value, list):
-        for child in value:
-            yield from _references(child)
 
 
 def parse_models(text: str, name: str = "rules.yaml") -> tuple[RuleFile, ...]:

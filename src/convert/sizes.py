@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from convert.rules import Axis
+from convert.rulefile import Axis
 
 
 @dataclass(frozen=True)

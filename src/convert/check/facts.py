@@ -18,7 +18,7 @@ from convert.check.report import Finding, LevelReport, Verdict
 from convert.check.worst import worst
 from convert.check.written import Written
 from convert.plan import Plan
-from convert.rules import parse_reference
+from convert.rulefile import parse_reference
 from convert.streaming import metadata
 from convert.yamlfile import Node
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from convert.check.activations import ACTIVATIONS, activation_pair
 from convert.check.hypotheses import ADDED, DOUBLED, MISSING
-from convert.check.layers import ACTIVATIONS, activation_pair
 from convert.check.trials import Site
 from convert.ops import Add
 from convert.references.protocol import INPUT, Observed, Reference, Variant

@@ -83,6 +83,6 @@ def validate(files: Files) -> None:
 @app.command()
 def schema() -> None:
     """The JSON Schema of rule files, for editors."""
-    from convert.rules import schema as rule_schema
+    from convert.rules_schema import schema as rule_schema
 
     output.data_json(rule_schema())

@@ -1,0 +1,140 @@
+"""What a rule file says, once it is read."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from convert.kinds import Rule
+from convert.pattern import Pattern
+from convert.places import Places
+from convert.yamlfile import Node, Position
+
+ASK = "ask"  # the value of a fact that the tree does not hold and the rules do not know
+
+
+@dataclass(frozen=True)
+class Axis:
+    """What an axis letter (or an index) means.
+
+    Attributes:
+        meaning: in words.
+        equals: factors whose product is its size: integers and letters; empty when it is free.
+        at: where it is declared.
+    """
+
+    meaning: str
+    equals: tuple[int | str, ...]
+    at: Position
+
+
+@dataclass(frozen=True)
+class LayerTypes:
+    """Layers of several types, told apart by the leaves that they have.
+
+    Attributes:
+        index: of the layers.
+        leaves: type -> leaves that only layers of this type have.
+        at: where it is declared.
+    """
+
+    index: str
+    leaves: Mapping[str, Pattern]
+    at: Position
+
+
+@dataclass(frozen=True)
+class Version:
+    """A published size: how to recognise it, and the facts that its tree does not hold."""
+
+    name: str
+    sizes: Mapping[str, int]
+    facts: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Target:
+    """PyTorch code that loads the result.
+
+    Attributes:
+        name: as given to ``--to``.
+        loads: which class loads it, for people.
+        config: contents of ``config.json``, with ``$name`` for sizes and facts; empty when the target has none.
+        generation: contents of ``generation_config.json``, likewise.
+    """
+
+    name: str
+    loads: str
+    config: Mapping[str, Any]
+    generation: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RuleFile:
+    """The rules of one model, checked. A file that declares several gives one of these for each.
+
+    Attributes:
+        path: the file.
+        model: its name; family: a name that it shares with files of which one is chosen by the tree.
+        title: for people.
+        root: prefixes below which the leaves may lie.
+        types: name of a list, one word for each layer -> what tells the types apart.
+        records: names of the leaves, in the order of the file, for a checkpoint that holds no names (Equinox).
+        places: where the leaves of a layer lie, when the model comes in several layouts.
+        text: what the file says.
+        node: the same with the line of every word, for this model.
+    """
+
+    path: str
+    model: str
+    family: str | None
+    title: str
+    root: tuple[str, ...]
+    records: tuple[str, ...]
+    axes: Mapping[str, Axis]
+    facts: Mapping[str, Any]
+    types: Mapping[str, LayerTypes]
+    versions: tuple[Version, ...]
+    targets: Mapping[str, Target]
+    rules: tuple[Rule, ...]
+    text: str = field(repr=False)
+    node: Node = field(repr=False, compare=False)
+    places: tuple[Places, ...] = ()
+
+    @property
+    def sha256(self) -> str:
+        """Checksum of the text, for the provenance."""
+        return hashlib.sha256(self.text.encode()).hexdigest()
+
+    @property
+    def choices(self) -> dict[str, tuple[str, ...]]:
+        """Names that ``--set`` may give a variant for, and the variants."""
+        return {rule.choice: rule.kind.variants for rule in self.rules if rule.choice}
+
+
+_REFERENCE = re.compile(r"\$(?P<name>\w+)(?P<more>[+-]\d+)?")
+
+
+def parse_reference(value: Any) -> tuple[str, int] | None:
+    """The name in a value of `config`, and the number added to what it stands for; None when it is no reference.
+
+    >>> parse_reference("$window+1")
+    ('window', 1)
+    """
+    found = _REFERENCE.fullmatch(value) if isinstance(value, str) else None
+    return (found["name"], int(found["more"] or 0)) if found else None
+
+
+def references(value: Any) -> Iterator[str]:
+    if isinstance(value, str) and value.startswith("$"):
+        found = parse_reference(value)
+        yield found[0] if found else value[1:]
+    elif isinstance(value, dict):
+        for child in value.values():
+            yield from references(child)
+    elif isinstance(value, list):
+        for child in value:
+            yield from references(child)

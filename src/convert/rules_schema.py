@@ -1,0 +1,213 @@
+"""The keys of a rule file, what each may hold, and the JSON Schema that follows from them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from convert.fields import INTEGER, TEXT, Anything, Either, Field, Key, ListOf, MapOf, Record, Scalar
+from convert.kinds import KINDS, Drop, Timescales
+from convert.kinds.base import PATTERN, SHARED
+from convert.places import Place
+from convert.yamlfile import Node
+
+
+def _parse_factors(value: str | int) -> tuple[int | str, ...]:
+    factors: list[int | str] = []
+    for part in str(value).split("*"):
+        text = part.strip()
+        if text.isdecimal() and int(text) > 0:
+            factors.append(int(text))
+        elif text.isidentifier():
+            factors.append(text)
+        else:
+            raise ValueError(f"expected a product of integers and letters such as 2*P, not {value!r}")
+    return tuple(factors)
+
+
+def parse_axis_name(text: str) -> str:
+    """A letter, or the name of an index such as ``i`` or ``layer``.
+
+    Raises:
+        ValueError: something else.
+    """
+    if not text.isidentifier():
+        raise ValueError(f"an axis is called by a letter (or an index by its name), not {text!r}")
+    return text
+
+
+_AXIS = Record(
+    {
+        "is": Key(TEXT, "what the axis means", required=True),
+        "equals": Key(
+            Scalar((str, int), "a product such as 2*P", _parse_factors),
+            "its size, as a product of integers and letters",
+        ),
+    },
+    "an axis",
+)
+_TYPES = Record(
+    {
+        "of": Key(Scalar(str, "the name of an index", parse_axis_name), "index of the layers", required=True),
+        "leaves": Key(
+            MapOf(PATTERN, "a mapping of a type to the leaves that only layers of this type have"),
+            "type -> leaves that every layer of this type has, and no other",
+            required=True,
+        ),
+    },
+    "layer types",
+)
+_VERSION = Record(
+    {
+        "sizes": Key(
+            MapOf(Scalar(int, "an integer")), "sizes by which the published model is recognised", required=True
+        ),
+        "facts": Key(MapOf(Anything()), "facts that hold for it"),
+    },
+    "a version",
+)
+_TARGET = Record(
+    {
+        "loads": Key(TEXT, "the class that loads the result", required=True),
+        "config": Key(MapOf(Anything()), "contents of config.json; $name is a size or a fact, $name+1 one more"),
+        "generation": Key(MapOf(Anything()), "contents of generation_config.json, likewise"),
+    },
+    "a target",
+)
+
+
+_PLACE = Record(
+    {
+        "path": Key(TEXT, "what stands in the tree in place of the key", required=True),
+        "stacked": Key(MapOf(INTEGER), "index -> axis of the leaf that stacks it"),
+        "order": Key(
+            ListOf(Scalar(str, "the name of an index")),
+            "the indices that the layers are counted by, the slowest first: [s, p] counts p within s",
+        ),
+    },
+    "a place",
+)
+
+
+class _Layout(Field):
+    """A place: its path alone, with more, or several that are counted one after the other."""
+
+    def read(self, node: Node) -> tuple[Place, ...]:
+        if isinstance(node.value, tuple):
+            return tuple(place for child in node.value for place in self.read(child))
+        if not node.is_mapping:
+            return (Place(TEXT.read(node), {}),)
+        values = _PLACE.read(node)
+        return (Place(values["path"], values.get("stacked", {}), values.get("order", ())),)
+
+    def schema(self) -> dict[str, Any]:
+        one = {"anyOf": [TEXT.schema(), _PLACE.schema()]}
+        return {"anyOf": [*one["anyOf"], {"type": "array", "items": one}]}
+
+
+class _Rules(ListOf):
+    """The list of rules; its schema has one alternative per kind."""
+
+    def schema(self) -> dict[str, Any]:
+        return {"type": "array", "items": {"oneOf": [_rule_schema(word) for word in KINDS]}}
+
+
+RULE_FILE = Record(
+    {
+        "model": Key(Scalar(str, "a name"), "the name to call these rules by", required=True),
+        "family": Key(Scalar(str, "a name"), "a name shared by files of which the tree chooses one"),
+        "title": Key(TEXT, "the model's name, for people", required=True),
+        "root": Key(
+            ListOf(Scalar((str, type(None)), "a path", lambda v: v or ""), or_one=True),
+            "prefixes below which the leaves may lie",
+        ),
+        "records": Key(
+            ListOf(Scalar((str, int), "a path", str)),
+            "names of the leaves in the order of the file, where the checkpoint has none (Equinox)",
+        ),
+        "places": Key(
+            MapOf(ListOf(_Layout(), or_one=True)),
+            "part of a path, as the rules write it -> what else may stand there in a tree",
+        ),
+        "axes": Key(MapOf(_AXIS, "a mapping of letters", parse_axis_name), "what each axis letter and index means"),
+        "facts": Key(
+            MapOf(Anything()), "what the source computes that is no weight; `ask` when only --set or a version knows"
+        ),
+        "types": Key(
+            MapOf(_TYPES), "layers of several types: a name for the list of their types, and how to tell them apart"
+        ),
+        "versions": Key(MapOf(_VERSION), "published sizes"),
+        "targets": Key(MapOf(_TARGET), "PyTorch code that loads the result; the first is the default", required=True),
+        "rules": Key(_Rules(Anything()), "one entry per layer, or per group of layers that are alike", required=True),
+    },
+    "a rule file",
+)
+
+
+def _target_keys(word: str) -> Key:
+    kind = KINDS[word]
+    if kind.target is None:
+        return Key(PATTERN, "paths of the leaves to leave out", required=True)
+    layer = Either(PATTERN, kind.target)
+    return Key(Either(PATTERN, MapOf(layer)), f"where it goes. {kind.doc}", required=True)
+
+
+def rule_record(word: str) -> Record:
+    """The keys of a rule of the kind that this word names."""
+    kind = KINDS[word]
+    shared = dict(SHARED)
+    if kind in (Drop, Timescales):
+        shared = {}
+    else:
+        shared["from"] = Key(SHARED["from"].field, SHARED["from"].doc, required=True)
+    return Record({word: _target_keys(word), **kind.keys, **shared}, f"a `{word}` rule")
+
+
+def _rule_schema(word: str) -> dict[str, Any]:
+    schema = rule_record(word).schema()
+    kind = KINDS[word]
+    if kind.target is not None:  # either one target for all, in short or long form, or one for each of several
+        layer = Either(PATTERN, kind.target).schema()
+        several = {
+            "type": "object",
+            "additionalProperties": layer,
+            "propertyNames": {"not": {"enum": [*kind.target.keys]}},
+        }
+        schema["properties"][word] = {"description": f"where it goes. {kind.doc}", "anyOf": [layer, several]}
+    return {"title": word, **schema}
+
+
+ONLY = ListOf(Scalar(str, "the name of a model"), or_one=True)
+
+
+def schema() -> dict[str, Any]:
+    """JSON Schema (draft 2020-12) of a rule file, for editors."""
+    file = RULE_FILE.schema()
+    header = {key: value for key, value in file["properties"].items() if key not in ("model", "family", "rules")}
+    for rule in file["properties"]["rules"]["items"]["oneOf"]:
+        rule["properties"]["only"] = {"description": "models that the rule is for (with `models`)", **ONLY.schema()}
+    target = {
+        **_TARGET.schema(),
+        "required": [],
+    }  # a model may add to a target that the file describes, and the reverse
+    header["targets"] = {"type": "object", "additionalProperties": target}
+    file["properties"]["targets"] = {**file["properties"]["targets"], "additionalProperties": target}
+    model = {"type": "object", "additionalProperties": False, "properties": header}
+    file["properties"]["models"] = {
+        "description": "several models in one file: name -> what its header has besides, or instead of, the file's",
+        "type": "object",
+        "additionalProperties": model,
+    }
+    del file["required"]
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "ckpt-convert rule file",
+        "description": "Generated by `convert rules schema`; do not edit.",
+        **file,
+        "oneOf": [
+            {
+                "required": ["model", "title", "targets", "rules"],
+                "properties": {"targets": {"additionalProperties": {"required": ["loads"]}}},
+            },
+            {"required": ["models", "rules"]},
+        ],
+    }
