@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from convert.errors import PlanError as PlanError
     from convert.errors import RuleError as RuleError
     from convert.library import available_rules as available_rules
+    from convert.library import load_models as load_models
     from convert.library import load_rules as load_rules
     from convert.plan import Plan as Plan
     from convert.rulefile import RuleFile as RuleFile
@@ -43,7 +44,7 @@ _MODULES = {
     "convert.api": ("convert", "plan_conversion"),
     "convert.errors": ("CheckpointError", "ConvertError", "OutputError", "PlanError", "RuleError"),
     "convert.plan": ("Plan",),
-    "convert.library": ("available_rules", "load_rules"),
+    "convert.library": ("available_rules", "load_models", "load_rules"),
     "convert.rulefile": ("RuleFile",),
     "convert.rules": ("parse_rules",),
     "convert.sources": ("Format", "Leaf", "Options", "Source", "open_source"),
