@@ -30,6 +30,9 @@ REFERENCES: Mapping[str, str] = {
     "timesfm-1": "convert.references.timesfm_1:reference",
     "timesfm-2.5": "convert.references.timesfm_2p5:reference",
     "recurrentgemma": "convert.references.recurrentgemma:reference",
+    "gemma1": "convert.references.gemma:reference",
+    "gemma2": "convert.references.gemma:reference",
+    "gemma3": "convert.references.gemma:reference",
 }
 
 

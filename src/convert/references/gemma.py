@@ -1,0 +1,134 @@
+"""Gemma 1, 2 and 3, text models: gemma's equations in plain JAX; transformers on the other side.
+
+Sources: see `convert.references.gemma_jax`; transformers 5.23 (``models/gemma``, ``models/gemma2``, ``models/gemma3``).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from convert.errors import ConvertError
+from convert.plan import Plan, expand
+from convert.references import gemma_jax
+from convert.references.gemma_jax import LOGITS, Gemma
+from convert.references.modules import load, on, ready
+from convert.references.protocol import Arrays, Reference
+from convert.references.torch_facts import Block
+from convert.references.torch_facts import facts as common_facts
+
+if TYPE_CHECKING:
+    import torch
+
+MODELS = ("gemma1", "gemma2", "gemma3")
+BEYOND = 19  # positions of a sequence beside the window: more than a query sees
+UNLIMITED = 24  # length of a sequence where there is no window
+HEAD, TABLE = "lm_head.weight", "model.embed_tokens.weight"
+
+
+def reference(plan: Plan) -> Reference:
+    """The two models at the size of the plan's checkpoint: whole sequences, without padding, cache or images.
+
+    Raises:
+        ConvertError: the plan is not of Gemma 1, 2 or 3 to transformers, or lacks a fact.
+    """
+    if plan.rules.model not in MODELS:
+        raise ConvertError(f"{plan.rules.path}: rules of {plan.rules.model}, not of {', '.join(MODELS)}")
+    if plan.target != "transformers":
+        raise ConvertError(
+            f"{plan.rules.path}: the reference of gemma knows the target transformers, not {plan.target}"
+        )
+    model = _model(plan)
+    steps = max((window + BEYOND for window in model.windows if window is not None), default=UNLIMITED)
+
+    def inputs(seed: int) -> Arrays:
+        # 0 is padding, which upstream masks
+        return {"tokens": np.random.default_rng(seed).integers(1, model.vocabulary, (2, steps)).astype(np.int32)}
+
+    return Reference(
+        inputs=inputs,
+        jax=partial(_jax, model),
+        build=partial(_build, plan),
+        run=_run,
+        outputs=(LOGITS,),
+        reduction=max(plan.sizes[letter] for letter in "DF"),
+        depth=plan.sizes["i"],
+        facts=_facts,
+    )
+
+
+def _fact(plan: Plan, name: str) -> Any:
+    if name not in plan.facts:
+        raise ConvertError(f"{plan.source.path}: the tree does not tell the {name}; say it with --set {name}=...")
+    return expand(plan.facts[name], plan.sizes)
+
+
+def _model(plan: Plan) -> Gemma:
+    layers, generation = plan.sizes["i"], plan.rules.model
+    rest = (int(_fact(plan, "vocab_size")), plan.choices.get("gating") == "FD")
+    if generation == "gemma1":
+        base, scale = float(_fact(plan, "rope_theta")), plan.sizes["H"] ** -0.5
+        return Gemma([base] * layers, [1.0] * layers, [None] * layers, scale, None, None, *rest)
+    types = _fact(plan, "attention_pattern")
+    sliding = [word == "sliding_attention" for word in types]
+    window = int(_fact(plan, "sliding_window"))
+    windows = [window if near else None for near in sliding]
+    scale = float(_fact(plan, "query_pre_attn_scalar")) ** -0.5
+    if generation == "gemma2":
+        near, far = (float(_fact(plan, name)) for name in ("attn_logit_softcapping", "final_logit_softcapping"))
+        return Gemma([float(_fact(plan, "rope_theta"))] * layers, [1.0] * layers, windows, scale, near, far, *rest)
+    near_base, far_base, factor = (float(_fact(plan, name)) for name in ("rope_theta_local", "rope_theta_global", "rope_factor_global"))  # fmt: skip
+    bases = [near_base if near else far_base for near in sliding]
+    return Gemma(bases, [1.0 if near else factor for near in sliding], windows, scale, None, None, *rest)
+
+
+def _jax(model: Gemma, weights: Mapping[str, Any], inputs: Mapping[str, Any]) -> OrderedDict[str, Any]:
+    return gemma_jax.run(model, weights, inputs["tokens"])
+
+
+def _build(plan: Plan, weights: Mapping[str, torch.Tensor]) -> torch.nn.Module:
+    try:
+        import transformers
+    except ImportError as error:
+        raise ConvertError(f"target transformers of gemma needs transformers 5.23 or newer ({error})") from error
+    config = dict(plan.config or {})
+    (name,) = config.pop("architectures")
+    config = {key: value for key, value in config.items() if key != "dtype"}
+    built = transformers.AutoConfig.for_model(config.pop("model_type"), **config)
+    built._attn_implementation = "eager"  # the others have no soft cap
+    tied = {HEAD: weights[TABLE]} if TABLE in weights else {}
+    return load(getattr(transformers, name)(built), {**tied, **weights})
+
+
+def _run(module: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    with ready(module) as (device, _):
+        return {LOGITS: module(input_ids=on(device, inputs["tokens"]).long(), use_cache=False).logits}
+
+
+def _facts(module: Any) -> Mapping[str, Mapping[str, Any]]:
+    """What the module is configured to compute."""
+    config = module.config
+    blocks = [
+        Block(f"{layer}.mlp", f"{layer}.mlp.gate_proj", f"{layer}.mlp.down_proj", f"{layer}.mlp.up_proj")
+        for layer in (f"model.layers.{i}" for i in range(config.num_hidden_layers))
+    ]
+    names = (
+        "sliding_window",
+        "query_pre_attn_scalar",
+        "attn_logit_softcapping",
+        "final_logit_softcapping",
+        "vocab_size",
+    )
+    said = {name: getattr(config, name) for name in names if getattr(config, name, None) is not None}
+    rope = config.rope_parameters
+    if "rope_theta" in rope:
+        said["rope_theta"] = rope["rope_theta"]
+    else:
+        said["rope_theta_local"] = rope["sliding_attention"]["rope_theta"]
+        said["rope_theta_global"] = rope["full_attention"]["rope_theta"]
+        said["rope_factor_global"] = rope["full_attention"].get("factor", 1.0)
+    return {**common_facts(module, blocks), "": said}

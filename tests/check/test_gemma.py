@@ -1,0 +1,95 @@
+"""Gemma through `convert check`: the plain-JAX reference is what the real package computed, and transformers agrees with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from transformers import AutoModelForCausalLM
+
+import convert
+from check.catalogue import one_thread
+from convert.check.model import jax_weights
+from convert.check.report import Report, Verdict
+from convert.check.run import check, load_reference
+from convert.references import gemma, gemma_jax
+from gemma_models import CASES, directory, settings
+from upstream import checkpoint, golden_io, relative_error
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_plain_jax_model_is_what_the_gemma_package_recorded(case: str) -> None:
+    plan = convert.plan_conversion("gemma", checkpoint(case), settings=settings(case))
+    io = golden_io(case)
+    with jax.default_matmul_precision("highest"):
+        got = gemma_jax.run(gemma._model(plan), jax_weights(plan), jax.numpy.asarray(io["tokens"]))["logits"]
+    assert relative_error(got, io["logits"]) < 3e-6
+
+
+def checked(case: str, out: Path) -> Report:
+    with one_thread():
+        return check(directory(case, out / "model"), checkpoint(case))
+
+
+@pytest.mark.parametrize("case", ["gemma1-mha", "gemma2-2b", "gemma3-stacked"])
+def test_a_correct_conversion_passes_all_levels(case: str, tmp_path: Path) -> None:
+    report = checked(case, tmp_path)
+    assert [level.verdict for level in report.levels] == [Verdict.PASSED] * 4
+    model = report.levels[-1]
+    assert not any("could not be lifted" in note for note in model.notes)
+    assert max(m.lifted.relative for m in model.measures if m.lifted is not None) < 1e-12
+    assert max(m.difference.relative for m in model.measures) < 1e-5
+
+
+def erf(config: Any) -> None:
+    config.hidden_activation = config.hidden_act = "gelu"
+
+
+def no_cap(config: Any) -> None:
+    config.attn_logit_softcapping = None
+
+
+def short_window(config: Any) -> None:
+    config.sliding_window = 7
+
+
+@pytest.mark.parametrize(
+    ("case", "change", "fact"),
+    [
+        ("gemma1-mha", erf, "activation"),
+        ("gemma2-2b", no_cap, "attn_logit_softcapping"),
+        ("gemma2-2b", short_window, "sliding_window"),
+    ],
+)
+def test_another_configuration_is_flagged(case: str, change: Any, fact: str, tmp_path: Path) -> None:
+    """As a user would have it: config.json says something else than the source computes."""
+    out = directory(case, tmp_path / "model")
+    model = AutoModelForCausalLM.from_pretrained(out)
+    change(model.config)
+    model.config.save_pretrained(out)
+    findings = [f for level in check(out, checkpoint(case), levels=("layers",)).levels for f in level.findings]
+    assert any(f.data.get("fact") == fact for f in findings), [f.what for f in findings]
+
+
+def test_the_window_is_exceeded_and_no_token_is_padding() -> None:
+    plan = convert.plan_conversion("gemma", checkpoint("gemma3"), settings=settings("gemma3"))
+    reference = load_reference(plan, None)
+    assert not isinstance(reference, str)
+    tokens = reference.inputs(0)["tokens"]
+    assert tokens.shape == (2, 8 + gemma.BEYOND) and tokens.min() > 0
+
+
+def test_other_targets_have_no_reference() -> None:
+    plan = convert.plan_conversion("gemma", checkpoint("gemma3"), to="plain_norms", settings=settings("gemma3"))
+    with pytest.raises(convert.ConvertError, match="knows the target transformers, not plain_norms"):
+        gemma.reference(plan)
+
+
+def test_stacked_layers_are_taken_apart_in_order() -> None:
+    weights = {f"stacked_layers/attention_type_{p}/x/w": np.arange(2) * 3 + p for p in range(3)}
+    assert {k: int(v) for k, v in gemma_jax.layered(weights).items()} == {f"layer_{i}/x/w": i for i in range(6)}
+    with pytest.raises(convert.ConvertError, match="does not know their order"):
+        gemma_jax.layered({**weights, "layer_6/x/w": np.zeros(1)})
