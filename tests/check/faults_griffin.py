@@ -102,7 +102,7 @@ GRIFFIN: tuple[Fault, ...] = (
     fault("gate and up swapped", HUGGING, InRule(UP_FIRST), "model", f"{LAYER[HUGGING]}mlp_block.gate_proj", "of another tensor"),
     fault("convolution flipped", HUGGING, InTarget(each("Conv1d", forward(flipped))), "model", f"{BLOCK[HUGGING]}rg_lru{IN}", "convolution flipped"),
     fault("1+scale missing", HUGGING, InTarget(each("RecurrentGemmaRMSNorm", forward(plain_norm))), "layers", f"{LAYER[HUGGING]}temporal_pre_norm", "multiplies_by", (f"{LAYER[HUGGING]}temporal_pre_norm", "1+scale missing")),
-    fault("attention window one short (the published config.json)", HUGGING, InTarget(window(5)), "layers", "", "attention_window", (f"{LOOK[HUGGING]}o_proj{IN}", "attention window of 5")),
+    fault("attention window one short (transformers' default)", HUGGING, InTarget(window(5)), "layers", "", "attention_window", (f"{LOOK[HUGGING]}o_proj{IN}", "attention window of 5")),
     fault("attention window one short", UPSTREAM, InTarget(upstream_window(4)), "model", f"{LOOK[UPSTREAM]}proj_final{IN}", "attention window of 5"),
     fault("soft cap 30 for 3", HUGGING, InTarget(loose_cap), "layers", "", "logits_soft_cap", ("logits", "soft cap 30")),
     fault("soft cap missing", UPSTREAM, InTarget(no_cap), "layers", "", "logits_soft_cap", ("logits", "no soft cap")),
