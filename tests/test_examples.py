@@ -119,6 +119,23 @@ def test_own_model(tmp_path: Path) -> None:
     shell(f"{sys.executable} {here / 'model_torch.py'} wrong.safetensors io.npz", tmp_path, code=1)
 
 
+def test_own_reference(tmp_path: Path) -> None:
+    """A pair of one's own, from the working directory: equal; and an erf GeLU is named although no boundary lies before it."""
+    shutil.copytree(ROOT / "examples" / "own-model", tmp_path, dirs_exist_ok=True)
+    shell(f"{sys.executable} model_jax.py ckpt io.npz", tmp_path)
+    shell("convert ./rules.yaml ckpt out.safetensors", tmp_path)
+    check = (
+        "convert check out.safetensors --from ckpt --model ./rules.yaml --reference reference:reference --require model"
+    )
+    assert shell(check, tmp_path).stdout.rstrip().endswith("equal (exit code 0)")
+    model = tmp_path / "model_torch.py"
+    model.write_text(model.read_text().replace('approximate="tanh"', 'approximate="none"'))
+    said = shell(check, tmp_path, code=1).stdout
+    assert "diagnosis: gelu_erf for gelu_tanh" in said and "relative error of blocks.0.merge" in said
+    said = shell("convert check out.safetensors --from ckpt", tmp_path, code=2).stderr
+    assert "made by rules called 'own-model', which are not among the known ones; name their file with --model" in said
+
+
 FORMATS = ROOT / "examples" / "formats"
 
 

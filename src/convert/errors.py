@@ -25,5 +25,9 @@ class PlanError(ConvertError):
         self.findings = findings
 
 
+class UnavailableError(ConvertError):
+    """A reference's model cannot be had here: a package is not installed, or a fact that it needs is not known."""
+
+
 class OutputError(ConvertError):
     """The output cannot be written: it exists, the disk is full, the name is not usable."""

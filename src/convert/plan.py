@@ -54,6 +54,7 @@ class Plan:
         dtype: what was asked for floating-point tensors; None keeps each leaf's.
         settings: what the user set.
         notes: what a person should know, such as a tensor left out because a fact is unknown.
+        written_config: contents of the ``config.json`` of a directory that is being checked: its model is built by that.
     """
 
     rules: RuleFile
@@ -70,6 +71,7 @@ class Plan:
     dtype: str | None
     settings: Mapping[str, Any]
     notes: tuple[str, ...]
+    written_config: Mapping[str, Any] | None = field(default=None, repr=False)
 
     @property
     def nbytes(self) -> int:
@@ -98,6 +100,8 @@ class Plan:
         Raises:
             PlanError: a fact that it needs is not known; the message asks for it by name.
         """
+        if self.written_config is not None:
+            return dict(self.written_config)
         config = self._filled(self.rules.targets[self.target].config)
         if config is None:
             return None

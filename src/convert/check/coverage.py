@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from convert.check.report import Finding, LevelReport, Verdict
 from convert.check.written import Written
+from convert.errors import UnavailableError
 from convert.fields import nearest
 from convert.plan import Plan
 from convert.spec import TensorSpec
@@ -30,6 +31,8 @@ def check_coverage(plan: Plan, written: Written, reference: Reference | str) -> 
             refused = _strict_load(written.specs, reference)
         except ImportError as error:
             reference = f"{error.name} is not installed"
+        except UnavailableError as error:
+            reference = str(error)
         else:
             notes.append("the target's own module, on the meta device, was asked with strict=True")
             findings += [Finding(f"the target's module does not accept the file: {refused}")] if refused else []
@@ -83,6 +86,6 @@ def _strict_load(specs: Mapping[str, TensorSpec], reference: Reference) -> str:
         state = {name: torch.empty(spec.shape, dtype=getattr(torch, spec.dtype)) for name, spec in specs.items()}
         try:
             reference.build(state)
-        except RuntimeError as error:  # what load_state_dict(strict=True) raises
+        except (RuntimeError, ValueError, TypeError) as error:  # of load_state_dict(strict=True), or of a configuration
             return " ".join(str(error).split())
     return ""

@@ -53,8 +53,8 @@ def functions(site: Site, reference: Reference, ruled_out: list[str]) -> Found |
     given = _ask(site, [v for v in variants if not v.undoes], "", _mistaken(variants), ruled_out)
     if given is None:
         given = _undone(site, [v for v in variants if v.undoes], ruled_out)
-    if given is None and not variants and site.boundary.endswith(INPUT):
-        given = _activation(site, ruled_out)
+    if given is None and not variants:
+        given = _activation(site, ruled_out) if site.boundary.endswith(INPUT) else _activation_before(site, ruled_out)
     return given
 
 
@@ -207,6 +207,37 @@ def _activation(site: Site, ruled_out: list[str]) -> Found | None:
     variants = [Variant(name, lambda seen, name=name: _activate(name, seen, source)) for name in ACTIVATIONS]  # type: ignore[misc]
     variants.append(Variant("no activation", lambda seen: seen.values[source]))
     return _ask(site, variants, site.rule(source), lambda ours, theirs: f"{ours} for {theirs}", ruled_out)
+
+
+def _activation_before(site: Site, ruled_out: list[str]) -> Found | None:
+    """A layer's output differs and its input is no boundary: perhaps the function in front of the layer."""
+    given = site.seen.values.get(site.name + INPUT)
+    if given is None or site.name + INPUT in site.evidence.drifted:
+        return None
+    known = list(site.evidence.drifted)
+    earlier = known[: known.index(site.boundary)]
+    before = [name for name in earlier if name in site.seen.values and site.seen.values[name].shape == given.shape]
+    layer = site.module.get_submodule(site.name)
+    for source in reversed(before):
+        variants = [
+            Variant(name, lambda seen, name=name, source=source: _run(layer, _activate(name, seen, source)))  # type: ignore[misc]
+            for name in ACTIVATIONS
+        ]
+        found = _ask(site, variants, site.rule(source), lambda ours, theirs: f"{ours} for {theirs}", [])
+        if found is not None and UNKNOWN not in found.name:
+            return found
+    ruled_out += list(ACTIVATIONS) if before else []
+    return None
+
+
+def _run(layer: torch.nn.Module, given: Array) -> Array:
+    import torch
+
+    from convert.check.lift_torch import lifted
+
+    with torch.no_grad(), lifted():
+        device = next(layer.parameters()).device
+        return np.asarray(layer(torch.as_tensor(given, device=device)).double().cpu().numpy())
 
 
 def _activate(name: str, seen: Observed, source: str) -> Array:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from importlib import import_module
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +16,10 @@ from convert.check.recorded import RecordedSource, evidence_of, recording_defaul
 from convert.check.recording import load_recording
 from convert.check.report import LEVELS, LevelReport, Report, Verdict
 from convert.check.written import Written, open_written
-from convert.errors import ConvertError
+from convert.errors import ConvertError, RuleError, UnavailableError
+from convert.factories import find_factory
 from convert.fields import nearest
+from convert.library import find_rules
 from convert.plan import Plan
 from convert.sources import Source
 
@@ -55,9 +57,17 @@ def plan_of(
         ConvertError: the header names no model and the caller neither; or as `plan_conversion`.
     """
     said = written.metadata
-    model = model or said.get("model")
     if not model:
-        raise ConvertError(f"{written.path} does not say which rules made it; name them with --model")
+        model = said.get("model")
+        if not model:
+            raise ConvertError(f"{written.path} does not say which rules made it; name them with --model")
+        try:
+            find_rules(model, rules_dir)
+        except RuleError as error:
+            raise ConvertError(
+                f"{written.path} was made by rules called {model!r}, which are not among the known ones; name their file with "
+                "--model, such as --model ./rules.yaml"
+            ) from error
     given = {**_settings(written), **(settings or {})}
     return plan_conversion(
         model,
@@ -97,17 +107,12 @@ def load_reference(plan: Plan, factory: str | None) -> Reference | str:
     name = factory or REFERENCES.get(plan.rules.model)
     if name is None:
         return f"there is no reference for {plan.rules.model}; give the two models with --reference module:factory"
-    module, colon, function = name.partition(":")
-    if not colon:
-        raise ConvertError(f"--reference takes module:factory, not {name!r}")
     try:
-        made = getattr(import_module(module), function)
-    except ImportError as error:
-        if factory:
-            raise ConvertError(f"--reference {factory}: {error}") from None
-        return f"{error.name} is not installed"
-    except AttributeError:
-        raise ConvertError(f"--reference {name}: {module} has no {function!r}") from None
+        made = find_factory(name)
+    except ConvertError as error:
+        if factory is None and isinstance(error.__cause__, ImportError):
+            return f"{error.__cause__.name} is not installed"
+        raise ConvertError(f"--reference {error}") from None
     try:
         reference: Reference = made(plan)
     except ImportError as error:
@@ -184,7 +189,7 @@ def check(
         rules_dir=rules_dir,
     )
     evidence = evidence_of(recording, plan, written) if recording is not None else None
-    pair = load_reference(plan, reference)
+    pair = load_reference(replace(plan, written_config=written.config), reference)
     done = tuple(_levels(plan, written, pair, set(levels), device, precision or "float32", seed, evidence, backends))
     return Report(str(out), str(plan.source.path), plan.rules.model, plan.target, done, require, plan=plan)
 
@@ -216,14 +221,30 @@ def _levels(
         if level in levels or (level == "backends" and backends):
             if isinstance(known, str) or isinstance(reference, str):
                 yield LevelReport(level, Verdict.SKIPPED, str(known))
-            elif level == "model":
-                from convert.check.model import check_model
+                continue
+            try:
+                yield _deep(level, plan, written, reference, known, device, weights)
+            except UnavailableError as error:
+                yield LevelReport(level, Verdict.SKIPPED, str(error))
 
-                yield check_model(plan, written, reference, known, device=device)
-            else:
-                from convert.check.backends import check_backends
 
-                yield check_backends(plan, written, reference, known, weights=weights)
+def _deep(
+    level: str,
+    plan: Plan,
+    written: Written,
+    reference: Reference,
+    evidence: Evidence,
+    device: str,
+    weights: Verdict | None,
+) -> LevelReport:
+    """The levels that run the whole model."""
+    if level == "model":
+        from convert.check.model import check_model
+
+        return check_model(plan, written, reference, evidence, device=device)
+    from convert.check.backends import check_backends
+
+    return check_backends(plan, written, reference, evidence, weights=weights)
 
 
 def _evidence(
@@ -251,3 +272,5 @@ def _evidence(
         return live_evidence(plan, reference, precision=precision, seed=seed)
     except ImportError as error:
         return f"{error.name} is not installed"
+    except UnavailableError as error:
+        return str(error)

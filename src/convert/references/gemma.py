@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from convert.errors import ConvertError
+from convert.errors import ConvertError, UnavailableError
 from convert.plan import Plan, expand
 from convert.references import gemma_jax
 from convert.references.gemma_jax import LOGITS, Gemma
-from convert.references.modules import load, on, ready
+from convert.references.modules import config_of, load, on, ready
 from convert.references.protocol import Arrays, Reference
 from convert.references.torch_facts import Block
 from convert.references.torch_facts import facts as common_facts
@@ -94,11 +94,10 @@ def _build(plan: Plan, weights: Mapping[str, torch.Tensor]) -> torch.nn.Module:
     try:
         import transformers
     except ImportError as error:
-        raise ConvertError(f"target transformers of gemma needs transformers 5.23 or newer ({error})") from error
-    config = dict(plan.config or {})
-    (name,) = config.pop("architectures")
-    config = {key: value for key, value in config.items() if key != "dtype"}
-    built = transformers.AutoConfig.for_model(config.pop("model_type"), **config)
+        raise UnavailableError(f"target transformers of gemma needs transformers 5.23 or newer ({error})") from error
+    config = config_of(plan)
+    (name,), model_type = (plan.config or {})["architectures"], (plan.config or {})["model_type"]
+    built = transformers.AutoConfig.for_model(model_type, **config)
     built._attn_implementation = "eager"  # the others have no soft cap
     tied = {HEAD: weights[TABLE]} if TABLE in weights else {}
     return load(getattr(transformers, name)(built), {**tied, **weights})

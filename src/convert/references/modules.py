@@ -8,8 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from convert.errors import PlanError, UnavailableError
+from convert.plan import Plan
+
 if TYPE_CHECKING:
     import torch
+
+UNUSED = ("architectures", "model_type", "dtype", "torch_dtype", "transformers_version")
 
 
 def on(device: torch.device, value: Any) -> torch.Tensor:
@@ -17,6 +22,22 @@ def on(device: torch.device, value: Any) -> torch.Tensor:
     import torch
 
     return (value if isinstance(value, torch.Tensor) else torch.as_tensor(np.array(value))).to(device)
+
+
+def config_of(plan: Plan) -> dict[str, Any]:
+    """What transformers' configuration class takes: ``config.json`` without what says who loads it, and in what dtype.
+
+    Raises:
+        UnavailableError: a fact that it needs is not known.
+    """
+    try:
+        config = plan.config
+    except PlanError as error:
+        wanted = " ".join(f"--set {name}=..." for name in error.findings)
+        raise UnavailableError(
+            f"the target's configuration needs {', '.join(error.findings)}, which neither the tree nor the file says: {wanted}"
+        ) from error
+    return {key: value for key, value in (config or {}).items() if key not in UNUSED}
 
 
 def load(module: torch.nn.Module, weights: Mapping[str, torch.Tensor]) -> torch.nn.Module:

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from convert.errors import ConvertError
+from convert.errors import ConvertError, UnavailableError
 from convert.plan import Plan
-from convert.references.modules import load, on, ready
+from convert.references.modules import config_of, load, on, ready
 from convert.references.protocol import INPUT, Arrays, Reference
 from convert.references.recurrentgemma_variants import variants
 from convert.references.torch_facts import Block
@@ -73,7 +73,9 @@ def _upstream(module: str) -> Any:
     try:
         return import_module(f"recurrentgemma.{module}")
     except ImportError as error:
-        raise ConvertError(f"the reference of recurrentgemma needs upstream's package ({error}): {INSTALL}") from error
+        raise UnavailableError(
+            f"the reference of recurrentgemma needs upstream's package ({error}): {INSTALL}"
+        ) from error
 
 
 def _config(plan: Plan) -> Any:
@@ -210,11 +212,9 @@ def _build_transformers(plan: Plan, weights: Mapping[str, torch.Tensor]) -> torc
     try:
         from transformers import RecurrentGemmaConfig, RecurrentGemmaForCausalLM
     except ImportError as error:
-        raise ConvertError(f"target transformers of recurrentgemma needs transformers ({error})") from error
-    unused = ("architectures", "model_type", "dtype")
-    config = {key: value for key, value in (plan.config or {}).items() if key not in unused}
+        raise UnavailableError(f"target transformers of recurrentgemma needs transformers ({error})") from error
     tied = {HEAD: weights[TABLE]} if TABLE in weights else {}
-    return load(RecurrentGemmaForCausalLM(RecurrentGemmaConfig(**config)), {**tied, **weights})
+    return load(RecurrentGemmaForCausalLM(RecurrentGemmaConfig(**config_of(plan))), {**tied, **weights})
 
 
 def _run_transformers(module: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:

@@ -20,9 +20,9 @@ from unittest import mock
 
 import numpy as np
 
-from convert.errors import ConvertError
+from convert.errors import ConvertError, UnavailableError
 from convert.plan import Plan
-from convert.references.modules import load, on, ready
+from convert.references.modules import config_of, load, on, ready
 from convert.references.protocol import INPUT, Arrays, Reference
 from convert.references.timesfm_common import PATCHES, counted, series
 from convert.references.timesfm_variants import variants_1
@@ -201,7 +201,7 @@ def _load_module(path: Path) -> ModuleType:
     """A module from its file, under a name of its own: the package around it needs JAX and praxis, and clashes with timesfm 3."""
     spec = importlib.util.spec_from_file_location(f"_convert_{path.stem}", path)
     if spec is None or spec.loader is None:
-        raise ConvertError(f"{path}: cannot be imported")
+        raise UnavailableError(f"{path}: cannot be imported")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look their module up
     spec.loader.exec_module(module)
@@ -217,14 +217,14 @@ def upstream_module() -> ModuleType:
     folder = os.environ.get(VARIABLE)
     if folder:
         if not Path(folder, MODULE).is_file():
-            raise ConvertError(f"{VARIABLE}={folder}: there is no {MODULE} in it; {INSTALL}")
+            raise UnavailableError(f"{VARIABLE}={folder}: there is no {MODULE} in it; {INSTALL}")
         return _load_module(Path(folder, MODULE).resolve())
     spec = importlib.util.find_spec("timesfm")
     for location in (spec.submodule_search_locations if spec else None) or ():
         path = Path(location, MODULE.name)
         if path.is_file():
             return _load_module(path.resolve())
-    raise ConvertError(f"the PyTorch side of timesfm-1 is upstream's {MODULE}, which is not installed: {INSTALL}")
+    raise UnavailableError(f"the PyTorch side of timesfm-1 is upstream's {MODULE}, which is not installed: {INSTALL}")
 
 
 def _build_upstream(plan: Plan, weights: Mapping[str, torch.Tensor]) -> torch.nn.Module:
@@ -275,10 +275,8 @@ def _build_transformers(plan: Plan, weights: Mapping[str, torch.Tensor]) -> torc
     try:
         from transformers import TimesFmConfig, TimesFmModelForPrediction
     except ImportError as error:
-        raise ConvertError(f"target transformers of timesfm-1 needs transformers ({error})") from error
-    unused = ("architectures", "model_type", "dtype")
-    config = {key: value for key, value in (plan.config or {}).items() if key not in unused}
-    module = TimesFmModelForPrediction(TimesFmConfig(**config))
+        raise UnavailableError(f"target transformers of timesfm-1 needs transformers ({error})") from error
+    module = TimesFmModelForPrediction(TimesFmConfig(**config_of(plan)))
     embedding = getattr(module.decoder, "position_emb", None)
     exact = embedding.inv_timescales if embedding is not None else None
     load(module, weights)

@@ -16,9 +16,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from convert.errors import ConvertError
+from convert.errors import ConvertError, UnavailableError
 from convert.plan import Plan
-from convert.references.modules import load, on, ready
+from convert.references.modules import config_of, load, on, ready
 from convert.references.protocol import INPUT, Arrays, Deferred, JaxSide, Reference
 from convert.references.timesfm_common import PATCHES, counted, series
 from convert.references.timesfm_variants import variants_2p5
@@ -107,7 +107,7 @@ def _definition(plan: Plan) -> Any:
     try:
         base = _upstream("timesfm_2p5.timesfm_2p5_base")
     except ImportError as error:
-        raise ConvertError(f"the reference of timesfm-2.5 needs upstream's package ({error}): {INSTALL}") from error
+        raise UnavailableError(f"the reference of timesfm-2.5 needs upstream's package ({error}): {INSTALL}") from error
     layers, D, N, F, G, P, T, S = (plan.sizes[letter] for letter in "iDNFGPTS")
     replace, c = dataclasses.replace, base.TimesFM_2p5_200M_Definition()
     stack, heads = c.stacked_transformers, QUANTILES + 1
@@ -366,11 +366,10 @@ def _build_transformers(plan: Plan, weights: Mapping[str, torch.Tensor]) -> torc
     try:
         from transformers import TimesFm2_5Config, TimesFm2_5ModelForPrediction
     except ImportError as error:
-        raise ConvertError(f"target transformers of timesfm-2.5 needs transformers 5.23 or newer ({error})") from error
-    config = {
-        key: value for key, value in (plan.config or {}).items() if key not in ("architectures", "model_type", "dtype")
-    }
-    return load(TimesFm2_5ModelForPrediction(TimesFm2_5Config(**config)), weights)
+        raise UnavailableError(
+            f"target transformers of timesfm-2.5 needs transformers 5.23 or newer ({error})"
+        ) from error
+    return load(TimesFm2_5ModelForPrediction(TimesFm2_5Config(**config_of(plan))), weights)
 
 
 def _run_transformers(plan: Plan, module: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,9 +5,7 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +14,7 @@ from typing import Any, TypeGuard
 import numpy as np
 
 from convert.errors import CheckpointError, ConvertError
+from convert.factories import find_factory
 from convert.sources.files import read_json
 from convert.spec import SAFETENSORS_TAGS, TensorSpec, dtype_name
 
@@ -102,7 +101,7 @@ def write_skeleton(factory: str) -> str:
     Raises:
         ConvertError: there is no such factory, it fails, JAX is missing, or two leaves would have one name.
     """
-    make = _import(factory)
+    make = find_factory(factory)
     try:
         import jax  # noqa: F401
     except ImportError:
@@ -132,23 +131,6 @@ def _abstract(make: Callable[[], Any]) -> Any:
         return equinox.filter_eval_shape(make)
     except Exception:  # noqa: BLE001 - code that needs values, such as one that reads a file
         return make()
-
-
-def _import(factory: str) -> Callable[[], Any]:
-    module, colon, name = factory.partition(":")
-    if not colon or not module or not name:
-        raise ConvertError(f"{factory!r}: expected module:factory, such as my_package.model:make")
-    if "" not in sys.path:
-        sys.path.insert(0, "")  # as `python -m` does: the user's module may lie in this directory
-    try:
-        found: Any = importlib.import_module(module)
-        for part in name.split("."):
-            found = getattr(found, part)
-    except (ImportError, AttributeError) as error:
-        raise ConvertError(f"{factory}: {error}") from None
-    if not callable(found):
-        raise ConvertError(f"{factory}: {name} cannot be called; it must be a function without arguments")
-    return found  # type: ignore[no-any-return]
 
 
 def match_names(candidates: Sequence[Sequence[str]]) -> tuple[tuple[Record, ...], ...]:
