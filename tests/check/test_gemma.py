@@ -42,6 +42,10 @@ def test_a_correct_conversion_passes_all_levels(case: str, tmp_path: Path) -> No
     assert not any("could not be lifted" in note for note in model.notes)
     assert max(m.lifted.relative for m in model.measures if m.lifted is not None) < 1e-12
     assert max(m.difference.relative for m in model.measures) < 1e-5
+    (logits,) = (m for m in model.measures if m.logits is not None)
+    assert logits.name == "logits" and logits.lifted_logits is not None
+    assert 0 <= logits.lifted_logits.kl_max < 1e-25 and 0 < logits.logits.kl_max < 1e-10
+    assert logits.logits.top1 == logits.lifted_logits.top1 == 1 and logits.logits.positions > 40
 
 
 def erf(config: Any) -> None:

@@ -55,6 +55,7 @@ def reference(plan: Plan) -> Reference:
         build=partial(_build, plan),
         run=_run,
         outputs=(LOGITS,),
+        logits=(LOGITS,),
         reduction=max(plan.sizes[letter] for letter in "DF"),
         depth=plan.sizes["i"],
         facts=_facts,
