@@ -15,7 +15,7 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from convert.library import shipped_rules_dir
-from convert.references import recurrentgemma, timesfm_1, timesfm_2p5
+from convert.references import gemma, recurrentgemma, timesfm_1, timesfm_2p5
 
 Tensors = dict[str, np.ndarray]
 RULES = {
@@ -23,8 +23,16 @@ RULES = {
     "timesfm-2.0": "timesfm-1",
     "timesfm-2.5": "timesfm-2.5",
     "recurrentgemma": "recurrentgemma",
+    "gemma1-mha": "gemma",
+    "gemma2-2b": "gemma",
+    "gemma3": "gemma",
 }
-ADAPTERS: dict[str, Any] = {"timesfm-1": timesfm_1, "timesfm-2.5": timesfm_2p5, "recurrentgemma": recurrentgemma}
+ADAPTERS: dict[str, Any] = {
+    "timesfm-1": timesfm_1,
+    "timesfm-2.5": timesfm_2p5,
+    "recurrentgemma": recurrentgemma,
+    "gemma": gemma,
+}
 
 
 @dataclass(frozen=True)

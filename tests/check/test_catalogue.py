@@ -61,3 +61,27 @@ def test_correct_conversions_pass_in_bfloat16(case: str, to: str, dtype: str | N
     }
     assert failed == {}
     assert report.exit_code == 0
+
+
+@pytest.mark.parametrize("case", ["gemma2-2b", "gemma3"])
+@pytest.mark.parametrize(
+    ("dtype", "precision"),
+    [(None, "float32"), ("bfloat16", "float32"), (None, "bfloat16"), ("bfloat16", "bfloat16")],
+)
+def test_correct_conversions_of_gemma_pass(case: str, dtype: str | None, precision: str) -> None:
+    """With soft caps, scales, windows, and rows without a token that matter; see `SETTINGS`."""
+    report = run(case, "transformers", dtype=dtype, precision=precision)
+    failed = {level.level: [f.what for f in level.findings] for level in report.levels if level.findings}
+    assert failed == {}
+    assert [level.verdict for level in report.levels] == [Verdict.PASSED] * 4
+
+
+def test_a_correct_gemma_with_plain_norms_passes() -> None:
+    """Its weights and layers; there is no model with plain norms to run."""
+    verdicts = {level.level: level.verdict for level in run("gemma3", "plain_norms").levels}
+    assert verdicts == {
+        "coverage": Verdict.PASSED,
+        "weights": Verdict.PASSED,
+        "layers": Verdict.PASSED,
+        "model": Verdict.SKIPPED,
+    }

@@ -59,3 +59,40 @@ def test_settings_and_dtype_are_those_of_the_conversion(run: Run, tmp_path: Path
 def test_dry_run_has_nothing_to_check(run: Run, tmp_path: Path) -> None:
     _, stderr = run("timesfm", checkpoint("timesfm-2.5"), tmp_path / "out", "--check", "--dry-run", code=2)
     assert "--dry-run writes nothing, so there is nothing to --check" in stderr
+
+
+SETTINGS = ("--set", "vocab_size=250", "--set", "sliding_window=8", "--set", "query_pre_attn_scalar=12")
+
+
+def contents(out: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(out.iterdir())}
+
+
+def test_the_card_of_a_directory_has_the_figures_of_a_check_that_passed(run: Run, tmp_path: Path) -> None:
+    plain, again, checked = tmp_path / "plain", tmp_path / "again", tmp_path / "checked"
+    for out in (plain, again):
+        run("gemma", checkpoint("gemma2-2b"), out, *SETTINGS)
+    assert contents(plain) == contents(again)  # byte for byte, card and configuration included
+    run("gemma", checkpoint("gemma2-2b"), checked, *SETTINGS, "--check")
+    before, after = contents(plain), contents(checked)
+    card = after["README.md"].decode()
+    assert {k: v for k, v in before.items() if k != "README.md"} == {k: v for k, v in after.items() if k != "README.md"}
+    assert card.startswith(before["README.md"].decode()) and "## Checked" not in before["README.md"].decode()
+    rows = [line for line in card.partition("## Checked")[2].splitlines() if line.startswith("| ")]
+    assert [row.split(" | ")[:2] for row in rows[1:]] == [
+        [f"| {level}", "passed"] for level in ("coverage", "weights", "layers", "model")
+    ]
+    assert "largest relative error in lifted float64" in rows[-1] and "top-1 agreement 100% of 54 positions" in rows[-1]
+    assert str(tmp_path) not in card and len(list(checked.iterdir())) == len(before)
+    run("check", checked, "--from", checkpoint("gemma2-2b"), "--level", "weights")
+    assert contents(checked) == after  # a check alone writes nothing
+    run("gemma", checkpoint("gemma2-2b"), checked, *SETTINGS, "--overwrite")
+    assert contents(checked) == before
+
+
+def test_a_check_that_fails_leaves_the_card_as_it_was(run: Run, tmp_path: Path) -> None:
+    text = (shipped_rules_dir() / "gemma.yaml").read_text()
+    wrong, out = tmp_path / "mine.yaml", tmp_path / "out"
+    wrong.write_text(text.replace("{gate,up}_proj", "{up,gate}_proj"))
+    run(wrong, checkpoint("gemma2-2b"), out, *SETTINGS, "--check", code=1)
+    assert "Checked" not in (out / "README.md").read_text() and len(list(out.iterdir())) > 3

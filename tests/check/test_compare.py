@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from convert.check.compare import MARGIN, difference, epsilon, lifted_tolerance, run_tolerance
+from convert.check.compare import MARGIN, agreement, difference, epsilon, lifted_tolerance, run_tolerance
 
 PRECISIONS = ("float64", "float32", "float16", "bfloat16")
 
@@ -152,3 +152,67 @@ def test_honest_sums_are_within_and_wrong_ones_beyond() -> None:
         bound = lifted_tolerance(drift, "float32", n, 1)
         assert difference((x * w)[:, ::-1].sum(1), (x * w).sum(1), precision="float64").relative <= bound.value
         assert difference((x * w)[:, 1:].sum(1), (x * w).sum(1), precision="float64").relative > 1000 * bound.value
+
+
+# ---- logits
+
+P, Q = np.log([[0.5, 0.25, 0.25], [0.2, 0.3, 0.5]]), np.log([[0.25, 0.5, 0.25], [0.2, 0.3, 0.5]])
+
+
+def test_divergence_and_agreement_by_hand() -> None:
+    """KL(P || Q) of the first row is 1/2 ln 2 - 1/4 ln 2; the second rows are equal."""
+    found = agreement(Q + np.array([[7.0], [-3.0]]), P)  # a constant changes no probability
+    assert found.kl == pytest.approx(math.log(2) / 8, rel=1e-14) and found.kl_max == pytest.approx(math.log(2) / 4)
+    assert (found.top1, found.positions) == (0.5, 2)
+    assert agreement(np.log([0.1, 0.9]), np.log([0.5, 0.5])).kl == pytest.approx(0.5 * math.log(25 / 9))
+    assert agreement(np.log([0.5, 0.5]), np.log([0.1, 0.9])).kl == pytest.approx(0.1 * math.log(0.2) + 0.9 * math.log(1.8))  # fmt: skip
+
+
+@pytest.mark.parametrize("d", [1e-15, 1e-12, 1e-8, 9e-4, 1.1e-3, 0.1, 20.0, 400.0])
+def test_a_small_divergence_is_not_lost_in_rounding(d: float) -> None:
+    """Of (d, -d) from (0, 0): ln cosh d, which is d^2/2 - d^4/12 + ..."""
+    want = d**2 / 2 - d**4 / 12 if d < 1e-2 else d + math.log1p(math.exp(-2 * d)) - math.log(2)
+    found = agreement([d, -d], [0.0, 0.0])
+    assert found.kl == pytest.approx(want, rel=1e-9, abs=4 * epsilon("float64") * d)  # the logarithms' own rounding
+
+
+def test_equal_logits_have_no_divergence() -> None:
+    x = np.random.default_rng(0).normal(0, 40, (3, 5, 31))
+    found = agreement(x, x)
+    assert (found.kl, found.kl_max, found.top1, found.positions) == (0, 0, 1, 15)
+    big = agreement(x + 1e300, x + 1e300)
+    assert (big.kl, big.top1) == (0, 1)
+
+
+def test_masked_positions_and_tokens_do_not_count() -> None:
+    got, want = np.stack([Q, P]), np.stack([P, P])
+    assert agreement(got, want, mask=np.array([[False, True], [True, True]])).kl_max == 0
+    assert agreement(got, want, mask=np.array([[True, False], [True, False]])).kl == pytest.approx(math.log(2) / 8)
+    assert agreement(got, want, mask=np.array([False, True])).positions == 2
+    assert agreement(got, want, mask=np.array([True, False])).kl_max == pytest.approx(math.log(2) / 4)
+    nan = got.copy()
+    nan[0] = np.nan
+    assert agreement(nan, want, mask=np.array([[False], [True]])).kl == 0
+    # of P's and Q's first rows, the last two tokens: (1/2, 1/2) and (2/3, 1/3)
+    tokens = np.array([[[False, True, True]]])
+    found = agreement(Q[None, :1], P[None, :1], mask=tokens)
+    assert found.kl == pytest.approx(0.5 * math.log(9 / 8)) and found.top1 == 1
+    with pytest.raises(ValueError, match="no position is left"):
+        agreement(got, want, mask=np.zeros((2, 2), bool))
+
+
+def test_infinite_and_missing_logits() -> None:
+    inf = math.inf
+    assert agreement([0.0, 0.0, -inf], [0.0, 0.0, -inf]).kl == 0
+    assert agreement([0.0, -inf], [0.0, 0.0]).kl == inf
+    assert agreement([0.0, 0.0], [0.0, -inf]).kl == pytest.approx(math.log(2))
+    found = agreement([[0.0, math.nan], [0.0, 1.0]], [[0.0, 1.0], [0.0, 1.0]])
+    assert math.isnan(found.kl) and math.isnan(found.kl_max) and found.top1 == 0.5
+
+
+def test_of_equal_logits_any_is_the_first() -> None:
+    assert agreement([0.0, 1e-9], [0.0, 0.0]).top1 == 1
+    assert agreement([0.0, 1.0, 1.0], [0.0, 1.0, 0.0]).top1 == 1
+    assert agreement([2.0, 1.0, 1.0], [0.0, 1.0, 0.0]).top1 == 0
+    with pytest.raises(ValueError, match=r"shapes differ: \[2\] and \[3\]"):
+        agreement([0.0, 1.0], [0.0, 1.0, 2.0])

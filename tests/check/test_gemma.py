@@ -8,14 +8,19 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+import torch
 from transformers import AutoModelForCausalLM
 
 import convert
 from check.catalogue import one_thread
-from convert.check.model import jax_weights
+from convert.check.hypotheses import expected
+from convert.check.lift_torch import lifted
+from convert.check.machine import torch_pinned
+from convert.check.model import input_tensors, jax_weights, observed
 from convert.check.report import Report, Verdict
 from convert.check.run import check, load_reference
 from convert.references import gemma, gemma_jax
+from convert.references.protocol import Observed
 from gemma_models import CASES, directory, settings
 from upstream import checkpoint, golden_io, relative_error
 
@@ -42,6 +47,40 @@ def test_a_correct_conversion_passes_all_levels(case: str, tmp_path: Path) -> No
     assert not any("could not be lifted" in note for note in model.notes)
     assert max(m.lifted.relative for m in model.measures if m.lifted is not None) < 1e-12
     assert max(m.difference.relative for m in model.measures) < 1e-5
+    (logits,) = (m for m in model.measures if m.logits is not None)
+    assert logits.name == "logits" and logits.lifted_logits is not None
+    assert 0 <= logits.lifted_logits.kl_max < 1e-25 and 0 < logits.logits.kl_max < 1e-10
+    assert logits.logits.top1 == logits.lifted_logits.top1 == 1 and logits.logits.positions > 40
+
+
+@pytest.mark.parametrize("case", ["gemma1-mqa", "gemma2-9b", "gemma3"])
+def test_what_is_meant_is_what_transformers_computes(case: str) -> None:
+    """The first variant at each boundary that has some; its name is told from all others."""
+    given = {**settings(case), **({} if case == "gemma1-mqa" else {"query_pre_attn_scalar": 7})}
+    plan = convert.plan_conversion(
+        "gemma", checkpoint(case), settings=given | ({"rope_factor_global": 4.0} if case == "gemma3" else {})
+    )
+    reference = load_reference(plan, None)
+    assert not isinstance(reference, str)
+    weights = {step.name: expected(step, plan.source).astype(np.float64) for step in plan.steps}
+    inputs = reference.inputs(3)
+    names = ["model.embed_tokens", "model.norm"]
+    for i in range(plan.sizes["i"]):
+        layer = f"model.layers.{i}"
+        names += [f"{layer}.self_attn.{part}_proj" for part in "qkv"] + [f"{layer}.self_attn.o_proj:in"]
+        names += [f"{layer}.mlp.gate_proj", f"{layer}.mlp.up_proj", f"{layer}.mlp.down_proj:in"]
+        names += [f"{layer}.self_attn.{part}_norm" for part in "qk"] if case == "gemma3" else []
+    with torch_pinned(), lifted(), torch.no_grad():
+        module = reference.build({name: torch.tensor(value) for name, value in weights.items()})
+        values = observed(reference, module, input_tensors(inputs, "float64", "cpu"), names)
+    seen = Observed(values, inputs, {k: v.numpy() for k, v in module.state_dict().items()})
+    tried = {name: reference.variants(name) for name in values}
+    assert sum(bool(found) for found in tried.values()) == 2 + plan.sizes["i"] * (4 if case == "gemma3" else 2)
+    for name, found in tried.items():
+        if found:
+            assert relative_error(found[0].make(seen), values[name]) < 1e-12, name
+            assert len({v.name for v in found}) == len(found), name
+    assert not reference.variants("model.layers.0") and not reference.variants("model.norm")
 
 
 def erf(config: Any) -> None:

@@ -25,10 +25,11 @@ import convert
 from check.sample_report import COVERAGE, LAYERS, WEIGHTS, measure, model_level, report
 from convert.api import plan_conversion
 from convert.check import run as check_run
+from convert.check.compare import Agreement
 from convert.check.html import to_html
 from convert.check.html_plot import plot
 from convert.check.junit import to_junit
-from convert.check.report import Finding, LevelReport, Report, Verdict
+from convert.check.report import Finding, LevelReport, Report, Verdict, share
 from convert.cli import main
 from convert.cli.check_text import lines
 from convert.plan import Plan
@@ -426,6 +427,41 @@ def test_html_has_every_measure_and_tensor(plan: Plan) -> None:
         assert all(part.leaf in cells and part.layout in cells for part in step.parts)
     assert all(d.leaf in cells and d.reason in cells for d in plan.dropped)
     assert "+ 1" in cells and "at i=" not in cells
+
+
+def with_logits() -> Report:
+    """The last measure is of logits; as users run it, three of 70,000 positions have another first token."""
+    level = model_level()
+    run, lifted = Agreement(1.25e-7, 3.5e-3, 1 - 3 / 70_000, 70_000), Agreement(2e-27, 5e-26, 1.0, 70_000)
+    last = replace(level.measures[-1], logits=run, lifted_logits=lifted)
+    return report([replace(level, measures=(*level.measures[:-1], last))])
+
+
+def test_logits_have_their_divergence_and_agreement_in_each_report() -> None:
+    made = with_logits()
+    run = "KL divergence 1.2e-07 nats (at most 3.5e-03 at a position), top-1 agreement 99.9957% of 70,000 positions"
+    exact = "KL divergence 2.0e-27 nats (at most 5.0e-26 at a position), top-1 agreement 100% of 70,000 positions"
+    text = list(lines(made))
+    assert f"     logits: {run}" in text and f"     logits, lifted: {exact}" in text
+    measures = made.to_dict()["levels"][0]["measures"]
+    assert measures[-1]["logits"] == {"kl": 1.25e-7, "kl_max": 3.5e-3, "top1": 1 - 3 / 70_000, "positions": 70_000}
+    assert measures[-1]["lifted_logits"]["top1"] == 1.0
+    assert measures[0]["logits"] is measures[0]["lifted_logits"] is None
+    failed = replace(made.levels[0].measures[-1], difference=measure("x", run=1.0).difference)
+    wrong = replace(made.levels[0], verdict=Verdict.FAILED, measures=(failed,))
+    said = ET.tostring(junit_of(report([wrong])), encoding="unicode")
+    assert f"logits as users run it: {run}" in said and f"logits in lifted float64: {exact}" in said
+    heads = ["KL (nats), lifted", "KL, as users run it", "top-1 agreement"]
+    words = Page(to_html(made)).words
+    at = words.index(heads[0])
+    assert words[at : at + 3] == heads
+    at = words.index("2.0e-27")
+    assert words[at : at + 3] == ["2.0e-27", "1.2e-07", "99.9957% of 70,000"]
+    assert not set(heads) & set(Page(to_html(report([model_level()]))).words)
+
+
+def test_agreement_is_not_rounded_up_to_all() -> None:
+    assert [share(x) for x in (1.0, 1 - 1e-9, 0.5, 0.0)] == ["100%", "<100%", "50%", "0%"]
 
 
 def test_html_of_nothing() -> None:

@@ -108,6 +108,67 @@ def _cosine(a: Array, b: Array, max_abs: float) -> float:
 
 
 @dataclass(frozen=True)
+class Agreement:
+    """How far the predictions of two arrays of logits are apart.
+
+    Attributes:
+        kl: Kullback-Leibler divergence of the candidate's distribution from the reference's, in nats: the mean over positions.
+        kl_max: the largest of a position.
+        top1: fraction of the positions at which both find the same token the most probable; of tokens equally probable, any.
+        positions: that were compared; masked ones are left out.
+    """
+
+    kl: float
+    kl_max: float
+    top1: float
+    positions: int
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def agreement(got: Any, want: Any, *, mask: Array | None = None) -> Agreement:
+    """Compares logits [..., tokens] with the reference's: in float64, and each addend of the divergence at least 0.
+
+    A position with NaN or with an infinite logit that is not a masked token's (``-inf`` on both sides) has no finite
+    divergence, or none at all (NaN), and NaN agrees with nothing.
+
+    Args:
+        mask: true where positions count; its shape is a prefix of the arrays' shape, with 1 where all along an axis do.
+            Where it reaches to the last axis, tokens that do not count have no probability.
+
+    Raises:
+        ValueError: the shapes differ, or nothing is left to compare.
+    """
+    got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)
+    if got.shape != want.shape or got.ndim == 0:
+        raise ValueError(f"shapes differ: {list(got.shape)} and {list(want.shape)}")
+    if mask is not None:
+        counts = np.asarray(mask, bool)
+        keep = np.broadcast_to(counts.reshape(counts.shape + (1,) * (got.ndim - counts.ndim)), got.shape)
+        got, want = np.where(keep, got, -np.inf)[keep.any(-1)], np.where(keep, want, -np.inf)[keep.any(-1)]
+    got, want = got.reshape(-1, got.shape[-1]), want.reshape(-1, want.shape[-1])
+    if not got.size:
+        raise ValueError("no position is left to compare")
+    with np.errstate(all="ignore"):
+        log_q, log_p = _log_softmax(got), _log_softmax(want)
+        p, q = np.exp(log_p), np.exp(log_q)
+        d = log_q - log_p
+        # sum(p log(p/q)) is sum(p log(p/q) - p + q), whose addends are p (exp(d) - 1 - d); for a small d by its series
+        small = p * d * d * (1 / 2 + d * (1 / 6 + d / 24))
+        addends = np.where(np.abs(d) < 1e-3, small, np.maximum(q - p - p * d, 0))
+        addends = np.where(p == 0, q, addends)
+    kl = addends.sum(-1)
+    same = np.any((got == got.max(-1, keepdims=True)) & (want == want.max(-1, keepdims=True)), axis=-1)
+    return Agreement(float(kl.mean()), float(kl.max()), float(same.mean()), len(kl))
+
+
+def _log_softmax(x: Array) -> Array:
+    shifted = x - x.max(-1, keepdims=True)
+    return np.asarray(shifted - np.log(np.exp(shifted).sum(-1, keepdims=True)))
+
+
+@dataclass(frozen=True)
 class Tolerance:
     """How large a relative error may be, and why.
 

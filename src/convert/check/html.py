@@ -16,7 +16,7 @@ from typing import Any
 
 from convert.check.html_assets import SCRIPT, STYLE
 from convert.check.html_plot import plot
-from convert.check.report import LevelReport, Measure, Report, Verdict, percent
+from convert.check.report import LevelReport, Measure, Report, Verdict, percent, share
 
 MOST_ON_TOP = 3  # findings of a level that has no diagnosis, beside the verdict
 MOST_FINDINGS = 50  # of a level on the page; the JSON report has all
@@ -221,16 +221,20 @@ COLUMNS = (
 )
 
 
+LOGITS = ("KL (nats), lifted", "KL, as users run it", "top-1 agreement")
+
+
 def _measures(level: LevelReport) -> Iterator[str]:
-    extras = list(dict.fromkeys(name for measure in level.measures for name in measure.extra))
+    predicts = any(measure.logits is not None for measure in level.measures)
     yield '<div class="scroll"><table><thead><tr><th class="number">#</th>'
     yield "".join(_cell(name, "number" if 0 < k < len(COLUMNS) - 1 else "", "th") for k, name in enumerate(COLUMNS))
-    yield "".join(_cell(name, "number", "th") for name in extras)
+    yield "".join(_cell(name, "number", "th") for name in (LOGITS if predicts else ()))
     yield "</tr></thead><tbody>"
     for k, measure in enumerate(level.measures, 1):
         yield f'<tr id="{level.level}-{k}"{"" if measure.passed else " class=bad"}>{_cell(k, "number")}'
         yield "".join(_measure(measure))
-        yield "".join(_cell(_number(measure.extra.get(name)), "number") for name in extras)
+        if predicts:
+            yield from _logits(measure)
         yield "</tr>"
     yield "</tbody></table></div>"
     worst = level.first_failure or level.worst_first[0]
@@ -238,6 +242,14 @@ def _measures(level: LevelReport) -> Iterator[str]:
     for word, allowed in whys:
         if allowed is not None:
             yield f'<p class="soft what">Allowed {word}, {_text(worst.name)}: {_text(allowed.why)}</p>'
+
+
+def _logits(measure: Measure) -> Iterator[str]:
+    """The cells of `LOGITS`; empty ones where the measure is not of logits."""
+    lifted, run = measure.lifted_logits, measure.logits
+    yield _cell(_number(lifted.kl) if lifted else "", "number")
+    yield _cell(_number(run.kl) if run else "", "number")
+    yield _cell(f"{share(run.top1)} of {run.positions:,}" if run else "", "number")
 
 
 def _measure(measure: Measure) -> Iterator[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -62,6 +62,7 @@ def hypotheses(step: Step, plan: Plan) -> Iterator[Hypothesis]:
     source = plan.source
     yield from _arithmetic(step, source)
     yield from _turned(step, plan)
+    yield from _slices(step, source)
     yield from _layouts(step, source)
     yield from _orders(step, source)
     yield from _others(step, plan)
@@ -112,6 +113,22 @@ def _turned(step: Step, plan: Plan) -> Iterator[Hypothesis]:
         "the taps in the order in which the source stores them",
         lambda: np.ascontiguousarray(np.flip(expected(step, plan.source), axes)),
     )
+
+
+def _slices(step: Step, source: Source) -> Iterator[Hypothesis]:
+    """Of a table that the source pads, others than the first rows."""
+    part = step.parts[0]
+    kept = next((op for op in part.ops if isinstance(op, Slice) and op.axis == 0), None)
+    if step.word != "embedding" or kept is None or kept.start != 0:
+        return
+    spare = source.leaves[part.leaf].spec.shape[0] - kept.stop
+    name, own = "another slice of the rows", f"its rows 0 to {kept.stop - 1}"
+    for start in dict.fromkeys((spare, 1)):
+        if 0 < start <= spare:
+            moved = replace(kept, start=start, stop=start + kept.stop)
+            parts = (replace(part, ops=tuple(moved if op is kept else op for op in part.ops)),)
+            said = f"rows {start} to {start + kept.stop - 1} of {part.leaf}"
+            yield Hypothesis(name, name, said, own, _maker(step, source, parts))
 
 
 def _layouts(step: Step, source: Source) -> Iterator[Hypothesis]:

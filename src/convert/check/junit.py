@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from xml.etree import ElementTree as ET
 
 from convert.check.compare import Difference, Tolerance
-from convert.check.report import Finding, LevelReport, Measure, Report, Verdict
+from convert.check.report import Finding, LevelReport, Measure, Report, Verdict, predictions
 
 LEVEL = "level"  # name of the case for the level as a whole
 _FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # XML 1.0, production 2 (Char)
@@ -143,7 +143,10 @@ def _figures(measure: Measure) -> str:
     said = [_figure("as users run it", measure.difference, measure.tolerance)]
     if measure.lifted is not None:
         said.insert(0, _figure("lifted float64", measure.lifted, measure.lifted_tolerance))
-    said += [f"{name} {value:.3g}" for name, value in measure.extra.items()]
+    if measure.logits is not None:
+        said.append(f"logits as users run it: {predictions(measure.logits)}")
+    if measure.lifted_logits is not None:
+        said.append(f"logits in lifted float64: {predictions(measure.lifted_logits)}")
     return "\n".join([*said, *([measure.rule] if measure.rule else [])])
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from convert.check.compare import MARGIN, Difference, difference, lifted_tolerance, run_tolerance
+from convert.check.compare import MARGIN, Difference, agreement, difference, lifted_tolerance, run_tolerance
 from convert.check.hypotheses import same_bits
 from convert.check.machine import jax_precision, torch_pinned
 from convert.check.report import Finding, LevelReport, Measure, Verdict
@@ -282,8 +282,11 @@ def _measure(name: str, reference: Reference, evidence: Evidence, exact: Array, 
     exact, drifted = evidence.pick(name, exact), evidence.pick(name, drifted)
     run = _located(difference(drifted, evidence.drifted[name], precision=precision, mask=mask), name, evidence)
     torch_drift = difference(drifted, exact, mask=mask).relative
+    is_logits = name in reference.logits
+    predicted = agreement(drifted, evidence.drifted[name], mask=mask) if is_logits else None
     if evidence.exact is None:  # a recording of a precision run alone: the lifted torch run stands for the function
-        return Measure(name, run, run_tolerance((torch_drift,), precision, reduction, depth))
+        allowed = run_tolerance((torch_drift,), precision, reduction, depth)
+        return Measure(name, run, allowed, logits=predicted)
     jax_drift = difference(evidence.drifted[name], evidence.exact[name], mask=mask).relative
     allowed = lifted_tolerance(jax_drift, precision, reduction, depth, evidence.rounded or "float64")
     if evidence.rounded:
@@ -294,6 +297,8 @@ def _measure(name: str, reference: Reference, evidence: Evidence, exact: Array, 
         run_tolerance((jax_drift, torch_drift), precision, reduction, depth),
         _located(difference(exact, evidence.exact[name], precision="float64", mask=mask), name, evidence),
         allowed,
+        logits=predicted,
+        lifted_logits=agreement(exact, evidence.exact[name], mask=mask) if is_logits else None,
     )
 
 

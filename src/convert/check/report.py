@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from convert.check.compare import Difference, Tolerance
+from convert.check.compare import Agreement, Difference, Tolerance
 
 if TYPE_CHECKING:
     from convert.plan import Plan
@@ -57,7 +57,8 @@ class Measure:
         lifted: the same in lifted float64; None when it could not be had.
         lifted_tolerance: what is allowed there.
         rule: ``file:line`` of the rule, if one made the layer.
-        extra: further metrics, such as the KL divergence of logits.
+        logits: how far the predictions are apart, where the output is logits, in the precision that users run.
+        lifted_logits: the same in lifted float64.
     """
 
     name: str
@@ -66,7 +67,8 @@ class Measure:
     lifted: Difference | None = None
     lifted_tolerance: Tolerance | None = None
     rule: str = ""
-    extra: Mapping[str, float] = field(default_factory=dict)
+    logits: Agreement | None = None
+    lifted_logits: Agreement | None = None
 
     @property
     def passed(self) -> bool:
@@ -97,7 +99,8 @@ class Measure:
             "lifted": self.lifted.to_dict() if self.lifted else None,
             "lifted_tolerance": bound(self.lifted_tolerance),
             "rule": self.rule,
-            "extra": dict(self.extra),
+            "logits": self.logits.to_dict() if self.logits else None,
+            "lifted_logits": self.lifted_logits.to_dict() if self.lifted_logits else None,
         }
 
 
@@ -268,6 +271,20 @@ def _count(number: int, word: str) -> str:
 def percent(fraction: float) -> str:
     """``8.3%`` of what is allowed; above ``100%`` a measure has failed."""
     return f"{100 * fraction:.2g}%" if fraction < 0.995 else f"{100 * fraction:.0f}%" if fraction < 100 else ">9999%"
+
+
+def share(fraction: float) -> str:
+    """``99.998%``: never rounded up to ``100%``."""
+    text = f"{100 * fraction:.6g}%"
+    return text if fraction >= 1 or text != "100%" else "<100%"
+
+
+def predictions(found: Agreement) -> str:
+    """KL divergence and top-1 agreement of logits, in words."""
+    return (
+        f"KL divergence {found.kl:.1e} nats (at most {found.kl_max:.1e} at a position), top-1 agreement "
+        f"{share(found.top1)} of {_count(found.positions, 'position')}"
+    )
 
 
 def _fraction(error: float, allowed: float) -> float:

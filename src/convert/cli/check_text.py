@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from convert.check.report import LEVELS, Verdict
+from convert.check.report import LEVELS, Verdict, predictions
 from convert.cli import output
 
 if TYPE_CHECKING:
@@ -101,6 +101,11 @@ def _measures(level: LevelReport) -> Iterator[str]:
     if folded := len(ordered) - len(shown):
         left = max(beyond - len(shown), 0)
         yield f"   ... and {folded} more, {f'{left} of them beyond' if left else 'each within its bounds'}"
+    for measure in level.measures:
+        if measure.logits is not None:
+            yield f"   {measure.name}: {predictions(measure.logits)}"
+        if measure.lifted_logits is not None:
+            yield f"   {measure.name}, lifted: {predictions(measure.lifted_logits)}"
     for word, tolerance in (("lifted", shown[0].lifted_tolerance), ("as run", shown[0].tolerance)):
         if tolerance is not None:
             yield f"   allowed {word}, {shown[0].name}: {tolerance.why}"

@@ -33,7 +33,12 @@ def run(
         typer.Option("--jobs", metavar="N", min=1, help="Leaves dealt with at a time.", show_default="the processors"),
     ] = None,
     check: Annotated[
-        bool, typer.Option("--check", help="Check OUT at all levels, too; exit codes are those of `convert check`.")
+        bool,
+        typer.Option(
+            "--check",
+            help="Check OUT at all levels, too; exit codes are those of `convert check`. The card of a directory that "
+            "passes gets the figures.",
+        ),
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and write nothing.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no summary.")] = False,
@@ -67,6 +72,8 @@ def run(
 
         given = o.parse_settings(settings)
         report = run_check(out, plan.source, model=model, to=to, dtype=dtype, settings=given, rules_dir=rules_dir)
+        if report.exit_code == 0:
+            _note(out, report)
     if as_json:
         said = _report(plan, result)
         output.data_json({**said, "check": report.to_dict()} if report is not None else said)
@@ -77,6 +84,17 @@ def run(
             for line in lines(report):
                 output.data(line)
         raise typer.Exit(report.exit_code)
+
+
+def _note(out: Path, report: Any) -> None:
+    """The figures of a check that passed go into the model card; a single file has none."""
+    from convert.card import CARD, add_figures
+    from convert.check.figures import figures
+    from convert.staging import write_text
+
+    card = out / CARD
+    if card.is_file():
+        write_text(card, add_figures(card.read_text(encoding="utf-8"), figures(report)))
 
 
 def _report(plan: Any, result: Any) -> dict[str, Any]:

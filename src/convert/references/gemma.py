@@ -16,6 +16,7 @@ from convert.errors import ConvertError, UnavailableError
 from convert.plan import Plan, expand
 from convert.references import gemma_jax
 from convert.references.gemma_jax import LOGITS, Gemma
+from convert.references.gemma_variants import HEAD, TABLE, variants
 from convert.references.modules import config_of, load, on, ready
 from convert.references.protocol import Arrays, Reference
 from convert.references.torch_facts import Block
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
 
 MODELS = ("gemma1", "gemma2", "gemma3")
 BEYOND = 19  # positions of a sequence beside the window: more than a query sees
-UNLIMITED = 24  # length of a sequence where there is no window
-HEAD, TABLE = "lm_head.weight", "model.embed_tokens.weight"
+NONE = "none"  # what a soft cap is where the configuration has null
+UNLIMITED = 27  # length of a sequence where there is no window
 
 
 def reference(plan: Plan) -> Reference:
@@ -55,9 +56,11 @@ def reference(plan: Plan) -> Reference:
         build=partial(_build, plan),
         run=_run,
         outputs=(LOGITS,),
+        logits=(LOGITS,),
         reduction=max(plan.sizes[letter] for letter in "DF"),
         depth=plan.sizes["i"],
         facts=_facts,
+        variants=partial(variants, plan, model, steps),
     )
 
 
@@ -122,7 +125,11 @@ def _facts(module: Any) -> Mapping[str, Mapping[str, Any]]:
         "final_logit_softcapping",
         "vocab_size",
     )
-    said = {name: getattr(config, name) for name in names if getattr(config, name, None) is not None}
+    said = {
+        name: NONE if getattr(config, name) is None else getattr(config, name)
+        for name in names
+        if hasattr(config, name)
+    }
     rope = config.rope_parameters
     if "rope_theta" in rope:
         said["rope_theta"] = rope["rope_theta"]

@@ -87,6 +87,7 @@ def run(model: Gemma, weights: Mapping[str, Any], tokens: Any) -> OrderedDict[st
 
     table = w["embedder/input_embedding"]
     x = table[tokens] * jnp.sqrt(table.shape[-1]).astype(table.dtype)
+    values["model.embed_tokens"] = x
     places = jnp.arange(tokens.shape[1])
     for i, window in enumerate(model.windows):
         name, leaf = f"model.layers.{i}", f"layer_{i}"

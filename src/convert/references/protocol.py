@@ -79,6 +79,7 @@ class Reference:
             (``layers.0.attn.out``), whose first output is meant, or its first input (``layers.0.attn.out:in``), at the
             module's first call.
         outputs: names of the final outputs, as opposed to boundaries.
+        logits: those of the outputs that are logits over their last axis: their KL divergence and top-1 agreement are reported.
         masks: inputs -> name -> true where a value counts; names that are missing count everywhere. The leading axes of
             the value, with 1 for an axis along which all count alike.
         reduction: length of the longest sum (the width of the widest layer); depth: number of layers. For tolerances.
@@ -99,6 +100,7 @@ class Reference:
     reduction: int
     depth: int
     jax: JaxSide | Deferred | None = None
+    logits: Sequence[str] = ()
     masks: Callable[[Arrays], Arrays] = field(default=lambda inputs: {})
     facts: Callable[[torch.nn.Module], Mapping[str, Mapping[str, Any]]] = field(default=lambda module: {})
     variants: Callable[[str], Sequence[Variant]] = field(default=lambda name: ())

@@ -62,6 +62,7 @@ def reference(plan: Plan) -> Reference:
         build=partial(_build_upstream if upstream else _build_transformers, plan),
         run=_run_upstream if upstream else _run_transformers,
         outputs=(LOGITS,),
+        logits=(LOGITS,),
         reduction=max(size[letter] for letter in "DRF"),
         depth=size["i"],
         facts=partial(_facts, plan),

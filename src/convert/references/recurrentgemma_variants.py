@@ -10,10 +10,17 @@ from typing import Any
 
 import numpy as np
 
-from convert.check.worst import FUNCTIONS
 from convert.plan import Plan
 from convert.references.protocol import INPUT, Observed, Variant
-from convert.references.variants import CAPS, Attention, attention_variants, rope, softplus
+from convert.references.variants import (
+    Attention,
+    attention_variants,
+    embedding_variants,
+    gated_variants,
+    logits_variants,
+    rope,
+    softplus,
+)
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Seen = Callable[[Observed], Array]
@@ -62,9 +69,8 @@ def _variants(plan: Plan, steps: int, name: str) -> Iterator[Variant]:
     upstream = plan.target == "recurrentgemma"
     names = _UPSTREAM if upstream else _HUGGING
     if name == "logits":
-        yield from _logits(
-            names, "final_norm" if upstream else "model.final_norm", float(plan.facts["logits_soft_cap"])
-        )
+        norm = "final_norm" if upstream else "model.final_norm"
+        yield from logits_variants(norm, names.table, float(plan.facts["logits_soft_cap"]))
         return
     found = _LAYER.fullmatch(name)
     if found is None:
@@ -77,18 +83,18 @@ def _variants(plan: Plan, steps: int, name: str) -> Iterator[Variant]:
         elif last == "conv_1d":
             yield from _convolution(names, name, f"{layer}.{block}.linear_x")
     elif last == "temporal_pre_norm" and layer.endswith(".0"):
-        yield from _embedded(names)
+        yield from embedding_variants(names.table)
     elif last == "rg_lru":
         yield from _convolution(names, f"{layer}.{block}.conv_1d", f"{layer}.{block}.linear_x")
     elif last in ("proj_final", "o_proj"):
         yield from _attention(names, f"{layer}.{block}", plan, steps)
     elif last == "linear_out":
-        yield from _gated(_value(f"{layer}.{block}.linear_y"), _value(f"{layer}.{block}.rg_lru"))
+        yield from gated_variants(_value(f"{layer}.{block}.linear_y"), _value(f"{layer}.{block}.rg_lru"))
     elif last == "ffw_down":
         both = f"{layer}.mlp_block.ffw_up"
-        yield from _gated(lambda seen: seen.values[both][0], lambda seen: seen.values[both][1])
+        yield from gated_variants(lambda seen: seen.values[both][0], lambda seen: seen.values[both][1])
     elif last == "down_proj":
-        yield from _gated(_value(f"{layer}.mlp_block.gate_proj"), _value(f"{layer}.mlp_block.up_proj"))
+        yield from gated_variants(_value(f"{layer}.mlp_block.gate_proj"), _value(f"{layer}.mlp_block.up_proj"))
 
 
 def _value(name: str) -> Seen:
@@ -97,43 +103,6 @@ def _value(name: str) -> Seen:
 
 def _positions(seen: Observed) -> Array:
     return np.asarray(seen.inputs["positions"])
-
-
-# ---- both ends
-
-
-def _embedded(names: _Names) -> Iterator[Variant]:
-    def made(power: float) -> Seen:
-        def make(seen: Observed) -> Array:
-            rows = seen.weights[names.table][np.asarray(seen.inputs["tokens"])]
-            return np.asarray(rows * math.sqrt(rows.shape[-1]) ** power)
-
-        return make
-
-    yield Variant("embedding times sqrt(width)", made(1))
-    yield Variant("embedding not scaled", made(0))
-    yield Variant("embedding scaled twice", made(2))
-    yield Variant("embedding divided by sqrt(width)", made(-1))
-
-
-def _logits(names: _Names, norm: str, cap: float) -> Iterator[Variant]:
-    def made(cap: float | None) -> Seen:
-        def make(seen: Observed) -> Array:
-            logits = seen.values[norm] @ seen.weights[names.table].T
-            return np.asarray(logits if cap is None else cap * np.tanh(logits / cap))
-
-        return make
-
-    yield Variant(f"soft cap {cap:g}", made(cap))
-    yield Variant("no soft cap", made(None))
-    yield from (Variant(f"soft cap {other:g}", made(other)) for other in CAPS if other != cap)
-
-
-def _gated(gate: Seen, other: Seen) -> Iterator[Variant]:
-    names = ["gelu_tanh", *(name for name in FUNCTIONS if name != "gelu_tanh")]
-    for name in names:
-        yield Variant(name, lambda seen, name=name: FUNCTIONS[name](gate(seen)) * other(seen))  # type: ignore[misc]
-    yield Variant("gate and up swapped", lambda seen: FUNCTIONS["gelu_tanh"](other(seen)) * gate(seen))
 
 
 # ---- the recurrence

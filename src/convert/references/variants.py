@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from convert.check.worst import FUNCTIONS
 from convert.references.protocol import Observed, Variant
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -130,6 +131,7 @@ def attention_variants(
 
     Args:
         query: [batch, time, head, width], scaled by one of `scales`; the first is right. key: likewise.
+        scales: names, in the place of this module's own where it has the same.
         finish: from the probabilities to the value at the boundary.
         padding: [batch, time].
         steps: length of the sequences.
@@ -163,8 +165,8 @@ def attention_variants(
     if meant.window is not None:
         mistakes = {**mistakes, "no attention window": replace(meant, window=None)}
     yield Variant("causal attention", made(meant))
-    yield from (Variant(name, made(how)) for name, how in mistakes.items())
-    yield from (Variant(name, made(meant, name)) for name in scales[1:] if name not in mistakes)
+    yield from (Variant(name, made(how)) for name, how in mistakes.items() if name not in scales)
+    yield from (Variant(name, made(meant, name)) for name in scales[1:])
 
 
 # ---- per-dimension scale of the query
@@ -280,6 +282,52 @@ def added_variants(
     first = next(iter(table.values()))
     yield Variant("no frequency embedding", made(first, 0.0))
     yield Variant("frequency embedding added twice", made(first, 2.0))
+
+
+# ---- both ends of a language model, and gated feed-forward blocks
+
+
+def embedding_variants(table: str) -> Iterator[Variant]:
+    """Rows of the weight `table` for the input ``tokens``, times the square root of their width, and what else they may be."""
+
+    def made(power: float) -> Callable[[Observed], Array]:
+        def make(seen: Observed) -> Array:
+            rows = seen.weights[table][np.asarray(seen.inputs["tokens"])]
+            return np.asarray(rows * math.sqrt(rows.shape[-1]) ** power)
+
+        return make
+
+    yield Variant("embedding times sqrt(width)", made(1))
+    yield Variant("embedding not scaled", made(0))
+    yield Variant("embedding scaled twice", made(2))
+    yield Variant("embedding divided by sqrt(width)", made(-1))
+
+
+def logits_variants(hidden: str, table: str, cap: float | None, head: str = "") -> Iterator[Variant]:
+    """Logits of the value `hidden` by the weight `table`, soft-capped or not, and what else they may be.
+
+    Args:
+        head: name of the weight that the target may have for the head alone; empty: none.
+    """
+
+    def made(cap: float | None, by: str = table) -> Callable[[Observed], Array]:
+        def make(seen: Observed) -> Array:
+            logits = seen.values[hidden] @ seen.weights[by].T
+            return np.asarray(logits if cap is None else cap * np.tanh(logits / cap))
+
+        return make
+
+    caps = [cap, *(other for other in (None, *CAPS) if other != cap)]
+    yield from (Variant("no soft cap" if c is None else f"soft cap {c:g}", made(c)) for c in caps)
+    if head:
+        yield Variant("head not tied to the embedding", made(cap, head))
+
+
+def gated_variants(gate: Callable[[Observed], Array], other: Callable[[Observed], Array]) -> Iterator[Variant]:
+    """Tanh GeLU of the gate times the other, and what else it may be."""
+    for name in ["gelu_tanh", *(name for name in FUNCTIONS if name != "gelu_tanh")]:
+        yield Variant(name, lambda seen, name=name: FUNCTIONS[name](gate(seen)) * other(seen))  # type: ignore[misc]
+    yield Variant("gate and up swapped", lambda seen: FUNCTIONS["gelu_tanh"](other(seen)) * gate(seen))
 
 
 # ---- patches and outputs
