@@ -342,7 +342,7 @@ def test_a_truncated_tower_is_refused() -> None:
     ):
         convert.plan_conversion("gemma3_vision", MemorySource(tree), settings=CASES["gemma3-vision"][1])
     with pytest.raises(
-        convert.PlanError, match=r"(?s)Dense_1/bias is not in the .* Name gemma3 in place of gemma to go"
+        convert.PlanError, match=r"(?s)Dense_1/bias is not in the .*\nName gemma3 in place of gemma to go"
     ):
         convert.plan_conversion("gemma", MemorySource(tree), settings=CASES["gemma3-vision"][1])
 
