@@ -169,10 +169,21 @@ def test_plan_json_accounts_for_every_leaf_and_byte(run: Run) -> None:
 
 def test_rules_list_show_validate_schema(run: Run, tmp_path: Path) -> None:
     out, _ = run("rules", "list")
-    known = ["gemma1", "gemma2", "gemma3", "recurrentgemma", "timesfm-1", "timesfm-2.5"]
+    known = [
+        "gemma1",
+        "gemma2",
+        "gemma3",
+        "gemma3_vision",
+        "paligemma1",
+        "paligemma2",
+        "recurrentgemma",
+        "siglip",
+        "timesfm-1",
+        "timesfm-2.5",
+    ]
     assert [line.split()[0] for line in out.splitlines()] == ["NAME", *known]
     assert [rules["model"] for rules in json.loads(run("rules", "list", "--json")[0])] == known
-    assert run("rules", "show", "gemma")[0].count("family: gemma") == 1  # three models, one file
+    assert run("rules", "show", "gemma")[0].count("family: gemma") == 1  # six models, one file
     shown, _ = run("rules", "show", "timesfm-2.5")
     mine = tmp_path / "mine.yaml"
     mine.write_text(shown)
@@ -236,7 +247,7 @@ def test_another_models_checkpoint(run: Run, tmp_path: Path) -> None:
 def test_unknown_model(run: Run, tmp_path: Path) -> None:
     _, err = run("timesfn", checkpoint("timesfm-2.5"), tmp_path / "out.safetensors", code=2)
     assert (
-        "error: there are no rules called 'timesfn'; did you mean 'timesfm'? (known: gemma, gemma1, gemma2, gemma3, recurrentgemma, "
+        "error: there are no rules called 'timesfn'; did you mean 'timesfm'? (known: gemma, gemma1, gemma2, gemma3, gemma3_vision, paligemma1, paligemma2, recurrentgemma, siglip, "
         "timesfm, timesfm-1, timesfm-2.5;" in err
     )
 

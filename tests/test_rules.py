@@ -561,7 +561,7 @@ def test_rules_are_found_by_name_family_and_path(tmp_path: Path) -> None:
     with pytest.raises(RuleError) as refused:
         find_rules("timesfn-1", tmp_path)
     assert str(refused.value) == (
-        "there are no rules called 'timesfn-1'; did you mean 'timesfm-1'? (known: gemma, gemma1, gemma2, gemma3, m, recurrentgemma, timesfm, "
+        "there are no rules called 'timesfn-1'; did you mean 'timesfm-1'? (known: gemma, gemma1, gemma2, gemma3, gemma3_vision, m, paligemma1, paligemma2, recurrentgemma, siglip, timesfm, "
         "timesfm-1, timesfm-2.5; a file of your own is given by its path, such as ./my-model.yaml)"
     )
 
@@ -569,7 +569,12 @@ def test_rules_are_found_by_name_family_and_path(tmp_path: Path) -> None:
 def test_a_directory_of_rules_comes_before_the_shipped_ones(tmp_path: Path) -> None:
     (tmp_path / "x.yaml").write_text(GOOD.replace("model: m", "model: timesfm-1"))
     found = [r.path for r in available_rules(tmp_path) if r.family != "gemma"]
-    assert found == [str(tmp_path / "x.yaml"), "rules/recurrentgemma.yaml", "rules/timesfm-2.5.yaml"]
+    assert found == [
+        str(tmp_path / "x.yaml"),
+        "rules/recurrentgemma.yaml",
+        "rules/siglip.yaml",
+        "rules/timesfm-2.5.yaml",
+    ]
     with pytest.raises(RuleError) as refused:
         available_rules(tmp_path / "x.yaml")
     assert str(refused.value) == (

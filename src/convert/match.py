@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from convert.kinds import Drop, Numbering, Rule
-from convert.pattern import Match
-from convert.places import layouts, settle
+from convert.pattern import Match, Pattern
+from convert.places import independent, layouts, settle
 from convert.rulefile import LayerTypes, RuleFile
 from convert.sources.base import Leaf, Source
 from convert.yamlfile import Position
@@ -67,7 +67,8 @@ class Coverage:
 
 def choose_root(rules: RuleFile, leaves: Mapping[str, Leaf]) -> str:
     """The first of the file's roots under which one of its rules finds a leaf; the first one if none does."""
-    every = (rule for layout in layouts(rules.rules, rules.places) for rule in layout)
+    groups = independent(rules.rules, rules.places) or [[]]
+    every = (rule for group in groups for layout in layouts(rules.rules, group) for rule in layout)
     patterns = list(
         {p.text: p for rule in every if not isinstance(rule.kind, Drop) for p in rule.sources.values()}.values()
     )
@@ -86,8 +87,9 @@ def cover(rules: RuleFile, source: Source) -> Coverage:
     root = choose_root(rules, source.leaves)
     prefix = f"{root}/" if root else ""
     names = [(name, _spellings(name, prefix)) for name in source.leaves]
-    inside = {n.removeprefix(prefix): leaf.spec for n, leaf in source.leaves.items() if n.startswith(prefix)}
-    rules = replace(rules, rules=settle(rules.rules, rules.places, inside))
+    known = {n.removeprefix(prefix): leaf.spec for n, leaf in source.leaves.items() if n.startswith(prefix)}
+    known |= {f"/{name}": leaf.spec for name, leaf in source.leaves.items()}
+    rules = replace(rules, rules=settle(rules.rules, rules.places, known))
     claims: dict[str, list[Rule]] = defaultdict(list)
     matched, dropped, findings = [], [], []
     for rule in rules.rules:
@@ -160,6 +162,12 @@ def _untyped(found: Mapping[int, set[str]], entry: LayerTypes, count: int, prefi
             )
 
 
+def _full(prefix: str, path: Pattern | str) -> str:
+    """A rule's path from the top of the tree."""
+    text = str(path)
+    return text.removeprefix("/") if text.startswith("/") else prefix + text
+
+
 def _spellings(name: str, prefix: str) -> tuple[str, ...]:
     """How rules may call a leaf: below the root, with and without the ``value`` that flax nnx adds to every variable."""
     if not name.startswith(prefix):
@@ -192,7 +200,7 @@ def _completeness(
         gaps = list(itertools.islice((k for k in range(max(present) + 1) if k not in present), 9))
         if gaps:
             findings.append(
-                f"{first.at.line_only}: {prefix}{first.sources['weight']}: {{{name}}} runs from 0 to {max(present)} in the tree, "
+                f"{first.at.line_only}: {_full(prefix, first.sources['weight'])}: {{{name}}} runs from 0 to {max(present)} in the tree, "
                 f"without {', '.join(map(str, gaps[:8]))}{' ...' if len(gaps) > 8 else ''}; the checkpoint is incomplete, or the pattern matches something else"
             )
     for found in matched:
@@ -212,11 +220,11 @@ def _completeness(
             lost = [key for key in keys if key not in of_role and not _excused(rule, prefix, key[0], leaves)]
             if (not of_role and lost) or (not of_role and not keys):
                 free = [name for name in leaves if name not in claimed] or leaves
-                near = difflib.get_close_matches(prefix + pattern.text, free, n=1, cutoff=0.5)
+                near = difflib.get_close_matches(_full(prefix, pattern), free, n=1, cutoff=0.5)
                 findings.append(
-                    f"{rule.at.line_only}: no leaf matches {prefix}{pattern} ({rule.word}, {role})"
+                    f"{rule.at.line_only}: no leaf matches {_full(prefix, pattern)} ({rule.word}, {role})"
                     + (f"; the nearest leaf is {near[0]}" if near else "")
-                    + (f", nor {prefix}{rule.unless} in its place" if rule.unless else "")
+                    + (f", nor {_full(prefix, rule.unless)} in its place" if rule.unless else "")
                     + (
                         "; write `optional: true` if it may be absent"
                         if role == "weight"
@@ -228,7 +236,7 @@ def _completeness(
                 path = pattern.fill(dict(zip(pattern.indices, values, strict=True)), choices)
                 more = f", and {len(lost) - 1} more like it" if len(lost) > 1 else ""
                 findings.append(
-                    f"{rule.at.line_only}: {prefix}{path} is not in the checkpoint{more}; the target's tensor has no source. "
+                    f"{rule.at.line_only}: {_full(prefix, path)} is not in the checkpoint{more}; the target's tensor has no source. "
                     "The checkpoint is incomplete, or `optional: true` is missing"
                 )
     numbers, missing = _numbers(matched, prefix, leaves)
@@ -241,7 +249,7 @@ def _excused(rule: Rule, prefix: str, values: tuple[int, ...], leaves: Mapping[s
     if rule.unless is None:
         return False
     indices = dict(zip(rule.sources["weight"].indices, values, strict=True))
-    paths = [prefix + rule.unless.fill(indices, choices) for choices in rule.unless.all_choices()]
+    paths = [_full(prefix, rule.unless.fill(indices, choices)) for choices in rule.unless.all_choices()]
     return any(path in leaves or f"{path}/value" in leaves for path in paths)
 
 
@@ -265,7 +273,7 @@ def _numbers(matched: list[Matched], prefix: str, leaves: Mapping[str, Leaf]) ->
         if gaps:
             first = next(found.rule for found, of, _, _ in given if of == name)
             findings.append(
-                f"{first.at.line_only}: {prefix}{first.sources['weight']}: {{{name}}} runs from 0 to {max(numbers)} in the tree, "
+                f"{first.at.line_only}: {_full(prefix, first.sources['weight'])}: {{{name}}} runs from 0 to {max(numbers)} in the tree, "
                 f"without {', '.join(map(str, gaps))}; the stack of layers is truncated, or the checkpoint incomplete"
             )
     together: dict[tuple[Position, str, str], set[int]] = defaultdict(set)  # over the places of one rule
@@ -275,7 +283,7 @@ def _numbers(matched: list[Matched], prefix: str, leaves: Mapping[str, Leaf]) ->
         lost = sorted(every[name] - together.pop((found.rule.at, name, role), every[name]))
         if lost and not found.rule.optional and (found.rule.unless is None or len(lost) < len(every[name])):
             findings.append(
-                f"{found.rule.at.line_only}: {prefix}{found.rule.sources[role]} has no {{{name}}} = "
+                f"{found.rule.at.line_only}: {_full(prefix, found.rule.sources[role])} has no {{{name}}} = "
                 f"{', '.join(map(str, lost[:8]))}{' ...' if len(lost) > 8 else ''}, which other leaves have; the stack of "
                 "layers is truncated, or the checkpoint incomplete"
             )
@@ -306,7 +314,7 @@ def _halves(found: Matched, prefix: str) -> list[str]:
         ]
         if missing:
             findings.append(
-                f"{found.rule.at.line_only}: {prefix}{missing[0]} is not in the checkpoint, but other leaves of this optional "
+                f"{found.rule.at.line_only}: {_full(prefix, missing[0])} is not in the checkpoint, but other leaves of this optional "
                 "layer are; it is there as a whole or not at all"
             )
     return findings

@@ -52,6 +52,23 @@ def layouts(rules: Sequence[Rule], places: Sequence[Places]) -> Iterator[tuple[R
         yield tuple(_rewrite(rules, [(p, p.layouts[k]) for p, k in zip(places, chosen, strict=True)]))
 
 
+def independent(rules: Sequence[Rule], places: Sequence[Places]) -> list[list[Places]]:
+    """The places in groups: no path of a rule holds places of two groups, so each group is settled on its own."""
+    groups: list[list[Places]] = []
+    for one in places:
+        near = [group for group in groups if any(_together(rules, one, other) for other in group)]
+        groups = [group for group in groups if group not in near] + [[*itertools.chain(*near), one]]
+    return groups
+
+
+def _together(rules: Sequence[Rule], a: Places, b: Places) -> bool:
+    return any(all(any(_holds(p, x.written) for p in _patterns(rule).values()) for x in (a, b)) for rule in rules)
+
+
+def _patterns(rule: Rule) -> dict[str, Pattern]:
+    return {**rule.sources, **({"unless": rule.unless} if rule.unless else {})}
+
+
 def _rewrite(rules: Sequence[Rule], chosen: list[tuple[Places, tuple[Place, ...]]]) -> Iterator[Rule]:
     for rule in rules:
         variants = [rule]
@@ -61,7 +78,7 @@ def _rewrite(rules: Sequence[Rule], chosen: list[tuple[Places, tuple[Place, ...]
 
 
 def _moved(rule: Rule, places: Places, layout: tuple[Place, ...]) -> Iterator[Rule]:
-    patterns = {**rule.sources, **({"unless": rule.unless} if rule.unless else {})}
+    patterns = _patterns(rule)
     if rule.word == "drop" or not any(_holds(pattern, places.written) for pattern in patterns.values()):
         yield rule
         return
@@ -90,11 +107,11 @@ def settle(rules: Sequence[Rule], places: Sequence[Places], specs: Mapping[str, 
     """The rules as the tree lies: in the layout in which they find most leaves, their numberings filled in.
 
     Args:
-        specs: the leaves below the root, by name.
+        specs: the leaves by what rules call them: below the root, and from the top of the tree with a slash in front.
     """
-    found = rules
-    if places:
-        counted = [(sum(_takes(candidate, name) for name in specs), candidate) for candidate in layouts(rules, places)]
+    found: Sequence[Rule] = rules
+    for group in independent(rules, places):
+        counted = [(sum(_takes(candidate, name) for name in specs), candidate) for candidate in layouts(found, group)]
         found = max(counted, key=lambda pair: pair[0])[1]  # the first of those that find as many
     return _count(found, specs)
 

@@ -107,7 +107,7 @@ class _Planner:
                 f"--dtype {self.dtype}: not a floating-point dtype of safetensors{nearest(self.dtype, floats)} "
                 f"(known: {', '.join(floats)})"
             )
-        known = {**self.rules.facts, **self.rules.axes, **self.rules.choices}
+        known = _settable(self.rules)
         for key, value in self.settings.items():
             if key not in known:
                 raise PlanError(f"{self.rules.path}: --set {key}: there is nothing called {key!r} to set{nearest(key, known)} (known: {', '.join(known)})")  # fmt: skip
@@ -251,6 +251,11 @@ class _Planner:
         return f"{self.rules.path} does not fit {self.source.called}: {said}\n{shown}{more}"
 
 
+def _settable(rules: RuleFile) -> dict[str, Any]:
+    """What --set may name."""
+    return {**rules.facts, **rules.axes, **rules.choices}
+
+
 def _misfit(value: Any, examples: list[Any]) -> str:
     """What a setting should have been, going by the values that are known; empty when it will do."""
     if not examples:
@@ -375,26 +380,42 @@ def choose_plan(
     settings: Mapping[str, Any] | None = None,
     like: Mapping[str, TensorSpec] | None = None,
 ) -> Plan:
-    """The plan of the only rule file that fits the checkpoint; arguments as in `make_plan`.
+    """The plan of the rule file that fits the checkpoint; arguments as in `make_plan`.
+
+    Where several fit, it is the one that drops fewest leaves: the model with a vision tower, for a tree that has one.
 
     Raises:
         PlanError: none fits (the findings are those of the nearest), or several do.
     """
     if len(candidates) == 1:
         return make_plan(candidates[0], source, to=to, dtype=dtype, settings=settings, like=like)
-    shares = {rules.model: fit(rules, source) for rules in candidates}
+    coverages = {rules.model: cover(rules, source) for rules in candidates}
+    shares = {model: _share(coverage, source) for model, coverage in coverages.items()}
     best = sorted(candidates, key=lambda rules: -shares[rules.model])
+    misspelt = set(settings or ()) - {key for rules in candidates for key in _settable(rules)}
     errors: dict[str, PlanError] = {}
     fitting: list[Plan] = []
     for rules in best:
         if shares[rules.model] == 0:
             continue
-        own = {k: v for k, v in (settings or {}).items() if k in {**rules.facts, **rules.axes, **rules.choices}}
-        only = settings if rules is best[0] else own  # a misspelt setting is an error of the nearest file
+        own = {k: v for k, v in (settings or {}).items() if k in _settable(rules)}
+        only = settings if rules is best[0] and misspelt else own  # which is an error of the nearest file
         try:
             fitting.append(make_plan(rules, source, to=to, dtype=dtype, settings=only, like=like))
         except PlanError as error:
             errors[rules.model] = error
+    fewest = min((len(plan.dropped) for plan in fitting), default=0)
+    fitting = [plan for plan in fitting if len(plan.dropped) == fewest]
+    for rules in best if fitting else ():  # a damaged tower is no reason to leave it out
+        knows_more = (
+            len(coverages[rules.model].dropped) < fewest and shares[rules.model] >= shares[fitting[0].rules.model]
+        )
+        if rules.model in errors and knows_more and _serves(rules, fitting[0].target):
+            raise PlanError(
+                f"{errors[rules.model]}\nName {fitting[0].rules.model} in place of {best[0].family} to go without the leaves "
+                "that it leaves out",
+                errors[rules.model].findings,
+            )
     if len(fitting) == 1:
         return fitting[0]
     if fitting:
@@ -417,7 +438,15 @@ def choose_plan(
 
 def fit(rules: RuleFile, source: Source) -> float:
     """The share of leaves that the rules know, from 0 to 1; leaves that they only drop do not count."""
-    coverage = cover(rules, source)
+    return _share(cover(rules, source), source)
+
+
+def _serves(rules: RuleFile, target: str) -> bool:
+    """Whether every rule that takes leaves says where they go for this target."""
+    return all(rule.layer(target) for rule in rules.rules if rule.sources and rule.word != "drop")
+
+
+def _share(coverage: Coverage, source: Source) -> float:
     dropped = {claim.leaf for claim in coverage.dropped}
     rest = len(source.leaves) - len(dropped)
     return (coverage.claimed - len(dropped)) / rest if rest else 0.0

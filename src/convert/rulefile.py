@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from convert.kinds import Rule
-from convert.pattern import Pattern
+from convert.pattern import Pattern, parse_pattern
 from convert.places import Places
 from convert.yamlfile import Node, Position
 
@@ -64,12 +64,21 @@ class Target:
         loads: which class loads it, for people.
         config: contents of ``config.json``, with ``$name`` for sizes and facts; empty when the target has none.
         generation: contents of ``generation_config.json``, likewise.
+        names: first keys of a module's name as the rules write it -> as this target has them.
     """
 
     name: str
     loads: str
     config: Mapping[str, Any]
     generation: Mapping[str, Any] = field(default_factory=dict)
+    names: Mapping[str, str] = field(default_factory=dict)
+
+    def rename(self, path: Pattern) -> Pattern:
+        """What this target calls a module."""
+        for written in sorted(self.names, key=len, reverse=True):
+            if path.text == written or path.text.startswith(f"{written}."):
+                return parse_pattern(self.names[written] + path.text.removeprefix(written))
+        return path
 
 
 @dataclass(frozen=True)

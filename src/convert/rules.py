@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from convert.errors import RuleError
-from convert.fields import Anything, Key, Record, nearest
+from convert.fields import TEXT, Anything, Key, Record, nearest
 from convert.kinds import KINDS, Drop, Linear, Numbering, Rule, TargetLayer, Timescales
 from convert.kinds.base import PATTERN, SHARED
 from convert.pattern import Pattern, parse_pattern
@@ -33,14 +35,19 @@ def _read_layer(node: Node, word: str) -> TargetLayer:
 
 def _read_targets(node: Node, word: str, targets: Mapping[str, Target]) -> dict[str | None, TargetLayer]:
     if not node.is_mapping or {"module", "name"} & set(node.value):
-        return {None: _read_layer(node, word)}
+        layer = _read_layer(node, word)
+        return {None: layer, **{name: _renamed(layer, target) for name, target in targets.items() if target.names}}
     assert node.keys_at is not None
     for name in node.value:
         if name not in targets:
             raise RuleError(
                 f"{node.keys_at[name]}: {name!r} is no target of this file{nearest(name, targets)} (known: {', '.join(targets)})"
             )
-    return {name: _read_layer(child, word) for name, child in node.items()}
+    return {name: _renamed(_read_layer(child, word), targets[name]) for name, child in node.items()}
+
+
+def _renamed(layer: TargetLayer, target: Target) -> TargetLayer:
+    return replace(layer, path=target.rename(layer.path))
 
 
 def _read_rule(node: Node, targets: Mapping[str, Target]) -> Rule:
@@ -204,6 +211,62 @@ def _without(node: Node, *keys: str) -> Node:
     return Node(kept, node.at, {key: at for key, at in node.keys_at.items() if key in kept})
 
 
+def _taken_over(node: Node, declared: Node, name: str) -> Node:
+    """The header that a model has besides its own: the file's, and that of the model it is `like`."""
+    under, own = _without(node, "models"), declared.value[name]
+    if "like" not in own.value:
+        return under
+    like = TEXT.read(own.value["like"])
+    known = list(itertools.takewhile(lambda other: other != name, declared.value))
+    if like not in known:
+        raise RuleError(
+            f"{own.value['like'].at}: {like!r} is no model above {name}{nearest(like, known)} (known: {', '.join(known) or 'none'})"
+        )
+    other = declared.value[like]
+    return _merge(_lowered(_taken_over(node, declared, like), other), _above(other))
+
+
+def _below(own: Node) -> dict[str, str]:
+    """Target -> the key of config.json under which what it takes over stands."""
+    targets = own.value.get("targets")
+    if targets is None or not targets.is_mapping:
+        return {}
+    return {
+        name: TEXT.read(target.value["below"])
+        for name, target in targets.items()
+        if target.is_mapping and "below" in target.value
+    }
+
+
+def _lowered(under: Node, own: Node) -> Node:
+    """The header that a model takes over, its configs moved below the keys that the model names."""
+    for name, key in _below(own).items():
+        target = under.value["targets"].value.get(name) if "targets" in under.value else None
+        if target is None or "config" not in target.value:
+            at = own.value["targets"].value[name].value["below"].at
+            raise RuleError(
+                f"{at}: there is no config of {name!r} to put below {key!r}; the file, or the model it is like, has none"
+            )
+        config = target.value["config"]
+        under = _put(under, ("targets", name, "config"), Node({key: config}, config.at, {key: config.at}))
+    return under
+
+
+def _put(node: Node, path: tuple[str, ...], value: Node) -> Node:
+    """The node with another value at a path that it has."""
+    if not path:
+        return value
+    return Node({**node.value, path[0]: _put(node.value[path[0]], path[1:], value)}, node.at, node.keys_at)
+
+
+def _above(own: Node) -> Node:
+    """A model's own header without the words that say what it takes over."""
+    own = _without(own, "like")
+    for name in _below(own):
+        own = _put(own, ("targets", name), _without(own.value["targets"].value[name], "below"))
+    return own
+
+
 def _models(node: Node) -> Iterator[Node]:
     """A file that declares several models, as a file for each: its header over the shared one, its rules alone."""
     if not node.is_mapping or "models" not in node.value:
@@ -228,7 +291,8 @@ def _models(node: Node) -> Iterator[Node]:
         for key in ("model", "models", "rules", "family"):
             if key in own.value:
                 raise RuleError(f"{own.keys_at[key]}: `{key}` stands at the top of the file, not in `models`")
-        whole = _merge(_without(node, "models"), own)
+        under = _lowered(_taken_over(node, declared, name), own)
+        whole = _merge(under, _above(own))
         assert whole.keys_at is not None and declared.keys_at is not None
         kept = {"model": Node(name, declared.keys_at[name]), **whole.value}
         if rules is not None and isinstance(rules.value, tuple):
@@ -243,7 +307,7 @@ def _read_file(node: Node, path: str, text: str) -> RuleFile:
     values = RULE_FILE.read(node)
     facts = values.get("facts", {})
     targets = {
-        name: Target(name, t["loads"], t.get("config", {}), t.get("generation", {}))
+        name: Target(name, t["loads"], t.get("config", {}), t.get("generation", {}), t.get("names", {}))
         for name, t in values["targets"].items()
     }
     if not targets:

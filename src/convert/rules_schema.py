@@ -70,6 +70,10 @@ _TARGET = Record(
         "loads": Key(TEXT, "the class that loads the result", required=True),
         "config": Key(MapOf(Anything()), "contents of config.json; $name is a size or a fact, $name+1 one more"),
         "generation": Key(MapOf(Anything()), "contents of generation_config.json, likewise"),
+        "names": Key(
+            MapOf(Scalar(str, "the beginning of a module's name")),
+            "beginning of a module's name as the rules write it -> as this target has it",
+        ),
     },
     "a target",
 )
@@ -191,7 +195,16 @@ def schema() -> dict[str, Any]:
     }  # a model may add to a target that the file describes, and the reverse
     header["targets"] = {"type": "object", "additionalProperties": target}
     file["properties"]["targets"] = {**file["properties"]["targets"], "additionalProperties": target}
-    model = {"type": "object", "additionalProperties": False, "properties": header}
+    below = {"type": "string", "description": "key of config.json under which the config that is taken over stands"}
+    targets = {
+        "type": "object",
+        "additionalProperties": {**target, "properties": {**target["properties"], "below": below}},
+    }
+    taken = {"type": "string", "description": "a model above, whose header this one takes over"}
+    version = {**_VERSION.schema(), "required": []}  # a model may add facts to a version that it takes over
+    versions = {**header["versions"], "additionalProperties": version}
+    own = {**header, "like": taken, "targets": {**header["targets"], **targets}, "versions": versions}
+    model = {"type": "object", "additionalProperties": False, "properties": own}
     file["properties"]["models"] = {
         "description": "several models in one file: name -> what its header has besides, or instead of, the file's",
         "type": "object",

@@ -60,6 +60,12 @@ def _meaning(letter: str, axes: Mapping[str, Axis]) -> str:
     return f" ({axes[letter].meaning})" if letter in axes else ""
 
 
+def _root(number: int, power: int) -> int | None:
+    """The integer whose `power` is the number, if there is one."""
+    near = round(number ** (1 / power))
+    return next((root for root in (near - 1, near, near + 1) if root > 0 and root**power == number), None)
+
+
 def _solve(sizes: dict[str, int], bound: Mapping[str, Constraint], axes: Mapping[str, Axis]) -> list[str]:
     """Fills in letters that a product determines; a product that does not come out is a finding."""
     findings = []
@@ -78,13 +84,16 @@ def _solve(sizes: dict[str, int], bound: Mapping[str, Constraint], axes: Mapping
                         f"{axis.at.line_only}: {name} = {product} ({axis.meaning}) is {known}, but "
                         f"{bound.get(name, 'another product')} makes it {sizes[name]}"
                     )
-            elif len(unknown) == 1 and name in sizes:
+            elif len(set(unknown)) == 1 and name in sizes:
                 progress, _ = True, open_axes.pop(name)
+                why = f"; {bound[name]} makes it {sizes[name]}" if name in bound else ""
+                where = f"{axis.at.line_only}: {name} = {product} ({axis.meaning}): {sizes[name]}"
                 if known == 0 or sizes[name] % known:
-                    findings.append(
-                        f"{axis.at.line_only}: {name} = {product} ({axis.meaning}): {sizes[name]} does not divide by {known}"
-                        + (f"; {bound[name]} makes it {sizes[name]}" if name in bound else "")
-                    )
+                    findings.append(f"{where} does not divide by {known}{why}")
+                    continue
+                root = _root(sizes[name] // known, len(unknown))
+                if root is None:
+                    findings.append(f"{where} is not such a product of integers{why}")
                 else:
-                    sizes[unknown[0]] = sizes[name] // known
+                    sizes[unknown[0]] = root
     return findings

@@ -75,6 +75,9 @@ class Probe:
 
     def _operation(self, own: Array, rows: Array, precision: str) -> tuple[Callable[[str], tuple[Array, Array]], int]:
         kind = self.rule.kind
+        axes = getattr(kind, "axes", None) or ""
+        if "." in axes:  # axes of size 1 that the target does not have
+            own = own.reshape([size for letter, size in zip(axes, own.shape, strict=True) if letter != "."])
         if isinstance(kind, Linear):
             return (
                 self._linear(kind, own, rows, precision) if self.step.role == "weight" else self._bias(kind, own, rows)

@@ -42,6 +42,34 @@ def parse_axes(text: str) -> str:
     return letters
 
 
+def parse_kept_axes(text: str) -> str:
+    """Letters of a leaf's axes as in `parse_axes`; a dot stands for an axis of size 1 that the target does not have.
+
+    Raises:
+        ValueError: no letters, or one twice.
+    """
+    parse_axes(text.replace(".", ""))
+    return "".join(text.split())
+
+
+def named_axes(axes: str | None, shape: tuple[int, ...]) -> str | None:
+    """The axes that a rule gives to a leaf, once they are seen to fit its shape.
+
+    Raises:
+        ValueError: another number of axes, or a dot where the size is not 1; the message is the bare fact.
+    """
+    if axes is None:
+        return None
+    if len(axes) != len(shape):
+        raise ValueError(f"the rule gives it the axes {' '.join(axes)}")
+    wide = [size for letter, size in zip(axes, shape, strict=True) if letter == "." and size != 1]
+    if wide:
+        raise ValueError(
+            f"the rule's axes {' '.join(axes)} have size 1 where there is a dot, and this one has {wide[0]}"
+        )
+    return axes
+
+
 def parse_epsilon(value: float | int | str) -> float | str:
     """A number that is not negative, or the name in a reference ``$name``.
 
@@ -156,7 +184,7 @@ class Kind(ABC):
 
         A group without letters is an axis of size 1.
         """
-        return tuple(letters)
+        return tuple(letter for letter in letters if letter != ".")
 
     def split_axis(self, role: str, letters: str, variant: str | None) -> str:
         """The axis whose elements go to different targets, when a rule names more targets than sources.
@@ -286,9 +314,10 @@ SHARED: Mapping[str, Key] = {
     "dtype": Key(Choice(tuple(SAFETENSORS_TAGS)), "what these tensors are written in, whatever --dtype says"),
 }
 BIAS = Key(PATTERN, "path of the bias's leaf")
+KEPT_AXES = Scalar(str, "axis letters such as ED, or .ED", parse_kept_axes)
 AXES = Key(
-    Scalar(str, "axis letters such as ED", parse_axes),
-    "letters of the leaf's axes, in stored order, without stacked ones",
+    KEPT_AXES,
+    "letters of the leaf's axes, in stored order, without stacked ones; a dot is an axis of size 1, which goes",
 )
 EPSILON = Key(
     Scalar((float, int, str), "a number or $fact", parse_epsilon),

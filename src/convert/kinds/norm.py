@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from convert.fields import Choice, Key, Record
-from convert.kinds.base import AXES, BIAS, EPSILON, Kind, TargetLayer, module_target
+from convert.kinds.base import AXES, BIAS, EPSILON, Kind, TargetLayer, module_target, named_axes
 from convert.ops import Add, Op
 
 SOURCE_FACTORS = ("scale", "1+scale")
@@ -50,9 +50,7 @@ class Norm(Kind):
         return cls(values["multiplies_by"], values["epsilon"], values.get("axes"))
 
     def letters(self, role: str, shape: tuple[int, ...], variant: str | None) -> str | None:
-        if self.axes is not None and len(self.axes) != len(shape):
-            raise ValueError(f"the rule gives it the axes {' '.join(self.axes)}")
-        return self.axes
+        return named_axes(self.axes, shape)
 
     def compute(self, role: str, layer: TargetLayer) -> tuple[Op, ...]:
         if role != "weight":

@@ -14,6 +14,7 @@ from convert.kinds.base import (
     Kind,
     TargetLayer,
     module_target,
+    named_axes,
     parse_fact,
     parse_letter,
 )
@@ -30,9 +31,7 @@ class _Kept(Kind):
         return cls(values.get("axes"))
 
     def letters(self, role: str, shape: tuple[int, ...], variant: str | None) -> str | None:
-        if self.axes is not None and len(self.axes) != len(shape):
-            raise ValueError(f"the rule gives it the axes {' '.join(self.axes)}")
-        return self.axes
+        return named_axes(self.axes, shape)
 
 
 @dataclass(frozen=True)
@@ -84,7 +83,7 @@ class Embedding(_Kept):
         )
 
     def letters(self, role: str, shape: tuple[int, ...], variant: str | None) -> str | None:
-        if len(shape) != 2:
+        if len(shape) - (self.axes or "").count(".") != 2:
             raise ValueError("an embedding table has two axes, entries and width")
         return super().letters(role, shape, variant)
 
