@@ -169,7 +169,8 @@ def test_plan_json_accounts_for_every_leaf_and_byte(run: Run) -> None:
 
 def test_rules_list_show_validate_schema(run: Run, tmp_path: Path) -> None:
     out, _ = run("rules", "list")
-    known = ["gemma1", "gemma2", "gemma3", "recurrentgemma", "timesfm-1", "timesfm-2.5"]
+    maxtext = ["maxtext-gemma2", "maxtext-gemma3", "maxtext-llama3", "maxtext-llama3.1"]
+    known = ["gemma1", "gemma2", "gemma3", *maxtext, "recurrentgemma", "timesfm-1", "timesfm-2.5"]
     assert [line.split()[0] for line in out.splitlines()] == ["NAME", *known]
     assert [rules["model"] for rules in json.loads(run("rules", "list", "--json")[0])] == known
     assert run("rules", "show", "gemma")[0].count("family: gemma") == 1  # three models, one file
@@ -236,7 +237,8 @@ def test_another_models_checkpoint(run: Run, tmp_path: Path) -> None:
 def test_unknown_model(run: Run, tmp_path: Path) -> None:
     _, err = run("timesfn", checkpoint("timesfm-2.5"), tmp_path / "out.safetensors", code=2)
     assert (
-        "error: there are no rules called 'timesfn'; did you mean 'timesfm'? (known: gemma, gemma1, gemma2, gemma3, recurrentgemma, "
+        "error: there are no rules called 'timesfn'; did you mean 'timesfm'? (known: gemma, gemma1, gemma2, gemma3, maxtext, "
+        "maxtext-gemma2, maxtext-gemma3, maxtext-llama3, maxtext-llama3.1, recurrentgemma, "
         "timesfm, timesfm-1, timesfm-2.5;" in err
     )
 
