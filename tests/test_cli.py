@@ -174,6 +174,10 @@ def test_rules_list_show_validate_schema(run: Run, tmp_path: Path) -> None:
         "gemma2",
         "gemma3",
         "gemma3_vision",
+        "maxtext-gemma2",
+        "maxtext-gemma3",
+        "maxtext-llama3",
+        "maxtext-llama3.1",
         "paligemma1",
         "paligemma2",
         "recurrentgemma",
@@ -247,7 +251,7 @@ def test_another_models_checkpoint(run: Run, tmp_path: Path) -> None:
 def test_unknown_model(run: Run, tmp_path: Path) -> None:
     _, err = run("timesfn", checkpoint("timesfm-2.5"), tmp_path / "out.safetensors", code=2)
     assert (
-        "error: there are no rules called 'timesfn'; did you mean 'timesfm'? (known: gemma, gemma1, gemma2, gemma3, gemma3_vision, paligemma1, paligemma2, recurrentgemma, siglip, "
+        "error: there are no rules called 'timesfn'; did you mean 'timesfm'? (known: gemma, gemma1, gemma2, gemma3, gemma3_vision, maxtext, maxtext-gemma2, maxtext-gemma3, maxtext-llama3, maxtext-llama3.1, paligemma1, paligemma2, recurrentgemma, siglip, "
         "timesfm, timesfm-1, timesfm-2.5;" in err
     )
 

@@ -16,7 +16,23 @@ from hypothesis import strategies as st
 
 from convert import TensorSpec, ops
 from convert.errors import ConvertError
-from convert.ops import Add, Cast, Flip, Multiply, Op, Pad, Permute, Place, Reshape, Slice, Take, is_float, widens
+from convert.ops import (
+    Add,
+    Cast,
+    Deinterleave,
+    Flip,
+    Interleave,
+    Multiply,
+    Op,
+    Pad,
+    Permute,
+    Place,
+    Reshape,
+    Slice,
+    Take,
+    is_float,
+    widens,
+)
 from convert.spec import SAFETENSORS_TAGS, dtype_name, numpy_dtype
 
 DTYPES = tuple(SAFETENSORS_TAGS)
@@ -65,6 +81,9 @@ def movements(draw: st.DrawFn, shape: tuple[int, ...], kinds: tuple[type[Op], ..
         return Reshape(tuple(draw(st.permutations(new))))
     if kind is Flip:
         return Flip(tuple(sorted(draw(st.sets(st.sampled_from(axes))))) if axes else ())
+    even = [axis for axis in axes if shape[axis] % 2 == 0]
+    if kind in (Deinterleave, Interleave) and even:
+        return kind(draw(st.sampled_from(even)))
     if kind is Place or not axes:  # the others need an axis
         size = draw(st.integers(1, 4))
         return Place(draw(st.integers(0, len(shape))), draw(st.integers(0, size - 1)), size)
@@ -77,8 +96,8 @@ def movements(draw: st.DrawFn, shape: tuple[int, ...], kinds: tuple[type[Op], ..
     return Slice(axis, start, draw(st.integers(start, shape[axis])))
 
 
-MOVEMENTS = (Permute, Reshape, Flip, Slice, Take, Pad, Place)
-BIJECTIVE = (Permute, Reshape, Flip)
+MOVEMENTS = (Permute, Reshape, Flip, Deinterleave, Interleave, Slice, Take, Pad, Place)
+BIJECTIVE = (Permute, Reshape, Flip, Deinterleave, Interleave)
 
 
 @st.composite
@@ -149,6 +168,13 @@ def test_zeros_stand_where_elements_were_left_out(case: tuple[TensorSpec, tuple[
     assert op.inverse(TensorSpec(spec.shape, "int32")).apply(y).sum() == min(y.sum(), ones.sum())
 
 
+def test_pairs_of_neighbours_become_pairs_a_half_apart() -> None:
+    x = np.arange(12).reshape(2, 6)
+    assert Deinterleave(1).apply(x).tolist() == [[0, 2, 4, 1, 3, 5], [6, 8, 10, 7, 9, 11]]
+    assert Interleave(1).apply(x).tolist() == [[0, 3, 1, 4, 2, 5], [6, 9, 7, 10, 8, 11]]
+    assert [str(op) for op in (Deinterleave(1), Interleave(0))] == ["axis 1 de-interleaved", "axis 0 interleaved"]
+
+
 @pytest.mark.parametrize("op", [Permute((2, 0, 1)), Slice(1, 1, 3), Take(0, 1), Flip((0, 2)), Reshape((6, 5))])
 def test_movements_are_views(op: Op) -> None:
     x = np.arange(30.0).reshape(2, 3, 5)
@@ -170,6 +196,8 @@ def test_movements_are_views(op: Op) -> None:
         (Place(4, 0, 1), "float32[2,3,5] cannot be element 0 of 1 on axis 4"),
         (Place(0, 2, 2), "float32[2,3,5] cannot be element 2 of 2 on axis 0"),
         (Flip((3,)), "axes (3,) are not in float32[2,3,5]"),
+        (Deinterleave(1), "axis 1 of float32[2,3,5] has no pairs"),
+        (Interleave(3), "axis 3 of float32[2,3,5] has no pairs"),
         (Multiply(0), "a multiplication by zero loses the weight"),
     ],
 )

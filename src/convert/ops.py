@@ -209,6 +209,55 @@ class Flip(Op):
 
 
 @dataclass(frozen=True)
+class Deinterleave(Op):
+    """Elements 0, 2, 4, ... of one axis, then 1, 3, 5, ...: pairs of neighbours become pairs a half apart."""
+
+    axis: int
+
+    def out_spec(self, spec: TensorSpec) -> TensorSpec:
+        return _even(self.axis, spec)
+
+    def apply(self, x: Array) -> Array:
+        return _pairs(x, self.axis, (x.shape[self.axis] // 2, 2))
+
+    def inverse(self, spec: TensorSpec) -> Op:
+        return Interleave(self.axis)
+
+    def __str__(self) -> str:
+        return f"axis {self.axis} de-interleaved"
+
+
+@dataclass(frozen=True)
+class Interleave(Op):
+    """The elements of the first half of one axis, each followed by its partner of the second half."""
+
+    axis: int
+
+    def out_spec(self, spec: TensorSpec) -> TensorSpec:
+        return _even(self.axis, spec)
+
+    def apply(self, x: Array) -> Array:
+        return _pairs(x, self.axis, (2, x.shape[self.axis] // 2))
+
+    def inverse(self, spec: TensorSpec) -> Op:
+        return Deinterleave(self.axis)
+
+    def __str__(self) -> str:
+        return f"axis {self.axis} interleaved"
+
+
+def _even(axis: int, spec: TensorSpec) -> TensorSpec:
+    if not 0 <= axis < len(spec.shape) or spec.shape[axis] % 2:
+        raise ValueError(f"axis {axis} of {spec} has no pairs")
+    return spec
+
+
+def _pairs(x: Array, axis: int, split: tuple[int, int]) -> Array:
+    apart = x.reshape(*x.shape[:axis], *split, *x.shape[axis + 1 :])
+    return apart.swapaxes(axis, axis + 1).reshape(x.shape)
+
+
+@dataclass(frozen=True)
 class Add(Op):
     """Adds a constant, in the dtype that comes in: cast to float32 or wider first."""
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from convert.errors import PlanError
 from convert.fields import nearest
-from convert.kinds import Rule, Timescales
+from convert.kinds import Rule, Timescales, conventions
 from convert.match import Coverage, Matched, cover
 from convert.ops import is_float
 from convert.plan import Dropped, Plan, expand
@@ -210,7 +210,7 @@ class _Planner:
     def _steps(
         self, coverage: Coverage, choices: Mapping[str, str | None], sizes: Mapping[str, int], facts: Mapping[str, Any]
     ) -> tuple[list[Step], list[Mapping[str, Any]], list[str], list[str]]:
-        compiler = Compiler(self.source, self.target, self.dtype, facts, self.settings)
+        compiler = Compiler(self.source, self.target, self.dtype, facts, self.settings, sizes)
         steps: list[Step] = []
         layers: list[Mapping[str, Any]] = []
         notes: list[str] = []
@@ -238,7 +238,7 @@ class _Planner:
             steps += made
             said = {
                 k: facts.get(v) if k == "epsilon" and isinstance(v, str) else v
-                for k, v in rule.kind.facts(layer).items()
+                for k, v in {**rule.kind.facts(layer), **conventions.facts(rule, layer)}.items()
             }
             if said and made:
                 layers.append({"layer": layer.path.text, "kind": rule.word, **said})

@@ -11,6 +11,7 @@ from convert.errors import RuleError
 from convert.fields import TEXT, Anything, Key, Record, nearest
 from convert.kinds import KINDS, Drop, Linear, Numbering, Rule, TargetLayer, Timescales
 from convert.kinds.base import PATTERN, SHARED
+from convert.kinds.conventions import check_rope, read_rope
 from convert.pattern import Pattern, parse_pattern
 from convert.places import Place, Places
 from convert.rulefile import ASK, Axis, LayerTypes, RuleFile, Target, Version, references
@@ -30,6 +31,7 @@ def _read_layer(node: Node, word: str) -> TargetLayer:
         multiplies_by=values.get("multiplies_by", "weight"),
         computes=values.get("einsum") or values.get("dimension_numbers"),
         part=values.get("part"),
+        rope=values.get("rope"),
     )
 
 
@@ -69,7 +71,7 @@ def _read_rule(node: Node, targets: Mapping[str, Target]) -> Rule:
         record = Record({**record.keys, word: Key(Anything(), record.keys[word].doc, required=True)}, record.called)
     values = record.read(node)
     try:
-        layer = kind.read(values)
+        layer, rope = kind.read(values), read_rope(values.get("rope"))
     except ValueError as error:
         raise RuleError(f"{node.at}: {error}") from None
     sources: dict[str, Pattern] = {}
@@ -93,6 +95,8 @@ def _read_rule(node: Node, targets: Mapping[str, Target]) -> Rule:
         choice=values.get("choice"),
         unless=values.get("unless"),
         numbered={name: Numbering(tuple(order)) for name, order in values.get("numbered", {}).items()},
+        carries=values.get("carries"),
+        rope=rope,
     )
     _check_rule(rule, node)
     _check_unless(rule, node)
@@ -142,6 +146,7 @@ def _check_rule(rule: Rule, node: Node) -> None:
             )
         try:
             rule.kind.check_target(layer, weight)
+            check_rope(rule)
         except ValueError as error:
             raise RuleError(f"{node.at}: {error}{of}") from None
         to = [len(g.words) for g in layer.path.groups]
@@ -410,6 +415,7 @@ def _letters_of(rule: Rule) -> Iterator[str]:
         for equation in rule.kind.equations.values():
             yield from equation.weight
     yield from getattr(rule.kind, "axes", None) or ""
+    yield from rule.carries.of if rule.carries and isinstance(rule.carries.of, str) else ""
     count = getattr(rule.kind, "feature_group_count", 1)
     yield from count if isinstance(count, str) else ""
 

@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import Any
 
 from convert.kinds import Rule, TargetLayer
+from convert.kinds.conventions import repair, target_pairs, undo
 from convert.kinds.norm import Norm
 from convert.match import Key, Matched
 from convert.ops import Cast, Op, Permute, Reshape, Slice, Take, is_float, out_spec, widens
@@ -223,6 +224,7 @@ class Compiler:
         dtype: what floating-point tensors are written in; None keeps each leaf's.
         facts: what is no weight, as far as it is known.
         set_by_hand: names of the facts that the user gave.
+        sizes: of the letters.
     """
 
     source: Source
@@ -230,6 +232,7 @@ class Compiler:
     dtype: str | None
     facts: Mapping[str, Any] = field(default_factory=dict)
     set_by_hand: Collection[str] = ()
+    sizes: Mapping[str, int] = field(default_factory=dict)
 
     def steps(self, matched: Matched, layer: TargetLayer, variant: str | None) -> Iterator[Step]:
         """The output tensors of a rule, in the order of its leaves.
@@ -306,7 +309,10 @@ class Compiler:
         member: tuple[int, int] | None,
         name: str,
     ) -> Step:
-        compute = rule.kind.compute(role, layer)
+        try:
+            compute = (*undo(rule, self.sizes), *rule.kind.compute(role, layer))
+        except ValueError as error:
+            raise MisfitError(f"{rule.at.line_only}: {name}: {error}; correct the letter") from None
         parts, specs, row = [], [], 0
         notes: list[str] = []
         for leaf in leaves:
@@ -338,7 +344,7 @@ class Compiler:
             tuple(parts),
             rule.word,
             rule.at,
-            _words(compute),
+            _words(compute, rule),
             loses,
             role=role,
             part=layer.part,
@@ -395,11 +401,14 @@ class Compiler:
             groups = rule.kind.groups(role, letters, variant, layer)
         except ValueError as error:
             raise MisfitError(f"{rule.at.line_only}: {leaf.name}: {leaf.spec} as {before}: {error}") from None
-        ops += _movement(letters, shape, groups)
+        paired = repair(rule, layer, letters)
+        ops += (*paired, *_movement(letters, shape, groups))
         split = sorted({letter for letter in leaf.letters if letter not in letters})
         apart = (*(index for index, _, _ in leaf.stacked), *split)
         kept = tuple((x, size) for x, size in zip(letters, shape, strict=True) if any(x in group for group in groups))
         layout = f"{before} -> {' '.join([*apart, *map(_group, groups)])}"
+        if paired and rule.rope is not None:
+            layout += f", {rule.rope.axis} from {rule.rope.pairs} to {target_pairs(layer)} pairs"
         return Part(
             leaf.name, tuple(ops), None, layout, ", ".join(taken), kept, groups, _stored(leaf, leaf.letters), apart
         )
@@ -478,8 +487,11 @@ def _compute(compute: tuple[Op, ...], spec: TensorSpec, dtype: str) -> tuple[Op,
     return (*before, *compute, *after)
 
 
-def _words(compute: tuple[Op, ...]) -> str:
-    return ", ".join(str(op) for op in compute)
+def _words(compute: tuple[Op, ...], rule: Rule | None = None) -> str:
+    said = [str(op) for op in compute]
+    if rule is not None and rule.carries is not None:
+        said[0] += f", as the source's weight carries {rule.carries.text}"
+    return ", ".join(said)
 
 
 def _losses(sources: list[str], target: str, computed: bool) -> str:

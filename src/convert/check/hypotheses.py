@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from convert.check.compare import epsilon
+from convert.check.conventions import conventions
+from convert.check.hypothesis import Hypothesis, expected, maker
 from convert.kinds import Convolution
-from convert.ops import Add, Cast, Permute, Reshape, Slice, apply, is_float
+from convert.ops import Add, Cast, Multiply, Permute, Reshape, Slice, apply, is_float
 from convert.plan import Plan
 from convert.protect import MAX_AXES, other_layouts
 from convert.sources.base import Source
@@ -27,34 +29,6 @@ MAX_PARTS = 4  # of a fused tensor, whose orders are all tried
 ROUNDINGS = 4  # a mistake such as a lost `1+scale` may have been made by adding and subtracting
 
 
-@dataclass(frozen=True)
-class Hypothesis:
-    """A mistake, and the tensor that it gives.
-
-    Attributes:
-        name: short and stable, such as ``transposed``; the fault catalogue refers to it.
-        converse: the name when the tensor is what the source needs and the rule is what is wrong.
-        gives: what the tensor is, in words.
-        instead: what the rule makes of it.
-        make: computes the tensor, on demand.
-        key: equal in hypotheses about the weight and the bias of a layer that one mistake makes true together; empty when
-            there is no telling.
-    """
-
-    name: str
-    converse: str
-    gives: str
-    instead: str
-    make: Callable[[], Array]
-    key: str = ""
-
-
-def expected(step: Step, source: Source, parts: tuple[Part, ...] | None = None) -> Array:
-    """The tensor that a step makes, computed in memory; with other `parts`, what those make."""
-    made = [apply(part.ops, source.read(part.leaf)) for part in parts or step.parts]
-    return made[0] if len(made) == 1 else np.concatenate(made)
-
-
 def hypotheses(step: Step, plan: Plan) -> Iterator[Hypothesis]:
     """Mistakes that give a tensor of the same shape, the most frequent ones first."""
     if not step.parts:
@@ -63,6 +37,7 @@ def hypotheses(step: Step, plan: Plan) -> Iterator[Hypothesis]:
     yield from _arithmetic(step, source)
     yield from _turned(step, plan)
     yield from _slices(step, source)
+    yield from conventions(step, source)
     yield from _layouts(step, source)
     yield from _orders(step, source)
     yield from _others(step, plan)
@@ -128,7 +103,7 @@ def _slices(step: Step, source: Source) -> Iterator[Hypothesis]:
             moved = replace(kept, start=start, stop=start + kept.stop)
             parts = (replace(part, ops=tuple(moved if op is kept else op for op in part.ops)),)
             said = f"rows {start} to {start + kept.stop - 1} of {part.leaf}"
-            yield Hypothesis(name, name, said, own, _maker(step, source, parts))
+            yield Hypothesis(name, name, said, own, maker(step, source, parts))
 
 
 def _layouts(step: Step, source: Source) -> Iterator[Hypothesis]:
@@ -143,11 +118,7 @@ def _layouts(step: Step, source: Source) -> Iterator[Hypothesis]:
         order = [x for x in layout.replace("(", " ").replace(")", " ").split() if x != "1"]
         parts = tuple(_reordered(p, order, step) for p in step.parts)
         name = _layout_name(part, layout)
-        yield Hypothesis(name, name, f"laid out as {layout}", f"laid out as {right}", _maker(step, source, parts))
-
-
-def _maker(step: Step, source: Source, parts: tuple[Part, ...]) -> Callable[[], Array]:
-    return lambda: expected(step, source, parts)
+        yield Hypothesis(name, name, f"laid out as {layout}", f"laid out as {right}", maker(step, source, parts))
 
 
 def _layout_name(part: Part, layout: str) -> str:
@@ -182,8 +153,8 @@ def _reordered(part: Part, order: list[str], step: Step) -> Part:
     rows = part.rows or (0, step.spec.shape[0])
     shape = (rows[1] - rows[0], *step.spec.shape[1:])
     # What stays in front takes layers and members; casts and arithmetic behind commute with moving elements.
-    front = [op for op in kept if not isinstance(op, (Cast, Add))]
-    behind = [op for op in kept if isinstance(op, (Cast, Add))]
+    front = [op for op in kept if not isinstance(op, (Cast, Add, Multiply))]
+    behind = [op for op in kept if isinstance(op, (Cast, Add, Multiply))]
     moved = (Permute(tuple(letters.index(x) for x in order)), Reshape(shape))
     return Part(
         part.leaf, (*front, *moved, *behind), part.rows, part.layout, part.at, part.axes, part.groups, rule=part.rule
@@ -201,7 +172,7 @@ def _orders(step: Step, source: Source) -> Iterator[Hypothesis]:
         parts = tuple(step.parts[k] for k in order)
         wrong = f"rows in the order {', '.join(part.leaf for part in parts)}"
         name = "fused parts in another order"
-        yield Hypothesis(name, name, wrong, right, _maker(step, source, parts), str(order))
+        yield Hypothesis(name, name, wrong, right, maker(step, source, parts), str(order))
 
 
 def _others(step: Step, plan: Plan) -> Iterator[Hypothesis]:
@@ -211,7 +182,7 @@ def _others(step: Step, plan: Plan) -> Iterator[Hypothesis]:
     own = f"what belongs to {step.name}"
     for other in (*layers, *(s for s in alike if s not in layers)):
         name = "of another layer" if other in layers else "of another tensor"
-        made, key = _maker(other, plan.source, other.parts), other.name.rpartition(".")[0]
+        made, key = maker(other, plan.source, other.parts), other.name.rpartition(".")[0]
         yield Hypothesis(name, name, f"what belongs to {other.name}", own, made, key)
 
 
@@ -255,11 +226,16 @@ def _rounded(step: Step, source: Source, narrow: str) -> Callable[[], Array]:
 
 def _folded(step: Step, source: Source, narrow: str) -> Array:
     """The step's arithmetic done in a narrow dtype."""
-    ops = step.parts[0].ops
-    bare = tuple(op for op in ops if not isinstance(op, (Add, Cast)))
-    added = numpy_dtype(narrow).type(sum(op.value for op in ops if isinstance(op, Add)))
-    narrowed: Array = apply(bare, source.read(step.parts[0].leaf)).astype(numpy_dtype(narrow)) + added
-    return narrowed.astype(numpy_dtype(step.spec.dtype))
+    dtype = numpy_dtype(narrow)
+    ops = [op for op in step.parts[0].ops if not isinstance(op, Cast)]
+    made: Array = apply(tuple(op for op in ops if not isinstance(op, (Add, Multiply))), source.read(step.parts[0].leaf))
+    made = made.astype(dtype)
+    for op in ops:
+        if isinstance(op, Add):
+            made = made + dtype.type(op.value)
+        elif isinstance(op, Multiply):
+            made = made * dtype.type(op.value)
+    return made.astype(numpy_dtype(step.spec.dtype))
 
 
 def same_bits(a: Array, b: Array) -> bool:

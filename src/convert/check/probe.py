@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from convert.check.compare import Tolerance, difference, epsilon
+from convert.check.paired import paired
 from convert.check.report import Measure
 from convert.einsum import Projection
 from convert.kinds import Convolution, Embedding, LayerNorm, Linear, Rule, TargetLayer
 from convert.kinds.conv import DimensionNumbers
+from convert.kinds.conventions import target_pairs
 from convert.kinds.norm import Norm
 from convert.ops import Take, is_float
 from convert.plan import Plan
@@ -64,6 +66,14 @@ class Probe:
             self._castbound(leaf, reduction),
             self.rule.at.line_only,
         )
+
+    def _freed(self, y: Array, axes: str) -> Array:
+        """A value of the source's without the factor that its weight carries, its features in the target's order."""
+        if self.rule.carries is not None:
+            y = y / self.rule.carries.value(self.plan.sizes)
+        if self.rule.rope is not None and self.rule.rope.axis in axes:
+            y = paired(y, axes.index(self.rule.rope.axis), self.rule.rope.pairs, target_pairs(self._layer))
+        return y
 
     def _castbound(self, leaf: Array, reduction: int) -> Tolerance:
         """In float64 only what the written dtype lost may differ."""
@@ -114,7 +124,7 @@ class Probe:
         def run(dtype: str) -> tuple[Array, Array]:
             flat = np.einsum(f"{named}->{''.join(batch)}{equation.inputs}", x).reshape(*[BATCH] * len(batch), -1)
             got = _torch_linear(flat, rows, dtype, self.device)  # while JAX still computes: it was only asked to
-            y = np.asarray(results[dtype])
+            y = self._freed(np.asarray(results[dtype]), wanted)
             if split and member is not None:
                 y = np.take(y, member, wanted.index(split))
             return got, np.einsum(f"{order}->{''.join(batch)}{outputs}", y).reshape(*[BATCH] * len(batch), -1)
@@ -124,14 +134,15 @@ class Probe:
     def _bias(self, kind: Linear, own: Array, rows: Array) -> tuple[Callable[[str], tuple[Array, Array]], int]:
         """A bias is added to the result; NumPy's broadcasting of the stored array says which value goes where."""
         equation = kind.equations[self.plan.choices[self.rule.choice] if self.rule.choice else ""]
-        if self._layer.computes is not None:
-            return (lambda dtype: (rows.astype(np.float64), own.astype(np.float64))), 1
         letters = equation.bias_axes(own.shape)
+        if self._layer.computes is not None:
+            return (lambda dtype: (rows.astype(np.float64), self._freed(own.astype(np.float64), letters))), 1
         sizes = dict(zip(letters, own.shape, strict=True))
         member = next((op.index for op in self.part.ops[len(self.rule.stacked) :] if isinstance(op, Take)), None)
 
         def run(dtype: str) -> tuple[Array, Array]:
             y = own.reshape([sizes[letter] for letter in letters if letter in equation.outputs])
+            y = self._freed(y.astype(np.float64), "".join(x for x in letters if x in equation.outputs))
             split = len(self.part.groups[0]) < len(equation.outputs)
             kept = [letter for letter in letters if letter in equation.outputs]
             if split and member is not None:
@@ -152,7 +163,7 @@ class Probe:
 
         def run(dtype: str) -> tuple[Array, Array]:
             got = _torch_einsum(f"{operand},{other.weight}->{result}", x, rows, dtype, self.device)
-            return got, np.asarray(results[dtype])
+            return got, self._freed(np.asarray(results[dtype]), result)
 
         return run, int(np.prod([sizes[letter] for letter in equation.inputs]))
 
@@ -196,8 +207,10 @@ class Probe:
         wanted = _jax_norm(x, own, precision, centred, float(epsilon_), kind.multiplies_by)
 
         def run(dtype: str) -> tuple[Array, Array]:
-            got = _torch_norm(x, rows, dtype, self.device, centred, float(epsilon_), layer.multiplies_by)
-            return got, np.asarray(wanted[dtype])
+            axes = "." * (x.ndim - own.ndim) + (kind.axes or "." * own.ndim)
+            given = self._freed(x, axes)  # the layer before gives the target its features in the target's order
+            got = _torch_norm(given, rows, dtype, self.device, centred, float(epsilon_), layer.multiplies_by)
+            return got, self._freed(np.asarray(wanted[dtype]), axes)
 
         return run, own.size
 
@@ -211,7 +224,7 @@ class Probe:
             want = jnp.take(jnp.asarray(own), jnp.asarray(tokens), axis=0)
             table = _tensor(rows, "float64", self.device)
             got = torch.nn.functional.embedding(torch.as_tensor(tokens, device=self.device), table)
-            return got.cpu().numpy(), np.asarray(want).astype(np.float64)
+            return got.cpu().numpy(), self._freed(np.asarray(want).astype(np.float64), "..")
 
         return run, 1
 

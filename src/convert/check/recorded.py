@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from convert.check.compare import epsilon
-from convert.check.hypotheses import Hypothesis, expected, hypotheses, nearly, same_bits
+from convert.check.hypotheses import hypotheses, nearly, same_bits
+from convert.check.hypothesis import Hypothesis, expected
 from convert.check.model import Evidence
 from convert.check.recording import AGAIN, Recording
 from convert.check.report import Finding, LevelReport, Verdict

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from convert.check.compare import difference
-from convert.check.hypotheses import Hypothesis, expected, hypotheses
+from convert.check.hypotheses import hypotheses
+from convert.check.hypothesis import Hypothesis, expected
 from convert.check.model import Evidence
 from convert.check.replay import Call, Replay
 from convert.ops import Cast, is_float

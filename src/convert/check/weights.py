@@ -11,7 +11,8 @@ import ml_dtypes
 import numpy as np
 
 from convert.check.damage import damage
-from convert.check.hypotheses import Hypothesis, count_unequal, expected, hypotheses, nearly, same_bits
+from convert.check.hypotheses import count_unequal, hypotheses, nearly, same_bits
+from convert.check.hypothesis import Hypothesis, expected
 from convert.check.report import Finding, LevelReport, Verdict
 from convert.check.written import Written
 from convert.ops import apply, is_float

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from convert.fields import FLAG, INTEGER, Choice, Key, ListOf, MapOf, Record, Scalar
+from convert.kinds.conventions import Factor, Rope
 from convert.ops import Op
 from convert.pattern import Pattern, parse_pattern
 from convert.spec import SAFETENSORS_TAGS
@@ -104,6 +105,7 @@ class TargetLayer:
         multiplies_by: for norms, the factor that the target's code applies: ``weight`` or ``1+weight``.
         computes: the equation or dimension numbers of the target's code, where it is not PyTorch's own layer.
         part: (k, n) when these rows are the k-th of n parts of the tensor, counted from 1; other rules make the others.
+        rope: how the target's code pairs the features that RoPE turns, where the target says so.
     """
 
     path: Pattern
@@ -111,6 +113,7 @@ class TargetLayer:
     multiplies_by: str = "weight"
     computes: Any = None
     part: tuple[int, int] | None = None
+    rope: str | None = None
 
 
 @dataclass(frozen=True)
@@ -233,6 +236,8 @@ class Rule:
         choice: name under which `kind.variants` is chosen.
         unless: a leaf in whose place these leaves stand: where it is, they may be absent.
         numbered: index of the target -> how it follows from indices of the source.
+        carries: a factor that the source folds into the weight.
+        rope: the axis that the source turns by RoPE next, and its pairs.
     """
 
     at: Position
@@ -248,6 +253,8 @@ class Rule:
     choice: str | None = None
     unless: Pattern | None = None
     numbered: Mapping[str, Numbering] = field(default_factory=dict)
+    carries: Factor | None = None
+    rope: Rope | None = None
 
     def resolve(self, indices: Mapping[str, int]) -> dict[str, int]:
         """The indices of the source, and those of the target that follow from them."""

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from convert.einsum import Projection, parse_projection
 from convert.fields import Either, Key, MapOf, Record, Scalar
 from convert.kinds.base import ACTIVATION, BIAS, Kind, TargetLayer, module_target
+from convert.kinds.conventions import CARRIES, ROPE, TARGET_ROPE
 from convert.pattern import Pattern
 
 EQUATION = Scalar(str, "an einsum such as ...D,DNH->...NH", parse_projection)
@@ -36,11 +37,14 @@ class Linear(Kind):
         "choice": Key(Scalar(str, "a word"), "the name under which --set chooses among several equations"),
         "bias": BIAS,
         "activation": ACTIVATION,
+        "carries": CARRIES,
+        "rope": ROPE,
     }
     target: ClassVar[Record] = module_target(
         einsum=Key(
             EQUATION, "the target's own equation, in the letters of the source's, where it is no torch.nn.Linear"
-        )
+        ),
+        rope=TARGET_ROPE,
     )
     fuses: ClassVar[bool] = True
 

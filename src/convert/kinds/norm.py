@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from convert.fields import Choice, Key, Record
 from convert.kinds.base import AXES, BIAS, EPSILON, Kind, TargetLayer, module_target, named_axes
+from convert.kinds.conventions import ROPE, TARGET_ROPE
 from convert.ops import Add, Op
 
 SOURCE_FACTORS = ("scale", "1+scale")
@@ -40,9 +41,11 @@ class Norm(Kind):
         "epsilon": Key(EPSILON.field, EPSILON.doc, required=True),
         "bias": BIAS,
         "axes": AXES,
+        "rope": ROPE,
     }
     target: ClassVar[Record] = module_target(
-        multiplies_by=Key(Choice(TARGET_FACTORS), "what the target's code multiplies by (default: weight)")
+        multiplies_by=Key(Choice(TARGET_FACTORS), "what the target's code multiplies by (default: weight)"),
+        rope=TARGET_ROPE,
     )
 
     @classmethod

@@ -18,6 +18,7 @@ from convert.kinds.base import (
     parse_fact,
     parse_letter,
 )
+from convert.kinds.conventions import CARRIES
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,7 @@ class Embedding(_Kept):
             ListOf(INTEGER, or_one=True),
             "numbers of rows that the source pads its table to; rows beyond the entries are left out, never filled",
         ),
+        "carries": CARRIES,
     }
     target: ClassVar[Record] = module_target()
 
