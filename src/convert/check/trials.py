@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from convert.check.cell_mistakes import cell_hypotheses
 from convert.check.compare import difference
 from convert.check.hypotheses import Hypothesis, expected, hypotheses
 from convert.check.model import Evidence
@@ -171,6 +172,7 @@ def _of_holder(site: Site, replay: Replay, steps: list[Step]) -> Iterator[Trial]
     for step in made:
         for h in _wide(step, site.plan):
             yield _of_rule(replay, {step: h})
+    yield from _of_cells(replay, made, site.plan)
     weights, biases = ([step for step in made if step.role == role] for role in ("weight", "bias"))
     for weight, bias in ((w, b) for w in weights for b in biases):
         # A rule that is wrong about a layer is wrong about both of its tensors, in the same way.
@@ -178,6 +180,16 @@ def _of_holder(site: Site, replay: Replay, steps: list[Step]) -> Iterator[Trial]
         pairs = ((h, o) for h in _wide(weight, site.plan) for o in others if (h.name, h.key) == (o.name, o.key))
         for h, o in itertools.islice(pairs, MAX_PAIRS):
             yield _of_rule(replay, {weight: h, bias: o})
+
+
+def _of_cells(replay: Replay, steps: list[Step], plan: Plan) -> Iterator[Trial]:
+    """A mistake that is true of all tensors of a recurrent layer together, in each of its directions alike."""
+    groups: dict[tuple[str, str], dict[Step, Hypothesis]] = {}
+    for step in steps:
+        for h in cell_hypotheses(step, plan) if step.cell is not None else ():
+            if h.key:
+                groups.setdefault((h.name, h.key), {})[step] = h
+    yield from (_of_rule(replay, made) for made in groups.values() if len(made) > 1)
 
 
 def _wide(step: Step, plan: Plan) -> Iterator[Hypothesis]:
