@@ -57,6 +57,14 @@ def cell_hypotheses(step: Step, plan: Plan) -> Iterator[Hypothesis]:
             said = f"rows in the order {', '.join(gates[k] for k in order)}"
             moved = blocks(lambda rows, order=order: [rows[k] for k in order])  # type: ignore[misc]
             yield Hypothesis(ORDER, ORDER, said, right, moved, str(order))
+            if added := {gates.index(gate): shift for gate, shift in cell.offsets.items()}:  # to another gate, then
+
+                def early(rows: list[Array], order: tuple[int, ...] = order) -> list[Array]:
+                    offset = added if "+" in step.arithmetic else {}
+                    bare = [x - offset.get(k, 0.0) for k, x in enumerate(rows)]
+                    return [bare[k] + offset.get(at, 0.0) for at, k in enumerate(order)]
+
+                yield Hypothesis(ORDER, ORDER, said, right, blocks(early), f"{order}, as stored")
     if cell.word == "gru":
         z = gates.index("z")
         gives, instead = ("as stored", "negated") if not cell.keeps else ("negated", "as stored")

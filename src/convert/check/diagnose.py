@@ -80,8 +80,8 @@ def diagnose(
     """
     site = observed(plan, reference, module, boundary, evidence, allowed, names)
     ruled_out: list[str] = []
-    found = norms(site, ruled_out, declared=True) or _weights(site, ruled_out)
-    found = found or functions(site, reference, ruled_out) or recurrences(site, ruled_out) or norms(site, ruled_out)
+    found = norms(site, ruled_out, declared=True) or recurrences(site, ruled_out) or _weights(site, ruled_out)
+    found = found or functions(site, reference, ruled_out) or norms(site, ruled_out)
     untrue = tuple(dict.fromkeys(name for name in ruled_out if found is None or name != found.name))
     if found is None:
         return Diagnosis(boundary, "", NONE, site.rule(site.name), "", site.before, site.before, untrue)

@@ -19,6 +19,7 @@ from convert.ops import Cast, is_float
 from convert.plan import Plan
 from convert.references.protocol import INPUT, Observed
 from convert.steps import Step
+from convert.streaming import computed
 
 if TYPE_CHECKING:
     import torch
@@ -153,6 +154,14 @@ def weight_trials(site: Site) -> Iterator[Trial]:
 def _of_holder(site: Site, replay: Replay, steps: list[Step]) -> Iterator[Trial]:
     source = site.plan.source
     made = [step for step in steps if step.parts]
+    for step in (step for step in steps if isinstance(step.value, float)):
+        yield Trial(
+            "another value in the file",
+            f"{step.name} in the file is not the {step.value:g} everywhere that {step.rule.line_only} makes it",
+            step.rule.line_only,
+            "convert again; the weights level says which values differ",
+            lambda step=step: replay.with_tensors({step.name: computed(step)}),  # type: ignore[misc]
+        )
     for step in made:
         yield Trial(
             "another value in the file",
@@ -169,10 +178,10 @@ def _of_holder(site: Site, replay: Replay, steps: list[Step]) -> Iterator[Trial]
             "convert again; the weights level says which values differ",
             lambda: replay.with_tensors({step.name: expected(step, source) for step in made}),
         )
+    yield from _of_cells(replay, made, site.plan)
     for step in made:
         for h in _wide(step, site.plan):
             yield _of_rule(replay, {step: h})
-    yield from _of_cells(replay, made, site.plan)
     weights, biases = ([step for step in made if step.role == role] for role in ("weight", "bias"))
     for weight, bias in ((w, b) for w in weights for b in biases):
         # A rule that is wrong about a layer is wrong about both of its tensors, in the same way.
