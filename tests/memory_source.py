@@ -10,6 +10,7 @@ import numpy as np
 from convert import Plan, RuleFile, ops, parse_rules
 from convert.sources.base import Leaf, Source
 from convert.spec import TensorSpec, numpy_dtype
+from convert.streaming import computed
 
 
 class MemorySource(Source):
@@ -46,6 +47,8 @@ def run(plan: Plan) -> dict[str, np.ndarray]:
     out = {}
     for step in plan.steps:
         if step.value is not None:
+            if isinstance(step.value, float):
+                out[step.name] = computed(step)
             continue
         result = np.empty(step.spec.shape, numpy_dtype(step.spec.dtype))
         filled = 0

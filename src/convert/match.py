@@ -190,17 +190,17 @@ def _completeness(
     """Checks that each rule finds a leaf for every index that any rule has, every alternative and every role."""
     domain: dict[str, set[int]] = defaultdict(set)
     for found in matched:
-        names = found.rule.sources["weight"].indices if found.rule.sources else ()
+        names = found.rule.path.indices if found.rule.sources else ()
         for values in found.indices:
             for name, value in zip(names, values, strict=True):
                 domain[name].add(value)
     findings = []
     for name, present in domain.items():
-        first = next(found.rule for found in matched if found.indices and name in found.rule.sources["weight"].indices)
+        first = next(found.rule for found in matched if found.indices and name in found.rule.path.indices)
         gaps = list(itertools.islice((k for k in range(max(present) + 1) if k not in present), 9))
         if gaps:
             findings.append(
-                f"{first.at.line_only}: {_full(prefix, first.sources['weight'])}: {{{name}}} runs from 0 to {max(present)} in the tree, "
+                f"{first.at.line_only}: {_full(prefix, first.path)}: {{{name}}} runs from 0 to {max(present)} in the tree, "
                 f"without {', '.join(map(str, gaps[:8]))}{' ...' if len(gaps) > 8 else ''}; the checkpoint is incomplete, or the pattern matches something else"
             )
     for found in matched:
@@ -218,6 +218,8 @@ def _completeness(
             )
             keys = [(values, choices) for values in expected for choices in pattern.all_choices()]
             lost = [key for key in keys if key not in of_role and not _excused(rule, prefix, key[0], leaves)]
+            if not of_role and role in rule.kind.may_lack:
+                continue
             if (not of_role and lost) or (not of_role and not keys):
                 free = [name for name in leaves if name not in claimed] or leaves
                 near = difflib.get_close_matches(_full(prefix, pattern), free, n=1, cutoff=0.5)
@@ -248,7 +250,7 @@ def _excused(rule: Rule, prefix: str, values: tuple[int, ...], leaves: Mapping[s
     """Whether a leaf that is not there has another in its place."""
     if rule.unless is None:
         return False
-    indices = dict(zip(rule.sources["weight"].indices, values, strict=True))
+    indices = dict(zip(rule.path.indices, values, strict=True))
     paths = [_full(prefix, rule.unless.fill(indices, choices)) for choices in rule.unless.all_choices()]
     return any(path in leaves or f"{path}/value" in leaves for path in paths)
 
@@ -273,7 +275,7 @@ def _numbers(matched: list[Matched], prefix: str, leaves: Mapping[str, Leaf]) ->
         if gaps:
             first = next(found.rule for found, of, _, _ in given if of == name)
             findings.append(
-                f"{first.at.line_only}: {_full(prefix, first.sources['weight'])}: {{{name}}} runs from 0 to {max(numbers)} in the tree, "
+                f"{first.at.line_only}: {_full(prefix, first.path)}: {{{name}}} runs from 0 to {max(numbers)} in the tree, "
                 f"without {', '.join(map(str, gaps))}; the stack of layers is truncated, or the checkpoint incomplete"
             )
     together: dict[tuple[Position, str, str], set[int]] = defaultdict(set)  # over the places of one rule

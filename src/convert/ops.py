@@ -304,6 +304,27 @@ def _wide(op: Op, spec: TensorSpec) -> TensorSpec:
 
 
 @dataclass(frozen=True)
+class AddIdentity(Op):
+    """Adds a number times the identity to a square matrix, in the dtype that comes in: cast to float32 or wider first."""
+
+    value: float = 1.0
+
+    def out_spec(self, spec: TensorSpec) -> TensorSpec:
+        if len(spec.shape) != 2 or spec.shape[0] != spec.shape[1]:
+            raise ValueError(f"the identity cannot be added to {spec}, which is no square matrix")
+        return _wide(self, spec)
+
+    def apply(self, x: Array) -> Array:
+        return np.asarray(x + self.value * np.eye(x.shape[0], dtype=x.dtype))
+
+    def inverse(self, spec: TensorSpec) -> Op:
+        return AddIdentity(-self.value)
+
+    def __str__(self) -> str:
+        return f"{'+' if self.value >= 0 else '-'} {abs(self.value):g} x identity"
+
+
+@dataclass(frozen=True)
 class Cast(Op):
     """Another dtype, rounded to nearest even. A finite number that becomes infinite is an error, never a value."""
 

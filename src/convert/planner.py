@@ -9,9 +9,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from convert.cell_steps import CUSTOM_CELLS, cell_steps
 from convert.errors import PlanError
 from convert.fields import nearest
-from convert.kinds import Rule, Timescales, conventions
+from convert.kinds import Recurrent, Rule, Timescales, conventions
 from convert.match import Coverage, Matched, cover
 from convert.ops import is_float
 from convert.plan import Dropped, Plan, expand
@@ -109,6 +110,10 @@ class _Planner:
             )
         known = _settable(self.rules)
         for key, value in self.settings.items():
+            if key == CUSTOM_CELLS and key in known:
+                if not isinstance(value, bool):
+                    raise PlanError(f"{self.rules.path}: --set {key}={value}: it is true or false")
+                continue
             if key not in known:
                 raise PlanError(f"{self.rules.path}: --set {key}: there is nothing called {key!r} to set{nearest(key, known)} (known: {', '.join(known)})")  # fmt: skip
             if key in self.rules.choices and value not in self.rules.choices[key]:
@@ -127,9 +132,7 @@ class _Planner:
 
     def _strangers(self) -> str:
         """The message when no rule finds a leaf: the rules are of another model."""
-        wanted = next(
-            (str(rule.sources["weight"]) for rule in self.rules.rules if rule.word != "drop" and rule.sources), ""
-        )
+        wanted = next((str(rule.path) for rule in self.rules.rules if rule.word != "drop" and rule.sources), "")
         if not wanted:
             return f"{self.rules.path}: nothing would be written, as no rule of this file takes a leaf; add some"
         found = next(iter(self.source.leaves), None)
@@ -154,7 +157,11 @@ class _Planner:
         ]
         for name, count in coverage.counts.items():
             where = next(
-                (m.rule.at.line_only for m in coverage.matched if name in m.rule.sources.get("weight", _NONE).indices),
+                (
+                    m.rule.at.line_only
+                    for m in coverage.matched
+                    if name in (m.rule.path.indices if m.rule.sources else ())
+                ),
                 "",
             )
             known.append(Constraint(name, count, where, "", f"the number of {{{name}}} in the tree"))
@@ -226,12 +233,16 @@ class _Planner:
                 continue
             if layer is None:
                 findings.append(
-                    f"{rule.at.line_only}: the rule has no target for {self.target!r}, so {rule.sources['weight']} would be lost; "
+                    f"{rule.at.line_only}: the rule has no target for {self.target!r}, so {rule.path} would be lost; "
                     "add one, or give its leaves a `drop:` rule"
                 )
                 continue
             try:
-                made = list(compiler.steps(matched, layer, choices.get(rule.choice or "")))
+                made = list(
+                    cell_steps(compiler, matched, layer, custom=bool(self.settings.get(CUSTOM_CELLS)))
+                    if isinstance(rule.kind, Recurrent)
+                    else compiler.steps(matched, layer, choices.get(rule.choice or ""))
+                )
             except MisfitError as misfit:
                 findings.append(str(misfit))
                 continue
@@ -253,7 +264,8 @@ class _Planner:
 
 def _settable(rules: RuleFile) -> dict[str, Any]:
     """What --set may name."""
-    return {**rules.facts, **rules.axes, **rules.choices}
+    cells = {CUSTOM_CELLS: None} if any(isinstance(rule.kind, Recurrent) for rule in rules.rules) else {}
+    return {**rules.facts, **rules.axes, **rules.choices, **cells}
 
 
 def _misfit(value: Any, examples: list[Any]) -> str:
@@ -281,13 +293,6 @@ def _misfit(value: Any, examples: list[Any]) -> str:
         if same
         else f"{json.dumps(example)} or another list; lists are set from Python or in a rule file of your own"
     )
-
-
-class _None:
-    indices: tuple[str, ...] = ()
-
-
-_NONE = _None()
 
 
 def _collect(known: list[Constraint], matched: Matched, source: Source, variant: str | None) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from convert.errors import RuleError
 from convert.fields import TEXT, Anything, Key, Record, nearest
-from convert.kinds import KINDS, Drop, Linear, Numbering, Rule, TargetLayer, Timescales
+from convert.kinds import KINDS, Drop, Linear, Numbering, Recurrent, Rule, TargetLayer, Timescales
 from convert.kinds.base import PATTERN, SHARED
 from convert.kinds.conventions import check_rope, read_rope
 from convert.pattern import Pattern, parse_pattern
@@ -20,19 +20,11 @@ from convert.yamlfile import Node, load_yaml
 
 
 def _read_layer(node: Node, word: str) -> TargetLayer:
+    kind = KINDS[word]
     if not node.is_mapping:
-        return TargetLayer(PATTERN.read(node))
-    record = KINDS[word].target
-    assert record is not None
-    values = record.read(node)
-    return TargetLayer(
-        path=values.get("module") or values["name"],
-        names={role: values[role] for role in ("weight", "bias") if role in values},
-        multiplies_by=values.get("multiplies_by", "weight"),
-        computes=values.get("einsum") or values.get("dimension_numbers"),
-        part=values.get("part"),
-        rope=values.get("rope"),
-    )
+        return kind.layer({"module": PATTERN.read(node)})
+    assert kind.target is not None
+    return kind.layer(kind.target.read(node))
 
 
 def _read_targets(node: Node, word: str, targets: Mapping[str, Target]) -> dict[str | None, TargetLayer]:
@@ -78,7 +70,7 @@ def _read_rule(node: Node, targets: Mapping[str, Target]) -> Rule:
     if kind is Drop:
         sources["weight"] = values[word]
     elif "from" in values:
-        sources["weight"] = values["from"]
+        sources |= layer.patterns(values["from"])
         if "bias" in values:
             sources["bias"] = values["bias"]
     rule = Rule(
@@ -111,9 +103,9 @@ def _check_rule(rule: Rule, node: Node) -> None:
                 raise RuleError(f"{node.at}: {layer.path} is not the name of one tensor; a `{rule.word}` fills one")
     if rule.word == "drop" or not rule.sources:
         return
-    weight = rule.sources["weight"]
+    weight = rule.path
     for role, pattern in rule.sources.items():
-        key = node.value["from" if role == "weight" else "bias"]
+        key = node.value["bias" if role == "bias" and "bias" in node.value else "from"]
         if pattern.wild:
             raise RuleError(
                 f"{key.at}: {pattern} has a wildcard; name the leaves with {{i}} and {{a,b}} (only `drop` takes wildcards)"
@@ -170,9 +162,9 @@ def _braces(names: object) -> str:
 def _check_unless(rule: Rule, node: Node) -> None:
     if rule.unless is None:
         return
-    if rule.unless.wild or set(rule.unless.indices) != set(rule.sources["weight"].indices):
+    if rule.unless.wild or set(rule.unless.indices) != set(rule.path.indices):
         raise RuleError(
-            f"{node.value['unless'].at}: `unless` must have the indices of `from`, {_braces(rule.sources['weight'].indices)}, "
+            f"{node.value['unless'].at}: `unless` must have the indices of `from`, {_braces(rule.path.indices)}, "
             f"and no wildcard; {rule.unless} has {_braces(rule.unless.indices)}"
         )
 
@@ -418,6 +410,8 @@ def _letters_of(rule: Rule) -> Iterator[str]:
     yield from rule.carries.of if rule.carries and isinstance(rule.carries.of, str) else ""
     count = getattr(rule.kind, "feature_group_count", 1)
     yield from count if isinstance(count, str) else ""
+    if isinstance(rule.kind, Recurrent):
+        yield from filter(None, (rule.kind.inputs, rule.kind.hidden))
 
 
 def _facts_of(rule: Rule) -> Iterator[str]:
@@ -449,10 +443,10 @@ def _check_types(types: Mapping[str, LayerTypes], rules: tuple[Rule, ...], facts
             continue
         if rule.of_type not in known:
             raise RuleError(f"{rule.at}: no type of layers is called {rule.of_type!r}{nearest(rule.of_type, known)} (known: {', '.join(known) or 'none'})")  # fmt: skip
-        if known[rule.of_type].index not in rule.sources["weight"].indices:
+        if known[rule.of_type].index not in rule.path.indices:
             raise RuleError(
                 f"{rule.at}: {rule.of_type!r} is a type of the layers {{{known[rule.of_type].index}}}, which "
-                f"{rule.sources['weight']} does not have"
+                f"{rule.path} does not have"
             )
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
-from convert.kinds import Rule, TargetLayer
+from convert.kinds import Recurrent, Rule, TargetLayer
 from convert.kinds.conventions import repair, target_pairs, undo
 from convert.kinds.norm import Norm
 from convert.match import Key, Matched
@@ -61,6 +61,26 @@ class Part:
 
 
 @dataclass(frozen=True)
+class CellLeaves:
+    """What a recurrent layer is made of, in one direction.
+
+    Attributes:
+        rule: as settled for this tree.
+        module: name of the target's module.
+        suffix: of its tensors' names: ``l0``, ``l1_reverse``.
+        leaves: path below the cell -> name of the leaf, and what takes this layer out of a stack.
+        inputs, hidden: widths.
+    """
+
+    rule: Rule
+    module: str
+    suffix: str
+    leaves: Mapping[str, tuple[str, tuple[Op, ...]]]
+    inputs: int
+    hidden: int
+
+
+@dataclass(frozen=True)
 class Step:
     """An output tensor.
 
@@ -72,12 +92,14 @@ class Step:
         rule: where the rule stands.
         arithmetic: what is computed on the values, in words; empty when they are only moved.
         loses: what a cast loses, in words; empty when nothing.
-        value: for a tensor that no leaf holds: how it is computed.
-        role: ``weight`` or ``bias``.
+        value: for a tensor that no leaf holds: the first timescale and the logarithm of the factor between two; or a number
+            that all its values have.
+        role: ``weight`` or ``bias``; of a recurrent layer, ``weight_ih`` and so on.
         siblings: how many tensors of this spec its rule makes for the same layer, by alternatives in the target's name;
             itself included.
         part: (k, n): its rows are the k-th of n parts of the tensor; `join` puts the parts together.
         notes: what a person should know, such as rows left out.
+        cell: for a recurrent layer: the cell whose tensors belong together.
     """
 
     name: str
@@ -87,11 +109,12 @@ class Step:
     rule: Position
     arithmetic: str = ""
     loses: str = ""
-    value: tuple[float, float] | None = None
+    value: tuple[float, float] | float | None = None
     role: str = "weight"
     siblings: int = 1
     part: tuple[int, int] | None = None
     notes: tuple[str, ...] = ()
+    cell: CellLeaves | None = field(default=None, repr=False, compare=False)
 
     @property
     def layouts(self) -> tuple[str, ...]:
@@ -162,6 +185,12 @@ def constraints(matched: Matched, source: Source, variant: str | None) -> Iterat
                 if index in counted:  # places need not stack as many: 26 layers in units of 6
                     continue
                 yield Constraint(index, size, where, name, shown)
+            if isinstance(matched.rule.kind, Recurrent):
+                for axis, size in matched.rule.kind.sizes(role, leaf.own_shape):
+                    if known := matched.rule.kind.file_letter(axis):
+                        yield Constraint(
+                            known, size, where, name, f"{spec} as {matched.rule.kind.cell.leaves[role].text}"
+                        )
             for letter, size in zip(leaf.letters or "", leaf.own_shape, strict=False):
                 if letter != ".":
                     yield Constraint(letter, size, where, name, shown)
@@ -201,7 +230,7 @@ def _movement(letters: str, shape: tuple[int, ...], groups: tuple[str, ...]) -> 
     return tuple(ops)
 
 
-def _target_dtype(rule: Rule, spec: TensorSpec, asked: str | None) -> str:
+def target_dtype(rule: Rule, spec: TensorSpec, asked: str | None) -> str:
     """What a leaf is written in: the rule's dtype, the user's for floats, else its own or the narrowest that holds it."""
     wanted = rule.dtype or (asked if is_float(spec.dtype) else None) or spec.dtype
     if SAFETENSORS_TAGS[wanted] is not None:
@@ -318,11 +347,11 @@ class Compiler:
         for leaf in leaves:
             moved = self._move(rule, role, layer, variant, leaf, stack, member)
             try:
-                dtype = _target_dtype(rule, leaf.spec, self.dtype)
+                dtype = target_dtype(rule, leaf.spec, self.dtype)
                 cut, at = self._cut(rule, out_spec(moved.ops, leaf.spec), moved.at)
                 if cut:
                     notes.append(f"{name} keeps {at} of {leaf.name}; the others are padding, which no entry has")
-                ops = (*moved.ops, *cut, *_compute(compute, leaf.spec, dtype))
+                ops = (*moved.ops, *cut, *computing(compute, leaf.spec, dtype))
                 spec = out_spec(ops, leaf.spec)
             except (ValueError, MisfitError) as error:
                 raise MisfitError(f"{rule.at.line_only}: {leaf.name}: {leaf.spec} -> {name}: {error}") from None
@@ -337,7 +366,7 @@ class Compiler:
                     "give them one dtype with `dtype:`, or write them as separate tensors"
                 )
         whole = specs[0] if len(specs) == 1 else TensorSpec((row, *specs[0].shape[1:]), specs[0].dtype)
-        loses = _losses([leaf.spec.dtype for leaf in leaves], whole.dtype, bool(compute))
+        loses = losses([leaf.spec.dtype for leaf in leaves], whole.dtype, bool(compute))
         return Step(
             name,
             whole,
@@ -475,7 +504,7 @@ def _stored(leaf: _Leaf, letters: str) -> tuple[tuple[str, int], ...]:
     return tuple((name, size) for name, size in named if name != ".")
 
 
-def _compute(compute: tuple[Op, ...], spec: TensorSpec, dtype: str) -> tuple[Op, ...]:
+def computing(compute: tuple[Op, ...], spec: TensorSpec, dtype: str) -> tuple[Op, ...]:
     """Arithmetic in float32 or wider between two casts; casts that change nothing are left out."""
     if not compute:
         return (Cast(dtype),) if dtype != spec.dtype else ()
@@ -494,7 +523,7 @@ def _words(compute: tuple[Op, ...], rule: Rule | None = None) -> str:
     return ", ".join(said)
 
 
-def _losses(sources: list[str], target: str, computed: bool) -> str:
+def losses(sources: list[str], target: str, computed: bool) -> str:
     for source in sources:
         wide = ("float64" if source == "float64" else "float32") if computed else source
         if not widens(wide, target):

@@ -26,6 +26,7 @@ from convert.errors import ConvertError, OutputError, PlanError
 from convert.ops import apply
 from convert.plan import Plan
 from convert.sources.base import Source
+from convert.spec import numpy_dtype
 from convert.steps import Part, Step
 from convert.writer import Layout, OutTensor, Writer, lay_out
 
@@ -149,7 +150,7 @@ def execute(
     with Writer(out, layout, tensors, metadata=metadata(plan), overwrite=overwrite, extra_files=extra) as writer:
         for step in plan.steps:
             if step.value is not None:
-                writer.region(step.name)[...] = timescales(step)
+                writer.region(step.name)[...] = computed(step)
         yield Event("", 0, total)
         done = 0
         for leaf, digest in _stream(used, _Transfer(plan, used, writer), jobs or default_jobs()):
@@ -277,9 +278,11 @@ def combine(digests: Mapping[str, str]) -> str:
     return f"xxh3_128:{digest.hexdigest()}"
 
 
-def timescales(step: Step) -> np.ndarray[Any, Any]:
+def computed(step: Step) -> np.ndarray[Any, Any]:
     """The tensor of a step that no leaf goes into."""
     assert step.value is not None
+    if isinstance(step.value, float):
+        return np.full(step.spec.shape, step.value, numpy_dtype(step.spec.dtype))
     low, increment = step.value
     return np.array([low * math.exp(-k * increment) for k in range(step.spec.shape[0])], dtype=np.float32)
 

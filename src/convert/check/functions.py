@@ -15,6 +15,7 @@ import numpy as np
 
 from convert.check.activations import ACTIVATIONS, activation_pair
 from convert.check.hypotheses import ADDED, DOUBLED, MISSING
+from convert.check.recurrences import recurrence_name, recurrence_variants
 from convert.check.trials import Site
 from convert.ops import Add
 from convert.references.protocol import INPUT, Observed, Reference, Variant
@@ -75,6 +76,12 @@ def norms(site: Site, ruled_out: list[str], *, declared: bool | None = None) -> 
         if now is None or now is variants[0]:
             return None
     return _ask(site, variants, site.rule(site.name), partial(_norm_name, _adds(site)), ruled_out)
+
+
+def recurrences(site: Site, ruled_out: list[str]) -> Found | None:
+    """What a recurrent layer at the boundary computes, on both sides."""
+    variants = list(recurrence_variants(site))
+    return _ask(site, variants, site.rule(site.name), recurrence_name, ruled_out) if variants else None
 
 
 def _ask(site: Site, variants: Sequence[Variant], rule: str, name: Name, ruled_out: list[str]) -> Found | None:

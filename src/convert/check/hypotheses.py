@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from convert.check.cell_mistakes import cell_hypotheses
 from convert.check.compare import epsilon
 from convert.check.conventions import conventions
 from convert.check.hypothesis import Hypothesis, expected, maker
@@ -26,6 +27,7 @@ from convert.steps import Part, Step
 
 Array = np.ndarray[Any, np.dtype[Any]]
 MAX_PARTS = 4  # of a fused tensor, whose orders are all tried
+NOT_IN_SOURCE = "bias that the source does not add"
 ROUNDINGS = 4  # a mistake such as a lost `1+scale` may have been made by adding and subtracting
 
 
@@ -34,6 +36,8 @@ def hypotheses(step: Step, plan: Plan) -> Iterator[Hypothesis]:
     if not step.parts:
         return
     source = plan.source
+    if step.cell is not None:
+        yield from cell_hypotheses(step, plan)
     yield from _arithmetic(step, source)
     yield from _turned(step, plan)
     yield from _slices(step, source)
@@ -193,7 +197,7 @@ def _without_numbers(name: str) -> str:
 def _absence(step: Step, source: Source) -> Iterator[Hypothesis]:
     zeros = np.zeros(step.spec.shape, numpy_dtype(step.spec.dtype))
     if step.role == "bias":
-        yield Hypothesis("bias dropped", "bias that the source does not add", "all zeros", "the bias", lambda: zeros)
+        yield Hypothesis("bias dropped", NOT_IN_SOURCE, "all zeros", "the bias", lambda: zeros)
 
 
 def _roundings(step: Step, source: Source) -> Iterator[Hypothesis]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from convert.check.cell_mistakes import cell_hypotheses
 from convert.check.compare import difference
 from convert.check.hypotheses import hypotheses
 from convert.check.hypothesis import Hypothesis, expected
@@ -19,6 +20,7 @@ from convert.ops import Cast, is_float
 from convert.plan import Plan
 from convert.references.protocol import INPUT, Observed
 from convert.steps import Step
+from convert.streaming import computed
 
 if TYPE_CHECKING:
     import torch
@@ -153,6 +155,14 @@ def weight_trials(site: Site) -> Iterator[Trial]:
 def _of_holder(site: Site, replay: Replay, steps: list[Step]) -> Iterator[Trial]:
     source = site.plan.source
     made = [step for step in steps if step.parts]
+    for step in (step for step in steps if isinstance(step.value, float)):
+        yield Trial(
+            "another value in the file",
+            f"{step.name} in the file is not the {step.value:g} everywhere that {step.rule.line_only} makes it",
+            step.rule.line_only,
+            "convert again; the weights level says which values differ",
+            lambda step=step: replay.with_tensors({step.name: computed(step)}),  # type: ignore[misc]
+        )
     for step in made:
         yield Trial(
             "another value in the file",
@@ -169,6 +179,7 @@ def _of_holder(site: Site, replay: Replay, steps: list[Step]) -> Iterator[Trial]
             "convert again; the weights level says which values differ",
             lambda: replay.with_tensors({step.name: expected(step, source) for step in made}),
         )
+    yield from _of_cells(replay, made, site.plan)
     for step in made:
         for h in _wide(step, site.plan):
             yield _of_rule(replay, {step: h})
@@ -179,6 +190,16 @@ def _of_holder(site: Site, replay: Replay, steps: list[Step]) -> Iterator[Trial]
         pairs = ((h, o) for h in _wide(weight, site.plan) for o in others if (h.name, h.key) == (o.name, o.key))
         for h, o in itertools.islice(pairs, MAX_PAIRS):
             yield _of_rule(replay, {weight: h, bias: o})
+
+
+def _of_cells(replay: Replay, steps: list[Step], plan: Plan) -> Iterator[Trial]:
+    """A mistake that is true of all tensors of a recurrent layer together, in each of its directions alike."""
+    groups: dict[tuple[str, str], dict[Step, Hypothesis]] = {}
+    for step in steps:
+        for h in cell_hypotheses(step, plan) if step.cell is not None else ():
+            if h.key:
+                groups.setdefault((h.name, h.key), {})[step] = h
+    yield from (_of_rule(replay, made) for made in groups.values() if len(made) > 1)
 
 
 def _wide(step: Step, plan: Plan) -> Iterator[Hypothesis]:

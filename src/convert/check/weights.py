@@ -11,14 +11,14 @@ import ml_dtypes
 import numpy as np
 
 from convert.check.damage import damage
-from convert.check.hypotheses import count_unequal, hypotheses, nearly, same_bits
+from convert.check.hypotheses import NOT_IN_SOURCE, count_unequal, hypotheses, nearly, same_bits
 from convert.check.hypothesis import Hypothesis, expected
 from convert.check.report import Finding, LevelReport, Verdict
 from convert.check.written import Written
 from convert.ops import apply, is_float
 from convert.plan import Plan
 from convert.steps import Step
-from convert.streaming import Work, combine, digest_leaf, metadata, read_used, timescales
+from convert.streaming import Work, combine, computed, digest_leaf, metadata, read_used
 
 Array = np.ndarray[Any, np.dtype[Any]]
 BLOCK = 1 << 20  # values looked at together
@@ -85,7 +85,7 @@ class WeightsPass:
         plan, written, comparable = self._plan, self._written, self._comparable
         findings = list(self._narrow)
         for step in comparable:
-            if step.value is not None and not same_bits(got := written.read(step.name), want := timescales(step)):
+            if step.value is not None and not same_bits(got := written.read(step.name), want := computed(step)):
                 findings.append(_unlike_computed(step, got, want))
         findings = [*_diagnose(plan, written, self._wrong), *findings]
         if comparable and len(comparable) < len(plan.steps):
@@ -120,7 +120,7 @@ def _unlike_computed(step: Step, got: Array, want: Array) -> Finding:
         + (f"; {found.said}" if (found := damage(got, want)) else ""),
         step.name,
         step.rule.line_only,
-        {"values": count, "diagnosis": "another buffer"},
+        {"values": count, "diagnosis": NOT_IN_SOURCE if isinstance(step.value, float) else "another buffer"},
     )
 
 

@@ -59,6 +59,13 @@ Settings = Annotated[
         "--set", metavar="KEY=VALUE", help="A fact that the tree does not hold. May be repeated.", show_default=False
     ),
 ]
+CustomCells = Annotated[
+    bool,
+    typer.Option(
+        "--allow-custom-cells",
+        help="Write recurrent cells that torch.nn cannot compute for the modules of convert.torch_modules.",
+    ),
+]
 RulesDir = Annotated[
     Path | None,
     typer.Option("--rules", metavar="DIR", help="A directory of rule files that come before the shipped ones."),
@@ -107,7 +114,7 @@ def parse_size(text: str) -> int:
     return int(float(match[1]) * _UNITS[unit])
 
 
-def parse_settings(pairs: list[str] | None) -> dict[str, Any]:
+def parse_settings(pairs: list[str] | None, custom_cells: bool = False) -> dict[str, Any]:
     """Settings as ``--set key=value`` gives them, the values read as YAML scalars.
 
     Raises:
@@ -115,7 +122,7 @@ def parse_settings(pairs: list[str] | None) -> dict[str, Any]:
     """
     from convert.yamlfile import parse_scalar
 
-    settings = {}
+    settings: dict[str, Any] = {"custom_cells": True} if custom_cells else {}
     for pair in pairs or ():
         key, equals, value = pair.partition("=")
         if not equals or not key.strip():

@@ -25,6 +25,7 @@ def plan(
     item: o.Item = None,
     skeleton: o.Skeleton = None,
     settings: o.Settings = None,
+    custom_cells: o.CustomCells = False,
     rules_dir: o.RulesDir = None,
     like: o.Like = None,
     max_shard_size: o.ShardSize = None,
@@ -33,7 +34,7 @@ def plan(
     """What would be written, from what, and what a shape check could not catch. Reads no arrays."""
     from convert.streaming import plan_layout
 
-    made = make(model, checkpoint, to, dtype, step, item, skeleton, settings, rules_dir, like)
+    made = make(model, checkpoint, to, dtype, step, item, skeleton, settings, rules_dir, like, custom_cells)
     print_plan(made, plan_layout(made, Path("model"), o.shard_bytes(max_shard_size, None))[1], as_json)
 
 
@@ -48,6 +49,7 @@ def make(
     settings: list[str] | None,
     rules_dir: Path | None,
     like: Path | None,
+    custom_cells: bool = False,
 ) -> Plan:
     """The plan that the shared options describe."""
     from convert.api import plan_conversion
@@ -58,7 +60,7 @@ def make(
         checkpoint,
         to=to,
         dtype=dtype,
-        settings=o.parse_settings(settings),
+        settings=o.parse_settings(settings, custom_cells),
         step=step,
         item=item,
         skeleton=skeleton,

@@ -24,6 +24,7 @@ def run(
     item: o.Item = None,
     skeleton: o.Skeleton = None,
     settings: o.Settings = None,
+    custom_cells: o.CustomCells = False,
     rules_dir: o.RulesDir = None,
     like: o.Like = None,
     max_shard_size: o.ShardSize = None,
@@ -51,7 +52,7 @@ def run(
         raise ConvertError("--dry-run writes nothing, so there is nothing to --check; leave one of them out")
     from convert.streaming import Event, Result, execute, plan_layout
 
-    plan = make(model, checkpoint, to, dtype, step, item, skeleton, settings, rules_dir, like)
+    plan = make(model, checkpoint, to, dtype, step, item, skeleton, settings, rules_dir, like, custom_cells)
     limit = o.shard_bytes(max_shard_size, out)
     if dry_run:
         print_plan(plan, plan_layout(plan, out, limit)[1], as_json)
@@ -70,7 +71,7 @@ def run(
     if check:
         from convert.check.run import check as run_check
 
-        given = o.parse_settings(settings)
+        given = o.parse_settings(settings, custom_cells)
         report = run_check(out, plan.source, model=model, to=to, dtype=dtype, settings=given, rules_dir=rules_dir)
         if report.exit_code == 0:
             _note(out, report)

@@ -9,10 +9,14 @@ from convert.kinds.conv import Convolution
 from convert.kinds.linear import Linear
 from convert.kinds.norm import LayerNorm, RMSNorm
 from convert.kinds.plain import Drop, Embedding, Parameter, Timescales
+from convert.kinds.recurrent import GRU, LSTM, RNN, Recurrent
 
 KINDS: Mapping[str, type[Kind]] = {
     "linear": Linear,
     "conv": Convolution,
+    "gru": GRU,
+    "lstm": LSTM,
+    "rnn": RNN,
     "embedding": Embedding,
     "layer_norm": LayerNorm,
     "rms_norm": RMSNorm,
@@ -22,7 +26,10 @@ KINDS: Mapping[str, type[Kind]] = {
 }
 
 __all__ = [
+    "GRU",
     "KINDS",
+    "LSTM",
+    "RNN",
     "Convolution",
     "Drop",
     "Embedding",
@@ -32,6 +39,7 @@ __all__ = [
     "Numbering",
     "Parameter",
     "RMSNorm",
+    "Recurrent",
     "Rule",
     "TargetLayer",
     "Timescales",

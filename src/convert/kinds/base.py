@@ -160,6 +160,27 @@ class Kind(ABC):
             ValueError: the keys contradict each other; the message is the bare fact.
         """
 
+    @classmethod
+    def layer(cls, values: Mapping[str, Any]) -> TargetLayer:
+        """Where the rule's tensors go, from the keys of the long form of its target."""
+        return TargetLayer(
+            path=values.get("module") or values["name"],
+            names={role: values[role] for role in ("weight", "bias") if role in values},
+            multiplies_by=values.get("multiplies_by", "weight"),
+            computes=values.get("einsum") or values.get("dimension_numbers"),
+            part=values.get("part"),
+            rope=values.get("rope"),
+        )
+
+    def patterns(self, start: Pattern) -> dict[str, Pattern]:
+        """Role -> pattern of the leaves, but for the bias: `from` itself, or leaves below it."""
+        return {"weight": start}
+
+    @property
+    def may_lack(self) -> frozenset[str]:
+        """Roles whose leaves may be absent."""
+        return frozenset()
+
     @property
     def variants(self) -> tuple[str, ...]:
         """Names of the variants that sizes, or the user, choose from; empty when there is nothing to choose."""
@@ -259,6 +280,11 @@ class Rule:
     def resolve(self, indices: Mapping[str, int]) -> dict[str, int]:
         """The indices of the source, and those of the target that follow from them."""
         return {**indices, **{name: numbering.value(indices) for name, numbering in self.numbered.items()}}
+
+    @property
+    def path(self) -> Pattern:
+        """The pattern of its first leaves, which has the indices and alternatives of them all."""
+        return next(iter(self.sources.values()))
 
     def layer(self, target: str) -> TargetLayer | None:
         """Where the rule's tensors go for this target."""
