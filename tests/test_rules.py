@@ -95,7 +95,7 @@ def test_a_good_file() -> None:
 
 # --- one rule -------------------------------------------------------------------------------------------------------
 
-KNOWN = "linear, conv, embedding, layer_norm, rms_norm, parameter, buffer, drop"
+KNOWN = "linear, conv, gru, lstm, rnn, embedding, layer_norm, rms_norm, parameter, buffer, drop"
 LINEAR_KEYS = (
     "(known: linear, einsum, choice, bias, activation, from, stacked, numbered, unless, optional, of_type, dtype)"
 )
