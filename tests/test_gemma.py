@@ -85,7 +85,8 @@ def test_a_stacked_leaf_is_read_once() -> None:
     from convert.streaming import read_used
 
     plan = convert.plan_conversion("gemma", source, settings=settings("gemma3-stacked"))
-    assert sum(len(work) for _, work, _ in read_used(plan)) == 158
+    with read_used(plan) as leaves:
+        assert sum(len(work) for _, work, _ in leaves) == 158
     assert set(source.reads.values()) == {1} and len(source.reads) == len(source.leaves)
 
 

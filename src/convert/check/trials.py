@@ -199,7 +199,8 @@ def _of_cells(replay: Replay, steps: list[Step], plan: Plan) -> Iterator[Trial]:
         for h in cell_hypotheses(step, plan) if step.cell is not None else ():
             if h.key:
                 groups.setdefault((h.name, h.key), {})[step] = h
-    yield from (_of_rule(replay, made) for made in groups.values() if len(made) > 1)
+    # A forget bias is in one tensor; any other mistake of a rule shows in several.
+    yield from (_of_rule(replay, made) for (_, key), made in groups.items() if len(made) > 1 or key == "f")
 
 
 def _wide(step: Step, plan: Plan) -> Iterator[Hypothesis]:
