@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from cell_trees import HIDDEN, INPUTS, LIVE, given
 from convert import Plan, PlanError, RuleError
 from convert.check.cells import jax_states, torch_layer, torch_states
+from convert.cli.app import app
 from convert.kinds.cells import CELLS, named_cell
 from convert.kinds.recurrent import parse_held
 from convert.ops import AddIdentity
@@ -370,3 +373,20 @@ def test_dtypes() -> None:
     assert {x.dtype.name for x in out.values()} == {"bfloat16"}
     f = np.split(tree["linear/b"], 4)[2].astype(np.float32)
     assert np.array_equal(np.split(out["net.rnn.bias_ih_l0"], 4)[1], (f + 1).astype(ml_dtypes.bfloat16))
+
+
+def test_the_flag_of_the_command_line(tmp_path: Path) -> None:
+    """Refused without it, with it written; the check reads from the file that it was given."""
+    rng = np.random.default_rng(0)
+    shapes = {"w_i": (INPUTS, 3 * HIDDEN), "w_h": (HIDDEN, 3 * HIDDEN), "b": (3 * HIDDEN,)}
+    np.savez(tmp_path / "gru.npz", **{f"gru/{k}": rng.standard_normal(s).astype(np.float32) for k, s in shapes.items()})
+    rules = "model: m\ntitle: M\ntargets: {torch: {loads: T}}\nrules:\n- gru: rnn\n  cell: haiku.GRU\n  from: gru\n"
+    (tmp_path / "r.yaml").write_text(rules)
+    paths = [str(tmp_path / "r.yaml"), str(tmp_path / "gru.npz")]
+    out = str(tmp_path / "out.safetensors")
+    refused = CliRunner().invoke(app, ["run", *paths, out])
+    assert refused.exit_code != 0 and not Path(out).exists()
+    assert CliRunner().invoke(app, ["run", *paths, out, "--allow-custom-cells", "-q"]).exit_code == 0
+    checked = CliRunner().invoke(app, ["check", out, "--from", paths[1], "--model", paths[0]])
+    assert checked.exit_code == 0, checked.output
+    assert "rnn (l0), random weights" in checked.output
