@@ -174,12 +174,12 @@ def test_rules_list_show_validate_schema(run: Run, tmp_path: Path) -> None:
         "gemma2",
         "gemma3",
         "gemma3_vision",
+        "paligemma1",
+        "paligemma2",
         "maxtext-gemma2",
         "maxtext-gemma3",
         "maxtext-llama3",
         "maxtext-llama3.1",
-        "paligemma1",
-        "paligemma2",
         "recurrentgemma",
         "siglip",
         "timesfm-1",
@@ -535,5 +535,5 @@ def test_sizes() -> None:
 
 def test_goldens_are_small() -> None:
     total = sum(p.stat().st_size for p in GOLDEN.rglob("*") if p.is_file())
-    assert total < 10_000_000
+    assert total < 12_000_000
     assert np.load(GOLDEN / "timesfm-1.0" / "io.npz")["full"].shape == (2, 128, 10)
