@@ -8,7 +8,7 @@ import os
 import re
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -181,10 +181,13 @@ AHEAD = 2  # times the bytes of the largest leaf: what is read while the caller 
 
 
 @contextmanager
-def read_used(plan: Plan) -> Iterator[Leaves]:
+def read_used(plan: Plan, first: Callable[[str, Work, np.ndarray[Any, Any]], None] | None = None) -> Iterator[Leaves]:
     """The leaves that a plan reads, with their shares. Reading starts at once, and goes on while the caller deals with them.
 
     Memory: three times the largest leaf.
+
+    Args:
+        first: sees each leaf before the caller does, one after the other, in the thread that reads.
     """
     used = used_leaves(plan)
     sizes = {leaf: plan.source.leaves[leaf].spec.nbytes for leaf in used}
@@ -193,9 +196,15 @@ def read_used(plan: Plan) -> Iterator[Leaves]:
     waiting = deque(used)
     started: deque[tuple[str, Future[np.ndarray[Any, Any]]]] = deque()
 
+    def read(leaf: str) -> np.ndarray[Any, Any]:
+        array = plan.source.read(leaf)
+        if first is not None:
+            first(leaf, used[leaf], array)
+        return array
+
     def read_ahead() -> None:
         while waiting and sum(sizes[leaf] for leaf, _ in started) + sizes[waiting[0]] <= budget:
-            started.append((leaf := waiting.popleft(), pool.submit(plan.source.read, leaf)))
+            started.append((leaf := waiting.popleft(), pool.submit(read, leaf)))
 
     def leaves() -> Leaves:
         while started:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from convert.check.recorded import RecordedSource, check_recorded_weights
@@ -18,10 +17,15 @@ if TYPE_CHECKING:
     from convert.references.protocol import Reference
 
 
-def reading(plan: Plan, levels: Collection[str]) -> AbstractContextManager[Leaves]:
-    """The leaves for `levels_of_leaves`; reading starts at once. None where no level asked for looks at them."""
-    needed = not isinstance(plan.source, RecordedSource) and {"weights", "layers"} & {*levels}
-    return read_used(plan) if needed else nullcontext(iter(()))
+@contextmanager
+def reading(plan: Plan, written: Written, levels: Collection[str]) -> Iterator[tuple[WeightsPass | None, Leaves]]:
+    """What `levels_of_leaves` works on. Reading starts at once, and the weights level with it: other levels import torch first."""
+    if isinstance(plan.source, RecordedSource) or not {"weights", "layers"} & {*levels}:
+        yield None, iter(())
+        return
+    weights = WeightsPass(plan, written) if "weights" in levels else None
+    with read_used(plan, weights.see if weights is not None else None) as leaves:
+        yield weights, leaves
 
 
 def levels_of_leaves(
@@ -29,6 +33,7 @@ def levels_of_leaves(
     written: Written,
     reference: Reference | str,
     levels: Collection[str],
+    weights: WeightsPass | None,
     leaves: Leaves,
     *,
     device: str,
@@ -38,25 +43,14 @@ def levels_of_leaves(
 
     Args:
         reference: builds the target's module, whose facts are compared beside its layers; the reason, when there is none.
-        leaves: of `reading`.
+        weights, leaves: of `reading`.
         device: where torch runs the layers.
         seed: of the layers' random inputs.
     """
-    recorded = isinstance(plan.source, RecordedSource)
-    weights = WeightsPass(plan, written) if "weights" in levels and not recorded else None
-    layers: LevelReport | None = None
-    if "layers" in levels:
-        from convert.check.layers import missing
-
-        skipped = "needs the checkpoint's own weights: give it with --from" if recorded else missing()
-        layers = (
-            LevelReport("layers", Verdict.SKIPPED, skipped)
-            if skipped
-            else _run(plan, written, weights, leaves, device, seed)
-        )
+    layers = _layers(plan, written, leaves, device, seed) if "layers" in levels else None
+    for _ in leaves:  # those that the layers level has left: all or none
+        pass
     if weights is not None:
-        for leaf, work, array in leaves:  # those that the layers' run has left: all or none
-            weights.see(leaf, work, array)
         yield weights.report()
     elif "weights" in levels:
         yield check_recorded_weights(plan, written)
@@ -66,17 +60,15 @@ def levels_of_leaves(
         yield with_facts(layers, plan, written, reference)
 
 
-def _run(
-    plan: Plan, written: Written, weights: WeightsPass | None, leaves: Leaves, device: str, seed: int
-) -> LevelReport:
-    """The layers level; the weights level sees each leaf at the same time, in a thread of its own."""
-    from convert.check.layers import LayersPass
+def _layers(plan: Plan, written: Written, leaves: Leaves, device: str, seed: int) -> LevelReport:
+    from convert.check.layers import LayersPass, missing
 
+    recorded = isinstance(plan.source, RecordedSource)
+    skipped = "needs the checkpoint's own weights: give it with --from" if recorded else missing()
+    if skipped:
+        return LevelReport("layers", Verdict.SKIPPED, skipped)
     layers = LayersPass(plan, written, device=device, seed=seed)
-    with layers.running(), ThreadPoolExecutor(1, thread_name_prefix="convert-weights") as beside:
+    with layers.running():
         for leaf, work, array in leaves:
-            seen = beside.submit(weights.see, leaf, work, array) if weights is not None else None
             layers.see(leaf, work, array)
-            if seen is not None:
-                seen.result()
         return layers.report()

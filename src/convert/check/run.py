@@ -207,11 +207,11 @@ def _levels(
 ) -> Iterator[LevelReport]:
     deep = "model" in levels or backends
     weights: Verdict | None = None
-    with reading(plan, levels) as leaves:  # while torch is imported
+    with reading(plan, written, levels) as (compared, leaves):
         covered = check_coverage(plan, written, reference) if deep or "coverage" in levels else None
         if covered is not None and "coverage" in levels:
             yield covered
-        for done in levels_of_leaves(plan, written, reference, levels, leaves, device=device, seed=seed):
+        for done in levels_of_leaves(plan, written, reference, levels, compared, leaves, device=device, seed=seed):
             weights = done.verdict if done.level == "weights" else weights
             yield done
     if covered is None or not deep:

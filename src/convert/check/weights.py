@@ -39,9 +39,9 @@ def check_weights(plan: Plan, written: Written) -> LevelReport:
     Memory: that of `read_used`, and what is made of one leaf. Where a tensor is wrong, what one hypothesis needs comes on top.
     """
     comparison = WeightsPass(plan, written)
-    with read_used(plan) as leaves:
-        for leaf, work, array in leaves:
-            comparison.see(leaf, work, array)
+    with read_used(plan, comparison.see) as leaves:
+        for _ in leaves:
+            pass
     return comparison.report()
 
 

@@ -66,9 +66,9 @@ def of_activation(one: str, two: str) -> Worst:
     def gap(x: Array) -> Array:
         return np.abs(FUNCTIONS[one](x) - FUNCTIONS[two](x))
 
-    x = np.arange(-RANGE, RANGE + STEP / 2, STEP)
+    x = np.arange(-RANGE, RANGE + STEP / 2, STEP, dtype=np.float64)
     near = float(x[int(np.argmax(gap(x)))])
-    fine = np.arange(max(near - STEP, -RANGE), min(near + STEP, RANGE), FINE)
+    fine = np.arange(max(near - STEP, -RANGE), min(near + STEP, RANGE), FINE, dtype=np.float64)
     at = round(float(fine[int(np.argmax(gap(fine)))]), 6)
     largest = float(gap(np.asarray([at]))[0])
     data = {"max_abs": largest, "at": at}
