@@ -187,12 +187,12 @@ def read_used(plan: Plan, first: Callable[[str, Work, np.ndarray[Any, Any]], Non
     Memory: three times the largest leaf.
 
     Args:
-        first: sees each leaf before the caller does, one after the other, in the thread that reads.
+        first: sees each leaf before the caller does, in the thread that reads it; there are as many as processors.
     """
     used = used_leaves(plan)
     sizes = {leaf: plan.source.leaves[leaf].spec.nbytes for leaf in used}
     budget = AHEAD * max(sizes.values(), default=0)
-    pool = ThreadPoolExecutor(1, thread_name_prefix="convert-read")
+    pool = ThreadPoolExecutor(default_jobs(), thread_name_prefix="convert-read")
     waiting = deque(used)
     started: deque[tuple[str, Future[np.ndarray[Any, Any]]]] = deque()
 

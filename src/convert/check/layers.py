@@ -8,9 +8,9 @@ level compares with upstream's code.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -21,12 +21,10 @@ from convert.check.names import misplaced
 from convert.check.probe import Probe, bound
 from convert.check.report import Finding, LevelReport, Measure, Verdict
 from convert.check.written import Written
+from convert.kinds import Rule
 from convert.plan import Plan
 from convert.steps import CellLeaves, Part, Step
 from convert.streaming import Work, read_used
-
-if TYPE_CHECKING:
-    pass
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -57,9 +55,26 @@ def missing() -> str:
 
 
 class LayersPass:
-    """The layers level, fed with the source's leaves one by one, within `running`, in the thread that entered it."""
+    """The layers level, fed with the source's leaves one by one, within `running`, in the thread that entered it.
 
-    def __init__(self, plan: Plan, written: Written, *, device: str, seed: int) -> None:
+    Args:
+        same: whether a part of a tensor is known to be, bit for bit, what the plan makes of its leaf. Of the layers of a
+            rule whose tensors are, and are made by the same operations, one is run: it stands for all of them, as the
+            operations do not look at the values. None: nothing is known, and every layer is run.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        written: Written,
+        *,
+        device: str,
+        seed: int,
+        same: Callable[[Step, Part], bool] | None = None,
+    ) -> None:
+        self._same = same
+        self._stands: dict[Hashable, int] = {}  # operations that were run and held -> tensors that they count for
+        self._implied = 0
         self._plan, self._written, self._device, self._seed = plan, written, device, seed
         self._worst: dict[str, Measure] = {}
         self._failed: dict[str, list[str]] = {}
@@ -126,12 +141,19 @@ class LayersPass:
         assert rule is not None
         if said := misplaced(self._plan, rule, step, part):
             self._findings.append(Finding(f"{step.name}: {said}", step.name, step.rule.line_only))
+        alike = _alike(rule, step, part, array) if self._same is not None and self._same(step, part) else None
+        if alike in self._stands:
+            self._compared += self._stands[alike]
+            self._implied += self._stands[alike]
+            return
         probe = Probe(rule, self._plan, step, part, self._device, np.random.default_rng(self._seed))
         try:
             measure = probe.measure(array, self._written.read(step.name))
         except (RuntimeError, ValueError, TypeError) as error:  # of JAX, torch or NumPy: shapes that do not fit
             self._findings.append(_unfit(step, part, error))
             return
+        if alike is not None and (measure is None or measure.passed):
+            self._stands[alike] = int(measure is not None)
         if measure is None:
             return
         self._compared += 1
@@ -152,9 +174,25 @@ class LayersPass:
             else "no tensor of the file has the name, shape and dtype that the rules give; see coverage",
             tuple(findings),
             (*worst.values(), *activations),
-            (f"{self._compared} tensors in {len(worst)} groups; the worst of each is shown",),
+            self._said(),
             self._seconds + time.monotonic() - started,
         )
+
+
+    def _said(self) -> tuple[str, ...]:
+        ran = f"{self._compared} tensors in {len(self._worst)} groups; the worst of each is shown"
+        if not self._implied:
+            return (ran,)
+        return (
+            ran,
+            f"{self._compared - self._implied} of them were run; the other {self._implied} are made by the same operations as one "
+            "of these, and are the plan's bit for bit (weights)",
+        )
+
+
+def _alike(rule: Rule, step: Step, part: Part, array: Array) -> Hashable:
+    """What is equal for the tensors of a rule that are made alike: only the place in a stack differs, and the values."""
+    return id(rule), step.role, part.ops[len(rule.stacked) :], array.shape, array.dtype.name, step.spec, part.rows
 
 
 def _finding(measure: Measure, names: list[str]) -> Finding:

@@ -47,7 +47,7 @@ def levels_of_leaves(
         device: where torch runs the layers.
         seed: of the layers' random inputs.
     """
-    layers = _layers(plan, written, leaves, device, seed) if "layers" in levels else None
+    layers = _layers(plan, written, leaves, weights, device, seed) if "layers" in levels else None
     for _ in leaves:  # those that the layers level has left: all or none
         pass
     if weights is not None:
@@ -60,14 +60,17 @@ def levels_of_leaves(
         yield with_facts(layers, plan, written, reference)
 
 
-def _layers(plan: Plan, written: Written, leaves: Leaves, device: str, seed: int) -> LevelReport:
+def _layers(
+    plan: Plan, written: Written, leaves: Leaves, weights: WeightsPass | None, device: str, seed: int
+) -> LevelReport:
     from convert.check.layers import LayersPass, missing
 
     recorded = isinstance(plan.source, RecordedSource)
     skipped = "needs the checkpoint's own weights: give it with --from" if recorded else missing()
     if skipped:
         return LevelReport("layers", Verdict.SKIPPED, skipped)
-    layers = LayersPass(plan, written, device=device, seed=seed)
+    same = weights.same if weights is not None else None
+    layers = LayersPass(plan, written, device=device, seed=seed, same=same)
     with layers.running():
         for leaf, work, array in leaves:
             layers.see(leaf, work, array)

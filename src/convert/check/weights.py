@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections import defaultdict
+from threading import Lock
 from typing import Any
 
 import ml_dtypes
@@ -17,10 +18,11 @@ from convert.check.report import Finding, LevelReport, Verdict
 from convert.check.written import Written
 from convert.ops import apply, is_float
 from convert.plan import Plan
-from convert.steps import Step
+from convert.steps import Part, Step
 from convert.streaming import Work, combine, computed, digest_leaf, metadata, read_used
 
 Array = np.ndarray[Any, np.dtype[Any]]
+Rows = tuple[int, int] | None  # of a tensor that several leaves make; None is the whole
 BLOCK = 1 << 20  # values looked at together
 CLAIMS = {  # of the header, and their words
     "rules_sha256": "rules",
@@ -54,14 +56,16 @@ class WeightsPass:
         self._left = {step.name: len(step.parts) for step in self._comparable}
         self._digests: dict[str, str] = {}
         self._wrong: dict[str, int] = defaultdict(int)
-        self._narrow: list[Finding] = []
-        self._odd: list[str] = []
+        self._narrow: dict[str, Finding] = {}
+        self._odd: dict[str, list[str]] = {}
+        self._same: set[tuple[str, Rows]] = set()
         self._seconds = 0.0
+        self._lock = Lock()
 
     def see(self, leaf: str, work: Work, array: Array) -> None:
-        """Compares all that the plan makes of this leaf."""
+        """Compares all that the plan makes of this leaf. May be called from several threads, each with another leaf."""
         started = time.monotonic()
-        self._digests[leaf] = digest_leaf(leaf, array)
+        digest = digest_leaf(leaf, array)
         for step, part in work:
             if step.name not in self._left:
                 continue
@@ -70,24 +74,37 @@ class WeightsPass:
             try:
                 want = apply(part.ops, array)
             except OverflowError as error:
-                self._narrow.append(_too_narrow(step, leaf, error))
+                self._narrow[step.name] = _too_narrow(step, leaf, error)
                 continue
-            if not same_bits(rows, want):
-                self._wrong[step.name] += count_unequal(rows, want)
-            self._left[step.name] -= 1
-            if not self._left[step.name] and step.name not in self._wrong:
-                self._odd += _odd_values(step, got)
-        self._seconds += time.monotonic() - started
+            wrong = 0 if same_bits(rows, want) else count_unequal(rows, want)
+            with self._lock:
+                if wrong:
+                    self._wrong[step.name] += wrong
+                else:
+                    self._same.add((step.name, part.rows))
+                self._left[step.name] -= 1
+                whole = not self._left[step.name] and step.name not in self._wrong
+            if whole:
+                self._odd[step.name] = _odd_values(step, got)
+        with self._lock:
+            self._digests[leaf] = digest
+            self._seconds += time.monotonic() - started
+
+    def same(self, step: Step, part: Part) -> bool:
+        """Whether this part of a tensor was seen and is, bit for bit, what the plan makes of its leaf."""
+        return (step.name, part.rows) in self._same
 
     def report(self) -> LevelReport:
         """What came of it, once every leaf was seen."""
         started = time.monotonic()
         plan, written, comparable = self._plan, self._written, self._comparable
-        findings = list(self._narrow)
+        wrong = {step.name: self._wrong[step.name] for step in comparable if step.name in self._wrong}
+        odd = [said for step in comparable for said in self._odd.get(step.name, ())]
+        findings = [self._narrow[step.name] for step in comparable if step.name in self._narrow]
         for step in comparable:
             if step.value is not None and not same_bits(got := written.read(step.name), want := computed(step)):
                 findings.append(_unlike_computed(step, got, want))
-        findings = [*_diagnose(plan, written, self._wrong), *findings]
+        findings = [*_diagnose(plan, written, wrong), *findings]
         if comparable and len(comparable) < len(plan.steps):
             findings.append(_incomplete(plan, set(self._left)))
         equal = not findings
@@ -99,7 +116,7 @@ class WeightsPass:
             if comparable
             else "no tensor of the file has the name, shape and dtype that the rules give; see coverage",
             (*claims, *findings),
-            notes=(f"{len(comparable)} of {len(plan.steps)} tensors compared bit for bit", *doubts, *self._odd),
+            notes=(f"{len(comparable)} of {len(plan.steps)} tensors compared bit for bit", *doubts, *odd),
             seconds=self._seconds + time.monotonic() - started,
         )
 
