@@ -489,10 +489,10 @@ def test_interrupted(number: int, code: int, said: str, tmp_path: Path) -> None:
     """Ctrl-C and a polite kill in the middle of a conversion: what was written aside goes, and Ctrl-C is answered."""
     program = (
         "import sys, time, convert.streaming as s, convert.cli\n"
-        "wait = s._Transfer.__call__\n"
-        "def slow(self, leaf):\n"
-        "    print('running', flush=True); time.sleep(0.3); return wait(self, leaf)\n"
-        "s._Transfer.__call__ = slow\n"
+        "put = s._Write.piece\n"
+        "def slow(self, *args):\n"
+        "    print('running', flush=True); time.sleep(0.3); return put(self, *args)\n"
+        "s._Write.piece = slow\n"
         "convert.cli.main()\n"
     )
     args = ["timesfm", str(checkpoint("timesfm-2.5")), str(tmp_path / "out.safetensors"), "--jobs", "1"]

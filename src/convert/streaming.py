@@ -4,33 +4,28 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from itertools import islice
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
 import numpy as np
-import xxhash
 
 from convert.card import CARD, render_card
-from convert.errors import ConvertError, OutputError, PlanError
-from convert.ops import apply
+from convert.digests import LENGTH, combine
+from convert.errors import OutputError, PlanError
+from convert.moving import default_jobs, move, used_leaves
 from convert.plan import Plan
 from convert.sources.base import Source
+from convert.sources.chunks import Meter
 from convert.spec import numpy_dtype
 from convert.steps import Part, Step
 from convert.writer import Layout, OutTensor, Writer, lay_out
 
-DIGEST_LENGTH = len("xxh3_128:") + 32
+Array = np.ndarray[Any, np.dtype[Any]]
 
 
 @dataclass(frozen=True)
@@ -56,7 +51,9 @@ class Result:
         files: names of the files, relative to `out` when it is a directory.
         tensors, nbytes: number and bytes of the tensors.
         seconds: from the first read to the last rename.
-        source_digest: checksum of the leaves that were used (see `digest_leaf`).
+        source_digest: checksum of the leaves that were used (see `convert.digests`).
+        spent: seconds by activity, summed over the threads: ``read``, ``decode`` (with ``read``, where they are one),
+            ``checksum``, ``transform``, ``write`` (into the mapped output), and ``sync`` to the disk, by one thread.
     """
 
     out: Path
@@ -65,6 +62,7 @@ class Result:
     nbytes: int
     seconds: float
     source_digest: str
+    spent: Mapping[str, float]
 
 
 def tool_version() -> str:
@@ -88,7 +86,7 @@ def metadata(plan: Plan) -> dict[str, str]:
         "target": plan.target,
         "rules_sha256": plan.rules.sha256,
         "source_format": plan.source.format,
-        "source_digest": "0" * DIGEST_LENGTH,
+        "source_digest": "0" * LENGTH,
         "dtype": plan.dtype or "",
         "settings": json.dumps(plan.settings, sort_keys=True),
         "choices": json.dumps(plan.choices, sort_keys=True),
@@ -109,11 +107,6 @@ def plan_layout(plan: Plan, out: Path, max_shard_bytes: int | None) -> tuple[lis
     return tensors, lay_out(tensors, single=single, max_shard_bytes=max_shard_bytes)
 
 
-def default_jobs() -> int:
-    """The processors that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def execute(
     plan: Plan,
     out: str | Path,
@@ -124,15 +117,14 @@ def execute(
 ) -> Iterator[Event | Result]:
     """Runs a plan; yields an `Event` after each leaf and a `Result` at the end.
 
-    The output appears whole when the `Result` has been yielded, or not at all. Memory: the leaves being dealt with,
-    `jobs` of them at a time, and what one transformation of them needs.
+    The output appears whole when the `Result` has been yielded, or not at all. Memory: see `convert.moving.move`.
 
     Args:
         out: a name ending in ``.safetensors`` for one file, anything else for a directory (with a model card, and
             ``config.json`` and ``generation_config.json`` when the target has them).
         overwrite: whether an existing output may be replaced.
         max_shard_bytes: for a directory, the most bytes in one file.
-        jobs: leaves dealt with at a time; None is the number of processors.
+        jobs: threads; None is the number of processors.
 
     Raises:
         OutputError: the output exists, lies in the checkpoint, or cannot be written.
@@ -147,144 +139,51 @@ def execute(
     used = used_leaves(plan)
     total = sum(plan.source.leaves[leaf].spec.nbytes for leaf in used)
     digests: dict[str, str] = {}
+    meter = Meter()
     with Writer(out, layout, tensors, metadata=metadata(plan), overwrite=overwrite, extra_files=extra) as writer:
         for step in plan.steps:
             if step.value is not None:
                 writer.region(step.name)[...] = computed(step)
         yield Event("", 0, total)
         done = 0
-        for leaf, digest in _stream(used, _Transfer(plan, used, writer), jobs or default_jobs()):
+        for leaf, digest in move(plan, _Write(writer, meter), jobs=jobs or default_jobs(), meter=meter):
             digests[leaf] = digest
             done += plan.source.leaves[leaf].spec.nbytes
             yield Event(leaf, done, total)
         source_digest = combine(digests)
         writer.set_metadata("source_digest", source_digest)
+        syncing = time.perf_counter()
         writer.commit()
+        meter.add("sync", time.perf_counter() - syncing)
     files = (*layout.files, *((layout.index,) if layout.index else ()), *extra)
-    yield Result(out, files, len(tensors), plan.nbytes, time.monotonic() - started, source_digest)
+    yield Result(out, files, len(tensors), plan.nbytes, time.monotonic() - started, source_digest, meter.seconds)
 
 
-Work = list[tuple[Step, Part]]
+class _Write:
+    """Puts every piece into its place in the output."""
 
+    def __init__(self, writer: Writer, meter: Meter) -> None:
+        self._writer, self._meter = writer, meter
 
-def used_leaves(plan: Plan) -> dict[str, Work]:
-    """The leaves that a plan reads, each with all its shares of output tensors."""
-    used: dict[str, Work] = {}
-    for step in plan.steps:
-        for part in step.parts:
-            used.setdefault(part.leaf, []).append((step, part))
-    return used
+    def region(self, step: Step) -> Array:
+        return self._writer.region(step.name)
 
+    def piece(self, step: Step, part: Part, region: Array, values: Callable[[], Array]) -> None:
+        started = time.perf_counter()
+        try:
+            made = values()
+        except OverflowError as error:
+            raise PlanError(
+                f"{step.rule.line_only}: {step.name} from {part.leaf}: {error}; keep a wider dtype for it with "
+                "`dtype: float32` in its rule, or choose another --dtype"
+            ) from None
+        between = time.perf_counter()
+        region[...] = made
+        self._meter.add("transform", between - started)
+        self._meter.add("write", time.perf_counter() - between)
 
-Leaves = Iterator[tuple[str, Work, np.ndarray[Any, Any]]]
-AHEAD = 2  # times the bytes of the largest leaf: what is read while the caller deals with a leaf
-
-
-@contextmanager
-def read_used(plan: Plan, first: Callable[[str, Work, np.ndarray[Any, Any]], None] | None = None) -> Iterator[Leaves]:
-    """The leaves that a plan reads, with their shares. Reading starts at once, and goes on while the caller deals with them.
-
-    Memory: three times the largest leaf.
-
-    Args:
-        first: sees each leaf before the caller does, in the thread that reads it; there are as many as processors.
-    """
-    used = used_leaves(plan)
-    sizes = {leaf: plan.source.leaves[leaf].spec.nbytes for leaf in used}
-    budget = AHEAD * max(sizes.values(), default=0)
-    pool = ThreadPoolExecutor(default_jobs(), thread_name_prefix="convert-read")
-    waiting = deque(used)
-    started: deque[tuple[str, Future[np.ndarray[Any, Any]]]] = deque()
-
-    def read(leaf: str) -> np.ndarray[Any, Any]:
-        array = plan.source.read(leaf)
-        if first is not None:
-            first(leaf, used[leaf], array)
-        return array
-
-    def read_ahead() -> None:
-        while waiting and sum(sizes[leaf] for leaf, _ in started) + sizes[waiting[0]] <= budget:
-            started.append((leaf := waiting.popleft(), pool.submit(read, leaf)))
-
-    def leaves() -> Leaves:
-        while started:
-            leaf, future = started.popleft()
-            array = future.result()
-            del future  # it holds the array as long as it lives
-            read_ahead()
-            yield leaf, used[leaf], array
-
-    read_ahead()
-
-    try:
-        yield leaves()
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
-
-
-class _Transfer:
-    """Moves leaves to their places; called from several threads, each with another leaf."""
-
-    def __init__(self, plan: Plan, used: Mapping[str, Work], writer: Writer) -> None:
-        self._source, self._used, self._writer = plan.source, used, writer
-        self._open_parts = {step.name: len(step.parts) for step in plan.steps}
-        self._lock = Lock()
-
-    def __call__(self, leaf: str) -> tuple[str, str]:
-        """Reads a leaf, fills its parts of the output; gives its name and checksum."""
-        array = self._source.read(leaf)
-        spec = self._source.leaves[leaf].spec
-        if array.shape != spec.shape or array.dtype.name != spec.dtype:  # a reader's promise, on which the plan relies
-            raise ConvertError(f"{leaf}: read as {array.dtype.name}{list(array.shape)}, announced as {spec}")
-        for step, part in self._used[leaf]:
-            region = self._writer.region(step.name)
-            rows = region if part.rows is None else region[part.rows[0] : part.rows[1]]
-            try:
-                rows[...] = apply(part.ops, array)
-            except OverflowError as error:
-                raise PlanError(
-                    f"{step.rule.line_only}: {step.name} from {leaf}: {error}; keep a wider dtype for it with "
-                    "`dtype: float32` in its rule, or choose another --dtype"
-                ) from None
-            with self._lock:
-                self._open_parts[step.name] -= 1
-                filled = not self._open_parts[step.name]
-            if filled:
-                self._writer.done(step.name)
-        return leaf, digest_leaf(leaf, array)
-
-
-def _stream(leaves: Iterable[str], transfer: _Transfer, jobs: int) -> Iterator[tuple[str, str]]:
-    """Deals with each leaf in a pool; no more than `jobs` leaves are in memory."""
-    waiting = iter(leaves)
-    pool = ThreadPoolExecutor(jobs, thread_name_prefix="convert")
-    running: set[Future[tuple[str, str]]] = set()
-    try:
-        while True:
-            running.update(pool.submit(transfer, leaf) for leaf in islice(waiting, jobs - len(running)))
-            if not running:
-                return
-            finished, running = wait(running, return_when=FIRST_COMPLETED)
-            for future in finished:
-                yield future.result()
-    finally:  # an error, or a consumer that stopped: nothing may write into a file that is about to vanish
-        pool.shutdown(wait=True, cancel_futures=True)
-
-
-def digest_leaf(name: str, array: np.ndarray[Any, Any]) -> str:
-    """Checksum of a leaf: XXH3-128 of its name, dtype, shape and bytes in C order (little endian)."""
-    digest = xxhash.xxh3_128()
-    digest.update(f"{name}\0{array.dtype.name}\0{array.shape}\0".encode())
-    digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-    return digest.hexdigest()
-
-
-def combine(digests: Mapping[str, str]) -> str:
-    """Checksum of a set of leaves, whatever the order in which they were read: ``xxh3_128:`` and 32 hex digits."""
-    digest = xxhash.xxh3_128()
-    for name in sorted(digests):
-        digest.update(f"{name}\0{digests[name]}\n".encode())
-    return f"xxh3_128:{digest.hexdigest()}"
+    def whole(self, step: Step) -> None:
+        self._writer.done(step.name)
 
 
 def computed(step: Step) -> np.ndarray[Any, Any]:

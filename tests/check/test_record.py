@@ -309,7 +309,7 @@ def test_it_names_no_place_of_this_machine(files: Files) -> None:
         text = file.metadata()[KEY]
     assert str(GOLDEN) not in text and str(files.folder) not in text and sys.prefix not in text
     manifest = json.loads(text)
-    assert manifest["format"] == 1 and manifest["model"] == "timesfm-2.5" and manifest["seed"] == 0
+    assert manifest["format"] == 2 and manifest["model"] == "timesfm-2.5" and manifest["seed"] == 0
     with safe_open(files.written("timesfm-2.5"), "np") as file:
         assert manifest["source_digest"] == file.metadata()["source_digest"]
         assert manifest["rules_sha256"] == file.metadata()["rules_sha256"]
@@ -383,7 +383,7 @@ def test_without_a_jax_side_there_is_nothing_to_record(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("edit", "said"),
     [
-        (lambda m: m.update(format=2), r"a recording of format 2; this version reads format 1\. Record it again"),
+        (lambda m: m.update(format=3), r"a recording of format 3; this version reads format 2\. Record it again"),
         (lambda m: m.pop("format"), "a recording of format None"),
         (lambda m: m.update(sampling="dice"), "samples are drawn by 'dice'"),
         (lambda m: m.update(seed="0"), "has no 'seed' that is of type int"),
@@ -401,7 +401,7 @@ def test_without_a_jax_side_there_is_nothing_to_record(tmp_path: Path) -> None:
         (lambda m: m["values"][0].__setitem__(1, [2**39, 2**39, 32]), "should have the shape|cannot have a sample|does not fit"),
         (lambda m: m["values"][0].__setitem__(3, 99), "mask of input_ff_layer:in is missing"),
         (lambda m: m["leaves"].append(m["leaves"][0]), "lists a leaf twice"),
-        (lambda m: m["leaves"].append([["a"], [1], "float31", None]), "describes leaf a wrongly"),
+        (lambda m: m["leaves"].append([["a"], [1], "float31", None, []]), "describes leaf a wrongly"),
         (lambda m: m["leaves"].append(1), "a leaf that is not described"),
         (lambda m: m.update(data="xxh3_128:00"), "it is damaged"),
     ],
@@ -509,7 +509,7 @@ def test_weights_of_unknown_origin_can_be_checked(files: Files, tmp_path: Path) 
 
 def test_leaves_are_computed_back(files: Files) -> None:
     from convert.check.written import open_written
-    from convert.streaming import used_leaves
+    from convert.moving import used_leaves
 
     for case in SETTINGS:
         plan = plan_of(case)

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from convert import open_source
+from convert.digests import digest_leaf
 from convert.sources.base import Source, tree_order
 from convert.spec import TensorSpec, dtype_name
-from convert.streaming import digest_leaf
 
 _IMPORTS_SEEN: set[str] = set()
 

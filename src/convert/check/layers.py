@@ -21,26 +21,37 @@ from convert.check.names import misplaced
 from convert.check.probe import Probe, bound
 from convert.check.report import Finding, LevelReport, Measure, Verdict
 from convert.check.written import Written
-from convert.kinds import Rule
+from convert.moving import Work, used_leaves
+from convert.ops import Take, apply
 from convert.plan import Plan
+from convert.sources.chunks import Box
 from convert.steps import CellLeaves, Part, Step
-from convert.streaming import Work, read_used
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-def check_layers(plan: Plan, written: Written, *, device: str = "cpu", seed: int = 0) -> LevelReport:
-    """Runs every layer on random inputs in float64 and in the dtype of its weights.
+def check_layers(
+    plan: Plan,
+    written: Written,
+    *,
+    device: str = "cpu",
+    seed: int = 0,
+    same: Callable[[Step, Part], bool] | None = None,
+) -> LevelReport:
+    """Runs layers on random inputs in float64 and in the dtype of their weights.
 
     Args:
         device: where torch runs; JAX runs on its CPU.
+        same: whether a part of a tensor is known to be, bit for bit, what the plan makes of its leaf. Of the layers of a
+            rule whose tensors are, and are made by the same operations, one is run: it stands for all of them, as the
+            operations do not look at the values. None: nothing is known, and every layer is run.
     """
     if said := missing():
         return LevelReport("layers", Verdict.SKIPPED, said)
-    layers = LayersPass(plan, written, device=device, seed=seed)
-    with layers.running(), read_used(plan) as leaves:
-        for leaf, work, array in leaves:
-            layers.see(leaf, work, array)
+    layers = _Layers(plan, written, device, seed, same)
+    with layers.running():
+        for leaf, work in used_leaves(plan).items():
+            layers.see(leaf, work)
         return layers.report()
 
 
@@ -54,27 +65,20 @@ def missing() -> str:
     return ""
 
 
-class LayersPass:
-    """The layers level, fed with the source's leaves one by one, within `running`, in the thread that entered it.
-
-    Args:
-        same: whether a part of a tensor is known to be, bit for bit, what the plan makes of its leaf. Of the layers of a
-            rule whose tensors are, and are made by the same operations, one is run: it stands for all of them, as the
-            operations do not look at the values. None: nothing is known, and every layer is run.
-    """
+class _Layers:
+    """The layers level, fed with the source's leaves one by one, within `running`."""
 
     def __init__(
         self,
         plan: Plan,
         written: Written,
-        *,
         device: str,
         seed: int,
-        same: Callable[[Step, Part], bool] | None = None,
+        same: Callable[[Step, Part], bool] | None,
     ) -> None:
         self._same = same
-        self._stands: dict[Hashable, int] = {}  # operations that were run and held -> tensors that they count for
-        self._implied = 0
+        self._implied: dict[Hashable, list[str]] = {}  # what one was run of -> the tensors that it stands for
+        self._ran: dict[Hashable, Measure] = {}
         self._plan, self._written, self._device, self._seed = plan, written, device, seed
         self._worst: dict[str, Measure] = {}
         self._failed: dict[str, list[str]] = {}
@@ -96,15 +100,59 @@ class LayersPass:
         with _jax_float64(jax), jax.default_matmul_precision("highest"), torch.no_grad(), _one_thread():
             yield
 
-    def see(self, leaf: str, work: Work, array: Array) -> None:
-        """Runs all layers that have weights of this leaf."""
+    def see(self, leaf: str, work: Work) -> None:
+        """Runs the layers that have weights of this leaf."""
         started = time.monotonic()
+        due = []
         for step, part in work:
             if step.cell is not None:
-                self._keep(step.cell, leaf, array)
+                due.append((step, part))
             elif self._written.specs.get(step.name) == step.spec:  # otherwise the coverage level names it
-                self._run(step, part, array)
+                self._look(step, part)
+                if not self._implies(step, part):
+                    due.append((step, part))
+        alone = len(due) == 1 and due[0][0].cell is None
+        whole = self._plan.source.read(leaf) if due and not alone else None
+        for step, part in due:
+            if step.cell is not None:
+                assert whole is not None
+                self._keep(step.cell, leaf, whole)
+            else:
+                self._run(step, part, self._own(part) if whole is None else _taken(part, whole))
         self._seconds += time.monotonic() - started
+
+    def _look(self, step: Step, part: Part) -> None:
+        assert part.rule is not None
+        if said := misplaced(self._plan, part.rule, step, part):
+            self._findings.append(Finding(f"{step.name}: {said}", step.name, step.rule.line_only))
+
+    def _implies(self, step: Step, part: Part) -> bool:
+        """Whether another layer of the rule, which was run or will be, says all that there is to say."""
+        if self._same is None or not self._same(step, part):
+            return False
+        alike = self._alike(step, part)
+        if alike not in self._implied:
+            self._implied[alike] = []
+            return False
+        self._implied[alike].append(step.name)
+        return True
+
+    def _alike(self, step: Step, part: Part) -> Hashable:
+        """What is equal for tensors of a rule that are made alike: only the place in a stack differs, and the values."""
+        spec = self._plan.source.leaves[part.leaf].spec
+        return id(part.rule), step.role, part.ops[_stacked(part) :], spec, step.spec, part.rows
+
+    def _own(self, part: Part) -> Array:
+        """The layer's weight as stored, without the axes that are stacked; no more is read of the leaf."""
+        spec = self._plan.source.leaves[part.leaf].spec
+        origin, shape = [0] * len(spec.shape), list(spec.shape)
+        axes = list(range(len(spec.shape)))
+        for op in part.ops[: _stacked(part)]:
+            assert isinstance(op, Take)
+            axis = axes.pop(op.axis)
+            origin[axis], shape[axis] = op.index, 1
+        box = Box(tuple(origin), tuple(shape))
+        return self._plan.source.read_box(part.leaf, box).reshape([spec.shape[axis] for axis in axes])
 
     def _keep(self, cell: CellLeaves, leaf: str, array: Array) -> None:
         """A recurrent layer is run when all its leaves are there; they come one after the other."""
@@ -136,33 +184,31 @@ class LayersPass:
         if key not in self._worst or _badness(measure) > _badness(self._worst[key]):
             self._worst[key] = measure
 
-    def _run(self, step: Step, part: Part, array: Array) -> None:
-        rule = part.rule
-        assert rule is not None
-        if said := misplaced(self._plan, rule, step, part):
-            self._findings.append(Finding(f"{step.name}: {said}", step.name, step.rule.line_only))
-        alike = _alike(rule, step, part, array) if self._same is not None and self._same(step, part) else None
-        if alike in self._stands:
-            self._compared += self._stands[alike]
-            self._implied += self._stands[alike]
-            return
-        probe = Probe(rule, self._plan, step, part, self._device, np.random.default_rng(self._seed))
+    def _run(self, step: Step, part: Part, own: Array) -> None:
+        assert part.rule is not None
+        probe = Probe(part.rule, self._plan, step, part, self._device, np.random.default_rng(self._seed))
         try:
-            measure = probe.measure(array, self._written.read(step.name))
+            measure = probe.measure(own, self._written.read(step.name))
         except (RuntimeError, ValueError, TypeError) as error:  # of JAX, torch or NumPy: shapes that do not fit
             self._findings.append(_unfit(step, part, error))
             return
-        if alike is not None and (measure is None or measure.passed):
-            self._stands[alike] = int(measure is not None)
         if measure is None:
             return
         self._compared += 1
         self._note(f"{step.rule.line_only} {step.role}", measure)
+        if (group := self._alike(step, part)) in self._implied:
+            self._ran[group] = measure
 
     def report(self) -> LevelReport:
         """What came of it, once every leaf was seen."""
         started = time.monotonic()
         activations = _activations(self._plan)
+        implied = 0
+        for group, measure in self._ran.items():
+            names = self._implied[group]
+            implied += len(names)
+            if not measure.passed:
+                next(failed for failed in self._failed.values() if measure.name in failed).extend(names)
         worst, findings = self._worst, list(self._findings)
         findings += [_finding(worst[key], names) for key, names in self._failed.items()]
         findings += [_finding(measure, [measure.name]) for measure in activations if not measure.passed]
@@ -174,25 +220,29 @@ class LayersPass:
             else "no tensor of the file has the name, shape and dtype that the rules give; see coverage",
             tuple(findings),
             (*worst.values(), *activations),
-            self._said(),
+            self._said(implied),
             self._seconds + time.monotonic() - started,
         )
 
-
-    def _said(self) -> tuple[str, ...]:
-        ran = f"{self._compared} tensors in {len(self._worst)} groups; the worst of each is shown"
-        if not self._implied:
-            return (ran,)
+    def _said(self, implied: int) -> tuple[str, ...]:
+        said = f"{self._compared + implied} tensors in {len(self._worst)} groups; the worst of each is shown"
+        if not implied:
+            return (said,)
         return (
-            ran,
-            f"{self._compared - self._implied} of them were run; the other {self._implied} are made by the same operations as one "
-            "of these, and are the plan's bit for bit (weights)",
+            said,
+            f"{self._compared} of them were run; the other {implied} are made by the same operations as one of these, and "
+            "are, bit for bit, what these make (see weights)",
         )
 
 
-def _alike(rule: Rule, step: Step, part: Part, array: Array) -> Hashable:
-    """What is equal for the tensors of a rule that are made alike: only the place in a stack differs, and the values."""
-    return id(rule), step.role, part.ops[len(rule.stacked) :], array.shape, array.dtype.name, step.spec, part.rows
+def _stacked(part: Part) -> int:
+    """How many of the first operations take a layer out of a stack."""
+    assert part.rule is not None
+    return len(part.rule.stacked)
+
+
+def _taken(part: Part, leaf: Array) -> Array:
+    return apply(part.ops[: _stacked(part)], leaf)
 
 
 def _finding(measure: Measure, names: list[str]) -> Finding:

@@ -46,13 +46,14 @@ class Probe:
         assert layer is not None
         return layer
 
-    def measure(self, leaf: Array, written: Array) -> Measure | None:
-        """Both sides in float64 and in the tensor's own dtype; None for tensors that are no floats."""
-        if not is_float(leaf.dtype.name) or not is_float(written.dtype.name):
+    def measure(self, own: Array, written: Array) -> Measure | None:
+        """Both sides in float64 and in the tensor's own dtype; None for tensors that are no floats.
+
+        Args:
+            own: the leaf's weight of this layer, as stored, without stacked axes.
+        """
+        if not is_float(own.dtype.name) or not is_float(written.dtype.name):
             return None
-        own = leaf
-        for op in self.part.ops[: len(self.rule.stacked)]:
-            own = op.apply(own)
         rows = written if self.part.rows is None else written[self.part.rows[0] : self.part.rows[1]]
         precision = self.step.spec.dtype if self.step.spec.dtype in ("float32", "bfloat16", "float16") else "float32"
         run, reduction = self._operation(own, rows, precision)
@@ -63,7 +64,7 @@ class Probe:
             drift,
             bound(precision, reduction),
             exact,
-            self._castbound(leaf, reduction),
+            self._castbound(reduction),
             self.rule.at.line_only,
         )
 
@@ -75,7 +76,7 @@ class Probe:
             y = paired(y, axes.index(self.rule.rope.axis), self.rule.rope.pairs, target_pairs(self._layer))
         return y
 
-    def _castbound(self, leaf: Array, reduction: int) -> Tolerance:
+    def _castbound(self, reduction: int) -> Tolerance:
         """In float64 only what the written dtype lost may differ."""
         if not self.step.loses and not self.step.arithmetic:
             return bound("float64", reduction)

@@ -15,11 +15,13 @@ from convert.check.machine import require_precision
 from convert.check.model import Evidence, live_evidence
 from convert.check.recording import DRIFTED, EXACT, INPUT, KEY, LEAF, MASK, Manifest, Value
 from convert.check.sampling import Cost, Sample, allot, least, positions
+from convert.digests import combine, digest_leaf
 from convert.errors import ConvertError, OutputError
+from convert.moving import used_leaves
 from convert.plan import Plan
 from convert.spec import TensorSpec, numpy_dtype
 from convert.staging import Stage
-from convert.streaming import combine, digest_leaf, refuse_overlap, tool_version, used_leaves
+from convert.streaming import refuse_overlap, tool_version
 from convert.writer import OutTensor, Writer, lay_out
 
 if TYPE_CHECKING:
@@ -130,6 +132,7 @@ def write_recording(
         source_format=plan.source.format,
         leaves=plan.source.leaves,
         digests=digests,
+        chunks={leaf: plan.source.chunks(leaf).chunk for leaf in digests},
         seed=seed,
         precision=evidence.precision,
         unlifted=evidence.unlifted,
@@ -180,7 +183,7 @@ def _leaves(plan: Plan, room: int) -> tuple[dict[str, Array], dict[str, str]]:
     stored, digests = {}, {}
     for leaf, work in used_leaves(plan).items():
         array = plan.source.read(leaf)
-        digests[leaf] = digest_leaf(leaf, array)
+        digests[leaf] = digest_leaf(leaf, array, plan.source.chunks(leaf))
         if any(step.arithmetic for step, _ in work) and array.nbytes <= room:
             stored[leaf] = array
             room -= array.nbytes

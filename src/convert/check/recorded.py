@@ -18,14 +18,16 @@ from convert.check.model import Evidence
 from convert.check.recording import AGAIN, Recording
 from convert.check.report import Finding, LevelReport, Verdict
 from convert.check.written import Written
+from convert.digests import combine, digest_leaf
 from convert.errors import CheckpointError, ConvertError
 from convert.fields import nearest
+from convert.moving import used_leaves
 from convert.ops import Add, Cast, Flip, Multiply, Op, Permute, Slice, Take, apply, inverse, is_float
 from convert.plan import Plan
 from convert.sources.base import Source
+from convert.sources.chunks import Grid
 from convert.spec import TensorSpec, numpy_dtype
 from convert.steps import Part, Step
-from convert.streaming import combine, digest_leaf, used_leaves
 
 Array = np.ndarray[Any, np.dtype[Any]]
 _VIEWS = (Take, Slice, Permute, Flip)  # give views of the array, which can be written through
@@ -39,6 +41,7 @@ class RecordedSource(Source):
         self.format = f"{recording.manifest.source_format}, known from a recording"
         self.leaves = recording.manifest.leaves
         self.stored, self.digests, self._written = recording.stored, recording.manifest.digests, written
+        self._grid = recording.manifest.grid
         self.made_by: Mapping[str, list[tuple[Step, Part]]] = {}  # leaf -> its steps, as soon as there is a plan
         self._last: tuple[str, Array] | None = None  # read: the layers of a stack are asked for one after another
 
@@ -64,6 +67,9 @@ class RecordedSource(Source):
         leaf.setflags(write=False)
         self._last = name, leaf
         return leaf
+
+    def chunks(self, name: str) -> Grid:
+        return self._grid(name) or super().chunks(name)
 
     def whole(self, name: str) -> bool:
         """Whether `read` gives the leaf bit for bit, if the weights are right."""
@@ -200,7 +206,11 @@ def _against_source(recording: Recording, plan: Plan) -> None:
                 f"{recording.path} was recorded from another checkpoint than {here.path}: leaf {name} was {leaf.spec} "
                 f"there and is {found} here. Give the recording of this one, or {AGAIN}"
             )
-    differ = [leaf for leaf in used_leaves(plan) if digest_leaf(leaf, here.read(leaf)) != said.digests.get(leaf)]
+    differ = [
+        leaf
+        for leaf in used_leaves(plan)
+        if digest_leaf(leaf, here.read(leaf), said.grid(leaf)) != said.digests.get(leaf)
+    ]
     if differ:
         raise ConvertError(
             f"{recording.path} was recorded from another checkpoint than {here.path}: {len(differ)} of {len(said.digests)} "
@@ -301,5 +311,5 @@ def _wrong(leaf: str, work: list[tuple[Step, Part]], written: Written, source: R
             rows = written.read(step.name)
             if not same_bits(rows if part.rows is None else rows[part.rows[0] : part.rows[1]], apply(part.ops, array)):
                 yield step.name
-    elif digest_leaf(leaf, array) != source.digests.get(leaf):
+    elif digest_leaf(leaf, array, source.chunks(leaf)) != source.digests.get(leaf):
         yield from dict.fromkeys(step.name for step, _ in work)

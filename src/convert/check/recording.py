@@ -18,14 +18,15 @@ import numpy as np
 
 from convert.check.model import Evidence
 from convert.check.sampling import METHOD, Sample, positions
+from convert.digests import combine, digest_leaf
 from convert.errors import CheckpointError
 from convert.safetensors_header import Entry, read_header
 from convert.sources.base import Leaf, name_leaves
+from convert.sources.chunks import Grid
 from convert.spec import SAFETENSORS_TAGS, TensorSpec, numpy_dtype
-from convert.streaming import combine, digest_leaf
 
 Array = np.ndarray[Any, np.dtype[Any]]
-FORMAT = 1  # of the manifest; a change that older versions would misread raises it
+FORMAT = 2  # of the manifest; a change that older versions would misread raises it
 KEY = "recording"  # of the manifest in the file's metadata
 INPUT, MASK, EXACT, DRIFTED, LEAF = "input/", "mask/", "exact/", "drifted/", "leaf/"
 AGAIN = "record it again with `convert record`"
@@ -64,6 +65,7 @@ class Manifest:
         settings, sizes: of the plan.
         source_format: of the checkpoint, for people.
         leaves: name -> leaf of the checkpoint; digests: name -> `digest_leaf` of those that were not dropped.
+        chunks: name -> shape of the chunks that the digest is made of.
         seed: of the inputs and of the sample.
         precision: what users run in.
         unlifted: primitives that could not be lifted.
@@ -82,12 +84,17 @@ class Manifest:
     source_format: str
     leaves: Mapping[str, Leaf]
     digests: Mapping[str, str]
+    chunks: Mapping[str, tuple[int, ...]]
     seed: int
     precision: str
     unlifted: tuple[str, ...]
     environment: Mapping[str, str]
     values: tuple[Value, ...]
     data: str
+
+    def grid(self, name: str) -> Grid | None:
+        """The chunks that a leaf's digest is made of; None for a leaf without one."""
+        return Grid(self.leaves[name].spec.shape, self.chunks[name]) if name in self.chunks else None
 
     def to_json(self) -> str:
         return json.dumps(
@@ -103,7 +110,13 @@ class Manifest:
                 "source_format": self.source_format,
                 "source_digest": combine(self.digests),
                 "leaves": [
-                    [list(leaf.keys), list(leaf.spec.shape), leaf.spec.dtype, self.digests.get(name)]
+                    [
+                        list(leaf.keys),
+                        list(leaf.spec.shape),
+                        leaf.spec.dtype,
+                        self.digests.get(name),
+                        list(self.chunks.get(name, ())),
+                    ]
                     for name, leaf in self.leaves.items()
                 ],
                 "seed": self.seed,
@@ -154,7 +167,7 @@ def load_recording(path: str | Path) -> Recording:
         _fail(path, f"its tensors have the checksum {data}, its header says {manifest.data}: it is damaged")
     stored = _below(arrays, LEAF)
     for name, array in stored.items():
-        if manifest.digests.get(name) != digest_leaf(name, array):
+        if manifest.digests.get(name) != digest_leaf(name, array, manifest.grid(name)):
             _fail(path, f"leaf {name} is not what its header says")
     return Recording(path, manifest, _evidence(path, manifest, arrays), stored)
 
@@ -264,7 +277,7 @@ class _Reader:
             )
         if said.get("sampling") != METHOD:
             _fail(self.path, f"its samples are drawn by {said.get('sampling')!r}, not by {METHOD}")
-        leaves, digests = self._leaves(said)
+        leaves, digests, chunks = self._leaves(said)
         strings = {key: self._of(said, key, str) for key in ("converter", "model", "target", "reference", "rules_sha256", "source_format", "precision", "data")}  # fmt: skip
         if strings["precision"] not in ("float32", "bfloat16", "float16", "float64"):
             _fail(self.path, f"{strings['precision']!r} is no precision")
@@ -275,6 +288,7 @@ class _Reader:
             sizes=self._flat(said, "sizes"),
             leaves=leaves,
             digests=digests,
+            chunks=chunks,
             seed=self._of(said, "seed", int),
             unlifted=tuple(map(str, unlifted)),
             environment={str(k): str(v) for k, v in self._of(said, "environment", dict).items()},
@@ -294,24 +308,30 @@ class _Reader:
             _fail(self.path, f"its manifest's {key!r} is not a map of single values")
         return values
 
-    def _leaves(self, said: Mapping[str, Any]) -> tuple[dict[str, Leaf], dict[str, str]]:
-        leaves, digests = [], []
+    def _leaves(self, said: Mapping[str, Any]) -> tuple[dict[str, Leaf], dict[str, str], dict[str, tuple[int, ...]]]:
+        leaves, digests, chunks = [], [], []
         for row in self._of(said, "leaves", list):
-            if not (isinstance(row, list) and len(row) == 4 and _texts(row[0]) and _sizes(row[1])):
-                _fail(self.path, "its manifest lists a leaf that is not described by keys, shape, dtype and checksum")
-            keys, shape, dtype, digest = row
+            if not (isinstance(row, list) and len(row) == 5 and _texts(row[0]) and _sizes(row[1]) and _sizes(row[4])):
+                _fail(
+                    self.path,
+                    "its manifest lists a leaf that is not described by keys, shape, dtype, checksum and chunk",
+                )
+            keys, shape, dtype, digest, chunk = row
             if (
                 not isinstance(dtype, str)
                 or dtype not in SAFETENSORS_TAGS
                 or not (digest is None or isinstance(digest, str))
+                or (digest is not None and (len(chunk) != len(shape) or 0 in chunk))
             ):
                 _fail(self.path, f"its manifest describes leaf {'/'.join(keys)} wrongly")
             leaves.append(Leaf(tuple(keys), TensorSpec(tuple(shape), dtype)))
             digests.append(digest)
+            chunks.append(tuple(chunk))
         named = name_leaves(leaves)
         if len(named) != len(leaves):
             _fail(self.path, "its manifest lists a leaf twice")
-        return named, {name: digest for name, digest in zip(named, digests, strict=True) if digest is not None}
+        known = {name: digest for name, digest in zip(named, digests, strict=True) if digest is not None}
+        return named, known, {name: chunk for name, chunk in zip(named, chunks, strict=True) if name in known}
 
     def _values(self, said: Mapping[str, Any]) -> tuple[Value, ...]:
         values = []

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from convert.api import plan_conversion
 from convert.check.coverage import check_coverage
-from convert.check.leaves import levels_of_leaves, reading
+from convert.check.leaves import comparing, levels_of_leaves
 from convert.check.machine import require_device, require_precision
 from convert.check.recorded import RecordedSource, evidence_of, recording_defaults
 from convert.check.recording import load_recording
@@ -207,11 +207,11 @@ def _levels(
 ) -> Iterator[LevelReport]:
     deep = "model" in levels or backends
     weights: Verdict | None = None
-    with reading(plan, written, levels) as (compared, leaves):
+    with comparing(plan, written, levels) as compared:
         covered = check_coverage(plan, written, reference) if deep or "coverage" in levels else None
         if covered is not None and "coverage" in levels:
             yield covered
-        for done in levels_of_leaves(plan, written, reference, levels, compared, leaves, device=device, seed=seed):
+        for done in levels_of_leaves(plan, written, reference, levels, compared, device=device, seed=seed):
             weights = done.verdict if done.level == "weights" else weights
             yield done
     if covered is None or not deep:

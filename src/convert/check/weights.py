@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from threading import Lock
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import ml_dtypes
 import numpy as np
@@ -16,14 +20,15 @@ from convert.check.hypotheses import NOT_IN_SOURCE, count_unequal, hypotheses, n
 from convert.check.hypothesis import Hypothesis, expected
 from convert.check.report import Finding, LevelReport, Verdict
 from convert.check.written import Written
-from convert.ops import apply, is_float
+from convert.digests import combine
+from convert.moving import default_jobs, move
+from convert.ops import is_float
 from convert.plan import Plan
 from convert.steps import Part, Step
-from convert.streaming import Work, combine, computed, digest_leaf, metadata, read_used
+from convert.streaming import computed, metadata
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Rows = tuple[int, int] | None  # of a tensor that several leaves make; None is the whole
-BLOCK = 1 << 20  # values looked at together
 CLAIMS = {  # of the header, and their words
     "rules_sha256": "rules",
     "target": "target",
@@ -36,89 +41,153 @@ MAX_DIAGNOSED = 64  # tensors for which hypotheses are computed; a conversion wi
 
 
 def check_weights(plan: Plan, written: Written) -> LevelReport:
-    """Compares every written tensor with what the plan makes of the source, leaf by leaf.
+    """Compares every written tensor with what the plan makes of the source, piece by piece.
 
-    Memory: that of `read_used`, and what is made of one leaf. Where a tensor is wrong, what one hypothesis needs comes on top.
+    Memory: that of `move`. Where a tensor is wrong, what one hypothesis needs comes on top.
     """
-    comparison = WeightsPass(plan, written)
-    with read_used(plan, comparison.see) as leaves:
-        for _ in leaves:
-            pass
-    return comparison.report()
+    with WeightsPass(plan, written) as comparison:
+        return comparison.report()
 
 
 class WeightsPass:
-    """The weights level, fed with the source's leaves one by one: other levels may look at the same leaves."""
+    """The weights level. On entering its context it starts in threads of its own; other levels import their frameworks meanwhile."""
 
     def __init__(self, plan: Plan, written: Written) -> None:
         self._plan, self._written = plan, written
-        self._comparable = [step for step in plan.steps if written.specs.get(step.name) == step.spec]
-        self._left = {step.name: len(step.parts) for step in self._comparable}
+        comparable = [step for step in plan.steps if written.specs.get(step.name) == step.spec]
+        self._tensors = {step.name: _Tensor(step) for step in comparable}
         self._digests: dict[str, str] = {}
-        self._wrong: dict[str, int] = defaultdict(int)
-        self._narrow: dict[str, Finding] = {}
-        self._odd: dict[str, list[str]] = {}
-        self._same: set[tuple[str, Rows]] = set()
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="convert-weights")
+        self._stopped = False
+        self._done: Future[None] | None = None
         self._seconds = 0.0
-        self._lock = Lock()
 
-    def see(self, leaf: str, work: Work, array: Array) -> None:
-        """Compares all that the plan makes of this leaf. May be called from several threads, each with another leaf."""
+    def __enter__(self) -> Self:
+        self._done = self._pool.submit(self._compare)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._stopped = True
+        self._pool.shutdown(wait=True)
+
+    def _compare(self) -> None:
         started = time.monotonic()
-        digest = digest_leaf(leaf, array)
-        for step, part in work:
-            if step.name not in self._left:
-                continue
-            got = self._written.read(step.name)
-            rows = got if part.rows is None else got[part.rows[0] : part.rows[1]]
-            try:
-                want = apply(part.ops, array)
-            except OverflowError as error:
-                self._narrow[step.name] = _too_narrow(step, leaf, error)
-                continue
-            wrong = 0 if same_bits(rows, want) else count_unequal(rows, want)
-            with self._lock:
-                if wrong:
-                    self._wrong[step.name] += wrong
-                else:
-                    self._same.add((step.name, part.rows))
-                self._left[step.name] -= 1
-                whole = not self._left[step.name] and step.name not in self._wrong
-            if whole:
-                self._odd[step.name] = _odd_values(step, got)
-        with self._lock:
-            self._digests[leaf] = digest
-            self._seconds += time.monotonic() - started
+        with closing(move(self._plan, self, jobs=default_jobs())) as moved:
+            for leaf, digest in moved:
+                self._digests[leaf] = digest
+                if self._stopped:
+                    return
+        self._seconds = time.monotonic() - started
+
+    def region(self, step: Step) -> Array | None:
+        return self._written.read(step.name) if step.name in self._tensors else None
+
+    def piece(self, step: Step, part: Part, region: Array, values: Callable[[], Array]) -> None:
+        tensor = self._tensors[step.name]
+        try:
+            want = values()
+        except OverflowError as error:
+            tensor.narrow = _too_narrow(step, part.leaf, error)
+            return
+        if region.size:
+            tensor.see(part, region, 0 if same_bits(region, want) else count_unequal(region, want))
+
+    def whole(self, step: Step) -> None:
+        pass
+
+    def wait(self) -> None:
+        """Waits until all tensors were compared.
+
+        Raises:
+            CheckpointError: a leaf could not be read.
+        """
+        assert self._done is not None
+        self._done.result()
 
     def same(self, step: Step, part: Part) -> bool:
-        """Whether this part of a tensor was seen and is, bit for bit, what the plan makes of its leaf."""
-        return (step.name, part.rows) in self._same
+        """Whether this part of a tensor is, bit for bit, what the plan makes of its leaf. After `wait`."""
+        tensor = self._tensors.get(step.name)
+        return tensor is not None and tensor.narrow is None and not tensor.wrong.get(part.rows)
 
     def report(self) -> LevelReport:
-        """What came of it, once every leaf was seen."""
+        """What came of it."""
+        self.wait()
         started = time.monotonic()
-        plan, written, comparable = self._plan, self._written, self._comparable
-        wrong = {step.name: self._wrong[step.name] for step in comparable if step.name in self._wrong}
-        odd = [said for step in comparable for said in self._odd.get(step.name, ())]
-        findings = [self._narrow[step.name] for step in comparable if step.name in self._narrow]
-        for step in comparable:
+        plan, written = self._plan, self._written
+        tensors = list(self._tensors.values())
+        wrong = {t.step.name: count for t in tensors if (count := sum(t.wrong.values()))}
+        odd = [said for t in tensors if t.step.name not in wrong for said in t.odd_values()]
+        findings = [t.narrow for t in tensors if t.narrow is not None]
+        for step in (t.step for t in tensors):
             if step.value is not None and not same_bits(got := written.read(step.name), want := computed(step)):
                 findings.append(_unlike_computed(step, got, want))
         findings = [*_diagnose(plan, written, wrong), *findings]
-        if comparable and len(comparable) < len(plan.steps):
-            findings.append(_incomplete(plan, set(self._left)))
+        if tensors and len(tensors) < len(plan.steps):
+            findings.append(_incomplete(plan, set(self._tensors)))
         equal = not findings
         claims, doubts = _provenance(plan, written, combine(self._digests), equal)
         return LevelReport(
             "weights",
-            Verdict.FAILED if findings or claims else Verdict.PASSED if comparable else Verdict.SKIPPED,
-            ""
-            if comparable
-            else "no tensor of the file has the name, shape and dtype that the rules give; see coverage",
+            Verdict.FAILED if findings or claims else Verdict.PASSED if tensors else Verdict.SKIPPED,
+            "" if tensors else "no tensor of the file has the name, shape and dtype that the rules give; see coverage",
             (*claims, *findings),
-            notes=(f"{len(comparable)} of {len(plan.steps)} tensors compared bit for bit", *doubts, *odd),
+            notes=(f"{len(tensors)} of {len(plan.steps)} tensors compared bit for bit", *doubts, *odd),
             seconds=self._seconds + time.monotonic() - started,
         )
+
+
+class _Tensor:
+    """What was seen of a written tensor so far.
+
+    Attributes:
+        step: it.
+        wrong: rows of a part -> values that differ there.
+        narrow: a finding, when its dtype cannot hold what the source has.
+    """
+
+    def __init__(self, step: Step) -> None:
+        self.step = step
+        self.wrong: Counter[Rows] = Counter()
+        self.narrow: Finding | None = None
+        self._is_float = is_float(step.spec.dtype)
+        self._smallest = float(ml_dtypes.finfo(step.spec.dtype).smallest_normal) if self._is_float else 0.0
+        self._nan = self._infinite = self._denormal = self._filled = 0
+        self._lock = Lock()
+
+    def see(self, part: Part, got: Array, wrong: int) -> None:
+        """Counts what is odd about some of its values. Called from several threads."""
+        nan = infinite = denormal = filled = 0
+        if self._is_float:
+            magnitude = np.abs(got.astype(got.dtype if got.dtype.itemsize >= 4 else np.float32, copy=False))
+            filled = int(np.count_nonzero(magnitude))
+            denormal = int(np.count_nonzero(magnitude < self._smallest)) - (magnitude.size - filled)
+            if not np.isfinite(magnitude.max()):
+                nan = int(np.count_nonzero(np.isnan(magnitude)))
+                infinite = int(np.count_nonzero(np.isinf(magnitude)))
+        with self._lock:
+            self.wrong[part.rows] += wrong
+            self._nan += nan
+            self._infinite += infinite
+            self._denormal += denormal
+            self._filled += filled
+
+    def odd_values(self) -> list[str]:
+        """NaN, Inf, all-zero and denormal tensors: the source has them too, so they are no fault of the conversion."""
+        name = self.step.name
+        if not self._is_float or not self.step.spec.size or not self.step.parts:
+            return []
+        said = [
+            f"{name} has {n} {word} values, as the source has"
+            for n, word in ((self._nan, "NaN"), (self._infinite, "infinite"))
+            if n
+        ]
+        if not self._filled:
+            said.append(f"{name} is all zeros, as in the source")
+        if self._denormal:
+            said.append(f"{name} has {self._denormal} denormal values, which some devices flush to zero")
+        return said
 
 
 def _too_narrow(step: Step, leaf: str, error: OverflowError) -> Finding:
@@ -148,34 +217,6 @@ def _incomplete(plan: Plan, names: set[str]) -> Finding:
         f"cannot be compared, {absent[0].name} ({absent[0].spec}) for example; see the coverage level",
         data={"diagnosis": "not compared", "tensors": [step.name for step in absent]},
     )
-
-
-def _odd_values(step: Step, got: Array) -> list[str]:
-    """NaN, Inf, all-zero and denormal tensors: the source has them too, so they are no fault of the conversion."""
-    if not is_float(step.spec.dtype) or got.size == 0:
-        return []
-    tiny = float(ml_dtypes.finfo(step.spec.dtype).smallest_normal)
-    wide = got.dtype if got.dtype.itemsize >= 4 else np.dtype(np.float32)
-    flat = got.reshape(-1)
-    nans = infinite = denormal = nonzero = 0
-    for start in range(0, flat.size, BLOCK):
-        magnitude = np.abs(flat[start : start + BLOCK].astype(wide, copy=False))
-        filled = int(np.count_nonzero(magnitude))
-        nonzero += filled
-        denormal += int(np.count_nonzero(magnitude < tiny)) - (magnitude.size - filled)
-        if not np.isfinite(magnitude.max()):
-            nans += int(np.count_nonzero(np.isnan(magnitude)))
-            infinite += int(np.count_nonzero(np.isinf(magnitude)))
-    said = [
-        f"{step.name} has {n} {word} values, as the source has"
-        for n, word in ((nans, "NaN"), (infinite, "infinite"))
-        if n
-    ]
-    if not nonzero:
-        said.append(f"{step.name} is all zeros, as in the source")
-    if denormal:
-        said.append(f"{step.name} has {denormal} denormal values, which some devices flush to zero")
-    return said
 
 
 def _diagnose(plan: Plan, written: Written, wrong: dict[str, int]) -> list[Finding]:
@@ -278,6 +319,10 @@ def _provenance(plan: Plan, written: Written, digest: str, equal: bool) -> tuple
         )
     if said["source_digest"] != digest and others & {"rules_sha256", "target", "choices"} and equal:
         notes.append("whether it is the same checkpoint cannot be told: other rules may use other leaves")
+    elif said["source_digest"] != digest and equal and not any(step.loses or step.arithmetic for step in plan.steps):
+        notes.append(
+            "the checkpoint has the same values as the one that the file was made from, stored in other chunks"
+        )
     elif said["source_digest"] != digest:
         findings.insert(
             0,

@@ -31,7 +31,7 @@ def run(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing OUT.")] = False,
     jobs: Annotated[
         int | None,
-        typer.Option("--jobs", metavar="N", min=1, help="Leaves dealt with at a time.", show_default="the processors"),
+        typer.Option("--jobs", metavar="N", min=1, help="Threads.", show_default="the processors"),
     ] = None,
     check: Annotated[
         bool,

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from convert.errors import CheckpointError
-from convert.spec import TensorSpec
+from convert.sources.chunks import Box, Grid, Meter, Piece, cut, undivided
+from convert.spec import TensorSpec, numpy_dtype
 
 
 @dataclass(frozen=True)
@@ -107,6 +110,51 @@ class Source(ABC):
             CheckpointError: a file is missing, truncated or corrupt; the message names the leaf and the file.
             KeyError: there is no such leaf.
         """
+
+    def chunks(self, name: str) -> Grid:
+        """The parts in which an array is stored, each of which `pieces` can read on its own. Here: all in one."""
+        return undivided(self.leaves[name].spec.shape)
+
+    def pieces(self, name: str, chunk: Box, meter: Meter | None = None) -> Iterator[Piece]:
+        """One of the `chunks`, piece by piece in C order. An array that is yielded is valid until the next one is asked for.
+
+        Here the whole array is read; sources that can read less do.
+
+        Args:
+            meter: gets the seconds that are spent on ``read`` and ``decode``.
+
+        Raises:
+            As `read`.
+        """
+
+        started = time.perf_counter()
+        inside: tuple[Any, ...] = (*chunk.within((0,) * len(chunk.shape)), ...)
+        array = self.read(name)[inside]
+        if meter is not None:
+            meter.add("read", time.perf_counter() - started)
+        yield from cut(chunk.origin, array)
+
+    def read_box(self, name: str, box: Box) -> np.ndarray:
+        """A part of an array, in C order; no more is decoded than what lies before it in its chunks.
+
+        Raises:
+            As `read`.
+        """
+        spec = self.leaves[name].spec
+        out = np.empty(box.shape, numpy_dtype(spec.dtype))
+        left = box.size
+        for chunk in self.chunks(name):
+            if not left:
+                break
+            if box.overlap(chunk.origin, chunk.shape) is None:
+                continue
+            for origin, values in self.pieces(name, chunk):
+                if (common := box.overlap(origin, values.shape)) is not None:
+                    out[common.within(box.origin)] = values[common.within(origin)]
+                    left -= common.size
+                if not left:
+                    break
+        return out
 
     @property
     def nbytes(self) -> int:

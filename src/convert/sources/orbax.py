@@ -6,7 +6,8 @@ learns from `orbax_ocdbt` what a database holds.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ import numpy as np
 from convert.errors import CheckpointError
 from convert.sources import flaxpack
 from convert.sources.base import Absent, Leaf, Source, name_leaves
+from convert.sources.chunks import Box, Grid, Meter, Piece, whole
 from convert.sources.orbax_locate import locate, looks_like_orbax
 from convert.sources.orbax_ocdbt import TENSORSTORE_ERRORS
 from convert.sources.orbax_store import (
@@ -21,6 +23,7 @@ from convert.sources.orbax_store import (
     Array,
     Store,
     open_store,
+    pieces,
     read_array,
     read_metadata,
     reason,
@@ -83,9 +86,37 @@ class OrbaxSource(Source):
         place = self._by_name[name]
         if isinstance(place, flaxpack.Packed):
             return flaxpack.array(self._tree.data, place)
+        if place.encoding is not None:
+            return self.read_box(name, whole(place.spec.shape))
+        assert self._store is not None
+        with self._errors(name, place):
+            return read_array(self._store, place, self._tree.all_stored)
+
+    def chunks(self, name: str) -> Grid:
+        place = self._by_name[name]
+        return super().chunks(name) if isinstance(place, flaxpack.Packed) else place.grid
+
+    def pieces(self, name: str, chunk: Box, meter: Meter | None = None) -> Iterator[Piece]:
+        place = self._by_name[name]
+        if isinstance(place, flaxpack.Packed):
+            yield from super().pieces(name, chunk, meter)
+            return
+        assert self._store is not None
+        with self._errors(name, place):
+            yield from pieces(self._store, place, self._tree.all_stored, chunk, meter)
+
+    def read_box(self, name: str, box: Box) -> np.ndarray:
+        try:
+            return super().read_box(name, box)
+        except MemoryError as error:
+            raise CheckpointError(f'"{self.path}": leaf {name} ({self.leaves[name].spec}): {error}') from None
+
+    @contextmanager
+    def _errors(self, name: str, place: Array) -> Iterator[None]:
+        """Puts the leaf, its spec and the next step around what TensorStore and the system raise."""
         assert self._store is not None
         try:
-            return read_array(self._store, place, self._tree.all_stored)
+            yield
         except MemoryError as error:
             raise CheckpointError(f'"{self.path}": leaf {name} ({place.spec}): {error}') from None
         except TENSORSTORE_ERRORS as error:

@@ -9,7 +9,7 @@ Manifest and nodes have checksums (CRC-32C), the values outside of the nodes hav
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -17,24 +17,12 @@ from urllib.parse import unquote
 import tensorstore as ts
 
 from convert.errors import CheckpointError
+from convert.sources.zarr_chunks import Stored
 
 MANIFEST = "manifest.ocdbt"
 
 # What TensorStore raises: absl's status codes as these (python/tensorstore/status.cc).
 TENSORSTORE_ERRORS = (ValueError, OSError, RuntimeError, IndexError, KeyError, OverflowError, MemoryError)
-
-
-@dataclass(frozen=True)
-class Stored:
-    """A value outside of the nodes.
-
-    Attributes:
-        file: relative to the database.
-        stop: where it ends in the file.
-    """
-
-    file: str
-    stop: int
 
 
 def entries(path: Path, context: ts.Context) -> Iterator[tuple[str, bytes | Stored]]:
@@ -49,7 +37,7 @@ def entries(path: Path, context: ts.Context) -> Iterator[tuple[str, bytes | Stor
     versions: list[dict[str, Any]] = manifest["versions"]
     root = versions[-1]["root"].get("location")
     if root is not None:  # else it is empty
-        yield from _below(base, context, root, b"", versions[-1]["root_height"])
+        yield from _below(path, base, context, root, b"", versions[-1]["root_height"])
 
 
 def check_files(path: Path, found: Iterable[tuple[str, bytes | Stored]]) -> None:
@@ -58,21 +46,23 @@ def check_files(path: Path, found: Iterable[tuple[str, bytes | Stored]]) -> None
     Raises:
         CheckpointError: one is not. The text has no advice.
     """
-    last: dict[str, tuple[int, str]] = {}
+    last: dict[Path, tuple[int, str]] = {}
     for key, value in found:
         if isinstance(value, Stored):
             last[value.file] = max(last.get(value.file, (0, "")), (value.stop, key))
     for file, (stop, key) in sorted(last.items()):
         try:
-            size = (path / file).stat().st_size
+            size = file.stat().st_size
         except OSError as error:
+            file = file.relative_to(path)
             raise CheckpointError(f'"{path}": {file} cannot be read, where {key} lies: {error.strerror}') from None
         if size < stop:
+            file = file.relative_to(path)
             raise CheckpointError(f'"{path}": {file} is truncated: it has {size} bytes, and {key} ends at {stop}')
 
 
 def _below(
-    base: ts.KvStore, context: ts.Context, location: str, prefix: bytes, height: int
+    path: Path, base: ts.KvStore, context: ts.Context, location: str, prefix: bytes, height: int
 ) -> Iterator[tuple[str, bytes | Stored]]:
     """The entries below a node. `height` shrinks on the way down, so that no file can send this in circles."""
     _, directory, file, offset, length = location.split(":")
@@ -84,9 +74,24 @@ def _below(
         raise ValueError(f"the node {location} has height {node['height']}, not {height}")
     for entry in node["entries"]:
         if height > 0:
-            yield from _below(base, context, entry["location"], prefix + entry["subtree_common_prefix"], height - 1)
+            below = prefix + entry["subtree_common_prefix"]
+            yield from _below(path, base, context, entry["location"], below, height - 1)
         elif "inline_value" in entry:
             yield (prefix + entry["key"]).decode(), entry["inline_value"]
         else:
             _, directory, file, offset, length = entry["indirect_value"].split(":")
-            yield (prefix + entry["key"]).decode(), Stored(unquote(directory + file), int(offset) + int(length))
+            start = int(offset)
+            yield (prefix + entry["key"]).decode(), Stored(_file(path, directory + file), start, start + int(length))
+
+
+@lru_cache(maxsize=1000)
+def _file(path: Path, quoted: str) -> Path:
+    """A file of the database.
+
+    Raises:
+        ValueError: its name leads out of the directory.
+    """
+    name = unquote(quoted)
+    if name.startswith("/") or ".." in name.split("/"):
+        raise ValueError(f"it names the file {name!r}, which is not in it")
+    return path / name

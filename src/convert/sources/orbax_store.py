@@ -12,7 +12,8 @@ import functools
 import json
 import math
 import re
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,8 +22,11 @@ import numpy as np
 import tensorstore as ts
 
 from convert.errors import CheckpointError, ConvertError
+from convert.sources.chunks import Box, Grid, Meter, Piece, cut, timed, whole
+from convert.sources.chunks import pieces as chunk_pieces
 from convert.sources.orbax_ocdbt import MANIFEST, TENSORSTORE_ERRORS, check_files, entries
-from convert.spec import SAFETENSORS_TAGS, TensorSpec, dtype_name
+from convert.sources.zarr_chunks import Encoding, Stored, decoding, encoding
+from convert.spec import SAFETENSORS_TAGS, TensorSpec, dtype_name, numpy_dtype
 
 # One directory for each process (`ocdbt.process_3`) or replica (`ocdbt.process_replica_3`); Orbax 0.12.8,
 # _src/serialization/ocdbt_process_spec.py. The values stay in them after the merge; the manifest above refers to them.
@@ -47,7 +51,8 @@ class Array:
         prefix: of its keys in the store: its name and a slash; empty where the tree is a single array.
         driver: ``zarr`` or ``zarr3``.
         spec: global shape and dtype.
-        chunks: how many there are.
+        grid: its chunks.
+        encoding: how they are stored; None where TensorStore has to read them.
         stores_zeros: whether the writer surely stored chunks of zeros, so that a chunk which is not there was lost.
             TensorStore leaves out a chunk that is equal to the fill value, unless the metadata has none: Orbax gives
             none with zarr, while zarr3 always has one. (TensorStore since commit 738ea97f1 of January 2022, before the
@@ -57,7 +62,8 @@ class Array:
     prefix: str
     driver: str
     spec: TensorSpec
-    chunks: int
+    grid: Grid
+    encoding: Encoding | None
     stores_zeros: bool
 
 
@@ -75,6 +81,9 @@ class Store(Protocol):
 
     def count(self, prefix: str) -> int:
         """How many keys start with `prefix`."""
+
+    def stored(self, key: str) -> Stored | bytes | None:
+        """Where the value of a key lies in a file, or the value; None where there is none, or it cannot be told."""
 
     def kvstore(self, prefix: str) -> tuple[dict[str, Any], ts.Context]:
         """A TensorStore spec (JSON) of the part whose keys start with `prefix`, and the context to open it in."""
@@ -139,12 +148,39 @@ def read_metadata(store: Store, names: Sequence[str], use_zarr3: bool) -> dict[s
     return found
 
 
-def read_array(store: Store, array: Array, all_stored: bool) -> np.ndarray:
-    """The whole array, in C order.
+def pieces(store: Store, array: Array, all_stored: bool, chunk: Box, meter: Meter | None = None) -> Iterator[Piece]:
+    """One of the array's chunks, as `Source.pieces` gives it.
+
+    Raises:
+        as `read_array`.
+    """
+    stored = None
+    if array.encoding is not None:
+        stored = store.stored(array.prefix + array.encoding.key(array.grid.index(chunk)))
+    if array.encoding is None or stored is None:  # TensorStore knows whether it may be missing
+        started = time.perf_counter()
+        values = read_array(store, array, all_stored, chunk)
+        if meter is not None:
+            meter.add("read", time.perf_counter() - started)
+        yield from cut(chunk.origin, values)
+        return
+    try:
+        with decoding(stored, array.encoding.compressed, meter) as fill:
+            yield from timed(
+                chunk_pieces(fill, array.grid.chunk, chunk, numpy_dtype(array.spec.dtype)), meter, "decode"
+            )
+    except ValueError as error:
+        where = "" if isinstance(stored, bytes) else f" ({stored.file} from byte {stored.start} to {stored.stop})"
+        raise ValueError(f"chunk {list(array.grid.index(chunk))}{where}: {error}") from None
+
+
+def read_array(store: Store, array: Array, all_stored: bool, box: Box | None = None) -> np.ndarray:
+    """The array or a part of it, in C order.
 
     Args:
         store: where it lies.
         array: its place and spec.
+        box: the part; None is all of it.
         all_stored: whether the checkpoint says that all chunks were stored. If neither it nor the array does, a chunk
             that is not there stands for zeros; else it is an error.
 
@@ -163,13 +199,14 @@ def read_array(store: Store, array: Array, all_stored: bool) -> np.ndarray:
     opened = ts.open(spec, context=context, open=True, read=True).result()
     if tuple(opened.shape) != array.spec.shape or dtype_name(opened.dtype.numpy_dtype) != array.spec.dtype:
         raise ValueError(f"its metadata changed since it was opened: {opened.dtype.name}{list(opened.shape)}")
-    if not fill_missing and array.chunks > _BATCH:  # else each of them would be asked for, and found missing
+    if not fill_missing and len(array.grid) > _BATCH:  # else each of them would be asked for, and found missing
         present = store.count(array.prefix)
-        if present < array.chunks:
-            raise ValueError(f"{array.chunks} chunks and their metadata are due, but only {present} files are there")
+        if present < len(array.grid):
+            raise ValueError(f"{len(array.grid)} chunks and their metadata are due, but only {present} files are there")
     # NumPy's own memory: where there is not enough, it raises MemoryError, while TensorStore would end the process.
-    result = np.empty(array.spec.shape, opened.dtype.numpy_dtype)
-    ts.array(result).write(opened).result()
+    box = box or whole(array.spec.shape)
+    result = np.empty(box.shape, opened.dtype.numpy_dtype)
+    ts.array(result).write(opened[box.within((0,) * len(box.shape))] if box.shape else opened).result()
     return result
 
 
@@ -198,6 +235,7 @@ class _Files:
     advice = AGAIN
 
     def __init__(self, path: Path, context: ts.Context) -> None:
+        self._path = path
         self._spec = _files(path)
         self._context = context
         self._opened = ts.KvStore.open(self._spec, context=context).result()
@@ -207,6 +245,13 @@ class _Files:
 
     def count(self, prefix: str) -> int:
         return _count(self._opened, prefix)
+
+    def stored(self, key: str) -> Stored | bytes | None:
+        file = self._path / key
+        try:
+            return Stored(file, 0, file.stat().st_size)
+        except OSError:
+            return None
 
     def kvstore(self, prefix: str) -> tuple[dict[str, Any], ts.Context]:
         return {**self._spec, "path": self._spec["path"] + prefix}, self._context
@@ -222,12 +267,15 @@ class _Merged:
         self._spec = _ocdbt(path)
         self._context = context
         self._opened = ts.KvStore.open(self._spec, context=context).result()
-        self._metadata = _index(path, context)[0]
+        self._places = _index(path, context)
 
     def values(self, keys: Sequence[str]) -> list[bytes | None]:
-        left = [key for key in keys if key not in self._metadata]
+        left = [key for key in keys if not isinstance(self._places.get(key), bytes)]
         read = dict(zip(left, _values((self._opened, key) for key in left), strict=True))
-        return [self._metadata.get(key) or read.get(key) for key in keys]
+        return [value if isinstance(value := self._places.get(key), bytes) else read.get(key) for key in keys]
+
+    def stored(self, key: str) -> Stored | bytes | None:
+        return self._places.get(key)
 
     def count(self, prefix: str) -> int:
         return _count(self._opened, prefix)
@@ -243,20 +291,23 @@ class _Union:
 
     def __init__(self, processes: Sequence[Path], context: ts.Context) -> None:
         self.format = f"OCDBT, not merged ({len(processes)} {'processes' if len(processes) > 1 else 'process'})"
-        self._metadata: dict[str, bytes] = {}
-        self._places: dict[str, ts.KvStore] = {}
+        self._places: dict[str, Stored | bytes] = {}
+        self._stores: dict[str, ts.KvStore] = {}
         for process in processes:
             opened = ts.KvStore.open(_ocdbt(process), context=context).result()
-            metadata, keys = _index(process, context)
+            found = _index(process, context)
             # What several processes hold is a replica: Orbax has each write all of it.
-            self._metadata = metadata | self._metadata
-            self._places = dict.fromkeys(keys, opened) | self._places
+            self._places = found | self._places
+            self._stores = dict.fromkeys(found, opened) | self._stores
         self._keys = sorted(self._places)
 
     def values(self, keys: Sequence[str]) -> list[bytes | None]:
-        left = [key for key in keys if key in self._places and key not in self._metadata]
-        read = dict(zip(left, _values((self._places[key], key) for key in left), strict=True))
-        return [self._metadata.get(key) or read.get(key) for key in keys]
+        left = [key for key in keys if isinstance(self._places.get(key), Stored)]
+        read = dict(zip(left, _values((self._stores[key], key) for key in left), strict=True))
+        return [value if isinstance(value := self._places.get(key), bytes) else read.get(key) for key in keys]
+
+    def stored(self, key: str) -> Stored | bytes | None:
+        return self._places.get(key)
 
     def count(self, prefix: str) -> int:
         return len(self._below(prefix))
@@ -277,8 +328,8 @@ class _Union:
         return self._keys[start:stop]
 
 
-def _index(path: Path, context: ts.Context) -> tuple[dict[str, bytes], list[str]]:
-    """The metadata of the arrays in an OCDBT database as far as it lies within its nodes, and all keys.
+def _index(path: Path, context: ts.Context) -> dict[str, Stored | bytes]:
+    """All keys of an OCDBT database, with the values that lie within its nodes, and the places of the others.
 
     Raises:
         CheckpointError: the database is damaged, or lacks a file that holds values.
@@ -291,8 +342,7 @@ def _index(path: Path, context: ts.Context) -> tuple[dict[str, bytes], list[str]
         check_files(path, found)
     except CheckpointError as error:
         raise CheckpointError(f"{error}; {AGAIN}") from None
-    metadata = {key: value for key, value in found if isinstance(value, bytes) and key.endswith(ARRAY_METADATA)}
-    return metadata, [key for key, _ in found]
+    return dict(found)
 
 
 def _count(store: ts.KvStore, prefix: str) -> int:
@@ -326,8 +376,8 @@ def _ocdbt(path: Path) -> dict[str, Any]:
 
 
 @functools.lru_cache(maxsize=10_000)  # the leaves of equal layers have equal metadata
-def _parse(filename: str, value: bytes) -> tuple[TensorSpec, int, bool]:
-    """The last three attributes of an `Array`. The error's text continues the name of the file."""
+def _parse(filename: str, value: bytes) -> tuple[TensorSpec, Grid, Encoding | None, bool]:
+    """The last four attributes of an `Array`. The error's text continues the name of the file."""
     try:
         metadata = json.loads(value)
     except (ValueError, RecursionError) as error:
@@ -343,13 +393,14 @@ def _parse(filename: str, value: bytes) -> tuple[TensorSpec, int, bool]:
         dtype = metadata.get("data_type")
     shape, chunk = _sizes("shape", metadata.get("shape"), 0), _sizes("chunk shape", chunk, 1)
     spec = TensorSpec(shape, _dtype(dtype))
+    grid = Grid(shape, chunk)
     # A chunk is a device's part of the array, or less.
     if len(chunk) != len(shape) or any(c > max(n, 1) for c, n in zip(chunk, shape, strict=True)):
         raise CheckpointError(f"says chunks of {list(chunk)} for an array of {list(shape)}")
-    chunks = math.prod(-(-n // c) for n, c in zip(shape, chunk, strict=True))
-    if spec.nbytes > _MOST_BYTES or chunks > _MOST_CHUNKS:
-        raise CheckpointError(f"says {spec} in {chunks} chunks, which is not possible")
-    return spec, chunks, filename == _ZARR and metadata.get("fill_value") is None
+    if spec.nbytes > _MOST_BYTES or math.prod(grid.counts) > _MOST_CHUNKS:
+        raise CheckpointError(f"says {spec} in {math.prod(grid.counts)} chunks, which is not possible")
+    known = encoding(metadata, spec.dtype, 2 if filename == _ZARR else 3)
+    return spec, grid, known, filename == _ZARR and metadata.get("fill_value") is None
 
 
 def _sizes(what: str, sizes: object, least: int) -> tuple[int, ...]:
