@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
 
@@ -28,7 +29,12 @@ def load_models(path: str | Path) -> tuple[RuleFile, ...]:
         RuleError: unreadable or not valid; the message has line and column.
     """
     path = Path(path)
-    return parse_models(read_text(path, _display(path)), _display(path))
+    return _parsed(read_text(path, _display(path)), _display(path))
+
+
+@lru_cache(maxsize=64)
+def _parsed(text: str, called: str) -> tuple[RuleFile, ...]:
+    return parse_models(text, called)
 
 
 def _display(path: Path) -> str:
@@ -48,13 +54,19 @@ def available_rules(extra: Path | None = None) -> tuple[RuleFile, ...]:
     Raises:
         RuleError: `extra` is no directory, or a file in it is not valid.
     """
+    return _available(extra, "")
+
+
+def _available(extra: Path | None, word: str) -> tuple[RuleFile, ...]:
+    """Of the files in which `word` stands; to parse them all takes longer than to convert a small checkpoint."""
     if extra is not None and not extra.is_dir():
         raise RuleError(f"{extra}: --rules takes a directory of rule files; a single file is given in place of MODEL")
     found: dict[str, RuleFile] = {}
     for directory in (extra, shipped_rules_dir()):
         for path in sorted(directory.glob("*.yaml")) if directory else ():
-            for rules in load_models(path):
-                found.setdefault(rules.model, rules)
+            if word in (text := read_text(path, _display(path))):
+                for rules in _parsed(text, _display(path)):
+                    found.setdefault(rules.model, rules)
     return tuple(found.values())
 
 
@@ -66,10 +78,11 @@ def find_rules(model: str, extra: Path | None = None) -> tuple[RuleFile, ...]:
     """
     if model.endswith((".yaml", ".yml")) or "/" in model:
         return load_models(model)
-    known = available_rules(extra)
+    known = _available(extra, model)
     named = tuple(rules for rules in known if rules.model == model) or tuple(r for r in known if r.family == model)
     if named:
         return named
+    known = available_rules(extra)
     names = sorted({rules.model for rules in known} | {rules.family for rules in known if rules.family})
     raise RuleError(
         f"there are no rules called {model!r}{nearest(model, names)} (known: {', '.join(names)}; "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -64,9 +64,31 @@ def facts(module: torch.nn.Module, blocks: Iterable[Block] = ()) -> dict[str, Ma
     said = {fact: getattr(config, key) for key, fact in CONFIGURED.items() if hasattr(config, key)}
     if said:
         found[""] = said
+    measured: dict[Any, str] = {}  # the layers of a model are alike: one of them is run
     for block in blocks:
-        found.setdefault(_member(block.before)[0], {})["activation"] = activation(module, block)
+        alike = tuple(name.removeprefix(block.holder) for name in (block.before, block.behind, block.times)), _code(
+            module.get_submodule(block.holder)
+        )
+        if alike not in measured:
+            measured[alike] = activation(module, block)
+        found.setdefault(_member(block.before)[0], {})["activation"] = measured[alike]
     return {name: dict(values) for name, values in found.items()}
+
+
+def _code(module: torch.nn.Module) -> tuple[Any, ...]:
+    """What a module computes but for its weights' values: equal for two whose code, attributes and submodules are the same."""
+    attributes: list[Any] = []
+    for name, value in sorted(vars(module).items()):
+        if name == "_modules" or (isinstance(value, Collection) and not value):
+            continue
+        if name in ("_parameters", "_buffers"):
+            shapes = ((key, None if tensor is None else tuple(tensor.shape)) for key, tensor in value.items())
+            attributes.append((name, tuple(shapes)))
+        elif isinstance(value, bool | int | float | str | None):
+            attributes.append((name, value))
+        else:  # a function, a config that the layers share, or something of this layer alone
+            attributes.append((name, id(value)))
+    return type(module), tuple(attributes), tuple((name, _code(child)) for name, child in module.named_children())
 
 
 def _norm(module: torch.nn.Module) -> dict[str, Any]:
