@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 
 from convert.api import plan_conversion
 from convert.check.report import LevelReport, Verdict
-from convert.check.weights import check_weights
+from convert.check.weights import check_weights, odd_values
 from convert.check.written import open_written
 from convert.library import shipped_rules_dir
 from convert.plan import Plan
@@ -437,3 +437,15 @@ def test_memory_is_that_of_a_few_leaves(tmp_path: Path, traced: None) -> None:
     assert level.verdict is Verdict.PASSED
     peak = tracemalloc.get_traced_memory()[1]
     assert peak < 4.25 * leaf, f"{peak / leaf:.2f} leaves"
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e5m2"])
+def test_odd_values_are_counted_by_their_bits(dtype: str) -> None:
+    info = ml_dtypes.finfo(dtype)
+    tiny, smallest = float(info.smallest_subnormal), float(info.smallest_normal)
+    values = [0.0, -0.0, tiny, -tiny, smallest, -smallest, 1.0, float(info.max), np.nan, -np.nan]
+    values += [np.inf, -np.inf, np.inf] if dtype != "float8_e4m3fn" else []  # it has none
+    x = np.array(values).astype(getattr(ml_dtypes, dtype, None) or dtype)
+    want = {"zero": 2, "denormal": 2, "infinite": 3 if dtype != "float8_e4m3fn" else 0, "NaN": 2}
+    assert odd_values(x) == odd_values(np.tile(x, (2, 1))[:1].T) == want
+    assert odd_values(x[4:8]) == {"zero": 0, "denormal": 0}
