@@ -15,6 +15,7 @@ import numpy as np
 
 from convert.digests import ChunkDigest, join
 from convert.errors import ConvertError
+from convert.folds import operand_leaves
 from convert.ops import apply
 from convert.placing import Gathered, place
 from convert.plan import Plan
@@ -53,6 +54,10 @@ def used_leaves(plan: Plan) -> dict[str, Work]:
     for step in plan.steps:
         for part in step.parts:
             used.setdefault(part.leaf, []).append((step, part))
+    for step in plan.steps:
+        for part in step.parts:
+            for leaf in operand_leaves(part.ops):  # read beside it; its values count for the digest
+                used.setdefault(leaf, [])
     return used
 
 

@@ -186,10 +186,16 @@ class _Layers:
 
     def _run(self, step: Step, part: Part, own: Array) -> None:
         assert part.rule is not None
-        probe = Probe(part.rule, self._plan, step, part, self._device, np.random.default_rng(self._seed))
+        rng = np.random.default_rng(self._seed)
+        probe = Probe(part.rule, self._plan, step, part, self._device, rng, self._written.read)
         try:
             measure = probe.measure(own, self._written.read(step.name))
-        except (RuntimeError, ValueError, TypeError) as error:  # of JAX, torch or NumPy: shapes that do not fit
+        except (
+            RuntimeError,
+            ValueError,
+            TypeError,
+            KeyError,
+        ) as error:  # of JAX, torch or NumPy: shapes that do not fit
             self._findings.append(_unfit(step, part, error))
             return
         if measure is None:

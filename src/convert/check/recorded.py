@@ -21,6 +21,7 @@ from convert.check.written import Written
 from convert.digests import combine, digest_leaf
 from convert.errors import CheckpointError, ConvertError
 from convert.fields import nearest
+from convert.folds import LossyError
 from convert.moving import used_leaves
 from convert.ops import Add, Cast, Flip, Multiply, Op, Permute, Slice, Take, apply, inverse, is_float
 from convert.plan import Plan
@@ -63,7 +64,11 @@ class RecordedSource(Source):
                 view, ops = _view(leaf, part.ops)
                 rows = self._written.read(step.name)
                 rows = rows if part.rows is None else rows[part.rows[0] : part.rows[1]]
-                view[...] = _back(inverse(ops, TensorSpec(view.shape, spec.dtype)), rows)
+                try:
+                    back = inverse(ops, TensorSpec(view.shape, spec.dtype))
+                except LossyError as error:
+                    raise CheckpointError(f"{self.path}: leaf {name} is not in the recording, and of {step.name} it cannot be computed back: {error}; record again with a larger --max-size") from None  # fmt: skip
+                view[...] = _back(back, rows)
         leaf.setflags(write=False)
         self._last = name, leaf
         return leaf

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from convert.kinds.base import Kind, Numbering, Rule, TargetLayer
+from convert.kinds.channel_norm import BatchNorm, GroupNorm
 from convert.kinds.conv import Convolution
+from convert.kinds.conv_transpose import ConvTranspose
 from convert.kinds.linear import Linear
 from convert.kinds.norm import LayerNorm, RMSNorm
 from convert.kinds.plain import Drop, Embedding, Parameter, Timescales
@@ -14,12 +16,15 @@ from convert.kinds.recurrent import GRU, LSTM, RNN, Recurrent
 KINDS: Mapping[str, type[Kind]] = {
     "linear": Linear,
     "conv": Convolution,
+    "conv_transpose": ConvTranspose,
     "gru": GRU,
     "lstm": LSTM,
     "rnn": RNN,
     "embedding": Embedding,
     "layer_norm": LayerNorm,
     "rms_norm": RMSNorm,
+    "group_norm": GroupNorm,
+    "batch_norm": BatchNorm,
     "parameter": Parameter,
     "buffer": Timescales,
     "drop": Drop,
@@ -30,9 +35,12 @@ __all__ = [
     "KINDS",
     "LSTM",
     "RNN",
+    "BatchNorm",
+    "ConvTranspose",
     "Convolution",
     "Drop",
     "Embedding",
+    "GroupNorm",
     "Kind",
     "LayerNorm",
     "Linear",
