@@ -9,10 +9,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from convert.beside import Found, contradictions, facts_beside, look_beside
 from convert.cell_steps import CUSTOM_CELLS, cell_steps
 from convert.errors import PlanError
 from convert.fields import nearest
 from convert.kinds import Recurrent, Rule, Timescales, conventions
+from convert.kinds.base import ACTIVATION_NAMES
 from convert.match import Coverage, Matched, cover
 from convert.ops import is_float
 from convert.plan import Dropped, Plan, expand
@@ -66,8 +68,10 @@ class _Planner:
         findings = list(coverage.findings)
         choices, sizes, problems = self._sizes(coverage)
         findings += problems
+        found = look_beside(self.rules, self.source)
+        findings += contradictions(self.rules, self.target, found, sizes, self.settings)
         version = next((v for v in self.rules.versions if all(sizes.get(k) == n for k, n in v.sizes.items())), None)
-        facts = {**{key: expand(value, sizes) for key, value in self._facts(version).items()}, **coverage.types}
+        facts = {**{key: expand(value, sizes) for key, value in self._facts(version, facts_beside(self.rules, found)).items()}, **coverage.types}
         steps, layers, notes, problems = self._steps(coverage, choices, sizes, facts)
         steps, unjoined = join(steps)
         findings += problems or unjoined
@@ -92,7 +96,8 @@ class _Planner:
             choices={k: v for k, v in choices.items() if v is not None},
             dtype=self.dtype,
             settings=self.settings,
-            notes=(*notes, *(note for step in steps for note in step.notes)),
+            notes=(*notes, *_unseen(self.rules, found), *(note for step in steps for note in step.notes)),
+            beside=found,
         )
 
     def _check_arguments(self) -> None:
@@ -142,9 +147,9 @@ class _Planner:
             "and the models that are known with `convert rules list`"
         )
 
-    def _facts(self, version: Version | None) -> dict[str, Any]:
+    def _facts(self, version: Version | None, beside: Mapping[str, Any]) -> dict[str, Any]:
         given = {key: value for key, value in self.settings.items() if key in self.rules.facts}
-        facts = {**self.rules.facts, **(version.facts if version else {}), **given}
+        facts = {**self.rules.facts, **(version.facts if version else {}), **beside, **given}
         return {key: value for key, value in facts.items() if value != ASK}
 
     def _sizes(self, coverage: Coverage) -> tuple[dict[str, str | None], dict[str, int], list[str]]:
@@ -248,7 +253,7 @@ class _Planner:
                 continue
             steps += made
             said = {
-                k: facts.get(v) if k == "epsilon" and isinstance(v, str) else v
+                k: _resolved(k, v, facts)
                 for k, v in {**rule.kind.facts(layer), **conventions.facts(rule, layer)}.items()
             }
             if said and made:
@@ -260,6 +265,16 @@ class _Planner:
         more = f"\n  ... and {len(findings) - MAX_FINDINGS} more" if len(findings) > MAX_FINDINGS else ""
         said = "1 problem" if len(findings) == 1 else f"{len(findings)} problems"
         return f"{self.rules.path} does not fit {self.source.called}: {said}\n{shown}{more}"
+
+
+def _unseen(rules: RuleFile, found: Found) -> Iterator[str]:
+    """That the file is not there from which facts would have come."""
+    if rules.beside is not None and not found.config:
+        said = {key: value for key, value in rules.facts.items() if value != ASK}
+        yield (
+            f"there is no {rules.beside.file} beside the checkpoint; "
+            f"{', '.join(f'{key} {value}' for key, value in said.items())} are what the rules take for granted"
+        )
 
 
 def _settable(rules: RuleFile) -> dict[str, Any]:
@@ -302,6 +317,16 @@ def _collect(known: list[Constraint], matched: Matched, source: Source, variant:
     except MisfitError as misfit:
         return [str(misfit)]
     return []
+
+
+def _resolved(key: str, value: Any, facts: Mapping[str, Any]) -> Any:
+    """What a layer computes, where the rule refers to a fact."""
+    if key == "epsilon" and isinstance(value, str):
+        return facts.get(value)
+    if key == "activation" and isinstance(value, str) and value.startswith("$"):
+        said = facts.get(value[1:])
+        return ACTIVATION_NAMES.get(said, said) if isinstance(said, str) else said
+    return value
 
 
 def _buffer(

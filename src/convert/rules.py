@@ -14,7 +14,7 @@ from convert.kinds.base import PATTERN, SHARED
 from convert.kinds.conventions import check_rope, read_rope
 from convert.pattern import Pattern, parse_pattern
 from convert.places import Place, Places
-from convert.rulefile import ASK, Axis, LayerTypes, RuleFile, Target, Version, references
+from convert.rulefile import ASK, Axis, Beside, LayerTypes, RuleFile, Target, Version, references
 from convert.rules_schema import ONLY, RULE_FILE, rule_record
 from convert.yamlfile import Node, load_yaml
 
@@ -393,7 +393,15 @@ def _read_file(node: Node, path: str, text: str) -> RuleFile:
         text=text,
         node=node,
         places=places,
+        beside=_read_beside(values["beside"], node.value["beside"]) if "beside" in values else None,
     )
+
+
+def _read_beside(values: Mapping[str, Any], node: Node) -> Beside:
+    name = values["file"]
+    if "/" in name or "\\" in name or name in ("", ".", ".."):
+        raise RuleError(f"{node.value['file'].at}: {name!r} is no name of a file beside the checkpoint")
+    return Beside(name, values.get("only", {}), node.at.line_only)
 
 
 def _indices_of(rule: Rule) -> Iterator[str]:
@@ -420,6 +428,9 @@ def _facts_of(rule: Rule) -> Iterator[str]:
     for said in (getattr(rule.kind, "epsilon", None), getattr(rule.kind, "rows", None)):
         if isinstance(said, str):
             yield said
+    activation = getattr(rule.kind, "activation", None)
+    if isinstance(activation, str) and activation.startswith("$"):
+        yield activation[1:]
     if isinstance(rule.kind, Timescales):
         yield from ("min_timescale", "max_timescale")
 
