@@ -30,7 +30,14 @@ CASES = {
     "t5-v1.1": "T5ForConditionalGeneration",
     "whisper": "WhisperForConditionalGeneration",
 }
-INPUTS = ("input_ids", "attention_mask", "token_type_ids", "decoder_input_ids", "decoder_attention_mask", "input_features")
+INPUTS = (
+    "input_ids",
+    "attention_mask",
+    "token_type_ids",
+    "decoder_input_ids",
+    "decoder_attention_mask",
+    "input_features",
+)
 BOUND = 5e-6  # measured: 1e-7 to 1.5e-6
 
 
@@ -40,7 +47,9 @@ def load(out: Path) -> torch.nn.Module:
 
     (name,) = json.loads((out / "config.json").read_text())["architectures"]
     loader = getattr(transformers, name)
-    model, report = loader.from_pretrained(out, output_loading_info=True, dtype=torch.float32, attn_implementation="eager")
+    model, report = loader.from_pretrained(
+        out, output_loading_info=True, dtype=torch.float32, attn_implementation="eager"
+    )
     assert not any(report.values()), report
     return model.eval()
 
@@ -101,7 +110,11 @@ def test_config_json_is_carried_over_and_completed(tmp_path: Path) -> None:
     source = tmp_path / "source"
     shutil.copytree(checkpoint("bert-classification"), source)
     said = json.loads((source / "config.json").read_text())
-    said |= {"id2label": {str(k): f"word {k}" for k in range(5)}, "problem_type": "multi_label_classification", "num_labels": 5}
+    said |= {
+        "id2label": {str(k): f"word {k}" for k in range(5)},
+        "problem_type": "multi_label_classification",
+        "num_labels": 5,
+    }
     said |= {"transformers_version": "4.1.0", "torch_dtype": "float16", "architectures": ["FlaxSomething"]}
     (source / "config.json").write_text(json.dumps(said))
     (source / "generation_config.json").write_text('{"max_length": 7, "transformers_version": "4.1.0"}')
@@ -138,7 +151,9 @@ def test_what_config_json_says_is_what_a_layer_is_checked_by() -> None:
         ("t5", {"d_kv": 3}, "says d_kv = 3, and the tree has H = 7"),
     ],
 )  # fmt: skip
-def test_a_config_json_of_another_model_is_refused(case: str, change: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_a_config_json_of_another_model_is_refused(
+    case: str, change: dict[str, Any], message: str, tmp_path: Path
+) -> None:
     source = tmp_path / "source"
     shutil.copytree(checkpoint(case), source)
     said = json.loads((source / "config.json").read_text())
@@ -168,7 +183,9 @@ def test_a_damaged_config_json_is_an_error(text: str, message: str, tmp_path: Pa
 
 def test_a_file_beside_is_a_name_not_a_path(tmp_path: Path) -> None:
     rules = tmp_path / "r.yaml"
-    rules.write_text("model: m\ntitle: M\ntargets: {t: {loads: m}}\nbeside: {file: ../config.json}\nrules:\n- {from: a, parameter: a}\n")
+    rules.write_text(
+        "model: m\ntitle: M\ntargets: {t: {loads: m}}\nbeside: {file: ../config.json}\nrules:\n- {from: a, parameter: a}\n"
+    )
     with pytest.raises(convert.RuleError, match=r"r.yaml:4:16: '../config.json' is no name of a file"):
         convert.load_rules(rules)
 

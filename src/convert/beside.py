@@ -52,7 +52,9 @@ def _read(source: Source, name: str) -> Mapping[str, Any]:
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None
     if len(text) > MAX_BYTES:
-        raise CheckpointError(f"{path}: it has more than {MAX_BYTES} bytes, which is no configuration; move it elsewhere")
+        raise CheckpointError(
+            f"{path}: it has more than {MAX_BYTES} bytes, which is no configuration; move it elsewhere"
+        )
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:

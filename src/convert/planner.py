@@ -71,7 +71,13 @@ class _Planner:
         found = look_beside(self.rules, self.source)
         findings += contradictions(self.rules, self.target, found, sizes, self.settings)
         version = next((v for v in self.rules.versions if all(sizes.get(k) == n for k, n in v.sizes.items())), None)
-        facts = {**{key: expand(value, sizes) for key, value in self._facts(version, facts_beside(self.rules, found)).items()}, **coverage.types}
+        facts = {
+            **{
+                key: expand(value, sizes)
+                for key, value in self._facts(version, facts_beside(self.rules, found)).items()
+            },
+            **coverage.types,
+        }
         steps, layers, notes, problems = self._steps(coverage, choices, sizes, facts)
         steps, unjoined = join(steps)
         findings += problems or unjoined

@@ -82,9 +82,7 @@ _TARGET = Record(
 _BESIDE = Record(
     {
         "file": Key(TEXT, "its name, such as config.json", required=True),
-        "only": Key(
-            MapOf(ListOf(Anything())), "key -> the values of which these rules are true; any other is refused"
-        ),
+        "only": Key(MapOf(ListOf(Anything())), "key -> the values of which these rules are true; any other is refused"),
     },
     "a file beside the checkpoint",
 )

@@ -6,6 +6,7 @@ A new model family adds a list of its own to `FAULTS`.
 from __future__ import annotations
 
 from check.expected import Fault
+from check.faults_flax import FLAX
 from check.faults_gemma import GEMMA
 from check.faults_griffin import GRIFFIN
 from check.faults_in_files import IN_FILES
@@ -14,4 +15,4 @@ from check.faults_in_targets import IN_REFERENCES, IN_TARGETS
 
 __all__ = ["FAULTS", "Fault"]
 
-FAULTS: tuple[Fault, ...] = (*IN_RULES, *IN_FILES, *IN_TARGETS, *IN_REFERENCES, *GRIFFIN, *GEMMA)
+FAULTS: tuple[Fault, ...] = (*IN_RULES, *IN_FILES, *IN_TARGETS, *IN_REFERENCES, *GRIFFIN, *GEMMA, *FLAX)

@@ -37,11 +37,20 @@ BERT = {
     "max_position_embeddings": 19,
     "type_vocab_size": 2,
 }
-SMALL = {**BERT, "hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 20, "vocab_size": 31}
+SMALL = {
+    **BERT,
+    "hidden_size": 12,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 20,
+    "vocab_size": 31,
+}
 T5 = {"vocab_size": 53, "d_model": 20, "d_kv": 7, "d_ff": 28, "num_layers": 2, "num_decoder_layers": 3, "num_heads": 3}
 
 
-def write(case: str, model: Any, rng: np.random.Generator, inputs: dict[str, np.ndarray], outputs: tuple[str, ...]) -> None:
+def write(
+    case: str, model: Any, rng: np.random.Generator, inputs: dict[str, np.ndarray], outputs: tuple[str, ...]
+) -> None:
     """Writes a golden case; upstream's initial values get normal numbers on top: biases and norm scales are 0 or 1 there."""
     folder = HERE / case
     if folder.exists():
@@ -75,10 +84,22 @@ def bert() -> None:
     heads: dict[str, tuple[Any, dict[str, Any], tuple[str, ...]]] = {
         "bert": (transformers.FlaxBertForMaskedLM, BERT, ("logits",)),
         "bert-model": (transformers.FlaxBertModel, SMALL, ("last_hidden_state", "pooler_output")),
-        "bert-pretraining": (transformers.FlaxBertForPreTraining, SMALL, ("prediction_logits", "seq_relationship_logits")),
-        "bert-classification": (transformers.FlaxBertForSequenceClassification, {**SMALL, "num_labels": 5}, ("logits",)),
+        "bert-pretraining": (
+            transformers.FlaxBertForPreTraining,
+            SMALL,
+            ("prediction_logits", "seq_relationship_logits"),
+        ),
+        "bert-classification": (
+            transformers.FlaxBertForSequenceClassification,
+            {**SMALL, "num_labels": 5},
+            ("logits",),
+        ),
         "bert-tokens": (transformers.FlaxBertForTokenClassification, {**SMALL, "num_labels": 5}, ("logits",)),
-        "bert-answers": (transformers.FlaxBertForQuestionAnswering, {**SMALL, "hidden_act": "gelu_new", "layer_norm_eps": 1e-3}, ("start_logits", "end_logits")),
+        "bert-answers": (
+            transformers.FlaxBertForQuestionAnswering,
+            {**SMALL, "hidden_act": "gelu_new", "layer_norm_eps": 1e-3},
+            ("start_logits", "end_logits"),
+        ),
     }
     for seed, (case, (model, sizes, outputs)) in enumerate(heads.items()):
         rng = np.random.default_rng(100 + seed)
@@ -90,7 +111,10 @@ def bert() -> None:
 
 def gpt2() -> None:
     for seed, (case, model, outputs) in enumerate(
-        [("gpt2", transformers.FlaxGPT2LMHeadModel, ("logits",)), ("gpt2-model", transformers.FlaxGPT2Model, ("last_hidden_state",))]
+        [
+            ("gpt2", transformers.FlaxGPT2LMHeadModel, ("logits",)),
+            ("gpt2-model", transformers.FlaxGPT2Model, ("last_hidden_state",)),
+        ]
     ):
         rng = np.random.default_rng(200 + seed)
         small = {} if case == "gpt2" else {"n_embd": 12, "n_layer": 2, "n_head": 2}
@@ -107,11 +131,15 @@ def t5() -> None:
     }
     for seed, (case, own) in enumerate(rest.items()):
         rng = np.random.default_rng(300 + seed)
-        config = transformers.T5Config(**{**T5, **own}, relative_attention_num_buckets=12, relative_attention_max_distance=17)
+        config = transformers.T5Config(
+            **{**T5, **own}, relative_attention_num_buckets=12, relative_attention_max_distance=17
+        )
         given = texts(rng, config.vocab_size, 23)
         answer = texts(rng, config.vocab_size, 21)
         answers = {f"decoder_{name}": x for name, x in answer.items()}
-        write(case, transformers.FlaxT5ForConditionalGeneration(config, seed=seed), rng, {**given, **answers}, ("logits",))
+        write(
+            case, transformers.FlaxT5ForConditionalGeneration(config, seed=seed), rng, {**given, **answers}, ("logits",)
+        )
 
 
 def whisper() -> None:

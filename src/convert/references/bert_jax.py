@@ -86,7 +86,9 @@ def run(model: Bert, w: Mapping[str, Any], inputs: Mapping[str, Any]) -> Ordered
         y = values[f"{name}.attention.output.dense{INPUT}"] = attend(q, k, v, model.heads, seen)
         y = dense(f"{name}.attention.output.dense", f"{leaf}/attention/output/dense", y)
         x = norm(f"{name}.attention.output.LayerNorm", f"{leaf}/attention/output/LayerNorm", x + y)
-        y = values[f"{name}.output.dense{INPUT}"] = act(dense(f"{name}.intermediate.dense", f"{leaf}/intermediate/dense", x))
+        y = values[f"{name}.output.dense{INPUT}"] = act(
+            dense(f"{name}.intermediate.dense", f"{leaf}/intermediate/dense", x)
+        )
         y = dense(f"{name}.output.dense", f"{leaf}/output/dense", y)
         x = norm(f"{name}.output.LayerNorm", f"{leaf}/output/LayerNorm", x + y)
     if model.bare:

@@ -19,6 +19,7 @@ from convert.references.modules import config_of, load, on, ready
 from convert.references.protocol import Arrays, Reference
 from convert.references.torch_facts import Block
 from convert.references.torch_facts import facts as common_facts
+from convert.references.transformers_flax_variants import variants
 
 if TYPE_CHECKING:
     import torch
@@ -56,6 +57,7 @@ def reference(plan: Plan) -> Reference:
     bert = name.startswith("bert")
     sizes, outputs = plan.sizes, OUTPUTS[name]
     length = min(LENGTH, sizes["S"])
+    heads = int(_fact(plan, "num_attention_heads" if bert else "n_head"))
 
     def inputs(seed: int) -> Arrays:
         rng = np.random.default_rng(seed)
@@ -75,6 +77,7 @@ def reference(plan: Plan) -> Reference:
         reduction=max(sizes[letter] for letter in "DF"),
         depth=sizes["i"],
         facts=partial(_facts, bert=bert),
+        variants=lambda boundary: tuple(variants(heads, sizes["D"], length, boundary)),
     )
 
 
