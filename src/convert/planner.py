@@ -16,6 +16,7 @@ from convert.fields import nearest
 from convert.kinds import Recurrent, Rule, Timescales, conventions
 from convert.kinds.base import ACTIVATION_NAMES
 from convert.match import Coverage, Matched, cover
+from convert.merging import merge
 from convert.ops import is_float
 from convert.plan import Dropped, Plan, expand
 from convert.rulefile import ASK, RuleFile, Version
@@ -38,6 +39,8 @@ def make_plan(
 ) -> Plan:
     """Plans a conversion; reads no array.
 
+    Where rules merge leaves, the plan's source is a view of `source` in which they are one (`convert.sources.merged`).
+
     Args:
         rules: from `convert.load_rules`.
         source: from `convert.open_source`.
@@ -49,7 +52,7 @@ def make_plan(
     Raises:
         PlanError: rules and checkpoint do not fit; `findings` holds every problem.
     """
-    return _Planner(rules, source, to or next(iter(rules.targets)), dtype, dict(settings or {})).plan(like)
+    return _Planner(rules, source.on_disk, to or next(iter(rules.targets)), dtype, dict(settings or {})).plan(like)
 
 
 @dataclass
@@ -78,6 +81,8 @@ class _Planner:
             },
             **coverage.types,
         }
+        coverage, self.source, problems = merge(coverage, self.source, sizes, facts)
+        findings += problems
         steps, layers, notes, problems = self._steps(coverage, choices, sizes, facts)
         steps, unjoined = join(steps)
         findings += problems or unjoined

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from convert.fields import INTEGER, TEXT, Anything, Either, Field, Key, ListOf, MapOf, Record, Scalar
-from convert.kinds import KINDS, Drop, Timescales
+from convert.kinds import KINDS, Drop, Timescales, attention
 from convert.kinds.base import PATTERN, SHARED
 from convert.places import Place
 from convert.yamlfile import Node
@@ -119,7 +119,15 @@ class _Rules(ListOf):
     """The list of rules; its schema has one alternative per kind."""
 
     def schema(self) -> dict[str, Any]:
-        return {"type": "array", "items": {"oneOf": [_rule_schema(word) for word in KINDS]}}
+        return {
+            "type": "array",
+            "items": {
+                "oneOf": [
+                    *(_rule_schema(word) for word in KINDS),
+                    {"title": attention.WORD, **attention.RECORD.schema()},
+                ]
+            },
+        }
 
 
 RULE_FILE = Record(

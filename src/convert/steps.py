@@ -343,11 +343,15 @@ class Compiler:
         except ValueError as error:
             raise MisfitError(f"{rule.at.line_only}: {name}: {error}; correct the letter") from None
         parts, specs, row = [], [], 0
+        sums: list[str] = []
         notes: list[str] = []
         for leaf in leaves:
             moved = self._move(rule, role, layer, variant, leaf, stack, member)
             try:
-                dtype = target_dtype(rule, leaf.spec, self.dtype)
+                merged = self.source.merge(leaf.name)
+                dtype = target_dtype(rule, replace(leaf.spec, dtype=merged.dtype) if merged else leaf.spec, self.dtype)
+                if merged is not None and merged.said not in sums:
+                    sums.append(merged.said)
                 cut, at = self._cut(rule, out_spec(moved.ops, leaf.spec), moved.at)
                 if cut:
                     notes.append(f"{name} keeps {at} of {leaf.name}; the others are padding, which no entry has")
@@ -366,14 +370,14 @@ class Compiler:
                     "give them one dtype with `dtype:`, or write them as separate tensors"
                 )
         whole = specs[0] if len(specs) == 1 else TensorSpec((row, *specs[0].shape[1:]), specs[0].dtype)
-        loses = losses([leaf.spec.dtype for leaf in leaves], whole.dtype, bool(compute))
+        loses = losses([leaf.spec.dtype for leaf in leaves], whole.dtype, bool(compute or sums))
         return Step(
             name,
             whole,
             tuple(parts),
             rule.word,
             rule.at,
-            _words(compute, rule),
+            ", ".join(filter(None, (*sums, _words(compute, rule)))),
             loses,
             role=role,
             part=layer.part,
