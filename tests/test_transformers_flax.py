@@ -211,6 +211,40 @@ def test_shards_with_an_index_give_the_same_bytes(tmp_path: Path) -> None:
     assert a.keys() == b.keys() and all(np.array_equal(a[name], b[name]) for name in a)
 
 
+def tree_of(case: str) -> dict[str, Any]:
+    tree: dict[str, Any] = serialization.msgpack_restore((checkpoint(case) / "flax_model.msgpack").read_bytes())
+    return tree
+
+
+def test_gpt2_with_a_head_of_its_own(tmp_path: Path) -> None:
+    tree, source = tree_of("gpt2"), tmp_path / "source"
+    shutil.copytree(checkpoint("gpt2"), source)
+    kernel = np.random.default_rng(0).standard_normal((24, 61)).astype(np.float32)
+    (source / "flax_model.msgpack").write_bytes(serialization.to_bytes({**tree, "lm_head": {"kernel": kernel}}))
+    convert.convert("gpt2", source, tmp_path / "out")
+    convert.convert("gpt2", checkpoint("gpt2"), tmp_path / "tied")
+    untied, tied = load(tmp_path / "out"), load(tmp_path / "tied")
+    ids = torch.tensor(golden_io("gpt2")["input_ids"]).long()
+    with torch.no_grad():
+        hidden = tied.transformer(ids).last_hidden_state.numpy()  # type: ignore[operator,union-attr]
+        assert relative_error(untied(ids).logits.numpy(), hidden @ kernel) < BOUND
+
+
+def test_the_encoder_of_t5_alone(tmp_path: Path) -> None:
+    tree, source = tree_of("t5"), tmp_path / "source"
+    shutil.copytree(checkpoint("t5"), source)
+    alone = {name: tree[name] for name in ("shared", "encoder")}
+    (source / "flax_model.msgpack").write_bytes(serialization.to_bytes(alone))
+    convert.convert("t5", source, tmp_path / "out")
+    convert.convert("t5", checkpoint("t5"), tmp_path / "whole")
+    encoder, whole = load(tmp_path / "out"), load(tmp_path / "whole")
+    assert type(encoder).__name__ == "T5EncoderModel"
+    ids = torch.tensor(golden_io("t5")["input_ids"]).long()
+    with torch.no_grad():
+        want = whole.encoder(ids).last_hidden_state.numpy()  # type: ignore[operator,union-attr]
+        assert relative_error(encoder(ids).last_hidden_state.numpy(), want) < BOUND
+
+
 def test_a_head_of_its_own_that_the_rules_do_not_know_is_refused() -> None:
     """The tree of an untied BERT has one leaf more."""
     from upstream import SpecsOnly

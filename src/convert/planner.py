@@ -23,7 +23,7 @@ from convert.rulefile import ASK, RuleFile, Version
 from convert.sizes import Constraint, bind
 from convert.sources.base import Source
 from convert.spec import SAFETENSORS_TAGS, TensorSpec
-from convert.steps import Compiler, MisfitError, Step, constraints, join
+from convert.steps import Compiler, MisfitError, Sinusoids, Step, constraints, join
 
 MAX_FINDINGS = 12  # in one message; all of them are in PlanError.findings
 
@@ -379,8 +379,22 @@ def _buffer(
         return
     low, high = positive
     half = sizes[kind.width] // 2
-    step = math.log(high / low) / max(half - 1, 1)
-    yield Step(name, TensorSpec((half,), "float32"), (), rule.word, rule.at, "computed from sizes", "", (low, step))
+    step = math.log(high / low) / max(half - (kind.last == "included"), 1)
+    if kind.positions is None:
+        yield Step(name, TensorSpec((half,), "float32"), (), rule.word, rule.at, "computed from sizes", "", (low, step))
+        return
+    rows = sizes.get(kind.positions) if isinstance(kind.positions, str) else kind.positions
+    if rows is None or sizes[kind.width] % 2:
+        said = (
+            f"{name} has {kind.positions} positions, to which no leaf and no product of `axes` gives a size"
+            if rows is None
+            else f"{name} has the width {kind.width} = {sizes[kind.width]}, which is no pairs of a sine and a cosine"
+        )
+        findings.append(f"{rule.at.line_only}: {said}; correct the letter")
+        return
+    table = Sinusoids(low, step, kind.layout == "interleaved")
+    spec = TensorSpec((rows, 2 * half), "float32")
+    yield Step(name, spec, (), rule.word, rule.at, "computed from sizes", "", table)
 
 
 def _duplicates(steps: list[Step]) -> Iterator[str]:

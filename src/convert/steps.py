@@ -81,6 +81,20 @@ class CellLeaves:
 
 
 @dataclass(frozen=True)
+class Sinusoids:
+    """A table of sines and cosines by position.
+
+    Attributes:
+        first: the largest factor of a position (upstream calls it the shortest timescale); step: logarithm of the factor between two.
+        interleaved: whether each sine lies beside its cosine, and not all sines before all cosines.
+    """
+
+    first: float
+    step: float
+    interleaved: bool
+
+
+@dataclass(frozen=True)
 class Step:
     """An output tensor.
 
@@ -92,8 +106,8 @@ class Step:
         rule: where the rule stands.
         arithmetic: what is computed on the values, in words; empty when they are only moved.
         loses: what a cast loses, in words; empty when nothing.
-        value: for a tensor that no leaf holds: the first timescale and the logarithm of the factor between two; or a number
-            that all its values have.
+        value: for a tensor that no leaf holds: the first timescale and the logarithm of the factor between two; a number that
+            all its values have; or a table of positions.
         role: ``weight`` or ``bias``; of a recurrent layer, ``weight_ih`` and so on.
         siblings: how many tensors of this spec its rule makes for the same layer, by alternatives in the target's name;
             itself included.
@@ -109,7 +123,7 @@ class Step:
     rule: Position
     arithmetic: str = ""
     loses: str = ""
-    value: tuple[float, float] | float | None = None
+    value: tuple[float, float] | float | Sinusoids | None = None
     role: str = "weight"
     siblings: int = 1
     part: tuple[int, int] | None = None
