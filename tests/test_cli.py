@@ -170,20 +170,28 @@ def test_plan_json_accounts_for_every_leaf_and_byte(run: Run) -> None:
 def test_rules_list_show_validate_schema(run: Run, tmp_path: Path) -> None:
     out, _ = run("rules", "list")
     known = [
+        *(f"bert_{head}" for head in ("masked_lm", "pretraining", "model", "classification", "tokens", "answers")),
         "gemma1",
         "gemma2",
         "gemma3",
         "gemma3_vision",
         "paligemma1",
         "paligemma2",
+        "gpt2_lm",
+        "gpt2_lm_untied",
+        "gpt2_model",
         "maxtext-gemma2",
         "maxtext-gemma3",
         "maxtext-llama3",
         "maxtext-llama3.1",
         "recurrentgemma",
         "siglip",
+        "t5_tied",
+        "t5_untied",
+        "t5_encoder",
         "timesfm-1",
         "timesfm-2.5",
+        "whisper",
     ]
     assert [line.split()[0] for line in out.splitlines()] == ["NAME", *known]
     assert [rules["model"] for rules in json.loads(run("rules", "list", "--json")[0])] == known
@@ -251,8 +259,8 @@ def test_another_models_checkpoint(run: Run, tmp_path: Path) -> None:
 def test_unknown_model(run: Run, tmp_path: Path) -> None:
     _, err = run("timesfn", checkpoint("timesfm-2.5"), tmp_path / "out.safetensors", code=2)
     assert (
-        "error: there are no rules called 'timesfn'; did you mean 'timesfm'? (known: gemma, gemma1, gemma2, gemma3, gemma3_vision, maxtext, maxtext-gemma2, maxtext-gemma3, maxtext-llama3, maxtext-llama3.1, paligemma1, paligemma2, recurrentgemma, siglip, "
-        "timesfm, timesfm-1, timesfm-2.5;" in err
+        "error: there are no rules called 'timesfn'; did you mean 'timesfm'? (known: bert, bert_answers, bert_classification, bert_masked_lm, bert_model, bert_pretraining, bert_tokens, gemma, gemma1, gemma2, gemma3, gemma3_vision, gpt2, gpt2_lm, gpt2_lm_untied, gpt2_model, maxtext, maxtext-gemma2, maxtext-gemma3, maxtext-llama3, maxtext-llama3.1, paligemma1, paligemma2, recurrentgemma, siglip, t5, t5_encoder, t5_tied, t5_untied, "
+        "timesfm, timesfm-1, timesfm-2.5, whisper;" in err
     )
 
 

@@ -95,9 +95,9 @@ def test_a_good_file() -> None:
 
 # --- one rule -------------------------------------------------------------------------------------------------------
 
-KNOWN = "linear, conv, conv_transpose, gru, lstm, rnn, embedding, layer_norm, rms_norm, group_norm, batch_norm, parameter, buffer, drop"
+KNOWN = "linear, conv, conv_transpose, gru, lstm, rnn, embedding, layer_norm, rms_norm, group_norm, batch_norm, parameter, buffer, drop, attention"
 LINEAR_KEYS = (
-    "(known: linear, einsum, choice, bias, activation, carries, rope, flattened, "
+    "(known: linear, einsum, times, plus, choice, bias, activation, carries, rope, flattened, "
     "weight_norm, spectral_norm, normalized_epsilon, from, stacked, numbered, unless, optional, of_type, dtype)"
 )
 
@@ -115,7 +115,7 @@ ONE_RULE: list[tuple[str, str, bool]] = [
     ),
     (
         "- from: w\n  linear: m",
-        "r.yaml:5:3: a `linear` rule needs the key 'einsum': the source's equation, X,W->Y with the weight second; "
+        "r.yaml:5:3: a `linear` rule needs the key 'einsum': the source's equation, X,W->Y with the weight second, or X,A,B->Y with a pair that makes it; "
         "or several, named, to be told apart by sizes",
         True,
     ),
@@ -344,7 +344,7 @@ ONE_RULE: list[tuple[str, str, bool]] = [
     ),
     (
         "- timescales: D\n  buffer: b\n  from: w",
-        "r.yaml:7:3: unknown key 'from' in a `buffer` rule (known: buffer, timescales, when)",
+        "r.yaml:7:3: unknown key 'from' in a `buffer` rule (known: buffer, timescales, positions, layout, last, when)",
         True,
     ),
     (
@@ -378,7 +378,7 @@ def test_errors_of_one_rule(rules: str, message: str, structural: bool) -> None:
 
 # --- the file -------------------------------------------------------------------------------------------------------
 
-FILE_KEYS = "(known: model, family, title, root, records, places, axes, facts, types, versions, targets, rules)"
+FILE_KEYS = "(known: model, family, title, root, records, places, axes, facts, beside, types, versions, targets, rules)"
 
 WHOLE_FILE: list[tuple[str, str, bool]] = [
     ("- a", "r.yaml:1:1: expected a rule file, found a list", True),
@@ -488,6 +488,8 @@ FREE = tuple(
         "targets",
         "sizes",
         "stacked",
+        "names",
+        "only",
         "numbered",
         "einsum",
         *KINDS,
@@ -518,7 +520,7 @@ def test_schema_and_loader_refuse_the_same_mutations(data: st.DataObject) -> Non
 @pytest.mark.parametrize("word", [w for w in KINDS if w != "drop"])
 def test_every_kind_is_described(word: str) -> None:
     described = {kind["title"]: kind for kind in schema()["properties"]["rules"]["items"]["oneOf"]}
-    assert list(described) == list(KINDS)
+    assert list(described) == [*KINDS, "attention"]
     assert described[word]["additionalProperties"] is False
     assert all(key["description"] for key in described[word]["properties"].values())
 
@@ -566,19 +568,20 @@ def test_rules_are_found_by_name_family_and_path(tmp_path: Path) -> None:
     with pytest.raises(RuleError) as refused:
         find_rules("timesfn-1", tmp_path)
     assert str(refused.value) == (
-        "there are no rules called 'timesfn-1'; did you mean 'timesfm-1'? (known: gemma, gemma1, gemma2, gemma3, gemma3_vision, m, maxtext, maxtext-gemma2, maxtext-gemma3, maxtext-llama3, maxtext-llama3.1, paligemma1, paligemma2, recurrentgemma, siglip, timesfm, "
-        "timesfm-1, timesfm-2.5; a file of your own is given by its path, such as ./my-model.yaml)"
+        "there are no rules called 'timesfn-1'; did you mean 'timesfm-1'? (known: bert, bert_answers, bert_classification, bert_masked_lm, bert_model, bert_pretraining, bert_tokens, gemma, gemma1, gemma2, gemma3, gemma3_vision, gpt2, gpt2_lm, gpt2_lm_untied, gpt2_model, m, maxtext, maxtext-gemma2, maxtext-gemma3, maxtext-llama3, maxtext-llama3.1, paligemma1, paligemma2, recurrentgemma, siglip, t5, t5_encoder, t5_tied, t5_untied, timesfm, "
+        "timesfm-1, timesfm-2.5, whisper; a file of your own is given by its path, such as ./my-model.yaml)"
     )
 
 
 def test_a_directory_of_rules_comes_before_the_shipped_ones(tmp_path: Path) -> None:
     (tmp_path / "x.yaml").write_text(GOOD.replace("model: m", "model: timesfm-1"))
-    found = [r.path for r in available_rules(tmp_path) if r.family not in ("gemma", "maxtext")]
+    found = [r.path for r in available_rules(tmp_path) if r.family in (None, "timesfm")]
     assert found == [
         str(tmp_path / "x.yaml"),
         "rules/recurrentgemma.yaml",
         "rules/siglip.yaml",
         "rules/timesfm-2.5.yaml",
+        "rules/whisper.yaml",
     ]
     with pytest.raises(RuleError) as refused:
         available_rules(tmp_path / "x.yaml")

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from convert.beside import Found, carried
 from convert.errors import PlanError
 from convert.protect import Unprotected, unprotected
 from convert.rulefile import RuleFile, parse_reference
@@ -54,6 +55,7 @@ class Plan:
         dtype: what was asked for floating-point tensors; None keeps each leaf's.
         settings: what the user set.
         notes: what a person should know, such as a tensor left out because a fact is unknown.
+        beside: files beside the checkpoint that say what its tree does not hold.
         written_config: contents of the ``config.json`` of a directory that is being checked: its model is built by that.
     """
 
@@ -72,6 +74,7 @@ class Plan:
     settings: Mapping[str, Any]
     notes: tuple[str, ...]
     written_config: Mapping[str, Any] | None = field(default=None, repr=False)
+    beside: Found = field(default=Found({}, {}), repr=False)
 
     @property
     def nbytes(self) -> int:
@@ -105,6 +108,7 @@ class Plan:
         config = self._filled(self.rules.targets[self.target].config)
         if config is None:
             return None
+        config = carried(self.beside, config)
         floats = ("float32", "bfloat16", "float16", "float64")
         dtypes = {step.spec.dtype for step in self.steps if step.parts and step.spec.dtype in floats}
         if len(dtypes) == 1:
@@ -118,7 +122,10 @@ class Plan:
         Raises:
             PlanError: as `config`.
         """
-        return self._filled(self.rules.targets[self.target].generation)
+        filled = self._filled(self.rules.targets[self.target].generation)
+        if filled is None and self.beside.generation and self.rules.targets[self.target].config:
+            return {key: value for key, value in self.beside.generation.items() if key != "transformers_version"}
+        return filled
 
     def _filled(self, templates: Mapping[str, Any]) -> dict[str, Any] | None:
         if not templates:
@@ -155,7 +162,8 @@ class Plan:
         return (
             f"{self.rules.path}: config.json needs {', '.join(missing)}, which the tree does not hold"
             + (f", and this is no published size ({published})" if published else "")
-            + f". Give {'it' if len(missing) == 1 else 'them'} with {wanted}, or write the weights alone to a .safetensors file"
+            + (f". Put {beside.file} beside the checkpoint, or give" if (beside := self.rules.beside) else ". Give")
+            + f" {'it' if len(missing) == 1 else 'them'} with {wanted}, or write the weights alone to a .safetensors file"
         )
 
     def to_dict(self) -> dict[str, Any]:

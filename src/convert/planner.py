@@ -9,18 +9,21 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from convert.beside import Found, contradictions, facts_beside, look_beside
 from convert.cell_steps import CUSTOM_CELLS, cell_steps
 from convert.errors import PlanError
 from convert.fields import nearest
 from convert.kinds import Recurrent, Rule, Timescales, conventions, normalized
+from convert.kinds.base import ACTIVATION_NAMES
 from convert.match import Coverage, Matched, cover
+from convert.merging import merge
 from convert.ops import is_float
 from convert.plan import Dropped, Plan, expand
 from convert.rulefile import ASK, RuleFile, Version
 from convert.sizes import Constraint, bind
 from convert.sources.base import Source
 from convert.spec import SAFETENSORS_TAGS, TensorSpec
-from convert.steps import Compiler, MisfitError, Step, constraints, join
+from convert.steps import Compiler, MisfitError, Sinusoids, Step, constraints, join
 
 MAX_FINDINGS = 12  # in one message; all of them are in PlanError.findings
 
@@ -36,6 +39,8 @@ def make_plan(
 ) -> Plan:
     """Plans a conversion; reads no array.
 
+    Where rules merge leaves, the plan's source is a view of `source` in which they are one (`convert.sources.merged`).
+
     Args:
         rules: from `convert.load_rules`.
         source: from `convert.open_source`.
@@ -47,7 +52,7 @@ def make_plan(
     Raises:
         PlanError: rules and checkpoint do not fit; `findings` holds every problem.
     """
-    return _Planner(rules, source, to or next(iter(rules.targets)), dtype, dict(settings or {})).plan(like)
+    return _Planner(rules, source.on_disk, to or next(iter(rules.targets)), dtype, dict(settings or {})).plan(like)
 
 
 @dataclass
@@ -66,8 +71,18 @@ class _Planner:
         findings = list(coverage.findings)
         choices, sizes, problems = self._sizes(coverage)
         findings += problems
+        found = look_beside(self.rules, self.source)
+        findings += contradictions(self.rules, self.target, found, sizes, self.settings)
         version = next((v for v in self.rules.versions if all(sizes.get(k) == n for k, n in v.sizes.items())), None)
-        facts = {**{key: expand(value, sizes) for key, value in self._facts(version).items()}, **coverage.types}
+        facts = {
+            **{
+                key: expand(value, sizes)
+                for key, value in self._facts(version, facts_beside(self.rules, found)).items()
+            },
+            **coverage.types,
+        }
+        coverage, self.source, problems = merge(coverage, self.source, sizes, facts)
+        findings += problems
         steps, layers, notes, problems = self._steps(coverage, choices, sizes, facts)
         steps, unjoined = join(steps)
         findings += problems or unjoined
@@ -92,7 +107,8 @@ class _Planner:
             choices={k: v for k, v in choices.items() if v is not None},
             dtype=self.dtype,
             settings=self.settings,
-            notes=(*notes, *(note for step in steps for note in step.notes)),
+            notes=(*notes, *_unseen(self.rules, found), *(note for step in steps for note in step.notes)),
+            beside=found,
         )
 
     def _check_arguments(self) -> None:
@@ -142,9 +158,9 @@ class _Planner:
             "and the models that are known with `convert rules list`"
         )
 
-    def _facts(self, version: Version | None) -> dict[str, Any]:
+    def _facts(self, version: Version | None, beside: Mapping[str, Any]) -> dict[str, Any]:
         given = {key: value for key, value in self.settings.items() if key in self.rules.facts}
-        facts = {**self.rules.facts, **(version.facts if version else {}), **given}
+        facts = {**self.rules.facts, **(version.facts if version else {}), **beside, **given}
         return {key: value for key, value in facts.items() if value != ASK}
 
     def _sizes(self, coverage: Coverage) -> tuple[dict[str, str | None], dict[str, int], list[str]]:
@@ -248,7 +264,7 @@ class _Planner:
                 continue
             steps += made
             said = {
-                k: facts.get(v) if k == "epsilon" and isinstance(v, str) else v
+                k: _resolved(k, v, facts)
                 for k, v in {
                     **rule.kind.facts(layer),
                     **rule.kind.sized_facts(layer, sizes),
@@ -265,6 +281,16 @@ class _Planner:
         more = f"\n  ... and {len(findings) - MAX_FINDINGS} more" if len(findings) > MAX_FINDINGS else ""
         said = "1 problem" if len(findings) == 1 else f"{len(findings)} problems"
         return f"{self.rules.path} does not fit {self.source.called}: {said}\n{shown}{more}"
+
+
+def _unseen(rules: RuleFile, found: Found) -> Iterator[str]:
+    """That the file is not there from which facts would have come."""
+    if rules.beside is not None and not found.config:
+        said = {key: value for key, value in rules.facts.items() if value != ASK}
+        yield (
+            f"there is no {rules.beside.file} beside the checkpoint; "
+            f"{', '.join(f'{key} {value}' for key, value in said.items())} are what the rules take for granted"
+        )
 
 
 def _settable(rules: RuleFile) -> dict[str, Any]:
@@ -309,6 +335,16 @@ def _collect(known: list[Constraint], matched: Matched, source: Source, variant:
     return []
 
 
+def _resolved(key: str, value: Any, facts: Mapping[str, Any]) -> Any:
+    """What a layer computes, where the rule refers to a fact."""
+    if key == "epsilon" and isinstance(value, str):
+        return facts.get(value)
+    if key == "activation" and isinstance(value, str) and value.startswith("$"):
+        said = facts.get(value[1:])
+        return ACTIVATION_NAMES.get(said, said) if isinstance(said, str) else said
+    return value
+
+
 def _buffer(
     rule: Rule,
     kind: Timescales,
@@ -348,8 +384,22 @@ def _buffer(
         return
     low, high = positive
     half = sizes[kind.width] // 2
-    step = math.log(high / low) / max(half - 1, 1)
-    yield Step(name, TensorSpec((half,), "float32"), (), rule.word, rule.at, "computed from sizes", "", (low, step))
+    step = math.log(high / low) / max(half - (kind.last == "included"), 1)
+    if kind.positions is None:
+        yield Step(name, TensorSpec((half,), "float32"), (), rule.word, rule.at, "computed from sizes", "", (low, step))
+        return
+    rows = sizes.get(kind.positions) if isinstance(kind.positions, str) else kind.positions
+    if rows is None or sizes[kind.width] % 2:
+        said = (
+            f"{name} has {kind.positions} positions, to which no leaf and no product of `axes` gives a size"
+            if rows is None
+            else f"{name} has the width {kind.width} = {sizes[kind.width]}, which is no pairs of a sine and a cosine"
+        )
+        findings.append(f"{rule.at.line_only}: {said}; correct the letter")
+        return
+    table = Sinusoids(low, step, kind.layout == "interleaved")
+    spec = TensorSpec((rows, 2 * half), "float32")
+    yield Step(name, spec, (), rule.word, rule.at, "computed from sizes", "", table)
 
 
 def _duplicates(steps: list[Step]) -> Iterator[str]:

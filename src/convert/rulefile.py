@@ -56,6 +56,21 @@ class Version:
 
 
 @dataclass(frozen=True)
+class Beside:
+    """A file beside the checkpoint that says what the tree does not hold.
+
+    Attributes:
+        file: its name.
+        only: key -> the values of which these rules are true.
+        at: ``file:line`` where it is declared.
+    """
+
+    file: str
+    only: Mapping[str, tuple[Any, ...]]
+    at: str
+
+
+@dataclass(frozen=True)
 class Target:
     """PyTorch code that loads the result.
 
@@ -93,6 +108,7 @@ class RuleFile:
         types: name of a list, one word for each layer -> what tells the types apart.
         records: names of the leaves, in the order of the file, for a checkpoint that holds no names (Equinox).
         places: where the leaves of a layer lie, when the model comes in several layouts.
+        beside: a file beside the checkpoint from which facts are read.
         text: what the file says.
         node: the same with the line of every word, for this model.
     """
@@ -112,6 +128,7 @@ class RuleFile:
     text: str = field(repr=False)
     node: Node = field(repr=False, compare=False)
     places: tuple[Places, ...] = ()
+    beside: Beside | None = None
 
     @property
     def sha256(self) -> str:

@@ -9,13 +9,14 @@ from typing import Any
 
 from convert.errors import RuleError
 from convert.fields import TEXT, Anything, Key, Record, nearest
-from convert.kinds import KINDS, Drop, Linear, Numbering, Recurrent, Rule, TargetLayer, Timescales
-from convert.kinds.base import PATTERN, SHARED
+from convert.kinds import KINDS, Drop, Linear, Numbering, Recurrent, Rule, TargetLayer, Timescales, attention
+from convert.kinds.base import PATTERN, SHARED, Kind
 from convert.kinds.conventions import check_flattened, check_rope, read_flattened, read_rope
 from convert.kinds.normalized import check_normalized, read_normalized
+from convert.kinds.product import PLUS_FIRST, PLUS_SECOND, SECOND
 from convert.pattern import Pattern, parse_pattern
 from convert.places import Place, Places
-from convert.rulefile import ASK, Axis, LayerTypes, RuleFile, Target, Version, references
+from convert.rulefile import ASK, Axis, Beside, LayerTypes, RuleFile, Target, Version, references
 from convert.rules_schema import ONLY, RULE_FILE, rule_record
 from convert.yamlfile import Node, load_yaml
 
@@ -45,6 +46,28 @@ def _renamed(layer: TargetLayer, target: Target) -> TargetLayer:
     return replace(layer, path=target.rename(layer.path))
 
 
+def _read_rules(node: Node, targets: Mapping[str, Target]) -> Iterator[Rule]:
+    """The rule that a node is, or the rules that it is short for."""
+    if not node.is_mapping or attention.WORD not in node.value:
+        yield _read_rule(node, targets)
+        return
+    for one in attention.expand(node)[0]:
+        rule = _read_rule(one.node, targets)
+        kept = rule.sources if one.roles is None else {role: rule.sources[role] for role in one.roles}
+        yield replace(rule, sources=kept)
+
+
+def _fixed(nodes: tuple[Node, ...], axes: Mapping[str, Axis]) -> dict[str, Axis]:
+    """Sizes that torch.nn.MultiheadAttention ties together, where the file does not say so itself."""
+    found: dict[str, Axis] = {}
+    for node in nodes:
+        tied = attention.expand(node)[1] if node.is_mapping and attention.WORD in node.value else None
+        if tied is not None and tied.letter not in axes:
+            said = "width of torch.nn.MultiheadAttention, which has no other for all heads together: else give `projections:`"
+            found[tied.letter] = Axis(said, tuple(tied.factors), node.at)
+    return found
+
+
 def _read_rule(node: Node, targets: Mapping[str, Target]) -> Rule:
     if not node.is_mapping:
         raise RuleError(f"{node.at}: expected a rule, found {node}")
@@ -52,10 +75,17 @@ def _read_rule(node: Node, targets: Mapping[str, Target]) -> Rule:
     words = [key for key in node.value if key in KINDS]
     if len(words) != 1:
         found = f"it has {' and '.join(words)}" if words else "it has none of them"
-        known = [*KINDS, *SHARED, *(key for kind in KINDS.values() for key in kind.keys)]
-        typo = next((f" {key!r}{said}" for key in node.value if key not in known and (said := nearest(key, KINDS))), "")
+        known = [*KINDS, attention.WORD, *SHARED, *(key for kind in KINDS.values() for key in kind.keys)]
+        typo = next(
+            (
+                f" {key!r}{said}"
+                for key in node.value
+                if key not in known and (said := nearest(key, [*KINDS, attention.WORD]))
+            ),
+            "",
+        )
         raise RuleError(
-            f"{node.at}: a rule names its target with one of {', '.join(KINDS)}; {found}{typo and ';' + typo}"
+            f"{node.at}: a rule names its target with one of {', '.join((*KINDS, attention.WORD))}; {found}{typo and ';' + typo}"
         )
     word = words[0]
     record = rule_record(word)
@@ -73,6 +103,10 @@ def _read_rule(node: Node, targets: Mapping[str, Target]) -> Rule:
         sources["weight"] = values[word]
     elif "from" in values:
         sources |= layer.patterns(values["from"])
+        if "times" in values:
+            sources[SECOND] = values["times"]
+        if "plus" in values:
+            sources |= {PLUS_FIRST: values["plus"]["from"], PLUS_SECOND: values["plus"]["times"]}
         sources |= {role: values[key] for key, role in kind.leaf_keys.items() if key in values}
         sources |= {normalized.role: values[normalized.role]} if normalized else {}
     rule = Rule(
@@ -99,6 +133,17 @@ def _read_rule(node: Node, targets: Mapping[str, Target]) -> Rule:
     return rule
 
 
+ROLES = {SECOND: "times", PLUS_FIRST: "plus: from", PLUS_SECOND: "plus: times"}
+
+
+def _key_of(role: str, kind: Kind, node: Node) -> tuple[str, Node]:
+    """What the path of the leaves of this role is called in a rule, and the path."""
+    if role in (PLUS_FIRST, PLUS_SECOND):
+        return ROLES[role], node.value["plus"].value["from" if role == PLUS_FIRST else "times"]
+    word = ROLES.get(role) or next((key for key, of in (*kind.leaf_keys.items(), (role, role)) if of == role), "from")
+    return word, node.value[word if word in node.value else "from"]
+
+
 def _check_rule(rule: Rule, node: Node) -> None:
     """Everything about one rule that needs no checkpoint."""
     if not rule.sources:
@@ -109,8 +154,7 @@ def _check_rule(rule: Rule, node: Node) -> None:
         return
     weight = rule.path
     for role, pattern in rule.sources.items():
-        said = next((key for key, of in (*rule.kind.leaf_keys.items(), (role, role)) if of == role), "from")
-        key = node.value[said if said in node.value else "from"]
+        said, key = _key_of(role, rule.kind, node)
         if pattern.wild:
             raise RuleError(
                 f"{key.at}: {pattern} has a wildcard; name the leaves with {{i}} and {{a,b}} (only `drop` takes wildcards)"
@@ -319,7 +363,7 @@ def _read_file(node: Node, path: str, text: str) -> RuleFile:
     listed = node.value["rules"]
     if not listed.value:
         raise RuleError(f"{listed.at}: a rule file needs at least one rule")
-    rules = tuple(_read_rule(child, targets) for child in listed.value)
+    rules = tuple(rule for child in listed.value for rule in _read_rules(child, targets))
     axes = {
         name: Axis(axis["is"], axis.get("equals", ()), node.value["axes"].value[name].at)
         for name, axis in values.get("axes", {}).items()
@@ -328,6 +372,7 @@ def _read_file(node: Node, path: str, text: str) -> RuleFile:
         for factor in axis.equals:
             if isinstance(factor, str) and factor not in axes:
                 raise RuleError(f"{axis.at}: {name} equals a product with {factor}, which `axes` does not declare")
+    axes = {**_fixed(listed.value, axes), **axes}
     for rule in rules:
         for said in _facts_of(rule):
             if said not in facts:
@@ -400,7 +445,15 @@ def _read_file(node: Node, path: str, text: str) -> RuleFile:
         text=text,
         node=node,
         places=places,
+        beside=_read_beside(values["beside"], node.value["beside"]) if "beside" in values else None,
     )
+
+
+def _read_beside(values: Mapping[str, Any], node: Node) -> Beside:
+    name = values["file"]
+    if "/" in name or "\\" in name or name in ("", ".", ".."):
+        raise RuleError(f"{node.value['file'].at}: {name!r} is no name of a file beside the checkpoint")
+    return Beside(name, values.get("only", {}), node.at.line_only)
 
 
 def _indices_of(rule: Rule) -> Iterator[str]:
@@ -428,6 +481,11 @@ def _facts_of(rule: Rule) -> Iterator[str]:
     for said in (getattr(rule.kind, "epsilon", None), getattr(rule.kind, "rows", None)):
         if isinstance(said, str):
             yield said
+    activation = getattr(rule.kind, "activation", None)
+    if isinstance(activation, str) and activation.startswith("$"):
+        yield activation[1:]
+    if isinstance(rule.kind, Linear) and rule.kind.plus is not None and rule.kind.plus.scale.fact is not None:
+        yield rule.kind.plus.scale.fact
     if isinstance(rule.kind, Timescales):
         yield from ("min_timescale", "max_timescale")
 

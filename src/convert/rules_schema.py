@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from convert.fields import INTEGER, TEXT, Anything, Either, Field, Key, ListOf, MapOf, Record, Scalar
-from convert.kinds import KINDS, Drop, Timescales
+from convert.kinds import KINDS, Drop, Timescales, attention
 from convert.kinds.base import PATTERN, SHARED
 from convert.places import Place
 from convert.yamlfile import Node
@@ -79,6 +79,13 @@ _TARGET = Record(
 )
 
 
+_BESIDE = Record(
+    {
+        "file": Key(TEXT, "its name, such as config.json", required=True),
+        "only": Key(MapOf(ListOf(Anything())), "key -> the values of which these rules are true; any other is refused"),
+    },
+    "a file beside the checkpoint",
+)
 _PLACE = Record(
     {
         "path": Key(TEXT, "what stands in the tree in place of the key", required=True),
@@ -112,7 +119,15 @@ class _Rules(ListOf):
     """The list of rules; its schema has one alternative per kind."""
 
     def schema(self) -> dict[str, Any]:
-        return {"type": "array", "items": {"oneOf": [_rule_schema(word) for word in KINDS]}}
+        return {
+            "type": "array",
+            "items": {
+                "oneOf": [
+                    *(_rule_schema(word) for word in KINDS),
+                    {"title": attention.WORD, **attention.RECORD.schema()},
+                ]
+            },
+        }
 
 
 RULE_FILE = Record(
@@ -135,6 +150,11 @@ RULE_FILE = Record(
         "axes": Key(MapOf(_AXIS, "a mapping of letters", parse_axis_name), "what each axis letter and index means"),
         "facts": Key(
             MapOf(Anything()), "what the source computes that is no weight; `ask` when only --set or a version knows"
+        ),
+        "beside": Key(
+            _BESIDE,
+            "a JSON file beside the checkpoint: facts of the same names are read from it, and the rest of it goes over to the "
+            "output's config.json",
         ),
         "types": Key(
             MapOf(_TYPES), "layers of several types: a name for the list of their types, and how to tell them apart"

@@ -83,6 +83,20 @@ class CellLeaves:
 
 
 @dataclass(frozen=True)
+class Sinusoids:
+    """A table of sines and cosines by position.
+
+    Attributes:
+        first: the largest factor of a position (upstream calls it the shortest timescale); step: logarithm of the factor between two.
+        interleaved: whether each sine lies beside its cosine, and not all sines before all cosines.
+    """
+
+    first: float
+    step: float
+    interleaved: bool
+
+
+@dataclass(frozen=True)
 class Step:
     """An output tensor.
 
@@ -94,8 +108,8 @@ class Step:
         rule: where the rule stands.
         arithmetic: what is computed on the values, in words; empty when they are only moved.
         loses: what a cast loses, in words; empty when nothing.
-        value: for a tensor that no leaf holds: the first timescale and the logarithm of the factor between two; or a number
-            that all its values have.
+        value: for a tensor that no leaf holds: the first timescale and the logarithm of the factor between two; a number that
+            all its values have; or a table of positions.
         role: ``weight`` or ``bias``; of a recurrent layer, ``weight_ih`` and so on.
         siblings: how many tensors of this spec its rule makes for the same layer, by alternatives in the target's name;
             itself included.
@@ -111,7 +125,7 @@ class Step:
     rule: Position
     arithmetic: str = ""
     loses: str = ""
-    value: tuple[float, float] | float | None = None
+    value: tuple[float, float] | float | Sinusoids | None = None
     role: str = "weight"
     siblings: int = 1
     part: tuple[int, int] | None = None
@@ -355,11 +369,15 @@ class Compiler:
         except ValueError as error:
             raise MisfitError(f"{rule.at.line_only}: {name}: {error}; correct the letter") from None
         parts, specs, row = [], [], 0
+        sums: list[str] = []
         notes: list[str] = []
         for leaf in leaves:
             moved = self._move(rule, role, layer, variant, leaf, stack, member)
             try:
-                dtype = target_dtype(rule, leaf.spec, self.dtype)
+                merged = self.source.merge(leaf.name)
+                dtype = target_dtype(rule, replace(leaf.spec, dtype=merged.dtype) if merged else leaf.spec, self.dtype)
+                if merged is not None and merged.said not in sums:
+                    sums.append(merged.said)
                 cut, at = self._cut(rule, out_spec(moved.ops, leaf.spec), moved.at)
                 if cut:
                     notes.append(f"{name} keeps {at} of {leaf.name}; the others are padding, which no entry has")
@@ -378,14 +396,14 @@ class Compiler:
                     "give them one dtype with `dtype:`, or write them as separate tensors"
                 )
         whole = specs[0] if len(specs) == 1 else TensorSpec((row, *specs[0].shape[1:]), specs[0].dtype)
-        loses = losses([leaf.spec.dtype for leaf in leaves], whole.dtype, bool(compute))
+        loses = losses([leaf.spec.dtype for leaf in leaves], whole.dtype, bool(compute or sums))
         return Step(
             name,
             whole,
             tuple(parts),
             rule.word,
             rule.at,
-            _words(compute, rule),
+            ", ".join(filter(None, (*sums, _words(compute, rule)))),
             loses,
             role=role,
             part=layer.part,

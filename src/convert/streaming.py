@@ -22,7 +22,7 @@ from convert.plan import Plan
 from convert.sources.base import Source
 from convert.sources.chunks import Meter
 from convert.spec import numpy_dtype
-from convert.steps import Part, Step
+from convert.steps import Part, Sinusoids, Step
 from convert.writer import Layout, OutTensor, Writer, lay_out
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -191,6 +191,12 @@ def computed(step: Step) -> np.ndarray[Any, Any]:
     assert step.value is not None
     if isinstance(step.value, float):
         return np.full(step.spec.shape, step.value, numpy_dtype(step.spec.dtype))
+    if isinstance(step.value, Sinusoids):
+        rows, width = step.spec.shape
+        scales = [step.value.first * math.exp(-k * step.value.step) for k in range(width // 2)]
+        angles = [[row * scale for scale in scales] for row in range(rows)]
+        both = [[[f(angle) for angle in line] for line in angles] for f in (math.sin, math.cos)]
+        return np.asarray(np.concatenate(both, 1) if not step.value.interleaved else np.stack(both, -1).reshape(rows, width)).astype(np.float32)  # fmt: skip
     low, increment = step.value
     return np.array([low * math.exp(-k * increment) for k in range(step.spec.shape[0])], dtype=np.float32)
 

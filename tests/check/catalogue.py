@@ -51,6 +51,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "context_length": 1024,
     },
 }
+# BERT and GPT-2 have a config.json beside their checkpoints.
+SETTINGS |= {"bert": {}, "gpt2": {}}
 _EVIDENCE: dict[tuple[Any, ...], model.Evidence] = {}
 
 

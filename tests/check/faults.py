@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from check.expected import Fault
 from check.faults_conv import CONV
+from check.faults_flax import FLAX
 from check.faults_gemma import GEMMA
 from check.faults_griffin import GRIFFIN
 from check.faults_in_files import IN_FILES
@@ -16,4 +17,4 @@ from check.faults_in_targets import IN_REFERENCES, IN_TARGETS
 
 __all__ = ["FAULTS", "Fault"]
 
-FAULTS: tuple[Fault, ...] = (*IN_RULES, *IN_FILES, *IN_TARGETS, *IN_REFERENCES, *GRIFFIN, *GEMMA, *CONV)
+FAULTS: tuple[Fault, ...] = (*IN_RULES, *IN_FILES, *IN_TARGETS, *IN_REFERENCES, *GRIFFIN, *GEMMA, *FLAX, *CONV)

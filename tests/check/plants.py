@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 
 from check.own_models import OWN
 from convert.library import shipped_rules_dir
-from convert.references import gemma, recurrentgemma, timesfm_1, timesfm_2p5
+from convert.references import gemma, recurrentgemma, timesfm_1, timesfm_2p5, transformers_flax
 
 Tensors = dict[str, np.ndarray]
 RULES = {
@@ -27,12 +27,16 @@ RULES = {
     "gemma1-mha": "gemma",
     "gemma2-2b": "gemma",
     "gemma3": "gemma",
+    "bert": "bert",
+    "gpt2": "gpt2",
 }
 ADAPTERS: dict[str, Any] = {
     "timesfm-1": timesfm_1,
     "timesfm-2.5": timesfm_2p5,
     "recurrentgemma": recurrentgemma,
     "gemma": gemma,
+    "bert": transformers_flax,
+    "gpt2": transformers_flax,
 }
 
 

@@ -17,6 +17,7 @@ from convert.check.declared import OF_A_LAYER, Stated, declared, declared_in_hea
 from convert.check.report import Finding, LevelReport, Verdict
 from convert.check.worst import worst
 from convert.check.written import Written
+from convert.kinds.base import ACTIVATION_NAMES
 from convert.plan import Plan
 from convert.rulefile import parse_reference
 from convert.streaming import metadata
@@ -25,21 +26,6 @@ from convert.yamlfile import Node
 if TYPE_CHECKING:
     from convert.references.protocol import Reference
 
-# transformers' names of activations (transformers/activations.py, ACT2FN), and some that occur elsewhere -> ours
-ACTIVATION_NAMES: Mapping[str, str] = {
-    "gelu": "gelu_erf",
-    "gelu_python": "gelu_erf",
-    "gelu_erf": "gelu_erf",
-    "gelu_new": "gelu_tanh",
-    "gelu_fast": "gelu_tanh",
-    "gelu_tanh": "gelu_tanh",
-    "gelu_accurate": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "gelu_python_tanh": "gelu_tanh",
-    "swish": "silu",
-    "linear": "none",
-    "identity": "none",
-}
 # the last word of a key of config.json -> the fact that it states, where the rules give no template for the key
 CONFIG_FACTS: Mapping[str, str] = {
     "activation": "activation",

@@ -7,6 +7,7 @@ diagnosis, where the hypothesis that restores parity is the diagnosis.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -22,6 +23,7 @@ from convert.ops import Add, Cast, Deinterleave, Interleave, Multiply, Permute, 
 from convert.plan import Plan
 from convert.protect import MAX_AXES, other_layouts
 from convert.sources.base import Source
+from convert.sources.merged import Merge
 from convert.spec import numpy_dtype
 from convert.steps import Part, Step
 
@@ -38,6 +40,7 @@ def hypotheses(step: Step, plan: Plan) -> Iterator[Hypothesis]:
     source = plan.source
     if step.cell is not None:
         yield from cell_hypotheses(step, plan)
+    yield from _pairs(step, source)
     yield from _arithmetic(step, source)
     yield from conv_hypotheses(step, plan)
     yield from _slices(step, source)
@@ -76,6 +79,48 @@ def _arithmetic(step: Step, source: Source) -> Iterator[Hypothesis]:
     for (rule, wrong), (name, converse) in names.items():
         if rule == added:
             yield Hypothesis(name, converse, worded(wrong), worded(added), shifted(wrong))
+
+
+def _pairs(step: Step, source: Source) -> Iterator[Hypothesis]:
+    """A product of two leaves that was left out, or scaled otherwise."""
+    merges = [source.merge(part.leaf) for part in step.parts]
+    first = next((merge for merge in merges if merge is not None), None)
+    if first is None:
+        return
+
+    def made(base: float, scale: Callable[[Merge], float]) -> Callable[[], Array]:
+        def make() -> Array:
+            rows = [
+                apply(
+                    part.ops,
+                    source.read(part.leaf) if merge is None else merge.make(source.on_disk.read, base, scale(merge)),
+                )
+                for part, merge in zip(step.parts, merges, strict=True)
+            ]
+            return rows[0] if len(rows) == 1 else np.concatenate(rows)
+
+        return make
+
+    shape = source.on_disk.leaves[first.first].spec.shape
+    sizes = dict(zip(first.product.first, (n for k, n in enumerate(shape) if k not in first.stacked), strict=True))
+    rank = math.prod(sizes[letter] for letter in first.product.shared)
+    own = f"the weight {first.said}" if first.base else first.said
+    if first.base is not None:
+        yield Hypothesis(
+            "LoRA pair not merged", "LoRA pair not merged", "the weight alone", own, made(1.0, lambda m: 0.0)
+        )
+        yield Hypothesis("LoRA pair merged twice", "LoRA pair merged twice", "the weight with the product added twice", own, made(1.0, lambda m: 2 * m.scale))  # fmt: skip
+        yield Hypothesis("LoRA pair subtracted", "LoRA pair subtracted", "the weight without the product", own, made(1.0, lambda m: -m.scale))  # fmt: skip
+        yield Hypothesis("LoRA pair without its weight", "LoRA pair without its weight", "the product alone", own, made(0.0, lambda m: m.scale))  # fmt: skip
+    scales: dict[str, Callable[[Merge], float]] = {
+        "the product without its scale": lambda m: 1.0,
+        "the scale not divided by the rank": lambda m: m.scale * rank,
+        "the scale divided by the rank once more": lambda m: m.scale / rank,
+        "the scale divided by the root of the rank": lambda m: m.scale * math.sqrt(rank),
+    }
+    for said, scale in scales.items():
+        if scale(first) != first.scale:
+            yield Hypothesis("another scale of a pair", "another scale of a pair", said, own, made(1.0, scale))
 
 
 def _slices(step: Step, source: Source) -> Iterator[Hypothesis]:

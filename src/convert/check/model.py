@@ -74,8 +74,8 @@ def jax_weights(plan: Plan) -> dict[str, Array]:
     prefix = f"{plan.root}/" if plan.root else ""
     dropped = {d.leaf for d in plan.dropped}
     return {
-        name.removeprefix(prefix).removesuffix("/value"): plan.source.read(name)
-        for name in plan.source.leaves
+        name.removeprefix(prefix).removesuffix("/value"): plan.source.on_disk.read(name)
+        for name in plan.source.on_disk.leaves
         if name not in dropped
     }
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from convert.kinds import Rule
+from convert.kinds.product import PLUS_FIRST, PLUS_SECOND, SECOND
 from convert.ops import Take
 from convert.pattern import Match, Pattern
 from convert.plan import Plan
+from convert.sources.merged import Merge
 from convert.steps import Part, Step
 
 
@@ -17,9 +19,12 @@ def misplaced(plan: Plan, rule: Rule, step: Step, part: Part) -> str:
     """
     layer = rule.layer(plan.target)
     pattern = rule.sources[step.role]
-    found = _bound(pattern, plan.root, part.leaf)
+    merge = plan.source.merge(part.leaf)
+    found = _bound(pattern, plan.root, part.leaf if merge is None else merge.base or merge.first)
     if layer is None or found is None:
         return f"{part.leaf} is no leaf of this rule"
+    if merge is not None and (stranger := _unpaired(plan, rule, merge, found)):
+        return f"{part.leaf}: {stranger} belongs to another layer"
     axes = sorted(rule.stacked.items(), key=lambda item: -item[1])
     split = len(layer.path.groups) > len(pattern.groups)
     takes = part.ops[: len(axes) + split]
@@ -43,6 +48,19 @@ def misplaced(plan: Plan, rule: Rule, step: Step, part: Part) -> str:
         return ""
     taken = ", ".join(f"{index}={k}" for (index, _), k in zip(axes, elements, strict=False))
     return f"{part.leaf}{f' at {taken}' if taken else ''} belongs to {name}"
+
+
+def _unpaired(plan: Plan, rule: Rule, merge: Merge, found: Match) -> str:
+    """A leaf of a pair that the rule's own paths do not lead to from where the weight is; empty when all is well."""
+    declared = next(other for other in plan.rules.rules if other.at == rule.at).sources
+    roles = {PLUS_FIRST: merge.first, PLUS_SECOND: merge.second} if PLUS_FIRST in declared else {SECOND: merge.second}
+    strangers = (
+        leaf
+        for role, leaf in roles.items()
+        if (other := _bound(declared[role], plan.root, leaf)) is None
+        or (dict(other.indices), other.choices) != (dict(found.indices), found.choices)
+    )
+    return next(strangers, "")
 
 
 def _bound(pattern: Pattern, root: str, leaf: str) -> Match | None:

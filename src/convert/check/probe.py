@@ -170,7 +170,7 @@ class Probe:
         split = equation.outputs[0] if len(self.part.groups[0]) < len(equation.outputs) else ""
         order, outputs = (wanted.replace(split, ""), equation.outputs[1:]) if split else (wanted, equation.outputs)
 
-        results = _jnp_einsum(equation.equation, x, own, precision)
+        results = self._merged(equation, x, precision) or _jnp_einsum(equation.equation, x, own, precision)
 
         def run(dtype: str) -> tuple[Array, Array]:
             given = self._in_order(x, named)
@@ -182,6 +182,26 @@ class Probe:
             return got, np.einsum(f"{order}->{''.join(batch)}{outputs}", y).reshape(*[BATCH] * len(batch), -1)
 
         return run, rows.shape[-1]
+
+    def _merged(self, equation: Projection, x: Array, precision: str) -> Mapping[str, Array] | None:
+        """What the source computes by leaves that the plan merges, one by one as they lie on disk; None for other leaves."""
+        merge = self.plan.source.merge(self.part.leaf)
+        if merge is None:
+            return None
+
+        def stored(name: str) -> Array:
+            leaf = self.plan.source.on_disk.read(name)
+            for op in self.part.ops[: len(self.rule.stacked)]:
+                leaf = op.apply(leaf)
+            return leaf
+
+        a, b = stored(merge.first), stored(merge.second)
+        behind = _jnp_pair(merge.product.equation, x, a, b, precision)
+        total = {dtype: merge.scale * value for dtype, value in behind.items()}
+        if merge.base is not None:
+            before = _jnp_einsum(equation.equation, x, stored(merge.base), precision)
+            total = {dtype: value + np.asarray(before[dtype]) for dtype, value in total.items()}
+        return total
 
     def _bias(self, kind: Linear, own: Array, rows: Array) -> tuple[Callable[[str], tuple[Array, Array]], int]:
         """A bias is added to the result; NumPy's broadcasting of the stored array says which value goes where."""
@@ -292,6 +312,17 @@ def _jnp_einsum(equation: str, x: Array, weight: Array, precision: str) -> Mappi
     """`jnp.einsum` in float64 and in `precision`, as JAX gives them: perhaps before they are computed."""
     exact, drifted = _compiled(_renamed(equation), precision)(x, weight)
     return {precision: drifted, "float64": exact}
+
+
+def _jnp_pair(equation: str, x: Array, first: Array, second: Array, precision: str) -> dict[str, Array]:
+    """A product with a pair, `jnp.einsum` of three operands, in float64 and in `precision`."""
+    import jax.numpy as jnp
+
+    made = {}
+    for dtype in dict.fromkeys(("float64", precision)):
+        given = [jnp.asarray(value).astype(dtype) for value in (x, first, second)]
+        made[dtype] = np.asarray(jnp.einsum(equation, *given).astype("float64"))
+    return made
 
 
 def _renamed(equation: str) -> str:

@@ -74,6 +74,8 @@ def record(
     """
     require_precision(precision)
     _check_out(Path(out), plan, overwrite)
+    if plan.source is not plan.source.on_disk:
+        raise ConvertError("rules that merge leaves cannot be recorded; check where the checkpoint is, with --from")
     if reference.jax is None:
         raise ConvertError("the reference has no JAX side, so there is nothing to record")
     try:

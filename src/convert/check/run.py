@@ -35,6 +35,15 @@ REFERENCES: Mapping[str, str] = {
     "gemma1": "convert.references.gemma:reference",
     "gemma2": "convert.references.gemma:reference",
     "gemma3": "convert.references.gemma:reference",
+    "bert_masked_lm": "convert.references.transformers_flax:reference",
+    "bert_pretraining": "convert.references.transformers_flax:reference",
+    "bert_model": "convert.references.transformers_flax:reference",
+    "bert_classification": "convert.references.transformers_flax:reference",
+    "bert_tokens": "convert.references.transformers_flax:reference",
+    "bert_answers": "convert.references.transformers_flax:reference",
+    "gpt2_lm": "convert.references.transformers_flax:reference",
+    "gpt2_lm_untied": "convert.references.transformers_flax:reference",
+    "gpt2_model": "convert.references.transformers_flax:reference",
 }
 
 

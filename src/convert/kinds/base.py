@@ -7,12 +7,13 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from convert.errors import RuleError
 from convert.fields import FLAG, INTEGER, Choice, Key, ListOf, MapOf, Record, Scalar
 from convert.kinds.conventions import PARAMETRIZATIONS, Factor, Flattened, Rope
 from convert.ops import Op
 from convert.pattern import Pattern, parse_pattern
 from convert.spec import SAFETENSORS_TAGS
-from convert.yamlfile import Position
+from convert.yamlfile import Node, Position
 
 if TYPE_CHECKING:
     from convert.kinds.normalized import Normalized
@@ -405,8 +406,44 @@ ACTIVATIONS: Mapping[str, str] = {
     "elu": "x above 0, else exp(x)-1",
     "none": "the identity",
 }
+# transformers' names (``activations.py`` ACT2FN; T5's ``feed_forward_proj``), and some that occur elsewhere -> ours
+ACTIVATION_NAMES: Mapping[str, str] = {
+    "gelu": "gelu_erf",
+    "gelu_python": "gelu_erf",
+    "gelu_erf": "gelu_erf",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_tanh": "gelu_tanh",
+    "gelu_accurate": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_python_tanh": "gelu_tanh",
+    "gated-gelu": "gelu_tanh",
+    "gated-silu": "silu",
+    "swish": "silu",
+    "linear": "none",
+    "identity": "none",
+}
+
+
+@dataclass(frozen=True)
+class _Activation(Choice):
+    """One of `ACTIVATIONS`, or a reference to a fact that is one of them, or of transformers' names."""
+
+    def read(self, node: Node) -> str:
+        if isinstance(node.value, str) and node.value.startswith("$"):
+            try:
+                parse_fact(node.value)
+            except ValueError as error:
+                raise RuleError(f"{node.at}: {error}") from None
+            return node.value
+        return super().read(node)
+
+    def schema(self) -> dict[str, Any]:
+        return {"anyOf": [super().schema(), {"type": "string", "pattern": "^[$]"}]}
+
+
 ACTIVATION = Key(
-    Choice(
+    _Activation(
         tuple(ACTIVATIONS),
         (
             (

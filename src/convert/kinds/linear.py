@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from convert.einsum import Projection, parse_projection
 from convert.fields import Either, Key, MapOf, Record, Scalar
-from convert.kinds.base import ACTIVATION, BIAS, Kind, TargetLayer, module_target
+from convert.kinds.base import ACTIVATION, BIAS, PATTERN, Kind, TargetLayer, module_target
 from convert.kinds.conventions import CARRIES, FLATTENED, ROPE, TARGET_FLATTENED, TARGET_ROPE
 from convert.kinds.normalized import NORMALIZED, PARAMETRIZATION
+from convert.kinds.product import EITHER_EQUATION, ONE, PLUS, PLUS_FIRST, PLUS_SECOND, SECOND, Plus, Product
 from convert.pattern import Pattern
 
 EQUATION = Scalar(str, "an einsum such as ...D,DNH->...NH", parse_projection)
@@ -23,18 +24,25 @@ class Linear(Kind):
     Attributes:
         equations: variant -> equation; a single equation is the variant ``""``.
         activation: what the source applies to the result.
+        product: the weight is the product of two leaves, until they are merged.
+        plus: a product that is added to the weight, until it is merged.
     """
 
     equations: Mapping[str, Projection]
     activation: str | None = None
+    product: Product | None = None
+    plus: Plus | None = None
 
     doc: ClassVar[str] = "torch.nn.Linear, from the einsum of the source; the layout is derived from the equation"
     keys: ClassVar[Mapping[str, Key]] = {
         "einsum": Key(
-            Either(EQUATION, MapOf(EQUATION, "variants such as {plain: ..., transposed: ...}")),
-            "the source's equation, X,W->Y with the weight second; or several, named, to be told apart by sizes",
+            Either(EITHER_EQUATION, MapOf(EQUATION, "variants such as {plain: ..., transposed: ...}")),
+            "the source's equation, X,W->Y with the weight second, or X,A,B->Y with a pair that makes it; or several, named, "
+            "to be told apart by sizes",
             required=True,
         ),
+        "times": Key(PATTERN, "path of the second leaf of a pair, X,A,B->Y; `from` is the first"),
+        "plus": Key(PLUS, "a low-rank product that the source adds to this one (LoRA); it is merged into the weight"),
         "choice": Key(Scalar(str, "a word"), "the name under which --set chooses among several equations"),
         "bias": BIAS,
         "activation": ACTIVATION,
@@ -63,7 +71,23 @@ class Linear(Kind):
             raise ValueError("several equations need a `choice:`, the name under which --set can choose one")
         if not isinstance(equations, dict) and "choice" in values:
             raise ValueError("`choice:` goes with several named equations")
-        return cls(named, values.get("activation"))
+        product = equations if isinstance(equations, Product) else None
+        if (product is None) == ("times" in values):
+            raise ValueError(
+                "a pair, X,A,B->Y, has its first leaf in `from:` and its second in `times:`; one weight has no `times:`"
+            )
+        plus = None
+        if "plus" in values:
+            if product is not None or isinstance(equations, dict):
+                raise ValueError("`plus:` is added to one weight, X,W->Y")
+            plus = Plus(values["plus"]["einsum"], values["plus"].get("scale", ONE))
+            _same_map(equations, plus.product)
+        return cls({"": product.whole} if product else named, values.get("activation"), product, plus)
+
+    @property
+    def merged(self) -> Linear:
+        """The same, its leaves merged into one."""
+        return replace(self, product=None, plus=None)
 
     @property
     def variants(self) -> tuple[str, ...]:
@@ -76,11 +100,23 @@ class Linear(Kind):
         equation = self._equation(variant)
         if role == "bias":
             return equation.bias_axes(shape)
+        if (pair := self._of_pair(role)) is not None:
+            if len(shape) != len(pair):
+                raise ValueError(f"it has the axes {' '.join(pair)} in the rule's equation")
+            return pair
         if len(shape) != len(equation.weight):
             raise ValueError(
                 f"{equation.equation} has a weight with {len(equation.weight)} axes ({' '.join(equation.weight)})"
             )
         return equation.weight
+
+    def _of_pair(self, role: str) -> str | None:
+        """Letters of a leaf that is one of a pair."""
+        if self.product is not None:
+            return {"weight": self.product.first, SECOND: self.product.second}.get(role)
+        if self.plus is not None:
+            return {PLUS_FIRST: self.plus.product.first, PLUS_SECOND: self.plus.product.second}.get(role)
+        return None
 
     def check_target(self, layer: TargetLayer, source: Pattern) -> None:
         for equation in self.equations.values():
@@ -123,4 +159,18 @@ def _alike(source: Projection, target: Projection) -> None:
     if rest(source) != rest(target) or sorted(source.weight) != sorted(target.weight):
         raise ValueError(
             f"the target's {target.equation} is not the source's {source.equation} with the weight's axes in another order"
+        )
+
+
+def _same_map(weight: Projection, pair: Product) -> None:
+    """A pair that is added to a weight maps the same input to the same result."""
+    if (weight.result, weight.inputs, weight.outputs, weight.batch) != (
+        pair.whole.result,
+        pair.whole.inputs,
+        pair.whole.outputs,
+        pair.whole.batch,
+    ):
+        raise ValueError(
+            f"{pair.equation} is {pair.whole.equation} in one weight, which does not map what {weight.equation} does; "
+            "the two are added, so their inputs and results are alike"
         )

@@ -8,13 +8,16 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from convert.errors import CheckpointError
 from convert.sources.chunks import Box, Grid, Meter, Piece, cut, undivided
 from convert.spec import TensorSpec, numpy_dtype
+
+if TYPE_CHECKING:
+    from convert.sources.merged import Merge
 
 
 @dataclass(frozen=True)
@@ -101,6 +104,15 @@ class Source(ABC):
     def called(self) -> Path:
         """The checkpoint as the user called it, for messages."""
         return self.named or self.path
+
+    @property
+    def on_disk(self) -> Source:
+        """The checkpoint as it lies on disk; itself, unless leaves are computed from others (`convert.sources.merged`)."""
+        return self
+
+    def merge(self, name: str) -> Merge | None:
+        """How a leaf is computed from others; None when it lies on disk."""
+        return None
 
     @abstractmethod
     def read(self, name: str) -> np.ndarray:

@@ -1,0 +1,144 @@
+"""BERT and GPT-2 of transformers' flax classes: their equations in plain JAX; transformers on the other side.
+
+Sources: see `convert.references.bert_jax` and `gpt2_jax`; transformers 5.23 (``models/bert``, ``models/gpt2``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from convert.errors import ConvertError, UnavailableError
+from convert.kinds.base import ACTIVATION_NAMES
+from convert.plan import Plan
+from convert.references import bert_jax, gpt2_jax
+from convert.references.modules import config_of, load, on, ready
+from convert.references.protocol import Arrays, Reference
+from convert.references.torch_facts import Block
+from convert.references.torch_facts import facts as common_facts
+from convert.references.transformers_flax_variants import variants
+
+if TYPE_CHECKING:
+    import torch
+
+OUTPUTS: Mapping[str, tuple[str, ...]] = {
+    "bert_masked_lm": ("logits",),
+    "bert_pretraining": ("prediction_logits", "seq_relationship_logits"),
+    "bert_model": ("last_hidden_state", "pooler_output"),
+    "bert_classification": ("logits",),
+    "bert_tokens": ("logits",),
+    "bert_answers": ("start_logits", "end_logits"),
+    "gpt2_lm": ("logits",),
+    "gpt2_lm_untied": ("logits",),
+    "gpt2_model": ("last_hidden_state",),
+}
+LENGTH = 29  # of the texts, where there are as many positions
+PADDED = 4  # positions at the end of the second text
+# Of a module whose weight is another's: transformers' state_dict has both.
+TIED = {
+    "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
+    "cls.predictions.decoder.bias": "cls.predictions.bias",
+    "lm_head.weight": "transformer.wte.weight",
+}
+
+
+def reference(plan: Plan) -> Reference:
+    """The two models at the size of the plan's checkpoint: two texts, the second padded at its end.
+
+    Raises:
+        ConvertError: the plan is of another model, or lacks a fact.
+    """
+    name = plan.rules.model
+    if name not in OUTPUTS:
+        raise ConvertError(f"{plan.rules.path}: rules of {name}, not of {', '.join(OUTPUTS)}")
+    bert = name.startswith("bert")
+    sizes, outputs = plan.sizes, OUTPUTS[name]
+    length = min(LENGTH, sizes["S"])
+    heads = int(_fact(plan, "num_attention_heads" if bert else "n_head"))
+
+    def inputs(seed: int) -> Arrays:
+        rng = np.random.default_rng(seed)
+        mask = np.ones((2, length), np.int32)
+        mask[1, -PADDED:] = 0
+        given = {"input_ids": rng.integers(0, sizes["V"], (2, length)).astype(np.int32), "attention_mask": mask}
+        types = {"token_type_ids": rng.integers(0, sizes["T"], (2, length)).astype(np.int32)} if bert else {}
+        return {**given, **types}
+
+    return Reference(
+        inputs=inputs,
+        jax=_bert(plan) if bert else _gpt2(plan),
+        build=partial(_build, plan),
+        run=partial(_run, outputs),
+        outputs=outputs,
+        logits=tuple(output for output in outputs if output.endswith("logits")),
+        reduction=max(sizes[letter] for letter in "DF"),
+        depth=sizes["i"],
+        facts=partial(_facts, bert=bert),
+        variants=lambda boundary: tuple(variants(heads, sizes["D"], length, boundary)),
+    )
+
+
+def _fact(plan: Plan, name: str) -> Any:
+    if name not in plan.facts:
+        raise ConvertError(f"{plan.source.called}: the tree does not tell the {name}; say it with --set {name}=...")
+    return plan.facts[name]
+
+
+def _activation(plan: Plan, name: str) -> str:
+    said = str(_fact(plan, name))
+    return ACTIVATION_NAMES.get(said, said)
+
+
+def _bert(plan: Plan) -> Callable[..., Any]:
+    heads, epsilon = int(_fact(plan, "num_attention_heads")), float(_fact(plan, "layer_norm_eps"))
+    bare = plan.rules.model == "bert_model"
+    return partial(bert_jax.run, bert_jax.Bert(plan.sizes["i"], heads, epsilon, _activation(plan, "hidden_act"), bare))
+
+
+def _gpt2(plan: Plan) -> Callable[..., Any]:
+    heads, epsilon = int(_fact(plan, "n_head")), float(_fact(plan, "layer_norm_epsilon"))
+    module = "" if plan.rules.model == "gpt2_model" else "transformer."
+    act = _activation(plan, "activation_function")
+    return partial(gpt2_jax.run, gpt2_jax.GPT2(plan.sizes["i"], heads, epsilon, act, module))
+
+
+def _build(plan: Plan, weights: Mapping[str, torch.Tensor]) -> torch.nn.Module:
+    try:
+        import transformers
+    except ImportError as error:
+        raise UnavailableError(f"target transformers of {plan.rules.model} needs transformers 5.23 or newer ({error})") from error  # fmt: skip
+    written = plan.config or {}
+    built = transformers.AutoConfig.for_model(written["model_type"], **config_of(plan))
+    built._attn_implementation = "eager"
+    module = getattr(transformers, written["architectures"][0])(built)
+    tied = {name: weights[of] for name, of in TIED.items() if name in module.state_dict() and name not in weights}
+    return load(module, {**tied, **weights})
+
+
+def _run(outputs: tuple[str, ...], module: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    with ready(module) as (device, _):
+        extra = {"use_cache": False} if module.config.model_type == "gpt2" else {}
+        made = module(**{name: on(device, value).long() for name, value in inputs.items()}, **extra)
+    return {name: made[name] for name in outputs}
+
+
+def _facts(module: Any, *, bert: bool) -> Mapping[str, Mapping[str, Any]]:
+    """What the module is configured to compute."""
+    config, names = module.config, dict(module.named_modules())
+    if bert:
+        prefix = "bert." if "bert" in names else ""
+        blocks = [
+            Block(layer, f"{layer}.intermediate.dense", f"{layer}.output.dense")
+            for layer in (f"{prefix}encoder.layer.{i}" for i in range(config.num_hidden_layers))
+        ]
+        head = "cls.predictions.transform"
+        blocks += [Block(head, f"{head}.dense", f"{head}.LayerNorm")] if head in names else []
+        return {**common_facts(module, blocks), "": {"num_attention_heads": config.num_attention_heads}}
+    prefix = "transformer." if "transformer" in names else ""
+    blocks = [
+        Block(mlp, f"{mlp}.c_fc", f"{mlp}.c_proj") for mlp in (f"{prefix}h.{i}.mlp" for i in range(config.n_layer))
+    ]
+    return {**common_facts(module, blocks), "": {"n_head": config.n_head}}
