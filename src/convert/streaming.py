@@ -238,9 +238,8 @@ class _Transfer:
             raise ConvertError(f"{leaf}: read as {array.dtype.name}{list(array.shape)}, announced as {spec}")
         for step, part in self._used[leaf]:
             region = self._writer.region(step.name)
-            rows = region if part.rows is None else region[part.rows[0] : part.rows[1]]
             try:
-                rows[...] = apply(part.ops, array)
+                part.share(region)[...] = apply(part.ops, array)
             except OverflowError as error:
                 raise PlanError(
                     f"{step.rule.line_only}: {step.name} from {leaf}: {error}; keep a wider dtype for it with "

@@ -18,11 +18,12 @@ from convert.check.activations import ACTIVATIONS, activation_pair
 from convert.check.cells import measure_cell
 from convert.check.compare import Difference, difference
 from convert.check.names import misplaced
+from convert.check.paths import measure_path
 from convert.check.probe import Probe, bound
 from convert.check.report import Finding, LevelReport, Measure, Verdict
 from convert.check.written import Written
 from convert.plan import Plan
-from convert.steps import CellLeaves, Part, Step
+from convert.steps import CellLeaves, Part, PathLeaves, Step
 from convert.streaming import Work, read_used
 
 if TYPE_CHECKING:
@@ -66,10 +67,10 @@ class LayersPass:
         self._findings: list[Finding] = []
         self._compared = 0
         self._seconds = 0.0
-        self._cells: dict[tuple[str, str], list[Step]] = {}  # the steps of each recurrent layer
+        self._groups: dict[tuple[str, str], list[Step]] = {}  # the steps of each layer that is only known as a whole
         for step in plan.steps:
-            if step.cell is not None:
-                self._cells.setdefault((step.cell.module, step.cell.suffix), []).append(step)
+            if step.group is not None:
+                self._groups.setdefault((step.group.module, step.group.suffix), []).append(step)
         self._waiting: dict[tuple[str, str], dict[str, Array]] = {}  # its leaves, until all of them were seen
 
     @contextmanager
@@ -85,35 +86,38 @@ class LayersPass:
         """Runs all layers that have weights of this leaf."""
         started = time.monotonic()
         for step, part in work:
-            if step.cell is not None:
-                self._keep(step.cell, leaf, array)
+            if step.group is not None:
+                self._keep(step.group, leaf, array)
             elif self._written.specs.get(step.name) == step.spec:  # otherwise the coverage level names it
                 self._run(step, part, array)
         self._seconds += time.monotonic() - started
 
-    def _keep(self, cell: CellLeaves, leaf: str, array: Array) -> None:
-        """A recurrent layer is run when all its leaves are there; they come one after the other."""
-        key = (cell.module, cell.suffix)
+    def _keep(self, group: CellLeaves | PathLeaves, leaf: str, array: Array) -> None:
+        """A recurrent layer, or a path, is run when all its leaves are there; they come one after the other."""
+        key = (group.module, group.suffix)
         seen = self._waiting.setdefault(key, {})
         if leaf in seen:
             return
         seen[leaf] = array
-        if len(seen) < len({name for name, _ in cell.leaves.values()}):
+        if len(seen) < len({name for name, _ in group.leaves.values()}):
             return
-        steps, leaves = self._cells[key], dict(seen)
+        steps, leaves = self._groups[key], dict(seen)
         seen.update(dict.fromkeys(seen, array[:0]))  # seen, and let go
         if any(self._written.specs.get(step.name) != step.spec for step in steps):
             return  # the coverage level names it
         written = {step.name: self._written.read(step.name) for step in steps}
         rng = np.random.default_rng(self._seed)
         try:
-            measures = measure_cell(cell, steps, leaves, written, device=self._device, rng=rng)
+            if isinstance(group, CellLeaves):
+                measures = measure_cell(group, steps, leaves, written, device=self._device, rng=rng)
+            else:
+                measures = measure_path(group, steps, leaves, written, device=self._device, rng=rng)
         except (RuntimeError, ValueError, TypeError) as error:
             self._findings.append(_unfit(steps[0], steps[0].parts[0], error))
             return
         self._compared += len(steps) if measures else 0
         for measure in measures:
-            self._note(f"{cell.rule.at.line_only} {measure.name.partition(', ')[2]}", measure)
+            self._note(f"{group.rule.at.line_only} {measure.name.partition(', ')[2]}", measure)
 
     def _note(self, key: str, measure: Measure) -> None:
         if not measure.passed:

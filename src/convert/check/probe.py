@@ -53,7 +53,7 @@ class Probe:
         own = leaf
         for op in self.part.ops[: len(self.rule.stacked)]:
             own = op.apply(own)
-        rows = written if self.part.rows is None else written[self.part.rows[0] : self.part.rows[1]]
+        rows = self.part.share(written)
         precision = self.step.spec.dtype if self.step.spec.dtype in ("float32", "bfloat16", "float16") else "float32"
         run, reduction = self._operation(own, rows, precision)
         exact = difference(*run("float64"), precision="float64")

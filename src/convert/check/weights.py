@@ -66,7 +66,7 @@ class WeightsPass:
             if step.name not in self._left:
                 continue
             got = self._written.read(step.name)
-            rows = got if part.rows is None else got[part.rows[0] : part.rows[1]]
+            rows = part.share(got)
             try:
                 want = apply(part.ops, array)
             except OverflowError as error:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from convert.kinds.base import Kind, Numbering, Rule, TargetLayer
 from convert.kinds.conv import Convolution
+from convert.kinds.interpolation import CubicSpline, DataPath, LinearInterpolation
 from convert.kinds.linear import Linear
 from convert.kinds.norm import LayerNorm, RMSNorm
 from convert.kinds.plain import Drop, Embedding, Parameter, Timescales
@@ -17,6 +18,8 @@ KINDS: Mapping[str, type[Kind]] = {
     "gru": GRU,
     "lstm": LSTM,
     "rnn": RNN,
+    "cubic_spline": CubicSpline,
+    "linear_interpolation": LinearInterpolation,
     "embedding": Embedding,
     "layer_norm": LayerNorm,
     "rms_norm": RMSNorm,
@@ -31,11 +34,14 @@ __all__ = [
     "LSTM",
     "RNN",
     "Convolution",
+    "CubicSpline",
+    "DataPath",
     "Drop",
     "Embedding",
     "Kind",
     "LayerNorm",
     "Linear",
+    "LinearInterpolation",
     "Numbering",
     "Parameter",
     "RMSNorm",
