@@ -95,7 +95,7 @@ def test_a_good_file() -> None:
 
 # --- one rule -------------------------------------------------------------------------------------------------------
 
-KNOWN = "linear, conv, gru, lstm, rnn, embedding, layer_norm, rms_norm, parameter, buffer, drop"
+KNOWN = "linear, conv, gru, lstm, rnn, cubic_spline, linear_interpolation, embedding, layer_norm, rms_norm, parameter, buffer, drop"
 LINEAR_KEYS = "(known: linear, einsum, choice, bias, activation, carries, rope, from, stacked, numbered, unless, optional, of_type, dtype)"
 
 # What the file says of one rule (from line 5, column 3 on), what is answered, and whether the schema can tell as well.
@@ -484,6 +484,7 @@ FREE = tuple(
         "versions",
         "targets",
         "sizes",
+        "names",
         "stacked",
         "numbered",
         "einsum",

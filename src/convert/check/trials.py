@@ -129,8 +129,11 @@ class Site:
         return next((step.rule.line_only for step in self.steps(name)), "")
 
     def replay(self, holder: str) -> Replay | None:
-        """The submodule `holder`, to be run again; None when it was not run."""
-        return Replay(self.module, holder, self.calls[holder], self.boundary) if holder in self.calls else None
+        """The submodule `holder`, to be run again; None when it was not run, or the boundary is no submodule but an output."""
+        known = {name for name, _ in self.module.named_modules()}
+        if holder not in self.calls or self.name not in known:
+            return None
+        return Replay(self.module, holder, self.calls[holder], self.boundary)
 
 
 def widened(plan: Plan) -> Plan:

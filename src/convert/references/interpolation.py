@@ -117,6 +117,8 @@ def path_variants(kind: str, of: str, *, times: str, data: str, at: str) -> list
         return before + rise * ((x - t[k]) / step), rise / step  # (..., n, C) with (n,): fits when C is n, or 1
 
     def turned(t: Array, y: Array, x: Array) -> tuple[Array, Array]:
+        if y.ndim < 3 or y.shape[0] != y.shape[-2]:
+            raise ValueError("only as many series as knots can be taken for knots")
         value, slope = path(t, np.swapaxes(y, 0, -2), x)
         return np.swapaxes(value, 0, -2), np.swapaxes(slope, 0, -2)
 
