@@ -40,3 +40,9 @@ class NeuralCDE(nn.Module):
         # Without a step size, torchdiffeq steps from each of the times to the next.
         states = torchcde.cdeint(path, self.field, start, ts, adjoint=False, method=self.method)
         return states, self.readout(states)
+
+
+def load(module: NeuralCDE, weights: dict[str, torch.Tensor]) -> NeuralCDE:
+    """The module with these weights, as it is run."""
+    module.load_state_dict(dict(weights), strict=True, assign=True)
+    return module.requires_grad_(False).eval()

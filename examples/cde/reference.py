@@ -18,14 +18,14 @@ import torch
 
 from convert import Plan
 from convert.references.interpolation import path_variants, solution_variants
-from convert.references.protocol import Observed, Reference
+from convert.references.protocol import Observed, Reference, Variant
 
 METHODS = {"linear": (diffrax.Euler, "euler", "Euler"), "cubic": (diffrax.Midpoint, "midpoint", "midpoint")}
 SIZES = (model_jax.CHANNELS, model_jax.HIDDEN, model_jax.WIDTH, model_jax.OUTPUTS)
 
 
-def draw(seed: int) -> dict[str, np.ndarray]:
-    ts, ys = model_jax.series(seed)
+def draw(seed: int, batch: int = 2) -> dict[str, np.ndarray]:
+    ts, ys = model_jax.series(seed, batch)
     steps = np.diff(ts)
     inside = [ts, ts[:-1] + 0.3 * steps, ts[:-1] + 0.8 * steps]
     at = np.concatenate([*inside, [ts[0] - 0.7, ts[-1] + 0.4]]).astype(np.float32)
@@ -95,17 +95,31 @@ def field_of(seen: Observed) -> Callable[[np.ndarray], np.ndarray]:
     return field
 
 
+def field_variants() -> list[Variant]:
+    """The rows of the field's last layer are (hidden, channels) on both sides, in this order."""
+
+    def field(seen: Observed) -> np.ndarray:
+        return field_of(seen)(seen.values["initial"])
+
+    def exchanged(seen: Observed) -> np.ndarray:
+        made = field(seen)
+        return made.reshape(*made.shape[:-2], *made.shape[:-3:-1]).swapaxes(-1, -2)
+
+    return [Variant("rows (hidden, channels)", field), Variant("rows (channels, hidden)", exchanged)]
+
+
 def make_reference(kind: str, **changed: Any) -> Reference:
     method = METHODS[kind]
 
     def build(weights: Mapping[str, torch.Tensor]) -> torch.nn.Module:
         module = model_torch.NeuralCDE(*SIZES, kind=kind, method=method[1])
-        module.load_state_dict(dict(weights), strict=True, assign=True)
-        return module.requires_grad_(False).eval()
+        return model_torch.load(module, dict(weights))
 
     def variants(name: str) -> list[Any]:
         if name in ("value", "slope"):
             return path_variants(kind, name, times="ts", data="ys", at="at")
+        if name == "field":
+            return field_variants()
         if name == "states":
             return solution_variants(kind, method[2], times="ts", data="ys", field=field_of, start="initial")
         return []
