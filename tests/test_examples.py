@@ -176,6 +176,30 @@ def test_formats(format: str, tmp_path: Path) -> None:
     shell(f"{compare} wrong.safetensors io.npz", tmp_path, code=1)
 
 
+def test_conv_net(tmp_path: Path) -> None:
+    """Convolutions: equal as they are; with the padding and the flattening that are usually written, not, and it is said why."""
+    shutil.copytree(ROOT / "examples" / "conv-net", tmp_path, dirs_exist_ok=True)
+    shell(f"{sys.executable} model_jax.py net.npz", tmp_path)
+    shell("convert ./rules.yaml net.npz out.safetensors", tmp_path)
+    check = "convert check out.safetensors --from net.npz --model ./rules.yaml --reference reference:reference --require model"
+    assert shell(check, tmp_path).stdout.rstrip().endswith("equal (exit code 0)")
+    plan = shell("convert plan ./rules.yaml net.npz", tmp_path).stdout
+    assert "F.pad(x, (0, 1, 1, 1)), then padding=0" in plan and "(R S E) G -> G (E R S)" in plan
+    assert (
+        "then F.pad(y, (0, -1, 0, -1)), which takes off what is negative: torch's arguments alone cannot say it" in plan
+    )
+    model = tmp_path / "model_torch.py"
+    wrong = model.read_text().replace("stride=2)\n        self.norm", "stride=2, padding=1)\n        self.norm")
+    model.write_text(
+        wrong.replace("self.stem(self.pad(x))", "self.stem(x)").replace(
+            "x.flatten(1)", "x.permute(0, 2, 3, 1).flatten(1)"
+        )
+    )
+    said = shell(check, tmp_path, code=1).stdout
+    assert "padding: the source computes with F.pad(x, (0, 1, 1, 1)), then padding=0 of stem" in said
+    assert "the target's module stem says [1, 1]" in said and "diagnosis: another padding" in said
+
+
 def test_nothing_committed_names_a_machine() -> None:
     """No absolute path of a developer's machine in what is shipped; checkpoints record such paths easily."""
     suspicious = re.compile(rb"/(?:home|root|Users|work|tmp)/[A-Za-z0-9_.-]+")

@@ -12,7 +12,7 @@ from typing import Any
 from convert.cell_steps import CUSTOM_CELLS, cell_steps
 from convert.errors import PlanError
 from convert.fields import nearest
-from convert.kinds import DataPath, Recurrent, Rule, Timescales, conventions
+from convert.kinds import DataPath, Recurrent, Rule, Timescales, conventions, normalized
 from convert.match import Coverage, Matched, cover
 from convert.ops import is_float
 from convert.path_steps import path_steps
@@ -252,7 +252,12 @@ class _Planner:
             steps += made
             said = {
                 k: facts.get(v) if k == "epsilon" and isinstance(v, str) else v
-                for k, v in {**rule.kind.facts(layer), **conventions.facts(rule, layer)}.items()
+                for k, v in {
+                    **rule.kind.facts(layer),
+                    **rule.kind.sized_facts(layer, sizes),
+                    **conventions.facts(rule, layer),
+                    **normalized.facts(rule, layer),
+                }.items()
             }
             if said and made:
                 layers.append({"layer": layer.path.text, "kind": rule.word, **said})

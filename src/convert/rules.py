@@ -11,7 +11,8 @@ from convert.errors import RuleError
 from convert.fields import TEXT, Anything, Key, Record, nearest
 from convert.kinds import KINDS, Drop, Linear, Numbering, Recurrent, Rule, TargetLayer, Timescales
 from convert.kinds.base import PATTERN, SHARED
-from convert.kinds.conventions import check_rope, read_rope
+from convert.kinds.conventions import check_flattened, check_rope, read_flattened, read_rope
+from convert.kinds.normalized import check_normalized, read_normalized
 from convert.pattern import Pattern, parse_pattern
 from convert.places import Place, Places
 from convert.rulefile import ASK, Axis, LayerTypes, RuleFile, Target, Version, references
@@ -65,6 +66,7 @@ def _read_rule(node: Node, targets: Mapping[str, Target]) -> Rule:
     values = record.read(node)
     try:
         layer, rope = kind.read(values), read_rope(values.get("rope"))
+        flattened, normalized = read_flattened(values.get("flattened")), read_normalized(values)
     except ValueError as error:
         raise RuleError(f"{node.at}: {error}") from None
     sources: dict[str, Pattern] = {}
@@ -72,8 +74,8 @@ def _read_rule(node: Node, targets: Mapping[str, Target]) -> Rule:
         sources["weight"] = values[word]
     elif "from" in values:
         sources |= layer.patterns(values["from"])
-        if "bias" in values:
-            sources["bias"] = values["bias"]
+        sources |= {role: values[key] for key, role in kind.leaf_keys.items() if key in values}
+        sources |= {normalized.role: values[normalized.role]} if normalized else {}
     rule = Rule(
         at=node.at,
         word=word,
@@ -90,6 +92,8 @@ def _read_rule(node: Node, targets: Mapping[str, Target]) -> Rule:
         numbered={name: Numbering(tuple(order)) for name, order in values.get("numbered", {}).items()},
         carries=values.get("carries"),
         rope=rope,
+        flattened=flattened,
+        normalized=normalized,
     )
     _check_rule(rule, node)
     _check_unless(rule, node)
@@ -106,7 +110,8 @@ def _check_rule(rule: Rule, node: Node) -> None:
         return
     weight = rule.path
     for role, pattern in rule.sources.items():
-        key = node.value["bias" if role == "bias" and "bias" in node.value else "from"]
+        said = next((key for key, of in (*rule.kind.leaf_keys.items(), (role, role)) if of == role), "from")
+        key = node.value[said if said in node.value else "from"]
         if pattern.wild:
             raise RuleError(
                 f"{key.at}: {pattern} has a wildcard; name the leaves with {{i}} and {{a,b}} (only `drop` takes wildcards)"
@@ -115,7 +120,7 @@ def _check_rule(rule: Rule, node: Node) -> None:
             len(g.words) for g in weight.groups
         ]:
             raise RuleError(
-                f"{key.at}: `bias` must have the same indices and as many alternatives as `from`, in the same order"
+                f"{key.at}: `{said}` must have the same indices and as many alternatives as `from`, in the same order"
             )
     if len(set(rule.stacked.values())) < len(rule.stacked):
         raise RuleError(f"{node.value['stacked'].at}: two indices are stacked on one axis; each has an axis of its own")
@@ -140,6 +145,8 @@ def _check_rule(rule: Rule, node: Node) -> None:
         try:
             rule.kind.check_target(layer, weight)
             check_rope(rule)
+            check_flattened(rule)
+            check_normalized(rule)
         except ValueError as error:
             raise RuleError(f"{node.at}: {error}{of}") from None
         to = [len(g.words) for g in layer.path.groups]
@@ -408,6 +415,7 @@ def _letters_of(rule: Rule) -> Iterator[str]:
         for equation in rule.kind.equations.values():
             yield from equation.weight
     yield from getattr(rule.kind, "axes", None) or ""
+    yield from rule.flattened.order if rule.flattened else ""
     yield from rule.carries.of if rule.carries and isinstance(rule.carries.of, str) else ""
     count = getattr(rule.kind, "feature_group_count", 1)
     yield from count if isinstance(count, str) else ""

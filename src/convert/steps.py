@@ -12,11 +12,13 @@ from typing import Any
 
 import numpy as np
 
+from convert.folds import Operand
 from convert.kinds import Recurrent, Rule, TargetLayer
-from convert.kinds.conventions import repair, target_pairs, undo
+from convert.kinds.conventions import repair, target_pairs, undo, unflattened
 from convert.kinds.norm import Norm
+from convert.kinds.normalized import kept as kept_apart
 from convert.match import Key, Matched
-from convert.ops import Cast, Op, Permute, Reshape, Slice, Take, is_float, out_spec, widens
+from convert.ops import Cast, Flip, Op, Permute, Reshape, Slice, Take, is_float, out_spec, widens
 from convert.sizes import Constraint
 from convert.sources.base import Source
 from convert.spec import SAFETENSORS_TAGS, TensorSpec
@@ -202,7 +204,8 @@ def read_leaf(rule: Rule, role: str, name: str, spec: TensorSpec, variant: str |
     """
     stacked, own = _stack(rule, name, spec)
     try:
-        letters = rule.kind.letters(role, own, variant)
+        second = rule.normalized is not None and role == rule.normalized.role
+        letters = None if second else rule.kind.letters(role, own, variant)
     except ValueError as error:
         apart = f" ({'x'.join(map(str, own))} without stacked axes)" if stacked else ""
         raise MisfitError(f"{rule.at.line_only}: {name}: {spec}{apart} does not fit: {error}") from None
@@ -315,28 +318,35 @@ class Compiler:
         rule = matched.rule
         if isinstance(rule.kind, Norm):
             self._same_shapes(rule, matched)
+        second = rule.normalized.role if rule.normalized else ""
+        beside = matched.leaves.get(second, {}) if not kept_apart(rule, layer) else {}
         for role, of_role in matched.leaves.items():
+            if role == second and not kept_apart(rule, layer):
+                continue  # it is folded into the weight
             pattern = rule.sources[role]
             for values in sorted({indices for indices, _ in of_role}):
                 indices = dict(zip(pattern.indices, values, strict=True))
                 made = [
                     tensor
                     for choices in layer.path.all_choices()
-                    for tensor in self._tensor(rule, role, layer, variant, of_role, indices, values, choices)
+                    for tensor in self._tensor(rule, role, layer, variant, of_role, indices, values, choices, beside)
                 ]
                 alike = Counter((elements, step.spec) for elements, step in made)
                 yield from (replace(step, siblings=alike[elements, step.spec]) for elements, step in made)
+                if role == "weight":
+                    yield from (_counter(rule, name, step) for _, step in made for name in rule.kind.counters)
 
     def _same_shapes(self, rule: Rule, matched: Matched) -> None:
-        """A norm's bias has the shape of its scale, whether the rule names their axes or not."""
-        for key, bias in matched.leaves.get("bias", {}).items():
-            scale = matched.leaves["weight"].get(key)
-            leaves = self.source.leaves
-            if scale is not None and leaves[scale].spec.shape != leaves[bias].spec.shape:
-                raise MisfitError(
-                    f"{rule.at.line_only}: {bias}: {leaves[bias].spec} is no bias for {scale}: {leaves[scale].spec}; a norm's "
-                    "scale and bias have one shape, so one of the two paths is wrong"
-                )
+        """A norm's bias and statistics have the shape of its scale, whether the rule names their axes or not."""
+        leaves = self.source.leaves
+        for role, of_role in matched.leaves.items():
+            for key, other in of_role.items():
+                scale = matched.leaves["weight"].get(key)
+                if scale is not None and leaves[scale].spec.shape != leaves[other].spec.shape:
+                    raise MisfitError(
+                        f"{rule.at.line_only}: {other}: {leaves[other].spec} is no {role} for {scale}: {leaves[scale].spec}; a norm's "
+                        f"scale and {role} have one shape, so one of the two paths is wrong"
+                    )
 
     def _tensor(
         self,
@@ -348,6 +358,7 @@ class Compiler:
         indices: Mapping[str, int],
         values: tuple[int, ...],
         choices: tuple[int, ...],
+        beside: Mapping[Key, str],
     ) -> Iterator[tuple[tuple[int, ...], Step]]:
         """The tensors of one target name: one for each element of the stacked axes, with those elements."""
         groups = rule.sources[role].groups
@@ -365,10 +376,9 @@ class Compiler:
         for elements in itertools.product(*stack_sizes):
             stack = dict(zip((index for index, _, _ in leaves[0].stacked), elements, strict=True))
             path = layer.path.fill(rule.resolve({**indices, **stack}), choices)
-            yield (
-                elements,
-                self._step(rule, role, layer, variant, leaves, stack, member, rule.kind.tensor_name(path, role, layer)),
-            )
+            name = rule.kind.tensor_name(path, role, layer)
+            second = beside.get((values, sources[0])) if role == "weight" else None
+            yield elements, self._step(rule, role, layer, variant, leaves, stack, member, name, second)
 
     def _step(
         self,
@@ -380,9 +390,11 @@ class Compiler:
         stack: Mapping[str, int],
         member: tuple[int, int] | None,
         name: str,
+        second: str | None = None,
     ) -> Step:
+        fold = self._fold(rule, second, stack, leaves[0]) if second is not None else ()
         try:
-            compute = (*undo(rule, self.sizes), *rule.kind.compute(role, layer))
+            compute = (*undo(rule, self.sizes), *fold, *rule.kind.compute(role, layer))
         except ValueError as error:
             raise MisfitError(f"{rule.at.line_only}: {name}: {error}; correct the letter") from None
         parts, specs, row = [], [], 0
@@ -423,6 +435,20 @@ class Compiler:
             notes=tuple(notes),
         )
 
+    def _fold(self, rule: Rule, name: str, stack: Mapping[str, int], weight: _Leaf) -> tuple[Op, ...]:
+        """What makes one weight of a leaf and the one beside it."""
+        assert rule.normalized is not None
+        spec = self.source.leaves[name].spec
+        stacked, own = _stack(rule, name, spec)
+        takes = tuple(Take(axis, stack[index]) for index, axis, _ in sorted(stacked, key=lambda s: -s[1]))
+        outputs = weight.own_shape[-1:]
+        if math.prod(own) != math.prod(outputs) or not is_float(spec.dtype):
+            raise MisfitError(
+                f"{rule.at.line_only}: {name}: {spec} is no `{rule.normalized.role}` for {weight.name}: {weight.spec}; it has a "
+                "number for each output, the last axis of the weight"
+            )
+        return (rule.normalized.op(Operand(name, takes, self.source.read)),)
+
     def _cut(self, rule: Rule, spec: TensorSpec, at: str) -> tuple[tuple[Op, ...], str]:
         """Leaves out rows that the rule calls padding; says which are kept."""
         if not spec.shape:
@@ -454,9 +480,13 @@ class Compiler:
             layout = (
                 "as stored" if not leaf.stacked else f"stacked on axis {', '.join(str(a) for _, a, _ in leaf.stacked)}"
             )
+            if rule.normalized is not None and role == rule.normalized.role:  # kept: the scale, beside the direction
+                rank = 2 + len(getattr(getattr(rule.kind, "numbers", None), "spatial", ""))
+                size = math.prod(leaf.own_shape)
+                ops.append(Reshape((size, *[1] * (rank - 1))))
             unnamed = tuple(zip(_UNNAMED, leaf.own_shape, strict=False))
             groups = tuple(x for x, _ in unnamed)
-            stored = _stored(leaf, "".join(groups))
+            stored = _stored(leaf, "".join(groups), leaf.own_shape)
             apart = tuple(index for index, _, _ in leaf.stacked)
             return Part(leaf.name, tuple(ops), None, layout, ", ".join(taken), unnamed, groups, stored, apart)
         letters, shape = leaf.letters, leaf.own_shape
@@ -470,20 +500,30 @@ class Compiler:
                 ops.append(Take(at, member[0]))
                 taken.append(f"{axis}={member[0]}")
                 letters, shape = letters[:at] + letters[at + 1 :], shape[:at] + shape[at + 1 :]
+            paired = repair(rule, layer, letters)
+            whole, outer = shape, letters
+            letters, shape = rule.kind.inner_axes(role, letters, shape, self.sizes)
             groups = rule.kind.groups(role, letters, variant, layer)
+            letters, shape, groups = unflattened(rule, layer, letters, shape, groups, self.sizes)
+            inner = rule.kind.inner_axes(role, leaf.letters, leaf.own_shape, self.sizes)
+            full = unflattened(rule, layer, *inner, (), self.sizes)[:2]
         except ValueError as error:
             raise MisfitError(f"{rule.at.line_only}: {leaf.name}: {leaf.spec} as {before}: {error}") from None
-        paired = repair(rule, layer, letters)
-        ops += (*paired, *_movement(letters, shape, groups))
-        split = sorted({letter for letter in leaf.letters if letter not in letters})
+        turned = rule.kind.turned(role, layer)
+        apart_ = (Reshape(shape),) if shape != whole else ()
+        ops += (*paired, *apart_, *_movement(letters, shape, groups), *turned)
+        if rule.flattened is not None and rule.flattened.axis in outer:
+            before = " ".join(_group(rule.flattened.order) if x == rule.flattened.axis else x for x in before.split())
+        split = sorted({letter for letter in full[0] if letter not in letters})
         apart = (*(index for index, _, _ in leaf.stacked), *split)
         kept = tuple((x, size) for x, size in zip(letters, shape, strict=True) if any(x in group for group in groups))
         layout = f"{before} -> {' '.join([*apart, *map(_group, groups)])}"
         if paired and rule.rope is not None:
             layout += f", {rule.rope.axis} from {rule.rope.pairs} to {target_pairs(layer)} pairs"
-        return Part(
-            leaf.name, tuple(ops), None, layout, ", ".join(taken), kept, groups, _stored(leaf, leaf.letters), apart
-        )
+        if turned:
+            axes = [_group(groups[axis]) for op in turned if isinstance(op, Flip) for axis in op.axes]
+            layout += f", {' and '.join(axes)} turned round"
+        return Part(leaf.name, tuple(ops), None, layout, ", ".join(taken), kept, groups, _stored(leaf, *full), apart)
 
 
 def join(steps: list[Step]) -> tuple[list[Step], list[str]]:
@@ -539,9 +579,16 @@ def join(steps: list[Step]) -> tuple[list[Step], list[str]]:
 _UNNAMED = "abcdefghijklmnopqrstuvwxyz"  # letters for axes that a rule does not name
 
 
-def _stored(leaf: _Leaf, letters: str) -> tuple[tuple[str, int], ...]:
+def _counter(rule: Rule, name: str, weight: Step) -> Step:
+    """An integer of the module that the source does not have, such as the batches that a batch norm has seen: 0."""
+    module = weight.name.rpartition(".")[0]
+    said = "zero: the source does not count, and torch needs no count where `momentum` is a number"
+    return Step(f"{module}.{name}", TensorSpec((), "int64"), (), rule.word, rule.at, said, value=0.0, role=name)
+
+
+def _stored(leaf: _Leaf, letters: str, shape: tuple[int, ...]) -> tuple[tuple[str, int], ...]:
     """Names and sizes of all axes as stored; those of size 1 without a letter are left out."""
-    named = list(zip(letters, leaf.own_shape, strict=False))
+    named = list(zip(letters, shape, strict=False))
     for index, axis, size in sorted(leaf.stacked, key=lambda s: s[1]):
         named.insert(axis, (index, size))
     return tuple((name, size) for name, size in named if name != ".")

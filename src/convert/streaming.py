@@ -23,6 +23,7 @@ import xxhash
 
 from convert.card import CARD, render_card
 from convert.errors import ConvertError, OutputError, PlanError
+from convert.folds import operand_leaves
 from convert.ops import apply
 from convert.plan import Plan
 from convert.sources.base import Source
@@ -173,6 +174,10 @@ def used_leaves(plan: Plan) -> dict[str, Work]:
     for step in plan.steps:
         for part in step.parts:
             used.setdefault(part.leaf, []).append((step, part))
+    for step in plan.steps:
+        for part in step.parts:
+            for leaf in operand_leaves(part.ops):  # read beside it; its values count for the digest
+                used.setdefault(leaf, [])
     return used
 
 

@@ -11,7 +11,7 @@ import re
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -23,6 +23,7 @@ import torch
 import convert
 import upstream
 from check.faults import FAULTS, Fault
+from check.own_models import OWN
 from check.plants import InRule, Plant
 from convert import library
 from convert.check import model
@@ -33,6 +34,7 @@ from convert.rulefile import RuleFile
 
 PAGE = Path(__file__).parents[2] / "docs" / "faults.md"
 CASES = [(case, to) for case in ("timesfm-1.0", "timesfm-2.0", "timesfm-2.5") for to in ("timesfm", "transformers")]
+CASES += [(case, "torch") for case in OWN]
 SETTINGS: dict[str, dict[str, Any]] = {
     "timesfm-1.0": {"use_positional_embedding": True, "context_length": 512},
     "timesfm-2.0": {"use_positional_embedding": False, "context_length": 512},
@@ -100,6 +102,11 @@ def upstream_found() -> Iterator[None]:
         yield
 
 
+def _upstream_of(case: str) -> AbstractContextManager[Any]:
+    """What a case needs that is not installed."""
+    return nullcontext() if case in OWN else upstream_found()
+
+
 @contextmanager
 def one_thread() -> Iterator[None]:
     """Within this context torch uses one thread: on models this small, more of them wait for each other."""
@@ -117,20 +124,26 @@ def converted(case: str, to: str, dtype: str | None) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "out.safetensors")
         rules = Plant().rules(case, Path(folder))
-        convert.convert(rules, upstream.checkpoint(case), out, to=to, dtype=dtype, settings=SETTINGS[case])
+        convert.convert(rules, checkpoint_of(case), out, to=to, dtype=dtype, settings=SETTINGS.get(case))
         return out.read_bytes()
+
+
+def checkpoint_of(case: str) -> Path:
+    """A golden, or the checkpoint of a model with rules of its own."""
+    return OWN[case].checkpoint() if case in OWN else upstream.checkpoint(case)
 
 
 def run(case: str, to: str, plant: Plant | None = None, *, dtype: str | None = None, **options: Any) -> Report:
     """Converts a golden with a fault in it, and checks the outcome."""
     plant = plant or Plant()
-    checkpoint = upstream.checkpoint(case)
-    with tempfile.TemporaryDirectory() as folder, upstream_found(), one_thread(), rules_once():
+    checkpoint = checkpoint_of(case)
+    options = {"reference": OWN[case].reference, **options} if case in OWN else options
+    with tempfile.TemporaryDirectory() as folder, _upstream_of(case), one_thread(), rules_once():
         rules, out = plant.rules(case, Path(folder)), Path(folder, "out.safetensors")
         if not isinstance(plant, InRule):
             out.write_bytes(converted(case, to, dtype))
         else:
-            convert.convert(rules, checkpoint, out, to=to, dtype=dtype, settings=SETTINGS[case])
+            convert.convert(rules, checkpoint, out, to=to, dtype=dtype, settings=SETTINGS.get(case))
         plant.file(out)
         with plant.code(case):
             if plant.jax:
@@ -208,7 +221,7 @@ The level is the cheapest that fails. Where the model level fails as well, the s
 says, and the errors are those of the layer named there, relative and in lifted float64: as found, and with what the
 diagnosis says put right.
 
-This page is generated: `PYTHONPATH=tests python tests/check/catalogue.py`
+This page is generated: `PYTHONPATH=tests python tests/check/catalogue.py` (with names of models: their rows alone)
 """
 
 
@@ -238,8 +251,32 @@ def page(found: list[tuple[Fault, Outcome]]) -> str:
     return HEAD + count + "\n".join(f"| {' | '.join(row)} |" for row in rows) + "\n"
 
 
+def add(case: str) -> None:
+    """Runs the faults of one model, and puts their rows in place of those that the page has."""
+    lines = PAGE.read_text().splitlines()
+    table = next(k for k, line in enumerate(lines) if line.startswith("| fault "))
+    known = {tuple(line.removeprefix("| ").split(" | ")[:3]): line for line in lines[table + 2 :] if line}
+    for fault in FAULTS:
+        if fault.case == case:
+            row = page([(fault, got := run_fault(fault))]).splitlines()[-1]
+            known[fault.name, fault.plant.where, f"{fault.case} → {fault.to}"] = row
+            for problem in fault.problems(got):
+                sys.stderr.write(f"{fault.id}: {problem}\n")
+    rows = [known[f.name, f.plant.where, f"{f.case} → {f.to}"].split(" | ") for f in FAULTS]
+    caught, named = sum(bool(row[3]) for row in rows), sum(not row[5].startswith("not named") for row in rows)
+    said = f"{len(rows)} faults, {caught} caught, {named} diagnosed by name."
+    PAGE.write_text(
+        "\n".join([*HEAD.splitlines(), "", said, "", *lines[table : table + 2], *map(" | ".join, rows)]) + "\n"
+    )
+    sys.stderr.write(said + "\n")
+
+
 def main() -> None:
-    """Runs everything, writes the page, and shows what is not as the catalogue expects."""
+    """Runs everything, or the faults of the models that are named, and writes the page; shows what is not as expected."""
+    for case in sys.argv[1:]:
+        add(case)
+    if sys.argv[1:]:
+        return
     found = []
     for fault in FAULTS:
         got = run_fault(fault)

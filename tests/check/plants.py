@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,7 @@ import torch
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
+from check.own_models import OWN
 from convert.library import shipped_rules_dir
 from convert.references import gemma, recurrentgemma, timesfm_1, timesfm_2p5
 
@@ -35,6 +36,19 @@ ADAPTERS: dict[str, Any] = {
 }
 
 
+def rules_text(case: str) -> tuple[str, str]:
+    """The rules that a case is converted with, shipped or its own: name of the file, and contents."""
+    if case in OWN:
+        return f"{case}.yaml", OWN[case].rules()
+    path = shipped_rules_dir() / f"{RULES[case]}.yaml"
+    return path.name, path.read_text()
+
+
+def adapter_of(case: str) -> Any:
+    """The module whose `load` builds the PyTorch side."""
+    return OWN[case].adapter() if case in OWN else ADAPTERS[RULES[case]]
+
+
 @dataclass(frozen=True)
 class Plant:
     """A fault's edit. The base class edits nothing.
@@ -49,7 +63,11 @@ class Plant:
 
     def rules(self, case: str, folder: Path) -> str:
         """The rules to convert and check with: the shipped file, or one written into `folder`."""
-        return str(shipped_rules_dir() / f"{RULES[case]}.yaml")
+        if case not in OWN:
+            return str(shipped_rules_dir() / f"{RULES[case]}.yaml")
+        name, text = rules_text(case)
+        (folder / name).write_text(text)
+        return str(folder / name)
 
     def file(self, out: Path) -> None:
         """Edits what was written."""
@@ -61,20 +79,19 @@ class Plant:
 
 @dataclass(frozen=True)
 class InRule(Plant):
-    """Text edits of a copy of the shipped rules; each `old` must be there. `count` edits the first so many only."""
+    """Text edits of a copy of the rules; each `old` must be there. `count` edits the first so many only."""
 
     edits: tuple[tuple[str, str], ...]
     count: int = -1
     where: ClassVar[str] = "rule"
 
     def rules(self, case: str, folder: Path) -> str:
-        text = (shipped_rules_dir() / f"{RULES[case]}.yaml").read_text()
+        name, text = rules_text(case)
         for old, new in self.edits:
             assert old in text, old
             text = text.replace(old, new, self.count)
-        path = folder / f"{RULES[case]}.yaml"
-        path.write_text(text)
-        return str(path)
+        (folder / name).write_text(text)
+        return str(folder / name)
 
 
 @dataclass(frozen=True)
@@ -89,7 +106,7 @@ class InFile(Plant):
             metadata = opened.metadata()
             tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
         self.edit(tensors)
-        save_file({name: np.ascontiguousarray(x) for name, x in tensors.items()}, out, metadata)
+        save_file({name: np.array(x, order="C") for name, x in tensors.items()}, out, metadata)
 
 
 @dataclass(frozen=True)
@@ -102,11 +119,11 @@ class InTarget(Plant):
 
     @contextmanager
     def code(self, case: str) -> Iterator[None]:
-        adapter = ADAPTERS[RULES[case]]
+        adapter = adapter_of(case)
         load = adapter.load
 
-        def edited(module: torch.nn.Module, weights: Mapping[str, torch.Tensor]) -> torch.nn.Module:
-            module = load(module, weights)
+        def edited(*args: Any) -> torch.nn.Module:
+            module: torch.nn.Module = load(*args)
             if self.edit is not None:
                 self.edit(module)
             return module

@@ -12,7 +12,17 @@ from convert.pattern import Pattern, parse_pattern
 from convert.plan import Plan
 from convert.yamlfile import Node
 
-OF_A_LAYER = ("activation", "epsilon", "multiplies_by")
+OF_A_LAYER = (
+    "activation",
+    "epsilon",
+    "multiplies_by",
+    "momentum",
+    "num_groups",
+    "strides",
+    "dilation",
+    "padding",
+    "output_padding",
+)
 
 
 @dataclass(frozen=True)
@@ -25,6 +35,7 @@ class Stated:
         at: ``file:line`` of the rule or fact, or the header of the written file.
         layer: pattern of the target's modules that it holds for; None: the whole model.
         kind: of the layer.
+        allowed: values of the target's that are the same, where `value` is words; see `convert.kinds.geometry.TorchPadding`.
     """
 
     name: str
@@ -32,6 +43,7 @@ class Stated:
     at: str
     layer: Pattern | None = None
     kind: str = ""
+    allowed: tuple[Any, ...] = ()
 
     @property
     def where(self) -> str:
@@ -66,7 +78,8 @@ def _of_layer(entry: Mapping[str, Any], layer: Pattern, at: str) -> Iterator[Sta
     for key, value in entry.items():
         name = key.removeprefix("target_")
         if name in OF_A_LAYER and value is not None:
-            yield Stated(name, value, at, layer, str(entry["kind"]))
+            allowed = tuple(entry.get("allowed_padding", ())) if name == "padding" else ()
+            yield Stated(name, value, at, layer, str(entry["kind"]), allowed)
 
 
 def _place(plan: Plan, node: Node, name: str) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from convert.check.functions import Found, functions, norms, recurrences
+from convert.check.functions import Found, functions, norms, paddings, recurrences
 from convert.check.lift_torch import lifted
 from convert.check.model import Evidence
 from convert.check.replay import calls
@@ -80,7 +80,8 @@ def diagnose(
     """
     site = observed(plan, reference, module, boundary, evidence, allowed, names)
     ruled_out: list[str] = []
-    found = norms(site, ruled_out, declared=True) or recurrences(site, ruled_out) or _weights(site, ruled_out)
+    found = norms(site, ruled_out, declared=True) or recurrences(site, ruled_out)
+    found = found or paddings(site, ruled_out) or _weights(site, ruled_out)
     found = found or functions(site, reference, ruled_out) or norms(site, ruled_out)
     untrue = tuple(dict.fromkeys(name for name in ruled_out if found is None or name != found.name))
     if found is None:

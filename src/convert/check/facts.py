@@ -145,7 +145,7 @@ class _Comparison:
     def differ(self, facts: list[Stated], value: Any, where: str, repair: str, name: str = "") -> Finding | None:
         """A finding when `value` is none of what `facts` allow; they count as compared."""
         self.compared += [fact for fact in facts if fact not in self.compared]
-        if not facts or any(same(fact.name, fact.value, value) for fact in facts):
+        if not facts or any(same(fact.name, own, value) for fact in facts for own in (fact.allowed or (fact.value,))):
             return None
         first = facts[0]
         got = canonical(value) if first.name == "activation" else value
@@ -324,6 +324,8 @@ def _module(written: Written, reference: Reference, comparison: _Comparison, not
                 continue
             if value is None or value == "unknown" or (name == "multiplies_by" and value in UNREADABLE):
                 continue  # what is not compared is listed
+            if name == "padding" and _elsewhere(facts, value):
+                continue
             where = f"the target's module {module}" if module else "the target's module"
             repair = (
                 f"Configure {module or 'it'} with {name} {_shown(facts[0].value)}, or correct the rules if the source has {_shown(value)}"
@@ -339,6 +341,14 @@ def _module(written: Written, reference: Reference, comparison: _Comparison, not
         first = group[0]
         more = f" So do {len(group) - 1} more modules of this rule." if len(group) > 1 else ""
         yield Finding(first.what + more, first.name, first.rule, {**first.data, "modules": [f.name for f in group]})
+
+
+def _elsewhere(facts: list[Stated], value: Any) -> bool:
+    """Whether a convolution without padding may have it done by other code, which nothing tells."""
+    if not isinstance(value, list) or any(value):
+        return False
+    exact = [own for fact in facts for own in fact.allowed if own == value]
+    return not exact or any("F.pad" in str(fact.value) for fact in facts)
 
 
 def _few(names: list[str]) -> str:

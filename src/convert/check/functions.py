@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from convert.check.activations import ACTIVATIONS, activation_pair
+from convert.check.channels import CHANNEL_NORMS, channel_norm_variants, padding_variants
 from convert.check.hypotheses import ADDED, DOUBLED, MISSING
 from convert.check.recurrences import recurrence_name, recurrence_variants
 from convert.check.trials import Site
@@ -68,7 +69,7 @@ def norms(site: Site, ruled_out: list[str], *, declared: bool | None = None) -> 
     if site.boundary.endswith(INPUT) or site.name + INPUT not in site.seen.values:
         return None
     inner = site.module.get_submodule(site.name)
-    variants = list(_norm_variants(inner, site))
+    variants = list(_norm_variants(inner, site)) or list(channel_norm_variants(inner, site))
     if not variants:
         return None
     if declared:
@@ -76,6 +77,16 @@ def norms(site: Site, ruled_out: list[str], *, declared: bool | None = None) -> 
         if now is None or now is variants[0]:
             return None
     return _ask(site, variants, site.rule(site.name), partial(_norm_name, _adds(site)), ruled_out)
+
+
+def paddings(site: Site, ruled_out: list[str]) -> Found | None:
+    """Where the window of a convolution at the boundary stands, on both sides."""
+    variants = list(padding_variants(site))
+    return (
+        _ask(site, variants, site.rule(site.name), lambda ours, theirs: "another padding", ruled_out)
+        if variants
+        else None
+    )
 
 
 def recurrences(site: Site, ruled_out: list[str]) -> Found | None:
@@ -146,6 +157,8 @@ def _norm_variants(inner: torch.nn.Module, site: Site) -> Iterator[Variant]:
     tensors = {name: p.detach().double().cpu().numpy() for name, p in inner.named_parameters(recurse=False)}
     weight = next((tensors[name] for name in ("weight", "scale") if name in tensors), None)
     step = next((step for step in site.steps(site.name) if step.word in ("layer_norm", "rms_norm")), None)
+    if any(step.word in CHANNEL_NORMS for step in site.steps(site.name)):
+        return
     if weight is None or weight.ndim != 1 or (step is None and "norm" not in type(inner).__name__.lower()):
         return
     bias = tensors.get("bias")
@@ -191,7 +204,7 @@ def _norm_name(adds: bool, ours: str, theirs: str) -> str:
     """By what differs of ``KIND x FACTOR, epsilon E``."""
     (kind, factor, epsilon), (k, f, e) = (name.replace(" x ", ", ").split(", ") for name in (ours, theirs))
     if kind != k:
-        return f"{_KINDS[kind]} for {_KINDS[k]}"
+        return f"{_KINDS.get(kind, kind)} for {_KINDS.get(k, k)}"
     if factor != f:
         if factor == "weight":
             return MISSING

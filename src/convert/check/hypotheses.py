@@ -15,11 +15,11 @@ import numpy as np
 
 from convert.check.cell_mistakes import cell_hypotheses
 from convert.check.compare import epsilon
+from convert.check.conv_mistakes import conv_hypotheses, layout_name
 from convert.check.conventions import conventions
 from convert.check.hypothesis import Hypothesis, expected, maker
 from convert.check.path_mistakes import path_hypotheses
-from convert.kinds import Convolution
-from convert.ops import Add, Cast, Multiply, Permute, Reshape, Slice, apply, is_float
+from convert.ops import Add, Cast, Deinterleave, Interleave, Multiply, Permute, Reshape, Slice, Take, apply, is_float
 from convert.plan import Plan
 from convert.protect import MAX_AXES, other_layouts
 from convert.sources.base import Source
@@ -42,7 +42,7 @@ def hypotheses(step: Step, plan: Plan) -> Iterator[Hypothesis]:
     if step.spline is not None:
         yield from path_hypotheses(step, plan)
     yield from _arithmetic(step, source)
-    yield from _turned(step, plan)
+    yield from conv_hypotheses(step, plan)
     yield from _slices(step, source)
     yield from conventions(step, source)
     yield from _layouts(step, source)
@@ -61,7 +61,7 @@ MISSING, DOUBLED, ADDED, SUBTRACTED = (
 
 
 def _arithmetic(step: Step, source: Source) -> Iterator[Hypothesis]:
-    if step.word not in ("layer_norm", "rms_norm") or step.role != "weight":
+    if step.word not in ("layer_norm", "rms_norm", "group_norm", "batch_norm") or step.role != "weight":
         return
     part = step.parts[0]
     added = sum(op.value for op in part.ops if isinstance(op, Add))
@@ -79,22 +79,6 @@ def _arithmetic(step: Step, source: Source) -> Iterator[Hypothesis]:
     for (rule, wrong), (name, converse) in names.items():
         if rule == added:
             yield Hypothesis(name, converse, worded(wrong), worded(added), shifted(wrong))
-
-
-def _turned(step: Step, plan: Plan) -> Iterator[Hypothesis]:
-    """A convolution's kernel turned round, as one that was written for a true convolution is."""
-    rule = next(rule for rule in plan.rules.rules if rule.at == step.rule)
-    layer = rule.layer(plan.target)
-    if not isinstance(rule.kind, Convolution) or step.role != "weight" or layer is None:
-        return
-    axes = rule.kind.spatial_axes(layer)
-    yield Hypothesis(
-        "kernel flipped",
-        "kernel flipped",
-        "the kernel with its taps in reverse order",
-        "the taps in the order in which the source stores them",
-        lambda: np.ascontiguousarray(np.flip(expected(step, plan.source), axes)),
-    )
 
 
 def _slices(step: Step, source: Source) -> Iterator[Hypothesis]:
@@ -124,7 +108,7 @@ def _layouts(step: Step, source: Source) -> Iterator[Hypothesis]:
     for layout in other_layouts(part.axes, part.groups):
         order = [x for x in layout.replace("(", " ").replace(")", " ").split() if x != "1"]
         parts = tuple(_reordered(p, order, step) for p in step.parts)
-        name = _layout_name(part, layout)
+        name = layout_name(step, tuple("".join(g.split()) for g in _split_groups(layout))) or _layout_name(part, layout)
         yield Hypothesis(name, name, f"laid out as {layout}", f"laid out as {right}", maker(step, source, parts))
 
 
@@ -160,10 +144,11 @@ def _reordered(part: Part, order: list[str], step: Step) -> Part:
     rows = part.rows or (0, step.spec.shape[part.axis])
     shape = list(step.spec.shape)
     shape[part.axis] = rows[1] - rows[0]
-    # What stays in front takes layers and members; casts and arithmetic behind commute with moving elements.
-    front = [op for op in kept if not isinstance(op, (Cast, Add, Multiply))]
-    behind = [op for op in kept if isinstance(op, (Cast, Add, Multiply))]
-    moved = (Permute(tuple(letters.index(x) for x in order)), Reshape(tuple(shape)))
+    # What stays in front takes layers and members; casts, arithmetic and what speaks of the target's axes stay behind.
+    front = [op for op in kept if isinstance(op, (Take, Deinterleave, Interleave))]
+    behind = [op for op in kept if op not in front]
+    apart = Reshape(tuple(size for _, size in part.axes))
+    moved = (apart, Permute(tuple(letters.index(x) for x in order)), Reshape(tuple(shape)))
     return replace(part, ops=(*front, *moved, *behind))
 
 

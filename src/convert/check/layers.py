@@ -130,10 +130,16 @@ class LayersPass:
         assert rule is not None
         if said := misplaced(self._plan, rule, step, part):
             self._findings.append(Finding(f"{step.name}: {said}", step.name, step.rule.line_only))
-        probe = Probe(rule, self._plan, step, part, self._device, np.random.default_rng(self._seed))
+        rng = np.random.default_rng(self._seed)
+        probe = Probe(rule, self._plan, step, part, self._device, rng, self._written.read)
         try:
             measure = probe.measure(array, self._written.read(step.name))
-        except (RuntimeError, ValueError, TypeError) as error:  # of JAX, torch or NumPy: shapes that do not fit
+        except (
+            RuntimeError,
+            ValueError,
+            TypeError,
+            KeyError,
+        ) as error:  # of JAX, torch or NumPy: shapes that do not fit
             self._findings.append(_unfit(step, part, error))
             return
         if measure is None:

@@ -128,7 +128,10 @@ def exact_state(plan: Plan, written: Written, device: str) -> dict[str, torch.Te
         if step.name not in written.tensors:
             continue
         got = written.read(step.name)
-        state[step.name] = torch.tensor(_exact(step, plan, got), dtype=torch.float64, device=device)
+        value = _exact(step, plan, got)
+        state[step.name] = torch.tensor(
+            value.copy(), dtype=torch.float64, device=device
+        )  # torch takes no flipped views
     for name in written.tensors:
         if name not in state:
             state[name] = torch.tensor(np.asarray(written.read(name), np.float64), device=device)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from string import ascii_letters
@@ -13,19 +12,33 @@ import numpy as np
 
 from convert.check.compare import Tolerance, difference, epsilon
 from convert.check.paired import paired
+from convert.check.probe_conv import probe_convolution
+from convert.check.probe_folds import effective
+from convert.check.probe_norms import POSITIONS, batch_norm_sides, group_norm_sides, jax_norm, torch_norm
 from convert.check.report import Measure
+from convert.check.tensors import tensor
 from convert.einsum import Projection
-from convert.kinds import Convolution, Embedding, LayerNorm, Linear, Rule, TargetLayer
-from convert.kinds.conv import DimensionNumbers
-from convert.kinds.conventions import target_pairs
+from convert.folds import operand_leaves
+from convert.kinds import (
+    BatchNorm,
+    Convolution,
+    ConvTranspose,
+    Embedding,
+    GroupNorm,
+    LayerNorm,
+    Linear,
+    Rule,
+    TargetLayer,
+)
+from convert.kinds.conventions import target_order, target_pairs
 from convert.kinds.norm import Norm
+from convert.kinds.normalized import kept
 from convert.ops import Take, is_float
 from convert.plan import Plan
 from convert.steps import Part, Step
 
 if TYPE_CHECKING:
     import jax
-    import torch
 
 Array = np.ndarray[Any, np.dtype[Any]]
 BLOCK = 1 << 18  # values of a weight that are widened at a time
@@ -37,8 +50,18 @@ ENTRIES = 17  # looked up in an embedding table
 class Probe:
     """One tensor's layer, on both sides."""
 
-    def __init__(self, rule: Rule, plan: Plan, step: Step, part: Part, device: str, rng: np.random.Generator) -> None:
+    def __init__(
+        self,
+        rule: Rule,
+        plan: Plan,
+        step: Step,
+        part: Part,
+        device: str,
+        rng: np.random.Generator,
+        written: Callable[[str], Array],
+    ) -> None:
         self.rule, self.plan, self.step, self.part, self.device, self.rng = rule, plan, step, part, device, rng
+        self.written = written  # reads other tensors of the same layer
 
     @property
     def _layer(self) -> TargetLayer:
@@ -50,9 +73,9 @@ class Probe:
         """Both sides in float64 and in the tensor's own dtype; None for tensors that are no floats."""
         if not is_float(leaf.dtype.name) or not is_float(written.dtype.name):
             return None
-        own = leaf
-        for op in self.part.ops[: len(self.rule.stacked)]:
-            own = op.apply(own)
+        own = self._unstacked(leaf, self.part)
+        if self.step.role == "weight" and (self.rule.normalized or getattr(self.rule.kind, "standardized", None)):
+            own = effective(self.rule, own, self._second(), kept(self.rule, self._layer))
         rows = self.part.share(written)
         precision = self.step.spec.dtype if self.step.spec.dtype in ("float32", "bfloat16", "float16") else "float32"
         run, reduction = self._operation(own, rows, precision)
@@ -67,13 +90,34 @@ class Probe:
             self.rule.at.line_only,
         )
 
+    def _unstacked(self, leaf: Array, part: Part) -> Array:
+        for op in part.ops[: len(self.rule.stacked)]:
+            leaf = op.apply(leaf)
+        return leaf
+
+    def _second(self) -> Array | None:
+        """The leaf beside the weight's, whose element of a stack is the weight's."""
+        names = operand_leaves(self.part.ops)
+        return self._unstacked(self.plan.source.read(names[0]), self.part) if names else None
+
+    def _in_order(self, y: Array, axes: str) -> Array:
+        """A value of the source's with a flattened map in the target's order."""
+        flat = self.rule.flattened
+        if flat is None or flat.axis not in axes:
+            return y
+        at = axes.index(flat.axis)
+        apart = y.reshape(*y.shape[:at], *(self.plan.sizes[x] for x in flat.order), *y.shape[at + 1 :])
+        moved = [at + flat.order.index(x) for x in target_order(self.rule, self._layer)]
+        rest = range(at + len(flat.order), apart.ndim)
+        return apart.transpose([*range(at), *moved, *rest]).reshape(y.shape)
+
     def _freed(self, y: Array, axes: str) -> Array:
         """A value of the source's without the factor that its weight carries, its features in the target's order."""
         if self.rule.carries is not None:
             y = y / self.rule.carries.value(self.plan.sizes)
         if self.rule.rope is not None and self.rule.rope.axis in axes:
             y = paired(y, axes.index(self.rule.rope.axis), self.rule.rope.pairs, target_pairs(self._layer))
-        return y
+        return self._in_order(y, axes)
 
     def _castbound(self, leaf: Array, reduction: int) -> Tolerance:
         """In float64 only what the written dtype lost may differ."""
@@ -88,17 +132,21 @@ class Probe:
         axes = getattr(kind, "axes", None) or ""
         if "." in axes:  # axes of size 1 that the target does not have
             own = own.reshape([size for letter, size in zip(axes, own.shape, strict=True) if letter != "."])
-        if isinstance(kind, Linear):
-            return (
-                self._linear(kind, own, rows, precision) if self.step.role == "weight" else self._bias(kind, own, rows)
-            )
-        if isinstance(kind, Convolution) and self.step.role == "weight":
+        if isinstance(kind, Linear) and self.step.role == "weight":
+            return self._linear(kind, own, rows, precision)
+        if isinstance(kind, Linear) and self.step.role == "bias":
+            return self._bias(kind, own, rows)
+        if isinstance(kind, (Convolution, ConvTranspose)) and self.step.role == "weight":
             return self._convolution(kind, own, rows)
+        if isinstance(kind, GroupNorm) and self.step.role == "weight":
+            return self._group_norm(kind, own, rows)
+        if isinstance(kind, BatchNorm):
+            return self._batch_norm(kind, own, rows)
         if isinstance(kind, Norm):
             return self._norm(kind, own, rows, precision)
         if isinstance(kind, Embedding):
             return self._embedding(own, rows)
-        return (lambda dtype: (rows.astype(np.float64), own.astype(np.float64))), 1
+        return (lambda dtype: (rows.astype(np.float64), own.astype(np.float64).reshape(rows.shape))), 1
 
     def _linear(
         self, kind: Linear, own: Array, rows: Array, precision: str
@@ -122,7 +170,8 @@ class Probe:
         results = _jnp_einsum(equation.equation, x, own, precision)
 
         def run(dtype: str) -> tuple[Array, Array]:
-            flat = np.einsum(f"{named}->{''.join(batch)}{equation.inputs}", x).reshape(*[BATCH] * len(batch), -1)
+            given = self._in_order(x, named)
+            flat = np.einsum(f"{named}->{''.join(batch)}{equation.inputs}", given).reshape(*[BATCH] * len(batch), -1)
             got = _torch_linear(flat, rows, dtype, self.device)  # while JAX still computes: it was only asked to
             y = self._freed(np.asarray(results[dtype]), wanted)
             if split and member is not None:
@@ -168,51 +217,53 @@ class Probe:
         return run, int(np.prod([sizes[letter] for letter in equation.inputs]))
 
     def _convolution(
-        self, kind: Convolution, own: Array, rows: Array
+        self, kind: Convolution | ConvTranspose, own: Array, rows: Array
     ) -> tuple[Callable[[str], tuple[Array, Array]], int]:
-        """Without padding and strides, which are no weights: the model level sees those."""
-        numbers, theirs = kind.numbers, self._layer.computes
-        sizes = dict(zip(kind.axes, own.shape, strict=True))
-        groups = kind.group_count(sizes)
-        channels = groups * sizes.get(kind.letter("I"), 1)
-        spatial = {x: sizes[kind.letter(x)] + 2 + k for k, x in enumerate(numbers.spatial)}
-        x = self.rng.standard_normal(
-            [BATCH if a == "N" else channels if a == "C" else spatial[a] for a in numbers.input]
-        )
-        order = "NC" + numbers.spatial  # torch's
-        flat = np.einsum(f"{numbers.input}->{order}", x)
-        kernel = rows
-        if theirs is not None:  # from the target's own order of axes to torch's
-            wanted = "OI" + theirs.spatial
-            stored = theirs.kernel + ("I" if theirs.depthwise else "")
-            kernel = np.einsum(f"{stored}->{wanted}", rows[..., None] if theirs.depthwise else rows)
-
-        def run(dtype: str) -> tuple[Array, Array]:
-            want = _jax_convolution(numbers, groups, x, own, dtype)
-            got = _torch_convolution(flat, kernel, groups, dtype, self.device)
-            return got, np.einsum(f"{numbers.result}->{order}", want)
-
-        return run, int(np.prod([sizes[kind.letter(axis)] for axis in numbers.kernel if axis != "O"]))
+        return probe_convolution(kind, own, rows, self._layer.computes, BATCH, self.device, self.rng)
 
     def _norm(
         self, kind: Norm, own: Array, rows: Array, precision: str
     ) -> tuple[Callable[[str], tuple[Array, Array]], int]:
         layer = self._layer
-        epsilon_ = self.plan.facts[kind.epsilon] if isinstance(kind.epsilon, str) else kind.epsilon
+        epsilon_ = self._epsilon(kind)
         if self.step.role == "bias":
             return (lambda dtype: (rows.astype(np.float64), own.astype(np.float64))), 1
         x = self.rng.standard_normal((BATCH, *own.shape)) * 3 + 1
         centred = isinstance(kind, LayerNorm)
 
-        wanted = _jax_norm(x, own, precision, centred, float(epsilon_), kind.multiplies_by)
+        wanted = jax_norm(x, own, precision, centred, epsilon_, kind.multiplies_by)
 
         def run(dtype: str) -> tuple[Array, Array]:
             axes = "." * (x.ndim - own.ndim) + (kind.axes or "." * own.ndim)
             given = self._freed(x, axes)  # the layer before gives the target its features in the target's order
-            got = _torch_norm(given, rows, dtype, self.device, centred, float(epsilon_), layer.multiplies_by)
+            got = torch_norm(given, rows, dtype, self.device, centred, epsilon_, layer.multiplies_by)
             return got, self._freed(np.asarray(wanted[dtype]), axes)
 
         return run, own.size
+
+    def _epsilon(self, kind: Norm) -> float:
+        return float(self.plan.facts[kind.epsilon] if isinstance(kind.epsilon, str) else kind.epsilon)
+
+    def _group_norm(self, kind: GroupNorm, own: Array, rows: Array) -> tuple[Callable[[str], tuple[Array, Array]], int]:
+        x = self.rng.standard_normal((BATCH, POSITIONS, own.size)) * 3 + 1
+        groups, factors = kind.count(own.size), (kind.multiplies_by, self._layer.multiplies_by)
+        eps = self._epsilon(kind)
+        run = group_norm_sides(x, own.reshape(-1), rows.reshape(-1), groups, eps, factors, self.device)
+        return run, own.size * POSITIONS
+
+    def _batch_norm(self, kind: BatchNorm, own: Array, rows: Array) -> tuple[Callable[[str], tuple[Array, Array]], int]:
+        """The scale's run is that of the whole layer; of the other tensors the values are compared."""
+        if self.step.role != "weight":
+            return (lambda dtype: (rows.astype(np.float64).reshape(-1), own.astype(np.float64).reshape(-1))), 1
+        module = self.step.name.rpartition(".")[0]
+        steps = [s for s in self.plan.steps if s.parts and s.name.rpartition(".")[0] == module]
+        source = {
+            s.role: self._unstacked(self.plan.source.read(s.parts[0].leaf), s.parts[0]).reshape(-1) for s in steps
+        }
+        written = {s.role: self.written(s.name).reshape(-1) for s in steps}
+        x = self.rng.standard_normal((4 * BATCH, own.size)) * 3 + 1
+        factors = (kind.multiplies_by, self._layer.multiplies_by)
+        return batch_norm_sides(x, source, written, self._epsilon(kind), factors, self.device), own.size
 
     def _embedding(self, own: Array, rows: Array) -> tuple[Callable[[str], tuple[Array, Array]], int]:
         tokens = self.rng.integers(0, rows.shape[0], ENTRIES)  # rows that the target has; others are padding
@@ -222,7 +273,7 @@ class Probe:
             import torch
 
             want = jnp.take(jnp.asarray(own), jnp.asarray(tokens), axis=0)
-            table = _tensor(rows, "float64", self.device)
+            table = tensor(rows, "float64", self.device)
             got = torch.nn.functional.embedding(torch.as_tensor(tokens, device=self.device), table)
             return got.cpu().numpy(), self._freed(np.asarray(want).astype(np.float64), "..")
 
@@ -261,104 +312,19 @@ def _compiled(equation: str, precision: str) -> Callable[[Array, Array], tuple[j
     return jax.jit(run)
 
 
-def _tensor(x: Array, dtype: str, device: str) -> torch.Tensor:
-    """For reading alone: shares the array's memory where it can."""
-    import torch
-
-    known = x if x.dtype in (np.float32, np.float64) else x.astype(np.float32)  # which holds the narrow ones exactly
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "The given NumPy array is not writable")
-        tensor = torch.from_numpy(np.ascontiguousarray(known))
-    return tensor.to(device=device, dtype=getattr(torch, dtype))
-
-
 def _torch_linear(x: Array, weight: Array, dtype: str, device: str) -> Array:
     """`torch.nn.functional.linear`, some output features at a time: a block of the weight fits into a cache."""
     import torch
 
-    given = _tensor(x, dtype, device)
+    given = tensor(x, dtype, device)
     rows = max(1, BLOCK // weight.shape[1])
     blocks = [weight[k : k + rows] for k in range(0, weight.shape[0], rows)]
-    y = torch.cat([torch.nn.functional.linear(given, _tensor(block, dtype, device)) for block in blocks], dim=-1)
+    y = torch.cat([torch.nn.functional.linear(given, tensor(block, dtype, device)) for block in blocks], dim=-1)
     return np.asarray(y.double().cpu().numpy())
 
 
 def _torch_einsum(equation: str, x: Array, weight: Array, dtype: str, device: str) -> Array:
     import torch
 
-    y = torch.einsum(equation, _tensor(x, dtype, device), _tensor(weight, dtype, device))
+    y = torch.einsum(equation, tensor(x, dtype, device), tensor(weight, dtype, device))
     return np.asarray(y.double().cpu().numpy())
-
-
-def _jax_convolution(numbers: DimensionNumbers, groups: int, x: Array, kernel: Array, dtype: str) -> Array:
-    return np.asarray(_compiled_convolution(numbers, groups, dtype)(x, kernel))
-
-
-@lru_cache(maxsize=256)
-def _compiled_convolution(numbers: DimensionNumbers, groups: int, dtype: str) -> Callable[[Array, Array], jax.Array]:
-    import jax
-
-    spec = numbers.kernel + "I" * numbers.depthwise
-
-    def run(x: jax.Array, kernel: jax.Array) -> jax.Array:
-        kernel = kernel[..., None] if numbers.depthwise else kernel
-        y = jax.lax.conv_general_dilated(
-            x.astype(dtype),
-            kernel.astype(dtype),
-            [1] * len(numbers.spatial),
-            "VALID",
-            dimension_numbers=(numbers.input, spec, numbers.result),
-            feature_group_count=groups,
-        )
-        return y.astype("float64")
-
-    return jax.jit(run)
-
-
-def _torch_convolution(x: Array, kernel: Array, groups: int, dtype: str, device: str) -> Array:
-    import torch
-
-    functions = (torch.nn.functional.conv1d, torch.nn.functional.conv2d, torch.nn.functional.conv3d)
-    y = functions[x.ndim - 3](_tensor(x, dtype, device), _tensor(kernel, dtype, device), groups=groups)
-    return np.asarray(y.double().cpu().numpy())
-
-
-def _jax_norm(
-    x: Array, scale: Array, precision: str, centred: bool, eps: float, factor: str
-) -> Mapping[str, jax.Array]:
-    """A norm in float64 and in `precision`."""
-    exact, drifted = _compiled_norm(precision, centred, eps, factor)(x, scale)
-    return {precision: drifted, "float64": exact}
-
-
-@lru_cache(maxsize=256)
-def _compiled_norm(
-    precision: str, centred: bool, eps: float, factor: str
-) -> Callable[[Array, Array], tuple[jax.Array, jax.Array]]:
-    """flax's and praxis's formula; statistics in float32 or wider, as both do."""
-    import jax
-    import jax.numpy as jnp
-
-    def one(x: jax.Array, scale: jax.Array, dtype: str) -> jax.Array:
-        wide = "float64" if dtype == "float64" else "float32"
-        y = x.astype(dtype).astype(wide)
-        if centred:
-            y = y - jnp.mean(y, -1, keepdims=True)
-        y = y * jax.lax.rsqrt(jnp.mean(jnp.square(y), -1, keepdims=True) + eps)
-        s = scale.astype(wide)
-        y = y * (1 + s if factor == "1+scale" else s)
-        return y.astype(dtype).astype("float64")
-
-    return jax.jit(lambda x, scale: tuple(one(x, scale, dtype) for dtype in ("float64", precision)))
-
-
-def _torch_norm(x: Array, weight: Array, dtype: str, device: str, centred: bool, eps: float, factor: str) -> Array:
-    import torch
-
-    wide = "float64" if dtype == "float64" else "float32"
-    tensor, w = _tensor(x, dtype, device).to(getattr(torch, wide)), _tensor(weight, wide, device)
-    w = 1 + w if factor == "1+weight" else w
-    shape = list(w.shape)
-    function = torch.nn.functional.layer_norm if centred else torch.nn.functional.rms_norm
-    y = function(tensor, shape, w, eps=eps)
-    return np.asarray(y.to(getattr(torch, dtype)).double().cpu().numpy())

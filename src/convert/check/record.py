@@ -181,7 +181,7 @@ def _leaves(plan: Plan, room: int) -> tuple[dict[str, Array], dict[str, str]]:
     for leaf, work in used_leaves(plan).items():
         array = plan.source.read(leaf)
         digests[leaf] = digest_leaf(leaf, array)
-        if any(step.arithmetic for step, _ in work) and array.nbytes <= room:
+        if (not work or any(step.arithmetic for step, _ in work)) and array.nbytes <= room:
             stored[leaf] = array
             room -= array.nbytes
     return stored, digests

@@ -20,6 +20,7 @@ from convert.check.report import Finding, LevelReport, Verdict
 from convert.check.written import Written
 from convert.errors import CheckpointError, ConvertError
 from convert.fields import nearest
+from convert.folds import LossyError
 from convert.ops import Add, Cast, Flip, Multiply, Op, Permute, Slice, Take, apply, inverse, is_float
 from convert.plan import Plan
 from convert.sources.base import Source
@@ -59,7 +60,11 @@ class RecordedSource(Source):
             if self._holds(step):
                 view, ops = _view(leaf, part.ops)
                 rows = part.share(self._written.read(step.name))
-                view[...] = _back(inverse(ops, TensorSpec(view.shape, spec.dtype)), rows)
+                try:
+                    back = inverse(ops, TensorSpec(view.shape, spec.dtype))
+                except LossyError as error:
+                    raise CheckpointError(f"{self.path}: leaf {name} is not in the recording, and of {step.name} it cannot be computed back: {error}; record again with a larger --max-size") from None  # fmt: skip
+                view[...] = _back(back, rows)
         leaf.setflags(write=False)
         self._last = name, leaf
         return leaf

@@ -88,7 +88,7 @@ class Replay:
         try:
             with torch.no_grad():
                 for name, value in tensors.items():
-                    self._set(name, torch.as_tensor(np.asarray(value, np.float64)))
+                    self._set(name, torch.as_tensor(np.array(value, np.float64)))
             return self.value()
         finally:
             for name, old in kept.items():

@@ -30,6 +30,7 @@ EXACT = 1e-9  # relative error of a layer that a hypothesis restores, in float64
 RESTORED = 1e-6  # of the error before, or so much: what other tensors of the layer may have lost to float32
 ROUGHLY = 1e-3  # the same where the JAX model is known from a run in float32 alone
 NARROW = ("rounded", "folded")  # hypotheses about single bits: the weights level sees them, no output does
+TOGETHER = (("weight", "bias"), ("running_mean", "running_var"))  # roles of which a rule is wrong in the same way
 MAX_PAIRS = 64  # of one hypothesis about a weight and one about its bias
 
 
@@ -50,6 +51,12 @@ class Trial:
     rule: str
     repair: str
     run: Callable[[], Array]
+
+
+def holder_of(tensor: str) -> str:
+    """The submodule that a tensor belongs to; torch keeps those of a parametrization deeper than that."""
+    outer, inside, _ = tensor.partition(".parametrizations.")
+    return outer if inside else tensor.rpartition(".")[0]
 
 
 @dataclass(frozen=True)
@@ -122,7 +129,7 @@ class Site:
 
     def steps(self, name: str) -> list[Step]:
         """The plan's steps for a submodule's own tensors."""
-        return [step for step in self.plan.steps if step.name.rpartition(".")[0] == name]
+        return [step for step in self.plan.steps if holder_of(step.name) == name]
 
     def rule(self, name: str) -> str:
         """``file:line`` of the rule that made a submodule; empty when none did."""
@@ -190,12 +197,12 @@ def _of_holder(site: Site, replay: Replay, steps: list[Step]) -> Iterator[Trial]
     for step in made:
         for h in _wide(step, site.plan):
             yield _of_rule(replay, {step: h})
-    weights, biases = ([step for step in made if step.role == role] for role in ("weight", "bias"))
-    for weight, bias in ((w, b) for w in weights for b in biases):
+    pairs = [(w, b) for one, two in TOGETHER for w in made if w.role == one for b in made if b.role == two]
+    for weight, bias in pairs:
         # A rule that is wrong about a layer is wrong about both of its tensors, in the same way.
         others = list(_wide(bias, site.plan))
-        pairs = ((h, o) for h in _wide(weight, site.plan) for o in others if (h.name, h.key) == (o.name, o.key))
-        for h, o in itertools.islice(pairs, MAX_PAIRS):
+        alike = ((h, o) for h in _wide(weight, site.plan) for o in others if (h.name, h.key) == (o.name, o.key))
+        for h, o in itertools.islice(alike, MAX_PAIRS):
             yield _of_rule(replay, {weight: h, bias: o})
 
 

@@ -129,7 +129,9 @@ def _tensor(step: Step, layout: Layout) -> Iterator[str]:
 
 
 def _facts(layer: Any) -> str:
-    return ", ".join(f"{key} {_plain(value)}" for key, value in layer.items() if key not in ("layer", "kind"))
+    return ", ".join(
+        f"{key} {_plain(value)}" for key, value in layer.items() if key not in ("layer", "kind", "allowed_padding")
+    )
 
 
 def _plain(value: Any) -> str:

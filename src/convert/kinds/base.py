@@ -5,14 +5,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from convert.fields import FLAG, INTEGER, Choice, Key, ListOf, MapOf, Record, Scalar
-from convert.kinds.conventions import Factor, Rope
+from convert.kinds.conventions import PARAMETRIZATIONS, Factor, Flattened, Rope
 from convert.ops import Op
 from convert.pattern import Pattern, parse_pattern
 from convert.spec import SAFETENSORS_TAGS
 from convert.yamlfile import Position
+
+if TYPE_CHECKING:
+    from convert.kinds.normalized import Normalized
 
 PATTERN = Scalar(str, "a tree path such as layers_{i}/{query,key}/w", parse_pattern)
 REASON = Scalar(str, "a reason, in words")
@@ -106,6 +109,8 @@ class TargetLayer:
         computes: the equation or dimension numbers of the target's code, where it is not PyTorch's own layer.
         part: (k, n) when these rows are the k-th of n parts of the tensor, counted from 1; other rules make the others.
         rope: how the target's code pairs the features that RoPE turns, where the target says so.
+        flattened: the order in which the target's code flattens the axes of a map, where the target says so.
+        parametrization: how the target keeps a normalised weight's two tensors, where it does.
     """
 
     path: Pattern
@@ -114,6 +119,8 @@ class TargetLayer:
     computes: Any = None
     part: tuple[int, int] | None = None
     rope: str | None = None
+    flattened: str | None = None
+    parametrization: str | None = None
 
 
 @dataclass(frozen=True)
@@ -150,6 +157,8 @@ class Kind(ABC):
     keys: ClassVar[Mapping[str, Key]]  # of a rule, besides those in SHARED
     target: ClassVar[Record | None]  # the long form of the target; None: the rule has no target
     fuses: ClassVar[bool] = False  # several sources may become the rows of one target
+    leaf_keys: ClassVar[Mapping[str, str]] = {"bias": "bias"}  # key of a rule that is a path -> role of its leaves
+    counters: ClassVar[tuple[str, ...]] = ()  # integers of the target's module that no leaf holds: zeros
 
     @classmethod
     @abstractmethod
@@ -165,11 +174,16 @@ class Kind(ABC):
         """Where the rule's tensors go, from the keys of the long form of its target."""
         return TargetLayer(
             path=values.get("module") or values["name"],
-            names={role: values[role] for role in ("weight", "bias") if role in values},
+            names={
+                **{role: values[role] for role in ("weight", "bias") if role in values},
+                **PARAMETRIZATIONS.get(values.get("parametrization", ""), {}),
+            },
             multiplies_by=values.get("multiplies_by", "weight"),
             computes=values.get("einsum") or values.get("dimension_numbers"),
             part=values.get("part"),
             rope=values.get("rope"),
+            flattened=values.get("flattened"),
+            parametrization=values.get("parametrization"),
         )
 
     def patterns(self, start: Pattern) -> dict[str, Pattern]:
@@ -222,6 +236,20 @@ class Kind(ABC):
         """
         raise ValueError("it has fewer sources than targets, and this kind of layer cannot be split")
 
+    def inner_axes(
+        self, role: str, letters: str, shape: tuple[int, ...], sizes: Mapping[str, int]
+    ) -> tuple[str, tuple[int, ...]]:
+        """The axes that the stored ones are made of, where `groups` tears one apart.
+
+        Raises:
+            ValueError: a size does not divide; the message is the bare fact.
+        """
+        return letters, shape
+
+    def turned(self, role: str, layer: TargetLayer) -> tuple[Op, ...]:
+        """Movements on the target's axes."""
+        return ()
+
     def compute(self, role: str, layer: TargetLayer) -> tuple[Op, ...]:
         """Arithmetic on the values, done in float32 or wider."""
         return ()
@@ -236,6 +264,10 @@ class Kind(ABC):
 
     def facts(self, layer: TargetLayer) -> dict[str, Any]:
         """What is no weight: activation, epsilon, the factor on either side."""
+        return {}
+
+    def sized_facts(self, layer: TargetLayer, sizes: Mapping[str, int]) -> dict[str, Any]:
+        """More facts, which follow from the sizes of the file's letters."""
         return {}
 
     def tensor_name(self, path: str, role: str, layer: TargetLayer) -> str:
@@ -263,6 +295,8 @@ class Rule:
         numbered: index of the target -> how it follows from indices of the source.
         carries: a factor that the source folds into the weight.
         rope: the axis that the source turns by RoPE next, and its pairs.
+        flattened: an axis that the source makes of the axes of a map.
+        normalized: what the source does to the weight at every call.
     """
 
     at: Position
@@ -280,6 +314,8 @@ class Rule:
     numbered: Mapping[str, Numbering] = field(default_factory=dict)
     carries: Factor | None = None
     rope: Rope | None = None
+    flattened: Flattened | None = None
+    normalized: Normalized | None = None
 
     def resolve(self, indices: Mapping[str, int]) -> dict[str, int]:
         """The indices of the source, and those of the target that follow from them."""

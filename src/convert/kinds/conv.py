@@ -7,7 +7,12 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from convert.fields import Key, Record, Scalar
+from convert.folds import Standardize
 from convert.kinds.base import ACTIVATION, BIAS, Kind, TargetLayer, module_target, parse_axes
+from convert.kinds.geometry import KEYS, Geometry, TorchPadding, read_geometry, torch_padding
+from convert.kinds.normalized import NORMALIZED, PARAMETRIZATION
+from convert.kinds.standardized import STANDARDIZED, Standardized
+from convert.ops import Op
 from convert.pattern import Pattern
 
 MAX_SPATIAL = 3  # torch has Conv1d, Conv2d and Conv3d
@@ -80,55 +85,27 @@ def _parse_group_count(value: int | str) -> int | str:
 
 
 @dataclass(frozen=True)
-class Convolution(Kind):
-    """A cross-correlation, which is what JAX and torch both call a convolution: neither turns the kernel round.
+class Convolving(Kind):
+    """What convolutions and transposed ones have in common.
 
     Attributes:
         numbers: the source's dimension numbers.
         axes: letters of the kernel's axes, as stored; sizes, as everywhere in the file.
         feature_group_count: a number, or the letter whose size it is.
         activation: what the source applies to the result.
+        geometry: strides, dilation and padding of the source; None: the rule does not say.
     """
 
     numbers: DimensionNumbers
     axes: str
     feature_group_count: int | str = 1
     activation: str | None = None
+    geometry: Geometry | None = None
 
-    doc: ClassVar[str] = "torch.nn.Conv1d, 2d or 3d; the layout is derived from the dimension numbers of the source"
-    keys: ClassVar[Mapping[str, Key]] = {
-        "dimension_numbers": Key(
-            DIMENSIONS,
-            "the source's, as jax.lax takes them: NHWC,HWIO->NHWC; a kernel without I has one filter for each channel",
-            required=True,
-        ),
-        "axes": Key(
-            Scalar(str, "axis letters such as KIO", parse_axes),
-            "letters of the kernel's axes, in stored order, without stacked ones",
-            required=True,
-        ),
-        "feature_group_count": Key(
-            Scalar((int, str), "a number or an axis letter", _parse_group_count),
-            "groups of channels that are convolved apart: a number, or the letter whose size it is (default: 1)",
-        ),
-        "bias": BIAS,
-        "activation": ACTIVATION,
-    }
-    target: ClassVar[Record] = module_target(
-        dimension_numbers=Key(DIMENSIONS, "those of the target's own code, where it is no torch.nn.Conv")
-    )
-
-    @classmethod
-    def read(cls, values: Mapping[str, Any]) -> Convolution:
-        numbers, axes = values["dimension_numbers"], values["axes"]
-        if len(axes) != len(numbers.kernel):
-            raise ValueError(
-                f"the kernel {' '.join(numbers.kernel)} of {numbers.text} has {len(numbers.kernel)} axes, and `axes` "
-                f"gives {len(axes)} letters ({' '.join(axes)})"
-            )
-        if numbers.depthwise and "feature_group_count" in values:
-            raise ValueError(f"the kernel of {numbers.text} has no I, so every channel is a group of its own; leave feature_group_count out")  # fmt: skip
-        return cls(numbers, axes, values.get("feature_group_count", 1), values.get("activation"))
+    @property
+    def output(self) -> str:
+        """The kernel's axis of output channels, in the letters of its dimension numbers."""
+        return "O"
 
     def letter(self, axis: str) -> str:
         """The file's letter of an axis of the kernel; empty when it has none."""
@@ -136,7 +113,7 @@ class Convolution(Kind):
         return self.axes[at] if at >= 0 else ""
 
     def letters(self, role: str, shape: tuple[int, ...], variant: str | None) -> str:
-        out = self.letter("O")
+        out = self.letter(self.output)
         if role == "bias":
             channels = self.numbers.result.replace("N", "")
             if len(shape) == 1:
@@ -147,6 +124,105 @@ class Convolution(Kind):
         if len(shape) != len(self.axes):
             raise ValueError(f"the rule gives it the axes {' '.join(self.axes)}")
         return self.axes
+
+    def kernel_sizes(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
+        """The kernel's spatial sizes, in the order of the input's axes."""
+        return tuple(sizes[self.letter(axis)] for axis in self.numbers.spatial)
+
+    def torch_padding(self, kernel: tuple[int, ...]) -> TorchPadding:
+        """What torch must be told for the geometry that the rule gives."""
+        assert self.geometry is not None
+        return torch_padding(self.geometry, kernel, self.numbers.spatial)
+
+    def group_count(self, sizes: Mapping[str, int]) -> int:
+        """Groups of channels that are convolved apart."""
+        if self.numbers.depthwise:
+            return sizes[self.letter("O")]
+        count = self.feature_group_count
+        return sizes[count] if isinstance(count, str) else count
+
+    def facts(self, layer: TargetLayer) -> dict[str, Any]:
+        return {"activation": self.activation} if self.activation else {}
+
+    def sized_facts(self, layer: TargetLayer, sizes: Mapping[str, int]) -> dict[str, Any]:
+        if self.geometry is None or any(self.letter(axis) not in sizes for axis in self.numbers.spatial):
+            return {}
+        said = self.geometry.padding
+        found = self.torch_padding(self.kernel_sizes(sizes))
+        more = {} if found.output_padding is None else {"output_padding": list(found.output_padding)}
+        return {
+            "source_padding": said if isinstance(said, str) else [list(pair) for pair in said],
+            "strides": list(self.geometry.strides),
+            "dilation": list(self.geometry.dilation),
+            "target_padding": found.said,
+            "allowed_padding": list(found.allowed),
+            **more,
+        }
+
+
+def check_axes(numbers: DimensionNumbers, axes: str) -> None:
+    """Whether a rule names as many axes as its kernel has.
+
+    Raises:
+        ValueError: it does not.
+    """
+    if len(axes) != len(numbers.kernel):
+        raise ValueError(
+            f"the kernel {' '.join(numbers.kernel)} of {numbers.text} has {len(numbers.kernel)} axes, and `axes` "
+            f"gives {len(axes)} letters ({' '.join(axes)})"
+        )
+
+
+AXES = Key(
+    Scalar(str, "axis letters such as KIO", parse_axes),
+    "letters of the kernel's axes, in stored order, without stacked ones",
+    required=True,
+)
+GROUP_COUNT = Key(
+    Scalar((int, str), "a number or an axis letter", _parse_group_count),
+    "groups of channels that are convolved apart: a number, or the letter whose size it is (default: 1)",
+)
+
+
+@dataclass(frozen=True)
+class Convolution(Convolving):
+    """A cross-correlation, which is what JAX and torch both call a convolution: neither turns the kernel round.
+
+    Attributes:
+        standardized: what the source does to the kernel before it convolves.
+    """
+
+    standardized: Standardized | None = None
+
+    doc: ClassVar[str] = "torch.nn.Conv1d, 2d or 3d; the layout is derived from the dimension numbers of the source"
+    keys: ClassVar[Mapping[str, Key]] = {
+        "dimension_numbers": Key(
+            DIMENSIONS,
+            "the source's, as jax.lax takes them: NHWC,HWIO->NHWC; a kernel without I has one filter for each channel",
+            required=True,
+        ),
+        "axes": AXES,
+        "feature_group_count": GROUP_COUNT,
+        **KEYS,
+        "standardized": STANDARDIZED,
+        "bias": BIAS,
+        "activation": ACTIVATION,
+        **NORMALIZED,
+    }
+    target: ClassVar[Record] = module_target(
+        dimension_numbers=Key(DIMENSIONS, "those of the target's own code, where it is no torch.nn.Conv"),
+        parametrization=PARAMETRIZATION,
+    )
+
+    @classmethod
+    def read(cls, values: Mapping[str, Any]) -> Convolution:
+        numbers, axes = values["dimension_numbers"], values["axes"]
+        check_axes(numbers, axes)
+        if numbers.depthwise and "feature_group_count" in values:
+            raise ValueError(f"the kernel of {numbers.text} has no I, so every channel is a group of its own; leave feature_group_count out")  # fmt: skip
+        geometry = read_geometry(values, len(numbers.spatial))
+        groups, standardized = values.get("feature_group_count", 1), values.get("standardized")
+        return cls(numbers, axes, groups, values.get("activation"), geometry, standardized)
 
     def check_target(self, layer: TargetLayer, source: Pattern) -> None:
         if len(layer.path.groups) != len(source.groups):
@@ -165,18 +241,21 @@ class Convolution(Kind):
         same = dict(zip(layer.computes.spatial, self.numbers.spatial, strict=True))
         return tuple(self.letter(same.get(axis, axis)) for axis in layer.computes.kernel)
 
+    def compute(self, role: str, layer: TargetLayer) -> tuple[Op, ...]:
+        if role != "weight" or self.standardized is None:
+            return ()
+        return (Standardize(self.output_axis(layer), self.standardized.epsilon, self.standardized.inside),)
+
+    def output_axis(self, layer: TargetLayer) -> int:
+        """Which axis of the target's kernel is that of the output channels."""
+        return 0 if layer.computes is None else layer.computes.kernel.index("O")
+
     def spatial_axes(self, layer: TargetLayer) -> tuple[int, ...]:
         """Which axes of the target's kernel are spatial."""
         if layer.computes is None:
             return tuple(range(2, 2 + len(self.numbers.spatial)))
         return tuple(k for k, axis in enumerate(layer.computes.kernel) if axis not in "OI")
 
-    def group_count(self, sizes: Mapping[str, int]) -> int:
-        """Groups of channels that are convolved apart."""
-        if self.numbers.depthwise:
-            return sizes[self.letter("O")]
-        count = self.feature_group_count
-        return sizes[count] if isinstance(count, str) else count
-
     def facts(self, layer: TargetLayer) -> dict[str, Any]:
-        return {"activation": self.activation} if self.activation else {}
+        baked = {"standardized": self.standardized.text} if self.standardized else {}
+        return {**super().facts(layer), **baked}

@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 
 # RoPE turns pairs of a head's H features. interleaved: (0, 1), (2, 3), ...; half-split: (0, H/2), (1, H/2 + 1), ...
 PAIRS = ("interleaved", "half-split")
+# How torch keeps a weight norm: names in the module, of the scale (role weight_norm) and of the direction (role weight).
+PARAMETRIZATIONS: Mapping[str, Mapping[str, str]] = {
+    "weight_norm": {"weight_norm": "parametrizations.weight.original0", "weight": "parametrizations.weight.original1"},
+    "old_weight_norm": {"weight_norm": "weight_g", "weight": "weight_v"},
+}
 _FACTOR = re.compile(r"(?P<over>1/)?(?:sqrt\((?P<root>[^()]+)\)|(?P<plain>[^()/]+))")
 
 
@@ -92,6 +97,117 @@ ROPE = Key(
 TARGET_ROPE = Key(Choice(PAIRS), "which features the target's code turns as a pair (default: half-split)")
 
 
+@dataclass(frozen=True)
+class Flattened:
+    """An axis that the source makes of the axes of a map, such as D of H, W and C.
+
+    Attributes:
+        axis: letter of the axis.
+        order: letters of the map's axes, the slowest first; the last one are the channels.
+    """
+
+    axis: str
+    order: str
+
+
+def _parse_order(text: str) -> str:
+    if not (text.isascii() and text.isalpha() and len(set(text)) == len(text) > 1):
+        raise ValueError(
+            f"expected the letters of a map's axes in the order in which they are flattened, such as HWC, not {text!r}"
+        )
+    return text
+
+
+_ORDER = Scalar(str, "letters such as HWC", _parse_order)
+FLATTENED = Key(
+    MapOf(_ORDER, "a mapping of an axis to the axes that it is made of, such as {D: HWC}"),
+    "axis that the source makes by flattening a map -> the map's axes in its order: {D: HWC}. `axes` gives their sizes",
+)
+TARGET_FLATTENED = Key(
+    _ORDER, "the order in which the target's code flattens the map (default: channels first, such as CHW)"
+)
+
+
+def read_flattened(said: Mapping[str, str] | None) -> Flattened | None:
+    """The value of `flattened:`.
+
+    Raises:
+        ValueError: not one axis, or one made of itself.
+    """
+    if said is None:
+        return None
+    if len(said) != 1:
+        raise ValueError(f"`flattened:` names one axis, such as {{D: HWC}}, not {len(said)}")
+    (axis, order), *_ = said.items()
+    if axis in order:
+        raise ValueError(
+            f"`flattened:` makes {axis} of {order}, which has {axis} itself; give the axes of the map other letters"
+        )
+    return Flattened(axis, order)
+
+
+def check_flattened(rule: Rule) -> None:
+    """Whether a rule's axes have the one that it says is flattened.
+
+    Raises:
+        ValueError: they do not, or a target speaks of it and the rule does not, or of other axes.
+    """
+    orders = [layer.flattened for layer in rule.targets.values() if layer.flattened is not None]
+    if rule.flattened is None:
+        if orders:
+            raise ValueError("the target has `flattened:` and the rule has none; say what the source does, too")
+        return
+    equations = getattr(rule.kind, "equations", None)
+    weights = [e.weight for e in equations.values()] if equations else [getattr(rule.kind, "axes", None) or ""]
+    if any(rule.flattened.axis not in letters for letters in weights):
+        raise ValueError(
+            f"`flattened:` speaks of {rule.flattened.axis}, and the leaf has the axes {', '.join(map(' '.join, weights)) or 'nothing'}"
+        )
+    for order in orders:
+        if sorted(order) != sorted(rule.flattened.order):
+            raise ValueError(
+                f"the target flattens {' '.join(order)}, and the source {' '.join(rule.flattened.order)}: not the same axes"
+            )
+
+
+def target_order(rule: Rule, layer: TargetLayer) -> str:
+    """How the target's code flattens the map: torch's convolutions have the channels first."""
+    assert rule.flattened is not None
+    order = rule.flattened.order
+    return layer.flattened or order[-1] + order[:-1]
+
+
+def unflattened(
+    rule: Rule,
+    layer: TargetLayer,
+    letters: str,
+    shape: tuple[int, ...],
+    groups: tuple[str, ...],
+    sizes: Mapping[str, int],
+) -> tuple[str, tuple[int, ...], tuple[str, ...]]:
+    """The axes of a leaf with the map's in place of the flattened one, and the groups of the target with them in its order.
+
+    Raises:
+        ValueError: the sizes of the map's axes are not known, or do not multiply to that of the flattened one.
+    """
+    if rule.flattened is None or rule.flattened.axis not in letters:
+        return letters, shape, groups
+    axis, order = rule.flattened.axis, rule.flattened.order
+    unknown = [x for x in order if x not in sizes]
+    if unknown:
+        raise ValueError(
+            f"{axis} is {' '.join(order)} flattened, and nothing gives {' and '.join(unknown)} a size; say it in `axes`, such as "
+            f"{unknown[0]}: {{is: ..., equals: 7}}, or with --set {unknown[0]}=7"
+        )
+    at = letters.index(axis)
+    inner = tuple(sizes[x] for x in order)
+    if math.prod(inner) != shape[at]:
+        product = " x ".join(f"{x}={sizes[x]}" for x in order)
+        raise ValueError(f"{axis} has {shape[at]} elements, and the map {product} = {math.prod(inner)}")
+    moved = tuple(group.replace(axis, target_order(rule, layer)) for group in groups)
+    return letters[:at] + order + letters[at + 1 :], (*shape[:at], *inner, *shape[at + 1 :]), moved
+
+
 def read_rope(said: Mapping[str, str] | None) -> Rope | None:
     """The value of `rope:`.
 
@@ -148,4 +264,9 @@ def facts(rule: Rule, layer: TargetLayer) -> dict[str, Any]:
     """What a plan and a header say of them."""
     carried = {"weight_carries": rule.carries.text} if rule.carries else {}
     pairs = {"source_rope": rule.rope.pairs, "target_rope": target_pairs(layer)} if rule.rope else {}
-    return {**carried, **pairs}
+    orders = (
+        {"source_flattens": rule.flattened.order, "target_flattens": target_order(rule, layer)}
+        if rule.flattened
+        else {}
+    )
+    return {**carried, **pairs, **orders}

@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 from convert.einsum import Projection, parse_projection
 from convert.fields import Either, Key, MapOf, Record, Scalar
 from convert.kinds.base import ACTIVATION, BIAS, Kind, TargetLayer, module_target
-from convert.kinds.conventions import CARRIES, ROPE, TARGET_ROPE
+from convert.kinds.conventions import CARRIES, FLATTENED, ROPE, TARGET_FLATTENED, TARGET_ROPE
+from convert.kinds.normalized import NORMALIZED, PARAMETRIZATION
 from convert.pattern import Pattern
 
 EQUATION = Scalar(str, "an einsum such as ...D,DNH->...NH", parse_projection)
@@ -39,12 +40,16 @@ class Linear(Kind):
         "activation": ACTIVATION,
         "carries": CARRIES,
         "rope": ROPE,
+        "flattened": FLATTENED,
+        **NORMALIZED,
     }
     target: ClassVar[Record] = module_target(
         einsum=Key(
             EQUATION, "the target's own equation, in the letters of the source's, where it is no torch.nn.Linear"
         ),
         rope=TARGET_ROPE,
+        flattened=TARGET_FLATTENED,
+        parametrization=PARAMETRIZATION,
     )
     fuses: ClassVar[bool] = True
 

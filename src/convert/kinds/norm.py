@@ -15,6 +15,17 @@ SOURCE_FACTORS = ("scale", "1+scale")
 TARGET_FACTORS = ("weight", "1+weight")
 
 
+FACTOR = Key(
+    Choice(
+        SOURCE_FACTORS,
+        (("1 + scale", "write it without spaces: 1+scale"), ("weight", "in the source it is called scale")),
+    ),
+    "what the source multiplies by: scale, or 1+scale",
+    required=True,
+)
+TARGET_FACTOR = Key(Choice(TARGET_FACTORS), "what the target's code multiplies by (default: weight)")
+
+
 @dataclass(frozen=True)
 class Norm(Kind):
     """``x * rsqrt(variance + epsilon) * factor (+ bias)``, the mean subtracted first by a layer norm.
@@ -30,21 +41,14 @@ class Norm(Kind):
     axes: str | None = None
 
     keys: ClassVar[Mapping[str, Key]] = {
-        "multiplies_by": Key(
-            Choice(
-                SOURCE_FACTORS,
-                (("1 + scale", "write it without spaces: 1+scale"), ("weight", "in the source it is called scale")),
-            ),
-            "what the source multiplies by: scale, or 1+scale",
-            required=True,
-        ),
+        "multiplies_by": FACTOR,
         "epsilon": Key(EPSILON.field, EPSILON.doc, required=True),
         "bias": BIAS,
         "axes": AXES,
         "rope": ROPE,
     }
     target: ClassVar[Record] = module_target(
-        multiplies_by=Key(Choice(TARGET_FACTORS), "what the target's code multiplies by (default: weight)"),
+        multiplies_by=TARGET_FACTOR,
         rope=TARGET_ROPE,
     )
 

@@ -57,7 +57,7 @@ def facts(module: torch.nn.Module, blocks: Iterable[Block] = ()) -> dict[str, Ma
     """
     found: dict[str, dict[str, Any]] = {}
     for name, submodule in module.named_modules():
-        said = _norm(submodule) or _timescales(submodule)
+        said = _norm(submodule) or _convolution(submodule) or _timescales(submodule)
         if said:
             found[name] = said
     config = getattr(module, "config", None)
@@ -76,8 +76,27 @@ def _norm(module: torch.nn.Module) -> dict[str, Any]:
     for attribute in ("eps", "epsilon", "variance_epsilon"):
         epsilon = getattr(module, attribute, None)
         if isinstance(epsilon, float):
-            return {"epsilon": epsilon, "multiplies_by": _factor(module)}
+            return {"epsilon": epsilon, "multiplies_by": _factor(module), **_of_channels(module)}
     return {}
+
+
+def _of_channels(module: torch.nn.Module) -> dict[str, Any]:
+    """Momentum of a batch norm, groups of a group norm."""
+    said = {key: getattr(module, key, None) for key in ("momentum", "num_groups")}
+    return {key: value for key, value in said.items() if isinstance(value, int | float)}
+
+
+def _convolution(module: torch.nn.Module) -> dict[str, Any]:
+    """Strides, dilation and padding of torch's convolutions, and of classes made of them."""
+    import torch
+
+    if not isinstance(module, torch.nn.modules.conv._ConvNd):
+        return {}
+    names = {"strides": "stride", "dilation": "dilation", "padding": "padding"}
+    if module.transposed:
+        names["output_padding"] = "output_padding"
+    said = {fact: getattr(module, name, None) for fact, name in names.items()}
+    return {fact: list(value) if isinstance(value, tuple) else value for fact, value in said.items()}
 
 
 def _timescales(module: torch.nn.Module) -> dict[str, Any]:
@@ -99,6 +118,8 @@ def _factor(module: torch.nn.Module) -> str:
     """``weight`` or ``1+weight``, by what the norm does with a weight of zeros and one of ones; ``unknown`` otherwise."""
     import torch
 
+    if isinstance(module, torch.nn.modules.batchnorm._NormBase):  # takes more axes than the probe below has
+        return "weight" if module.affine else "none"
     parameters = dict(module.named_parameters(recurse=False))
     name = next((name for name in ("weight", "scale") if name in parameters), None)
     if name is None:

@@ -1,0 +1,77 @@
+"""Small models with rules of their own, which are not shipped, for the fault catalogue.
+
+To add one: an entry in `OWN`, and a list of `check.expected.Fault` with its name as `case` and ``torch`` as `to`, which
+`check.faults` adds to the others. Plants work as for the shipped models: `InRule` edits the text of the rules, `InFile` the
+written tensors, `InTarget` what the adapter's `load` gives, `InReference` patches the JAX side.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@dataclass(frozen=True)
+class OwnModel:
+    """A model of the catalogue that has no shipped rules.
+
+    Attributes:
+        rules: the text of its rules.
+        checkpoint: writes its checkpoint, once, and gives the path.
+        reference: ``module:factory`` of its two models, as `--reference` takes it.
+        adapter: the module whose `load` builds the PyTorch side, and which the reference calls as an attribute of the module.
+    """
+
+    rules: Callable[[], str]
+    checkpoint: Callable[[], Path]
+    reference: str
+    adapter: Callable[[], Any]
+
+
+@cache
+def _folder() -> Path:
+    """Kept for as long as the process lives: evidence is remembered by the checkpoint's path."""
+    kept = tempfile.TemporaryDirectory(prefix="own-models-")
+    _KEPT.append(kept)
+    return Path(kept.name)
+
+
+_KEPT: list[Any] = []
+
+
+def example(name: str, module: str) -> Any:
+    """A module of an example. Modules of several examples have one name, so it is loaded by its path under another."""
+    known = f"{name}.{module}".replace("-", "_")
+    if known not in sys.modules:
+        path = EXAMPLES / name / f"{module}.py"
+        spec = importlib.util.spec_from_file_location(known, path)
+        assert spec is not None and spec.loader is not None
+        made = importlib.util.module_from_spec(spec)
+        sys.modules[known] = made
+        spec.loader.exec_module(made)
+    return sys.modules[known]
+
+
+@cache
+def _conv_net() -> Path:
+    path = _folder() / "conv-net.npz"
+    example("conv-net", "model_jax").main(str(path))
+    return path
+
+
+OWN = {
+    "conv-net": OwnModel(
+        rules=lambda: (EXAMPLES / "conv-net" / "rules.yaml").read_text(),
+        checkpoint=_conv_net,
+        reference="check.conv_net:reference",
+        adapter=lambda: importlib.import_module("check.conv_net").model_torch,
+    ),
+}
