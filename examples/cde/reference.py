@@ -21,6 +21,7 @@ from convert.references.interpolation import path_variants, solution_variants
 from convert.references.protocol import Observed, Reference, Variant
 
 METHODS = {"linear": (diffrax.Euler, "euler", "Euler"), "cubic": (diffrax.Midpoint, "midpoint", "midpoint")}
+BOUNDARIES = ("value", "slope", "initial", "field", "states", "out")  # in the order of the data
 SIZES = (model_jax.CHANNELS, model_jax.HIDDEN, model_jax.WIDTH, model_jax.OUTPUTS)
 
 
@@ -72,7 +73,8 @@ def jax_side(kind: str) -> Callable[..., dict[str, Any]]:
                 "out": jax.vmap(model.readout)(states),
             }
 
-        return jax.vmap(one)(inputs["ys"])
+        made = jax.vmap(one)(inputs["ys"])
+        return {name: made[name] for name in BOUNDARIES}  # jax.vmap sorts them
 
     return apply
 

@@ -36,6 +36,28 @@ def cubic(plan: Any) -> Reference:
     return made
 
 
+def save(path: str) -> None:
+    """The example's model, its leaves by the names that the skeleton gives them."""
+    from convert.sources.skeleton import skeleton_of
+
+    keys = iter(jax.random.split(jax.random.key(1), 100))
+    leaves = [x for x in jax.tree.leaves(model_jax.make()) if hasattr(x, "dtype") or isinstance(x, int)]
+    names = ["/".join(record.keys) for record in skeleton_of(model_jax.make())]
+    drawn = [x + 0.3 * jax.random.normal(next(keys), x.shape) if hasattr(x, "dtype") else x for x in leaves]
+    np.savez(path, **{name: np.asarray(x) for name, x in zip(names, drawn, strict=True)})
+
+
+# ---- the derivative of a path at all times
+
+_bug, _bug_torch = (example("bugs/diffrax-derivative", name) for name in ("model_jax", "model_torch"))
+
+
+def slopes(plan: Any) -> Reference:
+    with mock.patch.dict(sys.modules, model_torch=_bug_torch):
+        made: Reference = _bug.right(plan)
+    return made
+
+
 # ---- stored paths: the file's tensors are what torchcde's constructors take
 
 RULES = """

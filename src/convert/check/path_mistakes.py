@@ -38,13 +38,18 @@ def _coefficients(step: Step, kind: CubicSpline, source: Source) -> Iterator[Hyp
     said = {**{role: role for role in roles}, "c": "2c", "d": "3d"}
     for order in ("abcd", "dcba", *map("".join, itertools.permutations(roles))):
         parts = tuple(step.parts[roles.index(role)] for role in order)
-        for factors in (True, False):
-            if (order, factors) == ("abcd", True):
-                continue
-            name = FACTORS if order == "abcd" else ORDER
-            made = parts if factors else tuple(replace(part, ops=_bare(part)) for part in parts)
-            gives = f"cat[{', '.join(said[role] if factors else role for role in order)}]"
-            yield Hypothesis(name, name, gives, right, maker(step, source, made), f"{order}{factors}")
+        given = ", ".join(order)
+        ways = {  # with the factor of the coefficient, with none, and with that of the place where it stands
+            f"cat[{', '.join(said[role] for role in order)}]": parts,
+            f"cat[{given}], without the factors 2 and 3": tuple(replace(part, ops=_bare(part)) for part in parts),
+            f"cat[a, b, 2c, 3d] with ({given}) taken for (a, b, c, d)": tuple(
+                replace(place, leaf=part.leaf) for place, part in zip(step.parts, parts, strict=True)
+            ),
+        }
+        for gives, made in ways.items():
+            if made != step.parts:
+                name = FACTORS if order == "abcd" else ORDER
+                yield Hypothesis(name, name, gives, right, maker(step, source, made), gives)
 
 
 def _bare(part: Part) -> tuple[Op, ...]:
