@@ -95,7 +95,7 @@ def test_a_good_file() -> None:
 
 # --- one rule -------------------------------------------------------------------------------------------------------
 
-KNOWN = "linear, conv, conv_transpose, gru, lstm, rnn, embedding, layer_norm, rms_norm, group_norm, batch_norm, parameter, buffer, drop, attention"
+KNOWN = "linear, conv, conv_transpose, gru, lstm, rnn, cubic_spline, linear_interpolation, embedding, layer_norm, rms_norm, group_norm, batch_norm, parameter, buffer, drop, attention"
 LINEAR_KEYS = (
     "(known: linear, einsum, times, plus, choice, bias, activation, carries, rope, flattened, "
     "weight_norm, spectral_norm, normalized_epsilon, from, stacked, numbered, unless, optional, of_type, dtype)"
@@ -487,6 +487,7 @@ FREE = tuple(
         "versions",
         "targets",
         "sizes",
+        "names",
         "stacked",
         "names",
         "only",

@@ -177,7 +177,7 @@ class _Share:
         self, step: Step, part: Part, spec: TensorSpec, region: Array, deal: Deal, filled: Callable[[Step], None]
     ) -> None:
         self._step, self._part, self._deal, self._filled = step, part, deal, filled
-        self._rows = region if part.rows is None else region[part.rows[0] : part.rows[1]]
+        self._rows = part.share(region)
         found = place(part.ops, spec, self._rows)
         self._gathered = Gathered(part.ops, spec) if found is None else None
         self._place = found or self._gathered.place  # type: ignore[union-attr]

@@ -13,11 +13,12 @@ from convert.beside import Found, contradictions, facts_beside, look_beside
 from convert.cell_steps import CUSTOM_CELLS, cell_steps
 from convert.errors import PlanError
 from convert.fields import nearest
-from convert.kinds import Recurrent, Rule, Timescales, conventions, normalized
+from convert.kinds import DataPath, Recurrent, Rule, Timescales, conventions, normalized
 from convert.kinds.base import ACTIVATION_NAMES
 from convert.match import Coverage, Matched, cover
 from convert.merging import merge
 from convert.ops import is_float
+from convert.path_steps import path_steps
 from convert.plan import Dropped, Plan, expand
 from convert.rulefile import ASK, RuleFile, Version
 from convert.sizes import Constraint, bind
@@ -257,6 +258,8 @@ class _Planner:
                 made = list(
                     cell_steps(compiler, matched, layer, custom=bool(self.settings.get(CUSTOM_CELLS)))
                     if isinstance(rule.kind, Recurrent)
+                    else path_steps(compiler, matched, layer)
+                    if isinstance(rule.kind, DataPath)
                     else compiler.steps(matched, layer, choices.get(rule.choice or ""))
                 )
             except MisfitError as misfit:

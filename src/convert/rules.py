@@ -23,14 +23,15 @@ from convert.yamlfile import Node, load_yaml
 
 def _read_layer(node: Node, word: str) -> TargetLayer:
     kind = KINDS[word]
-    if not node.is_mapping:
-        return kind.layer({"module": PATTERN.read(node)})
     assert kind.target is not None
-    return kind.layer(kind.target.read(node))
+    try:
+        return kind.layer(kind.target.read(node) if node.is_mapping else {"module": PATTERN.read(node)})
+    except ValueError as error:
+        raise RuleError(f"{node.at}: {error}") from None
 
 
 def _read_targets(node: Node, word: str, targets: Mapping[str, Target]) -> dict[str | None, TargetLayer]:
-    if not node.is_mapping or {"module", "name"} & set(node.value):
+    if not node.is_mapping or {"module", "name", "coeffs"} & set(node.value):
         layer = _read_layer(node, word)
         return {None: layer, **{name: _renamed(layer, target) for name, target in targets.items() if target.names}}
     assert node.keys_at is not None

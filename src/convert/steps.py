@@ -5,10 +5,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
+
+import numpy as np
 
 from convert.folds import Operand
 from convert.kinds import Recurrent, Rule, TargetLayer
@@ -30,7 +32,7 @@ class Part:
     Attributes:
         leaf: name of the source leaf.
         ops: from the leaf to the rows.
-        rows: first and last+1 row of the output's axis 0 that it fills; None: the whole tensor.
+        rows: first and last+1 element of an axis of the output that it fills; None: the whole tensor.
         layout: einops notation of the leaf's axes, stacked ones included.
         at: what was taken from the leaf, such as ``i=3``; empty when all of it.
         axes: letters and sizes of the axes that take part, as stored.
@@ -39,6 +41,7 @@ class Part:
             a split) included.
         apart: names of the axes that were taken apart, in the order in which `layout` lists them.
         rule: the rule that it is made by, as settled for this tree.
+        axis: of the output, which `rows` are along: 0, or -1 where leaves are concatenated along the last one.
     """
 
     leaf: str
@@ -51,6 +54,14 @@ class Part:
     stored: tuple[tuple[str, int], ...] = ()
     apart: tuple[str, ...] = ()
     rule: Rule | None = field(default=None, repr=False, compare=False)
+    axis: int = 0
+
+    def share(self, whole: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """What this part fills of the output tensor: a view of it."""
+        if self.rows is None:
+            return whole
+        taken = slice(*self.rows)
+        return whole[taken] if self.axis == 0 else whole[..., taken]
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -59,7 +70,13 @@ class Part:
             "at": self.at,
             "ops": [str(op) for op in self.ops],
             "rows": list(self.rows) if self.rows else None,
+            **({"axis": self.axis} if self.axis else {}),
         }
+
+
+def assemble(parts: tuple[Part, ...], made: Sequence[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
+    """The output tensor, from what each of its parts makes."""
+    return made[0] if len(made) == 1 else np.concatenate(made, axis=parts[0].axis)
 
 
 @dataclass(frozen=True)
@@ -97,6 +114,23 @@ class Sinusoids:
 
 
 @dataclass(frozen=True)
+class PathLeaves:
+    """What a path through data is made of.
+
+    Attributes:
+        rule: as settled for this tree.
+        module: name of the target's module, or of its tensor of coefficients.
+        leaves: role -> name of the leaf, and what takes this path out of a stack.
+        suffix: nothing; as `CellLeaves` has it.
+    """
+
+    rule: Rule
+    module: str
+    leaves: Mapping[str, tuple[str, tuple[Op, ...]]]
+    suffix: str = ""
+
+
+@dataclass(frozen=True)
 class Step:
     """An output tensor.
 
@@ -116,6 +150,7 @@ class Step:
         part: (k, n): its rows are the k-th of n parts of the tensor; `join` puts the parts together.
         notes: what a person should know, such as rows left out.
         cell: for a recurrent layer: the cell whose tensors belong together.
+        spline: for a path through data: likewise.
     """
 
     name: str
@@ -131,6 +166,12 @@ class Step:
     part: tuple[int, int] | None = None
     notes: tuple[str, ...] = ()
     cell: CellLeaves | None = field(default=None, repr=False, compare=False)
+    spline: PathLeaves | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def group(self) -> CellLeaves | PathLeaves | None:
+        """The leaves of a layer that is only known as a whole."""
+        return self.cell or self.spline
 
     @property
     def layouts(self) -> tuple[str, ...]:
@@ -194,6 +235,8 @@ def constraints(matched: Matched, source: Source, variant: str | None) -> Iterat
     for role, of_role in matched.leaves.items():
         for name in of_role.values():
             spec = source.leaves[name].spec
+            if matched.rule.kind.shared(role, spec.shape):
+                continue
             leaf = read_leaf(matched.rule, role, name, spec, variant)
             shown = f"{spec} as {_source_axes(leaf) or 'stored'}"
             where = matched.rule.at.line_only

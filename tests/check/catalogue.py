@@ -10,7 +10,7 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
@@ -140,6 +140,7 @@ def run(case: str, to: str, plant: Plant | None = None, *, dtype: str | None = N
     plant = plant or Plant()
     checkpoint = checkpoint_of(case)
     options = {"reference": OWN[case].reference, **options} if case in OWN else options
+    options |= plant.options
     with tempfile.TemporaryDirectory() as folder, _upstream_of(case), one_thread(), rules_once():
         rules, out = plant.rules(case, Path(folder)), Path(folder, "out.safetensors")
         if not isinstance(plant, InRule):
@@ -217,7 +218,7 @@ HEAD = """\
 
 Each row is a mistake that was planted into a conversion of a small checkpoint that loads with `strict=True` all the
 same (unless the level is coverage). `convert check` was then run as a user would run it. Planted in: the text of a *rule*, the
-written *file*, the *target* (the PyTorch model's code or configuration), or the *reference* (the JAX side).
+written *file*, the *target* (the PyTorch model's code or configuration), the *reference* (the JAX side), or a further *backend*.
 
 The level is the cheapest that fails. Where the model level fails as well, the second line of a cell is what that level
 says, and the errors are those of the layer named there, relative and in lifted float64: as found, and with what the
@@ -253,13 +254,13 @@ def page(found: list[tuple[Fault, Outcome]]) -> str:
     return HEAD + count + "\n".join(f"| {' | '.join(row)} |" for row in rows) + "\n"
 
 
-def add(case: str) -> None:
-    """Runs the faults of one model, and puts their rows in place of those that the page has."""
+def add(cases: Collection[str]) -> None:
+    """Runs the faults of these models, and puts their rows in place of those that the page has."""
     lines = PAGE.read_text().splitlines()
     table = next(k for k, line in enumerate(lines) if line.startswith("| fault "))
     known = {tuple(line.removeprefix("| ").split(" | ")[:3]): line for line in lines[table + 2 :] if line}
     for fault in FAULTS:
-        if fault.case == case:
+        if fault.case in cases:
             row = page([(fault, got := run_fault(fault))]).splitlines()[-1]
             known[fault.name, fault.plant.where, f"{fault.case} → {fault.to}"] = row
             for problem in fault.problems(got):
@@ -275,9 +276,8 @@ def add(case: str) -> None:
 
 def main() -> None:
     """Runs everything, or the faults of the models that are named, and writes the page; shows what is not as expected."""
-    for case in sys.argv[1:]:
-        add(case)
     if sys.argv[1:]:
+        add(sys.argv[1:])
         return
     found = []
     for fault in FAULTS:

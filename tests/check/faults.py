@@ -7,6 +7,9 @@ A new model family adds a list of its own to `FAULTS`; a small model with rules 
 from __future__ import annotations
 
 from check.expected import Fault
+from check.faults_backends import BACKENDS
+from check.faults_cde import CDE
+from check.faults_cells import CELL_FAULTS
 from check.faults_conv import CONV
 from check.faults_flax import FLAX
 from check.faults_gemma import GEMMA
@@ -17,4 +20,16 @@ from check.faults_in_targets import IN_REFERENCES, IN_TARGETS
 
 __all__ = ["FAULTS", "Fault"]
 
-FAULTS: tuple[Fault, ...] = (*IN_RULES, *IN_FILES, *IN_TARGETS, *IN_REFERENCES, *GRIFFIN, *GEMMA, *FLAX, *CONV)
+FAULTS: tuple[Fault, ...] = (
+    *IN_RULES,
+    *IN_FILES,
+    *IN_TARGETS,
+    *IN_REFERENCES,
+    *GRIFFIN,
+    *GEMMA,
+    *FLAX,
+    *CONV,
+    *CELL_FAULTS,
+    *CDE,
+    *BACKENDS,
+)

@@ -12,9 +12,11 @@ import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -49,7 +51,7 @@ _KEPT: list[Any] = []
 
 def example(name: str, module: str) -> Any:
     """A module of an example. Modules of several examples have one name, so it is loaded by its path under another."""
-    known = f"{name}.{module}".replace("-", "_")
+    known = f"{name}.{module}".replace("-", "_").replace("/", ".")
     if known not in sys.modules:
         path = EXAMPLES / name / f"{module}.py"
         spec = importlib.util.spec_from_file_location(known, path)
@@ -67,11 +69,82 @@ def _conv_net() -> Path:
     return path
 
 
+@cache
+def _cells() -> Path:
+    return _in_npz("cells", importlib.import_module("cell_model").source())
+
+
+@cache
+def _conv_norm() -> Path:
+    return _in_npz("conv-norm", importlib.import_module("conv_norm").source())
+
+
+def _in_npz(name: str, source: Any) -> Path:
+    path = _folder() / f"{name}.npz"
+    np.savez(path, **source.arrays)
+    return path
+
+
+@cache
+def _cde(kind: str) -> Path:
+    """Equinox's leaves under the names that its skeleton gives them."""
+    path = _folder() / f"cde-{kind}.npz"
+    importlib.import_module("check.cde_models").save(str(path))
+    return path
+
+
+@cache
+def _cde_paths() -> Path:
+    path = _folder() / "cde-paths.npz"
+    importlib.import_module("check.cde_models").write(str(path))
+    return path
+
+
+@cache
+def _vector() -> Path:
+    path = _folder() / "signal.npz"
+    example("bugs/diffrax-derivative", "model_jax").main(str(path))
+    return path
+
+
 OWN = {
     "conv-net": OwnModel(
         rules=lambda: (EXAMPLES / "conv-net" / "rules.yaml").read_text(),
         checkpoint=_conv_net,
         reference="check.conv_net:reference",
         adapter=lambda: importlib.import_module("check.conv_net").model_torch,
+    ),
+    "cells": OwnModel(
+        rules=lambda: importlib.import_module("cell_model").RULES,
+        checkpoint=_cells,
+        reference="cell_model:reference",
+        adapter=lambda: importlib.import_module("cell_model"),
+    ),
+    **{
+        f"cde-{kind}": OwnModel(
+            rules=lambda: (EXAMPLES / "cde" / "rules.yaml").read_text(),
+            checkpoint=partial(_cde, kind),
+            reference=f"check.cde_models:{kind}",
+            adapter=lambda: importlib.import_module("check.cde_models").model_torch,
+        )
+        for kind in ("linear", "cubic")
+    },
+    "cde-paths": OwnModel(
+        rules=lambda: str(importlib.import_module("check.cde_models").RULES),
+        checkpoint=_cde_paths,
+        reference="check.cde_models:paths",
+        adapter=lambda: importlib.import_module("check.cde_models"),
+    ),
+    "diffrax-derivative": OwnModel(
+        rules=lambda: (EXAMPLES / "bugs" / "diffrax-derivative" / "rules.yaml").read_text(),
+        checkpoint=_vector,
+        reference="check.cde_models:slopes",
+        adapter=lambda: example("bugs/diffrax-derivative", "model_torch"),
+    ),
+    "conv-norm": OwnModel(
+        rules=lambda: importlib.import_module("conv_norm").RULES,
+        checkpoint=_conv_norm,
+        reference="conv_norm:reference",
+        adapter=lambda: importlib.import_module("conv_norm"),
     ),
 }

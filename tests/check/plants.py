@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 from unittest import mock
@@ -60,10 +61,12 @@ class Plant:
     Attributes:
         where: what is edited, for the table.
         jax: whether the JAX side computes something else, so that it must be run again.
+        options: that the check is called with.
     """
 
     where: ClassVar[str] = "nothing"
     jax: ClassVar[bool] = False
+    options: ClassVar[dict[str, Any]] = {}
 
     def rules(self, case: str, folder: Path) -> str:
         """The rules to convert and check with: the shipped file, or one written into `folder`."""
@@ -146,6 +149,31 @@ class InReference(Plant):
 
     def code(self, case: str) -> AbstractContextManager[Any]:
         return self.patch()
+
+
+@dataclass(frozen=True)
+class InBackend(Plant):
+    """A further backend of a model of its own computes something else; the models themselves are right."""
+
+    backend: Callable[..., Any]
+    where: ClassVar[str] = "backend"
+    options: ClassVar[dict[str, Any]] = {"backends": True}
+
+    @contextmanager
+    def code(self, case: str) -> Iterator[None]:
+        from convert.check import backend_runs, backends
+
+        module, _, factory = OWN[case].reference.partition(":")
+        owner = importlib.import_module(module)
+        made, every = getattr(owner, factory), backends.torch_runs
+        known = {self.backend.__name__: self.backend}
+        # torch.compile takes longer than everything else; tests/check/test_backends.py has it.
+        quick = lambda *args: (run for run in every(*args) if run.name != backend_runs.COMPILED)  # noqa: E731
+        with (
+            mock.patch.object(owner, factory, lambda plan: replace(made(plan), backends=known)),
+            mock.patch.object(backends, "torch_runs", quick),
+        ):
+            yield
 
 
 class Shim:

@@ -314,7 +314,11 @@ def _tensor(tensor: Mapping[str, Any], wrong: bool) -> Iterator[str]:
 
 
 def _from(part: Mapping[str, Any]) -> str:
-    rows = f'<span class="rows">rows {part["rows"][0]}:{part["rows"][1]} ←</span> ' if part["rows"] else ""
+    rows = (
+        f'<span class="rows">{"columns" if part.get("axis") else "rows"} {part["rows"][0]}:{part["rows"][1]} ←</span> '
+        if part["rows"]
+        else ""
+    )
     at = f' <span class="soft">at {_text(part["at"])}</span>' if part["at"] else ""
     return f'<div class="part">{rows}{_text(part["leaf"])}{at}</div>'
 

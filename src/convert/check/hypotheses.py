@@ -19,6 +19,7 @@ from convert.check.compare import epsilon
 from convert.check.conv_mistakes import conv_hypotheses, layout_name
 from convert.check.conventions import conventions
 from convert.check.hypothesis import Hypothesis, expected, maker
+from convert.check.path_mistakes import path_hypotheses
 from convert.ops import Add, Cast, Deinterleave, Interleave, Multiply, Permute, Reshape, Slice, Take, apply, is_float
 from convert.plan import Plan
 from convert.protect import MAX_AXES, other_layouts
@@ -40,6 +41,8 @@ def hypotheses(step: Step, plan: Plan) -> Iterator[Hypothesis]:
     source = plan.source
     if step.cell is not None:
         yield from cell_hypotheses(step, plan)
+    if step.spline is not None:
+        yield from path_hypotheses(step, plan)
     yield from _pairs(step, source)
     yield from _arithmetic(step, source)
     yield from conv_hypotheses(step, plan)
@@ -183,28 +186,28 @@ def _reordered(part: Part, order: list[str], step: Step) -> Part:
     """The part with its last permutation replaced: axes in `order`, flattened to the same shape."""
     letters = [letter for letter, _ in part.axes]
     kept = [op for op in part.ops if not isinstance(op, (Permute, Reshape))]
-    rows = part.rows or (0, step.spec.shape[0])
-    shape = (rows[1] - rows[0], *step.spec.shape[1:])
+    rows = part.rows or (0, step.spec.shape[part.axis])
+    shape = list(step.spec.shape)
+    shape[part.axis] = rows[1] - rows[0]
     # What stays in front takes layers and members; casts, arithmetic and what speaks of the target's axes stay behind.
     front = [op for op in kept if isinstance(op, (Take, Deinterleave, Interleave))]
     behind = [op for op in kept if op not in front]
     apart = Reshape(tuple(size for _, size in part.axes))
-    moved = (apart, Permute(tuple(letters.index(x) for x in order)), Reshape(shape))
-    return Part(
-        part.leaf, (*front, *moved, *behind), part.rows, part.layout, part.at, part.axes, part.groups, rule=part.rule
-    )
+    moved = (apart, Permute(tuple(letters.index(x) for x in order)), Reshape(tuple(shape)))
+    return replace(part, ops=(*front, *moved, *behind))
 
 
 def _orders(step: Step, source: Source) -> Iterator[Hypothesis]:
     """A fused tensor with its parts in another order."""
     if not 1 < len(step.parts) <= MAX_PARTS or len({p.rows[1] - p.rows[0] for p in step.parts if p.rows}) != 1:
         return
-    right = f"rows in the order {', '.join(part.leaf for part in step.parts)}"
+    word = "rows" if step.parts[0].axis == 0 else "columns"
+    right = f"{word} in the order {', '.join(part.leaf for part in step.parts)}"
     for order in itertools.permutations(range(len(step.parts))):
         if order == tuple(range(len(step.parts))):
             continue
         parts = tuple(step.parts[k] for k in order)
-        wrong = f"rows in the order {', '.join(part.leaf for part in parts)}"
+        wrong = f"{word} in the order {', '.join(part.leaf for part in parts)}"
         name = "fused parts in another order"
         yield Hypothesis(name, name, wrong, right, maker(step, source, parts), str(order))
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from convert.ops import apply
 from convert.sources.base import Source
-from convert.steps import Part, Step
+from convert.steps import Part, Step, assemble
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -40,7 +40,7 @@ class Hypothesis:
 def expected(step: Step, source: Source, parts: tuple[Part, ...] | None = None) -> Array:
     """The tensor that a step makes, computed in memory; with other `parts`, what those make."""
     made = [apply(part.ops, source.read(part.leaf)) for part in parts or step.parts]
-    return made[0] if len(made) == 1 else np.concatenate(made)
+    return assemble(parts or step.parts, made)
 
 
 def maker(step: Step, source: Source, parts: tuple[Part, ...]) -> Callable[[], Array]:

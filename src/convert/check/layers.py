@@ -18,6 +18,7 @@ from convert.check.activations import ACTIVATIONS, activation_pair
 from convert.check.cells import measure_cell
 from convert.check.compare import Difference, difference
 from convert.check.names import misplaced
+from convert.check.paths import measure_path
 from convert.check.probe import Probe, bound
 from convert.check.report import Finding, LevelReport, Measure, Verdict
 from convert.check.written import Written
@@ -25,7 +26,7 @@ from convert.moving import Work, used_leaves
 from convert.ops import Take, apply
 from convert.plan import Plan
 from convert.sources.chunks import Box
-from convert.steps import CellLeaves, Part, Step
+from convert.steps import CellLeaves, Part, PathLeaves, Step
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -85,10 +86,10 @@ class _Layers:
         self._findings: list[Finding] = []
         self._compared = 0
         self._seconds = 0.0
-        self._cells: dict[tuple[str, str], list[Step]] = {}  # the steps of each recurrent layer
+        self._groups: dict[tuple[str, str], list[Step]] = {}  # the steps of each layer that is only known as a whole
         for step in plan.steps:
-            if step.cell is not None:
-                self._cells.setdefault((step.cell.module, step.cell.suffix), []).append(step)
+            if step.group is not None:
+                self._groups.setdefault((step.group.module, step.group.suffix), []).append(step)
         self._waiting: dict[tuple[str, str], dict[str, Array]] = {}  # its leaves, until all of them were seen
 
     @contextmanager
@@ -105,18 +106,18 @@ class _Layers:
         started = time.monotonic()
         due = []
         for step, part in work:
-            if step.cell is not None:
+            if step.group is not None:
                 due.append((step, part))
             elif self._written.specs.get(step.name) == step.spec:  # otherwise the coverage level names it
                 self._look(step, part)
                 if not self._implies(step, part):
                     due.append((step, part))
-        alone = len(due) == 1 and due[0][0].cell is None
+        alone = len(due) == 1 and due[0][0].group is None
         whole = self._plan.source.read(leaf) if due and not alone else None
         for step, part in due:
-            if step.cell is not None:
+            if step.group is not None:
                 assert whole is not None
-                self._keep(step.cell, leaf, whole)
+                self._keep(step.group, leaf, whole)
             else:
                 self._run(step, part, self._own(part) if whole is None else _taken(part, whole))
         self._seconds += time.monotonic() - started
@@ -154,29 +155,32 @@ class _Layers:
         box = Box(tuple(origin), tuple(shape))
         return self._plan.source.read_box(part.leaf, box).reshape([spec.shape[axis] for axis in axes])
 
-    def _keep(self, cell: CellLeaves, leaf: str, array: Array) -> None:
-        """A recurrent layer is run when all its leaves are there; they come one after the other."""
-        key = (cell.module, cell.suffix)
+    def _keep(self, group: CellLeaves | PathLeaves, leaf: str, array: Array) -> None:
+        """A recurrent layer, or a path, is run when all its leaves are there; they come one after the other."""
+        key = (group.module, group.suffix)
         seen = self._waiting.setdefault(key, {})
         if leaf in seen:
             return
         seen[leaf] = array
-        if len(seen) < len({name for name, _ in cell.leaves.values()}):
+        if len(seen) < len({name for name, _ in group.leaves.values()}):
             return
-        steps, leaves = self._cells[key], dict(seen)
+        steps, leaves = self._groups[key], dict(seen)
         seen.update(dict.fromkeys(seen, array[:0]))  # seen, and let go
         if any(self._written.specs.get(step.name) != step.spec for step in steps):
             return  # the coverage level names it
         written = {step.name: self._written.read(step.name) for step in steps}
         rng = np.random.default_rng(self._seed)
         try:
-            measures = measure_cell(cell, steps, leaves, written, device=self._device, rng=rng)
+            if isinstance(group, CellLeaves):
+                measures = measure_cell(group, steps, leaves, written, device=self._device, rng=rng)
+            else:
+                measures = measure_path(group, steps, leaves, written, device=self._device, rng=rng)
         except (RuntimeError, ValueError, TypeError) as error:
             self._findings.append(_unfit(steps[0], steps[0].parts[0], error))
             return
         self._compared += len(steps) if measures else 0
         for measure in measures:
-            self._note(f"{cell.rule.at.line_only} {measure.name.partition(', ')[2]}", measure)
+            self._note(f"{group.rule.at.line_only} {measure.name.partition(', ')[2]}", measure)
 
     def _note(self, key: str, measure: Measure) -> None:
         if not measure.passed:

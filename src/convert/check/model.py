@@ -17,7 +17,7 @@ from convert.check.sampling import Sample
 from convert.check.written import Written
 from convert.ops import Cast, Op, apply, is_float
 from convert.plan import Plan
-from convert.steps import Step
+from convert.steps import Step, assemble
 
 if TYPE_CHECKING:
     import torch
@@ -143,10 +143,10 @@ def _exact(step: Step, plan: Plan, got: Array) -> Array:
         return np.asarray(got, np.float64)
     leaves = [plan.source.read(part.leaf) for part in step.parts]
     made = [apply(part.ops, leaf) for part, leaf in zip(step.parts, leaves, strict=True)]
-    if not same_bits(got, made[0] if len(made) == 1 else np.concatenate(made)):
+    if not same_bits(got, assemble(step.parts, made)):
         return np.asarray(got, np.float64)
     wide = [apply(_widened(part.ops), leaf) for part, leaf in zip(step.parts, leaves, strict=True)]
-    return wide[0] if len(wide) == 1 else np.concatenate(wide)
+    return assemble(step.parts, wide)
 
 
 def _widened(ops: tuple[Op, ...]) -> tuple[Op, ...]:
@@ -243,20 +243,23 @@ def check_model(
         reference, state, evidence.inputs, names, lift=False, precision=evidence.precision, device=device
     )
     measures, missing = [], []
+    first: tuple[str, float] | None = None  # where they differ first, and what is allowed there
     for name in names:
         if name in exact and exact[name].shape == evidence.shape(name):
-            measures.append(_measure(name, reference, evidence, exact[name], drifted[name]))
+            measures.append(measure := _measure(name, reference, evidence, exact[name], drifted[name]))
+            bound = measure.tolerance if measure.lifted is None else measure.lifted_tolerance
+            wrong = not measure.passed
         else:
             missing.append(_absent(name, evidence, exact.get(name)))
+            bound, wrong = None, name in exact and name not in evidence.samples
+        if wrong and first is None:
+            first = name, bound.value if bound is not None else 0.0
     findings = _findings(measures, missing)
     diagnosis = None
-    wrong = next((measure for measure in measures if not measure.passed), None)
-    if wrong is not None:
+    if first is not None:
         from convert.check.diagnose import diagnose
 
-        bound = wrong.tolerance if wrong.lifted is None else wrong.lifted_tolerance
-        allowed = bound.value if bound is not None else 0.0
-        diagnosis = diagnose(plan, reference, lifted_module, wrong.name, evidence, allowed, names)
+        diagnosis = diagnose(plan, reference, lifted_module, first[0], evidence, first[1], names)
     notes = [f"{len(measures)} boundaries and outputs, {evidence.origin}", *evidence.notes]
     for side, what in (("JAX", evidence.unlifted), ("torch", unlifted)):
         if what:

@@ -79,7 +79,7 @@ class Probe:
             return None
         if self.step.role == "weight" and (self.rule.normalized or getattr(self.rule.kind, "standardized", None)):
             own = effective(self.rule, own, self._second(), kept(self.rule, self._layer))
-        rows = written if self.part.rows is None else written[self.part.rows[0] : self.part.rows[1]]
+        rows = self.part.share(written)
         precision = self.step.spec.dtype if self.step.spec.dtype in ("float32", "bfloat16", "float16") else "float32"
         run, reduction = self._operation(own, rows, precision)
         exact = difference(*run("float64"), precision="float64")

@@ -62,8 +62,7 @@ class RecordedSource(Source):
         for step, part in self.made_by[name]:
             if self._holds(step):
                 view, ops = _view(leaf, part.ops)
-                rows = self._written.read(step.name)
-                rows = rows if part.rows is None else rows[part.rows[0] : part.rows[1]]
+                rows = part.share(self._written.read(step.name))
                 try:
                     back = inverse(ops, TensorSpec(view.shape, spec.dtype))
                 except LossyError as error:
@@ -85,8 +84,7 @@ class RecordedSource(Source):
             if not self._holds(step) or step.arithmetic or step.loses:
                 return False
             view, ops = _view(covered, part.ops)
-            rows = np.ones(step.spec.shape, bool)
-            rows = rows if part.rows is None else rows[part.rows[0] : part.rows[1]]
+            rows = part.share(np.ones(step.spec.shape, bool))
             moves = tuple(op for op in ops if not isinstance(op, (Cast, Add, Multiply)))
             view[...] |= apply(inverse(moves, TensorSpec(view.shape, "bool")), rows)
         return bool(covered.all())
@@ -313,8 +311,7 @@ def _wrong(leaf: str, work: list[tuple[Step, Part]], written: Written, source: R
     array = source.read(leaf)
     if leaf in source.stored:
         for step, part in work:
-            rows = written.read(step.name)
-            if not same_bits(rows if part.rows is None else rows[part.rows[0] : part.rows[1]], apply(part.ops, array)):
+            if not same_bits(part.share(written.read(step.name)), apply(part.ops, array)):
                 yield step.name
     elif digest_leaf(leaf, array, source.chunks(leaf)) != source.digests.get(leaf):
         yield from dict.fromkeys(step.name for step, _ in work)

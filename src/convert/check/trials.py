@@ -105,7 +105,7 @@ class Site:
     @cached_property
     def before(self) -> float:
         """Relative error."""
-        return difference(self.got, self.want, mask=self.mask).relative
+        return self.error(self.seen.values[self.boundary])
 
     @property
     def enough(self) -> float:
@@ -117,11 +117,15 @@ class Site:
         return max(EXACT, ROUGHLY * self.before, min(self.allowed, self.before / 10))
 
     def error(self, value: Array, against: Array | None = None) -> float:
-        """Relative error of a whole value against the JAX model's, or the PyTorch model's."""
-        if value.shape != self.evidence.shape(self.boundary):
+        """Relative error of a whole value against the JAX model's, or the PyTorch model's; infinite for another shape."""
+        against = self.want if against is None else against
+        try:
+            picked = self.evidence.pick(self.boundary, value)
+        except ValueError:  # not of the shape of which a sample was recorded
             return float("inf")
-        picked = self.evidence.pick(self.boundary, value)
-        return difference(picked, self.want if against is None else against, mask=self.mask).relative
+        if picked.shape != against.shape:
+            return float("inf")
+        return difference(picked, against, mask=self.mask).relative
 
     def steps(self, name: str) -> list[Step]:
         """The plan's steps for a submodule's own tensors."""
@@ -132,8 +136,11 @@ class Site:
         return next((step.rule.line_only for step in self.steps(name)), "")
 
     def replay(self, holder: str) -> Replay | None:
-        """The submodule `holder`, to be run again; None when it was not run."""
-        return Replay(self.module, holder, self.calls[holder], self.boundary) if holder in self.calls else None
+        """The submodule `holder`, to be run again; None when it was not run, or the boundary is no submodule but an output."""
+        known = {name for name, _ in self.module.named_modules()}
+        if holder not in self.calls or self.name not in known:
+            return None
+        return Replay(self.module, holder, self.calls[holder], self.boundary)
 
 
 def widened(plan: Plan) -> Plan:

@@ -122,7 +122,8 @@ def _tensor(step: Step, layout: Layout) -> Iterator[str]:
     rows = []
     for part in step.parts:
         at = f" at {part.at}" if part.at else ""
-        rows.append((f"rows {part.rows[0]}:{part.rows[1]}" if part.rows else "", part.leaf + at, part.layout))
+        word = "rows" if part.axis == 0 else "columns"
+        rows.append((f"{word} {part.rows[0]}:{part.rows[1]}" if part.rows else "", part.leaf + at, part.layout))
     for line in output.table(rows):
         yield f"      {line.strip()}" if not rows[0][0] else f"      {line}"
 

@@ -8,6 +8,7 @@ from convert.kinds.base import Kind, Numbering, Rule, TargetLayer
 from convert.kinds.channel_norm import BatchNorm, GroupNorm
 from convert.kinds.conv import Convolution
 from convert.kinds.conv_transpose import ConvTranspose
+from convert.kinds.interpolation import CubicSpline, DataPath, LinearInterpolation
 from convert.kinds.linear import Linear
 from convert.kinds.norm import LayerNorm, RMSNorm
 from convert.kinds.plain import Drop, Embedding, Parameter, Timescales
@@ -20,6 +21,8 @@ KINDS: Mapping[str, type[Kind]] = {
     "gru": GRU,
     "lstm": LSTM,
     "rnn": RNN,
+    "cubic_spline": CubicSpline,
+    "linear_interpolation": LinearInterpolation,
     "embedding": Embedding,
     "layer_norm": LayerNorm,
     "rms_norm": RMSNorm,
@@ -38,12 +41,15 @@ __all__ = [
     "BatchNorm",
     "ConvTranspose",
     "Convolution",
+    "CubicSpline",
+    "DataPath",
     "Drop",
     "Embedding",
     "GroupNorm",
     "Kind",
     "LayerNorm",
     "Linear",
+    "LinearInterpolation",
     "Numbering",
     "Parameter",
     "RMSNorm",

@@ -191,6 +191,10 @@ class Kind(ABC):
         """Role -> pattern of the leaves, but for the bias: `from` itself, or leaves below it."""
         return {"weight": start}
 
+    def shared(self, role: str, shape: tuple[int, ...]) -> bool:
+        """Whether a leaf with this role and shape serves all layers of a stack, and has no stacked axis itself."""
+        return False
+
     @property
     def may_lack(self) -> frozenset[str]:
         """Roles whose leaves may be absent."""
