@@ -181,6 +181,15 @@ def test_errors_of_a_rule(key: str, kind: str, said: str) -> None:
     assert said in str(refused.value)
 
 
+def test_axes_in_two_orders_are_refused() -> None:
+    """jax.lax takes strides in the kernel's order, torch in the input's."""
+    with pytest.raises(RuleError) as refused:
+        rule_file(CONV.format("padding: SAME", "conv").replace("HWIO", "WHIO"))
+    assert "the kernel of NHWC,WHIO->NHWC has its spatial axes in the order W H, and the input H W; `padding`" in str(
+        refused.value
+    )
+
+
 def test_the_plan_says_what_torch_needs() -> None:
     rules = rule_file(CONV.format("padding: SAME\n  strides: 2\n  input_size: [8, 9]", "conv"))
     (layer,) = make_plan(rules, MemorySource({"k": np.zeros((3, 3, 2, 4), np.float32)})).layers

@@ -559,7 +559,7 @@ def test_what_cannot_be_flattened(axes: str, key: str, said: str) -> None:
 @pytest.mark.parametrize(
     ("rules", "tree", "said"),
     [
-        (normalized("weight_norm", "g"), {"params/dense/kernel": (3, 4), "params/dense/bias": (4,), "g": (3,)}, "g: float64[3] is no `weight_norm` for params/dense/kernel: float64[3,4]; it has a number for each output, the last axis of the weight"),
+        (normalized("weight_norm", "g"), {"params/dense/kernel": (3, 4), "params/dense/bias": (4,), "g": (3,)}, "params/dense/kernel: float64[3,4] -> m.weight: g has 3 numbers, and the weight 4 outputs"),
         (normalized("spectral_norm", "g", target="{module: m, parametrization: weight_norm}"), {}, "the target keeps a weight norm's scale, and the rule has no `weight_norm:`, the path of it"),
         ("- einsum: ...D,DNH->...NH\n  from: k\n  weight_norm: g\n  linear: m", {}, "`weight_norm` is known for weights with one output axis"),
         ("- from: s\n  multiplies_by: scale\n  epsilon: 1e-6\n  group_norm: m", {}, "a group norm has `num_groups` or `group_size`, one of the two"),
