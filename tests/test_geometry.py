@@ -128,6 +128,7 @@ def test_arguments_of_a_transposed_convolution_give_jaxs(case: Any, seed: int) -
         ("CAUSAL", 3, 1, (), "F.pad(x, (2, 0)), then padding=0"),
         ("VALID", 3, 2, (), "padding=(0,)"),
         (((1, 2),), 3, 2, (), "F.pad(x, (1, 2)), then padding=0"),
+        (((-1, -1),), 3, 2, (), "F.pad(x, (-1, -1)), then padding=0"),
     ],
 )  # fmt: skip
 def test_what_is_said_of_a_convolution(padding: Any, kernel: int, strides: int, size: Any, said: str) -> None:

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import convert
 from convert import ops
 from convert.folds import Operand, SpectralNorm, Standardize, WeightNorm
 from convert.kinds import ConvTranspose, conventions
@@ -212,6 +213,11 @@ def test_stacked_layers_have_a_scale_each() -> None:
     for i in range(3):
         want = (tree["w"][i] / np.linalg.norm(tree["w"][i], axis=0) * tree["g"][i]).T
         np.testing.assert_allclose(made[f"m.{i}.weight"], want, rtol=1e-11)
+    with pytest.raises(convert.PlanError) as refused:
+        make_plan(rule_file(rule.format('"m.{i}"')), MemorySource({"w": tree["w"], "g": tree["g"][:2]}))
+    assert "g: element 2 of axis 0 is not in float64[2,5]; it is stacked otherwise than the weight" in str(
+        refused.value
+    )
     kept = run(
         make_plan(
             rule_file(rule.format('{module: "m.{i}", parametrization: old_weight_norm}')),

@@ -398,6 +398,12 @@ class Compiler:
         spec = self.source.leaves[name].spec
         stacked, own = _stack(rule, name, spec)
         takes = tuple(Take(axis, stack[index]) for index, axis, _ in sorted(stacked, key=lambda s: -s[1]))
+        try:
+            out_spec(takes, spec)
+        except ValueError as error:
+            raise MisfitError(
+                f"{rule.at.line_only}: {name}: {error}; it is stacked otherwise than the weight"
+            ) from None
         return (rule.normalized.op(Operand(name, takes, math.prod(own), self.source.read)),)
 
     def _cut(self, rule: Rule, spec: TensorSpec, at: str) -> tuple[tuple[Op, ...], str]:
