@@ -44,7 +44,7 @@ def convolved(geometry: Geometry, kernel: np.ndarray, x: np.ndarray) -> np.ndarr
 
 
 @given(geometries(("SAME", "SAME_LOWER", "VALID")), st.integers(0, 2**32 - 1))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_zeros_of_a_convolution_are_those_of_jax(case: Any, seed: int) -> None:
     """And what is said of them holds: for one residue of the size, for all, or as torch's own `padding`."""
     geometry, kernel, size = case
@@ -76,7 +76,7 @@ def test_zeros_of_a_convolution_are_those_of_jax(case: Any, seed: int) -> None:
 
 
 @given(geometries(("SAME", "VALID")), st.integers(0, 2**32 - 1))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_arguments_of_a_transposed_convolution_give_jaxs(case: Any, seed: int) -> None:
     geometry, kernel, size = case
     size = tuple(min(n, 4) for n in size)

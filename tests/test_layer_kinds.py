@@ -93,8 +93,10 @@ def conv_rule(many: int, word: str, *more: str, out: str = "O") -> str:
     return "\n  ".join(line.strip() for line in lines).replace("\n  - ", "\n- ")
 
 
-@pytest.mark.parametrize("many", [1, 2, 3])
-@pytest.mark.parametrize("library", ["linen", "nnx"])
+BOTH = [("linen", 1), ("linen", 2), ("linen", 3), ("nnx", 2)]  # they share their body
+
+
+@pytest.mark.parametrize(("library", "many"), BOTH)
 def test_flax_conv_with_strides(library: str, many: int) -> None:
     """SAME of an even kernel with strides, in sizes that leave a rest and in ones that do not; padded as the plan says."""
     kernel, strides, size = (4, 3, 2)[:many], (2, 3, 2)[:many], (7, 9, 6)[:many]
@@ -187,10 +189,9 @@ def transposed(module: torch.nn.Module, x: np.ndarray, plan: Any) -> torch.Tenso
     return y
 
 
-@pytest.mark.parametrize("many", [1, 2, 3])
+@pytest.mark.parametrize(("library", "many"), BOTH)
 @pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize("padding", ["SAME", "VALID"])
-@pytest.mark.parametrize("library", ["linen", "nnx"])
 def test_flax_conv_transpose(library: str, padding: str, turned: bool, many: int) -> None:
     kernel, strides = (3, 4, 2)[:many], (2, 2, 3)[:many]
     x = draw(2, *(4, 3, 2)[:many], 3)

@@ -88,7 +88,7 @@ def law(c: dict[str, Any]) -> None:
 
 
 @given(transposed())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_the_derived_kernel_is_the_transposed_convolution(case: dict[str, Any]) -> None:
     law(case)
 
