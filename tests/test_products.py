@@ -145,6 +145,9 @@ def test_lora_is_merged_in_the_target_s_layout() -> None:
     step = next(step for step in plan.steps if step.name == "q_proj.weight")
     assert step.parts[0].leaf == "q/kernel + 2.66667 x q/lora/lora_a q/lora/lora_b"
     assert step.parts[0].layout == "D E -> E D" and step.arithmetic == "+ 2.66667 x a product over R"
+    assert plan.notes == (
+        "2 weights are made of several leaves, which cannot be had back: q/kernel + 2.66667 x q/lora/lora_a q/lora/lora_b, ...",
+    )
     assert {*plan.source.on_disk.leaves} == {*leaves} and len(plan.source.leaves) == 4
 
 
