@@ -311,7 +311,9 @@ def test_merged_leaves_are_not_recorded(tmp_path: Path) -> None:
     plan, _ = written(tmp_path, tree(np.random.default_rng(14)))
     with pytest.raises(convert.ConvertError, match="rules that merge leaves cannot be recorded"):
         record(
-            plan, Reference(lambda seed: {}, lambda w: torch.nn.Identity(), lambda m, x: {}, (), 1, 1), tmp_path / "r"
+            plan,
+            Reference(lambda seed: {}, lambda w: torch.nn.Identity(), lambda m, x: {}, (), 1, 1),
+            tmp_path / "r.safetensors",
         )
 
 
