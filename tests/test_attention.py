@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("KERAS_BACKEND", "jax")
@@ -21,7 +23,7 @@ from convert import PlanError, RuleError
 from convert.check.lift_jax import lift
 from convert.kinds.attention import LIBRARIES
 from convert.planner import make_plan
-from memory_source import MemorySource, rule_file, run
+from memory_source import HEAD, MemorySource, rule_file, run
 
 HEADS, WIDTH, KEYS, VALUES = 3, 12, 7, 10
 QUERY_TIME, KEY_TIME = 5, 6
@@ -227,3 +229,11 @@ def test_rules_that_say_too_little(old: str, new: str, message: str) -> None:
     with pytest.raises(RuleError) as caught:
         rule_file(text.replace(old, new))
     assert message in str(caught.value)
+
+
+def test_the_examples_of_the_page_are_rules() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "attention.md").read_text()
+    examples = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    assert len(examples) == 4
+    for example in examples:
+        rule_file(example, HEAD + "facts: {min_timescale: 1, max_timescale: 10000}\n")

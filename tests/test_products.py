@@ -17,11 +17,13 @@ from safetensors.numpy import load_file, save_file
 import convert
 from convert import PlanError, RuleError
 from convert.check.layers import check_layers
+from convert.check.record import record
 from convert.check.report import Verdict
 from convert.check.weights import check_weights
 from convert.check.written import open_written
 from convert.kinds.product import parse_product, parse_scale
 from convert.planner import make_plan
+from convert.references.protocol import Reference
 from convert.sources.merged import Merge
 from convert.spec import TensorSpec
 from convert.streaming import Result, execute
@@ -145,6 +147,9 @@ def test_lora_is_merged_in_the_target_s_layout() -> None:
     step = next(step for step in plan.steps if step.name == "q_proj.weight")
     assert step.parts[0].leaf == "q/kernel + 2.66667 x q/lora/lora_a q/lora/lora_b"
     assert step.parts[0].layout == "D E -> E D" and step.arithmetic == "+ 2.66667 x a product over R"
+    assert plan.notes == (
+        "2 weights are made of several leaves, which cannot be had back: q/kernel + 2.66667 x q/lora/lora_a q/lora/lora_b, ...",
+    )
     assert {*plan.source.on_disk.leaves} == {*leaves} and len(plan.source.leaves) == 4
 
 
@@ -299,6 +304,17 @@ def test_the_layers_level_does_not_trust_the_merge(tmp_path: Path, monkeypatch: 
     plan, out = written(tmp_path, tree(np.random.default_rng(12)))
     assert check_weights(plan, open_written(out)).verdict is Verdict.PASSED
     assert check_layers(plan, open_written(out)).verdict is Verdict.FAILED
+
+
+def test_merged_leaves_are_not_recorded(tmp_path: Path) -> None:
+    """A recording keeps samples of leaves, by their names in the checkpoint."""
+    plan, _ = written(tmp_path, tree(np.random.default_rng(14)))
+    with pytest.raises(convert.ConvertError, match="rules that merge leaves cannot be recorded"):
+        record(
+            plan,
+            Reference(lambda seed: {}, lambda w: torch.nn.Identity(), lambda m, x: {}, (), 1, 1),
+            tmp_path / "r.safetensors",
+        )
 
 
 # ---- refusals

@@ -23,6 +23,7 @@ from convert.plan import Dropped, Plan, expand
 from convert.rulefile import ASK, RuleFile, Version
 from convert.sizes import Constraint, bind
 from convert.sources.base import Source
+from convert.sources.merged import Merged
 from convert.spec import SAFETENSORS_TAGS, TensorSpec
 from convert.steps import Compiler, MisfitError, Sinusoids, Step, constraints, join
 
@@ -108,7 +109,12 @@ class _Planner:
             choices={k: v for k, v in choices.items() if v is not None},
             dtype=self.dtype,
             settings=self.settings,
-            notes=(*notes, *_unseen(self.rules, found), *(note for step in steps for note in step.notes)),
+            notes=(
+                *notes,
+                *_unseen(self.rules, found),
+                *_for_good(self.source),
+                *(note for step in steps for note in step.notes),
+            ),
             beside=found,
         )
 
@@ -284,6 +290,17 @@ class _Planner:
         more = f"\n  ... and {len(findings) - MAX_FINDINGS} more" if len(findings) > MAX_FINDINGS else ""
         said = "1 problem" if len(findings) == 1 else f"{len(findings)} problems"
         return f"{self.rules.path} does not fit {self.source.called}: {said}\n{shown}{more}"
+
+
+def _for_good(source: Source) -> Iterator[str]:
+    """That merged leaves cannot be taken apart again."""
+    if isinstance(source, Merged):
+        first = next(iter(source.merges.values()))
+        count = len(source.merges)
+        yield (
+            f"{'1 weight is' if count == 1 else f'{count} weights are'} made of several leaves, which cannot be had back: "
+            f"{first.name}{', ...' if count > 1 else ''}"
+        )
 
 
 def _unseen(rules: RuleFile, found: Found) -> Iterator[str]:

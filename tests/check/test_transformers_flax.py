@@ -10,6 +10,7 @@ import pytest
 import convert
 from check.catalogue import one_thread
 from convert.check.model import jax_weights
+from convert.check.record import record
 from convert.check.report import Verdict
 from convert.check.run import check, load_reference
 from convert.references.transformers_flax import OUTPUTS
@@ -41,3 +42,16 @@ def test_a_correct_conversion_passes_all_levels(case: str, tmp_path: Path) -> No
     assert not any("could not be lifted" in note for note in model.notes)
     assert max(m.lifted.relative for m in model.measures if m.lifted is not None) < 1e-13
     assert max(m.difference.relative for m in model.measures) < 5e-6
+
+
+def test_a_recording_takes_along_what_lies_beside_the_checkpoint(tmp_path: Path) -> None:
+    """Where it is checked there is no config.json, and the number of heads is needed."""
+    plan = convert.plan_conversion("gpt2", checkpoint("gpt2-model"))
+    reference = load_reference(plan, None)
+    assert not isinstance(reference, str)
+    record(plan, reference, tmp_path / "recorded.safetensors")
+    convert.convert("gpt2", checkpoint("gpt2-model"), tmp_path / "out.safetensors")
+    with one_thread():
+        report = check(tmp_path / "out.safetensors", recorded=tmp_path / "recorded.safetensors")
+    verdicts = {level.level: level.verdict for level in report.levels}
+    assert verdicts["model"] is verdicts["coverage"] is Verdict.PASSED

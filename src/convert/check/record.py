@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from convert import safetensors_header
+from convert.beside import facts_beside
 from convert.check.machine import require_precision
 from convert.check.model import Evidence, live_evidence
 from convert.check.recording import DRIFTED, EXACT, INPUT, KEY, LEAF, MASK, Manifest, Value
@@ -129,7 +130,10 @@ def write_recording(
         target=plan.target,
         reference=factory,
         rules_sha256=plan.rules.sha256,
-        settings=plan.settings,
+        settings={
+            **facts_beside(plan.rules, plan.beside),
+            **plan.settings,
+        },  # where it is checked, no file lies beside it
         sizes=plan.sizes,
         source_format=plan.source.format,
         leaves=plan.source.leaves,
