@@ -4,8 +4,6 @@ coefficients; the example, both ways. Nothing here is compared with a formula of
 from __future__ import annotations
 
 import importlib.util
-import re
-import shutil
 import sys
 import warnings
 from collections.abc import Iterator
@@ -437,43 +435,3 @@ def test_control_terms_without_to_ode_take_increments(example: tuple[Any, Any, A
     seen = interpolation.Observed({"initial": np.asarray(got)[:1]}, {"ts": ts, "ys": ys[:1]}, weights)
     variants = {v.name: v for v in interpolation.solution_variants("cubic", "Euler", times="ts", data="ys", field=reference.field_of, start="initial")}  # fmt: skip
     assert relative(variants[interpolation.INCREMENTS].make(seen)[0], got) < EXACT
-
-
-# ---- the example
-
-
-def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The commands of docs/cde.md, in this process; and with the times left out on one side, what is said."""
-    import runpy
-    import shlex
-
-    from typer.testing import CliRunner
-
-    from convert.cli.app import app
-
-    shutil.copytree(EXAMPLE, tmp_path, dirs_exist_ok=True)
-    for name in ("model_jax", "model_torch", "reference"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    page = (EXAMPLE.parents[1] / "docs" / "cde.md").read_text()
-    lines = re.search(r"```sh\ncd examples/cde\n(.*?)```", page, re.DOTALL)
-    assert lines is not None
-    printed = ""
-    with jax.enable_x64(False):
-        for line in lines[1].splitlines():
-            command, _, out = line.partition(" > ")
-            program, *arguments = shlex.split(command)
-            if program == "python":
-                monkeypatch.setattr(sys, "argv", arguments)
-                runpy.run_path(arguments[0], run_name="__main__")
-                continue
-            done = CliRunner().invoke(app, arguments)
-            assert done.exit_code == 0, (line, done.output)
-            printed += done.stdout
-            if out:
-                Path(out).write_text(done.stdout)
-    assert printed.count("(exit code 0)") == 2 and "model     passed" in printed
-    assert set(load_file("paths.safetensors")) == {"cubic", "times", "linear", "linear_times"}
-    for name in ("model_jax", "model_torch", "reference"):
-        sys.modules.pop(name, None)
