@@ -21,11 +21,13 @@ class Operand:
     Attributes:
         leaf: its name.
         ops: what is done to it first.
+        size: how many numbers it then has.
         read: reads it, by name.
     """
 
     leaf: str
     ops: tuple[Op, ...]
+    size: int
     read: Callable[[str], Array] = field(repr=False, compare=False)
 
     def value(self) -> Array:
@@ -46,7 +48,14 @@ class _Fold(Op):
             raise ValueError(f"'{self}' on {spec.dtype} would lose bits; cast to float32 first")
         if len(spec.shape) < 2:
             raise ValueError(f"'{self}' needs a weight with an output axis and others, not {spec}")
+        for second in self.operands():
+            if second.size != spec.shape[0]:
+                raise ValueError(f"{second.leaf} has {second.size} numbers, and the weight {spec.shape[0]} outputs")
         return spec
+
+    def operands(self) -> tuple[Operand, ...]:
+        """Leaves that are read beside the weight's."""
+        return ()
 
     def inverse(self, spec: TensorSpec) -> Op:
         raise LossyError(f"'{self}' cannot be undone")
@@ -96,10 +105,11 @@ class WeightNorm(_Fold):
     scale: Operand
     epsilon: float
 
+    def operands(self) -> tuple[Operand, ...]:
+        return (self.scale,)
+
     def apply(self, x: Array) -> Array:
-        scale = self.scale.value().astype(np.float64).reshape(-1)
-        if scale.shape != x.shape[:1]:
-            raise ValueError(f"{self.scale.leaf} has {scale.size} values, and the weight {x.shape[0]} outputs")
+        scale = self.scale.value().astype(np.float64)
         wide = x.astype(np.float64)
         norm = np.sqrt(np.sum(np.square(wide), _others(x, 0), keepdims=True) + self.epsilon)
         return np.asarray((wide / norm * scale.reshape(-1, *[1] * (x.ndim - 1))).astype(x.dtype))
@@ -120,10 +130,11 @@ class SpectralNorm(_Fold):
     u: Operand
     epsilon: float
 
+    def operands(self) -> tuple[Operand, ...]:
+        return (self.u,)
+
     def apply(self, x: Array) -> Array:
         u = self.u.value().astype(np.float64).reshape(-1)
-        if u.shape != x.shape[:1]:
-            raise ValueError(f"{self.u.leaf} has {u.size} values, and the weight {x.shape[0]} outputs")
         matrix = x.astype(np.float64).reshape(x.shape[0], -1)
         v = _unit(u @ matrix, self.epsilon)
         u = _unit(matrix @ v, self.epsilon)
@@ -140,5 +151,4 @@ def _unit(x: Array, epsilon: float) -> Array:
 
 def operand_leaves(ops: tuple[Op, ...]) -> tuple[str, ...]:
     """Names of the leaves that operations read beside the one that they are applied to."""
-    found = (getattr(op, "scale", None) or getattr(op, "u", None) for op in ops if isinstance(op, _Fold))
-    return tuple(operand.leaf for operand in found if isinstance(operand, Operand))
+    return tuple(second.leaf for op in ops if isinstance(op, _Fold) for second in op.operands())

@@ -392,7 +392,7 @@ class Compiler:
         name: str,
         second: str | None = None,
     ) -> Step:
-        fold = self._fold(rule, second, stack, leaves[0]) if second is not None else ()
+        fold = self._fold(rule, second, stack) if second is not None else ()
         try:
             compute = (*undo(rule, self.sizes), *fold, *rule.kind.compute(role, layer))
         except ValueError as error:
@@ -435,19 +435,19 @@ class Compiler:
             notes=tuple(notes),
         )
 
-    def _fold(self, rule: Rule, name: str, stack: Mapping[str, int], weight: _Leaf) -> tuple[Op, ...]:
+    def _fold(self, rule: Rule, name: str, stack: Mapping[str, int]) -> tuple[Op, ...]:
         """What makes one weight of a leaf and the one beside it."""
         assert rule.normalized is not None
         spec = self.source.leaves[name].spec
         stacked, own = _stack(rule, name, spec)
         takes = tuple(Take(axis, stack[index]) for index, axis, _ in sorted(stacked, key=lambda s: -s[1]))
-        outputs = weight.own_shape[-1:]
-        if math.prod(own) != math.prod(outputs) or not is_float(spec.dtype):
+        try:
+            out_spec(takes, spec)
+        except ValueError as error:
             raise MisfitError(
-                f"{rule.at.line_only}: {name}: {spec} is no `{rule.normalized.role}` for {weight.name}: {weight.spec}; it has a "
-                "number for each output, the last axis of the weight"
-            )
-        return (rule.normalized.op(Operand(name, takes, self.source.read)),)
+                f"{rule.at.line_only}: {name}: {error}; it is stacked otherwise than the weight"
+            ) from None
+        return (rule.normalized.op(Operand(name, takes, math.prod(own), self.source.read)),)
 
     def _cut(self, rule: Rule, spec: TensorSpec, at: str) -> tuple[tuple[Op, ...], str]:
         """Leaves out rows that the rule calls padding; says which are kept."""

@@ -115,7 +115,7 @@ def sigma() -> np.ndarray:
 IN_RULES = [
     in_rule("the map's flattening not declared", (("  flattened: {F: RSE}                   # channels last; torch's flatten has them first\n", ""),), "dense", "flattened in the source's order"),
     in_rule("channels exchanged in the dimension numbers (square)", (("  axes: UVCD\n", "  axes: UVDC\n"), ("NHWC,HWIO->NHWC\n  axes: UVDC", "NHWC,HWOI->NHWC\n  axes: UVCD")), "mix", "input and output channels exchanged"),
-    in_rule("spatial axes exchanged in the dimension numbers", (("NHWC,HWIO->NHWC    # flax's, in every Conv with two spatial axes", "NHWC,WHIO->NHWC"),), "stem", "spatial axes exchanged"),
+    in_rule("spatial axes exchanged in the dimension numbers", (("NHWC,HWIO->NHWC    # flax's, in every Conv with two spatial axes", "NHWC,WHIO->NHWC"), ("  padding: SAME                         # flax's default\n  strides: 2\n  input_size: [9, 8]\n", ""),), "stem", "spatial axes exchanged"),
     in_rule("transpose_kernel declared where it is not passed", (("  conv_transpose: up", "  transpose_kernel: true\n  conv_transpose: up"),), "up", "transpose_kernel the other way round"),
     in_rule("mean and variance exchanged", (("  mean: batch_stats/norm/mean\n  var: batch_stats/norm/var", "  mean: batch_stats/norm/var\n  var: batch_stats/norm/mean"),), "norm", "mean and variance exchanged"),
     in_rule("1+scale on a batch norm", (("multiplies_by: scale\n  epsilon: 1e-5", "multiplies_by: 1+scale\n  epsilon: 1e-5"),), "norm", "1+scale on a plain norm"),

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, np.dtype[Any]]
 CHANNEL_NORMS = ("group_norm", "batch_norm")
 EPSILONS = (1e-3, 1e-5, 1e-6, 1e-7, 1e-8, 1e-12, 0.0)  # Keras and praxis, torch and flax, and others that occur
-MOST = 256  # paddings that are tried
+MOST = 64  # paddings that are tried
 
 
 def channel_norm_variants(inner: torch.nn.Module, site: Site) -> Iterator[Variant]:
@@ -115,11 +115,11 @@ def padding_variants(site: Site) -> Iterator[Variant]:
         ways = [
             [(low, total - low) for low in range(-k, total + k + 1)] for total, k in zip(totals, widths, strict=True)
         ]
-        ways = [sorted(pairs, key=lambda pair: abs(pair[0] - pair[1])) for pairs in ways]
 
         def made(pairs: tuple[tuple[int, int], ...]) -> Array:
             with torch.no_grad():
                 return np.asarray(call(functional.pad(x, sides(pairs)), weight, bias, **options).cpu().numpy())
 
-    for pairs in itertools.islice(itertools.product(*ways), MOST):
+    nearest = sorted(itertools.product(*ways), key=lambda pairs: sum(abs(low - high) for low, high in pairs))
+    for pairs in nearest[:MOST]:
         yield Variant(f"padding {sides(pairs)} by F.pad", lambda seen, pairs=pairs: made(pairs))  # type: ignore[misc]

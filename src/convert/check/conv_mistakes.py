@@ -58,7 +58,7 @@ def conv_hypotheses(step: Step, plan: Plan) -> Iterator[Hypothesis]:
         yield from _normalized(step, rule, plan, kept(rule, layer))
     if rule.flattened is not None:
         yield from _source_order(step, rule, target_order(rule, layer), source)
-    elif isinstance(rule.kind, Linear) and step.role == "weight" and rule.kind.variants == ():
+    elif isinstance(rule.kind, Linear) and step.role == "weight" and len(step.parts[0].groups[-1]) == 1:
         yield from _undeclared(step, source)
     if step.word in ("batch_norm", "group_norm"):
         yield from _statistics(step, plan)

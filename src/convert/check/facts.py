@@ -145,7 +145,7 @@ class _Comparison:
     def differ(self, facts: list[Stated], value: Any, where: str, repair: str, name: str = "") -> Finding | None:
         """A finding when `value` is none of what `facts` allow; they count as compared."""
         self.compared += [fact for fact in facts if fact not in self.compared]
-        if not facts or any(same(fact.name, own, value) for fact in facts for own in (fact.allowed or (fact.value,))):
+        if not facts or any(same(fact.name, own, value) for fact in facts for own in (*fact.allowed, fact.value)):
             return None
         first = facts[0]
         got = canonical(value) if first.name == "activation" else value
@@ -281,6 +281,8 @@ def _by_name(key: str, comparison: _Comparison) -> list[Stated]:
     if any(part not in INNER for part in path):
         return []
     name = CONFIG_FACTS.get(last, last)
+    if name in OF_A_LAYER and name not in CONFIG_FACTS.values():
+        return []  # strides, padding, ...: which of many layers such a key means is not known
     kind = {"rms": "rms_norm", "lay": "layer_norm"}.get(last[:3], "")
     layers = [f for f in comparison.said if f.name == name and f.layer and (not kind or f.kind == kind)]
     return layers if name in OF_A_LAYER else comparison.named(name)

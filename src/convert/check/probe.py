@@ -260,7 +260,12 @@ class Probe:
         source = {
             s.role: self._unstacked(self.plan.source.read(s.parts[0].leaf), s.parts[0]).reshape(-1) for s in steps
         }
-        written = {s.role: self.written(s.name).reshape(-1) for s in steps}
+        given = (
+            (s.name.rpartition(".")[2], s) for s in steps
+        )  # torch reads the statistics by their names, not by our roles
+        written = {
+            name if name.startswith("running_") else s.role: self.written(s.name).reshape(-1) for name, s in given
+        }
         x = self.rng.standard_normal((4 * BATCH, own.size)) * 3 + 1
         factors = (kind.multiplies_by, self._layer.multiplies_by)
         return batch_norm_sides(x, source, written, self._epsilon(kind), factors, self.device), own.size

@@ -53,7 +53,10 @@ def probe_convolution(
         turned = isinstance(kind, ConvTranspose) and kind.transpose_kernel
         call = (numbers.input, numbers.kernel + "I" * numbers.depthwise, numbers.result)
         given = own[..., None] if numbers.depthwise else own
-        want = np.asarray(_compiled(call, groups, geometry, taps, transposed, turned, dtype)(x, given))
+        own_taps = tuple(
+            sizes[kind.letter(a)] for a in numbers.kernel if a not in "OI"
+        )  # jax.lax goes by the kernel's order
+        want = np.asarray(_compiled(call, groups, geometry, own_taps, transposed, turned, dtype)(x, given))
         function = _torch_transposed if transposed else _torch
         got = function(flat, kernel, groups, geometry, taps, dtype, device)
         return got, np.einsum(f"{numbers.result}->{order}", want)

@@ -6,9 +6,18 @@ from typing import Any
 
 import numpy as np
 
-from convert.kinds import Convolution, Rule
+from convert.kinds import Convolution, Kind, Linear, Rule
 
 Array = np.ndarray[Any, np.dtype[Any]]
+
+
+def output_axis(kind: Kind) -> int:
+    """Which stored axis of a weight is its output: flax's feature axis."""
+    if isinstance(kind, Linear):
+        equation = next(iter(kind.equations.values()))
+        return equation.weight.index(equation.outputs)
+    assert isinstance(kind, Convolution)
+    return kind.numbers.kernel.index("O")
 
 
 def effective(rule: Rule, own: Array, second: Array | None, kept: bool) -> Array:
@@ -34,7 +43,9 @@ def effective(rule: Rule, own: Array, second: Array | None, kept: bool) -> Array
     if rule.normalized is not None and second is not None and not kept:
         epsilon = rule.normalized.epsilon
         given = jnp.asarray(second).astype("float64")
-        flat = w.reshape(-1, w.shape[-1])  # flax's feature axis is the last one
+        at = output_axis(rule.kind)
+        moved = jnp.moveaxis(w, at, -1)
+        flat = moved.reshape(-1, moved.shape[-1])
         if rule.normalized.role == "weight_norm":
             flat = flat * jax.lax.rsqrt(jnp.sum(flat * flat, axis=0) + epsilon) * given.reshape(-1)
         else:
@@ -44,5 +55,5 @@ def effective(rule: Rule, own: Array, second: Array | None, kept: bool) -> Array
             u = v @ flat
             u = u * jax.lax.rsqrt(jnp.sum(u * u) + epsilon)
             flat = flat / (v @ flat @ u.T)[0, 0]
-        w = flat.reshape(w.shape)
+        w = jnp.moveaxis(flat.reshape(moved.shape), -1, at)
     return np.asarray(w)

@@ -160,6 +160,20 @@ class Convolving(Kind):
         }
 
 
+def check_order(numbers: DimensionNumbers) -> None:
+    """Whether numbers for each spatial axis mean the same in both orders: jax.lax goes by the kernel's, torch by the input's.
+
+    Raises:
+        ValueError: they do not.
+    """
+    own = "".join(x for x in numbers.kernel if x not in "OI")
+    if own != numbers.spatial:
+        raise ValueError(
+            f"the kernel of {numbers.text} has its spatial axes in the order {' '.join(own)}, and the input {' '.join(numbers.spatial)}; "
+            "`padding`, `strides` and `dilation` are known for one order alone, so leave them out"
+        )
+
+
 def check_axes(numbers: DimensionNumbers, axes: str) -> None:
     """Whether a rule names as many axes as its kernel has.
 
@@ -221,6 +235,8 @@ class Convolution(Convolving):
         if numbers.depthwise and "feature_group_count" in values:
             raise ValueError(f"the kernel of {numbers.text} has no I, so every channel is a group of its own; leave feature_group_count out")  # fmt: skip
         geometry = read_geometry(values, len(numbers.spatial))
+        if geometry is not None:
+            check_order(numbers)
         groups, standardized = values.get("feature_group_count", 1), values.get("standardized")
         return cls(numbers, axes, groups, values.get("activation"), geometry, standardized)
 

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from convert.fields import FLAG, Key, Record
 from convert.kinds.base import ACTIVATION, BIAS, TargetLayer, module_target
-from convert.kinds.conv import AXES, DIMENSIONS, GROUP_COUNT, Convolving, check_axes
+from convert.kinds.conv import AXES, DIMENSIONS, GROUP_COUNT, Convolving, check_axes, check_order
 from convert.kinds.geometry import KEYS, TorchPadding, read_geometry, torch_transposed_padding
 from convert.ops import Flip, Op
 from convert.pattern import Pattern
@@ -63,6 +63,8 @@ class ConvTranspose(Convolving):
         geometry = read_geometry(values, len(numbers.spatial))
         if geometry is not None and geometry.padding in ("SAME_LOWER", "CAUSAL"):
             raise ValueError(f"a transposed convolution has no padding {geometry.padding}: SAME, VALID or pairs")
+        if geometry is not None:
+            check_order(numbers)
         transposed = values.get("transpose_kernel", False)
         if transposed and values.get("feature_group_count", 1) != 1:
             raise ValueError("jax.lax.conv_transpose has no groups, so `transpose_kernel` goes with one group")

@@ -164,7 +164,7 @@ def torch_padding(geometry: Geometry, kernel: Sequence[int], names: str) -> Torc
     zeros = [0] * len(kernel)
     cases = [_cases(geometry, kernel, axis) for axis in range(len(kernel))]
     fixed = [next(iter(set(by_rest.values()))) if len(set(by_rest.values())) == 1 else None for by_rest in cases]
-    if all(pair is not None and pair[0] == pair[1] for pair in fixed):
+    if all(pair is not None and pair[0] == pair[1] >= 0 for pair in fixed):
         numbers = [pair[0] for pair in fixed if pair is not None]
         words = ["same"] if geometry.padding == "SAME" and set(geometry.strides) == {1} else []
         words += ["valid"] if not any(numbers) else []
