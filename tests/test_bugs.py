@@ -1,4 +1,4 @@
-"""The five bugs of examples/bugs: each README's commands are run, and print what it says."""
+"""The five bugs of examples/bugs: each README's commands are run, and print what it says. And docs/cde.md's, in examples/cde."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from safetensors.numpy import load_file
 from typer.testing import CliRunner
 
 from convert.check import backend_runs, backends
@@ -19,7 +20,7 @@ from convert.cli.app import app
 ROOT = Path(__file__).parents[1]
 BUGS = ROOT / "examples" / "bugs"
 FOLDERS = sorted(path.name for path in BUGS.iterdir() if path.is_dir())
-OWN_MODULES = ("model_jax", "model_torch", "models")
+OWN_MODULES = ("model_jax", "model_torch", "models", "reference")
 
 
 def pairs(text: str) -> list[tuple[list[str], list[str]]]:
@@ -89,3 +90,26 @@ def test_the_index_lists_every_bug() -> None:
     for name in FOLDERS:
         text = (BUGS / name / "README.md").read_text()
         assert "## The wrong version" in text and "## The right version" in text
+
+
+def test_the_commands_of_the_page_of_cdes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A neural CDE and stored paths, both equal."""
+    shutil.copytree(ROOT / "examples" / "cde", tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in OWN_MODULES:
+        sys.modules.pop(name, None)
+    block = re.search(r"```sh\ncd examples/cde\n(.*?)```", (ROOT / "docs" / "cde.md").read_text(), re.DOTALL)
+    assert block is not None
+    printed = ""
+    for line in block[1].splitlines():
+        command, _, file = line.partition(" > ")
+        output, code = ran(command, monkeypatch)
+        assert code == 0, (line, output)
+        printed += output
+        if file:
+            Path(file).write_text(output)
+    for name in OWN_MODULES:
+        sys.modules.pop(name, None)
+    assert printed.count("(exit code 0)") == 2 and "model     passed" in printed
+    assert set(load_file("paths.safetensors")) == {"cubic", "times", "linear", "linear_times"}

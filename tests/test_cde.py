@@ -208,6 +208,15 @@ def test_the_layers_level_computes_as_the_libraries_do(data: str | None) -> None
     assert relative(torch_path(cubic, whole, AT, "float64"), want["cubic"]) < EXACT
 
 
+def test_softplus_is_cut_off_in_torch() -> None:
+    """Above its threshold of 20, torch's is the identity."""
+    x = np.linspace(-30, 30, 6001)
+    apart = np.abs(torch.nn.functional.softplus(torch.tensor(x)).numpy() - np.asarray(jax.nn.softplus(jnp.asarray(x))))
+    assert 2.0e-9 < apart.max() < 2.1e-9 and apart[x <= 20].max() < 1e-14
+    whole = torch.nn.functional.softplus(torch.tensor(x), threshold=100).numpy()
+    assert relative(whole, jax.nn.softplus(jnp.asarray(x))) < EXACT
+
+
 # ---- the rules for stored coefficients
 
 HEADER = "model: m\ntitle: m\ntargets: {torch: {loads: x}}\nrules:\n"
@@ -301,9 +310,10 @@ def test_stacked_paths_and_other_names() -> None:
     assert list(made) == ["x"]
 
 
-def test_dtypes_are_the_rules() -> None:
+def test_times_are_never_rounded() -> None:
+    """Whatever the coefficients are written in; torchcde takes times of another dtype."""
     made = tensors(CUBIC + "  dtype: bfloat16\n", stored(dtype="float32"))
-    assert made["x"].dtype.name == "bfloat16" and made["t"].dtype.name == "bfloat16"
+    assert made["x"].dtype.name == "bfloat16" and made["t"].dtype.name == "float32"
 
 
 class TestRefusals:

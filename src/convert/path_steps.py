@@ -112,10 +112,10 @@ def _part(compiler: Compiler, kind: DataPath, group: PathLeaves, role: str) -> P
     try:
         if not is_float(spec.dtype):
             raise ValueError("a path's coefficients and times are floats")
-        dtype = target_dtype(rule, spec, compiler.dtype)
-        if role == TIMES:
-            ops: tuple[Op, ...] = (*takes, *computing((), spec, dtype))
+        if role == TIMES:  # rounded, two of them may become one; and the path would be another
+            ops: tuple[Op, ...] = (*takes, *computing((), spec, target_dtype(replace(rule, dtype=None), spec, None)))
             return Part(leaf, ops, None, "times", at, (), (), rule=rule)
+        dtype = target_dtype(rule, spec, compiler.dtype)
         letters, order = kind.order(len(own.shape))
         ops = (*takes, *kind.movement(own.shape), *computing(kind.arithmetic(role), spec, dtype))
         out_spec(ops, spec)

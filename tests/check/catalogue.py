@@ -22,6 +22,7 @@ import torch
 
 import convert
 import upstream
+from check.applies import section
 from check.faults import FAULTS, Fault
 from check.own_models import OWN
 from check.plants import InRule, Plant
@@ -254,6 +255,11 @@ def page(found: list[tuple[Fault, Outcome]]) -> str:
     return HEAD + count + "\n".join(f"| {' | '.join(row)} |" for row in rows) + "\n"
 
 
+def whole(table: str) -> str:
+    """The page with what follows the table."""
+    return f"{table}\n{section(FAULTS)}"
+
+
 def add(cases: Collection[str]) -> None:
     """Runs the faults of these models, and puts their rows in place of those that the page has."""
     lines = PAGE.read_text().splitlines()
@@ -268,9 +274,8 @@ def add(cases: Collection[str]) -> None:
     rows = [known[f.name, f.plant.where, f"{f.case} → {f.to}"].split(" | ") for f in FAULTS]
     caught, named = sum(bool(row[3]) for row in rows), sum(not row[5].startswith("not named") for row in rows)
     said = f"{len(rows)} faults, {caught} caught, {named} diagnosed by name."
-    PAGE.write_text(
-        "\n".join([*HEAD.splitlines(), "", said, "", *lines[table : table + 2], *map(" | ".join, rows)]) + "\n"
-    )
+    made = "\n".join([*HEAD.splitlines(), "", said, "", *lines[table : table + 2], *map(" | ".join, rows)]) + "\n"
+    PAGE.write_text(whole(made))
     sys.stderr.write(said + "\n")
 
 
@@ -285,7 +290,7 @@ def main() -> None:
         found.append((fault, got))
         for problem in fault.problems(got):
             sys.stderr.write(f"{fault.id}: {problem}\n")
-    PAGE.write_text(page(found))
+    PAGE.write_text(whole(page(found)))
     sys.stderr.write(page(found).split("\n\n")[-2] + "\n")
 
 

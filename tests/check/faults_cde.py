@@ -174,5 +174,5 @@ CDE: tuple[Fault, ...] = (
     in_file("time axis exchanged with the series", lambda x: x.swapaxes(0, 1), TIME_AXIS),
     in_rule("coefficients taken for a, b, c, d", "  leaves: {a: coeffs/0, b: coeffs/1, c: coeffs/2, d: coeffs/3}", AS_STORED),
     in_rule("time axis said to be the first", "  data: TNC", TIME_AXIS),
-    Fault("time axis said to be the first", STORED, "torch", InRule((("  from: linear\n", "  from: linear\n  data: TNC\n"),)), "plan", "linear/ys", "refused"),
+    Fault("time axis of knots said to be the first", STORED, "torch", InRule((("  from: linear\n", "  from: linear\n  data: TNC\n"),)), "plan", "linear/ys", "refused"),
 )  # fmt: skip
