@@ -316,6 +316,15 @@ def _above(own: Node) -> Node:
     return own
 
 
+def _check_shared(node: Node) -> None:
+    """What models lay a mapping over is one; otherwise theirs would just stand in its place."""
+    targets = node.value.get("targets")
+    for target in targets.value.values() if targets is not None and targets.is_mapping else ():
+        for key in ("config", "generation", "names"):
+            if target.is_mapping and key in target.value and not target.value[key].is_mapping:
+                raise RuleError(f"{target.value[key].at}: expected a mapping, found {target.value[key]}")
+
+
 def _models(node: Node) -> Iterator[Node]:
     """A file that declares several models, as a file for each: its header over the shared one, its rules alone."""
     if not node.is_mapping or "models" not in node.value:
@@ -326,6 +335,7 @@ def _models(node: Node) -> Iterator[Node]:
         raise RuleError(f"{declared.at}: expected a mapping of model names to what is their own, found {declared}")
     if "model" in node.value:
         raise RuleError(f"{node.keys_at['model']}: a file has `model` or `models`, not both")  # type: ignore[index]
+    _check_shared(node)
     rules = node.value.get("rules")
     for rule in rules.value if rules is not None and isinstance(rules.value, tuple) else ():
         for name in ONLY.read(rule.value["only"]) if rule.is_mapping and "only" in rule.value else ():
