@@ -5,10 +5,11 @@ from __future__ import annotations
 import difflib
 import itertools
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from convert.kinds import Drop, Numbering, Rule
+from convert.lookup import Lookup, spelling
 from convert.pattern import Match, Pattern
 from convert.places import independent, layouts, settle
 from convert.rulefile import LayerTypes, RuleFile
@@ -74,11 +75,9 @@ def choose_root(rules: RuleFile, leaves: Mapping[str, Leaf]) -> str:
     )
     for root in rules.root:
         prefix = f"{root}/" if root else ""
-        for name in leaves:
-            if name.startswith(prefix):
-                inside = name.removeprefix(prefix)
-                if any(p.match(inside) or p.match(inside.removesuffix("/value")) for p in patterns):
-                    return root
+        below = Lookup((name, _spellings(name, prefix)) for name in leaves)
+        if any(below.matches(pattern) for pattern in patterns):
+            return root
     return rules.root[0]
 
 
@@ -86,21 +85,21 @@ def cover(rules: RuleFile, source: Source) -> Coverage:
     """Assigns every leaf to its rule."""
     root = choose_root(rules, source.leaves)
     prefix = f"{root}/" if root else ""
-    names = [(name, _spellings(name, prefix)) for name in source.leaves]
-    known = {n.removeprefix(prefix): leaf.spec for n, leaf in source.leaves.items() if n.startswith(prefix)}
-    known |= {f"/{name}": leaf.spec for name, leaf in source.leaves.items()}
-    rules = replace(rules, rules=settle(rules.rules, rules.places, known))
+    below = Lookup((name, _spellings(name, prefix)) for name in source.leaves)
+    whole = Lookup((name, _spellings("/" + name, "")) for name in source.leaves)
+    specs = {name: leaf.spec for name, leaf in source.leaves.items()}
+
+    def find(pattern: Pattern) -> list[tuple[str, Match]]:
+        return (whole if pattern.text.startswith("/") else below).matches(pattern)
+
+    rules = replace(rules, rules=settle(rules.rules, rules.places, specs, find))
     claims: dict[str, list[Rule]] = defaultdict(list)
     matched, dropped, findings = [], [], []
     for rule in rules.rules:
         found = Matched(rule)
         for role, pattern in rule.sources.items():
-            absolute = pattern.text.startswith("/")
             of_role: dict[Key, str] = {}
-            for name, spellings in names:
-                match = _match(pattern.match, _spellings("/" + name, "") if absolute else spellings)
-                if match is None:
-                    continue
+            for name, match in find(pattern):
                 claims[name].append(rule)
                 if isinstance(rule.kind, Drop):
                     dropped.append(Claim(name, rule.kind.because, rule.at))
@@ -115,7 +114,7 @@ def cover(rules: RuleFile, source: Source) -> Coverage:
             found.leaves[role] = of_role
         if not isinstance(rule.kind, Drop):
             matched.append(found)
-    types = {name: _types(entry, source, prefix) for name, entry in rules.types.items()}
+    types = {name: _types(entry, below) for name, entry in rules.types.items()}
     by_type = {
         word: (entry.index, {k for k, words in types[name].items() if word in words})
         for name, entry in rules.types.items()
@@ -138,14 +137,12 @@ def cover(rules: RuleFile, source: Source) -> Coverage:
     return Coverage(root, rules, tuple(matched), tuple(dropped), len(claims), counts, words, tuple(findings))
 
 
-def _types(entry: LayerTypes, source: Source, prefix: str) -> dict[int, set[str]]:
+def _types(entry: LayerTypes, below: Lookup) -> dict[int, set[str]]:
     """The types that each layer has leaves of; one, when all is well."""
     found: dict[int, set[str]] = defaultdict(set)
-    for name in source.leaves:
-        for word, pattern in entry.leaves.items():
-            match = _match(pattern.match, _spellings(name, prefix))
-            if match is not None:
-                found[match.indices[0][1]].add(word)
+    for word, pattern in entry.leaves.items():
+        for _, match in below.matches(pattern):
+            found[match.indices[0][1]].add(word)
     return found
 
 
@@ -176,10 +173,6 @@ def _spellings(name: str, prefix: str) -> tuple[str, ...]:
     return (inside, inside.removesuffix("/value")) if inside.endswith("/value") else (inside,)
 
 
-def _match(match: object, spellings: Iterable[str]) -> Match | None:
-    return next((found for text in spellings if (found := match(text)) is not None), None)  # type: ignore[operator]
-
-
 def _completeness(
     matched: list[Matched],
     prefix: str,
@@ -195,6 +188,8 @@ def _completeness(
             for name, value in zip(names, values, strict=True):
                 domain[name].add(value)
     findings = []
+    free = list({spelling(name): name for name in leaves if name not in claimed}.values())
+    free = free or list({spelling(name): name for name in leaves}.values())  # one of each spelling
     for name, present in domain.items():
         first = next(found.rule for found in matched if found.indices and name in found.rule.path.indices)
         gaps = list(itertools.islice((k for k in range(max(present) + 1) if k not in present), 9))
@@ -221,7 +216,6 @@ def _completeness(
             if not of_role and role in rule.kind.may_lack:
                 continue
             if (not of_role and lost) or (not of_role and not keys):
-                free = [name for name in leaves if name not in claimed] or leaves
                 near = difflib.get_close_matches(_full(prefix, pattern), free, n=1, cutoff=0.5)
                 findings.append(
                     f"{rule.at.line_only}: no leaf matches {_full(prefix, pattern)} ({rule.word}, {role})"

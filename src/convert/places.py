@@ -8,11 +8,11 @@ rules for it, so that matching, sizes, steps and checks know of one layout only.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from convert.kinds.base import Numbering, Rule
-from convert.pattern import Index, Pattern, parse_pattern
+from convert.pattern import Index, Match, Pattern, parse_pattern
 from convert.spec import TensorSpec
 
 
@@ -103,29 +103,30 @@ def _put(pattern: Pattern, written: str, text: str) -> Pattern:
     return parse_pattern(f"/{pattern.text}/".replace(f"/{written}/", f"/{text}/", 1)[1:-1])
 
 
-def settle(rules: Sequence[Rule], places: Sequence[Places], specs: Mapping[str, TensorSpec]) -> tuple[Rule, ...]:
+Find = Callable[[Pattern], list[tuple[str, Match]]]
+
+
+def settle(
+    rules: Sequence[Rule], places: Sequence[Places], specs: Mapping[str, TensorSpec], find: Find
+) -> tuple[Rule, ...]:
     """The rules as the tree lies: in the layout in which they find most leaves, their numberings filled in.
 
     Args:
-        specs: the leaves by what rules call them: below the root, and from the top of the tree with a slash in front.
+        specs: the leaves.
+        find: the leaves that a pattern matches, and what it binds in each.
     """
     found: Sequence[Rule] = rules
     for group in independent(rules, places):
-        counted = [(sum(_takes(candidate, name) for name in specs), candidate) for candidate in layouts(found, group)]
+        counted = [(len(_taken(candidate, find)), candidate) for candidate in layouts(found, group)]
         found = max(counted, key=lambda pair: pair[0])[1]  # the first of those that find as many
-    return _count(found, specs)
+    return _count(found, specs, find)
 
 
-def _takes(rules: Sequence[Rule], name: str) -> bool:
-    return any(_match(p, name) is not None for rule in rules if rule.word != "drop" for p in rule.sources.values())
+def _taken(rules: Sequence[Rule], find: Find) -> set[str]:
+    return {name for rule in rules if rule.word != "drop" for p in rule.sources.values() for name, _ in find(p)}
 
 
-def _match(pattern: Pattern, name: str) -> dict[str, int] | None:
-    found = pattern.match(name) or (pattern.match(name.removesuffix("/value")) if name.endswith("/value") else None)
-    return dict(found.indices) if found else None
-
-
-def _count(rules: Sequence[Rule], specs: Mapping[str, TensorSpec]) -> tuple[Rule, ...]:
+def _count(rules: Sequence[Rule], specs: Mapping[str, TensorSpec], find: Find) -> tuple[Rule, ...]:
     """Fills in how many values the indices of a numbering have in the tree, and what comes before."""
     spelt = {
         i.name: len(i.words) for rule in rules for p in rule.sources.values() for i in p.pieces if isinstance(i, Index)
@@ -135,12 +136,10 @@ def _count(rules: Sequence[Rule], specs: Mapping[str, TensorSpec]) -> tuple[Rule
         if not rule.numbered:
             continue
         for pattern in rule.sources.values():
-            for name, spec in specs.items():
-                indices = _match(pattern, name)
-                if indices is None:
-                    continue
-                stacked = {index: spec.shape[a] - 1 for index, a in rule.stacked.items() if 0 <= a < len(spec.shape)}
-                for index, value in {**indices, **stacked}.items():
+            for name, match in find(pattern):
+                shape = specs[name].shape
+                stacked = {index: shape[a] - 1 for index, a in rule.stacked.items() if 0 <= a < len(shape)}
+                for index, value in {**dict(match.indices), **stacked}.items():
                     most[index] = max(most.get(index, 0), value + 1)
     most |= {name: words for name, words in spelt.items() if words}
     before: dict[tuple[int, int, str, str], dict[tuple[str, ...], int]] = {}

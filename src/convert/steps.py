@@ -5,10 +5,10 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -23,6 +23,8 @@ from convert.sizes import Constraint
 from convert.sources.base import Source
 from convert.spec import SAFETENSORS_TAGS, TensorSpec
 from convert.yamlfile import Position
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -179,6 +181,13 @@ class Step:
         return tuple(dict.fromkeys(part.layout for part in self.parts))
 
 
+def _with(made: T, **changes: Any) -> T:
+    """`dataclasses.replace` of a frozen dataclass without checks of its own, in a tenth of the time."""
+    other = object.__new__(type(made))
+    other.__dict__.update(made.__dict__, **changes)
+    return other
+
+
 class MisfitError(Exception):
     """Leaves that contradict their rule; holds the finding."""
 
@@ -322,6 +331,7 @@ class Compiler:
     facts: Mapping[str, Any] = field(default_factory=dict)
     set_by_hand: Collection[str] = ()
     sizes: Mapping[str, int] = field(default_factory=dict)
+    _made: dict[Hashable, Step] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def steps(self, matched: Matched, layer: TargetLayer, variant: str | None) -> Iterator[Step]:
         """The output tensors of a rule, in the order of its leaves.
@@ -346,7 +356,9 @@ class Compiler:
                     for tensor in self._tensor(rule, role, layer, variant, of_role, indices, values, choices, beside)
                 ]
                 alike = Counter((elements, step.spec) for elements, step in made)
-                yield from (replace(step, siblings=alike[elements, step.spec]) for elements, step in made)
+                for elements, step in made:
+                    siblings = alike[elements, step.spec]
+                    yield step if siblings == 1 else _with(step, siblings=siblings)
                 if role == "weight":
                     yield from (_counter(rule, name, step) for _, step in made for name in rule.kind.counters)
 
@@ -406,6 +418,19 @@ class Compiler:
         name: str,
         second: str | None = None,
     ) -> Step:
+        # Layers and experts are made alike by the ten thousand: all but the names is worked out once.
+        alike: Hashable = (
+            id(rule),
+            role,
+            variant,
+            tuple(stack.values()),
+            member,
+            tuple((x.spec, x.letters) for x in leaves),
+        )
+        if second is None and alike in self._made and not any(self.source.merge(leaf.name) for leaf in leaves):
+            known = self._made[alike]
+            parts_ = tuple(_with(part, leaf=leaf.name) for part, leaf in zip(known.parts, leaves, strict=True))
+            return _with(known, name=name, parts=parts_)
         fold = self._fold(rule, second, stack) if second is not None else ()
         try:
             compute = (*undo(rule, self.sizes), *fold, *rule.kind.compute(role, layer))
@@ -440,7 +465,7 @@ class Compiler:
                 )
         whole = specs[0] if len(specs) == 1 else TensorSpec((row, *specs[0].shape[1:]), specs[0].dtype)
         loses = losses([leaf.spec.dtype for leaf in leaves], whole.dtype, bool(compute or sums))
-        return Step(
+        step = Step(
             name,
             whole,
             tuple(parts),
@@ -452,6 +477,9 @@ class Compiler:
             part=layer.part,
             notes=tuple(notes),
         )
+        if second is None and not notes and not sums:
+            self._made[alike] = step
+        return step
 
     def _fold(self, rule: Rule, name: str, stack: Mapping[str, int]) -> tuple[Op, ...]:
         """What makes one weight of a leaf and the one beside it."""
