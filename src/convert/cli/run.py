@@ -110,6 +110,7 @@ def _report(plan: Any, result: Any) -> dict[str, Any]:
         "tensors": result.tensors,
         "bytes": result.nbytes,
         "seconds": round(result.seconds, 3),
+        "spent": {what: round(seconds, 3) for what, seconds in result.spent.items()},
         "source": {"format": plan.source.format, "digest": result.source_digest, "notes": list(plan.source.notes)},
         "dropped": [{"leaf": d.leaf, "because": d.reason} for d in plan.dropped],
         "notes": list(plan.notes),
