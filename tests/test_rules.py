@@ -487,6 +487,7 @@ FREE = tuple(
         "stacked",
         "numbered",
         "einsum",
+        "names",
         *KINDS,
     )
 )

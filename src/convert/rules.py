@@ -169,11 +169,29 @@ def _check_unless(rule: Rule, node: Node) -> None:
         )
 
 
-def _read_places(values: Mapping[str, Any], node: Node) -> tuple[Places, ...]:
+def _period(place: Place, facts: Mapping[str, Any]) -> Place:
+    """The place with the number that its period stands for.
+
+    Raises:
+        ValueError: the fact does not repeat a list, or nothing is counted.
+    """
+    if place.period is not None and not place.order:
+        raise ValueError(f"{place.path} has a `period:` and no `order:`, whose last index it is of")
+    if not isinstance(place.period, str):
+        return place
+    fact = facts.get(place.period)
+    repeated = fact.get("repeat") if isinstance(fact, dict) else None
+    if not repeated or not isinstance(repeated, list):
+        raise ValueError(f"the period ${place.period} is no fact that repeats a list")
+    return replace(place, period=len(repeated))
+
+
+def _read_places(values: Mapping[str, Any], node: Node, facts: Mapping[str, Any]) -> tuple[Places, ...]:
     found = []
     for written, listed in values.items():
         at = node.value[written].at
         try:
+            listed = tuple(tuple(_period(place, facts) for place in layout) for layout in listed)
             indices = parse_pattern(written).indices
             for place in (place for layout in listed for place in layout):
                 own = set(parse_pattern(place.path).indices) | set(place.stacked)
@@ -348,7 +366,7 @@ def _read_file(node: Node, path: str, text: str) -> RuleFile:
                 raise RuleError(
                     f"{node.value['versions'].at}: version {version.name} has a size of {key!r}, which `axes` does not declare"
                 )
-    places = _read_places(values["places"], node.value["places"]) if "places" in values else ()
+    places = _read_places(values["places"], node.value["places"], facts) if "places" in values else ()
     for name, fact in facts.items():
         if isinstance(fact, dict) and set(fact) == {"repeat", "length"} and str(fact["length"])[1:] not in axes:
             raise RuleError(

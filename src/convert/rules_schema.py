@@ -6,7 +6,7 @@ from typing import Any
 
 from convert.fields import INTEGER, TEXT, Anything, Either, Field, Key, ListOf, MapOf, Record, Scalar
 from convert.kinds import KINDS, Drop, Timescales
-from convert.kinds.base import PATTERN, SHARED
+from convert.kinds.base import PATTERN, SHARED, parse_fact
 from convert.places import Place
 from convert.yamlfile import Node
 
@@ -79,6 +79,12 @@ _TARGET = Record(
 )
 
 
+def _parse_period(value: int | str) -> int | str:
+    if isinstance(value, int) and value < 1:
+        raise ValueError(f"a period is 1 or more, not {value}")
+    return value if isinstance(value, int) else parse_fact(value)
+
+
 _PLACE = Record(
     {
         "path": Key(TEXT, "what stands in the tree in place of the key", required=True),
@@ -86,6 +92,10 @@ _PLACE = Record(
         "order": Key(
             ListOf(Scalar(str, "the name of an index")),
             "the indices that the layers are counted by, the slowest first: [s, p] counts p within s",
+        ),
+        "period": Key(
+            Scalar((int, str), "a number, or a reference to a fact that repeats, such as $pattern", _parse_period),
+            "how many values the last index of `order` has in every tree: a number, or the fact whose list repeats",
         ),
     },
     "a place",
@@ -101,7 +111,7 @@ class _Layout(Field):
         if not node.is_mapping:
             return (Place(TEXT.read(node), {}),)
         values = _PLACE.read(node)
-        return (Place(values["path"], values.get("stacked", {}), values.get("order", ())),)
+        return (Place(values["path"], values.get("stacked", {}), values.get("order", ()), values.get("period")),)
 
     def schema(self) -> dict[str, Any]:
         one = {"anyOf": [TEXT.schema(), _PLACE.schema()]}

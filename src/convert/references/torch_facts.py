@@ -66,8 +66,9 @@ def facts(module: torch.nn.Module, blocks: Iterable[Block] = ()) -> dict[str, Ma
         found[""] = said
     measured: dict[Any, str] = {}  # the layers of a model are alike: one of them is run
     for block in blocks:
-        alike = tuple(name.removeprefix(block.holder) for name in (block.before, block.behind, block.times)), _code(
-            module.get_submodule(block.holder)
+        alike = (
+            tuple(name.removeprefix(block.holder) for name in (block.before, block.behind, block.times)),
+            _code(module.get_submodule(block.holder)),
         )
         if alike not in measured:
             measured[alike] = activation(module, block)
