@@ -741,8 +741,9 @@ def test_the_tree_chooses_the_rule_file() -> None:
     assert str(refused.value) == "/memory fits a and m alike; name one of them in place of fam"
     with pytest.raises(PlanError) as refused:
         choose_plan((a, b), MemorySource(zeros(w=(2,), y=(1,))))
-    assert str(refused.value).startswith(
-        "/memory fits none of fam (a knows 50 % of the leaves, b knows 0 % of the leaves)."
+    assert str(refused.value) == (
+        "r.yaml does not fit /memory: 1 problem\n  - r.yaml: y (float32[1]) has no rule; add a rule, or `drop:` it with a "
+        "reason\nThat is the nearest of fam: a knows 50 % of the leaves, b knows 0 % of the leaves"
     )
     assert len(refused.value.findings) == 1
 

@@ -56,6 +56,21 @@ class Version:
 
 
 @dataclass(frozen=True)
+class Need:
+    """A fact that a target's code cannot compute otherwise.
+
+    Attributes:
+        value: what the fact must be.
+        because: why, in words.
+        at: where it is declared.
+    """
+
+    value: Any
+    because: str
+    at: Position
+
+
+@dataclass(frozen=True)
 class Target:
     """PyTorch code that loads the result.
 
@@ -65,6 +80,7 @@ class Target:
         config: contents of ``config.json``, with ``$name`` for sizes and facts; empty when the target has none.
         generation: contents of ``generation_config.json``, likewise.
         names: first keys of a module's name as the rules write it -> as this target has them.
+        needs: fact -> the only value that this target's code computes with.
     """
 
     name: str
@@ -72,6 +88,7 @@ class Target:
     config: Mapping[str, Any]
     generation: Mapping[str, Any] = field(default_factory=dict)
     names: Mapping[str, str] = field(default_factory=dict)
+    needs: Mapping[str, Need] = field(default_factory=dict)
 
     def rename(self, path: Pattern) -> Pattern:
         """What this target calls a module."""
@@ -93,6 +110,7 @@ class RuleFile:
         types: name of a list, one word for each layer -> what tells the types apart.
         records: names of the leaves, in the order of the file, for a checkpoint that holds no names (Equinox).
         places: where the leaves of a layer lie, when the model comes in several layouts.
+        untold: fact of the configuration -> what a person should know of it, as no tree tells its value.
         text: what the file says.
         node: the same with the line of every word, for this model.
     """
@@ -112,6 +130,7 @@ class RuleFile:
     text: str = field(repr=False)
     node: Node = field(repr=False, compare=False)
     places: tuple[Places, ...] = ()
+    untold: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def sha256(self) -> str:

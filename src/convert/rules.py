@@ -14,7 +14,7 @@ from convert.kinds.base import PATTERN, SHARED
 from convert.kinds.conventions import check_rope, read_rope
 from convert.pattern import Pattern, parse_pattern
 from convert.places import Place, Places
-from convert.rulefile import ASK, Axis, LayerTypes, RuleFile, Target, Version, references
+from convert.rulefile import ASK, Axis, LayerTypes, Need, RuleFile, Target, Version, references
 from convert.rules_schema import ONLY, RULE_FILE, rule_record
 from convert.yamlfile import Node, load_yaml
 
@@ -322,7 +322,17 @@ def _read_file(node: Node, path: str, text: str) -> RuleFile:
     values = RULE_FILE.read(node)
     facts = values.get("facts", {})
     targets = {
-        name: Target(name, t["loads"], t.get("config", {}), t.get("generation", {}), t.get("names", {}))
+        name: Target(
+            name,
+            t["loads"],
+            t.get("config", {}),
+            t.get("generation", {}),
+            t.get("names", {}),
+            {
+                fact: Need(need["is"], need["because"], node.value["targets"].value[name].value["needs"].value[fact].at)
+                for fact, need in t.get("needs", {}).items()
+            },
+        )
         for name, t in values["targets"].items()
     }
     if not targets:
@@ -340,7 +350,7 @@ def _read_file(node: Node, path: str, text: str) -> RuleFile:
             if isinstance(factor, str) and factor not in axes:
                 raise RuleError(f"{axis.at}: {name} equals a product with {factor}, which `axes` does not declare")
     for rule in rules:
-        for said in _facts_of(rule):
+        for said in facts_of(rule):
             if said not in facts:
                 raise RuleError(f"{rule.at}: there is no fact {said!r} in `facts`{nearest(said, facts)}")
         epsilon = getattr(rule.kind, "epsilon", None)
@@ -365,6 +375,12 @@ def _read_file(node: Node, path: str, text: str) -> RuleFile:
             if key not in axes:
                 raise RuleError(
                     f"{node.value['versions'].at}: version {version.name} has a size of {key!r}, which `axes` does not declare"
+                )
+    for called, named in (("untold", values.get("untold", {})), *(("needs", t.needs) for t in targets.values())):
+        for name in named:
+            if name not in facts:
+                raise RuleError(
+                    f"{node.at}: `{called}` speaks of {name!r}, which is no fact of `facts`{nearest(name, facts)}"
                 )
     places = _read_places(values["places"], node.value["places"], facts) if "places" in values else ()
     for name, fact in facts.items():
@@ -411,6 +427,7 @@ def _read_file(node: Node, path: str, text: str) -> RuleFile:
         text=text,
         node=node,
         places=places,
+        untold={name: text for name, text in values.get("untold", {}).items() if text},
     )
 
 
@@ -432,7 +449,8 @@ def _letters_of(rule: Rule) -> Iterator[str]:
         yield from filter(None, (rule.kind.inputs, rule.kind.hidden))
 
 
-def _facts_of(rule: Rule) -> Iterator[str]:
+def facts_of(rule: Rule) -> Iterator[str]:
+    """Names of the facts that a rule refers to."""
     if rule.when:
         yield rule.when
     for said in (getattr(rule.kind, "epsilon", None), getattr(rule.kind, "rows", None)):

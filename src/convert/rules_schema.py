@@ -65,6 +65,13 @@ _VERSION = Record(
     },
     "a version",
 )
+_NEED = Record(
+    {
+        "is": Key(Anything(), "the only value that the target's code computes with", required=True),
+        "because": Key(TEXT, "why", required=True),
+    },
+    "a need of a target",
+)
 _TARGET = Record(
     {
         "loads": Key(TEXT, "the class that loads the result", required=True),
@@ -74,6 +81,7 @@ _TARGET = Record(
             MapOf(Scalar(str, "the beginning of a module's name")),
             "beginning of a module's name as the rules write it -> as this target has it",
         ),
+        "needs": Key(MapOf(_NEED), "fact -> the only value that this target's code computes with, and why"),
     },
     "a target",
 )
@@ -145,6 +153,10 @@ RULE_FILE = Record(
         "axes": Key(MapOf(_AXIS, "a mapping of letters", parse_axis_name), "what each axis letter and index means"),
         "facts": Key(
             MapOf(Anything()), "what the source computes that is no weight; `ask` when only --set or a version knows"
+        ),
+        "untold": Key(
+            MapOf(TEXT),
+            "fact of the configuration -> what to know of it, as no tree tells its value; said until it is --set",
         ),
         "types": Key(
             MapOf(_TYPES), "layers of several types: a name for the list of their types, and how to tell them apart"

@@ -102,7 +102,7 @@ def _build(plan: Plan, weights: Mapping[str, torch.Tensor]) -> torch.nn.Module:
     (name,), model_type = (plan.config or {})["architectures"], (plan.config or {})["model_type"]
     built = transformers.AutoConfig.for_model(model_type, **config)
     built._attn_implementation = "eager"  # the others have no soft cap
-    tied = {HEAD: weights[TABLE]} if TABLE in weights else {}
+    tied = {HEAD: weights[TABLE]} if TABLE in weights and built.tie_word_embeddings else {}
     return load(getattr(transformers, name)(built), {**tied, **weights})
 
 
