@@ -36,6 +36,9 @@ REFERENCES: Mapping[str, str] = {
     "gemma1": "convert.references.gemma:reference",
     "gemma2": "convert.references.gemma:reference",
     "gemma3": "convert.references.gemma:reference",
+    "gemma3_vision": "convert.references.gemma_images:reference",
+    "paligemma1": "convert.references.gemma_images:reference",
+    "paligemma2": "convert.references.gemma_images:reference",
 }
 
 
