@@ -490,6 +490,8 @@ FREE = tuple(
         "numbered",
         "einsum",
         "names",
+        "needs",
+        "untold",
         *KINDS,
     )
 )

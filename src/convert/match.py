@@ -285,14 +285,18 @@ def _numbers(matched: list[Matched], prefix: str, leaves: Mapping[str, Leaf]) ->
     together: dict[tuple[Position, str, str], set[int]] = defaultdict(set)  # over the places of one rule
     for found, name, role, numbers in given:
         together[found.rule.at, name, role] |= numbers
+    short: dict[str, list[str]] = defaultdict(list)  # the numbers that are missing -> the leaves that lack them
     for found, name, role, _ in given:
         lost = sorted(every[name] - together.pop((found.rule.at, name, role), every[name]))
         if lost and not found.rule.optional and (found.rule.unless is None or len(lost) < len(every[name])):
-            findings.append(
-                f"{found.rule.at.line_only}: {_full(prefix, found.rule.sources[role])} has no {{{name}}} = "
-                f"{', '.join(map(str, lost[:8]))}{' ...' if len(lost) > 8 else ''}, which other leaves have; the stack of "
-                "layers is truncated, or the checkpoint incomplete"
-            )
+            said = f"{{{name}}} = {', '.join(map(str, lost[:8]))}{' ...' if len(lost) > 8 else ''}"
+            short[said].append(f"{found.rule.at.line_only}: {_full(prefix, found.rule.sources[role])}")
+    for said, paths in short.items():
+        more = f", nor have {len(paths) - 1} rules more" if len(paths) > 1 else ""
+        findings.append(
+            f"{paths[0]} has no {said}{more}, which other leaves have; the stack of layers is truncated, or the "
+            "checkpoint incomplete"
+        )
     return {name: max(numbers) + 1 for name, numbers in every.items()}, findings
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -312,10 +313,22 @@ class _Planner:
         )
 
     def _message(self, findings: list[str]) -> str:
-        shown = "\n".join(f"  - {finding}" for finding in findings[:MAX_FINDINGS])
-        more = f"\n  ... and {len(findings) - MAX_FINDINGS} more" if len(findings) > MAX_FINDINGS else ""
+        groups = _alike(findings)
+        lines = [f"{group[0]} ({len(group) - 1} more like it)" if group[1:] else group[0] for group in groups]
+        shown = "\n".join(f"  - {line}" for line in lines[:MAX_FINDINGS])
+        left = sum(len(group) for group in groups[MAX_FINDINGS:])
+        more = f"\n  ... and {left} more" if left else ""
         said = "1 problem" if len(findings) == 1 else f"{len(findings)} problems"
         return f"{self.rules.path} does not fit {self.source.called}: {said}\n{shown}{more}"
+
+
+def _alike(findings: list[str]) -> list[list[str]]:
+    """Findings in groups: three or more that differ in numbers alone have one cause, and are shown as one line."""
+    groups: dict[str, list[str]] = {}
+    for finding in findings:
+        groups.setdefault(re.sub(r"\d+", "#", finding), []).append(finding)
+    few = [[[finding] for finding in group] if len(group) < 3 else [group] for group in groups.values()]
+    return list(itertools.chain(*few))
 
 
 def _settable(rules: RuleFile) -> dict[str, Any]:

@@ -41,7 +41,7 @@ def directory_findings(plan: Plan, written: Written) -> Iterator[Finding]:
         yield _finding(
             f"{said}; write what the rules say, or name the rules of that class with --model", "architectures"
         )
-    yield from _dtype(written, written.config)
+    yield from _dtype(plan, written, written.config)
     yield from _head(written, written.config, wanted)
     yield from _generation(plan, written)
 
@@ -73,9 +73,10 @@ def _files(written: Written, loads: bool) -> Iterator[Finding]:
         )
 
 
-def _dtype(written: Written, config: Mapping[str, Any]) -> Iterator[Finding]:
+def _dtype(plan: Plan, written: Written, config: Mapping[str, Any]) -> Iterator[Finding]:
+    computed = {step.name for step in plan.steps if not step.parts}  # from sizes: a buffer has a dtype of its own
     said = str(config.get("dtype") or config.get("torch_dtype") or "").removeprefix("torch.")
-    held = sorted({spec.dtype for spec in written.specs.values() if is_float(spec.dtype)})
+    held = sorted({s.dtype for name, s in written.specs.items() if is_float(s.dtype) and name not in computed})
     if said and held and held != [said]:
         yield _finding(
             f"config.json says dtype {said}, and the tensors are {' and '.join(held)}: from_pretrained loads all of them in "
