@@ -54,7 +54,7 @@ class Model:
             }
         if self.family == "gemma3":
             return {"vocab_size": V, "sliding_window": WINDOW, "context_length": 64, "query_pre_attn_scalar": 10, "rope_factor_global": 8.0}  # fmt: skip
-        return {"eos_token_id": 1, "bos_token_id": 2}  # of this small vocabulary
+        return {"eos_token_id": 1, "bos_token_id": 2, "context_length": 64}  # of this small vocabulary
 
     def local(self, i: int) -> bool:
         return {"gemma2": i % 2 == 0, "gemma3": i % UNIT != UNIT - 1}.get(self.family, False)

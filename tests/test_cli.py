@@ -354,7 +354,7 @@ def test_output_within_another_step(run: Run, tmp_path: Path) -> None:
         ("context_length=foo", "expected an integer above 0, such as 512"),
         ("context_length=-5", "expected an integer above 0, such as 512"),
         ("use_positional_embedding=1", "expected true or false"),
-        ("attention_mask=3", "expected a word, such as causal and padding"),
+        ("attention_mask=3", "attention_mask says what the source computes (causal and padding), and nothing"),
     ],
 )
 def test_settings_of_the_wrong_kind(run: Run, setting: str, said: str, tmp_path: Path) -> None:

@@ -110,7 +110,7 @@ FAULTS = (
     Fault("heads and features of q swapped", "gemma2-9b", (("BTD,NDH->BTNH", "BTD,NDH->BTHN"),)),
     Fault("heads and features of o swapped", "gemma1-mha", (("BTNH,NHD->BTD", "BTHN,NHD->BTD"),)),
     Fault("norms around the MLP swapped", "gemma2-2b", (("{post_attention,pre_feedforward,post_feedforward}_layernorm", "{post_attention,post_feedforward,pre_feedforward}_layernorm"),)),
-    Fault("layers counted the other way", "gemma3-stacked", (("order: [s, p]", "order: [p, s]"),)),
+    Fault("layers counted the other way", "gemma3-stacked", (("order: [s, p], period: $attention_pattern", "order: [p, s]"),)),
     Fault("windows in the wrong layers", "gemma3", (("[sliding_attention, sliding_attention, sliding_attention, sliding_attention, sliding_attention, full_attention]", "[full_attention, sliding_attention, sliding_attention, sliding_attention, sliding_attention, sliding_attention]"),)),
     Fault("erf in place of tanh", "gemma1-mqa", (("hidden_act: gelu_pytorch_tanh", "hidden_act: gelu_python"),)),
     Fault("no soft cap", "gemma2-9b", (("final_logit_softcapping: $final_logit_softcapping", "final_logit_softcapping: null"),)),
@@ -297,7 +297,7 @@ def test_truncated_stacks(tmp_path: Path) -> None:
     assert "attn/q_einsum/w has no {i} = 8, which other leaves have; the stack of layers is truncated" in said
     kind = {n: x[:1] if "attention_type_2/" in n else x for n, x in tree.items()}
     said = refuse(MemorySource(kind), "gemma", tmp_path / "x", **options)
-    assert "{i} runs from 0 to 11 in the tree, without 8; the stack of layers is truncated" in said
+    assert "{i} runs from 0 to 11 in the tree, without 8 (units of 6: {p} from 0 to 5); the stack of layers" in said
     gone = {n: x for n, x in tree.items() if n != name}
     said = refuse(MemorySource(gone), "gemma", tmp_path / "x", **options)
     assert f"{name} is not in the checkpoint" in said

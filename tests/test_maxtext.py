@@ -75,6 +75,15 @@ def test_scanned_or_not_gives_the_same_bytes(family: str, tmp_path: Path) -> Non
     assert files[0].keys() == files[1].keys() and all(torch.equal(x, files[1][name]) for name, x in files[0].items())
 
 
+def test_units_of_five_layers_are_not_counted_anew(tmp_path: Path) -> None:
+    """A scan without its last layer: the others would come to lie in places of another kind."""
+    tree = {k: v for k, v in flat(state(SCANNED["gemma3"])).items() if "layers/layers_5/" not in k and "opt_" not in k}
+    with pytest.raises(convert.PlanError) as refused:
+        convert.convert("maxtext", MemorySource(tree), tmp_path / "x", settings=SCANNED["gemma3"].settings)
+    assert "{i} runs from 0 to 7 in the tree, without 5 (units of 6: {p} from 0 to 5)" in str(refused.value)
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_train_state_on_disk(tmp_path: Path) -> None:
     """Written by Orbax as MaxText does it, a composite of items in a directory for each step."""
     import orbax.checkpoint as ocp
@@ -106,10 +115,10 @@ class Fault:
 
 
 QUERY = "carries: 1/sqrt(H)                  # attentions.py divides"
-UNITS = """      - - {path: "layers/layers_{p}", stacked: {s: 1}, order: [s, p]}    # and the layers that fill no unit, after them
+UNITS = """      - - {path: "layers/layers_{p}", stacked: {s: 1}, order: [s, p], period: $attention_pattern}    # and the layers that fill no unit, after them
         - {path: "layers_remainder/layers_{q}", order: [q]}"""
 REMAINDER_FIRST = """      - - {path: "layers_remainder/layers_{q}", order: [q]}
-        - {path: "layers/layers_{p}", stacked: {s: 1}, order: [s, p]}"""
+        - {path: "layers/layers_{p}", stacked: {s: 1}, order: [s, p], period: $attention_pattern}"""
 FAULTS = (
     Fault("no -1", "gemma2", 'rms_norm: {module: model.norm, multiplies_by: 1+weight}', "rms_norm: model.norm", "1+scale on a plain norm"),
     Fault("no -1 in the norms of q and k", "gemma3", 'self_attn.{q,k}_norm", multiplies_by: 1+weight}', 'self_attn.{q,k}_norm"}', "1+scale on a plain norm"),
@@ -121,7 +130,7 @@ FAULTS = (
     Fault("keys not de-interleaved", "llama3.1", "key/kernel\n  rope: {H: interleaved}", "key/kernel", "RoPE pairs still interleaved"),
     Fault("de-interleaved needlessly", "llama3", "rope: {H: half-split}               # embeddings.py", "rope: {H: interleaved} #", "RoPE pairs de-interleaved needlessly"),
     Fault("local and global swapped", "gemma2", "{p:local,global}", "{p:global,local}", "of another layer"),
-    Fault("units counted the other way", "gemma3", "order: [s, p]", "order: [p, s]", "of another layer"),
+    Fault("units counted the other way", "gemma3", "order: [s, p], period: $attention_pattern", "order: [p, s]", "of another layer"),
     Fault("the remainder first", "gemma3", UNITS, REMAINDER_FIRST, "of another layer"),
     Fault("gate and up swapped", "llama3", "{wi_0,wi_1}", "{wi_1,wi_0}", "of another tensor"),
 )  # fmt: skip

@@ -172,6 +172,9 @@ def test_a_truncated_stack_is_named(layout: str, damage: Any, said: str | None) 
             "stack/type_{p} has the indices {p}, {s}, and layer_{i} is counted by {s}; `order` lists",
         ),
         ("w/w: w", "w/w: w_{k}", "w_{k} has the indices {k}, and w/w is counted by none"),
+        ("order: [s, p]", "order: [s, p], period: $pattern", "the period $pattern is no fact that repeats a list"),
+        ("order: [s, p]", "order: [s, p], period: 0", "a period is 1 or more, not 0"),
+        ("stacked: {i: 1}", "stacked: {i: 1}, period: 3", "all has a `period:` and no `order:`"),
     ],
 )
 def test_errors_of_places(old: str, new: str, said: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import time
 from collections.abc import Mapping
 from fractions import Fraction
@@ -64,9 +65,16 @@ def findings(rules: str, tree: Mapping[str, np.ndarray], head: str = HEAD, **opt
         plan(rules, tree, head, **options)
     found = list(refused.value.findings)
     said = "1 problem" if len(found) == 1 else f"{len(found)} problems"
-    shown = [f"  - {finding}" for finding in found[:MAX_FINDINGS]]
-    more = [f"  ... and {len(found) - MAX_FINDINGS} more"] if len(found) > MAX_FINDINGS else []
-    assert str(refused.value).splitlines() == [f"r.yaml does not fit /memory: {said}", *shown, *more]
+    head_line, *lines = str(refused.value).splitlines()
+    assert head_line == f"r.yaml does not fit /memory: {said}"
+    ends = [re.search(r"(?: \((\d+) more like it\)|\.\.\. and (\d+) more)$", line) for line in lines]
+    folded = [int(end[1] or end[2]) if end else 0 for end in ends]
+    last = bool(lines) and lines[-1].startswith("  ... and ")
+    shown = [line[: end.start()] if end else line for line, end in zip(lines, ends, strict=True)][
+        : -1 if last else None
+    ]
+    assert len(shown) <= MAX_FINDINGS and len(shown) + sum(folded) == len(found)
+    assert all(line.removeprefix("  - ") in found for line in shown)
     return found
 
 
@@ -202,6 +210,18 @@ def test_a_tree_of_another_model() -> None:
 def test_findings_beyond_the_first_dozen_are_counted() -> None:
     found = findings(MLP + "- drop: '**/norm/*'\n  because: x", mlp(20))  # checks the message as well
     assert len(found) == 20
+
+
+def test_findings_that_differ_in_numbers_alone_are_one_line() -> None:
+    with pytest.raises(PlanError) as refused:
+        plan(MLP + "- drop: '**/norm/*'\n  because: x", mlp(20))
+    said = str(refused.value).splitlines()
+    assert (
+        len(said) == 2 and said[0].endswith(": 20 problems") and said[1].endswith("narrow its path (19 more like it)")
+    )
+    with pytest.raises(PlanError) as refused:
+        plan(MLP + "- drop: '**/norm/*'\n  because: x", mlp(2))
+    assert len(str(refused.value).splitlines()) == 3
 
 
 # --- shapes ---------------------------------------------------------------------------------------------------------
@@ -741,8 +761,9 @@ def test_the_tree_chooses_the_rule_file() -> None:
     assert str(refused.value) == "/memory fits a and m alike; name one of them in place of fam"
     with pytest.raises(PlanError) as refused:
         choose_plan((a, b), MemorySource(zeros(w=(2,), y=(1,))))
-    assert str(refused.value).startswith(
-        "/memory fits none of fam (a knows 50 % of the leaves, b knows 0 % of the leaves)."
+    assert str(refused.value) == (
+        "r.yaml does not fit /memory: 1 problem\n  - r.yaml: y (float32[1]) has no rule; add a rule, or `drop:` it with a "
+        "reason\nThat is the nearest of fam: a knows 50 % of the leaves, b knows 0 % of the leaves"
     )
     assert len(refused.value.findings) == 1
 

@@ -129,6 +129,7 @@ def test_an_unpublished_size_is_asked_for_by_name() -> None:
         _ = plan.config
     assert "config.json needs attention_window, logits_soft_cap, which the tree does not hold" in str(refused.value)
     assert "--set attention_window=... --set logits_soft_cap=..." in str(refused.value)
+    assert plan.generation_config == {"bos_token_id": 2, "eos_token_id": 1, "pad_token_id": 0}
 
 
 def lose_a_block(tree: dict[str, Any]) -> None:

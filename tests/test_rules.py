@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,10 +18,11 @@ from convert import ConvertError, RuleError, available_rules, parse_rules
 from convert.cli.options import parse_settings
 from convert.kinds import KINDS
 from convert.library import find_rules, load_models, shipped_rules_dir
+from convert.planner import make_plan
 from convert.rules import parse_models
 from convert.rules_schema import schema
 from convert.yamlfile import load_yaml
-from memory_source import rule_file
+from memory_source import MemorySource, rule_file
 
 RULES_DIR = Path(__file__).parents[1] / "rules"
 SHIPPED = sorted(RULES_DIR.glob("*.yaml"))
@@ -378,7 +380,9 @@ def test_errors_of_one_rule(rules: str, message: str, structural: bool) -> None:
 
 # --- the file -------------------------------------------------------------------------------------------------------
 
-FILE_KEYS = "(known: model, family, title, root, records, places, axes, facts, beside, types, versions, targets, rules)"
+FILE_KEYS = (
+    "(known: model, family, title, root, records, places, axes, facts, beside, untold, types, versions, targets, rules)"
+)
 
 WHOLE_FILE: list[tuple[str, str, bool]] = [
     ("- a", "r.yaml:1:1: expected a rule file, found a list", True),
@@ -493,6 +497,9 @@ FREE = tuple(
         "only",
         "numbered",
         "einsum",
+        "names",
+        "needs",
+        "untold",
         *KINDS,
     )
 )
@@ -512,7 +519,7 @@ def test_schema_and_loader_refuse_the_same_mutations(data: st.DataObject) -> Non
     if mutation == "unknown":
         target[data.draw(st.sampled_from(["transpose", "permute", "einsums", "x"]))] = "DN"
     else:
-        target[data.draw(st.sampled_from(sorted(set(target) - {"epsilon"})))] = 3.5
+        target[data.draw(st.sampled_from(sorted(set(target) - {"epsilon", "carries"})))] = 3.5
     assert not VALIDATOR.is_valid(tree)
     with pytest.raises(RuleError):
         parse_models(json.dumps(tree), "mutated.yaml")
@@ -604,3 +611,26 @@ def test_settings_are_yaml_scalars() -> None:
         with pytest.raises(ConvertError) as refused:
             parse_settings([pair])
         assert str(refused.value) == f"--set takes key=value, not {pair!r}"
+
+
+def test_needs_and_what_is_untold_speak_of_facts() -> None:
+    head = "model: m\ntitle: M\nfacts: {theta: 1.0, word: fast}\nuntold: {theta: no tree tells it}\ntargets:\n  torch: {loads: T, needs: {theta: {is: 2.0, because: it is fixed}}}\n  other: {loads: U, config: {t: $theta}}\n"
+    rules = rule_file("- from: w\n  parameter: w", head)
+    assert (
+        rules.untold == {"theta": "no tree tells it"} and rules.targets["torch"].needs["theta"].because == "it is fixed"
+    )
+    source = MemorySource({"w": np.ones(2, np.float32)})
+    with pytest.raises(ConvertError) as refused:
+        make_plan(rules, source)
+    assert "r.yaml:6: theta is 1.0, and T computes with 2.0: it is fixed. Take another target: --to other" in str(
+        refused.value
+    )
+    assert make_plan(rules, source, settings={"theta": 2.0}).config_notes == ()
+    assert make_plan(rules, source, to="other").config_notes == ("no tree tells it",)
+    with pytest.raises(
+        ConvertError, match="word says what the source computes \\(fast\\), and nothing that is written"
+    ):
+        make_plan(rules, source, settings={"theta": 2.0, "word": "slow"})
+    for old, new in (("untold: {theta", "untold: {thetta"), ("needs: {theta", "needs: {thetta")):
+        with pytest.raises(RuleError, match="speaks of 'thetta', which is no fact of `facts`; did you mean 'theta'"):
+            rule_file("- from: w\n  parameter: w", head.replace(old, new))

@@ -27,12 +27,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {  # what the user names, and say
             "mm_tokens_per_image": 4,
         },
     ),
-    "paligemma1": ("ckpt.npz", {"vocab_size": 101}),
+    "paligemma1": ("ckpt.npz", {"vocab_size": 101, "context_length": 1024}),
     "paligemma2": (
         "ckpt.npz",
         {
             "vocab_size": 101,
-            "sliding_window": 4,  # which no layer has
+            "sliding_window": 4,  # which no layer has; a fault shows it
             "query_pre_attn_scalar": 8,
             "attn_logit_softcapping": 5.0,
         },

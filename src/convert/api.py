@@ -10,7 +10,7 @@ from convert.errors import PlanError
 from convert.library import available_rules, find_rules
 from convert.match import cover
 from convert.plan import Plan
-from convert.planner import choose_plan
+from convert.planner import choose_plan, serves
 from convert.rulefile import RuleFile
 from convert.sources import Source, open_source
 from convert.spec import TensorSpec
@@ -61,12 +61,29 @@ def plan_conversion(
     except PlanError as error:
         relative = _relative_that_fits(candidates, source, extra)
         if relative is None:
-            raise
+            able = _relative_that_goes_there(candidates, source, extra, to)
+            if able is None:
+                raise
+            raise PlanError(
+                f"{error}\nName {able.model} in place of {candidates[0].model} to go without the leaves that it leaves out",
+                error.findings,
+            ) from None
         raise PlanError(
             f"{error}\nThe tree is that of {relative.model} ({relative.title}): name {relative.model} in place of "
             f"{candidates[0].model}, or {relative.family} to have it recognised",
             error.findings,
         ) from None
+
+
+def _relative_that_goes_there(
+    candidates: tuple[RuleFile, ...], source: Source, extra: Path | None, to: str | None
+) -> RuleFile | None:
+    """Another model of the family that has a place for all that it takes in a target for which the one named has not."""
+    if len(candidates) != 1 or to not in candidates[0].targets or to is None or serves(candidates[0], to):
+        return None
+    relatives = [r for r in available_rules(extra) if r.family and r.family == candidates[0].family]
+    fitting = [r for r in relatives if to in r.targets and serves(r, to) and not cover(r, source).findings]
+    return fitting[0] if len(fitting) == 1 else None
 
 
 def _relative_that_fits(candidates: tuple[RuleFile, ...], source: Source, extra: Path | None) -> RuleFile | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -25,29 +26,33 @@ def render_card(plan: Plan, tool: str) -> str:
         ("Model", plan.found),
         ("Loaded by", target.loads),
         ("Converted by", tool),
-        ("Rules", f"`{plan.rules.path}`, model `{plan.rules.model}`, sha256 `{plan.rules.sha256}`"),
+        ("Rules", f"`{_rules(plan)}`, model `{plan.rules.model}`, sha256 `{plan.rules.sha256}`"),
         ("Source", f"{plan.source.format}, {len(plan.source.leaves)} leaves"),
         (
             "Weights",
             f"{len(plan.steps)} tensors, {plan.nbytes} bytes, {', '.join(sorted({s.spec.dtype for s in plan.steps}))}",
         ),
-        ("Sizes", ", ".join(f"{name} = {size}" for name, size in plan.sizes.items())),
+        ("Sizes", "; ".join(f"{meaning} ({name}): {size}" for name, meaning, size in _sizes(plan))),
     ]
+    if plan.facts:
+        rows.append(("Facts", ", ".join(f"{key} {_shown(plan, key)}" for key in plan.facts)))
     if plan.settings:
-        rows.append(("Set by hand", ", ".join(f"{key} = {json.dumps(value)}" for key, value in plan.settings.items())))
+        given = sorted(plan.settings.items())  # whatever order they were given in
+        rows.append(("Set by hand", ", ".join(f"{key} = {json.dumps(value)}" for key, value in given)))
     lines = ["---", "library_name: " + plan.target] if plan.target == "transformers" else ["---"]
     lines += ["tags: [converted-from-jax]", "---", "", f"# {plan.found}", "", "| | |", "|---|---|"]
     lines += [f"| {name} | {_cell(text)} |" for name, text in rows]
-    said = list(plan.notes)
+    lines += _loading(plan)
+    said = [*plan.notes, *plan.config_notes]
     reasons: dict[str, list[str]] = {}
     for dropped in plan.dropped:
         reasons.setdefault(dropped.reason, []).append(dropped.leaf)
-    said += [f"{len(leaves)} leaves are left out: {reason}" for reason, leaves in reasons.items()]
+    said += [f"{_are(len(leaves), 'leaf', 'leaves')} left out: {reason}" for reason, leaves in reasons.items()]
     lossy: dict[str, int] = {}
     for step in plan.steps:
         if step.loses:
             lossy[step.loses] = lossy.get(step.loses, 0) + 1
-    said += [f"{count} tensors are {loses}" for loses, count in lossy.items()]
+    said += [f"{_are(count, 'tensor', 'tensors')} {loses}" for loses, count in lossy.items()]
     if said:
         lines += ["", *(f"- {text}" for text in said)]
     lines += [
@@ -56,6 +61,47 @@ def render_card(plan: Plan, tool: str) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def _are(count: int, one: str, several: str) -> str:
+    return f"1 {one} is" if count == 1 else f"{count} {several} are"
+
+
+def _rules(plan: Plan) -> str:
+    """The rule file as the card names it: no path of this machine."""
+    path = PurePath(plan.rules.path)
+    return plan.rules.path if path.parent == PurePath("rules") else path.name
+
+
+def _sizes(plan: Plan) -> list[tuple[str, str, int]]:
+    """Letter, meaning and size of the axes that this model's leaves have, and of the indices of its layers."""
+    parts = [part for step in plan.steps for part in step.parts]
+    used = {letter for part in parts for letter, _ in part.stored}
+    used |= {
+        index for part in parts if part.rule is not None for index in (*part.rule.numbered, *part.rule.path.indices)
+    }
+    axes = plan.rules.axes
+    return [
+        (k, axes[k].meaning if k in axes else "", size) for k, size in plan.sizes.items() if k in used or k not in axes
+    ]
+
+
+def _shown(plan: Plan, fact: str) -> str:
+    """A fact in short: of a list that repeats, what it repeats."""
+    value, declared = plan.facts[fact], plan.rules.facts.get(fact)
+    if isinstance(declared, dict) and isinstance(declared.get("repeat"), list):
+        return f"({', '.join(map(str, declared['repeat']))}) again and again"
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _loading(plan: Plan) -> list[str]:
+    """How a directory with a configuration is loaded."""
+    config = plan.rules.targets[plan.target].config
+    names = config.get("architectures")
+    if plan.target != "transformers" or not names:
+        return []
+    code = [f"from transformers import {names[0]}", "", f'model = {names[0]}.from_pretrained("path/of/this/directory")']
+    return ["", "```python", *code, "```"]
 
 
 def add_figures(card: str, figures: Sequence[tuple[str, str, str]]) -> str:

@@ -263,27 +263,51 @@ def _numbers(matched: list[Matched], prefix: str, leaves: Mapping[str, Leaf]) ->
                             numbers |= set(_layers(found.rule, numbering, role, values, leaves[leaf].spec.shape))
                     every[name] |= numbers
                     given.append((found, name, role, numbers))
-    findings = []
+    findings = [*_beyond(matched, prefix)]
     for name, numbers in every.items():
         gaps = [k for k in range(max(numbers) + 1) if k not in numbers][:8]
         if gaps:
             first = next(found.rule for found, of, _, _ in given if of == name)
+            period = first.numbered[name].period
+            units = (
+                f" (units of {period}: {{{first.numbered[name].order[-1]}}} from 0 to {period - 1})" if period else ""
+            )
             findings.append(
                 f"{first.at.line_only}: {_full(prefix, first.path)}: {{{name}}} runs from 0 to {max(numbers)} in the tree, "
-                f"without {', '.join(map(str, gaps))}; the stack of layers is truncated, or the checkpoint incomplete"
+                f"without {', '.join(map(str, gaps))}{units}; the stack of layers is truncated, or the checkpoint incomplete"
             )
     together: dict[tuple[Position, str, str], set[int]] = defaultdict(set)  # over the places of one rule
     for found, name, role, numbers in given:
         together[found.rule.at, name, role] |= numbers
+    short: dict[str, list[str]] = defaultdict(list)  # the numbers that are missing -> the leaves that lack them
     for found, name, role, _ in given:
         lost = sorted(every[name] - together.pop((found.rule.at, name, role), every[name]))
         if lost and not found.rule.optional and (found.rule.unless is None or len(lost) < len(every[name])):
-            findings.append(
-                f"{found.rule.at.line_only}: {_full(prefix, found.rule.sources[role])} has no {{{name}}} = "
-                f"{', '.join(map(str, lost[:8]))}{' ...' if len(lost) > 8 else ''}, which other leaves have; the stack of "
-                "layers is truncated, or the checkpoint incomplete"
-            )
+            said = f"{{{name}}} = {', '.join(map(str, lost[:8]))}{' ...' if len(lost) > 8 else ''}"
+            short[said].append(f"{found.rule.at.line_only}: {_full(prefix, found.rule.sources[role])}")
+    for said, paths in short.items():
+        more = f", nor have {len(paths) - 1} rules more" if len(paths) > 1 else ""
+        findings.append(
+            f"{paths[0]} has no {said}{more}, which other leaves have; the stack of layers is truncated, or the "
+            "checkpoint incomplete"
+        )
     return {name: max(numbers) + 1 for name, numbers in every.items()}, findings
+
+
+def _beyond(matched: list[Matched], prefix: str) -> Iterator[str]:
+    """Leaves whose place lies outside of the declared period, by which layers are counted."""
+    for found in matched:
+        for name, numbering in found.rule.numbered.items():
+            last = numbering.order[-1]
+            for role, of_role in found.leaves.items():
+                indices = found.rule.sources[role].indices
+                seen = [dict(zip(indices, values, strict=True)).get(last, 0) for values, _ in of_role]
+                if numbering.period is not None and max(seen, default=0) >= numbering.period:
+                    yield (
+                        f"{found.rule.at.line_only}: {_full(prefix, found.rule.sources[role])}: {{{last}}} runs from 0 to "
+                        f"{max(seen)} in the tree, and {{{name}}} is counted in units of {numbering.period}; the checkpoint "
+                        "is of another model"
+                    )
 
 
 def _layers(

@@ -24,11 +24,14 @@ class Place:
         path: what stands there.
         stacked: index -> axis that stacks it.
         order: the indices that the layers are counted by, the slowest first; empty when the path has the index itself.
+        period: how many values the last index of `order` has in every tree, or the fact whose list repeats so often;
+            None: as many as the tree shows.
     """
 
     path: str
     stacked: Mapping[str, int]
     order: tuple[str, ...] = ()
+    period: int | str | None = None
 
 
 @dataclass(frozen=True)
@@ -88,9 +91,17 @@ def _moved(rule: Rule, places: Places, layout: tuple[Place, ...]) -> Iterator[Ru
             continue
         moved = {role: _put(pattern, places.written, place.path) for role, pattern in patterns.items()}
         unless = moved.pop("unless", None)
-        numbered = {**rule.numbered, **({places.index: Numbering(place.order)} if places.index and place.order else {})}
+        counted = (
+            {places.index: Numbering(place.order, period=_number(place.period))} if places.index and place.order else {}
+        )
+        numbered = {**rule.numbered, **counted}
         stacked = {**rule.stacked, **place.stacked}
         yield replace(rule, sources=moved, unless=unless, stacked=stacked, numbered=numbered)
+
+
+def _number(period: int | str | None) -> int | None:
+    assert not isinstance(period, str), "a rule file's periods are numbers once it is read"
+    return period
 
 
 def _holds(pattern: Pattern, written: str) -> bool:
@@ -142,6 +153,8 @@ def _count(rules: Sequence[Rule], specs: Mapping[str, TensorSpec], find: Find) -
                 for index, value in {**dict(match.indices), **stacked}.items():
                     most[index] = max(most.get(index, 0), value + 1)
     most |= {name: words for name, words in spelt.items() if words}
+    # A tree from which the last of the alternating layers is missing shows fewer: its layers must not be counted anew.
+    most |= {n.order[-1]: n.period for rule in rules for n in rule.numbered.values() if n.period is not None}
     before: dict[tuple[int, int, str, str], dict[tuple[str, ...], int]] = {}
     return tuple(
         replace(rule, numbered={i: _filled(i, n, rule, most, before) for i, n in rule.numbered.items()})

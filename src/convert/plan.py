@@ -10,7 +10,7 @@ from typing import Any
 from convert.beside import Found, carried
 from convert.errors import PlanError
 from convert.protect import Unprotected, unprotected
-from convert.rulefile import RuleFile, parse_reference
+from convert.rulefile import RuleFile, parse_reference, references
 from convert.sources.base import Source
 from convert.spec import TensorSpec
 from convert.steps import Step
@@ -34,6 +34,26 @@ def expand(value: Any, sizes: Mapping[str, int]) -> Any:
         if length is not None:
             return [value["repeat"][k % len(value["repeat"])] for k in range(length)]
     return value
+
+
+def one_off(rules: RuleFile, sizes: Mapping[str, int], settings: Mapping[str, Any]) -> str:
+    """What to say of a tree that differs from a published size in the number of its layers alone; empty for others.
+
+    A truncated stack looks like that. A number that the user gives (``--set i=17``) is meant.
+    """
+    counted = {
+        index for rule in rules.rules if rule.sources for index in (*rule.path.indices, *rule.stacked, *rule.numbered)
+    }
+    for version in rules.versions:
+        differs = [name for name, size in version.sizes.items() if sizes.get(name) != size]
+        if len(differs) == 1 and differs[0] in counted and differs[0] in sizes and differs[0] not in settings:
+            (name,) = differs
+            meaning = rules.axes[name].meaning if name in rules.axes else name
+            return (
+                f"the tree has {sizes[name]} {meaning} and is otherwise {version.name}, which has {version.sizes[name]}: "
+                f"it may be truncated; --set {name}={sizes[name]} says that it is whole"
+            )
+    return ""
 
 
 @dataclass(frozen=True)
@@ -97,6 +117,14 @@ class Plan:
         return unprotected(self.steps)
 
     @property
+    def config_notes(self) -> tuple[str, ...]:
+        """What a person should know of an output directory: facts of its configuration that no tree tells."""
+        target = self.rules.targets[self.target]
+        used = {*references(target.config), *references(target.generation)}
+        untold = self.rules.untold.items()
+        return tuple(text for fact, text in untold if fact in used and fact not in self.settings)
+
+    @property
     def config(self) -> dict[str, Any] | None:
         """Contents of ``config.json``; None when the target has none.
 
@@ -109,11 +137,18 @@ class Plan:
         if config is None:
             return None
         config = carried(self.beside, config)
-        floats = ("float32", "bfloat16", "float16", "float64")
-        dtypes = {step.spec.dtype for step in self.steps if step.parts and step.spec.dtype in floats}
-        if len(dtypes) == 1:
-            config.setdefault("dtype", dtypes.pop())
+        if len(self.float_dtypes) == 1:
+            config.setdefault("dtype", next(iter(self.float_dtypes)))
         return config
+
+    @property
+    def float_dtypes(self) -> dict[str, int]:
+        """Floating-point dtype -> how many tensors have it, those that no leaf goes into left out."""
+        found: dict[str, int] = {}
+        for step in self.steps:
+            if step.parts and step.spec.dtype in ("float32", "bfloat16", "float16", "float64"):
+                found[step.spec.dtype] = found.get(step.spec.dtype, 0) + 1
+        return found
 
     @property
     def generation_config(self) -> dict[str, Any] | None:
@@ -162,6 +197,7 @@ class Plan:
         return (
             f"{self.rules.path}: config.json needs {', '.join(missing)}, which the tree does not hold"
             + (f", and this is no published size ({published})" if published else "")
+            + (f"; {said}" if (said := one_off(self.rules, self.sizes, self.settings)) else "")
             + (f". Put {beside.file} beside the checkpoint, or give" if (beside := self.rules.beside) else ". Give")
             + f" {'it' if len(missing) == 1 else 'them'} with {wanted}, or write the weights alone to a .safetensors file"
         )
@@ -206,5 +242,5 @@ class Plan:
                 for d in self.dropped
             ],
             "unprotected": [group.to_dict() for group in self.unprotected],
-            "notes": list(self.notes),
+            "notes": [*self.notes, *self.config_notes],
         }

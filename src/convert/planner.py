@@ -6,6 +6,7 @@ import gc
 import itertools
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,8 +22,9 @@ from convert.match import Coverage, Matched, cover
 from convert.merging import merge
 from convert.ops import is_float
 from convert.path_steps import path_steps
-from convert.plan import Dropped, Plan, expand
-from convert.rulefile import ASK, RuleFile, Version
+from convert.plan import Dropped, Plan, expand, one_off
+from convert.rulefile import ASK, RuleFile, Version, references
+from convert.rules import facts_of
 from convert.sizes import Constraint, bind
 from convert.sources.base import Source
 from convert.sources.merged import Merged
@@ -104,6 +106,7 @@ class _Planner:
         steps, layers, notes, problems = self._steps(coverage, choices, sizes, facts)
         steps, unjoined = join(steps)
         findings += problems or unjoined
+        findings += self._unmet(facts)
         if not findings:
             findings += _duplicates(steps)
         if not findings and like is not None:
@@ -126,6 +129,7 @@ class _Planner:
             dtype=self.dtype,
             settings=self.settings,
             notes=(
+                *self._remarks(version, sizes, facts, steps),
                 *notes,
                 *_unseen(self.rules, found),
                 *_for_good(self.source),
@@ -147,7 +151,7 @@ class _Planner:
                 f"--dtype {self.dtype}: not a floating-point dtype of safetensors{nearest(self.dtype, floats)} "
                 f"(known: {', '.join(floats)})"
             )
-        known = _settable(self.rules)
+        known = {k: v for k, v in _settable(self.rules).items() if k not in _declared(self.rules) or k in self.settings}
         for key, value in self.settings.items():
             if key == CUSTOM_CELLS and key in known:
                 if not isinstance(value, bool):
@@ -161,8 +165,45 @@ class _Planner:
                 )
             if key in self.rules.axes and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                 raise PlanError(f"{self.rules.path}: --set {key}={value}: a size is a positive integer")
-            if key in self.rules.facts and (wanted := _misfit(value, self._examples(key))):
+            if key in self.rules.facts and key in _declared(self.rules):
+                raise PlanError(
+                    f"{self.rules.path}: --set {key}={value}: {key} says what the source computes ({self.rules.facts[key]}), "
+                    "and nothing that is written follows it; a source that computes otherwise needs rules of its own"
+                )
+            if key in self.rules.facts and (wanted := _misfit(key, value, self._examples(key))):
                 raise PlanError(f"{self.rules.path}: --set {key}={value}: expected {wanted}")
+
+    def _unmet(self, facts: Mapping[str, Any]) -> Iterator[str]:
+        """Facts with which the target's code does not compute."""
+        for name, need in self.rules.targets[self.target].needs.items():
+            if name in facts and facts[name] != need.value:
+                others = [target for target in self.rules.targets if target != self.target]
+                yield (
+                    f"{need.at.line_only}: {name} is {facts[name]}, and {self.rules.targets[self.target].loads} computes "
+                    f"with {need.value}: {need.because}"
+                    + (f". Take another target: --to {' or '.join(others)}" if others else "")
+                )
+
+    def _remarks(
+        self, version: Version | None, sizes: Mapping[str, int], facts: Mapping[str, Any], steps: list[Step]
+    ) -> Iterator[str]:
+        """What a person should know of the whole."""
+        if version is None and (said := one_off(self.rules, sizes, self.settings)):
+            yield said
+        target = self.rules.targets[self.target]
+        for name, need in target.needs.items():
+            if name not in facts:
+                yield f"{target.loads} computes with {name} {need.value}, and the tree does not tell it: {need.because}"
+        dtypes: dict[str, list[str]] = {}
+        for step in steps:
+            if step.parts and is_float(step.spec.dtype):
+                dtypes.setdefault(step.spec.dtype, []).append(step.name)
+        if len(dtypes) > 1 and target.config:
+            shown = ", ".join(f"{len(names)} in {dtype} ({names[0]}, ...)" for dtype, names in dtypes.items())
+            yield (
+                f"the tensors are of several dtypes, {shown}: config.json names none, and from_pretrained loads all of "
+                "them in one; --dtype writes one"
+            )
 
     def _examples(self, fact: str) -> list[Any]:
         """Values that the rule file itself gives to a fact: they tell what kind of value it takes."""
@@ -261,6 +302,7 @@ class _Planner:
         layers: list[Mapping[str, Any]] = []
         notes: list[str] = []
         findings: list[str] = []
+        unserved: list[Rule] = []
         for matched in coverage.matched:
             rule = matched.rule
             layer = rule.layer(self.target)
@@ -271,10 +313,7 @@ class _Planner:
             if layer is None and not any(matched.leaves.values()):
                 continue
             if layer is None:
-                findings.append(
-                    f"{rule.at.line_only}: the rule has no target for {self.target!r}, so {rule.path} would be lost; "
-                    "add one, or give its leaves a `drop:` rule"
-                )
+                unserved.append(rule)
                 continue
             try:
                 made = list(
@@ -299,11 +338,29 @@ class _Planner:
             }
             if said and made:
                 layers.append({"layer": layer.path.text, "kind": rule.word, **said})
-        return steps, layers, notes, list(dict.fromkeys(findings))
+        return steps, layers, notes, list(dict.fromkeys([*self._unserved(unserved), *findings]))
+
+    def _unserved(self, rules: list[Rule]) -> Iterator[str]:
+        """Rules with leaves and without a place for them in this target: one mistake, and so one finding."""
+        if not rules:
+            return
+        others = [name for name in self.rules.targets if serves(self.rules, name)] if len(rules) > 1 else []
+        lines = f" (and {len(rules) - 1} rules more)" if len(rules) > 1 else ""
+        yield (
+            f"{rules[0].at.line_only}: the rule{lines} has no target for {self.target!r}, so {rules[0].path} would be lost; "
+            + (
+                f"{self.rules.model} goes to {' or '.join(others)} as a whole: --to {others[0]}"
+                if others
+                else "add one, or give its leaves a `drop:` rule"
+            )
+        )
 
     def _message(self, findings: list[str]) -> str:
-        shown = "\n".join(f"  - {finding}" for finding in findings[:MAX_FINDINGS])
-        more = f"\n  ... and {len(findings) - MAX_FINDINGS} more" if len(findings) > MAX_FINDINGS else ""
+        groups = _alike(findings)
+        lines = [f"{group[0]} ({len(group) - 1} more like it)" if group[1:] else group[0] for group in groups]
+        shown = "\n".join(f"  - {line}" for line in lines[:MAX_FINDINGS])
+        left = sum(len(group) for group in groups[MAX_FINDINGS:])
+        more = f"\n  ... and {left} more" if left else ""
         said = "1 problem" if len(findings) == 1 else f"{len(findings)} problems"
         return f"{self.rules.path} does not fit {self.source.called}: {said}\n{shown}{more}"
 
@@ -329,16 +386,42 @@ def _unseen(rules: RuleFile, found: Found) -> Iterator[str]:
         )
 
 
+def _alike(findings: list[str]) -> list[list[str]]:
+    """Findings in groups: three or more that differ in numbers alone have one cause, and are shown as one line."""
+    groups: dict[str, list[str]] = {}
+    for finding in findings:
+        groups.setdefault(re.sub(r"\d+", "#", finding), []).append(finding)
+    few = [[[finding] for finding in group] if len(group) < 3 else [group] for group in groups.values()]
+    return list(itertools.chain(*few))
+
+
 def _settable(rules: RuleFile) -> dict[str, Any]:
     """What --set may name."""
     cells = {CUSTOM_CELLS: None} if any(isinstance(rule.kind, Recurrent) for rule in rules.rules) else {}
     return {**rules.facts, **rules.axes, **rules.choices, **cells}
 
 
-def _misfit(value: Any, examples: list[Any]) -> str:
+def _declared(rules: RuleFile) -> set[str]:
+    """Facts in words, or true or false, that nothing refers to: they describe the source, and nothing can follow them."""
+    used = {
+        said for t in rules.targets.values() for said in (*references(t.config), *references(t.generation), *t.needs)
+    }
+    used |= {said for rule in rules.rules for said in facts_of(rule)}
+    return {k for k, v in rules.facts.items() if isinstance(v, str | bool) and v != ASK and k not in used}
+
+
+SEVERAL = ("eos_token_id",)  # integers of which transformers' configuration takes a list, too: generation stops at any
+
+
+def _misfit(key: str, value: Any, examples: list[Any]) -> str:
     """What a setting should have been, going by the values that are known; empty when it will do."""
     if not examples:
         return ""
+    if key in SEVERAL:
+        listed = value if isinstance(value, list) and value else [value]
+        if all(isinstance(v, int) and not isinstance(v, bool) and v >= 0 for v in listed):
+            return ""
+        return f"an integer, or a list of integers such as [{examples[0]}, 106]"
     example = examples[0]
     if isinstance(example, bool):
         return "" if isinstance(value, bool) else "true or false"
@@ -355,11 +438,7 @@ def _misfit(value: Any, examples: list[Any]) -> str:
     if isinstance(example, str):
         return "" if isinstance(value, str) else f"a word, such as {example}"
     same = isinstance(value, type(example)) and all(isinstance(v, (int, float)) for v in value)
-    return (
-        ""
-        if same
-        else f"{json.dumps(example)} or another list; lists are set from Python or in a rule file of your own"
-    )
+    return "" if same else f"{json.dumps(example)} or another list of numbers"
 
 
 def _collect(known: list[Constraint], matched: Matched, source: Source, variant: str | None) -> list[str]:
@@ -507,7 +586,7 @@ def choose_plan(
         knows_more = (
             len(coverages[rules.model].dropped) < fewest and shares[rules.model] >= shares[fitting[0].rules.model]
         )
-        if rules.model in errors and knows_more and _serves(rules, fitting[0].target):
+        if rules.model in errors and knows_more and serves(rules, fitting[0].target):
             raise PlanError(
                 f"{errors[rules.model]}\nName {fitting[0].rules.model} in place of {best[0].family} to go without the leaves "
                 "that it leaves out",
@@ -519,7 +598,11 @@ def choose_plan(
         names = " and ".join(plan.rules.model for plan in fitting)
         raise PlanError(f"{source.called} fits {names} alike; name one of them in place of {best[0].family}")
     said = ", ".join(f"{rules.model} knows {round(100 * shares[rules.model])} % of the leaves" for rules in best)
-    nearest_error = errors.get(best[0].model)
+    able = [
+        rules for rules in best if to is None or to not in rules.targets or serves(rules, to)
+    ]  # the others would say only that
+    first = next((rules for rules in able if rules.model in errors and shares[rules.model] > 0.5), best[0])
+    nearest_error = errors.get(first.model)
     if nearest_error is None:
         found = next(iter(source.leaves), "no leaves")
         raise PlanError(
@@ -527,9 +610,10 @@ def choose_plan(
             f"{len(source.leaves)} leaves matches a rule; the first is {found}. See the tree with `convert inspect`, and the "
             "models that are known with `convert rules list`"
         )
+    if not coverages[first.model].findings:  # the model is known; the mistake is another
+        raise nearest_error
     raise PlanError(
-        f"{source.called} fits none of {best[0].family or best[0].model} ({said}). The nearest:\n{nearest_error}",
-        nearest_error.findings,
+        f"{nearest_error}\nThat is the nearest of {best[0].family or best[0].model}: {said}", nearest_error.findings
     )
 
 
@@ -538,7 +622,7 @@ def fit(rules: RuleFile, source: Source) -> float:
     return _share(cover(rules, source), source)
 
 
-def _serves(rules: RuleFile, target: str) -> bool:
+def serves(rules: RuleFile, target: str) -> bool:
     """Whether every rule that takes leaves says where they go for this target."""
     return all(rule.layer(target) for rule in rules.rules if rule.sources and rule.word != "drop")
 

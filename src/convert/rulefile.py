@@ -71,6 +71,21 @@ class Beside:
 
 
 @dataclass(frozen=True)
+class Need:
+    """A fact that a target's code cannot compute otherwise.
+
+    Attributes:
+        value: what the fact must be.
+        because: why, in words.
+        at: where it is declared.
+    """
+
+    value: Any
+    because: str
+    at: Position
+
+
+@dataclass(frozen=True)
 class Target:
     """PyTorch code that loads the result.
 
@@ -80,6 +95,7 @@ class Target:
         config: contents of ``config.json``, with ``$name`` for sizes and facts; empty when the target has none.
         generation: contents of ``generation_config.json``, likewise.
         names: first keys of a module's name as the rules write it -> as this target has them.
+        needs: fact -> the only value that this target's code computes with.
     """
 
     name: str
@@ -87,6 +103,7 @@ class Target:
     config: Mapping[str, Any]
     generation: Mapping[str, Any] = field(default_factory=dict)
     names: Mapping[str, str] = field(default_factory=dict)
+    needs: Mapping[str, Need] = field(default_factory=dict)
 
     def rename(self, path: Pattern) -> Pattern:
         """What this target calls a module."""
@@ -109,6 +126,7 @@ class RuleFile:
         records: names of the leaves, in the order of the file, for a checkpoint that holds no names (Equinox).
         places: where the leaves of a layer lie, when the model comes in several layouts.
         beside: a file beside the checkpoint from which facts are read.
+        untold: fact of the configuration -> what a person should know of it, as no tree tells its value.
         text: what the file says.
         node: the same with the line of every word, for this model.
     """
@@ -129,6 +147,7 @@ class RuleFile:
     node: Node = field(repr=False, compare=False)
     places: tuple[Places, ...] = ()
     beside: Beside | None = None
+    untold: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def sha256(self) -> str:

@@ -16,7 +16,7 @@ from convert.kinds.normalized import check_normalized, read_normalized
 from convert.kinds.product import PLUS_FIRST, PLUS_SECOND, SECOND
 from convert.pattern import Pattern, parse_pattern
 from convert.places import Place, Places
-from convert.rulefile import ASK, Axis, Beside, LayerTypes, RuleFile, Target, Version, references
+from convert.rulefile import ASK, Axis, Beside, LayerTypes, Need, RuleFile, Target, Version, references
 from convert.rules_schema import ONLY, RULE_FILE, rule_record
 from convert.yamlfile import Node, load_yaml
 
@@ -221,11 +221,29 @@ def _check_unless(rule: Rule, node: Node) -> None:
         )
 
 
-def _read_places(values: Mapping[str, Any], node: Node) -> tuple[Places, ...]:
+def _period(place: Place, facts: Mapping[str, Any]) -> Place:
+    """The place with the number that its period stands for.
+
+    Raises:
+        ValueError: the fact does not repeat a list, or nothing is counted.
+    """
+    if place.period is not None and not place.order:
+        raise ValueError(f"{place.path} has a `period:` and no `order:`, whose last index it is of")
+    if not isinstance(place.period, str):
+        return place
+    fact = facts.get(place.period)
+    repeated = fact.get("repeat") if isinstance(fact, dict) else None
+    if not repeated or not isinstance(repeated, list):
+        raise ValueError(f"the period ${place.period} is no fact that repeats a list")
+    return replace(place, period=len(repeated))
+
+
+def _read_places(values: Mapping[str, Any], node: Node, facts: Mapping[str, Any]) -> tuple[Places, ...]:
     found = []
     for written, listed in values.items():
         at = node.value[written].at
         try:
+            listed = tuple(tuple(_period(place, facts) for place in layout) for layout in listed)
             indices = parse_pattern(written).indices
             for place in (place for layout in listed for place in layout):
                 own = set(parse_pattern(place.path).indices) | set(place.stacked)
@@ -366,7 +384,17 @@ def _read_file(node: Node, path: str, text: str) -> RuleFile:
     values = RULE_FILE.read(node)
     facts = values.get("facts", {})
     targets = {
-        name: Target(name, t["loads"], t.get("config", {}), t.get("generation", {}), t.get("names", {}))
+        name: Target(
+            name,
+            t["loads"],
+            t.get("config", {}),
+            t.get("generation", {}),
+            t.get("names", {}),
+            {
+                fact: Need(need["is"], need["because"], node.value["targets"].value[name].value["needs"].value[fact].at)
+                for fact, need in t.get("needs", {}).items()
+            },
+        )
         for name, t in values["targets"].items()
     }
     if not targets:
@@ -385,7 +413,7 @@ def _read_file(node: Node, path: str, text: str) -> RuleFile:
                 raise RuleError(f"{axis.at}: {name} equals a product with {factor}, which `axes` does not declare")
     axes = {**_fixed(listed.value, axes), **axes}
     for rule in rules:
-        for said in _facts_of(rule):
+        for said in facts_of(rule):
             if said not in facts:
                 raise RuleError(f"{rule.at}: there is no fact {said!r} in `facts`{nearest(said, facts)}")
         epsilon = getattr(rule.kind, "epsilon", None)
@@ -411,7 +439,13 @@ def _read_file(node: Node, path: str, text: str) -> RuleFile:
                 raise RuleError(
                     f"{node.value['versions'].at}: version {version.name} has a size of {key!r}, which `axes` does not declare"
                 )
-    places = _read_places(values["places"], node.value["places"]) if "places" in values else ()
+    for called, named in (("untold", values.get("untold", {})), *(("needs", t.needs) for t in targets.values())):
+        for name in named:
+            if name not in facts:
+                raise RuleError(
+                    f"{node.at}: `{called}` speaks of {name!r}, which is no fact of `facts`{nearest(name, facts)}"
+                )
+    places = _read_places(values["places"], node.value["places"], facts) if "places" in values else ()
     for name, fact in facts.items():
         if isinstance(fact, dict) and set(fact) == {"repeat", "length"} and str(fact["length"])[1:] not in axes:
             raise RuleError(
@@ -457,6 +491,7 @@ def _read_file(node: Node, path: str, text: str) -> RuleFile:
         node=node,
         places=places,
         beside=_read_beside(values["beside"], node.value["beside"]) if "beside" in values else None,
+        untold={name: text for name, text in values.get("untold", {}).items() if text},
     )
 
 
@@ -486,7 +521,8 @@ def _letters_of(rule: Rule) -> Iterator[str]:
         yield from filter(None, (rule.kind.inputs, rule.kind.hidden))
 
 
-def _facts_of(rule: Rule) -> Iterator[str]:
+def facts_of(rule: Rule) -> Iterator[str]:
+    """Names of the facts that a rule refers to."""
     if rule.when:
         yield rule.when
     for said in (getattr(rule.kind, "epsilon", None), getattr(rule.kind, "rows", None)):

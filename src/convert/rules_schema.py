@@ -6,7 +6,7 @@ from typing import Any
 
 from convert.fields import INTEGER, TEXT, Anything, Either, Field, Key, ListOf, MapOf, Record, Scalar
 from convert.kinds import KINDS, Drop, Timescales, attention
-from convert.kinds.base import PATTERN, SHARED
+from convert.kinds.base import PATTERN, SHARED, parse_fact
 from convert.places import Place
 from convert.yamlfile import Node
 
@@ -65,6 +65,13 @@ _VERSION = Record(
     },
     "a version",
 )
+_NEED = Record(
+    {
+        "is": Key(Anything(), "the only value that the target's code computes with", required=True),
+        "because": Key(TEXT, "why", required=True),
+    },
+    "a need of a target",
+)
 _TARGET = Record(
     {
         "loads": Key(TEXT, "the class that loads the result", required=True),
@@ -74,6 +81,7 @@ _TARGET = Record(
             MapOf(Scalar(str, "the beginning of a module's name")),
             "beginning of a module's name as the rules write it -> as this target has it",
         ),
+        "needs": Key(MapOf(_NEED), "fact -> the only value that this target's code computes with, and why"),
     },
     "a target",
 )
@@ -86,6 +94,14 @@ _BESIDE = Record(
     },
     "a file beside the checkpoint",
 )
+
+
+def _parse_period(value: int | str) -> int | str:
+    if isinstance(value, int) and value < 1:
+        raise ValueError(f"a period is 1 or more, not {value}")
+    return value if isinstance(value, int) else parse_fact(value)
+
+
 _PLACE = Record(
     {
         "path": Key(TEXT, "what stands in the tree in place of the key", required=True),
@@ -93,6 +109,10 @@ _PLACE = Record(
         "order": Key(
             ListOf(Scalar(str, "the name of an index")),
             "the indices that the layers are counted by, the slowest first: [s, p] counts p within s",
+        ),
+        "period": Key(
+            Scalar((int, str), "a number, or a reference to a fact that repeats, such as $pattern", _parse_period),
+            "how many values the last index of `order` has in every tree: a number, or the fact whose list repeats",
         ),
     },
     "a place",
@@ -108,7 +128,7 @@ class _Layout(Field):
         if not node.is_mapping:
             return (Place(TEXT.read(node), {}),)
         values = _PLACE.read(node)
-        return (Place(values["path"], values.get("stacked", {}), values.get("order", ())),)
+        return (Place(values["path"], values.get("stacked", {}), values.get("order", ()), values.get("period")),)
 
     def schema(self) -> dict[str, Any]:
         one = {"anyOf": [TEXT.schema(), _PLACE.schema()]}
@@ -155,6 +175,10 @@ RULE_FILE = Record(
             _BESIDE,
             "a JSON file beside the checkpoint: facts of the same names are read from it, and the rest of it goes over to the "
             "output's config.json",
+        ),
+        "untold": Key(
+            MapOf(TEXT),
+            "fact of the configuration -> what to know of it, as no tree tells its value; said until it is --set",
         ),
         "types": Key(
             MapOf(_TYPES), "layers of several types: a name for the list of their types, and how to tell them apart"

@@ -50,6 +50,44 @@ def os_errors(out: Path, needed: int | None = None) -> Iterator[None]:
         raise OutputError(f"{out}: cannot be written: {reason}") from error
 
 
+def refuse_existing(out: Path, overwrite: bool, *, directory: bool | None = None) -> None:
+    """Checks that something may be written at `out`.
+
+    Args:
+        directory: whether `out` will be a directory; None: unless its name ends in ``.safetensors``.
+
+    Raises:
+        OutputError: `out` exists and `overwrite` is not set, is of the other kind, cannot be replaced, or its parent is
+            missing.
+    """
+    directory = out.suffix != ".safetensors" if directory is None else directory
+    out = Path(os.path.realpath(out))
+    if not out.name:
+        raise OutputError(f"{out}: not a name that can be written; give a name below it")
+    if not out.parent.is_dir():
+        raise OutputError(f"{out}: the directory {out.parent} does not exist; create it first")
+    if not os.path.lexists(out):
+        return
+    if not directory:
+        if out.is_dir():
+            raise OutputError(f"{out}: is a directory; give another name for the file")
+        if not out.is_file():
+            raise OutputError(f"{out}: is not a regular file; give another name")
+        if not overwrite:
+            raise OutputError(f"{out}: exists and is kept; replace it with --overwrite, or give another name")
+        return
+    if not out.is_dir():
+        raise OutputError(f"{out}: is a file; give a directory, or a name that ends in .safetensors for one file")
+    with os_errors(out):
+        empty = not any(out.iterdir())
+    if not empty and not overwrite:
+        raise OutputError(f"{out}: exists and is not empty; replace its model with --overwrite, or give another name")
+    if out.is_mount():
+        raise OutputError(f"{out}: is a mount point, which cannot be replaced; give a directory in it: {out / 'model'}")
+    if _cwd().is_relative_to(out):
+        raise OutputError(f"{out}: holds the current directory, and is replaced as a whole; run from elsewhere")
+
+
 class Stage:
     """The temporary beside `out`, and the step that puts it in place.
 
@@ -70,42 +108,11 @@ class Stage:
         self.directory = directory
         self.overwrite = overwrite
         self._fd = -1
-        self._check()
+        refuse_existing(out, overwrite, directory=directory)
         with suppress(OSError):  # tidiness only
             _remove_stale(self.out)
         with os_errors(self.out):
             self._make()
-
-    def _check(self) -> None:
-        out = self.out
-        if not out.name:
-            raise OutputError(f"{out}: not a name that can be written; give a name below it")
-        if not out.parent.is_dir():
-            raise OutputError(f"{out}: the directory {out.parent} does not exist; create it first")
-        if not os.path.lexists(out):
-            return
-        if not self.directory:
-            if out.is_dir():
-                raise OutputError(f"{out}: is a directory; give another name for the file")
-            if not out.is_file():
-                raise OutputError(f"{out}: is not a regular file; give another name")
-            if not self.overwrite:
-                raise OutputError(f"{out}: exists and is kept; replace it with --overwrite, or give another name")
-            return
-        if not out.is_dir():
-            raise OutputError(f"{out}: is a file; give a directory, or a name that ends in .safetensors for one file")
-        with os_errors(out):
-            empty = not any(out.iterdir())
-        if not empty and not self.overwrite:
-            raise OutputError(
-                f"{out}: exists and is not empty; replace its model with --overwrite, or give another name"
-            )
-        if out.is_mount():
-            raise OutputError(
-                f"{out}: is a mount point, which cannot be replaced; give a directory in it: {out / 'model'}"
-            )
-        if _cwd().is_relative_to(out):
-            raise OutputError(f"{out}: holds the current directory, and is replaced as a whole; run from elsewhere")
 
     def _make(self) -> None:
         for _ in range(_ATTEMPTS):

@@ -448,7 +448,7 @@ class Compiler:
                     sums.append(merged.said)
                 cut, at = self._cut(rule, out_spec(moved.ops, leaf.spec), moved.at)
                 if cut:
-                    notes.append(f"{name} keeps {at} of {leaf.name}; the others are padding, which no entry has")
+                    notes.append(f"{name} keeps {at} of {leaf.name}; {self._left_out(rule, leaf, moved)}")
                 ops = (*moved.ops, *cut, *computing(compute, leaf.spec, dtype))
                 spec = out_spec(ops, leaf.spec)
             except (ValueError, MisfitError) as error:
@@ -494,6 +494,14 @@ class Compiler:
                 f"{rule.at.line_only}: {name}: {error}; it is stacked otherwise than the weight"
             ) from None
         return (rule.normalized.op(Operand(name, takes, math.prod(own), self.source.read)),)
+
+    def _left_out(self, rule: Rule, leaf: _Leaf, moved: Part) -> str:
+        """Why rows of a table are not kept: what the source pads to is known, anything else is the user's word."""
+        rows = out_spec(moved.ops, leaf.spec).shape[0]
+        if rows in getattr(rule.kind, "padded", ()):
+            return "the others are padding, which no entry has"
+        fact = getattr(rule.kind, "rows", "")
+        return f"the others are left out whatever they hold, as --set {fact}={self.facts.get(fact)} says"
 
     def _cut(self, rule: Rule, spec: TensorSpec, at: str) -> tuple[tuple[Op, ...], str]:
         """Leaves out rows that the rule calls padding; says which are kept."""

@@ -107,6 +107,21 @@ def plan_layout(plan: Plan, out: Path, max_shard_bytes: int | None) -> tuple[lis
     return tensors, lay_out(tensors, single=single, max_shard_bytes=max_shard_bytes)
 
 
+def prepare(plan: Plan, out: Path, max_shard_bytes: int | None) -> tuple[list[OutTensor], Layout, dict[str, bytes]]:
+    """Everything of a conversion that can be refused before a byte is read or written; ``--dry-run`` stops here.
+
+    Returns:
+        The tensors, the files that they go to, and what lies beside them, by name.
+
+    Raises:
+        OutputError: the output lies in the checkpoint, or a single file would exceed `max_shard_bytes`.
+        PlanError: ``config.json`` needs a fact that is not known.
+    """
+    refuse_overlap(out, plan.source)
+    tensors, layout = plan_layout(plan, out, max_shard_bytes)
+    return tensors, layout, {} if out.suffix == ".safetensors" else _extra_files(plan)
+
+
 def execute(
     plan: Plan,
     out: str | Path,
@@ -133,9 +148,7 @@ def execute(
     """
     started = time.monotonic()
     out = Path(out)
-    refuse_overlap(out, plan.source)
-    tensors, layout = plan_layout(plan, out, max_shard_bytes)
-    extra = {} if out.suffix == ".safetensors" else _extra_files(plan)
+    tensors, layout, extra = prepare(plan, out, max_shard_bytes)
     used = used_leaves(plan)
     total = sum(plan.source.leaves[leaf].spec.nbytes for leaf in used)
     digests: dict[str, str] = {}

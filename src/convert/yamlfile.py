@@ -89,8 +89,14 @@ def _scalar(text: str) -> Any:
 
 
 def parse_scalar(text: str) -> Any:
-    """The value that YAML 1.2 gives to `text`: number, bool, None or string. Used for ``--set key=value``."""
-    return _scalar(text.strip())
+    """The value that YAML 1.2 gives to `text`: number, bool, None or string, or a list of them in brackets.
+
+    Used for ``--set key=value``.
+    """
+    text = text.strip()
+    if text.startswith("[") and text.endswith("]"):
+        return [_scalar(item.strip()) for item in text[1:-1].split(",") if item.strip()]
+    return _scalar(text)
 
 
 def _wrap(node: YamlNode, file: str, count: Iterator[int], depth: int = 0) -> Node:

@@ -42,7 +42,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "timesfm-2.5": {},
     "recurrentgemma": {"attention_window": 5, "logits_soft_cap": 3.0},
     # Soft caps and scales that matter at this size, and are not 1/sqrt(H); rows of the table that have no token.
-    "gemma1-mha": {"vocab_size": 256},
+    "gemma1-mha": {"vocab_size": 256, "context_length": 1024},
     "gemma2-2b": {"vocab_size": 250, "sliding_window": 8, "query_pre_attn_scalar": 5},
     "gemma3": {
         "vocab_size": 250,

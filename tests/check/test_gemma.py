@@ -30,7 +30,9 @@ def test_the_plain_jax_model_is_what_the_gemma_package_recorded(case: str) -> No
     plan = convert.plan_conversion("gemma", checkpoint(case), settings=settings(case))
     io = golden_io(case)
     with jax.default_matmul_precision("highest"):
-        got = gemma_jax.run(gemma._model(plan), jax_weights(plan), jax.numpy.asarray(io["tokens"]))["logits"]
+        got = gemma_jax.run(gemma.model_of(plan, plan.rules.model), jax_weights(plan), jax.numpy.asarray(io["tokens"]))[
+            "logits"
+        ]
     assert relative_error(got, io["logits"]) < 3e-6
 
 

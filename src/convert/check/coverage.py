@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from convert.check.directory import directory_findings
 from convert.check.report import Finding, LevelReport, Verdict
 from convert.check.written import Written
 from convert.errors import UnavailableError
@@ -24,7 +25,7 @@ def check_coverage(plan: Plan, written: Written, reference: Reference | str) -> 
         reference: builds upstream's module; or the reason why there is none.
     """
     started = time.monotonic()
-    findings = [*_against_plan(plan, written.specs)]
+    findings = [*_against_plan(plan, written.specs), *directory_findings(plan, written)]
     notes = [f"{len(written.tensors)} tensors against {len(plan.steps)} of the plan"]
     if not isinstance(reference, str):
         try:

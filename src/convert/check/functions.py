@@ -108,9 +108,16 @@ def _ask(site: Site, variants: Sequence[Variant], rule: str, name: Name, ruled_o
         name(target, theirs.name) if ours is not None else f"{UNKNOWN} for {theirs.name}",
         f"the target computes {target}; the JAX model computes {theirs.name}",
         rule,
-        f"make the target compute {theirs.name}, or correct the reference if the JAX model does not",
+        f"{_repair(variants[0], ours, theirs)}, or correct the reference if the JAX model does not",
         site.error(theirs.make(site.seen)),
     )
+
+
+def _repair(meant: Variant, ours: Variant | None, theirs: Variant) -> str:
+    """What to change in the target: in its own words where it is known what it computes in place of what is meant."""
+    if ours is not None and ours.repair and theirs is meant:
+        return ours.repair
+    return f"make the target compute {theirs.name}"
 
 
 def _nearest(variants: Sequence[Variant], site: Site, value: Array) -> Variant | None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from convert.api import plan_conversion
 from convert.check.coverage import check_coverage
+from convert.check.directory import other_class
 from convert.check.leaves import comparing, levels_of_leaves
 from convert.check.machine import require_device, require_precision
 from convert.check.recorded import RecordedSource, evidence_of, recording_defaults
@@ -44,6 +45,9 @@ REFERENCES: Mapping[str, str] = {
     "gpt2_lm": "convert.references.transformers_flax:reference",
     "gpt2_lm_untied": "convert.references.transformers_flax:reference",
     "gpt2_model": "convert.references.transformers_flax:reference",
+    "gemma3_vision": "convert.references.gemma_images:reference",
+    "paligemma1": "convert.references.gemma_images:reference",
+    "paligemma2": "convert.references.gemma_images:reference",
 }
 
 
@@ -199,6 +203,8 @@ def check(
     )
     evidence = evidence_of(recording, plan, written) if recording is not None else None
     pair = load_reference(replace(plan, written_config=written.config), reference)
+    if reference is None and written.path.is_dir() and (said := other_class(plan, written)):
+        pair = said  # its module would be of that class: nothing that the reference knows
     done = tuple(_levels(plan, written, pair, set(levels), device, precision or "float32", seed, evidence, backends))
     return Report(str(out), str(plan.source.path), plan.rules.model, plan.target, done, require, plan=plan)
 

@@ -50,7 +50,10 @@ def inspect(
             output.data(f"rules {fit['model']} fit: {fit['found']}; convert {fit['model']} {checkpoint} OUT")
     for fit in fits:
         if not fit["fits"]:
-            output.data(f"rules {fit['model']} do not fit: they know {fit['share']:.0%} of the leaves")
+            known = f"they know {fit['share']:.0%} of the leaves"
+            more = f" (and {fit['problems'] - 1} problems more)" if fit["problems"] > 1 else ""
+            why = f"; {fit['problem']}{more}" if fit["problem"] and fit["share"] > 0.5 else ""
+            output.data(f"rules {fit['model']} do not fit: {known}{why}")
 
 
 def _fit(rules: Any, source: Source) -> dict[str, Any]:
@@ -58,12 +61,14 @@ def _fit(rules: Any, source: Source) -> dict[str, Any]:
     from convert.planner import fit, make_plan
 
     said: dict[str, Any] = {"model": rules.model, "family": rules.family, "share": round(fit(rules, source), 4)}
+    said |= {"problems": 0, "problem": None}
     if not said["share"]:
-        return {**said, "fits": False, "found": None, "problems": 0}
+        return {**said, "fits": False, "found": None}
     try:
-        return {**said, "fits": True, "found": make_plan(rules, source).found, "problems": 0}
+        return {**said, "fits": True, "found": make_plan(rules, source).found}
     except PlanError as error:
-        return {**said, "fits": False, "found": None, "problems": len(error.findings)}
+        found = error.findings or (str(error),)
+        return {**said, "fits": False, "found": None, "problems": len(found), "problem": found[0]}
 
 
 def _shape(shape: tuple[int, ...]) -> str:

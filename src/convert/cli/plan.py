@@ -87,7 +87,7 @@ def _lines(plan: Plan, layout: Layout) -> Iterator[str]:
     target = plan.rules.targets[plan.target]
     yield f"{plan.found} -> {plan.target}: {target.loads}"
     yield f"rules {plan.rules.path} (sha256 {plan.rules.sha256[:12]}), checkpoint {plan.source.format}"
-    for note in (*plan.source.notes, *plan.notes):
+    for note in (*plan.source.notes, *plan.notes, *plan.config_notes):
         yield f"note: {note}"
     axes = plan.rules.axes
     yield ""

@@ -50,12 +50,15 @@ def run(
 
     if check and dry_run:
         raise ConvertError("--dry-run writes nothing, so there is nothing to --check; leave one of them out")
-    from convert.streaming import Event, Result, execute, plan_layout
+    from convert.staging import refuse_existing
+    from convert.streaming import Event, Result, execute, prepare
 
     plan = make(model, checkpoint, to, dtype, step, item, skeleton, settings, rules_dir, like, custom_cells)
     limit = o.shard_bytes(max_shard_size, out)
     if dry_run:
-        print_plan(plan, plan_layout(plan, out, limit)[1], as_json)
+        _, layout, _ = prepare(plan, out, limit)
+        refuse_existing(out, overwrite)
+        print_plan(plan, layout, as_json)
         return
     result: Result | None = None
     with output.progress(quiet or as_json) as show:
@@ -113,7 +116,7 @@ def _report(plan: Any, result: Any) -> dict[str, Any]:
         "spent": {what: round(seconds, 3) for what, seconds in result.spent.items()},
         "source": {"format": plan.source.format, "digest": result.source_digest, "notes": list(plan.source.notes)},
         "dropped": [{"leaf": d.leaf, "because": d.reason} for d in plan.dropped],
-        "notes": list(plan.notes),
+        "notes": [*plan.notes, *(plan.config_notes if result.out.suffix != ".safetensors" else ())],
     }
 
 
@@ -128,7 +131,7 @@ def _summary(plan: Any, result: Any) -> None:
         if plan.dropped:
             reasons = "; ".join(dict.fromkeys(d.reason for d in plan.dropped))
             output.say(f"left out {output.count(len(plan.dropped), 'leaf')}: {reasons}")
-    for note in plan.notes:
+    for note in (*plan.notes, *(plan.config_notes if result.out.suffix != ".safetensors" else ())):
         output.say(f"note: {note}")
     lossy = [step for step in plan.steps if step.loses]
     if lossy:

@@ -133,11 +133,13 @@ class Numbering:
         counts: how many values each of them has in the tree, the first (slowest) one left out; filled in when a rule is
             settled for a tree.
         offset: how many values come before, in another place.
+        period: how many values the last index has by what the rules declare; None: as many as the tree shows.
     """
 
     order: tuple[str, ...]
     counts: tuple[int, ...] = ()
     offset: int = 0
+    period: int | None = None
 
     def value(self, indices: Mapping[str, int]) -> int:
         """The target's index."""

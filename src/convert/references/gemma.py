@@ -43,7 +43,7 @@ def reference(plan: Plan) -> Reference:
         raise ConvertError(
             f"{plan.rules.path}: the reference of gemma knows the target transformers, not {plan.target}"
         )
-    model = _model(plan)
+    model = model_of(plan, plan.rules.model)
     steps = max((window + BEYOND for window in model.windows if window is not None), default=UNLIMITED)
 
     def inputs(seed: int) -> Arrays:
@@ -70,8 +70,13 @@ def _fact(plan: Plan, name: str) -> Any:
     return expand(plan.facts[name], plan.sizes)
 
 
-def _model(plan: Plan) -> Gemma:
-    layers, generation = plan.sizes["i"], plan.rules.model
+def model_of(plan: Plan, generation: str) -> Gemma:
+    """What no weight tells of the text model, which is of a generation: ``gemma1``, ``gemma2``, ``gemma3``.
+
+    Raises:
+        ConvertError: a fact is not known.
+    """
+    layers = plan.sizes["i"]
     rest = (int(_fact(plan, "vocab_size")), plan.choices.get("gating") == "FD")
     if generation == "gemma1":
         base, scale = float(_fact(plan, "rope_theta")), plan.sizes["H"] ** -0.5
@@ -82,11 +87,15 @@ def _model(plan: Plan) -> Gemma:
     windows = [window if near else None for near in sliding]
     scale = float(_fact(plan, "query_pre_attn_scalar")) ** -0.5
     if generation == "gemma2":
-        near, far = (float(_fact(plan, name)) for name in ("attn_logit_softcapping", "final_logit_softcapping"))
+        near, far = (_cap(_fact(plan, name)) for name in ("attn_logit_softcapping", "final_logit_softcapping"))
         return Gemma([float(_fact(plan, "rope_theta"))] * layers, [1.0] * layers, windows, scale, near, far, *rest)
     near_base, far_base, factor = (float(_fact(plan, name)) for name in ("rope_theta_local", "rope_theta_global", "rope_factor_global"))  # fmt: skip
     bases = [near_base if near else far_base for near in sliding]
     return Gemma(bases, [1.0 if near else factor for near in sliding], windows, scale, None, None, *rest)
+
+
+def _cap(value: Any) -> float | None:
+    return None if value is None else float(value)
 
 
 def _jax(model: Gemma, weights: Mapping[str, Any], inputs: Mapping[str, Any]) -> OrderedDict[str, Any]:
@@ -102,7 +111,7 @@ def _build(plan: Plan, weights: Mapping[str, torch.Tensor]) -> torch.nn.Module:
     (name,), model_type = (plan.config or {})["architectures"], (plan.config or {})["model_type"]
     built = transformers.AutoConfig.for_model(model_type, **config)
     built._attn_implementation = "eager"  # the others have no soft cap
-    tied = {HEAD: weights[TABLE]} if TABLE in weights else {}
+    tied = {HEAD: weights[TABLE]} if TABLE in weights and built.tie_word_embeddings else {}
     return load(getattr(transformers, name)(built), {**tied, **weights})
 
 
@@ -113,11 +122,15 @@ def _run(module: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
 
 def _facts(module: Any) -> Mapping[str, Mapping[str, Any]]:
     """What the module is configured to compute."""
-    config = module.config
     blocks = [
         Block(f"{layer}.mlp", f"{layer}.mlp.gate_proj", f"{layer}.mlp.down_proj", f"{layer}.mlp.up_proj")
-        for layer in (f"model.layers.{i}" for i in range(config.num_hidden_layers))
+        for layer in (f"model.layers.{i}" for i in range(module.config.num_hidden_layers))
     ]
+    return {**common_facts(module, blocks), "": config_facts(module.config)}
+
+
+def config_facts(config: Any) -> dict[str, Any]:
+    """What the configuration of a text model says, by the names that the rules have for it."""
     names = (
         "sliding_window",
         "query_pre_attn_scalar",
@@ -137,4 +150,4 @@ def _facts(module: Any) -> Mapping[str, Mapping[str, Any]]:
         said["rope_theta_local"] = rope["sliding_attention"]["rope_theta"]
         said["rope_theta_global"] = rope["full_attention"]["rope_theta"]
         said["rope_factor_global"] = rope["full_attention"].get("factor", 1.0)
-    return {**common_facts(module, blocks), "": said}
+    return said

@@ -45,6 +45,21 @@ class Gemma:
     transposed: bool
 
 
+@dataclass(frozen=True)
+class Images:
+    """Images among the tokens.
+
+    Attributes:
+        at: [batch, time], true where an image stands.
+        soft: [batch, n, width], what stands there, in order.
+        sees: [batch, query, key], which positions see which, but for windows.
+    """
+
+    at: Any
+    soft: Any
+    sees: Any
+
+
 def layered(weights: Mapping[str, Any]) -> dict[str, Any]:
     """The leaves by the names of the NESTED layout, whatever the layout: ``layer_7/attn/q_einsum/w``.
 
@@ -72,7 +87,7 @@ def _short(name: str) -> str:
     return name.removesuffix("/w") if "/mlp/" in name else name
 
 
-def run(model: Gemma, weights: Mapping[str, Any], tokens: Any) -> OrderedDict[str, Any]:
+def run(model: Gemma, weights: Mapping[str, Any], tokens: Any, images: Images | None = None) -> OrderedDict[str, Any]:
     """Values at the boundaries by the names of transformers' modules, in their layouts, and the logits [batch, time, token]."""
     import jax
     import jax.numpy as jnp
@@ -89,10 +104,15 @@ def run(model: Gemma, weights: Mapping[str, Any], tokens: Any) -> OrderedDict[st
     x = table[tokens] * jnp.sqrt(table.shape[-1]).astype(table.dtype)
     values["model.embed_tokens"] = x
     places = jnp.arange(tokens.shape[1])
+    sees = places[None, None, :] <= places[None, :, None]
+    if images is not None:
+        nth = jnp.maximum(jnp.cumsum(images.at, axis=1) - 1, 0)
+        x = jnp.where(images.at[..., None], jnp.take_along_axis(images.soft, nth[..., None], axis=1), x)
+        sees = images.sees
     for i, window in enumerate(model.windows):
         name, leaf = f"model.layers.{i}", f"layer_{i}"
         values[f"{name}.input_layernorm{INPUT}"] = x
-        x = x + _attention(model, w, values, i, norm(f"{name}.input_layernorm", f"{leaf}/pre_attention_norm", x), places, window, norm)  # fmt: skip
+        x = x + _attention(model, w, values, i, norm(f"{name}.input_layernorm", f"{leaf}/pre_attention_norm", x), sees, window, norm)  # fmt: skip
         deep = f"{leaf}/post_ffw_norm/scale" in w  # Gemma 1 has no norms behind its blocks
         before = "pre_feedforward_layernorm" if deep else "post_attention_layernorm"
         y = norm(f"{name}.{before}", f"{leaf}/pre_ffw_norm", x)
@@ -109,12 +129,12 @@ def run(model: Gemma, weights: Mapping[str, Any], tokens: Any) -> OrderedDict[st
 
 
 def _attention(
-    model: Gemma, w: Mapping[str, Any], values: Any, i: int, x: Any, places: Any, window: int | None, norm: Any
+    model: Gemma, w: Mapping[str, Any], values: Any, i: int, x: Any, sees: Any, window: int | None, norm: Any
 ) -> Any:
     import jax
     import jax.numpy as jnp
 
-    name, leaf = f"model.layers.{i}.self_attn", f"layer_{i}/attn"
+    name, leaf, places = f"model.layers.{i}.self_attn", f"layer_{i}/attn", jnp.arange(x.shape[1])
     if f"{leaf}/qkv_einsum/w" in w:
         q, k, v = jnp.einsum("btd,sndh->sbtnh", x, w[f"{leaf}/qkv_einsum/w"])
     else:
@@ -140,10 +160,9 @@ def _attention(
     logits = jnp.einsum("btnh,bsnh->bnts", turn(q) * model.query_scale, jnp.repeat(turn(k), groups, axis=2))
     if model.attention_cap is not None:
         logits = jnp.tanh(logits / model.attention_cap) * model.attention_cap
-    seen = places[None, :] <= places[:, None]
-    if window is not None:
-        seen = seen & (places[None, :] > places[:, None] - window)
-    probs = jax.nn.softmax(jnp.where(seen, logits, MASKED), axis=-1).astype(v.dtype)
+    if window is not None:  # _modules.py, create_sliding_mask: to both sides
+        sees = sees & (jnp.abs(places[None, :] - places[:, None]) < window)
+    probs = jax.nn.softmax(jnp.where(sees[:, None], logits, MASKED), axis=-1).astype(v.dtype)
     y = jnp.einsum("bnts,bsnh->btnh", probs, jnp.repeat(v, groups, axis=2))
     assert y.shape[2] == heads
     values[f"{name}.o_proj{INPUT}"] = y.reshape(*y.shape[:2], -1)

@@ -20,6 +20,7 @@ from convert.references.variants import (
     gated_variants,
     logits_variants,
     rope,
+    rope_repair,
 )
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -155,7 +156,10 @@ def _attention(plan: Plan, model: Gemma, i: int, steps: int, block: str) -> Iter
 
     ropes = _ropes(model, i)
     yield from attended(ropes[_HALF_SPLIT])
-    yield from (Variant(name, next(attended(turn)).make) for name, turn in ropes.items() if name != _HALF_SPLIT)
+    repair = rope_repair(model.bases[i], model.factors[i])
+    yield from (
+        Variant(name, next(attended(turn)).make, repair=repair) for name, turn in ropes.items() if name != _HALF_SPLIT
+    )
     if groups not in (1, heads):
         tiled = attended(ropes[_HALF_SPLIT], grouping="tiled")
         yield Variant("key heads in turns, not in groups", next(tiled).make)

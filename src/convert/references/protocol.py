@@ -40,11 +40,13 @@ class Variant:
         make: computes the whole value.
         undoes: `make` takes the PyTorch model's own value at the boundary and undoes a mistake called `name` in it. Otherwise
             it computes the value anew from earlier ones.
+        repair: what to change where the target computes this, in the words of its configuration; empty: compute what is meant.
     """
 
     name: str
     make: Callable[[Observed], Array]
     undoes: bool = False
+    repair: str = ""
 
 
 JaxSide = Callable[[Mapping[str, Any], Mapping[str, Any]], Mapping[str, Any]]

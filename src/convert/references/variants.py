@@ -71,6 +71,12 @@ def rope_variants(
     yield from (Variant(f"RoPE with base {other:g}", made(other)) for other in BASES if other != base)
 
 
+def rope_repair(base: float, factor: float = 1.0) -> str:
+    """What to change in a target whose RoPE is another than that of this base and factor."""
+    divided = f", positions divided by {factor:g}" if factor != 1 else ", positions not divided"
+    return f"give this layer RoPE of base {base:g} in half-split pairs{divided}"
+
+
 # ---- attention
 
 
@@ -165,8 +171,31 @@ def attention_variants(
     if meant.window is not None:
         mistakes = {**mistakes, "no attention window": replace(meant, window=None)}
     yield Variant("causal attention", made(meant))
-    yield from (Variant(name, made(how)) for name, how in mistakes.items() if name not in scales)
-    yield from (Variant(name, made(meant, name)) for name in scales[1:])
+    for name, how in mistakes.items():
+        if name not in scales:
+            yield Variant(name, made(how), repair=attention_repair(how, meant))
+    yield from (
+        Variant(name, made(meant, name), repair="correct what the scores are divided by") for name in scales[1:]
+    )
+
+
+def attention_repair(how: Attention, meant: Attention) -> str:
+    """What to change in a target that computes attention in the first way, so that it computes it in the second."""
+    if how.window != meant.window:
+        if meant.window is None:
+            return "take the attention window out of this layer"
+        return f"give this layer an attention window of {meant.window} positions" + (
+            f", not {how.window}" if how.window else ""
+        )
+    if how.cap != meant.cap:
+        if meant.cap is None:
+            return "take the soft cap of the attention scores out"
+        return f"set the soft cap of the attention scores to {meant.cap:g}" + (f", not {how.cap:g}" if how.cap else "")
+    if how.power != meant.power:
+        return "correct what the attention scores are divided by"
+    return "correct the attention mask: a position sees itself and those before it" + (
+        ", padding left out" if meant.padding else ""
+    )
 
 
 # ---- per-dimension scale of the query
