@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from convert.api import convert as convert
     from convert.api import plan_conversion as plan_conversion
+    from convert.drafting import draft_rules as draft_rules
     from convert.errors import CheckpointError as CheckpointError
     from convert.errors import ConvertError as ConvertError
     from convert.errors import OutputError as OutputError
@@ -39,9 +40,12 @@ if TYPE_CHECKING:
     from convert.streaming import Event as Event
     from convert.streaming import Result as Result
     from convert.streaming import execute as execute
+    from convert.survey import Survey as Survey
+    from convert.survey import survey as survey
 
 _MODULES = {
     "convert.api": ("convert", "plan_conversion"),
+    "convert.drafting": ("draft_rules",),
     "convert.errors": ("CheckpointError", "ConvertError", "OutputError", "PlanError", "RuleError"),
     "convert.plan": ("Plan",),
     "convert.library": ("available_rules", "load_models", "load_rules"),
@@ -51,6 +55,7 @@ _MODULES = {
     "convert.spec": ("TensorSpec",),
     "convert.steps": ("Step",),
     "convert.streaming": ("Event", "Result", "execute"),
+    "convert.survey": ("Survey", "survey"),
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
 __all__ = sorted(_HOME)

@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from convert.beside import Found, contradictions, facts_beside, look_beside
@@ -89,6 +89,8 @@ class _Planner:
         if not any(of_role for matched in coverage.matched for of_role in matched.leaves.values()):
             raise PlanError(self._strangers())
         findings = list(coverage.findings)
+        questions = [str(question) for question in coverage.rules.questions]
+        coverage = replace(coverage, matched=tuple(m for m in coverage.matched if not m.rule.asked))
         choices, sizes, problems = self._sizes(coverage)
         findings += problems
         found = look_beside(self.rules, self.source)
@@ -109,8 +111,9 @@ class _Planner:
         findings += self._unmet(facts)
         if not findings:
             findings += _duplicates(steps)
-        if not findings and like is not None:
+        if not findings and not questions and like is not None:
             findings += _compare(steps, like)
+        findings += questions
         if findings:
             findings = list(dict.fromkeys(findings))
             raise PlanError(self._message(findings), tuple(findings))

@@ -8,12 +8,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from convert.asking import ASK as ASK
+from convert.asking import Question
 from convert.kinds import Rule
 from convert.pattern import Pattern, parse_pattern
 from convert.places import Places
 from convert.yamlfile import Node, Position
-
-ASK = "ask"  # the value of a fact that the tree does not hold and the rules do not know
 
 
 @dataclass(frozen=True)
@@ -153,6 +153,11 @@ class RuleFile:
     def sha256(self) -> str:
         """Checksum of the text, for the provenance."""
         return hashlib.sha256(self.text.encode()).hexdigest()
+
+    @property
+    def questions(self) -> tuple[Question, ...]:
+        """What the rules leave open, in the order of the file; a file with questions converts nothing."""
+        return tuple(Question(at, key, str(rule.path)) for rule in self.rules for key, at in rule.asked.items())
 
     @property
     def choices(self) -> dict[str, tuple[str, ...]]:

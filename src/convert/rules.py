@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from convert.asking import set_aside
 from convert.errors import RuleError
 from convert.fields import TEXT, Anything, Key, Record, nearest
 from convert.kinds import KINDS, Drop, Linear, Numbering, Recurrent, Rule, TargetLayer, Timescales, attention
@@ -89,6 +90,7 @@ def _read_rule(node: Node, targets: Mapping[str, Target]) -> Rule:
             f"{node.at}: a rule names its target with one of {', '.join((*KINDS, attention.WORD))}; {found}{typo and ';' + typo}"
         )
     word = words[0]
+    node, asked = set_aside(node, word)
     record = rule_record(word)
     kind = KINDS[word]
     if kind.target is not None:  # read apart, as its form depends on the targets of the file
@@ -128,6 +130,7 @@ def _read_rule(node: Node, targets: Mapping[str, Target]) -> Rule:
         rope=rope,
         flattened=flattened,
         normalized=normalized,
+        asked=asked,
     )
     _check_rule(rule, node)
     _check_unless(rule, node)
@@ -186,6 +189,8 @@ def _check_rule(rule: Rule, node: Node) -> None:
                 f"{node.at}: the source has the indices {_braces(known)} and the target {_braces(layer.path.indices)}{of}; "
                 "each index of the source must be in the target, or two leaves would become one tensor"
             )
+        if rule.asked:
+            continue  # what is asked for would be needed
         try:
             rule.kind.check_target(layer, weight)
             check_rope(rule)
@@ -453,7 +458,7 @@ def _read_file(node: Node, path: str, text: str) -> RuleFile:
             )
     indices = {name: rule for rule in reversed(rules) for name in _indices_of(rule) if rule.word != "drop"}
     for rule in rules:
-        for letter in _letters_of(rule):
+        for letter in () if rule.asked else _letters_of(rule):
             if letter in indices:
                 raise RuleError(
                     f"{rule.at}: {letter} is an axis here and the index {{{letter}}} in line {indices[letter].at.line}; "

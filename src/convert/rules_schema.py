@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from convert.asking import ASK, STAND_INS
 from convert.fields import INTEGER, TEXT, Anything, Either, Field, Key, ListOf, MapOf, Record, Scalar
 from convert.kinds import KINDS, Drop, Timescales, attention
 from convert.kinds.base import PATTERN, SHARED, parse_fact
@@ -213,6 +214,10 @@ def rule_record(word: str) -> Record:
 def _rule_schema(word: str) -> dict[str, Any]:
     schema = rule_record(word).schema()
     kind = KINDS[word]
+    for key in schema["properties"].keys() & STAND_INS.keys():
+        said = schema["properties"][key]
+        doc = said.pop("description")
+        schema["properties"][key] = {"description": doc, "anyOf": [said, {"const": ASK, "description": "left open"}]}
     if kind.target is not None:  # either one target for all, in short or long form, or one for each of several
         layer = Either(PATTERN, kind.target).schema()
         several = {

@@ -21,6 +21,7 @@ HELP = """Convert JAX checkpoints to PyTorch safetensors with declarative per-la
   convert record MODEL CKPT OUT what the JAX model computes, for check --recorded where there is no JAX
   convert skeleton MODULE:FACTORY   names for an Equinox file, made where JAX runs
   convert rules list            the shipped rules; also: show, validate, schema
+  convert rules new CKPT        a draft of rules for a model of your own
 
 OUT ending in .safetensors is one file; anything else is a directory. Data goes to stdout, everything else to stderr.
 Exit codes: 0 done, 2 a usage, input or internal error, 130 interrupted.

@@ -11,8 +11,10 @@ from convert.cli import options as o
 from convert.cli import output
 
 if TYPE_CHECKING:
+    from convert.errors import PlanError
     from convert.plan import Plan
     from convert.steps import Step
+    from convert.survey import Survey
     from convert.writer import Layout
 
 
@@ -31,10 +33,18 @@ def plan(
     max_shard_size: o.ShardSize = None,
     as_json: o.Json = False,
 ) -> None:
-    """What would be written, from what, and what a shape check could not catch. Reads no arrays."""
+    """What would be written, from what, and what a shape check could not catch. Reads no arrays.
+
+    Where the rules do not fit, or are not finished: what they cover, what not, and the nearest rule; exit code 2.
+    """
+    from convert.errors import PlanError
     from convert.streaming import plan_layout
 
-    made = make(model, checkpoint, to, dtype, step, item, skeleton, settings, rules_dir, like, custom_cells)
+    try:
+        made = make(model, checkpoint, to, dtype, step, item, skeleton, settings, rules_dir, like, custom_cells)
+    except PlanError as error:
+        _survey(model, checkpoint, step, item, skeleton, rules_dir, error, as_json)
+        raise
     print_plan(made, plan_layout(made, Path("model"), o.shard_bytes(max_shard_size, None))[1], as_json)
 
 
@@ -67,6 +77,67 @@ def make(
         rules_dir=rules_dir,
         like=open_written(like).specs if like else None,
     )
+
+
+def _survey(
+    model: str,
+    checkpoint: Path,
+    step: int | None,
+    item: str | None,
+    skeleton: Path | None,
+    rules_dir: Path | None,
+    error: PlanError,
+    as_json: bool,
+) -> None:
+    """What rules that do not fit cover; nothing where a family's name leaves open which rules are meant."""
+    from convert.library import find_rules
+    from convert.sources import open_source
+    from convert.survey import survey
+
+    candidates = find_rules(model, rules_dir)
+    if len(candidates) != 1:
+        return
+    records = [rules.records for rules in candidates if rules.records]
+    source = open_source(checkpoint, step=step, item=item, skeleton=skeleton, records=records)
+    found = survey(candidates[0], source)
+    if found.covered and not error.findings:
+        return  # not the rules are wrong but an option
+    if as_json:
+        output.data_json({**found.to_dict(), "findings": list(error.findings)})
+        return
+    for line in _survey_lines(found):
+        output.data(line)
+
+
+def _survey_lines(found: Survey) -> Iterator[str]:
+    yield f"Covered: {sum(c.leaves for c in found.covered):,} of {output.count(found.total, 'leaf')}"
+    rows = [
+        (
+            c.path,
+            c.word,
+            output.count(c.leaves, "leaf"),
+            c.rule.line_only,
+            f"open: {', '.join(c.asked)}" if c.asked else "",
+        )
+        for c in found.covered
+    ]
+    yield from _indent(output.table(rows))
+    if found.dropped:
+        yield ""
+        yield f"Left out: {output.count(sum(c.leaves for c in found.dropped), 'leaf')}"
+        rows = [(c.path, c.word, output.count(c.leaves, "leaf"), c.rule.line_only, "") for c in found.dropped]
+        yield from _indent(output.table(rows))
+    if found.uncovered:
+        yield ""
+        yield f"No rule: {output.count(sum(len(u.leaves) for u in found.uncovered), 'leaf')}"
+        for u in found.uncovered:
+            yield f"  {u.path}  {u.spec}  {output.count(len(u.leaves), 'leaf')}"
+            if u.near:
+                yield f"      nearest: {u.near.path} ({u.near.word}, {u.near.rule.line_only}): {'; '.join(u.near.why)}"
+    if found.questions:
+        yield ""
+        yield f"Open: {output.count(len(found.questions), 'question')}"
+        yield from _indent(output.table([(str(q.at), q.key, q.path) for q in found.questions]))
 
 
 def print_plan(plan: Plan, layout: Layout, as_json: bool) -> None:

@@ -1,4 +1,4 @@
-"""``convert rules list | show NAME | validate FILE | schema``"""
+"""``convert rules list | show NAME | new CKPT | validate FILE | schema``"""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 from convert.cli import options as o
 from convert.cli import output
 
-app = typer.Typer(help="The rules: list, show, validate, schema.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(help="The rules: list, show, new, validate, schema.", no_args_is_help=True, rich_markup_mode=None)
 
 Name = Annotated[
     str, typer.Argument(metavar="NAME", help="A name from `convert rules list`, or the path of a rule file.")
@@ -58,8 +58,46 @@ def show(name: Name, rules_dir: o.RulesDir = None) -> None:
 
 
 @app.command()
+def new(
+    checkpoint: o.Checkpoint,
+    file: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="FILE", help="Where to write it; must not exist. Without it: stdout.", show_default=False
+        ),
+    ] = None,
+    step: o.StepNumber = None,
+    item: o.Item = None,
+    skeleton: o.Skeleton = None,
+) -> None:
+    """Draft a rule file from the tree of a checkpoint. Guesses are marked; what names and shapes do not tell says `ask`."""
+    from convert.drafting import draft_rules
+    from convert.errors import OutputError
+    from convert.rules import parse_rules
+    from convert.sources import open_source
+
+    source = open_source(checkpoint, step=step, item=item, skeleton=skeleton)
+    text = draft_rules(source)
+    if file is None:
+        output.data(text.rstrip("\n"))
+        return
+    try:
+        with file.open("x", encoding="utf-8") as stream:
+            stream.write(text)
+    except FileExistsError:
+        raise OutputError(f"{file} exists, and a draft would replace what you wrote; give another name") from None
+    except OSError as error:
+        raise OutputError(f"{file}: cannot be written: {error.strerror}") from None
+    drafted = parse_rules(text, str(file))
+    output.say(
+        f"wrote {file}: {output.count(len(drafted.rules), 'rule')} for {output.count(len(source.leaves), 'leaf')}, "
+        f"{output.count(len(drafted.questions), 'question')} open; answer them, then `convert plan {file} {checkpoint}`"
+    )
+
+
+@app.command()
 def validate(files: Files) -> None:
-    """Check rule files: the words, the equations, that sources and targets pair up."""
+    """Check rule files: the words, the equations, that sources and targets pair up. What says `ask` is listed, and exits with 2."""
     from convert.errors import RuleError
     from convert.library import load_models
 
@@ -73,9 +111,15 @@ def validate(files: Files) -> None:
         else:
             for rules in models:
                 called = f" {rules.model}:" if len(models) > 1 else ""
+                open_still = rules.questions
+                said = f", {output.count(len(open_still), 'question')} open" if open_still else ""
                 output.data(
-                    f"{file}:{called} valid, {output.count(len(rules.rules), 'rule')} for {', '.join(rules.targets)}"
+                    f"{file}:{called} valid{' so far' if open_still else ''}, {output.count(len(rules.rules), 'rule')} "
+                    f"for {', '.join(rules.targets)}{said}"
                 )
+                for question in open_still:
+                    output.data(f"  {question}")
+                bad += bool(open_still)
     if bad:
         raise typer.Exit(2)
 

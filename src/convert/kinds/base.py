@@ -300,6 +300,7 @@ class Rule:
         rope: the axis that the source turns by RoPE next, and its pairs.
         flattened: an axis that the source makes of the axes of a map.
         normalized: what the source does to the weight at every call.
+        asked: key -> where it says ``ask``; such a rule has its leaves and nothing else that is true (`convert.asking`).
     """
 
     at: Position
@@ -319,6 +320,7 @@ class Rule:
     rope: Rope | None = None
     flattened: Flattened | None = None
     normalized: Normalized | None = None
+    asked: Mapping[str, Position] = field(default_factory=dict)
 
     def resolve(self, indices: Mapping[str, int]) -> dict[str, int]:
         """The indices of the source, and those of the target that follow from them."""

@@ -1,0 +1,78 @@
+"""Open questions of a rule file: a key of a rule whose value is ``ask``.
+
+Such a rule says which leaves it takes and not yet what they are. The file is read, and its coverage planned; nothing is
+converted before every question is answered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from convert.yamlfile import Node, Position
+
+ASK = "ask"  # also the value of a fact that the tree does not hold and the rules do not know
+
+# Key -> a value that stands in for it while the rest of the rule is read; None: the key is left out meanwhile. Paths
+# cannot be asked for: a rule without its leaves says nothing.
+STAND_INS: Mapping[str, Any] = {
+    "activation": None,
+    "carries": None,
+    "dimension_numbers": "NWC,WIO->NWC",
+    "einsum": "...D,DE->...E",
+    "epsilon": 0,
+    "feature_group_count": None,
+    "flattened": None,
+    "group_size": 1,
+    "momentum": None,
+    "multiplies_by": "scale",
+    "num_groups": 1,
+    "padding": None,
+    "rope": None,
+    "standardized": None,
+    "strides": None,
+}
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a rule leaves open.
+
+    Attributes:
+        at: where the ``ask`` stands.
+        key: whose value it is.
+        path: the rule's path.
+    """
+
+    at: Position
+    key: str
+    path: str
+
+    def __str__(self) -> str:
+        return f"{self.at}: `{self.key}` of {self.path} is open; write what the source does in place of `{ASK}`"
+
+
+def set_aside(node: Node, word: str) -> tuple[Node, dict[str, Position]]:
+    """A rule with stand-ins for what it asks, and where it asks what.
+
+    Args:
+        node: the rule, a mapping.
+        word: its kind's key, whose value is the target: a target that is asked for is called as the leaf for now.
+    """
+    assert node.keys_at is not None
+    asked = {
+        key: child.at
+        for key, child in node.items()
+        if child.value == ASK and (key in STAND_INS or key == word != "drop")
+    }
+    if not asked:
+        return node, {}
+    start = node.value.get("from")
+    values = {key: start.value if key == word and start is not None else STAND_INS.get(key) for key in asked}
+    kept = {
+        key: Node(values[key], child.at) if key in asked else child
+        for key, child in node.items()
+        if key not in asked or values[key] is not None
+    }
+    return Node(kept, node.at, {key: node.keys_at[key] for key in kept}), asked

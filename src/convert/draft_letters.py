@@ -1,0 +1,53 @@
+"""Letters for the axes of a drafted rule file: one for each role and size."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Iterator
+
+PREFERRED = {"entries": "V", "width": "DCEFGKLMABJ", "heads": "N", "head": "H", "kernel": "PQWUXYZ", "one": "O"}
+MEANING = {
+    "entries": "entries",
+    "width": "a width",
+    "heads": "heads",
+    "head": "width of a head",
+    "kernel": "size of a kernel",
+    "one": "one channel",
+}
+ROWS = "RS"  # what the draft calls the rows and columns of a map, whose sizes it does not know
+RESERVED = "ijklmnpq"  # what the draft calls indices
+
+
+class NoLetterError(Exception):
+    """All letters are in use."""
+
+
+class Letters:
+    """Gives out letters. The same role and size have the same letter."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, int, int], str] = {}
+
+    def named(self, role: str, size: int, again: int = 0) -> str:
+        """The letter of an axis; with `again` another one of the same size, for a tensor that has it twice.
+
+        Raises:
+            NoLetterError: there are no more.
+        """
+        key = (role, size, again)
+        if key not in self._known:
+            used = set(self._known.values())
+            lower = (c for c in string.ascii_lowercase if c not in RESERVED)
+            every = (*PREFERRED[role], *string.ascii_uppercase, *lower)
+            free = [c for c in every if c not in used and c not in ROWS]
+            if not free:
+                raise NoLetterError
+            self._known[key] = free[0]
+        return self._known[key]
+
+    def declared(self) -> Iterator[str]:
+        """Lines for ``axes``."""
+        for (role, size, again), letter in self._known.items():
+            first = self._known.get((role, size, 0))
+            equals = f", equals: {first}" if again and first else ""
+            yield f"{letter}: {{is: {MEANING[role]}{equals}}}    # {size} in this checkpoint"

@@ -1,0 +1,389 @@
+"""Drafted rule files: whole, honest about what they do not know, and right once their questions are answered."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from command_line import Run
+from convert import ConvertError, PlanError, Source, draft_rules, load_rules, open_source, parse_rules, plan_conversion
+from convert.grouping import Names, group
+from convert.match import cover
+from convert.planner import make_plan
+from convert.survey import survey
+from memory_source import MemorySource, rule_file, run, zeros
+from upstream import GOLDEN
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+@pytest.fixture
+def convert(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    return Run(monkeypatch, capsys)
+
+
+def tree(**specs: tuple[int, ...]) -> MemorySource:
+    """A tree of random numbers; ``__`` is a slash."""
+    rng = np.random.default_rng(0)
+    shapes = {name.replace("__", "/"): shape for name, shape in specs.items()}
+    return MemorySource({name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()})
+
+
+def patterns(source: Source) -> dict[str, int]:
+    names = Names()
+    return {names.text(g.steps): len(g.leaves) for g in group(source.leaves)}
+
+
+# ---- grouping
+
+
+def test_paths_are_grouped_by_indices_that_run_from_0_without_gaps() -> None:
+    layers = {f"layer_{k}__{name}": (5, 7) for k in (0, 1, 2) for name in ("a", "b")}
+    assert patterns(tree(**layers)) == {"layer_{i}/a": 3, "layer_{i}/b": 3}
+    del layers["layer_1__b"]
+    assert patterns(tree(**layers)) == {"layer_{0,2}/a": 2, "layer_{0,2}/b": 2, "layer_1/a": 1}
+    assert patterns(tree(l_1=(2,), l_2=(2,), l_3=(2,))) == {"l_{1,2,3}": 3}
+    assert patterns(tree(l_0=(2,), l_01=(2,))) == {"l_0": 1, "l_01": 1}
+
+
+def test_the_leaves_of_one_layer_are_grouped_alike() -> None:
+    """The biases of Dense_0 and Dense_1 have one shape, their kernels have not: they are two layers."""
+    source = tree(Dense_0__kernel=(9, 5), Dense_0__bias=(5,), Dense_1__kernel=(5, 5), Dense_1__bias=(5,))
+    assert list(patterns(source)) == ["Dense_0/kernel", "Dense_0/bias", "Dense_1/kernel", "Dense_1/bias"]
+
+
+def test_siblings_and_stacks_of_their_own() -> None:
+    source = tree(
+        **{f"encoder_{k}__{x}__w": (4, 6) for k in (0, 1) for x in ("query", "key", "value")},
+        **{f"decoder_{k}__{x}__w": (4, 6) for k in (0, 1) for x in ("alpha", "beta")},
+    )
+    assert patterns(source) == {
+        "encoder_{i}/{query,key,value}/w": 6,
+        "decoder_{j}/alpha/w": 2,
+        "decoder_{j}/beta/w": 2,
+    }
+
+
+def test_names_that_are_patterns_are_escaped() -> None:
+    source = MemorySource({"a{i}*/kernel": np.zeros((3, 5), np.float32), "a: #b/kernel": np.zeros((5, 2), np.float32)})
+    rules = parse_rules(draft_rules(source))
+    assert not cover(rules, source).findings
+    assert {str(rule.path) for rule in rules.rules} == {"a\\{i\\}\\*/kernel", "a: #b/kernel"}
+
+
+# ---- drafts
+
+
+def answered(text: str, answers: Mapping[str, Mapping[str, Any]], more: str = "") -> str:
+    """A draft with its questions answered: by the leaf's path, key -> a value, the number of an alternative, or None.
+
+    `*` answers what no path does. Alternatives are taken from the comments of the draft; all comments go.
+    """
+    blocks = text.split("\n\n")
+    for n, block in enumerate(blocks):
+        path = re.search(r"from: (\S+)", block)
+        if path is None:
+            continue
+        known = {**answers.get("*", {}), **answers[path[1]]}
+        lines = block.splitlines()
+        for k, line in enumerate(lines):
+            asked = re.match(r"(- |  )(\w+): ask ", line)
+            if asked is None:
+                continue
+            value = known[asked[2]]
+            choices = []
+            for below in lines[k + 1 :]:
+                if not below.startswith("  # "):
+                    break
+                choices.append(below.removeprefix("  # ").split("    #")[0])
+            said = choices[value] if isinstance(value, int) else f"{asked[2]}: {value}"
+            lines[k] = asked[1] + said if value is not None else ""
+        blocks[n] = "\n".join([*lines, *(f"  {line}" for line in known.get("+", ()))])
+    joined = "\n\n".join(blocks).replace("\naxes:", f"\naxes:\n{more}  #", 1)
+    return "\n".join(line for line in joined.splitlines() if not line.lstrip().startswith("#"))
+
+
+def module(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    found = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(found)
+    return found
+
+
+NORM = {"multiplies_by": 0, "epsilon": 1, "layer_norm": "norm"}
+SQUARE = {"activation": "silu", "linear": "layers.{i}"}
+OWN = {
+    "block_{i}/merge/kernel": {"activation": "none", "linear": "blocks.{i}.merge"},
+    "block_{i}/split/kernel": {"activation": "gelu_tanh", "linear": "blocks.{i}.split"},
+    "block_{i}/norm/scale": {"multiplies_by": "scale", "epsilon": 0, "layer_norm": "blocks.{i}.norm"},
+    "embed/embedding": {"embedding": 0},
+    "head/kernel": {"activation": "none", "linear": 0},
+}
+FLAX = {
+    "dense_{i}/kernel": {"einsum": 0, **SQUARE},
+    "norm/scale": NORM,
+    "head/kernel": {"activation": "none", "linear": 0},
+}
+EQUINOX = {
+    "layers/{i}/weight": {"einsum": 1, **SQUARE},
+    "norm/weight": NORM,
+    "head/weight": {"activation": "none", "linear": 0},
+}
+KERAS = {
+    "layers/dense_{0,1}/vars/0": {"einsum": 0, "activation": "silu", "linear": "layers.{0,1}"},
+    "layers/layer_normalization/vars/0": NORM,
+    "layers/dense_2/vars/0": {"activation": "none", "linear": "head"},
+}
+CONV = {
+    "*": {"padding": "SAME", "activation": "none", "conv": 0, "multiplies_by": 0, "epsilon": 1},
+    "params/dense/kernel": {"flattened": 0, "linear": 1},
+    "params/depthwise/kernel": {"feature_group_count": 0},
+    "params/group/scale": {"layer_norm": 1, "+": ["num_groups: 3"]},
+    "params/head/kernel": {"linear": 0},
+    "params/mix/kernel": {"+": ["standardized: (w - mean) / (std + 1e-5)"]},
+    "params/norm/scale": {"momentum": 1, "batch_norm": 0},
+    "params/stem/kernel": {"+": ["strides: 2", "input_size: [9, 8]"]},
+    "params/up/kernel": {"conv": 1, "+": ["strides: 2"]},
+}
+
+
+def example(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, convert: Run) -> tuple[Source, Path]:
+    """The checkpoint that an example's own script writes, and the example's rules."""
+    if name == "own-model":
+        module(EXAMPLES / name / "model_jax.py").main(str(folder / "ckpt"), str(folder / "io.npz"))
+        return open_source(folder / "ckpt"), EXAMPLES / name / "rules.yaml"
+    if name == "conv-net":
+        module(EXAMPLES / name / "model_jax.py").main(str(folder / "ckpt.npz"))
+        return open_source(folder / "ckpt.npz"), EXAMPLES / name / "rules.yaml"
+    formats = EXAMPLES / "formats"
+    if name == "flax":
+        module(formats / "flax_model.py").main("msgpack", str(folder / "ckpt.msgpack"), str(folder / "io.npz"))
+        return open_source(folder / "ckpt.msgpack"), formats / "flax.yaml"
+    if name == "keras":
+        module(formats / "keras_model.py").main(str(folder / "ckpt.weights.h5"), str(folder / "io.npz"))
+        return open_source(folder / "ckpt.weights.h5"), formats / "keras.yaml"
+    monkeypatch.syspath_prepend(str(formats))
+    module(formats / "equinox_model.py").main(str(folder / "ckpt.eqx"), str(folder / "io.npz"))
+    (folder / "skeleton.json").write_text(convert("skeleton", "equinox_model:make")[0])
+    return open_source(folder / "ckpt.eqx", skeleton=folder / "skeleton.json"), formats / "equinox.yaml"
+
+
+@pytest.mark.parametrize(
+    ("name", "answers"),
+    [("own-model", OWN), ("flax", FLAX), ("equinox", EQUINOX), ("keras", KERAS), ("conv-net", CONV)],
+)
+def test_a_draft_of_an_example_with_its_questions_answered_is_the_examples_rules(
+    name: str, answers: Mapping[str, Mapping[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, convert: Run
+) -> None:
+    source, rules = example(name, tmp_path, monkeypatch, convert)
+    text = draft_rules(source)
+    draft = parse_rules(text, "draft.yaml")
+    coverage = cover(draft, source)
+    assert not coverage.findings and coverage.claimed == len(source.leaves) and draft.questions
+    assert not survey(draft, source).uncovered
+    with pytest.raises(PlanError) as open_still:
+        make_plan(draft, source)
+    assert set(open_still.value.findings) == {str(question) for question in draft.questions}
+    whole = answered(text, answers, "  R: {is: rows, equals: 8}\n  S: {is: columns, equals: 4}\n")
+    if name != "conv-net":
+        whole = whole.replace("  R: {is: rows, equals: 8}\n  S: {is: columns, equals: 4}\n", "")
+    ours = run(plan_conversion(parse_rules(whole), source))
+    theirs = run(plan_conversion(load_rules(rules), source))
+    assert ours.keys() == theirs.keys()
+    for tensor, value in theirs.items():
+        np.testing.assert_array_equal(ours[tensor], value, err_msg=tensor)
+
+
+def test_a_wrong_answer_gives_another_conversion(tmp_path: Path) -> None:
+    """The question about a square kernel is one: its two answers differ."""
+    source = tree(params__dense__kernel=(6, 6))
+    text = draft_rules(source)
+    one, other = (
+        run(plan_conversion(parse_rules(answered(text, {"dense/kernel": {"einsum": k, "activation": "none", "linear": 0}})), source))
+        for k in (0, 1)
+    )  # fmt: skip
+    np.testing.assert_array_equal(one["dense.weight"], other["dense.weight"].T)
+
+
+def test_every_golden_tree_is_covered_and_nothing_contradicts() -> None:
+    seen = 0
+    for folder in sorted(path for path in GOLDEN.iterdir() if path.is_dir()):
+        try:
+            source = open_source(folder)
+        except ConvertError:
+            continue  # several checkpoints
+        rules = parse_rules(draft_rules(source), "draft.yaml")
+        assert cover(rules, source).claimed == len(source.leaves), folder
+        with pytest.raises(PlanError) as error:
+            make_plan(rules, source)
+        assert set(error.value.findings) == {str(question) for question in rules.questions}, folder
+        seen += 1
+    assert seen > 15
+
+
+def test_what_is_a_guess_and_what_a_question() -> None:
+    source = tree(
+        params__embed__embedding=(11, 12),
+        params__norm__scale=(12,),
+        params__attn__query__kernel=(12, 3, 4),
+        params__attn__query__bias=(3, 4),
+        params__attn__out__kernel=(3, 4, 12),
+        params__mixer__kernel=(5, 8, 8),
+        params__head__kernel=(12, 7),
+        params__bn__scale=(12,),
+        params__bn__bias=(12,),
+        batch_stats__bn__mean=(12,),
+        batch_stats__bn__var=(12,),
+        opt_state__0__mu__kernel=(12, 7),
+    )
+    rules = {str(rule.path): rule for rule in parse_rules(draft_rules(source)).rules}
+    query, out = rules["params/attn/query/kernel"], rules["params/attn/out/kernel"]
+    assert "einsum" not in {*query.asked, *out.asked} and "activation" not in query.asked
+    assert (
+        query.kind.equations[""].linear_axes == query.kind.equations[""].weight[1:] + query.kind.equations[""].weight[0]
+    )  # type: ignore[attr-defined]
+    assert out.kind.equations[""].inputs == out.kind.equations[""].weight[:2]  # type: ignore[attr-defined]
+    assert set(rules["params/mixer/kernel"].asked) == {"einsum", "activation", "linear"}  # heads, blocks or a Conv1D
+    assert set(rules["params/norm/scale"].asked) == {"multiplies_by", "epsilon", "rms_norm"}
+    assert (
+        rules["params/bn/scale"].word == "batch_norm"
+        and "mean" in rules["params/bn/scale"].sources["running_mean"].text
+    )
+    assert rules["params/embed/embedding"].word == "embedding"
+    assert rules["opt_state/**"].word == "drop"
+    assert "block diagonal" in draft_rules(source) and "a layer norm without" not in draft_rules(source)
+
+
+def test_the_letters_run_out_without_an_error() -> None:
+    source = tree(**{f"layer{chr(97 + k % 26)}{chr(97 + k // 26)}__kernel": (100 + k, 200 + k) for k in range(40)})
+    rules = parse_rules(draft_rules(source))
+    assert cover(rules, source).claimed == 40 and {rule.word for rule in rules.rules} == {"linear", "parameter"}
+
+
+# ---- open questions
+
+
+OPEN = """
+- einsum: ask
+  from: dense/kernel
+  linear: ask
+- from: norm/scale
+  multiplies_by: ask
+  epsilon: 1e-6
+  layer_norm: norm
+"""
+
+
+def test_a_file_with_questions_is_valid_and_converts_nothing() -> None:
+    rules = rule_file(OPEN)
+    assert [(str(q.at), q.key, q.path) for q in rules.questions] == [
+        ("r.yaml:5:11", "einsum", "dense/kernel"),
+        ("r.yaml:7:11", "linear", "dense/kernel"),
+        ("r.yaml:9:18", "multiplies_by", "norm/scale"),
+    ]
+    with pytest.raises(PlanError) as error:
+        make_plan(rules, MemorySource(zeros(**{"dense/kernel": (3, 3), "norm/scale": (3,)})))
+    assert "r.yaml:9:18: `multiplies_by` of norm/scale is open; write what the source does in place of `ask`" in str(error.value)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("rule", "said"),
+    [
+        (
+            "- from: a\n  multiplies_by: asked\n  epsilon: 1\n  rms_norm: n",
+            "r.yaml:6:18: expected one of scale, 1+scale",
+        ),
+        ("- from: a\n  optional: ask\n  parameter: n", "r.yaml:6:13: expected true or false"),
+        ("- from: a\n  epsilom: ask\n  rms_norm: ask", "r.yaml:6:3: unknown key 'epsilom'"),
+    ],
+)
+def test_errors_around_questions_say_where(rule: str, said: str) -> None:
+    with pytest.raises(ConvertError, match=re.escape(said)):
+        rule_file(rule)
+
+
+# ---- the survey
+
+
+def test_the_nearest_rule_and_why_it_does_not_match() -> None:
+    rules = rule_file("""
+- einsum: ...D,DE->...E
+  from: block_0/mlp/kernel
+  linear: blocks.0.mlp
+- from: block_{i}/norm/scale
+  multiplies_by: scale
+  epsilon: 1e-6
+  layer_norm: blocks.{i}.norm
+- einsum: ...D,DF->...F
+  from: head/kernel
+  linear: head
+""")
+    leaves = {f"block_{k}/mlp/kernel": (4, 6) for k in range(48)} | {f"block_{k}/norm/scale": (4,) for k in range(48)}
+    leaves |= {f"block_{k}/norm/bias": (4,) for k in range(48)} | {"head/kernel": (4, 9), "heads/kernel": (4, 2, 3)}
+    found = survey(rules, MemorySource(zeros(**leaves)))
+    assert [(c.path, c.leaves) for c in found.covered] == [
+        ("block_0/mlp/kernel", 1),
+        ("block_{i}/norm/scale", 48),
+        ("head/kernel", 1),
+    ]
+    said = {u.path: (len(u.leaves), u.near.path, u.near.why) for u in found.uncovered if u.near}
+    assert said == {
+        "block_{1,2,3,4,5,6,7,...,47}/mlp/kernel": (
+            47,
+            "block_0/mlp/kernel",
+            ("the index is missing: it has block_0, and block_{i} would match block_1, too",),
+        ),
+        "block_{i}/norm/bias": (48, "block_{i}/norm/scale", ("another name: scale there, bias here",)),
+        "heads/kernel": (
+            1,
+            "head/kernel",
+            (
+                "another name: head there, heads here",
+                "another shape, float32[4,2,3]: ...D,DF->...F has a weight with 2 axes (D F)",
+            ),
+        ),
+    }
+
+
+def test_commands(convert: Run, tmp_path: Path) -> None:
+    """`rules new`, `rules validate` and `plan` on a draft: what they print, and their exit codes."""
+    ckpt, file = tmp_path / "net.npz", tmp_path / "draft.yaml"
+    np.savez(ckpt, **{f"params/dense_{k}/kernel": np.ones((6, 6), np.float32) for k in range(48)}, step=np.int32(3))
+    shown, _ = convert("rules", "new", ckpt)
+    out, err = convert("rules", "new", ckpt, file)
+    assert out == "" and file.read_text() == shown
+    assert err == (
+        f"wrote {file}: 2 rules for 49 leaves, 3 questions open; answer them, then `convert plan {file} {ckpt}`\n"
+    )
+    assert "# question: the sizes 6 x 6 do not tell which axes are inputs" in shown
+    _, err = convert("rules", "new", ckpt, file, code=2)
+    assert err == f"error: {file} exists, and a draft would replace what you wrote; give another name\n"
+    out, _ = convert("rules", "validate", file, code=2)
+    assert out.splitlines()[0] == f"{file}: valid so far, 2 rules for torch, 3 questions open"
+    assert f"{file}:15:11: `einsum` of dense_{{i}}/kernel is open" in out
+    out, err = convert("plan", file, ckpt, code=2)
+    rows = [line.split() for line in out.splitlines()]
+    assert rows[0] == ["Covered:", "48", "of", "49", "leaves"]
+    assert rows[1][:4] == ["params/dense_{i}/kernel", "linear", "48", "leaves"]
+    assert ["No", "rule:"] not in [row[:2] for row in rows] and "does not fit" in err and "3 problems" in err
+    said = json.loads(convert("plan", file, ckpt, "--json", code=2)[0])
+    assert not said["complete"] and said["leaves"] == 49 and len(said["questions"]) == 3 == len(said["findings"])
+    assert said["covered"][0]["open"] == ["einsum", "activation", "linear"] and said["dropped"][0]["path"] == "step"
+    out, err = convert("plan", file, ckpt, "--dtype", "float3", code=2)
+    assert "--dtype float3" in err and out == ""
+    file.write_text(shown.replace("dense_{i}", "dens_{i}"))
+    out, _ = convert("plan", file, ckpt, code=2)
+    assert (
+        "No rule: 48 leaves\n  params/dense_{i}/kernel  float32[6,6]  48 leaves\n      nearest: params/dens_{i}/kernel"
+        in out
+    )
+    assert "another name: dens_{i} there, dense_0 here" in out
