@@ -14,7 +14,17 @@ import numpy as np
 import pytest
 
 from command_line import Run
-from convert import ConvertError, PlanError, Source, draft_rules, load_rules, open_source, parse_rules, plan_conversion
+from convert import (
+    CheckpointError,
+    ConvertError,
+    PlanError,
+    Source,
+    draft_rules,
+    load_rules,
+    open_source,
+    parse_rules,
+    plan_conversion,
+)
 from convert.grouping import Names, group
 from convert.match import cover
 from convert.planner import make_plan
@@ -261,6 +271,30 @@ def test_what_is_a_guess_and_what_a_question() -> None:
     assert rules["params/embed/embedding"].word == "embedding"
     assert rules["opt_state/**"].word == "drop"
     assert "block diagonal" in draft_rules(source) and "a layer norm without" not in draft_rules(source)
+
+
+def test_stacked_layers_are_told_by_the_scales_of_their_norms() -> None:
+    source = tree(
+        params__layers__norm__scale=(3, 8),
+        params__layers__mlp__kernel=(3, 8, 5),
+        params__layers__mlp__bias=(3, 5),
+        params__head__kernel=(8, 7),
+    )
+    text = draft_rules(source)
+    answers = {
+        "layers/norm/scale": {"multiplies_by": 0, "epsilon": 0, "rms_norm": 0},
+        "layers/mlp/kernel": {"activation": "none", "linear": 0},
+        "head/kernel": {"activation": "none", "linear": 0},
+    }
+    made = run(plan_conversion(parse_rules(answered(text, answers)), source))
+    np.testing.assert_array_equal(made["layers.2.mlp.weight"], source.arrays["params/layers/mlp/kernel"][2].T)
+    np.testing.assert_array_equal(made["layers.1.norm.weight"], source.arrays["params/layers/norm/scale"][1])
+    assert made["head.weight"].shape == (7, 8)
+
+
+def test_an_empty_tree_is_refused() -> None:
+    with pytest.raises(CheckpointError, match="it has no leaves, so there is nothing to draft rules for"):
+        draft_rules(tree())
 
 
 def test_the_letters_run_out_without_an_error() -> None:

@@ -6,11 +6,12 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from convert.asking import ASK
 from convert.draft_letters import Letters, NoLetterError
 from convert.draft_shapes import Form, projections
+from convert.errors import CheckpointError
 from convert.grouping import Group, Names, Step, escape, group
 from convert.kinds.base import ACTIVATIONS
 from convert.sources.base import Source
@@ -24,7 +25,7 @@ BIASES = ("bias", "b", "beta", "offset")
 TABLES = ("embedding", "embeddings", "input_embedding", "emb_var", "embed")
 QUERIES = ("query", "key", "value", "q", "k", "v", "q_proj", "k_proj", "v_proj", "q_einsum", "kv_einsum", "qkv")
 OUTPUTS = ("out", "o", "post", "o_proj", "out_proj", "attn_vec_einsum", "output")
-FLAX = ("kernel", "scale", "embedding")
+STACK_INDICES = "stuv"
 
 
 @dataclass
@@ -86,6 +87,9 @@ def draft_rules(source: Source, name: str = "my-model") -> str:
     Returns:
         YAML. What was guessed is marked ``# guess:``; what names and shapes do not tell is a value ``ask`` with a comment
         ``# question:`` and the alternatives below it. `convert.parse_rules` reads it; its `questions` are open.
+
+    Raises:
+        CheckpointError: the tree has no leaves.
     """
     return _Drafter(source, name).text()
 
@@ -96,6 +100,26 @@ def plain(text: str) -> str:
     return text if safe and text != ASK else json.dumps(text)
 
 
+def stacks(groups: Sequence[Group]) -> dict[tuple[Step, ...], tuple[str, int]]:
+    """Paths below which every leaf has an axis that enumerates layers (scanned, vmapped) -> index and axis.
+
+    They are told by a norm's scale with two axes: all leaves below the path have an axis of that size at the same place.
+    """
+    found: dict[tuple[Step, ...], tuple[str, int]] = {}
+    scales = [g for g in groups if len(g.shape) == 2 and g.steps[-1].words[0] in ("scale", "gamma")]
+    prefixes = sorted({g.steps[:k] for g in scales for k in range(1, len(g.steps) - 1)}, key=len)
+    for prefix in prefixes:
+        if any(prefix[: len(known)] == known for known in found) or len(found) == len(STACK_INDICES):
+            continue
+        shapes = [g.shape for g in groups if g.steps[: len(prefix)] == prefix]
+        for axis in (0, 1):
+            alike = all(len(shape) > axis for shape in shapes) and len({shape[axis] for shape in shapes}) == 1
+            if alike and len(shapes) > 2 and shapes[0][axis] > 1:
+                found[prefix] = (STACK_INDICES[len(found)], axis)
+                break
+    return found
+
+
 def _sigma(path: str) -> str:
     """Where flax's SpectralNorm keeps sigma, beside u."""
     return path.removesuffix("/u") + "/sigma"
@@ -103,8 +127,12 @@ def _sigma(path: str) -> str:
 
 class _Drafter:
     def __init__(self, source: Source, name: str) -> None:
+        if not source.leaves:
+            raise CheckpointError(f"{source.called}: it has no leaves, so there is nothing to draft rules for")
         self.source, self.name = source, name
-        self.groups = group(source.leaves)
+        groups = group(source.leaves)
+        self.stacks = stacks([g for g in groups if not self._unwanted(g)])
+        self.groups = tuple(self._unstacked(g) for g in groups)
         self.names, self.letters = Names(), Letters()
         self.root = self._root()
         self.taken: set[str] = set()  # leaves that some rule has
@@ -112,6 +140,28 @@ class _Drafter:
         ones = Counter(shape[0] for shape in shapes if len(shape) == 1)
         self.widths = {n for n, _ in ones.most_common()}
         self.channels = {shape[-1] for shape in shapes if len(shape) > 3}
+
+    # ---- stacked layers
+
+    def _stack(self, steps: Sequence[Step]) -> tuple[int, str, int] | None:
+        """How many keys lead to the stack that a path is in, the index that it is counted by, and the axis."""
+        for prefix, (index, axis) in self.stacks.items():
+            if tuple(steps[: len(prefix)]) == prefix:
+                return len(prefix), index, axis
+        return None
+
+    def _unstacked(self, g: Group) -> Group:
+        """The group with the shape that one layer of its stack has."""
+        stack = self._stack(g.steps)
+        if stack is None or self._unwanted(g):
+            return g
+        return replace(g, shape=g.shape[: stack[2]] + g.shape[stack[2] + 1 :])
+
+    def _stacked(self, entry: Entry, steps: Sequence[Step]) -> None:
+        if stack := self._stack(steps):
+            entry.say(
+                "stacked", f"{{{stack[1]}: {stack[2]}}}", "guess: all leaves here have this axis, the norms' scales too"
+            )
 
     # ---- paths
 
@@ -132,6 +182,9 @@ class _Drafter:
     def _module(self, steps: Sequence[Step]) -> str:
         """What the module would be called if PyTorch's names were those of the tree."""
         keys = self._path(steps).removeprefix("/").split("/")
+        if stack := self._stack(steps):
+            at = stack[0] - (self.root.count("/") + 1 if self.root else 0)
+            keys.insert(at, f"{{{stack[1]}}}")
         kept = [key for k, key in enumerate(keys) if key != "vars" and not (k == 0 and key in ("params", "target"))]
         return ".".join(kept) or "module"
 
@@ -284,12 +337,16 @@ class _Drafter:
             for key in (main, *((bias,) if bias else ())):
                 yield from self._lone(layer, key, layer.leaves[key])
 
+    def _spec(self, g: Group) -> str:
+        return str(self.source.leaves[g.leaves[0]].spec)
+
     def _from(self, entry: Entry, layer: Layer, main: str, bias: str | None, remark: str = "") -> None:
         g = layer.leaves[main]
         count = f", {len(g.leaves)} leaves" if len(g.leaves) > 1 else ""
-        entry.say("from", plain(self._path(g.steps)), f"{g.shown}{count}" + (f"; {remark}" if remark else ""))
+        entry.say("from", plain(self._path(g.steps)), f"{self._spec(g)}{count}" + (f"; {remark}" if remark else ""))
         if bias:
-            entry.say("bias", plain(self._path(layer.leaves[bias].steps)), layer.leaves[bias].shown)
+            entry.say("bias", plain(self._path(layer.leaves[bias].steps)), self._spec(layer.leaves[bias]))
+        self._stacked(entry, g.steps)
 
     def _target(self, entry: Entry, layer: Layer, words: Sequence[tuple[str, str]], question: str = "") -> None:
         """The target, asked for: its name, and which of several kinds it is; the first is the guess."""
@@ -433,8 +490,11 @@ class _Drafter:
         entry = Entry()
         path = self._path(g.steps)
         entry.say(
-            "from", plain(path), f"{g.shown}; guess: a raw parameter, kept as stored; names and shape do not tell more"
+            "from",
+            plain(path),
+            f"{self._spec(g)}; guess: a raw parameter, kept as stored; names and shape do not tell more",
         )
+        self._stacked(entry, g.steps)
         entry.ask(
             "parameter", "what is the tensor called in PyTorch?", [(f"parameter: {plain(self._module(g.steps))}", "")]
         )
