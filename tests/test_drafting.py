@@ -292,6 +292,28 @@ def test_stacked_layers_are_told_by_the_scales_of_their_norms() -> None:
     assert made["head.weight"].shape == (7, 8)
 
 
+def test_recurrent_cells_are_told_by_their_leaves() -> None:
+    """A GRU of flax and an LSTM of Equinox are one rule each; the packed GRU of nnx is told from its LSTM by the shapes."""
+    gru = {f"rnn__i{k}__{x}": (3, 5) if x == "kernel" else (5,) for k in "rzn" for x in ("kernel", "bias")}
+    gru |= {f"rnn__h{k}__kernel": (5, 5) for k in "rzn"} | {"rnn__hn__bias": (5,)}
+    lstm = {"cell__weight_ih": (20, 3), "cell__weight_hh": (20, 5), "cell__bias": (20,)}
+    packed = {"packed__dense_i__kernel": (3, 15), "packed__dense_i__bias": (15,), "packed__dense_h__kernel": (5, 15)}
+    source = tree(**gru, **lstm, **packed, out__kernel=(5, 2))
+    text = draft_rules(source)
+    found = {str(rule.path).split("/")[0]: rule for rule in parse_rules(text).rules}
+    assert [found[name].word for name in ("rnn", "cell", "packed", "out")] == ["gru", "lstm", "gru", "linear"]
+    assert all(f"cell: {name}" in text for name in ("flax.linen.GRUCell", "equinox.nn.LSTMCell", "flax.nnx.GRUCell"))
+    answers = {
+        "rnn": {"gru": 0},
+        "cell": {"lstm": 0},
+        "packed": {"gru": 0},
+        "out/kernel": {"activation": "none", "linear": 0},
+    }
+    made = run(plan_conversion(parse_rules(answered(text, answers)), source))
+    assert made["rnn.weight_ih_l0"].shape == (15, 3) and made["cell.weight_hh_l0"].shape == (20, 5)
+    np.testing.assert_array_equal(made["packed.weight_ih_l0"], source.arrays["packed/dense_i/kernel"].T)
+
+
 def test_an_empty_tree_is_refused() -> None:
     with pytest.raises(CheckpointError, match="it has no leaves, so there is nothing to draft rules for"):
         draft_rules(tree())

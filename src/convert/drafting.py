@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from convert.asking import ASK
+from convert.draft_cells import find_cells
 from convert.draft_letters import Letters, NoLetterError
 from convert.draft_shapes import Form, projections
 from convert.errors import CheckpointError
@@ -223,8 +224,11 @@ class _Drafter:
     def _entries(self) -> Iterator[str]:
         layers: dict[tuple[Step, ...], dict[str, Group]] = {}
         unwanted = [g for g in self.groups if self._unwanted(g)]
+        cells = find_cells([g for g in self.groups if g not in unwanted])
+        for prefix, fitting in cells.items():
+            yield str(self._cell(prefix, fitting))
         for g in self.groups:
-            if g not in unwanted:
+            if g not in unwanted and not any(g.steps[: len(prefix)] == prefix for prefix in cells):
                 key = g.steps[-1].words[0] if len(g.steps[-1].words) == 1 else self.names.text(g.steps[-1:])
                 layers.setdefault(g.steps[:-1], {})[key] = g
         found = [Layer(steps, leaves) for steps, leaves in layers.items()]
@@ -232,6 +236,17 @@ class _Drafter:
         for layer in found:
             yield from self._layer(layer)
         yield from self._drops(unwanted)
+
+    def _cell(self, prefix: tuple[Step, ...], fitting: Sequence[tuple[str, str]]) -> Entry:
+        entry = Entry()
+        entry.say("cell", fitting[0][1], "guess: its leaves are called so, and have such shapes")
+        entry.offer([(f"cell: {name}", "its tree is the same") for _, name in fitting[1:]])
+        entry.say("from", plain(self._path(prefix)))
+        self._stacked(entry, prefix)
+        module = self._module(prefix)
+        longer = f"{fitting[0][0]}: {{module: {plain(module)}, layer: 0, direction: backward}}"
+        entry.ask(fitting[0][0], "what is the module called in PyTorch?", [(f"{fitting[0][0]}: {plain(module)}", "one layer, one direction"), (longer, "")])  # fmt: skip
+        return entry
 
     def _drops(self, unwanted: Sequence[Group]) -> Iterator[str]:
         said: set[str] = set()
