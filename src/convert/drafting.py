@@ -6,17 +6,18 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from convert.asking import ASK
 from convert.draft_cells import find_cells
+from convert.draft_entry import Entry, Layer, plain
 from convert.draft_letters import Letters, NoLetterError
 from convert.draft_shapes import Form, projections
+from convert.draft_stacks import stacks
 from convert.errors import CheckpointError
 from convert.grouping import Group, Names, Step, escape, group
 from convert.kinds.base import ACTIVATIONS
 from convert.sources.base import Source
-from convert.yamlfile import parse_scalar
 
 ROOTS = ("mdl_vars/params", "params/params", "state/params", "model/params", "params", "target")
 OPTIMIZERS = ("opt_state", "opt_states", "optimizer", "optimizer_state", "opt", "state/opt_state", "state/param_states")
@@ -26,56 +27,6 @@ BIASES = ("bias", "b", "beta", "offset")
 TABLES = ("embedding", "embeddings", "input_embedding", "emb_var", "embed")
 QUERIES = ("query", "key", "value", "q", "k", "v", "q_proj", "k_proj", "v_proj", "q_einsum", "kv_einsum", "qkv")
 OUTPUTS = ("out", "o", "post", "o_proj", "out_proj", "attn_vec_einsum", "output")
-STACK_INDICES = "stuv"
-
-
-@dataclass
-class Entry:
-    """One rule of the draft: its lines, each a key with its value and a remark, and the alternatives below it."""
-
-    lines: list[str] = field(default_factory=list)
-
-    def say(self, key: str, value: str, remark: str = "") -> None:
-        self.lines.append(f"{key}: {value}" + (f"    # {remark}" if remark else ""))
-
-    def ask(self, key: str, question: str, alternatives: Sequence[tuple[str, str]]) -> None:
-        """A question: `alternatives` are lines that could stand in its place, each with a remark."""
-        self.say(key, ASK, f"question: {question}")
-        self.offer(alternatives)
-
-    def offer(self, alternatives: Sequence[tuple[str, str]]) -> None:
-        self.lines += [f"# {line}" + (f"    # {remark}" if remark else "") for line, remark in alternatives]
-
-    def __str__(self) -> str:
-        first, *rest = self.lines
-        return "\n".join([f"- {first}", *(f"  {line}" for line in rest)])
-
-
-@dataclass(frozen=True)
-class Layer:
-    """The leaves of one dict of the tree, or of several that are alike.
-
-    Attributes:
-        steps: path of the dict.
-        leaves: last key -> the leaves.
-    """
-
-    steps: tuple[Step, ...]
-    leaves: Mapping[str, Group]
-
-    @property
-    def hint(self) -> str:
-        """What the layer is called, in small letters and without its number."""
-        words = [step for step in self.steps if step.words[0] not in ("vars", "cell")]
-        if not words:
-            return ""
-        last = words[-1]
-        word = last.stem if last.stem else last.words[0]
-        return re.sub(r"[_0-9]+$", "", word).lower()
-
-    def find(self, names: Sequence[str], axes: Sequence[int]) -> str | None:
-        """The first of these keys whose leaf has one of these numbers of axes."""
-        return next((n for n in names if n in self.leaves and len(self.leaves[n].shape) in axes), None)
 
 
 def draft_rules(source: Source, name: str = "my-model") -> str:
@@ -93,32 +44,6 @@ def draft_rules(source: Source, name: str = "my-model") -> str:
         CheckpointError: the tree has no leaves.
     """
     return _Drafter(source, name).text()
-
-
-def plain(text: str) -> str:
-    """A YAML scalar that reads as this text."""
-    safe = re.fullmatch(r"[A-Za-z0-9_./][A-Za-z0-9_./{},*\\-]*", text) and isinstance(parse_scalar(text), str)
-    return text if safe and text != ASK else json.dumps(text)
-
-
-def stacks(groups: Sequence[Group]) -> dict[tuple[Step, ...], tuple[str, int]]:
-    """Paths below which every leaf has an axis that enumerates layers (scanned, vmapped) -> index and axis.
-
-    They are told by a norm's scale with two axes: all leaves below the path have an axis of that size at the same place.
-    """
-    found: dict[tuple[Step, ...], tuple[str, int]] = {}
-    scales = [g for g in groups if len(g.shape) == 2 and g.steps[-1].words[0] in ("scale", "gamma")]
-    prefixes = sorted({g.steps[:k] for g in scales for k in range(1, len(g.steps) - 1)}, key=len)
-    for prefix in prefixes:
-        if any(prefix[: len(known)] == known for known in found) or len(found) == len(STACK_INDICES):
-            continue
-        shapes = [g.shape for g in groups if g.steps[: len(prefix)] == prefix]
-        for axis in (0, 1):
-            alike = all(len(shape) > axis for shape in shapes) and len({shape[axis] for shape in shapes}) == 1
-            if alike and len(shapes) > 2 and shapes[0][axis] > 1:
-                found[prefix] = (STACK_INDICES[len(found)], axis)
-                break
-    return found
 
 
 def _sigma(path: str) -> str:
