@@ -14,7 +14,17 @@ import numpy as np
 import pytest
 
 from command_line import Run
-from convert import ConvertError, PlanError, Source, draft_rules, load_rules, open_source, parse_rules, plan_conversion
+from convert import (
+    CheckpointError,
+    ConvertError,
+    PlanError,
+    Source,
+    draft_rules,
+    load_rules,
+    open_source,
+    parse_rules,
+    plan_conversion,
+)
 from convert.grouping import Names, group
 from convert.match import cover
 from convert.planner import make_plan
@@ -261,6 +271,52 @@ def test_what_is_a_guess_and_what_a_question() -> None:
     assert rules["params/embed/embedding"].word == "embedding"
     assert rules["opt_state/**"].word == "drop"
     assert "block diagonal" in draft_rules(source) and "a layer norm without" not in draft_rules(source)
+
+
+def test_stacked_layers_are_told_by_the_scales_of_their_norms() -> None:
+    source = tree(
+        params__layers__norm__scale=(3, 8),
+        params__layers__mlp__kernel=(3, 8, 5),
+        params__layers__mlp__bias=(3, 5),
+        params__head__kernel=(8, 7),
+    )
+    text = draft_rules(source)
+    answers = {
+        "layers/norm/scale": {"multiplies_by": 0, "epsilon": 0, "rms_norm": 0},
+        "layers/mlp/kernel": {"activation": "none", "linear": 0},
+        "head/kernel": {"activation": "none", "linear": 0},
+    }
+    made = run(plan_conversion(parse_rules(answered(text, answers)), source))
+    np.testing.assert_array_equal(made["layers.2.mlp.weight"], source.arrays["params/layers/mlp/kernel"][2].T)
+    np.testing.assert_array_equal(made["layers.1.norm.weight"], source.arrays["params/layers/norm/scale"][1])
+    assert made["head.weight"].shape == (7, 8)
+
+
+def test_recurrent_cells_are_told_by_their_leaves() -> None:
+    """A GRU of flax and an LSTM of Equinox are one rule each; the packed GRU of nnx is told from its LSTM by the shapes."""
+    gru = {f"rnn__i{k}__{x}": (3, 5) if x == "kernel" else (5,) for k in "rzn" for x in ("kernel", "bias")}
+    gru |= {f"rnn__h{k}__kernel": (5, 5) for k in "rzn"} | {"rnn__hn__bias": (5,)}
+    lstm = {"cell__weight_ih": (20, 3), "cell__weight_hh": (20, 5), "cell__bias": (20,)}
+    packed = {"packed__dense_i__kernel": (3, 15), "packed__dense_i__bias": (15,), "packed__dense_h__kernel": (5, 15)}
+    source = tree(**gru, **lstm, **packed, out__kernel=(5, 2))
+    text = draft_rules(source)
+    found = {str(rule.path).split("/")[0]: rule for rule in parse_rules(text).rules}
+    assert [found[name].word for name in ("rnn", "cell", "packed", "out")] == ["gru", "lstm", "gru", "linear"]
+    assert all(f"cell: {name}" in text for name in ("flax.linen.GRUCell", "equinox.nn.LSTMCell", "flax.nnx.GRUCell"))
+    answers = {
+        "rnn": {"gru": 0},
+        "cell": {"lstm": 0},
+        "packed": {"gru": 0},
+        "out/kernel": {"activation": "none", "linear": 0},
+    }
+    made = run(plan_conversion(parse_rules(answered(text, answers)), source))
+    assert made["rnn.weight_ih_l0"].shape == (15, 3) and made["cell.weight_hh_l0"].shape == (20, 5)
+    np.testing.assert_array_equal(made["packed.weight_ih_l0"], source.arrays["packed/dense_i/kernel"].T)
+
+
+def test_an_empty_tree_is_refused() -> None:
+    with pytest.raises(CheckpointError, match="it has no leaves, so there is nothing to draft rules for"):
+        draft_rules(tree())
 
 
 def test_the_letters_run_out_without_an_error() -> None:

@@ -15,7 +15,7 @@ MEANING = {
     "one": "one channel",
 }
 ROWS = "RS"  # what the draft calls the rows and columns of a map, whose sizes it does not know
-RESERVED = "ijklmnpq"  # what the draft calls indices
+RESERVED = "ijklmnpqstuv"  # what the draft calls indices
 
 
 class NoLetterError(Exception):

@@ -6,15 +6,18 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
 
 from convert.asking import ASK
+from convert.draft_cells import find_cells
+from convert.draft_entry import Entry, Layer, plain
 from convert.draft_letters import Letters, NoLetterError
 from convert.draft_shapes import Form, projections
+from convert.draft_stacks import stacks
+from convert.errors import CheckpointError
 from convert.grouping import Group, Names, Step, escape, group
 from convert.kinds.base import ACTIVATIONS
 from convert.sources.base import Source
-from convert.yamlfile import parse_scalar
 
 ROOTS = ("mdl_vars/params", "params/params", "state/params", "model/params", "params", "target")
 OPTIMIZERS = ("opt_state", "opt_states", "optimizer", "optimizer_state", "opt", "state/opt_state", "state/param_states")
@@ -24,56 +27,6 @@ BIASES = ("bias", "b", "beta", "offset")
 TABLES = ("embedding", "embeddings", "input_embedding", "emb_var", "embed")
 QUERIES = ("query", "key", "value", "q", "k", "v", "q_proj", "k_proj", "v_proj", "q_einsum", "kv_einsum", "qkv")
 OUTPUTS = ("out", "o", "post", "o_proj", "out_proj", "attn_vec_einsum", "output")
-FLAX = ("kernel", "scale", "embedding")
-
-
-@dataclass
-class Entry:
-    """One rule of the draft: its lines, each a key with its value and a remark, and the alternatives below it."""
-
-    lines: list[str] = field(default_factory=list)
-
-    def say(self, key: str, value: str, remark: str = "") -> None:
-        self.lines.append(f"{key}: {value}" + (f"    # {remark}" if remark else ""))
-
-    def ask(self, key: str, question: str, alternatives: Sequence[tuple[str, str]]) -> None:
-        """A question: `alternatives` are lines that could stand in its place, each with a remark."""
-        self.say(key, ASK, f"question: {question}")
-        self.offer(alternatives)
-
-    def offer(self, alternatives: Sequence[tuple[str, str]]) -> None:
-        self.lines += [f"# {line}" + (f"    # {remark}" if remark else "") for line, remark in alternatives]
-
-    def __str__(self) -> str:
-        first, *rest = self.lines
-        return "\n".join([f"- {first}", *(f"  {line}" for line in rest)])
-
-
-@dataclass(frozen=True)
-class Layer:
-    """The leaves of one dict of the tree, or of several that are alike.
-
-    Attributes:
-        steps: path of the dict.
-        leaves: last key -> the leaves.
-    """
-
-    steps: tuple[Step, ...]
-    leaves: Mapping[str, Group]
-
-    @property
-    def hint(self) -> str:
-        """What the layer is called, in small letters and without its number."""
-        words = [step for step in self.steps if step.words[0] not in ("vars", "cell")]
-        if not words:
-            return ""
-        last = words[-1]
-        word = last.stem if last.stem else last.words[0]
-        return re.sub(r"[_0-9]+$", "", word).lower()
-
-    def find(self, names: Sequence[str], axes: Sequence[int]) -> str | None:
-        """The first of these keys whose leaf has one of these numbers of axes."""
-        return next((n for n in names if n in self.leaves and len(self.leaves[n].shape) in axes), None)
 
 
 def draft_rules(source: Source, name: str = "my-model") -> str:
@@ -86,14 +39,11 @@ def draft_rules(source: Source, name: str = "my-model") -> str:
     Returns:
         YAML. What was guessed is marked ``# guess:``; what names and shapes do not tell is a value ``ask`` with a comment
         ``# question:`` and the alternatives below it. `convert.parse_rules` reads it; its `questions` are open.
+
+    Raises:
+        CheckpointError: the tree has no leaves.
     """
     return _Drafter(source, name).text()
-
-
-def plain(text: str) -> str:
-    """A YAML scalar that reads as this text."""
-    safe = re.fullmatch(r"[A-Za-z0-9_./][A-Za-z0-9_./{},*\\-]*", text) and isinstance(parse_scalar(text), str)
-    return text if safe and text != ASK else json.dumps(text)
 
 
 def _sigma(path: str) -> str:
@@ -103,8 +53,12 @@ def _sigma(path: str) -> str:
 
 class _Drafter:
     def __init__(self, source: Source, name: str) -> None:
+        if not source.leaves:
+            raise CheckpointError(f"{source.called}: it has no leaves, so there is nothing to draft rules for")
         self.source, self.name = source, name
-        self.groups = group(source.leaves)
+        groups = group(source.leaves)
+        self.stacks = stacks([g for g in groups if not self._unwanted(g)])
+        self.groups = tuple(self._unstacked(g) for g in groups)
         self.names, self.letters = Names(), Letters()
         self.root = self._root()
         self.taken: set[str] = set()  # leaves that some rule has
@@ -112,6 +66,28 @@ class _Drafter:
         ones = Counter(shape[0] for shape in shapes if len(shape) == 1)
         self.widths = {n for n, _ in ones.most_common()}
         self.channels = {shape[-1] for shape in shapes if len(shape) > 3}
+
+    # ---- stacked layers
+
+    def _stack(self, steps: Sequence[Step]) -> tuple[int, str, int] | None:
+        """How many keys lead to the stack that a path is in, the index that it is counted by, and the axis."""
+        for prefix, (index, axis) in self.stacks.items():
+            if tuple(steps[: len(prefix)]) == prefix:
+                return len(prefix), index, axis
+        return None
+
+    def _unstacked(self, g: Group) -> Group:
+        """The group with the shape that one layer of its stack has."""
+        stack = self._stack(g.steps)
+        if stack is None or self._unwanted(g):
+            return g
+        return replace(g, shape=g.shape[: stack[2]] + g.shape[stack[2] + 1 :])
+
+    def _stacked(self, entry: Entry, steps: Sequence[Step]) -> None:
+        if stack := self._stack(steps):
+            entry.say(
+                "stacked", f"{{{stack[1]}: {stack[2]}}}", "guess: all leaves here have this axis, the norms' scales too"
+            )
 
     # ---- paths
 
@@ -132,6 +108,9 @@ class _Drafter:
     def _module(self, steps: Sequence[Step]) -> str:
         """What the module would be called if PyTorch's names were those of the tree."""
         keys = self._path(steps).removeprefix("/").split("/")
+        if stack := self._stack(steps):
+            at = stack[0] - (self.root.count("/") + 1 if self.root else 0)
+            keys.insert(at, f"{{{stack[1]}}}")
         kept = [key for k, key in enumerate(keys) if key != "vars" and not (k == 0 and key in ("params", "target"))]
         return ".".join(kept) or "module"
 
@@ -170,8 +149,11 @@ class _Drafter:
     def _entries(self) -> Iterator[str]:
         layers: dict[tuple[Step, ...], dict[str, Group]] = {}
         unwanted = [g for g in self.groups if self._unwanted(g)]
+        cells = find_cells([g for g in self.groups if g not in unwanted])
+        for prefix, fitting in cells.items():
+            yield str(self._cell(prefix, fitting))
         for g in self.groups:
-            if g not in unwanted:
+            if g not in unwanted and not any(g.steps[: len(prefix)] == prefix for prefix in cells):
                 key = g.steps[-1].words[0] if len(g.steps[-1].words) == 1 else self.names.text(g.steps[-1:])
                 layers.setdefault(g.steps[:-1], {})[key] = g
         found = [Layer(steps, leaves) for steps, leaves in layers.items()]
@@ -179,6 +161,17 @@ class _Drafter:
         for layer in found:
             yield from self._layer(layer)
         yield from self._drops(unwanted)
+
+    def _cell(self, prefix: tuple[Step, ...], fitting: Sequence[tuple[str, str]]) -> Entry:
+        entry = Entry()
+        entry.say("cell", fitting[0][1], "guess: its leaves are called so, and have such shapes")
+        entry.offer([(f"cell: {name}", "its tree is the same") for _, name in fitting[1:]])
+        entry.say("from", plain(self._path(prefix)))
+        self._stacked(entry, prefix)
+        module = self._module(prefix)
+        longer = f"{fitting[0][0]}: {{module: {plain(module)}, layer: 0, direction: backward}}"
+        entry.ask(fitting[0][0], "what is the module called in PyTorch?", [(f"{fitting[0][0]}: {plain(module)}", "one layer, one direction"), (longer, "")])  # fmt: skip
+        return entry
 
     def _drops(self, unwanted: Sequence[Group]) -> Iterator[str]:
         said: set[str] = set()
@@ -284,12 +277,16 @@ class _Drafter:
             for key in (main, *((bias,) if bias else ())):
                 yield from self._lone(layer, key, layer.leaves[key])
 
+    def _spec(self, g: Group) -> str:
+        return str(self.source.leaves[g.leaves[0]].spec)
+
     def _from(self, entry: Entry, layer: Layer, main: str, bias: str | None, remark: str = "") -> None:
         g = layer.leaves[main]
         count = f", {len(g.leaves)} leaves" if len(g.leaves) > 1 else ""
-        entry.say("from", plain(self._path(g.steps)), f"{g.shown}{count}" + (f"; {remark}" if remark else ""))
+        entry.say("from", plain(self._path(g.steps)), f"{self._spec(g)}{count}" + (f"; {remark}" if remark else ""))
         if bias:
-            entry.say("bias", plain(self._path(layer.leaves[bias].steps)), layer.leaves[bias].shown)
+            entry.say("bias", plain(self._path(layer.leaves[bias].steps)), self._spec(layer.leaves[bias]))
+        self._stacked(entry, g.steps)
 
     def _target(self, entry: Entry, layer: Layer, words: Sequence[tuple[str, str]], question: str = "") -> None:
         """The target, asked for: its name, and which of several kinds it is; the first is the guess."""
@@ -433,8 +430,11 @@ class _Drafter:
         entry = Entry()
         path = self._path(g.steps)
         entry.say(
-            "from", plain(path), f"{g.shown}; guess: a raw parameter, kept as stored; names and shape do not tell more"
+            "from",
+            plain(path),
+            f"{self._spec(g)}; guess: a raw parameter, kept as stored; names and shape do not tell more",
         )
+        self._stacked(entry, g.steps)
         entry.ask(
             "parameter", "what is the tensor called in PyTorch?", [(f"parameter: {plain(self._module(g.steps))}", "")]
         )

@@ -175,7 +175,7 @@ def _check_rule(rule: Rule, node: Node) -> None:
     if clash:
         raise RuleError(f"{node.at}: {clash[0]} is both in the path and stacked on an axis")
     sizes = [len(g.words) for g in weight.groups]
-    for name, layer in rule.targets.items():
+    for name, layer in rule.targets.items() if rule.word not in rule.asked else ():
         of = f" (target {name})" if name else ""
         counted = {name for numbering in rule.numbered.values() for name in numbering.order}
         known = {*weight.indices, *rule.stacked}
