@@ -260,6 +260,9 @@ DIRECTORIES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "untied": (edited("config.json", tie_word_embeddings=False), "tie_word_embeddings false, and there is no lm_head.weight in"),
     "other class": (edited("config.json", architectures=["GemmaForCausalLM"]), 'config.json says architectures ["GemmaForCausalLM"], and'),
     "other type": (edited("config.json", model_type="gemma"), 'config.json says model_type "gemma", and the rules were written for'),
+    "11 layers of 12 types": (edited("config.json", num_hidden_layers=11), "the target's module does not accept the file: "),
+    "no such activation": (edited("config.json", hidden_activation="nope"), "the target's module does not accept the file: KeyError"),
+    "a width in words": (edited("config.json", hidden_size="x"), "the target's module does not accept the file: "),
     "no JSON": (lambda out: (out / "generation_config.json").write_text("{"), "generation_config.json cannot be read"),
 }  # fmt: skip
 

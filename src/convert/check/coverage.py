@@ -87,6 +87,8 @@ def _strict_load(specs: Mapping[str, TensorSpec], reference: Reference) -> str:
         state = {name: torch.empty(spec.shape, dtype=getattr(torch, spec.dtype)) for name, spec in specs.items()}
         try:
             reference.build(state)
-        except (RuntimeError, ValueError, TypeError) as error:  # of load_state_dict(strict=True), or of a configuration
-            return " ".join(str(error).split())
+        except (ImportError, UnavailableError):
+            raise
+        except Exception as error:  # noqa: BLE001 - of load_state_dict(strict=True), or anything of a configuration
+            return f"{type(error).__name__}: {' '.join(str(error).split())}"
     return ""

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from convert.check.written import Written
-from convert.errors import UnavailableError
 from convert.ops import is_float
 
 if TYPE_CHECKING:
@@ -62,7 +61,7 @@ def facts_of(written: Written, reference: Reference) -> tuple[Mapping[str, Mappi
             if any(parameter.is_meta for parameter in module.parameters()):
                 continue
             return reference.facts(module) or facts(module), ""  # those of its norms, when the reference tells none
-        except (RuntimeError, NotImplementedError, ValueError, TypeError, UnavailableError) as error:
+        except Exception as error:  # noqa: BLE001 - upstream's code says in its own ways that a configuration is wrong
             problem = " ".join(str(error).split())[:300]
     return {}, problem or "it has parameters without values"
 
