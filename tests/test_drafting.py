@@ -24,11 +24,11 @@ from convert import (
     open_source,
     parse_rules,
     plan_conversion,
+    survey_rules,
 )
 from convert.grouping import Names, group
 from convert.match import cover
 from convert.planner import make_plan
-from convert.survey import survey
 from memory_source import MemorySource, rule_file, run, zeros
 from upstream import GOLDEN
 
@@ -199,7 +199,7 @@ def test_a_draft_of_an_example_with_its_questions_answered_is_the_examples_rules
     draft = parse_rules(text, "draft.yaml")
     coverage = cover(draft, source)
     assert not coverage.findings and coverage.claimed == len(source.leaves) and draft.questions
-    assert not survey(draft, source).uncovered
+    assert not survey_rules(draft, source).uncovered
     with pytest.raises(PlanError) as open_still:
         make_plan(draft, source)
     assert set(open_still.value.findings) == {str(question) for question in draft.questions}
@@ -385,7 +385,7 @@ def test_the_nearest_rule_and_why_it_does_not_match() -> None:
 """)
     leaves = {f"block_{k}/mlp/kernel": (4, 6) for k in range(48)} | {f"block_{k}/norm/scale": (4,) for k in range(48)}
     leaves |= {f"block_{k}/norm/bias": (4,) for k in range(48)} | {"head/kernel": (4, 9), "heads/kernel": (4, 2, 3)}
-    found = survey(rules, MemorySource(zeros(**leaves)))
+    found = survey_rules(rules, MemorySource(zeros(**leaves)))
     assert [(c.path, c.leaves) for c in found.covered] == [
         ("block_0/mlp/kernel", 1),
         ("block_{i}/norm/scale", 48),

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from convert.streaming import Result as Result
     from convert.streaming import execute as execute
     from convert.survey import Survey as Survey
-    from convert.survey import survey as survey
+    from convert.survey import survey_rules as survey_rules
 
 _MODULES = {
     "convert.api": ("convert", "plan_conversion"),
@@ -55,7 +55,7 @@ _MODULES = {
     "convert.spec": ("TensorSpec",),
     "convert.steps": ("Step",),
     "convert.streaming": ("Event", "Result", "execute"),
-    "convert.survey": ("Survey", "survey"),
+    "convert.survey": ("Survey", "survey_rules"),
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
 __all__ = sorted(_HOME)

@@ -6,6 +6,7 @@ import difflib
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from convert.asking import Question
@@ -68,7 +69,7 @@ class Uncovered:
 
 @dataclass(frozen=True)
 class Survey:
-    """What `survey` finds; `total` is the number of leaves."""
+    """What `survey_rules` finds; `total` is the number of leaves."""
 
     total: int
     covered: tuple[Covered, ...]
@@ -106,7 +107,7 @@ class Survey:
         }
 
 
-def survey(rules: RuleFile, source: Source) -> Survey:
+def survey_rules(rules: RuleFile, source: Source) -> Survey:
     """What of a checkpoint the rules cover, finished or not. Reads no array."""
     coverage = cover(rules, source)
     prefix = f"{coverage.root}/" if coverage.root else ""
@@ -156,7 +157,7 @@ def _nearest(g: Group, rules: list[Rule], prefix: str) -> Near | None:
     for rule in rules:
         for role, pattern in rule.sources.items():
             there = _from_top(prefix, pattern.text)
-            ratio = _likeness(keys, there)
+            ratio = _likeness(keys, there, best[0] if best else 0.0)
             if best is None or ratio > best[0]:
                 best = (ratio, rule, role, there)
     if best is None or best[0] < 0.3:
@@ -165,11 +166,13 @@ def _nearest(g: Group, rules: list[Rule], prefix: str) -> Near | None:
     return Near(there, rule.word, rule.at, tuple(_why(keys, g, rule, role, there)))
 
 
+@lru_cache(maxsize=4096)
 def _keys(pattern: str) -> list[str]:
     """The keys of a pattern; slashes inside of braces separate none."""
     return re.findall(r"(?:\{[^{}]*\}|\\.|[^/])+", pattern)
 
 
+@lru_cache(maxsize=4096)
 def _matches(pattern: str, key: str) -> bool:
     try:
         return parse_pattern(pattern).match(key) is not None
@@ -177,10 +180,14 @@ def _matches(pattern: str, key: str) -> bool:
         return pattern == key
 
 
-def _likeness(keys: list[str], pattern: str) -> float:
+def _likeness(keys: list[str], pattern: str, least: float) -> float:
+    """How alike a path and a pattern are, from 0 to 1; 0 where it is not above `least`."""
     there = _keys(pattern)
     one = [key if _matches(p, key) else p for p, key in zip(there, keys, strict=False)] + there[len(keys) :]
-    return difflib.SequenceMatcher(None, "/".join(keys), "/".join(one), autojunk=False).ratio()
+    matcher = difflib.SequenceMatcher(None, "/".join(keys), "/".join(one), autojunk=False)
+    if min(matcher.real_quick_ratio(), matcher.quick_ratio()) <= least:  # upper bounds
+        return 0.0
+    return matcher.ratio()
 
 
 def _why(keys: list[str], g: Group, rule: Rule, role: str, pattern: str) -> Iterator[str]:

@@ -92,14 +92,14 @@ def _survey(
     """What rules that do not fit cover; nothing where a family's name leaves open which rules are meant."""
     from convert.library import find_rules
     from convert.sources import open_source
-    from convert.survey import survey
+    from convert.survey import survey_rules
 
     candidates = find_rules(model, rules_dir)
     if len(candidates) != 1:
         return
     records = [rules.records for rules in candidates if rules.records]
     source = open_source(checkpoint, step=step, item=item, skeleton=skeleton, records=records)
-    found = survey(candidates[0], source)
+    found = survey_rules(candidates[0], source)
     if found.covered and not error.findings:
         return  # not the rules are wrong but an option
     if as_json:
