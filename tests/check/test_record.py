@@ -21,6 +21,7 @@ from safetensors.torch import load_file, save_file
 
 import convert
 import upstream
+from command_line import Run
 from convert.check.compare import difference
 from convert.check.model import Evidence, Values, live_evidence
 from convert.check.record import MAX_BYTES, Recorded, record, write_recording
@@ -28,7 +29,6 @@ from convert.check.recorded import RecordedSource
 from convert.check.recording import KEY, load_recording
 from convert.check.report import LevelReport, Report, Verdict
 from convert.check.run import check, load_reference
-from convert.cli import main
 from convert.errors import CheckpointError, ConvertError, OutputError
 from convert.library import find_rules
 from convert.references import timesfm_1
@@ -523,26 +523,6 @@ def test_leaves_are_computed_back(files: Files) -> None:
 
 
 # ---- the command line
-
-
-class Run:
-    """One run of the command line within this process."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-        self.monkeypatch, self.capsys = monkeypatch, capsys
-
-    def __call__(self, *args: object, code: int = 0) -> tuple[str, str]:
-        self.monkeypatch.setattr(sys, "argv", ["convert", *map(str, args)])
-        with pytest.raises(SystemExit) as stop:
-            main()
-        captured = self.capsys.readouterr()
-        assert (stop.value.code or 0) == code, captured.err
-        return captured.out, captured.err
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    return Run(monkeypatch, capsys)
 
 
 def test_record_and_check(run: Run, tmp_path: Path) -> None:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
 import json
 import math
 import re
 import shutil
 import subprocess
-import sys
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -23,6 +24,7 @@ from safetensors.numpy import load_file, save_file
 
 import convert
 from check.sample_report import COVERAGE, LAYERS, WEIGHTS, measure, model_level, report
+from command_line import Run
 from convert.api import plan_conversion
 from convert.check import run as check_run
 from convert.check.compare import Agreement
@@ -30,7 +32,6 @@ from convert.check.html import to_html
 from convert.check.html_plot import plot
 from convert.check.junit import to_junit
 from convert.check.report import Finding, LevelReport, Report, Verdict, share
-from convert.cli import main
 from convert.cli.check_text import lines
 from convert.plan import Plan
 from convert.planner import make_plan
@@ -611,24 +612,10 @@ def look(picture: Path) -> tuple[tuple[int, int], tuple[int, ...], int]:
 # ---- the command
 
 
-class Run:
-    """`convert check` within this process."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-        self.monkeypatch, self.capsys = monkeypatch, capsys
-
-    def __call__(self, *args: object, code: int) -> tuple[str, str]:
-        self.monkeypatch.setattr(sys, "argv", ["convert", "check", *map(str, args)])
-        with pytest.raises(SystemExit) as stop:
-            main()
-        captured = self.capsys.readouterr()
-        assert (stop.value.code or 0) == code, captured
-        return captured.out, captured.err
-
-
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    return Run(monkeypatch, capsys)
+def run(run: Run) -> Callable[..., tuple[str, str]]:
+    """`convert check` within this process."""
+    return functools.partial(run, "check")
 
 
 @pytest.fixture
