@@ -376,7 +376,7 @@ def test_a_broadcast_axis_of_a_bias_binds_no_letter() -> None:
         ("", "'' is not an einsum of two operands, X,W->Y with the weight second"),
         ("BD,DF", "'BD,DF' is not an einsum of two operands, X,W->Y with the weight second"),
         ("BD->BF", "'BD->BF' is not an einsum of two operands, X,W->Y with the weight second"),
-        ("B,D,F->BF", "'B,D,F->BF' is not an einsum of two operands, X,W->Y with the weight second"),
+        ("B,D,F,G->BF", "'B,D,F,G->BF' is not an einsum of two operands, X,W->Y with the weight second"),
         ("B1,DF->BF", "'B1' in 'B1,DF->BF' is not letters with at most one '...'"),
         ("..D,DF->..F", "'..D' in '..D,DF->..F' is not letters with at most one '...'"),
         ("...D...,DF->...F", "'...D...' in '...D...,DF->...F' is not letters with at most one '...'"),
