@@ -53,7 +53,7 @@ def reference(plan: Plan) -> Reference:
     return Reference(
         inputs=inputs,
         jax=partial(_jax, model),
-        build=partial(_build, plan),
+        build=partial(build, plan),
         run=_run,
         outputs=(LOGITS,),
         logits=(LOGITS,),
@@ -102,7 +102,15 @@ def _jax(model: Gemma, weights: Mapping[str, Any], inputs: Mapping[str, Any]) ->
     return gemma_jax.run(model, weights, inputs["tokens"])
 
 
-def _build(plan: Plan, weights: Mapping[str, torch.Tensor]) -> torch.nn.Module:
+def build(plan: Plan, weights: Mapping[str, torch.Tensor], table: str = TABLE) -> torch.nn.Module:
+    """The transformers model of a Gemma, with or without a tower, as its config.json has it.
+
+    Args:
+        table: name of the embedding, which is the head as well where the config ties them.
+
+    Raises:
+        UnavailableError: transformers is missing, or too old.
+    """
     try:
         import transformers
     except ImportError as error:
@@ -110,8 +118,9 @@ def _build(plan: Plan, weights: Mapping[str, torch.Tensor]) -> torch.nn.Module:
     config = config_of(plan)
     (name,), model_type = (plan.config or {})["architectures"], (plan.config or {})["model_type"]
     built = transformers.AutoConfig.for_model(model_type, **config)
-    built._attn_implementation = "eager"  # the others have no soft cap
-    tied = {HEAD: weights[TABLE]} if TABLE in weights and built.tie_word_embeddings else {}
+    for part in (built, *(getattr(built, key) for key in ("text_config", "vision_config") if hasattr(built, key))):
+        part._attn_implementation = "eager"  # the others have no soft cap
+    tied = {HEAD: weights[table]} if table in weights and built.tie_word_embeddings else {}
     return load(getattr(transformers, name)(built), {**tied, **weights})
 
 

@@ -16,21 +16,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from convert.errors import ConvertError, UnavailableError
+from convert.errors import ConvertError
 from convert.plan import Plan
 from convert.references import gemma_jax
-from convert.references.gemma import BEYOND, UNLIMITED, config_facts, model_of
+from convert.references.gemma import BEYOND, UNLIMITED, build, config_facts, model_of
 from convert.references.gemma_jax import LOGITS, Gemma
-from convert.references.modules import config_of, load, on, ready
+from convert.references.modules import on, ready
 from convert.references.protocol import INPUT, Arrays, Reference
 from convert.references.torch_facts import Block
 from convert.references.torch_facts import facts as common_facts
 
 if TYPE_CHECKING:
-    import torch
+    pass
 
 TEXT = {"gemma3_vision": "gemma3", "paligemma1": "gemma1", "paligemma2": "gemma2"}  # model -> that of its text
-HEAD, TABLE = "lm_head.weight", "model.language_model.embed_tokens.weight"
+TABLE = "model.language_model.embed_tokens.weight"
 TOWER, PROJECTOR = "model.vision_tower", "model.multi_modal_projector"
 BEFORE, PREFIX = 3, 4  # tokens before an image of Gemma 3; tokens of PaliGemma's prefix behind the image
 _BLOCK = re.compile(r"(?P<before>.*)Transformer/encoderblock/(?P<inner>.+)")
@@ -71,7 +71,7 @@ def reference(plan: Plan) -> Reference:
     return Reference(
         inputs=inputs,
         jax=partial(run_jax, model, float(plan.facts["vision_epsilon"]), soft),
-        build=partial(_build, plan),
+        build=partial(build, plan, table=TABLE),
         run=partial(_run, causal),
         outputs=(LOGITS,),
         logits=(LOGITS,),
@@ -189,20 +189,6 @@ def tower(w: Mapping[str, Any], values: Any, pixels: Any, epsilon: float) -> Any
 
 
 # ---- PyTorch
-
-
-def _build(plan: Plan, weights: Mapping[str, torch.Tensor]) -> torch.nn.Module:
-    try:
-        import transformers
-    except ImportError as error:
-        raise UnavailableError(f"target transformers of gemma needs transformers 5.23 or newer ({error})") from error
-    config = config_of(plan)
-    (name,), model_type = (plan.config or {})["architectures"], (plan.config or {})["model_type"]
-    built = transformers.AutoConfig.for_model(model_type, **config)
-    for part in (built, built.text_config, built.vision_config):
-        part._attn_implementation = "eager"  # the others have no soft cap
-    tied = {HEAD: weights[TABLE]} if TABLE in weights and built.tie_word_embeddings else {}
-    return load(getattr(transformers, name)(built), {**tied, **weights})
 
 
 def _run(gemma3: bool, module: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
