@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from convert.digests import digest_leaf
+from convert.errors import ConvertError
 from convert.ops import (
     Add,
     AddIdentity,
@@ -31,11 +32,14 @@ from convert.ops import (
     out_spec,
 )
 from convert.placing import Gathered, place
+from convert.planner import make_plan
 from convert.sources import chunks as module
 from convert.sources.chunks import Box, Grid, cut, pieces, whole
 from convert.sources.orbax_store import open_store, read_array, read_metadata
 from convert.sources.orbax_store import pieces as stored_pieces
 from convert.spec import TensorSpec
+from convert.streaming import execute
+from memory_source import MemorySource, rule_file
 
 # ---- a tensor seen through its leaf's axes
 
@@ -89,15 +93,15 @@ def test_pieces_in_any_order_give_what_the_operations_give(
     found = place(ops, spec, region)
     gathered = Gathered(ops, spec) if found is None else None
     target = found or gathered.place  # type: ignore[union-attr]
-    given = [(box, leaf[(*box.within((0,) * leaf.ndim), ...)]) for box in _split(spec.shape, nbytes)]
+    given = [(box, leaf[box.within((0,) * leaf.ndim)]) for box in _split(spec.shape, nbytes)]
     random.shuffle(given)
     left = target.box.size
     for box, values in given:
         common = target.box.overlap(box.origin, box.shape)
         if common is None:
             continue
-        part = values[(*common.within(box.origin), ...)]
-        view = target.view[(*common.within(target.origin), ...)]
+        part = values[common.within(box.origin)]
+        view = target.view[common.within(target.origin)]
         view[...] = part if gathered is not None else apply(target.ops, part)
         left -= common.size
     assert left == 0
@@ -292,3 +296,20 @@ def test_the_digest_of_a_leaf_is_that_of_its_chunks_in_order() -> None:
         digest_leaf("a", -array),
     ]
     assert len({one, two, *others}) == 6
+
+
+# ---- a reader's promise
+
+
+@pytest.mark.parametrize(
+    "given", [np.zeros((6, 4), np.float32), np.zeros((5, 4), np.float16), np.zeros(20, np.float32)]
+)
+def test_a_leaf_that_is_not_as_announced(given: np.ndarray, tmp_path: Path) -> None:
+    class Lying(MemorySource):
+        def read(self, name: str) -> np.ndarray:
+            return given
+
+    plan = make_plan(rule_file("- parameter: p\n  from: p"), Lying({"p": np.zeros((5, 4), np.float32)}))
+    with pytest.raises(ConvertError, match=r"^p: read as \w+\[[\d, ]+\], announced as float32\[5, ?4\]$"):
+        list(execute(plan, tmp_path / "out.safetensors"))
+    assert not any(tmp_path.iterdir())

@@ -7,6 +7,7 @@ import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 
 from convert.kinds import Drop, Numbering, Rule
 from convert.lookup import Lookup, spelling
@@ -66,31 +67,34 @@ class Coverage:
     findings: tuple[str, ...]
 
 
-def choose_root(rules: RuleFile, leaves: Mapping[str, Leaf]) -> str:
-    """The first of the file's roots under which one of its rules finds a leaf; the first one if none does."""
+def choose_root(rules: RuleFile, leaves: Mapping[str, Leaf]) -> tuple[str, Lookup]:
+    """The first of the file's roots under which one of its rules finds a leaf (the first one if none does), and what is below."""
     groups = independent(rules.rules, rules.places) or [[]]
     every = (rule for group in groups for layout in layouts(rules.rules, group) for rule in layout)
     patterns = list(
         {p.text: p for rule in every if not isinstance(rule.kind, Drop) for p in rule.sources.values()}.values()
     )
+    found = {}
     for root in rules.root:
         prefix = f"{root}/" if root else ""
-        below = Lookup((name, _spellings(name, prefix)) for name in leaves)
-        if any(below.matches(pattern) for pattern in patterns):
-            return root
-    return rules.root[0]
+        found[root] = Lookup((name, _spellings(name, prefix)) for name in leaves)
+        if any(found[root].matches(pattern) for pattern in patterns):
+            return root, found[root]
+    return rules.root[0], found[rules.root[0]]
 
 
 def cover(rules: RuleFile, source: Source) -> Coverage:
     """Assigns every leaf to its rule."""
-    root = choose_root(rules, source.leaves)
+    root, below = choose_root(rules, source.leaves)
     prefix = f"{root}/" if root else ""
-    below = Lookup((name, _spellings(name, prefix)) for name in source.leaves)
-    whole = Lookup((name, _spellings("/" + name, "")) for name in source.leaves)
     specs = {name: leaf.spec for name, leaf in source.leaves.items()}
 
+    @cache
+    def whole() -> Lookup:  # for the few paths that are written from the top
+        return Lookup((name, _spellings("/" + name, "")) for name in source.leaves)
+
     def find(pattern: Pattern) -> list[tuple[str, Match]]:
-        return (whole if pattern.text.startswith("/") else below).matches(pattern)
+        return (whole() if pattern.text.startswith("/") else below).matches(pattern)
 
     rules = replace(rules, rules=settle(rules.rules, rules.places, specs, find))
     claims: dict[str, list[Rule]] = defaultdict(list)

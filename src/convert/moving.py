@@ -134,7 +134,7 @@ class _Leaf:
         digest, size = ChunkDigest(), 0
         for origin, values in self._source.pieces(self.name, chunk, self._meter):
             if values.dtype.name != self.spec.dtype:
-                self._broken(values)
+                raise ConvertError(f"{self.name}: read as {values.dtype.name}, announced as {self.spec}")
             started = time.perf_counter()
             digest.update(values)
             if self._meter is not None:
@@ -166,9 +166,6 @@ class _Leaf:
                 ]
             return self._shares
 
-    def _broken(self, values: Array) -> None:
-        raise ConvertError(f"{self.name}: read as {values.dtype.name}, announced as {self.spec}")
-
 
 class _Share:
     """A leaf's part of a tensor, on its way."""
@@ -192,9 +189,7 @@ class _Share:
         common = self._box.overlap(origin, values.shape)
         if common is None:
             return
-        # The ellipsis keeps what has no axes an array.
-        here = self._place.view[(*common.within(self._box.origin), ...)]
-        given = values[(*common.within(origin), ...)]
+        here, given = self._place.view[common.within(self._box.origin)], values[common.within(origin)]
         if self._gathered is not None:
             here[...] = given
         else:

@@ -22,6 +22,7 @@ from convert.library import shipped_rules_dir
 from convert.plan import Plan
 from convert.planner import make_plan
 from convert.sources.base import Leaf, Source
+from convert.sources.chunks import Grid
 from convert.spec import TensorSpec
 from convert.streaming import execute
 from memory_source import HEAD, MemorySource, rule_file
@@ -449,3 +450,31 @@ def test_odd_values_are_counted_by_their_bits(dtype: str) -> None:
     want = {"zero": 2, "denormal": 2, "infinite": 3 if dtype != "float8_e4m3fn" else 0, "NaN": 2}
     assert odd_values(x) == odd_values(np.tile(x, (2, 1))[:1].T) == want
     assert odd_values(x[4:8]) == {"zero": 0, "denormal": 0}
+
+
+class Chunked(MemorySource):
+    """The same values, stored in chunks of two rows."""
+
+    def chunks(self, name: str) -> Grid:
+        shape = self.leaves[name].spec.shape
+        return Grid(shape, (2, *shape[1:]))
+
+
+def test_the_same_values_in_other_chunks_are_a_note(tmp_path: Path) -> None:
+    values = {"p": np.arange(35, dtype=np.float32).reshape(5, 7)}
+    rules = rule_file("- parameter: p\n  from: p")
+    out = write(make_plan(rules, MemorySource(values)), tmp_path / "out.safetensors")
+    level = checked(make_plan(rules, Chunked(values)), out)
+    assert level.verdict is Verdict.PASSED
+    assert any("stored otherwise (in other chunks, say)" in note for note in level.notes)
+
+
+def test_rows_that_were_cut_off_make_it_another_checkpoint(tmp_path: Path) -> None:
+    """No tensor holds them, so that equal tensors do not tell that the checkpoint is the same."""
+    values = {"t": np.arange(60, dtype=np.float32).reshape(20, 3)}
+    other = {"t": np.concatenate([values["t"][:16], -values["t"][16:]])}
+    head = HEAD + "facts: {vocab: 16}\n"
+    rules = rule_file("- embedding: e\n  from: t\n  rows: $vocab\n  padded: [20]", head)
+    out = write(make_plan(rules, MemorySource(values)), tmp_path / "out.safetensors")
+    (finding,) = checked(make_plan(rules, MemorySource(other)), out).findings
+    assert finding.data["diagnosis"] == "another checkpoint"

@@ -194,12 +194,7 @@ class _Layers:
         probe = Probe(part.rule, self._plan, step, part, self._device, rng, self._written.read)
         try:
             measure = probe.measure(own, self._written.read(step.name))
-        except (
-            RuntimeError,
-            ValueError,
-            TypeError,
-            KeyError,
-        ) as error:  # of JAX, torch or NumPy: shapes that do not fit
+        except (RuntimeError, ValueError, TypeError, KeyError) as error:  # of JAX, torch, NumPy: shapes do not fit
             self._findings.append(_unfit(step, part, error))
             return
         if measure is None:

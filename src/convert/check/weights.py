@@ -22,7 +22,7 @@ from convert.check.report import Finding, LevelReport, Verdict
 from convert.check.written import Written
 from convert.digests import combine
 from convert.moving import default_jobs, move
-from convert.ops import is_float
+from convert.ops import Slice, is_float
 from convert.plan import Plan
 from convert.steps import Part, Step
 from convert.streaming import computed, metadata
@@ -328,9 +328,9 @@ def _provenance(plan: Plan, written: Written, digest: str, equal: bool) -> tuple
         )
     if said["source_digest"] != digest and others & {"rules_sha256", "target", "choices"} and equal:
         notes.append("whether it is the same checkpoint cannot be told: other rules may use other leaves")
-    elif said["source_digest"] != digest and equal and not any(step.loses or step.arithmetic for step in plan.steps):
+    elif said["source_digest"] != digest and equal and _holds_all(plan):
         notes.append(
-            "the checkpoint has the same values as the one that the file was made from, stored in other chunks"
+            "the checkpoint has the same values as the one that the file was made from, stored otherwise (in other chunks, say)"
         )
     elif said["source_digest"] != digest:
         findings.insert(
@@ -342,6 +342,14 @@ def _provenance(plan: Plan, written: Written, digest: str, equal: bool) -> tuple
             ),
         )
     return findings, notes
+
+
+def _holds_all(plan: Plan) -> bool:
+    """Whether every value of the leaves can be told from the tensors: none was rounded, computed with or cut off."""
+    return not any(
+        step.loses or step.arithmetic or any(isinstance(op, Slice) for part in step.parts for op in part.ops)
+        for step in plan.steps
+    )
 
 
 def _added(said: str, ours: str) -> str | None:

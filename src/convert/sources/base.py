@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from convert.errors import CheckpointError
-from convert.sources.chunks import Box, Grid, Meter, Piece, cut, undivided
+from convert.errors import CheckpointError, ConvertError
+from convert.sources.chunks import Box, Grid, Meter, Piece, in_one, undivided
 from convert.spec import TensorSpec, numpy_dtype
 
 if TYPE_CHECKING:
@@ -139,12 +138,15 @@ class Source(ABC):
             As `read`.
         """
 
-        started = time.perf_counter()
-        inside: tuple[Any, ...] = (*chunk.within((0,) * len(chunk.shape)), ...)
-        array = self.read(name)[inside]
-        if meter is not None:
-            meter.add("read", time.perf_counter() - started)
-        yield from cut(chunk.origin, array)
+        def read() -> np.ndarray:
+            array, spec = self.read(name), self.leaves[name].spec
+            # A reader's promise, on which the plan relies.
+            if array.shape != spec.shape or array.dtype.name != spec.dtype:
+                raise ConvertError(f"{name}: read as {array.dtype.name}{list(array.shape)}, announced as {spec}")
+            part: np.ndarray = array[chunk.within((0,) * array.ndim)]
+            return part
+
+        yield from in_one(chunk.origin, read, meter)
 
     def read_box(self, name: str, box: Box) -> np.ndarray:
         """A part of an array, in C order; no more is decoded than what lies before it in its chunks.

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from threading import Lock
+from typing import Any
 
 import numpy as np
 
@@ -44,9 +46,10 @@ class Box:
             extents.append(extent)
         return Box(tuple(starts), tuple(extents))
 
-    def within(self, origin: Sequence[int]) -> tuple[slice, ...]:
-        """Slices that cut this box out of an array whose first element is `origin`."""
-        return tuple(slice(a - b, a - b + n) for a, b, n in zip(self.origin, origin, self.shape, strict=True))
+    def within(self, origin: Sequence[int]) -> tuple[Any, ...]:
+        """What cuts this box out of an array whose first element is `origin`; a view, even of an array without axes."""
+        slices = (slice(a - b, a - b + n) for a, b, n in zip(self.origin, origin, self.shape, strict=True))
+        return (*slices, ...)
 
 
 def whole(shape: tuple[int, ...]) -> Box:
@@ -55,7 +58,7 @@ def whole(shape: tuple[int, ...]) -> Box:
 
 
 @dataclass(frozen=True)
-class Grid(Sequence[Box]):
+class Grid:
     """The chunks of an array, in C order; those at the upper edges are cut off there.
 
     Attributes:
@@ -71,19 +74,22 @@ class Grid(Sequence[Box]):
         """How many there are along each axis."""
         return tuple(-(-n // c) for n, c in zip(self.shape, self.chunk, strict=True))
 
-    def __len__(self) -> int:
-        return math.prod(self.counts)
-
-    def index(self, box: Box) -> tuple[int, ...]:  # type: ignore[override]
+    def place(self, box: Box) -> tuple[int, ...]:
         """Where a chunk is in the grid, along each axis."""
         return tuple(a // c for a, c in zip(box.origin, self.chunk, strict=True))
 
-    def __getitem__(self, k: int) -> Box:  # type: ignore[override]
+    def __len__(self) -> int:
+        return math.prod(self.counts)
+
+    def __getitem__(self, k: int) -> Box:
         if not 0 <= k < len(self):
             raise IndexError(k)
         at = [int(i) for i in np.unravel_index(k, self.counts)] if self.counts else []
         origin = tuple(i * c for i, c in zip(at, self.chunk, strict=True))
         return Box(origin, tuple(min(c, n - o) for c, n, o in zip(self.chunk, self.shape, origin, strict=True)))
+
+    def __iter__(self) -> Iterator[Box]:
+        return (self[k] for k in range(len(self)))
 
 
 def undivided(shape: tuple[int, ...]) -> Grid:
@@ -111,9 +117,7 @@ class Meter:
 Piece = tuple[tuple[int, ...], np.ndarray]  # where its first element is in the array, and the elements
 
 
-def pieces(
-    fill: Callable[[memoryview], None], stored: tuple[int, ...], box: Box, dtype: np.dtype, *, swapped: bool = False
-) -> Iterator[Piece]:
+def pieces(fill: Callable[[memoryview], None], stored: tuple[int, ...], box: Box, dtype: np.dtype) -> Iterator[Piece]:
     """The pieces of a chunk that is stored in C order, from front to back, of at most `PIECE` bytes where an element is no larger.
 
     An array that is yielded is valid until the next one is asked for: they share memory.
@@ -122,58 +126,52 @@ def pieces(
         fill: fills a buffer with the chunk's next bytes; raises what the reader raises.
         stored: shape of the chunk as stored; at an upper edge of the array it may reach beyond `box`.
         box: the part of the array that it holds.
-        dtype: of the elements. swapped: whether their bytes are in the other order.
+        dtype: of the elements.
     """
-    rank = len(stored)
-    if math.prod(stored) == 0:
-        return
-    axis = _axis(stored, dtype.itemsize) or 0
-    along, below = stored[axis] if rank else 1, dtype.itemsize * math.prod(stored[axis + 1 :])
-    step = min(along, max(1, PIECE // below))
-    memory = np.empty(step * below, np.uint8)
-    for lead in itertools.product(*map(range, stored[:axis])):
-        for start in range(0, along, step):
-            count = min(step, along - start)
-            raw = memory[: count * below]
-            fill(raw.data)
-            values = raw.view(dtype)
-            if swapped:
-                values.byteswap(inplace=True)
-            if rank == 0:
-                yield (), values.reshape(())
-                continue
-            inside = all(i < n for i, n in zip(lead, box.shape, strict=False)) and start < box.shape[axis]
-            if not inside:
-                continue  # beyond the array's edge
-            shaped = values.reshape((1,) * axis + (count, *stored[axis + 1 :]))
-            cut = (slice(None),) * axis + tuple(slice(0, n) for n in (box.shape[axis] - start, *box.shape[axis + 1 :]))
-            local = (*lead, start, *(0,) * (rank - axis - 1))
-            yield tuple(a + b for a, b in zip(box.origin, local, strict=True)), shaped[cut]
+    memory = np.empty(0, np.uint8)
+    for tile in _tiles(stored, dtype.itemsize):
+        nbytes = tile.size * dtype.itemsize
+        if nbytes > memory.size:  # the first is the largest
+            memory = np.empty(nbytes, np.uint8)
+        raw = memory[:nbytes]
+        fill(raw.data)
+        inside = tile.overlap((0,) * len(stored), box.shape)
+        if inside is not None:  # else it is beyond the array's edge
+            values = raw.view(dtype).reshape(tile.shape)
+            yield _sum(box.origin, inside.origin), values[inside.within(tile.origin)]
 
 
 def cut(origin: tuple[int, ...], values: np.ndarray) -> Iterator[Piece]:
     """An array in memory as pieces, which are views of it; so that what is made of them stays small."""
-    axis = _axis(values.shape, values.dtype.itemsize)
-    if axis is None:
-        yield origin, values
-        return
-    below = values.dtype.itemsize * math.prod(values.shape[axis + 1 :])
-    step = max(1, PIECE // below)
-    for lead in itertools.product(*map(range, values.shape[:axis])):
-        for start in range(0, values.shape[axis], step):
-            at = (*lead, start, *(0,) * (values.ndim - axis - 1))
-            slices = (*(slice(i, i + 1) for i in lead), slice(start, start + step))
-            yield tuple(a + b for a, b in zip(origin, at, strict=True)), values[slices]
+    for tile in _tiles(values.shape, values.dtype.itemsize):
+        yield _sum(origin, tile.origin), values[tile.within((0,) * values.ndim)]
 
 
-def _axis(shape: tuple[int, ...], itemsize: int) -> int | None:
-    """The first axis such that all behind it is no more than a piece; None for an array that has none, or no elements.
+def _sum(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(map(operator.add, a, b))
 
-    Pieces are ranges along it, whole on the axes behind it and single elements on those before it.
-    """
+
+def _tiles(shape: tuple[int, ...], itemsize: int) -> Iterator[Box]:
+    """Parts of at most `PIECE` bytes, in C order; ranges along one axis, whole on the axes behind it, single on those before."""
     if math.prod(shape) == 0:
-        return None
-    return next((k for k in range(len(shape)) if itemsize * math.prod(shape[k + 1 :]) <= PIECE), None)
+        return
+    axis = next((k for k in range(len(shape)) if itemsize * math.prod(shape[k + 1 :]) <= PIECE), 0)
+    behind = shape[axis + 1 :]
+    along = shape[axis : axis + 1]  # nothing for an array without axes
+    step = max(1, PIECE // (itemsize * math.prod(behind)))
+    for lead in itertools.product(*map(range, shape[:axis])):
+        for start in range(0, math.prod(along), step):
+            here = tuple(min(step, n - start) for n in along)
+            yield Box((*lead, *(start for _ in along), *(0 for _ in behind)), (*(1 for _ in lead), *here, *behind))
+
+
+def in_one(origin: tuple[int, ...], read: Callable[[], np.ndarray], meter: Meter | None) -> Iterator[Piece]:
+    """The pieces of what can only be read at once."""
+    started = time.perf_counter()
+    values = read()
+    if meter is not None:
+        meter.add("read", time.perf_counter() - started)
+    yield from cut(origin, values)
 
 
 def timed(pieces: Iterator[Piece], meter: Meter | None, what: str) -> Iterator[Piece]:

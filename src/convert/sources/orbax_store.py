@@ -12,7 +12,6 @@ import functools
 import json
 import math
 import re
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +21,7 @@ import numpy as np
 import tensorstore as ts
 
 from convert.errors import CheckpointError, ConvertError
-from convert.sources.chunks import Box, Grid, Meter, Piece, cut, timed, whole
+from convert.sources.chunks import Box, Grid, Meter, Piece, in_one, timed, whole
 from convert.sources.chunks import pieces as chunk_pieces
 from convert.sources.orbax_ocdbt import MANIFEST, TENSORSTORE_ERRORS, check_files, entries
 from convert.sources.zarr_chunks import Encoding, Stored, decoding, encoding
@@ -156,13 +155,9 @@ def pieces(store: Store, array: Array, all_stored: bool, chunk: Box, meter: Mete
     """
     stored = None
     if array.encoding is not None:
-        stored = store.stored(array.prefix + array.encoding.key(array.grid.index(chunk)))
+        stored = store.stored(array.prefix + array.encoding.key(array.grid.place(chunk)))
     if array.encoding is None or stored is None:  # TensorStore knows whether it may be missing
-        started = time.perf_counter()
-        values = read_array(store, array, all_stored, chunk)
-        if meter is not None:
-            meter.add("read", time.perf_counter() - started)
-        yield from cut(chunk.origin, values)
+        yield from in_one(chunk.origin, lambda: read_array(store, array, all_stored, chunk), meter)
         return
     try:
         with decoding(stored, array.encoding.compressed, meter) as fill:
@@ -171,7 +166,7 @@ def pieces(store: Store, array: Array, all_stored: bool, chunk: Box, meter: Mete
             )
     except ValueError as error:
         where = "" if isinstance(stored, bytes) else f" ({stored.file} from byte {stored.start} to {stored.stop})"
-        raise ValueError(f"chunk {list(array.grid.index(chunk))}{where}: {error}") from None
+        raise ValueError(f"chunk {list(array.grid.place(chunk))}{where}: {error}") from None
 
 
 def read_array(store: Store, array: Array, all_stored: bool, box: Box | None = None) -> np.ndarray:
@@ -206,7 +201,7 @@ def read_array(store: Store, array: Array, all_stored: bool, box: Box | None = N
     # NumPy's own memory: where there is not enough, it raises MemoryError, while TensorStore would end the process.
     box = box or whole(array.spec.shape)
     result = np.empty(box.shape, opened.dtype.numpy_dtype)
-    ts.array(result).write(opened[box.within((0,) * len(box.shape))] if box.shape else opened).result()
+    ts.array(result).write(opened[box.within((0,) * len(box.shape))]).result()
     return result
 
 
