@@ -9,6 +9,7 @@ import numpy as np
 
 from check.expected import BOTH, HUGGING, ONE, TWO_FIVE, UPSTREAM, Fault, layer
 from check.plants import InFile, Tensors, exchange, tensor
+from convert.check.conventions import HALVED, NEEDLESSLY
 
 Change = Callable[[np.ndarray], np.ndarray | None]
 OTHER = "another value in the file"  # what the model level calls every tensor that is not what the rules make
@@ -32,6 +33,17 @@ def heads(x: np.ndarray) -> np.ndarray:
     """The first two of four heads swapped, in the query's rows."""
     width = 8
     return np.concatenate([x[width : 2 * width], x[:width], x[2 * width :]])
+
+
+def turned(order: list[int]) -> Change:
+    """The features of each of four heads in another order, in the query's rows."""
+
+    def change(x: np.ndarray) -> np.ndarray:
+        width = len(order)
+        query, rest = x[: 4 * width], x[4 * width :]
+        return np.concatenate([query.reshape(4, width, -1)[:, order].reshape(query.shape), rest])
+
+    return change
 
 
 def bfloat16_fold(x: np.ndarray) -> np.ndarray:
@@ -177,6 +189,21 @@ MOVED = [
             f"{attention(to, 'q')}.weight",
             "heads in another order",
             attention(to, "q"),
+        ),
+        *(
+            file(
+                name,
+                TWO_FIVE,
+                to,
+                tensor(f"{attention(to, 'q')}.weight", turned(order)),
+                f"{attention(to, 'q')}.weight",
+                diagnosis,
+                attention(to, "q"),
+            )
+            for name, order, diagnosis in (
+                ("q's pairs brought to RoPE's halves, as for Llama", [0, 2, 4, 6, 1, 3, 5, 7], HALVED),
+                ("q's halves brought to RoPE's pairs", [0, 4, 1, 5, 2, 6, 3, 7], NEEDLESSLY),
+            )
         ),
         file(
             "two layers swapped",

@@ -251,8 +251,8 @@ def test_a_file_that_was_made_with_other_facts(made: Any) -> None:
 def test_a_finding_fails_the_level_even_if_it_was_skipped(made: Any) -> None:
     plan, out, _ = made("timesfm-2.5", "transformers")
     skipped = LevelReport("layers", Verdict.SKIPPED, "jax is not installed")
-    assert with_facts(skipped, plan, open_written(out), None).verdict is Verdict.SKIPPED
-    failed = with_facts(skipped, plan, with_config(out, activation="relu"), None)
+    assert with_facts(skipped, check_facts(plan, open_written(out))).verdict is Verdict.SKIPPED
+    failed = with_facts(skipped, check_facts(plan, with_config(out, activation="relu")))
     assert failed.verdict is Verdict.FAILED and not failed.reason and failed.findings
     json.dumps(failed.to_dict())
 

@@ -19,7 +19,7 @@ from convert.api import plan_conversion
 from convert.check.layers import check_layers
 from convert.check.names import misplaced
 from convert.check.report import LevelReport, Verdict
-from convert.check.weights import check_weights
+from convert.check.weights import WeightsPass, check_weights
 from convert.check.written import open_written
 from convert.ops import Add, Flip, Op, Permute, Take
 from convert.plan import Plan
@@ -262,6 +262,27 @@ def test_a_wrong_file_is_caught_by_the_right_plan(tmp_path: Path) -> None:
     assert finding.data["tensors"] == [f"stacked_xf.{i}.attn.out.weight" for i in range(3)]
     assert "relative error" in finding.what and "in float64" in finding.what
     assert level.first_failure is not None and level.first_failure.name == finding.name
+
+
+@pytest.mark.parametrize("spoilt", [(), (0,), (1,), (0, 2), (0, 1, 2)])
+def test_no_layer_stands_for_one_that_is_wrong(spoilt: tuple[int, ...], tmp_path: Path) -> None:
+    """One layer of each kind is run before the weights level is done; it may turn out that it is not what the plan makes."""
+    plan = plan_conversion("timesfm", checkpoint("timesfm-2.5"))
+    names = [f"stacked_xf.{i}.attn.out.weight" for i in spoilt]
+    wrong = plan
+    for name in names:
+        wrong = tampered(wrong, name, with_ops(lambda ops: [*ops, Permute((1, 0))]))
+    for _ in execute(wrong, tmp_path / "out.safetensors"):
+        pass
+    written = open_written(tmp_path / "out.safetensors")
+    with WeightsPass(plan, written) as weights:
+        level = check_layers(plan, written, same=weights.same)
+    assert [finding.data["tensors"] for finding in level.findings] == ([names] if names else [])
+    trusting = check_layers(plan, written, same=lambda step, part: True)
+    ran, least = (int(check.notes[-1].split()[0]) for check in (level, trusting))
+    another = 0 in spoilt and len(spoilt) < plan.sizes["i"]  # in place of the first, which stands for itself alone
+    assert ran == least + len({*spoilt} - {0}) + another
+    assert "are, bit for bit, what these make" in level.notes[-1]
 
 
 def test_shapes_that_do_not_fit_are_a_finding(tmp_path: Path) -> None:

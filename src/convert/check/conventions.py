@@ -19,6 +19,7 @@ NEEDLESS = "factor taken out of a weight that carries none"
 TWICE = "carried factor folded in twice"
 INTERLEAVED = "RoPE pairs still interleaved"
 HALVED = "RoPE pairs de-interleaved needlessly"
+NEEDLESSLY = "RoPE pairs interleaved needlessly"
 
 
 def conventions(step: Step, source: Source) -> Iterator[Hypothesis]:

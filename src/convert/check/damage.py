@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from convert.check.conventions import HALVED, NEEDLESSLY
 from convert.check.hypotheses import unequal
 from convert.plan import Plan
 from convert.steps import Step
@@ -100,8 +101,8 @@ def _moved(got: Array, want: Array, axis: int, step: Step | None, plan: Plan | N
     for name, said, wanted in _orders(size, axis, step, plan):
         if np.array_equal(order, wanted):
             return Damage(name, said)
-    if heads := _heads(order, axis, step):
-        return heads
+    if found_in_heads := _heads(order, axis, step) or _pairs(order, axis, step):
+        return found_in_heads
     changed = [int(k) for k in np.flatnonzero(order != np.arange(size))]
     if len(changed) == 2:
         return Damage("two rows swapped", f"indices {changed[0]} and {changed[1]} of axis {axis} are swapped")
@@ -147,6 +148,29 @@ def _heads(order: Array, axis: int, step: Step | None) -> Damage | None:
         return None
     heads = [int(k) for k in blocks[:, 0] // width]
     return Damage("heads in another order", f"blocks of {width} along axis {axis} are in the order {_few(heads)}")
+
+
+def _pairs(order: Array, axis: int, step: Step | None) -> Damage | None:
+    """The features of heads in the order of RoPE's other convention; of a fused tensor, those of some of its parts."""
+    letters = _letters(axis, step)
+    if step is None or not letters:
+        return None
+    width = dict(step.parts[0].axes)[letters[-1]]
+    if width < 4 or width % 2:
+        return None
+    heads = order.reshape(-1, width)
+    own = np.arange(width)
+    apart = np.concatenate([own[::2], own[1::2]])
+    for name, said, features in (
+        (HALVED, f"{', '.join(map(str, own[:6:2]))}, ..., 1, 3, ...: RoPE's pairs (0, 1) brought to (0, {width // 2})", apart),
+        (NEEDLESSLY, f"0, {width // 2}, 1, ...: RoPE's pairs (0, {width // 2}) brought to (0, 1)", np.argsort(apart)),
+    ):  # fmt: skip
+        moved = np.all(heads == width * np.arange(len(heads))[:, None] + features, axis=1)
+        kept = np.all(heads == width * np.arange(len(heads))[:, None] + own, axis=1)
+        if np.all(moved | kept):
+            of = "" if moved.all() else f" in {int(moved.sum())} of {len(heads)} blocks of {width}"
+            return Damage(name, f"features along axis {axis} are{of} in the order {said}, which the rules do not do")
+    return None
 
 
 def _scaled(got: Array, want: Array) -> Damage | None:

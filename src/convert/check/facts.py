@@ -56,10 +56,12 @@ class Facts:
     Attributes:
         findings: what differs.
         notes: what was compared, and what could not be read off.
+        seconds: it took.
     """
 
     findings: tuple[Finding, ...]
     notes: tuple[str, ...]
+    seconds: float
 
 
 def check_facts(plan: Plan | None, written: Written, reference: Reference | str | None = None) -> Facts:
@@ -69,9 +71,10 @@ def check_facts(plan: Plan | None, written: Written, reference: Reference | str 
         plan: the rules' word; None when the file's header must do.
         reference: builds the target's module; the reason, when there is none.
     """
+    started = time.monotonic()
     said = declared(plan) if plan is not None else declared_in_header(written)
     if not said:
-        return Facts((), ("no facts to compare: neither rules nor the file's header state any",))
+        return Facts((), ("no facts to compare: neither rules nor the file's header state any",), 0.0)
     comparison = _Comparison(said, _sizes(plan, written))
     findings = [*_header(plan, written, comparison)] if plan is not None else []
     notes = []
@@ -87,22 +90,18 @@ def check_facts(plan: Plan | None, written: Written, reference: Reference | str 
     if unread:
         shown = ", ".join(f"{fact.name} {fact.where}" if fact.layer else fact.name for fact in unread)
         notes.append(f"could not be read off the target, so not compared: {shown}")
-    return Facts(tuple(findings), tuple(notes))
+    return Facts(tuple(findings), tuple(notes), time.monotonic() - started)
 
 
-def with_facts(
-    level: LevelReport, plan: Plan | None, written: Written, reference: Reference | str | None
-) -> LevelReport:
-    """The same report with what comes of comparing facts; a difference fails the level, even one that was skipped."""
-    started = time.monotonic()
-    facts = check_facts(plan, written, reference)
+def with_facts(level: LevelReport, facts: Facts) -> LevelReport:
+    """The same report with what came of comparing facts; a difference fails the level, even one that was skipped."""
     return replace(
         level,
         verdict=Verdict.FAILED if facts.findings else level.verdict,
         reason="" if facts.findings else level.reason,
         findings=(*level.findings, *facts.findings),
         notes=(*level.notes, *facts.notes),
-        seconds=level.seconds + time.monotonic() - started,
+        seconds=level.seconds + facts.seconds,
     )
 
 

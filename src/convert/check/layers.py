@@ -8,8 +8,10 @@ level compares with upstream's code.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,13 +24,14 @@ from convert.check.paths import measure_path
 from convert.check.probe import Probe, bound
 from convert.check.report import Finding, LevelReport, Measure, Verdict
 from convert.check.written import Written
-from convert.moving import Work, used_leaves
+from convert.moving import Work, default_jobs, used_leaves
 from convert.ops import Take, apply
 from convert.plan import Plan
 from convert.sources.chunks import Box
 from convert.steps import CellLeaves, Part, PathLeaves, Step
 
 Array = np.ndarray[Any, np.dtype[Any]]
+_Outcome = tuple[Step, Part, Measure | Finding | None]
 
 
 def check_layers(
@@ -45,15 +48,19 @@ def check_layers(
         device: where torch runs; JAX runs on its CPU.
         same: whether a part of a tensor is known to be, bit for bit, what the plan makes of its leaf. Of the layers of a
             rule whose tensors are, and are made by the same operations, one is run: it stands for all of them, as the
-            operations do not look at the values. None: nothing is known, and every layer is run.
+            operations do not look at the values. It is asked last, and may wait until it knows. None: nothing is known,
+            and every layer is run.
     """
     if said := missing():
         return LevelReport("layers", Verdict.SKIPPED, said)
+    started = time.monotonic()
     layers = _Layers(plan, written, device, seed, same)
-    with layers.running():
-        for leaf, work in used_leaves(plan).items():
-            layers.see(leaf, work)
-        return layers.report()
+    with _pinned(), ThreadPoolExecutor(default_jobs(), thread_name_prefix="convert-layers") as pool:
+        for tasks in (layers.first(used_leaves(plan)), layers.others()):
+            for run in [pool.submit(layers.run, *task) for task in tasks]:
+                for outcome in run.result():
+                    layers.note(outcome)
+        return replace(layers.report(), seconds=time.monotonic() - started)
 
 
 def missing() -> str:
@@ -67,7 +74,7 @@ def missing() -> str:
 
 
 class _Layers:
-    """The layers level, fed with the source's leaves one by one, within `running`."""
+    """The layers level: `first` and `others` are run, in threads, and what comes of them is noted in their order."""
 
     def __init__(
         self,
@@ -78,49 +85,64 @@ class _Layers:
         same: Callable[[Step, Part], bool] | None,
     ) -> None:
         self._same = same
-        self._implied: dict[Hashable, list[str]] = {}  # what one was run of -> the tensors that it stands for
+        self._stands: dict[Hashable, tuple[Step, Part]] = {}  # of layers made alike, the one that is run
+        self._others: dict[str, Work] = {}  # leaf -> the rest of them
+        self._implied: dict[Hashable, list[str]] = {}  # the tensors that it stands for
         self._ran: dict[Hashable, Measure] = {}
         self._plan, self._written, self._device, self._seed = plan, written, device, seed
         self._worst: dict[str, Measure] = {}
         self._failed: dict[str, list[str]] = {}
         self._findings: list[Finding] = []
         self._compared = 0
-        self._seconds = 0.0
         self._groups: dict[tuple[str, str], list[Step]] = {}  # the steps of each layer that is only known as a whole
         for step in plan.steps:
             if step.group is not None:
                 self._groups.setdefault((step.group.module, step.group.suffix), []).append(step)
         self._waiting: dict[tuple[str, str], dict[str, Array]] = {}  # its leaves, until all of them were seen
 
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        """Pins precision and threads of both frameworks."""
-        import jax
-        import torch
-
-        with _jax_float64(jax), jax.default_matmul_precision("highest"), torch.no_grad(), _one_thread():
-            yield
-
-    def see(self, leaf: str, work: Work) -> None:
-        """Runs the layers that have weights of this leaf."""
-        started = time.monotonic()
-        due = []
-        for step, part in work:
-            if step.group is not None:
-                due.append((step, part))
-            elif self._written.specs.get(step.name) == step.spec:  # otherwise the coverage level names it
-                self._look(step, part)
-                if not self._implies(step, part):
+    def first(self, leaves: Mapping[str, Work]) -> Iterator[tuple[str, Work]]:
+        """What `run` takes: each leaf with those of its layers that are run anyhow. Recurrent layers and paths are run at once."""
+        for leaf, work in leaves.items():
+            due = []
+            for step, part in work:
+                if step.group is not None:
+                    self._keep(step.group, leaf)
+                elif self._written.specs.get(step.name) == step.spec:  # otherwise the coverage level names it
+                    self._look(step, part)
+                    if self._same is not None and (alike := self._alike(step, part)) in self._stands:
+                        self._others.setdefault(leaf, []).append((step, part))
+                        continue
+                    if self._same is not None:
+                        self._stands[alike] = step, part
                     due.append((step, part))
-        alone = len(due) == 1 and due[0][0].group is None
-        whole = self._plan.source.read(leaf) if due and not alone else None
-        for step, part in due:
-            if step.group is not None:
-                assert whole is not None
-                self._keep(step.group, leaf, whole)
-            else:
-                self._run(step, part, self._own(part) if whole is None else _taken(part, whole))
-        self._seconds += time.monotonic() - started
+            if due:
+                yield leaf, due
+
+    def others(self) -> Iterator[tuple[str, Work]]:
+        """The layers that none of those that were run stands for."""
+        for leaf, work in self._others.items():
+            if due := [(step, part) for step, part in work if not self._implies(step, part)]:
+                yield leaf, due
+
+    def run(self, leaf: str, due: Work) -> list[_Outcome]:
+        """Runs layers that have weights of this leaf. Called from several threads."""
+        whole = self._plan.source.read(leaf) if len(due) > 1 else None
+        with _pinned_here():
+            return [
+                (step, part, self._measure(step, part, self._own(part) if whole is None else _taken(part, whole)))
+                for step, part in due
+            ]
+
+    def note(self, outcome: _Outcome) -> None:
+        """Keeps what came of a layer's run."""
+        step, part, measure = outcome
+        if isinstance(measure, Finding):
+            self._findings.append(measure)
+        elif measure is not None:
+            self._compared += 1
+            self._worse(f"{step.rule.line_only} {step.role}", measure)
+            if (alike := self._alike(step, part)) in self._stands and self._stands[alike][1] is part:
+                self._ran[alike] = measure
 
     def _look(self, step: Step, part: Part) -> None:
         assert part.rule is not None
@@ -129,13 +151,14 @@ class _Layers:
 
     def _implies(self, step: Step, part: Part) -> bool:
         """Whether another layer of the rule, which was run or will be, says all that there is to say."""
-        if self._same is None or not self._same(step, part):
+        assert self._same is not None
+        if not self._same(step, part):
             return False
         alike = self._alike(step, part)
-        if alike not in self._implied:
-            self._implied[alike] = []
+        if not self._same(*self._stands[alike]):
+            self._stands[alike] = step, part
             return False
-        self._implied[alike].append(step.name)
+        self._implied.setdefault(alike, []).append(step.name)
         return True
 
     def _alike(self, step: Step, part: Part) -> Hashable:
@@ -155,17 +178,17 @@ class _Layers:
         box = Box(tuple(origin), tuple(shape))
         return self._plan.source.read_box(part.leaf, box).reshape([spec.shape[axis] for axis in axes])
 
-    def _keep(self, group: CellLeaves | PathLeaves, leaf: str, array: Array) -> None:
+    def _keep(self, group: CellLeaves | PathLeaves, leaf: str) -> None:
         """A recurrent layer, or a path, is run when all its leaves are there; they come one after the other."""
         key = (group.module, group.suffix)
         seen = self._waiting.setdefault(key, {})
         if leaf in seen:
             return
-        seen[leaf] = array
+        seen[leaf] = self._plan.source.read(leaf)
         if len(seen) < len({name for name, _ in group.leaves.values()}):
             return
         steps, leaves = self._groups[key], dict(seen)
-        seen.update(dict.fromkeys(seen, array[:0]))  # seen, and let go
+        seen.update(dict.fromkeys(seen, seen[leaf][:0]))  # seen, and let go
         if any(self._written.specs.get(step.name) != step.spec for step in steps):
             return  # the coverage level names it
         written = {step.name: self._written.read(step.name) for step in steps}
@@ -180,37 +203,29 @@ class _Layers:
             return
         self._compared += len(steps) if measures else 0
         for measure in measures:
-            self._note(f"{group.rule.at.line_only} {measure.name.partition(', ')[2]}", measure)
+            self._worse(f"{group.rule.at.line_only} {measure.name.partition(', ')[2]}", measure)
 
-    def _note(self, key: str, measure: Measure) -> None:
+    def _worse(self, key: str, measure: Measure) -> None:
         if not measure.passed:
             self._failed.setdefault(key, []).append(measure.name)
         if key not in self._worst or _badness(measure) > _badness(self._worst[key]):
             self._worst[key] = measure
 
-    def _run(self, step: Step, part: Part, own: Array) -> None:
+    def _measure(self, step: Step, part: Part, own: Array) -> Measure | Finding | None:
         assert part.rule is not None
         rng = np.random.default_rng(self._seed)
         probe = Probe(part.rule, self._plan, step, part, self._device, rng, self._written.read)
         try:
-            measure = probe.measure(own, self._written.read(step.name))
+            return probe.measure(own, self._written.read(step.name))
         except (RuntimeError, ValueError, TypeError, KeyError) as error:  # of JAX, torch, NumPy: shapes do not fit
-            self._findings.append(_unfit(step, part, error))
-            return
-        if measure is None:
-            return
-        self._compared += 1
-        self._note(f"{step.rule.line_only} {step.role}", measure)
-        if (group := self._alike(step, part)) in self._implied:
-            self._ran[group] = measure
+            return _unfit(step, part, error)
 
     def report(self) -> LevelReport:
-        """What came of it, once every leaf was seen."""
-        started = time.monotonic()
+        """What came of it, once every outcome was noted."""
         activations = _activations(self._plan)
         implied = 0
-        for group, measure in self._ran.items():
-            names = self._implied[group]
+        for alike, measure in self._ran.items():
+            names = self._implied.get(alike, [])
             implied += len(names)
             if not measure.passed:
                 next(failed for failed in self._failed.values() if measure.name in failed).extend(names)
@@ -226,7 +241,6 @@ class _Layers:
             tuple(findings),
             (*worst.values(), *activations),
             self._said(implied),
-            self._seconds + time.monotonic() - started,
         )
 
     def _said(self, implied: int) -> tuple[str, ...]:
@@ -273,26 +287,33 @@ def _unfit(step: Step, part: Part, error: Exception) -> Finding:
 
 
 @contextmanager
-def _jax_float64(jax: Any) -> Iterator[None]:
-    before = jax.config.read("jax_enable_x64")
+def _pinned() -> Iterator[None]:
+    """Pins what the frameworks hold for the whole process: JAX's float64, torch's threads.
+
+    A few rows times one matrix wait for memory, and torch's threads that wait for each other make them ten times slower.
+    """
+    import jax
+    import torch
+
+    wide, threads = jax.config.read("jax_enable_x64"), torch.get_num_threads()
     jax.config.update("jax_enable_x64", True)
+    torch.set_num_threads(1)
     try:
-        yield
+        with _pinned_here():
+            yield
     finally:
-        jax.config.update("jax_enable_x64", before)
+        jax.config.update("jax_enable_x64", wide)
+        torch.set_num_threads(threads)
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
-    """A few rows times one matrix wait for memory, and threads that wait for each other make them ten times slower."""
+def _pinned_here() -> Iterator[None]:
+    """Pins what the frameworks hold for each thread: JAX's precision of products, torch's gradients."""
+    import jax
     import torch
 
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with jax.default_matmul_precision("highest"), torch.no_grad():
         yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _badness(measure: Measure) -> float:

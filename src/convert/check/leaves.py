@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
+from convert.check.facts import check_facts, with_facts
+from convert.check.layers import check_layers, missing
 from convert.check.recorded import RecordedSource, check_recorded_weights
 from convert.check.report import LevelReport, Verdict
 from convert.check.weights import WeightsPass
@@ -41,27 +44,20 @@ def levels_of_leaves(
         device: where torch runs the layers.
         seed: of the layers' random inputs.
     """
-    if weights is not None:
-        if "layers" in levels:
-            _missing()  # imports the frameworks while the tensors are compared
-        yield weights.report()
-    elif "weights" in levels:
-        yield check_recorded_weights(plan, written)
-    if "layers" in levels:
-        from convert.check.facts import with_facts
-
-        yield with_facts(_layers(plan, written, weights, device, seed), plan, written, reference)
-
-
-def _missing() -> str:
-    from convert.check.layers import missing
-
-    return missing()
+    with ThreadPoolExecutor(2, thread_name_prefix="convert-check") as beside:
+        if deep := "layers" in levels:
+            missing()  # imports the frameworks, while the tensors are compared
+            layers = beside.submit(_layers, plan, written, weights, device, seed)
+            facts = beside.submit(check_facts, plan, written, reference)
+        if weights is not None:
+            yield weights.report()
+        elif "weights" in levels:
+            yield check_recorded_weights(plan, written)
+        if deep:
+            yield with_facts(layers.result(), facts.result())
 
 
 def _layers(plan: Plan, written: Written, weights: WeightsPass | None, device: str, seed: int) -> LevelReport:
-    from convert.check.layers import check_layers
-
     if isinstance(plan.source, RecordedSource):
         return LevelReport("layers", Verdict.SKIPPED, "needs the checkpoint's own weights: give it with --from")
     return check_layers(plan, written, device=device, seed=seed, same=weights.same if weights is not None else None)

@@ -36,6 +36,7 @@ CLAIMS = {  # of the header, and their words
     "settings": "--set",
     "choices": "variants",
 }
+REPAIR = "convert again with these rules; correct a rule only where the JAX model computes what the file holds, which the model level tells"
 MAX_UNKNOWN = 8  # tensors without a diagnosis after which no more is tried: it is another checkpoint
 MAX_DIAGNOSED = 64  # tensors for which hypotheses are computed; a conversion with more wrong ones repeats itself
 
@@ -107,7 +108,8 @@ class WeightsPass:
         self._done.result()
 
     def same(self, step: Step, part: Part) -> bool:
-        """Whether this part of a tensor is, bit for bit, what the plan makes of its leaf. After `wait`."""
+        """Whether this part of a tensor is, bit for bit, what the plan makes of its leaf; waits for it."""
+        self.wait()
         tensor = self._tensors.get(step.name)
         return tensor is not None and tensor.narrow is None and not tensor.wrong.get(part.rows)
 
@@ -127,13 +129,14 @@ class WeightsPass:
         if tensors and len(tensors) < len(plan.steps):
             findings.append(_incomplete(plan, set(self._tensors)))
         equal = not findings
+        repair = [f"repair: {REPAIR}"] if findings else []
         claims, doubts = _provenance(plan, written, combine(self._digests), equal)
         return LevelReport(
             "weights",
             Verdict.FAILED if findings or claims else Verdict.PASSED if tensors else Verdict.SKIPPED,
             "" if tensors else "no tensor of the file has the name, shape and dtype that the rules give; see coverage",
             (*claims, *findings),
-            notes=(f"{len(tensors)} of {len(plan.steps)} tensors compared bit for bit", *doubts, *odd),
+            notes=(f"{len(tensors)} of {len(plan.steps)} tensors compared bit for bit", *repair, *doubts, *odd),
             seconds=self._seconds + time.monotonic() - started,
         )
 
@@ -255,7 +258,7 @@ def _diagnose(plan: Plan, written: Written, wrong: dict[str, int]) -> list[Findi
                 f"{', '.join(part.leaf for part in step.parts)}; {shown}",
                 name,
                 step.rule.line_only,
-                {"values": count, "diagnosis": found.name if found else ""},
+                {"values": count, "diagnosis": found.name if found else "", "repair": REPAIR},
             )
         )
     return [*(_named(rule, name, matches, steps) for (rule, name), matches in groups.items()), *findings]
@@ -270,7 +273,7 @@ def _named(rule: str, diagnosis: str, matches: dict[str, Hypothesis], steps: dic
         f"{diagnosis}: {name}{more} is {first.gives}; {rule} makes of {leaves}: {first.instead}",
         name,
         rule,
-        {"diagnosis": diagnosis, "tensors": list(matches)},
+        {"diagnosis": diagnosis, "tensors": list(matches), "repair": REPAIR},
     )
 
 
