@@ -28,9 +28,10 @@ SIZES = {  # layers, width, heads, kv heads, head width, feed-forward width, voc
 PATTERN = 6  # five local layers to one global
 
 
-def shapes(size: str) -> Iterator[tuple[str, tuple[int, ...]]]:
+def shapes(size: str, depth: int | None = None) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Names and shapes of the FLAT layout, below ``transformer/``."""
     layers, width, heads, kv_heads, head, hidden, vocabulary = SIZES[size]
+    layers = depth or layers
     yield "embedder/input_embedding", (vocabulary, width)
     yield "final_norm/scale", (width,)
     for i in range(layers):
@@ -54,10 +55,10 @@ def random_array(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -
     return values if dtype == "bfloat16" else values.astype(dtype)
 
 
-def tree(size: str, layout: str, dtype: str, seed: int = 0) -> dict[str, Any]:
+def tree(size: str, layout: str, dtype: str, seed: int = 0, depth: int | None = None) -> dict[str, Any]:
     """The pytree as the gemma package would save it; the same weights in every layout."""
     rng = np.random.default_rng(seed)
-    flat = {name: random_array(rng, shape, dtype) for name, shape in shapes(size)}
+    flat = {name: random_array(rng, shape, dtype) for name, shape in shapes(size, depth)}
     if layout == "stacked":
         stacks: dict[str, list[np.ndarray[Any, Any]]] = {}
         for name in [n for n in flat if n.startswith("layer_")]:
@@ -91,9 +92,10 @@ def main() -> None:
     parser.add_argument("--size", choices=SIZES, default="1b")
     parser.add_argument("--layout", choices=["nested", "flat", "stacked", "kauldron"], default="nested")
     parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
+    parser.add_argument("--layers", type=int, help="instead of as many as the size has")
     asked = parser.parse_args()
     started = time.monotonic()
-    made = tree(asked.size, asked.layout, asked.dtype)
+    made = tree(asked.size, asked.layout, asked.dtype, depth=asked.layers)
     with ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save(asked.out.resolve(), made)
     print(f"{asked.out}: Gemma 3 {asked.size}, {asked.layout}, {asked.dtype}, {time.monotonic() - started:.0f} s")

@@ -1,0 +1,96 @@
+"""Runs a command as a process of its own; its time, its processor time and its memory."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import statistics
+import subprocess
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass
+class Runs:
+    """What one participant took.
+
+    Attributes:
+        seconds: wall time of each run. cpu: user and system time. anon: largest RssAnon, in bytes. curve: (second, RssAnon).
+    """
+
+    seconds: list[float] = field(default_factory=list)
+    cpu: list[float] = field(default_factory=list)
+    anon: list[int] = field(default_factory=list)
+    curve: list[tuple[float, int]] = field(default_factory=list)
+
+    def summary(self) -> dict[str, Any]:
+        return {
+            "seconds": round(statistics.median(self.seconds), 3),
+            "all_seconds": [round(x, 3) for x in self.seconds],
+            "cpu_seconds": round(statistics.median(self.cpu), 3),
+            "rss_anon_mb": round(max(self.anon) / 1e6, 1),
+        }
+
+
+def measured(command: list[str], runs: Runs | None) -> str:
+    """Runs a command, and watches its memory. Its standard output."""
+    started = time.perf_counter()
+    before = os.times()
+    # With compiled bytecode, as pip leaves a package, whatever the environment says of writing it.
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    peak, curve, done = [0], [], threading.Event()
+
+    def watch() -> None:
+        status = Path(f"/proc/{process.pid}/status")
+        while not done.wait(0.01):
+            try:
+                line = next((x for x in status.read_text().splitlines() if x.startswith("RssAnon")), None)
+            except OSError:
+                return
+            if line is not None:
+                now = int(line.split()[1]) << 10
+                peak[0] = max(peak[0], now)
+                curve.append((round(time.perf_counter() - started, 3), now))
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    out, err = process.communicate()
+    done.set()
+    thread.join()
+    took = time.perf_counter() - started
+    after = os.times()
+    if process.returncode:
+        raise SystemExit(f"{' '.join(command[:3])} ...: exit code {process.returncode}\n{err[-2000:]}")
+    if runs is not None:
+        runs.seconds.append(took)
+        runs.cpu.append(after.children_user + after.children_system - before.children_user - before.children_system)
+        runs.anon.append(peak[0])
+        runs.curve = curve
+    return out
+
+
+def machine() -> dict[str, Any]:
+    packages = ("tensorstore", "numpy", "safetensors", "zstandard", "orbax-checkpoint", "jax", "orbaxport")
+    versions = {}
+    for package in packages:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    model = next(
+        (x.split(":")[1].strip() for x in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in x), ""
+    )
+    return {
+        "processor": model,
+        "processors": len(os.sched_getaffinity(0)),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30),
+        "system": f"{platform.system()} {platform.release().split('-')[0]}",
+        "python": platform.python_version(),
+        "load_before": round(os.getloadavg()[0], 2),
+        **versions,
+    }

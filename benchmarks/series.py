@@ -1,0 +1,89 @@
+"""Time and memory over the size of a checkpoint, and over the number of threads.
+
+    python benchmarks/series.py FOLDER [--sizes 270m 1b:8 1b 4b:10 4b] [--rounds 3] [--json results/series.json] [--plot results/series.svg]
+
+Writes a Gemma 3 checkpoint of each size into FOLDER by `checkpoints.py` unless it is there (`1b:8` is eight layers of the 1B shape),
+converts it in alternation with reading alone, once per number of threads, and takes it away again when `--keep` is not given.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from measuring import Runs, machine, measured
+from plots import curves
+
+SIZES = ["270m", "1b:8", "1b", "4b:10", "4b"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--sizes", nargs="*", default=SIZES)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--plot", type=Path)
+    parser.add_argument("--keep", action="store_true")
+    asked = parser.parse_args()
+    results: dict[str, Any] = {"machine": machine(), "sizes": {}}
+    for size in asked.sizes:
+        results["sizes"][size] = found = one(asked.folder, size, asked.rounds, asked.keep)
+        print(size, json.dumps(found), flush=True)
+    if asked.json:
+        asked.json.write_text(json.dumps(results, indent=1) + "\n")
+    if asked.plot:
+        lines: dict[str, list[tuple[float, float]]] = {}
+        for found in results["sizes"].values():
+            for name, run in found["runs"].items():
+                lines.setdefault(f"{name}: seconds", []).append((found["bytes_written"] / 1e9, run["seconds"]))
+                lines.setdefault(f"{name}: GB of anonymous memory", []).append(
+                    (found["bytes_written"] / 1e9, run["rss_anon_mb"] / 1e3)
+                )
+        asked.plot.write_text(curves(lines, "GB", "seconds, or GB of anonymous memory"))
+
+
+def one(folder: Path, size: str, rounds: int, keep: bool) -> dict[str, Any]:
+    """Of one checkpoint: medians by participant."""
+    checkpoint, out = folder / f"gemma-{size.replace(':', '-')}", folder / "series.safetensors"
+    here = Path(__file__)
+    if not checkpoint.exists():
+        name, _, layers = size.partition(":")
+        command = [sys.executable, str(here.with_name("checkpoints.py")), str(checkpoint), "--size", name]
+        subprocess.run([*command, *(["--layers", layers] if layers else [])], check=True)
+    threads = len(os.sched_getaffinity(0))
+    convert = [sys.executable, "-m", "convert", "gemma", str(checkpoint), str(out), "--overwrite", "--jobs"]
+    commands = {"TensorStore, read alone": [sys.executable, str(here.with_name("peers.py")), "read", str(checkpoint)]}
+    commands |= {
+        f"convert --jobs {k}": [*convert, str(k)] for k in sorted({1, 2, 4, 8, threads} & set(range(threads + 1)))
+    }
+    runs = {name: Runs() for name in commands}
+    for round_ in range(rounds + 1):
+        for name, command in commands.items():
+            measured(command, runs[name] if round_ else None)
+    nbytes = out.stat().st_size
+    out.unlink()
+    if not keep:
+        shutil.rmtree(checkpoint)
+    floor = runs["TensorStore, read alone"].seconds
+    return {
+        "bytes_written": nbytes,
+        "runs": {
+            name: {
+                **run.summary(),
+                "ratio_to_read": round(statistics.median(a / b for a, b in zip(run.seconds, floor, strict=True)), 3),
+            }
+            for name, run in runs.items()
+        },
+    }
+
+
+if __name__ == "__main__":
+    main()
