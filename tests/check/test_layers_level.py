@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from convert.api import plan_conversion
+from convert.check import layers
 from convert.check.layers import check_layers
 from convert.check.names import misplaced
 from convert.check.report import LevelReport, Verdict
@@ -24,6 +25,7 @@ from convert.check.written import open_written
 from convert.ops import Add, Flip, Op, Permute, Take
 from convert.plan import Plan
 from convert.planner import make_plan
+from convert.sources.chunks import Box
 from convert.steps import Part, Step
 from convert.streaming import execute
 from memory_source import MemorySource, rule_file
@@ -283,6 +285,26 @@ def test_no_layer_stands_for_one_that_is_wrong(spoilt: tuple[int, ...], tmp_path
     another = 0 in spoilt and len(spoilt) < plan.sizes["i"]  # in place of the first, which stands for itself alone
     assert ran == least + len({*spoilt} - {0}) + another
     assert "are, bit for bit, what these make" in level.notes[-1]
+
+
+@pytest.mark.parametrize("rows", [5, 19, 20])
+def test_of_a_large_table_some_rows_are_looked_up(rows: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The same rows on both sides: a table that is moved by one row does not pass."""
+    monkeypatch.setattr(layers, "NEIGHBOURS", rows)
+    read: list[tuple[int, ...]] = []
+    own = MemorySource.read_box
+
+    def watched(self: MemorySource, name: str, box: Box) -> Any:
+        read.append(box.shape)
+        return own(self, name, box)
+
+    monkeypatch.setattr(MemorySource, "read_box", watched)
+    plan = small()
+    level = checked(plan, tmp_path / "out.safetensors")
+    assert level.verdict is Verdict.PASSED and (rows, D) in read
+    moved = tampered(plan, "embed.weight", with_ops(lambda ops: [*ops, Flip((0,))]))
+    level = checked(moved, tmp_path / "moved.safetensors", against=plan)
+    assert [finding.name for finding in level.findings] == ["embed.weight"]
 
 
 def test_shapes_that_do_not_fit_are_a_finding(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from convert.check.paths import measure_path
 from convert.check.probe import Probe, bound
 from convert.check.report import Finding, LevelReport, Measure, Verdict
 from convert.check.written import Written
+from convert.kinds import Embedding
 from convert.moving import Work, default_jobs, used_leaves
 from convert.ops import Take, apply
 from convert.plan import Plan
@@ -31,6 +32,7 @@ from convert.sources.chunks import Box
 from convert.steps import CellLeaves, Part, PathLeaves, Step
 
 Array = np.ndarray[Any, np.dtype[Any]]
+NEIGHBOURS = 8192  # rows of a large table that are looked at
 _Outcome = tuple[Step, Part, Measure | Finding | None]
 
 
@@ -127,11 +129,17 @@ class _Layers:
     def run(self, leaf: str, due: Work) -> list[_Outcome]:
         """Runs layers that have weights of this leaf. Called from several threads."""
         whole = self._plan.source.read(leaf) if len(due) > 1 else None
+        outcomes: list[_Outcome] = []
         with _pinned_here():
-            return [
-                (step, part, self._measure(step, part, self._own(part) if whole is None else _taken(part, whole)))
-                for step, part in due
-            ]
+            for step, part in due:
+                written = self._written.read(step.name)
+                if whole is not None:
+                    own = _taken(part, whole)
+                else:
+                    rows = self._rows(step, part)
+                    own, written = self._own(part, rows), written[rows]
+                outcomes.append((step, part, self._measure(step, part, own, written)))
+        return outcomes
 
     def note(self, outcome: _Outcome) -> None:
         """Keeps what came of a layer's run."""
@@ -166,8 +174,21 @@ class _Layers:
         spec = self._plan.source.leaves[part.leaf].spec
         return id(part.rule), step.role, part.ops[_stacked(part) :], spec, step.spec, part.rows
 
-    def _own(self, part: Part) -> Array:
-        """The layer's weight as stored, without the axes that are stacked; no more is read of the leaf."""
+    def _rows(self, step: Step, part: Part) -> slice:
+        """Of an embedding's table those rows among which entries are looked up: neighbours, where there are many."""
+        assert part.rule is not None
+        size = step.spec.shape[0] if step.spec.shape else 0
+        if not isinstance(part.rule.kind, Embedding) or part.rows is not None or size <= NEIGHBOURS:
+            return slice(None)
+        start = int(np.random.default_rng(self._seed).integers(0, size - NEIGHBOURS + 1))
+        return slice(start, start + NEIGHBOURS)
+
+    def _own(self, part: Part, rows: slice) -> Array:
+        """The layer's weight as stored, without the axes that are stacked; no more is read of the leaf.
+
+        Args:
+            rows: of the first of its own axes; all of them, or both ends are given.
+        """
         spec = self._plan.source.leaves[part.leaf].spec
         origin, shape = [0] * len(spec.shape), list(spec.shape)
         axes = list(range(len(spec.shape)))
@@ -175,8 +196,10 @@ class _Layers:
             assert isinstance(op, Take)
             axis = axes.pop(op.axis)
             origin[axis], shape[axis] = op.index, 1
+        if rows.stop is not None:
+            origin[axes[0]], shape[axes[0]] = rows.start, rows.stop - rows.start
         box = Box(tuple(origin), tuple(shape))
-        return self._plan.source.read_box(part.leaf, box).reshape([spec.shape[axis] for axis in axes])
+        return self._plan.source.read_box(part.leaf, box).reshape([shape[axis] for axis in axes])
 
     def _keep(self, group: CellLeaves | PathLeaves, leaf: str) -> None:
         """A recurrent layer, or a path, is run when all its leaves are there; they come one after the other."""
@@ -211,12 +234,12 @@ class _Layers:
         if key not in self._worst or _badness(measure) > _badness(self._worst[key]):
             self._worst[key] = measure
 
-    def _measure(self, step: Step, part: Part, own: Array) -> Measure | Finding | None:
+    def _measure(self, step: Step, part: Part, own: Array, written: Array) -> Measure | Finding | None:
         assert part.rule is not None
         rng = np.random.default_rng(self._seed)
         probe = Probe(part.rule, self._plan, step, part, self._device, rng, self._written.read)
         try:
-            return probe.measure(own, self._written.read(step.name))
+            return probe.measure(own, written)
         except (RuntimeError, ValueError, TypeError, KeyError) as error:  # of JAX, torch, NumPy: shapes do not fit
             return _unfit(step, part, error)
 

@@ -73,7 +73,8 @@ class Probe:
         """Both sides in float64 and in the tensor's own dtype; None for tensors that are no floats.
 
         Args:
-            own: the leaf's weight of this layer, as stored, without stacked axes.
+            own: the leaf's weight of this layer, as stored, without stacked axes. written: the file's tensor; of both of an
+                embedding's table it may be the same rows.
         """
         if not is_float(own.dtype.name) or not is_float(written.dtype.name):
             return None
