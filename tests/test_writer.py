@@ -1,6 +1,9 @@
 """What the writer writes: layouts, bytes, metadata, index. How it gets there: test_writer_atomic.py."""
 
+import ctypes
 import json
+import mmap
+import os
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
@@ -316,6 +319,36 @@ def test_pages_of_done_tensors_leave_the_process(tmp_path: Path) -> None:
         writer.commit()
     assert peak - before < 20 << 10  # kB: two tensors, of eight
     assert (tmp_path / "x.safetensors").read_bytes()[-(64 << 20) :] == b"\7" * (64 << 20)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_the_system_is_asked_to_begin_to_write_done_tensors(
+    known: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Large ones, page by page, and never beyond the file; a system without the call, or one that refuses, is all the same."""
+    asked: list[tuple[int, int, int]] = []
+
+    class Libc:
+        if known:
+
+            @staticmethod
+            def sync_file_range(fd: int, start: Any, size: Any, flags: Any) -> int:
+                assert os.fstat(fd).st_size >= start.value + size.value and start.value % mmap.PAGESIZE == 0
+                asked.append((start.value, size.value, flags.value))
+                return -1
+
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: Libc)
+    outs = [
+        OutTensor(name, TensorSpec((size,), "uint8")) for name, size in (("a", 3 << 20), ("b", 100), ("c", 1 << 20))
+    ]
+    with Writer(tmp_path / "x.safetensors", lay_out(outs, single="x.safetensors"), outs) as writer:
+        for out in outs:
+            writer.region(out.name)[...] = 7
+            writer.done(out.name)
+        monkeypatch.undo()
+        writer.commit()
+    assert len(asked) == (2 if known else 0) and all(flags == 2 for *_, flags in asked)
+    assert (tmp_path / "x.safetensors").read_bytes()[-(4 << 20) - 100 :] == b"\7" * ((4 << 20) + 100)
 
 
 def test_placeholder_is_replaced_in_every_file(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ _MODEL_FILES = re.compile(
     r"(generation_)?config\.json|model(\.\w+)?(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index(\.\w+)?\.json"
 )
 _PAGE = mmap.ALLOCATIONGRANULARITY
+_WORTH = 1 << 20  # bytes from which on a call of its own is worth it: the rest waits for the end
 
 
 @dataclass(frozen=True)
@@ -258,14 +259,16 @@ class Writer:
         )
 
     def done(self, name: str) -> None:
-        """Says that a tensor is filled, so that its pages need not stay in this process's memory. They are in the
-        system's cache then, which writes them out in time. Optional; filling on afterwards is slower, not wrong."""
+        """Says that a tensor is filled: its pages need not stay in this process's memory, and the system may begin to write
+        them out, so that `commit` waits less. Optional; filling on afterwards is slower, not wrong."""
         place = self._layout.placements[name]
         file = self._open(place.file)
         start = (file.header + place.start) // _PAGE * _PAGE
-        stop = -(-(file.header + place.stop) // _PAGE) * _PAGE
+        size = min(-(-(file.header + place.stop) // _PAGE) * _PAGE, len(file.data)) - start
         if hasattr(mmap, "MADV_DONTNEED") and place.stop > place.start:
-            file.data.madvise(mmap.MADV_DONTNEED, start, min(stop, len(file.data)) - start)
+            file.data.madvise(mmap.MADV_DONTNEED, start, size)
+        if size >= _WORTH:
+            staging.write_back(file.fd, start, size)
 
     def set_metadata(self, key: str, value: str) -> None:
         """Replaces a placeholder in the metadata by a value known only now, such as a checksum.
