@@ -177,7 +177,7 @@ def activation(module: torch.nn.Module, block: Block) -> str:
     layer: Any = holder.get_submodule(before)
     weight = next(p for p in layer.parameters() if p.ndim > 1)
     width = getattr(layer, "in_features", weight.shape[-2])
-    positions = max(16, PROBES // width)
+    positions = max(2, PROBES // width)
     x = torch.as_tensor(np.random.default_rng(SEED).normal(0, 3, (1, positions, width)))
     names = [before, behind + INPUT, *([times] if times else [])]
     with torch.no_grad(), observe(holder, names) as seen:
