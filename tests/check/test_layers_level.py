@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from convert.api import plan_conversion
-from convert.check import layers
+from convert.check import layers, probe
 from convert.check.layers import check_layers
 from convert.check.names import misplaced
 from convert.check.report import LevelReport, Verdict
@@ -285,6 +285,26 @@ def test_no_layer_stands_for_one_that_is_wrong(spoilt: tuple[int, ...], tmp_path
     another = 0 in spoilt and len(spoilt) < plan.sizes["i"]  # in place of the first, which stands for itself alone
     assert ran == least + len({*spoilt} - {0}) + another
     assert "are, bit for bit, what these make" in level.notes[-1]
+
+
+@pytest.mark.parametrize(
+    "equation", ["...d,dnh->...nh", "d,dnh->nh", "...nh,nhd->...d", "bd...,dc->bc...", "bd,dd->b", "bhd,hdc->bhc"]
+)
+@pytest.mark.parametrize("values", [1, 30, 10**6])
+def test_a_product_in_blocks_is_the_product(equation: str, values: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    import jax
+
+    monkeypatch.setattr(probe, "WIDENED", values)
+    sizes, rng = {"b": 2, "d": 5, "n": 3, "h": 4, "c": 7, "z": 6}, np.random.default_rng(0)
+    x, weight = (
+        rng.standard_normal([sizes[letter] for letter in operand.replace("...", "z")])
+        for operand in equation.split("->")[0].split(",")
+    )
+    with jax.enable_x64(True):
+        made = probe._jnp_einsum(equation, "float32", x, weight)
+    wanted = np.einsum(equation, x, weight)
+    assert made["float64"].shape == wanted.shape and np.allclose(made["float64"], wanted, rtol=1e-14, atol=1e-14)
+    assert made["float32"].dtype == np.float64 and 0 < np.abs(made["float32"] - wanted).max() < 1e-5
 
 
 @pytest.mark.parametrize("rows", [5, 19, 20])

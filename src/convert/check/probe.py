@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, np.dtype[Any]]
 BLOCK = 1 << 18  # values of a weight that are widened at a time
+WIDENED = 1 << 22  # the same on JAX's side, where each call has its price
 BATCH = 3  # of each batch or time axis of an input: small, and no size of a layer
 ELLIPSIS = "z"  # one axis stands for it; equations use letters of their own
 ENTRIES = 17  # looked up in an embedding table
@@ -176,8 +177,8 @@ class Probe:
         def run(dtype: str) -> tuple[Array, Array]:
             given = self._in_order(x, named)
             flat = np.einsum(f"{named}->{''.join(batch)}{equation.inputs}", given).reshape(*[BATCH] * len(batch), -1)
-            got = _torch_linear(flat, rows, dtype, self.device)  # while JAX still computes: it was only asked to
-            y = self._freed(np.asarray(results[dtype], np.float64), wanted)
+            got = _torch_linear(flat, rows, dtype, self.device)
+            y = self._freed(results[dtype], wanted)
             if split and member is not None:
                 y = np.take(y, member, wanted.index(split))
             return got, np.einsum(f"{order}->{''.join(batch)}{outputs}", y).reshape(*[BATCH] * len(batch), -1)
@@ -198,10 +199,10 @@ class Probe:
 
         a, b = stored(merge.first), stored(merge.second)
         behind = _jnp_einsum(merge.product.equation, precision, x, a, b)
-        total = {dtype: merge.scale * np.asarray(value, np.float64) for dtype, value in behind.items()}
+        total = {dtype: merge.scale * value for dtype, value in behind.items()}
         if merge.base is not None:
             before = _jnp_einsum(equation.equation, precision, x, stored(merge.base))
-            total = {dtype: value + np.asarray(before[dtype], np.float64) for dtype, value in total.items()}
+            total = {dtype: value + before[dtype] for dtype, value in total.items()}
         return total
 
     def _bias(self, kind: Linear, own: Array, rows: Array) -> tuple[Callable[[str], tuple[Array, Array]], int]:
@@ -236,7 +237,7 @@ class Probe:
 
         def run(dtype: str) -> tuple[Array, Array]:
             got = _torch_einsum(f"{operand},{other.weight}->{result}", x, rows, dtype, self.device)
-            return got, self._freed(np.asarray(results[dtype], np.float64), result)
+            return got, self._freed(results[dtype], result)
 
         return run, int(np.prod([sizes[letter] for letter in equation.inputs]))
 
@@ -314,18 +315,28 @@ def bound(precision: str, reduction: int) -> Tolerance:
     return Tolerance(value, f"8 x sqrt({reduction} summands) x eps({precision}): two orders of the same sum")
 
 
-def _jnp_einsum(equation: str, precision: str, *operands: Array) -> Mapping[str, jax.Array]:
-    """`jnp.einsum` in float64 and in `precision`, as JAX gives them: perhaps before they are computed.
+def _jnp_einsum(equation: str, precision: str, *operands: Array) -> dict[str, Array]:
+    """`jnp.einsum` in float64 and in `precision`, as float64; a large weight by some of its output features at a time.
 
     NumPy casts the operands: a product alone is compiled by XLA in a tenth of the time that a product with casts takes.
     """
     import jax.numpy as jnp
 
+    *given, weight = operands
+    inputs, _, result = equation.partition("->")
+    letters = inputs.split(",")[-1]
+    own = [letter for letter in letters if letter in result and inputs.count(letter) == 1]
+    split = max(own, key=lambda letter: weight.shape[letters.index(letter)], default="")
+    axis, at, dots = letters.index(split), result.find(split), result.find("...")  # 0, 0 where nothing is split
+    joined = at if at < dots or dots < 0 else at - len(result)  # an ellipsis stands for any number of axes
+    count = min(-(-weight.size // WIDENED), weight.shape[axis]) if split else 1
     run = _compiled(_renamed(equation))
-    return {
-        dtype: run(*(value.astype(jnp.dtype(dtype), copy=False) for value in operands))
-        for dtype in dict.fromkeys(("float64", precision))
-    }
+    made: dict[str, list[Array]] = {dtype: [] for dtype in ("float64", precision)}
+    for block in np.array_split(weight, count, axis):
+        for dtype, blocks in made.items():
+            cast = (value.astype(jnp.dtype(dtype), copy=False) for value in (*given, block))
+            blocks.append(np.asarray(run(*cast), np.float64))
+    return {dtype: blocks[0] if count == 1 else np.concatenate(blocks, joined) for dtype, blocks in made.items()}
 
 
 def _renamed(equation: str) -> str:

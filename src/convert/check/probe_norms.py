@@ -41,7 +41,12 @@ def _compiled_norm(
         y = y * (1 + s if factor == "1+scale" else s)
         return y.astype(dtype).astype("float64")
 
-    return jax.jit(lambda x, scale: tuple(one(x, scale, dtype) for dtype in ("float64", precision)))
+    return jax.jit(
+        lambda x, scale: tuple(one(x, scale, dtype) for dtype in ("float64", precision)),
+        compiler_options={
+            "xla_backend_optimization_level": 0
+        },  # it runs once: to compile it takes longer than to run it
+    )
 
 
 def torch_norm(x: Array, weight: Array, dtype: str, device: str, centred: bool, eps: float, factor: str) -> Array:

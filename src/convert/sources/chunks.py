@@ -14,7 +14,9 @@ from typing import Any
 
 import numpy as np
 
-PIECE = 1 << 20  # bytes: a piece, and what it becomes, stay in the processor's second-level cache
+PIECE = (
+    1 << 22
+)  # bytes: a piece, and what it becomes, stay in the processor's caches; smaller ones wait for the GIL more often
 
 
 @dataclass(frozen=True)
