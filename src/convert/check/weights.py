@@ -111,6 +111,11 @@ class WeightsPass:
         tensor = self._tensors.get(step.name)
         return tensor is not None and tensor.narrow is None and not tensor.wrong.get(part.rows)
 
+    def equal(self, name: str) -> bool:
+        """Whether a tensor is, bit for bit, what the plan makes. After `wait`."""
+        tensor = self._tensors.get(name)
+        return tensor is not None and tensor.narrow is None and not any(tensor.wrong.values())
+
     def report(self) -> LevelReport:
         """What came of it."""
         self.wait()
