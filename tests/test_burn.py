@@ -90,7 +90,7 @@ def test_where_the_reset_stands_decides_how_the_module_is_made() -> None:
         planned(cell_rules("haiku.GRU"), tree, to="torch")
     plan = planned(cell_rules("haiku.GRU"), tree)
     assert call_of(plan, "net.rnn.l0") == "GruConfig::new(.., true).with_reset_after(false)"
-    assert "make net.rnn by GruConfig::new(.., true).with_reset_after(false): Burn's defaults compute something else" in plan.notes  # fmt: skip
+    assert "in Burn net.rnn is GruConfig::new(.., true).with_reset_after(false): the defaults compute something else" in plan.notes  # fmt: skip
     assert not any("torch_modules" in note for note in plan.notes)
     plan = planned(cell_rules("flax.linen.GRUCell"), {f"params/cell/{k}": v for k, v in LIVE["flax.linen.GRUCell"][1]()[0].items()})  # fmt: skip
     assert call_of(plan, "net.rnn.l0") == "GruConfig::new(.., true).with_reset_after(true)"
@@ -385,6 +385,34 @@ def test_a_matrix_of_the_targets_own_code_is_burns_linear() -> None:
     )
     assert np.array_equal(ordinary["c.weight"], kernel.T) and np.array_equal(native["c.weight"], kernel.T)
     assert equal(burn.adapted(adapter, {"c": "Linear"}, burn.TO_BURN), native)
+
+
+def test_kernels_of_the_targets_own_code_are_burns_convolutions() -> None:
+    rules = '- {dimension_numbers: "NWC,WIO->NWC", axes: WCO, from: c, conv: {module: c, dimension_numbers: "NCW,OWI->NCW"}}'
+    kernel = RNG.standard_normal((3, 4, 7))
+    assert run(planned(rules, {"c": kernel}, to="torch"))["c.weight"].shape == (7, 3, 4)
+    assert np.array_equal(run(planned(rules, {"c": kernel}))["c.weight"], kernel.transpose(2, 1, 0))
+
+
+def test_folded_weights_and_tensors_of_several_rules_are_turned_as_a_whole() -> None:
+    """What is computed on a weight goes by its outputs, wherever they lie in the end."""
+    rules = """
+- {einsum: "...D,DF->...F", from: k, weight_norm: g, linear: d}
+- {einsum: "...D,DNH->...NH", from: q, linear: {module: p, part: 1 of 2}}
+- {einsum: "...D,DKG->...KG", from: kv, linear: {module: p, part: 2 of 2}}
+"""
+    tree = {"k": RNG.standard_normal((4, 6)), "g": RNG.standard_normal(6), "q": RNG.standard_normal((4, 3, 2)), "kv": RNG.standard_normal((4, 1, 2))}  # fmt: skip
+    native, ordinary = (run(planned(rules, tree, to=to)) for to in ("burn", "torch"))
+    assert native["d.weight"].shape == (4, 6) and native["p.weight"].shape == (4, 8)
+    assert all(np.array_equal(native[name], ordinary[name].T) for name in ordinary)
+
+
+def test_the_gelu_that_burn_has_not_by_default_is_said() -> None:
+    rules = '- {einsum: "...D,DF->...F", from: k, activation: gelu_ACT, linear: d}'
+    tree = {"k": RNG.standard_normal((4, 6))}
+    plan = planned(rules.replace("ACT", "tanh"), tree)
+    assert plan.notes == ("in Burn d is followed by Gelu::new_approximate(): the defaults compute something else",)
+    assert planned(rules.replace("ACT", "erf"), tree).notes == ()
 
 
 def test_turning_twice_is_nothing() -> None:

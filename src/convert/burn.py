@@ -26,8 +26,8 @@ class Conventions:
         called: what loads it, for people.
         transposed: whether a Linear's weight is (in, out), as Burn has it, and not (out, in), as PyTorch has it.
         norms: role of a norm's tensor -> what it is called, where it is not its role.
-        format: in the header of the file. burn-store writes ``safetensors`` and reads none; transformers refuses that word,
-            and would load a square weight the wrong way round otherwise.
+        format: in the header of the file. burn-store writes ``safetensors`` and reads none; ``pt`` would say that PyTorch code can
+            load it, which would have square weights the wrong way round.
     """
 
     called: str
@@ -110,7 +110,7 @@ def _as_burn(rule: Rule, layer: TargetLayer, *, own: bool) -> TargetLayer:
     """
     if layer.packed_in is not None and (packed := _unpacked(rule, layer)):
         layer = replace(layer, path=parse_pattern(f"{layer.packed_in.text}.{packed}"), names={})
-    if isinstance(rule.kind, Linear) and not own and _is_a_matrix(layer):
+    if type(rule.kind) in NAMES and not own and _is_plain(layer):
         layer = replace(layer, computes=None)
     if isinstance(rule.kind, Norm) and not own:
         layer = replace(layer, names={}, multiplies_by="weight")
@@ -119,9 +119,11 @@ def _as_burn(rule: Rule, layer: TargetLayer, *, own: bool) -> TargetLayer:
     return layer
 
 
-def _is_a_matrix(layer: TargetLayer) -> bool:
-    """Whether PyTorch code with an einsum of its own computes what a Linear does, as transformers' Conv1D."""
-    return layer.computes is not None and not layer.computes.batch and not any(k != v for k, v in layer.names.items())
+def _is_plain(layer: TargetLayer) -> bool:
+    """Whether PyTorch code of its own computes what a Linear or a convolution does, as transformers' Conv1D: only the weight is laid
+    out otherwise."""
+    own = layer.computes is not None and not any(role != name for role, name in layer.names.items())
+    return own and not getattr(layer.computes, "batch", "")
 
 
 def _unpacked(rule: Rule, layer: TargetLayer) -> str:

@@ -30,6 +30,7 @@ from convert.steps import Step
 
 EPSILON = 1e-5  # of all of Burn's norms: burn-nn modules/norm/{layer,rms,group,batch}.rs, `#[config(default = 1e-5)]`
 MOMENTUM = 0.1  # norm/batch.rs; the share that a step replaces, as in torch
+GELU = "Gelu::new_approximate()"  # activation/gelu.rs, since 0.21; Gelu::new() is the exact one, JAX's default is this
 MADE_BY = "burn"  # key of a layer's facts
 _SUFFIX = re.compile(r"\.l[^.]*$")
 _TORCH_WORDS = ("target_padding", "allowed_padding", "output_padding", "module")  # of a layer's facts, in torch's terms
@@ -65,7 +66,8 @@ def burn_notes(calls: Sequence[Call]) -> Iterator[str]:
     for text, names in wanted.items():
         named = list(dict.fromkeys(names))
         more = f" and {len(named) - 3} more" if len(named) > 3 else ""
-        yield f"make {', '.join(named[:3])}{more} by {text}: Burn's defaults compute something else"
+        verb = "is" if len(named) == 1 else "are"
+        yield f"in Burn {', '.join(named[:3])}{more} {verb} {text}: the defaults compute something else"
 
 
 def module_name(layer: Mapping[str, Any]) -> str:
@@ -91,6 +93,8 @@ def burn_call(
         count = sizes.get(heads[0], "..") if len(heads) > 1 else ".."
         return Call(layer.packed_in.text, f"MultiHeadAttentionConfig::new(.., {count})", True)
     text, default = _call(rule, said, made, sizes)
+    if said.get("activation") == "gelu_tanh":
+        text, default = f"{text}, followed by {GELU}" if text else f"followed by {GELU}", False
     module = module_name({"layer": layer.path.text, "kind": rule.word})
     return Call(module, text, default) if text else None
 

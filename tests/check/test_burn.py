@@ -177,7 +177,7 @@ def test_the_header_says_how_the_file_is_laid_out_and_what_no_weight_tells(ckpt:
             return dict(file.metadata())
 
     native, adapter, torch = header("burn"), header("burn_pytorch"), made(ckpt, tmp_path / "mine", "burn")
-    assert native["format"] == "safetensors"  # as burn-store writes; transformers refuses it, and so cannot misread it
+    assert native["format"] == "safetensors"  # as burn-store writes: it is not PyTorch's layout
     assert adapter["format"] == "pt"
     assert native["conventions"] == adapter["conventions"] == VERIFIED and COMMIT in VERIFIED and "not run" in VERIFIED
     layers = {layer["layer"]: layer.get("burn") for layer in json.loads(native["layers"])}
@@ -187,7 +187,7 @@ def test_the_header_says_how_the_file_is_laid_out_and_what_no_weight_tells(ckpt:
     card = (torch / "README.md").read_text()
     assert 'SafetensorsStore::from_file("path/of/this/directory/model.safetensors");' in card
     assert "- `enc`: `GruConfig::new(.., true).with_reset_after(false)`" in card and f"| Layout | {VERIFIED} |" in card
-    assert "- make n by LayerNormConfig::new(..).with_epsilon(1e-06): Burn's defaults compute something else" in card
+    assert "- in Burn n is LayerNormConfig::new(..).with_epsilon(1e-06): the defaults compute something else" in card
     assert ".with_from_adapter(PyTorchToBurnAdapter)" in (made(ckpt, tmp_path / "theirs", "burn_pytorch") / "README.md").read_text()  # fmt: skip
 
 
@@ -203,7 +203,8 @@ def test_a_shipped_model_and_the_command_line(tmp_path: Path, run: Run) -> None:
     native, ordinary = tmp_path / "burn.safetensors", tmp_path / "torch.safetensors"
     _, err = run("timesfm", GOLDEN, native, "--to", "burn")
     assert (
-        "note: make stacked_xf.{i}.attn.{query,key}_ln, " in err and "RmsNormConfig::new(..).with_epsilon(1e-06)" in err
+        "note: in Burn stacked_xf.{i}.attn.{query,key}_ln, " in err
+        and "are RmsNormConfig::new(..).with_epsilon(1e-06): the defaults" in err
     )
     assert "for Burn: burn-store's SafetensorsStore, without an adapter; modules called as in timesfm 3.0" in err
     run("timesfm", GOLDEN, ordinary)
