@@ -577,6 +577,18 @@ def test_a_target_of_the_rule_files_own() -> None:
     assert error.value.findings == (
         "r.yaml:5: n: Burn's norms multiply by gamma, not by 1+weight; leave `multiplies_by` out of the target, and 1 is added once",
     )
+    shared = "- {from: s, multiplies_by: 1+scale, epsilon: 1e-6, rms_norm: {module: n, weight: scale, multiplies_by: 1+weight}}"
+    assert np.array_equal(
+        run(planned(shared, {"s": np.zeros(3)}, to="rust", head=head))["n.gamma"], np.ones(3)
+    )  # of torch, too
+    alone = "model: m\ntitle: M\ntargets: {rust: {loads: my_crate::Model, conventions: burn}}\n"
+    with pytest.raises(
+        PlanError, match="scale is no parameter of Burn's norms, which have `gamma` and `beta`; leave the names out"
+    ):
+        make_plan(rule_file(shared, alone), MemorySource({"s": np.zeros(3)}))
+    assert "at.query.weight" in run(
+        make_plan(rule_file(MHA, alone), MemorySource(tree))
+    )  # the first target, without --to
     with pytest.raises(RuleError, match=r"r.yaml:3:\d+: expected one of torch, burn, burn_pytorch"):
         rule_file(MHA, head.replace("conventions: burn", "conventions: bun"))
 

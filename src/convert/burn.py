@@ -83,19 +83,21 @@ def with_burn(rules: RuleFile, to: str | None) -> RuleFile:
         target = rules.targets[to] if to else first
         if target.conventions not in CONVENTIONS:
             return rules
-        return _with_layers(rules, target, target.name, own=True)
+        return _with_layers(rules, target, target.name)
     if to not in CONVENTIONS:
         return rules
     target = Target(to, f"{CONVENTIONS[to].called}; modules called as in {first.loads}", {}, conventions=to)
-    return _with_layers(rules, target, first.name, own=False)
+    return _with_layers(rules, target, first.name)
 
 
-def _with_layers(rules: RuleFile, target: Target, like: str, *, own: bool) -> RuleFile:
+def _with_layers(rules: RuleFile, target: Target, like: str) -> RuleFile:
     """The rules with a target whose layers are those of the target `like`, as Burn has them."""
     changed = []
+    alone = all(other.conventions in CONVENTIONS for other in rules.targets.values())
     for rule in rules.rules:
         layer = rule.layer(like)
         if layer is not None:
+            own = alone or (like == target.name and None not in rule.targets)
             rule = replace(rule, targets={**rule.targets, target.name: _as_burn(rule, layer, own=own)})
         changed.append(rule)
     return replace(rules, targets={**rules.targets, target.name: target}, rules=tuple(changed))
@@ -105,8 +107,8 @@ def _as_burn(rule: Rule, layer: TargetLayer, *, own: bool) -> TargetLayer:
     """Where a rule's tensors go in Burn's own layers.
 
     Args:
-        own: whether the rule file says so itself; otherwise it speaks of PyTorch code, whose names for the parameters of a norm,
-            and whose ``1+weight``, are not Burn's.
+        own: whether the rule says so of this target; otherwise it speaks of PyTorch code, too, whose names for the parameters of a
+            norm, and whose ``1+weight``, are not Burn's.
     """
     if layer.packed_in is not None and (packed := _unpacked(rule, layer)):
         layer = replace(layer, path=parse_pattern(f"{layer.packed_in.text}.{packed}"), names={})

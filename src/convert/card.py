@@ -105,11 +105,7 @@ def _loading(plan: Plan) -> list[str]:
         adapter = "" if burn.transposed else ".with_from_adapter(PyTorchToBurnAdapter)"
         store = f'let mut store = SafetensorsStore::from_file("path/of/this/directory/model.safetensors"){adapter};'
         made = [f"- `{module_name(layer)}`: `{layer[MADE_BY]}`" for layer in plan.layers if MADE_BY in layer]
-        told = (
-            ["", "Modules that Burn must be told more of than their sizes, or whose defaults fit:", "", *made]
-            if made
-            else []
-        )
+        told = ["", "How modules are made whose sizes do not tell all:", "", *made] if made else []
         return ["", "```rust", store, "model.load_from(&mut store)?;", "```", *told]
     config = plan.rules.targets[plan.target].config
     names = config.get("architectures")

@@ -33,6 +33,13 @@ rules:
   layer: flax.linen.MultiHeadDotProductAttention
   from: at
   axes: EMK
+- {dimension_numbers: "NHWC,HWIO->NHWC", axes: PQIO, from: c/kernel, bias: c/bias, padding: SAME, strides: 2, conv: c}
+- {dimension_numbers: "NWC,WIO->NWC", axes: WCO, from: t/kernel, padding: VALID, conv_transpose: t}
+- {from: bn/scale, multiplies_by: scale, epsilon: 1e-5, mean: bn/mean, var: bn/var, batch_norm: bn}
+- {from: gn/scale, multiplies_by: scale, epsilon: 1e-6, num_groups: 2, group_norm: gn}
+- {from: e, embedding: e}
+- {einsum: "...D,DUV->...UV", from: r/kernel, rope: {V: half-split}, linear: r}
+- {rnn: rnn, cell: flax.linen.SimpleCell, from: rnn}
 - {gru: enc, cell: haiku.GRU, from: gru}
 - lstm: {module: dec, direction: "{forward,backward}"}
   cell: haiku.LSTM
@@ -49,7 +56,17 @@ def ckpt(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shapes |= {f"{k}/kernel": (6, 3, 2) for k in "qkv"}
     for name in ("query", "key", "value"):
         shapes |= {f"at/{name}/kernel": (6, 2, 3), f"at/{name}/bias": (2, 3)}
+    shapes |= {"c/kernel": (3, 2, 4, 5), "c/bias": (5,), "t/kernel": (3, 4, 5), "e": (7, 3), "r/kernel": (6, 3, 4)}
+    shapes |= {
+        "bn/scale": (6,),
+        "bn/mean": (6,),
+        "gn/scale": (6,),
+        "rnn/i/kernel": (3, 5),
+        "rnn/i/bias": (5,),
+        "rnn/h/kernel": (5, 5),
+    }
     arrays = {name: rng.standard_normal(shape) for name, shape in shapes.items()}
+    arrays["bn/var"] = rng.uniform(0.5, 2, 6)
     arrays |= {f"gru/{k}": v for k, v in LIVE["haiku.GRU"][1]()[0].items()}
     for direction in ("forward", "backward"):
         arrays |= {f"lstm/{direction}/{name}": rng.permuted(v) for name, v in LIVE["haiku.LSTM"][1]()[0].items()}
@@ -85,9 +102,16 @@ def test_what_runs_without_burn_passes_and_the_rest_is_skipped(ckpt: Path, tmp_p
         "brought back as burn-store's BurnToPyTorchAdapter does; Burn was not run" in n for n in levels["layers"].notes
     )
     names = {measure.name for measure in levels["layers"].measures}
-    assert {"enc (l0)", "n.weight"} <= names and any(
-        name.startswith("dec (l0") for name in names
-    )  # custom cells included
+    assert {
+        "enc (l0)",
+        "rnn (l0)",
+        "n.weight",
+        "c.weight",
+        "t.weight",
+        "bn.weight",
+        "gn.weight",
+        "r.weight",
+    } <= names and any(name.startswith("dec (l0") for name in names)  # custom cells included
     assert report.exit_code == 0
     assert report_of(tmp_path / "out.safetensors", ckpt, require=("model",)).exit_code == 2  # a skip is no pass
 
@@ -129,6 +153,11 @@ def columns(file: Tensors) -> None:
     file["qkv.weight"] = np.concatenate([k, q, v], 1)
 
 
+def halves_left(file: Tensors) -> None:
+    """The source's pairs, (0, H/2): what a target for PyTorch wants."""
+    file["r.weight"] = np.ascontiguousarray(file["r.weight"].reshape(6, 3, 2, 2).swapaxes(2, 3).reshape(6, 12))
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -137,6 +166,8 @@ def columns(file: Tensors) -> None:
         (turned("dec.forward.cell_gate.hidden_transform.weight"), "transposed"),
         (shifted("n.gamma", -1), "1+scale missing"),
         (shifted("n.gamma", 1), "1+scale doubled"),
+        (halves_left, "RoPE pairs de-interleaved needlessly"),
+        (shifted("gn.beta", 1), "bias that the source does not add"),
         (columns, "fused parts in another order"),
         (exchanged("at.query.weight", "at.key.weight"), "of another tensor"),
         (exchanged("enc.update_gate.input_transform.weight", "enc.reset_gate.input_transform.weight"), "gates in another order"),
