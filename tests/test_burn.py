@@ -20,6 +20,7 @@ from cell_trees import HIDDEN, INPUTS, LIVE, flat, given, noise
 from convert import Plan, PlanError, RuleError
 from convert.burn_steps import turned_ops
 from convert.ops import Permute, Slice
+from convert.placing import place
 from convert.planner import make_plan
 from memory_source import HEAD, MemorySource, rule_file, run
 
@@ -358,6 +359,9 @@ def test_the_published_adapters_lead_from_one_file_to_the_other_bit_for_bit() ->
     shapes = {"d.weight": (6, 6), "d.bias": (6,), "qkv.weight": (6, 18), "o.weight": (6, 6), "n.gamma": (6,), "n.beta": (6,), "r.gamma": (6,), "e.weight": (11, 6), "c.weight": (7, 4, 3, 5), "c.bias": (7,), "t.weight": (4, 7, 3), "g.w": (3, 2, 2), "x": (2, 6)}  # fmt: skip
     assert burn.load(native, shapes).keys() == native.keys()
     plan = planned(MODEL, tree)
+    for step in plan.steps:  # each piece of a leaf has its place in the file: no leaf is held whole for Burn's sake
+        region = np.empty(step.spec.shape, step.spec.dtype)
+        assert all(place(part.ops, plan.source.leaves[part.leaf].spec, part.share(region)) for part in step.parts)
     qkv = next(step for step in plan.steps if step.name == "qkv.weight")
     assert [(part.axis, part.rows, part.layout) for part in qkv.parts] == [(-1, (6 * k, 6 * k + 6), "F N H -> F (N H)") for k in range(3)]  # fmt: skip
 
@@ -520,6 +524,11 @@ CELL = {f"params/cell/{g}/{w}": np.zeros(5 if w == "bias" else (5, 5)) for g in 
             "- {from: s, bias: b, multiplies_by: scale, epsilon: 1e-6, rms_norm: n}",
             {"s": np.zeros(3), "b": np.zeros(3)},
             "r.yaml:5: n: Burn's RmsNorm has gamma alone, and b would be lost",
+        ),
+        (
+            "- {from: s, multiplies_by: scale, epsilon: 0, rms_norm: n}",
+            {"s": np.zeros(3)},
+            "r.yaml:5: n: Burn's RmsNorm panics at an epsilon of 0; write a module of your own, and keep its scale as a `parameter:`",
         ),
         (
             "- {from: s, multiplies_by: scale, epsilon: 1e-6, rms_norm: n}",

@@ -172,4 +172,6 @@ def refusal(rule: Rule, layer: TargetLayer) -> str:
             )
         if isinstance(kind, RMSNorm) and "bias" in rule.sources:
             return f"{called}: Burn's RmsNorm has gamma alone, and {rule.sources['bias']} would be lost"
+        if isinstance(kind, RMSNorm) and kind.epsilon == 0:
+            return f"{called}: Burn's RmsNorm panics at an epsilon of 0; write a module of your own, and keep its scale as a `parameter:`"
     return ""

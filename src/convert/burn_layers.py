@@ -103,7 +103,7 @@ def _call(rule: Rule, said: Mapping[str, Any], made: Sequence[Step], sizes: Mapp
     """The call that makes the module, and whether all that it is told is Burn's default."""
     kind = rule.kind
     if isinstance(kind, LayerNorm):
-        biased = "bias" in rule.sources
+        biased = any(step.role == "bias" for step in made)
         call, default = _norm("LayerNormConfig::new(..)", said)
         return call + ("" if biased else ".with_bias(false)"), default and biased
     if isinstance(kind, RMSNorm):
