@@ -54,7 +54,7 @@ def run(plan: Plan) -> dict[str, np.ndarray]:
         filled = 0
         for part in step.parts:
             moved = ops.apply(part.ops, plan.source.read(part.leaf))
-            rows = result if part.rows is None else result[slice(*part.rows)]
+            rows = part.share(result)
             assert (moved.shape, moved.dtype) == (rows.shape, rows.dtype), (step, part)
             rows[...] = moved
             filled += moved.size

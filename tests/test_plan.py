@@ -404,7 +404,7 @@ def test_wrong_arguments() -> None:
             f"r.yaml: --set P={wrong}: a size is a positive integer"
         )
     assert refusal(IO, tree, PRODUCTS, to="trch") == (
-        "r.yaml: there is no target 'trch'; did you mean 'torch'? (--to takes torch)"
+        "r.yaml: there is no target 'trch'; did you mean 'torch'? (--to takes torch, burn, burn_pytorch)"
     )
     for dtype in ("bf16", "int8", "float8_e4m3fnuz"):
         assert refusal(IO, tree, PRODUCTS, dtype=dtype).startswith(

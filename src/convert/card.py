@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
+from convert.burn import VERIFIED, conventions_of
+from convert.burn_layers import MADE_BY, module_name
+
 if TYPE_CHECKING:
     from convert.plan import Plan
 
@@ -34,6 +37,8 @@ def render_card(plan: Plan, tool: str) -> str:
         ),
         ("Sizes", "; ".join(f"{meaning} ({name}): {size}" for name, meaning, size in _sizes(plan))),
     ]
+    if conventions_of(plan.loader) is not None:
+        rows.append(("Layout", VERIFIED))
     if plan.facts:
         rows.append(("Facts", ", ".join(f"{key} {_shown(plan, key)}" for key in plan.facts)))
     if plan.settings:
@@ -95,7 +100,13 @@ def _shown(plan: Plan, fact: str) -> str:
 
 
 def _loading(plan: Plan) -> list[str]:
-    """How a directory with a configuration is loaded."""
+    """How a directory is loaded, where that is known."""
+    if (burn := conventions_of(plan.loader)) is not None:
+        adapter = "" if burn.transposed else ".with_from_adapter(PyTorchToBurnAdapter)"
+        store = f'let mut store = SafetensorsStore::from_file("path/of/this/directory/model.safetensors"){adapter};'
+        made = [f"- `{module_name(layer)}`: `{layer[MADE_BY]}`" for layer in plan.layers if MADE_BY in layer]
+        told = ["", "How modules are made whose sizes do not tell all:", "", *made] if made else []
+        return ["", "```rust", store, "model.load_from(&mut store)?;", "```", *told]
     config = plan.rules.targets[plan.target].config
     names = config.get("architectures")
     if plan.target != "transformers" or not names:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 from convert.beside import Found, carried
 from convert.errors import PlanError
 from convert.protect import Unprotected, unprotected
-from convert.rulefile import RuleFile, parse_reference, references
+from convert.rulefile import RuleFile, Target, parse_reference, references
 from convert.sources.base import Source
 from convert.spec import TensorSpec
 from convert.steps import Step
@@ -25,6 +25,21 @@ class Dropped:
     spec: TensorSpec
     reason: str
     rule: Position
+
+
+@dataclass(frozen=True)
+class Held:
+    """Where the file has a tensor of torch's, when its layout is another's.
+
+    Attributes:
+        step: the tensor, as torch has it.
+        names: tensors of the file that hold its rows, in their order; empty: it is left out.
+        turned: whether each is transposed.
+    """
+
+    step: Step
+    names: tuple[str, ...]
+    turned: bool
 
 
 def expand(value: Any, sizes: Mapping[str, int]) -> Any:
@@ -76,6 +91,7 @@ class Plan:
         settings: what the user set.
         notes: what a person should know, such as a tensor left out because a fact is unknown.
         beside: files beside the checkpoint that say what its tree does not hold.
+        held: for a file that is not laid out as torch's layers are: where it has each of their tensors.
         written_config: contents of the ``config.json`` of a directory that is being checked: its model is built by that.
     """
 
@@ -95,6 +111,22 @@ class Plan:
     notes: tuple[str, ...]
     written_config: Mapping[str, Any] | None = field(default=None, repr=False)
     beside: Found = field(default=Found({}, {}), repr=False)
+    held: tuple[Held, ...] = field(default=(), repr=False)
+
+    @cached_property
+    def holders(self) -> Mapping[str, tuple[Held, int]]:
+        """Tensor of the file -> the tensor of torch's that it holds rows of, and its place among those that do."""
+        return {name: (one, k) for one in self.held for k, name in enumerate(one.names)}
+
+    @property
+    def in_torch(self) -> Plan:
+        """The plan as torch's layers have it, for a file that is laid out otherwise."""
+        return replace(self, steps=tuple(one.step for one in self.held), held=()) if self.held else self
+
+    @property
+    def loader(self) -> Target:
+        """What loads the result."""
+        return self.rules.targets[self.target]
 
     @property
     def nbytes(self) -> int:

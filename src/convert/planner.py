@@ -13,6 +13,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from convert.beside import Found, contradictions, facts_beside, look_beside
+from convert.burn import CONVENTIONS, OUTPUT, Conventions, conventions_of, refusal, with_burn
+from convert.burn_layers import Call, burn_call, burn_notes, in_burn
+from convert.burn_steps import burn_steps
 from convert.cell_steps import CUSTOM_CELLS, cell_steps
 from convert.errors import PlanError
 from convert.fields import nearest
@@ -22,7 +25,7 @@ from convert.match import Coverage, Matched, cover
 from convert.merging import merge
 from convert.ops import is_float
 from convert.path_steps import path_steps
-from convert.plan import Dropped, Plan, expand, one_off
+from convert.plan import Dropped, Held, Plan, expand, one_off
 from convert.rulefile import ASK, RuleFile, Version, references
 from convert.rules import facts_of
 from convert.sizes import Constraint, bind
@@ -59,6 +62,7 @@ def make_plan(
         PlanError: rules and checkpoint do not fit; `findings` holds every problem.
     """
     with _uncollected():
+        rules = with_burn(rules, to)
         return _Planner(rules, source.on_disk, to or next(iter(rules.targets)), dtype, dict(settings or {})).plan(like)
 
 
@@ -108,6 +112,10 @@ class _Planner:
         steps, layers, notes, problems = self._steps(coverage, choices, sizes, facts)
         steps, unjoined = join(steps)
         findings += problems or unjoined
+        held: tuple[Held, ...] = ()
+        if self.burn is not None and not findings:
+            steps, held, problems = burn_steps(steps, self.source, self.target, self.burn)
+            findings += problems
         findings += self._unmet(facts)
         if not findings:
             findings += _duplicates(steps)
@@ -139,14 +147,20 @@ class _Planner:
                 *(note for step in steps for note in step.notes),
             ),
             beside=found,
+            held=held,
         )
+
+    @property
+    def burn(self) -> Conventions | None:
+        """Burn's conventions, when the target has them."""
+        return conventions_of(self.rules.targets[self.target])
 
     def _check_arguments(self) -> None:
         targets = self.rules.targets
         if self.target not in targets:
+            known = dict.fromkeys((*targets, *CONVENTIONS))
             raise PlanError(
-                f"{self.rules.path}: there is no target {self.target!r}{nearest(self.target, targets)} "
-                f"(--to takes {', '.join(targets)})"
+                f"{self.rules.path}: there is no target {self.target!r}{nearest(self.target, known)} (--to takes {', '.join(known)})"
             )
         if self.dtype is not None and (SAFETENSORS_TAGS.get(self.dtype) is None or not is_float(self.dtype)):
             floats = [name for name, tag in SAFETENSORS_TAGS.items() if tag and is_float(name)]
@@ -304,6 +318,7 @@ class _Planner:
         steps: list[Step] = []
         layers: list[Mapping[str, Any]] = []
         notes: list[str] = []
+        calls: list[Call] = []
         findings: list[str] = []
         unserved: list[Rule] = []
         for matched in coverage.matched:
@@ -319,8 +334,12 @@ class _Planner:
                 unserved.append(rule)
                 continue
             try:
+                if self.burn is not None and (said := refusal(rule, layer)):
+                    raise MisfitError(f"{rule.at.line_only}: {said}")
                 made = list(
-                    cell_steps(compiler, matched, layer, custom=bool(self.settings.get(CUSTOM_CELLS)))
+                    cell_steps(
+                        compiler, matched, layer, custom=self.burn is not None or bool(self.settings.get(CUSTOM_CELLS))
+                    )
                     if isinstance(rule.kind, Recurrent)
                     else path_steps(compiler, matched, layer)
                     if isinstance(rule.kind, DataPath)
@@ -330,7 +349,7 @@ class _Planner:
                 findings.append(str(misfit))
                 continue
             steps += made
-            said = {
+            told = {
                 k: _resolved(k, v, facts)
                 for k, v in {
                     **rule.kind.facts(layer),
@@ -339,9 +358,15 @@ class _Planner:
                     **normalized.facts(rule, layer),
                 }.items()
             }
-            if said and made:
-                layers.append({"layer": layer.path.text, "kind": rule.word, **said})
-        return steps, layers, notes, list(dict.fromkeys([*self._unserved(unserved), *findings]))
+            where = layer.path.text
+            if self.burn is not None and made:
+                call = burn_call(rule, layer, told, made, sizes)
+                told = in_burn(told, call)
+                calls += [call] if call is not None else []
+                where = where.removesuffix(f".{OUTPUT}") if layer.packed_in is not None else where
+            if told and made:
+                layers.append({"layer": where, "kind": rule.word, **told})
+        return steps, layers, [*notes, *burn_notes(calls)], list(dict.fromkeys([*self._unserved(unserved), *findings]))
 
     def _unserved(self, rules: list[Rule]) -> Iterator[str]:
         """Rules with leaves and without a place for them in this target: one mistake, and so one finding."""
@@ -565,6 +590,7 @@ def choose_plan(
     Raises:
         PlanError: none fits (the findings are those of the nearest), or several do.
     """
+    candidates = tuple(with_burn(rules, to) for rules in candidates)
     if len(candidates) == 1:
         return make_plan(candidates[0], source, to=to, dtype=dtype, settings=settings, like=like)
     source = source.on_disk

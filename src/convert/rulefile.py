@@ -85,9 +85,13 @@ class Need:
     at: Position
 
 
+TORCH = "torch"
+CONVENTIONS = (TORCH, "burn", "burn_pytorch")  # whose layers a target has; see `convert.burn`
+
+
 @dataclass(frozen=True)
 class Target:
-    """PyTorch code that loads the result.
+    """Code that loads the result: PyTorch's, or Burn's.
 
     Attributes:
         name: as given to ``--to``.
@@ -96,6 +100,7 @@ class Target:
         generation: contents of ``generation_config.json``, likewise.
         names: first keys of a module's name as the rules write it -> as this target has them.
         needs: fact -> the only value that this target's code computes with.
+        conventions: one of `CONVENTIONS`.
     """
 
     name: str
@@ -104,6 +109,7 @@ class Target:
     generation: Mapping[str, Any] = field(default_factory=dict)
     names: Mapping[str, str] = field(default_factory=dict)
     needs: Mapping[str, Need] = field(default_factory=dict)
+    conventions: str = TORCH
 
     def rename(self, path: Pattern) -> Pattern:
         """What this target calls a module."""

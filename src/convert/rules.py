@@ -17,7 +17,7 @@ from convert.kinds.normalized import check_normalized, read_normalized
 from convert.kinds.product import PLUS_FIRST, PLUS_SECOND, SECOND
 from convert.pattern import Pattern, parse_pattern
 from convert.places import Place, Places
-from convert.rulefile import ASK, Axis, Beside, LayerTypes, Need, RuleFile, Target, Version, references
+from convert.rulefile import ASK, TORCH, Axis, Beside, LayerTypes, Need, RuleFile, Target, Version, references
 from convert.rules_schema import ONLY, RULE_FILE, rule_record
 from convert.yamlfile import Node, load_yaml
 
@@ -56,7 +56,17 @@ def _read_rules(node: Node, targets: Mapping[str, Target]) -> Iterator[Rule]:
     for one in attention.expand(node)[0]:
         rule = _read_rule(one.node, targets)
         kept = rule.sources if one.roles is None else {role: rule.sources[role] for role in one.roles}
-        yield replace(rule, sources=kept)
+        layers = {name: _packed(layer, one.inner) for name, layer in rule.targets.items()}
+        yield replace(rule, sources=kept, targets=layers)
+
+
+def _packed(layer: TargetLayer, inner: tuple[str, ...] | None) -> TargetLayer:
+    """A projection, with the torch.nn.MultiheadAttention that it is in."""
+    if inner is None:
+        return layer
+    text = layer.path.text
+    module = next((text.removesuffix(f".{name}") for name in inner if text.endswith(f".{name}")), text)
+    return replace(layer, packed_in=layer.path if module == text else parse_pattern(module))
 
 
 def _fixed(nodes: tuple[Node, ...], axes: Mapping[str, Axis]) -> dict[str, Axis]:
@@ -399,6 +409,7 @@ def _read_file(node: Node, path: str, text: str) -> RuleFile:
                 fact: Need(need["is"], need["because"], node.value["targets"].value[name].value["needs"].value[fact].at)
                 for fact, need in t.get("needs", {}).items()
             },
+            t.get("conventions", TORCH),
         )
         for name, t in values["targets"].items()
     }

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from convert.asking import ASK, STAND_INS
-from convert.fields import INTEGER, TEXT, Anything, Either, Field, Key, ListOf, MapOf, Record, Scalar
+from convert.fields import INTEGER, TEXT, Anything, Choice, Either, Field, Key, ListOf, MapOf, Record, Scalar
 from convert.kinds import KINDS, Drop, Timescales, attention
 from convert.kinds.base import PATTERN, SHARED, parse_fact
 from convert.places import Place
+from convert.rulefile import CONVENTIONS
 from convert.yamlfile import Node
 
 
@@ -81,6 +82,10 @@ _TARGET = Record(
         "names": Key(
             MapOf(Scalar(str, "the beginning of a module's name")),
             "beginning of a module's name as the rules write it -> as this target has it",
+        ),
+        "conventions": Key(
+            Choice(CONVENTIONS),
+            "whose layers this target has: PyTorch's (the default), Burn's own, or Burn's for its PyTorchToBurnAdapter",
         ),
         "needs": Key(MapOf(_NEED), "fact -> the only value that this target's code computes with, and why"),
     },

@@ -275,7 +275,8 @@ def _source_axes(leaf: _Leaf) -> str:
     return " ".join(names)
 
 
-def _group(letters: str) -> str:
+def group_shown(letters: str) -> str:
+    """Letters that are flattened into one axis, in einops notation."""
     return letters if len(letters) == 1 else f"({' '.join(letters)})" if letters else "1"
 
 
@@ -567,15 +568,17 @@ class Compiler:
         apart_ = (Reshape(shape),) if shape != whole else ()
         ops += (*paired, *apart_, *_movement(letters, shape, groups), *turned)
         if rule.flattened is not None and rule.flattened.axis in outer:
-            before = " ".join(_group(rule.flattened.order) if x == rule.flattened.axis else x for x in before.split())
+            before = " ".join(
+                group_shown(rule.flattened.order) if x == rule.flattened.axis else x for x in before.split()
+            )
         split = sorted({letter for letter in full[0] if letter not in letters})
         apart = (*(index for index, _, _ in leaf.stacked), *split)
         kept = tuple((x, size) for x, size in zip(letters, shape, strict=True) if any(x in group for group in groups))
-        layout = f"{before} -> {' '.join([*apart, *map(_group, groups)])}"
+        layout = f"{before} -> {' '.join([*apart, *map(group_shown, groups)])}"
         if paired and rule.rope is not None:
             layout += f", {rule.rope.axis} from {rule.rope.pairs} to {target_pairs(layer)} pairs"
         if turned:
-            axes = [_group(groups[axis]) for op in turned if isinstance(op, Flip) for axis in op.axes]
+            axes = [group_shown(groups[axis]) for op in turned if isinstance(op, Flip) for axis in op.axes]
             layout += f", {' and '.join(axes)} turned round"
         return Part(leaf.name, tuple(ops), None, layout, ", ".join(taken), kept, groups, _stored(leaf, *full), apart)
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from convert.burn import VERIFIED, conventions_of
 from convert.card import CARD, render_card
 from convert.digests import LENGTH, combine
 from convert.errors import OutputError, PlanError
@@ -74,12 +75,14 @@ def tool_version() -> str:
 
 
 def metadata(plan: Plan) -> dict[str, str]:
-    """What goes into the safetensors header beside ``format: pt``: provenance and the facts that are no weights.
+    """What goes into the safetensors header: its format, provenance, and the facts that are no weights.
 
     No timestamps and no paths of this machine, so that the same conversion gives the same bytes.
     """
+    burn = conventions_of(plan.loader)
     return {
-        "format": "pt",
+        "format": "pt" if burn is None else burn.format,
+        **({} if burn is None else {"conventions": VERIFIED}),
         "converter": tool_version(),
         "model": plan.rules.model,
         "version": plan.version or "",
@@ -114,11 +117,17 @@ def prepare(plan: Plan, out: Path, max_shard_bytes: int | None) -> tuple[list[Ou
         The tensors, the files that they go to, and what lies beside them, by name.
 
     Raises:
-        OutputError: the output lies in the checkpoint, or a single file would exceed `max_shard_bytes`.
+        OutputError: the output lies in the checkpoint, a single file would exceed `max_shard_bytes`, or what loads the output
+            reads one file alone.
         PlanError: ``config.json`` needs a fact that is not known.
     """
     refuse_overlap(out, plan.source)
     tensors, layout = plan_layout(plan, out, max_shard_bytes)
+    if conventions_of(plan.loader) is not None and len(layout.files) > 1:
+        raise OutputError(
+            f"{out}: burn-store reads one safetensors file, and this would be {len(layout.files)}; write a .safetensors file, "
+            "or give a larger --max-shard-size"
+        )
     return tensors, layout, {} if out.suffix == ".safetensors" else _extra_files(plan)
 
 

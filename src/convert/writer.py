@@ -177,7 +177,7 @@ class Writer:
             out: a file if it ends in ``.safetensors``, else a directory.
             layout: what `lay_out` gave for `tensors`.
             tensors: the same tensors.
-            metadata: goes into every file's header, beside ``format: pt``.
+            metadata: goes into every file's header; ``format`` is ``pt`` where it says no other.
             overwrite: replace what is at `out`. In a directory only files of a model are replaced or removed (weights,
                 index, config.json, and what `extra_files` names); all others stay.
             extra_files: name -> content of further files of a directory, such as ``config.json``.
@@ -189,7 +189,7 @@ class Writer:
         self._out = out
         self._layout = layout
         self._specs = {tensor.name: tensor.spec for tensor in tensors}
-        self._metadata = {**(metadata or {}), "format": "pt"}
+        self._metadata = {"format": "pt", **(metadata or {})}
         self._overwrite = overwrite
         self._extra = dict(extra_files or {})
         self._directory = out.suffix != SUFFIX

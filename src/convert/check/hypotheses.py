@@ -41,6 +41,8 @@ def hypotheses(step: Step, plan: Plan) -> Iterator[Hypothesis]:
     source = plan.source
     if step.cell is not None:
         yield from cell_hypotheses(step, plan)
+    if step.name in plan.holders:
+        yield from _of_a_gate(step, plan)
     if step.spline is not None:
         yield from path_hypotheses(step, plan)
     yield from _pairs(step, source)
@@ -53,6 +55,20 @@ def hypotheses(step: Step, plan: Plan) -> Iterator[Hypothesis]:
     yield from _others(step, plan)
     yield from _absence(step, source)
     yield from _roundings(step, source)
+
+
+def _of_a_gate(step: Step, plan: Plan) -> Iterator[Hypothesis]:
+    """A recurrent layer's mistakes, where the file holds its gates apart."""
+    held, place = plan.holders[step.name]
+    if held.step.cell is None:
+        return
+
+    def share(whole: Array) -> Array:
+        rows = np.split(whole, len(held.names))[place]
+        return rows.T if held.turned else rows
+
+    for one in cell_hypotheses(held.step, plan.in_torch):
+        yield replace(one, make=lambda make=one.make: share(make()))  # type: ignore[misc]
 
 
 MISSING, DOUBLED, ADDED, SUBTRACTED = (

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from convert.burn import conventions_of
+from convert.check.burn import BACK, as_torch
 from convert.check.facts import check_facts, with_facts
 from convert.check.layers import check_layers, missing
 from convert.check.recorded import RecordedSource, check_recorded_weights
@@ -60,4 +63,9 @@ def levels_of_leaves(
 def _layers(plan: Plan, written: Written, weights: WeightsPass | None, device: str, seed: int) -> LevelReport:
     if isinstance(plan.source, RecordedSource):
         return LevelReport("layers", Verdict.SKIPPED, "needs the checkpoint's own weights: give it with --from")
+    if conventions_of(plan.loader) is not None:
+        seen, file = as_torch(plan, written)
+        same = None if weights is None else lambda step, part: all(map(weights.equal, file.held[step.name].names))
+        found = check_layers(seen, file, device=device, seed=seed, same=same)
+        return replace(found, notes=(*found.notes, BACK))
     return check_layers(plan, written, device=device, seed=seed, same=weights.same if weights is not None else None)

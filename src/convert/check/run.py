@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from convert.api import plan_conversion
+from convert.burn import conventions_of
+from convert.check.burn import NOT_RUN
 from convert.check.coverage import check_coverage
 from convert.check.directory import other_class
 from convert.check.leaves import comparing, levels_of_leaves
@@ -117,6 +119,12 @@ def load_reference(plan: Plan, factory: str | None) -> Reference | str:
     Raises:
         ConvertError: the caller's factory cannot be imported, or raises one itself.
     """
+    if conventions_of(plan.loader) is not None:
+        if factory is not None:
+            raise ConvertError(
+                f"--reference gives a PyTorch model, and the file is for Burn ({plan.target}), which is not run here"
+            )
+        return NOT_RUN
     name = factory or REFERENCES.get(plan.rules.model)
     if name is None:
         return f"there is no reference for {plan.rules.model}; give the two models with --reference module:factory"

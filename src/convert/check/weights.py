@@ -113,6 +113,12 @@ class WeightsPass:
         tensor = self._tensors.get(step.name)
         return tensor is not None and tensor.narrow is None and not tensor.wrong.get(part.rows)
 
+    def equal(self, name: str) -> bool:
+        """Whether a tensor is, bit for bit, what the plan makes; waits for it."""
+        self.wait()
+        tensor = self._tensors.get(name)
+        return tensor is not None and tensor.narrow is None and not any(tensor.wrong.values())
+
     def report(self) -> LevelReport:
         """What came of it."""
         self.wait()

@@ -25,7 +25,10 @@ Model = Annotated[
 To = Annotated[
     str | None,
     typer.Option(
-        "--to", metavar="TARGET", help="The PyTorch code that loads the result.", show_default="the rules' first"
+        "--to",
+        metavar="TARGET",
+        help="What loads the result: PyTorch code that the rules name, or burn.",
+        show_default="the rules' first",
     ),
 ]
 Dtype = Annotated[

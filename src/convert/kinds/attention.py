@@ -7,7 +7,7 @@ where keys and values have widths of their own, and their biases in one tensor e
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from convert.errors import RuleError
@@ -99,10 +99,13 @@ class Expanded:
     Attributes:
         node: as it would be written.
         roles: of its leaves, those that it is for; None: all.
+        inner: what its Linear may be called below the torch.nn.MultiheadAttention; empty: its tensors are the module's own; None:
+            there is no such module.
     """
 
     node: Node
     roles: tuple[str, ...] | None = None
+    inner: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -180,7 +183,12 @@ def expand(node: Node) -> tuple[list[Expanded], Fixed | None]:
         rules.append(Expanded(rule(to, together, fused(kernels), fused(biases)), ("bias",)))
     to = linear(lambda m, p, o: f"{m}.{o}")
     rules.append(Expanded(rule(to, equation(library.outward, "", width), library.kernels[3], library.biases[3] if biased else None)))  # fmt: skip
-    return rules, Fixed(width, heads, node) if whole[0] else None
+    if not whole[0]:
+        return rules, None
+    *packed, last = rules
+    outer = [replace(one, inner=()) for one in packed]
+    names = tuple(dict.fromkeys(_module(child)[2] for child in targets))
+    return [*outer, replace(last, inner=names)], Fixed(width, heads, node)
 
 
 def _module(node: Node) -> tuple[str, str | None, str]:

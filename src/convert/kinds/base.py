@@ -112,6 +112,7 @@ class TargetLayer:
         rope: how the target's code pairs the features that RoPE turns, where the target says so.
         flattened: the order in which the target's code flattens the axes of a map, where the target says so.
         parametrization: how the target keeps a normalised weight's two tensors, where it does.
+        packed_in: the torch.nn.MultiheadAttention that it is a projection of, where the rule is an `attention`.
     """
 
     path: Pattern
@@ -122,6 +123,7 @@ class TargetLayer:
     rope: str | None = None
     flattened: str | None = None
     parametrization: str | None = None
+    packed_in: Pattern | None = None
 
 
 @dataclass(frozen=True)

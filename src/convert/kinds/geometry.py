@@ -162,7 +162,7 @@ def torch_padding(geometry: Geometry, kernel: Sequence[int], names: str) -> Torc
         names: a letter for each spatial axis, for messages.
     """
     zeros = [0] * len(kernel)
-    cases = [_cases(geometry, kernel, axis) for axis in range(len(kernel))]
+    cases = [pads_by_rest(geometry, kernel, axis) for axis in range(len(kernel))]
     fixed = [next(iter(set(by_rest.values()))) if len(set(by_rest.values())) == 1 else None for by_rest in cases]
     if all(pair is not None and pair[0] == pair[1] >= 0 for pair in fixed):
         numbers = [pair[0] for pair in fixed if pair is not None]
@@ -176,12 +176,12 @@ def torch_padding(geometry: Geometry, kernel: Sequence[int], names: str) -> Torc
         if geometry.padding == "SAME" and set(geometry.strides) == {1}:
             return TorchPadding(f"padding='same' (it is {padded})", ("same", zeros))
         return TorchPadding(padded, (zeros,))
-    shown = "; ".join(_shown(names[k], by_rest, geometry.strides[k]) for k, by_rest in enumerate(cases))
+    shown = "; ".join(pads_shown(names[k], by_rest, geometry.strides[k]) for k, by_rest in enumerate(cases))
     low_high = ", ".join(f"{name} low, {name} high" for name in reversed(names))
     return TorchPadding(f"F.pad(x, ({low_high})), then padding=0, where (low, high) is {shown}", (zeros,))
 
 
-def _cases(geometry: Geometry, kernel: Sequence[int], axis: int) -> dict[int, tuple[int, int]]:
+def pads_by_rest(geometry: Geometry, kernel: Sequence[int], axis: int) -> dict[int, tuple[int, int]]:
     """Padding of one axis by the rest that its size leaves over when divided by the stride: nothing else matters."""
     stride = geometry.strides[axis]
     wide = stride * (geometry.widths(kernel)[axis] + 1)
@@ -194,7 +194,8 @@ def _cases(geometry: Geometry, kernel: Sequence[int], axis: int) -> dict[int, tu
     return found
 
 
-def _shown(name: str, by_rest: Mapping[int, tuple[int, int]], stride: int) -> str:
+def pads_shown(name: str, by_rest: Mapping[int, tuple[int, int]], stride: int) -> str:
+    """Padding (low, high) of one axis in words, by the rest that its size leaves over when divided by the stride."""
     if len(set(by_rest.values())) == 1:
         return f"{next(iter(by_rest.values()))} for {name}"
     said = [f"{pair} for sizes {stride}m{f'+{rest}' if rest else ''}" for rest, pair in by_rest.items()]
