@@ -2,38 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from convert.grouping import Group, Step
 from convert.kinds.cells import CELLS, named_cell
 from convert.kinds.recurrent import Cell
 
-PLAIN = ("haiku.LSTM", "haiku.VanillaRNN")  # their trees are those of linear layers
+# Cells whose trees are those of linear layers: the name of the module must say what they are.
+PLAIN = ("haiku.LSTM", "haiku.VanillaRNN")
+VARIANTS = (
+    *CELLS,
+    "flax.linen.MGUCell(reset_gate=False)",
+    "equinox.nn.GRUCell(use_bias=False)",
+    "equinox.nn.LSTMCell(use_bias=False)",
+    "haiku.VanillaRNN(double_bias=False)",
+    "keras.layers.GRU(reset_after=False)",
+    "keras.layers.GRU(use_bias=False)",
+    "keras.layers.LSTM(use_bias=False)",
+    "keras.layers.SimpleRNN(use_bias=False)",
+)
+NAMES = {"gru": ("gru", "mgu"), "lstm": ("lstm",), "rnn": ("rnn", "simple")}
 
 
-def find_cells(groups: Sequence[Group]) -> dict[tuple[Step, ...], list[tuple[str, str]]]:
-    """Path of a cell -> kind and name of each library's cell that has such a tree; the first is the guess.
+def find_cells(groups: Sequence[Group]) -> dict[tuple[Step, ...], tuple[str, str]]:
+    """Path of a cell -> its kind and its name, the first of several that have such a tree and compute alike.
 
-    Trees that could be of several kinds are left out.
+    Trees that could be of several kinds are left out, unless their names say which.
     """
     below: dict[tuple[Step, ...], dict[str, Group]] = {}
     for g in groups:
         for k in range(1, len(g.steps)):
             if all(len(step.words) == 1 for step in g.steps[k:]):
                 below.setdefault(g.steps[:k], {})["/".join(step.words[0] for step in g.steps[k:])] = g
-    known = {name: _cell(name) for name in CELLS if name not in PLAIN}
-    found = {}
+    known = list(_known())
+    found: dict[tuple[Step, ...], tuple[str, str]] = {}
     for prefix, leaves in below.items():
-        fitting = [(word, name) for name, (word, cell) in known.items() if _fits(cell, leaves)]
+        fitting = [(word, name) for word, name, cell in known if _fits(cell, leaves) and _may_be(name, word, prefix)]
+        kinds = {word for word, _ in fitting}
+        said = [(word, name) for word, name in fitting if len(kinds) == 1 or _called(word, prefix)]
         whole = sum(g.steps[: len(prefix)] == prefix for g in groups) == len(leaves)
-        if whole and len({word for word, _ in fitting}) == 1:
-            found[prefix] = fitting
+        if whole and len({word for word, _ in said}) == 1:
+            found[prefix] = said[0]
     return found
 
 
-def _cell(name: str) -> tuple[str, Cell]:
-    word = CELLS[name]()[0]
-    return word, named_cell(name, word)
+def _known() -> Iterator[tuple[str, str, Cell]]:
+    for name in VARIANTS:
+        word = CELLS[name.partition("(")[0]]()[0]
+        yield word, name, named_cell(name, word)
+
+
+def _called(word: str, prefix: Sequence[Step]) -> bool:
+    """Whether the module, or the one that it is the ``cell`` of, is called as cells of this kind are."""
+    named = [step for step in prefix if step.words[0] != "cell"]
+    last = (named[-1].stem or named[-1].words[0]).lower() if named else ""
+    return any(name in last for name in NAMES[word]) and not (word == "rnn" and "rnn" in last and "lstm" in last)
+
+
+def _may_be(name: str, word: str, prefix: Sequence[Step]) -> bool:
+    unsure = name.partition("(")[0] in PLAIN or "use_bias=False" in name
+    return not unsure or _called(word, prefix)
 
 
 def _fits(cell: Cell, leaves: Mapping[str, Group]) -> bool:
@@ -51,6 +79,6 @@ def _fits(cell: Cell, leaves: Mapping[str, Group]) -> bool:
         for axis, size in zip(held.axes, g.shape, strict=True):
             if axis in ("I", "H") and sizes.setdefault(axis, size) != size:
                 return False
-            if axis == "2" and size != 2:
+            if (axis == "2" and size != 2) or (axis == "I+H" and size <= sizes["H"]):
                 return False
     return True

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from convert.asking import ASK as ASK
-from convert.asking import Question
+from convert.asking import Question, questions
 from convert.kinds import Rule
 from convert.pattern import Pattern, parse_pattern
 from convert.places import Places
@@ -157,7 +157,9 @@ class RuleFile:
     @property
     def questions(self) -> tuple[Question, ...]:
         """What the rules leave open, in the order of the file; a file with questions converts nothing."""
-        return tuple(Question(at, key, str(rule.path)) for rule in self.rules for key, at in rule.asked.items())
+        return questions(
+            (rule.at, str(rule.path) if rule.sources else rule.word, rule.open_keys) for rule in self.rules
+        )
 
     @property
     def choices(self) -> dict[str, tuple[str, ...]]:

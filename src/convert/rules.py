@@ -56,7 +56,7 @@ def _read_rules(node: Node, targets: Mapping[str, Target]) -> Iterator[Rule]:
     for one in attention.expand(node)[0]:
         rule = _read_rule(one.node, targets)
         kept = rule.sources if one.roles is None else {role: rule.sources[role] for role in one.roles}
-        yield replace(rule, sources=kept)
+        yield replace(rule, sources=kept, short=attention.WORD)
 
 
 def _fixed(nodes: tuple[Node, ...], axes: Mapping[str, Axis]) -> dict[str, Axis]:

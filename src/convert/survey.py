@@ -103,7 +103,7 @@ class Survey:
                 }
                 for u in self.uncovered
             ],
-            "questions": [{"at": str(q.at), "key": q.key, "path": q.path} for q in self.questions],
+            "questions": [{"at": str(q.at), "key": q.key, "path": q.path, "others": q.others} for q in self.questions],
         }
 
 
@@ -117,7 +117,7 @@ def survey_rules(rules: RuleFile, source: Source) -> Survey:
             m.rule.word,
             sum(len(of_role) for of_role in m.leaves.values()),
             m.rule.at,
-            tuple(m.rule.asked),
+            tuple(m.rule.open_keys),
         )
         for m in coverage.matched
         if m.rule.sources
