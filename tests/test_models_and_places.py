@@ -83,6 +83,15 @@ def test_errors_of_models(old: str, new: str, said: str) -> None:
     assert str(refused.value) == said
 
 
+@pytest.mark.parametrize(("shared", "at"), [("targets: 3.5", "f.yaml:2:10"), ("targets: {torch: T}", "f.yaml:2:18")])
+def test_what_every_model_replaces_is_a_mapping_too(shared: str, at: str) -> None:
+    """It would be replaced, and never be read."""
+    own = "targets: {torch: {loads: T}}"
+    text = f"family: f\n{shared}\nmodels: {{one: {{title: One, {own}}}, two: {{title: Two, {own}}}}}\n"
+    with pytest.raises(convert.RuleError, match=f"{at}: expected a mapping, found"):
+        parse_models(text + "rules:\n- {from: a, parameter: b}\n", "f.yaml")
+
+
 def test_one_model_is_asked_of_a_file_of_several() -> None:
     with pytest.raises(
         convert.RuleError, match=r"f\.yaml declares several models, one, two; read it with `load_models`"

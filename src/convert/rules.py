@@ -341,11 +341,18 @@ def _above(own: Node) -> Node:
 
 def _check_shared(node: Node) -> None:
     """What models lay a mapping over is one; otherwise theirs would just stand in its place."""
-    targets = node.value.get("targets")
-    for target in targets.value.values() if targets is not None and targets.is_mapping else ():
-        for key in ("config", "generation", "names"):
-            if target.is_mapping and key in target.value and not target.value[key].is_mapping:
-                raise RuleError(f"{target.value[key].at}: expected a mapping, found {target.value[key]}")
+
+    def check(under: Node, *keys: str) -> Iterator[Node]:
+        for key, found in under.items():
+            if not keys or key in keys:
+                if not found.is_mapping:
+                    raise RuleError(f"{found.at}: expected a mapping, found {found}")
+                yield found
+
+    for found in check(node, "axes", "facts", "places", "targets", "types", "untold", "versions"):
+        if found is node.value.get("targets"):
+            for target in check(found):
+                list(check(target, "config", "generation", "names"))
 
 
 def _models(node: Node) -> Iterator[Node]:
