@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from convert.draft_letters import Letters
+from convert.drafting.letters import Letters
 
 
 @dataclass(frozen=True)

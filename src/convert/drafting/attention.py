@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from convert.draft_letters import Letters
+from convert.drafting.letters import Letters
 from convert.grouping import Group, Step
 from convert.kinds.attention import LIBRARIES, Library
 

@@ -6,13 +6,13 @@ import json
 from collections.abc import Iterator
 
 from convert.asking import ASK
-from convert.draft_attention import Attention, find_attention
-from convert.draft_cells import find_cells
-from convert.draft_entry import Entry, Layer, flow, plain, written
-from convert.draft_layers import LayerRules
-from convert.draft_letters import Letters, NoLetterError
-from convert.draft_partners import find_partners
-from convert.draft_paths import Paths, optimizer, random, unwanted
+from convert.drafting.attention import Attention, find_attention
+from convert.drafting.cells import find_cells
+from convert.drafting.entry import Entry, Layer, flow, plain, written
+from convert.drafting.layers import LayerRules
+from convert.drafting.letters import Letters, NoLetterError
+from convert.drafting.partners import find_partners
+from convert.drafting.paths import Paths, optimizer, random, unwanted
 from convert.errors import CheckpointError
 from convert.grouping import Group, Names, Step
 from convert.kinds.base import ACTIVATIONS

@@ -6,8 +6,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from convert.draft_entry import Entry
-from convert.draft_stacks import stacks
+from convert.drafting.entry import Entry
+from convert.drafting.stacks import stacks
 from convert.grouping import Group, Names, Step, group
 from convert.sources.base import Source
 

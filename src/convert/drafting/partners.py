@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from convert.draft_entry import Layer
-from convert.draft_paths import Paths
+from convert.drafting.entry import Layer
+from convert.drafting.paths import Paths
 from convert.grouping import Step, escape
 from convert.sources.base import Leaf
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from convert.draft_entry import Entry, Layer, flow, plain
-from convert.draft_letters import Letters, NoLetterError
-from convert.draft_partners import BIASES, KERNELS, SCALES, Partners
-from convert.draft_paths import Paths
-from convert.draft_shapes import KNOWN, Form, known_forms, lora_form, projections
+from convert.drafting.entry import Entry, Layer, flow, plain
+from convert.drafting.letters import Letters, NoLetterError
+from convert.drafting.partners import BIASES, KERNELS, SCALES, Partners
+from convert.drafting.paths import Paths
+from convert.drafting.shapes import KNOWN, Form, known_forms, lora_form, projections
 from convert.grouping import Group
 from convert.sources.base import Source
 
