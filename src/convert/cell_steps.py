@@ -6,12 +6,14 @@ import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from convert.compiler import Compiler, computing, losses, target_dtype
 from convert.kinds import Recurrent, Rule, TargetLayer
 from convert.kinds.recurrent import TENSORS, Cell, Held
 from convert.match import Matched
+from convert.named_leaf import MisfitError
 from convert.ops import Add, AddIdentity, Multiply, Op, Pad, Permute, Slice, Take, out_spec
 from convert.spec import TensorSpec
-from convert.steps import CellLeaves, Compiler, MisfitError, Part, Step, computing, losses, target_dtype
+from convert.steps import CellLeaves, Part, Step
 
 CUSTOM_CELLS = "custom_cells"  # the setting that --allow-custom-cells makes
 

@@ -6,12 +6,14 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 
+from convert.compiler import Compiler, computing, losses, target_dtype
 from convert.kinds import CubicSpline, DataPath, LinearInterpolation, TargetLayer
 from convert.kinds.interpolation import TIMES
 from convert.match import Matched
+from convert.named_leaf import MisfitError
 from convert.ops import Op, Take, is_float, out_spec
 from convert.spec import TensorSpec
-from convert.steps import Compiler, MisfitError, Part, PathLeaves, Step, computing, losses, target_dtype
+from convert.steps import Part, PathLeaves, Step
 
 
 def path_steps(compiler: Compiler, matched: Matched, layer: TargetLayer) -> Iterator[Step]:

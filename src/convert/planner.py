@@ -14,12 +14,14 @@ from typing import Any
 
 from convert.beside import Found, contradictions, facts_beside, look_beside
 from convert.cell_steps import CUSTOM_CELLS, cell_steps
+from convert.compiler import Compiler
 from convert.errors import PlanError
 from convert.fields import nearest
 from convert.kinds import DataPath, Recurrent, Rule, Timescales, conventions, normalized
 from convert.kinds.base import ACTIVATION_NAMES
 from convert.match import Coverage, Matched, cover
 from convert.merging import merge
+from convert.named_leaf import MisfitError, constraints
 from convert.ops import is_float
 from convert.path_steps import path_steps
 from convert.plan import Dropped, Plan, expand, one_off
@@ -29,7 +31,7 @@ from convert.sizes import Constraint, bind
 from convert.sources.base import Source
 from convert.sources.merged import Merged
 from convert.spec import SAFETENSORS_TAGS, TensorSpec
-from convert.steps import Compiler, MisfitError, Sinusoids, Step, constraints, join
+from convert.steps import Sinusoids, Step, join
 
 MAX_FINDINGS = 12  # in one message; all of them are in PlanError.findings
 

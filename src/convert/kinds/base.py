@@ -153,7 +153,7 @@ class Numbering:
 class Kind(ABC):
     """What a layer computes on both sides. Subclasses are frozen dataclasses, one for each key in `KINDS`.
 
-    A kind only declares; `convert.steps` derives the operations from what it declares.
+    A kind only declares; `convert.compiler` derives the operations from what it declares.
     """
 
     doc: ClassVar[str]
