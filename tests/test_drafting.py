@@ -513,6 +513,16 @@ def test_a_file_with_questions_is_valid_and_converts_nothing() -> None:
     assert "r.yaml:9:18: `multiplies_by` of norm/scale is open; write what the source does in place of `ask`" in str(error.value)  # fmt: skip
 
 
+def test_a_buffer_may_be_asked_for() -> None:
+    head = "model: m\ntitle: M\nfacts: {min_timescale: 1, max_timescale: 9}\ntargets:\n  torch: {loads: T}\n"
+    rules = rule_file("- timescales: D\n  buffer: ask\n- from: a\n  axes: D\n  parameter: b", head)
+    assert [str(q) for q in rules.questions] == [
+        "r.yaml:8:11: `buffer` of buffer is open; write what the source does in place of `ask`"
+    ]
+    with pytest.raises(PlanError, match="1 problem"):
+        make_plan(rules, MemorySource(zeros(a=(4,))))
+
+
 @pytest.mark.parametrize(
     ("rule", "said"),
     [

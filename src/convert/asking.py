@@ -94,7 +94,8 @@ def set_aside(node: Node, word: str) -> tuple[Node, dict[str, Position]]:
     start = node.value.get("from")
     if not asked:
         return node, {}
-    values = {key: start.value if key == word and start is not None else STAND_INS.get(key) for key in asked}
+    called = start.value if start is not None else ASK  # a buffer has no leaf
+    values = {key: called if key == word else STAND_INS.get(key) for key in asked}
     kept = {
         key: Node(values[key], child.at) if key in asked else child
         for key, child in node.items()
