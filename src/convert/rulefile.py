@@ -161,6 +161,10 @@ class RuleFile:
             (rule.at, str(rule.path) if rule.sources else rule.word, rule.open_keys) for rule in self.rules
         )
 
+    def serves(self, target: str) -> bool:
+        """Whether every rule that takes leaves says where they go for this target."""
+        return all(rule.layer(target) for rule in self.rules if rule.sources and rule.word != "drop")
+
     @property
     def choices(self) -> dict[str, tuple[str, ...]]:
         """Names that ``--set`` may give a variant for, and the variants."""
