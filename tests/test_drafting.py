@@ -423,6 +423,15 @@ def test_names_of_gemmas_code_and_of_praxis() -> None:
     np.testing.assert_array_equal(made["ff.hidden.linear.bias"], w["ff/hidden/bias/b"])
 
 
+def test_a_kernel_without_input_channels_is_a_filter_for_each_channel() -> None:
+    source = tree(conv_1d__w=(4, 6), conv_1d__b=(6,), up__w=(4, 6))
+    text = draft_rules(source)
+    answers = {"conv_1d/w": {"padding": 0, "conv": 0}, "up/w": {"linear": 0}}
+    made = run(plan_conversion(parse_rules(answered(text, answers)), source))
+    np.testing.assert_array_equal(made["conv_1d.weight"], source.arrays["conv_1d/w"].T[:, None])
+    np.testing.assert_array_equal(made["up.weight"], source.arrays["up/w"].T)
+
+
 def test_an_index_may_stand_within_a_key() -> None:
     source = tree(
         **{f"block{k}_conv__kernel": (3, 3, 4, 4) for k in range(3)}, layer_a2_b__w=(4, 5), layer_a3_b__w=(4, 5)

@@ -40,9 +40,9 @@ def find_cells(groups: Sequence[Group]) -> dict[tuple[Step, ...], tuple[str, str
         fitting = [(word, name) for word, name, cell in known if _fits(cell, leaves) and _may_be(name, word, prefix)]
         kinds = {word for word, _ in fitting}
         said = [(word, name) for word, name in fitting if len(kinds) == 1 or _called(word, prefix)]
-        whole = sum(g.steps[: len(prefix)] == prefix for g in groups) == len(leaves)
-        if whole and len({word for word, _ in said}) == 1:
-            found[prefix] = said[0]
+        if len({word for word, _ in said}) == 1:
+            whole = sum(g.steps[: len(prefix)] == prefix for g in groups) == len(leaves)
+            found |= {prefix: said[0]} if whole else {}
     return found
 
 

@@ -40,7 +40,7 @@ class LayerRules:
         self.channels: set[int] = set()  # of the results of convolutions
         for g in groups:
             layer = Layer(g.steps[:-1], {g.steps[-1].words[0]: g})
-            if _convolves(layer, g):
+            if len(g.shape) > 2 and _convolves(layer, g):
                 self.channels.add(g.shape[0] if g.steps[-1].words[0] == "weight" else g.shape[-1])
 
     def rules(self, layer: Layer) -> Iterator[Entry]:
@@ -263,6 +263,8 @@ class LayerRules:
     def _conv(self, layer: Layer, main: str, bias: str | None) -> Entry:
         g = layer.leaves[main]
         entry = Entry(g.leaves[0])
+        if len(g.shape) == 2:
+            return self._lone_filters(entry, layer, main, bias)
         spatial = len(g.shape) - 2
         words = ("W", "HW", "DHW")[spatial - 1]
         torch_order = main == "weight"
@@ -300,6 +302,17 @@ class LayerRules:
         self._target(entry, layer, words_of, "", self.paths.module(layer.steps) + part)
         return entry
 
+    def _lone_filters(self, entry: Entry, layer: Layer, main: str, bias: str | None) -> Entry:
+        """A kernel without an axis of input channels, as in Griffin's Conv1D."""
+        rows, width = layer.leaves[main].shape
+        axes = self.letters.named("kernel", rows) + self.letters.named("width", width)
+        entry.say("dimension_numbers", "NWC,WO->NWC", "guess: by its name, and one filter for each channel")
+        entry.say("axes", axes)
+        self._from(entry, layer, main, bias, "guess: a convolution's kernel")
+        entry.ask("padding", "what does the source pass?", [("padding: CAUSAL", "Griffin's"), *PADDINGS], "lone")
+        self._target(entry, layer, {"conv": ""})
+        return entry
+
 
 def _convolves(layer: Layer, g: Group) -> bool:
     """Whether a kernel is a convolution's, by its name and its axes."""
@@ -307,4 +320,5 @@ def _convolves(layer: Layer, g: Group) -> bool:
     named = "conv" in layer.hint
     heads = layer.hint in (*QUERIES, *OUTPUTS, *KNOWN) or g.steps[-1].words[0] in KNOWN
     kernel = g.steps[-1].words[0] in (*KERNELS, "0", "1") or named
-    return kernel and (axes == 5 or (named and axes > 2) or (axes == 4 and not heads))
+    alone = named and axes == 2 and g.shape[0] < g.shape[1]
+    return kernel and (axes == 5 or (named and axes > 2) or alone or (axes == 4 and not heads))

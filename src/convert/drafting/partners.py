@@ -47,13 +47,15 @@ def find_partners(layers: Sequence[Layer], paths: Paths, known: Mapping[str, Lea
     """The partners of all layers; `known` are the leaves of the tree."""
     partners = Partners()
     by_steps = {layer.steps: layer for layer in layers}
+    tops = list(dict.fromkeys(name.split("/")[0] for name in known))
+    apart = [name for name in known if name.endswith(("/scale", "/u"))]
     for layer in layers:
         for key, g in layer.leaves.items():
             if key in (*SCALES, *BIASES) and sum(n > 1 for n in g.shape) <= 1:
                 _flax_statistics(partners, layer, key, paths, known)
-                _haiku_statistics(partners, layer, key, paths, known)
+                _haiku_statistics(partners, layer, key, paths, known, tops)
             if key in KERNELS and len(g.shape) > 1 and len(g.leaves) == 1:
-                _reparametrized(partners, layer, key, known, paths)
+                _reparametrized(partners, layer, key, known, apart, paths)
         _lora(partners, layer, by_steps, paths)
         _bias(partners, layer, by_steps, paths)
     return partners
@@ -71,11 +73,13 @@ def _flax_statistics(partners: Partners, layer: Layer, key: str, paths: Paths, k
             partners.add(layer, role, "/".join(filter(None, ["batch_stats", module, role])), leaves)
 
 
-def _haiku_statistics(partners: Partners, layer: Layer, key: str, paths: Paths, known: Mapping[str, Leaf]) -> None:
+def _haiku_statistics(
+    partners: Partners, layer: Layer, key: str, paths: Paths, known: Mapping[str, Leaf], tops: Sequence[str]
+) -> None:
     """``params/norm/scale`` has ``state/norm/~/mean_ema/average``."""
     g, path = layer.leaves[key], paths.path(layer.leaves[key].steps)
     first, _, module = path.rpartition("/")[0].partition("/")
-    for state in dict.fromkeys(name.split("/")[0] for name in known):
+    for state in tops:
         if state == g.leaves[0].split("/")[0] or not module or escape(g.leaves[0].split("/")[0]) != first:
             continue
         moved = {
@@ -93,13 +97,15 @@ def _haiku_statistics(partners: Partners, layer: Layer, key: str, paths: Paths, 
             partners.spare[f"{escape(state)}/**/~/*_ema/{{hidden,counter}}"] = "what the averages are made of"
 
 
-def _reparametrized(partners: Partners, layer: Layer, key: str, known: Mapping[str, Leaf], paths: Paths) -> None:
+def _reparametrized(
+    partners: Partners, layer: Layer, key: str, known: Mapping[str, Leaf], apart: Sequence[str], paths: Paths
+) -> None:
     """What flax's WeightNorm and SpectralNorm keep."""
     g = layer.leaves[key]
     if not paths.path(g.steps).startswith("params/"):
         return
     inner = re.escape(g.leaves[0].removeprefix("params/"))
-    for name in known:
+    for name in apart:
         for first, last, role in (("params", "scale", "weight_norm"), ("batch_stats", "u", "spectral_norm")):
             if re.fullmatch(rf"{first}/[^/]+/{inner}/{last}", name):
                 partners.add(layer, role, paths.path([Step((k,)) for k in name.split("/")]), [name])
