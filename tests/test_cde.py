@@ -31,7 +31,7 @@ from convert.kinds import CubicSpline, LinearInterpolation  # noqa: E402
 from convert.ops import apply, inverse  # noqa: E402
 from convert.references import interpolation  # noqa: E402
 from convert.rules import parse_rules  # noqa: E402
-from memory_source import MemorySource  # noqa: E402
+from memory_source import MemorySource, rule_file  # noqa: E402
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "cde"
 B, T, C = 2, 7, 3
@@ -444,3 +444,12 @@ def test_control_terms_without_to_ode_take_increments(example: tuple[Any, Any, A
     seen = interpolation.Observed({"initial": np.asarray(got)[:1]}, {"ts": ts, "ys": ys[:1]}, weights)
     variants = {v.name: v for v in interpolation.solution_variants("cubic", "Euler", times="ts", data="ys", field=reference.field_of, start="initial")}  # fmt: skip
     assert relative(variants[interpolation.INCREMENTS].make(seen)[0], got) < EXACT
+
+
+def test_coefficients_that_stack_different_numbers_of_paths_are_refused() -> None:
+    """It was an internal error: the third path had no c."""
+    leaves = {f"c/coeffs/{k}": np.zeros((2 if k == 1 else 3, 5, 2), np.float32) for k in range(4)}
+    rules = rule_file("- cubic_spline: m.{s}.X\n  from: c\n  stacked: {s: 0}")
+    said = r"r.yaml:5: c/coeffs/0 \(float32\[3,5,2\]\) and c/coeffs/1 \(float32\[2,5,2\]\) stack different numbers of layers on axis 0"
+    with pytest.raises(PlanError, match=said):
+        plan_conversion(rules, MemorySource({**leaves, "c/ts": np.zeros(6, np.float32)}))

@@ -10,8 +10,9 @@ import pytest
 
 import convert
 from convert.card import add_figures, render_card
+from convert.choosing import choose_plan
 from convert.pattern import parse_pattern
-from convert.planner import choose_plan, make_plan
+from convert.planner import make_plan
 from convert.rules import parse_models
 from memory_source import MemorySource, rule_file, run
 
@@ -81,6 +82,21 @@ def test_errors_of_models(old: str, new: str, said: str) -> None:
     with pytest.raises(convert.RuleError) as refused:
         parse_models(text, "f.yaml")
     assert str(refused.value) == said
+
+
+@pytest.mark.parametrize(("shared", "at"), [("targets: 3.5", "f.yaml:2:10"), ("targets: {torch: T}", "f.yaml:2:18")])
+def test_what_every_model_replaces_is_a_mapping_too(shared: str, at: str) -> None:
+    """It would be replaced, and never be read."""
+    own = "targets: {torch: {loads: T}}"
+    text = f"family: f\n{shared}\nmodels: {{one: {{title: One, {own}}}, two: {{title: Two, {own}}}}}\n"
+    with pytest.raises(convert.RuleError, match=f"{at}: expected a mapping, found"):
+        parse_models(text + "rules:\n- {from: a, parameter: b}\n", "f.yaml")
+
+
+def test_a_tree_is_matched_once_with_each_candidate(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, two = parse_models(MODELS, "f.yaml")
+    monkeypatch.setattr("convert.planner.cover", None)  # what the choice has found is used again
+    assert choose_plan((one, two), MemorySource({"scale": np.ones(3, np.float32)})).rules.model == "one"
 
 
 def test_one_model_is_asked_of_a_file_of_several() -> None:

@@ -17,7 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from convert import Plan, PlanError, RuleFile, TensorSpec
-from convert.planner import MAX_FINDINGS, choose_plan, fit, make_plan
+from convert.choosing import choose_plan, fit
+from convert.planner import MAX_FINDINGS, make_plan
 from memory_source import HEAD, MemorySource, rule_file, run, zeros
 
 BF16 = ml_dtypes.bfloat16

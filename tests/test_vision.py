@@ -15,8 +15,8 @@ from safetensors.torch import load_file
 import convert
 from convert.check.report import Verdict
 from convert.check.run import check
+from convert.choosing import choose_plan
 from convert.library import load_models, shipped_rules_dir
-from convert.planner import choose_plan
 from memory_source import MemorySource, rule_file
 from upstream import GOLDEN, SpecsOnly
 from vision_models import BOUND, CASES, MODEL, directory, errors, path

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from convert.choosing import choose_plan
 from convert.errors import PlanError
 from convert.library import available_rules, find_rules
 from convert.match import cover
 from convert.plan import Plan
-from convert.planner import choose_plan, serves
 from convert.rulefile import RuleFile
 from convert.sources import Source, open_source
 from convert.spec import TensorSpec
@@ -79,10 +79,10 @@ def _relative_that_goes_there(
     candidates: tuple[RuleFile, ...], source: Source, extra: Path | None, to: str | None
 ) -> RuleFile | None:
     """Another model of the family that has a place for all that it takes in a target for which the one named has not."""
-    if len(candidates) != 1 or to not in candidates[0].targets or to is None or serves(candidates[0], to):
+    if len(candidates) != 1 or to not in candidates[0].targets or to is None or candidates[0].serves(to):
         return None
     relatives = [r for r in available_rules(extra) if r.family and r.family == candidates[0].family]
-    fitting = [r for r in relatives if to in r.targets and serves(r, to) and not cover(r, source).findings]
+    fitting = [r for r in relatives if to in r.targets and r.serves(to) and not cover(r, source).findings]
     return fitting[0] if len(fitting) == 1 else None
 
 

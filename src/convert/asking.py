@@ -6,8 +6,8 @@ converted before every question is answered.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from convert.yamlfile import Node, Position
@@ -43,14 +43,30 @@ class Question:
         at: where the ``ask`` stands.
         key: whose value it is.
         path: the rule's path.
+        others: how many other rules have this value, as an alias (``*epsilon``) of it.
     """
 
     at: Position
     key: str
     path: str
+    others: int = 0
 
     def __str__(self) -> str:
-        return f"{self.at}: `{self.key}` of {self.path} is open; write what the source does in place of `{ASK}`"
+        others = f" (and of {self.others} rule{'s' if self.others > 1 else ''} more)" if self.others else ""
+        return f"{self.at}: `{self.key}` of {self.path}{others} is open; write what the source does in place of `{ASK}`"
+
+
+def questions(rules: Iterable[tuple[Position, str, Mapping[str, Position]]]) -> tuple[Question, ...]:
+    """The questions of rules, in the order of the file; what aliases repeat is one.
+
+    Args:
+        rules: where each stands, its path, and what it leaves open where.
+    """
+    found: dict[Position, tuple[Question, set[Position]]] = {}
+    for rule, path, asked in rules:
+        for key, at in asked.items():
+            found.setdefault(at, (Question(at, key, path), set()))[1].add(rule)
+    return tuple(replace(question, others=len(places) - 1) for question, places in found.values())
 
 
 def set_aside(node: Node, word: str) -> tuple[Node, dict[str, Position]]:
@@ -66,10 +82,20 @@ def set_aside(node: Node, word: str) -> tuple[Node, dict[str, Position]]:
         for key, child in node.items()
         if child.value == ASK and (key in STAND_INS or key == word != "drop")
     }
+    plus = node.value.get("plus")
+    scale = plus.value.get("scale") if plus is not None and plus.is_mapping else None
+    if plus is not None and scale is not None and scale.value == ASK:
+        assert plus.keys_at is not None
+        asked["scale"] = scale.at
+        kept = {key: child for key, child in plus.items() if key != "scale"}
+        plus = Node(kept, plus.at, {key: plus.keys_at[key] for key in kept})
+        node = replace(node, value={**node.value, "plus": plus})
+    assert node.keys_at is not None
+    start = node.value.get("from")
     if not asked:
         return node, {}
-    start = node.value.get("from")
-    values = {key: start.value if key == word and start is not None else STAND_INS.get(key) for key in asked}
+    called = start.value if start is not None else ASK  # a buffer has no leaf
+    values = {key: called if key == word else STAND_INS.get(key) for key in asked}
     kept = {
         key: Node(values[key], child.at) if key in asked else child
         for key, child in node.items()

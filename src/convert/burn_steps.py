@@ -10,13 +10,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from convert.burn import DTYPES, GATES, TRANSFORMS, Conventions
+from convert.compiler import group_shown, losses
 from convert.kinds import BatchNorm, GroupNorm, Linear, Recurrent
 from convert.kinds.norm import Norm
 from convert.ops import Add, AddIdentity, Cast, Multiply, Op, Pad, Permute, Slice, out_spec
 from convert.plan import Held
 from convert.sources.base import Source
 from convert.spec import TensorSpec
-from convert.steps import CellLeaves, Part, Step, group_shown, losses
+from convert.steps import CellLeaves, Part, Step
 
 TURN = Permute((1, 0))
 COUNTERS = BatchNorm.counters  # Burn's BatchNorm counts nothing

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from convert.compiler import Compiler, computing, losses, target_dtype
 from convert.kinds import Recurrent, Rule, TargetLayer
 from convert.kinds.recurrent import TENSORS, Cell, Held
+from convert.leaf_groups import leaf_groups
 from convert.match import Matched
+from convert.named_leaf import MisfitError
 from convert.ops import Add, AddIdentity, Multiply, Op, Pad, Permute, Slice, Take, out_spec
 from convert.spec import TensorSpec
-from convert.steps import CellLeaves, Compiler, MisfitError, Part, Step, computing, losses, target_dtype
+from convert.steps import CellLeaves, Part, Step
 
 CUSTOM_CELLS = "custom_cells"  # the setting that --allow-custom-cells makes
 
@@ -29,29 +31,10 @@ def cell_steps(compiler: Compiler, matched: Matched, layer: TargetLayer, *, cust
     assert isinstance(kind, Recurrent)
     if kind.cell.refusal and not custom:
         raise MisfitError(f"{rule.at.line_only}: {kind.cell.refusal}")
-    for values in matched.indices:
-        indices = dict(zip(rule.path.indices, values, strict=True))
-        for choices in layer.path.all_choices():
-            found = {role: name for role, of_role in matched.leaves.items() if (name := of_role.get((values, choices)))}
-            if any(role not in found for role in kind.cell.leaves if role not in kind.may_lack):
-                continue  # reported by match.cover
-            specs = {role: compiler.source.leaves[name].spec for role, name in found.items()}
-            axes = sorted(rule.stacked.items(), key=lambda item: -item[1])
-            counts = [_depth(rule, found, specs, axis) for _, axis in axes]
-            for elements in itertools.product(*map(range, counts)):
-                takes = tuple(Take(axis, k) for (_, axis), k in zip(axes, elements, strict=True))
-                stack = {index: k for (index, _), k in zip(axes, elements, strict=True)}
-                path = layer.path.fill(rule.resolve({**indices, **stack}), choices)
-                yield from _layer(compiler, rule, kind, layer, path, found, takes)
-
-
-def _depth(rule: Rule, found: Mapping[str, str], specs: Mapping[str, TensorSpec], axis: int) -> int:
-    sizes = {role: spec.shape[axis] for role, spec in specs.items()}
-    first, *others = sizes
-    for role in others:
-        if sizes[role] != sizes[first]:
-            raise MisfitError(f"{rule.at.line_only}: {found[first]} ({specs[first]}) and {found[role]} ({specs[role]}) stack different numbers of layers on axis {axis}")  # fmt: skip
-    return sizes[first]
+    needed = set(kind.cell.leaves) - set(kind.may_lack)
+    for group in leaf_groups(matched, layer, compiler.source, needed):
+        path = layer.path.fill(group.where, group.choices)
+        yield from _layer(compiler, rule, kind, layer, path, group.leaves)
 
 
 @dataclass(frozen=True)
@@ -70,15 +53,14 @@ def _layer(
     kind: Recurrent,
     layer: TargetLayer,
     path: str,
-    found: Mapping[str, str],
-    takes: tuple[Op, ...],
+    leaves: Mapping[str, tuple[str, tuple[Take, ...]]],
 ) -> Iterator[Step]:
     cell = kind.cell
-    specs = {role: out_spec(takes, compiler.source.leaves[name].spec) for role, name in found.items()}
+    found = {role: name for role, (name, _) in leaves.items()}
+    specs = {role: out_spec(takes, compiler.source.leaves[name].spec) for role, (name, takes) in leaves.items()}
     widths = _widths(rule, kind, found, specs)
     module, _, suffix = path.rpartition(".")
     inputs, hidden = widths["I"], widths["H"]
-    leaves = {role: (name, takes) for role, name in found.items()}
     group = CellLeaves(rule, module, suffix, leaves, inputs, hidden)
     biased = layer.computes is not False
     notes = (

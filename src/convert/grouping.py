@@ -22,6 +22,7 @@ SIBLINGS: tuple[tuple[str, ...], ...] = (
     ("wi_0", "wi_1"),
 )
 _NUMBERED = re.compile(r"(.*?)([0-9]{1,9})", re.DOTALL)
+_NUMBER = re.compile(r"(?<![0-9])[0-9]{1,9}(?![0-9])")
 _RECORDS = "vars"  # Keras numbers the arrays of one layer below this key: they are no copies of each other
 
 Entry = tuple[tuple[str, ...], str, Leaf]  # the keys that are left of a path, the whole name, the leaf
@@ -35,10 +36,12 @@ class Step:
     Attributes:
         words: the key, or the keys in order.
         stem: what is in front of the index, when the keys are ``stem0`` to ``stem(n-1)``; None when they are no index.
+        tail: what is behind the index.
     """
 
     words: tuple[str, ...]
     stem: str | None = None
+    tail: str = ""
 
 
 @dataclass(frozen=True)
@@ -91,28 +94,39 @@ def _below(entries: Sequence[Entry], beside: Beside = ()) -> list[Group]:
         else:
             done.append(Group((), leaf.spec.shape, leaf.spec.dtype, (name,), beside))
     below = {key: _below(rest, here) for key, rest in children.items()}
-    families: dict[str, list[tuple[int, str]]] = defaultdict(list)
-    for key in below:
-        numbered = _NUMBERED.fullmatch(key)
-        if numbered and (numbered[2] == "0" or numbered[2][0] != "0"):
-            families[numbered[1]].append((int(numbered[2]), key))
     taken: set[str] = set()
-    for stem, members in families.items():
-        if len(members) > 1:
-            numbered_keys = [key for _, key in sorted(members)]
-            whole = [number for number, _ in sorted(members)] == list(range(len(members)))
-            taken.update(numbered_keys)
-            done += _merged({key: below[key] for key in numbered_keys}, stem if whole else None)
+    for stem, tail, whole, keys_of in _families(list(below)):
+        if taken.isdisjoint(keys_of):
+            taken.update(keys_of)
+            done += _merged({key: below[key] for key in keys_of}, stem if whole else None, tail)
     for names in SIBLINGS:
         if all(name in below and name not in taken for name in names) and len({_kernels(below[n]) for n in names}) == 1:
             taken.update(names)
-            done += _merged({name: below[name] for name in names}, None)
+            done += _merged({name: below[name] for name in names}, None, "")
     for key, groups in below.items():
         if key == _RECORDS:
             groups = _records(children[key])
         if key not in taken or key == _RECORDS:
             done += [replace(g, steps=(Step((key,)), *g.steps)) for g in groups]
     return done
+
+
+def _families(keys: Sequence[str]) -> Iterator[tuple[str, str, bool, list[str]]]:
+    """Keys that differ in one number: what is before and behind it, whether it runs from 0 without gaps, and the keys.
+
+    First those that end in such an index, then those that have it elsewhere, then those that end in other numbers.
+    """
+    found: dict[tuple[str, str], list[tuple[int, str]]] = defaultdict(list)
+    for key in keys:
+        for number in _NUMBER.finditer(key):
+            if number[0] == "0" or number[0][0] != "0":
+                found[key[: number.start()], key[number.end() :]].append((int(number[0]), key))
+    several = {around: sorted(members) for around, members in found.items() if len(members) > 1}
+    whole = {around: [n for n, _ in members] == list(range(len(members))) for around, members in several.items()}
+    for wanted, at_end in ((True, True), (True, False), (False, True)):
+        for (stem, tail), members in several.items():
+            if whole[stem, tail] == wanted and (not tail) == at_end:
+                yield stem, tail, wanted, [key for _, key in members]
 
 
 def _kernels(groups: Iterable[Group]) -> tuple[tuple[int, ...], ...]:
@@ -128,7 +142,7 @@ def _records(entries: Sequence[Entry]) -> list[Group]:
     ]
 
 
-def _merged(members: Mapping[str, Sequence[Group]], stem: str | None) -> Iterator[Group]:
+def _merged(members: Mapping[str, Sequence[Group]], stem: str | None, tail: str) -> Iterator[Group]:
     """The groups of several keys, those that are alike made one."""
     alike: dict[tuple[object, ...], list[tuple[str, Group]]] = defaultdict(list)
     for key, groups in members.items():
@@ -139,7 +153,7 @@ def _merged(members: Mapping[str, Sequence[Group]], stem: str | None) -> Iterato
         first = found[0][1]
         keys = tuple(key for key, _ in found)
         index = stem if len(keys) == len(members) else None
-        step = Step(keys, index)
+        step = Step(keys, index, tail if index is not None else "")
         yield replace(first, steps=(step, *first.steps), leaves=tuple(n for _, g in found for n in g.leaves))
 
 
@@ -160,7 +174,7 @@ class Names:
             if step.stem is not None:
                 key = (tuple(out), step.stem, len(step.words))
                 name = self._known.setdefault(key, self._next())
-                out.append(f"{escape(step.stem)}{{{name}}}")
+                out.append(f"{escape(step.stem)}{{{name}}}{escape(step.tail)}")
             elif len(step.words) > 1:
                 numbered = [_NUMBERED.fullmatch(word) for word in step.words]
                 stem = numbered[0][1] if numbered[0] else ""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
 import itertools
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 
 from convert.kinds import Drop, Numbering, Rule
+from convert.likeness import most_alike
 from convert.lookup import Lookup, spelling
 from convert.pattern import Match, Pattern
 from convert.places import independent, layouts, settle
@@ -54,7 +54,7 @@ class Coverage:
         claimed: how many leaves some rule names.
         counts: index name -> number of its values, 0 to n-1.
         types: name of a list -> type of each layer, for the file's `types`.
-        findings: what does not fit.
+        explain: gives the `findings`; they name what is nearest to each thing that is missing, which takes a while.
     """
 
     root: str
@@ -64,7 +64,12 @@ class Coverage:
     claimed: int
     counts: Mapping[str, int]
     types: Mapping[str, list[str]]
-    findings: tuple[str, ...]
+    explain: Callable[[], tuple[str, ...]] = field(repr=False)
+
+    @property
+    def findings(self) -> tuple[str, ...]:
+        """What does not fit."""
+        return self.explain()
 
 
 def choose_root(rules: RuleFile, leaves: Mapping[str, Leaf]) -> tuple[str, Lookup]:
@@ -98,7 +103,7 @@ def cover(rules: RuleFile, source: Source) -> Coverage:
 
     rules = replace(rules, rules=settle(rules.rules, rules.places, specs, find))
     claims: dict[str, list[Rule]] = defaultdict(list)
-    matched, dropped, findings = [], [], []
+    matched, dropped, twice = [], [], []
     for rule in rules.rules:
         found = Matched(rule)
         for role, pattern in rule.sources.items():
@@ -110,7 +115,7 @@ def cover(rules: RuleFile, source: Source) -> Coverage:
                     continue
                 key = (tuple(value for _, value in match.indices), match.choices)
                 if key in of_role:
-                    findings.append(
+                    twice.append(
                         f"{rule.at.line_only}: {of_role[key]} and {name} both match {pattern}; one of them would be lost. "
                         "Make the pattern fit one, or drop the other"
                     )
@@ -124,21 +129,36 @@ def cover(rules: RuleFile, source: Source) -> Coverage:
         for name, entry in rules.types.items()
         for word in entry.leaves
     }
-    counts, missing = _completeness(matched, prefix, source.leaves, set(claims), by_type)
-    for name, entry in rules.types.items():
-        missing += _untyped(types[name], entry, counts.get(entry.index, 0), prefix)
-    for name, claimants in claims.items():
-        if len(claimants) > 1:
-            places = " and ".join(f"{rule.at.line_only} ({rule.word})" for rule in claimants)
-            findings.append(
-                f"{name} ({source.leaves[name].spec}) is claimed by two rules, {places}; remove one or narrow its path"
-            )
-    findings += missing + _unclaimed(source, claims, rules, prefix)
+    domain = _domain(matched)
+    numbers, uncounted = _numbers(matched, prefix, source.leaves)
+    counts = {**{name: max(present) + 1 for name, present in domain.items() if present}, **numbers}
     words = {
         name: [min(found.get(k, {""})) for k in range(counts.get(rules.types[name].index, 0))]
         for name, found in types.items()
     }
-    return Coverage(root, rules, tuple(matched), tuple(dropped), len(claims), counts, words, tuple(findings))
+
+    @cache
+    def explain() -> tuple[str, ...]:
+        untyped = (
+            _untyped(types[name], entry, counts.get(entry.index, 0), prefix) for name, entry in rules.types.items()
+        )
+        return (
+            *twice,
+            *_contested(claims, source.leaves),
+            *_incomplete(matched, domain, prefix, source.leaves, set(claims), by_type),
+            *uncounted,
+            *itertools.chain.from_iterable(untyped),
+            *_unclaimed(source, claims, rules, prefix),
+        )
+
+    return Coverage(root, rules, tuple(matched), tuple(dropped), len(claims), counts, words, explain)
+
+
+def _contested(claims: Mapping[str, list[Rule]], leaves: Mapping[str, Leaf]) -> Iterator[str]:
+    for name, claimants in claims.items():
+        if len(claimants) > 1:
+            places = " and ".join(f"{rule.at.line_only} ({rule.word})" for rule in claimants)
+            yield f"{name} ({leaves[name].spec}) is claimed by two rules, {places}; remove one or narrow its path"
 
 
 def _types(entry: LayerTypes, below: Lookup) -> dict[int, set[str]]:
@@ -177,23 +197,30 @@ def _spellings(name: str, prefix: str) -> tuple[str, ...]:
     return (inside, inside.removesuffix("/value")) if inside.endswith("/value") else (inside,)
 
 
-def _completeness(
-    matched: list[Matched],
-    prefix: str,
-    leaves: Mapping[str, Leaf],
-    claimed: set[str],
-    by_type: Mapping[str, tuple[str, set[int]]],
-) -> tuple[dict[str, int], list[str]]:
-    """Checks that each rule finds a leaf for every index that any rule has, every alternative and every role."""
+def _domain(matched: list[Matched]) -> dict[str, set[int]]:
+    """The values of each index for which there is a leaf."""
     domain: dict[str, set[int]] = defaultdict(set)
     for found in matched:
         names = found.rule.path.indices if found.rule.sources else ()
         for values in found.indices:
             for name, value in zip(names, values, strict=True):
                 domain[name].add(value)
+    return domain
+
+
+def _incomplete(
+    matched: list[Matched],
+    domain: Mapping[str, set[int]],
+    prefix: str,
+    leaves: Mapping[str, Leaf],
+    claimed: set[str],
+    by_type: Mapping[str, tuple[str, set[int]]],
+) -> list[str]:
+    """That a rule does not find a leaf for every index that any rule has, every alternative and every role."""
     findings = []
     free = list({spelling(name): name for name in leaves if name not in claimed}.values())
     free = free or list({spelling(name): name for name in leaves}.values())  # one of each spelling
+    free.sort(reverse=True)
     for name, present in domain.items():
         first = next(found.rule for found in matched if found.indices and name in found.rule.path.indices)
         gaps = list(itertools.islice((k for k in range(max(present) + 1) if k not in present), 9))
@@ -220,10 +247,10 @@ def _completeness(
             if not of_role and role in rule.kind.may_lack:
                 continue
             if (not of_role and lost) or (not of_role and not keys):
-                near = difflib.get_close_matches(_full(prefix, pattern), free, n=1, cutoff=0.5)
+                near = most_alike(_full(prefix, pattern), free, 0.5)
                 findings.append(
                     f"{rule.at.line_only}: no leaf matches {_full(prefix, pattern)} ({rule.word}, {role})"
-                    + (f"; the nearest leaf is {near[0]}" if near else "")
+                    + (f"; the nearest leaf is {free[near[0]]}" if near else "")
                     + (f", nor {_full(prefix, rule.unless)} in its place" if rule.unless else "")
                     + (
                         "; write `optional: true` if it may be absent"
@@ -239,9 +266,7 @@ def _completeness(
                     f"{rule.at.line_only}: {_full(prefix, path)} is not in the checkpoint{more}; the target's tensor has no source. "
                     "The checkpoint is incomplete, or `optional: true` is missing"
                 )
-    numbers, missing = _numbers(matched, prefix, leaves)
-    counts = {name: max(present) + 1 for name, present in domain.items() if present}
-    return {**counts, **numbers}, findings + missing
+    return findings
 
 
 def _excused(rule: Rule, prefix: str, values: tuple[int, ...], leaves: Mapping[str, Leaf]) -> bool:
@@ -353,14 +378,15 @@ def _unclaimed(source: Source, claims: Mapping[str, list[Rule]], rules: RuleFile
                 name
             )
     patterns = {prefix + p.text: rule for rule in rules.rules if rule.word != "drop" for p in rule.sources.values()}
+    known = sorted(patterns, reverse=True)
     findings = []
     for names in shapes.values():
         name = names[0]
-        near = difflib.get_close_matches(name, patterns, n=1, cutoff=0.6)
+        near = most_alike(name, known, 0.6)
         findings.append(
             f"{rules.path}: {name} ({source.leaves[name].spec}) has no rule"
             + (f", nor have {len(names) - 1} more like it" if len(names) > 1 else "")
-            + (f"; the nearest is {near[0]} ({patterns[near[0]].at.line_only})" if near else "")
+            + (f"; the nearest is {known[near[0]]} ({patterns[known[near[0]]].at.line_only})" if near else "")
             + "; add a rule, or `drop:` it with a reason"
         )
     return findings

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
+from convert.compiler import Compiler, computing, losses, target_dtype
 from convert.kinds import CubicSpline, DataPath, LinearInterpolation, TargetLayer
 from convert.kinds.interpolation import TIMES
+from convert.leaf_groups import leaf_groups
 from convert.match import Matched
+from convert.named_leaf import MisfitError
 from convert.ops import Op, Take, is_float, out_spec
 from convert.spec import TensorSpec
-from convert.steps import Compiler, MisfitError, Part, PathLeaves, Step, computing, losses, target_dtype
+from convert.steps import Part, PathLeaves, Step
 
 
 def path_steps(compiler: Compiler, matched: Matched, layer: TargetLayer) -> Iterator[Step]:
@@ -22,27 +24,10 @@ def path_steps(compiler: Compiler, matched: Matched, layer: TargetLayer) -> Iter
     """
     rule, kind = matched.rule, matched.rule.kind
     assert isinstance(kind, DataPath)
-    for values in matched.indices:
-        indices = dict(zip(rule.path.indices, values, strict=True))
-        for choices in layer.path.all_choices():
-            found = {role: name for role, of_role in matched.leaves.items() if (name := of_role.get((values, choices)))}
-            if any(role not in found for role in kind.DEFAULT if role not in kind.may_lack):
-                continue  # reported by match.cover
-            specs = {role: compiler.source.leaves[name].spec for role, name in found.items()}
-            first = next(role for role in found if role != TIMES)
-            axes = sorted(rule.stacked.items(), key=lambda item: -item[1])
-            for index, axis in axes:
-                if not 0 <= axis < len(specs[first].shape):
-                    raise MisfitError(f"{rule.at.line_only}: {found[first]}: {specs[first]} has no axis {axis} to be stacked along ({{{index}: {axis}}}); correct `stacked`")  # fmt: skip
-            for elements in itertools.product(*(range(specs[first].shape[axis]) for _, axis in axes)):
-                taken = dict(zip((index for index, _ in axes), elements, strict=True))
-                takes = tuple(Take(axis, taken[index]) for index, axis in axes)
-                leaves = {
-                    role: (name, () if kind.shared(role, specs[role].shape) else takes) for role, name in found.items()
-                }
-                where = rule.resolve({**indices, **taken})
-                group = PathLeaves(rule, layer.path.fill(where, choices), leaves)
-                yield from _path(compiler, kind, layer, group, where, choices)
+    needed = set(kind.DEFAULT) - kind.may_lack
+    for found in leaf_groups(matched, layer, compiler.source, needed, kind.shared):
+        group = PathLeaves(rule, layer.path.fill(found.where, found.choices), found.leaves)
+        yield from _path(compiler, kind, layer, group, found.where, found.choices)
 
 
 def _path(
@@ -50,7 +35,7 @@ def _path(
     kind: DataPath,
     layer: TargetLayer,
     group: PathLeaves,
-    where: dict[str, int],
+    where: Mapping[str, int],
     choices: tuple[int, ...],
 ) -> Iterator[Step]:
     rule, target = group.rule, layer.computes

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gc
 import itertools
-import json
-import math
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -13,26 +11,29 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from convert.beside import Found, contradictions, facts_beside, look_beside
+from convert.buffers import fill_buffer
 from convert.burn import CONVENTIONS, OUTPUT, Conventions, conventions_of, refusal, with_burn
 from convert.burn_layers import Call, burn_call, burn_notes, in_burn
 from convert.burn_steps import burn_steps
 from convert.cell_steps import CUSTOM_CELLS, cell_steps
+from convert.compiler import Compiler
 from convert.errors import PlanError
 from convert.fields import nearest
 from convert.kinds import DataPath, Recurrent, Rule, Timescales, conventions, normalized
 from convert.kinds.base import ACTIVATION_NAMES
 from convert.match import Coverage, Matched, cover
 from convert.merging import merge
+from convert.named_leaf import MisfitError, constraints
 from convert.ops import is_float
 from convert.path_steps import path_steps
 from convert.plan import Dropped, Held, Plan, expand, one_off
-from convert.rulefile import ASK, RuleFile, Version, references
-from convert.rules import facts_of
+from convert.rulefile import ASK, RuleFile, Version
+from convert.settings import check_settings
 from convert.sizes import Constraint, bind
 from convert.sources.base import Source
 from convert.sources.merged import Merged
 from convert.spec import SAFETENSORS_TAGS, TensorSpec
-from convert.steps import Compiler, MisfitError, Sinusoids, Step, constraints, join
+from convert.steps import Step, join
 
 MAX_FINDINGS = 12  # in one message; all of them are in PlanError.findings
 
@@ -45,6 +46,7 @@ def make_plan(
     dtype: str | None = None,
     settings: Mapping[str, Any] | None = None,
     like: Mapping[str, TensorSpec] | None = None,
+    coverage: Coverage | None = None,
 ) -> Plan:
     """Plans a conversion; reads no array.
 
@@ -57,13 +59,16 @@ def make_plan(
         dtype: what floating-point tensors are written in; None keeps each leaf's dtype.
         settings: facts, sizes and choices that the tree leaves open, by name.
         like: specs of an existing state_dict that the result must have, name for name and shape for shape.
+        coverage: what `convert.match.cover` says of these rules and this source, where that is known.
 
     Raises:
         PlanError: rules and checkpoint do not fit; `findings` holds every problem.
     """
     with _uncollected():
         rules = with_burn(rules, to)
-        return _Planner(rules, source.on_disk, to or next(iter(rules.targets)), dtype, dict(settings or {})).plan(like)
+        return _Planner(rules, source.on_disk, to or next(iter(rules.targets)), dtype, dict(settings or {})).plan(
+            like, coverage
+        )
 
 
 @contextmanager
@@ -87,9 +92,9 @@ class _Planner:
     dtype: str | None
     settings: dict[str, Any]
 
-    def plan(self, like: Mapping[str, TensorSpec] | None) -> Plan:
+    def plan(self, like: Mapping[str, TensorSpec] | None, coverage: Coverage | None) -> Plan:
         self._check_arguments()
-        coverage = cover(self.rules, self.source)
+        coverage = coverage or cover(self.rules, self.source)
         if not any(of_role for matched in coverage.matched for of_role in matched.leaves.values()):
             raise PlanError(self._strangers())
         findings = list(coverage.findings)
@@ -168,27 +173,7 @@ class _Planner:
                 f"--dtype {self.dtype}: not a floating-point dtype of safetensors{nearest(self.dtype, floats)} "
                 f"(known: {', '.join(floats)})"
             )
-        known = {k: v for k, v in _settable(self.rules).items() if k not in _declared(self.rules) or k in self.settings}
-        for key, value in self.settings.items():
-            if key == CUSTOM_CELLS and key in known:
-                if not isinstance(value, bool):
-                    raise PlanError(f"{self.rules.path}: --set {key}={value}: it is true or false")
-                continue
-            if key not in known:
-                raise PlanError(f"{self.rules.path}: --set {key}: there is nothing called {key!r} to set{nearest(key, known)} (known: {', '.join(known)})")  # fmt: skip
-            if key in self.rules.choices and value not in self.rules.choices[key]:
-                raise PlanError(
-                    f"{self.rules.path}: --set {key}={value}: it is one of {', '.join(self.rules.choices[key])}"
-                )
-            if key in self.rules.axes and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-                raise PlanError(f"{self.rules.path}: --set {key}={value}: a size is a positive integer")
-            if key in self.rules.facts and key in _declared(self.rules):
-                raise PlanError(
-                    f"{self.rules.path}: --set {key}={value}: {key} says what the source computes ({self.rules.facts[key]}), "
-                    "and nothing that is written follows it; a source that computes otherwise needs rules of its own"
-                )
-            if key in self.rules.facts and (wanted := _misfit(key, value, self._examples(key))):
-                raise PlanError(f"{self.rules.path}: --set {key}={value}: expected {wanted}")
+        check_settings(self.rules, self.settings)
 
     def _unmet(self, facts: Mapping[str, Any]) -> Iterator[str]:
         """Facts with which the target's code does not compute."""
@@ -221,11 +206,6 @@ class _Planner:
                 f"the tensors are of several dtypes, {shown}: config.json names none, and from_pretrained loads all of "
                 "them in one; --dtype writes one"
             )
-
-    def _examples(self, fact: str) -> list[Any]:
-        """Values that the rule file itself gives to a fact: they tell what kind of value it takes."""
-        values = [self.rules.facts[fact], *(v.facts[fact] for v in self.rules.versions if fact in v.facts)]
-        return [value for value in values if value != ASK]
 
     def _strangers(self) -> str:
         """The message when no rule finds a leaf: the rules are of another model."""
@@ -326,7 +306,7 @@ class _Planner:
             layer = rule.layer(self.target)
             if isinstance(rule.kind, Timescales):
                 if layer is not None:
-                    steps += _buffer(rule, rule.kind, layer.path.fill({}), sizes, facts, notes, findings)
+                    steps += fill_buffer(rule, rule.kind, layer.path.fill({}), sizes, facts, notes, findings)
                 continue
             if layer is None and not any(matched.leaves.values()):
                 continue
@@ -372,7 +352,7 @@ class _Planner:
         """Rules with leaves and without a place for them in this target: one mistake, and so one finding."""
         if not rules:
             return
-        others = [name for name in self.rules.targets if serves(self.rules, name)] if len(rules) > 1 else []
+        others = [name for name in self.rules.targets if self.rules.serves(name)] if len(rules) > 1 else []
         lines = f" (and {len(rules) - 1} rules more)" if len(rules) > 1 else ""
         yield (
             f"{rules[0].at.line_only}: the rule{lines} has no target for {self.target!r}, so {rules[0].path} would be lost; "
@@ -423,52 +403,6 @@ def _alike(findings: list[str]) -> list[list[str]]:
     return list(itertools.chain(*few))
 
 
-def _settable(rules: RuleFile) -> dict[str, Any]:
-    """What --set may name."""
-    cells = {CUSTOM_CELLS: None} if any(isinstance(rule.kind, Recurrent) for rule in rules.rules) else {}
-    return {**rules.facts, **rules.axes, **rules.choices, **cells}
-
-
-def _declared(rules: RuleFile) -> set[str]:
-    """Facts in words, or true or false, that nothing refers to: they describe the source, and nothing can follow them."""
-    used = {
-        said for t in rules.targets.values() for said in (*references(t.config), *references(t.generation), *t.needs)
-    }
-    used |= {said for rule in rules.rules for said in facts_of(rule)}
-    return {k for k, v in rules.facts.items() if isinstance(v, str | bool) and v != ASK and k not in used}
-
-
-SEVERAL = ("eos_token_id",)  # integers of which transformers' configuration takes a list, too: generation stops at any
-
-
-def _misfit(key: str, value: Any, examples: list[Any]) -> str:
-    """What a setting should have been, going by the values that are known; empty when it will do."""
-    if not examples:
-        return ""
-    if key in SEVERAL:
-        listed = value if isinstance(value, list) and value else [value]
-        if all(isinstance(v, int) and not isinstance(v, bool) and v >= 0 for v in listed):
-            return ""
-        return f"an integer, or a list of integers such as [{examples[0]}, 106]"
-    example = examples[0]
-    if isinstance(example, bool):
-        return "" if isinstance(value, bool) else "true or false"
-    if isinstance(example, (int, float)):
-        number = "an integer" if all(isinstance(e, int) for e in examples) else "a number"
-        fits = isinstance(value, int if number == "an integer" else (int, float)) and not isinstance(value, bool)
-        if not fits or (value <= 0 and all(e > 0 for e in examples)):
-            return (
-                f"{number} above 0, such as {example}"
-                if all(e > 0 for e in examples)
-                else f"{number}, such as {example}"
-            )
-        return ""
-    if isinstance(example, str):
-        return "" if isinstance(value, str) else f"a word, such as {example}"
-    same = isinstance(value, type(example)) and all(isinstance(v, (int, float)) for v in value)
-    return "" if same else f"{json.dumps(example)} or another list of numbers"
-
-
 def _collect(known: list[Constraint], matched: Matched, source: Source, variant: str | None) -> list[str]:
     """Adds a rule's constraints to `known`; the findings are leaves that contradict the rule on their own."""
     try:
@@ -486,63 +420,6 @@ def _resolved(key: str, value: Any, facts: Mapping[str, Any]) -> Any:
         said = facts.get(value[1:])
         return ACTIVATION_NAMES.get(said, said) if isinstance(said, str) else said
     return value
-
-
-def _buffer(
-    rule: Rule,
-    kind: Timescales,
-    name: str,
-    sizes: Mapping[str, int],
-    facts: Mapping[str, Any],
-    notes: list[str],
-    findings: list[str],
-) -> Iterator[Step]:
-    if rule.when and rule.when not in facts:
-        notes.append(
-            f"{name} is left out: the target has it only when {rule.when} is true, and nothing says whether it is "
-            f"(--set {rule.when}=true|false)"
-        )
-        return
-    if rule.when and not isinstance(facts[rule.when], bool):
-        findings.append(
-            f"{rule.at.line_only}: {rule.when} is {facts[rule.when]!r}, neither true nor false; give it with "
-            f"--set {rule.when}=true|false"
-        )
-        return
-    if rule.when and not facts[rule.when]:
-        return
-    if kind.width not in sizes:
-        findings.append(
-            f"{rule.at.line_only}: {name} has the width {kind.width}, to which no leaf and no product of `axes` gives a size; "
-            "correct the letter"
-        )
-        return
-    scales = [facts.get(said) for said in ("min_timescale", "max_timescale")]
-    positive = [float(scale) for scale in scales if isinstance(scale, int | float) and scale > 0]
-    if len(positive) < 2:
-        findings.append(
-            f"{rule.at.line_only}: {name} needs min_timescale and max_timescale, two positive numbers, not "
-            f"{scales[0]} and {scales[1]}; give them with --set min_timescale=... --set max_timescale=..."
-        )
-        return
-    low, high = positive
-    half = sizes[kind.width] // 2
-    step = math.log(high / low) / max(half - (kind.last == "included"), 1)
-    if kind.positions is None:
-        yield Step(name, TensorSpec((half,), "float32"), (), rule.word, rule.at, "computed from sizes", "", (low, step))
-        return
-    rows = sizes.get(kind.positions) if isinstance(kind.positions, str) else kind.positions
-    if rows is None or sizes[kind.width] % 2:
-        said = (
-            f"{name} has {kind.positions} positions, to which no leaf and no product of `axes` gives a size"
-            if rows is None
-            else f"{name} has the width {kind.width} = {sizes[kind.width]}, which is no pairs of a sine and a cosine"
-        )
-        findings.append(f"{rule.at.line_only}: {said}; correct the letter")
-        return
-    table = Sinusoids(low, step, kind.layout == "interleaved")
-    spec = TensorSpec((rows, 2 * half), "float32")
-    yield Step(name, spec, (), rule.word, rule.at, "computed from sizes", "", table)
 
 
 def _duplicates(steps: list[Step]) -> Iterator[str]:
@@ -572,91 +449,3 @@ def _compare(steps: list[Step], like: Mapping[str, TensorSpec]) -> Iterator[str]
     for name, step in made.items():
         if name not in like:
             yield f"{step.rule.line_only}: {name} ({step.spec}) is not in the wanted state_dict; correct its name or drop it{near(name, like)}"
-
-
-def choose_plan(
-    candidates: tuple[RuleFile, ...],
-    source: Source,
-    *,
-    to: str | None = None,
-    dtype: str | None = None,
-    settings: Mapping[str, Any] | None = None,
-    like: Mapping[str, TensorSpec] | None = None,
-) -> Plan:
-    """The plan of the rule file that fits the checkpoint; arguments as in `make_plan`.
-
-    Where several fit, it is the one that drops fewest leaves: the model with a vision tower, for a tree that has one.
-
-    Raises:
-        PlanError: none fits (the findings are those of the nearest), or several do.
-    """
-    candidates = tuple(with_burn(rules, to) for rules in candidates)
-    if len(candidates) == 1:
-        return make_plan(candidates[0], source, to=to, dtype=dtype, settings=settings, like=like)
-    source = source.on_disk
-    coverages = {rules.model: cover(rules, source) for rules in candidates}
-    shares = {model: _share(coverage, source) for model, coverage in coverages.items()}
-    best = sorted(candidates, key=lambda rules: -shares[rules.model])
-    misspelt = set(settings or ()) - {key for rules in candidates for key in _settable(rules)}
-    errors: dict[str, PlanError] = {}
-    fitting: list[Plan] = []
-    for rules in best:
-        if shares[rules.model] == 0:
-            continue
-        own = {k: v for k, v in (settings or {}).items() if k in _settable(rules)}
-        only = settings if rules is best[0] and misspelt else own  # which is an error of the nearest file
-        try:
-            fitting.append(make_plan(rules, source, to=to, dtype=dtype, settings=only, like=like))
-        except PlanError as error:
-            errors[rules.model] = error
-    fewest = min((len(plan.dropped) for plan in fitting), default=0)
-    fitting = [plan for plan in fitting if len(plan.dropped) == fewest]
-    for rules in best if fitting else ():  # a damaged tower is no reason to leave it out
-        knows_more = (
-            len(coverages[rules.model].dropped) < fewest and shares[rules.model] >= shares[fitting[0].rules.model]
-        )
-        if rules.model in errors and knows_more and serves(rules, fitting[0].target):
-            raise PlanError(
-                f"{errors[rules.model]}\nName {fitting[0].rules.model} in place of {best[0].family} to go without the leaves "
-                "that it leaves out",
-                errors[rules.model].findings,
-            )
-    if len(fitting) == 1:
-        return fitting[0]
-    if fitting:
-        names = " and ".join(plan.rules.model for plan in fitting)
-        raise PlanError(f"{source.called} fits {names} alike; name one of them in place of {best[0].family}")
-    said = ", ".join(f"{rules.model} knows {round(100 * shares[rules.model])} % of the leaves" for rules in best)
-    able = [
-        rules for rules in best if to is None or to not in rules.targets or serves(rules, to)
-    ]  # the others would say only that
-    first = next((rules for rules in able if rules.model in errors and shares[rules.model] > 0.5), best[0])
-    nearest_error = errors.get(first.model)
-    if nearest_error is None:
-        found = next(iter(source.leaves), "no leaves")
-        raise PlanError(
-            f"{source.called} ({source.format}) fits none of {', '.join(rules.model for rules in best)}: none of its "
-            f"{len(source.leaves)} leaves matches a rule; the first is {found}. See the tree with `convert inspect`, and the "
-            "models that are known with `convert rules list`"
-        )
-    if not coverages[first.model].findings:  # the model is known; the mistake is another
-        raise nearest_error
-    raise PlanError(
-        f"{nearest_error}\nThat is the nearest of {best[0].family or best[0].model}: {said}", nearest_error.findings
-    )
-
-
-def fit(rules: RuleFile, source: Source) -> float:
-    """The share of leaves that the rules know, from 0 to 1; leaves that they only drop do not count."""
-    return _share(cover(rules, source), source)
-
-
-def serves(rules: RuleFile, target: str) -> bool:
-    """Whether every rule that takes leaves says where they go for this target."""
-    return all(rule.layer(target) for rule in rules.rules if rule.sources and rule.word != "drop")
-
-
-def _share(coverage: Coverage, source: Source) -> float:
-    dropped = {claim.leaf for claim in coverage.dropped}
-    rest = len(source.leaves) - len(dropped)
-    return (coverage.claimed - len(dropped)) / rest if rest else 0.0

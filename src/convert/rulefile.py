@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from convert.asking import ASK as ASK
-from convert.asking import Question
+from convert.asking import Question, questions
 from convert.kinds import Rule
 from convert.pattern import Pattern, parse_pattern
 from convert.places import Places
@@ -163,7 +163,13 @@ class RuleFile:
     @property
     def questions(self) -> tuple[Question, ...]:
         """What the rules leave open, in the order of the file; a file with questions converts nothing."""
-        return tuple(Question(at, key, str(rule.path)) for rule in self.rules for key, at in rule.asked.items())
+        return questions(
+            (rule.at, str(rule.path) if rule.sources else rule.word, rule.open_keys) for rule in self.rules
+        )
+
+    def serves(self, target: str) -> bool:
+        """Whether every rule that takes leaves says where they go for this target."""
+        return all(rule.layer(target) for rule in self.rules if rule.sources and rule.word != "drop")
 
     @property
     def choices(self) -> dict[str, tuple[str, ...]]:

@@ -219,10 +219,12 @@ def rule_record(word: str) -> Record:
 def _rule_schema(word: str) -> dict[str, Any]:
     schema = rule_record(word).schema()
     kind = KINDS[word]
-    for key in schema["properties"].keys() & STAND_INS.keys():
-        said = schema["properties"][key]
+    keys = schema["properties"]
+    pair = keys["plus"]["properties"] if "plus" in keys else {}
+    for where, key in [*((keys, key) for key in keys if key in STAND_INS), *((pair, key) for key in pair if key == "scale")]:  # fmt: skip
+        said = where[key]
         doc = said.pop("description")
-        schema["properties"][key] = {"description": doc, "anyOf": [said, {"const": ASK, "description": "left open"}]}
+        where[key] = {"description": doc, "anyOf": [said, {"const": ASK, "description": "left open"}]}
     if kind.target is not None:  # either one target for all, in short or long form, or one for each of several
         layer = Either(PATTERN, kind.target).schema()
         several = {

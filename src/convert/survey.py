@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 from convert.asking import Question
 from convert.grouping import Group, Names, group
 from convert.kinds import Drop, Rule
+from convert.likeness import most_alike
 from convert.match import cover
 from convert.pattern import parse_pattern
 from convert.rulefile import RuleFile
@@ -103,7 +103,7 @@ class Survey:
                 }
                 for u in self.uncovered
             ],
-            "questions": [{"at": str(q.at), "key": q.key, "path": q.path} for q in self.questions],
+            "questions": [{"at": str(q.at), "key": q.key, "path": q.path, "others": q.others} for q in self.questions],
         }
 
 
@@ -117,7 +117,7 @@ def survey_rules(rules: RuleFile, source: Source) -> Survey:
             m.rule.word,
             sum(len(of_role) for of_role in m.leaves.values()),
             m.rule.at,
-            tuple(m.rule.asked),
+            tuple(m.rule.open_keys),
         )
         for m in coverage.matched
         if m.rule.sources
@@ -130,14 +130,17 @@ def survey_rules(rules: RuleFile, source: Source) -> Survey:
     claimed |= {claim.leaf for claim in coverage.dropped}
     left = {name: leaf for name, leaf in source.leaves.items() if name not in claimed}
     names = Names(LISTED)
-    candidates = [rule for rule in coverage.rules.rules if rule.sources and not isinstance(rule.kind, Drop)]
+    paths = [
+        _Path(rule, role, _from_top(prefix, pattern.text))
+        for rule in coverage.rules.rules
+        if not isinstance(rule.kind, Drop)
+        for role, pattern in rule.sources.items()
+    ]
     return Survey(
         total=len(source.leaves),
         covered=tuple(c for c in taken if c.leaves),
         dropped=tuple(Covered(_full(prefix, r), r.word, counts[r.at], r.at, ()) for r in drops if r.at in counts),
-        uncovered=tuple(
-            Uncovered(names.text(g.steps), g.shown, g.leaves, _nearest(g, candidates, prefix)) for g in group(left)
-        ),
+        uncovered=tuple(Uncovered(names.text(g.steps), g.shown, g.leaves, _nearest(g, paths)) for g in group(left)),
         questions=rules.questions,
     )
 
@@ -150,23 +153,44 @@ def _from_top(prefix: str, text: str) -> str:
     return text[1:] if text.startswith("/") else prefix + text
 
 
-def _nearest(g: Group, rules: list[Rule], prefix: str) -> Near | None:
+@dataclass(frozen=True)
+class _Path:
+    """The path of a rule's leaf, from the top of the tree."""
+
+    rule: Rule
+    role: str
+    text: str
+
+    @cached_property
+    def keys(self) -> list[str]:
+        return _keys(self.text)
+
+    @cached_property
+    def _open(self) -> list[int]:
+        """Keys that may match another text than their own."""
+        return [k for k, key in enumerate(self.keys) if re.search(r"[{}*\\]", key)]
+
+    def filled(self, keys: list[str]) -> str:
+        """The path with its keys replaced by those that they match."""
+        if not self._open:
+            return self.text
+        there = list(self.keys)
+        for k in self._open:
+            if k < len(keys) and _matches(there[k], keys[k]):
+                there[k] = keys[k]
+        return "/".join(there)
+
+
+def _nearest(g: Group, paths: list[_Path]) -> Near | None:
     """The rule of the most similar path; None when no path has a key in common."""
     keys = g.leaves[0].removesuffix("/value").split("/")
-    best: tuple[float, Rule, str, str] | None = None
-    for rule in rules:
-        for role, pattern in rule.sources.items():
-            there = _from_top(prefix, pattern.text)
-            ratio = _likeness(keys, there, best[0] if best else 0.0)
-            if best is None or ratio > best[0]:
-                best = (ratio, rule, role, there)
-    if best is None or best[0] < 0.3:
+    found = most_alike("/".join(keys), [path.filled(keys) for path in paths], 0.3, before=True)
+    if found is None:
         return None
-    _, rule, role, there = best
-    return Near(there, rule.word, rule.at, tuple(_why(keys, g, rule, role, there)))
+    path = paths[found[0]]
+    return Near(path.text, path.rule.word, path.rule.at, tuple(_why(keys, g, path)))
 
 
-@lru_cache(maxsize=4096)
 def _keys(pattern: str) -> list[str]:
     """The keys of a pattern; slashes inside of braces separate none."""
     return re.findall(r"(?:\{[^{}]*\}|\\.|[^/])+", pattern)
@@ -180,19 +204,9 @@ def _matches(pattern: str, key: str) -> bool:
         return pattern == key
 
 
-def _likeness(keys: list[str], pattern: str, least: float) -> float:
-    """How alike a path and a pattern are, from 0 to 1; 0 where it is not above `least`."""
-    there = _keys(pattern)
-    one = [key if _matches(p, key) else p for p, key in zip(there, keys, strict=False)] + there[len(keys) :]
-    matcher = difflib.SequenceMatcher(None, "/".join(keys), "/".join(one), autojunk=False)
-    if min(matcher.real_quick_ratio(), matcher.quick_ratio()) <= least:  # upper bounds
-        return 0.0
-    return matcher.ratio()
-
-
-def _why(keys: list[str], g: Group, rule: Rule, role: str, pattern: str) -> Iterator[str]:
+def _why(keys: list[str], g: Group, path: _Path) -> Iterator[str]:
     """What keeps the pattern from matching: names, indices, the number of keys; and whether the shape would fit."""
-    there = _keys(pattern)
+    there = path.keys
     if len(there) != len(keys):
         yield f"its path has {len(there)} keys, this one {len(keys)}"
     for p, key in zip(there, keys, strict=False):
@@ -205,9 +219,9 @@ def _why(keys: list[str], g: Group, rule: Rule, role: str, pattern: str) -> Iter
             yield f"it has an index, {p}, and this is {key}"
         else:
             yield f"another name: {p} there, {key} here"
-    if rule.asked:
+    if path.rule.asked:
         return
     try:
-        rule.kind.letters(role, g.shape, next(iter(rule.kind.variants), None))
+        path.rule.kind.letters(path.role, g.shape, next(iter(path.rule.kind.variants), None))
     except ValueError as error:
         yield f"another shape, {g.shown}: {error}"

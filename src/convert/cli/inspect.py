@@ -57,8 +57,9 @@ def inspect(
 
 
 def _fit(rules: Any, source: Source) -> dict[str, Any]:
+    from convert.choosing import fit
     from convert.errors import PlanError
-    from convert.planner import fit, make_plan
+    from convert.planner import make_plan
 
     said: dict[str, Any] = {"model": rules.model, "family": rules.family, "share": round(fit(rules, source), 4)}
     said |= {"problems": 0, "problem": None}

@@ -137,7 +137,9 @@ def _survey_lines(found: Survey) -> Iterator[str]:
     if found.questions:
         yield ""
         yield f"Open: {output.count(len(found.questions), 'question')}"
-        yield from _indent(output.table([(str(q.at), q.key, q.path) for q in found.questions]))
+        more = [f", and {output.count(q.others, 'rule')} more" if q.others else "" for q in found.questions]
+        asked = [(str(q.at), q.key, q.path + m) for q, m in zip(found.questions, more, strict=True)]
+        yield from _indent(output.table(asked))
 
 
 def print_plan(plan: Plan, layout: Layout, as_json: bool) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from convert.asking import ASK
 from convert.errors import RuleError
 from convert.fields import FLAG, Choice, Either, Key, MapOf, Record, Scalar
 from convert.kinds.base import PATTERN, SHARED, parse_axes
@@ -137,6 +138,7 @@ def expand(node: Node) -> tuple[list[Expanded], Fixed | None]:
     biased = values.get("bias", library.biased)
     start = values["from"].text
     layers = node.value[WORD]
+    asked = layers.value == ASK
     targets = [layers] if not layers.is_mapping or "module" in layers.value else [child for _, child in layers.items()]
     apart = len(letters) > 1 + count
 
@@ -148,6 +150,7 @@ def expand(node: Node) -> tuple[list[Expanded], Fixed | None]:
         said: dict[str, Any] = {"einsum": eq, "from": f"{start}/{kernel}", "linear": linear}
         said |= {"bias": f"{start}/{bias}"} if bias else {}
         made = {key: _node(value, node) for key, value in said.items()}
+        made |= {"linear": layers} if asked else {}
         made |= {key: node.value[key] for key in KEYS if key in SHARED and key != "from" and key in node.value}
         return Node(made, node.at, dict.fromkeys(made, node.at))
 
@@ -183,7 +186,7 @@ def expand(node: Node) -> tuple[list[Expanded], Fixed | None]:
         rules.append(Expanded(rule(to, together, fused(kernels), fused(biases)), ("bias",)))
     to = linear(lambda m, p, o: f"{m}.{o}")
     rules.append(Expanded(rule(to, equation(library.outward, "", width), library.kernels[3], library.biases[3] if biased else None)))  # fmt: skip
-    if not whole[0]:
+    if not whole[0] or asked:
         return rules, None
     *packed, last = rules
     outer = [replace(one, inner=()) for one in packed]

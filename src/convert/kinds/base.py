@@ -155,7 +155,7 @@ class Numbering:
 class Kind(ABC):
     """What a layer computes on both sides. Subclasses are frozen dataclasses, one for each key in `KINDS`.
 
-    A kind only declares; `convert.steps` derives the operations from what it declares.
+    A kind only declares; `convert.compiler` derives the operations from what it declares.
     """
 
     doc: ClassVar[str]
@@ -303,6 +303,7 @@ class Rule:
         flattened: an axis that the source makes of the axes of a map.
         normalized: what the source does to the weight at every call.
         asked: key -> where it says ``ask``; such a rule has its leaves and nothing else that is true (`convert.asking`).
+        short: kind of the rule that the file has in place of this one and of others, such as ``attention``.
     """
 
     at: Position
@@ -323,6 +324,12 @@ class Rule:
     flattened: Flattened | None = None
     normalized: Normalized | None = None
     asked: Mapping[str, Position] = field(default_factory=dict)
+    short: str = ""
+
+    @property
+    def open_keys(self) -> dict[str, Position]:
+        """What it leaves open, by the keys that the file has."""
+        return {self.short if self.short and key == self.word else key: at for key, at in self.asked.items()}
 
     def resolve(self, indices: Mapping[str, int]) -> dict[str, int]:
         """The indices of the source, and those of the target that follow from them."""

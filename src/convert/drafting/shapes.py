@@ -2,19 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from convert.draft_letters import Letters
+from convert.drafting.letters import Letters
 
 
 @dataclass(frozen=True)
 class Form:
-    """An equation that the shape allows, the letters of its inputs, and what speaks for it."""
+    """An equation that the shape allows, the letters of its inputs, what speaks for it, and the targets that it is taken
+    apart into."""
 
     equation: str
     inputs: str
     why: str
+    apart: str = ""
+
+
+# Names in Gemma's code (github.com/google-deepmind/gemma, gemma/gm/nn/_modules.py) -> equations: D is the width, N or K
+# are heads, H is the width of one, C are tensors in one, F is the width of a hidden layer.
+KNOWN: Mapping[str, tuple[tuple[str, str], ...]] = {
+    "q_einsum": (("...D,NDH->...NH", ""),),
+    "kv_einsum": (("...D,CKDH->C...KH", "{k,v}_proj"),),
+    "qkv_einsum": (("...D,CNDH->C...NH", "{q,k,v}_proj"),),
+    "attn_vec_einsum": (("...NH,NHD->...D", ""),),
+    "gating_einsum": (("...D,CFD->C...F", "{gate,up}_proj"), ("...D,CDF->C...F", "{gate,up}_proj")),
+}
+_ROLES = {"D": "width", "N": "heads", "K": "heads", "H": "head", "C": "parts", "F": "width"}
+
+
+def known_forms(name: str, shape: tuple[int, ...], widths: Collection[int], letters: Letters) -> list[Form]:
+    """The equations of a weight whose name says what it is: those whose D is a width of the tree, if any is."""
+    forms, wide = [], []
+    for equation, apart in KNOWN.get(name, ()):
+        weight = equation.split(",")[1].split("->")[0]
+        sizes = dict(zip(weight, shape, strict=False))
+        if len(weight) != len(shape) or ("C" in sizes and sizes["C"] != apart.count(",") + 1):
+            continue
+        again = {letter: int(letter == "F" and sizes["F"] == sizes["D"]) for letter in weight}
+        named = {letter: letters.named(_ROLES[letter], n, again[letter]) for letter, n in sizes.items()}
+        text = "".join(named.get(c, c) for c in equation)
+        inputs = "".join(named[c] for c in equation.split(",")[0].removeprefix("..."))
+        forms.append(Form(text, inputs, f"Gemma's code has this name for {equation}", apart))
+        if sizes["D"] in widths and sizes.get("F") not in widths:
+            wide.append(forms[-1])
+    return wide or forms
+
+
+def lora_form(shape: tuple[int, ...], letters: Letters) -> Form:
+    """The equation of a matrix to which a LoRA pair is added: the first of the pair has the axis of the inputs."""
+    into, out = letters.named("width", shape[0]), letters.named("width", shape[1], int(shape[0] == shape[1]))
+    return Form(f"...{into},{into}{out}->...{out}", into, "(in, out), as the first of its pair has the inputs")
 
 
 def projections(

@@ -15,7 +15,7 @@ def stacks(groups: Sequence[Group]) -> dict[tuple[Step, ...], tuple[str, int]]:
     They are told by a norm's scale with two axes: all leaves below the path have an axis of that size at the same place.
     """
     found: dict[tuple[Step, ...], tuple[str, int]] = {}
-    scales = [g for g in groups if len(g.shape) == 2 and g.steps[-1].words[0] in ("scale", "gamma")]
+    scales = [g for g in groups if len(g.shape) == 2 and _scale(g)]
     prefixes = sorted({g.steps[:k] for g in scales for k in range(1, len(g.steps) - 1)}, key=len)
     for prefix in prefixes:
         if any(prefix[: len(known)] == known for known in found) or len(found) == len(STACK_INDICES):
@@ -27,3 +27,10 @@ def stacks(groups: Sequence[Group]) -> dict[tuple[Step, ...], tuple[str, int]]:
                 found[prefix] = (STACK_INDICES[len(found)], axis)
                 break
     return found
+
+
+def _scale(g: Group) -> bool:
+    """Whether it is a norm's scale by its name: Equinox calls it `weight`, and a norm's bias has the shape of its weight."""
+    key = g.steps[-1].words[0]
+    norm = len(g.steps) > 1 and "norm" in (g.steps[-2].stem or g.steps[-2].words[0]).lower()
+    return key in ("scale", "gamma") or (key == "weight" and (norm or ("bias", g.shape, g.dtype) in g.beside))

@@ -5,7 +5,16 @@ from __future__ import annotations
 import string
 from collections.abc import Iterator
 
-PREFERRED = {"entries": "V", "width": "DCEFGKLMABJ", "heads": "N", "head": "H", "kernel": "PQWUXYZ", "one": "O"}
+PREFERRED = {
+    "entries": "V",
+    "width": "DCEFGKLMABJ",
+    "heads": "N",
+    "head": "H",
+    "kernel": "PQWUXYZ",
+    "one": "O",
+    "parts": "CG",
+    "rank": "R",
+}
 MEANING = {
     "entries": "entries",
     "width": "a width",
@@ -13,6 +22,8 @@ MEANING = {
     "head": "width of a head",
     "kernel": "size of a kernel",
     "one": "one channel",
+    "parts": "tensors in one",
+    "rank": "a rank",
 }
 ROWS = "RS"  # what the draft calls the rows and columns of a map, whose sizes it does not know
 RESERVED = "ijklmnpqstuv"  # what the draft calls indices

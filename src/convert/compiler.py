@@ -1,0 +1,375 @@
+"""Compiles rules to steps: from what a rule declares follow the primitive operations, tensor for tensor."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Collection, Hashable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any, TypeVar
+
+from convert.folds import Operand
+from convert.kinds import Rule, TargetLayer
+from convert.kinds.conventions import repair, target_pairs, undo, unflattened
+from convert.kinds.norm import Norm
+from convert.kinds.normalized import kept as kept_apart
+from convert.match import Key, Matched
+from convert.named_leaf import MisfitError, NamedLeaf, read_leaf, unstacked
+from convert.ops import Cast, Flip, Op, Permute, Reshape, Slice, Take, is_float, out_spec, widens
+from convert.sources.base import Source
+from convert.spec import SAFETENSORS_TAGS, TensorSpec
+from convert.steps import Part, Step
+
+T = TypeVar("T")
+_UNNAMED = "abcdefghijklmnopqrstuvwxyz"  # letters for axes that a rule does not name
+
+
+def group_shown(letters: str) -> str:
+    """Letters that are flattened into one axis, in einops notation."""
+    return letters if len(letters) == 1 else f"({' '.join(letters)})" if letters else "1"
+
+
+@lru_cache(maxsize=4096)
+def _movement(letters: str, shape: tuple[int, ...], groups: tuple[str, ...]) -> tuple[Op, ...]:
+    """Permutes axes called `letters` into `groups`, each flattened into one; axes in no group have size 1 and go."""
+    ops: list[Op] = []
+    kept = "".join(groups)
+    for axis in reversed(range(len(letters))):
+        if letters[axis] not in kept:
+            ops.append(Take(axis, 0))
+    left = [(letter, size) for letter, size in zip(letters, shape, strict=True) if letter in kept]
+    order = tuple("".join(letter for letter, _ in left).index(letter) for letter in kept)
+    if order != tuple(range(len(order))):
+        ops.append(Permute(order))
+    sizes = dict(left)
+    moved = tuple(sizes[letter] for letter in kept)
+    flat = tuple(math.prod(sizes[letter] for letter in group) for group in groups)
+    if flat != moved:
+        ops.append(Reshape(flat))
+    return tuple(ops)
+
+
+def target_dtype(rule: Rule, spec: TensorSpec, asked: str | None) -> str:
+    """What a leaf is written in: the rule's dtype, the user's for floats, else its own or the narrowest that holds it."""
+    wanted = rule.dtype or (asked if is_float(spec.dtype) else None) or spec.dtype
+    if SAFETENSORS_TAGS[wanted] is not None:
+        return wanted
+    if wanted == rule.dtype:
+        raise MisfitError(f"safetensors cannot hold {wanted}; choose another `dtype:`")
+    for wider in ("uint8", "int8", "float16", "bfloat16", "float32"):
+        if widens(wanted, wider):
+            return wider
+    raise MisfitError(f"safetensors cannot hold {wanted}")
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """Turns a rule and its leaves into steps.
+
+    Attributes:
+        source: the leaves' specs.
+        target: name of the target.
+        dtype: what floating-point tensors are written in; None keeps each leaf's.
+        facts: what is no weight, as far as it is known.
+        set_by_hand: names of the facts that the user gave.
+        sizes: of the letters.
+    """
+
+    source: Source
+    target: str
+    dtype: str | None
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    set_by_hand: Collection[str] = ()
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    _made: dict[Hashable, Step] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def steps(self, matched: Matched, layer: TargetLayer, variant: str | None) -> Iterator[Step]:
+        """The output tensors of a rule, in the order of its leaves.
+
+        Raises:
+            MisfitError: they cannot be made; the message is a finding.
+        """
+        rule = matched.rule
+        if isinstance(rule.kind, Norm):
+            self._same_shapes(rule, matched)
+        second = rule.normalized.role if rule.normalized else ""
+        beside = matched.leaves.get(second, {}) if not kept_apart(rule, layer) else {}
+        for role, of_role in matched.leaves.items():
+            if role == second and not kept_apart(rule, layer):
+                continue  # it is folded into the weight
+            pattern = rule.sources[role]
+            for values in sorted({indices for indices, _ in of_role}):
+                indices = dict(zip(pattern.indices, values, strict=True))
+                made = [
+                    tensor
+                    for choices in layer.path.all_choices()
+                    for tensor in self._tensor(rule, role, layer, variant, of_role, indices, values, choices, beside)
+                ]
+                alike = Counter((elements, step.spec) for elements, step in made)
+                for elements, step in made:
+                    siblings = alike[elements, step.spec]
+                    yield step if siblings == 1 else _with(step, siblings=siblings)
+                if role == "weight":
+                    yield from (_counter(rule, name, step) for _, step in made for name in rule.kind.counters)
+
+    def _same_shapes(self, rule: Rule, matched: Matched) -> None:
+        """A norm's bias and statistics have the shape of its scale, whether the rule names their axes or not."""
+        leaves = self.source.leaves
+        for role, of_role in matched.leaves.items():
+            for key, other in of_role.items():
+                scale = matched.leaves["weight"].get(key)
+                if scale is not None and leaves[scale].spec.shape != leaves[other].spec.shape:
+                    raise MisfitError(
+                        f"{rule.at.line_only}: {other}: {leaves[other].spec} is no {role} for {scale}: {leaves[scale].spec}; a norm's "
+                        f"scale and {role} have one shape, so one of the two paths is wrong"
+                    )
+
+    def _tensor(
+        self,
+        rule: Rule,
+        role: str,
+        layer: TargetLayer,
+        variant: str | None,
+        of_role: Mapping[Key, str],
+        indices: Mapping[str, int],
+        values: tuple[int, ...],
+        choices: tuple[int, ...],
+        beside: Mapping[Key, str],
+    ) -> Iterator[tuple[tuple[int, ...], Step]]:
+        """The tensors of one target name: one for each element of the stacked axes, with those elements."""
+        groups = rule.sources[role].groups
+        split = len(choices) > len(groups)
+        fused = len(groups[-1].words) if len(choices) < len(groups) else 0
+        sources = [(*choices, k) for k in range(fused)] if fused else [choices[: len(groups)]]
+        leaves = []
+        for choice in sources:
+            name = of_role.get((values, choice))
+            if name is None:
+                return  # reported by match.cover
+            leaves.append(read_leaf(rule, role, name, self.source.leaves[name].spec, variant))
+        member = (choices[-1], len(layer.path.groups[-1].words)) if split else None
+        stack_sizes = [range(size) for _, _, size in leaves[0].stacked]
+        for elements in itertools.product(*stack_sizes):
+            stack = dict(zip((index for index, _, _ in leaves[0].stacked), elements, strict=True))
+            path = layer.path.fill(rule.resolve({**indices, **stack}), choices)
+            name = rule.kind.tensor_name(path, role, layer)
+            second = beside.get((values, sources[0])) if role == "weight" else None
+            yield elements, self._step(rule, role, layer, variant, leaves, stack, member, name, second)
+
+    def _step(
+        self,
+        rule: Rule,
+        role: str,
+        layer: TargetLayer,
+        variant: str | None,
+        leaves: list[NamedLeaf],
+        stack: Mapping[str, int],
+        member: tuple[int, int] | None,
+        name: str,
+        second: str | None = None,
+    ) -> Step:
+        # Layers and experts are made alike by the ten thousand: all but the names is worked out once.
+        alike: Hashable = (
+            id(rule),
+            role,
+            variant,
+            tuple(stack.values()),
+            member,
+            tuple((x.spec, x.letters) for x in leaves),
+        )
+        if second is None and alike in self._made and not any(self.source.merge(leaf.name) for leaf in leaves):
+            known = self._made[alike]
+            parts_ = tuple(_with(part, leaf=leaf.name) for part, leaf in zip(known.parts, leaves, strict=True))
+            return _with(known, name=name, parts=parts_)
+        fold = self._fold(rule, second, stack) if second is not None else ()
+        try:
+            compute = (*undo(rule, self.sizes), *fold, *rule.kind.compute(role, layer))
+        except ValueError as error:
+            raise MisfitError(f"{rule.at.line_only}: {name}: {error}; correct the letter") from None
+        parts, specs, row = [], [], 0
+        sums: list[str] = []
+        notes: list[str] = []
+        for leaf in leaves:
+            moved = self._move(rule, role, layer, variant, leaf, stack, member)
+            try:
+                merged = self.source.merge(leaf.name)
+                dtype = target_dtype(rule, replace(leaf.spec, dtype=merged.dtype) if merged else leaf.spec, self.dtype)
+                if merged is not None and merged.said not in sums:
+                    sums.append(merged.said)
+                cut, at = self._cut(rule, out_spec(moved.ops, leaf.spec), moved.at)
+                if cut:
+                    notes.append(f"{name} keeps {at} of {leaf.name}; {self._left_out(rule, leaf, moved)}")
+                ops = (*moved.ops, *cut, *computing(compute, leaf.spec, dtype))
+                spec = out_spec(ops, leaf.spec)
+            except (ValueError, MisfitError) as error:
+                raise MisfitError(f"{rule.at.line_only}: {leaf.name}: {leaf.spec} -> {name}: {error}") from None
+            rows = (row, row + spec.shape[0]) if len(leaves) > 1 else None
+            row += spec.shape[0] if spec.shape else 0
+            parts.append(replace(moved, ops=ops, rows=rows, at=at, rule=rule))
+            specs.append(spec)
+        for leaf, spec in zip(leaves, specs, strict=True):
+            if spec.dtype != specs[0].dtype or spec.shape[1:] != specs[0].shape[1:]:
+                raise MisfitError(
+                    f"{rule.at.line_only}: {name} cannot hold {leaves[0].name} ({specs[0]}) and {leaf.name} ({spec}) as its rows; "
+                    "give them one dtype with `dtype:`, or write them as separate tensors"
+                )
+        whole = specs[0] if len(specs) == 1 else TensorSpec((row, *specs[0].shape[1:]), specs[0].dtype)
+        loses = losses([leaf.spec.dtype for leaf in leaves], whole.dtype, bool(compute or sums))
+        step = Step(
+            name,
+            whole,
+            tuple(parts),
+            rule.word,
+            rule.at,
+            ", ".join(filter(None, (*sums, _words(compute, rule)))),
+            loses,
+            role=role,
+            part=layer.part,
+            notes=tuple(notes),
+        )
+        if second is None and not notes and not sums:
+            self._made[alike] = step
+        return step
+
+    def _fold(self, rule: Rule, name: str, stack: Mapping[str, int]) -> tuple[Op, ...]:
+        """What makes one weight of a leaf and the one beside it."""
+        assert rule.normalized is not None
+        spec = self.source.leaves[name].spec
+        stacked, own = unstacked(rule, name, spec)
+        takes = tuple(Take(axis, stack[index]) for index, axis, _ in sorted(stacked, key=lambda s: -s[1]))
+        try:
+            out_spec(takes, spec)
+        except ValueError as error:
+            raise MisfitError(
+                f"{rule.at.line_only}: {name}: {error}; it is stacked otherwise than the weight"
+            ) from None
+        return (rule.normalized.op(Operand(name, takes, math.prod(own), self.source.read)),)
+
+    def _left_out(self, rule: Rule, leaf: NamedLeaf, moved: Part) -> str:
+        """Why rows of a table are not kept: what the source pads to is known, anything else is the user's word."""
+        rows = out_spec(moved.ops, leaf.spec).shape[0]
+        if rows in getattr(rule.kind, "padded", ()):
+            return "the others are padding, which no entry has"
+        fact = getattr(rule.kind, "rows", "")
+        return f"the others are left out whatever they hold, as --set {fact}={self.facts.get(fact)} says"
+
+    def _cut(self, rule: Rule, spec: TensorSpec, at: str) -> tuple[tuple[Op, ...], str]:
+        """Leaves out rows that the rule calls padding; says which are kept."""
+        if not spec.shape:
+            return (), at
+        kept = rule.kind.kept_rows(spec.shape[0], self.facts, self.set_by_hand)
+        if kept == spec.shape[0]:
+            return (), at
+        shown = f"rows 0 to {kept - 1} of {spec.shape[0]}"
+        return (Slice(0, 0, kept),), f"{at}, {shown}" if at else shown
+
+    def _move(
+        self,
+        rule: Rule,
+        role: str,
+        layer: TargetLayer,
+        variant: str | None,
+        leaf: NamedLeaf,
+        stack: Mapping[str, int],
+        member: tuple[int, int] | None,
+    ) -> Part:
+        """The movements of one leaf, without arithmetic and dtype."""
+        ops: list[Op] = [Take(axis, stack[index]) for index, axis, _ in sorted(leaf.stacked, key=lambda s: -s[1])]
+        taken = [f"{index}={stack[index]}" for index, _, _ in leaf.stacked]
+        if leaf.letters is None:
+            if member:
+                raise MisfitError(
+                    f"{rule.at.line_only}: {leaf.name} has fewer sources than targets, and a `{rule.word}` cannot be split"
+                )
+            layout = (
+                "as stored" if not leaf.stacked else f"stacked on axis {', '.join(str(a) for _, a, _ in leaf.stacked)}"
+            )
+            if rule.normalized is not None and role == rule.normalized.role:  # kept: the scale, beside the direction
+                rank = 2 + len(getattr(getattr(rule.kind, "numbers", None), "spatial", ""))
+                size = math.prod(leaf.own_shape)
+                ops.append(Reshape((size, *[1] * (rank - 1))))
+            unnamed = tuple(zip(_UNNAMED, leaf.own_shape, strict=False))
+            groups = tuple(x for x, _ in unnamed)
+            stored = leaf.stored("".join(groups), leaf.own_shape)
+            apart = tuple(index for index, _, _ in leaf.stacked)
+            return Part(leaf.name, tuple(ops), None, layout, ", ".join(taken), unnamed, groups, stored, apart)
+        letters, shape = leaf.letters, leaf.own_shape
+        before = leaf.axes
+        try:
+            if member:
+                axis = rule.kind.split_axis(role, letters, variant)
+                at = letters.index(axis)
+                if shape[at] != member[1]:
+                    raise ValueError(f"{axis} has {shape[at]} elements and the rule {member[1]} targets")
+                ops.append(Take(at, member[0]))
+                taken.append(f"{axis}={member[0]}")
+                letters, shape = letters[:at] + letters[at + 1 :], shape[:at] + shape[at + 1 :]
+            paired = repair(rule, layer, letters)
+            whole, outer = shape, letters
+            letters, shape = rule.kind.inner_axes(role, letters, shape, self.sizes)
+            groups = rule.kind.groups(role, letters, variant, layer)
+            letters, shape, groups = unflattened(rule, layer, letters, shape, groups, self.sizes)
+            inner = rule.kind.inner_axes(role, leaf.letters, leaf.own_shape, self.sizes)
+            full = unflattened(rule, layer, *inner, (), self.sizes)[:2]
+        except ValueError as error:
+            raise MisfitError(f"{rule.at.line_only}: {leaf.name}: {leaf.spec} as {before}: {error}") from None
+        turned = rule.kind.turned(role, layer)
+        apart_ = (Reshape(shape),) if shape != whole else ()
+        ops += (*paired, *apart_, *_movement(letters, shape, groups), *turned)
+        if rule.flattened is not None and rule.flattened.axis in outer:
+            before = " ".join(
+                group_shown(rule.flattened.order) if x == rule.flattened.axis else x for x in before.split()
+            )
+        split = sorted({letter for letter in full[0] if letter not in letters})
+        apart = (*(index for index, _, _ in leaf.stacked), *split)
+        kept = tuple((x, size) for x, size in zip(letters, shape, strict=True) if any(x in group for group in groups))
+        layout = f"{before} -> {' '.join([*apart, *map(group_shown, groups)])}"
+        if paired and rule.rope is not None:
+            layout += f", {rule.rope.axis} from {rule.rope.pairs} to {target_pairs(layer)} pairs"
+        if turned:
+            axes = [group_shown(groups[axis]) for op in turned if isinstance(op, Flip) for axis in op.axes]
+            layout += f", {' and '.join(axes)} turned round"
+        return Part(leaf.name, tuple(ops), None, layout, ", ".join(taken), kept, groups, leaf.stored(*full), apart)
+
+
+def _with(made: T, **changes: Any) -> T:
+    """`dataclasses.replace` of a frozen dataclass without checks of its own, in a tenth of the time."""
+    other = object.__new__(type(made))
+    other.__dict__.update(made.__dict__, **changes)
+    return other
+
+
+def _counter(rule: Rule, name: str, weight: Step) -> Step:
+    """An integer of the module that the source does not have, such as the batches that a batch norm has seen: 0."""
+    module = weight.name.rpartition(".")[0]
+    said = "zero: the source does not count, and torch needs no count where `momentum` is a number"
+    return Step(f"{module}.{name}", TensorSpec((), "int64"), (), rule.word, rule.at, said, value=0.0, role=name)
+
+
+def computing(compute: tuple[Op, ...], spec: TensorSpec, dtype: str) -> tuple[Op, ...]:
+    """Arithmetic in float32 or wider between two casts; casts that change nothing are left out."""
+    if not compute:
+        return (Cast(dtype),) if dtype != spec.dtype else ()
+    if not is_float(spec.dtype):
+        raise MisfitError(f"{_words(compute)} needs floating-point values")
+    wide = "float64" if spec.dtype == "float64" else "float32"
+    before = (Cast(wide),) if spec.dtype != wide else ()
+    after = (Cast(dtype),) if dtype != wide else ()
+    return (*before, *compute, *after)
+
+
+def _words(compute: tuple[Op, ...], rule: Rule | None = None) -> str:
+    said = [str(op) for op in compute]
+    if rule is not None and rule.carries is not None:
+        said[0] += f", as the source's weight carries {rule.carries.text}"
+    return ", ".join(said)
+
+
+def losses(sources: list[str], target: str, computed: bool) -> str:
+    for source in sources:
+        wide = ("float64" if source == "float64" else "float32") if computed else source
+        if not widens(wide, target):
+            return f"rounded from {wide} to {target}"
+    return ""

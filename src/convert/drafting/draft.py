@@ -1,0 +1,181 @@
+"""Drafts a rule file from a tree: what names and shapes tell is a guess, what they do not tell is a question."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+from convert.asking import ASK
+from convert.drafting.attention import Attention, find_attention
+from convert.drafting.cells import find_cells
+from convert.drafting.entry import Entry, Layer, flow, plain, written
+from convert.drafting.layers import LayerRules
+from convert.drafting.letters import Letters, NoLetterError
+from convert.drafting.partners import find_partners
+from convert.drafting.paths import Paths, optimizer, random, unwanted
+from convert.errors import CheckpointError
+from convert.grouping import Group, Names, Step
+from convert.kinds.base import ACTIVATIONS
+from convert.sources.base import Source
+
+
+def draft_rules(source: Source, name: str = "my-model") -> str:
+    """The text of a rule file that covers every leaf of a checkpoint. Reads no array.
+
+    Args:
+        source: from `convert.open_source`.
+        name: what the file calls the model.
+
+    Returns:
+        YAML. What was guessed is marked ``# guess:``; what names and shapes do not tell is a value ``ask`` with a comment
+        ``# question:`` and the alternatives below it. What several rules ask alike is asked once: the others refer to it by
+        an alias. `convert.parse_rules` reads it; its `questions` are open.
+
+    Raises:
+        CheckpointError: the tree has no leaves.
+    """
+    if not source.leaves:
+        raise CheckpointError(f"{source.called}: it has no leaves, so there is nothing to draft rules for")
+    return _Drafter(source).text(name)
+
+
+class _Drafter:
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self.paths, self.letters = Paths(source), Letters()
+
+    def text(self, name: str) -> str:
+        order = {name: k for k, name in enumerate(self.source.leaves)}
+        found = sorted(self._entries(), key=lambda entry: order.get(entry.first, len(order)))
+        rules = list(written(found))
+        follows = any(
+            line.lstrip("- ").startswith(("linear:", "conv:")) for rule in rules for line in rule.splitlines()
+        )
+        marks = any("    # question, for " in rule for rule in rules)
+        root = self.paths.root
+        said = [f"root: {plain(root)}    # guess: every leaf that a model needs lies below it"] if root else []
+        axes = [f"  {line}" for line in self.letters.declared()]
+        return "\n".join(
+            [
+                f"# A draft, from the tree of {json.dumps(self.source.called.name)}. Each `# guess:` may be wrong. Each `{ASK}` is a question: write one of the",
+                "# lines below it in its place (and take the comments away). `convert plan` and `convert rules validate` say what is still open.",
+                *(
+                    [
+                        "# `*name` is what the question at `&name` is answered with; keep the mark, and write another value in a rule that differs."
+                    ]
+                    * marks
+                ),
+                *(
+                    [
+                        f"# `activation: gelu_tanh`, added to a rule, says what the source applies next: no weight, but a check compares it. {_activations()}"
+                    ]
+                    * follows
+                ),
+                f"model: {plain(name)}",
+                f"title: {plain(name)}",
+                *said,
+                *(["", "axes:    # guess: axes of one size are called alike", *axes] if axes else []),
+                "",
+                "targets:",
+                '  torch: {loads: "a module of your own"}',
+                "",
+                "rules:",
+                "\n\n".join(rules),
+                "",
+            ]
+        )
+
+    def _entries(self) -> Iterator[Entry]:
+        needless = [g for g in self.paths.groups if unwanted(g)]
+        left = [g for g in self.paths.groups if not unwanted(g)]
+        attention = find_attention(left)
+        for prefix, found in attention.items():
+            taken = [g for g in left if g.steps[: len(prefix)] == prefix and found.leaves >= set(g.leaves)]
+            left = [g for g in left if g not in taken]
+            yield self._attention(prefix, found)
+        cells = find_cells(left)
+        for prefix, (word, cell) in cells.items():
+            yield self._cell(prefix, word, cell)
+        left = [g for g in left if not any(g.steps[: len(prefix)] == prefix for prefix in cells)]
+        layers = _layers(left)
+        partners = find_partners(layers, self.paths, self.source.leaves)
+        write = LayerRules(self.source, self.paths, self.letters, partners, left)
+        for layer in layers:
+            yield from write.rules(layer)
+        for path, why in partners.spare.items():
+            entry = Entry()
+            entry.say("drop", plain(path), "guess")
+            entry.say("because", why)
+            yield entry
+        yield from self._drops(needless)
+
+    def _cell(self, prefix: tuple[Step, ...], word: str, cell: str) -> Entry:
+        entry = Entry(self._first(prefix))
+        entry.say("cell", cell, "guess: its leaves are called so, and have such shapes")
+        entry.say("from", plain(self.paths.path(prefix)))
+        self.paths.say_stacked(entry, prefix)
+        named = prefix[:-1] if prefix[-1].words == ("cell",) and len(prefix) > 1 else prefix
+        way = {"forward_layer": "forward", "backward_layer": "backward"}.get(named[-1].words[0], "")  # Keras
+        module = self.paths.module(named[:-1] if way and len(named) > 1 else named)
+        longer = f"{word}: {{module: {flow(module)}, layer: 0, direction: {way or 'backward'}}}"
+        known = [
+            (f"{word}: {plain(module)}", "one layer, one direction"),
+            (longer, "one of several layers or directions"),
+        ]
+        entry.ask(word, "what is the module called in PyTorch?", known[::-1] if way else known)
+        return entry
+
+    def _attention(self, prefix: tuple[Step, ...], found: Attention) -> Entry:
+        entry = Entry(self._first(prefix))
+        entry.say("layer", found.layer, "guess: its leaves are called so, and have such shapes")
+        entry.say("from", plain(self.paths.path(prefix)), f"queries {found.shown}")
+        try:
+            entry.say("axes", found.axes(self.letters), "the width, the heads, the width of a head" if len(found.library.heads) == 2 else "the width, and that of all heads")  # fmt: skip
+        except NoLetterError:
+            raise AssertionError("attention is drafted first, and its letters are few") from None
+        if found.biased != found.library.biased:
+            entry.say("bias", "true" if found.biased else "false")
+        self.paths.say_stacked(entry, prefix)
+        module = self.paths.module(prefix)
+        apart = f'attention: {{module: {flow(module)}, projections: "{{q,k,v}}_proj", output: out_proj}}'
+        known = [(f"attention: {plain(module)}", "a torch.nn.MultiheadAttention")] if found.whole else []
+        known.append((apart, "its projections, each a Linear of its own"))
+        entry.ask("attention", "what is the module called in PyTorch?", known)
+        return entry
+
+    def _first(self, prefix: tuple[Step, ...]) -> str:
+        """The first leaf below a path."""
+        return next(g.leaves[0] for g in self.paths.groups if g.steps[: len(prefix)] == prefix)
+
+    def _drops(self, needless: list[Group]) -> Iterator[Entry]:
+        said: set[str] = set()
+        slash = "/" if self.paths.root else ""
+        for g in needless:
+            word = optimizer(g)
+            entry = Entry()
+            if word and f"{word}/" in g.leaves[0]:
+                if word in said:
+                    continue
+                said.add(word)
+                entry.say("drop", plain(f"{slash}{word}/**"), "guess")
+                entry.say("because", "the optimizer's state")
+            else:
+                counts = {"step": "the training step", "count": "a counter"}
+                why = counts.get(g.steps[-1].words[0], "a number that is no weight")
+                entry.say("drop", plain(self.paths.drop(g)), "guess")
+                entry.say("because", "the state of a random generator" if random(g) else why)
+            yield entry
+
+
+def _activations() -> str:
+    others = [word for word in ACTIVATIONS if word not in ("none", "gelu_tanh", "gelu_erf")]
+    return f"Known: {', '.join(others)}, gelu_tanh (flax's nn.gelu), gelu_erf (nn.gelu with approximate=False)."
+
+
+def _layers(groups: list[Group]) -> list[Layer]:
+    found: dict[tuple[Step, ...], dict[str, Group]] = {}
+    names = Names()
+    for g in groups:
+        key = g.steps[-1].words[0] if len(g.steps[-1].words) == 1 else names.text(g.steps[-1:])
+        found.setdefault(g.steps[:-1], {})[key] = g
+    return [Layer(steps, leaves) for steps, leaves in found.items()]

@@ -1,0 +1,324 @@
+"""The rules of a draft for the layers of a tree: its tables, norms, projections and convolutions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from convert.drafting.entry import Entry, Layer, flow, plain
+from convert.drafting.letters import Letters, NoLetterError
+from convert.drafting.partners import BIASES, KERNELS, SCALES, Partners
+from convert.drafting.paths import Paths
+from convert.drafting.shapes import KNOWN, Form, known_forms, lora_form, projections
+from convert.grouping import Group
+from convert.sources.base import Source
+
+TABLES = ("embedding", "embeddings", "input_embedding", "emb_var", "embed")
+QUERIES = ("query", "key", "value", "q", "k", "v", "q_proj", "k_proj", "v_proj", "query_dense", "key_dense", "value_dense", "query_proj", "key_proj", "value_proj", "qkv")  # fmt: skip
+OUTPUTS = ("out", "o", "post", "o_proj", "out_proj", "output", "output_dense", "output_proj")
+NAME = "what is the module called in PyTorch?"
+FACTORS = [("multiplies_by: scale", "the factor starts at 1"), ("multiplies_by: 1+scale", "the leaf starts at 0")]
+EPSILONS = [
+    ("epsilon: 1e-6", "the default of flax's LayerNorm, RMSNorm and GroupNorm"),
+    ("epsilon: 1e-5", "of flax's BatchNorm, of Equinox, of Haiku"),
+    ("epsilon: 1e-3", "of Keras"),
+]
+PADDINGS = [("padding: SAME", "flax's default"), ("padding: VALID", "Haiku: SAME, Keras: VALID by default")]
+
+
+class LayerRules:
+    """Writes the rules of layers.
+
+    Args:
+        groups: the leaves that are not in rules yet.
+    """
+
+    def __init__(
+        self, source: Source, paths: Paths, letters: Letters, partners: Partners, groups: Sequence[Group]
+    ) -> None:
+        self.source, self.paths, self.letters, self.partners = source, paths, letters, partners
+        self.widths = {g.shape[0] for g in groups if len(g.shape) == 1}
+        self.channels: set[int] = set()  # of the results of convolutions
+        for g in groups:
+            layer = Layer(g.steps[:-1], {g.steps[-1].words[0]: g})
+            if len(g.shape) > 2 and _convolves(layer, g):
+                self.channels.add(g.shape[0] if g.steps[-1].words[0] == "weight" else g.shape[-1])
+
+    def rules(self, layer: Layer) -> Iterator[Entry]:
+        """The rules of one layer's leaves, but for those that belong to another layer."""
+        left = {key: g for key, g in layer.leaves.items() if not self.partners.taken >= set(g.leaves)}
+        rest = Layer(layer.steps, left)
+        used: set[str | None]
+        if layer.steps and layer.steps[-1].words == ("vars",) and "0" in left:
+            yield from self._keras(rest)
+            return
+        alone = "emb" in layer.hint and rest.find(BIASES, (1, 2)) is None
+        table = rest.find(TABLES, (2,)) or (rest.find(KERNELS, (2,)) if alone else None)
+        kernel = None if table else rest.find(KERNELS, (2, 3, 4, 5))
+        scale = None if table or kernel else rest.find(SCALES, (1, 2, 3, 4))
+        main = table or kernel or scale
+        bias = rest.find(BIASES, (1, 2, 3, 4)) if main and not table else None
+        used = {main, bias}
+        beside = [left[role].shape for role in ("mean", "var") if role in left]  # nnx keeps them there
+        if scale and beside == [left[scale].shape] * 2:
+            for role in ("mean", "var"):
+                self.partners.add(layer, role, self.paths.path(left[role].steps), left[role].leaves)
+                used.add(role)
+        yield from self._with(rest, main, bias, "table" if table else "kernel" if kernel else "scale")
+        for key, g in left.items():
+            if key not in used and not self.partners.taken >= set(g.leaves):
+                yield from self._alone(rest, key, g)
+
+    def _keras(self, layer: Layer) -> Iterator[Entry]:
+        """Keras numbers the arrays of a layer in the order in which they were made."""
+        left = layer.leaves
+        ones = all(len(g.shape) == 1 for g in left.values())
+        table = "embedding" in layer.hint and len(left) == 1
+        kernels = [key for key, g in left.items() if len(g.shape) > 2] if "separable" in layer.hint else ["0"]
+        main, bias = "0", "1" if len(kernels) == 1 and "1" in left and not table else None
+        used = {main, bias}
+        if ones and {"2", "3"} <= left.keys():
+            for key, role in (("2", "mean"), ("3", "var")):
+                self.partners.add(layer, role, self.paths.path(left[key].steps), left[key].leaves)
+                used.add(key)
+        yield from self._with(layer, main, bias, "table" if table else "scale" if ones else "kernel")
+        for key in kernels[1:]:  # the pointwise kernel has the bias
+            yield from self._with(layer, key, last if (last := str(len(kernels))) in left else None, "kernel")
+            used |= {key, last}
+        for key, g in left.items():
+            if key not in used:
+                yield from self._alone(layer, key, g)
+
+    def _with(self, layer: Layer, main: str | None, bias: str | None, what: str) -> Iterator[Entry]:
+        if main is None:
+            return
+        try:
+            if what == "table":
+                yield self._table(layer, main)
+            elif what == "scale":
+                yield self._norm(layer, main, bias)
+            elif _convolves(layer, layer.leaves[main]):
+                yield self._conv(layer, main, bias)
+            else:
+                yield self._weight(layer, main, bias)
+        except NoLetterError:
+            for key in (main, *((bias,) if bias else ())):
+                yield self._raw(layer, key, layer.leaves[key])
+            for role in ("mean", "var", "lora_a", "lora_b", "bias", "weight_norm", "spectral_norm"):
+                if path := self.partners.get(layer, role):
+                    yield self._raw_path(path, self.paths.module(layer.steps) + f".{role}")
+
+    def _alone(self, layer: Layer, key: str, g: Group) -> Iterator[Entry]:
+        """A leaf beside the others of its layer."""
+        gemma = key == "linear" and len(g.shape) == 2 and "gating_einsum" in layer.leaves
+        if gemma or (key in KNOWN and known_forms(key, g.shape, self.widths, Letters())):
+            yield from self._with(layer, key, None, "kernel")
+        else:
+            yield self._raw(layer, key, g)
+
+    def _raw(self, layer: Layer, key: str, g: Group) -> Entry:
+        """A leaf that no kind is guessed for."""
+        said = f"{self._spec(g)}; guess: a raw parameter, kept as stored; names and shape do not tell more"
+        entry = Entry(g.leaves[0])
+        entry.say("from", plain(self.paths.path(g.steps)), said)
+        self.paths.say_stacked(entry, g.steps)
+        names = [(f"parameter: {plain(self.paths.module(g.steps))}", "")]
+        entry.ask("parameter", "what is the tensor called in PyTorch?", names)
+        return entry
+
+    @staticmethod
+    def _raw_path(path: str, name: str) -> Entry:
+        entry = Entry()
+        entry.say("from", plain(path), "guess: a raw parameter, kept as stored")
+        entry.ask("parameter", "what is the tensor called in PyTorch?", [(f"parameter: {plain(name)}", "")])
+        return entry
+
+    # ---- parts of a rule
+
+    def _spec(self, g: Group) -> str:
+        return str(self.source.leaves[g.leaves[0]].spec)
+
+    def _from(self, entry: Entry, layer: Layer, main: str, bias: str | None, remark: str = "") -> None:
+        g = layer.leaves[main]
+        count = f", {len(g.leaves)} leaves" if len(g.leaves) > 1 else ""
+        entry.say("from", plain(self.paths.path(g.steps)), f"{self._spec(g)}{count}" + (f"; {remark}" if remark else ""))  # fmt: skip
+        if bias:
+            entry.say("bias", plain(self.paths.path(layer.leaves[bias].steps)), self._spec(layer.leaves[bias]))
+        elif path := self.partners.get(layer, "bias"):
+            entry.say("bias", plain(path), "guess: it lies beside")
+        self.paths.say_stacked(entry, g.steps)
+
+    def _target(self, entry: Entry, layer: Layer, words: Mapping[str, str], question: str = "", name: str = "") -> None:
+        """The target, asked for: its name, and which of several kinds it is; the first is the guess."""
+        module = name or self.paths.module(layer.steps)
+        first = next(iter(words))
+        asked = f"{question} And {NAME}" if question else NAME
+        entry.ask(first, asked, [(f"{word}: {plain(module)}", remark) for word, remark in words.items()])
+
+    # ---- kinds
+
+    def _table(self, layer: Layer, main: str) -> Entry:
+        g = layer.leaves[main]
+        entry = Entry(g.leaves[0])
+        self._from(entry, layer, main, None, "guess: an embedding, a row for each entry")
+        entry.say("axes", self.letters.named("entries", g.shape[0]) + self.letters.named("width", g.shape[1]))
+        self._target(entry, layer, {"embedding": ""})
+        return entry
+
+    def _norm(self, layer: Layer, main: str, bias: str | None) -> Entry:
+        g = layer.leaves[main]
+        entry = Entry(g.leaves[0])
+        stats = {role: path for role in ("mean", "var") if (path := self.partners.get(layer, role))}
+        self._from(entry, layer, main, bias, "guess: a norm's scale")
+        for role, path in stats.items() if len(stats) == 2 else ():
+            entry.say(role, plain(path))
+        kind = "batch_norm" if len(stats) == 2 else "layer_norm" if bias else "rms_norm"
+        entry.ask("multiplies_by", "what does the source multiply by?", FACTORS, kind)
+        entry.ask("epsilon", "what does the source add to the variance?", EPSILONS, kind)
+        if len(stats) == 2:
+            momenta = [("momentum: 0.99", "for training only: which share of the statistics a step keeps")]
+            entry.offer(momenta, once=True)
+        last = max((k for k, n in enumerate(g.shape) if n > 1), default=len(g.shape) - 1)
+        ones = [n == 1 and k != last for k, n in enumerate(g.shape)]
+        before = [sum(not one for one in ones[:k]) for k in range(len(ones))]
+        axes = zip(ones, g.shape, before, strict=True)
+        entry.say("axes", "".join("." if one else self.letters.named("width", n, k) for one, n, k in axes))
+        groups = {"group_norm": "if it is one: add `num_groups: 32` (flax's default), or `group_size`"}
+        more = groups if self.channels & set(g.shape) else {}
+        if len(stats) == 2:
+            self._target(entry, layer, {"batch_norm": "guess: there are running statistics"})
+        elif bias:
+            self._target(entry, layer, {"layer_norm": "guess: a bias beside the scale", **more})
+        elif "rms" in layer.hint:
+            self._target(entry, layer, {"rms_norm": "guess: by its name"})
+        else:
+            words = {"rms_norm": "", "layer_norm": "one without a bias", **more}
+            self._target(entry, layer, words, "does it subtract the mean (layer norm) or not (RMS norm)?")
+        return entry
+
+    def _weight(self, layer: Layer, main: str, bias: str | None) -> Entry:
+        g = layer.leaves[main]
+        entry = Entry(g.leaves[0])
+        named = main if main in KNOWN else layer.hint
+        known = known_forms(named, g.shape, self.widths, self.letters)
+        pair = [self.partners.get(layer, role) for role in ("lora_a", "lora_b")]
+        biased = layer.leaves[bias].shape if bias else self.partners.shapes.get((layer.steps, "bias"))
+        role = "in" if layer.hint in QUERIES else "out" if layer.hint in OUTPUTS else None
+        forms = (
+            known
+            or ([lora_form(g.shape, self.letters)] if all(pair) else [])
+            or projections(g.shape, biased, main, role, self.widths, self.letters)
+        )
+        self._equation(entry, forms, g.shape, main)
+        self._from(entry, layer, main, bias)
+        for partner in ("weight_norm", "spectral_norm"):
+            if path := self.partners.get(layer, partner):
+                entry.say(partner, plain(path), "guess: by its name")
+        if pair[0] and pair[1]:
+            self._lora(entry, layer, forms[0], pair[0], pair[1])
+        self._flattened(entry, g, forms[0])
+        module = self.paths.module(layer.steps if main in (*KERNELS, "0", "1") else g.steps)
+        apart = known[0].apart if known else ""
+        words = {"linear": ""}
+        if len(forms) > 1 and len(g.shape) == 3 and not known:
+            words["conv"] = "if it is one along time: `dimension_numbers: NWC,WIO->NWC` and `axes:`, no `einsum:`"
+        self._target(entry, layer, words, "", f"{module.rpartition('.')[0] or module}.{apart}" if apart else module)
+        if self.partners.get(layer, "weight_norm"):
+            kept = f"linear: {{module: {plain(module)}, parametrization: weight_norm}}"
+            entry.offer([(kept, "if the target keeps its two tensors")])
+        return entry
+
+    @staticmethod
+    def _equation(entry: Entry, forms: Sequence[Form], shape: tuple[int, ...], main: str) -> None:
+        if len(forms) == 1:
+            entry.say("einsum", forms[0].equation, f"guess: {forms[0].why}")
+            return
+        shown = " x ".join(map(str, shape))
+        known = [(f"einsum: {f.equation}", f.why) for f in forms]
+        entry.ask("einsum", f"the sizes {shown} do not tell which axes are inputs", known, main)
+
+    def _lora(self, entry: Entry, layer: Layer, form: Form, first: str, second: str) -> None:
+        rank = self.letters.named("rank", self.partners.shapes[layer.steps, "lora_a"][-1])
+        into, out = form.inputs, form.equation[-1]
+        pair = f'einsum: "...{into},{into}{rank},{rank}{out}->...{out}", from: {flow(first)}, times: {flow(second)}'
+        if self.partners.of[layer.steps, "lora_of"] == "nnx":
+            entry.say("plus", f"{{{pair}}}", "guess: flax nnx's pair, which is added as it is; it is merged here")
+            return
+        ways = [
+            (f"plus: {{{pair}, scale: 1}}", ""),
+            (f"plus: {{{pair}, scale: 16/{rank}}}", "alpha over the rank; your alpha in place of 16"),
+        ]
+        asked = "by which scale does the source multiply the pair before it adds it? It is merged here"
+        entry.ask("plus", asked, ways, value=f"{{{pair}, scale: ask}}")
+
+    def _flattened(self, entry: Entry, g: Group, form: Form) -> None:
+        into = g.shape[0]
+        channels = next((n for n in sorted(self.channels, reverse=True) if 1 < n < into and into % n == 0), None)
+        if channels and len(g.shape) == 2 and into not in self.widths:
+            last = self.letters.named("width", channels)
+            line = f"flattened: {{{form.inputs}: RS{last}}}"
+            how = "rows, columns, channels; `axes` gives the sizes: R: {is: rows, equals: 7}, and S"
+            asked = "is the input a map of a convolution, flattened? If not, take the line away"
+            entry.ask("flattened", asked, [(line, how)])
+
+    def _conv(self, layer: Layer, main: str, bias: str | None) -> Entry:
+        g = layer.leaves[main]
+        entry = Entry(g.leaves[0])
+        if len(g.shape) == 2:
+            return self._lone_filters(entry, layer, main, bias)
+        spatial = len(g.shape) - 2
+        words = ("W", "HW", "DHW")[spatial - 1]
+        torch_order = main == "weight"
+        depthwise = "depthwise" in layer.hint and g.shape[-1] == 1 and main == "0"  # Keras: rows, columns, channels, 1
+        numbers = f"NC{words},OI{words}->NC{words}" if torch_order else f"N{words}C,{words}IO->N{words}C"
+        sizes = g.shape[2:] if torch_order else g.shape[:spatial]
+        out, into = (g.shape[0], g.shape[1]) if torch_order else (g.shape[-1], g.shape[-2])
+        if depthwise or ("separable" in layer.hint and main == "0" and out == 1):
+            depthwise, numbers, out, into = True, f"N{words}C,{words}OI->N{words}C", into, out
+        rows = "".join(self.letters.named("kernel", n, k) for k, n in enumerate(sizes))
+        o = self.letters.named("width", out)
+        i = self.letters.named("one" if into == 1 else "width", into, int(into == out and into > 1))
+        keeps = "Equinox" if torch_order else "Keras" if main.isdecimal() else "flax"
+        entry.say("dimension_numbers", numbers, f"guess: {keeps} keeps {'depthwise ' * depthwise}kernels so")
+        entry.say("axes", o + i + rows if torch_order else rows + (o + i if depthwise else i + o))
+        self._from(entry, layer, main, bias, "guess: a convolution's kernel")
+        for partner in ("weight_norm", "spectral_norm"):
+            if path := self.partners.get(layer, partner):
+                entry.say(partner, plain(path), "guess: by its name")
+        if depthwise:
+            entry.say("feature_group_count", o, "guess: by its name")
+        elif into == 1 and out > 1:
+            ways = [(f"feature_group_count: {o}", "depthwise"), ("feature_group_count: 1", "one channel")]
+            entry.ask("feature_group_count", "is it depthwise, or has its input one channel?", ways)
+        if max(sizes) > 1:
+            entry.ask("padding", "what does the source pass?", PADDINGS, "conv")
+        more = [
+            ("strides: 2", "if they are not 1, here and below; with SAME say `input_size:`, too"),
+            ("standardized: (w - mean) / (std + 1e-5)", "if the source standardises the kernel"),
+        ]
+        entry.offer(more, once=True)
+        told = main.isdecimal() and "conv" in layer.hint and "transpose" not in layer.hint  # Keras has a name for each
+        words_of = {"conv": ""} if told else {"conv": "", "conv_transpose": "if it is one; shapes do not tell"}
+        part = (".depthwise" if depthwise else ".pointwise") if "separable" in layer.hint else ""
+        self._target(entry, layer, words_of, "", self.paths.module(layer.steps) + part)
+        return entry
+
+    def _lone_filters(self, entry: Entry, layer: Layer, main: str, bias: str | None) -> Entry:
+        """A kernel without an axis of input channels, as in Griffin's Conv1D."""
+        rows, width = layer.leaves[main].shape
+        axes = self.letters.named("kernel", rows) + self.letters.named("width", width)
+        entry.say("dimension_numbers", "NWC,WO->NWC", "guess: by its name, and one filter for each channel")
+        entry.say("axes", axes)
+        self._from(entry, layer, main, bias, "guess: a convolution's kernel")
+        entry.ask("padding", "what does the source pass?", [("padding: CAUSAL", "Griffin's"), *PADDINGS], "lone")
+        self._target(entry, layer, {"conv": ""})
+        return entry
+
+
+def _convolves(layer: Layer, g: Group) -> bool:
+    """Whether a kernel is a convolution's, by its name and its axes."""
+    axes = len(g.shape)
+    named = "conv" in layer.hint
+    heads = layer.hint in (*QUERIES, *OUTPUTS, *KNOWN) or g.steps[-1].words[0] in KNOWN
+    kernel = g.steps[-1].words[0] in (*KERNELS, "0", "1") or named
+    alone = named and axes == 2 and g.shape[0] < g.shape[1]
+    return kernel and (axes == 5 or (named and axes > 2) or alone or (axes == 4 and not heads))

@@ -1,0 +1,144 @@
+"""Leaves that belong to a layer elsewhere in the tree: running statistics, norms of weights, LoRA pairs, biases apart."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from convert.drafting.entry import Layer
+from convert.drafting.paths import Paths
+from convert.grouping import Step, escape
+from convert.sources.base import Leaf
+
+KERNELS = ("kernel", "w", "weight", "weights")
+SCALES = ("scale", "gamma", "weight", "w", "g")
+BIASES = ("bias", "b", "beta", "offset")
+LORA = (("lora_a", "lora_b"), ("lora_A", "lora_B"))
+STATISTICS = {"mean": "mean_ema/average", "var": "var_ema/average"}  # of Haiku, below `~`
+
+
+@dataclass
+class Partners:
+    """What the layers of a tree have elsewhere.
+
+    Attributes:
+        of: layer and role -> path as a rule writes it.
+        shapes: likewise -> shape.
+        taken: leaves that belong to a layer.
+        spare: leaves that go without saying, and why: they are dropped.
+    """
+
+    of: dict[tuple[tuple[Step, ...], str], str] = field(default_factory=dict)
+    shapes: dict[tuple[tuple[Step, ...], str], tuple[int, ...]] = field(default_factory=dict)
+    taken: set[str] = field(default_factory=set)
+    spare: dict[str, str] = field(default_factory=dict)
+
+    def get(self, layer: Layer, role: str) -> str | None:
+        return self.of.get((layer.steps, role))
+
+    def add(self, layer: Layer, role: str, path: str, leaves: Sequence[str], shape: tuple[int, ...] = ()) -> None:
+        self.of[layer.steps, role] = path
+        self.shapes[layer.steps, role] = shape
+        self.taken.update(leaves)
+
+
+def find_partners(layers: Sequence[Layer], paths: Paths, known: Mapping[str, Leaf]) -> Partners:
+    """The partners of all layers; `known` are the leaves of the tree."""
+    partners = Partners()
+    by_steps = {layer.steps: layer for layer in layers}
+    tops = list(dict.fromkeys(name.split("/")[0] for name in known))
+    apart = [name for name in known if name.endswith(("/scale", "/u"))]
+    for layer in layers:
+        for key, g in layer.leaves.items():
+            if key in (*SCALES, *BIASES) and sum(n > 1 for n in g.shape) <= 1:
+                _flax_statistics(partners, layer, key, paths, known)
+                _haiku_statistics(partners, layer, key, paths, known, tops)
+            if key in KERNELS and len(g.shape) > 1 and len(g.leaves) == 1:
+                _reparametrized(partners, layer, key, known, apart, paths)
+        _lora(partners, layer, by_steps, paths)
+        _bias(partners, layer, by_steps, paths)
+    return partners
+
+
+def _flax_statistics(partners: Partners, layer: Layer, key: str, paths: Paths, known: Mapping[str, Leaf]) -> None:
+    """``params/norm/scale`` has ``batch_stats/norm/mean``."""
+    g, path = layer.leaves[key], paths.path(layer.leaves[key].steps)
+    if not path.startswith("params/"):
+        return
+    module = path.removeprefix("params/").rpartition("/")[0]
+    moved = {role: ["/".join(["batch_stats", *x.split("/")[1:-1], role]) for x in g.leaves] for role in ("mean", "var")}
+    if all(x in known and known[x].spec.shape == g.shape for leaves in moved.values() for x in leaves):
+        for role, leaves in moved.items():
+            partners.add(layer, role, "/".join(filter(None, ["batch_stats", module, role])), leaves)
+
+
+def _haiku_statistics(
+    partners: Partners, layer: Layer, key: str, paths: Paths, known: Mapping[str, Leaf], tops: Sequence[str]
+) -> None:
+    """``params/norm/scale`` has ``state/norm/~/mean_ema/average``."""
+    g, path = layer.leaves[key], paths.path(layer.leaves[key].steps)
+    first, _, module = path.rpartition("/")[0].partition("/")
+    for state in tops:
+        if state == g.leaves[0].split("/")[0] or not module or escape(g.leaves[0].split("/")[0]) != first:
+            continue
+        moved = {
+            role: ["/".join([state, *x.split("/")[1:-1], "~", *below.split("/")]) for x in g.leaves]
+            for role, below in STATISTICS.items()
+        }
+        if not all(x in known and known[x].spec.shape == g.shape for leaves in moved.values() for x in leaves):
+            continue
+        for role, leaves in moved.items():
+            partners.add(layer, role, f"{escape(state)}/{module}/~/{STATISTICS[role]}", leaves)
+        spare = re.compile(rf"{re.escape(state)}/.*/~/[^/]*_ema/(hidden|counter)")
+        found = {name for name in known if spare.fullmatch(name)}
+        if found:
+            partners.taken |= found
+            partners.spare[f"{escape(state)}/**/~/*_ema/{{hidden,counter}}"] = "what the averages are made of"
+
+
+def _reparametrized(
+    partners: Partners, layer: Layer, key: str, known: Mapping[str, Leaf], apart: Sequence[str], paths: Paths
+) -> None:
+    """What flax's WeightNorm and SpectralNorm keep."""
+    g = layer.leaves[key]
+    if not paths.path(g.steps).startswith("params/"):
+        return
+    inner = re.escape(g.leaves[0].removeprefix("params/"))
+    for name in apart:
+        for first, last, role in (("params", "scale", "weight_norm"), ("batch_stats", "u", "spectral_norm")):
+            if re.fullmatch(rf"{first}/[^/]+/{inner}/{last}", name):
+                partners.add(layer, role, paths.path([Step((k,)) for k in name.split("/")]), [name])
+                sigma = name.removesuffix("/u") + "/sigma"
+                if role == "spectral_norm" and sigma in known:
+                    partners.taken.add(sigma)
+                    partners.spare[escape(sigma)] = "found anew at every call, by a step from u"
+
+
+def _lora(partners: Partners, layer: Layer, by_steps: Mapping[tuple[Step, ...], Layer], paths: Paths) -> None:
+    """A pair in the layer's own dict, in one called ``lora`` (flax nnx LoRALinear) or around it (nnx LoRA)."""
+    for first, second in LORA:
+        if not (first in layer.leaves and second in layer.leaves):
+            continue
+        a, b = layer.leaves[first], layer.leaves[second]
+        for steps in (layer.steps, layer.steps[:-1], (*layer.steps, Step(("base_module",)))):
+            owner = by_steps.get(steps)
+            kernel = owner.find(KERNELS, (2,)) if owner else None
+            if owner is None or kernel is None or (steps == layer.steps[:-1] and layer.hint != "lora"):
+                continue
+            fits = owner.leaves[kernel].shape == (*a.shape[:1], *b.shape[1:]) and a.shape[1:] == b.shape[:1]
+            if fits and len(a.leaves) == len(b.leaves) == len(owner.leaves[kernel].leaves):
+                partners.add(owner, "lora_a", paths.path(a.steps), a.leaves, a.shape)
+                partners.add(owner, "lora_b", paths.path(b.steps), b.leaves, b.shape)
+                partners.of[owner.steps, "lora_of"] = "nnx" if steps != layer.steps else ""
+
+
+def _bias(partners: Partners, layer: Layer, by_steps: Mapping[tuple[Step, ...], Layer], paths: Paths) -> None:
+    """praxis: ``hidden_layer/linear/w`` has ``hidden_layer/bias/b``."""
+    kernel = layer.find(KERNELS, (2,)) if len(layer.leaves) == 1 and layer.hint == "linear" else None
+    beside = by_steps.get((*layer.steps[:-1], Step(("bias",))))
+    if kernel is None or beside is None or set(beside.leaves) != {"b"}:
+        return
+    w, b = layer.leaves[kernel], beside.leaves["b"]
+    if b.shape == w.shape[1:] and len(w.leaves) == len(b.leaves):
+        partners.add(layer, "bias", paths.path(b.steps), b.leaves, b.shape)

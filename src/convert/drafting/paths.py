@@ -1,0 +1,99 @@
+"""Where the leaves of a drafted rule file are: groups of paths, stacks of layers, and what a tree has besides weights."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+from convert.drafting.entry import Entry
+from convert.drafting.stacks import stacks
+from convert.grouping import Group, Names, Step, group
+from convert.sources.base import Source
+
+ROOTS = ("mdl_vars/params", "params/params", "state/params", "model/params", "params", "target")
+OPTIMIZERS = ("opt_state", "opt_states", "optimizer", "optimizer_state", "opt", "state/opt_state", "state/param_states")
+RANDOM = ("rngs", "rng", "seed_generator")
+SILENT = (
+    "vars",
+    "~",
+)  # keys that name nothing: Keras has its arrays below the one, Haiku its submodules below the other
+
+
+class Paths:
+    """The leaves of a checkpoint in groups, and how they are written in rules.
+
+    Attributes:
+        groups: each with the shape that one layer of its stack has.
+        root: a prefix below which all leaves lie but those that no model needs.
+    """
+
+    def __init__(self, source: Source) -> None:
+        found = group(source.leaves)
+        self._names = Names()
+        self._stacks = stacks([g for g in found if not unwanted(g)])
+        self.groups = tuple(self._unstacked(g) for g in found)
+        self.root = self._root()
+
+    def _root(self) -> str:
+        for root in ROOTS:
+            inside = [g for g in self.groups if g.leaves[0].startswith(f"{root}/")]
+            if inside and all(g in inside or unwanted(g) for g in self.groups):
+                return root
+        return ""
+
+    def _stack(self, steps: Sequence[Step]) -> tuple[int, str, int] | None:
+        """How many keys lead to the stack that a path is in, the index that it is counted by, and the axis."""
+        for prefix, (index, axis) in self._stacks.items():
+            if tuple(steps[: len(prefix)]) == prefix:
+                return len(prefix), index, axis
+        return None
+
+    def _unstacked(self, g: Group) -> Group:
+        stack = self._stack(g.steps)
+        if stack is None or unwanted(g):
+            return g
+        return replace(g, shape=g.shape[: stack[2]] + g.shape[stack[2] + 1 :])
+
+    def say_stacked(self, entry: Entry, steps: Sequence[Step]) -> None:
+        """Says that the leaves of a rule are stacked, where they are."""
+        if stack := self._stack(steps):
+            remark = "guess: all leaves here have this axis, the norms' scales too"
+            entry.say("stacked", f"{{{stack[1]}: {stack[2]}}}", remark)
+
+    def path(self, steps: Sequence[Step]) -> str:
+        """The path as a rule writes it."""
+        text = self._names.text(steps)
+        if self.root and text.startswith(f"{self.root}/"):
+            return text.removeprefix(f"{self.root}/")
+        return f"/{text}" if self.root else text
+
+    def module(self, steps: Sequence[Step]) -> str:
+        """What the module would be called if PyTorch's names were those of the tree."""
+        keys = self.path(steps).removeprefix("/").split("/")
+        if stack := self._stack(steps):
+            at = stack[0] - (self.root.count("/") + 1 if self.root else 0)
+            keys.insert(at, f"{{{stack[1]}}}")
+        kept = [key for k, key in enumerate(keys) if key not in SILENT and not (k == 0 and key in ("params", "target"))]
+        return ".".join(kept) or "module"
+
+    def drop(self, g: Group) -> str:
+        """A pattern of leaves that no model needs, for a `drop` rule."""
+        return re.sub(r"\{[a-z][a-z0-9]*\}", "*", self.path(g.steps))
+
+
+def optimizer(g: Group) -> str | None:
+    """The key below which the optimizer's state is that these leaves belong to."""
+    first = g.leaves[0]
+    return next((word for word in OPTIMIZERS if first == word or first.startswith(f"{word}/")), None)
+
+
+def random(g: Group) -> bool:
+    """Whether the leaves are the state of a random generator."""
+    return any(key in RANDOM or (k == 0 and "rng" in key) for k, key in enumerate(g.leaves[0].split("/")))
+
+
+def unwanted(g: Group) -> bool:
+    """Whether no model needs the leaves: the optimizer's state, counters, random generators."""
+    counts = g.shape == () and g.dtype.startswith(("int", "uint", "bool"))
+    return optimizer(g) is not None or counts or random(g)
