@@ -17,7 +17,8 @@ from convert.check.model import Evidence, live_evidence
 from convert.check.recording import DRIFTED, EXACT, INPUT, KEY, LEAF, MASK, Manifest, Value
 from convert.check.sampling import Cost, Sample, allot, least, positions
 from convert.digests import combine, digest_leaf
-from convert.errors import ConvertError, OutputError
+from convert.errors import ConvertError, OutputError, OwnCodeError
+from convert.factories import own_code
 from convert.moving import used_leaves
 from convert.plan import Plan
 from convert.spec import TensorSpec, numpy_dtype
@@ -72,6 +73,7 @@ def record(
     Raises:
         ConvertError: the reference has no JAX side, JAX or the model's package is not installed, or the output is in the
             way or cannot be written.
+        OwnCodeError: the reference is the user's, and its code failed.
     """
     require_precision(precision)
     _check_out(Path(out), plan, overwrite)
@@ -80,7 +82,10 @@ def record(
     if reference.jax is None:
         raise ConvertError("the reference has no JAX side, so there is nothing to record")
     try:
-        evidence = live_evidence(plan, reference, precision=precision, seed=seed)
+        with own_code(factory or None):
+            evidence = live_evidence(plan, reference, precision=precision, seed=seed)
+    except OwnCodeError as error:
+        raise OwnCodeError(f"--reference {error.said}", error.frames) from error
     except ImportError as error:
         raise ConvertError(f"recording runs the JAX model: {error}; record where JAX runs, check anywhere") from error
     return write_recording(
