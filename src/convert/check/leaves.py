@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def comparing(plan: Plan, written: Written, levels: Collection[str]) -> AbstractContextManager[WeightsPass | None]:
     """The weights level, which starts on entering, where it is asked for and there is a source to read."""
-    if isinstance(plan.source, RecordedSource) or "weights" not in levels:
+    if isinstance(plan.source.on_disk, RecordedSource) or "weights" not in levels:
         return nullcontext()
     return WeightsPass(plan, written)
 
@@ -62,6 +62,6 @@ def _missing() -> str:
 def _layers(plan: Plan, written: Written, weights: WeightsPass | None, device: str, seed: int) -> LevelReport:
     from convert.check.layers import check_layers
 
-    if isinstance(plan.source, RecordedSource):
+    if isinstance(plan.source.on_disk, RecordedSource):
         return LevelReport("layers", Verdict.SKIPPED, "needs the checkpoint's own weights: give it with --from")
     return check_layers(plan, written, device=device, seed=seed, same=weights.same if weights is not None else None)

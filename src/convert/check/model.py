@@ -158,8 +158,9 @@ def _exact(step: Step, plan: Plan, got: Array) -> Array:
     made = [apply(part.ops, leaf) for part, leaf in zip(step.parts, leaves, strict=True)]
     if not same_bits(got, assemble(step.parts, made)):
         return np.asarray(got, np.float64)
-    wide = [apply(_widened(part.ops), leaf) for part, leaf in zip(step.parts, leaves, strict=True)]
-    return assemble(step.parts, wide)
+    wide = plan.source.unrounded()
+    made = [apply(_widened(part.ops), wide.read(part.leaf)) for part in step.parts]
+    return assemble(step.parts, made)
 
 
 def _widened(ops: tuple[Op, ...]) -> tuple[Op, ...]:

@@ -14,6 +14,7 @@ from convert import safetensors_header
 from convert.beside import facts_beside
 from convert.check.machine import require_precision
 from convert.check.model import Evidence, live_evidence
+from convert.check.recorded import computes
 from convert.check.recording import DRIFTED, EXACT, INPUT, KEY, LEAF, MASK, Manifest, Value
 from convert.check.sampling import Cost, Sample, allot, least, positions
 from convert.digests import combine, digest_leaf
@@ -77,8 +78,6 @@ def record(
     """
     require_precision(precision)
     _check_out(Path(out), plan, overwrite)
-    if plan.source is not plan.source.on_disk:
-        raise ConvertError("rules that merge leaves cannot be recorded; check where the checkpoint is, with --from")
     if reference.jax is None:
         raise ConvertError("the reference has no JAX side, so there is nothing to record")
     try:
@@ -141,7 +140,8 @@ def write_recording(
         },  # where it is checked, no file lies beside it
         sizes=plan.sizes,
         source_format=plan.source.format,
-        leaves=plan.source.leaves,
+        leaves=plan.source.on_disk.leaves,
+        merged={name: leaf for name, leaf in plan.source.leaves.items() if plan.source.merge(name) is not None},
         digests=digests,
         chunks={leaf: plan.source.chunks(leaf).chunk for leaf in digests},
         seed=seed,
@@ -195,7 +195,8 @@ def _leaves(plan: Plan, room: int) -> tuple[dict[str, Array], dict[str, str]]:
     for leaf, work in used_leaves(plan).items():
         array = plan.source.read(leaf)
         digests[leaf] = digest_leaf(leaf, array, plan.source.chunks(leaf))
-        if (not work or any(step.arithmetic for step, _ in work)) and array.nbytes <= room:
+        merged = plan.source.merge(leaf) is not None
+        if (not work or any(computes(step, merged) for step, _ in work)) and array.nbytes <= room:
             stored[leaf] = array
             room -= array.nbytes
     return stored, digests
