@@ -93,11 +93,14 @@ def main() -> None:
     parser.add_argument("--layout", choices=["nested", "flat", "stacked", "kauldron"], default="nested")
     parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
     parser.add_argument("--layers", type=int, help="instead of as many as the size has")
+    parser.add_argument("--files", action="store_true", help="a zarr directory for each leaf, not OCDBT")
     asked = parser.parse_args()
     started = time.monotonic()
     made = tree(asked.size, asked.layout, asked.dtype, depth=asked.layers)
-    with ocp.StandardCheckpointer() as checkpointer:
-        checkpointer.save(asked.out.resolve(), made)
+    # OCDBT holds what it writes in memory until the end: 4b would take 21 GB.
+    handler = ocp.PyTreeCheckpointHandler(use_ocdbt=not asked.files, save_concurrent_gb=1 if asked.files else None)
+    with ocp.Checkpointer(handler) as checkpointer:
+        checkpointer.save(asked.out.resolve(), args=ocp.args.PyTreeSave(made))
     print(f"{asked.out}: Gemma 3 {asked.size}, {asked.layout}, {asked.dtype}, {time.monotonic() - started:.0f} s")
 
 
