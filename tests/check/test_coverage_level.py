@@ -14,6 +14,7 @@ import torch
 from safetensors.numpy import load_file, save_file
 
 import convert
+from command_line import Run
 from convert.api import plan_conversion
 from convert.check.coverage import check_coverage
 from convert.check.report import LevelReport, Verdict
@@ -170,6 +171,53 @@ def test_an_index_that_lies(folder: Path) -> None:
         CheckpointError, match=r"fc1.weight is in model-00004-of-00004.safetensors, and it is in model-0000"
     ):
         open_written(folder)
+
+
+def test_the_file_that_from_pretrained_loads_is_the_one_that_is_checked(run: Run, folder: Path) -> None:
+    """A file of an earlier conversion beside shards and an index: transformers prefers it, and so must the check."""
+    from transformers import AutoModel
+
+    tensors = {name: open_written(folder).read(name) for name in open_written(folder).tensors}
+    metadata = dict(open_written(folder).metadata)
+    stale = {name: (x * np.float32(1.1) if x.dtype == np.float32 else x) for name, x in tensors.items()}
+    save_file(stale, folder / "model.safetensors", metadata=metadata)
+    name = next(n for n in tensors if n.endswith("layers.0.mlp.fc1.weight"))
+    loaded = AutoModel.from_pretrained(folder).state_dict()[name.removeprefix("model.")].numpy()
+    assert np.array_equal(loaded, stale[name]) and np.array_equal(open_written(folder).read(name), stale[name])
+    said, _ = run("check", folder, "--from", checkpoint("timesfm-2.5"), "--level", "coverage,weights", code=1)
+    assert "model.safetensors lies beside model.safetensors.index.json: from_pretrained loads model.safetensors" in said
+    assert "delete model.safetensors if the shards are meant" in said
+    assert "weights: FAILED" in said and "all values are multiplied by 1.1" in said
+
+    (folder / "model.safetensors").unlink()
+    run("check", folder, "--from", checkpoint("timesfm-2.5"), "--level", "coverage,weights", code=0)
+
+
+def test_a_file_that_config_json_names(run: Run, folder: Path) -> None:
+    """`transformers_weights` comes before all names that transformers knows by itself."""
+    from transformers import AutoModel
+
+    tensors = {name: open_written(folder).read(name) + 0 for name in open_written(folder).tensors}
+    name = next(n for n in tensors if n.endswith("layers.0.mlp.fc1.weight"))
+    tensors[name][0, 0] += 1
+    save_file(tensors, folder / "other.safetensors", metadata=dict(open_written(folder).metadata))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "transformers_weights": "other.safetensors"}))
+    loaded = AutoModel.from_pretrained(folder).state_dict()[name.removeprefix("model.")].numpy()
+    assert np.array_equal(loaded, tensors[name])
+    said, _ = run("check", folder, "--from", checkpoint("timesfm-2.5"), "--level", "coverage,weights", code=1)
+    assert "config.json says transformers_weights other.safetensors" in said and f"{name} (float32[" in said
+    for named in ("../x.safetensors", "absent.safetensors", 3):
+        (folder / "config.json").write_text(json.dumps({**config, "transformers_weights": named}))
+        with pytest.raises(CheckpointError, match="transformers_weights names .* which is no file beside it"):
+            open_written(folder)
+
+
+def test_an_adapter_beside_the_weights(folder: Path) -> None:
+    plan = plan_conversion("timesfm", checkpoint("timesfm-2.5"), to="transformers")
+    (folder / "adapter_config.json").write_text("{}")
+    (finding,) = check_coverage(plan, open_written(folder), ABSENT).findings
+    assert "from_pretrained puts that adapter on top of these weights" in finding.what
 
 
 @pytest.mark.parametrize("name", ["../x.safetensors", "/etc/passwd", 7])
