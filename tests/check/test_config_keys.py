@@ -12,6 +12,7 @@ import pytest
 
 from convert.api import convert, plan_conversion
 from convert.check.config_keys import HARMLESS, harmless
+from convert.check.coverage import check_coverage
 from convert.check.facts import Facts, check_facts
 from convert.check.report import Finding
 from convert.check.run import load_reference
@@ -153,3 +154,21 @@ def test_what_follows_from_another_key_is_said_to(made: Any, tmp_path: Path) -> 
     assert key.name == "use_bidirectional_attention" and window.data["fact"] == "sliding_window"
     assert "That follows from use_bidirectional_attention in config.json" in window.what
     assert "Configure it with" not in window.what
+
+
+@pytest.mark.parametrize("case", ["gemma3", "bert", "gpt2"])
+def test_a_configuration_that_names_no_class(made: Any, case: str) -> None:
+    """from_pretrained needs no `architectures`; AutoModel, but no class of its own, needs `model_type`."""
+    plan, written = made(case)
+    for absent in ("architectures", "model_type"):
+        config = {key: value for key, value in written.config.items() if key != absent}
+        less = dataclasses.replace(written, config=config)
+        reference = load_reference(dataclasses.replace(plan, written_config=config), None)
+        assert not isinstance(reference, str), reference
+        level = check_coverage(plan, less, reference)
+        said = [finding.what for finding in level.findings]
+        assert len(said) == (absent == "model_type") and all(
+            "config.json has no model_type, by which" in s for s in said
+        )
+        assert not check_facts(plan, less, ABSENT).findings
+        assert any("asked with strict=True" in note for note in level.notes)

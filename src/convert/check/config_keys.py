@@ -59,9 +59,10 @@ def other_keys(plan: Plan, written: Written) -> OtherKeys:
 
     What the source's own ``config.json`` says beside its checkpoint is meant, and counts as written by the rules.
     """
-    templates, config = plan.rules.targets[plan.target].config, written.config
-    if not templates or config is None or other_class(plan, written):
+    templates = plan.rules.targets[plan.target].config
+    if not templates or written.config is None or other_class(plan, written):
         return OtherKeys()
+    config = {"model_type": templates.get("model_type"), **written.config}
     beside = {key: value for key, value in plan.beside.config.items() if key not in templates and not harmless(key)}
     keys = list(_beyond(config, templates, beside))
     lost = [key for key in beside if key not in config]

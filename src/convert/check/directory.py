@@ -41,6 +41,11 @@ def directory_findings(plan: Plan, written: Written) -> Iterator[Finding]:
         yield _finding(
             f"{said}; write what the rules say, or name the rules of that class with --model", "architectures"
         )
+    if "model_type" in wanted and not written.config.get("model_type"):
+        yield _finding(
+            f"config.json has no model_type, by which AutoModel knows the class; add {json.dumps(wanted['model_type'])}",
+            "model_type",
+        )
     if (written.path / ADAPTER).is_file():
         yield _finding(
             f"{ADAPTER} lies beside config.json: where peft is installed, from_pretrained puts that adapter on top of these "
@@ -56,7 +61,7 @@ def other_class(plan: Plan, written: Written) -> str:
     """How config.json names another class than the rules; empty when it does not."""
     wanted = plan.rules.targets[plan.target].config
     for key in ("architectures", "model_type"):
-        if written.config is not None and key in wanted and written.config.get(key, wanted[key]) != wanted[key]:
+        if written.config is not None and key in wanted and (written.config.get(key) or wanted[key]) != wanted[key]:
             shown = [json.dumps(config[key]) for config in (written.config, wanted)]
             return f"config.json says {key} {shown[0]}, and the rules were written for {shown[1]}"
     return ""

@@ -15,7 +15,7 @@ from convert.errors import ConvertError, UnavailableError
 from convert.kinds.base import ACTIVATION_NAMES
 from convert.plan import Plan
 from convert.references import bert_jax, gpt2_jax
-from convert.references.modules import config_of, load, on, ready
+from convert.references.modules import class_of, config_of, load, on, ready
 from convert.references.protocol import Arrays, Reference
 from convert.references.torch_facts import Block
 from convert.references.torch_facts import facts as common_facts
@@ -110,10 +110,10 @@ def _build(plan: Plan, weights: Mapping[str, torch.Tensor]) -> torch.nn.Module:
         import transformers
     except ImportError as error:
         raise UnavailableError(f"target transformers of {plan.rules.model} needs transformers 5.23 or newer ({error})") from error  # fmt: skip
-    written = plan.config or {}
-    built = transformers.AutoConfig.for_model(written["model_type"], **config_of(plan))
+    name, model_type = class_of(plan)
+    built = transformers.AutoConfig.for_model(model_type, **config_of(plan))
     built._attn_implementation = "eager"
-    module = getattr(transformers, written["architectures"][0])(built)
+    module = getattr(transformers, name)(built)
     tied = {name: weights[of] for name, of in TIED.items() if name in module.state_dict() and name not in weights}
     return load(module, {**tied, **weights})
 
