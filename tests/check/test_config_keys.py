@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from convert.check.config_keys import HARMLESS, harmless
 from convert.check.coverage import check_coverage
 from convert.check.facts import Facts, check_facts
 from convert.check.report import Finding
-from convert.check.run import load_reference
+from convert.check.run import check, load_reference
 from convert.check.written import Written, open_written
 from convert.plan import Plan
 from gemma_models import settings
@@ -172,3 +173,17 @@ def test_a_configuration_that_names_no_class(made: Any, case: str) -> None:
         )
         assert not check_facts(plan, less, ABSENT).findings
         assert any("asked with strict=True" in note for note in level.notes)
+
+
+@pytest.mark.parametrize(
+    ("case", "key", "value"), [("gpt2", "reorder_and_upcast_attn", True), ("bert", "chunk_size_feed_forward", 4)]
+)
+def test_how_a_model_is_run_is_no_difference(made: Any, tmp_path: Path, case: str, key: str, value: Any) -> None:
+    """Legal settings of the same function, which in transformers raise in float64, or for lengths that are no multiple."""
+    _, written = made(case)
+    shutil.copytree(written.path, tmp_path / "out")
+    (tmp_path / "out" / "config.json").write_text(json.dumps({**written.config, key: value}))
+    report = check(tmp_path / "out", checkpoint(case), levels=("layers", "model"), require=("layers", "model"))
+    assert report.exit_code == 0, [finding.what for level in report.levels for finding in level.findings]
+    said = f"config.json, not compared: {key} = {json.dumps(value)} (it says how the same function is computed"
+    assert any(note.startswith(said) for note in report.levels[0].notes)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from convert.check.directory import other_class
@@ -31,6 +31,7 @@ HARMLESS = frozenset({
     "encoder_layerdrop", "decoder_layerdrop",
 })
 # fmt: on
+RUNNING = ("reorder_and_upcast_attn", "chunk_size_feed_forward")  # how the same function is computed
 TOKENS = ("pad", "bos", "eos", "sep", "cls", "mask", "unk", "decoder_start", "forced_bos", "forced_eos")
 LOADER = ("quantization_config", "compression_config", "fusion_config")  # read by from_pretrained, and by no class
 UNUSED = ("architectures", "model_type", "dtype", "torch_dtype", "transformers_version")
@@ -63,11 +64,13 @@ def other_keys(plan: Plan, written: Written) -> OtherKeys:
     if not templates or written.config is None or other_class(plan, written):
         return OtherKeys()
     config = {"model_type": templates.get("model_type"), **written.config}
+    running = [_shown(key, config[key]) for key in RUNNING if config.get(key)]
+    notes = _note(running, "it says how the same function is computed; the models are run without it")
     beside = {key: value for key, value in plan.beside.config.items() if key not in templates and not harmless(key)}
     keys = list(_beyond(config, templates, beside))
     lost = [key for key in beside if key not in config]
     if not keys and not lost:
-        return OtherKeys()
+        return OtherKeys(notes=notes)
     meant = {**beside, **_meant(config, templates)}
     try:
         plain = class_config(config, meant)
@@ -80,7 +83,8 @@ def other_keys(plan: Plan, written: Written) -> OtherKeys:
     if lost:
         asked.ask(", ".join(lost), None, {key: value for key, value in meant.items() if key not in lost})
     asked.ask("all keys together", None, {**meant, **config})
-    return asked.said()
+    said = asked.said()
+    return replace(said, notes=(*notes, *said.notes))
 
 
 def class_config(config: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:

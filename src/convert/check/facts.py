@@ -115,7 +115,7 @@ def with_facts(level: LevelReport, facts: Facts) -> LevelReport:
 
 
 def _sizes(plan: Plan | None, written: Written) -> Mapping[str, int]:
-    sizes: Mapping[str, int] = plan.sizes if plan is not None else json.loads(written.metadata.get("sizes", "{}"))
+    sizes: Mapping[str, int] = plan.sizes if plan is not None else written.stated("sizes")
     return sizes
 
 

@@ -45,6 +45,24 @@ class Written:
         """Shape and dtype of every tensor."""
         return {name: entry.spec for name, (_, entry) in self.tensors.items()}
 
+    def stated(self, key: str) -> Any:
+        """What the header says under ``facts``, ``layers``, ``sizes`` or ``settings``; empty when it says nothing.
+
+        Raises:
+            CheckpointError: it is not what a conversion writes; someone else's file may say anything there.
+        """
+        wanted = list if key == "layers" else dict
+        try:
+            value = json.loads(self.metadata.get(key, "[]" if wanted is list else "{}"))
+        except (ValueError, RecursionError):
+            value = None
+        if not isinstance(value, wanted):
+            raise CheckpointError(
+                f"{self.path}: `{key}` in its header is not a JSON {'list' if wanted is list else 'object'}; was it written by "
+                f"other code? Remove `{key}` from the header, or write the file again"
+            )
+        return value
+
     def read(self, name: str) -> Array:
         """One tensor, as a read-only view of the mapped file."""
         path, entry = self.tensors[name]

@@ -37,6 +37,8 @@ OUTPUTS: Mapping[str, tuple[str, ...]] = {
 }
 LENGTH = 29  # of the texts, where there are as many positions
 PADDED = 4  # positions at the end of the second text
+# Settings of how the same function is computed, which refuse float64 (the first) or some lengths: models run without them.
+RUNNING: Mapping[str, Any] = {"reorder_and_upcast_attn": False, "chunk_size_feed_forward": 0}
 # Of a module whose weight is another's: transformers' state_dict has both.
 TIED = {
     "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
@@ -113,6 +115,9 @@ def _build(plan: Plan, weights: Mapping[str, torch.Tensor]) -> torch.nn.Module:
     name, model_type = class_of(plan)
     built = transformers.AutoConfig.for_model(model_type, **config_of(plan))
     built._attn_implementation = "eager"
+    for setting, off in RUNNING.items():
+        if hasattr(built, setting):
+            setattr(built, setting, off)
     module = getattr(transformers, name)(built)
     tied = {name: weights[of] for name, of in TIED.items() if name in module.state_dict() and name not in weights}
     return load(module, {**tied, **weights})
