@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,14 +16,17 @@ import torch
 from safetensors.numpy import load_file, save_file
 
 import convert
+from command_line import Run
 from convert.api import plan_conversion
 from convert.check.coverage import check_coverage
+from convert.check.naming import Nearest, other_prefix
 from convert.check.report import LevelReport, Verdict
 from convert.check.run import load_reference
 from convert.check.written import open_written
 from convert.errors import CheckpointError
 from convert.plan import Plan
 from convert.references.protocol import Reference
+from gemma_models import directory, settings
 from upstream import checkpoint
 
 Tensors = dict[str, np.ndarray]
@@ -91,6 +96,111 @@ def test_a_misspelt_name_suggests_the_right_one(plan: Plan, file: Path) -> None:
 def test_another_shape_or_dtype(plan: Plan, file: Path, make: Callable[[np.ndarray], np.ndarray], said: str) -> None:
     (finding,) = edited(file, lambda t: t.update({OUT: make(t[OUT])}), plan).findings
     assert finding.name == OUT and said in finding.what and "stacked_xf/attn/out/kernel/value" in finding.what
+
+
+# ---- a whole file that differs in one thing
+
+
+def renamed(new: Callable[[str], str]) -> Callable[[Tensors], object]:
+    def edit(tensors: Tensors) -> None:
+        for name in list(tensors):
+            tensors[new(name)] = tensors.pop(name)
+
+    return edit
+
+
+@pytest.mark.parametrize(
+    ("new", "said"),
+    [
+        (lambda name: f"model.{name}", "have 'model.' before the name that the rules give: model."),
+        (lambda name: name.replace("stacked_xf.", "xf.layers."), "begin with 'xf.layers.' where the rules have 'stacked_xf.': xf."),
+        (lambda name: name.removeprefix("stacked_xf."), "lack 'stacked_xf.' at the start: "),
+    ],
+)  # fmt: skip
+def test_another_prefix_is_one_finding(plan: Plan, file: Path, new: Callable[[str], str], said: str) -> None:
+    (finding,) = edited(file, renamed(new), plan).findings
+    assert said in finding.what and finding.data["diagnosis"] == "another prefix", finding.what
+    assert finding.data["tensors"] == sum(step.name != new(step.name) for step in plan.steps)
+
+
+def test_beside_another_prefix_the_rest_is_found(plan: Plan, file: Path) -> None:
+    def edit(tensors: Tensors) -> None:
+        tensors.pop(OUT)
+        tensors["stacked_xf.0.attn.out.weight"] = tensors["stacked_xf.0.attn.out.weight"][:3].copy()
+        renamed(lambda name: f"model.{name}")(tensors)
+        tensors["tail"] = np.zeros(2, np.float32)
+
+    said = [finding.data["diagnosis"] for finding in edited(file, edit, plan).findings]
+    assert said == ["another prefix", "another shape or dtype", "not in the file", "no rule makes it"]
+
+
+def test_single_names_are_no_prefix() -> None:
+    assert other_prefix(["a.weight", "b.weight"], ["c.weight", "d.weight"]) is None
+    assert other_prefix(["a.x.weight"], ["b.x.weight"]) is None
+    assert other_prefix(["a.x.w", "a.y.w", "a.z.w"], ["b.x.w", "b.y.w", "c"]) == ("a.", "b.")
+    assert other_prefix([], ["b"]) is None and other_prefix(["b"], []) is None
+
+
+def test_everything_in_bfloat16_is_one_finding(run: Run, plan: Plan, file: Path, tmp_path: Path) -> None:
+    """As most published files are. With --dtype it passes."""
+    narrow = tmp_path / "narrow.safetensors"
+    convert.convert("timesfm", checkpoint("timesfm-2.5"), narrow, dtype="bfloat16")
+    (finding,) = check_coverage(plan, open_written(narrow), ABSENT).findings
+    assert "all 45 floating-point tensors are bfloat16, where the rules make float32 of 45" in finding.what
+    assert "check with --dtype bfloat16, if that was meant" in finding.what
+
+    tensors = {name: open_written(narrow).read(name) for name in open_written(narrow).tensors}
+    foreign = tmp_path / "foreign.safetensors"
+    save_file(tensors, foreign)
+    source = ("--from", checkpoint("timesfm-2.5"), "--model", "timesfm", "--level", "coverage,weights")
+    run("check", foreign, *source, code=1)
+    run("check", foreign, *source, "--dtype", "bfloat16", code=0)
+    tensors["stacked_xf.0.attn.out.weight"] = tensors["stacked_xf.0.attn.out.weight"].astype(np.float32)
+    save_file(tensors, foreign)  # not all: no choice of a dtype, but a mistake of each
+    findings = check_coverage(plan, open_written(foreign), ABSENT).findings
+    assert len(findings) == 44 and all(f.data["diagnosis"] == "another shape or dtype" for f in findings)
+
+
+def test_the_nearest_name_is_quick_and_has_the_same_numbers() -> None:
+    names = [f"model.layers.{i}.mlp.{part}_proj.weight" for i in range(3000) for part in ("up", "gate")]
+    nearest = Nearest(names)
+    started = time.perf_counter()
+    for i in range(3000):
+        assert (
+            nearest(f"model.layers.{i}.mlp.gate.weight") == f"; did you mean 'model.layers.{i}.mlp.gate_proj.weight'?"
+        )
+    assert nearest("model.layers.4000.mlp.up.weight") == "; did you mean 'model.layers.0.mlp.up_proj.weight'?"
+    assert nearest("q") == "" and Nearest([])("q") == ""
+    assert time.perf_counter() - started < 2
+    many = Nearest(f"{letters}.x" for letters in map("".join, itertools.permutations("abcdefg", 4)))
+    started = time.perf_counter()
+    assert all(isinstance(many("".join(letters)), str) for letters in itertools.permutations("hgfedc", 4))
+    assert time.perf_counter() - started < 2
+
+
+def test_a_head_beside_the_table_that_it_is_tied_to(tmp_path: Path) -> None:
+    out = directory("gemma3", tmp_path / "out")
+    plan = convert.plan_conversion("gemma", checkpoint("gemma3"), settings=settings("gemma3"))
+    file, table = out / "model.safetensors", "model.embed_tokens.weight"
+    level = edited(file, lambda t: t.update({"lm_head.weight": t[table]}), plan)
+    assert level.verdict is Verdict.PASSED
+    assert f"lm_head.weight equals {table} bit for bit: it is stored twice, and does no harm" in level.notes
+    planted: dict[str, float] = {}
+
+    def one_value(tensors: Tensors) -> None:
+        head = tensors["lm_head.weight"] = tensors[table].copy()
+        head[5, 7] += 0.25
+        planted["by"] = float(abs(np.float64(head[5, 7]) - np.float64(tensors[table][5, 7])))
+
+    (finding,) = edited(file, one_value, plan).findings
+    assert f"differs from {table}, which the rules make of the same leaf and to which it is tied" in finding.what
+    assert "1 of 12288 values" in finding.what and finding.data["max_abs"] == planted["by"] > 0.2
+    from transformers import AutoModelForCausalLM
+
+    loaded = AutoModelForCausalLM.from_pretrained(out)  # as the finding says of transformers
+    assert not torch.equal(loaded.lm_head.weight, loaded.model.embed_tokens.weight)
+    (finding,) = edited(file, lambda t: t.update({"lm_head.weight": t[table][:9].copy()}), plan).findings
+    assert finding.data["diagnosis"] == "no rule makes it"
 
 
 # ---- upstream's own module
@@ -170,6 +280,53 @@ def test_an_index_that_lies(folder: Path) -> None:
         CheckpointError, match=r"fc1.weight is in model-00004-of-00004.safetensors, and it is in model-0000"
     ):
         open_written(folder)
+
+
+def test_the_file_that_from_pretrained_loads_is_the_one_that_is_checked(run: Run, folder: Path) -> None:
+    """A file of an earlier conversion beside shards and an index: transformers prefers it, and so must the check."""
+    from transformers import AutoModel
+
+    tensors = {name: open_written(folder).read(name) for name in open_written(folder).tensors}
+    metadata = dict(open_written(folder).metadata)
+    stale = {name: (x * np.float32(1.1) if x.dtype == np.float32 else x) for name, x in tensors.items()}
+    save_file(stale, folder / "model.safetensors", metadata=metadata)
+    name = next(n for n in tensors if n.endswith("layers.0.mlp.fc1.weight"))
+    loaded = AutoModel.from_pretrained(folder).state_dict()[name.removeprefix("model.")].numpy()
+    assert np.array_equal(loaded, stale[name]) and np.array_equal(open_written(folder).read(name), stale[name])
+    said, _ = run("check", folder, "--from", checkpoint("timesfm-2.5"), "--level", "coverage,weights", code=1)
+    assert "model.safetensors lies beside model.safetensors.index.json: from_pretrained loads model.safetensors" in said
+    assert "delete model.safetensors if the shards are meant" in said
+    assert "weights: FAILED" in said and "all values are multiplied by 1.1" in said
+
+    (folder / "model.safetensors").unlink()
+    run("check", folder, "--from", checkpoint("timesfm-2.5"), "--level", "coverage,weights", code=0)
+
+
+def test_a_file_that_config_json_names(run: Run, folder: Path) -> None:
+    """`transformers_weights` comes before all names that transformers knows by itself."""
+    from transformers import AutoModel
+
+    tensors = {name: open_written(folder).read(name) + 0 for name in open_written(folder).tensors}
+    name = next(n for n in tensors if n.endswith("layers.0.mlp.fc1.weight"))
+    tensors[name][0, 0] += 1
+    save_file(tensors, folder / "other.safetensors", metadata=dict(open_written(folder).metadata))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "transformers_weights": "other.safetensors"}))
+    loaded = AutoModel.from_pretrained(folder).state_dict()[name.removeprefix("model.")].numpy()
+    assert np.array_equal(loaded, tensors[name])
+    said, _ = run("check", folder, "--from", checkpoint("timesfm-2.5"), "--level", "coverage,weights", code=1)
+    assert "config.json says transformers_weights other.safetensors" in said and f"{name} (float32[" in said
+    for named in ("../x.safetensors", "absent.safetensors", 3):
+        (folder / "config.json").write_text(json.dumps({**config, "transformers_weights": named}))
+        with pytest.raises(CheckpointError, match="transformers_weights names .* which is no file beside it"):
+            open_written(folder)
+
+
+def test_an_adapter_beside_the_weights(folder: Path) -> None:
+    plan = plan_conversion("timesfm", checkpoint("timesfm-2.5"), to="transformers")
+    (folder / "adapter_config.json").write_text("{}")
+    (finding,) = check_coverage(plan, open_written(folder), ABSENT).findings
+    assert "from_pretrained puts that adapter on top of these weights" in finding.what
 
 
 @pytest.mark.parametrize("name", ["../x.safetensors", "/etc/passwd", 7])

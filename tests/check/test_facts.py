@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from convert.check.report import LevelReport, Verdict
 from convert.check.run import load_reference
 from convert.check.worst import of_activation, of_epsilon, of_numbers, of_rope_theta, worst
 from convert.check.written import Written, open_written
+from convert.errors import CheckpointError
 from convert.plan import Plan
 from convert.references.protocol import Reference
 from upstream import checkpoint, timesfm_1
@@ -121,8 +123,13 @@ def test_swish_is_silu(made: Any) -> None:
 
 def test_an_activation_under_a_name_that_the_rules_have_no_key_for(made: Any) -> None:
     plan, out, reference = made("timesfm-1.0", "transformers")
-    assert not check_facts(plan, with_config(out, hidden_act="relu"), reference).findings
-    finding = only(check_facts(plan, with_config(out, hidden_activation="gelu"), reference))
+    unread = check_facts(plan, with_config(out, hidden_activation="gelu"), reference)
+    assert not unread.findings and any(
+        'hidden_activation = "gelu"' in note for note in unread.notes
+    )  # TimesFmConfig has none
+    other = {"model_type": "mine", "architectures": None}
+    assert not check_facts(plan, with_config(out, hidden_act="relu", **other), reference).findings
+    finding = only(check_facts(plan, with_config(out, hidden_activation="gelu", **other), reference))
     assert "silu or relu" in finding.what
 
 
@@ -243,6 +250,33 @@ def test_a_file_that_was_made_with_other_facts(made: Any) -> None:
     found = check_facts(plan, changed, reference).findings
     assert {finding.data["fact"] for finding in found} == {"activation", "rope_theta"}
     assert all("header of" in finding.what for finding in found)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("facts", "{", "`facts` in its header is not a JSON object"),
+        ("facts", "[]", "`facts` in its header is not a JSON object"),
+        ("layers", "{", "`layers` in its header is not a JSON list"),
+        ("layers", "{}", "`layers` in its header is not a JSON list"),
+        ("layers", "[7]", "has '7', which names no layer and its kind"),
+        ("layers", '[{"layer": "a{", "kind": "x"}]', "names no layer and its kind"),
+        ("layers", '[{"layer": "a", "kind": "x", "padding": 3, "allowed_padding": 7}]', "names no layer and its kind"),
+    ],
+)
+def test_a_header_of_other_code(made: Any, key: str, value: str, said: str) -> None:
+    """A user's file: never an internal error."""
+    plan, out, _ = made("timesfm-2.5", "timesfm")
+    written = open_written(out)
+    changed = dataclasses.replace(written, metadata={**written.metadata, key: value})
+    with pytest.raises(CheckpointError, match=re.escape(said)):
+        check_facts(plan, changed)
+
+
+def test_sizes_in_a_header_of_other_code(made: Any) -> None:
+    written = open_written(made("timesfm-2.5", "timesfm")[1])
+    with pytest.raises(CheckpointError, match="`sizes` in its header is not a JSON object"):
+        check_facts(None, dataclasses.replace(written, metadata={**written.metadata, "sizes": "["}))
 
 
 # ---- how it is reported

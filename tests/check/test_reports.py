@@ -688,6 +688,42 @@ def test_report_files(run: Run, file: Path, tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.safetensors", "report.html", "report.xml"]
 
 
+def test_reports_of_a_check_that_stopped(run: Run, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A report of an earlier, passing check must not stay: CI would show that one."""
+    junit, html = tmp_path / "report.xml", tmp_path / "report.html"
+    reports = ("--junit", junit, "--html", html)
+    run(file, *FROM, *QUICK, *reports, code=0)
+
+    def stopped(said: str, *options: object) -> None:
+        out, err = run(file, *FROM, *QUICK, *reports, "--json", *options, code=2)
+        made = json.loads(out)
+        assert made["verdict"] == "could not tell" and made["exit_code"] == 2 and made["levels"] == []
+        assert said in made["error"] and said in err
+        (case,) = ET.parse(junit).getroot().iter("testcase")
+        problem = case.find("error")
+        assert (
+            problem is not None
+            and said in problem.get("message", "")
+            and ET.parse(junit).getroot().get("errors") == "1"
+        )
+        page = Page(html.read_text(encoding="utf-8"))
+        assert said in page.said and "Could not tell" in page.words and "Equal" not in page.words
+
+    stopped("there is no level 'weight'", "--level", "weight")
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-100])
+    stopped("not a whole safetensors file")
+    file.write_bytes(whole)
+    run(file, *FROM, *QUICK, *reports, code=0)
+    assert "Equal" in Page(html.read_text(encoding="utf-8")).words
+
+    def defect(*args: object, **options: object) -> None:
+        raise ZeroDivisionError("ours")
+
+    monkeypatch.setattr("convert.check.run.check", defect)
+    stopped("ZeroDivisionError")
+
+
 def test_a_report_does_not_replace_what_is_checked(run: Run, file: Path, tmp_path: Path) -> None:
     before = file.read_bytes()
     assert "is part of what is checked" in run(file, *FROM, *QUICK, "--html", file, code=2)[1]

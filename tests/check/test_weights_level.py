@@ -15,6 +15,7 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from convert.api import plan_conversion
+from convert.check.damage import damage
 from convert.check.report import LevelReport, Verdict
 from convert.check.weights import check_weights, odd_values
 from convert.check.written import open_written
@@ -157,6 +158,17 @@ FAULTS: dict[str, tuple[str, Edit, str, str]] = {
     "one bit flipped": ("timesfm-2.5", change(FF0, flip_bit), "one bit flipped", FF0),
     "one value changed": ("timesfm-2.5", change(FF0, assign((3, 7), 0.7)), "one value changed", FF0),
     "one row zeroed": ("timesfm-2.5", change(FF0, assign(5, 0)), "row zeroed", FF0),
+    "a matrix of zeros": ("timesfm-2.5", change(FF0, np.zeros_like), "all zeros", FF0),
+    "a norm of zeros": ("timesfm-1.0", change(PLAIN, np.zeros_like), "all zeros", PLAIN),
+    "halves of rows swapped": ("timesfm-2.5", change(FF0, lambda x: np.roll(x, 16, 0)), "halves swapped", FF0),
+    "rows rolled": ("timesfm-2.5", change(FF0, lambda x: np.roll(x, 3, 0)), "rows rolled", FF0),
+    "columns rolled back": ("timesfm-2.5", change(FF0, lambda x: np.roll(x, -1, 1)), "rows rolled", FF0),
+    "rows in no order": (
+        "timesfm-2.5",
+        change(FF0, lambda x: x[[1, 2, 0, *range(3, 32)]]),
+        "rows in another order",
+        FF0,
+    ),
     "NaN": ("timesfm-2.5", change(FF0, assign((0, 0), np.nan)), "NaN or Inf", FF0),
     "NaNs": ("timesfm-2.5", change(FF0, assign((slice(3), 4), np.nan)), "NaN or Inf", FF0),
 }
@@ -175,6 +187,16 @@ def test_damage_is_named(fault: str, tmp_path: Path) -> None:
     step = next(step for step in plan.steps if step.name == name)
     assert finding.rule == step.rule.line_only and finding.rule in finding.what
     assert all(part.leaf in finding.what for part in step.parts)
+
+
+def test_where_rows_were_moved_to_is_said() -> None:
+    want = np.arange(12.0).reshape(6, 2)
+    said = {k: (damage(np.roll(want, k, 0), want) or pytest.fail()).said for k in (1, -2, 3)}
+    assert said == {
+        1: "the rows along axis 0 are moved on by 1: index 0 has what belongs to 5",
+        -2: "the rows along axis 0 are moved back by 2: index 0 has what belongs to 2",
+        3: "the two halves of axis 0, of 3 indices each, are swapped",
+    }
 
 
 def test_one_mistake_in_many_tensors_is_one_finding(tmp_path: Path) -> None:

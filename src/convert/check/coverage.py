@@ -7,17 +7,26 @@ import traceback
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from convert.check.directory import directory_findings
+from convert.check.hypotheses import count_unequal
+from convert.check.naming import FEWEST, Nearest, other_prefix
 from convert.check.report import Finding, LevelReport, Verdict
 from convert.check.written import Written
 from convert.errors import OwnCodeError, UnavailableError
 from convert.factories import own_code
-from convert.fields import nearest
+from convert.ops import is_float
 from convert.plan import Plan
 from convert.spec import TensorSpec
+from convert.steps import Step
 
 if TYPE_CHECKING:
     from convert.references.protocol import Reference
+
+# Endings of the names under which a table is stored a second time: a tied head, the tables of an encoder and a decoder.
+COPIES = ("lm_head.weight", "predictions.decoder.weight", "proj_out.weight", "embed_tokens.weight")
+BLOCK = 1 << 20  # values that are compared at once
 
 
 def check_coverage(
@@ -30,8 +39,9 @@ def check_coverage(
         factory: ``module:function`` that made the reference, if it is the user's own.
     """
     started = time.monotonic()
-    findings = [*_against_plan(plan, written.specs), *directory_findings(plan, written)]
-    notes = [f"{len(written.tensors)} tensors against {len(plan.steps)} of the plan"]
+    findings, notes = _against_plan(plan, written)
+    findings += directory_findings(plan, written)
+    notes.insert(0, f"{len(written.tensors)} tensors against {len(plan.steps)} of the plan")
     if not isinstance(reference, str):
         try:
             with own_code(factory):
@@ -51,23 +61,34 @@ def check_coverage(
     return LevelReport("coverage", verdict, "", tuple(findings), notes=tuple(notes), seconds=time.monotonic() - started)
 
 
-def _against_plan(plan: Plan, specs: Mapping[str, TensorSpec]) -> list[Finding]:
+def _against_plan(plan: Plan, written: Written) -> tuple[list[Finding], list[str]]:
+    """Findings and notes."""
     steps = {step.name: step for step in plan.steps}
-    missing = [name for name in steps if name not in specs]
-    extra = [name for name in specs if name not in steps]
-    findings = []
+    specs: Mapping[str, TensorSpec] = written.specs
+    findings: list[Finding] = []
+    missing, extra = _unlike(steps, specs)
+    if (prefixes := other_prefix(missing, extra)) is not None:
+        ours, theirs = prefixes
+        known = {name: _renamed(name, theirs, ours) for name in extra}
+        moved = {name: new for name, new in known.items() if new in steps and new not in specs}
+        specs = {moved.get(name, name): spec for name, spec in specs.items()}
+        findings.append(_prefixed(ours, theirs, list(moved.items()), len(steps)))
+        missing, extra = _unlike(steps, specs)
+    narrow = _all_narrow(plan, specs)
+    findings += [narrow] if narrow is not None else []
+    near_extra, near_missing = Nearest(extra), Nearest(missing)
     for name, step in steps.items():
         leaves = ", ".join(part.leaf for part in step.parts)
         if name not in specs:
             findings.append(
                 Finding(
-                    f"{name} ({step.spec}, from {leaves}) is not in the file{nearest(name, extra)}",
+                    f"{name} ({step.spec}, from {leaves}) is not in the file{near_extra(name)}",
                     name,
                     step.rule.line_only,
                     {"diagnosis": "not in the file"},
                 )
             )
-        elif specs[name] != step.spec:
+        elif specs[name] != step.spec and not (narrow is not None and name in narrow.data["tensors"]):
             findings.append(
                 Finding(
                     f"{name} is {specs[name]} in the file and {step.spec} by the rules (from {leaves})",
@@ -76,15 +97,102 @@ def _against_plan(plan: Plan, specs: Mapping[str, TensorSpec]) -> list[Finding]:
                     {"diagnosis": "another shape or dtype"},
                 )
             )
+    copies, notes = _copies(plan, written, extra)
+    findings += copies
+    said = {finding.name for finding in copies} | {name for name, _ in notes}
     findings += [
         Finding(
-            f"{name} ({specs[name]}) is in the file, and no rule makes it{nearest(name, missing)}",
+            f"{name} ({specs[name]}) is in the file, and no rule makes it{near_missing(name)}",
             name,
             data={"diagnosis": "no rule makes it"},
         )
         for name in extra
+        if name not in said
     ]
-    return findings
+    return findings, [text for _, text in notes]
+
+
+def _unlike(steps: Mapping[str, Step], specs: Mapping[str, TensorSpec]) -> tuple[list[str], list[str]]:
+    """Names that the file lacks, and those that it has beyond the plan."""
+    return [name for name in steps if name not in specs], [name for name in specs if name not in steps]
+
+
+def _renamed(name: str, theirs: str, ours: str) -> str:
+    return ours + name[len(theirs) :] if name.startswith(theirs) else name
+
+
+def _prefixed(ours: str, theirs: str, moved: list[tuple[str, str]], total: int) -> Finding:
+    name, new = moved[0]
+    how = (
+        f"have {theirs!r} before the name that the rules give"
+        if not ours
+        else f"lack {ours!r} at the start"
+        if not theirs
+        else f"begin with {theirs!r} where the rules have {ours!r}"
+    )
+    return Finding(
+        f"the names of {len(moved)} tensors (of {total} by the rules) {how}: {name} is {new}; rename them, or name rules with "
+        "--model that write names for this class",
+        data={"diagnosis": "another prefix", "theirs": theirs, "ours": ours, "tensors": len(moved)},
+    )
+
+
+def _all_narrow(plan: Plan, specs: Mapping[str, TensorSpec]) -> Finding | None:
+    """All tensors in one other floating-point dtype, as published files often are: a choice, not a mistake of each."""
+    made = {step.name: step.spec for step in plan.steps if step.parts and is_float(step.spec.dtype)}
+    held = {name: specs[name].dtype for name in made if name in specs and specs[name].shape == made[name].shape}
+    other = sorted(name for name, dtype in held.items() if dtype != made[name].dtype)
+    dtypes = set(held.values())
+    if len(other) < FEWEST or len(dtypes) != 1 or not is_float(dtype := dtypes.pop()):
+        return None
+    by_rules = " and ".join(sorted({made[name].dtype for name in other}))
+    return Finding(
+        f"all {len(held)} floating-point tensors are {dtype}, where the rules make {by_rules} of {len(other)}: check with "
+        f"--dtype {dtype}, if that was meant",
+        data={"diagnosis": "another dtype", "dtype": dtype, "tensors": other},
+    )
+
+
+def _copies(plan: Plan, written: Written, extra: list[str]) -> tuple[list[Finding], list[tuple[str, str]]]:
+    """A head, or another table, that the model shares with the embedding, and that the file holds beside it.
+
+    transformers 5.23 ties the two where both are equal, and leaves them apart where they differ (``tie_weights``).
+    """
+    tables = [step for step in plan.steps if step.word == "embedding" and step.name in written.specs]
+    findings, notes = [], []
+    for name in (name for name in extra if name.endswith(COPIES)):
+        alike = [step for step in tables if written.specs[step.name] == written.specs[name]]
+        if not alike:
+            continue
+        table = max(alike, key=lambda step: step.spec.size)
+        apart, size = _apart(written, name, table.name)
+        if not apart:
+            notes.append((name, f"{name} equals {table.name} bit for bit: it is stored twice, and does no harm"))
+            continue
+        findings.append(
+            Finding(
+                f"{name} is in the file, and differs from {table.name}, which the rules make of the same leaf and to which it is "
+                f"tied, by {size:.1e} at most ({apart} of {table.spec.size} values): transformers keeps the two apart then, and "
+                f"computes with {name}; remove it, or set tie_word_embeddings to false if the source has a head of its own",
+                name,
+                table.rule.line_only,
+                {"diagnosis": "an untied head", "values": apart, "max_abs": size},
+            )
+        )
+    return findings, notes
+
+
+def _apart(written: Written, one: str, other: str) -> tuple[int, float]:
+    """How many values differ between two tensors of one shape, and by how much at most; piece by piece."""
+    a, b = written.read(one), written.read(other)
+    step = max(1, BLOCK // max(1, a[:1].size))
+    count, size = 0, 0.0
+    for k in range(0, len(a), step):
+        x, y = a[k : k + step], b[k : k + step]
+        if found := count_unequal(x, y):
+            count += found
+            size = max(size, float(np.nanmax(np.abs(x.astype(np.float64) - y.astype(np.float64)), initial=0.0)))
+    return count, size
 
 
 def _strict_load(specs: Mapping[str, TensorSpec], reference: Reference, *, own: bool) -> str:

@@ -41,6 +41,8 @@ def damage(got: Array, want: Array, step: Step | None = None, plan: Plan | None 
         return _one_value(got, want, tuple(int(k) for k in differ[0]))
     if found := _not_finite(got, want):
         return found
+    if got.size > 1 and not np.any(got.astype(np.float64)):
+        return Damage("all zeros", f"all {got.size} values are zeros, and the source's are not")
     for axis in range(got.ndim):
         rows = [int(k) for k in np.unique(differ[:, axis])]
         if len(rows) == got.shape[axis]:  # the whole tensor
@@ -103,6 +105,13 @@ def _moved(got: Array, want: Array, axis: int, step: Step | None, plan: Plan | N
             return Damage(name, said)
     if found_in_heads := _heads(order, axis, step) or _pairs(order, axis, step):
         return found_in_heads
+    if np.array_equal(order, np.roll(np.arange(size), shift := int(-order[0]) % size)):
+        if 2 * shift == size:
+            return Damage("halves swapped", f"the two halves of axis {axis}, of {shift} indices each, are swapped")
+        by, way = min((shift, "on"), (size - shift, "back"))
+        return Damage(
+            "rows rolled", f"the rows along axis {axis} are moved {way} by {by}: index 0 has what belongs to {order[0]}"
+        )
     changed = [int(k) for k in np.flatnonzero(order != np.arange(size))]
     if len(changed) == 2:
         return Damage("two rows swapped", f"indices {changed[0]} and {changed[1]} of axis {axis} are swapped")

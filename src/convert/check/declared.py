@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from convert.check.written import Written
+from convert.errors import CheckpointError
 from convert.pattern import Pattern, parse_pattern
 from convert.plan import Plan
 from convert.yamlfile import Node
@@ -65,13 +65,22 @@ def declared(plan: Plan) -> list[Stated]:
 
 
 def declared_in_header(written: Written) -> list[Stated]:
-    """The same, as the written file's header has recorded it; empty when it was written by other code."""
+    """The same, as the written file's header has recorded it; empty when it was written by other code.
+
+    Raises:
+        CheckpointError: the header says it in a way that no conversion does.
+    """
     at = f"header of {written.path}"
     said: list[Stated] = []
-    for entry in json.loads(written.metadata.get("layers", "[]")):
-        said += _of_layer(entry, parse_pattern(entry["layer"]), at)
-    facts = json.loads(written.metadata.get("facts", "{}"))
-    return said + [Stated(name, value, at) for name, value in facts.items()]
+    for entry in written.stated("layers"):
+        try:
+            said += _of_layer(entry, parse_pattern(entry["layer"]), at)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CheckpointError(
+                f"{written.path}: `layers` in its header has {str(entry)[:80]!r}, which names no layer and its kind ({error}); write "
+                "the file again"
+            ) from None
+    return said + [Stated(name, value, at) for name, value in written.stated("facts").items()]
 
 
 def _of_layer(entry: Mapping[str, Any], layer: Pattern, at: str) -> Iterator[Stated]:

@@ -12,14 +12,14 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from convert.check.report import Finding
-from convert.check.written import INDEX, Written
+from convert.check.written import INDEX, NAMED, WHOLE, Written
 from convert.errors import PlanError
 from convert.ops import is_float
 from convert.plan import Plan
 
 GENERATION = "generation_config.json"
+ADAPTER = "adapter_config.json"  # transformers 5.23, maybe_load_adapters
 _SHARD = re.compile(r".*-\d{5}-of-\d{5}\.safetensors")  # huggingface_hub, split_torch_state_dict_into_shards
-_WHOLE = "model.safetensors"
 
 
 def directory_findings(plan: Plan, written: Written) -> Iterator[Finding]:
@@ -41,6 +41,17 @@ def directory_findings(plan: Plan, written: Written) -> Iterator[Finding]:
         yield _finding(
             f"{said}; write what the rules say, or name the rules of that class with --model", "architectures"
         )
+    if "model_type" in wanted and not written.config.get("model_type"):
+        yield _finding(
+            f"config.json has no model_type, by which AutoModel knows the class; add {json.dumps(wanted['model_type'])}",
+            "model_type",
+        )
+    if (written.path / ADAPTER).is_file():
+        yield _finding(
+            f"{ADAPTER} lies beside config.json: where peft is installed, from_pretrained puts that adapter on top of these "
+            "weights; move the adapter to a directory of its own",
+            ADAPTER,
+        )
     yield from _dtype(plan, written, written.config)
     yield from _head(written, written.config, wanted)
     yield from _generation(plan, written)
@@ -50,7 +61,7 @@ def other_class(plan: Plan, written: Written) -> str:
     """How config.json names another class than the rules; empty when it does not."""
     wanted = plan.rules.targets[plan.target].config
     for key in ("architectures", "model_type"):
-        if written.config is not None and key in wanted and written.config.get(key, wanted[key]) != wanted[key]:
+        if written.config is not None and key in wanted and (written.config.get(key) or wanted[key]) != wanted[key]:
             shown = [json.dumps(config[key]) for config in (written.config, wanted)]
             return f"config.json says {key} {shown[0]}, and the rules were written for {shown[1]}"
     return ""
@@ -61,14 +72,27 @@ def _finding(what: str, name: str) -> Finding:
 
 
 def _files(written: Written, loads: bool) -> Iterator[Finding]:
-    if (written.path / INDEX).exists():
+    if written.found == WHOLE and (written.path / INDEX).is_file():
+        yield _finding(
+            f"{WHOLE} lies beside {INDEX}: from_pretrained loads {WHOLE} (which is what is checked here) and none of the "
+            f"shards that the index names, and other code may load these; delete {WHOLE} if the shards are meant, or else the "
+            "index and its shards",
+            WHOLE,
+        )
+    if written.found not in ("", WHOLE, INDEX):
+        yield _finding(
+            f"config.json says {NAMED} {written.found}: transformers loads that file (which is what is checked here), and other "
+            f"code {WHOLE} or what {INDEX} names; call the file {WHOLE} and remove the key",
+            NAMED,
+        )
+    if written.found:
         return
     names = sorted({file.name for file, _ in written.tensors.values()})
     shards = [name for name in names if _SHARD.fullmatch(name)]
-    if shards or (loads and names != [_WHOLE]):
+    if shards or (loads and names != [WHOLE]):
         yield _finding(
             f"there is no {INDEX} beside {', '.join(names[:2])}{' ...' if len(names) > 2 else ''}: from_pretrained finds "
-            f"{_WHOLE}, or what the index names; write the index again",
+            f"{WHOLE}, or what the index names; write the index again",
             INDEX,
         )
 

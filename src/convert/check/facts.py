@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from convert.check.config_keys import OtherKeys, class_config, flat, other_keys
 from convert.check.declared import OF_A_LAYER, Stated, declared, declared_in_header
 from convert.check.report import Finding, LevelReport, Verdict
 from convert.check.worst import worst
@@ -44,6 +45,8 @@ CONFIG_FACTS: Mapping[str, str] = {
     "rope_theta": "rope_theta",
     "pad_val": "pad_value",
 }
+# our name of an activation -> that of transformers 5.23 (``activations.ACT2FN``), where it is another
+TRANSFORMERS_NAMES = {"gelu_tanh": "gelu_pytorch_tanh", "gelu_erf": "gelu", "none": "linear"}
 INNER = ("rope_parameters", "rope_scaling", "text_config")  # of config.json: those whose keys speak of the same model
 NO_FACTS = ("architectures", "model_type", "dtype", "torch_dtype")  # which class loads it, and in what precision
 UNREADABLE = ("unknown", "none")  # what a live module's fact is when it could not be read off; `none` for a norm alone
@@ -78,13 +81,19 @@ def check_facts(plan: Plan | None, written: Written, reference: Reference | str 
     comparison = _Comparison(said, _sizes(plan, written))
     findings = [*_header(plan, written, comparison)] if plan is not None else []
     notes = []
-    config_findings, config_notes = _config(plan, written, comparison)
+    other = other_keys(plan, written) if plan is not None else OtherKeys()
+    config_findings, config_notes = _config(plan, written, comparison, other.unread)
     findings += config_findings
-    notes += config_notes
+    findings += [one for one in other.findings if one.name not in {finding.name for finding in config_findings}]
+    notes += [*config_notes, *other.notes]
+    differ = {finding.data["fact"] for finding in config_findings}
+    keys = ", ".join(finding.name for finding in other.findings)
+    causes = dict.fromkeys({fact.name for fact in comparison.compared if not fact.layer} - differ, keys) if keys else {}
+    causes |= other.causes
     if reference is None or isinstance(reference, str):
         notes.append(f"the target's module was not asked for its facts{f': {reference}' if reference else ''}")
     else:
-        findings += _module(written, reference, comparison, notes)
+        findings += _module(written, reference, comparison, notes, causes)
     unread = [fact for fact in said if fact not in comparison.compared]
     notes.insert(0, f"{len(said) - len(unread)} of {len(said)} declared facts compared with the target's configuration")
     if unread:
@@ -106,7 +115,7 @@ def with_facts(level: LevelReport, facts: Facts) -> LevelReport:
 
 
 def _sizes(plan: Plan | None, written: Written) -> Mapping[str, int]:
-    sizes: Mapping[str, int] = plan.sizes if plan is not None else json.loads(written.metadata.get("sizes", "{}"))
+    sizes: Mapping[str, int] = plan.sizes if plan is not None else written.stated("sizes")
     return sizes
 
 
@@ -200,13 +209,19 @@ def _header(plan: Plan, written: Written, comparison: _Comparison) -> Iterator[F
 # ---- config.json
 
 
-def _config(plan: Plan | None, written: Written, comparison: _Comparison) -> tuple[list[Finding], list[str]]:
-    """``config.json`` against what the rules would write into it, and against facts under other well-known names."""
-    templates = dict(_flat(plan.rules.targets[plan.target].config)) if plan is not None else {}
+def _config(
+    plan: Plan | None, written: Written, comparison: _Comparison, unread: Collection[str]
+) -> tuple[list[Finding], list[str]]:
+    """``config.json`` against what the rules would write into it, and against facts under other well-known names.
+
+    Args:
+        unread: keys that the class does not read, whatever their names say.
+    """
+    templates = dict(flat(plan.rules.targets[plan.target].config)) if plan is not None else {}
     if written.config is None:
         wanted = "; the target's class must be given its configuration by other means" if templates else ""
         return [], [f"no config.json beside the weights{wanted}"] if templates else []
-    stated = dict(_flat(written.config))
+    stated = dict(flat(written.config))
     findings: list[Finding | None] = []
     open_keys = []
     for key, template in templates.items():
@@ -220,23 +235,16 @@ def _config(plan: Plan | None, written: Written, comparison: _Comparison) -> tup
         else:
             findings.append(_default(written.config, key, facts, comparison, open_keys))
     for key, value in stated.items():
-        if key not in templates and key not in NO_FACTS and (facts := _by_name(key, comparison)):
+        if key not in {*templates, *NO_FACTS, *unread} and (facts := _by_name(key, comparison)):
             findings.append(comparison.differ(facts, value, f"config.json's {key}", _set(key, facts), key))
     notes = [f"config.json: nothing tells what it should say for {', '.join(open_keys)}"] if open_keys else []
     return [finding for finding in findings if finding is not None], notes
 
 
 def _set(key: str, facts: list[Stated]) -> str:
-    return f"Set {key} to {json.dumps(facts[0].value)} in config.json, or correct the rules if the source has another value"
-
-
-def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """``rope_parameters.rope_theta`` and its value; lists are values."""
-    for key, value in config.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
+    value = facts[0].value
+    shown = json.dumps(TRANSFORMERS_NAMES.get(value, value) if facts[0].name == "activation" else value)
+    return f"Set {key} to {shown} in config.json, or correct the rules if the source has another value"
 
 
 def _expected(plan: Plan, key: str, template: Any, comparison: _Comparison) -> list[Stated]:
@@ -278,10 +286,7 @@ def _default(
 ) -> Finding | None:
     """A key that config.json leaves out: the class's default holds, which transformers tells, if it is there."""
     try:
-        from transformers import AutoConfig
-
-        given = {name: value for name, value in config.items() if name not in NO_FACTS}
-        full = dict(_flat(AutoConfig.for_model(config.get("model_type", ""), **given).to_dict()))
+        full = class_config(config, config)
     except Exception:  # noqa: BLE001 - not installed, or a configuration that it refuses in a way of its own
         full = {}
     if key not in full:
@@ -294,8 +299,14 @@ def _default(
 # ---- the live module
 
 
-def _module(written: Written, reference: Reference, comparison: _Comparison, notes: list[str]) -> Iterator[Finding]:
-    """What the target's own module computes, as `Reference.facts` reads it off; alike findings of many layers are one."""
+def _module(
+    written: Written, reference: Reference, comparison: _Comparison, notes: list[str], causes: Mapping[str, str]
+) -> Iterator[Finding]:
+    """What the target's own module computes, as `Reference.facts` reads it off; alike findings of many layers are one.
+
+    Args:
+        causes: a setting of the target's -> the key of config.json that changes it.
+    """
     from convert.check.hollow import facts_of
 
     live, problem = facts_of(written, reference)
@@ -319,6 +330,8 @@ def _module(written: Written, reference: Reference, comparison: _Comparison, not
                 if facts
                 else ""
             )
+            if name in causes:
+                repair = f"That follows from {causes[name]} in config.json, which the rules do not write: remove it"
             found = comparison.differ(facts, value, where, repair, module)
             if found is not None:
                 groups.setdefault((name, str(value), facts[0].at), []).append(found)

@@ -84,6 +84,8 @@ def _header(report: Report) -> Iterator[str]:
     yield f'<h1 class="{name}">{headline}</h1>'
     yield f'<p class="what"><code>{_text(report.out)}</code> against <code>{_text(report.source)}</code></p>'
     yield f'<p class="soft">{_text(found)} → {_text(report.target)} · exit code {report.exit_code}{_open(report)}</p>'
+    if report.error:
+        yield f'<p class="what">The check stopped: {_text(report.error)}</p>'
     yield "</header>"
 
 

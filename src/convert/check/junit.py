@@ -22,7 +22,10 @@ def to_junit(report: Report) -> str:
     """The report as a JUnit XML document."""
     suites = [_suite(level, level.level in report.undecided) for level in report.levels]
     ran = {level.level for level in report.levels}
-    suites += [_absent(name) for name in report.undecided if name not in ran]
+    if report.error:
+        suites.append(_stopped("check", report.error))
+    else:
+        suites += [_stopped(name, "is required and did not run") for name in report.undecided if name not in ran]
     root = ET.Element("testsuites", name="convert check")
     _totals(root, suites)
     root.set("time", f"{sum(level.seconds for level in report.levels):.3f}")
@@ -79,11 +82,11 @@ def _suite(level: LevelReport, required: bool) -> ET.Element:
     return suite
 
 
-def _absent(name: str) -> ET.Element:
-    """A level that is required and was not asked for."""
+def _stopped(name: str, why: str) -> ET.Element:
+    """A level that is required and was not asked for, or a check that stopped."""
     suite = ET.Element("testsuite", name=f"convert.{name}", time="0.000")
     case = ET.SubElement(suite, "testcase", classname=f"convert.{name}", name=LEVEL, time="0.000")
-    _say(case, "error", "is required and did not run", "required")
+    _say(case, "error", why, "required")
     _count(suite)
     return suite
 

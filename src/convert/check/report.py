@@ -181,6 +181,7 @@ class Report:
         levels: in the order of `LEVELS`; levels that were not asked for are missing.
         required: levels that must not be skipped.
         plan: by which it was checked.
+        error: why the check stopped before it could tell; empty when it ran.
     """
 
     out: str
@@ -191,6 +192,7 @@ class Report:
     required: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     plan: Plan | None = field(default=None, repr=False)
+    error: str = ""
 
     @property
     def failed(self) -> bool:
@@ -260,6 +262,7 @@ class Report:
             "exit_code": self.exit_code,
             "required": list(self.required),
             "undecided": list(self.undecided),
+            "error": self.error,
             "plan": self.identity,
             "levels": [level.to_dict() for level in self.levels],
             "environment": dict(self.environment),

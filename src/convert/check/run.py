@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -87,7 +86,7 @@ def plan_of(
                 f"{written.path} was made by rules called {model!r}, which are not among the known ones; name their file with "
                 "--model, such as --model ./rules.yaml"
             ) from error
-    given = {**_settings(written), **(settings or {})}
+    given = {**written.stated("settings"), **(settings or {})}
     return plan_conversion(
         model,
         checkpoint,
@@ -99,19 +98,6 @@ def plan_of(
         skeleton=skeleton,
         rules_dir=rules_dir,
     )
-
-
-def _settings(written: Written) -> dict[str, Any]:
-    """What the header says that the user set; someone else's file may say anything there."""
-    try:
-        settings = json.loads(written.metadata.get("settings", "{}"))
-    except ValueError:
-        settings = None
-    if not isinstance(settings, dict):
-        raise ConvertError(
-            f"{written.path}: `settings` in its header is not a JSON object; was it written by other code?"
-        )
-    return settings
 
 
 def load_reference(plan: Plan, factory: str | None) -> Reference | str:

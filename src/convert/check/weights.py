@@ -369,8 +369,3 @@ def _added(said: str, ours: str) -> str | None:
     except (ValueError, KeyError, AttributeError):
         return None
     return ", ".join(f"--set {key}={json.dumps(now[key])}" for key in now if key not in before) if same else None
-
-
-def facts_of(written: Written) -> dict[str, Any]:
-    """The facts that the header records, for a check that has no rules at hand."""
-    return {key: json.loads(written.metadata[key]) for key in ("facts", "layers", "sizes") if key in written.metadata}

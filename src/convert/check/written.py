@@ -18,6 +18,8 @@ from convert.spec import TensorSpec, numpy_dtype
 
 Array = np.ndarray[Any, np.dtype[Any]]
 INDEX = "model.safetensors.index.json"
+WHOLE = "model.safetensors"
+NAMED = "transformers_weights"  # a key of config.json: the file to load
 
 
 @dataclass(frozen=True)
@@ -29,17 +31,37 @@ class Written:
         metadata: of the first file (all files of a conversion have the same).
         tensors: name -> (file, entry).
         config: contents of ``config.json`` beside them; None without one.
+        found: of a directory, the file or index by which its tensors are found; empty when it is all the files there are.
     """
 
     path: Path
     metadata: Mapping[str, str]
     tensors: Mapping[str, tuple[Path, Entry]]
     config: Mapping[str, Any] | None
+    found: str = ""
 
     @cached_property
     def specs(self) -> dict[str, TensorSpec]:
         """Shape and dtype of every tensor."""
         return {name: entry.spec for name, (_, entry) in self.tensors.items()}
+
+    def stated(self, key: str) -> Any:
+        """What the header says under ``facts``, ``layers``, ``sizes`` or ``settings``; empty when it says nothing.
+
+        Raises:
+            CheckpointError: it is not what a conversion writes; someone else's file may say anything there.
+        """
+        wanted = list if key == "layers" else dict
+        try:
+            value = json.loads(self.metadata.get(key, "[]" if wanted is list else "{}"))
+        except (ValueError, RecursionError):
+            value = None
+        if not isinstance(value, wanted):
+            raise CheckpointError(
+                f"{self.path}: `{key}` in its header is not a JSON {'list' if wanted is list else 'object'}; was it written by "
+                f"other code? Remove `{key}` from the header, or write the file again"
+            )
+        return value
 
     def read(self, name: str) -> Array:
         """One tensor, as a read-only view of the mapped file."""
@@ -57,33 +79,51 @@ class Written:
 def open_written(path: str | Path) -> Written:
     """Opens what a conversion wrote, by ours or by someone else's code.
 
+    Of a directory, what `from_pretrained` loads (transformers 5.23, ``_get_resolved_checkpoint_files``): what ``config.json``
+    names as `transformers_weights`, or ``model.safetensors``, or what the index names. Without any of them, all files.
+
     Raises:
         CheckpointError: no such file, not safetensors, or an index that leads elsewhere or lies about a file.
     """
     path = Path(path)
-    if path.is_dir():
-        index = path / INDEX
-        places = _indexed(index) if index.exists() else None
-        files = sorted(path.glob("*.safetensors")) if places is None else sorted({path / f for f in places.values()})
+    config = _config(path / "config.json") if path.is_dir() and (path / "config.json").exists() else None
+    found = _found(path, config) if path.is_dir() else ""
+    places: dict[str, str] | None = None
+    if found.endswith(".index.json"):
+        places = _indexed(path / found)
+        files = sorted({path / file for file in places.values()})
+    elif found:
+        files = [path / found]
+    elif path.is_dir():
+        files = sorted(path.glob("*.safetensors"))
         if not files:
             raise CheckpointError(f"{path}: there is no .safetensors file in it")
     elif path.exists():
-        files, places = [path], None
+        files = [path]
     else:
         raise CheckpointError(f"{path}: there is no such file or directory")
     tensors: dict[str, tuple[Path, Entry]] = {}
     metadata: dict[str, str] = {}
     for k, file in enumerate(files):
-        found, entries = read_header(file)
-        metadata = found if k == 0 else metadata
+        said, entries = read_header(file)
+        metadata = said if k == 0 else metadata
         for name, entry in entries.items():
             if name in tensors:
                 raise CheckpointError(f"{path}: {name} is in both {tensors[name][0].name} and {file.name}")
             tensors[name] = (file, entry)
     if places is not None:
-        _compare(path / INDEX, places, {name: file.name for name, (file, _) in tensors.items()})
-    config = (path if path.is_dir() else path.parent) / "config.json"
-    return Written(path, metadata, tensors, _config(config) if path.is_dir() and config.exists() else None)
+        _compare(path / found, places, {name: file.name for name, (file, _) in tensors.items()})
+    return Written(path, metadata, tensors, config, found)
+
+
+def _found(path: Path, config: Mapping[str, Any] | None) -> str:
+    """The file or index in a directory by which `from_pretrained` finds the tensors; empty when there is none."""
+    named = (config or {}).get(NAMED)
+    if named is None:
+        return next((name for name in (WHOLE, INDEX) if (path / name).is_file()), "")
+    if not isinstance(named, str) or Path(named).name != named or not (path / named).is_file():
+        raise CheckpointError(f"{path / 'config.json'}: {NAMED} names {named!r}, which is no file beside it")
+    return named
 
 
 def _indexed(index: Path) -> dict[str, str]:

@@ -9,7 +9,7 @@ import typer
 
 from convert.cli import options as o
 from convert.cli import output
-from convert.errors import OutputError
+from convert.errors import ConvertError, OutputError
 
 if TYPE_CHECKING:
     from convert.check.report import Report
@@ -90,26 +90,33 @@ def check(
     from convert.cli.check_text import lines
 
     _refuse((out, recorded), source, (junit, html))
-    report = run(
-        out,
-        source,
-        model=model,
-        to=to,
-        dtype=dtype,
-        settings=o.parse_settings(settings),
-        step=step,
-        item=item,
-        skeleton=skeleton,
-        rules_dir=rules_dir,
-        levels=_split(level) or LEVELS,
-        require=_split(require),
-        reference=reference,
-        recorded=recorded,
-        device=device,
-        precision=precision,
-        seed=seed,
-        backends=backends,
-    )
+    try:
+        report = run(
+            out,
+            source,
+            model=model,
+            to=to,
+            dtype=dtype,
+            settings=o.parse_settings(settings),
+            step=step,
+            item=item,
+            skeleton=skeleton,
+            rules_dir=rules_dir,
+            levels=_split(level) or LEVELS,
+            require=_split(require),
+            reference=reference,
+            recorded=recorded,
+            device=device,
+            precision=precision,
+            seed=seed,
+            backends=backends,
+        )
+    except BaseException as error:  # whatever it was, reports of an earlier check must not stay
+        stopped = _stopped(out, source or recorded, model, to, _split(require), error)
+        _write(stopped, junit, html)
+        if as_json:
+            output.data_json(stopped.to_dict())
+        raise
     _write(report, junit, html)
     if as_json:
         output.data_json(report.to_dict())
@@ -117,6 +124,16 @@ def check(
         for line in lines(report):
             output.data(line)
     raise typer.Exit(report.exit_code)
+
+
+def _stopped(
+    out: Path, source: Path | None, model: str | None, to: str | None, require: tuple[str, ...], error: BaseException
+) -> Report:
+    """The report of a check that could not tell, since it ended by an error."""
+    from convert.check.report import Report
+
+    said = str(error) if isinstance(error, ConvertError) else f"{type(error).__name__} {error}".strip()
+    return Report(str(out), str(source or ""), model or "", to or "", (), require, error=said)
 
 
 def _refuse(files: tuple[Path | None, ...], source: Path | None, reports: tuple[Path | None, ...]) -> None:

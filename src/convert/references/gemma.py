@@ -17,7 +17,7 @@ from convert.plan import Plan, expand
 from convert.references import gemma_jax
 from convert.references.gemma_jax import LOGITS, Gemma
 from convert.references.gemma_variants import HEAD, TABLE, variants
-from convert.references.modules import config_of, load, on, ready
+from convert.references.modules import class_of, config_of, load, on, ready
 from convert.references.protocol import Arrays, Reference
 from convert.references.torch_facts import Block
 from convert.references.torch_facts import facts as common_facts
@@ -116,7 +116,7 @@ def build(plan: Plan, weights: Mapping[str, torch.Tensor], table: str = TABLE) -
     except ImportError as error:
         raise UnavailableError(f"target transformers of gemma needs transformers 5.23 or newer ({error})") from error
     config = config_of(plan)
-    (name,), model_type = (plan.config or {})["architectures"], (plan.config or {})["model_type"]
+    name, model_type = class_of(plan)
     built = transformers.AutoConfig.for_model(model_type, **config)
     for part in (built, *(getattr(built, key) for key in ("text_config", "vision_config") if hasattr(built, key))):
         part._attn_implementation = "eager"  # the others have no soft cap

@@ -40,6 +40,16 @@ def config_of(plan: Plan) -> dict[str, Any]:
     return {key: value for key, value in (config or {}).items() if key not in UNUSED}
 
 
+def class_of(plan: Plan) -> tuple[str, str]:
+    """transformers' class and its `model_type`: those of ``config.json``, or the rules' where it names none.
+
+    Loading needs no `architectures`: who loads the model names the class.
+    """
+    written, meant = plan.config or {}, plan.rules.targets[plan.target].config
+    names = written.get("architectures") or meant["architectures"]
+    return str(names[0]), str(written.get("model_type") or meant["model_type"])
+
+
 def load(module: torch.nn.Module, weights: Mapping[str, torch.Tensor]) -> torch.nn.Module:
     """The module in eval mode with these weights and in their dtype; buffers that are not saved keep theirs.
 

@@ -15,7 +15,7 @@ from convert.errors import ConvertError, UnavailableError
 from convert.kinds.base import ACTIVATION_NAMES
 from convert.plan import Plan
 from convert.references import bert_jax, gpt2_jax
-from convert.references.modules import config_of, load, on, ready
+from convert.references.modules import class_of, config_of, load, on, ready
 from convert.references.protocol import Arrays, Reference
 from convert.references.torch_facts import Block
 from convert.references.torch_facts import facts as common_facts
@@ -37,6 +37,8 @@ OUTPUTS: Mapping[str, tuple[str, ...]] = {
 }
 LENGTH = 29  # of the texts, where there are as many positions
 PADDED = 4  # positions at the end of the second text
+# Settings of how the same function is computed, which refuse float64 (the first) or some lengths: models run without them.
+RUNNING: Mapping[str, Any] = {"reorder_and_upcast_attn": False, "chunk_size_feed_forward": 0}
 # Of a module whose weight is another's: transformers' state_dict has both.
 TIED = {
     "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
@@ -124,11 +126,14 @@ def build(plan: Plan, tied: Mapping[str, str], weights: Mapping[str, torch.Tenso
         import transformers
     except ImportError as error:
         raise UnavailableError(f"target transformers of {plan.rules.model} needs transformers 5.23 or newer ({error})") from error  # fmt: skip
-    written = plan.config or {}
-    built = transformers.AutoConfig.for_model(written["model_type"], **config_of(plan))
+    name, model_type = class_of(plan)
+    built = transformers.AutoConfig.for_model(model_type, **config_of(plan))
     built._attn_implementation = "eager"
-    module = getattr(transformers, written["architectures"][0])(built)
-    shared = {name: weights[of] for name, of in tied.items() if name in module.state_dict() and name not in weights}
+    for setting, off in RUNNING.items():
+        if hasattr(built, setting):
+            setattr(built, setting, off)
+    module = getattr(transformers, name)(built)
+    shared = {key: weights[of] for key, of in tied.items() if key in module.state_dict() and key not in weights}
     return load(module, {**shared, **weights})
 
 
