@@ -16,6 +16,7 @@ import pytest
 import convert
 from convert.library import shipped_rules_dir
 from convert.rules_schema import schema
+from pages import inside, play
 from sources import writers
 from upstream import GOLDEN, checkpoint
 
@@ -159,7 +160,7 @@ def jax_side(format: str, folder: Path) -> tuple[str, str]:
     return checkpoint, rules
 
 
-@pytest.mark.parametrize("format", ["msgpack", "npz", "safetensors", "t5x", "eqx", "h5"])
+@pytest.mark.parametrize("format", ["npz", "safetensors", "t5x", "eqx", "h5"])  # msgpack: the page
 def test_formats(format: str, tmp_path: Path) -> None:
     """The same outputs in torch, through the example's rules; and not the same with the square layers transposed."""
     checkpoint, rules = jax_side(format, tmp_path)
@@ -174,6 +175,27 @@ def test_formats(format: str, tmp_path: Path) -> None:
     (tmp_path / "wrong.yaml").write_text(wrong)
     shell(f"convert ./wrong.yaml {checkpoint} wrong.safetensors", tmp_path)
     shell(f"{compare} wrong.safetensors io.npz", tmp_path, code=1)
+
+
+@pytest.mark.parametrize(
+    ("name", "codes"),
+    [("haiku", [2, 1, 0]), ("nnx", [0, 1, 0]), ("formats", [0, 0, 0])],
+    ids=["haiku", "nnx", "formats"],
+)
+def test_pages(name: str, codes: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The commands of the example's README print what it says: refusals and wrong versions first, the model level last."""
+    here = tmp_path / name
+    shutil.copytree(ROOT / "examples" / name, here)
+    with inside(here, monkeypatch):
+        assert play((here / "README.md").read_text(), monkeypatch) == codes
+
+
+def test_the_index_lists_every_example() -> None:
+    listed = re.findall(r"\[?`([\w./-]+?)/?`", (ROOT / "examples" / "README.md").read_text())
+    for path in (ROOT / "examples").iterdir():
+        assert path.name == "README.md" or path.name.endswith("cache") or any(path.name in name for name in listed), (
+            path
+        )
 
 
 def test_conv_net(tmp_path: Path) -> None:

@@ -17,13 +17,11 @@ from safetensors.numpy import load_file, save_file
 import convert
 from convert import PlanError, RuleError
 from convert.check.layers import check_layers
-from convert.check.record import record
 from convert.check.report import Verdict
 from convert.check.weights import check_weights
 from convert.check.written import open_written
 from convert.kinds.product import parse_product, parse_scale
 from convert.planner import make_plan
-from convert.references.protocol import Reference
 from convert.sources.merged import Merge
 from convert.spec import TensorSpec
 from convert.streaming import Result, execute
@@ -304,17 +302,6 @@ def test_the_layers_level_does_not_trust_the_merge(tmp_path: Path, monkeypatch: 
     plan, out = written(tmp_path, tree(np.random.default_rng(12)))
     assert check_weights(plan, open_written(out)).verdict is Verdict.PASSED
     assert check_layers(plan, open_written(out)).verdict is Verdict.FAILED
-
-
-def test_merged_leaves_are_not_recorded(tmp_path: Path) -> None:
-    """A recording keeps samples of leaves, by their names in the checkpoint."""
-    plan, _ = written(tmp_path, tree(np.random.default_rng(14)))
-    with pytest.raises(convert.ConvertError, match="rules that merge leaves cannot be recorded"):
-        record(
-            plan,
-            Reference(lambda seed: {}, lambda w: torch.nn.Identity(), lambda m, x: {}, (), 1, 1),
-            tmp_path / "r.safetensors",
-        )
 
 
 # ---- refusals

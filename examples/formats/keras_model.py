@@ -9,9 +9,9 @@ import keras
 import numpy as np
 
 
-def main(checkpoint: str, recorded: str) -> None:
+def make() -> keras.Model:
     layers = keras.layers
-    model = keras.Sequential(
+    return keras.Sequential(
         [
             keras.Input((6,)),
             layers.Dense(6, activation="silu"),
@@ -20,6 +20,10 @@ def main(checkpoint: str, recorded: str) -> None:
             layers.Dense(3, name="head"),
         ]
     )
+
+
+def main(checkpoint: str, recorded: str) -> None:
+    model = make()
     random = np.random.default_rng(1)
     model.set_weights([w + 0.3 * random.normal(size=w.shape) for w in model.get_weights()])
     if checkpoint.endswith(".keras"):

@@ -29,5 +29,18 @@ class UnavailableError(ConvertError):
     """A reference's model cannot be had here: a package is not installed, or a fact that it needs is not known."""
 
 
+class OwnCodeError(ConvertError):
+    """A function that the user named on the command line failed, or did not give what was asked of it.
+
+    Attributes:
+        said: what it raised, where, and the next step, in a line.
+        frames: its calls down to there, the last one innermost: ``file:line, in function: source``.
+    """
+
+    def __init__(self, said: str, frames: tuple[str, ...] = ()) -> None:
+        super().__init__("\n".join((said, *(f"  {frame}" for frame in frames))))
+        self.said, self.frames = said, frames
+
+
 class OutputError(ConvertError):
     """The output cannot be written: it exists, the disk is full, the name is not usable."""

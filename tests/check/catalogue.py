@@ -52,8 +52,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "context_length": 1024,
     },
 }
-# BERT and GPT-2 have a config.json beside their checkpoints.
-SETTINGS |= {"bert": {}, "gpt2": {}}
+# BERT, GPT-2, T5 and Whisper have a config.json beside their checkpoints.
+SETTINGS |= {"bert": {}, "gpt2": {}, "t5": {}, "t5-v1.1": {}, "whisper": {}}
 _EVIDENCE: dict[tuple[Any, ...], model.Evidence] = {}
 
 

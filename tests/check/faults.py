@@ -11,6 +11,7 @@ from check.faults_backends import BACKENDS
 from check.faults_cde import CDE
 from check.faults_cells import CELL_FAULTS
 from check.faults_conv import CONV
+from check.faults_encoder_decoder import ENCODER_DECODER
 from check.faults_flax import FLAX
 from check.faults_gemma import GEMMA
 from check.faults_griffin import GRIFFIN
@@ -28,6 +29,7 @@ FAULTS: tuple[Fault, ...] = (
     *GRIFFIN,
     *GEMMA,
     *FLAX,
+    *ENCODER_DECODER,
     *CONV,
     *CELL_FAULTS,
     *CDE,

@@ -30,6 +30,9 @@ RULES = {
     "gemma3": "gemma",
     "bert": "bert",
     "gpt2": "gpt2",
+    "t5": "t5",
+    "t5-v1.1": "t5",
+    "whisper": "whisper",
 }
 ADAPTERS: dict[str, Any] = {
     "timesfm-1": timesfm_1,
@@ -38,6 +41,8 @@ ADAPTERS: dict[str, Any] = {
     "gemma": gemma,
     "bert": transformers_flax,
     "gpt2": transformers_flax,
+    "t5": transformers_flax,  # whose `build` both references call
+    "whisper": transformers_flax,
 }
 
 

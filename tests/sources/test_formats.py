@@ -318,7 +318,7 @@ def test_skeleton_of_a_real_model(tmp_path: Path) -> None:
     for factory, why in {
         "my_model:key": "key<fry> is not a dtype that can be saved; for a PRNG key, keep jax.random.key_data(key)",
         "my_model:nothing": "what it returns holds no arrays; return the model, or (model, state)",
-        "my_model:broken": "calling it failed: LookupError: no such thing",
+        "my_model:broken": "my_model:broken: LookupError: no such thing (my_model.py:",
         "my_model:gone": "my_model has no 'gone'",
         "my_modell:make": "No module named 'my_modell'",
         "my_model": "expected module:factory, such as my_package.model:make",

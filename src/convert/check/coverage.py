@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
+import traceback
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from convert.check.directory import directory_findings
 from convert.check.report import Finding, LevelReport, Verdict
 from convert.check.written import Written
-from convert.errors import UnavailableError
+from convert.errors import OwnCodeError, UnavailableError
+from convert.factories import own_code
 from convert.fields import nearest
 from convert.plan import Plan
 from convert.spec import TensorSpec
@@ -18,22 +20,28 @@ if TYPE_CHECKING:
     from convert.references.protocol import Reference
 
 
-def check_coverage(plan: Plan, written: Written, reference: Reference | str) -> LevelReport:
+def check_coverage(
+    plan: Plan, written: Written, reference: Reference | str, *, factory: str | None = None
+) -> LevelReport:
     """Every tensor that the plan makes is there, and no other; upstream's module, if it can be had, accepts the names.
 
     Args:
         reference: builds upstream's module; or the reason why there is none.
+        factory: ``module:function`` that made the reference, if it is the user's own.
     """
     started = time.monotonic()
     findings = [*_against_plan(plan, written.specs), *directory_findings(plan, written)]
     notes = [f"{len(written.tensors)} tensors against {len(plan.steps)} of the plan"]
     if not isinstance(reference, str):
         try:
-            refused = _strict_load(written.specs, reference)
+            with own_code(factory):
+                refused = _strict_load(written.specs, reference, own=factory is not None)
         except ImportError as error:
             reference = f"{error.name} is not installed"
         except UnavailableError as error:
             reference = str(error)
+        except OwnCodeError as error:  # on the meta device some code cannot run; the model level has the weights
+            reference = error.said
         else:
             notes.append("the target's own module, on the meta device, was asked with strict=True")
             findings += [Finding(f"the target's module does not accept the file: {refused}")] if refused else []
@@ -79,8 +87,12 @@ def _against_plan(plan: Plan, specs: Mapping[str, TensorSpec]) -> list[Finding]:
     return findings
 
 
-def _strict_load(specs: Mapping[str, TensorSpec], reference: Reference) -> str:
-    """What upstream's module says to these names and shapes; empty when it takes them."""
+def _strict_load(specs: Mapping[str, TensorSpec], reference: Reference, *, own: bool) -> str:
+    """What upstream's module says to these names and shapes; empty when it takes them.
+
+    Args:
+        own: the user's code builds the module: what that raises is not about the file, but for what ``load_state_dict`` does.
+    """
     import torch
 
     with torch.device("meta"):
@@ -89,6 +101,8 @@ def _strict_load(specs: Mapping[str, TensorSpec], reference: Reference) -> str:
             reference.build(state)
         except (ImportError, UnavailableError):
             raise
-        except Exception as error:  # noqa: BLE001 - of load_state_dict(strict=True), or anything of a configuration
+        except Exception as error:
+            if own and "load_state_dict" not in {frame.name for frame in traceback.extract_tb(error.__traceback__)}:
+                raise
             return f"{type(error).__name__}: {' '.join(str(error).split())}"
     return ""

@@ -99,6 +99,8 @@ def _level_case(level: LevelReport, required: bool) -> ET.Element:
     case = ET.Element("testcase", classname=f"convert.{level.level}", name=LEVEL, time=f"{level.seconds:.3f}")
     if level.verdict is Verdict.FAILED:
         _say(case, "failure", _summary(level), "different")
+    elif level.verdict is Verdict.COULD_NOT_TELL:
+        _say(case, "error", level.reason, str(level.verdict))
     elif level.verdict is Verdict.SKIPPED and required:
         _say(case, "error", level.reason or "skipped", "required")
     elif level.verdict is not Verdict.PASSED:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 def comparing(plan: Plan, written: Written, levels: Collection[str]) -> AbstractContextManager[WeightsPass | None]:
     """The weights level, which starts on entering, where it is asked for and there is a source to read."""
-    if isinstance(plan.source, RecordedSource) or "weights" not in levels:
+    if isinstance(plan.source.on_disk, RecordedSource) or "weights" not in levels:
         return nullcontext()
     return WeightsPass(plan, written)
 
@@ -61,7 +61,7 @@ def levels_of_leaves(
 
 
 def _layers(plan: Plan, written: Written, weights: WeightsPass | None, device: str, seed: int) -> LevelReport:
-    if isinstance(plan.source, RecordedSource):
+    if isinstance(plan.source.on_disk, RecordedSource):
         return LevelReport("layers", Verdict.SKIPPED, "needs the checkpoint's own weights: give it with --from")
     if conventions_of(plan.loader) is not None:
         seen, file = as_torch(plan, written)

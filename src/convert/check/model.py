@@ -15,6 +15,8 @@ from convert.check.machine import jax_precision, torch_pinned
 from convert.check.report import Finding, LevelReport, Measure, Verdict
 from convert.check.sampling import Sample
 from convert.check.written import Written
+from convert.errors import OwnCodeError
+from convert.fields import nearest
 from convert.ops import Cast, Op, apply, is_float
 from convert.plan import Plan
 from convert.steps import Step, assemble
@@ -85,6 +87,7 @@ def live_evidence(plan: Plan, reference: Reference, *, precision: str = "float32
 
     Raises:
         ImportError: JAX or the model's package is not installed.
+        OwnCodeError: the reference's `jax` does not give its outputs by name.
     """
     import jax
 
@@ -96,6 +99,7 @@ def live_evidence(plan: Plan, reference: Reference, *, precision: str = "float32
     with jax_precision(precision):
         narrow = {name: as_jax(value, precision) for name, value in weights.items()}
         drifted = side(narrow, {name: as_jax(value, precision) for name, value in inputs.items()})
+        _require_outputs(reference, "jax", drifted)
         lifted = lift(side)
         exact = lifted(weights, dict(inputs))
     return Evidence(  # in the order of the plain call: what passes through a jaxpr comes out with sorted keys
@@ -107,6 +111,15 @@ def live_evidence(plan: Plan, reference: Reference, *, precision: str = "float32
         lifted.unlifted,
         environment={"jax": jax.__version__},
     )
+
+
+def _require_outputs(reference: Reference, function: str, made: Any) -> None:
+    """Raises where a function of the reference does not give each of `Reference.outputs` by name: it would go uncompared."""
+    if not isinstance(made, Mapping):
+        raise OwnCodeError(f"`{function}` gave {type(made).__name__}; it must give values by name: {', '.join(reference.outputs)}")  # fmt: skip
+    for name in reference.outputs:
+        if name not in made:
+            raise OwnCodeError(f"`{function}` gave no value for the output {name!r}{nearest(name, made)}; `outputs` of the reference lists what it must give")  # fmt: skip
 
 
 def as_jax(value: Array, dtype: str) -> Any:
@@ -145,8 +158,9 @@ def _exact(step: Step, plan: Plan, got: Array) -> Array:
     made = [apply(part.ops, leaf) for part, leaf in zip(step.parts, leaves, strict=True)]
     if not same_bits(got, assemble(step.parts, made)):
         return np.asarray(got, np.float64)
-    wide = [apply(_widened(part.ops), leaf) for part, leaf in zip(step.parts, leaves, strict=True)]
-    return assemble(step.parts, wide)
+    wide = plan.source.unrounded()
+    made = [apply(_widened(part.ops), wide.read(part.leaf)) for part in step.parts]
+    return assemble(step.parts, made)
 
 
 def _widened(ops: tuple[Op, ...]) -> tuple[Op, ...]:
@@ -210,6 +224,7 @@ def observed(
 
     with observe(module, boundaries_of(reference, module, names)) as values:
         outputs = reference.run(module, inputs)
+    _require_outputs(reference, "run", outputs)
     return {name: value.detach().double().cpu().numpy() for name, value in {**values, **outputs}.items()}
 
 

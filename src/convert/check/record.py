@@ -14,10 +14,12 @@ from convert import safetensors_header
 from convert.beside import facts_beside
 from convert.check.machine import require_precision
 from convert.check.model import Evidence, live_evidence
+from convert.check.recorded import computes
 from convert.check.recording import DRIFTED, EXACT, INPUT, KEY, LEAF, MASK, Manifest, Value
 from convert.check.sampling import Cost, Sample, allot, least, positions
 from convert.digests import combine, digest_leaf
-from convert.errors import ConvertError, OutputError
+from convert.errors import ConvertError, OutputError, OwnCodeError
+from convert.factories import own_code
 from convert.moving import used_leaves
 from convert.plan import Plan
 from convert.spec import TensorSpec, numpy_dtype
@@ -72,15 +74,17 @@ def record(
     Raises:
         ConvertError: the reference has no JAX side, JAX or the model's package is not installed, or the output is in the
             way or cannot be written.
+        OwnCodeError: the reference is the user's, and its code failed.
     """
     require_precision(precision)
     _check_out(Path(out), plan, overwrite)
-    if plan.source is not plan.source.on_disk:
-        raise ConvertError("rules that merge leaves cannot be recorded; check where the checkpoint is, with --from")
     if reference.jax is None:
         raise ConvertError("the reference has no JAX side, so there is nothing to record")
     try:
-        evidence = live_evidence(plan, reference, precision=precision, seed=seed)
+        with own_code(factory or None):
+            evidence = live_evidence(plan, reference, precision=precision, seed=seed)
+    except OwnCodeError as error:
+        raise OwnCodeError(f"--reference {error.said}", error.frames) from error
     except ImportError as error:
         raise ConvertError(f"recording runs the JAX model: {error}; record where JAX runs, check anywhere") from error
     return write_recording(
@@ -136,7 +140,8 @@ def write_recording(
         },  # where it is checked, no file lies beside it
         sizes=plan.sizes,
         source_format=plan.source.format,
-        leaves=plan.source.leaves,
+        leaves=plan.source.on_disk.leaves,
+        merged={name: leaf for name, leaf in plan.source.leaves.items() if plan.source.merge(name) is not None},
         digests=digests,
         chunks={leaf: plan.source.chunks(leaf).chunk for leaf in digests},
         seed=seed,
@@ -190,7 +195,8 @@ def _leaves(plan: Plan, room: int) -> tuple[dict[str, Array], dict[str, str]]:
     for leaf, work in used_leaves(plan).items():
         array = plan.source.read(leaf)
         digests[leaf] = digest_leaf(leaf, array, plan.source.chunks(leaf))
-        if (not work or any(step.arithmetic for step, _ in work)) and array.nbytes <= room:
+        merged = plan.source.merge(leaf) is not None
+        if (not work or any(computes(step, merged) for step, _ in work)) and array.nbytes <= room:
             stored[leaf] = array
             room -= array.nbytes
     return stored, digests

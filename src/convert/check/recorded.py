@@ -23,15 +23,34 @@ from convert.errors import CheckpointError, ConvertError
 from convert.fields import nearest
 from convert.folds import LossyError
 from convert.moving import used_leaves
-from convert.ops import Add, Cast, Flip, Multiply, Op, Permute, Slice, Take, apply, inverse, is_float
+from convert.ops import (
+    Add,
+    Cast,
+    Deinterleave,
+    Flip,
+    Interleave,
+    Multiply,
+    Op,
+    Pad,
+    Permute,
+    Place,
+    Reshape,
+    Slice,
+    Take,
+    apply,
+    inverse,
+    is_float,
+)
 from convert.plan import Plan
 from convert.sources.base import Source
 from convert.sources.chunks import Grid
+from convert.sources.merged import Merge
 from convert.spec import TensorSpec, numpy_dtype
 from convert.steps import Part, Step
 
 Array = np.ndarray[Any, np.dtype[Any]]
 _VIEWS = (Take, Slice, Permute, Flip)  # give views of the array, which can be written through
+_MOVES = (*_VIEWS, Reshape, Pad, Place, Deinterleave, Interleave, Cast)  # compute nothing
 
 
 class RecordedSource(Source):
@@ -41,6 +60,7 @@ class RecordedSource(Source):
         self.path = recording.path
         self.format = f"{recording.manifest.source_format}, known from a recording"
         self.leaves = recording.manifest.leaves
+        self._spec, self._merged = recording.manifest.spec, recording.manifest.merged
         self.stored, self.digests, self._written = recording.stored, recording.manifest.digests, written
         self._grid = recording.manifest.grid
         self.made_by: Mapping[str, list[tuple[Step, Part]]] = {}  # leaf -> its steps, as soon as there is a plan
@@ -57,7 +77,7 @@ class RecordedSource(Source):
         last = self._last
         if last is not None and last[0] == name:
             return last[1]
-        spec = self.leaves[name].spec
+        spec = self._spec(name)
         leaf = np.zeros(spec.shape, numpy_dtype(spec.dtype))
         for step, part in self.made_by[name]:
             if self._holds(step):
@@ -72,6 +92,10 @@ class RecordedSource(Source):
         self._last = name, leaf
         return leaf
 
+    def make(self, merge: Merge) -> Array:
+        """What was written is the result; its parts are not known."""
+        return self.read(merge.name)
+
     def chunks(self, name: str) -> Grid:
         return self._grid(name) or super().chunks(name)
 
@@ -79,9 +103,9 @@ class RecordedSource(Source):
         """Whether `read` gives the leaf bit for bit, if the weights are right."""
         if name in self.stored:
             return True
-        covered = np.zeros(self.leaves[name].spec.shape, bool)
+        covered = np.zeros(self._spec(name).shape, bool)
         for step, part in self.made_by[name]:
-            if not self._holds(step) or step.arithmetic or step.loses:
+            if not self._holds(step) or computes(step, name in self._merged) or step.loses:
                 return False
             view, ops = _view(covered, part.ops)
             rows = part.share(np.ones(step.spec.shape, bool))
@@ -91,6 +115,15 @@ class RecordedSource(Source):
 
     def _holds(self, step: Step) -> bool:
         return self._written.specs.get(step.name) == step.spec
+
+
+def computes(step: Step, merged: bool) -> bool:
+    """Whether a tensor's values are computed from its leaf's, and not only moved.
+
+    Args:
+        merged: whether the leaf is itself computed from others, which the step's words tell as well.
+    """
+    return bool(step.arithmetic) and (not merged or any(not isinstance(op, _MOVES) for part in step.parts for op in part.ops))  # fmt: skip
 
 
 def _view(leaf: Array, ops: tuple[Op, ...]) -> tuple[Array, tuple[Op, ...]]:
@@ -168,8 +201,9 @@ def evidence_of(recording: Recording, plan: Plan, written: Written) -> Evidence:
     notes = [f"recorded with {', '.join(f'{name} {number}' for name, number in said.environment.items())}"]
     if said.rules_sha256 != plan.rules.sha256:
         notes.append(f"{path.name} was recorded with another version of the rules than {plan.rules.path}")
-    if isinstance(plan.source, RecordedSource):
-        plan.source.made_by = used_leaves(plan)
+    _same_merges(recording, plan)
+    if isinstance(plan.source.on_disk, RecordedSource):
+        plan.source.on_disk.made_by = used_leaves(plan)
         notes += _against_header(recording, plan, written)
     else:
         _against_source(recording, plan)
@@ -181,6 +215,20 @@ def evidence_of(recording: Recording, plan: Plan, written: Written) -> Evidence:
     if coarsest:
         notes.append(f"the weights were rounded to {coarsest} and the checkpoint is not given (--from), so that lifted float64 tells no more than {coarsest}")  # fmt: skip
     return replace(recording.evidence, rounded=coarsest, notes=tuple(notes))
+
+
+def _same_merges(recording: Recording, plan: Plan) -> None:
+    """Whether the plan computes the same leaves from several as the recorded one did; their names say how."""
+    ours = {name for name in plan.source.leaves if plan.source.merge(name) is not None}
+    theirs = recording.manifest.merged.keys()
+    if ours == theirs:
+        return
+    other = min(theirs - ours, default="nothing of the kind")
+    raise ConvertError(
+        f"{recording.path} was recorded with other merged weights than {plan.rules.path} makes: "
+        f"{min(ours - theirs, default='nothing of the kind')} here, {other} there. Check with the rules and settings that it was "
+        f"recorded with, or {AGAIN}"
+    )
 
 
 def _against_header(recording: Recording, plan: Plan, written: Written) -> list[str]:
@@ -201,7 +249,7 @@ def _against_header(recording: Recording, plan: Plan, written: Written) -> list[
 
 
 def _against_source(recording: Recording, plan: Plan) -> None:
-    said, here = recording.manifest, plan.source
+    said, here = recording.manifest, plan.source.on_disk
     for name, leaf in said.leaves.items():
         if name not in here.leaves or here.leaves[name].spec != leaf.spec:
             found = str(here.leaves[name].spec) if name in here.leaves else f"missing{nearest(name, here.leaves)}"
@@ -212,7 +260,7 @@ def _against_source(recording: Recording, plan: Plan) -> None:
     differ = [
         leaf
         for leaf in used_leaves(plan)
-        if digest_leaf(leaf, here.read(leaf), said.grid(leaf)) != said.digests.get(leaf)
+        if digest_leaf(leaf, plan.source.read(leaf), said.grid(leaf)) != said.digests.get(leaf)
     ]
     if differ:
         raise ConvertError(
@@ -223,7 +271,7 @@ def _against_source(recording: Recording, plan: Plan) -> None:
 
 def rounded(plan: Plan) -> str:
     """The coarsest dtype to which weights were rounded whose unrounded values nobody knows; empty when all are known."""
-    source = plan.source
+    source = plan.source.on_disk
     if not isinstance(source, RecordedSource):
         return ""
     dtypes = {
@@ -231,6 +279,9 @@ def rounded(plan: Plan) -> str:
         for leaf, work in used_leaves(plan).items()
         for step, _ in work
         if (step.loses or step.arithmetic) and is_float(step.spec.dtype) and leaf not in source.stored
+    }
+    dtypes |= {
+        plan.source.leaves[leaf].spec.dtype for leaf in plan.source.leaves if plan.source.merge(leaf) is not None
     }
     return max(dtypes, key=epsilon, default="")
 
@@ -242,7 +293,7 @@ def check_recorded_weights(plan: Plan, written: Written) -> LevelReport:
     be computed back (its tensor was rounded) leaves the level undecided.
     """
     started = time.monotonic()
-    source = plan.source
+    source = plan.source.on_disk
     assert isinstance(source, RecordedSource)
     findings: list[Finding] = []
     unknown: list[str] = []
@@ -279,7 +330,8 @@ def check_recorded_weights(plan: Plan, written: Written) -> LevelReport:
 def _finding(plan: Plan, leaf: str, wrong: list[Step], written: Written) -> Finding:
     step, names = wrong[0], [step.name for step in wrong]
     more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
-    known = isinstance(plan.source, RecordedSource) and leaf in plan.source.stored
+    source = plan.source.on_disk
+    known = isinstance(source, RecordedSource) and leaf in source.stored
     match = _match(plan, step, written.read(step.name)) if known else None
     if match is not None:
         said = (
@@ -300,7 +352,10 @@ def _match(plan: Plan, step: Step, got: Array) -> Hypothesis | None:
     """The first mistake that gives these values, bit for bit or within a few roundings, where the leaf is known."""
     right = expected(step, plan.source)
     for hypothesis in hypotheses(step, plan):
-        made = hypothesis.make()
+        try:
+            made = hypothesis.make()
+        except CheckpointError:  # of leaves that were not recorded: those that a merged one was computed from
+            continue
         if same_bits(got, made) or (nearly(got, made) and not nearly(right, made)):
             return hypothesis
     return None

@@ -64,7 +64,8 @@ class Manifest:
         rules_sha256: of the rule file.
         settings, sizes: of the plan.
         source_format: of the checkpoint, for people.
-        leaves: name -> leaf of the checkpoint; digests: name -> `digest_leaf` of those that were not dropped.
+        leaves: name -> leaf of the checkpoint; merged: likewise, of those that the conversion computes from several of them.
+        digests: name -> `digest_leaf` of those that were read for it.
         chunks: name -> shape of the chunks that the digest is made of.
         seed: of the inputs and of the sample.
         precision: what users run in.
@@ -83,6 +84,7 @@ class Manifest:
     sizes: Mapping[str, int]
     source_format: str
     leaves: Mapping[str, Leaf]
+    merged: Mapping[str, Leaf]
     digests: Mapping[str, str]
     chunks: Mapping[str, tuple[int, ...]]
     seed: int
@@ -94,7 +96,17 @@ class Manifest:
 
     def grid(self, name: str) -> Grid | None:
         """The chunks that a leaf's digest is made of; None for a leaf without one."""
-        return Grid(self.leaves[name].spec.shape, self.chunks[name]) if name in self.chunks else None
+        return Grid(self.spec(name).shape, self.chunks[name]) if name in self.chunks else None
+
+    def spec(self, name: str) -> TensorSpec:
+        """Of a leaf, or of one that is computed from several."""
+        return (self.merged[name] if name in self.merged else self.leaves[name]).spec
+
+    def _rows(self, leaves: Mapping[str, Leaf]) -> list[list[Any]]:
+        return [
+            [list(x.keys), list(x.spec.shape), x.spec.dtype, self.digests.get(name), list(self.chunks.get(name, ()))]
+            for name, x in leaves.items()
+        ]
 
     def to_json(self) -> str:
         return json.dumps(
@@ -109,16 +121,8 @@ class Manifest:
                 "sizes": dict(self.sizes),
                 "source_format": self.source_format,
                 "source_digest": combine(self.digests),
-                "leaves": [
-                    [
-                        list(leaf.keys),
-                        list(leaf.spec.shape),
-                        leaf.spec.dtype,
-                        self.digests.get(name),
-                        list(self.chunks.get(name, ())),
-                    ]
-                    for name, leaf in self.leaves.items()
-                ],
+                "leaves": self._rows(self.leaves),
+                **({"merged": self._rows(self.merged)} if self.merged else {}),
                 "seed": self.seed,
                 "precision": self.precision,
                 "unlifted": list(self.unlifted),
@@ -277,7 +281,10 @@ class _Reader:
             )
         if said.get("sampling") != METHOD:
             _fail(self.path, f"its samples are drawn by {said.get('sampling')!r}, not by {METHOD}")
-        leaves, digests, chunks = self._leaves(said)
+        leaves, digests, chunks = self._leaves(said, "leaves")
+        merged, more, grids = self._leaves(said, "merged") if "merged" in said else ({}, {}, {})
+        if leaves.keys() & merged.keys():
+            _fail(self.path, "its manifest lists a leaf twice")
         strings = {key: self._of(said, key, str) for key in ("converter", "model", "target", "reference", "rules_sha256", "source_format", "precision", "data")}  # fmt: skip
         if strings["precision"] not in ("float32", "bfloat16", "float16", "float64"):
             _fail(self.path, f"{strings['precision']!r} is no precision")
@@ -287,8 +294,9 @@ class _Reader:
             settings=self._flat(said, "settings"),
             sizes=self._flat(said, "sizes"),
             leaves=leaves,
-            digests=digests,
-            chunks=chunks,
+            merged=merged,
+            digests={**digests, **more},
+            chunks={**chunks, **grids},
             seed=self._of(said, "seed", int),
             unlifted=tuple(map(str, unlifted)),
             environment={str(k): str(v) for k, v in self._of(said, "environment", dict).items()},
@@ -308,9 +316,11 @@ class _Reader:
             _fail(self.path, f"its manifest's {key!r} is not a map of single values")
         return values
 
-    def _leaves(self, said: Mapping[str, Any]) -> tuple[dict[str, Leaf], dict[str, str], dict[str, tuple[int, ...]]]:
+    def _leaves(
+        self, said: Mapping[str, Any], key: str
+    ) -> tuple[dict[str, Leaf], dict[str, str], dict[str, tuple[int, ...]]]:
         leaves, digests, chunks = [], [], []
-        for row in self._of(said, "leaves", list):
+        for row in self._of(said, key, list):
             if not (isinstance(row, list) and len(row) == 5 and _texts(row[0]) and _sizes(row[1]) and _sizes(row[4])):
                 _fail(
                     self.path,

@@ -24,6 +24,7 @@ class Verdict(StrEnum):
     FAILED = "failed"
     SKIPPED = "skipped"
     NOT_APPLICABLE = "not applicable"
+    COULD_NOT_TELL = "could not tell"  # it was to run, and broke off: the user's own code failed
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ class LevelReport:
 
     Attributes:
         level: one of `LEVELS`, or ``backends``.
-        reason: why it was skipped or does not apply; empty otherwise.
+        reason: why it was skipped, does not apply or broke off; empty otherwise.
         findings: what is wrong; a level with findings has failed.
         measures: in the order in which data flows through the model.
         notes: what a reader should know, such as what could not be lifted.
@@ -198,12 +199,13 @@ class Report:
 
     @property
     def undecided(self) -> tuple[str, ...]:
-        """Required levels that were skipped or not run; when no level passed or failed, all that should have."""
+        """Levels that broke off, and required ones that were skipped or not run; when none passed or failed, all that should have."""
         decided = {level.level for level in self.levels if level.verdict in (Verdict.PASSED, Verdict.FAILED)}
         if not decided:
             return tuple(dict.fromkeys((*(level.level for level in self.levels), *self.required))) or LEVELS
         absent = {level.level for level in self.levels if level.verdict is Verdict.NOT_APPLICABLE}
-        return tuple(level for level in self.required if level not in decided | absent)
+        broken = [level.level for level in self.levels if level.verdict is Verdict.COULD_NOT_TELL]
+        return tuple(dict.fromkeys((*broken, *(level for level in self.required if level not in decided | absent))))
 
     @property
     def exit_code(self) -> int:

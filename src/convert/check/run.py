@@ -19,8 +19,8 @@ from convert.check.recorded import RecordedSource, evidence_of, recording_defaul
 from convert.check.recording import load_recording
 from convert.check.report import LEVELS, LevelReport, Report, Verdict
 from convert.check.written import Written, open_written
-from convert.errors import ConvertError, RuleError, UnavailableError
-from convert.factories import find_factory
+from convert.errors import ConvertError, OwnCodeError, RuleError, UnavailableError
+from convert.factories import find_factory, own_code
 from convert.fields import nearest
 from convert.library import find_rules
 from convert.plan import Plan
@@ -47,6 +47,10 @@ REFERENCES: Mapping[str, str] = {
     "gpt2_lm": "convert.references.transformers_flax:reference",
     "gpt2_lm_untied": "convert.references.transformers_flax:reference",
     "gpt2_model": "convert.references.transformers_flax:reference",
+    "t5_tied": "convert.references.encoder_decoder:reference",
+    "t5_untied": "convert.references.encoder_decoder:reference",
+    "t5_encoder": "convert.references.encoder_decoder:reference",
+    "whisper": "convert.references.encoder_decoder:reference",
     "gemma3_vision": "convert.references.gemma_images:reference",
     "paligemma1": "convert.references.gemma_images:reference",
     "paligemma2": "convert.references.gemma_images:reference",
@@ -117,7 +121,8 @@ def load_reference(plan: Plan, factory: str | None) -> Reference | str:
         factory: ``module:function``, called with the plan; None is the one shipped for the plan's model.
 
     Raises:
-        ConvertError: the caller's factory cannot be imported, or raises one itself.
+        ConvertError: the caller's factory cannot be imported, or gives no `Reference`.
+        OwnCodeError: the caller's code failed.
     """
     if conventions_of(plan.loader) is not None:
         if factory is not None:
@@ -130,17 +135,34 @@ def load_reference(plan: Plan, factory: str | None) -> Reference | str:
         return f"there is no reference for {plan.rules.model}; give the two models with --reference module:factory"
     try:
         made = find_factory(name)
+    except OwnCodeError as error:
+        raise OwnCodeError(f"--reference {error.said}", error.frames) from error
     except ConvertError as error:
         if factory is None and isinstance(error.__cause__, ImportError):
             return f"{error.__cause__.name} is not installed"
         raise ConvertError(f"--reference {error}") from None
     try:
-        reference: Reference = made(plan)
+        with own_code(factory):
+            reference: Reference = made(plan)
+    except OwnCodeError as error:
+        raise OwnCodeError(f"--reference {error.said}", error.frames) from error
     except ImportError as error:
         return f"{error.name} is not installed"
     except ConvertError as error:
         return str(error)
+    if factory is not None:
+        _require_reference(reference, factory)
     return reference
+
+
+def _require_reference(made: Any, factory: str) -> None:
+    from convert.references.protocol import Reference
+
+    if not isinstance(made, Reference):
+        raise ConvertError(
+            f"--reference {factory}: gave {type(made).__name__}, and a factory gives a convert.references.protocol.Reference; "
+            "docs/check.md has an example"
+        )
 
 
 def check(
@@ -213,7 +235,10 @@ def check(
     pair = load_reference(replace(plan, written_config=written.config), reference)
     if reference is None and written.path.is_dir() and (said := other_class(plan, written)):
         pair = said  # its module would be of that class: nothing that the reference knows
-    done = tuple(_levels(plan, written, pair, set(levels), device, precision or "float32", seed, evidence, backends))
+    made_by = reference if not isinstance(pair, str) else None
+    done = tuple(
+        _levels(plan, written, pair, made_by, set(levels), device, precision or "float32", seed, evidence, backends)
+    )
     return Report(str(out), str(plan.source.path), plan.rules.model, plan.target, done, require, plan=plan)
 
 
@@ -221,6 +246,7 @@ def _levels(
     plan: Plan,
     written: Written,
     reference: Reference | str,
+    factory: str | None,
     levels: set[str],
     device: str,
     precision: str,
@@ -231,7 +257,7 @@ def _levels(
     deep = "model" in levels or backends
     weights: Verdict | None = None
     with comparing(plan, written, levels) as compared:
-        covered = check_coverage(plan, written, reference) if deep or "coverage" in levels else None
+        covered = check_coverage(plan, written, reference, factory=factory) if deep or "coverage" in levels else None
         if covered is not None and "coverage" in levels:
             yield covered
         for done in levels_of_leaves(plan, written, reference, levels, compared, device=device, seed=seed):
@@ -239,16 +265,32 @@ def _levels(
             yield done
     if covered is None or not deep:
         return
-    known = _evidence(plan, covered, reference, precision, seed, evidence)
+    known: Evidence | OwnCodeError | str
+    try:
+        known = _evidence(plan, covered, reference, factory, precision, seed, evidence)
+    except OwnCodeError as error:
+        known = error
     for level in ("model", "backends"):
         if level in levels or (level == "backends" and backends):
+            if isinstance(known, OwnCodeError):
+                yield _broken(level, known, factory)
+                continue
             if isinstance(known, str) or isinstance(reference, str):
                 yield LevelReport(level, Verdict.SKIPPED, str(known))
                 continue
             try:
-                yield _deep(level, plan, written, reference, known, device, weights)
+                with own_code(factory):
+                    done = _deep(level, plan, written, reference, known, device, weights)
+                yield done
+            except OwnCodeError as error:
+                yield _broken(level, error, factory)
             except UnavailableError as error:
                 yield LevelReport(level, Verdict.SKIPPED, str(error))
+
+
+def _broken(level: str, error: OwnCodeError, factory: str | None) -> LevelReport:
+    said = f"--reference {error.said}" if factory is not None else error.said
+    return LevelReport(level, Verdict.COULD_NOT_TELL, said, notes=error.frames)
 
 
 def _deep(
@@ -274,6 +316,7 @@ def _evidence(
     plan: Plan,
     covered: LevelReport,
     reference: Reference | str,
+    factory: str | None,
     precision: str,
     seed: int,
     recorded: Evidence | None,
@@ -292,7 +335,8 @@ def _evidence(
             return recorded
         if reference.jax is None:
             return "the reference has no JAX side; give a recording with --recorded"
-        return live_evidence(plan, reference, precision=precision, seed=seed)
+        with own_code(factory):
+            return live_evidence(plan, reference, precision=precision, seed=seed)
     except ImportError as error:
         return f"{error.name} is not installed"
     except UnavailableError as error:

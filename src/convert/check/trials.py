@@ -145,7 +145,7 @@ class Site:
 
 def widened(plan: Plan) -> Plan:
     """The plan with every tensor in float64: what a trial restores is then not hidden behind a last rounding."""
-    return replace(plan, steps=tuple(_widened(step) for step in plan.steps))
+    return replace(plan, steps=tuple(_widened(step) for step in plan.steps), source=plan.source.unrounded())
 
 
 def _widened(step: Step) -> Step:

@@ -159,6 +159,7 @@ def _conclusion(report: Report) -> str:
     elif report.exit_code == 1:
         said = f"different: {', '.join(level.level for level in report.levels if level.verdict is Verdict.FAILED)}"
     else:
-        reasons = [f"{name} {'was skipped' if name in verdicts else 'did not run'}" for name in report.undecided]
+        words = {Verdict.COULD_NOT_TELL: "broke off", None: "did not run"}
+        reasons = [f"{name} {words.get(verdicts.get(name), 'was skipped')}" for name in report.undecided]
         said = f"could not tell: {', '.join(reasons)}"
     return f"{said} (exit code {report.exit_code})"

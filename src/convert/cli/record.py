@@ -20,6 +20,7 @@ def record(
     item: o.Item = None,
     skeleton: o.Skeleton = None,
     settings: o.Settings = None,
+    custom_cells: o.CustomCells = False,
     rules_dir: o.RulesDir = None,
     reference: Annotated[
         str | None,
@@ -49,7 +50,7 @@ def record(
         model,
         checkpoint,
         to=to,
-        settings=o.parse_settings(settings),
+        settings=o.parse_settings(settings, custom_cells),
         step=step,
         item=item,
         skeleton=skeleton,

@@ -57,7 +57,7 @@ def reference(plan: Plan) -> Reference:
     bert = name.startswith("bert")
     sizes, outputs = plan.sizes, OUTPUTS[name]
     length = min(LENGTH, sizes["S"])
-    heads = int(_fact(plan, "num_attention_heads" if bert else "n_head"))
+    heads = int(fact(plan, "num_attention_heads" if bert else "n_head"))
 
     def inputs(seed: int) -> Arrays:
         rng = np.random.default_rng(seed)
@@ -70,8 +70,8 @@ def reference(plan: Plan) -> Reference:
     return Reference(
         inputs=inputs,
         jax=_bert(plan) if bert else _gpt2(plan),
-        build=partial(_build, plan),
-        run=partial(_run, outputs),
+        build=partial(build, plan, TIED),
+        run=partial(run, outputs, {} if bert else {"use_cache": False}),
         outputs=outputs,
         logits=tuple(output for output in outputs if output.endswith("logits")),
         reduction=max(sizes[letter] for letter in "DF"),
@@ -81,31 +81,45 @@ def reference(plan: Plan) -> Reference:
     )
 
 
-def _fact(plan: Plan, name: str) -> Any:
+def fact(plan: Plan, name: str) -> Any:
+    """A fact of the plan.
+
+    Raises:
+        ConvertError: nobody told it.
+    """
     if name not in plan.facts:
         raise ConvertError(f"{plan.source.called}: the tree does not tell the {name}; say it with --set {name}=...")
     return plan.facts[name]
 
 
-def _activation(plan: Plan, name: str) -> str:
-    said = str(_fact(plan, name))
+def activation(plan: Plan, name: str) -> str:
+    """The activation that a fact names, by its name in a rule."""
+    said = str(fact(plan, name))
     return ACTIVATION_NAMES.get(said, said)
 
 
 def _bert(plan: Plan) -> Callable[..., Any]:
-    heads, epsilon = int(_fact(plan, "num_attention_heads")), float(_fact(plan, "layer_norm_eps"))
+    heads, epsilon = int(fact(plan, "num_attention_heads")), float(fact(plan, "layer_norm_eps"))
     bare = plan.rules.model == "bert_model"
-    return partial(bert_jax.run, bert_jax.Bert(plan.sizes["i"], heads, epsilon, _activation(plan, "hidden_act"), bare))
+    return partial(bert_jax.run, bert_jax.Bert(plan.sizes["i"], heads, epsilon, activation(plan, "hidden_act"), bare))
 
 
 def _gpt2(plan: Plan) -> Callable[..., Any]:
-    heads, epsilon = int(_fact(plan, "n_head")), float(_fact(plan, "layer_norm_epsilon"))
+    heads, epsilon = int(fact(plan, "n_head")), float(fact(plan, "layer_norm_epsilon"))
     module = "" if plan.rules.model == "gpt2_model" else "transformer."
-    act = _activation(plan, "activation_function")
+    act = activation(plan, "activation_function")
     return partial(gpt2_jax.run, gpt2_jax.GPT2(plan.sizes["i"], heads, epsilon, act, module))
 
 
-def _build(plan: Plan, weights: Mapping[str, torch.Tensor]) -> torch.nn.Module:
+def build(plan: Plan, tied: Mapping[str, str], weights: Mapping[str, torch.Tensor]) -> torch.nn.Module:
+    """transformers' module of the plan's configuration, with these weights.
+
+    Args:
+        tied: names in its state_dict of weights that are others', with those.
+
+    Raises:
+        UnavailableError: transformers is not installed.
+    """
     try:
         import transformers
     except ImportError as error:
@@ -114,14 +128,15 @@ def _build(plan: Plan, weights: Mapping[str, torch.Tensor]) -> torch.nn.Module:
     built = transformers.AutoConfig.for_model(written["model_type"], **config_of(plan))
     built._attn_implementation = "eager"
     module = getattr(transformers, written["architectures"][0])(built)
-    tied = {name: weights[of] for name, of in TIED.items() if name in module.state_dict() and name not in weights}
-    return load(module, {**tied, **weights})
+    shared = {name: weights[of] for name, of in tied.items() if name in module.state_dict() and name not in weights}
+    return load(module, {**shared, **weights})
 
 
-def _run(outputs: tuple[str, ...], module: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
+def run(outputs: tuple[str, ...], extra: Mapping[str, Any], module: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """What the module gives for these inputs; `extra` goes along."""
     with ready(module) as (device, _):
-        extra = {"use_cache": False} if module.config.model_type == "gpt2" else {}
-        made = module(**{name: on(device, value).long() for name, value in inputs.items()}, **extra)
+        given = {name: on(device, value) for name, value in inputs.items()}
+        made = module(**{name: x if x.is_floating_point() else x.long() for name, x in given.items()}, **extra)
     return {name: made[name] for name in outputs}
 
 

@@ -99,12 +99,12 @@ class Attention:
     cap: float | None = None
 
 
-def probabilities(query: Array, key: Array, padding: Array, how: Attention) -> Array:
+def probabilities(query: Array, key: Array, padding: Array, how: Attention, bias: Array | float = 0.0) -> Array:
     """[batch, head, query, key], for queries and keys [batch, time, head, width] and padding [batch, time].
 
-    Masked logits are left out altogether; where all are, all count alike.
+    `bias` is added to the logits. Masked logits are left out altogether; where all are, all count alike.
     """
-    logits = np.einsum("bqhd,bkhd->bhqk", query, key)
+    logits = np.einsum("bqhd,bkhd->bhqk", query, key) + bias
     if how.cap is not None:
         logits = how.cap * np.tanh(logits / how.cap)
     q, k = np.arange(query.shape[1])[:, None], np.arange(key.shape[1])[None, :]
@@ -352,11 +352,13 @@ def logits_variants(hidden: str, table: str, cap: float | None, head: str = "") 
         yield Variant("head not tied to the embedding", made(cap, head))
 
 
-def gated_variants(gate: Callable[[Observed], Array], other: Callable[[Observed], Array]) -> Iterator[Variant]:
-    """Tanh GeLU of the gate times the other, and what else it may be."""
-    for name in ["gelu_tanh", *(name for name in FUNCTIONS if name != "gelu_tanh")]:
+def gated_variants(
+    gate: Callable[[Observed], Array], other: Callable[[Observed], Array], meant: str = "gelu_tanh"
+) -> Iterator[Variant]:
+    """An activation of the gate, by default the tanh GeLU, times the other, and what else it may be."""
+    for name in [meant, *(name for name in FUNCTIONS if name != meant)]:
         yield Variant(name, lambda seen, name=name: FUNCTIONS[name](gate(seen)) * other(seen))  # type: ignore[misc]
-    yield Variant("gate and up swapped", lambda seen: FUNCTIONS["gelu_tanh"](other(seen)) * gate(seen))
+    yield Variant("gate and up swapped", lambda seen: FUNCTIONS[meant](other(seen)) * gate(seen))
 
 
 # ---- patches and outputs

@@ -113,6 +113,14 @@ class Source(ABC):
         """How a leaf is computed from others; None when it lies on disk."""
         return None
 
+    def unrounded(self) -> Source:
+        """The same with leaves that are computed from others in float64; itself, if there are none."""
+        return self
+
+    def make(self, merge: Merge) -> np.ndarray:
+        """What a leaf is that is computed from others, which are leaves of this source."""
+        return merge.make(self.read)
+
     @abstractmethod
     def read(self, name: str) -> np.ndarray:
         """The whole array called `name`, in C order, of the spec's shape and dtype. Safe to call from several threads.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -135,12 +135,16 @@ class Merged(Source):
     def on_disk(self) -> Source:
         return self._inner
 
+    def unrounded(self) -> Source:
+        wide = {name: replace(m, spec=replace(m.spec, dtype="float64")) for name, m in self.merges.items()}
+        return Merged(self._inner, wide)
+
     def merge(self, name: str) -> Merge | None:
         return self.merges.get(name)
 
     def read(self, name: str) -> np.ndarray:
         merge = self.merges.get(name)
-        return self._inner.read(name) if merge is None else merge.make(self._inner.read)
+        return self._inner.read(name) if merge is None else self._inner.make(merge)
 
     def chunks(self, name: str) -> Grid:
         return super().chunks(name) if name in self.merges else self._inner.chunks(name)

@@ -14,7 +14,7 @@ from typing import Any, TypeGuard
 import numpy as np
 
 from convert.errors import CheckpointError, ConvertError
-from convert.factories import find_factory
+from convert.factories import find_factory, own_code
 from convert.sources.files import read_json
 from convert.spec import SAFETENSORS_TAGS, TensorSpec, dtype_name
 
@@ -99,7 +99,8 @@ def write_skeleton(factory: str) -> str:
     The factory makes what was saved: a model, or (model, state). Nothing is computed where it can be evaluated abstractly.
 
     Raises:
-        ConvertError: there is no such factory, it fails, JAX is missing, or two leaves would have one name.
+        ConvertError: there is no such factory, JAX is missing, or two leaves would have one name.
+        OwnCodeError: the factory failed.
     """
     make = find_factory(factory)
     try:
@@ -109,11 +110,10 @@ def write_skeleton(factory: str) -> str:
             "a skeleton is made where JAX runs, and JAX is not installed here: pip install jax equinox"
         ) from None
     try:
-        records = skeleton_of(_abstract(make))
-    except ConvertError:
-        raise
-    except Exception as error:
-        raise ConvertError(f"{factory}: calling it failed: {type(error).__name__}: {error}") from error
+        with own_code(factory):
+            records = skeleton_of(_abstract(make))
+    except ModuleNotFoundError as error:
+        raise ConvertError(f"{factory}: {error}; make the skeleton where the model's code runs") from error
     if not records:
         raise ConvertError(f"{factory}: what it returns holds no arrays; return the model, or (model, state)")
     rows = [{"path": r.keys, "shape": r.spec.shape, "dtype": r.spec.dtype} for r in records if r.spec is not None]
