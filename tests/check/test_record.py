@@ -183,6 +183,8 @@ def test_bfloat16_weights_are_no_false_alarm(files: Files) -> None:
     assert verdicts(report) == ["passed", "skipped", "skipped", "passed"]
     assert "rounded" in level(report, "weights").reason
     assert any("rounded to bfloat16" in note for note in level(report, "model").notes)
+    bounds = [m.lifted_tolerance for m in level(report, "model").measures if m.lifted_tolerance is not None]
+    assert all(bound.value < 0.1 for bound in bounds) and "rounding them to bfloat16 once more" in bounds[-1].why
     report = check(files.written(CASE, dtype="bfloat16"), checkpoint(CASE), recorded=files.recorded(), levels=("weights", "model"))  # fmt: skip
     assert verdicts(report) == ["passed", "passed"]
     assert max(m.lifted.relative for m in level(report, "model").measures if m.lifted) < PROMISED
