@@ -21,12 +21,11 @@ from convert.check.compare import (
 )
 from convert.check.hypotheses import same_bits
 from convert.check.machine import jax_precision, torch_pinned
+from convert.check.own_reference import require_inputs, require_masks, require_outputs
 from convert.check.report import LevelReport, Measure, Verdict
 from convert.check.sampling import Sample
 from convert.check.told import absent, differences, other_function, silent, undecided
 from convert.check.written import Written
-from convert.errors import OwnCodeError
-from convert.fields import nearest
 from convert.ops import Cast, Op, apply, is_float
 from convert.plan import Plan
 from convert.steps import Step, assemble
@@ -97,7 +96,7 @@ def live_evidence(plan: Plan, reference: Reference, *, precision: str = "float32
 
     Raises:
         ImportError: JAX or the model's package is not installed.
-        OwnCodeError: the reference's `jax` does not give its outputs by name.
+        OwnCodeError: the reference's `inputs`, `jax` or `masks` does not give what it must.
     """
     import jax
 
@@ -105,31 +104,23 @@ def live_evidence(plan: Plan, reference: Reference, *, precision: str = "float32
 
     side = reference.jax_side()
     inputs = reference.inputs(seed)
+    require_inputs(inputs)
     weights = jax_weights(plan)
     with jax_precision(precision):
         narrow = {name: as_jax(value, precision) for name, value in weights.items()}
         drifted = side(narrow, {name: as_jax(value, precision) for name, value in inputs.items()})
-        _require_outputs(reference, "jax", drifted)
+        require_outputs(reference.outputs, "jax", drifted)
         lifted = lift(side)
         exact = lifted(weights, dict(inputs))
     return Evidence(  # in the order of the plain call: what passes through a jaxpr comes out with sorted keys
         inputs,
         {name: np.asarray(exact[name]) for name in drifted},
         {name: np.asarray(value, np.float64) for name, value in drifted.items()},
-        reference.masks(inputs),
+        dict(require_masks(reference.masks(inputs), {name: np.shape(value) for name, value in drifted.items()})),
         precision,
         lifted.unlifted,
         environment={"jax": jax.__version__},
     )
-
-
-def _require_outputs(reference: Reference, function: str, made: Any) -> None:
-    """Raises where a function of the reference does not give each of `Reference.outputs` by name: it would go uncompared."""
-    if not isinstance(made, Mapping):
-        raise OwnCodeError(f"`{function}` gave {type(made).__name__}; it must give values by name: {', '.join(reference.outputs)}")  # fmt: skip
-    for name in reference.outputs:
-        if name not in made:
-            raise OwnCodeError(f"`{function}` gave no value for the output {name!r}{nearest(name, made)}; `outputs` of the reference lists what it must give")  # fmt: skip
 
 
 def as_jax(value: Array, dtype: str) -> Any:
@@ -242,11 +233,14 @@ def observed(
     reference: Reference, module: torch.nn.Module, inputs: Mapping[str, Any], names: list[str]
 ) -> dict[str, Array]:
     """Values at the boundaries among `names`, and the outputs, of one run."""
+    import torch
+
     from convert.references.protocol import observe
 
     with observe(module, boundaries_of(reference, module, names)) as values:
         outputs = reference.run(module, inputs)
-    _require_outputs(reference, "run", outputs)
+    require_outputs(reference.outputs, "run", outputs)
+    outputs = {name: torch.as_tensor(value) for name, value in outputs.items()}
     return {name: value.detach().double().cpu().numpy() for name, value in {**values, **outputs}.items()}
 
 

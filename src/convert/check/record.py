@@ -77,6 +77,8 @@ def record(
         OwnCodeError: the reference is the user's, and its code failed.
     """
     require_precision(precision)
+    if seed < 0:
+        raise ConvertError(f"--seed {seed}: a seed is 0 or more")
     _check_out(Path(out), plan, overwrite)
     if reference.jax is None:
         raise ConvertError("the reference has no JAX side, so there is nothing to record")

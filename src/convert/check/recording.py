@@ -309,6 +309,8 @@ class _Reader:
         if strings["precision"] not in ("float32", "bfloat16", "float16", "float64"):
             _fail(self.path, f"{strings['precision']!r} is no precision")
         unlifted = self._of(said, "unlifted", list)
+        if self._of(said, "seed", int) < 0:
+            _fail(self.path, f"its seed is {said['seed']}")
         return Manifest(
             **strings,
             settings=self._flat(said, "settings"),
