@@ -211,6 +211,92 @@ def test_what_the_functions_give(model: Path, run: Run) -> None:
     )
 
 
+GIVEN = {  # what is replaced in the module -> what is said of it
+    "masks=masks": {
+        "masks=lambda inputs: {'y': np.ones((2, 4), bool)}": "`masks` gave for 'y' bool of shape [2, 4], and the value has the shape [2, 3]; a mask is bool",
+        "masks=lambda inputs: {'y': np.ones(2)}": "`masks` gave for 'y' float64 of shape [2], and the value has the shape [2, 3]",
+        "masks=lambda inputs: {'y': np.zeros((2, 1), bool)}": "`masks` leaves nothing of 'y' to compare: it is false everywhere",
+        "masks=lambda inputs: None": "`masks` gave NoneType; it must give masks by the names of the values",
+    },
+    "inputs=draw": {
+        "inputs=lambda seed: []": "`inputs` gave list; it must give NumPy arrays by name",
+        "inputs=lambda seed: {'x': 'text'}": "`inputs` gave str for 'x'; it must be a NumPy array of numbers",
+    },
+    "run=run": {"run=lambda module, inputs: {'y': None}": "`run` gave NoneType for 'y'; it must be an array"},
+    "jax=apply": {
+        "jax=lambda weights, inputs: {'y': [1]}": "`jax` gave list for 'y'; it must be an array",
+        "jax=lambda weights, inputs: {}": "`jax` gave no value for the output 'y'",
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", GIVEN)
+def test_what_the_functions_give_is_looked_at(text: str, model: Path, run: Run) -> None:
+    """Neither an internal error nor a pass."""
+    for number, (instead, said) in enumerate(GIVEN[text].items()):
+        file = Path(f"my_own_{text[0]}{number}.py")
+        assert text in REFERENCE
+        file.write_text(REFERENCE.replace(text, instead))
+        out, err = check(run, f"{file.stem}:reference")
+        assert f"--reference {file.stem}:reference: {said}" in out and err == "", (out, err)
+        assert re.search(r"^model +could not tell", out, re.M)
+
+
+def test_a_reference_that_cannot_serve(model: Path, run: Run) -> None:
+    """Said before anything runs; with what it should be."""
+    for number, (text, instead, said) in enumerate(
+        (
+            ("def reference(plan):", "def reference():", "the factory takes (), and is called with (plan)"),
+            ("def reference(plan):", "def reference(plan, size):", "the factory takes (plan, size), and is called with (plan)"),
+            ("def run(module, inputs):", "def run(module):", "`run` takes (module), and is called with (module, inputs)"),
+            ("def apply(weights, inputs):", "def apply(weights):", "`jax` takes (weights), and is called with (weights, inputs)"),
+            ("build=build", "build=3", "`build` is 3, and must be a function of (state_dict)"),
+            ('outputs=("y",)', "outputs=()", "`outputs` is (), and must list the names of the outputs: they are what is compared"),
+            ('outputs=("y",)', 'outputs="y"', "`outputs` is 'y', and must list"),
+            ('outputs=("y",)', 'outputs=("y",), logits=("z",)', "`logits` names 'z', which is none of `outputs`"),
+            ("depth=1", "depth=0", "`depth` is 0, and must be a whole number, at least 1"),
+            ("depth=1", "depth=1, backends=[run]", "`backends` is list, and must be functions by name"),
+            ("depth=1", "depth=1, backends={'mine': draw}", "`backends['mine']` takes (seed), and is called with (module, inputs)"),
+        )
+    ):  # fmt: skip
+        file = Path(f"my_own_{number}.py")
+        assert text in REFERENCE
+        file.write_text(REFERENCE.replace(text, instead))
+        _, err = check(run, f"{file.stem}:reference")
+        said = f"`{said[1:]}" if said.startswith("`") else said
+        assert err.startswith(f"error: --reference {file.stem}:reference: {said}"), err
+        assert "internal error" not in err
+
+
+def test_token_ids_out_of_range(model: Path, run: Run) -> None:
+    """PyTorch refuses them, JAX does not: the inputs are the user's."""
+    text = REFERENCE.replace("return self.head(x)", "return self.head(x)[torch.tensor([7])]")
+    Path("my_own_range.py").write_text(text)
+    out, _ = check(run, "my_own_range:reference")
+    assert "IndexError: index 7 is out of bounds for dimension 0 with size 2 (my_own_range.py:" in out
+
+
+def test_seeds(model: Path, run: Run) -> None:
+    """None is below 0; and a recording has one of its own."""
+    factory = module("")
+    _, err = check(run, factory, "--seed", "-1")
+    assert err == "error: --seed -1: a seed is 0 or more\n"
+    _, err = run("record", "./rules.yaml", "ckpt.npz", "r.safetensors", "--reference", factory, "--seed", "-1", code=2)
+    assert err == "error: --seed -1: a seed is 0 or more\n"
+    run("record", "./rules.yaml", "ckpt.npz", "r.safetensors", "--reference", factory, "--seed", "4")
+    out, _ = check(run, factory, "--recorded", "r.safetensors", code=0)
+    assert (
+        check(run, factory, "--recorded", "r.safetensors", "--seed", "4", code=0)[0].splitlines()[0]
+        == out.splitlines()[0]
+    )
+    _, err = check(run, factory, "--recorded", "r.safetensors", "--seed", "5")
+    assert (
+        "is a recording of seed 4, and out.safetensors is to be checked as seed 5; give the recording of this seed, or record it again"
+        in err
+    )
+    assert "with --seed 5" in err
+
+
 def test_a_factory_and_an_import_that_fail(model: Path, run: Run) -> None:
     """There is no reference, so no level runs."""
     factory = module("factory")

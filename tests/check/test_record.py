@@ -26,13 +26,14 @@ from convert.check.compare import difference
 from convert.check.model import Evidence, Values, live_evidence
 from convert.check.record import MAX_BYTES, Recorded, record, write_recording
 from convert.check.recorded import RecordedSource
-from convert.check.recording import KEY, load_recording
+from convert.check.recording import KEY, _read, checksum, load_recording
 from convert.check.report import LevelReport, Report, Verdict
 from convert.check.run import check, load_reference
 from convert.errors import CheckpointError, ConvertError, OutputError
 from convert.library import find_rules
 from convert.references import timesfm_1
 from convert.references.protocol import Reference
+from convert.safetensors_header import read_header
 from upstream import GOLDEN, checkpoint
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -128,12 +129,16 @@ def changed(path: Path, out: Path, edit: Callable[[dict[str, torch.Tensor]], obj
     return out
 
 
-def remade(path: Path, out: Path, edit: Callable[[dict[str, Any]], object]) -> Path:
-    """A copy of a recording with another manifest."""
+def remade(path: Path, out: Path, edit: Callable[[dict[str, Any]], object], *, sealed: bool = True) -> Path:
+    """A copy of a recording with another manifest, whose checksum is made anew if `sealed`."""
     with safe_open(path, "np") as file:
         metadata = file.metadata()
     manifest = json.loads(metadata[KEY])
+    before = manifest.get("data")
     edit(manifest)
+    if sealed and manifest.get("data") == before:
+        arrays = {name: _read(path, entry) for name, entry in read_header(path)[1].items()}
+        manifest["data"] = checksum(json.dumps(manifest), arrays)
     metadata[KEY] = json.dumps(manifest)
     save_file(load_file(path), out, metadata=metadata)
     return out
@@ -183,6 +188,8 @@ def test_bfloat16_weights_are_no_false_alarm(files: Files) -> None:
     assert verdicts(report) == ["passed", "skipped", "skipped", "passed"]
     assert "rounded" in level(report, "weights").reason
     assert any("rounded to bfloat16" in note for note in level(report, "model").notes)
+    bounds = [m.lifted_tolerance for m in level(report, "model").measures if m.lifted_tolerance is not None]
+    assert all(bound.value < 0.1 for bound in bounds) and "rounding them to bfloat16 once more" in bounds[-1].why
     report = check(files.written(CASE, dtype="bfloat16"), checkpoint(CASE), recorded=files.recorded(), levels=("weights", "model"))  # fmt: skip
     assert verdicts(report) == ["passed", "passed"]
     assert max(m.lifted.relative for m in level(report, "model").measures if m.lifted) < PROMISED
@@ -309,7 +316,7 @@ def test_it_names_no_place_of_this_machine(files: Files) -> None:
         text = file.metadata()[KEY]
     assert str(GOLDEN) not in text and str(files.folder) not in text and sys.prefix not in text
     manifest = json.loads(text)
-    assert manifest["format"] == 2 and manifest["model"] == "timesfm-2.5" and manifest["seed"] == 0
+    assert manifest["format"] == 3 and manifest["model"] == "timesfm-2.5" and manifest["seed"] == 0
     with safe_open(files.written("timesfm-2.5"), "np") as file:
         assert manifest["source_digest"] == file.metadata()["source_digest"]
         assert manifest["rules_sha256"] == file.metadata()["rules_sha256"]
@@ -383,7 +390,7 @@ def test_without_a_jax_side_there_is_nothing_to_record(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("edit", "said"),
     [
-        (lambda m: m.update(format=3), r"a recording of format 3; this version reads format 2\. Record it again"),
+        (lambda m: m.update(format=2), r"a recording of format 2; this version reads format 3\. Record it again"),
         (lambda m: m.pop("format"), "a recording of format None"),
         (lambda m: m.update(sampling="dice"), "samples are drawn by 'dice'"),
         (lambda m: m.update(seed="0"), "has no 'seed' that is of type int"),
@@ -396,6 +403,8 @@ def test_without_a_jax_side_there_is_nothing_to_record(tmp_path: Path) -> None:
         (lambda m: m["values"].append(["x", [-1], None, None, True]), "a value that is not described"),
         (lambda m: m["values"].append(["x", [4], None, None, False]), "others are not"),
         (lambda m: m["values"].append(["x", [4], None, None, True]), r"tensor drifted/x should have the shape \[4\] and is missing"),
+        (lambda m: m.update(values=m["values"][:2]), r"holds drifted/[\w.:/]+ and \d+ more tensors, and its manifest does not"),
+        (lambda m: [row.__setitem__(4, False) for row in m["values"]], r"holds exact/[\w.:/]+ and \d+ more"),
         (lambda m: m["values"][0].__setitem__(2, 3), "should have the shape"),
         (lambda m: m["values"][0].__setitem__(2, 10**9), "cannot have a sample of 1000000000 positions"),
         (lambda m: m["values"][0].__setitem__(1, [2**39, 2**39, 32]), "should have the shape|cannot have a sample|does not fit"),
@@ -413,6 +422,43 @@ def test_a_wrong_manifest_is_refused(
     with pytest.raises(CheckpointError, match=said) as error:
         load_recording(out)
     assert str(error.value).startswith(f"{out}: ") and ("record it again" in str(error.value).lower())
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda m: m.update(values=m["values"][:2]),
+        lambda m: [row.__setitem__(4, False) for row in m["values"]],
+        lambda m: m.update(precision="bfloat16"),
+        lambda m: m.update(seed=1),
+        lambda m: m["settings"].update(context_length=99),
+        lambda m: m.update(unlifted=["exp"]),
+        lambda m: m["leaves"][-1].__setitem__(3, "xxh3_128:00"),
+    ],
+)
+def test_the_manifest_is_in_the_checksum(
+    edit: Callable[[dict[str, Any]], object], files: Files, tmp_path: Path
+) -> None:
+    """Cut to two values, or said to be of another precision, it would still look whole, and prove less."""
+    out = remade(files.recorded(), tmp_path / "r.safetensors", edit, sealed=False)
+    with pytest.raises(
+        CheckpointError, match="its tensors and its manifest have the checksum xxh3_128:.*: it is damaged"
+    ):
+        load_recording(out)
+
+
+def test_a_recording_without_the_outputs_proves_nothing(files: Files, tmp_path: Path) -> None:
+    """All that it holds is equal; what the models are for was not compared."""
+    known = evidence_of(CASE)
+    outputs = reference_of(CASE).outputs
+    kept = {name: {k: v for k, v in getattr(known, name).items() if k not in outputs} for name in ("exact", "drifted")}
+    out = tmp_path / "r.safetensors"
+    keep(out, evidence=replace(known, **kept))
+    report = check(files.written(CASE), recorded=out, require=("model",))
+    assert level(report, "model").verdict is Verdict.COULD_NOT_TELL and report.exit_code == 2
+    assert level(report, "model").reason.startswith(
+        f"the output {outputs[0]} was not compared: recorded in r.safetensors"
+    )
 
 
 def test_a_damaged_file_is_refused(files: Files, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from convert.check.machine import cuda_problem, jax_precision, torch_pinned
-from convert.check.model import Evidence, as_jax, boundaries_of, input_tensors, jax_weights, observed
+from convert.check.model import Evidence, as_jax, boundaries_of, input_tensors, jax_weights, observed, written_state
 from convert.check.written import Written
 from convert.plan import Plan
 from convert.references.protocol import observe
@@ -93,14 +93,7 @@ def torch_runs(written: Written, reference: Reference, evidence: Evidence) -> It
 
 
 def _module(written: Written, reference: Reference, evidence: Evidence, device: str) -> torch.nn.Module:
-    import torch
-
-    dtype = getattr(torch, evidence.precision)
-    state = {
-        name: torch.tensor(np.asarray(written.read(name), np.float64), device=device).to(dtype)
-        for name in written.tensors
-    }
-    return reference.build(state).to(device)
+    return reference.build(written_state(written, device, evidence.precision)).to(device)
 
 
 def _eager(written: Written, reference: Reference, evidence: Evidence, device: str) -> Values:

@@ -26,11 +26,16 @@ def _wide(x: Any) -> Any:
 class _Names(TorchFunctionMode):
     """Replaces dtypes that are asked for by name, before PyTorch rounds a Python number to one."""
 
+    def __init__(self, mode: Lift) -> None:
+        super().__init__()
+        self.mode = mode
+
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         if func is torch.Tensor.view:  # with a dtype: other bits, not another precision
             return func(*args, **(kwargs or {}))
+        self.mode.casts |= any(isinstance(x, torch.dtype) and x in _WIDE for x in (*args, *(kwargs or {}).values()))
         dtypes = {k: _wide(v) if isinstance(v, torch.dtype) else v for k, v in (kwargs or {}).items()}
         return func(*(_wide(arg) if isinstance(arg, torch.dtype) else arg for arg in args), **dtypes)
 
@@ -40,17 +45,21 @@ class Lift(TorchDispatchMode):
 
     Attributes:
         unlifted: operations that gave a narrower float all the same; their results are rounded.
+        casts: whether the code asks for narrower floats, or has data of them, so that without lifting it rounds.
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.unlifted: set[str] = set()
+        self.casts = False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = dict(kwargs or {})
+        self.casts |= any(isinstance(x, torch.dtype) and x in _WIDE for x in (*args, *kwargs.values()))
         if func is torch.ops.aten.lift_fresh.default:  # a tensor of data, which nobody else has
+            self.casts |= args[0].dtype in _WIDE
             return _wide(args[0])
         if func is torch.ops.aten.view.dtype:
             return self.bits(func, *args)
@@ -84,7 +93,8 @@ def lifted() -> Iterator[Lift]:
     """
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
-    mode, names = Lift(), _Names()
+    mode = Lift()
+    names = _Names(mode)
     try:
         with mode, names:
             yield mode

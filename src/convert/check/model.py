@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -9,14 +10,22 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from convert.check.compare import MARGIN, Difference, agreement, difference, lifted_tolerance, run_tolerance
+from convert.check.compare import (
+    Difference,
+    agreement,
+    difference,
+    epsilon,
+    lifted_tolerance,
+    rounded_tolerance,
+    run_tolerance,
+)
 from convert.check.hypotheses import same_bits
 from convert.check.machine import jax_precision, torch_pinned
-from convert.check.report import Finding, LevelReport, Measure, Verdict
+from convert.check.own_reference import require_inputs, require_masks, require_outputs
+from convert.check.report import LevelReport, Measure, Verdict
 from convert.check.sampling import Sample
+from convert.check.told import absent, differences, other_function, silent, undecided
 from convert.check.written import Written
-from convert.errors import OwnCodeError
-from convert.fields import nearest
 from convert.ops import Cast, Op, apply, is_float
 from convert.plan import Plan
 from convert.steps import Step, assemble
@@ -87,7 +96,7 @@ def live_evidence(plan: Plan, reference: Reference, *, precision: str = "float32
 
     Raises:
         ImportError: JAX or the model's package is not installed.
-        OwnCodeError: the reference's `jax` does not give its outputs by name.
+        OwnCodeError: the reference's `inputs`, `jax` or `masks` does not give what it must.
     """
     import jax
 
@@ -95,31 +104,23 @@ def live_evidence(plan: Plan, reference: Reference, *, precision: str = "float32
 
     side = reference.jax_side()
     inputs = reference.inputs(seed)
+    require_inputs(inputs)
     weights = jax_weights(plan)
     with jax_precision(precision):
         narrow = {name: as_jax(value, precision) for name, value in weights.items()}
         drifted = side(narrow, {name: as_jax(value, precision) for name, value in inputs.items()})
-        _require_outputs(reference, "jax", drifted)
+        require_outputs(reference.outputs, "jax", drifted)
         lifted = lift(side)
         exact = lifted(weights, dict(inputs))
     return Evidence(  # in the order of the plain call: what passes through a jaxpr comes out with sorted keys
         inputs,
         {name: np.asarray(exact[name]) for name in drifted},
         {name: np.asarray(value, np.float64) for name, value in drifted.items()},
-        reference.masks(inputs),
+        dict(require_masks(reference.masks(inputs), {name: np.shape(value) for name, value in drifted.items()})),
         precision,
         lifted.unlifted,
         environment={"jax": jax.__version__},
     )
-
-
-def _require_outputs(reference: Reference, function: str, made: Any) -> None:
-    """Raises where a function of the reference does not give each of `Reference.outputs` by name: it would go uncompared."""
-    if not isinstance(made, Mapping):
-        raise OwnCodeError(f"`{function}` gave {type(made).__name__}; it must give values by name: {', '.join(reference.outputs)}")  # fmt: skip
-    for name in reference.outputs:
-        if name not in made:
-            raise OwnCodeError(f"`{function}` gave no value for the output {name!r}{nearest(name, made)}; `outputs` of the reference lists what it must give")  # fmt: skip
 
 
 def as_jax(value: Array, dtype: str) -> Any:
@@ -168,6 +169,22 @@ def _widened(ops: tuple[Op, ...]) -> tuple[Op, ...]:
     return (Cast("float64"), *(op for op in ops if not isinstance(op, Cast)))
 
 
+@dataclass(frozen=True)
+class TorchRun:
+    """One run of the PyTorch model.
+
+    Attributes:
+        values: at the boundaries, and the outputs.
+        unlifted: operations that could not be lifted.
+        casts: of a lifted run: whether the code casts to narrower floats, so that without lifting it rounds.
+    """
+
+    values: dict[str, Array]
+    unlifted: tuple[str, ...]
+    casts: bool
+    module: torch.nn.Module
+
+
 def run_torch(
     reference: Reference,
     state: Mapping[str, torch.Tensor],
@@ -177,12 +194,8 @@ def run_torch(
     lift: bool,
     precision: str,
     device: str,
-) -> tuple[dict[str, Array], tuple[str, ...], torch.nn.Module]:
-    """The PyTorch model's values at the boundaries `names` and its outputs.
-
-    Returns:
-        The values, the operations that could not be lifted, and the module.
-    """
+) -> TorchRun:
+    """Runs the PyTorch model, observed at the boundaries `names`."""
     import torch
 
     from convert.check.lift_torch import lifted
@@ -192,9 +205,9 @@ def run_torch(
             with lifted() as mode:
                 module = reference.build(state).to(device)
                 values = observed(reference, module, input_tensors(inputs, "float64", device), names)
-            return values, tuple(sorted(mode.unlifted)), module
+            return TorchRun(values, tuple(sorted(mode.unlifted)), mode.casts, module)
         module = reference.build(state).to(device)
-        return observed(reference, module, input_tensors(inputs, precision, device), names), (), module
+        return TorchRun(observed(reference, module, input_tensors(inputs, precision, device), names), (), False, module)
 
 
 def input_tensors(inputs: Values, precision: str, device: str) -> dict[str, Any]:
@@ -220,12 +233,91 @@ def observed(
     reference: Reference, module: torch.nn.Module, inputs: Mapping[str, Any], names: list[str]
 ) -> dict[str, Array]:
     """Values at the boundaries among `names`, and the outputs, of one run."""
+    import torch
+
     from convert.references.protocol import observe
 
     with observe(module, boundaries_of(reference, module, names)) as values:
         outputs = reference.run(module, inputs)
-    _require_outputs(reference, "run", outputs)
+    require_outputs(reference.outputs, "run", outputs)
+    outputs = {name: torch.as_tensor(value) for name, value in outputs.items()}
     return {name: value.detach().double().cpu().numpy() for name, value in {**values, **outputs}.items()}
+
+
+@dataclass(frozen=True)
+class LiftedTorch:
+    """The PyTorch model in lifted float64.
+
+    Attributes:
+        exact: values with the weights before their last rounding; written: with the weights as they were written.
+        moved: with the weights moved at random by as much as rounding moved them, where the unrounded ones are not known; else
+            the same as `exact`.
+        casts: whether the code casts to narrower floats, so that without lifting it rounds.
+    """
+
+    exact: Values
+    written: Values
+    moved: Values
+    unlifted: tuple[str, ...]
+    casts: bool
+    module: torch.nn.Module
+
+
+def lifted_torch(
+    plan: Plan,
+    written: Written,
+    reference: Reference,
+    evidence: Evidence,
+    names: list[str],
+    device: str,
+    *,
+    finest: str = "float64",
+) -> LiftedTorch:
+    """Runs the PyTorch model in lifted float64, two or three times where rounding changed the weights.
+
+    Args:
+        finest: weights that were rounded to this dtype, or to a finer one, are not run as they were written: nobody could tell.
+    """
+    import torch
+
+    def run(state: Mapping[str, torch.Tensor]) -> TorchRun:
+        return run_torch(reference, state, evidence.inputs, names, lift=True, precision="float64", device=device)
+
+    exact = exact_state(plan, written, device)
+    lifted = run(exact)
+    rounded = written_state(written, device)
+    coarser = any(
+        epsilon(spec.dtype) > epsilon(finest) and not torch.equal(exact[name], rounded[name])
+        for name, spec in written.specs.items()
+        if is_float(spec.dtype)
+    )
+    as_written = run(rounded).values if coarser else lifted.values
+    moved = run(_moved(exact, written, evidence.rounded)).values if evidence.rounded else lifted.values
+    return LiftedTorch(lifted.values, as_written, moved, lifted.unlifted, lifted.casts, lifted.module)
+
+
+def written_state(written: Written, device: str, dtype: str = "float64") -> dict[str, torch.Tensor]:
+    """The weights as they were written, in a dtype."""
+    import torch
+
+    to = getattr(torch, dtype)
+    return {
+        name: torch.tensor(np.asarray(written.read(name), np.float64), device=device).to(to) for name in written.tensors
+    }
+
+
+def _moved(state: Mapping[str, torch.Tensor], written: Written, dtype: str) -> dict[str, torch.Tensor]:
+    """The weights of a dtype, each moved by up to half a last place: one more rounding of numbers that nobody knows."""
+    import torch
+
+    rng = np.random.default_rng(0)
+    out = {}
+    for name, value in state.items():
+        out[name] = value
+        if written.specs[name].dtype == dtype:
+            move = torch.tensor(rng.uniform(-0.5, 0.5, tuple(value.shape)) * epsilon(dtype), device=value.device)
+            out[name] = value * (1 + move)
+    return out
 
 
 def check_model(
@@ -234,58 +326,49 @@ def check_model(
     """Compares the PyTorch model with the evidence, boundary by boundary.
 
     Two figures for each: lifted float64 (are they the same function?) and `evidence.precision` (how far do they drift?).
+    The level could not tell when an output was not compared, or only with numbers that say nothing.
     """
-    import torch
-
     started = time.monotonic()
     names = list(evidence.exact if evidence.exact is not None else evidence.drifted)
-    exact, unlifted, lifted_module = run_torch(
-        reference,
-        exact_state(plan, written, device),
-        evidence.inputs,
-        names,
-        lift=True,
-        precision="float64",
-        device=device,
-    )
-    state = {
-        name: torch.tensor(np.asarray(written.read(name), np.float64), device=device).to(
-            getattr(torch, evidence.precision)
-        )
-        for name in written.tensors
-    }
-    drifted, _, _ = run_torch(
-        reference, state, evidence.inputs, names, lift=False, precision=evidence.precision, device=device
-    )
+    torch_side = lifted_torch(plan, written, reference, evidence, names, device, finest=evidence.precision)
+    exact, inputs, precision = torch_side.exact, evidence.inputs, evidence.precision
+    state = written_state(written, device, precision)
+    drifted = run_torch(reference, state, inputs, names, lift=False, precision=precision, device=device).values
     measures, missing = [], []
-    first: tuple[str, float] | None = None  # where they differ first, and what is allowed there
+    drift = 0.0  # of JAX's run, up to here
     for name in names:
         if name in exact and exact[name].shape == evidence.shape(name):
-            measures.append(measure := _measure(name, reference, evidence, exact[name], drifted[name]))
-            bound = measure.tolerance if measure.lifted is None else measure.lifted_tolerance
-            wrong = not measure.passed
+            drift = max(drift, _jax_drift(name, evidence))
+            measures.append(_measure(name, reference, evidence, torch_side, drifted, drift))
         else:
-            missing.append(_absent(name, evidence, exact.get(name)))
-            bound, wrong = None, name in exact and name not in evidence.samples
-        if wrong and first is None:
-            first = name, bound.value if bound is not None else 0.0
-    findings = _findings(measures, missing)
+            missing.append(absent(name, evidence, exact.get(name)))
     diagnosis = None
+    wrong = {measure.name for measure in measures if other_function(measure)}
+    wrong |= {found.name for found in missing if found.name in exact and found.name not in evidence.samples}
+    first = next((name for name in names if name in wrong), None)
     if first is not None:
         from convert.check.diagnose import diagnose
 
-        diagnosis = diagnose(plan, reference, lifted_module, first[0], evidence, first[1], names)
+        bounds = {m.name: m.tolerance if m.lifted is None else m.lifted_tolerance for m in measures}
+        bound = bounds.get(first)
+        allowed = bound.value if bound is not None else 0.0
+        diagnosis = diagnose(plan, reference, torch_side.module, first, evidence, allowed, names)
     notes = [f"{len(measures)} boundaries and outputs, {evidence.origin}", *evidence.notes]
-    for side, what in (("JAX", evidence.unlifted), ("torch", unlifted)):
+    for side, what in (("JAX", evidence.unlifted), ("torch", torch_side.unlifted)):
         if what:
             notes.append(f"could not be lifted to float64 on {side}'s side: {', '.join(what)}")
+    notes += silent(measures, evidence)
+    findings = [*missing, *differences(measures, evidence.precision)]
+    open_ = list(undecided(measures, reference.outputs, evidence))
+    verdict = Verdict.FAILED if findings else Verdict.COULD_NOT_TELL if open_ else Verdict.PASSED
+    told = verdict is Verdict.COULD_NOT_TELL
     return LevelReport(
         "model",
-        Verdict.FAILED if findings else Verdict.PASSED,
-        "",
+        verdict,
+        "; ".join(open_) if told else "",
         tuple(findings),
         tuple(measures),
-        tuple(notes),
+        tuple(notes if told else [*notes, *open_]),
         time.monotonic() - started,
         diagnosis.to_dict() if diagnosis else None,
     )
@@ -296,64 +379,49 @@ def state_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {name: value.detach() for name, value in module.state_dict().items()}
 
 
-def _measure(name: str, reference: Reference, evidence: Evidence, exact: Array, drifted: Array) -> Measure:
+def _jax_drift(name: str, evidence: Evidence) -> float:
+    """How far JAX's run is from its lifted run; 0 where that is not known or not finite, so that it allows nothing."""
+    if evidence.exact is None:
+        return 0.0
+    drift = difference(evidence.drifted[name], evidence.exact[name], mask=evidence.masks.get(name)).relative
+    return drift if math.isfinite(drift) else 0.0
+
+
+def _measure(
+    name: str, reference: Reference, evidence: Evidence, torch_side: LiftedTorch, run_values: Values, drift: float
+) -> Measure:
+    """One boundary or output; what torch's own run gave has no part in what is allowed.
+
+    Args:
+        run_values: of torch in the precision that users run.
+        drift: JAX's largest so far.
+    """
     mask = evidence.masks.get(name)
     precision = evidence.precision
     reduction, depth = reference.reduction, reference.depth
-    exact, drifted = evidence.pick(name, exact), evidence.pick(name, drifted)
+    exact, written, drifted = (
+        evidence.pick(name, values[name]) for values in (torch_side.exact, torch_side.written, run_values)
+    )
     run = _located(difference(drifted, evidence.drifted[name], precision=precision, mask=mask), name, evidence)
-    torch_drift = difference(drifted, exact, mask=mask).relative
     is_logits = name in reference.logits
     predicted = agreement(drifted, evidence.drifted[name], mask=mask) if is_logits else None
-    if evidence.exact is None:  # a recording of a precision run alone: the lifted torch run stands for the function
-        allowed = run_tolerance((torch_drift,), precision, reduction, depth)
-        return Measure(name, run, allowed, logits=predicted)
-    jax_drift = difference(evidence.drifted[name], evidence.exact[name], mask=mask).relative
-    allowed = lifted_tolerance(jax_drift, precision, reduction, depth, evidence.rounded or "float64")
-    if evidence.rounded:
-        torch_drift = max(torch_drift, allowed.value / MARGIN)
-    return Measure(
-        name,
-        run,
-        run_tolerance((jax_drift, torch_drift), precision, reduction, depth),
-        _located(difference(exact, evidence.exact[name], precision="float64", mask=mask), name, evidence),
-        allowed,
-        logits=predicted,
-        lifted_logits=agreement(exact, evidence.exact[name], mask=mask) if is_logits else None,
-    )
+    weights = 0.0
+    lifted = lifted_bound = predicted_lifted = None
+    if evidence.exact is not None:  # else a recording of a precision run alone
+        lifted = _located(difference(exact, evidence.exact[name], precision="float64", mask=mask), name, evidence)
+        own = difference(evidence.drifted[name], evidence.exact[name], mask=mask).relative
+        lifted_bound = lifted_tolerance(own, precision, reduction, depth)
+        predicted_lifted = agreement(exact, evidence.exact[name], mask=mask) if is_logits else None
+        if evidence.rounded:
+            moved = difference(evidence.pick(name, torch_side.moved[name]), exact, mask=mask).relative
+            lifted_bound = rounded_tolerance(lifted_bound, moved, evidence.rounded)
+        if torch_side.written is not torch_side.exact:
+            weights = difference(written, evidence.exact[name], mask=mask).relative
+    allowed = run_tolerance(drift, precision, reduction, depth, weights=weights, casts=torch_side.casts)
+    return Measure(name, run, allowed, lifted, lifted_bound, logits=predicted, lifted_logits=predicted_lifted)
 
 
 def _located(found: Difference, name: str, evidence: Evidence) -> Difference:
     """The same, with the place in the whole value where only a sample was compared."""
     sample = evidence.samples.get(name)
     return found if sample is None else replace(found, at=sample.index(found.at))
-
-
-def _absent(name: str, evidence: Evidence, got: Array | None) -> Finding:
-    if got is None:
-        said = "has a value here, and the PyTorch module has no submodule of this name, or does not call it"
-    else:
-        said = (
-            f"has a value of shape {list(evidence.shape(name))} here, and the PyTorch module one of {list(got.shape)}"
-        )
-    return Finding(f"{name}: the JAX model {said}", name)
-
-
-def _findings(measures: list[Measure], missing: list[Finding]) -> list[Finding]:
-    findings = list(missing)
-    wrong = [measure for measure in measures if not measure.passed]
-    if wrong:
-        first = wrong[0]
-        shown = first.lifted or first.difference
-        bound = first.lifted_tolerance or first.tolerance
-        assert bound is not None
-        findings.append(
-            Finding(
-                f"first difference at {first.name}: relative error {shown.relative:.1e} where {bound.value:.1e} is allowed "
-                f"(PyTorch {shown.got:.6g}, JAX {shown.want:.6g} at {list(shown.at)}); {len(wrong)} of {len(measures)} "
-                "boundaries and outputs differ",
-                first.name,
-                data={"first": first.name, "differing": [measure.name for measure in wrong]},
-            )
-        )
-    return findings

@@ -15,9 +15,9 @@ from convert.beside import facts_beside
 from convert.check.machine import require_precision
 from convert.check.model import Evidence, live_evidence
 from convert.check.recorded import computes
-from convert.check.recording import DRIFTED, EXACT, INPUT, KEY, LEAF, MASK, Manifest, Value
+from convert.check.recording import DRIFTED, EXACT, INPUT, KEY, LEAF, MASK, Manifest, Value, checksum
 from convert.check.sampling import Cost, Sample, allot, least, positions
-from convert.digests import combine, digest_leaf
+from convert.digests import digest_leaf
 from convert.errors import ConvertError, OutputError, OwnCodeError
 from convert.factories import own_code
 from convert.moving import used_leaves
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, np.dtype[Any]]
 MAX_BYTES = 64 * 10**6  # of a recording: small enough for a repository
 PACKAGES = ("jax", "jaxlib", "flax", "numpy", "ml_dtypes", "timesfm", "praxis", "paxml", "gemma", "recurrentgemma")
-UNKNOWN = "0" * (len("xxh3_128:") + 32)  # stands for the checksum of the tensors while the header is measured
+UNKNOWN = "0" * (len("xxh3_128:") + 32)  # stands for the checksum while the header is measured
 
 
 @dataclass(frozen=True)
@@ -77,6 +77,8 @@ def record(
         OwnCodeError: the reference is the user's, and its code failed.
     """
     require_precision(precision)
+    if seed < 0:
+        raise ConvertError(f"--seed {seed}: a seed is 0 or more")
     _check_out(Path(out), plan, overwrite)
     if reference.jax is None:
         raise ConvertError("the reference has no JAX side, so there is nothing to record")
@@ -162,8 +164,7 @@ def write_recording(
         nbytes = len(header) + sum(spec.nbytes for spec in specs.values())
         budget -= max(nbytes - max_bytes, 0)
     arrays = {**fixed, **kept.arrays(manifest.values)}
-    data = combine({name: digest_leaf(name, array) for name, array in arrays.items()})
-    _write(out, arrays, replace(manifest, data=data), overwrite)
+    _write(out, arrays, replace(manifest, data=checksum(manifest.to_json(), arrays)), overwrite)
     sampled = sum(value.positions is not None for value in manifest.values)
     return Recorded(out, nbytes, len(manifest.values), sampled, evidence)
 

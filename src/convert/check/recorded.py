@@ -150,11 +150,12 @@ def recording_defaults(
     settings: Mapping[str, Any] | None,
     precision: str | None,
     reference: str | None,
+    seed: int | None = None,
 ) -> tuple[str | None, str | None, dict[str, Any]]:
     """Model, target and settings for the plan: what the user says, else the file's header, else the recording.
 
     Raises:
-        ConvertError: the recording is of another model, target, precision or reference than the user or the file says.
+        ConvertError: the recording is of another model, target, precision, reference or seed than the user or the file says.
     """
     said, path = recording.manifest, recording.path
     header = written.metadata
@@ -164,6 +165,7 @@ def recording_defaults(
         ("model", said.model, known, ""),
         ("target", said.target, to, f" with --to {to}"),
         ("precision", said.precision, precision or said.precision, f" with --precision {precision}"),
+        ("seed", said.seed, said.seed if seed is None else seed, f" with --seed {seed}"),
         ("reference", said.reference, reference or "", f" with --reference {reference}" if reference else ""),
     ):
         if recorded == wanted:

@@ -26,7 +26,7 @@ from convert.sources.chunks import Grid
 from convert.spec import SAFETENSORS_TAGS, TensorSpec, numpy_dtype
 
 Array = np.ndarray[Any, np.dtype[Any]]
-FORMAT = 2  # of the manifest; a change that older versions would misread raises it
+FORMAT = 3  # of the manifest; a change that older versions would misread raises it
 KEY = "recording"  # of the manifest in the file's metadata
 INPUT, MASK, EXACT, DRIFTED, LEAF = "input/", "mask/", "exact/", "drifted/", "leaf/"
 AGAIN = "record it again with `convert record`"
@@ -72,7 +72,7 @@ class Manifest:
         unlifted: primitives that could not be lifted.
         environment: package -> version.
         values: in the order in which data flows.
-        data: checksum of the tensors in the file.
+        data: `checksum` of the tensors in the file and of all this.
     """
 
     converter: str
@@ -166,14 +166,28 @@ def load_recording(path: str | Path) -> Recording:
         )
     manifest = _Reader(path).manifest(metadata[KEY])
     arrays = {name: _read(path, entry) for name, entry in entries.items()}
-    data = combine({name: digest_leaf(name, array) for name, array in arrays.items()})
+    data = checksum(metadata[KEY], arrays)
     if data != manifest.data:
-        _fail(path, f"its tensors have the checksum {data}, its header says {manifest.data}: it is damaged")
+        _fail(
+            path,
+            f"its tensors and its manifest have the checksum {data}, the manifest says {manifest.data}: it is damaged",
+        )
     stored = _below(arrays, LEAF)
     for name, array in stored.items():
         if manifest.digests.get(name) != digest_leaf(name, array, manifest.grid(name)):
             _fail(path, f"leaf {name} is not what its header says")
     return Recording(path, manifest, _evidence(path, manifest, arrays), stored)
+
+
+def checksum(manifest: str, arrays: Mapping[str, Array]) -> str:
+    """Of the tensors and of all that the manifest says, but for the checksum itself.
+
+    Args:
+        manifest: a JSON object.
+    """
+    said = {key: value for key, value in json.loads(manifest).items() if key != "data"}
+    text = np.frombuffer(json.dumps(said, sort_keys=True).encode(), np.uint8)
+    return combine({name: digest_leaf(name, array) for name, array in {**arrays, KEY: text}.items()})
 
 
 def _read(path: Path, entry: Entry) -> Array:
@@ -211,6 +225,12 @@ def _evidence(path: Path, manifest: Manifest, arrays: Mapping[str, Array]) -> Ev
         drifted[value.name] = _tensor(path, arrays, DRIFTED + value.name, stored)
         if value.exact:
             exact[value.name] = _tensor(path, arrays, EXACT + value.name, stored)
+    listed = {prefix + name for prefix, kept in ((DRIFTED, drifted), (EXACT, exact)) for name in kept}
+    if more := sorted(name for name in arrays if name.startswith((DRIFTED, EXACT)) and name not in listed):
+        _fail(
+            path,
+            f"it holds {more[0]}{f' and {len(more) - 1} more tensors' if len(more) > 1 else ''}, and its manifest does not",
+        )
     part = f", {len(samples)} of them in part" if samples else ""
     return Evidence(
         _below(arrays, INPUT),
@@ -289,6 +309,8 @@ class _Reader:
         if strings["precision"] not in ("float32", "bfloat16", "float16", "float64"):
             _fail(self.path, f"{strings['precision']!r} is no precision")
         unlifted = self._of(said, "unlifted", list)
+        if self._of(said, "seed", int) < 0:
+            _fail(self.path, f"its seed is {said['seed']}")
         return Manifest(
             **strings,
             settings=self._flat(said, "settings"),

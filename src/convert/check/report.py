@@ -24,7 +24,7 @@ class Verdict(StrEnum):
     FAILED = "failed"
     SKIPPED = "skipped"
     NOT_APPLICABLE = "not applicable"
-    COULD_NOT_TELL = "could not tell"  # it was to run, and broke off: the user's own code failed
+    COULD_NOT_TELL = "could not tell"  # it was to run, and broke off, or what it compared proves nothing
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,11 @@ class Measure:
 
     def to_dict(self) -> dict[str, Any]:
         def bound(tolerance: Tolerance | None) -> dict[str, Any] | None:
-            return None if tolerance is None else {"relative": tolerance.value, "why": tolerance.why}
+            return (
+                None
+                if tolerance is None
+                else {"relative": tolerance.value, "tells": tolerance.tells, "why": tolerance.why}
+            )
 
         return {
             "name": self.name,
@@ -111,7 +115,7 @@ class LevelReport:
 
     Attributes:
         level: one of `LEVELS`, or ``backends``.
-        reason: why it was skipped, does not apply or broke off; empty otherwise.
+        reason: why it was skipped, does not apply, broke off or proves nothing; empty otherwise.
         findings: what is wrong; a level with findings has failed.
         measures: in the order in which data flows through the model.
         notes: what a reader should know, such as what could not be lifted.
@@ -201,7 +205,7 @@ class Report:
 
     @property
     def undecided(self) -> tuple[str, ...]:
-        """Levels that broke off, and required ones that were skipped or not run; when none passed or failed, all that should have."""
+        """Levels that broke off or prove nothing, and required ones that were skipped or not run; when none passed or failed, all that should have."""
         decided = {level.level for level in self.levels if level.verdict in (Verdict.PASSED, Verdict.FAILED)}
         if not decided:
             return tuple(dict.fromkeys((*(level.level for level in self.levels), *self.required))) or LEVELS

@@ -14,6 +14,7 @@ from convert.check.coverage import check_coverage
 from convert.check.directory import other_class
 from convert.check.leaves import comparing, levels_of_leaves
 from convert.check.machine import require_device, require_precision
+from convert.check.own_reference import require_arguments, require_reference
 from convert.check.recorded import RecordedSource, evidence_of, recording_defaults
 from convert.check.recording import load_recording
 from convert.check.report import LEVELS, LevelReport, Report, Verdict
@@ -127,6 +128,8 @@ def load_reference(plan: Plan, factory: str | None) -> Reference | str:
         if factory is None and isinstance(error.__cause__, ImportError):
             return f"{error.__cause__.name} is not installed"
         raise ConvertError(f"--reference {error}") from None
+    if factory is not None:
+        require_arguments(f"--reference {factory}: the factory", made, ("plan",))
     try:
         with own_code(factory):
             reference: Reference = made(plan)
@@ -137,18 +140,8 @@ def load_reference(plan: Plan, factory: str | None) -> Reference | str:
     except ConvertError as error:
         return str(error)
     if factory is not None:
-        _require_reference(reference, factory)
+        require_reference(reference, factory)
     return reference
-
-
-def _require_reference(made: Any, factory: str) -> None:
-    from convert.references.protocol import Reference
-
-    if not isinstance(made, Reference):
-        raise ConvertError(
-            f"--reference {factory}: gave {type(made).__name__}, and a factory gives a convert.references.protocol.Reference; "
-            "docs/check.md has an example"
-        )
 
 
 def check(
@@ -169,7 +162,7 @@ def check(
     recorded: str | Path | None = None,
     device: str = "cpu",
     precision: str | None = None,
-    seed: int = 0,
+    seed: int | None = None,
     backends: bool = False,
 ) -> Report:
     """Checks a conversion against its checkpoint, or against a recording of the JAX model, or both.
@@ -183,6 +176,7 @@ def check(
         recorded: what `convert.check.record.record` wrote, in place of running the JAX model.
         device: where torch runs.
         precision: the dtype that users run in, beside lifted float64; None is the recording's, or else float32.
+        seed: of the random inputs; None is the recording's, or else 0.
         backends: whether to compare all backends at hand, too.
 
     Raises:
@@ -192,6 +186,8 @@ def check(
     for level in (*levels, *require):
         if level not in LEVELS:
             raise ConvertError(f"there is no level {level!r}{nearest(level, LEVELS)} (known: {', '.join(LEVELS)})")
+    if seed is not None and seed < 0:
+        raise ConvertError(f"--seed {seed}: a seed is 0 or more")
     require_device(device)
     if precision is not None:
         require_precision(precision)
@@ -199,7 +195,8 @@ def check(
     recording = None
     if recorded is not None:
         recording = load_recording(recorded)
-        model, to, settings = recording_defaults(recording, written, model, to, settings, precision, reference)
+        model, to, settings = recording_defaults(recording, written, model, to, settings, precision, reference, seed)
+        seed = recording.manifest.seed
         checkpoint = RecordedSource(recording, written) if checkpoint is None else checkpoint
     if checkpoint is None:
         raise ConvertError(
@@ -223,7 +220,9 @@ def check(
         pair = said  # its module would be of that class: nothing that the reference knows
     made_by = reference if not isinstance(pair, str) else None
     done = tuple(
-        _levels(plan, written, pair, made_by, set(levels), device, precision or "float32", seed, evidence, backends)
+        _levels(
+            plan, written, pair, made_by, set(levels), device, precision or "float32", seed or 0, evidence, backends
+        )
     )
     return Report(str(out), str(plan.source.path), plan.rules.model, plan.target, done, require, plan=plan)
 

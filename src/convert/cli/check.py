@@ -66,7 +66,9 @@ def check(
             show_default="the recording's, or float32",
         ),
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", help="Of the random inputs.")] = 0,
+    seed: Annotated[
+        int | None, typer.Option("--seed", help="Of the random inputs.", show_default="the recording's, or 0")
+    ] = None,
     backends: Annotated[
         bool,
         typer.Option(

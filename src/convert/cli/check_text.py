@@ -160,6 +160,10 @@ def _conclusion(report: Report) -> str:
         said = f"different: {', '.join(level.level for level in report.levels if level.verdict is Verdict.FAILED)}"
     else:
         words = {Verdict.COULD_NOT_TELL: "broke off", None: "did not run"}
-        reasons = [f"{name} {words.get(verdicts.get(name), 'was skipped')}" for name in report.undecided]
+        proved = {level.level for level in report.levels if level.verdict is Verdict.COULD_NOT_TELL and level.measures}
+        reasons = [
+            f"{name} {'proves nothing' if name in proved else words.get(verdicts.get(name), 'was skipped')}"
+            for name in report.undecided
+        ]
         said = f"could not tell: {', '.join(reasons)}"
     return f"{said} (exit code {report.exit_code})"
