@@ -287,6 +287,21 @@ def test_no_layer_stands_for_one_that_is_wrong(spoilt: tuple[int, ...], tmp_path
     assert "are, bit for bit, what these make" in level.notes[-1]
 
 
+@pytest.mark.parametrize("kind", ["layer_norm", "rms_norm"])
+def test_a_norm_over_two_axes(kind: str, tmp_path: Path) -> None:
+    """flax with ``feature_axes = reduction_axes = (-2, -1)``, as Equinox' and torch's ``LayerNorm((3, 5))``."""
+    bias = "bias: m/bias, " if kind == "layer_norm" else ""
+    rules = f"- {{from: m/scale, {bias}multiplies_by: scale, epsilon: 1e-6, {kind}: m}}"
+    rng = np.random.default_rng(0)
+    tree = {"m/scale": rng.random((3, 5)), **({"m/bias": rng.random((3, 5))} if bias else {})}
+    plan = make_plan(rule_file(rules), MemorySource(tree))
+    level = checked(plan, tmp_path / "out.safetensors")
+    assert level.verdict is Verdict.PASSED, [finding.what for finding in level.findings]
+    assert all(measure.lifted is not None and measure.lifted.relative < 1e-14 for measure in level.measures)
+    turned = tampered(plan, "m.weight", with_ops(lambda ops: [*ops, Flip((0,))]))
+    assert checked(turned, tmp_path / "turned.safetensors", against=plan).verdict is Verdict.FAILED
+
+
 @pytest.mark.parametrize(
     "equation", ["...d,dnh->...nh", "d,dnh->nh", "...nh,nhd->...d", "bd...,dc->bc...", "bd,dd->b", "bhd,hdc->bhc"]
 )

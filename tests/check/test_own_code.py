@@ -333,6 +333,17 @@ def test_a_recording_says_the_same(model: Path, run: Run) -> None:
     assert not Path("r.safetensors").exists()
 
 
+@pytest.mark.parametrize("what", ["Net", "sized"])
+def test_a_skeleton_of_what_is_no_factory(what: str, model: Path, run: Run) -> None:
+    """A class, or a function with parameters, is a likely slip."""
+    Path("slip.py").write_text("class Net:\n    def __init__(self, width): ...\n\n\ndef sized(width): ...\n")
+    _, err = run("skeleton", f"slip:{what}", code=2)
+    assert err.startswith(
+        f"error: slip:{what} is called without arguments, and needs some (missing a required argument: 'width')"
+    )
+    assert "def make(): return Model(...)" in err and "internal error" not in err
+
+
 def test_a_skeleton_says_the_same(model: Path, run: Run) -> None:
     Path("my_own_skeleton.py").write_text(
         "def make():\n    return layer(3)\n\n\ndef layer(n):\n    return {}[n]\n\n\ndef off():\n    import jaxx\n"

@@ -18,25 +18,27 @@ POSITIONS = 5  # of a map, besides batch and channels
 
 
 def jax_norm(x: Array, scale: Array, precision: str, centred: bool, eps: float, factor: str) -> Mapping[str, jax.Array]:
-    """A norm over the last axis in float64 and in `precision`."""
-    exact, drifted = _compiled_norm(precision, centred, eps, factor)(x, scale)
+    """A norm over the axes that the scale has, the last ones, in float64 and in `precision`."""
+    exact, drifted = _compiled_norm(precision, centred, eps, factor, scale.ndim)(x, scale)
     return {precision: drifted, "float64": exact}
 
 
 @lru_cache(maxsize=256)
 def _compiled_norm(
-    precision: str, centred: bool, eps: float, factor: str
+    precision: str, centred: bool, eps: float, factor: str, rank: int
 ) -> Callable[[Array, Array], tuple[jax.Array, jax.Array]]:
     """flax's and praxis's formula; statistics in float32 or wider, as both do."""
     import jax
     import jax.numpy as jnp
 
+    axes = tuple(range(-rank, 0))
+
     def one(x: jax.Array, scale: jax.Array, dtype: str) -> jax.Array:
         wide = "float64" if dtype == "float64" else "float32"
         y = x.astype(dtype).astype(wide)
         if centred:
-            y = y - jnp.mean(y, -1, keepdims=True)
-        y = y * jax.lax.rsqrt(jnp.mean(jnp.square(y), -1, keepdims=True) + eps)
+            y = y - jnp.mean(y, axes, keepdims=True)
+        y = y * jax.lax.rsqrt(jnp.mean(jnp.square(y), axes, keepdims=True) + eps)
         s = scale.astype(wide)
         y = y * (1 + s if factor == "1+scale" else s)
         return y.astype(dtype).astype("float64")

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -103,6 +104,7 @@ def write_skeleton(factory: str) -> str:
         OwnCodeError: the factory failed.
     """
     make = find_factory(factory)
+    _check_arguments(make, factory)
     try:
         import jax  # noqa: F401
     except ImportError:
@@ -119,6 +121,19 @@ def write_skeleton(factory: str) -> str:
     rows = [{"path": r.keys, "shape": r.spec.shape, "dtype": r.spec.dtype} for r in records if r.spec is not None]
     body = ",\n".join(f"    {json.dumps(row)}" for row in rows)
     return f'{{\n  "format": "{_FORMAT}",\n  "factory": {json.dumps(factory)},\n  "records": [\n{body}\n  ]\n}}'
+
+
+def _check_arguments(make: Callable[[], Any], factory: str) -> None:
+    """A class, or a function with parameters, in place of a factory."""
+    try:
+        inspect.signature(make).bind()
+    except TypeError as error:
+        raise ConvertError(
+            f"{factory} is called without arguments, and needs some ({error}); name a function that makes the whole model, such "
+            "as `def make(): return Model(...)`"
+        ) from None
+    except ValueError:  # it says nothing of its parameters
+        pass
 
 
 def _abstract(make: Callable[[], Any]) -> Any:
