@@ -221,7 +221,7 @@ GEMMA: tuple[Fault, ...] = (
     file("1+scale on a norm that adds 1 itself", tensor(f"{NORM}.weight", lambda x: x + 1), f"{NORM}.weight", "1+scale on a plain norm", NORM),
     file("√D folded into the embedding", tensor(TABLE, lambda x: x * np.float32(np.sqrt(MODEL))), TABLE, "multiplied by a number", EMBEDDED),
     file("wrong slice of the padded vocabulary", tensor(TABLE, last_rows), TABLE, "another slice of the rows", EMBEDDED),
-    fault("tied head untied", THREE, InFile(untied), "coverage", "lm_head.weight", "no rule makes it"),
+    fault("tied head untied", THREE, InFile(untied), "coverage", "lm_head.weight", "an untied head"),
     *(
         fault(name, THREE, InFile(tensor(f"{NORM}.weight", change)), "weights", f"{NORM}.weight", diagnosis, to=PLAIN)
         for name, change, diagnosis in (

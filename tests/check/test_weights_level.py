@@ -15,7 +15,7 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from convert.api import plan_conversion
-from convert.check.damage import damage
+from convert.check.damage import MAX_ROWS, damage
 from convert.check.report import LevelReport, Verdict
 from convert.check.weights import check_weights, odd_values
 from convert.check.written import open_written
@@ -197,6 +197,16 @@ def test_where_rows_were_moved_to_is_said() -> None:
         -2: "the rows along axis 0 are moved back by 2: index 0 has what belongs to 2",
         3: "the two halves of axis 0, of 3 indices each, are swapped",
     }
+    table = np.random.default_rng(0).normal(size=(MAX_ROWS + 6, 2)).astype(np.float32)  # Gemma 3 has 262,144 rows
+    for k, said_of_it in (
+        (1, f"moved on by 1: index 0 has what belongs to {MAX_ROWS + 5}"),
+        (-4, "moved back by 4: index 0 has what belongs to 4"),
+    ):
+        found = damage(np.roll(table, k, 0), table)
+        assert found is not None and said_of_it in found.said and found.name == "rows rolled"
+    found = damage(np.roll(table, len(table) // 2, 0), table)
+    assert found is not None and found.name == "halves swapped"
+    assert damage(table[::-1].copy(), table) is None
 
 
 def test_one_mistake_in_many_tensors_is_one_finding(tmp_path: Path) -> None:

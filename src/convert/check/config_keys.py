@@ -7,7 +7,7 @@ and keys from which others follow are known as transformers knows them, and noth
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -77,7 +77,7 @@ def other_keys(plan: Plan, written: Written) -> OtherKeys:
     except Exception as error:  # noqa: BLE001 - not installed, or a configuration that it refuses in a way of its own
         why = f"{error.name} is not installed" if isinstance(error, ImportError) else " ".join(str(error).split())[:200]
         return _by_hand(keys, why)
-    asked = _Asked(config, plain)
+    asked = _Asked(config, plain, beside)
     for path, value in keys:
         asked.ask(".".join(path), value, _with(meant, path, value))
     if lost:
@@ -195,8 +195,8 @@ def _value(value: Any) -> str:
 class _Asked:
     """Asks the class what each key changes."""
 
-    def __init__(self, config: Mapping[str, Any], plain: Mapping[str, Any]) -> None:
-        self._config, self._plain = config, plain
+    def __init__(self, config: Mapping[str, Any], plain: Mapping[str, Any], beside: Collection[str]) -> None:
+        self._config, self._plain, self._beside = config, plain, beside
         self._findings: list[Finding] = []
         self._unread: dict[str, Any] = {}
         self._kept: set[str] = set()  # by the class, under their own names
@@ -233,7 +233,13 @@ class _Asked:
             return
         self._causes |= dict.fromkeys(changed, key)
         said = f"config.json says {_shown(key, value)}" if value is not None else f"config.json: {key}"
-        default = [f"transformers' default is {_value(self._plain[key])}"] if key in changed else []
+        repair = (
+            "The conversion would carry that over: set it back, or check with the source that has this value"
+            if key in self._beside
+            else "The rules do not write it: remove it, or correct them if the source computes so"
+        )
+        whose = "the source's own file has" if key in self._beside else "transformers' default is"
+        default = [f"{whose} {_value(self._plain[key])}"] if key in changed else []
         follows = [f"{n} is {_value(made.get(n))}, not {_value(self._plain.get(n))}" for n in changed if n != key]
         more = f" and {len(follows) - SHOWN} more settings" if len(follows) > SHOWN else ""
         what = "; with it ".join(
@@ -242,7 +248,7 @@ class _Asked:
         self._findings.append(
             _finding(
                 key,
-                f"{what}. The rules do not write it: remove it, or correct them if the source computes so",
+                f"{what}. {repair}",
                 changed,
                 value,
             )

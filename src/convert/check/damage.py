@@ -15,6 +15,7 @@ from convert.steps import Step
 
 Array = np.ndarray[Any, np.dtype[Any]]
 MAX_ROWS = 1 << 17  # of which the order is compared
+CANDIDATES = 64  # rows of a larger table that begin as its first one does
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,8 @@ def _not_finite(got: Array, want: Array) -> Damage | None:
 def _moved(got: Array, want: Array, axis: int, step: Step | None, plan: Plan | None) -> Damage | None:
     """The same rows along an axis, in another order."""
     size = got.shape[axis]
+    if size > MAX_ROWS and axis == 0:
+        return _rolled_table(got.reshape(size, -1), want.reshape(size, -1))
     if not 1 < size <= MAX_ROWS:
         return None
     ours, theirs = (np.ascontiguousarray(np.moveaxis(x, axis, 0)).reshape(size, -1) for x in (got, want))
@@ -105,17 +108,32 @@ def _moved(got: Array, want: Array, axis: int, step: Step | None, plan: Plan | N
             return Damage(name, said)
     if found_in_heads := _heads(order, axis, step) or _pairs(order, axis, step):
         return found_in_heads
-    if np.array_equal(order, np.roll(np.arange(size), shift := int(-order[0]) % size)):
-        if 2 * shift == size:
-            return Damage("halves swapped", f"the two halves of axis {axis}, of {shift} indices each, are swapped")
-        by, way = min((shift, "on"), (size - shift, "back"))
-        return Damage(
-            "rows rolled", f"the rows along axis {axis} are moved {way} by {by}: index 0 has what belongs to {order[0]}"
-        )
+    if np.array_equal(order, np.roll(np.arange(size), -int(order[0]))):
+        return _rolled(axis, size, int(order[0]))
     changed = [int(k) for k in np.flatnonzero(order != np.arange(size))]
     if len(changed) == 2:
         return Damage("two rows swapped", f"indices {changed[0]} and {changed[1]} of axis {axis} are swapped")
     return Damage("rows in another order", f"{len(changed)} of the {size} rows along axis {axis} are in another order")
+
+
+def _rolled(axis: int, size: int, first: int) -> Damage:
+    """Rows that are moved on together; `first` is the one that has come to index 0."""
+    if 2 * first == size:
+        return Damage("halves swapped", f"the two halves of axis {axis}, of {first} indices each, are swapped")
+    by, way = min((size - first, "on"), (first, "back"))
+    return Damage(
+        "rows rolled", f"the rows along axis {axis} are moved {way} by {by}: index 0 has what belongs to {first}"
+    )
+
+
+def _rolled_table(got: Array, want: Array) -> Damage | None:
+    """The same of a table with so many rows that their order is not looked up; takes no memory but for one column."""
+    for first in (int(k) for k in np.flatnonzero(want[:, 0] == got[0, 0])[:CANDIDATES]):
+        if np.array_equal(got[: len(got) - first], want[first:]) and np.array_equal(
+            got[len(got) - first :], want[:first]
+        ):
+            return _rolled(0, len(got), first) if first else None
+    return None
 
 
 def _letters(axis: int, step: Step | None) -> str:
