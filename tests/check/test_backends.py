@@ -198,6 +198,41 @@ def test_outputs_that_are_not_there_or_of_another_shape_are_findings(rules: Path
     assert "not there" in level.findings[1].what
 
 
+@pytest.mark.parametrize("precision", ["float32", "float64"])
+def test_many_bad_backends_do_not_excuse_each_other(rules: Path, out: Path, precision: str) -> None:
+    """However many there are, and however much they agree: JAX op by op and torch eager say what rounding is."""
+
+    def off(by: float) -> Callable[[Any, Any], Any]:
+        return lambda module, inputs: {"y": module(inputs["x"]) * (1 + by)}
+
+    bad = {f"off{k}": off(by) for k, by in enumerate((1e-4, 1e-4, 1e-4, 1e-3, 0.2, 0.2, -2.0, 3.0))}
+    level = run(rules, out, with_backends(**bad, good=conv_norm.run), precision=precision, only=(*PLAIN, *bad, "good"))
+    assert [finding.data["backend"] for finding in level.findings] == list(bad)
+    assert all(finding.data["agreeing"] == [*PLAIN, "good"] for finding in level.findings)
+
+
+@pytest.mark.parametrize("which", [OP_BY_OP, EAGER])
+def test_an_anchor_that_is_wrong_does_not_excuse_itself(
+    which: str, rules: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other one says what rounding is."""
+    kept = backends.jax_runs, backends.torch_runs
+
+    def wrong(runs: Any) -> Any:
+        def changed(*args: Any) -> Any:
+            for one in runs(*args):
+                made = one.make
+                off = {"make": lambda made=made: {**made(), "y": made()["y"] * 1.01}} if one.name == which else {}
+                yield dataclasses.replace(one, **off)
+
+        return changed
+
+    monkeypatch.setattr(backends, "jax_runs", wrong(kept[0]))
+    monkeypatch.setattr(backends, "torch_runs", wrong(kept[1]))
+    level = run(rules, out, conv_norm.reference(None), only=PLAIN)
+    assert [finding.data["backend"] for finding in level.findings] == [which]
+
+
 def test_nan_is_odd(rules: Path, out: Path) -> None:
     reference = with_backends(nan=lambda module, inputs: {"y": module(inputs["x"]) * float("nan")})
     level = run(rules, out, reference, only=(*PLAIN, "nan"))

@@ -29,6 +29,7 @@ from convert.check.recorded import RecordedSource
 from convert.check.recording import KEY, _read, checksum, load_recording
 from convert.check.report import LevelReport, Report, Verdict
 from convert.check.run import check, load_reference
+from convert.check.trusted import on_trust
 from convert.errors import CheckpointError, ConvertError, OutputError
 from convert.library import find_rules
 from convert.references import timesfm_1
@@ -205,6 +206,40 @@ def test_a_precision_run_alone_is_evidence_too(files: Files, tmp_path: Path) -> 
     assert all(m.lifted is None and m.tolerance is not None for m in level(report, "model").measures)
     wrong = changed(files.written(CASE), tmp_path / "wrong.safetensors", transposed)
     assert level(check(wrong, recorded=out), "model").verdict is Verdict.FAILED
+
+
+def test_what_is_taken_on_trust_is_said(files: Files, tmp_path: Path) -> None:
+    """No tree says it, so that a wrong value is on both sides and nothing differs; by whom it was said."""
+
+    def note(path: Path, **options: Any) -> str:
+        report = check(path, recorded=files.recorded(), levels=("model",), **options)
+        assert level(report, "model").verdict is Verdict.PASSED
+        (said,) = (note for note in level(report, "model").notes if "taken on trust" in note)
+        start, end = said.split(" says use_positional_embedding = True. ")
+        assert (
+            end
+            == "Both models compute with this, so a wrong value would not show: compare it with what the model was trained with"
+        )
+        return start.removeprefix("taken on trust, as the checkpoint does not say it: ")
+
+    out = tmp_path / "out.safetensors"
+    convert.convert(CASE.partition(".")[0], checkpoint(CASE), out, settings=SETTINGS[CASE])
+    assert note(out) == "the header of out.safetensors"
+    bare = tmp_path / "bare.safetensors"
+    save_file(load_file(out), bare)
+    assert note(bare) == f"the recording {files.recorded().name}"
+    assert note(out, settings={"use_positional_embedding": True}) == "--set"
+    report = check(files.written("timesfm-2.5"), recorded=golden("timesfm-2.5"), levels=("model",))
+    assert not any("taken on trust" in note for note in level(report, "model").notes)
+
+
+def test_what_lies_beside_the_checkpoint_is_not_on_trust() -> None:
+    said = json.loads((checkpoint("bert") / "config.json").read_text())
+    settings = {key: said[key] for key in ("num_attention_heads", "layer_norm_eps")}
+    plan = convert.plan_conversion("bert", checkpoint("bert"), settings=settings)
+    assert plan.settings == settings and on_trust(plan, {"--set": settings}) == ""
+    plan = convert.plan_conversion("bert", checkpoint("bert"), settings={**settings, "layer_norm_eps": 1e-3})
+    assert "--set says layer_norm_eps = 0.001. " in on_trust(plan, {"--set": settings})
 
 
 # ---- what fails, and why

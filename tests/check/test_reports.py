@@ -192,13 +192,16 @@ def test_a_backend_is_told_from_a_wrong_conversion(plan: Plan) -> None:
     odd = report([COVERAGE, WEIGHTS, model_level(), backends()])
     assert odd.exit_code == 1 and odd.only_backends
     text = list(lines(odd))
-    assert text[-1] == "the conversion is equal, and a backend computes differently (exit code 1)"
+    said = "equal, but a backend computes differently"
+    assert text[-1] == f"{said} (exit code 1)" and odd.to_dict()["verdict"] == odd.verdict == said
     assert any(line.split() == ["2", "torch", "nan", "."] for line in text)
     page = Page(to_html(odd))
-    assert "Equal, but a backend computes differently" in page.words and len(page.of("table", "matrix")) == 1
+    assert said.capitalize() in page.words and f"<title>{said.capitalize()}: " in to_html(odd)
+    assert len(page.of("table", "matrix")) == 1
     assert "torch against jax: 3.0e-07" in (case_of(junit_of(odd), "backends", "level").findtext("system-out") or "")
     for other in (report([backends("wrong conversion")]), report([TRANSPOSED, backends()]), failing()):
         assert not other.only_backends and list(lines(other))[-1].startswith("different: ")
+        assert other.verdict == "different"
 
 
 # ---- JUnit

@@ -20,7 +20,7 @@ from convert.check.report import LevelReport, Measure, Report, Verdict, percent,
 
 MOST_ON_TOP = 3  # findings of a level that has no diagnosis, beside the verdict
 MOST_FINDINGS = 50  # of a level on the page; the JSON report has all
-HEADLINES = {0: ("equal", "Equal"), 1: ("different", "Different"), 2: ("undecided", "Could not tell")}
+KINDS = {0: "equal", 1: "different", 2: "undecided"}
 _LINE, _SQUARE = '<path class="line {0}" d="M0 5H34"/>', '<rect x="14" y="2" width="6" height="6"/>'
 _DISC, _DASHES = '<circle cx="17" cy="5" r="3"/>', '<path class="bound {0}" d="M0 5H34"/>'
 
@@ -31,7 +31,7 @@ def to_html(report: Report, plan_dict: Mapping[str, Any] | None = None) -> str:
     Args:
         plan_dict: `Plan.to_dict()`, for the mapping; None leaves the mapping out.
     """
-    title = f"{HEADLINES[report.exit_code][1]}: {report.out}"
+    title = f"{report.verdict.capitalize()}: {report.out}"
     policy = f"default-src 'none'; style-src '{_hash(STYLE)}'; script-src '{_hash(SCRIPT)}'; base-uri 'none'; form-action 'none'"
     body = (
         *_header(report),
@@ -76,12 +76,9 @@ def _text(value: object) -> str:
 
 
 def _header(report: Report) -> Iterator[str]:
-    name, headline = HEADLINES[report.exit_code]
-    if report.only_backends:
-        headline = "Equal, but a backend computes differently"
     found = report.plan.found if report.plan else report.model
     yield "<header>"
-    yield f'<h1 class="{name}">{headline}</h1>'
+    yield f'<h1 class="{KINDS[report.exit_code]}">{report.verdict.capitalize()}</h1>'
     yield f'<p class="what"><code>{_text(report.out)}</code> against <code>{_text(report.source)}</code></p>'
     yield f'<p class="soft">{_text(found)} → {_text(report.target)} · exit code {report.exit_code}{_open(report)}</p>'
     if report.error:

@@ -18,6 +18,7 @@ from convert.check.own_reference import require_arguments, require_reference
 from convert.check.recorded import RecordedSource, evidence_of, recording_defaults
 from convert.check.recording import load_recording
 from convert.check.report import LEVELS, LevelReport, Report, Verdict
+from convert.check.trusted import on_trust
 from convert.check.written import Written, open_written
 from convert.errors import ConvertError, OwnCodeError, RuleError, UnavailableError
 from convert.factories import find_factory, own_code
@@ -192,6 +193,7 @@ def check(
     if precision is not None:
         require_precision(precision)
     written = open_written(out)
+    said: dict[str, Mapping[str, Any]] = {"--set": settings or {}}
     recording = None
     if recorded is not None:
         recording = load_recording(recorded)
@@ -216,14 +218,22 @@ def check(
     )
     evidence = evidence_of(recording, plan, written) if recording is not None else None
     pair = load_reference(replace(plan, written_config=written.config), reference)
-    if reference is None and written.path.is_dir() and (said := other_class(plan, written)):
-        pair = said  # its module would be of that class: nothing that the reference knows
+    if reference is None and written.path.is_dir() and (other := other_class(plan, written)):
+        pair = other  # its module would be of that class: nothing that the reference knows
     made_by = reference if not isinstance(pair, str) else None
     done = tuple(
         _levels(
             plan, written, pair, made_by, set(levels), device, precision or "float32", seed or 0, evidence, backends
         )
     )
+    said |= {f"the header of {written.path.name}": _settings(written)}
+    if recording is not None:
+        said |= {f"the recording {recording.path.name}": recording.manifest.settings}
+    if trusted := on_trust(plan, said):
+        done = tuple(
+            replace(level, notes=(*level.notes, trusted)) if level.level == "model" and level.measures else level
+            for level in done
+        )
     return Report(str(out), str(plan.source.path), plan.rules.model, plan.target, done, require, plan=plan)
 
 

@@ -155,7 +155,7 @@ def _conclusion(report: Report) -> str:
     if report.exit_code == 0:
         said = f"equal, as far as {', '.join(decided)} can tell; not checked: {', '.join(open_)}" if open_ else "equal"
     elif report.only_backends:
-        said = "the conversion is equal, and a backend computes differently"
+        said = report.verdict
     elif report.exit_code == 1:
         said = f"different: {', '.join(level.level for level in report.levels if level.verdict is Verdict.FAILED)}"
     else:
