@@ -226,7 +226,7 @@ def check(
             plan, written, pair, made_by, set(levels), device, precision or "float32", seed or 0, evidence, backends
         )
     )
-    said |= {f"the header of {written.path.name}": _settings(written)}
+    said |= {f"the header of {written.path.name}": written.stated("settings")}
     if recording is not None:
         said |= {f"the recording {recording.path.name}": recording.manifest.settings}
     if trusted := on_trust(plan, said):
