@@ -415,8 +415,9 @@ def _measure(
         if evidence.rounded:
             moved = difference(evidence.pick(name, torch_side.moved[name]), exact, mask=mask).relative
             lifted_bound = rounded_tolerance(lifted_bound, moved, evidence.rounded)
+            weights = lifted_bound.value  # as far as the lifted runs may be apart, so may the others
         if torch_side.written is not torch_side.exact:
-            weights = difference(written, evidence.exact[name], mask=mask).relative
+            weights += difference(written, evidence.exact[name], mask=mask).relative
     allowed = run_tolerance(drift, precision, reduction, depth, weights=weights, casts=torch_side.casts)
     return Measure(name, run, allowed, lifted, lifted_bound, logits=predicted, lifted_logits=predicted_lifted)
 

@@ -98,14 +98,20 @@ class LayerRules:
                 yield self._norm(layer, main, bias)
             elif _convolves(layer, layer.leaves[main]):
                 yield self._conv(layer, main, bias)
-            else:
+            elif 2 <= len(layer.leaves[main].shape) <= 4:
                 yield self._weight(layer, main, bias)
+            else:  # no weight of a layer has so few axes, or so many
+                yield from self._raws(layer, main, bias)
         except NoLetterError:
-            for key in (main, *((bias,) if bias else ())):
-                yield self._raw(layer, key, layer.leaves[key])
-            for role in ("mean", "var", "lora_a", "lora_b", "bias", "weight_norm", "spectral_norm"):
-                if path := self.partners.get(layer, role):
-                    yield self._raw_path(path, self.paths.module(layer.steps) + f".{role}")
+            yield from self._raws(layer, main, bias)
+
+    def _raws(self, layer: Layer, main: str, bias: str | None) -> Iterator[Entry]:
+        """The leaves of a layer, each by itself."""
+        for key in (main, *((bias,) if bias else ())):
+            yield self._raw(layer, key, layer.leaves[key])
+        for role in ("mean", "var", "lora_a", "lora_b", "bias", "weight_norm", "spectral_norm"):
+            if path := self.partners.get(layer, role):
+                yield self._raw_path(path, self.paths.module(layer.steps) + f".{role}")
 
     def _alone(self, layer: Layer, key: str, g: Group) -> Iterator[Entry]:
         """A leaf beside the others of its layer."""
