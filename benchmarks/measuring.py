@@ -9,6 +9,7 @@ import statistics
 import subprocess
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,12 +20,14 @@ class Runs:
     """What one participant took.
 
     Attributes:
-        seconds: wall time of each run. cpu: user and system time. anon: largest RssAnon, in bytes. curve: (second, RssAnon).
+        seconds: wall time of each run. cpu: user and system time. anon: largest RssAnon, in bytes. said: standard output.
+        curve: (second, RssAnon) of the last run.
     """
 
     seconds: list[float] = field(default_factory=list)
     cpu: list[float] = field(default_factory=list)
     anon: list[int] = field(default_factory=list)
+    said: list[str] = field(default_factory=list)
     curve: list[tuple[float, int]] = field(default_factory=list)
 
     def summary(self) -> dict[str, Any]:
@@ -36,8 +39,8 @@ class Runs:
         }
 
 
-def measured(command: list[str], runs: Runs | None) -> str:
-    """Runs a command, and watches its memory. Its standard output."""
+def measured(command: list[str], runs: Runs | None) -> None:
+    """Runs a command, and watches its memory; nothing is kept where `runs` is None."""
     started = time.perf_counter()
     before = os.times()
     # With compiled bytecode, as pip leaves a package, whatever the environment says of writing it.
@@ -70,8 +73,8 @@ def measured(command: list[str], runs: Runs | None) -> str:
         runs.seconds.append(took)
         runs.cpu.append(after.children_user + after.children_system - before.children_user - before.children_system)
         runs.anon.append(peak[0])
+        runs.said.append(out)
         runs.curve = curve
-    return out
 
 
 def machine() -> dict[str, Any]:
@@ -94,3 +97,21 @@ def machine() -> dict[str, Any]:
         "load_before": round(os.getloadavg()[0], 2),
         **versions,
     }
+
+
+def alternated(commands: Mapping[str, list[str]], rounds: int) -> dict[str, Runs]:
+    """Each command once in each round, after one round that warms the page cache and does not count."""
+    runs = {name: Runs() for name in commands}
+    for round_ in range(rounds + 1):
+        for name, command in commands.items():
+            measured(command, runs[name] if round_ else None)
+    return runs
+
+
+def summaries(runs: Mapping[str, Runs], floor: str) -> dict[str, dict[str, Any]]:
+    """Medians by name, with the median of the ratios to the command `floor` in the same round, where it was run."""
+    made = {name: found.summary() for name, found in runs.items()}
+    for name, found in runs.items() if floor in runs else ():
+        ratios = [a / b for a, b in zip(found.seconds, runs[floor].seconds, strict=True)]
+        made[name]["ratio_to_read"] = round(statistics.median(ratios), 3)
+    return made

@@ -12,15 +12,15 @@ import argparse
 import json
 import os
 import shutil
-import statistics
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-from measuring import Runs, machine, measured
+from measuring import alternated, machine, summaries
 from plots import curves
 
+READING = "TensorStore, read alone"
 SIZES = ["270m", "1b:8", "1b", "4b:10", "4b"]
 
 
@@ -60,29 +60,16 @@ def one(folder: Path, size: str, rounds: int, keep: bool) -> dict[str, Any]:
         subprocess.run([*command, *(["--layers", layers] if layers else [])], check=True)
     threads = len(os.sched_getaffinity(0))
     convert = [sys.executable, "-m", "convert", "gemma", str(checkpoint), str(out), "--overwrite", "--jobs"]
-    commands = {"TensorStore, read alone": [sys.executable, str(here.with_name("peers.py")), "read", str(checkpoint)]}
+    commands = {READING: [sys.executable, str(here.with_name("peers.py")), "read", str(checkpoint)]}
     commands |= {
         f"convert --jobs {k}": [*convert, str(k)] for k in sorted({1, 2, 4, 8, threads} & set(range(threads + 1)))
     }
-    runs = {name: Runs() for name in commands}
-    for round_ in range(rounds + 1):
-        for name, command in commands.items():
-            measured(command, runs[name] if round_ else None)
+    runs = alternated(commands, rounds)
     nbytes = out.stat().st_size
     out.unlink()
     if not keep:
         shutil.rmtree(checkpoint)
-    floor = runs["TensorStore, read alone"].seconds
-    return {
-        "bytes_written": nbytes,
-        "runs": {
-            name: {
-                **run.summary(),
-                "ratio_to_read": round(statistics.median(a / b for a, b in zip(run.seconds, floor, strict=True)), 3),
-            }
-            for name, run in runs.items()
-        },
-    }
+    return {"bytes_written": nbytes, "runs": summaries(runs, READING)}
 
 
 if __name__ == "__main__":

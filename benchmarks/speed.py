@@ -13,16 +13,16 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
-import statistics
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from measuring import Runs, machine, measured
+from measuring import alternated, machine, measured, summaries
 from plots import bars, curves
 
 READING = "TensorStore, read alone"
+SAVING = "safetensors' save_file, of what is in memory"
 
 
 def participants(checkpoint: str, model: str, folder: Path, options: list[str]) -> dict[str, list[str]]:
@@ -44,7 +44,7 @@ def participants(checkpoint: str, model: str, folder: Path, options: list[str]) 
     for levels in ("weights", "coverage,weights", "coverage,weights,layers"):
         command = [*convert, "check", ready, "--from", checkpoint, "--level", levels, *options]
         found[f"convert check: {levels.replace(',', ', ')}"] = command
-    found["safetensors' save_file, of what is in memory"] = [*peer, "save", ready, str(folder / "saved.safetensors")]
+    found[SAVING] = [*peer, "save", ready, str(folder / "saved.safetensors")]
     found["cp of the result"] = ["cp", ready, str(folder / "copy.safetensors")]
     return found
 
@@ -71,28 +71,20 @@ def main() -> None:
         commands = participants(said.checkpoint, said.model, folder, options)
         if said.only:
             commands = {k: v for k, v in commands.items() if any(k.startswith(only) for only in said.only)}
-        runs = {name: Runs() for name in commands}
-        for round_ in range(said.rounds + 1):
-            for name, command in commands.items():
-                out = measured(command, runs[name] if round_ else None)
-                if name.startswith("safetensors") and round_:
-                    runs[name].seconds[-1] = float(out)
+        runs = alternated(commands, said.rounds)
+        if SAVING in runs:
+            runs[SAVING].seconds = [float(out) for out in runs[SAVING].said]  # of the call alone
         nbytes = (folder / "ready.safetensors").stat().st_size
-    floor = runs.get(READING)
     results: dict[str, Any] = {
         "machine": environment,
         "checkpoint": Path(said.checkpoint).name,
         "model": said.model,
         "bytes_written": nbytes,
     }
-    results["runs"] = {name: found.summary() for name, found in runs.items()}
+    results["runs"] = summaries(runs, READING)
     print(f"{Path(said.checkpoint).name}, {nbytes / 1e9:.2f} GB written; medians of {said.rounds} rounds\n")
     print(f"| {'':44s} | seconds | ratio to reading | processor s | RssAnon MB |\n|---|---|---|---|---|")
-    for name, found in runs.items():
-        ratios = [a / b for a, b in zip(found.seconds, floor.seconds, strict=True)] if floor else []
-        if ratios:
-            results["runs"][name]["ratio_to_read"] = round(statistics.median(ratios), 3)
-        s = results["runs"][name]
+    for name, s in results["runs"].items():
         print(
             f"| {name:44s} | {s['seconds']:7.2f} | {s.get('ratio_to_read', 0):.2f} | {s['cpu_seconds']:.2f} | {s['rss_anon_mb']:.0f} |"
         )

@@ -10,6 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from convert import likeness, survey_rules
+from convert.fields import nearest
 from convert.likeness import most_alike
 from convert.match import cover
 from memory_source import MemorySource, rule_file, zeros
@@ -71,3 +72,9 @@ def test_a_survey_of_many_rules_that_match_nothing_takes_no_time() -> None:
     for group in found.uncovered[:33]:
         measured(group.leaves[0], paths, 0.3, before=True)
     assert spent < 10 * (time.process_time() - start) / 3  # a tenth where it was written, 0.7 s
+
+
+@given(PATHS, st.lists(PATHS, max_size=12))
+def test_suggestions_are_those_of_difflib(name: str, known: list[str]) -> None:
+    wanted = difflib.get_close_matches(name, [word for word in known if word], n=1, cutoff=0.6)
+    assert nearest(name, [word for word in known if word], "") == (f"{wanted[0]!r}?" if wanted else "")

@@ -84,6 +84,23 @@ def test_errors_of_models(old: str, new: str, said: str) -> None:
     assert str(refused.value) == said
 
 
+@pytest.mark.parametrize(
+    ("shared", "said"),
+    [
+        ("targets: {torch: {loads: 3.5}}", "f.yaml:2:26: expected text, found 3.5"),
+        ("targets: {torch: {load: T}}", "f.yaml:2:19: unknown key 'load' in a target; did you mean 'loads'?"),
+        ("title: 3.5", "f.yaml:2:8: expected text, found 3.5"),
+    ],
+)
+def test_what_every_model_replaces_is_read_too(shared: str, said: str) -> None:
+    own = "title: One, targets: {torch: {loads: T}}"
+    text = f"family: f\n{shared}\nmodels: {{one: {{{own}}}, two: {{{own}}}}}\nrules: []\n"
+    with pytest.raises(convert.RuleError, match=re.escape(said)):
+        parse_models(text, "f.yaml")
+    whole = f"model: m\ntargets: {{torch: {{loads: T}}}}\ntitle: M\n{shared}\nrules: []\n"
+    assert "f.yaml" in said and whole
+
+
 @pytest.mark.parametrize(("shared", "at"), [("targets: 3.5", "f.yaml:2:10"), ("targets: {torch: T}", "f.yaml:2:18")])
 def test_what_every_model_replaces_is_a_mapping_too(shared: str, at: str) -> None:
     """It would be replaced, and never be read."""

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import linecache
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from convert.errors import ConvertError, OwnCodeError
 
+GIVEN = "--reference "  # the option that names the two models of a check
 LONGEST = 500  # characters of an exception's text; JAX's and torch's may take pages
 PACKAGES = ("site-packages", "dist-packages")
 STANDARD = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib"))
 
 
-def find_factory(factory: str) -> Callable[..., Any]:
+def find_factory(factory: str, option: str = "") -> Callable[..., Any]:
     """Imports the function that ``module:function`` names; the module may lie in the working directory.
+
+    Args:
+        option: as in `own_code`.
 
     Raises:
         ConvertError: the words are none such, the module cannot be imported, or it has no such function.
@@ -28,28 +33,41 @@ def find_factory(factory: str) -> Callable[..., Any]:
     """
     module, colon, name = factory.partition(":")
     if not colon or not module or not name:
-        raise ConvertError(f"{factory!r}: expected module:factory, such as my_package.model:make")
+        raise ConvertError(f"{option}{factory!r}: expected module:factory, such as my_package.model:make")
     if "" not in sys.path:
         sys.path.insert(0, "")  # as `python -m` does
     try:
-        with own_code(factory):
+        with own_code(factory, option):
             found: Any = importlib.import_module(module)
     except ImportError as error:
         frames = _frames(error, factory)
         where = f" ({_place(frames[-1])})" if frames else ""
-        raise ConvertError(f"{factory}: {error}{where}") from error
+        raise ConvertError(f"{option}{factory}: {error}{where}") from error
     try:
         for part in name.split("."):
             found = getattr(found, part)
     except AttributeError:
-        raise ConvertError(f"{factory}: {module} has no {name!r}") from None
+        raise ConvertError(f"{option}{factory}: {module} has no {name!r}") from None
     if not callable(found):
-        raise ConvertError(f"{factory}: {name} cannot be called; it must be a function")
+        raise ConvertError(f"{option}{factory}: {name} cannot be called; it must be a function")
     return found  # type: ignore[no-any-return]
 
 
+def misfit(function: Callable[..., Any], arguments: Sequence[str] = ()) -> TypeError | None:
+    """Why a function cannot be called with these arguments; None when it can be, or does not say what it takes."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # of a builtin
+        return None
+    try:
+        signature.bind(*arguments)
+    except TypeError as error:
+        return error
+    return None
+
+
 @contextmanager
-def own_code(factory: str | None) -> Iterator[None]:
+def own_code(factory: str | None, option: str = "") -> Iterator[None]:
     """Around what runs the user's code: what that raises is said to be its own, with file and line.
 
     Errors of this package pass as they are, and so does a package that is not installed, as it may be a reason to skip; and what
@@ -57,6 +75,7 @@ def own_code(factory: str | None) -> Iterator[None]:
 
     Args:
         factory: ``module:function`` of the user; None: the code is none of the user's, and everything passes.
+        option: by which it was named, with a space behind; messages begin with it.
 
     Raises:
         OwnCodeError: the user's code raised something, or tried to leave the program.
@@ -66,7 +85,7 @@ def own_code(factory: str | None) -> Iterator[None]:
     except OwnCodeError as error:  # what it gave is not what was asked for
         if factory is None:
             raise
-        raise OwnCodeError(f"{factory}: {error.said}", error.frames) from error
+        raise OwnCodeError(f"{option}{factory}: {error.said}", error.frames) from error
     except (ConvertError, ModuleNotFoundError):
         raise
     except (Exception, SystemExit) as error:
@@ -76,7 +95,7 @@ def own_code(factory: str | None) -> Iterator[None]:
         text = " ".join(str(error.msg if isinstance(error, SyntaxError) else error).split())
         text = text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
         raise OwnCodeError(
-            f"{factory}: {type(error).__name__}{f': {text}' if text else ''} ({_place(frames[-1])}). "
+            f"{option}{factory}: {type(error).__name__}{f': {text}' if text else ''} ({_place(frames[-1])}). "
             "This is code of your own, or was called by it: correct it there, and try again",
             tuple(f"{_place(frame)}{f': {frame.line}' if frame.line else ''}" for frame in frames),
         ) from error

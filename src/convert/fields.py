@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import difflib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from convert.errors import RuleError
+from convert.likeness import most_alike
 from convert.yamlfile import Node
 
 
 def nearest(word: str, known: Iterable[str], lead: str = "; did you mean ") -> str:
     """`` ; did you mean 'x'?`` with the nearest known word, or an empty string when none is near."""
-    found = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
-    return f"{lead}{found[0]!r}?" if found else ""
+    words = sorted(
+        known, reverse=True
+    )  # of words that are equally near, `difflib.get_close_matches` takes the last one
+    found = most_alike(word, words, 0.6)
+    return f"{lead}{words[found[0]]!r}?" if found is not None else ""
 
 
 class Field(ABC):
@@ -161,6 +164,11 @@ class Record(Field):
 
     keys: dict[str, Key]
     called: str
+
+    def part(self, **fields: Field) -> Record:
+        """The same with none of its keys required, and some of them read by other fields."""
+        keys = {key: Key(fields.get(key, declared.field), declared.doc) for key, declared in self.keys.items()}
+        return Record(keys, self.called)
 
     def read(self, node: Node) -> dict[str, Any]:
         if not node.is_mapping:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from convert.errors import RuleError
 from convert.fields import TEXT, nearest
-from convert.rules_schema import ONLY
+from convert.rules_schema import ONLY, SHARED_HEADER
 from convert.yamlfile import Node
 
 
@@ -85,7 +85,8 @@ def _above(own: Node) -> Node:
 
 
 def _check_shared(node: Node) -> None:
-    """What models lay a mapping over is one; otherwise theirs would just stand in its place."""
+    """What models lay a mapping over is one, as theirs would just stand in its place otherwise; and the whole can be read, also
+    what every model puts something else in place of."""
 
     def check(under: Node, *keys: str) -> Iterator[Node]:
         for key, found in under.items():
@@ -98,6 +99,7 @@ def _check_shared(node: Node) -> None:
         if found is node.value.get("targets"):
             for target in check(found):
                 list(check(target, "config", "generation", "names"))
+    SHARED_HEADER.read(_without(node, "models", "rules"))
 
 
 def each_model(node: Node) -> Iterator[Node]:

@@ -236,6 +236,8 @@ def _rule_schema(word: str) -> dict[str, Any]:
     return {"title": word, **schema}
 
 
+# A model may add to a target or to a version that the file describes, and the reverse.
+SHARED_HEADER = RULE_FILE.part(targets=MapOf(_TARGET.part()), versions=MapOf(_VERSION.part()))
 ONLY = ListOf(Scalar(str, "the name of a model"), or_one=True)
 
 
@@ -245,10 +247,7 @@ def schema() -> dict[str, Any]:
     header = {key: value for key, value in file["properties"].items() if key not in ("model", "family", "rules")}
     for rule in file["properties"]["rules"]["items"]["oneOf"]:
         rule["properties"]["only"] = {"description": "models that the rule is for (with `models`)", **ONLY.schema()}
-    target = {
-        **_TARGET.schema(),
-        "required": [],
-    }  # a model may add to a target that the file describes, and the reverse
+    target = _TARGET.part().schema()
     header["targets"] = {"type": "object", "additionalProperties": target}
     file["properties"]["targets"] = {**file["properties"]["targets"], "additionalProperties": target}
     below = {"type": "string", "description": "key of config.json under which the config that is taken over stands"}
@@ -257,8 +256,7 @@ def schema() -> dict[str, Any]:
         "additionalProperties": {**target, "properties": {**target["properties"], "below": below}},
     }
     taken = {"type": "string", "description": "a model above, whose header this one takes over"}
-    version = {**_VERSION.schema(), "required": []}  # a model may add facts to a version that it takes over
-    versions = {**header["versions"], "additionalProperties": version}
+    versions = {**header["versions"], "additionalProperties": _VERSION.part().schema()}
     own = {**header, "like": taken, "targets": {**header["targets"], **targets}, "versions": versions}
     model = {"type": "object", "additionalProperties": False, "properties": own}
     file["properties"]["models"] = {

@@ -22,6 +22,7 @@ from safetensors.torch import load_file, save_file
 import convert
 import upstream
 from command_line import Run
+from convert.check import leaves
 from convert.check.compare import difference
 from convert.check.model import Evidence, Values, live_evidence
 from convert.check.record import MAX_BYTES, Recorded, record, write_recording
@@ -166,6 +167,13 @@ def test_with_the_checkpoint_all_levels_run(files: Files) -> None:
     report = check(files.written(CASE), checkpoint(CASE), recorded=files.recorded())
     assert verdicts(report) == ["passed"] * 4
     assert report.source.startswith(str(checkpoint(CASE)))
+
+
+def test_frameworks_are_not_imported_for_a_level_that_cannot_run(monkeypatch: pytest.MonkeyPatch, files: Files) -> None:
+    """The layers level needs the checkpoint's own weights, so a recording alone never needs JAX."""
+    monkeypatch.setattr(leaves, "missing", lambda: pytest.fail("JAX would be imported"))
+    report = check(files.written(CASE), recorded=files.recorded(), levels=("weights", "layers"))
+    assert [level.verdict for level in report.levels] == [Verdict.PASSED, Verdict.SKIPPED]
 
 
 def test_a_skip_is_never_a_pass(files: Files) -> None:

@@ -20,6 +20,7 @@ from convert.check.compare import (
     run_tolerance,
 )
 from convert.check.hypotheses import same_bits
+from convert.check.hypothesis import expected
 from convert.check.machine import jax_precision, torch_pinned
 from convert.check.own_reference import require_inputs, require_masks, require_outputs
 from convert.check.report import LevelReport, Measure, Verdict
@@ -155,9 +156,7 @@ def exact_state(plan: Plan, written: Written, device: str) -> dict[str, torch.Te
 def _exact(step: Step, plan: Plan, got: Array) -> Array:
     if not step.parts or not is_float(got.dtype.name):
         return np.asarray(got, np.float64)
-    leaves = [plan.source.read(part.leaf) for part in step.parts]
-    made = [apply(part.ops, leaf) for part, leaf in zip(step.parts, leaves, strict=True)]
-    if not same_bits(got, assemble(step.parts, made)):
+    if not same_bits(got, expected(step, plan.source)):
         return np.asarray(got, np.float64)
     wide = plan.source.unrounded()
     made = [apply(_widened(part.ops), wide.read(part.leaf)) for part in step.parts]

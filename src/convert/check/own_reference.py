@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from convert.errors import ConvertError, OwnCodeError
+from convert.factories import misfit
 from convert.fields import nearest
 from convert.references.protocol import Deferred, Reference
 
@@ -33,16 +34,10 @@ def require_arguments(name: str, function: Callable[..., Any], arguments: Sequen
     """
     if not callable(function):
         raise ConvertError(f"{name} is {function!r}, and must be a function of ({', '.join(arguments)}); {EXAMPLE}")
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):  # of a builtin, which does not say
-        return
-    try:
-        signature.bind(*arguments)
-    except TypeError:
+    if misfit(function, arguments) is not None:
         raise ConvertError(
-            f"{name} takes {signature}, and is called with ({', '.join(arguments)}); {EXAMPLE}"
-        ) from None
+            f"{name} takes {inspect.signature(function)}, and is called with ({', '.join(arguments)}); {EXAMPLE}"
+        )
 
 
 def require_reference(made: Any, factory: str) -> None:

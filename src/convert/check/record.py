@@ -18,8 +18,8 @@ from convert.check.recorded import computes
 from convert.check.recording import DRIFTED, EXACT, INPUT, KEY, LEAF, MASK, Manifest, Value, checksum
 from convert.check.sampling import Cost, Sample, allot, least, positions
 from convert.digests import digest_leaf
-from convert.errors import ConvertError, OutputError, OwnCodeError
-from convert.factories import own_code
+from convert.errors import ConvertError, OutputError
+from convert.factories import GIVEN, own_code
 from convert.moving import used_leaves
 from convert.plan import Plan
 from convert.spec import TensorSpec, numpy_dtype
@@ -83,10 +83,8 @@ def record(
     if reference.jax is None:
         raise ConvertError("the reference has no JAX side, so there is nothing to record")
     try:
-        with own_code(factory or None):
+        with own_code(factory or None, GIVEN):
             evidence = live_evidence(plan, reference, precision=precision, seed=seed)
-    except OwnCodeError as error:
-        raise OwnCodeError(f"--reference {error.said}", error.frames) from error
     except ImportError as error:
         raise ConvertError(f"recording runs the JAX model: {error}; record where JAX runs, check anywhere") from error
     return write_recording(

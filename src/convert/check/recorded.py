@@ -3,7 +3,6 @@ which most leaves can be computed back. What a check can tell without the checkp
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -179,16 +178,8 @@ def recording_defaults(
             f"{path} is a recording of {word} {recorded}, and {written.path} is to be checked as {word} {wanted}; "
             f"give the recording of this {word}, or {AGAIN}{option}"
         )
-    more = {key: value for key, value in said.settings.items() if key not in _settings(written)}
+    more = {key: value for key, value in said.settings.items() if key not in written.stated("settings")}
     return model or known, to, {**more, **(settings or {})}
-
-
-def _settings(written: Written) -> dict[str, Any]:
-    try:
-        settings = json.loads(written.metadata.get("settings", "{}"))
-    except ValueError:
-        settings = None
-    return settings if isinstance(settings, dict) else {}  # what is wrong with it is said where it is used
 
 
 def evidence_of(recording: Recording, plan: Plan, written: Written) -> Evidence:

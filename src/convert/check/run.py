@@ -21,7 +21,7 @@ from convert.check.report import LEVELS, LevelReport, Report, Verdict
 from convert.check.trusted import on_trust
 from convert.check.written import Written, open_written
 from convert.errors import ConvertError, OwnCodeError, RuleError, UnavailableError
-from convert.factories import find_factory, own_code
+from convert.factories import GIVEN, find_factory, own_code
 from convert.fields import nearest
 from convert.library import find_rules
 from convert.plan import Plan
@@ -122,20 +122,18 @@ def load_reference(plan: Plan, factory: str | None) -> Reference | str:
     if name is None:
         return f"there is no reference for {plan.rules.model}; give the two models with --reference module:factory"
     try:
-        made = find_factory(name)
-    except OwnCodeError as error:
-        raise OwnCodeError(f"--reference {error.said}", error.frames) from error
+        made = find_factory(name, GIVEN)
     except ConvertError as error:
         if factory is None and isinstance(error.__cause__, ImportError):
             return f"{error.__cause__.name} is not installed"
-        raise ConvertError(f"--reference {error}") from None
+        raise
     if factory is not None:
-        require_arguments(f"--reference {factory}: the factory", made, ("plan",))
+        require_arguments(f"{GIVEN}{factory}: the factory", made, ("plan",))
     try:
-        with own_code(factory):
+        with own_code(factory, GIVEN):
             reference: Reference = made(plan)
-    except OwnCodeError as error:
-        raise OwnCodeError(f"--reference {error.said}", error.frames) from error
+    except OwnCodeError:
+        raise
     except ImportError as error:
         return f"{error.name} is not installed"
     except ConvertError as error:
@@ -268,24 +266,23 @@ def _levels(
     for level in ("model", "backends"):
         if level in levels or (level == "backends" and backends):
             if isinstance(known, OwnCodeError):
-                yield _broken(level, known, factory)
+                yield _broken(level, known)
                 continue
             if isinstance(known, str) or isinstance(reference, str):
                 yield LevelReport(level, Verdict.SKIPPED, str(known))
                 continue
             try:
-                with own_code(factory):
+                with own_code(factory, GIVEN):
                     done = _deep(level, plan, written, reference, known, device, weights)
                 yield done
             except OwnCodeError as error:
-                yield _broken(level, error, factory)
+                yield _broken(level, error)
             except UnavailableError as error:
                 yield LevelReport(level, Verdict.SKIPPED, str(error))
 
 
-def _broken(level: str, error: OwnCodeError, factory: str | None) -> LevelReport:
-    said = f"--reference {error.said}" if factory is not None else error.said
-    return LevelReport(level, Verdict.COULD_NOT_TELL, said, notes=error.frames)
+def _broken(level: str, error: OwnCodeError) -> LevelReport:
+    return LevelReport(level, Verdict.COULD_NOT_TELL, error.said, notes=error.frames)
 
 
 def _deep(
@@ -330,7 +327,7 @@ def _evidence(
             return recorded
         if reference.jax is None:
             return "the reference has no JAX side; give a recording with --recorded"
-        with own_code(factory):
+        with own_code(factory, GIVEN):
             return live_evidence(plan, reference, precision=precision, seed=seed)
     except ImportError as error:
         return f"{error.name} is not installed"

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from typing import Any, TypeGuard
 import numpy as np
 
 from convert.errors import CheckpointError, ConvertError
-from convert.factories import find_factory, own_code
+from convert.factories import find_factory, misfit, own_code
 from convert.sources.files import read_json
 from convert.spec import SAFETENSORS_TAGS, TensorSpec, dtype_name
 
@@ -104,7 +103,11 @@ def write_skeleton(factory: str) -> str:
         OwnCodeError: the factory failed.
     """
     make = find_factory(factory)
-    _check_arguments(make, factory)
+    if (error := misfit(make)) is not None:  # a class, or a function with parameters
+        raise ConvertError(
+            f"{factory} is called without arguments, and needs some ({error}); name a function that makes the whole model, such "
+            "as `def make(): return Model(...)`"
+        )
     try:
         import jax  # noqa: F401
     except ImportError:
@@ -121,19 +124,6 @@ def write_skeleton(factory: str) -> str:
     rows = [{"path": r.keys, "shape": r.spec.shape, "dtype": r.spec.dtype} for r in records if r.spec is not None]
     body = ",\n".join(f"    {json.dumps(row)}" for row in rows)
     return f'{{\n  "format": "{_FORMAT}",\n  "factory": {json.dumps(factory)},\n  "records": [\n{body}\n  ]\n}}'
-
-
-def _check_arguments(make: Callable[[], Any], factory: str) -> None:
-    """A class, or a function with parameters, in place of a factory."""
-    try:
-        inspect.signature(make).bind()
-    except TypeError as error:
-        raise ConvertError(
-            f"{factory} is called without arguments, and needs some ({error}); name a function that makes the whole model, such "
-            "as `def make(): return Model(...)`"
-        ) from None
-    except ValueError:  # it says nothing of its parameters
-        pass
 
 
 def _abstract(make: Callable[[], Any]) -> Any:
