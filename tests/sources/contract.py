@@ -10,8 +10,10 @@ import pytest
 
 from convert import open_source
 from convert.digests import digest_leaf
+from convert.sources import chunks
 from convert.sources.base import Source, tree_order
-from convert.spec import TensorSpec, dtype_name
+from convert.sources.chunks import Box
+from convert.spec import TensorSpec, dtype_name, numpy_dtype
 
 _IMPORTS_SEEN: set[str] = set()
 
@@ -62,6 +64,26 @@ class SourceContract:
             assert isinstance(array, np.ndarray)
             assert array.flags.c_contiguous
             assert not np.shares_memory(array, source.read(name))
+
+    def test_pieces_are_the_array_in_c_order(
+        self, source: Source, expected: Mapping[str, np.ndarray], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Small ones, so that an array takes several; each chunk's come from front to back, as checksums take them."""
+        monkeypatch.setattr(chunks, "PIECE", 24)
+        several = 0
+        for name, leaf in source.leaves.items():
+            got = np.zeros(leaf.spec.shape, numpy_dtype(leaf.spec.dtype))
+            for chunk in source.chunks(name):
+                found = [(origin, np.array(values)) for origin, values in source.pieces(name, chunk)]
+                several += len(found) > 1
+                for origin, values in found:
+                    assert values.nbytes <= max(24, values.itemsize)
+                    got[Box(origin, values.shape).within((0,) * values.ndim)] = values
+                in_order = [values.reshape(-1) for _, values in found]
+                here = expected[name][chunk.within((0,) * len(leaf.spec.shape))]
+                assert not found or same(np.concatenate(in_order), here.reshape(-1)), name
+            assert same(got, expected[name]), name
+        assert several or not any(array.nbytes > 100 for array in expected.values())
 
     def test_reads_from_several_threads(self, source: Source, expected: Mapping[str, np.ndarray]) -> None:
         names = list(source.leaves) * 4

@@ -10,11 +10,13 @@ import resource
 import shutil
 import subprocess
 import sys
+import tracemalloc
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import h5py
 import ml_dtypes
 import numpy as np
 import pytest
@@ -25,6 +27,7 @@ from hypothesis.extra import numpy as hnp
 import convert
 from convert import CheckpointError, open_source
 from convert.sources.base import Absent, Source
+from convert.sources.chunks import PIECE
 from sources import writers
 from sources.contract import SourceContract, same
 from sources.writers import float8, native, odd, plain
@@ -806,3 +809,37 @@ def test_memory_is_limited_by_the_machine_not_by_a_crash(tmp_path: Path) -> None
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "leaf w: not enough memory for uint8[314572800]" in done.stdout, (done, resource.RLIMIT_AS)
+
+
+@pytest.mark.parametrize(
+    "kind", ["msgpack", "npz", "npz-compressed", "safetensors", "equinox", "keras", "big-endian", "t5x"]
+)
+def test_a_large_leaf_takes_the_memory_of_a_piece(tmp_path: Path, kind: str) -> None:
+    big = np.arange(6 << 20, dtype=np.float32).reshape(-1, 3)  # 24 MB, six pieces
+    path, options = tmp_path / "m", {}
+    if kind.startswith("npz"):
+        writers.npz(path := tmp_path / "m.npz", {"w": big}, compressed=kind == "npz-compressed")
+    elif kind == "keras":
+        with h5py.File(path := tmp_path / "m.weights.h5", "w") as file:
+            file["layers/dense/vars/0"] = big
+    elif kind in ("equinox", "big-endian"):
+        path.write_bytes(writers.records(big if kind == "equinox" else big.astype(">f4")))
+        options["records"] = [["w"]]
+    else:
+        getattr(writers, kind)(path, {"w": big}, **({"inline": ("w",)} if kind == "t5x" else {}))
+    source = open_source(path, **options)
+    (name,) = source.leaves
+    at = 0
+    tracemalloc.start()
+    try:
+        for chunk in source.chunks(name):
+            for origin, values in source.pieces(name, chunk):
+                assert origin == (at, 0) and np.array_equal(values, big[at : at + len(values)])
+                at += len(values)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert at == len(big)
+    assert peak < 4 * PIECE, (
+        f"{peak:,} bytes"
+    )  # a piece, its bytes in this machine's order, and the test's own comparison

@@ -163,7 +163,10 @@ class Source(ABC):
             As `read`.
         """
         spec = self.leaves[name].spec
-        out = np.empty(box.shape, numpy_dtype(spec.dtype))
+        try:
+            out = np.empty(box.shape, numpy_dtype(spec.dtype))
+        except MemoryError as error:
+            raise CheckpointError(f"{self.path}: leaf {name} ({spec}): {error}") from None
         left = box.size
         for chunk in self.chunks(name):
             if not left:

@@ -131,7 +131,7 @@ def pieces(fill: Callable[[memoryview], None], stored: tuple[int, ...], box: Box
         dtype: of the elements.
     """
     memory = np.empty(0, np.uint8)
-    for tile in _tiles(stored, dtype.itemsize):
+    for tile in tiles(stored, dtype.itemsize):
         nbytes = tile.size * dtype.itemsize
         if nbytes > memory.size:  # the first is the largest
             memory = np.empty(nbytes, np.uint8)
@@ -145,7 +145,7 @@ def pieces(fill: Callable[[memoryview], None], stored: tuple[int, ...], box: Box
 
 def cut(origin: tuple[int, ...], values: np.ndarray) -> Iterator[Piece]:
     """An array in memory as pieces, which are views of it; so that what is made of them stays small."""
-    for tile in _tiles(values.shape, values.dtype.itemsize):
+    for tile in tiles(values.shape, values.dtype.itemsize):
         yield _sum(origin, tile.origin), values[tile.within((0,) * values.ndim)]
 
 
@@ -153,8 +153,8 @@ def _sum(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(map(operator.add, a, b))
 
 
-def _tiles(shape: tuple[int, ...], itemsize: int) -> Iterator[Box]:
-    """Parts of at most `PIECE` bytes, in C order; ranges along one axis, whole on the axes behind it, single on those before."""
+def tiles(shape: tuple[int, ...], itemsize: int) -> Iterator[Box]:
+    """Parts of an array of at most `PIECE` bytes, in C order; ranges along one axis, whole on the axes behind it, single on those before."""
     if math.prod(shape) == 0:
         return
     axis = next((k for k in range(len(shape)) if itemsize * math.prod(shape[k + 1 :]) <= PIECE), 0)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -13,6 +14,7 @@ import numpy as np
 
 from convert.errors import CheckpointError
 from convert.sources.base import Absent, Source
+from convert.sources.chunks import Box, Meter, Piece, in_one, pieces, timed
 from convert.spec import TensorSpec, numpy_dtype
 
 COPY_AGAIN = "copy the checkpoint again from where it was written"
@@ -59,6 +61,9 @@ class FileSource(Source):
     def read(self, name: str) -> np.ndarray:
         return read_place(self._places[name], name)
 
+    def pieces(self, name: str, chunk: Box, meter: Meter | None = None) -> Iterator[Piece]:
+        return place_pieces(self._places[name], name, chunk, meter)
+
 
 def read_place(place: Place, leaf: str) -> np.ndarray:
     """The array at `place`, in memory of its own.
@@ -69,21 +74,63 @@ def read_place(place: Place, leaf: str) -> np.ndarray:
     if place.value is not None:
         return np.array(place.value, numpy_dtype(place.spec.dtype))
     raw = empty_bytes(place.spec, place.file, leaf)
-    view, at = memoryview(raw.data), 0
-    try:
-        with place.file.open("rb") as file:
-            for offset, nbytes in place.pieces:
-                file.seek(offset)
-                while nbytes:
-                    got = file.readinto(view[at : at + min(nbytes, _PIECE)])
-                    if not got:
-                        raise CheckpointError(
-                            f"{place.file}: leaf {leaf}: truncated: {nbytes} bytes are missing; {COPY_AGAIN}"
-                        )
-                    at, nbytes = at + got, nbytes - got
-    except OSError as error:
-        raise CheckpointError(f"{place.file}: leaf {leaf}: cannot be read: {error.strerror or error}") from None
+    with _filling(place, leaf) as fill:
+        fill(raw.data)
     return as_array(raw, place)
+
+
+def place_pieces(place: Place, leaf: str, chunk: Box, meter: Meter | None = None) -> Iterator[Piece]:
+    """The array at `place`, undivided, as `Source.pieces` gives it.
+
+    Raises:
+        CheckpointError: as `read_place`.
+    """
+    if place.value is not None or place.fortran:
+        return in_one(chunk.origin, lambda: read_place(place, leaf), meter)
+    return timed(_in_order(place, leaf, chunk), meter, "read")
+
+
+def _in_order(place: Place, leaf: str, chunk: Box) -> Iterator[Piece]:
+    with _filling(place, leaf) as fill:
+        for origin, values in pieces(fill, place.spec.shape, chunk, numpy_dtype(place.spec.dtype)):
+            yield origin, values.byteswap() if place.swapped else values
+
+
+@contextmanager
+def _filling(place: Place, leaf: str) -> Iterator[Callable[[memoryview], None]]:
+    """A function that fills a buffer with the next of the array's bytes, as they are stored.
+
+    Raises:
+        CheckpointError: the file cannot be read, or has become shorter.
+    """
+    try:
+        file = place.file.open("rb", buffering=0)
+    except OSError as error:
+        raise _unreadable(place, leaf, error) from None
+    ranges = iter(place.pieces)
+    offset = left = 0
+
+    def fill(buffer: memoryview) -> None:
+        nonlocal offset, left
+        at = 0
+        while at < len(buffer):
+            while not left:
+                offset, left = next(ranges)
+            try:
+                file.seek(offset)
+                got = file.readinto(buffer[at : at + min(left, _PIECE)])
+            except OSError as error:
+                raise _unreadable(place, leaf, error) from None
+            if not got:
+                raise CheckpointError(f"{place.file}: leaf {leaf}: truncated: {left} bytes are missing; {COPY_AGAIN}")
+            at, offset, left = at + got, offset + got, left - got
+
+    with file:
+        yield fill
+
+
+def _unreadable(place: Place, leaf: str, error: OSError) -> CheckpointError:
+    return CheckpointError(f"{place.file}: leaf {leaf}: cannot be read: {error.strerror or error}")
 
 
 def empty_bytes(spec: TensorSpec, file: Path, leaf: str) -> np.ndarray:

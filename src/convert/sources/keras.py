@@ -10,7 +10,7 @@ HDF5 files can point to other files; here only what lies in the file itself is r
 from __future__ import annotations
 
 import io
-import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +20,7 @@ import numpy as np
 
 from convert.errors import CheckpointError, ConvertError
 from convert.sources.base import Absent, Format, Leaf, Options, Source, distinct_names
+from convert.sources.chunks import Box, Meter, Piece, tiles, whole
 from convert.sources.files import COPY_AGAIN, children, head, inside, opened, read_json
 from convert.sources.npz import ZIP, data_start, member_names, members
 from convert.spec import TensorSpec, dtype_name, numpy_dtype
@@ -61,7 +62,7 @@ class _Part(io.RawIOBase):
 
 
 class _Keras(Source):
-    """Open weights. HDF5 has one lock for all; each file is opened once more for reading, by the first thread that does."""
+    """Open weights. Each reading opens its file, so threads share nothing but HDF5's own lock."""
 
     def __init__(self, path: Path, files: list[Path], format: str) -> None:
         self.path, self.format = path, format
@@ -90,23 +91,26 @@ class _Keras(Source):
         own = {"/".join(renamed(keys)): label for keys, label in called.items() if keys[-1] != label}
         said = [f"{name} is {label}" for name, label in sorted(own.items())]
         self.notes = (f"the layers' names in the model: {', '.join(said[:40])}",) if said else ()
-        self._lock = threading.Lock()
 
     def read(self, name: str) -> np.ndarray:
+        return self.read_box(name, whole(self.leaves[name].spec.shape))
+
+    def pieces(self, name: str, chunk: Box, meter: Meter | None = None) -> Iterator[Piece]:
         file, inner = self._places[name]
         spec = self.leaves[name].spec
-        with self._lock, _hdf5(file, name) as h5, _errors(file, name):
+        dtype = numpy_dtype(spec.dtype)
+        with _hdf5(file, name) as h5, _errors(file, name):
             dataset = h5[inner]
-            result = np.empty(spec.shape, dataset.dtype)
-            if spec.size:
-                dataset.read_direct(result)
-            elif dataset.shape != spec.shape:
+            if dataset.shape != spec.shape:
                 raise ValueError("its shape changed since it was opened")
-        return (
-            result.view(numpy_dtype("bfloat16"))
-            if spec.dtype == "bfloat16"
-            else result.astype(result.dtype.newbyteorder("="), copy=False)
-        )
+            for tile in tiles(spec.shape, dtype.itemsize):
+                started = time.perf_counter()
+                values = np.empty(tile.shape, dataset.dtype)
+                dataset.read_direct(values, tile.within((0,) * len(spec.shape)))
+                if meter is not None:
+                    meter.add("read", time.perf_counter() - started)
+                nameless = values.dtype.kind == "V"  # bfloat16
+                yield tile.origin, values.view(dtype) if nameless else values.astype(dtype, copy=False)
 
 
 def _h5py(path: Path) -> Any:

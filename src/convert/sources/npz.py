@@ -10,7 +10,7 @@ import io
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -19,8 +19,10 @@ import numpy as np
 
 from convert.errors import CheckpointError
 from convert.sources.base import Format, Leaf, Options, Source, distinct_names
+from convert.sources.chunks import Box, Meter, Piece, pieces, timed
 from convert.sources.files import COPY_AGAIN, Place, as_array, empty_bytes, files_in, head, opened, size_of
 from convert.sources.npy import Header, read_header
+from convert.spec import numpy_dtype
 
 ZIP = b"PK\x03\x04"
 _EMPTY_ZIP = b"PK\x05\x06"
@@ -178,20 +180,45 @@ class _Npz(Source):
         self.format = "NumPy .npz, compressed" if deflated else "NumPy .npz"
 
     def read(self, name: str) -> np.ndarray:
-        member, header = self._held[name]
+        header = self._held[name][1]
         raw = empty_bytes(header.spec, self.path, name)
-        skip, at = member.size - header.spec.nbytes, 0
-        try:
-            for piece in member.stream():
-                body = piece[skip:] if skip < len(piece) else b""
-                skip = max(skip - len(piece), 0)
-                raw[at : at + len(body)] = np.frombuffer(body, np.uint8)
-                at += len(body)
-        except CheckpointError as error:
-            raise CheckpointError(f"{self.path}: leaf {name}: {error}; {COPY_AGAIN}") from None
-        except OSError as error:
-            raise CheckpointError(f"{self.path}: leaf {name}: cannot be read: {error.strerror or error}") from None
+        self._filler(name)(raw.data)
         return as_array(raw, Place(self.path, (), header.spec, header.fortran, header.swapped))
+
+    def pieces(self, name: str, chunk: Box, meter: Meter | None = None) -> Iterator[Piece]:
+        header = self._held[name][1]
+        if header.fortran:
+            yield from super().pieces(name, chunk, meter)
+            return
+        found = pieces(self._filler(name), header.spec.shape, chunk, numpy_dtype(header.spec.dtype))
+        for origin, values in timed(found, meter, "decode"):
+            yield origin, values.byteswap() if header.swapped else values
+
+    def _filler(self, name: str) -> Callable[[memoryview], None]:
+        """A function that fills a buffer with the next of an array's bytes; its checksum was seen to be right after the last."""
+        member, header = self._held[name]
+        stream = member.stream()
+        left = memoryview(b"")
+        skip = member.size - header.spec.nbytes
+
+        def fill(buffer: memoryview) -> None:
+            nonlocal left, skip
+            at = 0
+            try:
+                while at < len(buffer):
+                    while skip >= len(left):
+                        skip -= len(left)
+                        left = memoryview(next(stream))
+                    left, skip = left[skip:], 0
+                    size = min(len(left), len(buffer) - at)
+                    buffer[at : at + size] = left[:size]
+                    at, left = at + size, left[size:]
+            except CheckpointError as error:
+                raise CheckpointError(f"{self.path}: leaf {name}: {error}; {COPY_AGAIN}") from None
+            except OSError as error:
+                raise CheckpointError(f"{self.path}: leaf {name}: cannot be read: {error.strerror or error}") from None
+
+        return fill
 
 
 def _header(member: Member) -> Header:

@@ -105,12 +105,6 @@ class OrbaxSource(Source):
         with self._errors(name, place):
             yield from pieces(self._store, place, self._tree.all_stored, chunk, meter)
 
-    def read_box(self, name: str, box: Box) -> np.ndarray:
-        try:
-            return super().read_box(name, box)
-        except MemoryError as error:
-            raise CheckpointError(f'"{self.path}": leaf {name} ({self.leaves[name].spec}): {error}') from None
-
     @contextmanager
     def _errors(self, name: str, place: Array) -> Iterator[None]:
         """Puts the leaf, its spec and the next step around what TensorStore and the system raise."""

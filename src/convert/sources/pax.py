@@ -12,16 +12,15 @@ import json
 import mmap
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from convert.errors import CheckpointError
 from convert.sources import flaxpack, pytreedef
 from convert.sources.base import Absent, Leaf, Source, name_leaves
+from convert.sources.files import FileSource, Place
 from convert.sources.pytreedef import Slot
 
 # paxml/train_states.py. The printed tree names the class only. `extra_state` is missing in early versions.
@@ -73,48 +72,52 @@ def open_pax(path: Path, *, step: int | None = None) -> Source:
     return PaxSource(file, notes)
 
 
-class PaxSource(Source):
-    """An open paxml checkpoint. The file stays mapped as long as this object lives."""
-
-    format = "paxml FLAX (msgpack)"
+class PaxSource(FileSource):
+    """An open paxml checkpoint."""
 
     def __init__(self, file: Path, notes: tuple[str, ...] = ()) -> None:
-        self.path = file
-        self._data = _map(file)
-        walker = flaxpack.Walker(self._data)
-        with _in(file):
-            try:
-                spans, text = _parts(walker)
-            except flaxpack.ElementError as error:
-                raise CheckpointError(f"{_probable_name(file, error.index)}{error}") from None
-            slots = pytreedef.slots(pytreedef.parse(text), TRAIN_STATE)
-            stars = sum(slot.why is None for slot in slots)
-            if stars != len(spans):
-                raise CheckpointError(f"{len(spans)} leaves, but {stars} places for them ('*') in the PyTreeDef")
-        leaves: list[Leaf] = []
-        absent: list[Absent] = []
-        packed: list[flaxpack.Packed] = []
-        remaining = iter(spans)
-        for slot in slots:
-            if slot.why is not None:
-                absent.append(Absent(slot.keys, slot.why))
-                continue
-            with _in(file, "/".join(slot.keys)):
-                found = walker.leaf(next(remaining)[0])
-            if isinstance(found, str):
-                absent.append(Absent(slot.keys, found))
-            else:
-                leaves.append(Leaf(slot.keys, found.spec))
-                packed.append(found)
-        self.leaves = name_leaves(leaves)
-        if len(self.leaves) != len(leaves):
-            raise CheckpointError(f"{file}: {len(leaves) - len(self.leaves)} leaves share a name with another one")
-        self.absent = tuple(absent)
-        self._packed = dict(zip(self.leaves, packed, strict=True))
-        self.notes = (*notes, *_cross_check(file, leaves, slots))
+        with _map(file) as data:
+            leaves, places, absent, said = _read(file, data)
+        super().__init__(file, "paxml FLAX (msgpack)", leaves, places, absent, (*notes, *said))
 
-    def read(self, name: str) -> np.ndarray:
-        return flaxpack.array(self._data, self._packed[name])
+
+def _read(
+    file: Path, data: mmap.mmap
+) -> tuple[Mapping[str, Leaf], Mapping[str, Place], tuple[Absent, ...], tuple[str, ...]]:
+    """The leaves of a file, where each lies, what holds no array, and notes."""
+    walker = flaxpack.Walker(data)
+    with _in(file):
+        try:
+            spans, text = _parts(walker)
+        except flaxpack.ElementError as error:
+            raise CheckpointError(f"{_probable_name(file, error.index)}{error}") from None
+        slots = pytreedef.slots(pytreedef.parse(text), TRAIN_STATE)
+        stars = sum(slot.why is None for slot in slots)
+        if stars != len(spans):
+            raise CheckpointError(f"{len(spans)} leaves, but {stars} places for them ('*') in the PyTreeDef")
+    leaves: list[Leaf] = []
+    absent: list[Absent] = []
+    packed: list[flaxpack.Packed] = []
+    remaining = iter(spans)
+    for slot in slots:
+        if slot.why is not None:
+            absent.append(Absent(slot.keys, slot.why))
+            continue
+        with _in(file, "/".join(slot.keys)):
+            found = walker.leaf(next(remaining)[0])
+        if isinstance(found, str):
+            absent.append(Absent(slot.keys, found))
+        else:
+            leaves.append(Leaf(slot.keys, found.spec))
+            packed.append(found)
+    named = name_leaves(leaves)
+    if len(named) != len(leaves):
+        raise CheckpointError(f"{file}: {len(leaves) - len(named)} leaves share a name with another one")
+    places = {
+        name: Place(file, found.pieces, found.spec, value=found.value)
+        for name, found in zip(named, packed, strict=True)
+    }
+    return named, places, tuple(absent), _cross_check(file, leaves, slots)
 
 
 @contextmanager

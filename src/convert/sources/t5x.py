@@ -10,6 +10,7 @@ matter. Version 2 (before June 2021) stored bfloat16 as uint16. Small checkpoint
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,8 @@ import numpy as np
 from convert.errors import CheckpointError
 from convert.sources import flaxpack
 from convert.sources.base import Absent, Format, Leaf, Options, Source, distinct_names
-from convert.sources.files import COPY_AGAIN, Place, children, head, inside, read_place
+from convert.sources.chunks import Box, Grid, Meter, Piece, whole
+from convert.sources.files import COPY_AGAIN, Place, children, head, inside, place_pieces, read_place
 from convert.sources.flax_msgpack import map_file
 from convert.spec import TensorSpec, numpy_dtype
 
@@ -71,8 +73,19 @@ class _T5X(Source):
         keys = self.leaves[name].keys
         if keys in self._inline:
             return read_place(self._inline[keys], name)
-        array = self._arrays.read(self.path, name, self._stored[keys])
-        return array.view(numpy_dtype("bfloat16")) if keys in self._halves else array
+        return self.read_box(name, whole(self.leaves[name].spec.shape))
+
+    def chunks(self, name: str) -> Grid:
+        keys = self.leaves[name].keys
+        return super().chunks(name) if keys in self._inline else self._arrays.grid(self._stored[keys])
+
+    def pieces(self, name: str, chunk: Box, meter: Meter | None = None) -> Iterator[Piece]:
+        keys = self.leaves[name].keys
+        if keys in self._inline:
+            yield from place_pieces(self._inline[keys], name, chunk, meter)
+            return
+        for origin, values in self._arrays.pieces(self.path, name, self._stored[keys], chunk, meter):
+            yield origin, values.view(numpy_dtype("bfloat16")) if keys in self._halves else values
 
 
 class _Pointer:
@@ -110,14 +123,18 @@ class _Arrays:
         why = found if isinstance(found, CheckpointError) else f"{name}/.zarray is missing"
         raise CheckpointError(f"{file}: leaf {'/'.join(keys)}: {why}; {COPY_AGAIN}")
 
-    def read(self, file: Path, leaf: str, name: str) -> np.ndarray:
+    def grid(self, name: str) -> Grid:
+        """The chunks of an array."""
+        return self._found[name].grid  # type: ignore[attr-defined,no-any-return]
+
+    def pieces(self, file: Path, leaf: str, name: str, chunk: Box, meter: Meter | None) -> Iterator[Piece]:
         from convert.sources import orbax_store
         from convert.sources.orbax_ocdbt import TENSORSTORE_ERRORS
 
         array = self._found[name]
         assert self._store is not None and isinstance(array, orbax_store.Array)
         try:
-            return orbax_store.read_array(self._store, array, all_stored=False)
+            yield from orbax_store.pieces(self._store, array, False, chunk, meter)
         except TENSORSTORE_ERRORS as error:
             why = orbax_store.reason(error, file.parent)
             raise CheckpointError(f"{file}: leaf {leaf} ({array.spec}) cannot be read: {why}; {COPY_AGAIN}") from None
