@@ -287,7 +287,7 @@ ONE_RULE: list[tuple[str, str, bool]] = [
     ),
     (
         "- from: w\n  embedding: {module: p, wieght: q}",
-        "r.yaml:6:26: unknown key 'wieght' in a target; did you mean 'weight'? (known: module, weight, bias, part)",
+        "r.yaml:6:26: unknown key 'wieght' in a target; did you mean 'weight'? (known: module, weight, bias, part, tied)",
         True,
     ),
     (

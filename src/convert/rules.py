@@ -45,7 +45,8 @@ def _read_targets(node: Node, word: str, targets: Mapping[str, Target]) -> dict[
 
 
 def _renamed(layer: TargetLayer, target: Target) -> TargetLayer:
-    return replace(layer, path=target.rename(layer.path))
+    tied = tuple(replace(one, path=target.rename(one.path)) for one in layer.tied)
+    return replace(layer, path=target.rename(layer.path), tied=tied)
 
 
 def _read_rules(node: Node, targets: Mapping[str, Target]) -> Iterator[Rule]:

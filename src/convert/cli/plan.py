@@ -189,7 +189,8 @@ def _tensor(step: Step, layout: Layout) -> Iterator[str]:
     from convert.ops import Cast
 
     widened = {str(op) for part in step.parts for op in part.ops if isinstance(op, Cast)} if not step.loses else set()
-    remarks = [text for text in (step.arithmetic, step.loses, *sorted(widened)) if text]
+    tied = f"tied to {step.tied}" if step.tied else ""
+    remarks = [text for text in (tied, step.arithmetic, step.loses, *sorted(widened)) if text]
     shown = f"  ({'; '.join(remarks)})" if remarks else ""
     yield f"  {step.name}  {step.spec}  {layout.placements[step.name].file}{shown}"
     rows = []
