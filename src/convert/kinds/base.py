@@ -180,6 +180,7 @@ class Kind(ABC):
 
     doc: ClassVar[str]
     keys: ClassVar[Mapping[str, Key]]  # of a rule, besides those in SHARED
+    hints: ClassVar[tuple[tuple[str, str], ...]] = ()  # for words of other libraries in place of `keys`
     target: ClassVar[Record | None]  # the long form of the target; None: the rule has no target
     fuses: ClassVar[bool] = False  # several sources may become the rows of one target
     leaf_keys: ClassVar[Mapping[str, str]] = {"bias": "bias"}  # key of a rule that is a path -> role of its leaves
