@@ -15,6 +15,7 @@ from convert import PlanError, RuleError
 from convert.kinds import Convolution
 from convert.kinds.conv import parse_dimension_numbers
 from convert.planner import make_plan
+from convert.rules_schema import rule_record
 from memory_source import MemorySource, rule_file, run
 
 PLAIN = (
@@ -192,12 +193,41 @@ def test_what_are_no_dimension_numbers(text: str, message: str) -> None:
             "- dimension_numbers: NWC,WIO->NWC\n  axes: KIE\n  feature_group_count: 0\n  from: w\n  conv: m",
             "r.yaml:7:24: a convolution has one group or more, not 0",
         ),
+        (
+            "- dimension_numbers: NWC,WIO->NWC\n  axes: KIE\n  groups: 2\n  from: w\n  conv: m",
+            "r.yaml:7:3: unknown key 'groups' in a `conv` rule: write feature_group_count, jax.lax's word for torch's and Keras' groups "
+            f"(known: {', '.join(rule_record('conv').keys)})",
+        ),
+        (
+            "- dimension_numbers: NWC,WIO->NWC\n  axes: KIE\n  stride: 2\n  padding: SAME\n  from: w\n  conv_transpose: m",
+            f"r.yaml:7:3: unknown key 'stride' in a `conv_transpose` rule: write strides (known: {', '.join(rule_record('conv_transpose').keys)})",
+        ),
     ],
 )
 def test_errors_of_a_rule(rule: str, message: str) -> None:
     with pytest.raises(RuleError) as refused:
         rule_file(rule)
     assert str(refused.value) == message
+
+
+@pytest.mark.parametrize(
+    ("rule", "said"),
+    [
+        ("conv: m", "k: float32[4,3,8] as K I E: E = 8 output channels do not make 3 groups (`feature_group_count`) of one size; correct the number, or the axes"),
+        ("conv_transpose: m", "k: float32[4,3,8] as K I E: E = 8 output channels do not make 3 groups (`feature_group_count`) of one size; correct the number, or the axes"),
+        ("feature_group_count: I\n  conv: m", "k: float32[4,3,8] as K I E: E = 8 output channels do not make I = 3 groups (`feature_group_count`) of one size; correct the number, or the axes"),
+        ("feature_group_count: G\n  conv: m", "k: float32[4,3,8] as K I E: `feature_group_count` is G, and no leaf gives G a size; write the number"),
+    ],
+)  # fmt: skip
+def test_groups_that_do_not_divide_the_channels(rule: str, said: str) -> None:
+    """No library convolves with such a kernel; torch refuses it as late as in the user's hands."""
+    groups = "" if "feature_group_count" in rule else "feature_group_count: 3\n  "
+    rules = rule_file(f"- dimension_numbers: NWC,WIO->NWC\n  axes: KIE\n  from: k\n  {groups}{rule}")
+    with pytest.raises(PlanError) as refused:
+        make_plan(rules, MemorySource({"k": np.zeros((4, 3, 8), np.float32)}))
+    assert refused.value.findings == (f"r.yaml:5: {said}",)
+    with pytest.raises(Exception, match="feature_group_count|must be divisible|multiple"):
+        jax.lax.conv_general_dilated(np.zeros((1, 9, 9)), np.zeros((4, 3, 8)), (1,), "SAME", dimension_numbers=("NWC", "WIO", "NWC"), feature_group_count=3)  # fmt: skip
 
 
 @pytest.mark.parametrize(

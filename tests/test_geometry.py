@@ -164,7 +164,8 @@ CONV = "- dimension_numbers: NHWC,HWIO->NHWC\n  axes: PQIO\n  from: k\n  {}\n  {
 @pytest.mark.parametrize(
     ("key", "kind", "said"),
     [
-        ("padding: SAEM", "conv", "r.yaml:8:12: expected one of SAME, SAME_LOWER, VALID, CAUSAL, or a pair for each spatial axis such as [[0, 1], [0, 1]], found 'SAEM'"),
+        ("padding: SAEM", "conv", "r.yaml:8:12: expected one of SAME, SAME_LOWER, VALID, CAUSAL, or a pair for each spatial axis such as [[0, 1], [0, 1]], found 'SAEM'; did you mean 'SAME'?"),
+        ("padding: same", "conv", "r.yaml:8:12: expected one of SAME, SAME_LOWER, VALID, CAUSAL, or a pair for each spatial axis such as [[0, 1], [0, 1]], found 'same'; did you mean 'SAME'?"),
         ("padding: CIRCULAR", "conv", "found 'CIRCULAR' (wrapped or reflected padding is not in the language: torch has `padding_mode`)"),
         ("padding: [[0, 1, 2]]", "conv", "r.yaml:8:12: expected one of"),
         ("padding: [1]", "conv", "r.yaml:5:3: `padding:` has 1 pairs, and the convolution 2 spatial axes"),
@@ -206,4 +207,4 @@ def test_a_kernel_that_does_not_make_the_groups() -> None:
     )
     with pytest.raises(PlanError) as refused:
         make_plan(rules, MemorySource({"k": np.zeros((4, 2, 3), np.float32)}))
-    assert "k: float32[4,2,3] as O I P: 4 output channels do not make 3 groups" in str(refused.value)
+    assert "k: float32[4,2,3] as O I P: O = 4 output channels do not make 3 groups" in str(refused.value)

@@ -287,7 +287,7 @@ ONE_RULE: list[tuple[str, str, bool]] = [
     ),
     (
         "- from: w\n  embedding: {module: p, wieght: q}",
-        "r.yaml:6:26: unknown key 'wieght' in a target; did you mean 'weight'? (known: module, weight, bias, part)",
+        "r.yaml:6:26: unknown key 'wieght' in a target; did you mean 'weight'? (known: module, weight, bias, part, tied)",
         True,
     ),
     (
@@ -380,9 +380,7 @@ def test_errors_of_one_rule(rules: str, message: str, structural: bool) -> None:
 
 # --- the file -------------------------------------------------------------------------------------------------------
 
-FILE_KEYS = (
-    "(known: model, family, title, root, records, places, axes, facts, beside, untold, types, versions, targets, rules)"
-)
+FILE_KEYS = "(known: model, family, title, root, records, places, axes, facts, beside, divides, untold, types, versions, targets, rules)"
 
 WHOLE_FILE: list[tuple[str, str, bool]] = [
     ("- a", "r.yaml:1:1: expected a rule file, found a list", True),
@@ -499,6 +497,7 @@ FREE = tuple(
         "einsum",
         "names",
         "needs",
+        "divides",
         "untold",
         *KINDS,
     )
@@ -635,3 +634,22 @@ def test_needs_and_what_is_untold_speak_of_facts() -> None:
     for old, new in (("untold: {theta", "untold: {thetta"), ("needs: {theta", "needs: {thetta")):
         with pytest.raises(RuleError, match="speaks of 'thetta', which is no fact of `facts`; did you mean 'theta'"):
             rule_file("- from: w\n  parameter: w", head.replace(old, new))
+
+
+def test_what_divides_a_size() -> None:
+    head = "model: m\ntitle: M\naxes: {D: {is: model width}}\nfacts: {heads: ask}\ndivides: {heads: D}\ntargets: {torch: {loads: T}}\n"
+    rules, source = rule_file("- {from: w, axes: D, parameter: w}", head), MemorySource({"w": np.ones(12, np.float32)})
+    assert make_plan(rules, source).settings == {}, "unknown: the configuration asks for it"
+    assert make_plan(rules, source, settings={"heads": 3}).facts == {"heads": 3}
+    said = "and the tree has D = 12 (model width), which"
+    for heads, why in ((5, "does not divide by 5"), (0, "divides by a whole number above 0 alone"), (True, "divides by a whole number above 0 alone")):  # fmt: skip
+        with pytest.raises(ConvertError) as refused:
+            make_plan(rules, source, settings={"heads": heads})
+        assert f"--set heads={heads} says {heads}, {said} {why}; one of the two is of another checkpoint" in str(refused.value)  # fmt: skip
+    written = rule_file("- {from: w, axes: D, parameter: w}", head.replace("ask", "7"))
+    with pytest.raises(ConvertError, match=f"r.yaml: heads is 7, {re.escape(said)} does not divide by 7"):
+        make_plan(written, source)
+    with pytest.raises(RuleError, match="`divides` speaks of 'hheads', which is no fact of `facts`; did you mean 'heads'"):  # fmt: skip
+        rule_file("- {from: w, axes: D, parameter: w}", head.replace("divides: {heads", "divides: {hheads"))
+    with pytest.raises(RuleError, match=r"r.yaml:5:10: `divides` speaks of E, which `axes` does not declare"):
+        rule_file("- {from: w, axes: D, parameter: w}", head.replace("heads: D", "heads: E"))

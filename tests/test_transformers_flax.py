@@ -106,6 +106,29 @@ def test_what_the_tree_does_not_hold_is_asked_for_by_name_without_config_json(tm
     assert weights.tensors == 58
 
 
+HEADS = {"bert": "num_attention_heads", "gpt2": "n_head", "whisper": "decoder_attention_heads"}
+
+
+@pytest.mark.parametrize(("case", "key"), HEADS.items())
+def test_a_number_of_heads_that_the_width_does_not_make_is_refused(case: str, key: str, tmp_path: Path) -> None:
+    """Any divisor fits every leaf, and is the source's word; any other number is of another model."""
+    source = tmp_path / "source"
+    shutil.copytree(checkpoint(case), source)
+    said = json.loads((source / "config.json").read_text())
+    width = convert.plan_conversion(case, source).sizes["D"]
+    wrong = next(n for n in range(5, width) if width % n)
+    (source / "config.json").write_text(json.dumps({**said, key: wrong}))
+    with pytest.raises(convert.PlanError) as refused:
+        convert.plan_conversion(case, source)
+    assert (
+        f"the config.json beside the checkpoint says {key} = {wrong}, and the tree has D = {width} (model width), which does not "
+        f"divide by {wrong}; one of the two is of another checkpoint"
+    ) in str(refused.value)
+    with pytest.raises(convert.PlanError, match=f"--set {key}={wrong} says {wrong}"):
+        convert.plan_conversion(case, source, settings={key: wrong})
+    assert convert.plan_conversion(case, source, settings={key: said[key]}).facts[key] == said[key]
+
+
 def test_config_json_is_carried_over_and_completed(tmp_path: Path) -> None:
     source = tmp_path / "source"
     shutil.copytree(checkpoint("bert-classification"), source)

@@ -18,6 +18,7 @@ from convert.check.run import check
 from convert.choosing import choose_plan
 from convert.library import load_models, shipped_rules_dir
 from memory_source import MemorySource, rule_file
+from memory_source import run as run_plan
 from upstream import GOLDEN, SpecsOnly
 from vision_models import BOUND, CASES, MODEL, directory, errors, path
 
@@ -57,12 +58,28 @@ class Fault:
     new: str
 
 
+POOLING = """- attention: vision_model.head.attention    # torch.nn.MultiheadAttention
+  layer: flax.linen.MultiHeadDotProductAttention
+  from: img/MAPHead_0/MultiHeadDotProductAttention_0
+  axes: WAB
+"""
+BY_HAND = """- einsum: ...W,WAB->...AB
+  from: img/MAPHead_0/MultiHeadDotProductAttention_0/{query,key,value}/kernel
+  bias: img/MAPHead_0/MultiHeadDotProductAttention_0/{query,key,value}/bias
+  linear: {module: vision_model.head.attention, weight: in_proj_weight, bias: in_proj_bias}
+- einsum: ...AB,ABW->...W
+  from: img/MAPHead_0/MultiHeadDotProductAttention_0/out/kernel
+  bias: img/MAPHead_0/MultiHeadDotProductAttention_0/out/bias
+  linear: vision_model.head.attention.out_proj
+"""
+
+
 FAULTS = (
     Fault("patch rows and columns swapped", "gemma3-vision", "NHWC,HWIO->NHWC", "NHWC,WHIO->NHWC"),
     Fault("heads and features of the output swapped", "paligemma2", "...AB,ABW->...W", "...BA,ABW->...W"),
     Fault("key and query swapped", "siglip", "{query,key,value}/kernel", "{key,query,value}/kernel"),
     Fault("key and query biases swapped", "siglip", "{query,key,value}/bias", "{key,query,value}/bias"),
-    Fault("q, k, v of the pooling head in another order", "siglip", "MAPHead_0/MultiHeadDotProductAttention_0/{query,key,value}/kernel", "MAPHead_0/MultiHeadDotProductAttention_0/{key,query,value}/kernel"),
+    Fault("q, k, v of the pooling head in another order", "siglip", POOLING, BY_HAND.replace("{query,key,value}/kernel", "{key,query,value}/kernel")),
     Fault("1 added to a LayerNorm's scale", "paligemma1", "multiplies_by: scale  ", "multiplies_by: 1+scale  "),
     Fault("1 folded into the norm before the projector", "gemma3-vision", "mm_soft_emb_norm, multiplies_by: 1+weight", "mm_soft_emb_norm"),
     Fault("the norms of a layer swapped", "gemma3-vision", ".layer_norm{1,2}", ".layer_norm{2,1}"),
@@ -85,6 +102,29 @@ def test_the_outputs_tell_a_fault_in_the_rules(fault: Fault, tmp_path: Path) -> 
     (tmp_path / file).write_text(text)
     out = directory(fault.case, tmp_path / "out", str(tmp_path / file))
     assert max(errors(fault.case, out).values()) > 2 * BOUND
+
+
+def test_the_pooling_head_in_burn(tmp_path: Path) -> None:
+    """What an `attention` rule writes is what is written by hand; Burn, which has queries, keys and values apart, gets it, too."""
+    import burn_modules as burn
+
+    text = (shipped_rules_dir() / "siglip.yaml").read_text()
+    (tmp_path / "siglip.yaml").write_text(text.replace(POOLING, BY_HAND))
+    by_hand, plan = (run_plan(convert.plan_conversion(rules, path("siglip"))) for rules in (str(tmp_path / "siglip.yaml"), "siglip"))  # fmt: skip
+    assert by_hand.keys() == plan.keys() and all(np.array_equal(by_hand[name], plan[name]) for name in plan)
+    file = run_plan(convert.plan_conversion("siglip", path("siglip"), to="burn"))
+    name, width = "vision_model.head.attention", plan["vision_model.head.probe"].shape[-1]
+    heads = next(
+        x for key, x in arrays("siglip").items() if key.endswith("MAPHead_0/MultiHeadDotProductAttention_0/query/bias")
+    ).shape[0]
+    torch_own = torch.nn.MultiheadAttention(width, heads, batch_first=True, dtype=torch.float64)
+    own = {key.removeprefix(f"{name}."): torch.tensor(x).double() for key, x in plan.items() if key.startswith(name)}
+    torch_own.load_state_dict(own)
+    x = np.random.default_rng(0).normal(size=(2, 7, width))
+    want = torch_own(*[torch.tensor(x)] * 3)[0].detach().numpy()
+    np.testing.assert_allclose(burn.attention({k: v.astype(np.float64) for k, v in file.items()}, name, x, heads), want, atol=1e-12)  # fmt: skip
+    with pytest.raises(convert.PlanError, match="in_proj_weight and in_proj_bias are no parameters of Burn's Linear, .*write the layer as an `attention:` rule, from which Burn's MultiHeadAttention follows"):  # fmt: skip
+        convert.plan_conversion(str(tmp_path / "siglip.yaml"), path("siglip"), to="burn")
 
 
 def transposed(x: torch.Tensor) -> torch.Tensor:

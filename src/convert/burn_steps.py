@@ -92,6 +92,9 @@ def _translated(step: Step, source: Source, target: str, conventions: Convention
     if step.role in COUNTERS and not step.parts:
         return _Made((), 0)
     kind = _kind(step)
+    if step.tied:  # Burn's Linear has its weight (in, out), and so a copy of the table, turned
+        turned = step.word == "linear" and conventions.transposed
+        return _Made((_turned(step) if turned else step,), turned=turned)
     if isinstance(kind, Linear) and step.role == "weight" and conventions.transposed and not _own(step, target):
         return _Made((_turned(step),), turned=True)
     if isinstance(kind, Norm) and step.role in conventions.norms:

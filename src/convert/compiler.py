@@ -107,12 +107,14 @@ class Compiler:
                     for choices in layer.path.all_choices()
                     for tensor in self._tensor(rule, role, layer, variant, of_role, indices, values, choices, beside)
                 ]
-                alike = Counter((elements, step.spec) for elements, step in made)
-                for elements, step in made:
+                alike = Counter((elements, step.spec) for elements, step, _ in made)
+                for elements, step, others in made:
                     siblings = alike[elements, step.spec]
                     yield step if siblings == 1 else _with(step, siblings=siblings)
+                    for tied, name in zip(layer.tied, others, strict=True):
+                        yield _with(step, name=name, word=tied.word, tied=step.name, notes=())
                 if role == "weight":
-                    yield from (_counter(rule, name, step) for _, step in made for name in rule.kind.counters)
+                    yield from (_counter(rule, name, step) for _, step, _ in made for name in rule.kind.counters)
 
     def _same_shapes(self, rule: Rule, matched: Matched) -> None:
         """A norm's bias and statistics have the shape of its scale, whether the rule names their axes or not."""
@@ -137,8 +139,9 @@ class Compiler:
         values: tuple[int, ...],
         choices: tuple[int, ...],
         beside: Mapping[Key, str],
-    ) -> Iterator[tuple[tuple[int, ...], Step]]:
-        """The tensors of one target name: one for each element of the stacked axes, with those elements."""
+    ) -> Iterator[tuple[tuple[int, ...], Step, list[str]]]:
+        """The tensors of one target name: one for each element of the stacked axes, with those elements, and the names of the
+        tensors that are tied to it."""
         groups = rule.sources[role].groups
         split = len(choices) > len(groups)
         fused = len(groups[-1].words) if len(choices) < len(groups) else 0
@@ -153,10 +156,11 @@ class Compiler:
         stack_sizes = [range(size) for _, _, size in leaves[0].stacked]
         for elements in itertools.product(*stack_sizes):
             stack = dict(zip((index for index, _, _ in leaves[0].stacked), elements, strict=True))
-            path = layer.path.fill(rule.resolve({**indices, **stack}), choices)
-            name = rule.kind.tensor_name(path, role, layer)
+            numbers = rule.resolve({**indices, **stack})
+            name = rule.kind.tensor_name(layer.path.fill(numbers, choices), role, layer)
+            others = [tied.tensor.fill(numbers, choices) for tied in layer.tied]
             second = beside.get((values, sources[0])) if role == "weight" else None
-            yield elements, self._step(rule, role, layer, variant, leaves, stack, member, name, second)
+            yield elements, self._step(rule, role, layer, variant, leaves, stack, member, name, second), others
 
     def _step(
         self,

@@ -164,6 +164,7 @@ class Record(Field):
 
     keys: dict[str, Key]
     called: str
+    hints: tuple[tuple[str, str], ...] = ()  # for keys that users will try, as in `Choice`
 
     def part(self, **fields: Field) -> Record:
         """The same with none of its keys required, and some of them read by other fields."""
@@ -177,9 +178,9 @@ class Record(Field):
         for key in node.value:
             if key not in self.keys:
                 known = ", ".join(self.keys)
-                raise RuleError(
-                    f"{node.keys_at[key]}: unknown key {key!r} in {self.called}{nearest(key, self.keys)} (known: {known})"
-                )
+                hint = dict(self.hints).get(key)
+                said = f": {hint}" if hint else nearest(key, self.keys)
+                raise RuleError(f"{node.keys_at[key]}: unknown key {key!r} in {self.called}{said} (known: {known})")
         for key, declared in self.keys.items():
             if declared.required and key not in node.value:
                 raise RuleError(f"{node.at}: {self.called} needs the key {key!r}: {declared.doc}")

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 
 from convert.kinds import Drop, Numbering, Rule
+from convert.kinds.plain import TIES
 from convert.likeness import most_alike
 from convert.lookup import Lookup, spelling
 from convert.pattern import Match, Pattern
@@ -158,7 +159,28 @@ def _contested(claims: Mapping[str, list[Rule]], leaves: Mapping[str, Leaf]) -> 
     for name, claimants in claims.items():
         if len(claimants) > 1:
             places = " and ".join(f"{rule.at.line_only} ({rule.word})" for rule in claimants)
-            yield f"{name} ({leaves[name].spec}) is claimed by two rules, {places}; remove one or narrow its path"
+            yield (
+                f"{name} ({leaves[name].spec}) is claimed by two rules, {places}; remove one or narrow its path{_second_name(claimants)}"
+            )
+
+
+def _second_name(claimants: list[Rule]) -> str:
+    """What to write where one leaf is a table and, under another name, a head."""
+    table = next((rule for rule in claimants if rule.word == "embedding" and rule.targets), None)
+    others = [rule for rule in claimants if rule is not table and rule.word in TIES and rule.targets]
+    if table is None or not others:
+        return ""
+    here, there = (_in_braces(next(iter(rule.targets.values())).path.text) for rule in (table, others[0]))
+    tied = there if others[0].word == "linear" else f"{{{others[0].word}: {there}}}"
+    return (
+        f". If the model has one table under two names (a tied head, flax's Embed.attend), remove {others[0].at.line_only} and write "
+        f"`embedding: {{module: {here}, tied: {tied}}}` in {table.at.line_only}"
+    )
+
+
+def _in_braces(path: str) -> str:
+    """A path as YAML has it within braces."""
+    return f'"{path}"' if "{" in path else path
 
 
 def _types(entry: LayerTypes, below: Lookup) -> dict[int, set[str]]:

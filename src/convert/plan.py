@@ -260,6 +260,7 @@ class Plan:
                     "from": [part.to_dict() for part in step.parts],
                     "arithmetic": step.arithmetic,
                     "loses": step.loses,
+                    **({"tied_to": step.tied} if step.tied else {}),
                 }
                 for step in self.steps
             ],

@@ -122,6 +122,7 @@ class _Planner:
             steps, held, problems = burn_steps(steps, self.source, self.target, self.burn)
             findings += problems
         findings += self._unmet(facts)
+        findings += self._undivided(sizes, facts, found)
         if not findings:
             findings += _duplicates(steps)
         if not findings and not questions and like is not None:
@@ -185,6 +186,28 @@ class _Planner:
                     f"with {need.value}: {need.because}"
                     + (f". Take another target: --to {' or '.join(others)}" if others else "")
                 )
+
+    def _undivided(self, sizes: Mapping[str, int], facts: Mapping[str, Any], found: Found) -> Iterator[str]:
+        """Numbers of heads that the width of all of them is no multiple of."""
+        for name, letter in self.rules.divides.items():
+            if name not in facts or letter not in sizes:
+                continue
+            value, size = facts[name], sizes[letter]
+            whole = isinstance(value, int) and not isinstance(value, bool) and value > 0
+            if whole and size % value == 0:
+                continue
+            if name in self.settings:
+                where = f"--set {name}={value} says {value}"
+            elif found.config.get(name) is not None and self.rules.beside is not None:
+                where = f"the {self.rules.beside.file} beside the checkpoint says {name} = {value!r}"
+            else:
+                where = f"{self.rules.path}: {name} is {value!r}"
+            meaning = f" ({self.rules.axes[letter].meaning})" if letter in self.rules.axes else ""
+            yield (
+                f"{where}, and the tree has {letter} = {size}{meaning}, which "
+                + (f"does not divide by {value}" if whole else "divides by a whole number above 0 alone")
+                + "; one of the two is of another checkpoint"
+            )
 
     def _remarks(
         self, version: Version | None, sizes: Mapping[str, int], facts: Mapping[str, Any], steps: list[Step]

@@ -95,7 +95,7 @@ def _check_shared(node: Node) -> None:
                     raise RuleError(f"{found.at}: expected a mapping, found {found}")
                 yield found
 
-    for found in check(node, "axes", "facts", "places", "targets", "types", "untold", "versions"):
+    for found in check(node, "axes", "divides", "facts", "places", "targets", "types", "untold", "versions"):
         if found is node.value.get("targets"):
             for target in check(found):
                 list(check(target, "config", "generation", "names"))

@@ -132,6 +132,7 @@ class RuleFile:
         records: names of the leaves, in the order of the file, for a checkpoint that holds no names (Equinox).
         places: where the leaves of a layer lie, when the model comes in several layouts.
         beside: a file beside the checkpoint from which facts are read.
+        divides: fact -> letter of a size that it divides: of attention heads that share a width, which no leaf shows.
         untold: fact of the configuration -> what a person should know of it, as no tree tells its value.
         text: what the file says.
         node: the same with the line of every word, for this model.
@@ -154,6 +155,7 @@ class RuleFile:
     places: tuple[Places, ...] = ()
     beside: Beside | None = None
     untold: Mapping[str, str] = field(default_factory=dict)
+    divides: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def sha256(self) -> str:

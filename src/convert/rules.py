@@ -45,7 +45,8 @@ def _read_targets(node: Node, word: str, targets: Mapping[str, Target]) -> dict[
 
 
 def _renamed(layer: TargetLayer, target: Target) -> TargetLayer:
-    return replace(layer, path=target.rename(layer.path))
+    tied = tuple(replace(one, path=target.rename(one.path)) for one in layer.tied)
+    return replace(layer, path=target.rename(layer.path), tied=tied)
 
 
 def _read_rules(node: Node, targets: Mapping[str, Target]) -> Iterator[Rule]:
@@ -104,7 +105,9 @@ def _read_rule(node: Node, targets: Mapping[str, Target]) -> Rule:
     record = rule_record(word)
     kind = KINDS[word]
     if kind.target is not None:  # read apart, as its form depends on the targets of the file
-        record = Record({**record.keys, word: Key(Anything(), record.keys[word].doc, required=True)}, record.called)
+        record = Record(
+            {**record.keys, word: Key(Anything(), record.keys[word].doc, required=True)}, record.called, record.hints
+        )
     values = record.read(node)
     try:
         layer, rope = kind.read(values), read_rope(values.get("rope"))
@@ -336,7 +339,14 @@ def _read_file(node: Node, path: str, text: str) -> RuleFile:
                 raise RuleError(
                     f"{node.value['versions'].at}: version {version.name} has a size of {key!r}, which `axes` does not declare"
                 )
-    for called, named in (("untold", values.get("untold", {})), *(("needs", t.needs) for t in targets.values())):
+    for letter in values.get("divides", {}).values():
+        if letter not in axes:
+            raise RuleError(f"{node.value['divides'].at}: `divides` speaks of {letter}, which `axes` does not declare")
+    for called, named in (
+        ("untold", values.get("untold", {})),
+        ("divides", values.get("divides", {})),
+        *(("needs", t.needs) for t in targets.values()),
+    ):
         for name in named:
             if name not in facts:
                 raise RuleError(
@@ -388,6 +398,7 @@ def _read_file(node: Node, path: str, text: str) -> RuleFile:
         node=node,
         places=places,
         beside=_read_beside(values["beside"], node.value["beside"]) if "beside" in values else None,
+        divides=values.get("divides", {}),
         untold={name: text for name, text in values.get("untold", {}).items() if text},
     )
 

@@ -7,7 +7,7 @@ from typing import Any
 from convert.asking import ASK, STAND_INS
 from convert.fields import INTEGER, TEXT, Anything, Choice, Either, Field, Key, ListOf, MapOf, Record, Scalar
 from convert.kinds import KINDS, Drop, Timescales, attention
-from convert.kinds.base import PATTERN, SHARED, parse_fact
+from convert.kinds.base import PATTERN, SHARED, parse_fact, parse_letter
 from convert.places import Place
 from convert.rulefile import CONVENTIONS
 from convert.yamlfile import Node
@@ -182,6 +182,10 @@ RULE_FILE = Record(
             "a JSON file beside the checkpoint: facts of the same names are read from it, and the rest of it goes over to the "
             "output's config.json",
         ),
+        "divides": Key(
+            MapOf(Scalar(str, "an axis letter", parse_letter)),
+            "fact -> letter of a size of which it is a divisor, such as a number of heads that share a width; another is refused",
+        ),
         "untold": Key(
             MapOf(TEXT),
             "fact of the configuration -> what to know of it, as no tree tells its value; said until it is --set",
@@ -213,7 +217,7 @@ def rule_record(word: str) -> Record:
         shared = {}
     else:
         shared["from"] = Key(SHARED["from"].field, SHARED["from"].doc, required=True)
-    return Record({word: _target_keys(word), **kind.keys, **shared}, f"a `{word}` rule")
+    return Record({word: _target_keys(word), **kind.keys, **shared}, f"a `{word}` rule", kind.hints)
 
 
 def _rule_schema(word: str) -> dict[str, Any]:

@@ -140,6 +140,7 @@ class Step:
         notes: what a person should know, such as rows left out.
         cell: for a recurrent layer: the cell whose tensors belong together.
         spline: for a path through data: likewise.
+        tied: of an embedding's table under another name: the name of the tensor that it equals; `word` says what it is there.
     """
 
     name: str
@@ -156,6 +157,7 @@ class Step:
     notes: tuple[str, ...] = ()
     cell: CellLeaves | None = field(default=None, repr=False, compare=False)
     spline: PathLeaves | None = field(default=None, repr=False, compare=False)
+    tied: str = ""
 
     @property
     def group(self) -> CellLeaves | PathLeaves | None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
+import pytest
+
 from command_line import Run
 from convert.library import shipped_rules_dir
 from upstream import checkpoint
@@ -61,6 +64,51 @@ def test_dry_run_has_nothing_to_check(run: Run, tmp_path: Path) -> None:
     assert "--dry-run writes nothing, so there is nothing to --check" in stderr
 
 
+def test_a_reference_and_levels_that_must_run(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `convert check` takes them; what is wrong with them is said before anything is written."""
+    np.savez(tmp_path / "c.npz", k=np.arange(12, dtype=np.float32).reshape(3, 4) / 12)
+    rules, out = tmp_path / "r.yaml", tmp_path / "out.safetensors"
+    rules.write_text(
+        "model: m\ntitle: m\ntargets: {torch: {loads: x}}\nrules:\n- {einsum: '...D,DF->...F', from: k, linear: l}\n"
+    )
+    (tmp_path / "at_once_pair.py").write_text(PAIR)
+    monkeypatch.syspath_prepend(tmp_path)
+    convert = (rules, tmp_path / "c.npz", out)
+    for wrong, said in {
+        ("--require", "modle"): "there is no level 'modle'; did you mean 'model'?",
+        ("--reference", "at_once_pair:absent"): "at_once_pair has no 'absent'",
+    }.items():
+        assert said in run(*convert, "--check", *wrong, code=2)[1] and not out.exists()
+        assert f"{wrong[0]} is an option of the check; add --check" in run(*convert, *wrong, code=2)[1]
+    stdout, _ = run(*convert, "--check", "--require", "model", code=2)
+    assert "could not tell: model was skipped (exit code 2)" in stdout and out.exists()
+    stdout, _ = run(*convert, "--overwrite", "--check", "--require", "layers,model", "--reference", "at_once_pair:pair", code=0)  # fmt: skip
+    assert stdout.rstrip().endswith("(exit code 0)")
+    wrong = rules.read_text().replace("...D,DF->...F", "...F,DF->...D")
+    rules.write_text(wrong)
+    stdout, _ = run(*convert, "--overwrite", "--check", "--reference", "at_once_pair:pair", code=1)
+    assert stdout.rstrip().endswith("(exit code 1)")
+
+
+PAIR = """
+import numpy as np
+import torch
+from convert.references.protocol import Reference
+
+
+def build(state):
+    net = torch.nn.Sequential()
+    net.add_module("l", torch.nn.Linear(3, 4, bias=False))
+    net.load_state_dict(dict(state), strict=True, assign=True)
+    return net.eval()
+
+
+def pair(plan):
+    def draw(seed):
+        return {"x": np.random.default_rng(seed).normal(size=(2, 3)).astype(np.float32)}
+    return Reference(inputs=draw, jax=lambda w, i: {"y": i["x"] @ w["k"]}, build=build,
+                     run=lambda net, i: {"y": net(i["x"])}, outputs=("y",), reduction=3, depth=1)
+"""
 SETTINGS = ("--set", "vocab_size=250", "--set", "sliding_window=8", "--set", "query_pre_attn_scalar=12")
 
 

@@ -336,10 +336,33 @@ def test_an_index_that_leads_elsewhere(folder: Path, name: object) -> None:
         open_written(folder)
 
 
-def test_a_missing_shard(folder: Path) -> None:
-    (folder / "model-00002-of-00004.safetensors").unlink()
-    with pytest.raises(CheckpointError, match="model-00002-of-00004.safetensors"):
-        open_written(folder)
+def test_a_missing_shard(folder: Path, run: Run) -> None:
+    """`from_pretrained` cannot load such a directory, so the check fails, and does not stay undecided."""
+    from transformers import AutoModel
+
+    places = {name: path.name for name, (path, _) in open_written(folder).tensors.items()}
+    gone = max(set(places.values()), key=list(places.values()).count)
+    lost = [name for name, place in places.items() if place == gone]
+    assert len(lost) > 1
+    (folder / gone).unlink()
+    with pytest.raises(OSError, match=gone):
+        AutoModel.from_pretrained(folder)
+    said, _ = run("check", folder, "--from", checkpoint("timesfm-2.5"), "--level", "coverage,weights", code=1)
+    assert (
+        f"model.safetensors.index.json names {gone}, which holds {lost[0]} and {len(lost) - 1} more, and "
+        "there is no such file: the directory does not load; copy the file there, or convert again"
+    ) in said
+    assert f"{lost[0]} (" not in said.partition("weights: ")[0], "its tensors are no findings of their own"
+    assert "coverage: FAILED" in said and f"{len(lost)} of the plan's 51 tensors are not in the file" in said
+    _, stderr = run("plan", "timesfm", checkpoint("timesfm-2.5"), "--to", "transformers", "--like", folder, code=2)
+    assert f"names {gone} (for " in stderr and "and there is no such file" in stderr
+
+
+def test_no_shard_is_there(folder: Path, run: Run) -> None:
+    for shard in folder.glob("*.safetensors"):
+        shard.unlink()
+    said, _ = run("check", folder, "--from", checkpoint("timesfm-2.5"), "--model", "timesfm", "--to", "transformers", "--level", "coverage", code=1)  # fmt: skip
+    assert said.count("there is no such file") == 4
 
 
 def test_nothing_there(tmp_path: Path) -> None:

@@ -7,12 +7,10 @@ import traceback
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from convert.check.directory import directory_findings
-from convert.check.hypotheses import count_unequal
 from convert.check.naming import FEWEST, Nearest, other_prefix
 from convert.check.report import Finding, LevelReport, Verdict
+from convert.check.tied import UNTIED, apart
 from convert.check.written import Written
 from convert.errors import OwnCodeError, UnavailableError
 from convert.factories import own_code
@@ -26,7 +24,6 @@ if TYPE_CHECKING:
 
 # Endings of the names under which a table is stored a second time: a tied head, the tables of an encoder and a decoder.
 COPIES = ("lm_head.weight", "predictions.decoder.weight", "proj_out.weight", "embed_tokens.weight")
-BLOCK = 1 << 20  # values that are compared at once
 
 
 def check_coverage(
@@ -63,7 +60,8 @@ def check_coverage(
 
 def _against_plan(plan: Plan, written: Written) -> tuple[list[Finding], list[str]]:
     """Findings and notes."""
-    steps = {step.name: step for step in plan.steps}
+    lost = {name for names in written.missing.values() for name in names}  # with their file, which is one finding
+    steps = {step.name: step for step in plan.steps if step.name not in lost}
     specs: Mapping[str, TensorSpec] = written.specs
     findings: list[Finding] = []
     missing, extra = _unlike(steps, specs)
@@ -165,34 +163,21 @@ def _copies(plan: Plan, written: Written, extra: list[str]) -> tuple[list[Findin
         if not alike:
             continue
         table = max(alike, key=lambda step: step.spec.size)
-        apart, size = _apart(written, name, table.name)
-        if not apart:
+        count, size = apart(written.read(name), written.read(table.name))
+        if not count:
             notes.append((name, f"{name} equals {table.name} bit for bit: it is stored twice, and does no harm"))
             continue
         findings.append(
             Finding(
                 f"{name} is in the file, and differs from {table.name}, which the rules make of the same leaf and to which it is "
-                f"tied, by {size:.1e} at most ({apart} of {table.spec.size} values): transformers keeps the two apart then, and "
+                f"tied, by {size:.1e} at most ({count} of {table.spec.size} values): transformers keeps the two apart then, and "
                 f"computes with {name}; remove it, or set tie_word_embeddings to false if the source has a head of its own",
                 name,
                 table.rule.line_only,
-                {"diagnosis": "an untied head", "values": apart, "max_abs": size},
+                {"diagnosis": UNTIED, "values": count, "max_abs": size},
             )
         )
     return findings, notes
-
-
-def _apart(written: Written, one: str, other: str) -> tuple[int, float]:
-    """How many values differ between two tensors of one shape, and by how much at most; piece by piece."""
-    a, b = written.read(one), written.read(other)
-    step = max(1, BLOCK // max(1, a[:1].size))
-    count, size = 0, 0.0
-    for k in range(0, len(a), step):
-        x, y = a[k : k + step], b[k : k + step]
-        if found := count_unequal(x, y):
-            count += found
-            size = max(size, float(np.nanmax(np.abs(x.astype(np.float64) - y.astype(np.float64)), initial=0.0)))
-    return count, size
 
 
 def _strict_load(specs: Mapping[str, TensorSpec], reference: Reference, *, own: bool) -> str:

@@ -72,6 +72,13 @@ def _finding(what: str, name: str) -> Finding:
 
 
 def _files(written: Written, loads: bool) -> Iterator[Finding]:
+    for file, lost in written.missing.items():
+        more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
+        yield _finding(
+            f"{written.found} names {file}, which holds {lost[0]}{more}, and there is no such file: the directory does not load; "
+            "copy the file there, or convert again",
+            file,
+        )
     if written.found == WHOLE and (written.path / INDEX).is_file():
         yield _finding(
             f"{WHOLE} lies beside {INDEX}: from_pretrained loads {WHOLE} (which is what is checked here) and none of the "

@@ -148,7 +148,8 @@ class _Layers:
             self._findings.append(measure)
         elif measure is not None:
             self._compared += 1
-            self._worse(f"{step.rule.line_only} {step.role}", measure)
+            tied = f" as {step.word}" if step.tied else ""  # a table, and a head that is the same
+            self._worse(f"{step.rule.line_only} {step.role}{tied}", measure)
             if (alike := self._alike(step, part)) in self._stands and self._stands[alike][1] is part:
                 self._ran[alike] = measure
 
@@ -172,7 +173,7 @@ class _Layers:
     def _alike(self, step: Step, part: Part) -> Hashable:
         """What is equal for tensors of a rule that are made alike: only the place in a stack differs, and the values."""
         spec = self._plan.source.leaves[part.leaf].spec
-        return id(part.rule), step.role, part.ops[_stacked(part) :], spec, step.spec, part.rows
+        return id(part.rule), step.role, step.word, part.ops[_stacked(part) :], spec, step.spec, part.rows
 
     def _rows(self, step: Step, part: Part) -> slice:
         """Of an embedding's table those rows among which entries are looked up: neighbours, where there are many."""

@@ -43,7 +43,13 @@ def misplaced(plan: Plan, rule: Rule, step: Step, part: Part) -> str:
         choices = choices[:-1]
     if layer.part and sorted(p.rows or (0, 0) for p in step.parts).index(part.rows or (0, 0)) != layer.part[0] - 1:
         return f"rows {part.rows} are not those of part {layer.part[0]} of {layer.part[1]}, and take the values of {part.leaf}"
-    name = rule.kind.tensor_name(layer.path.fill(rule.resolve(indices), choices), step.role, layer)
+    numbers = rule.resolve(indices)
+    name = rule.kind.tensor_name(layer.path.fill(numbers, choices), step.role, layer)
+    if step.tied:
+        others = [tied.tensor.fill(numbers, choices) for tied in layer.tied if tied.word == step.word]
+        if step.tied == name and step.name in others:
+            return ""
+        name = " or ".join((name, *others))
     if name == step.name:
         return ""
     taken = ", ".join(f"{index}={k}" for (index, _), k in zip(axes, elements, strict=False))

@@ -149,8 +149,12 @@ class Probe:
             return self._batch_norm(kind, own, rows)
         if isinstance(kind, Norm):
             return self._norm(kind, own, rows, precision)
-        if isinstance(kind, Embedding):
+        if self.step.tied and self.step.word == "linear":
+            return self._tied_head(own, rows, precision)
+        if isinstance(kind, Embedding) and self.step.word == "embedding":
             return self._embedding(own, rows)
+        if self.step.tied:
+            own = own[: rows.shape[0]]
         return (lambda dtype: (rows.astype(np.float64), own.astype(np.float64).reshape(rows.shape))), 1
 
     def _linear(
@@ -308,6 +312,16 @@ class Probe:
             return got.double().cpu().numpy(), self._freed(np.asarray(want).astype(np.float64), "..")
 
         return run, 1
+
+    def _tied_head(self, own: Array, rows: Array, precision: str) -> tuple[Callable[[str], tuple[Array, Array]], int]:
+        """flax ``Embed.attend``: the query times the table turned; of a padded table the rows that the target has."""
+        x = self.rng.standard_normal((BATCH, own.shape[1]))
+        results = _jnp_einsum("zd,vd->zv", precision, x, own[: rows.shape[0]])
+
+        def run(dtype: str) -> tuple[Array, Array]:
+            return _torch_linear(x, rows, dtype, self.device), self._freed(results[dtype], "..")
+
+        return run, rows.shape[-1]
 
 
 def bound(precision: str, reduction: int) -> Tolerance:

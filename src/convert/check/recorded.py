@@ -16,6 +16,7 @@ from convert.check.hypothesis import Hypothesis, expected
 from convert.check.model import Evidence
 from convert.check.recording import AGAIN, Recording
 from convert.check.report import Finding, LevelReport, Verdict
+from convert.check.tied import untied
 from convert.check.written import Written
 from convert.digests import combine, digest_leaf
 from convert.errors import CheckpointError, ConvertError
@@ -79,7 +80,7 @@ class RecordedSource(Source):
         spec = self._spec(name)
         leaf = np.zeros(spec.shape, numpy_dtype(spec.dtype))
         for step, part in self.made_by[name]:
-            if self._holds(step):
+            if self._holds(step) and not step.tied:
                 view, ops = _view(leaf, part.ops)
                 rows = part.share(self._written.read(step.name))
                 try:
@@ -104,6 +105,8 @@ class RecordedSource(Source):
             return True
         covered = np.zeros(self._spec(name).shape, bool)
         for step, part in self.made_by[name]:
+            if step.tied:
+                continue
             if not self._holds(step) or computes(step, name in self._merged) or step.loses:
                 return False
             view, ops = _view(covered, part.ops)
@@ -291,7 +294,9 @@ def check_recorded_weights(plan: Plan, written: Written) -> LevelReport:
     findings: list[Finding] = []
     unknown: list[str] = []
     compared = 0
+    findings += untied(plan, written).values()
     for leaf, work in used_leaves(plan).items():
+        work = [(step, part) for step, part in work if not step.tied]  # equal to others, or in `loose`
         steps = {step.name: step for step, _ in work if step.name in written.tensors}
         if not steps or any(written.specs[name] != step.spec for name, step in steps.items()):
             continue  # the coverage level names it

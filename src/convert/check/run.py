@@ -58,6 +58,17 @@ REFERENCES: Mapping[str, str] = {
 }
 
 
+def require_levels(levels: Iterable[str]) -> None:
+    """Whether these are words of `LEVELS`.
+
+    Raises:
+        ConvertError: one is not.
+    """
+    for level in levels:
+        if level not in LEVELS:
+            raise ConvertError(f"there is no level {level!r}{nearest(level, LEVELS)} (known: {', '.join(LEVELS)})")
+
+
 def plan_of(
     written: Written,
     checkpoint: str | Path | Source,
@@ -182,9 +193,7 @@ def check(
         ConvertError: something cannot be opened, found or understood.
     """
     levels, require = tuple(levels), tuple(require)
-    for level in (*levels, *require):
-        if level not in LEVELS:
-            raise ConvertError(f"there is no level {level!r}{nearest(level, LEVELS)} (known: {', '.join(LEVELS)})")
+    require_levels((*levels, *require))
     if seed is not None and seed < 0:
         raise ConvertError(f"--seed {seed}: a seed is 0 or more")
     require_device(device)

@@ -19,6 +19,7 @@ from convert.check.damage import damage
 from convert.check.hypotheses import NOT_IN_SOURCE, count_unequal, hypotheses, nearly, same_bits
 from convert.check.hypothesis import Hypothesis, expected
 from convert.check.report import Finding, LevelReport, Verdict
+from convert.check.tied import untied
 from convert.check.written import Written
 from convert.digests import combine
 from convert.moving import default_jobs, move
@@ -131,7 +132,9 @@ class WeightsPass:
         for step in (t.step for t in tensors):
             if step.value is not None and not same_bits(got := written.read(step.name), want := computed(step)):
                 findings.append(_unlike_computed(step, got, want))
-        findings = [*_diagnose(plan, written, wrong), *findings]
+        loose = untied(plan, written)
+        wrong = {name: count for name, count in wrong.items() if name not in loose}
+        findings = [*loose.values(), *_diagnose(plan, written, wrong), *findings]
         if tensors and len(tensors) < len(plan.steps):
             findings.append(_incomplete(plan, set(self._tensors)))
         equal = not findings
@@ -245,13 +248,14 @@ def _diagnose(plan: Plan, written: Written, wrong: dict[str, int]) -> list[Findi
     unknown = 0
     for k, (name, count) in enumerate(wrong.items()):
         step = steps[name]
-        got = written.read(name)
+        seen = steps[step.tied] if step.tied in wrong else step  # the same values, and the same mistake
+        got = written.read(seen.name)
         tried = k < MAX_DIAGNOSED and unknown < MAX_UNKNOWN
-        match = _match(step, plan, got) if tried else None
+        match = _match(seen, plan, got) if tried else None
         if match is not None:
             groups[(step.rule.line_only, match.name)][name] = match
             continue
-        found = damage(got, expected(step, plan.source), step, plan) if tried else None
+        found = damage(got, expected(seen, plan.source), seen, plan) if tried else None
         unknown += found is None
         shown = (
             found.said

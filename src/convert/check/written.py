@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import mmap
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ class Written:
         tensors: name -> (file, entry).
         config: contents of ``config.json`` beside them; None without one.
         found: of a directory, the file or index by which its tensors are found; empty when it is all the files there are.
+        missing: file that the index names, and that is not there -> the tensors that it should hold.
     """
 
     path: Path
@@ -39,6 +40,7 @@ class Written:
     tensors: Mapping[str, tuple[Path, Entry]]
     config: Mapping[str, Any] | None
     found: str = ""
+    missing: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @cached_property
     def specs(self) -> dict[str, TensorSpec]:
@@ -89,9 +91,17 @@ def open_written(path: str | Path) -> Written:
     config = _config(path / "config.json") if path.is_dir() and (path / "config.json").exists() else None
     found = _found(path, config) if path.is_dir() else ""
     places: dict[str, str] | None = None
+    missing: dict[str, tuple[str, ...]] = {}
     if found.endswith(".index.json"):
         places = _indexed(path / found)
         files = sorted({path / file for file in places.values()})
+        missing = {
+            file.name: tuple(name for name, place in places.items() if place == file.name)
+            for file in files
+            if not file.exists()
+        }
+        files = [file for file in files if file.name not in missing]
+        places = {name: place for name, place in places.items() if place not in missing}
     elif found:
         files = [path / found]
     elif path.is_dir():
@@ -113,7 +123,7 @@ def open_written(path: str | Path) -> Written:
             tensors[name] = (file, entry)
     if places is not None:
         _compare(path / found, places, {name: file.name for name, (file, _) in tensors.items()})
-    return Written(path, metadata, tensors, config, found)
+    return Written(path, metadata, tensors, config, found, missing)
 
 
 def _found(path: Path, config: Mapping[str, Any] | None) -> str:

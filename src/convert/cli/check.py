@@ -48,14 +48,8 @@ def check(
             "--level", metavar="LEVEL", help="coverage, weights, layers, model. May be repeated.", show_default="all"
         ),
     ] = None,
-    require: Annotated[
-        list[str] | None,
-        typer.Option("--require", metavar="LEVEL", help="A level that must not be skipped. May be repeated."),
-    ] = None,
-    reference: Annotated[
-        str | None,
-        typer.Option("--reference", metavar="MODULE:FACTORY", help="The two models, when they are your own."),
-    ] = None,
+    require: o.Require = None,
+    reference: o.Reference = None,
     device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="Where torch runs: cpu or cuda.")] = "cpu",
     precision: Annotated[
         str | None,
@@ -104,8 +98,8 @@ def check(
             item=item,
             skeleton=skeleton,
             rules_dir=rules_dir,
-            levels=_split(level) or LEVELS,
-            require=_split(require),
+            levels=o.split(level) or LEVELS,
+            require=o.split(require),
             reference=reference,
             recorded=recorded,
             device=device,
@@ -114,7 +108,7 @@ def check(
             backends=backends,
         )
     except BaseException as error:  # whatever it was, reports of an earlier check must not stay
-        stopped = _stopped(out, source or recorded, model, to, _split(require), error)
+        stopped = _stopped(out, source or recorded, model, to, o.split(require), error)
         _write(stopped, junit, html)
         if as_json:
             output.data_json(stopped.to_dict())
@@ -160,8 +154,3 @@ def _write(report: Report, junit: Path | None, html: Path | None) -> None:
         from convert.check.html import to_html
 
         write_text(html, to_html(report, report.plan.to_dict() if report.plan else None))
-
-
-def _split(values: list[str] | None) -> tuple[str, ...]:
-    """``--level coverage,weights`` and ``--level coverage --level weights`` alike."""
-    return tuple(part.strip() for value in values or () for part in value.split(",") if part.strip())

@@ -85,6 +85,14 @@ ShardSize = Annotated[
         "--max-shard-size", metavar="SIZE", help="The most in one file of a directory, such as 2GB.", show_default="5GB"
     ),
 ]
+Reference = Annotated[
+    str | None,
+    typer.Option("--reference", metavar="MODULE:FACTORY", help="The two models, when they are your own."),
+]
+Require = Annotated[
+    list[str] | None,
+    typer.Option("--require", metavar="LEVEL", help="A level that must not be skipped. May be repeated."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON to stdout.")]
 
 DEFAULT_SHARD_BYTES = 5 * 10**9  # huggingface_hub's MAX_SHARD_SIZE at the time of writing: "5GB", meaning 5 * 10**9
@@ -132,6 +140,11 @@ def parse_settings(pairs: list[str] | None, custom_cells: bool = False) -> dict[
             raise ConvertError(f"--set takes key=value, not {pair!r}")
         settings[key.strip()] = parse_scalar(value)
     return settings
+
+
+def split(values: list[str] | None) -> tuple[str, ...]:
+    """``--level coverage,weights`` and ``--level coverage --level weights`` alike."""
+    return tuple(part.strip() for value in values or () for part in value.split(",") if part.strip())
 
 
 def shard_bytes(text: str | None, out: Path | None) -> int | None:

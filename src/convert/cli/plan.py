@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from convert.cli import options as o
 from convert.cli import output
+from convert.errors import CheckpointError
 
 if TYPE_CHECKING:
     from convert.errors import PlanError
     from convert.plan import Plan
+    from convert.spec import TensorSpec
     from convert.steps import Step
     from convert.survey import Survey
     from convert.writer import Layout
@@ -63,7 +65,6 @@ def make(
 ) -> Plan:
     """The plan that the shared options describe."""
     from convert.api import plan_conversion
-    from convert.check.written import open_written
 
     return plan_conversion(
         model,
@@ -75,8 +76,18 @@ def make(
         item=item,
         skeleton=skeleton,
         rules_dir=rules_dir,
-        like=open_written(like).specs if like else None,
+        like=_wanted(like) if like else None,
     )
+
+
+def _wanted(like: Path) -> Mapping[str, TensorSpec]:
+    """The names and shapes that the result must have."""
+    from convert.check.written import open_written
+
+    written = open_written(like)
+    for file, names in written.missing.items():
+        raise CheckpointError(f"{like}: {written.found} names {file} (for {names[0]}), and there is no such file")
+    return written.specs
 
 
 def _survey(
@@ -189,7 +200,8 @@ def _tensor(step: Step, layout: Layout) -> Iterator[str]:
     from convert.ops import Cast
 
     widened = {str(op) for part in step.parts for op in part.ops if isinstance(op, Cast)} if not step.loses else set()
-    remarks = [text for text in (step.arithmetic, step.loses, *sorted(widened)) if text]
+    tied = f"tied to {step.tied}" if step.tied else ""
+    remarks = [text for text in (tied, step.arithmetic, step.loses, *sorted(widened)) if text]
     shown = f"  ({'; '.join(remarks)})" if remarks else ""
     yield f"  {step.name}  {step.spec}  {layout.placements[step.name].file}{shown}"
     rows = []

@@ -22,10 +22,7 @@ def record(
     settings: o.Settings = None,
     custom_cells: o.CustomCells = False,
     rules_dir: o.RulesDir = None,
-    reference: Annotated[
-        str | None,
-        typer.Option("--reference", metavar="MODULE:FACTORY", help="The two models, when they are your own."),
-    ] = None,
+    reference: o.Reference = None,
     precision: Annotated[
         str, typer.Option("--precision", metavar="DTYPE", help="What users run in: float32, bfloat16 or float64.")
     ] = "float32",

@@ -41,6 +41,8 @@ def run(
             "passes gets the figures.",
         ),
     ] = False,
+    reference: o.Reference = None,
+    require: o.Require = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and write nothing.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no summary.")] = False,
     as_json: o.Json = False,
@@ -50,6 +52,15 @@ def run(
 
     if check and dry_run:
         raise ConvertError("--dry-run writes nothing, so there is nothing to --check; leave one of them out")
+    for option, given in (("--reference", reference), ("--require", require)):
+        if given and not check:
+            raise ConvertError(f"{option} is an option of the check; add --check, or run `convert check` afterwards")
+    if check:  # what is wrong with these is said before anything is written
+        from convert.check.run import require_levels
+        from convert.factories import GIVEN, find_factory
+
+        require_levels(o.split(require))
+        _ = find_factory(reference, GIVEN) if reference else None
     from convert.staging import refuse_existing
     from convert.streaming import Event, Result, execute, prepare
 
@@ -74,8 +85,17 @@ def run(
     if check:
         from convert.check.run import check as run_check
 
-        given = o.parse_settings(settings, custom_cells)
-        report = run_check(out, plan.source, model=model, to=to, dtype=dtype, settings=given, rules_dir=rules_dir)
+        report = run_check(
+            out,
+            plan.source,
+            model=model,
+            to=to,
+            dtype=dtype,
+            settings=o.parse_settings(settings, custom_cells),
+            rules_dir=rules_dir,
+            require=o.split(require),
+            reference=reference,
+        )
         if report.exit_code == 0:
             _note(out, report)
     if as_json:

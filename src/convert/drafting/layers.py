@@ -167,7 +167,12 @@ class LayerRules:
         entry = Entry(g.leaves[0])
         self._from(entry, layer, main, None, "guess: an embedding, a row for each entry")
         entry.say("axes", self.letters.named("entries", g.shape[0]) + self.letters.named("width", g.shape[1]))
-        self._target(entry, layer, {"embedding": ""})
+        module = self.paths.module(layer.steps)
+        known = [(f"embedding: {plain(module)}", "")]
+        if "{" not in module:  # one table, and so perhaps the head's
+            tied = f"embedding: {{module: {plain(module)}, tied: head}}"
+            known.append((tied, "flax's Embed.attend, in a model that has `head.weight = embed.weight`"))
+        entry.ask("embedding", NAME, known)
         return entry
 
     def _norm(self, layer: Layer, main: str, bias: str | None) -> Entry:

@@ -100,6 +100,24 @@ def parse_fact(text: str) -> str:
 
 
 @dataclass(frozen=True)
+class Tied:
+    """A second name of an embedding's table in the target's state_dict.
+
+    Attributes:
+        word: what the table is there: ``linear`` (a head), ``embedding``, or ``parameter``.
+        path: the module, or the whole tensor name of a parameter.
+    """
+
+    word: str
+    path: Pattern
+
+    @property
+    def tensor(self) -> Pattern:
+        """The tensor's full name."""
+        return self.path if self.word == "parameter" else parse_pattern(f"{self.path.text}.weight")
+
+
+@dataclass(frozen=True)
 class TargetLayer:
     """Where a rule's tensors go.
 
@@ -113,6 +131,7 @@ class TargetLayer:
         flattened: the order in which the target's code flattens the axes of a map, where the target says so.
         parametrization: how the target keeps a normalised weight's two tensors, where it does.
         packed_in: the torch.nn.MultiheadAttention that it is a projection of, where the rule is an `attention`.
+        tied: of an embedding, where else the target has the same table.
     """
 
     path: Pattern
@@ -124,6 +143,7 @@ class TargetLayer:
     flattened: str | None = None
     parametrization: str | None = None
     packed_in: Pattern | None = None
+    tied: tuple[Tied, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -160,6 +180,7 @@ class Kind(ABC):
 
     doc: ClassVar[str]
     keys: ClassVar[Mapping[str, Key]]  # of a rule, besides those in SHARED
+    hints: ClassVar[tuple[tuple[str, str], ...]] = ()  # for words of other libraries in place of `keys`
     target: ClassVar[Record | None]  # the long form of the target; None: the rule has no target
     fuses: ClassVar[bool] = False  # several sources may become the rows of one target
     leaf_keys: ClassVar[Mapping[str, str]] = {"bias": "bias"}  # key of a rule that is a path -> role of its leaves
@@ -189,6 +210,7 @@ class Kind(ABC):
             rope=values.get("rope"),
             flattened=values.get("flattened"),
             parametrization=values.get("parametrization"),
+            tied=tuple(Tied(word, path) for word, paths in values.get("tied", {}).items() for path in paths),
         )
 
     def patterns(self, start: Pattern) -> dict[str, Pattern]:

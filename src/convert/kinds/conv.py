@@ -84,6 +84,24 @@ def _parse_group_count(value: int | str) -> int | str:
     return value if isinstance(value, int) else parse_axes(value)
 
 
+# torch's, Haiku's, Equinox' and Keras' words for what jax.lax (and so a rule) calls otherwise
+HINTS = (
+    ("groups", "write feature_group_count, jax.lax's word for torch's and Keras' groups"),
+    ("group_count", "write feature_group_count"),
+    ("feature_groups", "write feature_group_count"),
+    ("stride", "write strides"),
+    ("window_strides", "write strides"),
+    ("kernel_dilation", "write dilation"),
+    ("rhs_dilation", "write dilation"),
+    ("dilation_rate", "write dilation"),
+    ("kernel_size", "leave it out: the kernel's leaf has its size"),
+    (
+        "padding_mode",
+        "padding that is wrapped or reflected is not in the language: do it in the code, before the layer",
+    ),
+)
+
+
 @dataclass(frozen=True)
 class Convolving(Kind):
     """What convolutions and transposed ones have in common.
@@ -101,6 +119,8 @@ class Convolving(Kind):
     feature_group_count: int | str = 1
     activation: str | None = None
     geometry: Geometry | None = None
+
+    hints: ClassVar[tuple[tuple[str, str], ...]] = HINTS
 
     @property
     def output(self) -> str:
@@ -140,6 +160,24 @@ class Convolving(Kind):
             return sizes[self.letter("O")]
         count = self.feature_group_count
         return sizes[count] if isinstance(count, str) else count
+
+    def whole_groups(self, channels: int, sizes: Mapping[str, int]) -> int:
+        """`group_count`, once the output channels are seen to make so many groups.
+
+        Raises:
+            ValueError: they do not; no library convolves with such a kernel.
+        """
+        said = self.feature_group_count
+        if isinstance(said, str) and said not in sizes:
+            raise ValueError(f"`feature_group_count` is {said}, and no leaf gives {said} a size; write the number")
+        count = self.group_count(sizes)
+        if channels % count:
+            letter = f"{self.feature_group_count} = " if isinstance(self.feature_group_count, str) else ""
+            raise ValueError(
+                f"{self.letter('O')} = {channels} output channels do not make {letter}{count} groups (`feature_group_count`) of one "
+                f"size; correct the number, or the axes"
+            )
+        return count
 
     def facts(self, layer: TargetLayer) -> dict[str, Any]:
         return {"activation": self.activation} if self.activation else {}
@@ -248,6 +286,13 @@ class Convolution(Convolving):
             raise ValueError(
                 f"{own.text} of the target is not the convolution that {self.numbers.text} of the source is"
             )
+
+    def inner_axes(
+        self, role: str, letters: str, shape: tuple[int, ...], sizes: Mapping[str, int]
+    ) -> tuple[str, tuple[int, ...]]:
+        if role == "weight" and not self.numbers.depthwise:
+            self.whole_groups(shape[letters.index(self.letter("O"))], sizes)
+        return letters, shape
 
     def groups(self, role: str, letters: str, variant: str | None, layer: TargetLayer) -> tuple[str, ...]:
         if role == "bias":

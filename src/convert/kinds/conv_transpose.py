@@ -87,12 +87,10 @@ class ConvTranspose(Convolving):
         self, role: str, letters: str, shape: tuple[int, ...], sizes: Mapping[str, int]
     ) -> tuple[str, tuple[int, ...]]:
         """With groups, O is (group, channel of the group): torch keeps the groups with the channels that come in."""
-        count = self.group_count(sizes) if role == "weight" else 1
+        at = letters.find(self.letter("O"))
+        count = self.whole_groups(shape[at], sizes) if role == "weight" else 1
         if count == 1:
             return letters, shape
-        at = letters.index(self.letter("O"))
-        if shape[at] % count:
-            raise ValueError(f"{shape[at]} output channels do not make {count} groups")
         group = next(x for x in "GKQRSTUVWXYZABCDEFHIJLMNOP" if x not in letters)
         return (
             letters[:at] + group + letters[at:],

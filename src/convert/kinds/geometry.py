@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from convert.fields import INTEGER, Field, Key, ListOf
+from convert.fields import INTEGER, Field, Key, ListOf, nearest
 from convert.yamlfile import Node
 
 NAMED = ("SAME", "SAME_LOWER", "VALID", "CAUSAL")  # jax.lax's, and flax's CAUSAL
@@ -34,7 +34,8 @@ class PaddingField(Field):
             if None not in pairs:
                 return tuple(pair for pair in pairs if pair is not None)
         circular = " (wrapped or reflected padding is not in the language: torch has `padding_mode`)"
-        said = circular if str(node.value) in ("CIRCULAR", "REFLECT") else ""
+        word = str(node.value).upper() if isinstance(node.value, str) else ""
+        said = circular if word in ("CIRCULAR", "REFLECT") else nearest(word, NAMED) if word else ""
         raise RuleError(
             f"{node.at}: expected one of {', '.join(NAMED)}, or a pair for each spatial axis such as [[0, 1], [0, 1]], found {node}{said}"
         )

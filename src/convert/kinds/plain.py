@@ -6,9 +6,11 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from convert.fields import INTEGER, Choice, Key, ListOf, Record, Scalar
+from convert.errors import RuleError
+from convert.fields import INTEGER, Choice, Either, Key, ListOf, Record, Scalar
 from convert.kinds.base import (
     AXES,
+    PATTERN,
     REASON,
     TENSOR_TARGET,
     Kind,
@@ -19,6 +21,8 @@ from convert.kinds.base import (
     parse_letter,
 )
 from convert.kinds.conventions import CARRIES
+from convert.pattern import Pattern
+from convert.yamlfile import Node
 
 
 def parse_positions(value: str | int) -> str | int:
@@ -48,6 +52,34 @@ class _Kept(Kind):
         return named_axes(self.axes, shape)
 
 
+TIES = ("linear", "embedding", "parameter")  # what a tied table may be under its other names
+_MODULES = ListOf(PATTERN, or_one=True)
+
+
+class _Tied(Either):
+    """The names of Linears, or a mapping of a kind of layer to names."""
+
+    def read(self, node: Node) -> Mapping[str, tuple[Pattern, ...]]:
+        found = super().read(node)
+        named = found if isinstance(found, dict) else {"linear": found}
+        if not any(named.values()):
+            raise RuleError(f"{node.at}: `tied` names no tensor; leave it out where the table has one name")
+        return named
+
+
+TIED = _Tied(
+    _MODULES,
+    Record(
+        {
+            "linear": Key(_MODULES, "modules whose weight is the table, as a Linear without a bias: a tied head"),
+            "embedding": Key(_MODULES, "modules whose weight is the table, as an Embedding"),
+            "parameter": Key(_MODULES, "full names of tensors that are the table"),
+        },
+        "`tied`",
+    ),
+)
+
+
 @dataclass(frozen=True)
 class Embedding(_Kept):
     """A table with a row for each entry, as ``torch.nn.Embedding.weight``.
@@ -73,13 +105,39 @@ class Embedding(_Kept):
         ),
         "carries": CARRIES,
     }
-    target: ClassVar[Record] = module_target()
+    target: ClassVar[Record] = module_target(
+        tied=Key(
+            TIED,
+            "where else the state_dict has the same table: a Linear's name (`head.weight = emb.weight`, flax's Embed.attend), or "
+            "{linear: ..., embedding: ..., parameter: ...}",
+        )
+    )
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> Embedding:
         if "padded" in values and "rows" not in values:
             raise ValueError("`padded` needs `rows:`, the number of entries")
         return cls(values.get("axes"), values.get("rows"), values.get("padded", ()))
+
+    def check_target(self, layer: TargetLayer, source: Pattern) -> None:
+        if layer.tied and layer.part is not None:
+            raise ValueError("a table that is tied is a whole tensor; leave `part` or `tied` out")
+        names = [f"{layer.path.text}.{layer.names.get('weight', 'weight')}"]
+        for tied in layer.tied:
+            indices = ", ".join(f"{{{name}}}" for name in layer.path.indices) or "none"
+            groups = [len(group.words) for group in tied.path.groups]
+            if (
+                tied.path.wild
+                or set(tied.path.indices) != set(layer.path.indices)
+                or groups != [len(group.words) for group in layer.path.groups]
+            ):
+                raise ValueError(
+                    f"{tied.path} is tied to {layer.path}, so it has the same indices ({indices}), as many alternatives, and no "
+                    "wildcard"
+                )
+            if tied.tensor.text in names:
+                raise ValueError(f"{tied.tensor} is named twice; `tied` gives the table's other names")
+            names.append(tied.tensor.text)
 
     def kept_rows(self, rows: int, facts: Mapping[str, Any], set_by_hand: Collection[str]) -> int:
         if self.rows is None:
