@@ -129,7 +129,7 @@ ONE_RULE: list[tuple[str, str, bool]] = [
     ),
     (
         "- from: w\n  epsilon: 1e-6\n  rms_norm: n",
-        "r.yaml:5:3: a `rms_norm` rule needs the key 'multiplies_by': what the source multiplies by: scale, or 1+scale",
+        "r.yaml:5:3: a `rms_norm` rule needs the key 'multiplies_by': what the source multiplies by: scale, 1+scale, or 1 where it has no scale",
         True,
     ),
     (

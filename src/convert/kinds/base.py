@@ -113,6 +113,7 @@ class TargetLayer:
         flattened: the order in which the target's code flattens the axes of a map, where the target says so.
         parametrization: how the target keeps a normalised weight's two tensors, where it does.
         packed_in: the torch.nn.MultiheadAttention that it is a projection of, where the rule is an `attention`.
+        has: which of weight and bias the target's norm has, where the target says so.
     """
 
     path: Pattern
@@ -124,6 +125,24 @@ class TargetLayer:
     flattened: str | None = None
     parametrization: str | None = None
     packed_in: Pattern | None = None
+    has: str | None = None
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A tensor of the target's module that no leaf holds, as the source does nothing with it.
+
+    Attributes:
+        role: of the tensor: ``weight``, ``bias``, or its own name.
+        value: of all its elements.
+        said: what it is and why, for a plan.
+        dtype: of a single number; empty: it has the shape and the dtype of the tensors beside it.
+    """
+
+    role: str
+    value: float
+    said: str
+    dtype: str = ""
 
 
 @dataclass(frozen=True)
@@ -163,7 +182,6 @@ class Kind(ABC):
     target: ClassVar[Record | None]  # the long form of the target; None: the rule has no target
     fuses: ClassVar[bool] = False  # several sources may become the rows of one target
     leaf_keys: ClassVar[Mapping[str, str]] = {"bias": "bias"}  # key of a rule that is a path -> role of its leaves
-    counters: ClassVar[tuple[str, ...]] = ()  # integers of the target's module that no leaf holds: zeros
 
     @classmethod
     @abstractmethod
@@ -189,6 +207,7 @@ class Kind(ABC):
             rope=values.get("rope"),
             flattened=values.get("flattened"),
             parametrization=values.get("parametrization"),
+            has=values.get("has"),
         )
 
     def patterns(self, start: Pattern) -> dict[str, Pattern]:
@@ -266,6 +285,10 @@ class Kind(ABC):
             ValueError: the number of rows is not one that the rule knows; the message is the bare fact.
         """
         return rows
+
+    def constants(self, layer: TargetLayer) -> tuple[Constant, ...]:
+        """Tensors that the target's module has and no leaf holds."""
+        return ()
 
     def facts(self, layer: TargetLayer) -> dict[str, Any]:
         """What is no weight: activation, epsilon, the factor on either side."""
