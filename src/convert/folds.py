@@ -47,7 +47,7 @@ class _Fold(Op):
     def out_spec(self, spec: TensorSpec) -> TensorSpec:
         if spec.dtype not in ("float32", "float64"):
             raise ValueError(f"'{self}' on {spec.dtype} would lose bits; cast to float32 first")
-        if len(self.axes(spec)) < 2:
+        if len(self.axes(spec)) < 2 or math.prod(self.axes(spec)) != spec.size:
             raise ValueError(f"'{self}' needs a weight with an output axis and others, not {spec}")
         for second, wanted, called in self.sizes():
             if second.size != wanted:
