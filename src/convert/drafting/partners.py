@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from convert.drafting.entry import Layer
-from convert.drafting.paths import Paths
+from convert.drafting.paths import Paths, counts
 from convert.grouping import Step, escape
 from convert.sources.base import Leaf
 
@@ -96,12 +96,13 @@ def _haiku_statistics(
 
 
 def _haiku_spare(partners: Partners, state: str, known: Mapping[str, Leaf]) -> None:
-    """What the averages are made of. Their counters are integers, which no model needs; they are dropped as such."""
-    hidden = re.compile(rf"{re.escape(state)}/.*/~/[^/]*_ema/hidden")
-    found = {name for name in known if hidden.fullmatch(name)}
-    if found:
-        partners.taken |= found
-        partners.spare[f"{escape(state)}/**/~/*_ema/hidden"] = "what the averages are made of"
+    """What the averages are made of. Counters that are integers are dropped with all others that no model needs."""
+    for word in ("hidden", "counter"):
+        below = re.compile(rf"{re.escape(state)}/.*/~/[^/]*_ema/{word}")
+        found = {name for name in known if below.fullmatch(name)}
+        if found and not any(counts(known[name].spec.shape, known[name].spec.dtype) for name in found):
+            partners.taken |= found
+            partners.spare[f"{escape(state)}/**/~/*_ema/{word}"] = "what the averages are made of"
 
 
 def _haiku_bare(partners: Partners, layer: Layer, by_steps: Mapping[tuple[Step, ...], Layer], paths: Paths, known: Mapping[str, Leaf]) -> None:  # fmt: skip
