@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ os.environ.setdefault("KERAS_BACKEND", "jax")
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 import torch
 
 from convert import draft_rules, open_source, parse_rules
@@ -184,3 +186,64 @@ def test_keras(tmp_path: Path) -> None:
         y = fill(module, name, state)(y)
     y = fill(torch.nn.LayerNorm(5, eps=1e-3), "layers.layer_normalization", state)(y.movedim(1, -1))
     close(y, want)
+
+
+def equinox_model(mode: str) -> tuple[Any, Any]:
+    import equinox as eqx
+
+    class Model(eqx.Module):
+        a: Any
+        drop: Any
+        b: Any
+        ln: Any
+
+        def __init__(self) -> None:
+            self.a = eqx.nn.BatchNorm(6, "n", mode=mode)
+            self.drop = eqx.nn.Linear(6, 6, key=jax.random.key(0))
+            self.b = eqx.nn.BatchNorm(6, "n", mode=mode, channelwise_affine=False)
+            self.ln = eqx.nn.LayerNorm(6, use_weight=False)
+
+    model: tuple[Any, Any] = eqx.nn.make_with_state(Model)()
+    return model
+
+
+def test_equinox_statistics_lie_in_its_state_in_the_order_of_the_layers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import equinox as eqx
+
+    from convert.sources.skeleton import write_skeleton
+
+    with jax.disable_jit():
+        shape = equinox_model("ema")
+        leaves, tree = jax.tree.flatten(shape)
+        rng = np.random.default_rng(0)
+        leaves = [jnp.asarray(np.abs(rng.normal(size=x.shape)) + 0.2, x.dtype) if getattr(x, "dtype", None) == jnp.float32 else x for x in leaves]  # fmt: skip
+        model, state = jax.tree.unflatten(tree, leaves)
+        eqx.tree_serialise_leaves(tmp_path / "m.eqx", (model, state))
+        monkeypatch.setattr(sys.modules[__name__], "made", lambda: equinox_model("ema"), raising=False)
+        (tmp_path / "m.json").write_text(write_skeleton(f"{__name__}:made"))
+        infer = eqx.nn.inference_mode(model)
+
+        def run_it(x: Any) -> Any:
+            y, _ = infer.a(x, state)
+            y, _ = infer.b(infer.drop(y), state)
+            return infer.ln(y)
+
+        want = jax.vmap(run_it, axis_name="n")(jnp.asarray(X))
+    source = open_source(tmp_path / "m.eqx", skeleton=tmp_path / "m.json")
+    text, tensors = drafted(source, {"epsilon": "1e-5", "einsum": '"...D,FD->...F"'})
+    assert text.count("batch_norm: ask") == 2 and "momentum: ask" not in text
+    y = fill(torch.nn.BatchNorm1d(6), "0.a", tensors)(torch.tensor(X))
+    y = fill(torch.nn.BatchNorm1d(6), "0.b", tensors)(fill(torch.nn.Linear(6, 6), "0.drop", tensors)(y))
+    close(fill(torch.nn.LayerNorm(6), "0.ln", tensors)(y), want)
+
+
+def test_equinox_statistics_that_are_divided_at_inference_are_asked_about() -> None:
+    """`mode="batch"` keeps sums that it divides by 1 - momentum**counter; and what does not pair up is no guess."""
+    shapes: dict[str, Any] = {"0/a/weight": (6,), "0/a/bias": (6,), "0/a/inference": bool, "1/0": int, "1/1/0": (6,), "1/1/1": (6,)}  # fmt: skip
+    arrays = {k: np.zeros(s, np.float32) if isinstance(s, tuple) else np.array(0, s) for k, s in shapes.items()}
+    text = draft_rules(MemorySource(arrays))
+    assert "momentum: ask    # question: mode=\"batch\": Equinox divides both statistics by 1 - momentum**counter at inference, and no rule does; divide them in the tree first. Which momentum is it?" in text  # fmt: skip
+    two = {**arrays, "1/2": np.array(False), "1/3/0": np.zeros(6, np.float32), "1/3/1": np.zeros(6, np.float32)}
+    assert "batch_norm" not in draft_rules(MemorySource(two))

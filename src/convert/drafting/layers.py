@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from convert.drafting.entry import Entry, Layer, flow, plain
+from convert.drafting.equinox_state import DEBIASED
 from convert.drafting.letters import Letters, NoLetterError
 from convert.drafting.partners import BIASES, KERNELS, SCALES, Partners
 from convert.drafting.paths import Paths
@@ -132,6 +133,10 @@ class LayerRules:
             entry.say("because", why)
             yield entry
 
+    def bare(self, layer: Layer) -> Entry:
+        """The rule of a norm that has statistics alone, which lie elsewhere."""
+        return self._norm(layer, None, None)
+
     def _bare(self, layer: Layer, bias: str | None) -> bool:
         """Whether these leaves are a norm without a scale: by its statistics, or by its name."""
         if bias is not None and sum(n > 1 for n in layer.leaves[bias].shape) > 1:
@@ -248,6 +253,8 @@ class LayerRules:
             entry.say("multiplies_by", "1", "guess: there is no scale")
         entry.ask("epsilon", "what does the source add to the variance?", EPSILONS, kind)
         if len(stats) == 2:
+            if self.partners.get(layer, DEBIASED):
+                entry.ask("momentum", "mode=\"batch\": Equinox divides both statistics by 1 - momentum**counter at inference, and no rule does; divide them in the tree first. Which momentum is it?", [("momentum: 0.99", "Equinox's default")])  # fmt: skip
             momenta = [("momentum: 0.99", "for training only: which share of the statistics a step keeps")]
             entry.offer(momenta, once=True)
         last = max((k for k, n in enumerate(g.shape) if n > 1), default=len(g.shape) - 1)
