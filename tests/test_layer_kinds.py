@@ -7,7 +7,8 @@ converted tensors, loaded with ``strict=True``, gives the same.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("KERAS_BACKEND", "jax")
@@ -18,67 +19,18 @@ import numpy as np
 import pytest
 import torch
 from flax import linen, nnx
-from flax.traverse_util import flatten_dict
 
 from convert.check.lift_jax import lift
 from convert.kinds import ConvTranspose
 from convert.planner import make_plan
+from live_layers import Tree, converted, draw, drawn, first, last, loaded, names, same
 from memory_source import MemorySource, rule_file, run
-
-Tree = dict[str, np.ndarray]
-rng = np.random.default_rng(0)
 
 
 @pytest.fixture(autouse=True)
 def _float64() -> Iterator[None]:
     with jax.enable_x64(True), jax.default_matmul_precision("highest"):
         yield
-
-
-def draw(*shape: int) -> np.ndarray:
-    return rng.standard_normal(shape)
-
-
-def drawn(tree: Any) -> Any:
-    """The same tree with random values; what is called a variance is positive."""
-    flat = flatten_dict(dict(tree), sep="|")
-    made = {
-        path: np.abs(draw(*np.shape(x))) + 0.3 if path.rpartition("|")[2] in ("var", "sigma") else draw(*np.shape(x))
-        for path, x in flat.items()
-    }
-    from flax.traverse_util import unflatten_dict
-
-    return unflatten_dict({path: jnp.asarray(x) for path, x in made.items()}, sep="|")
-
-
-def names(tree: Any) -> Tree:
-    return {path: np.asarray(x) for path, x in flatten_dict(dict(tree), sep="/").items()}
-
-
-def converted(rules: str, tree: Tree, head: str | None = None) -> dict[str, torch.Tensor]:
-    file = rule_file(rules, head) if head else rule_file(rules)
-    return {name: torch.tensor(x.copy()) for name, x in run(make_plan(file, MemorySource(tree))).items()}
-
-
-def loaded(module: torch.nn.Module, state: Mapping[str, torch.Tensor]) -> torch.nn.Module:
-    module = module.double().eval()
-    module.load_state_dict({name.removeprefix("m."): x for name, x in state.items()}, strict=True)
-    return module.requires_grad_(False)
-
-
-def first(x: np.ndarray) -> torch.Tensor:
-    """Channels first."""
-    return torch.tensor(np.moveaxis(np.asarray(x), -1, 1).copy())
-
-
-def last(y: torch.Tensor) -> np.ndarray:
-    return np.moveaxis(y.numpy(), 1, -1)
-
-
-def same(got: np.ndarray, want: Any) -> None:
-    want = np.asarray(want)
-    assert got.shape == want.shape
-    assert np.abs(got - want).max() <= 1e-12 * np.abs(want).max()
 
 
 # ---- ordinary convolutions
@@ -131,6 +83,90 @@ def test_flax_conv_depthwise_grouped_dilated() -> None:
         state = converted(rules, {"k": np.asarray(params["kernel"]), "b": np.asarray(params["bias"])})
         module = loaded(torch.nn.Conv2d(4, out, (3, 2), groups=groups, dilation=dilation, padding="same"), state)
         same(last(module(first(x))), layer.apply({"params": params}, x))
+
+
+DEPTHWISE = """
+- dimension_numbers: NHWC,HWCO->NHWC
+  axes: PQCM
+  from: k
+  bias: b
+  padding: SAME
+  strides: {strides}
+  conv: m
+"""
+
+
+@pytest.mark.parametrize("multiplier", [1, 2, 3])
+def test_keras_depthwise(multiplier: int) -> None:
+    """Keras's kernel has the channels and then their results; flax's has all results, group by group: in the same order."""
+    import keras
+
+    x = draw(2, 7, 6, 4)
+    layer = keras.layers.DepthwiseConv2D(
+        (3, 2), strides=2, padding="same", depth_multiplier=multiplier, dtype="float64"
+    )
+    layer.build(x.shape)
+    tree = {"k": draw(*layer.kernel.shape), "b": draw(4 * multiplier)}
+    assert tree["k"].shape == (3, 2, 4, multiplier)
+    layer.kernel.assign(tree["k"])
+    layer.bias.assign(tree["b"])
+    want = np.asarray(layer(x))
+    plan = make_plan(rule_file(DEPTHWISE.format(strides=2)), MemorySource(tree))
+    assert plan.steps[0].layouts == ("P Q C M -> (C M) 1 P Q",)
+    module = loaded(torch.nn.Conv2d(4, 4 * multiplier, (3, 2), stride=2, groups=4), converted(DEPTHWISE.format(strides=2), tree))  # fmt: skip
+    same(last(module(torch.nn.functional.pad(first(x), (0, 0, 1, 1)))), want)
+    flax = linen.Conv(4 * multiplier, (3, 2), strides=2, feature_group_count=4, param_dtype=jnp.float64)
+    grouped = {"kernel": jnp.asarray(tree["k"].reshape(3, 2, 1, -1)), "bias": jnp.asarray(tree["b"])}
+    same(np.asarray(flax.apply({"params": grouped}, x)), want)
+
+
+def test_keras_separable_conv() -> None:
+    """Two convolutions in torch; the bias is the second's. And along time, where a filter has one axis."""
+    import keras
+
+    x = draw(2, 7, 6, 4)
+    layer = keras.layers.SeparableConv2D(5, (3, 2), depth_multiplier=3, dtype="float64")
+    layer.build(x.shape)
+    tree = {"k": draw(3, 2, 4, 3), "p": draw(1, 1, 12, 5), "b": draw(5)}
+    for variable, value in zip(layer.variables, tree.values(), strict=True):
+        variable.assign(value)
+    rules = "- dimension_numbers: NHWC,HWCO->NHWC\n  axes: PQCM\n  from: k\n  conv: m.0\n- dimension_numbers: NHWC,HWIO->NHWC\n  axes: RSIO\n  from: p\n  bias: b\n  conv: m.1"
+    module = torch.nn.Sequential(torch.nn.Conv2d(4, 12, (3, 2), groups=4, bias=False), torch.nn.Conv2d(12, 5, 1))
+    same(last(loaded(module, converted(rules, tree))(first(x))), np.asarray(layer(x)))
+
+    x = draw(2, 9, 4)
+    along = keras.layers.DepthwiseConv1D(3, depth_multiplier=2, use_bias=False, dtype="float64")
+    along.build(x.shape)
+    tree = {"k": draw(3, 4, 2)}
+    along.kernel.assign(tree["k"])
+    rules = "- dimension_numbers: NWC,WCO->NWC\n  axes: PCM\n  from: k\n  conv: m"
+    same(
+        last(loaded(torch.nn.Conv1d(4, 8, 3, groups=4, bias=False), converted(rules, tree))(first(x))),
+        np.asarray(along(x)),
+    )
+
+
+def test_a_check_of_a_depthwise_kernel(tmp_path: Path) -> None:
+    """Results of one channel are neighbours in torch; a kernel that has them apart is caught and named."""
+    from safetensors.numpy import load_file, save_file
+
+    from convert.check.layers import check_layers
+    from convert.check.weights import check_weights
+    from convert.check.written import open_written
+    from convert.streaming import execute
+
+    tree = {"k": draw(3, 2, 4, 3).astype(np.float32), "b": draw(12).astype(np.float32)}
+    plan = make_plan(rule_file(DEPTHWISE.format(strides=1)), MemorySource(tree))
+    out = tmp_path / "out.safetensors"
+    list(execute(plan, out))
+    level = check_layers(plan, open_written(out))
+    assert level.verdict == "passed" and all(m.lifted is not None and m.lifted.relative < 1e-14 for m in level.measures)
+    tensors = load_file(out)
+    apart = tree["k"].transpose(3, 2, 0, 1).reshape(12, 1, 3, 2)
+    save_file(tensors | {"m.weight": np.ascontiguousarray(apart)}, out, metadata=dict(open_written(out).metadata))
+    (finding,) = check_weights(plan, open_written(out)).findings
+    assert finding.data["diagnosis"] == "results of one channel not beside each other"
+    assert check_layers(plan, open_written(out)).verdict == "failed"
 
 
 def test_standardized_conv_of_big_vision_and_of_an_epsilon_inside() -> None:
@@ -562,7 +598,10 @@ def test_what_cannot_be_flattened(axes: str, key: str, said: str) -> None:
     [
         (normalized("weight_norm", "g"), {"params/dense/kernel": (3, 4), "params/dense/bias": (4,), "g": (3,)}, "params/dense/kernel: float64[3,4] -> m.weight: g has 3 numbers, and the weight 4 outputs"),
         (normalized("spectral_norm", "g", target="{module: m, parametrization: weight_norm}"), {}, "the target keeps a weight norm's scale, and the rule has no `weight_norm:`, the path of it"),
-        ("- einsum: ...D,DNH->...NH\n  from: k\n  weight_norm: g\n  linear: m", {}, "`weight_norm` is known for weights with one output axis"),
+        (DEPTHWISE.format(strides=1), {"k": (3, 2, 4, 3), "b": (4,)}, "r.yaml:5: b: float64[4] is no bias for k: float64[3,2,4,3], which makes C=4 x M=3 = 12 channels; one of the two paths is wrong"),
+        (DEPTHWISE.format(strides=1), {"k": (3, 2, 4, 3), "b": (4, 3)}, "b: float64[4,3] does not fit: a bias is a number for each of the output channels, which are C times M"),
+        (DEPTHWISE.format(strides=1).replace("HWCO", "HWICO").replace("PQCM", "PQICM"), {}, "the kernel 'HWICO' in 'NHWC,HWICO->NHWC' has C and I: it has I where the channels of a group are summed, and C where each channel is convolved on its own"),
+        (DEPTHWISE.format(strides=1) + "  feature_group_count: 4", {}, "the kernel of NHWC,HWCO->NHWC has no I, so every channel is a group of its own; leave feature_group_count out"),
         ("- from: s\n  multiplies_by: scale\n  epsilon: 1e-6\n  group_norm: m", {}, "a group norm has `num_groups` or `group_size`, one of the two"),
         ("- from: s\n  multiplies_by: scale\n  epsilon: 1e-6\n  num_groups: 4\n  group_norm: m", {"s": (6,)}, "s: float64[6] does not fit: 6 channels do not make 4 groups"),
         ("- from: s\n  multiplies_by: scale\n  epsilon: 1e-6\n  mean: m\n  var: v\n  batch_norm: m", {"s": (6,), "m": (6,), "v": (5,)}, "v: float64[5] is no running_var for s: float64[6]; a norm's scale and running_var have one shape, so one of the two paths is wrong"),

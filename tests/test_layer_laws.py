@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import convert
 from convert import ops
-from convert.folds import Operand, SpectralNorm, Standardize, WeightNorm
+from convert.folds import Features, Operand, SpectralNorm, Standardize, WeightNorm
 from convert.kinds import ConvTranspose, conventions
 from convert.planner import make_plan
 from convert.spec import TensorSpec
@@ -185,11 +185,18 @@ def test_laws_of_folds(case: tuple[int, int, int, int]) -> None:
     w = rng.standard_normal((rows, columns, taps + 1))
     scale = rng.standard_normal(rows)
     flat = w.reshape(rows, -1)
-    unit = WeightNorm(operand(scale), 0.0)
+    unit = WeightNorm(operand(scale), 0.0, Features(w.shape))
     np.testing.assert_allclose(np.linalg.norm(unit.apply(w).reshape(rows, -1), axis=1), np.abs(scale), rtol=1e-12)
     u = np.linalg.svd(flat)[0][:, 0]
-    spectral = SpectralNorm(operand(u), 0.0)
+    spectral = SpectralNorm(operand(u), 0.0, Features(w.shape))
     np.testing.assert_allclose(np.linalg.norm(spectral.apply(w).reshape(rows, -1), 2), 1.0, rtol=1e-9)
+    for axes in ((), (1,), (2, 0), (0, 1, 2)):
+        of = Features(w.shape, axes)
+        assert of.matrix(w).shape == (of.count, of.rest) and of.count * of.rest == w.size
+        np.testing.assert_array_equal(of.back(of.matrix(w), (w.size,)), w.reshape(-1))
+        numbers = rng.standard_normal(of.count)
+        folded = WeightNorm(operand(numbers), 0.0, of).apply(w)
+        np.testing.assert_allclose(np.linalg.norm(of.matrix(folded), axis=1), np.abs(numbers), rtol=1e-12)
     standard = Standardize(0, 0.0, inside=bool(seed % 2))
     made = standard.apply(w).reshape(rows, -1)
     np.testing.assert_allclose(made.mean(1), 0, atol=1e-12)
@@ -215,9 +222,8 @@ def test_stacked_layers_have_a_scale_each() -> None:
         np.testing.assert_allclose(made[f"m.{i}.weight"], want, rtol=1e-11)
     with pytest.raises(convert.PlanError) as refused:
         make_plan(rule_file(rule.format('"m.{i}"')), MemorySource({"w": tree["w"], "g": tree["g"][:2]}))
-    assert "g: element 2 of axis 0 is not in float64[2,5]; it is stacked otherwise than the weight" in str(
-        refused.value
-    )
+    said = "g: float64[2,5] beside w: float64[3,4,5]: element 2 of axis 0 is not in float64[2,5]; it is stacked otherwise than the weight"
+    assert said in str(refused.value)
     kept = run(
         make_plan(
             rule_file(rule.format('{module: "m.{i}", parametrization: old_weight_norm}')),

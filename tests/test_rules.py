@@ -129,7 +129,7 @@ ONE_RULE: list[tuple[str, str, bool]] = [
     ),
     (
         "- from: w\n  epsilon: 1e-6\n  rms_norm: n",
-        "r.yaml:5:3: a `rms_norm` rule needs the key 'multiplies_by': what the source multiplies by: scale, or 1+scale",
+        "r.yaml:5:3: a `rms_norm` rule needs the key 'multiplies_by': what the source multiplies by: scale, 1+scale, or 1 where it has no scale; then there is no `from`, and the paths of the bias and of the statistics name the leaves",
         True,
     ),
     (
@@ -177,12 +177,12 @@ ONE_RULE: list[tuple[str, str, bool]] = [
     ),
     (
         "- from: w\n  multiplies_by: 1 + scale\n  epsilon: 1e-6\n  rms_norm: n",
-        "r.yaml:6:18: expected one of scale, 1+scale, found '1 + scale': write it without spaces: 1+scale",
+        "r.yaml:6:18: expected one of scale, 1+scale, 1, found '1 + scale': write it without spaces: 1+scale",
         True,
     ),
     (
         "- from: w\n  multiplies_by: weight\n  epsilon: 1e-6\n  rms_norm: n",
-        "r.yaml:6:18: expected one of scale, 1+scale, found 'weight': in the source it is called scale",
+        "r.yaml:6:18: expected one of scale, 1+scale, 1, found 'weight': in the source it is called scale",
         True,
     ),
     (

@@ -9,7 +9,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from convert.kinds import Convolution, ConvTranspose, DataPath, Embedding, Linear, Recurrent, RMSNorm, Rule, TargetLayer
+from convert.kinds import (
+    BatchNorm,
+    Convolution,
+    ConvTranspose,
+    DataPath,
+    Embedding,
+    GroupNorm,
+    Linear,
+    Recurrent,
+    RMSNorm,
+    Rule,
+    TargetLayer,
+)
 from convert.kinds.norm import Norm
 from convert.pattern import parse_pattern
 from convert.rulefile import RuleFile, Target
@@ -115,7 +127,7 @@ def _as_burn(rule: Rule, layer: TargetLayer, *, own: bool) -> TargetLayer:
     if type(rule.kind) in NAMES and not own and _is_plain(layer):
         layer = replace(layer, computes=None)
     if isinstance(rule.kind, Norm) and not own:
-        layer = replace(layer, names={}, multiplies_by="weight")
+        layer = replace(layer, names={}, multiplies_by="weight", has=None)
     if rule.rope is not None and layer.rope is None:  # modules/rope_encoding.rs: x is reshaped to (.., d / 2, 2)
         layer = replace(layer, rope="interleaved")
     return layer
@@ -170,6 +182,10 @@ def refusal(rule: Rule, layer: TargetLayer) -> str:
                 f"{called}: Burn's norms multiply by gamma, not by {layer.multiplies_by}; leave `multiplies_by` out of the target, and "
                 "1 is added once"
             )
+        alone = isinstance(kind, BatchNorm) or (isinstance(kind, GroupNorm) and layer.has == "weight")
+        if layer.has not in (None, "weight and bias") and alone:
+            choice = "both, always" if isinstance(kind, BatchNorm) else "both or neither"
+            return f"{called}: Burn's {type(kind).__name__} has gamma and beta, {choice}; leave `has` out, and what the source has not is written"
         if isinstance(kind, RMSNorm) and "bias" in rule.sources:
             return f"{called}: Burn's RmsNorm has gamma alone, and {rule.sources['bias']} would be lost"
         if isinstance(kind, RMSNorm) and kind.epsilon == 0:

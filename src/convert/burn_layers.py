@@ -109,7 +109,9 @@ def _call(rule: Rule, said: Mapping[str, Any], made: Sequence[Step], sizes: Mapp
     if isinstance(kind, RMSNorm):
         return _norm("RmsNormConfig::new(..)", said)
     if isinstance(kind, GroupNorm):
-        return _norm(f"GroupNormConfig::new({said.get('num_groups', '..')}, ..)", said)
+        call, default = _norm(f"GroupNormConfig::new({said.get('num_groups', '..')}, ..)", said)
+        bare = said.get("target_has") == "nothing"
+        return call + (".with_affine(false)" if bare else ""), default and not bare
     if isinstance(kind, BatchNorm):
         call, default = _norm("BatchNormConfig::new(..)", said)
         momentum = said.get("target_momentum")

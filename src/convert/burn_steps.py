@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 
 from convert.burn import DTYPES, GATES, TRANSFORMS, Conventions
 from convert.compiler import group_shown, losses
-from convert.kinds import BatchNorm, GroupNorm, Linear, Recurrent
+from convert.kinds import KINDS, Linear, Recurrent
+from convert.kinds.channel_norm import COUNTER
 from convert.kinds.norm import Norm
 from convert.ops import Add, AddIdentity, Cast, Multiply, Op, Pad, Permute, Slice, out_spec
 from convert.plan import Held
@@ -20,7 +21,6 @@ from convert.spec import TensorSpec
 from convert.steps import CellLeaves, Part, Step
 
 TURN = Permute((1, 0))
-COUNTERS = BatchNorm.counters  # Burn's BatchNorm counts nothing
 
 
 @dataclass(frozen=True)
@@ -64,18 +64,21 @@ def burn_steps(
         found = _translated(step, source, target, conventions, modules)
         made += found.steps
         held.append(Held(step, tuple(one.name for one in found.steps[: found.held]), found.turned))
-    made += _missing(made, steps, target, conventions)
+    made += _missing(made, steps, target)
     return made, tuple(held), findings
 
 
 def _unfit(step: Step) -> str:
     if step.spec.dtype not in DTYPES:
         return f"burn-store reads no {step.spec.dtype} (it reads {', '.join(DTYPES)}); write another with --dtype or `dtype:`"
-    if isinstance(_kind(step), Norm) and step.role != "weight" and len(step.spec.shape) > 1:
-        return ""  # said of its scale
-    if isinstance(_kind(step), Norm) and step.parts and len(step.spec.shape) != 1:
+    if not issubclass(KINDS[step.word], Norm) or not step.parts:
+        return ""
+    rule = step.parts[0].rule
+    lead = rule is None or step.role == next(iter(rule.sources))  # the others have its shape, and it is said once
+    if lead and len(step.spec.shape) != 1:
+        called = {"weight": "scale"}.get(step.role, step.role)
         return (
-            "Burn's norms have one axis, the last one of what they normalise, and this scale has "
+            f"Burn's norms have one axis, the last one of what they normalise, and this {called} has "
             f"{len(step.spec.shape)}; keep it as a `parameter:` of your own module"
         )
     return ""
@@ -89,7 +92,7 @@ def _kind(step: Step) -> object:
 def _translated(step: Step, source: Source, target: str, conventions: Conventions, modules: _Cells) -> _Made:
     if step.cell is not None:
         return _gates(step, step.cell, source, conventions, modules.path(step.cell))
-    if step.role in COUNTERS and not step.parts:
+    if step.role == COUNTER and not step.parts:  # Burn's BatchNorm counts nothing
         return _Made((), 0)
     kind = _kind(step)
     if step.tied:  # Burn's Linear has its weight (in, out), and so a copy of the table, turned
@@ -97,7 +100,7 @@ def _translated(step: Step, source: Source, target: str, conventions: Convention
         return _Made((_turned(step) if turned else step,), turned=turned)
     if isinstance(kind, Linear) and step.role == "weight" and conventions.transposed and not _own(step, target):
         return _Made((_turned(step),), turned=True)
-    if isinstance(kind, Norm) and step.role in conventions.norms:
+    if issubclass(KINDS[step.word], Norm) and step.role in conventions.norms:
         module = step.name.rpartition(".")[0]
         return _Made((replace(step, name=f"{module}.{conventions.norms[step.role]}"),))
     return _Made((step,))
@@ -110,19 +113,15 @@ def _own(step: Step, target: str) -> bool:
     return layer is not None and layer.computes is not None
 
 
-def _missing(made: list[Step], steps: Iterable[Step], target: str, conventions: Conventions) -> Iterator[Step]:
-    """Biases that Burn's module has whatever the source does: zeros. Without them burn-store would not load the file.
+def _missing(made: list[Step], steps: Iterable[Step], target: str) -> Iterator[Step]:
+    """Biases that Burn's MultiHeadAttention has whatever the source does: zeros. Without them burn-store would not load the file.
 
-    norm/batch.rs and norm/group.rs have no choice; attention/mha.rs has had one since 0.22.
+    attention/mha.rs has had a choice since 0.22. Those of norm/batch.rs and norm/group.rs, which have none, are in the plan.
     """
     names = {step.name for step in made}
     for step in steps:
-        norm = isinstance(_kind(step), BatchNorm | GroupNorm)
-        if step.role != "weight" or not (norm or _in_attention(step, target)):
-            continue
-        parameter = conventions.norms.get("bias", "bias") if norm else "bias"
-        name = f"{step.name.rpartition('.')[0]}.{parameter}"
-        if name not in names:
+        name = f"{step.name.rpartition('.')[0]}.bias"
+        if step.role == "weight" and _in_attention(step, target) and name not in names:
             said = "zeros: the source adds no bias, and Burn's module has one"
             spec = TensorSpec(step.spec.shape[:1], step.spec.dtype)
             yield Step(name, spec, (), step.word, step.rule, said, "", 0.0, "bias")

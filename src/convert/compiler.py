@@ -10,10 +10,12 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, TypeVar
 
-from convert.folds import Operand
-from convert.kinds import Rule, TargetLayer
+from convert.folds import Features, Operand, SpectralNorm, WeightNorm
+from convert.kinds import Convolution, Rule, TargetLayer
+from convert.kinds.base import Constant
 from convert.kinds.conventions import repair, target_pairs, undo, unflattened
 from convert.kinds.norm import Norm
+from convert.kinds.normalized import BIAS_U, V, features
 from convert.kinds.normalized import kept as kept_apart
 from convert.match import Key, Matched
 from convert.named_leaf import MisfitError, NamedLeaf, read_leaf, unstacked
@@ -94,10 +96,12 @@ class Compiler:
         rule = matched.rule
         if isinstance(rule.kind, Norm):
             self._same_shapes(rule, matched)
-        second = rule.normalized.role if rule.normalized else ""
-        beside = matched.leaves.get(second, {}) if not kept_apart(rule, layer) else {}
+        if isinstance(rule.kind, Convolution) and len(rule.kind.numbers.outputs) > 1:
+            self._bias_of_each(rule, rule.kind, matched)
+        folded = rule.normalized.paths if rule.normalized and not kept_apart(rule, layer) else {}
+        beside = {role: matched.leaves.get(role, {}) for role in folded}
         for role, of_role in matched.leaves.items():
-            if role == second and not kept_apart(rule, layer):
+            if role in folded:
                 continue  # it is folded into the weight
             pattern = rule.sources[role]
             for values in sorted({indices for indices, _ in of_role}):
@@ -113,20 +117,40 @@ class Compiler:
                     yield step if siblings == 1 else _with(step, siblings=siblings)
                     for tied, name in zip(layer.tied, others, strict=True):
                         yield _with(step, name=name, word=tied.word, tied=step.name, notes=())
-                if role == "weight":
-                    yield from (_counter(rule, name, step) for _, step, _ in made for name in rule.kind.counters)
+                if role == next(iter(rule.sources)):
+                    yield from (
+                        _constant(rule, layer, one, s) for _, s, _ in made for one in rule.kind.constants(layer)
+                    )
 
     def _same_shapes(self, rule: Rule, matched: Matched) -> None:
-        """A norm's bias and statistics have the shape of its scale, whether the rule names their axes or not."""
+        """A norm's scale, bias and statistics have one shape, whether the rule names their axes or not."""
         leaves = self.source.leaves
+        lead = next(iter(rule.sources))
+        called = "scale" if lead == "weight" else lead
         for role, of_role in matched.leaves.items():
             for key, other in of_role.items():
-                scale = matched.leaves["weight"].get(key)
-                if scale is not None and leaves[scale].spec.shape != leaves[other].spec.shape:
+                beside = matched.leaves[lead].get(key)
+                if beside is not None and leaves[beside].spec.shape != leaves[other].spec.shape:
                     raise MisfitError(
-                        f"{rule.at.line_only}: {other}: {leaves[other].spec} is no {role} for {scale}: {leaves[scale].spec}; a norm's "
-                        f"scale and {role} have one shape, so one of the two paths is wrong"
+                        f"{rule.at.line_only}: {other}: {leaves[other].spec} is no {role} for {beside}: {leaves[beside].spec}; a norm's "
+                        f"{called} and {role} have one shape, so one of the two paths is wrong"
                     )
+
+    def _bias_of_each(self, rule: Rule, kind: Convolution, matched: Matched) -> None:
+        """A bias whose axis no letter names, as two axes of the kernel make it, has as many numbers as both."""
+        letters = [kind.letter(axis) for axis in kind.numbers.outputs]
+        for key, bias in matched.leaves.get("bias", {}).items():
+            kernel = matched.leaves["weight"].get(key)
+            if kernel is None:
+                continue  # reported by match.cover
+            sizes = dict(zip(kind.axes, unstacked(rule, kernel, self.source.leaves[kernel].spec)[1], strict=True))
+            channels = math.prod(sizes[letter] for letter in letters)
+            if math.prod(unstacked(rule, bias, self.source.leaves[bias].spec)[1]) != channels:
+                shown = " x ".join(f"{letter}={sizes[letter]}" for letter in letters)
+                raise MisfitError(
+                    f"{rule.at.line_only}: {bias}: {self.source.leaves[bias].spec} is no bias for {kernel}: "
+                    f"{self.source.leaves[kernel].spec}, which makes {shown} = {channels} channels; one of the two paths is wrong"
+                )
 
     def _tensor(
         self,
@@ -138,7 +162,7 @@ class Compiler:
         indices: Mapping[str, int],
         values: tuple[int, ...],
         choices: tuple[int, ...],
-        beside: Mapping[Key, str],
+        beside: Mapping[str, Mapping[Key, str]],
     ) -> Iterator[tuple[tuple[int, ...], Step, list[str]]]:
         """The tensors of one target name: one for each element of the stacked axes, with those elements, and the names of the
         tensors that are tied to it."""
@@ -159,7 +183,11 @@ class Compiler:
             numbers = rule.resolve({**indices, **stack})
             name = rule.kind.tensor_name(layer.path.fill(numbers, choices), role, layer)
             others = [tied.tensor.fill(numbers, choices) for tied in layer.tied]
-            second = beside.get((values, sources[0])) if role == "weight" else None
+            key = (values, sources[0])
+            wanted = [of for of in beside if (of == BIAS_U) == (role == "bias")]
+            second = {of: beside[of][key] for of in wanted if key in beside[of]}
+            if len(second) < len(wanted):
+                return  # reported by match.cover
             yield elements, self._step(rule, role, layer, variant, leaves, stack, member, name, second), others
 
     def _step(
@@ -172,7 +200,7 @@ class Compiler:
         stack: Mapping[str, int],
         member: tuple[int, int] | None,
         name: str,
-        second: str | None = None,
+        second: Mapping[str, str],
     ) -> Step:
         # Layers and experts are made alike by the ten thousand: all but the names is worked out once.
         alike: Hashable = (
@@ -183,11 +211,12 @@ class Compiler:
             member,
             tuple((x.spec, x.letters) for x in leaves),
         )
-        if second is None and alike in self._made and not any(self.source.merge(leaf.name) for leaf in leaves):
+        if not second and alike in self._made and not any(self.source.merge(leaf.name) for leaf in leaves):
             known = self._made[alike]
             parts_ = tuple(_with(part, leaf=leaf.name) for part, leaf in zip(known.parts, leaves, strict=True))
             return _with(known, name=name, parts=parts_)
-        fold = self._fold(rule, second, stack) if second is not None else ()
+        self._unnormalized(rule, role, leaves[0], second)
+        fold = self._fold(rule, role, layer, variant, leaves[0], stack, second) if second else ()
         try:
             compute = (*undo(rule, self.sizes), *fold, *rule.kind.compute(role, layer))
         except ValueError as error:
@@ -233,23 +262,94 @@ class Compiler:
             part=layer.part,
             notes=tuple(notes),
         )
-        if second is None and not notes and not sums:
+        if not second and not notes and not sums:
             self._made[alike] = step
         return step
 
-    def _fold(self, rule: Rule, name: str, stack: Mapping[str, int]) -> tuple[Op, ...]:
-        """What makes one weight of a leaf and the one beside it."""
-        assert rule.normalized is not None
+    def _fold(
+        self,
+        rule: Rule,
+        role: str,
+        layer: TargetLayer,
+        variant: str | None,
+        leaf: NamedLeaf,
+        stack: Mapping[str, int],
+        second: Mapping[str, str],
+    ) -> tuple[Op, ...]:
+        """What makes one weight of a leaf and those beside it."""
+        said = rule.normalized
+        assert said is not None and leaf.letters is not None
+        moved = self._move(rule, role, layer, variant, leaf, stack, None)
+        target = "".join(moved.groups)
+        first = said.role if role == "weight" else BIAS_U
+        name = second[first]
+        spec = self.source.leaves[name].spec
+        own = unstacked(rule, name, spec)[1]
+        try:
+            axes = features(rule, leaf.letters, leaf.own_shape, own) if role == "weight" else leaf.letters[-1]
+            if said.role == "spectral_norm" and said.steps is None and len(own) == 1:
+                raise ValueError(
+                    f"it has one axis, and the u of a flax SpectralNorm two, [1, {own[0]}]; an Equinox SpectralNorm, whose u has one, takes "
+                    "no step from it at inference, and divides by u w v of both stored vectors: `spectral_norm: {u: ..., v: ...}`. Write "
+                    "`{u: ..., steps: 1}` if the source does take one"
+                )
+            rest = "".join(x for x in leaf.letters if x not in axes)
+            made = {of: self._operand(rule, layer, leaf, stack, of_name, axes if of != V else rest, target) for of, of_name in second.items()}  # fmt: skip
+        except ValueError as error:
+            raise MisfitError(f"{rule.at.line_only}: {name}: {spec} beside {leaf.name}: {leaf.spec}: {error}") from None
+        apart = unflattened(rule, layer, axes, tuple(dict(zip(leaf.letters, leaf.own_shape, strict=True))[x] for x in axes), (), self.sizes)[0]  # fmt: skip
+        sizes = dict(moved.axes)
+        of = Features(tuple(sizes[x] for x in target), tuple(k for k, x in enumerate(target) if x in apart))
+        if said.role == "weight_norm":
+            return (WeightNorm(made[first], said.epsilon, of),)
+        steps = 1 if said.steps is None else said.steps
+        return (SpectralNorm(made[first], said.epsilon, of, steps, made.get(V)),)
+
+    @staticmethod
+    def _unnormalized(rule: Rule, role: str, leaf: NamedLeaf, second: Mapping[str, str]) -> None:
+        """A flax SpectralNorm divides every parameter of two axes or more by its sigma: the bias of heads, too."""
+        said = rule.normalized
+        stepped = said is not None and said.role == "spectral_norm" and V not in said.paths
+        if role == "bias" and stepped and not second and len(leaf.own_shape) > 1:
+            raise MisfitError(
+                f"{rule.at.line_only}: {leaf.name}: {leaf.spec} has {len(leaf.own_shape)} axes, and a flax SpectralNorm divides such a bias by "
+                "its own sigma, too; give its u: `spectral_norm: {u: ..., bias: path}`"
+            )
+
+    def _operand(
+        self,
+        rule: Rule,
+        layer: TargetLayer,
+        leaf: NamedLeaf,
+        stack: Mapping[str, int],
+        name: str,
+        axes: str,
+        target: str,
+    ) -> Operand:
+        """A leaf with numbers for some axes of a weight, moved as the weight is.
+
+        Args:
+            axes: their letters, in the order in which the leaf has them.
+            target: letters of the weight's axes in the target's order, the flattened ones apart.
+
+        Raises:
+            ValueError: it is stacked otherwise; the message is the bare fact.
+        """
         spec = self.source.leaves[name].spec
         stacked, own = unstacked(rule, name, spec)
-        takes = tuple(Take(axis, stack[index]) for index, axis, _ in sorted(stacked, key=lambda s: -s[1]))
+        ops: list[Op] = [Take(axis, stack[index]) for index, axis, _ in sorted(stacked, key=lambda s: -s[1])]
         try:
-            out_spec(takes, spec)
+            out_spec(tuple(ops), spec)
         except ValueError as error:
-            raise MisfitError(
-                f"{rule.at.line_only}: {name}: {error}; it is stacked otherwise than the weight"
-            ) from None
-        return (rule.normalized.op(Operand(name, takes, math.prod(own), self.source.read)),)
+            raise ValueError(f"{error}; it is stacked otherwise than the weight") from None
+        size = dict(zip(leaf.letters or "", leaf.own_shape, strict=True))
+        shape = tuple(size[x] for x in axes)
+        if math.prod(shape) != math.prod(own):  # said by the operation, which knows what the numbers are of
+            return Operand(name, tuple(ops), math.prod(own), self.source.read)
+        letters, inner, _ = unflattened(rule, layer, axes, shape, (), self.sizes)
+        ops += [Reshape(shape), *repair(rule, layer, axes), Reshape(inner)]
+        ops += _movement(letters, inner, ("".join(x for x in target if x in letters),)) if letters else ()
+        return Operand(name, tuple(ops), math.prod(own), self.source.read)
 
     def _left_out(self, rule: Rule, leaf: NamedLeaf, moved: Part) -> str:
         """Why rows of a table are not kept: what the source pads to is known, anything else is the user's word."""
@@ -345,11 +445,11 @@ def _with(made: T, **changes: Any) -> T:
     return other
 
 
-def _counter(rule: Rule, name: str, weight: Step) -> Step:
-    """An integer of the module that the source does not have, such as the batches that a batch norm has seen: 0."""
-    module = weight.name.rpartition(".")[0]
-    said = "zero: the source does not count, and torch needs no count where `momentum` is a number"
-    return Step(f"{module}.{name}", TensorSpec((), "int64"), (), rule.word, rule.at, said, value=0.0, role=name)
+def _constant(rule: Rule, layer: TargetLayer, one: Constant, beside: Step) -> Step:
+    """A tensor of the module that the source does not have, beside one that it has."""
+    name = rule.kind.tensor_name(beside.name.rpartition(".")[0], one.role, layer)
+    spec = TensorSpec((), one.dtype) if one.dtype else beside.spec
+    return Step(name, spec, (), rule.word, rule.at, one.said, value=one.value, role=one.role)
 
 
 def computing(compute: tuple[Op, ...], spec: TensorSpec, dtype: str) -> tuple[Op, ...]:

@@ -66,20 +66,22 @@ class Scalar(Field):
 
 @dataclass(frozen=True)
 class Choice(Field):
-    """One of a few words; `hints` adds a remark for words that users will try."""
+    """One of a few words, of which YAML reads some as numbers; `hints` adds a remark for words that users will try."""
 
     words: tuple[str, ...]
     hints: tuple[tuple[str, str], ...] = ()
 
     def read(self, node: Node) -> str:
-        if not isinstance(node.value, str) or node.value not in self.words:
+        number = isinstance(node.value, int) and not isinstance(node.value, bool)
+        word = str(node.value) if number else node.value
+        if not isinstance(word, str) or word not in self.words:
             hint = dict(self.hints).get(node.value) if isinstance(node.value, str) else None
             said = f": {hint}" if hint else nearest(str(node.value), self.words)
             raise RuleError(f"{node.at}: expected one of {', '.join(self.words)}, found {node}{said}")
-        return node.value
+        return word
 
     def schema(self) -> dict[str, Any]:
-        return {"enum": list(self.words)}
+        return {"enum": [int(word) if word.isdecimal() else word for word in self.words]}
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -46,12 +47,20 @@ class _Fold(Op):
     def out_spec(self, spec: TensorSpec) -> TensorSpec:
         if spec.dtype not in ("float32", "float64"):
             raise ValueError(f"'{self}' on {spec.dtype} would lose bits; cast to float32 first")
-        if len(spec.shape) < 2:
+        if len(self.axes(spec)) < 2 or math.prod(self.axes(spec)) != spec.size:
             raise ValueError(f"'{self}' needs a weight with an output axis and others, not {spec}")
-        for second in self.operands():
-            if second.size != spec.shape[0]:
-                raise ValueError(f"{second.leaf} has {second.size} numbers, and the weight {spec.shape[0]} outputs")
+        for second, wanted, called in self.sizes():
+            if second.size != wanted:
+                raise ValueError(f"{second.leaf} has {second.size} numbers, and the weight {wanted} {called}")
         return spec
+
+    def axes(self, spec: TensorSpec) -> tuple[int, ...]:
+        """Sizes of the axes that the weight's are made of."""
+        return spec.shape
+
+    def sizes(self) -> tuple[tuple[Operand, int, str], ...]:
+        """Operands, how many numbers each must have, and of what."""
+        return ()
 
     def operands(self) -> tuple[Operand, ...]:
         """Leaves that are read beside the weight's."""
@@ -94,25 +103,66 @@ class Standardize(_Fold):
 
 
 @dataclass(frozen=True)
-class WeightNorm(_Fold):
-    """``scale * w / sqrt(sum(w ** 2) + epsilon)``, the sum over all axes but the first.
+class Features:
+    """Which axes of a weight have a number each in a second leaf, and which are summed over.
 
     Attributes:
-        scale: for each output.
+        inner: sizes of the axes that the weight's are made of, the flattened ones apart.
+        axes: those of them that are features.
+    """
+
+    inner: tuple[int, ...]
+    axes: tuple[int, ...] = (0,)
+
+    @property
+    def count(self) -> int:
+        """How many features there are."""
+        return math.prod(self.inner[axis] for axis in self.axes)
+
+    @property
+    def rest(self) -> int:
+        """How many numbers there are of each."""
+        return math.prod(self.inner) // max(1, self.count)
+
+    def matrix(self, x: Array) -> Array:
+        """The weight with a row for each feature."""
+        return np.moveaxis(x.reshape(self.inner), self.axes, range(len(self.axes))).reshape(self.count, -1)
+
+    def back(self, matrix: Array, shape: tuple[int, ...]) -> Array:
+        """The weight that this is the matrix of."""
+        others = [size for axis, size in enumerate(self.inner) if axis not in self.axes]
+        moved = matrix.reshape([self.inner[axis] for axis in self.axes] + others)
+        return np.moveaxis(moved, range(len(self.axes)), self.axes).reshape(shape)
+
+
+@dataclass(frozen=True)
+class WeightNorm(_Fold):
+    """``scale * w / sqrt(sum(w ** 2) + epsilon)``, the sum over all axes that are no features.
+
+    Attributes:
+        scale: for each feature.
         epsilon: what is added.
+        of: the features.
     """
 
     scale: Operand
     epsilon: float
+    of: Features
+
+    def axes(self, spec: TensorSpec) -> tuple[int, ...]:
+        return self.of.inner
 
     def operands(self) -> tuple[Operand, ...]:
         return (self.scale,)
 
+    def sizes(self) -> tuple[tuple[Operand, int, str], ...]:
+        return ((self.scale, self.of.count, "outputs"),)
+
     def apply(self, x: Array) -> Array:
         scale = self.scale.value().astype(np.float64)
-        wide = x.astype(np.float64)
-        norm = np.sqrt(np.sum(np.square(wide), _others(x, 0), keepdims=True) + self.epsilon)
-        return np.asarray((wide / norm * scale.reshape(-1, *[1] * (x.ndim - 1))).astype(x.dtype))
+        wide = self.of.matrix(x.astype(np.float64))
+        norm = np.sqrt(np.sum(np.square(wide), 1, keepdims=True) + self.epsilon)
+        return self.of.back((wide / norm * scale.reshape(-1, 1)).astype(x.dtype), x.shape)
 
     def __str__(self) -> str:
         return f"{self.scale.leaf} * w / |w|"
@@ -120,29 +170,46 @@ class WeightNorm(_Fold):
 
 @dataclass(frozen=True)
 class SpectralNorm(_Fold):
-    """Divided by the largest singular value, as one step of the power iteration from a stored vector finds it.
+    """Divided by ``u w v``: the largest singular value, as far as a power iteration has found its vectors.
 
     Attributes:
-        u: the vector, one number for each output.
+        u: the vector of a number for each feature.
         epsilon: added to a squared norm.
+        of: the features.
+        steps: of the iteration that are taken from u; none where v is stored, too.
+        v: the other vector.
     """
 
     u: Operand
     epsilon: float
+    of: Features
+    steps: int = 1
+    v: Operand | None = None
+
+    def axes(self, spec: TensorSpec) -> tuple[int, ...]:
+        return self.of.inner
 
     def operands(self) -> tuple[Operand, ...]:
-        return (self.u,)
+        return (self.u,) if self.v is None else (self.u, self.v)
+
+    def sizes(self) -> tuple[tuple[Operand, int, str], ...]:
+        given = ((self.v, self.of.rest, "inputs"),) if self.v is not None else ()
+        return ((self.u, self.of.count, "outputs"), *given)
 
     def apply(self, x: Array) -> Array:
+        matrix = self.of.matrix(x.astype(np.float64))
         u = self.u.value().astype(np.float64).reshape(-1)
-        matrix = x.astype(np.float64).reshape(x.shape[0], -1)
-        v = _unit(u @ matrix, self.epsilon)
-        u = _unit(matrix @ v, self.epsilon)
+        v = self.v.value().astype(np.float64).reshape(-1) if self.v is not None else u @ matrix
+        for _ in range(self.steps):
+            v = _unit(u @ matrix, self.epsilon)
+            u = _unit(matrix @ v, self.epsilon)
         sigma = float(u @ matrix @ v)
-        return np.asarray((matrix / (sigma or 1.0)).reshape(x.shape).astype(x.dtype))
+        return self.of.back((matrix / (sigma or 1.0)).astype(x.dtype), x.shape)
 
     def __str__(self) -> str:
-        return f"w / sigma(w), sigma by one step from {self.u.leaf}"
+        if self.v is not None:
+            return f"w / sigma(w), sigma = u w v of {self.u.leaf} and {self.v.leaf}"
+        return f"w / sigma(w), sigma by {'one step' if self.steps == 1 else f'{self.steps} steps'} from {self.u.leaf}"
 
 
 def _unit(x: Array, epsilon: float) -> Array:

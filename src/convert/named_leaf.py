@@ -73,7 +73,7 @@ def read_leaf(rule: Rule, role: str, name: str, spec: TensorSpec, variant: str |
     """
     stacked, own = unstacked(rule, name, spec)
     try:
-        second = rule.normalized is not None and role == rule.normalized.role
+        second = rule.normalized is not None and role in rule.normalized.paths
         letters = None if second else rule.kind.letters(role, own, variant)
     except ValueError as error:
         apart = f" ({'x'.join(map(str, own))} without stacked axes)" if stacked else ""

@@ -12,7 +12,7 @@ from convert.fields import Anything, Key, Record, nearest
 from convert.kinds import KINDS, Drop, Linear, Numbering, Recurrent, Rule, TargetLayer, Timescales, attention
 from convert.kinds.base import PATTERN, SHARED, Kind
 from convert.kinds.conventions import check_flattened, check_rope, read_flattened, read_rope
-from convert.kinds.normalized import check_normalized, read_normalized
+from convert.kinds.normalized import BIAS_U, V, check_normalized, read_normalized
 from convert.kinds.product import PLUS_FIRST, PLUS_SECOND, SECOND
 from convert.pattern import Pattern, parse_pattern
 from convert.places import Place, Places
@@ -117,14 +117,14 @@ def _read_rule(node: Node, targets: Mapping[str, Target]) -> Rule:
     sources: dict[str, Pattern] = {}
     if kind is Drop:
         sources["weight"] = values[word]
-    elif "from" in values:
-        sources |= layer.patterns(values["from"])
+    else:
+        sources |= layer.patterns(values["from"]) if "from" in values else {}
         if "times" in values:
             sources[SECOND] = values["times"]
         if "plus" in values:
             sources |= {PLUS_FIRST: values["plus"]["from"], PLUS_SECOND: values["plus"]["times"]}
         sources |= {role: values[key] for key, role in kind.leaf_keys.items() if key in values}
-        sources |= {normalized.role: values[normalized.role]} if normalized else {}
+        sources |= normalized.paths if normalized else {}
     rule = Rule(
         at=node.at,
         word=word,
@@ -157,6 +157,9 @@ def _key_of(role: str, kind: Kind, node: Node) -> tuple[str, Node]:
     """What the path of the leaves of this role is called in a rule, and the path."""
     if role in (PLUS_FIRST, PLUS_SECOND):
         return ROLES[role], node.value["plus"].value["from" if role == PLUS_FIRST else "times"]
+    if role in (V, BIAS_U):
+        key = "v" if role == V else "bias"
+        return f"spectral_norm: {key}", node.value["spectral_norm"].value[key]
     word = ROLES.get(role) or next((key for key, of in (*kind.leaf_keys.items(), (role, role)) if of == role), "from")
     return word, node.value[word if word in node.value else "from"]
 
@@ -170,6 +173,7 @@ def _check_rule(rule: Rule, node: Node) -> None:
     if rule.word == "drop" or not rule.sources:
         return
     weight = rule.path
+    lead = "from" if "from" in node.value else _key_of(next(iter(rule.sources)), rule.kind, node)[0]
     for role, pattern in rule.sources.items():
         said, key = _key_of(role, rule.kind, node)
         if pattern.wild:
@@ -180,7 +184,7 @@ def _check_rule(rule: Rule, node: Node) -> None:
             len(g.words) for g in weight.groups
         ]:
             raise RuleError(
-                f"{key.at}: `{said}` must have the same indices and as many alternatives as `from`, in the same order"
+                f"{key.at}: `{said}` must have the same indices and as many alternatives as `{lead}`, in the same order"
             )
     if len(set(rule.stacked.values())) < len(rule.stacked):
         raise RuleError(f"{node.value['stacked'].at}: two indices are stacked on one axis; each has an axis of its own")

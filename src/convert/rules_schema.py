@@ -8,6 +8,7 @@ from convert.asking import ASK, STAND_INS
 from convert.fields import INTEGER, TEXT, Anything, Choice, Either, Field, Key, ListOf, MapOf, Record, Scalar
 from convert.kinds import KINDS, Drop, Timescales, attention
 from convert.kinds.base import PATTERN, SHARED, parse_fact, parse_letter
+from convert.kinds.norm import UNSCALED, Norm
 from convert.places import Place
 from convert.rulefile import CONVENTIONS
 from convert.yamlfile import Node
@@ -215,7 +216,7 @@ def rule_record(word: str) -> Record:
     shared = dict(SHARED)
     if kind in (Drop, Timescales):
         shared = {}
-    else:
+    elif not issubclass(kind, Norm):  # one without a scale has none, as it says itself
         shared["from"] = Key(SHARED["from"].field, SHARED["from"].doc, required=True)
     return Record({word: _target_keys(word), **kind.keys, **shared}, f"a `{word}` rule", kind.hints)
 
@@ -237,6 +238,10 @@ def _rule_schema(word: str) -> dict[str, Any]:
             "propertyNames": {"not": {"enum": [*kind.target.keys]}},
         }
         schema["properties"][word] = {"description": f"where it goes. {kind.doc}", "anyOf": [layer, several]}
+    if issubclass(kind, Norm):
+        unscaled = {"properties": {"multiplies_by": {"const": int(UNSCALED)}}, "not": {"required": ["from"]}}
+        scaled = {"properties": {"multiplies_by": {"not": {"const": int(UNSCALED)}}}, "required": ["from"]}
+        schema["anyOf"] = [scaled, unscaled]
     return {"title": word, **schema}
 
 

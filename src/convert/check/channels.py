@@ -25,7 +25,7 @@ MOST = 64  # paddings that are tried
 
 def channel_norm_variants(inner: torch.nn.Module, site: Site) -> Iterator[Variant]:
     """By the rule's declaration first; nothing when the rule has no such norm there. Channels are axis 1, as torch has them."""
-    step = next((s for s in site.steps(site.name) if s.word in CHANNEL_NORMS and s.role == "weight"), None)
+    step = next((s for s in site.steps(site.name) if s.word in CHANNEL_NORMS and s.spec.shape), None)
     if step is None:
         return
     said: dict[str, Any] = next(
@@ -53,8 +53,9 @@ def _along(x: Array, value: Array) -> Array:
 
 
 def _affine(y: Array, w: dict[str, Array], factor: str) -> Array:
-    scale = 1 + w["weight"] if factor == "1+weight" else w["weight"]
-    return y * _along(y, scale) + (_along(y, w["bias"]) if "bias" in w else 0)
+    scale = _along(y, w["weight"]) if "weight" in w else 1
+    scale = 1 + scale if factor == "1+weight" else scale
+    return y * scale + (_along(y, w["bias"]) if "bias" in w else 0)
 
 
 def _batch(given: str, w: dict[str, Array], factor: str, epsilon: float, seen: Observed) -> Array:

@@ -26,6 +26,7 @@ FLIPPED, CHANNELS, SPATIAL, AS_STORED = (
     "spatial axes exchanged",
     "axes as stored",
 )
+APART = "results of one channel not beside each other"  # of a depthwise convolution
 OTHER_WAY = "transpose_kernel the other way round"
 FLATTEN, NEEDLESS = "flattened in the source's order", "flattened in another order needlessly"
 STATISTICS, SCALE_BIAS = "mean and variance exchanged", "scale and bias exchanged"
@@ -33,6 +34,7 @@ DEVIATION = "standard deviation for the variance"
 NOT_STANDARDIZED, NEEDLESSLY = "standardisation left out", "standardised needlessly"
 EPSILON_SIDE = "epsilon on the other side of the root"
 NOT_FOLDED, STORED_SIGMA = "normalisation of the weight left out", "divided by the stored sigma"
+STEPPED = "a step of the power iteration too many"
 NORM_FOR_SCALE = "the norm of the kernel for its scale"
 EXCHANGED = {
     "running_mean": ("running_var", STATISTICS),
@@ -71,6 +73,8 @@ def layout_name(step: Step, groups: tuple[str, ...]) -> str:
     if not isinstance(kind, (Convolution, ConvTranspose)):
         return ""
     spatial = set(map(kind.letter, kind.numbers.spatial))
+    if any(right != other and sorted(right) == sorted(other) for right, other in zip(part.groups, groups, strict=True)):
+        return APART
     moved = {right for right, other in zip(part.groups, groups, strict=True) if right != other}
     if moved <= spatial:
         return SPATIAL
@@ -147,20 +151,25 @@ def _normalized(step: Step, rule: Rule, plan: Plan, apart: bool) -> Iterator[Hyp
 
             yield Hypothesis(NORM_FOR_SCALE, NORM_FOR_SCALE, "the norm of each row of the kernel", "the scale", make)
         return
-    if step.role != "weight" or apart:
+    if apart:
         return
     fold = next((op for op in ops if isinstance(op, (WeightNorm, SpectralNorm))), None)
     if fold is None:
         return
     said = str(fold)
     yield Hypothesis(NOT_FOLDED, NOT_FOLDED, "the kernel as stored", said, _with(step, source, _bare(ops)))
+    if isinstance(fold, SpectralNorm) and fold.v is not None:
+        stepped = replace(fold, v=None, steps=1)
+        moved = tuple(stepped if op is fold else op for op in ops)
+        yield Hypothesis(STEPPED, STEPPED, f"{stepped}", said, _with(step, source, moved))
     if isinstance(fold, SpectralNorm) and fold.u.leaf.endswith("u"):
         sigma = fold.u.leaf[:-1] + "sigma"
         if sigma in source.leaves:
 
             def divided() -> Array:
                 wide = apply(_bare(ops), source.read(step.parts[0].leaf)).astype(np.float64)
-                value = apply(fold.u.ops, source.read(sigma)).astype(np.float64)
+                taken = tuple(op for op in fold.u.ops if isinstance(op, Take))
+                value = apply(taken, source.read(sigma)).astype(np.float64)
                 return np.asarray((wide / value).astype(numpy_dtype(step.spec.dtype)))
 
             yield Hypothesis(STORED_SIGMA, STORED_SIGMA, f"the kernel over {sigma}", said, divided)

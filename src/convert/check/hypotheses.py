@@ -31,6 +31,7 @@ from convert.steps import Part, Step
 Array = np.ndarray[Any, np.dtype[Any]]
 MAX_PARTS = 4  # of a fused tensor, whose orders are all tried
 NOT_IN_SOURCE = "bias that the source does not add"
+NOT_SCALED = "scale that the source does not multiply by"
 ROUNDINGS = 4  # a mistake such as a lost `1+scale` may have been made by adding and subtracting
 
 

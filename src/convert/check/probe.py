@@ -13,7 +13,7 @@ import numpy as np
 from convert.check.compare import Tolerance, difference, epsilon
 from convert.check.paired import paired
 from convert.check.probe_conv import probe_convolution
-from convert.check.probe_folds import effective
+from convert.check.probe_folds import effective, normalized_bias
 from convert.check.probe_norms import POSITIONS, batch_norm_sides, group_norm_sides, jax_norm, torch_norm
 from convert.check.report import Measure
 from convert.check.tensors import SHARED, tensor
@@ -30,6 +30,7 @@ from convert.kinds import (
     Rule,
     TargetLayer,
 )
+from convert.kinds.channel_norm import COUNTER
 from convert.kinds.conventions import target_order, target_pairs
 from convert.kinds.norm import Norm
 from convert.kinds.normalized import kept
@@ -80,7 +81,10 @@ class Probe:
         if not is_float(own.dtype.name) or not is_float(written.dtype.name):
             return None
         if self.step.role == "weight" and (self.rule.normalized or getattr(self.rule.kind, "standardized", None)):
-            own = effective(self.rule, own, self._second(), kept(self.rule, self._layer))
+            variant = self.plan.choices[self.rule.choice] if self.rule.choice else None
+            own = effective(self.rule, own, self._beside(), kept(self.rule, self._layer), variant)
+        elif self.rule.normalized and self.step.role == "bias" and (beside := self._beside()):
+            own = normalized_bias(self.rule, own, beside[0])
         rows = self.part.share(written)
         precision = self.step.spec.dtype if self.step.spec.dtype in ("float32", "bfloat16", "float16") else "float32"
         run, reduction = self._operation(own, rows, precision)
@@ -100,10 +104,9 @@ class Probe:
             leaf = op.apply(leaf)
         return leaf
 
-    def _second(self) -> Array | None:
-        """The leaf beside the weight's, whose element of a stack is the weight's."""
-        names = operand_leaves(self.part.ops)
-        return self._unstacked(self.plan.source.read(names[0]), self.part) if names else None
+    def _beside(self) -> list[Array]:
+        """The leaves beside the weight's, whose element of a stack is the weight's."""
+        return [self._unstacked(self.plan.source.read(name), self.part) for name in operand_leaves(self.part.ops)]
 
     def _in_order(self, y: Array, axes: str) -> Array:
         """A value of the source's with a flattened map in the target's order."""
@@ -143,7 +146,9 @@ class Probe:
             return self._bias(kind, own, rows)
         if isinstance(kind, (Convolution, ConvTranspose)) and self.step.role == "weight":
             return self._convolution(kind, own, rows)
-        if isinstance(kind, GroupNorm) and self.step.role == "weight":
+        if isinstance(kind, Norm) and self.step.role != next(iter(self.rule.sources)):
+            return (lambda dtype: (rows.astype(np.float64).reshape(own.shape), own.astype(np.float64))), 1
+        if isinstance(kind, GroupNorm):
             return self._group_norm(kind, own, rows)
         if isinstance(kind, BatchNorm):
             return self._batch_norm(kind, own, rows)
@@ -253,19 +258,19 @@ class Probe:
     def _norm(
         self, kind: Norm, own: Array, rows: Array, precision: str
     ) -> tuple[Callable[[str], tuple[Array, Array]], int]:
+        """The run of the scale, or where the source has none, of the bias; with what is written of nothing beside it."""
         layer = self._layer
         epsilon_ = self._epsilon(kind)
-        if self.step.role == "bias":
-            return (lambda dtype: (rows.astype(np.float64), own.astype(np.float64))), 1
         x = self.rng.standard_normal((BATCH, *own.shape)) * 3 + 1
         centred = isinstance(kind, LayerNorm)
+        weight, bias = self._affine(kind, rows)
 
         wanted = jax_norm(x, own, precision, centred, epsilon_, kind.multiplies_by)
 
         def run(dtype: str) -> tuple[Array, Array]:
             axes = "." * (x.ndim - own.ndim) + (kind.axes or "." * own.ndim)
             given = self._freed(x, axes)  # the layer before gives the target its features in the target's order
-            got = torch_norm(given, rows, dtype, self.device, centred, epsilon_, layer.multiplies_by)
+            got = torch_norm(given, weight, bias, dtype, self.device, centred, epsilon_, layer.multiplies_by)
             return got, self._freed(np.asarray(wanted[dtype]), axes)
 
         return run, own.size
@@ -273,21 +278,30 @@ class Probe:
     def _epsilon(self, kind: Norm) -> float:
         return float(self.plan.facts[kind.epsilon] if isinstance(kind.epsilon, str) else kind.epsilon)
 
+    def _affine(self, kind: Norm, rows: Array) -> tuple[Array | None, Array | None]:
+        """Weight and bias of the target's norm: the tensor that is run, and the constant beside it, if there is one."""
+        found = {self.step.role: rows}
+        module = self.step.name.rpartition(".")[0]
+        for one in kind.constants(self._layer):
+            found[one.role] = self.written(kind.tensor_name(module, one.role, self._layer))
+        return found.get("weight"), found.get("bias")
+
     def _group_norm(self, kind: GroupNorm, own: Array, rows: Array) -> tuple[Callable[[str], tuple[Array, Array]], int]:
         x = self.rng.standard_normal((BATCH, POSITIONS, own.size)) * 3 + 1
         groups, factors = kind.count(own.size), (kind.multiplies_by, self._layer.multiplies_by)
         eps = self._epsilon(kind)
-        run = group_norm_sides(x, own.reshape(-1), rows.reshape(-1), groups, eps, factors, self.device)
+        pair = self._affine(kind, rows)
+        run = group_norm_sides(x, own.reshape(-1), pair, groups, eps, factors, self.device)
         return run, own.size * POSITIONS
 
     def _batch_norm(self, kind: BatchNorm, own: Array, rows: Array) -> tuple[Callable[[str], tuple[Array, Array]], int]:
-        """The scale's run is that of the whole layer; of the other tensors the values are compared."""
-        if self.step.role != "weight":
-            return (lambda dtype: (rows.astype(np.float64).reshape(-1), own.astype(np.float64).reshape(-1))), 1
+        """The run of the whole layer, with all of its tensors."""
         module = self.step.name.rpartition(".")[0]
-        steps = [s for s in self.plan.steps if s.parts and s.name.rpartition(".")[0] == module]
+        steps = [s for s in self.plan.steps if s.role != COUNTER and s.name.rpartition(".")[0] == module]
         source = {
-            s.role: self._unstacked(self.plan.source.read(s.parts[0].leaf), s.parts[0]).reshape(-1) for s in steps
+            s.role: self._unstacked(self.plan.source.read(s.parts[0].leaf), s.parts[0]).reshape(-1)
+            for s in steps
+            if s.parts
         }
         given = (
             (s.name.rpartition(".")[2], s) for s in steps

@@ -47,21 +47,28 @@ def probe_convolution(
     kernel = rows
     if theirs is not None:  # from the target's own order of axes to torch's
         stored = theirs.kernel + ("I" if theirs.depthwise else "")
-        kernel = np.einsum(f"{stored}->{'OI' + theirs.spatial}", rows[..., None] if theirs.depthwise else rows)
+        kernel = np.einsum(
+            f"{stored}->{theirs.outputs + 'I' + theirs.spatial}", rows[..., None] if theirs.depthwise else rows
+        )
+        kernel = kernel.reshape(-1, *kernel.shape[len(theirs.outputs) :])
 
     def run(dtype: str) -> tuple[Array, Array]:
         turned = isinstance(kind, ConvTranspose) and kind.transpose_kernel
         call = (numbers.input, numbers.kernel + "I" * numbers.depthwise, numbers.result)
         given = own[..., None] if numbers.depthwise else own
         own_taps = tuple(
-            sizes[kind.letter(a)] for a in numbers.kernel if a not in "OI"
+            sizes[kind.letter(a)] for a in numbers.kernel if a not in "OIC"
         )  # jax.lax goes by the kernel's order
-        want = np.asarray(_compiled(call, groups, geometry, own_taps, transposed, turned, dtype)(x, given))
+        if "C" in numbers.kernel:
+            want = np.asarray(_each_channel(call, geometry, own_taps, dtype)(x, given))
+        else:
+            want = np.asarray(_compiled(call, groups, geometry, own_taps, transposed, turned, dtype)(x, given))
         function = _torch_transposed if transposed else _torch
         got = function(flat, kernel, groups, geometry, taps, dtype, device)
         return got, np.einsum(f"{numbers.result}->{order}", want)
 
-    return run, int(np.prod(own.shape)) // sizes[kind.letter(kind.output)]
+    results = kind.numbers.outputs if kind.output == "O" else kind.output
+    return run, int(np.prod(own.shape)) // int(np.prod([sizes[kind.letter(axis)] for axis in results]))
 
 
 def _input_size(geometry: Geometry, taps: tuple[int, ...]) -> tuple[int, ...]:
@@ -85,8 +92,7 @@ def _compiled(
 ) -> Callable[[Array, Array], jax.Array]:
     import jax
 
-    words = {"CAUSAL": [(width - 1, 0) for width in geometry.widths(taps)]}  # flax's, as it hands it to jax.lax
-    padding: Any = words.get(str(geometry.padding), geometry.padding)
+    padding = _padding(geometry, taps)
 
     def run(x: jax.Array, kernel: jax.Array) -> jax.Array:
         x, kernel = x.astype(dtype), kernel.astype(dtype)
@@ -118,6 +124,38 @@ def _compiled(
             dimension_numbers=numbers, feature_group_count=groups,
         )  # fmt: skip
         return y.astype("float64")
+
+    return jax.jit(run)
+
+
+def _padding(geometry: Geometry, taps: tuple[int, ...]) -> Any:
+    """As jax.lax takes it; CAUSAL is flax's word for what it hands over."""
+    words = {"CAUSAL": [(width - 1, 0) for width in geometry.widths(taps)]}
+    return words.get(str(geometry.padding), geometry.padding)
+
+
+@lru_cache(maxsize=256)
+def _each_channel(
+    numbers: tuple[str, str, str], geometry: Geometry, taps: tuple[int, ...], dtype: str
+) -> Callable[[Array, Array], jax.Array]:
+    """Each channel convolved alone with the filters that are its own, and the results of one channel put beside each other."""
+    import jax
+    import jax.numpy as jnp
+
+    given, stored, result = numbers
+    of_one = stored.replace("C", "")
+    padding = _padding(geometry, taps)
+
+    def run(x: jax.Array, kernel: jax.Array) -> jax.Array:
+        def one(channel: jax.Array, filters: jax.Array) -> jax.Array:
+            return jax.lax.conv_general_dilated(
+                jnp.expand_dims(channel, given.index("C")), filters, geometry.strides, padding,
+                rhs_dilation=geometry.dilation, dimension_numbers=(given, of_one, result),
+            )  # fmt: skip
+
+        at = result.index("C")
+        y = jax.vmap(one, (given.index("C"), stored.index("C")), at)(x.astype(dtype), kernel.astype(dtype))
+        return y.reshape(*y.shape[:at], -1, *y.shape[at + 2 :]).astype("float64")
 
     return jax.jit(run)
 

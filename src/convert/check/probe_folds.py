@@ -2,31 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from convert.kinds import Convolution, Kind, Linear, Rule
+from convert.kinds.normalized import features
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-def output_axis(kind: Kind) -> int:
-    """Which stored axis of a weight is its output: flax's feature axis."""
+def stored_letters(kind: Kind, variant: str | None) -> str:
+    """Letters of a weight's axes, as stored."""
     if isinstance(kind, Linear):
-        equation = next(iter(kind.equations.values()))
-        return equation.weight.index(equation.outputs)
+        return kind.equations[variant or ""].weight
     assert isinstance(kind, Convolution)
-    return kind.numbers.kernel.index("O")
+    return kind.axes
 
 
-def effective(rule: Rule, own: Array, second: Array | None, kept: bool) -> Array:
+def effective(rule: Rule, own: Array, beside: Sequence[Array], kept: bool, variant: str | None = None) -> Array:
     """In float64.
 
     Args:
         own: the leaf, stacked axes taken out.
-        second: the leaf beside it, of a weight norm or spectral norm.
+        beside: the leaves beside it, of a weight norm or spectral norm.
         kept: whether the target stores both, and computes with `own` alone here.
+        variant: of the rule's equations.
     """
     import jax
     import jax.numpy as jnp
@@ -40,20 +42,41 @@ def effective(rule: Rule, own: Array, second: Array | None, kept: bool) -> Array
             w = w / jnp.sqrt(jnp.var(w, axes, keepdims=True) + said.epsilon)
         else:
             w = w / (jnp.std(w, axes, keepdims=True) + said.epsilon)
-    if rule.normalized is not None and second is not None and not kept:
+    if rule.normalized is not None and beside and not kept:
         epsilon = rule.normalized.epsilon
-        given = jnp.asarray(second).astype("float64")
-        at = output_axis(rule.kind)
-        moved = jnp.moveaxis(w, at, -1)
-        flat = moved.reshape(-1, moved.shape[-1])
+        given, *more = (jnp.asarray(second).astype("float64") for second in beside)
+        letters = stored_letters(rule.kind, variant)
+        at = [letters.index(x) for x in features(rule, letters, own.shape, given.shape)]
+        moved = jnp.moveaxis(w, at, range(w.ndim - len(at), w.ndim))
+        flat = moved.reshape(-1, int(np.prod([own.shape[axis] for axis in at])))
         if rule.normalized.role == "weight_norm":
             flat = flat * jax.lax.rsqrt(jnp.sum(flat * flat, axis=0) + epsilon) * given.reshape(-1)
         else:
-            u = given.reshape(1, -1)
-            v = u @ flat.T
-            v = v * jax.lax.rsqrt(jnp.sum(v * v) + epsilon)
-            u = v @ flat
-            u = u * jax.lax.rsqrt(jnp.sum(u * u) + epsilon)
-            flat = flat / (v @ flat @ u.T)[0, 0]
-        w = jnp.moveaxis(flat.reshape(moved.shape), -1, at)
+            flat = _over_sigma(flat, given, more[0] if more else None, rule.normalized.steps, epsilon)
+        w = jnp.moveaxis(flat.reshape(moved.shape), range(w.ndim - len(at), w.ndim), at)
     return np.asarray(w)
+
+
+def normalized_bias(rule: Rule, own: Array, u: Array) -> Array:
+    """A bias of several axes that a flax SpectralNorm divides by its own sigma: a matrix of all axes against the last."""
+    import jax.numpy as jnp
+
+    assert rule.normalized is not None
+    flat = jnp.asarray(own).astype("float64").reshape(-1, own.shape[-1])
+    made = _over_sigma(flat, jnp.asarray(u).astype("float64"), None, rule.normalized.steps, rule.normalized.epsilon)
+    return np.asarray(made).reshape(own.shape)
+
+
+def _over_sigma(flat: Any, u: Any, v: Any, steps: int | None, epsilon: float) -> Any:
+    """A matrix (others, features) over v w u: the vectors as stored, or by steps of the power iteration from u."""
+    import jax
+    import jax.numpy as jnp
+
+    u = u.reshape(1, -1)
+    v = u if v is None else v.reshape(1, -1)
+    for _ in range(1 if steps is None else steps):
+        v = u @ flat.T
+        v = v * jax.lax.rsqrt(jnp.sum(v * v) + epsilon)
+        u = v @ flat
+        u = u * jax.lax.rsqrt(jnp.sum(u * u) + epsilon)
+    return flat / (v @ flat @ u.T)[0, 0]

@@ -16,7 +16,7 @@ import ml_dtypes
 import numpy as np
 
 from convert.check.damage import damage
-from convert.check.hypotheses import NOT_IN_SOURCE, count_unequal, hypotheses, nearly, same_bits
+from convert.check.hypotheses import NOT_IN_SOURCE, NOT_SCALED, count_unequal, hypotheses, nearly, same_bits
 from convert.check.hypothesis import Hypothesis, expected
 from convert.check.report import Finding, LevelReport, Verdict
 from convert.check.tied import untied
@@ -222,13 +222,21 @@ def _too_narrow(step: Step, leaf: str, error: OverflowError) -> Finding:
 
 def _unlike_computed(step: Step, got: Array, want: Array) -> Finding:
     count = count_unequal(got, want)
+    differ = f"differ from what {step.rule.line_only} computes"
+    if isinstance(step.value, float):
+        differ = f"are not {step.value:g}, which {step.rule.line_only} has them be ({step.arithmetic})"
     return Finding(
-        f"{step.name} ({step.spec}): {count} of {step.spec.size} values differ from what {step.rule.line_only} computes"
+        f"{step.name} ({step.spec}): {count} of {step.spec.size} values {differ}"
         + (f"; {found.said}" if (found := damage(got, want)) else ""),
         step.name,
         step.rule.line_only,
-        {"values": count, "diagnosis": NOT_IN_SOURCE if isinstance(step.value, float) else "another buffer"},
+        {"values": count, "diagnosis": _from_nothing(step) if isinstance(step.value, float) else "another buffer"},
     )
+
+
+def _from_nothing(step: Step) -> str:
+    """What a tensor does that is another one than what is written where the source does nothing."""
+    return NOT_SCALED if step.role == "weight" else NOT_IN_SOURCE
 
 
 def _incomplete(plan: Plan, names: set[str]) -> Finding:

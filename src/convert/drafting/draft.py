@@ -9,6 +9,7 @@ from convert.asking import ASK
 from convert.drafting.attention import Attention, find_attention
 from convert.drafting.cells import find_cells
 from convert.drafting.entry import Entry, Layer, flow, plain, written
+from convert.drafting.equinox_state import find_statistics
 from convert.drafting.layers import LayerRules
 from convert.drafting.letters import Letters, NoLetterError
 from convert.drafting.partners import find_partners
@@ -99,9 +100,12 @@ class _Drafter:
         left = [g for g in left if not any(g.steps[: len(prefix)] == prefix for prefix in cells)]
         layers = _layers(left)
         partners = find_partners(layers, self.paths, self.source.leaves)
+        bare = list(find_statistics(partners, layers, self.paths, self.source.leaves))
         write = LayerRules(self.source, self.paths, self.letters, partners, left)
         for layer in layers:
             yield from write.rules(layer)
+        for layer in bare:
+            yield write.bare(layer)
         for path, why in partners.spare.items():
             entry = Entry()
             entry.say("drop", plain(path), "guess")

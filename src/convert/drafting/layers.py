@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from convert.drafting.entry import Entry, Layer, flow, plain
+from convert.drafting.equinox_state import DEBIASED
 from convert.drafting.letters import Letters, NoLetterError
 from convert.drafting.partners import BIASES, KERNELS, SCALES, Partners
 from convert.drafting.paths import Paths
@@ -17,6 +19,10 @@ QUERIES = ("query", "key", "value", "q", "k", "v", "q_proj", "k_proj", "v_proj",
 OUTPUTS = ("out", "o", "post", "o_proj", "out_proj", "output", "output_dense", "output_proj")
 NAME = "what is the module called in PyTorch?"
 FACTORS = [("multiplies_by: scale", "the factor starts at 1"), ("multiplies_by: 1+scale", "the leaf starts at 0")]
+EITHER = [
+    ("multiplies_by: scale", "center=False: it is the scale"),
+    ("multiplies_by: 1", "scale=False: it is the bias; write `bias:` in place of `from:`"),
+]
 EPSILONS = [
     ("epsilon: 1e-6", "the default of flax's LayerNorm, RMSNorm and GroupNorm"),
     ("epsilon: 1e-5", "of flax's BatchNorm, of Equinox, of Haiku"),
@@ -41,7 +47,10 @@ class LayerRules:
         for g in groups:
             layer = Layer(g.steps[:-1], {g.steps[-1].words[0]: g})
             if len(g.shape) > 2 and _convolves(layer, g):
-                self.channels.add(g.shape[0] if g.steps[-1].words[0] == "weight" else g.shape[-1])
+                each = g.shape[-1] if _depthwise(layer, g.steps[-1].words[0]) else 1
+                self.channels.add(
+                    g.shape[0] if g.steps[-1].words[0] == "weight" else g.shape[-1 if each == 1 else -2] * each
+                )
 
     def rules(self, layer: Layer) -> Iterator[Entry]:
         """The rules of one layer's leaves, but for those that belong to another layer."""
@@ -57,12 +66,18 @@ class LayerRules:
         scale = None if table or kernel else rest.find(SCALES, (1, 2, 3, 4))
         main = table or kernel or scale
         bias = rest.find(BIASES, (1, 2, 3, 4)) if main and not table else None
-        used = {main, bias}
+        if main is None:
+            bias = rest.find(BIASES, (1, 2, 3, 4))
+        used = {main, bias} if main else set()
         beside = [left[role].shape for role in ("mean", "var") if role in left]  # nnx keeps them there
-        if scale and beside == [left[scale].shape] * 2:
+        lead = scale if main else bias
+        if (lead and beside == [left[lead].shape] * 2) or (not lead and not main and beside == beside[:1] * 2 != []):
             for role in ("mean", "var"):
                 self.partners.add(layer, role, self.paths.path(left[role].steps), left[role].leaves)
                 used.add(role)
+        if main is None and self._bare(rest, bias):
+            used.add(bias)
+            yield self._norm(layer, None, bias)
         yield from self._with(rest, main, bias, "table" if table else "kernel" if kernel else "scale")
         for key, g in left.items():
             if key not in used and not self.partners.taken >= set(g.leaves):
@@ -73,20 +88,62 @@ class LayerRules:
         left = layer.leaves
         ones = all(len(g.shape) == 1 for g in left.values())
         table = "embedding" in layer.hint and len(left) == 1
+        if drops := list(self._keras_spectral(layer)):
+            yield from drops
+            return
         kernels = [key for key, g in left.items() if len(g.shape) > 2] if "separable" in layer.hint else ["0"]
         main, bias = "0", "1" if len(kernels) == 1 and "1" in left and not table else None
         used = {main, bias}
-        if ones and {"2", "3"} <= left.keys():
-            for key, role in (("2", "mean"), ("3", "var")):
+        alike = ones and len({g.shape for g in left.values()}) == 1 and not table
+        count = 4 if {"2", "3"} <= left.keys() else 3 if "2" in left else 2 if "batch" in layer.hint else 0
+        if ones and (count == 4 or (alike and count == len(left))):
+            for key, role in zip(list(left)[count - 2 : count], ("mean", "var"), strict=True):
                 self.partners.add(layer, role, self.paths.path(left[key].steps), left[key].leaves)
                 used.add(key)
-        yield from self._with(layer, main, bias, "table" if table else "scale" if ones else "kernel")
+        if alike and (count == len(left) == 3 or (len(left) == 1 and re.search("layer_norm|group_norm", layer.hint))):
+            yield self._norm(layer, main, None, either=True)
+        elif alike and count == len(left) == 2:
+            yield self._norm(layer, None, None)
+        else:
+            yield from self._with(layer, main, bias, "table" if table else "scale" if ones else "kernel")
         for key in kernels[1:]:  # the pointwise kernel has the bias
             yield from self._with(layer, key, last if (last := str(len(kernels))) in left else None, "kernel")
             used |= {key, last}
         for key, g in left.items():
             if key not in used:
                 yield from self._alone(layer, key, g)
+
+    def _keras_spectral(self, layer: Layer) -> Iterator[Entry]:
+        """A SpectralNormalization: the kernel of the layer in it once more, and the vector u. Keras uses neither at inference."""
+        kernel, u = (layer.leaves.get(key) for key in "01")
+        if kernel is None or u is None or len(layer.leaves) > 2 or u.shape != (1, kernel.shape[-1]):
+            return
+        inner = self.source.leaves.get(kernel.leaves[0].removesuffix("vars/0") + "layer/vars/0")
+        if inner is None or inner.spec.shape != kernel.shape:
+            return
+        for g, why in (
+            (kernel, "the kernel of the layer in it once more"),
+            (
+                u,
+                "a state of training; at inference Keras computes with the kernel as it is stored, normalised",
+            ),
+        ):
+            entry = Entry(g.leaves[0])
+            entry.say("drop", plain(self.paths.drop(g)), "guess: a SpectralNormalization")
+            entry.say("because", why)
+            yield entry
+
+    def bare(self, layer: Layer) -> Entry:
+        """The rule of a norm that has statistics alone, which lie elsewhere."""
+        return self._norm(layer, None, None)
+
+    def _bare(self, layer: Layer, bias: str | None) -> bool:
+        """Whether these leaves are a norm without a scale: by its statistics, or by its name."""
+        if bias is not None and sum(n > 1 for n in layer.leaves[bias].shape) > 1:
+            return False
+        stats = all(self.partners.get(layer, role) for role in ("mean", "var"))
+        named = re.search(r"norm|^(ln|bn|gn)$", layer.hint) is not None
+        return stats or (bias is not None and named)
 
     def _with(self, layer: Layer, main: str | None, bias: str | None, what: str) -> Iterator[Entry]:
         if main is None:
@@ -175,17 +232,34 @@ class LayerRules:
         entry.ask("embedding", NAME, known)
         return entry
 
-    def _norm(self, layer: Layer, main: str, bias: str | None) -> Entry:
-        g = layer.leaves[main]
-        entry = Entry(g.leaves[0])
+    def _norm(self, layer: Layer, main: str | None, bias: str | None, either: bool = False) -> Entry:
+        """A norm.
+
+        Args:
+            main: the scale, if it has one.
+            either: whether that may be the bias as well: Keras calls both by a number.
+        """
         stats = {role: path for role in ("mean", "var") if (path := self.partners.get(layer, role))}
-        self._from(entry, layer, main, bias, "guess: a norm's scale")
+        g = next(layer.leaves[key] for key in (main, bias, "mean", "average", "0") if key and key in layer.leaves)
+        entry = Entry(g.leaves[0])
+        if main is not None:
+            self._from(entry, layer, main, bias, "guess: a norm's scale")
+        elif bias is not None:
+            entry.say("bias", plain(self.paths.path(g.steps)), f"{self._spec(g)}; guess: a norm without a scale")
+            self.paths.say_stacked(entry, g.steps)
         for role, path in stats.items() if len(stats) == 2 else ():
-            entry.say(role, plain(path))
+            entry.say(role, plain(path), "" if main or bias else "guess: a norm without scale and bias")
         kind = "batch_norm" if len(stats) == 2 else "layer_norm" if bias else "rms_norm"
-        entry.ask("multiplies_by", "what does the source multiply by?", FACTORS, kind)
+        if either:
+            entry.ask("multiplies_by", "Keras numbers the arrays: is this one the scale or the bias?", EITHER)
+        elif main is not None:
+            entry.ask("multiplies_by", "what does the source multiply by?", FACTORS, kind)
+        else:
+            entry.say("multiplies_by", "1", "guess: there is no scale")
         entry.ask("epsilon", "what does the source add to the variance?", EPSILONS, kind)
         if len(stats) == 2:
+            if self.partners.get(layer, DEBIASED):
+                entry.ask("momentum", "mode=\"batch\": Equinox divides both statistics by 1 - momentum**counter at inference, and no rule does; divide them in the tree first. Which momentum is it?", [("momentum: 0.99", "Equinox's default")])  # fmt: skip
             momenta = [("momentum: 0.99", "for training only: which share of the statistics a step keeps")]
             entry.offer(momenta, once=True)
         last = max((k for k, n in enumerate(g.shape) if n > 1), default=len(g.shape) - 1)
@@ -196,9 +270,18 @@ class LayerRules:
         groups = {"group_norm": "if it is one: add `num_groups: 32` (flax's default), or `group_size`"}
         more = groups if self.channels & set(g.shape) else {}
         if len(stats) == 2:
-            self._target(entry, layer, {"batch_norm": "guess: there are running statistics"})
+            lacks = (
+                "" if main and bias else "; ones and zeros are written for what the source lacks, unless it says `has:`"
+            )
+            name = self.paths.module([step for step in layer.steps if step.words != ("mean_ema",)])
+            known = {"batch_norm": f"guess: there are running statistics{lacks}"}
+            self._target(entry, layer, known, "", name.removeprefix("batch_stats.").removeprefix("state."))
+        elif either:
+            if "group" in layer.hint:
+                entry.ask("num_groups", "how many groups?", [("num_groups: 32", "Keras's default")])
+            self._target(entry, layer, {"group_norm" if "group" in layer.hint else "layer_norm": "guess: by its name"})
         elif bias:
-            self._target(entry, layer, {"layer_norm": "guess: a bias beside the scale", **more})
+            self._target(entry, layer, {"layer_norm": f"guess: a bias{' beside the scale' if main else ''}", **more})
         elif "rms" in layer.hint:
             self._target(entry, layer, {"rms_norm": "guess: by its name"})
         else:
@@ -279,12 +362,12 @@ class LayerRules:
         spatial = len(g.shape) - 2
         words = ("W", "HW", "DHW")[spatial - 1]
         torch_order = main == "weight"
-        depthwise = "depthwise" in layer.hint and g.shape[-1] == 1 and main == "0"  # Keras: rows, columns, channels, 1
+        depthwise = _depthwise(layer, main)
         numbers = f"NC{words},OI{words}->NC{words}" if torch_order else f"N{words}C,{words}IO->N{words}C"
         sizes = g.shape[2:] if torch_order else g.shape[:spatial]
         out, into = (g.shape[0], g.shape[1]) if torch_order else (g.shape[-1], g.shape[-2])
-        if depthwise or ("separable" in layer.hint and main == "0" and out == 1):
-            depthwise, numbers, out, into = True, f"N{words}C,{words}OI->N{words}C", into, out
+        if depthwise:  # Keras: rows, columns, channels, results of each
+            numbers, out, into = f"N{words}C,{words}CO->N{words}C", into, out
         rows = "".join(self.letters.named("kernel", n, k) for k, n in enumerate(sizes))
         o = self.letters.named("width", out)
         i = self.letters.named("one" if into == 1 else "width", into, int(into == out and into > 1))
@@ -295,9 +378,7 @@ class LayerRules:
         for partner in ("weight_norm", "spectral_norm"):
             if path := self.partners.get(layer, partner):
                 entry.say(partner, plain(path), "guess: by its name")
-        if depthwise:
-            entry.say("feature_group_count", o, "guess: by its name")
-        elif into == 1 and out > 1:
+        if into == 1 and out > 1 and not depthwise:
             ways = [(f"feature_group_count: {o}", "depthwise"), ("feature_group_count: 1", "one channel")]
             entry.ask("feature_group_count", "is it depthwise, or has its input one channel?", ways)
         if max(sizes) > 1:
@@ -323,6 +404,11 @@ class LayerRules:
         entry.ask("padding", "what does the source pass?", [("padding: CAUSAL", "Griffin's"), *PADDINGS], "lone")
         self._target(entry, layer, {"conv": ""})
         return entry
+
+
+def _depthwise(layer: Layer, key: str) -> bool:
+    """Whether a kernel is that of Keras's DepthwiseConv, or the first of its SeparableConv."""
+    return key == "0" and ("depthwise" in layer.hint or "separable" in layer.hint)
 
 
 def _convolves(layer: Layer, g: Group) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from convert.drafting.entry import Layer
-from convert.drafting.paths import Paths
+from convert.drafting.paths import Paths, counts
 from convert.grouping import Step, escape
 from convert.sources.base import Leaf
 
@@ -58,6 +58,8 @@ def find_partners(layers: Sequence[Layer], paths: Paths, known: Mapping[str, Lea
                 _reparametrized(partners, layer, key, known, apart, paths)
         _lora(partners, layer, by_steps, paths)
         _bias(partners, layer, by_steps, paths)
+    for layer in layers:  # those that no scale or bias has taken
+        _haiku_bare(partners, layer, by_steps, paths, known)
     return partners
 
 
@@ -90,11 +92,28 @@ def _haiku_statistics(
             continue
         for role, leaves in moved.items():
             partners.add(layer, role, f"{escape(state)}/{module}/~/{STATISTICS[role]}", leaves)
-        spare = re.compile(rf"{re.escape(state)}/.*/~/[^/]*_ema/(hidden|counter)")
-        found = {name for name in known if spare.fullmatch(name)}
-        if found:
+        _haiku_spare(partners, state, known)
+
+
+def _haiku_spare(partners: Partners, state: str, known: Mapping[str, Leaf]) -> None:
+    """What the averages are made of. Counters that are integers are dropped with all others that no model needs."""
+    for word in ("hidden", "counter"):
+        below = re.compile(rf"{re.escape(state)}/.*/~/[^/]*_ema/{word}")
+        found = {name for name in known if below.fullmatch(name)}
+        if found and not any(counts(known[name].spec.shape, known[name].spec.dtype) for name in found):
             partners.taken |= found
-            partners.spare[f"{escape(state)}/**/~/*_ema/{{hidden,counter}}"] = "what the averages are made of"
+            partners.spare[f"{escape(state)}/**/~/*_ema/{word}"] = "what the averages are made of"
+
+
+def _haiku_bare(partners: Partners, layer: Layer, by_steps: Mapping[tuple[Step, ...], Layer], paths: Paths, known: Mapping[str, Leaf]) -> None:  # fmt: skip
+    """``state/norm/~/mean_ema/average`` of a norm without scale and offset."""
+    twin = by_steps.get((*layer.steps[:-1], Step(("var_ema",)))) if layer.steps[-1:] == (Step(("mean_ema",)),) else None
+    mean, var = layer.leaves.get("average"), twin.leaves.get("average") if twin else None
+    if mean is None or var is None or mean.shape != var.shape or partners.taken & set(mean.leaves):
+        return
+    partners.add(layer, "mean", paths.path(mean.steps), mean.leaves, mean.shape)
+    partners.add(layer, "var", paths.path(var.steps), var.leaves, var.shape)
+    _haiku_spare(partners, mean.leaves[0].split("/")[0], known)
 
 
 def _reparametrized(

@@ -95,5 +95,9 @@ def random(g: Group) -> bool:
 
 def unwanted(g: Group) -> bool:
     """Whether no model needs the leaves: the optimizer's state, counters, random generators."""
-    counts = g.shape == () and g.dtype.startswith(("int", "uint", "bool"))
-    return optimizer(g) is not None or counts or random(g)
+    return optimizer(g) is not None or counts(g.shape, g.dtype) or random(g)
+
+
+def counts(shape: tuple[int, ...], dtype: str) -> bool:
+    """Whether a leaf is a counter or a flag."""
+    return shape == () and dtype.startswith(("int", "uint", "bool"))

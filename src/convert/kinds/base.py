@@ -132,6 +132,7 @@ class TargetLayer:
         parametrization: how the target keeps a normalised weight's two tensors, where it does.
         packed_in: the torch.nn.MultiheadAttention that it is a projection of, where the rule is an `attention`.
         tied: of an embedding, where else the target has the same table.
+        has: which of weight and bias the target's norm has, where the target says so.
     """
 
     path: Pattern
@@ -144,6 +145,24 @@ class TargetLayer:
     parametrization: str | None = None
     packed_in: Pattern | None = None
     tied: tuple[Tied, ...] = ()
+    has: str | None = None
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A tensor of the target's module that no leaf holds, as the source does nothing with it.
+
+    Attributes:
+        role: of the tensor: ``weight``, ``bias``, or its own name.
+        value: of all its elements.
+        said: what it is and why, for a plan.
+        dtype: of a single number; empty: it has the shape and the dtype of the tensors beside it.
+    """
+
+    role: str
+    value: float
+    said: str
+    dtype: str = ""
 
 
 @dataclass(frozen=True)
@@ -184,7 +203,6 @@ class Kind(ABC):
     target: ClassVar[Record | None]  # the long form of the target; None: the rule has no target
     fuses: ClassVar[bool] = False  # several sources may become the rows of one target
     leaf_keys: ClassVar[Mapping[str, str]] = {"bias": "bias"}  # key of a rule that is a path -> role of its leaves
-    counters: ClassVar[tuple[str, ...]] = ()  # integers of the target's module that no leaf holds: zeros
 
     @classmethod
     @abstractmethod
@@ -211,6 +229,7 @@ class Kind(ABC):
             flattened=values.get("flattened"),
             parametrization=values.get("parametrization"),
             tied=tuple(Tied(word, path) for word, paths in values.get("tied", {}).items() for path in paths),
+            has=values.get("has"),
         )
 
     def patterns(self, start: Pattern) -> dict[str, Pattern]:
@@ -288,6 +307,10 @@ class Kind(ABC):
             ValueError: the number of rows is not one that the rule knows; the message is the bare fact.
         """
         return rows
+
+    def constants(self, layer: TargetLayer) -> tuple[Constant, ...]:
+        """Tensors that the target's module has and no leaf holds."""
+        return ()
 
     def facts(self, layer: TargetLayer) -> dict[str, Any]:
         """What is no weight: activation, epsilon, the factor on either side."""

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from convert.fields import Key, Record, Scalar
-from convert.kinds.base import AXES, BIAS, EPSILON, PATTERN, TargetLayer, module_target
-from convert.kinds.norm import FACTOR, TARGET_FACTOR, Norm
+from convert.kinds.base import AXES, BIAS, EPSILON, PATTERN, Constant, TargetLayer, module_target
+from convert.kinds.norm import FACTOR, HAS, TARGET_FACTOR, Norm
 
 
 def _parse_count(value: int) -> int:
@@ -24,6 +24,7 @@ def _parse_momentum(value: float | int) -> float:
 
 
 COUNT = Scalar(int, "a number above 0", _parse_count)
+COUNTER = "num_batches_tracked"  # of torch.nn.BatchNorm: the batches that it has seen
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,9 @@ class GroupNorm(Norm):
         "bias": BIAS,
         "axes": AXES,
     }
-    target: ClassVar[Record] = module_target(multiplies_by=TARGET_FACTOR)
+    target: ClassVar[Record] = module_target(multiplies_by=TARGET_FACTOR, has=HAS)
+    biased: ClassVar[bool] = True
+    bare: ClassVar[str] = "torch.nn.GroupNorm(..., affine=False)"
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> GroupNorm:
@@ -57,6 +60,7 @@ class GroupNorm(Norm):
             values["multiplies_by"],
             values["epsilon"],
             values.get("axes"),
+            cls.leaves(values),
             values.get("num_groups"),
             values.get("group_size"),
         )
@@ -110,13 +114,18 @@ class BatchNorm(Norm):
         "bias": BIAS,
         "axes": AXES,
     }
-    target: ClassVar[Record] = module_target(multiplies_by=TARGET_FACTOR)
+    target: ClassVar[Record] = module_target(multiplies_by=TARGET_FACTOR, has=HAS)
+    biased: ClassVar[bool] = True
     leaf_keys: ClassVar[Mapping[str, str]] = {"bias": "bias", "mean": "running_mean", "var": "running_var"}
-    counters: ClassVar[tuple[str, ...]] = ("num_batches_tracked",)
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> BatchNorm:
-        return cls(values["multiplies_by"], values["epsilon"], values.get("axes"), values.get("momentum"))
+        leaves = cls.leaves(values)
+        return cls(values["multiplies_by"], values["epsilon"], values.get("axes"), leaves, values.get("momentum"))
+
+    def constants(self, layer: TargetLayer) -> tuple[Constant, ...]:
+        said = "zero: the source does not count, and torch needs no count where `momentum` is a number"
+        return (*super().constants(layer), Constant(COUNTER, 0.0, said, "int64"))
 
     def facts(self, layer: TargetLayer) -> dict[str, Any]:
         said = {} if self.momentum is None else {"source_momentum": self.momentum, "target_momentum": round(1 - self.momentum, 12)}  # fmt: skip

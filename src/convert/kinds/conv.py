@@ -25,7 +25,8 @@ class DimensionNumbers:
     Attributes:
         text: as written, spaces removed.
         input: N, C and the spatial axes.
-        kernel: O, I and the spatial axes, as stored. Without I every channel is convolved on its own.
+        kernel: O, I and the spatial axes, as stored. Without I every channel is convolved on its own: to one result, or with
+            C in place of I, to O results each (Keras: its `depth_multiplier`).
         result: N, C and the spatial axes.
     """
 
@@ -41,8 +42,13 @@ class DimensionNumbers:
 
     @property
     def depthwise(self) -> bool:
-        """Whether the kernel has no axis of input channels."""
+        """Whether every channel is convolved on its own."""
         return "I" not in self.kernel
+
+    @property
+    def outputs(self) -> str:
+        """The kernel's axes that make the channels of the result, the slowest first: results of one channel are neighbours."""
+        return "CO" if "C" in self.kernel else "O"
 
 
 def parse_dimension_numbers(text: str) -> DimensionNumbers:
@@ -70,7 +76,12 @@ def parse_dimension_numbers(text: str) -> DimensionNumbers:
     spatial = set(given) - set("NC")
     if not 1 <= len(spatial) <= MAX_SPATIAL:
         raise ValueError(f"{text!r} has {len(spatial)} spatial axes; torch convolves along one to {MAX_SPATIAL}")
-    if set(result) - set("NC") != spatial or set(kernel) - set("OI") != spatial:
+    if {"C", "I"} <= set(kernel):
+        raise ValueError(
+            f"the kernel {kernel!r} in {text!r} has C and I: it has I where the channels of a group are summed, and C where each "
+            "channel is convolved on its own"
+        )
+    if set(result) - set("NC") != spatial or set(kernel) - set("OIC") != spatial:
         raise ValueError(f"input, kernel and result of {text!r} have different spatial axes")
     return DimensionNumbers(bare, given, kernel, result)
 
@@ -132,10 +143,13 @@ class Convolving(Kind):
         at = self.numbers.kernel.find(axis)
         return self.axes[at] if at >= 0 else ""
 
-    def letters(self, role: str, shape: tuple[int, ...], variant: str | None) -> str:
+    def letters(self, role: str, shape: tuple[int, ...], variant: str | None) -> str | None:
         out = self.letter(self.output)
         if role == "bias":
             channels = self.numbers.result.replace("N", "")
+            if len(self.numbers.outputs) > 1:
+                self._check_bias_of_each(shape)
+                return None
             if len(shape) == 1:
                 return out
             if len(shape) != len(channels) or any(n != 1 for x, n in zip(channels, shape, strict=True) if x != "C"):
@@ -144,6 +158,16 @@ class Convolving(Kind):
         if len(shape) != len(self.axes):
             raise ValueError(f"the rule gives it the axes {' '.join(self.axes)}")
         return self.axes
+
+    def _check_bias_of_each(self, shape: tuple[int, ...]) -> None:
+        """The bias of a convolution whose channels are made by two axes of its kernel, C and O: it has no letter of its own.
+
+        Raises:
+            ValueError: it has several axes; the message is the bare fact.
+        """
+        if len(shape) != 1:
+            made = " times ".join(map(self.letter, self.numbers.outputs))
+            raise ValueError(f"a bias is a number for each of the output channels, which are {made}")
 
     def kernel_sizes(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
         """The kernel's spatial sizes, in the order of the input's axes."""
@@ -157,7 +181,7 @@ class Convolving(Kind):
     def group_count(self, sizes: Mapping[str, int]) -> int:
         """Groups of channels that are convolved apart."""
         if self.numbers.depthwise:
-            return sizes[self.letter("O")]
+            return sizes[self.letter(self.numbers.outputs[0])]
         count = self.feature_group_count
         return sizes[count] if isinstance(count, str) else count
 
@@ -204,7 +228,7 @@ def check_order(numbers: DimensionNumbers) -> None:
     Raises:
         ValueError: they do not.
     """
-    own = "".join(x for x in numbers.kernel if x not in "OI")
+    own = "".join(x for x in numbers.kernel if x not in "OIC")
     if own != numbers.spatial:
         raise ValueError(
             f"the kernel of {numbers.text} has its spatial axes in the order {' '.join(own)}, and the input {' '.join(numbers.spatial)}; "
@@ -236,6 +260,11 @@ GROUP_COUNT = Key(
 )
 
 
+def _form(numbers: DimensionNumbers) -> tuple[int, str]:
+    """What must be alike on both sides: how many spatial axes, and which channels the kernel has an axis for."""
+    return len(numbers.spatial), "".join(x for x in "CIO" if x in numbers.kernel)
+
+
 @dataclass(frozen=True)
 class Convolution(Convolving):
     """A cross-correlation, which is what JAX and torch both call a convolution: neither turns the kernel round.
@@ -250,7 +279,8 @@ class Convolution(Convolving):
     keys: ClassVar[Mapping[str, Key]] = {
         "dimension_numbers": Key(
             DIMENSIONS,
-            "the source's, as jax.lax takes them: NHWC,HWIO->NHWC; a kernel without I has one filter for each channel",
+            "the source's, as jax.lax takes them: NHWC,HWIO->NHWC; a kernel without I has one filter for each channel, and one with C "
+            "in place of I has O of them (Keras's depthwise kernels: NHWC,HWCO->NHWC)",
             required=True,
         ),
         "axes": AXES,
@@ -272,6 +302,8 @@ class Convolution(Convolving):
         check_axes(numbers, axes)
         if numbers.depthwise and "feature_group_count" in values:
             raise ValueError(f"the kernel of {numbers.text} has no I, so every channel is a group of its own; leave feature_group_count out")  # fmt: skip
+        if len(numbers.outputs) > 1 and "standardized" in values:
+            raise ValueError(f"`standardized` is known for kernels with I, and that of {numbers.text} has C")
         geometry = read_geometry(values, len(numbers.spatial))
         if geometry is not None:
             check_order(numbers)
@@ -282,7 +314,7 @@ class Convolution(Convolving):
         if len(layer.path.groups) != len(source.groups):
             raise ValueError("a convolution's leaf becomes one tensor; it is neither fused nor split")
         own = layer.computes
-        if own is not None and (len(own.spatial), own.depthwise) != (len(self.numbers.spatial), self.numbers.depthwise):
+        if own is not None and _form(own) != _form(self.numbers):
             raise ValueError(
                 f"{own.text} of the target is not the convolution that {self.numbers.text} of the source is"
             )
@@ -298,7 +330,8 @@ class Convolution(Convolving):
         if role == "bias":
             return (self.letter("O"),)
         if layer.computes is None:
-            return (self.letter("O"), self.letter("I"), *map(self.letter, self.numbers.spatial))
+            outputs = "".join(map(self.letter, self.numbers.outputs))
+            return (outputs, self.letter("I"), *map(self.letter, self.numbers.spatial))
         same = dict(zip(layer.computes.spatial, self.numbers.spatial, strict=True))
         return tuple(self.letter(same.get(axis, axis)) for axis in layer.computes.kernel)
 
@@ -315,7 +348,7 @@ class Convolution(Convolving):
         """Which axes of the target's kernel are spatial."""
         if layer.computes is None:
             return tuple(range(2, 2 + len(self.numbers.spatial)))
-        return tuple(k for k, axis in enumerate(layer.computes.kernel) if axis not in "OI")
+        return tuple(k for k, axis in enumerate(layer.computes.kernel) if axis not in "OIC")
 
     def facts(self, layer: TargetLayer) -> dict[str, Any]:
         baked = {"standardized": self.standardized.text} if self.standardized else {}
