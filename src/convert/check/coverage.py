@@ -76,7 +76,7 @@ def _against_plan(plan: Plan, written: Written) -> tuple[list[Finding], list[str
     findings += [narrow] if narrow is not None else []
     near_extra, near_missing = Nearest(extra), Nearest(missing)
     for name, step in steps.items():
-        leaves = ", ".join(part.leaf for part in step.parts)
+        leaves = ", ".join(part.leaf for part in step.parts) or step.arithmetic
         if name not in specs:
             findings.append(
                 Finding(

@@ -17,6 +17,7 @@ from convert.check.model import Evidence
 from convert.check.recording import AGAIN, Recording
 from convert.check.report import Finding, LevelReport, Verdict
 from convert.check.tied import untied
+from convert.check.weights import unlike_computed
 from convert.check.written import Written
 from convert.digests import combine, digest_leaf
 from convert.errors import CheckpointError, ConvertError
@@ -307,6 +308,7 @@ def check_recorded_weights(plan: Plan, written: Written) -> LevelReport:
         wrong = list(_wrong(leaf, work, written, source))
         if wrong:
             findings.append(_finding(plan, leaf, [steps[name] for name in wrong], written))
+    findings += unlike_computed(plan, written)
     reason = ""
     if unknown:
         reason = (

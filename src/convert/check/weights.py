@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from threading import Lock
@@ -129,9 +129,7 @@ class WeightsPass:
         wrong = {t.step.name: count for t in tensors if (count := sum(t.wrong.values()))}
         odd = [said for t in tensors if t.step.name not in wrong for said in t.odd_values()]
         findings = [t.narrow for t in tensors if t.narrow is not None]
-        for step in (t.step for t in tensors):
-            if step.value is not None and not same_bits(got := written.read(step.name), want := computed(step)):
-                findings.append(_unlike_computed(step, got, want))
+        findings += unlike_computed(plan, written)
         loose = untied(plan, written)
         wrong = {name: count for name, count in wrong.items() if name not in loose}
         findings = [*loose.values(), *_diagnose(plan, written, wrong), *findings]
@@ -218,6 +216,15 @@ def _too_narrow(step: Step, leaf: str, error: OverflowError) -> Finding:
         step.rule.line_only,
         {"diagnosis": "overflow"},
     )
+
+
+def unlike_computed(plan: Plan, written: Written) -> Iterator[Finding]:
+    """The tensors that no leaf goes into, and that are others than the plan has."""
+    for step in plan.steps:
+        if step.value is None or written.specs.get(step.name) != step.spec:
+            continue
+        if not same_bits(got := written.read(step.name), want := computed(step)):
+            yield _unlike_computed(step, got, want)
 
 
 def _unlike_computed(step: Step, got: Array, want: Array) -> Finding:
