@@ -491,7 +491,12 @@ def test_progress_on_a_terminal_only(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "code", "said"), [(signal.SIGINT, 130, "interrupted; nothing was written"), (signal.SIGTERM, 143, "")]
+    ("number", "code", "said"),
+    [
+        (signal.SIGINT, 130, "interrupted; no unfinished output is left"),
+        (signal.SIGTERM, 143, ""),
+        (signal.SIGHUP, 129, ""),
+    ],
 )
 def test_interrupted(number: int, code: int, said: str, tmp_path: Path) -> None:
     """Ctrl-C and a polite kill in the middle of a conversion: what was written aside goes, and Ctrl-C is answered."""

@@ -12,7 +12,9 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 from safetensors import safe_open
@@ -20,6 +22,7 @@ from safetensors import safe_open
 import convert
 from convert.errors import CheckpointError
 from convert.sources import zarr_chunks
+from sources import writers
 from upstream import checkpoint
 
 CASE = "timesfm-2.5"
@@ -71,9 +74,62 @@ def test_a_source_that_vanishes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     source, out = copied(tmp_path), tmp_path / "out"
     out.mkdir()
     after(5, lambda: shutil.rmtree(source), monkeypatch)
-    with pytest.raises(CheckpointError, match=r"leaf \S+ .*cannot be read: "):
+    with pytest.raises(CheckpointError, match=r"/ckpt/\S+: it was removed while the checkpoint was read"):
         convert.convert("timesfm", source, out / "m.safetensors", jobs=1)
     assert not any(out.iterdir())
+
+
+@pytest.mark.parametrize("jobs", [1, 3])
+@pytest.mark.parametrize("in_place", [True, False])
+def test_a_directory_that_is_saved_again(
+    jobs: int, in_place: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The new one reads as well as the old one; what was read of both is none of the two."""
+    source, out, new = copied(tmp_path), tmp_path / "out", tmp_path / "new"
+    out.mkdir()
+    shutil.copytree(source, new, copy_function=shutil.copy)  # with a time of its own
+
+    def saved() -> None:
+        if in_place:
+            shutil.copytree(new, source, dirs_exist_ok=True, copy_function=shutil.copy)
+        else:
+            source.rename(tmp_path / "old")
+            new.rename(source)
+
+    after(5, saved, monkeypatch)
+    with pytest.raises(CheckpointError, match=r"/ckpt/\S+: it was written anew while the checkpoint was read, so that"):
+        convert.convert("timesfm", source, out / "m.safetensors", jobs=jobs)
+    assert not any(out.iterdir())
+
+
+@pytest.mark.parametrize("kind", ["npz", "safetensors", "msgpack", "keras", "equinox", "t5x", "t5x-inline"])
+def test_a_file_that_is_replaced(kind: str, tmp_path: Path) -> None:
+    arrays = {"a/w": np.ones((3, 5), np.float32), "b/w": np.zeros((7, 5), np.float32)}
+    path, options = _written(kind, tmp_path / "old", arrays)
+    other, _ = _written(kind, tmp_path / "new", {name: -array for name, array in arrays.items()})
+    source = convert.open_source(path, **options)
+    assert source.changed() is None
+    assert source.read(next(iter(source.leaves))).size
+    held = path / "checkpoint" if path.is_dir() else path
+    (other / "checkpoint" if other.is_dir() else other).replace(held)
+    assert source.changed() == held
+
+
+def _written(kind: str, folder: Path, arrays: dict[str, np.ndarray]) -> tuple[Path, dict[str, Any]]:
+    folder.mkdir()
+    if kind == "npz":
+        return writers.npz(folder / "m.npz", arrays), {}
+    if kind == "keras":
+        with h5py.File(folder / "m.weights.h5", "w") as file:
+            for name, array in arrays.items():
+                file[f"{name}/vars/0"] = array
+        return folder / "m.weights.h5", {}
+    if kind == "equinox":
+        (folder / "m").write_bytes(writers.records(*arrays.values()))
+        return folder / "m", {"records": [list(arrays)]}
+    if kind.startswith("t5x"):
+        return writers.t5x(folder / "c", arrays, inline=tuple(arrays) if kind == "t5x-inline" else ()), {}
+    return {"safetensors": writers.safetensors, "msgpack": writers.msgpack}[kind](folder / "m", arrays), {}
 
 
 def test_a_source_that_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,6 +159,24 @@ def test_where_the_time_went(tmp_path: Path) -> None:
     said = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     assert set(said["spent"]) == {"read", "decode", "checksum", "transform", "write", "sync"}
     assert all(seconds >= 0 for seconds in said["spent"].values())
+
+
+def test_reading_is_not_counted_as_decoding_too(tmp_path: Path) -> None:
+    read, tens = zarr_chunks._Range.read, []
+
+    def slow(self: zarr_chunks._Range, size: int = -1) -> bytes:
+        started = time.perf_counter()
+        got = read(self, size)
+        if self._meter is not None:
+            tens.append(10.0)
+            self._done(0, started - 10)  # as if it had taken ten seconds
+        return got
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(zarr_chunks._Range, "read", slow)
+        result = convert.convert("timesfm", checkpoint(CASE), tmp_path / "m.safetensors", jobs=1)
+    assert sum(tens) <= result.spent["read"] < sum(tens) + 10
+    assert result.spent["decode"] < 10
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from convert.digests import ChunkDigest, join
-from convert.errors import ConvertError
+from convert.errors import CheckpointError, ConvertError
 from convert.folds import operand_leaves
 from convert.ops import apply
 from convert.placing import Gathered, place
@@ -73,7 +73,7 @@ def move(plan: Plan, deal: Deal, *, jobs: int, meter: Meter | None = None) -> Ge
     parts of leaves whose operations need them whole.
 
     Raises:
-        CheckpointError: a leaf cannot be read. And what `deal` raises.
+        CheckpointError: a leaf cannot be read, or the checkpoint was written anew meanwhile. And what `deal` raises.
     """
     used = used_leaves(plan)
     unfilled = Counter({step.name: len(step.parts) for step in plan.steps if step.parts})
@@ -94,13 +94,26 @@ def move(plan: Plan, deal: Deal, *, jobs: int, meter: Meter | None = None) -> Ge
         while True:
             running.update(pool.submit(_deal_with, batch) for batch in islice(waiting, 2 * jobs - len(running)))
             if not running:
-                return
+                break
             finished, running = wait(running, return_when=FIRST_COMPLETED)
             for future in finished:
                 for leaf in future.result():
                     yield leaf.name, leaf.digest()
+        _require_unchanged(plan.source)
+    except CheckpointError as error:
+        _require_unchanged(plan.source, error)
+        raise
     finally:  # an error, or a consumer that stopped: nothing may write into a file that is about to vanish
         pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _require_unchanged(source: Source, error: CheckpointError | None = None) -> None:
+    if (file := source.on_disk.changed()) is not None:
+        what = "written anew" if file.exists() else "removed"
+        raise CheckpointError(
+            f"{file}: it was {what} while the checkpoint was read, so that what was read is of no use; try again when nothing "
+            "else writes there"
+        ) from error
 
 
 class _Leaf:

@@ -103,7 +103,9 @@ def _run() -> int:
     """Runs the command; its exit code."""
     from convert.errors import ConvertError
 
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was written aside is removed
+    for name in ("SIGTERM", "SIGHUP"):  # so that what was written aside is removed; Windows has no SIGHUP
+        if (number := getattr(signal, name, None)) is not None:
+            signal.signal(number, lambda number, _: sys.exit(128 + number))
     try:
         app()
     except ConvertError as error:
@@ -111,7 +113,7 @@ def _run() -> int:
         return 2
     except SystemExit as stop:
         if stop.code == INTERRUPTED:  # what Typer makes of Ctrl-C
-            output.error("interrupted; nothing was written")
+            output.error("interrupted; no unfinished output is left")
         if isinstance(stop.code, str):
             output.error(stop.code)
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)

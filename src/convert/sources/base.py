@@ -80,6 +80,21 @@ def tree_order(keys: Sequence[str]) -> tuple[tuple[int, int, str], ...]:
     return tuple((0, int(key), key) if key.isascii() and key.isdecimal() else (1, 0, key) for key in keys)
 
 
+Stamp = tuple[int, int, int, int]  # device, inode, bytes, nanoseconds of the last change
+
+
+def stamps(files: Iterable[Path]) -> dict[Path, Stamp | None]:
+    """What tells each file from another that takes its place; None where there is none."""
+    found: dict[Path, Stamp | None] = {}
+    for file in files:
+        try:
+            said = file.stat()
+            found[file] = said.st_dev, said.st_ino, said.st_size, said.st_mtime_ns
+        except OSError:
+            found[file] = None
+    return found
+
+
 class Source(ABC):
     """A checkpoint, opened: its leaves are known, none has been read.
 
@@ -90,6 +105,7 @@ class Source(ABC):
         absent: nodes without an array.
         notes: what was decided on the way to `path` (which step, which item), for people.
         named: what the user called the checkpoint; None when it was opened by other means than `open_source`.
+        watched: files that are written anew whenever the checkpoint is, as they were when it was opened (`stamps`).
     """
 
     path: Path
@@ -98,6 +114,12 @@ class Source(ABC):
     absent: tuple[Absent, ...] = ()
     notes: tuple[str, ...] = ()
     named: Path | None = None
+    watched: Mapping[Path, Stamp | None] = {}
+
+    def changed(self) -> Path | None:
+        """A file that is no longer the one that was opened; leaves that were read since may be of neither checkpoint."""
+        now = stamps(self.watched)
+        return next((file for file, stamp in self.watched.items() if now[file] != stamp), None)
 
     @property
     def called(self) -> Path:

@@ -13,7 +13,7 @@ from typing import IO, Any
 import numpy as np
 
 from convert.errors import CheckpointError
-from convert.sources.base import Absent, Source
+from convert.sources.base import Absent, Source, stamps
 from convert.sources.chunks import Box, Meter, Piece, in_one, pieces, timed
 from convert.spec import TensorSpec, numpy_dtype
 
@@ -57,6 +57,7 @@ class FileSource(Source):
     ) -> None:
         self.path, self.format, self.leaves, self.absent, self.notes = path, format, leaves, absent, notes
         self._places = places
+        self.watched = stamps({place.file for place in places.values()})
 
     def read(self, name: str) -> np.ndarray:
         return read_place(self._places[name], name)

@@ -19,7 +19,7 @@ from typing import IO, Any
 import numpy as np
 
 from convert.errors import CheckpointError, ConvertError
-from convert.sources.base import Absent, Format, Leaf, Options, Source, distinct_names
+from convert.sources.base import Absent, Format, Leaf, Options, Source, distinct_names, stamps
 from convert.sources.chunks import Box, Meter, Piece, tiles, whole
 from convert.sources.files import COPY_AGAIN, children, head, inside, opened, read_json
 from convert.sources.npz import ZIP, data_start, member_names, members
@@ -65,7 +65,7 @@ class _Keras(Source):
     """Open weights. Each reading opens its file, so threads share nothing but HDF5's own lock."""
 
     def __init__(self, path: Path, files: list[Path], format: str) -> None:
-        self.path, self.format = path, format
+        self.path, self.format, self.watched = path, format, stamps(files)
         leaves: dict[tuple[str, ...], Leaf] = {}
         places: dict[tuple[str, ...], tuple[Path, str]] = {}
         absent: list[Absent] = []

@@ -18,7 +18,7 @@ from typing import IO
 import numpy as np
 
 from convert.errors import CheckpointError
-from convert.sources.base import Format, Leaf, Options, Source, distinct_names
+from convert.sources.base import Format, Leaf, Options, Source, distinct_names, stamps
 from convert.sources.chunks import Box, Meter, Piece, pieces, timed
 from convert.sources.files import COPY_AGAIN, Place, as_array, empty_bytes, files_in, head, opened, size_of
 from convert.sources.npy import Header, read_header
@@ -159,7 +159,7 @@ class _Npz(Source):
     """An open archive: the directory and each array's head are known."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.path, self.watched = path, stamps([path])
         held: dict[str, tuple[Member, Header]] = {}
         for filename, member in members(path).items():
             key = filename.removesuffix(".npy")

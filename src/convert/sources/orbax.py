@@ -6,6 +6,7 @@ learns from `orbax_ocdbt` what a database holds.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +15,7 @@ import numpy as np
 
 from convert.errors import CheckpointError
 from convert.sources import flaxpack
-from convert.sources.base import Absent, Leaf, Source, name_leaves
+from convert.sources.base import Absent, Leaf, Source, name_leaves, stamps
 from convert.sources.chunks import Box, Grid, Meter, Piece, whole
 from convert.sources.orbax_locate import locate, looks_like_orbax
 from convert.sources.orbax_ocdbt import TENSORSTORE_ERRORS
@@ -55,6 +56,7 @@ class OrbaxSource(Source):
     """An open tree. Reading takes no lock: TensorStore's handles may be used from several threads."""
 
     def __init__(self, path: Path, notes: tuple[str, ...] = ()) -> None:
+        self.watched = stamps(Path(entry) for entry in os.scandir(path) if entry.is_file())
         tree = read_tree(path)
         stored = [node for node in tree.nodes if node.name is not None]
         self._store: Store | None = None

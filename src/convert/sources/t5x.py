@@ -17,7 +17,7 @@ import numpy as np
 
 from convert.errors import CheckpointError
 from convert.sources import flaxpack
-from convert.sources.base import Absent, Format, Leaf, Options, Source, distinct_names
+from convert.sources.base import Absent, Format, Leaf, Options, Source, distinct_names, stamps
 from convert.sources.chunks import Box, Grid, Meter, Piece, whole
 from convert.sources.files import COPY_AGAIN, Place, children, head, inside, place_pieces, read_place
 from convert.sources.flax_msgpack import map_file
@@ -34,7 +34,7 @@ class _T5X(Source):
     """An open checkpoint. Reading takes no lock: TensorStore's handles may be used from several threads."""
 
     def __init__(self, file: Path, notes: tuple[str, ...]) -> None:
-        self.path, self.notes = file, notes
+        self.path, self.notes, self.watched = file, notes, stamps([file])
         with map_file(file) as data:
             nodes = list(flaxpack.walk_tree(data, file))
         version, tree = _parts(file, nodes)

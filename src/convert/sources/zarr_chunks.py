@@ -122,7 +122,9 @@ class _Range:
     def _done(self, got: int, started: float) -> None:
         self._at += got
         if self._meter is not None:
-            self._meter.add("read", time.perf_counter() - started)
+            took = time.perf_counter() - started
+            self._meter.add("read", took)
+            self._meter.add("decode", -took)  # within which it was asked for
 
 
 @contextmanager
@@ -134,7 +136,7 @@ def decoding(
     Args:
         stored: where the value lies, or the value.
         compressed: by zstd.
-        meter: gets the seconds of ``read``.
+        meter: gets the seconds of ``read``; the caller counts all of it as ``decode``, from which they are taken.
 
     Raises:
         OSError: the file cannot be read.
