@@ -33,7 +33,7 @@ from convert.grouping import Names, group
 from convert.kinds.attention import LIBRARIES
 from convert.match import cover
 from convert.planner import make_plan
-from drafts import answered, tree
+from drafts import alternatives, answered, tree
 from memory_source import MemorySource, rule_file, run, zeros
 from upstream import GOLDEN
 
@@ -101,7 +101,7 @@ def module(path: Path) -> ModuleType:
 NORM = {"multiplies_by": 0, "epsilon": 1, "layer_norm": "norm"}
 SQUARE = {"linear": "layers.{i}", "+": ["activation: silu"]}
 OWN = {
-    "block_{i}/merge/kernel": {"linear": "blocks.{i}.merge"},
+    "block_{i}/merge/kernel": {"linear": (0, "blocks.{i}.merge")},
     "block_{i}/split/kernel": {"linear": "blocks.{i}.split", "+": ["activation: gelu_tanh"]},
     "block_{i}/norm/scale": {"multiplies_by": "scale", "epsilon": 0, "layer_norm": "blocks.{i}.norm"},
     "embed/embedding": {"embedding": 0},
@@ -260,7 +260,9 @@ def test_what_is_a_guess_and_what_a_question() -> None:
         query.kind.equations[""].linear_axes == query.kind.equations[""].weight[1:] + query.kind.equations[""].weight[0]
     )  # type: ignore[attr-defined]
     assert out.kind.equations[""].inputs == out.kind.equations[""].weight[:2]  # type: ignore[attr-defined]
-    assert set(rules["params/mixer/kernel"].asked) == {"einsum", "linear"}  # heads, blocks or a Conv1D
+    assert set(rules["params/mixer/kernel"].asked) == {
+        "linear"
+    }  # heads, blocks, a stack or a Conv1D: the target says which
     assert set(rules["params/norm/scale"].asked) == {"multiplies_by", "epsilon", "rms_norm"}
     assert (
         rules["params/bn/scale"].word == "batch_norm"
@@ -486,6 +488,105 @@ def test_stacks_of_equinox_are_told_by_a_weight_and_a_bias_of_one_shape() -> Non
     made = run(plan_conversion(parse_rules(answered(text, answers)), source))
     np.testing.assert_array_equal(made["stack.3.up.weight"], source.arrays["stack/up/weight"][3])
     np.testing.assert_array_equal(made["stack.1.norm.bias"], source.arrays["stack/norm/bias"][1])
+
+
+def readings(text: str, path: str) -> list[str]:
+    """What the draft offers as the target of a leaf, each with all its lines."""
+    block = next(block for block in text.split("\n\n") if f"from: {path}" in block).splitlines()
+    at = next(k for k, line in enumerate(block) if re.match(r"(- |  )(linear|conv|conv_transpose): ask", line))
+    return ["; ".join(lines) for lines, _ in alternatives(block[at + 1 :])]
+
+
+def test_a_kernel_with_three_axes_has_every_reading_that_its_bias_allows() -> None:
+    """Of in = out, where a decision would not show in a shape; each reading is a whole answer, and they differ."""
+    source = tree(up__kernel=(3, 6, 6), up__bias=(6,), gate__kernel=(2, 5, 7), mid__kernel=(3, 6, 6), mid__bias=(3, 6))
+    text = draft_rules(source)
+    assert {q.key for q in parse_rules(text).questions} == {"linear"}
+    numbers = "dimension_numbers: NWC,WIO->NWC; axes: "
+    assert readings(text, "up/kernel") == [
+        "linear: up; einsum: ...NH,NHD->...D",
+        f"conv: up; {numbers}PCD",
+        f"conv_transpose: up; {numbers}PCD",
+        f"conv_transpose: up; {numbers}PCD; transpose_kernel: true",
+    ]
+    gate = readings(text, "gate/kernel")
+    assert (
+        len(gate) == 10 and sum(one.startswith("linear: gate.{s}; ") and "stacked: {s: 0}" in one for one in gate) == 1
+    )
+    assert sum("{module: gate, einsum:" in one for one in gate) == 1
+    mid = readings(text, "mid/kernel")
+    targets = [one.partition(";")[0] for one in mid]
+    assert targets[:3] == ["linear: mid", "linear: mid", "linear: mid.{s}"] and "{module: mid" in targets[3]
+    found = {}
+    for name, count in (("up", 4), ("gate", 10), ("mid", 4)):
+        for k in range(count):
+            answers = {f"{n}/kernel": {"linear": k if n == name else 0} for n in ("up", "gate", "mid")}
+            made = run(plan_conversion(parse_rules(answered(text, answers)), source))
+            mine = {key: value for key, value in made.items() if key.startswith(name)}
+            found[name, k] = repr(
+                [(key, value.shape, value.ravel()[:40].tolist()) for key, value in sorted(mine.items())]
+            )
+    # A convolution and the transposed one that JAX turns itself have one tensor: torch calls its axes otherwise.
+    assert len(set(found.values())) == len(found) - 2
+
+
+def test_what_a_tree_of_four_axes_says_with_its_bias() -> None:
+    source = tree(
+        mix__kernel=(2, 4, 3, 5), mix__bias=(3, 5), stem__w=(3, 3, 4, 4), stem__b=(4,), deep__kernel=(2, 4, 3, 5)
+    )
+    text = draft_rules(source)
+    made = parse_rules(answered(text, {"mix/kernel": {"linear": 0}, "stem/w": {"padding": 0, "conv": 1}, "deep/kernel": {"linear": 3}}))  # fmt: skip
+    tensors = run(plan_conversion(made, source))
+    np.testing.assert_array_equal(
+        tensors["mix.weight"], source.arrays["mix/kernel"].transpose(2, 3, 0, 1).reshape(15, 8)
+    )
+    turned = source.arrays["stem/w"][::-1, ::-1].transpose(3, 2, 0, 1)  # Haiku's: H W O I, not turned round by JAX
+    np.testing.assert_array_equal(tensors["stem.weight"], turned)
+    assert readings(text, "deep/kernel")[0].startswith("conv: deep; dimension_numbers: NHWC,HWIO->NHWC; axes: ")
+
+
+def test_cells_whose_trees_do_not_tell_an_argument() -> None:
+    source = tree(
+        rnn__i__kernel=(3, 5), rnn__i__bias=(5,), rnn__h__kernel=(5, 5), mid__weight_ih=(15, 3), mid__weight_hh=(15, 5)
+    )
+    text = draft_rules(source)
+    assert {(q.key, q.path.partition("/")[0]) for q in parse_rules(text).questions} == {
+        ("cell", "rnn"),
+        ("rnn", "rnn"),
+        ("gru", "mid"),
+    }
+    plain, residual = (
+        run(plan_conversion(parse_rules(answered(text, {"rnn": {"cell": k, "rnn": 0}, "mid": {"gru": 0}})), source))
+        for k in (0, 1)
+    )
+    np.testing.assert_array_equal(residual["rnn.weight_hh_l0"], plain["rnn.weight_hh_l0"] + np.eye(5, dtype=np.float32))
+    np.testing.assert_array_equal(plain["mid.weight_hh_l0"], source.arrays["mid/weight_hh"])
+
+
+def test_weight_norms_of_some_layers_that_are_called_alike() -> None:
+    """flax's own names: ``Dense_1`` has a weight norm and ``Dense_0`` has none; within a module, too."""
+    names = ("", "block__")
+    dense = {
+        f"params__{n}Dense_{k}__{x}": (4, 4) if x == "kernel" else (4,)
+        for n in names
+        for k in (0, 1)
+        for x in ("kernel", "bias")
+    }
+    source = tree(**dense, **{f"params__{n}WeightNorm_0__Dense_1__kernel__scale": (4,) for n in names})
+    text = draft_rules(source)
+    answers: dict[str, dict[str, Any]] = {"*": {"einsum": 0}}
+    answers |= {f"{n}Dense_{k}/kernel": {"linear": 0, "einsum": 0} for n in ("", "block/") for k in (0, 1, "{i}")}
+    made = run(plan_conversion(parse_rules(answered(text, answers)), source))
+    for n in ("", "block/"):
+        w, scale = (
+            source.arrays[f"params/{n}Dense_1/kernel"],
+            source.arrays[f"params/{n}WeightNorm_0/Dense_1/kernel/scale"],
+        )
+        wanted = (w / np.sqrt((w**2).sum(0)) * scale).T
+        np.testing.assert_allclose(made[f"{n.replace('/', '.')}Dense_1.weight"], wanted, rtol=1e-5)
+        np.testing.assert_array_equal(
+            made[f"{n.replace('/', '.')}Dense_0.weight"], source.arrays[f"params/{n}Dense_0/kernel"].T
+        )
 
 
 def test_an_empty_tree_is_refused() -> None:

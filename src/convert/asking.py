@@ -6,6 +6,7 @@ converted before every question is answered.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -32,7 +33,18 @@ STAND_INS: Mapping[str, Any] = {
     "rope": None,
     "standardized": None,
     "strides": None,
+    "transpose_kernel": None,
 }
+# Where the target is asked for, what the layer computes may be left to the answer: word -> the key, and what stands in for it.
+LEFT_TO_THE_TARGET: Mapping[str, str] = {
+    "linear": "einsum",
+    "conv": "dimension_numbers",
+    "conv_transpose": "dimension_numbers",
+}
+_BY_AXES = {2: "NWC,WO->NWC", 3: "NWC,WIO->NWC", 4: "NHWC,HWIO->NHWC", 5: "NDHWC,DHWIO->NDHWC"}
+
+
+_ARGUMENT = re.compile(rf"\(\w+={ASK}\)$")  # of a cell: ``flax.linen.SimpleCell(residual=ask)``
 
 
 @dataclass(frozen=True)
@@ -82,6 +94,10 @@ def set_aside(node: Node, word: str) -> tuple[Node, dict[str, Position]]:
         for key, child in node.items()
         if child.value == ASK and (key in STAND_INS or key == word != "drop")
     }
+    cell = node.value.get("cell")
+    if cell is not None and isinstance(cell.value, str) and _ARGUMENT.search(cell.value):
+        asked["cell"] = cell.at
+        node = replace(node, value={**node.value, "cell": replace(cell, value=_ARGUMENT.sub("", cell.value))})
     plus = node.value.get("plus")
     scale = plus.value.get("scale") if plus is not None and plus.is_mapping else None
     if plus is not None and scale is not None and scale.value == ASK:
@@ -95,10 +111,17 @@ def set_aside(node: Node, word: str) -> tuple[Node, dict[str, Position]]:
     if not asked:
         return node, {}
     called = start.value if start is not None else ASK  # a buffer has no leaf
-    values = {key: called if key == word else STAND_INS.get(key) for key in asked}
+    values = {key: called if key == word else STAND_INS.get(key) for key in asked if key not in ("cell", "scale")}
     kept = {
-        key: Node(values[key], child.at) if key in asked else child
+        key: Node(values[key], child.at) if key in values else child
         for key, child in node.items()
-        if key not in asked or values[key] is not None
+        if key not in values or values[key] is not None
     }
-    return Node(kept, node.at, {key: node.keys_at[key] for key in kept}), asked
+    keys_at = {key: node.keys_at[key] for key in kept}
+    left = LEFT_TO_THE_TARGET.get(word, "") if word in asked else ""
+    if left and left not in kept:
+        axes = kept["axes"].value if "axes" in kept else ""
+        numbers = _BY_AXES.get(len(axes) if isinstance(axes, str) else 0, STAND_INS["dimension_numbers"])
+        kept[left] = Node(STAND_INS[left] if left == "einsum" else numbers, asked[word])
+        keys_at[left] = asked[word]
+    return Node(kept, node.at, keys_at), asked

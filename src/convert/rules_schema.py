@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from convert.asking import ASK, STAND_INS
+from convert.asking import ASK, LEFT_TO_THE_TARGET, STAND_INS
 from convert.fields import INTEGER, TEXT, Anything, Choice, Either, Field, Key, ListOf, MapOf, Record, Scalar
 from convert.kinds import KINDS, Drop, Timescales, attention
 from convert.kinds.base import PATTERN, SHARED, parse_fact, parse_letter
@@ -242,6 +242,9 @@ def _rule_schema(word: str) -> dict[str, Any]:
         unscaled = {"properties": {"multiplies_by": {"const": int(UNSCALED)}}, "not": {"required": ["from"]}}
         scaled = {"properties": {"multiplies_by": {"not": {"const": int(UNSCALED)}}}, "required": ["from"]}
         schema["anyOf"] = [scaled, unscaled]
+    if (left := LEFT_TO_THE_TARGET.get(word)) is not None:  # what it computes follows from the answer
+        schema["required"] = [key for key in schema["required"] if key != left]
+        schema["anyOf"] = [{"required": [left]}, {"properties": {word: {"const": ASK}}}]
     return {"title": word, **schema}
 
 

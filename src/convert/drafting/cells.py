@@ -60,8 +60,9 @@ def _called(word: str, prefix: Sequence[Step]) -> bool:
 
 
 def _may_be(name: str, word: str, prefix: Sequence[Step]) -> bool:
-    unsure = name.partition("(")[0] in PLAIN or "use_bias=False" in name
-    return not unsure or _called(word, prefix)
+    plain = name.partition("(")[0] in PLAIN
+    unnamed = name.startswith("keras.") and "use_bias=False" in name and prefix[-1].words != ("cell",)
+    return not (plain or unnamed) or _called(word, prefix)
 
 
 def _fits(cell: Cell, leaves: Mapping[str, Group]) -> bool:

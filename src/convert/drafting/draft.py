@@ -12,7 +12,7 @@ from convert.drafting.entry import Entry, Layer, flow, plain, written
 from convert.drafting.equinox_state import find_statistics
 from convert.drafting.layers import LayerRules
 from convert.drafting.letters import Letters, NoLetterError
-from convert.drafting.partners import find_partners
+from convert.drafting.partners import find_partners, reparametrized
 from convert.drafting.paths import Paths, optimizer, random, unwanted
 from convert.errors import CheckpointError
 from convert.grouping import Group, Names, Step
@@ -44,6 +44,8 @@ class _Drafter:
     def __init__(self, source: Source) -> None:
         self.source = source
         self.paths, self.letters = Paths(source), Letters()
+        normalized = reparametrized(source.leaves)
+        self.paths.take_apart({*normalized, *(name for roles in normalized.values() for name in roles.values())})
 
     def text(self, name: str) -> str:
         order = {name: k for k, name in enumerate(self.source.leaves)}
@@ -115,7 +117,14 @@ class _Drafter:
 
     def _cell(self, prefix: tuple[Step, ...], word: str, cell: str) -> Entry:
         entry = Entry(self._first(prefix))
-        entry.say("cell", cell, "guess: its leaves are called so, and have such shapes")
+        if cell.endswith("SimpleCell"):
+            ways = [
+                (f"cell: {cell}", "residual=False, the default"),
+                (f"cell: {cell}(residual=True)", "the state is added before the activation"),
+            ]
+            entry.ask("cell", "was it made with residual=True? Its tree does not tell", ways, value=f"{cell}(residual={ASK})")  # fmt: skip
+        else:
+            entry.say("cell", cell, "guess: its leaves are called so, and have such shapes")
         entry.say("from", plain(self.paths.path(prefix)))
         self.paths.say_stacked(entry, prefix)
         named = prefix[:-1] if prefix[-1].words == ("cell",) and len(prefix) > 1 else prefix

@@ -12,7 +12,8 @@ from convert.asking import ASK
 from convert.grouping import Group, Step
 from convert.yamlfile import parse_scalar
 
-Lines = Sequence[tuple[str, str]]  # lines that could stand in a rule, each with a remark
+# What could stand in a rule, each with a remark: a line, or several that go together.
+Lines = Sequence[tuple[str, str]]
 
 
 @dataclass(frozen=True)
@@ -90,10 +91,16 @@ def written(entries: Sequence[Entry]) -> Iterator[str]:
             if line.key:
                 lines.append(f"{line.key}: {anchor}{value}" + (f"    # {remark}" if remark else ""))
             for text, said in below:
-                named = text.replace(": ", f": {anchor}", 1) if anchor else text
-                lines.append(f"# {named}" + (f"    # {said}" if said else ""))
+                head, *more = (text.replace(": ", f": {anchor}", 1) if anchor else text).split("\n")
+                lines.append(f"# {head}" + (f"    # {_with_more(said, len(more))}" if said or more else ""))
+                lines += [f"# {added}" for added in more]
         first, *rest = lines
         yield "\n".join([f"- {first}", *(f"  {line}" for line in rest)])
+
+
+def _with_more(said: str, more: int) -> str:
+    below = "" if not more else "with the line below" if more == 1 else f"with the {more} lines below"
+    return "; ".join(filter(None, (said, below)))
 
 
 @dataclass(frozen=True)
@@ -117,6 +124,21 @@ class Layer:
         last = words[-1]
         word = last.stem + last.tail if last.stem else last.words[0]
         return re.sub(r"[_0-9]+$", "", word).lower()
+
+    @property
+    def name(self) -> str:
+        """What the layer is called, with the first of its numbers."""
+        words = [step for step in self.steps if step.words[0] not in ("vars", "cell")]
+        if not words:
+            return ""
+        last = words[-1]
+        return f"{last.stem}0{last.tail}" if last.stem is not None else last.words[0]
+
+    @property
+    def around(self) -> tuple[Step, ...]:
+        """Path of what the layer is part of."""
+        steps = self.steps[:-1] if self.steps and self.steps[-1].words == ("vars",) else self.steps
+        return steps[:-1]
 
     def find(self, names: Sequence[str], axes: Sequence[int]) -> str | None:
         """The first of these keys whose leaf has one of these numbers of axes."""

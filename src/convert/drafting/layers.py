@@ -10,6 +10,16 @@ from convert.drafting.equinox_state import DEBIASED
 from convert.drafting.letters import Letters, NoLetterError
 from convert.drafting.partners import BIASES, KERNELS, SCALES, Partners
 from convert.drafting.paths import Paths
+from convert.drafting.readings import (
+    CLASS_OF_DENSE,
+    SPATIAL,
+    ConvForm,
+    Reading,
+    conv_axes,
+    conv_forms,
+    line_readings,
+    map_readings,
+)
 from convert.drafting.shapes import KNOWN, Form, known_forms, lora_form, projections
 from convert.grouping import Group
 from convert.sources.base import Source
@@ -43,6 +53,7 @@ class LayerRules:
     ) -> None:
         self.source, self.paths, self.letters, self.partners = source, paths, letters, partners
         self.widths = {g.shape[0] for g in groups if len(g.shape) == 1}
+        self.queried = {layer.around for g in groups if (layer := Layer(g.steps[:-1], {})).hint in QUERIES}
         self.channels: set[int] = set()  # of the results of convolutions
         for g in groups:
             layer = Layer(g.steps[:-1], {g.steps[-1].words[0]: g})
@@ -63,6 +74,8 @@ class LayerRules:
         alone = "emb" in layer.hint and rest.find(BIASES, (1, 2)) is None
         table = rest.find(TABLES, (2,)) or (rest.find(KERNELS, (2,)) if alone else None)
         kernel = None if table else rest.find(KERNELS, (2, 3, 4, 5))
+        if kernel == "weight" and "bias" in left and left["bias"].shape == left["weight"].shape:
+            kernel = None  # Equinox's LayerNorm over several axes
         scale = None if table or kernel else rest.find(SCALES, (1, 2, 3, 4))
         main = table or kernel or scale
         bias = rest.find(BIASES, (1, 2, 3, 4)) if main and not table else None
@@ -87,12 +100,19 @@ class LayerRules:
         """Keras numbers the arrays of a layer in the order in which they were made."""
         left = layer.leaves
         ones = all(len(g.shape) == 1 for g in left.values())
+        if ones and (
+            layer.hint == "normalization" or "lu" in layer.hint
+        ):  # mean and variance of data; the slopes of a PReLU
+            for key, g in left.items():
+                yield self._raw(layer, key, g)
+            return
         table = "embedding" in layer.hint and len(left) == 1
         if drops := list(self._keras_spectral(layer)):
             yield from drops
             return
         kernels = [key for key, g in left.items() if len(g.shape) > 2] if "separable" in layer.hint else ["0"]
-        main, bias = "0", "1" if len(kernels) == 1 and "1" in left and not table else None
+        beside = "1" in left and (ones or ("0" in left and len(left["1"].shape) < len(left["0"].shape)))
+        main, bias = "0", "1" if len(kernels) == 1 and beside and not table else None
         used = {main, bias}
         alike = ones and len({g.shape for g in left.values()}) == 1 and not table
         count = 4 if {"2", "3"} <= left.keys() else 3 if "2" in left else 2 if "batch" in layer.hint else 0
@@ -153,10 +173,8 @@ class LayerRules:
                 yield self._table(layer, main)
             elif what == "scale":
                 yield self._norm(layer, main, bias)
-            elif _convolves(layer, layer.leaves[main]):
-                yield self._conv(layer, main, bias)
-            elif 2 <= len(layer.leaves[main].shape) <= 4:
-                yield self._weight(layer, main, bias)
+            elif 2 <= len(layer.leaves[main].shape) <= 5:
+                yield self._kernel(layer, main, bias)
             else:  # no weight of a layer has so few axes, or so many
                 yield from self._raws(layer, main, bias)
         except NoLetterError:
@@ -166,7 +184,7 @@ class LayerRules:
         """The leaves of a layer, each by itself."""
         for key in (main, *((bias,) if bias else ())):
             yield self._raw(layer, key, layer.leaves[key])
-        for role in ("mean", "var", "lora_a", "lora_b", "bias", "weight_norm", "spectral_norm"):
+        for role in ("mean", "var", "lora_a", "lora_b", "bias", "weight_norm", "spectral_norm", "spectral_norm_v"):
             if path := self.partners.get(layer, role):
                 yield self._raw_path(path, self.paths.module(layer.steps) + f".{role}")
 
@@ -268,7 +286,9 @@ class LayerRules:
         axes = zip(ones, g.shape, before, strict=True)
         entry.say("axes", "".join("." if one else self.letters.named("width", n, k) for one, n, k in axes))
         groups = {"group_norm": "if it is one: add `num_groups: 32` (flax's default), or `group_size`"}
-        more = groups if self.channels & set(g.shape) else {}
+        more = {} if "layer" in layer.hint or "rms" in layer.hint else groups
+        if bias and main == "weight":
+            more = {"rms_norm": "an RMS norm with a bias, as Equinox's has by default", **more}
         if len(stats) == 2:
             lacks = (
                 "" if main and bias else "; ones and zeros are written for what the source lacks, unless it says `has:`"
@@ -289,14 +309,84 @@ class LayerRules:
             self._target(entry, layer, words, "does it subtract the mean (layer norm) or not (RMS norm)?")
         return entry
 
+    def _kernel(self, layer: Layer, main: str, bias: str | None) -> Entry:
+        """A kernel with two axes or more: of a convolution, or of what an equation says."""
+        g = layer.leaves[main]
+        if _named_conv(layer, g):
+            return self._conv(layer, main, bias)
+        if main == "0" and len(g.shape) == 2 and len(layer.leaves) == 1 and not CLASS_OF_DENSE.fullmatch(layer.name):
+            return self._readings(layer, main, bias, self._matrix_or_table(g))
+        if len(g.shape) < 3 or self._known(layer, main) or self._role(layer) or self.partners.get(layer, "lora_a"):
+            return self._weight(layer, main, bias)
+        biased = layer.leaves[bias].shape if bias else None
+        if len(g.shape) == 3:
+            forms = projections(g.shape, biased, main, None, self.widths, self.letters)
+            readings = line_readings(main, g.shape, biased, layer.name, forms, self.letters)
+        elif main == "weight" or _a_map(g.shape, biased):
+            readings = []
+        else:
+            readings = map_readings(main, g.shape, biased, layer.name, self.letters)
+        if all(reading.word != "linear" for reading in readings):
+            return self._conv(layer, main, bias)
+        return self._readings(layer, main, bias, readings)
+
+    def _readings(self, layer: Layer, main: str, bias: str | None, readings: Sequence[Reading]) -> Entry:
+        """A rule whose target says what the layer computes, as names and shapes leave several things open."""
+        g = layer.leaves[main]
+        entry = Entry(g.leaves[0])
+        module = self.paths.module(layer.steps)
+        only = readings[0] if len(readings) == 1 else None
+        for k, (key, value) in enumerate(line.split(": ", 1) for line in (only.lines if only else ())):
+            entry.say(key, value, f"guess: {only.why}" if only and k == 0 else "")
+        self._from(entry, layer, main, bias)
+        self._normalized(entry, layer)
+        if any("conv" in reading.word for reading in readings):
+            entry.offer([("padding: SAME", "to be added to a convolution: what the source passes. No weight, but a check compares it")], once=True)  # fmt: skip
+        if only:
+            entry.ask(only.word, NAME, [(only.text(module).split("\n")[0], "")])
+            return entry
+        shown = " x ".join(map(str, g.shape))
+        asked = f"what does the layer compute? The sizes {shown} do not tell. And {NAME}"
+        entry.ask("linear", asked, [(reading.text(module), reading.why) for reading in readings])
+        return entry
+
+    def _matrix_or_table(self, g: Group) -> list[Reading]:
+        """What a lone matrix of a Keras layer could be."""
+        forms = projections(g.shape, None, "0", None, self.widths, self.letters)
+        rows = self.letters.named("entries", g.shape[0]) + self.letters.named("width", g.shape[1])
+        known = [Reading("linear", (f"einsum: {form.equation}",), form.why) for form in forms]
+        return [*known, Reading("embedding", (f"axes: {rows}",), "an Embedding, a row for each entry")]
+
+    def _normalized(self, entry: Entry, layer: Layer) -> None:
+        """What the source does to the weight at every call."""
+        u, v = (self.partners.get(layer, role) for role in ("spectral_norm", "spectral_norm_v"))
+        if u and v:
+            said = "guess: by their sizes and their place in Equinox's State"
+            entry.say("spectral_norm", f"{{u: {flow(u)}, v: {flow(v)}}}", said)
+        elif u:
+            entry.say("spectral_norm", plain(u), "guess: by its name")
+        if path := self.partners.get(layer, "weight_norm"):
+            entry.say("weight_norm", plain(path), "guess: by its name")
+        if epsilon := self.partners.get(layer, "normalized_epsilon"):
+            entry.say("normalized_epsilon", epsilon, "Equinox adds nothing to the squared norm")
+
+    def _known(self, layer: Layer, main: str) -> list[Form]:
+        named = main if main in KNOWN else layer.hint
+        return known_forms(named, layer.leaves[main].shape, self.widths, self.letters)
+
+    def _role(self, layer: Layer) -> str | None:
+        """Whether the layer leads into the heads of attention or out of them, by its name and what lies beside it."""
+        if layer.hint in QUERIES:
+            return "in"
+        return "out" if layer.hint in OUTPUTS and layer.around in self.queried else None
+
     def _weight(self, layer: Layer, main: str, bias: str | None) -> Entry:
         g = layer.leaves[main]
         entry = Entry(g.leaves[0])
-        named = main if main in KNOWN else layer.hint
-        known = known_forms(named, g.shape, self.widths, self.letters)
+        known = self._known(layer, main)
         pair = [self.partners.get(layer, role) for role in ("lora_a", "lora_b")]
         biased = layer.leaves[bias].shape if bias else self.partners.shapes.get((layer.steps, "bias"))
-        role = "in" if layer.hint in QUERIES else "out" if layer.hint in OUTPUTS else None
+        role = self._role(layer)
         forms = (
             known
             or ([lora_form(g.shape, self.letters)] if all(pair) else [])
@@ -304,18 +394,15 @@ class LayerRules:
         )
         self._equation(entry, forms, g.shape, main)
         self._from(entry, layer, main, bias)
-        for partner in ("weight_norm", "spectral_norm"):
-            if path := self.partners.get(layer, partner):
-                entry.say(partner, plain(path), "guess: by its name")
+        self._normalized(entry, layer)
         if pair[0] and pair[1]:
             self._lora(entry, layer, forms[0], pair[0], pair[1])
         self._flattened(entry, g, forms[0])
         module = self.paths.module(layer.steps if main in (*KERNELS, "0", "1") else g.steps)
         apart = known[0].apart if known else ""
-        words = {"linear": ""}
-        if len(forms) > 1 and len(g.shape) == 3 and not known:
-            words["conv"] = "if it is one along time: `dimension_numbers: NWC,WIO->NWC` and `axes:`, no `einsum:`"
-        self._target(entry, layer, words, "", f"{module.rpartition('.')[0] or module}.{apart}" if apart else module)
+        self._target(
+            entry, layer, {"linear": ""}, "", f"{module.rpartition('.')[0] or module}.{apart}" if apart else module
+        )
         if self.partners.get(layer, "weight_norm"):
             kept = f"linear: {{module: {plain(module)}, parametrization: weight_norm}}"
             entry.offer([(kept, "if the target keeps its two tensors")])
@@ -359,39 +446,53 @@ class LayerRules:
         entry = Entry(g.leaves[0])
         if len(g.shape) == 2:
             return self._lone_filters(entry, layer, main, bias)
-        spatial = len(g.shape) - 2
-        words = ("W", "HW", "DHW")[spatial - 1]
-        torch_order = main == "weight"
+        words = SPATIAL[len(g.shape) - 3]
+        keeps = "Equinox" if main == "weight" else "Keras" if main.isdecimal() else "Haiku" if main == "w" else "flax"
         depthwise = _depthwise(layer, main)
-        numbers = f"NC{words},OI{words}->NC{words}" if torch_order else f"N{words}C,{words}IO->N{words}C"
-        sizes = g.shape[2:] if torch_order else g.shape[:spatial]
-        out, into = (g.shape[0], g.shape[1]) if torch_order else (g.shape[-1], g.shape[-2])
-        if depthwise:  # Keras: rows, columns, channels, results of each
-            numbers, out, into = f"N{words}C,{words}CO->N{words}C", into, out
-        rows = "".join(self.letters.named("kernel", n, k) for k, n in enumerate(sizes))
-        o = self.letters.named("width", out)
-        i = self.letters.named("one" if into == 1 else "width", into, int(into == out and into > 1))
-        keeps = "Equinox" if torch_order else "Keras" if main.isdecimal() else "flax"
-        entry.say("dimension_numbers", numbers, f"guess: {keeps} keeps {'depthwise ' * depthwise}kernels so")
-        entry.say("axes", o + i + rows if torch_order else rows + (o + i if depthwise else i + o))
+        biased = layer.leaves[bias].shape if bias else None
+        forms = conv_forms(main, g.shape, biased, layer.name)
+        if depthwise:
+            forms = [ConvForm(f"N{words}C,{words}CO->N{words}C", False, False, g.shape[-2], "")]
+        elif "separable" in layer.hint:
+            forms = [form for form in forms if not form.transposed]
+        axes = conv_axes(forms[0], g.shape, self.letters)
+        alike = len({form.numbers for form in forms}) == 1
+        if alike:
+            entry.say(
+                "dimension_numbers", forms[0].numbers, f"guess: {keeps} keeps {'depthwise ' * depthwise}kernels so"
+            )
+        entry.say("axes", axes, "" if alike else "in the order in which they lie there")
+        if len(forms) == 1:
+            for key, value in (line.split(": ", 1) for line in forms[0].lines):
+                entry.say(key, value, f"guess: {forms[0].why}, which stores the channels out before those in")
         self._from(entry, layer, main, bias, "guess: a convolution's kernel")
-        for partner in ("weight_norm", "spectral_norm"):
-            if path := self.partners.get(layer, partner):
-                entry.say(partner, plain(path), "guess: by its name")
-        if into == 1 and out > 1 and not depthwise:
+        self._normalized(entry, layer)
+        into, out = (g.shape[1], g.shape[0]) if main == "weight" else g.shape[-2:]
+        if into == 1 and out > 1 and not depthwise and not forms[0].transposed:
+            o = axes[0] if main == "weight" else axes[-1]
             ways = [(f"feature_group_count: {o}", "depthwise"), ("feature_group_count: 1", "one channel")]
             entry.ask("feature_group_count", "is it depthwise, or has its input one channel?", ways)
+        sizes = g.shape[2:] if main == "weight" else g.shape[:-2]
         if max(sizes) > 1:
             entry.ask("padding", "what does the source pass?", PADDINGS, "conv")
         more = [
             ("strides: 2", "if they are not 1, here and below; with SAME say `input_size:`, too"),
             ("standardized: (w - mean) / (std + 1e-5)", "if the source standardises the kernel"),
         ]
-        entry.offer(more, once=True)
-        told = main.isdecimal() and "conv" in layer.hint and "transpose" not in layer.hint  # Keras has a name for each
-        words_of = {"conv": ""} if told else {"conv": "", "conv_transpose": "if it is one; shapes do not tell"}
+        entry.offer(more[: 2 if any(not form.transposed for form in forms) else 1], once=True)
+        if main == "weight" and any(form.transposed for form in forms):
+            entry.offer([("feature_group_count: 2", "if a transposed convolution has groups: their number")], once=True)
         part = (".depthwise" if depthwise else ".pointwise") if "separable" in layer.hint else ""
-        self._target(entry, layer, words_of, "", self.paths.module(layer.steps) + part)
+        module = plain(self.paths.module(layer.steps) + part)
+        if len(forms) == 1:
+            entry.ask(forms[0].word, NAME, [(f"{forms[0].word}: {module}", "")])
+            return entry
+        ways = []
+        for form in forms:
+            lines = form.lines if alike else (f"dimension_numbers: {form.numbers}", *form.lines)
+            ways.append(("\n".join((f"{form.word}: {module}", *lines)), form.why))
+        asked = "is it a convolution or a transposed one? Its shape does not tell" if any(not form.transposed for form in forms) else "which transposed convolution is it? Its shape does not tell"  # fmt: skip
+        entry.ask(forms[0].word, f"{asked}. And {NAME}", ways)
         return entry
 
     def _lone_filters(self, entry: Entry, layer: Layer, main: str, bias: str | None) -> Entry:
@@ -412,10 +513,22 @@ def _depthwise(layer: Layer, key: str) -> bool:
 
 
 def _convolves(layer: Layer, g: Group) -> bool:
-    """Whether a kernel is a convolution's, by its name and its axes."""
+    """Whether a kernel is likely a convolution's, by its name and its axes."""
+    axes = len(g.shape)
+    heads = layer.hint in (*QUERIES, *OUTPUTS, *KNOWN) or g.steps[-1].words[0] in KNOWN
+    return _named_conv(layer, g) or (g.steps[-1].words[0] in (*KERNELS, "0", "1") and axes == 4 and not heads)
+
+
+def _named_conv(layer: Layer, g: Group) -> bool:
+    """Whether it is one by its name, or has as many axes as only the kernels of convolutions have."""
     axes = len(g.shape)
     named = "conv" in layer.hint
-    heads = layer.hint in (*QUERIES, *OUTPUTS, *KNOWN) or g.steps[-1].words[0] in KNOWN
-    kernel = g.steps[-1].words[0] in (*KERNELS, "0", "1") or named
     alone = named and axes == 2 and g.shape[0] < g.shape[1]
-    return kernel and (axes == 5 or (named and axes > 2) or alone or (axes == 4 and not heads))
+    return (g.steps[-1].words[0] in (*KERNELS, "0", "1") or named) and (axes == 5 or (named and axes > 2) or alone)
+
+
+def _a_map(shape: tuple[int, ...], bias: tuple[int, ...] | None) -> bool:
+    """Whether a kernel with four axes is that of a convolution over a map: by its bias, or by small sizes that are alike."""
+    if bias is not None:
+        return len(bias) == 1
+    return shape[0] == shape[1] <= 11

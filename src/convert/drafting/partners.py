@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ KERNELS = ("kernel", "w", "weight", "weights")
 SCALES = ("scale", "gamma", "weight", "w", "g")
 BIASES = ("bias", "b", "beta", "offset")
 LORA = (("lora_a", "lora_b"), ("lora_A", "lora_B"))
+SIGMA = "found anew at every call, by a step from u"
 STATISTICS = {"mean": "mean_ema/average", "var": "var_ema/average"}  # of Haiku, below `~`
 
 
@@ -48,14 +50,15 @@ def find_partners(layers: Sequence[Layer], paths: Paths, known: Mapping[str, Lea
     partners = Partners()
     by_steps = {layer.steps: layer for layer in layers}
     tops = list(dict.fromkeys(name.split("/")[0] for name in known))
-    apart = [name for name in known if name.endswith(("/scale", "/u"))]
+    normalized = reparametrized(known)
     for layer in layers:
         for key, g in layer.leaves.items():
             if key in (*SCALES, *BIASES) and sum(n > 1 for n in g.shape) <= 1:
                 _flax_statistics(partners, layer, key, paths, known)
                 _haiku_statistics(partners, layer, key, paths, known, tops)
-            if key in KERNELS and len(g.shape) > 1 and len(g.leaves) == 1:
-                _reparametrized(partners, layer, key, known, apart, paths)
+            if len(g.leaves) == 1 and g.leaves[0] in normalized:
+                _reparametrized(partners, layer, key, normalized[g.leaves[0]], paths)
+        _wrapped(partners, layer, by_steps, paths)
         _lora(partners, layer, by_steps, paths)
         _bias(partners, layer, by_steps, paths)
     for layer in layers:  # those that no scale or bias has taken
@@ -116,22 +119,85 @@ def _haiku_bare(partners: Partners, layer: Layer, by_steps: Mapping[tuple[Step, 
     _haiku_spare(partners, mean.leaves[0].split("/")[0], known)
 
 
-def _reparametrized(
-    partners: Partners, layer: Layer, key: str, known: Mapping[str, Leaf], apart: Sequence[str], paths: Paths
-) -> None:
-    """What flax's WeightNorm and SpectralNorm keep."""
-    g = layer.leaves[key]
-    if not paths.path(g.steps).startswith("params/"):
+def reparametrized(known: Mapping[str, Leaf]) -> dict[str, dict[str, str]]:
+    """What normalises weights at every call, by the weight's name: role -> name of a leaf.
+
+    ``params/block/Dense_0/kernel`` has ``params/block/WeightNorm_0/Dense_0/kernel/scale`` or, in ``batch_stats``, ``u`` and ``sigma``
+    (flax linen); ``sn/layer/weight`` beside ``sn/inference`` has two vectors in Equinox's State, which has them in the order of the
+    layers: ``1/0/0`` and ``1/0/1``.
+    """
+    found: dict[str, dict[str, str]] = {}
+    ends = {
+        ("params", "scale"): "weight_norm",
+        ("batch_stats", "u"): "spectral_norm",
+        ("batch_stats", "sigma"): "sigma",
+    }
+    for name in known:
+        top, *keys = name.split("/")
+        role = ends.get((top, keys[-1])) if keys else None
+        for k in range(len(keys) - 2) if role else ():
+            kernel = "/".join(("params", *keys[:k], *keys[k + 1 : -1]))
+            if role and kernel in known and len(known[kernel].spec.shape) > 1:
+                found.setdefault(kernel, {})[role] = name
+    wrapped: dict[tuple[tuple[int, ...], ...], list[str]] = {}
+    for name, leaf in known.items():
+        shape = leaf.spec.shape
+        if (
+            name.endswith("/layer/weight")
+            and f"{name.removesuffix('/layer/weight')}/inference" in known
+            and len(shape) > 1
+        ):
+            wrapped.setdefault(((shape[0],), (math.prod(shape[1:]),)), []).append(name)
+    for sizes, weights in wrapped.items():
+        pairs = [
+            (name, other)
+            for name in known
+            if re.fullmatch(r"1/[0-9]+/0", name) and (other := f"{name[:-1]}1") in known and f"{name[:-1]}2" not in known
+            and (known[name].spec.shape, known[other].spec.shape) == sizes
+        ]  # fmt: skip
+        for weight, (u, v) in zip(weights, pairs, strict=False):
+            found[weight] = {"spectral_norm": u, "spectral_norm_v": v}
+    return found
+
+
+def _reparametrized(partners: Partners, layer: Layer, key: str, found: Mapping[str, str], paths: Paths) -> None:
+    """What flax linen's and Equinox's norms of a weight keep."""
+    for role, name in found.items():
+        path = paths.path([Step((k,)) for k in name.split("/")])
+        if role == "sigma":
+            partners.taken.add(name)
+            partners.spare[path] = SIGMA
+        else:
+            partners.add(layer, role, path, [name])
+
+
+def _wrapped(partners: Partners, layer: Layer, by_steps: Mapping[tuple[Step, ...], Layer], paths: Paths) -> None:
+    """What nnx's norms of a weight keep, ``scales/('kernel',)`` and ``batch_stats/('kernel', 'u')``, and Equinox's WeightNorm, ``g``."""
+    for key, g in layer.leaves.items():
+        inside = re.findall(r"'([^']+)'", key)
+        container = layer.steps[-1].words[0] if layer.steps else ""
+        role = {"scales": "weight_norm", "batch_stats": "spectral_norm"}.get(container)
+        if role and key.startswith("(") and inside:
+            last = inside.pop() if role == "spectral_norm" else "u"
+            words = ("layer_instance", *inside[:-1])
+            owner = by_steps.get((*layer.steps[:-1], *(Step((word,)) for word in words)))
+            if owner is None or not inside or inside[-1] not in owner.leaves:
+                continue
+            if len(owner.leaves[inside[-1]].leaves) != len(g.leaves):
+                continue
+            if last == "u":
+                partners.add(owner, role, paths.path(g.steps), g.leaves)
+            elif last == "sigma":
+                partners.taken.update(g.leaves)
+                partners.spare[paths.drop(g)] = SIGMA
+    owner = by_steps.get((*layer.steps, Step(("layer",))))
+    scale = layer.leaves.get("g")
+    weight = owner.leaves.get("weight") if owner else None
+    if owner is None or scale is None or weight is None or len(weight.leaves) != len(scale.leaves):
         return
-    inner = re.escape(g.leaves[0].removeprefix("params/"))
-    for name in apart:
-        for first, last, role in (("params", "scale", "weight_norm"), ("batch_stats", "u", "spectral_norm")):
-            if re.fullmatch(rf"{first}/[^/]+/{inner}/{last}", name):
-                partners.add(layer, role, paths.path([Step((k,)) for k in name.split("/")]), [name])
-                sigma = name.removesuffix("/u") + "/sigma"
-                if role == "spectral_norm" and sigma in known:
-                    partners.taken.add(sigma)
-                    partners.spare[escape(sigma)] = "found anew at every call, by a step from u"
+    if len(scale.shape) == len(weight.shape) > 1:
+        partners.add(owner, "weight_norm", paths.path(scale.steps), scale.leaves)
+        partners.of[owner.steps, "normalized_epsilon"] = "0"
 
 
 def _lora(partners: Partners, layer: Layer, by_steps: Mapping[tuple[Step, ...], Layer], paths: Paths) -> None:

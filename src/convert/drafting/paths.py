@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from convert.drafting.entry import Entry
@@ -34,6 +34,17 @@ class Paths:
         self._stacks = stacks([g for g in found if not unwanted(g)])
         self.groups = tuple(self._unstacked(g) for g in found)
         self.root = self._root()
+
+    def take_apart(self, names: Collection[str]) -> None:
+        """Makes groups of one leaf of those that have one of these leaves, and of what lies beside it."""
+        dicts = {g.steps[:-1] for g in self.groups if len(g.leaves) > 1 and not set(g.leaves).isdisjoint(names)}
+        self.groups = tuple(
+            single
+            for g in self.groups
+            for single in (
+                [replace(g, steps=_steps(name), leaves=(name,)) for name in g.leaves] if g.steps[:-1] in dicts else [g]
+            )
+        )
 
     def _root(self) -> str:
         for root in ROOTS:
@@ -80,6 +91,10 @@ class Paths:
     def drop(self, g: Group) -> str:
         """A pattern of leaves that no model needs, for a `drop` rule."""
         return re.sub(r"\{[a-z][a-z0-9]*\}", "*", self.path(g.steps))
+
+
+def _steps(name: str) -> tuple[Step, ...]:
+    return tuple(Step((key,)) for key in name.removesuffix("/value").split("/"))
 
 
 def optimizer(g: Group) -> str | None:

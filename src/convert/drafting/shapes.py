@@ -76,7 +76,8 @@ def projections(
     if len(shape) == 2:
         return _matrices(shape, bias, key, letters)
     if len(shape) == 3:
-        return _heads(shape, bias, role, widths, letters)
+        found = _heads(shape, bias, role, widths, letters)
+        return found or ([_split(shape, 0, "in", letters), _split(shape, 2, "out", letters)] if role else [])
     a, b, c, d = (letters.named("width", n, k) for k, n in enumerate(shape))
     return [
         Form(f"...{b},{a}{b}{c}{d}->...{a}{c}{d}", b, "the second axis is the input"),
@@ -112,18 +113,11 @@ def _heads(
     forms: list[Form] = []
     for k in (0, 2, 1):
         heads, head = (n for j, n in enumerate(shape) if j != k)
-        likely = wide == [k] or (len(wide) != 1 and k != 1) or bias == (heads, head)
-        fits = {"in": bias in (None, (heads, head)), "out": bias in (None, (shape[k],))}
+        likely = wide == [k] or len(wide) != 1 or bias == (heads, head)
+        fits = {"in": bias in (None, (heads, head)), "out": bias in (None, (shape[k],)) and (k != 1 or wide == [k])}
         wanted = [way for way in ("in", "out") if likely and fits[way] and role in (None, way)]
         forms += [_split(shape, k, way, letters) for way in wanted]
-    if bias in (None, (shape[0], shape[2])) and shape[1] == shape[2] and role is None:
-        h, i, j = (
-            letters.named("heads", shape[0]),
-            letters.named("width", shape[1]),
-            letters.named("width", shape[2], 1),
-        )
-        forms.append(Form(f"...{h}{i},{h}{i}{j}->...{h}{j}", i, "block diagonal: the target says its own `einsum:`"))
-    return forms or [_split(shape, 0, "in", letters), _split(shape, 2, "out", letters)]
+    return forms
 
 
 def _split(shape: tuple[int, ...], k: int, way: str, letters: Letters) -> Form:
