@@ -1,6 +1,6 @@
 """What the conversion is compared with, each as a program of its own.
 
-python benchmarks/peers.py read CKPT            TensorStore reads and decodes every leaf: the floor
+python benchmarks/peers.py read CKPT [THREADS]  TensorStore reads and decodes every leaf, largest first: the floor
 python benchmarks/peers.py script CKPT OUT      what a user writes: Orbax restore, NumPy, transposes, save_file
 python benchmarks/peers.py huggingface CKPT OUT the steps of transformers' script for Gemma 3 (flat layout, text alone)
 python benchmarks/peers.py save FILE OUT        safetensors' save_file of what is in memory; prints the seconds of the call
@@ -12,6 +12,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +22,19 @@ import numpy as np
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-def read(checkpoint: str) -> None:
+def read(checkpoint: str, threads: str = "1") -> None:
     """Nothing of ours beyond the names: TensorStore reads, decodes, and the leaf is let go."""
     from convert.sources.orbax import OrbaxSource
     from convert.sources.orbax_store import read_array
 
     source = OrbaxSource(Path(checkpoint))
-    for name in source.leaves:
+
+    def one(name: str) -> None:
         read_array(source._store, source._by_name[name], True)
+
+    names = sorted(source.leaves, key=lambda name: -source.leaves[name].spec.nbytes)
+    with ThreadPoolExecutor(int(threads)) as pool:
+        list(pool.map(one, names))
 
 
 def script(checkpoint: str, out: str) -> None:

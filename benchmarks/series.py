@@ -20,7 +20,7 @@ from typing import Any
 from measuring import alternated, machine, summaries
 from plots import curves
 
-READING = "TensorStore, read alone"
+READING = "TensorStore, read alone, all cores"
 SIZES = ["270m", "1b:8", "1b", "4b:10", "4b"]
 
 
@@ -60,7 +60,8 @@ def one(folder: Path, size: str, rounds: int, keep: bool) -> dict[str, Any]:
         subprocess.run([*command, *(["--layers", layers] if layers else [])], check=True)
     threads = len(os.sched_getaffinity(0))
     convert = [sys.executable, "-m", "convert", "gemma", str(checkpoint), str(out), "--overwrite", "--jobs"]
-    commands = {READING: [sys.executable, str(here.with_name("peers.py")), "read", str(checkpoint)]}
+    peer = [sys.executable, str(here.with_name("peers.py")), "read", str(checkpoint)]
+    commands = {READING: [*peer, str(threads)], "TensorStore, read alone, leaf by leaf": peer}
     commands |= {
         f"convert --jobs {k}": [*convert, str(k)] for k in sorted({1, 2, 4, 8, threads} & set(range(threads + 1)))
     }

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -21,7 +22,7 @@ from typing import Any
 from measuring import alternated, machine, measured, summaries
 from plots import bars, curves
 
-READING = "TensorStore, read alone"
+READING = "TensorStore, read alone, all cores"  # the floor
 SAVING = "safetensors' save_file, of what is in memory"
 
 
@@ -31,7 +32,8 @@ def participants(checkpoint: str, model: str, folder: Path, options: list[str]) 
     convert = [sys.executable, "-m", "convert"]
     ready = str(folder / "ready.safetensors")
     found = {
-        READING: [*peer, "read", checkpoint],
+        READING: [*peer, "read", checkpoint, str(len(os.sched_getaffinity(0)))],
+        "TensorStore, read alone, leaf by leaf": [*peer, "read", checkpoint],
         "convert": [*convert, model, checkpoint, str(folder / "ours.safetensors"), "--overwrite", *options],
         "script of a user": [*peer, "script", checkpoint, str(folder / "script.safetensors")],
     }

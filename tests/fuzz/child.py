@@ -45,6 +45,8 @@ def _hook(event: str, args: tuple[object, ...]) -> None:
 
 
 _CODE = [str(Path(convert.__file__).parents[2])]
+if sys.pycache_prefix is not None:  # where compiled bytecode lies, if not beside the code
+    _CODE.append(os.path.realpath(sys.pycache_prefix))
 
 
 def run(kind: str, path: str) -> tuple[str, str]:

@@ -1,0 +1,105 @@
+"""What does not grow with bytes: the start of the program, a small checkpoint, and one of 50,640 leaves.
+
+    python benchmarks/start.py FOLDER [--rounds 5] [--json results/start.json]
+
+Writes an unscanned mixture of experts (48 layers, 350 experts, 0.3 GB of bfloat16) into FOLDER with Orbax unless it is there, which takes
+some minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from measuring import alternated, machine, summaries
+
+SMALL = Path(__file__).parents[1] / "examples" / "checkpoints" / "timesfm-2.5"
+RULES = """\
+model: moe
+title: a mixture of experts
+root: params
+targets: {torch: {loads: x.MoE}}
+rules:
+- {einsum: "...D,DF->...F", from: "layers_{i}/moe/experts_{e}/{gate,up}/kernel", linear: "layers.{i}.experts.{e}.{gate,up}_proj"}
+- {einsum: "...F,FD->...D", from: "layers_{i}/moe/experts_{e}/down/kernel", linear: "layers.{i}.experts.{e}.down_proj"}
+- {einsum: "...D,DE->...E", from: "layers_{i}/attn/{q,k,v}/kernel", linear: "layers.{i}.attn.{q,k,v}_proj"}
+- {einsum: "...E,ED->...D", from: "layers_{i}/attn/o/kernel", linear: "layers.{i}.attn.o_proj"}
+- {from: "layers_{i}/norm/scale", multiplies_by: scale, epsilon: 1e-6, rms_norm: "layers.{i}.norm"}
+"""
+
+
+def tree(layers: int = 48, experts: int = 350, width: int = 64, hidden: int = 48) -> dict[str, Any]:
+    """The pytree, of random values."""
+    rng = np.random.default_rng(0)
+
+    def kernel(*shape: int) -> dict[str, Any]:
+        return {"kernel": rng.standard_normal(shape, np.float32).astype(ml_dtypes.bfloat16)}
+
+    def layer() -> dict[str, Any]:
+        each = (("gate", (width, hidden)), ("up", (width, hidden)), ("down", (hidden, width)))
+        return {
+            "moe": {f"experts_{e}": {name: kernel(*shape) for name, shape in each} for e in range(experts)},
+            "attn": {name: kernel(width, width) for name in "qkvo"},
+            "norm": {"scale": np.ones(width, ml_dtypes.bfloat16)},
+        }
+
+    return {"params": {f"layers_{i}": layer() for i in range(layers)}}
+
+
+def planning(checkpoint: Path, rules: Path, rounds: int) -> dict[str, float]:
+    """Medians of the seconds within one process: the checkpoint is opened, the plan is made."""
+    from convert import open_source
+    from convert.planner import make_plan
+    from convert.rules import parse_models
+
+    opened, planned = [], []
+    for _ in range(rounds):
+        started = time.perf_counter()
+        source = open_source(checkpoint)
+        between = time.perf_counter()
+        make_plan(parse_models(rules.read_text(), rules.name)[0], source)
+        opened.append(between - started)
+        planned.append(time.perf_counter() - between)
+    return {"open": round(statistics.median(opened), 2), "plan": round(statistics.median(planned), 2)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", type=Path)
+    asked = parser.parse_args()
+    checkpoint, rules = asked.folder / "mixture", asked.folder / "mixture.yaml"
+    if not checkpoint.exists():
+        import orbax.checkpoint as ocp
+
+        with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+            checkpointer.save(checkpoint.resolve(), args=ocp.args.PyTreeSave(tree()))
+    rules.write_text(RULES)
+    out = str(asked.folder / "start.safetensors")
+    convert = [sys.executable, "-m", "convert"]
+    many = [*convert, str(rules), str(checkpoint), out, "--overwrite", "--jobs"]
+    commands = {
+        "convert --help": [*convert, "--help"],
+        "convert, 0.6 MB": [*convert, "timesfm", str(SMALL), out, "--overwrite"],
+        "convert plan, 50,640 leaves": [*convert, "plan", str(rules), str(checkpoint)],
+        **{f"convert --jobs {k}, 50,640 leaves": [*many, str(k)] for k in sorted({1, len(os.sched_getaffinity(0))})},
+    }
+    runs = summaries(alternated(commands, asked.rounds), "")
+    results = {"machine": machine(), "within": planning(checkpoint, rules, asked.rounds), "runs": runs}
+    Path(out).unlink()
+    print(json.dumps(results, indent=1))
+    if asked.json:
+        asked.json.write_text(json.dumps(results, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
