@@ -185,6 +185,18 @@ def test_a_difference_is_still_a_difference(model: Path, run: Run) -> None:
     assert check(run, factory, code=0)[0].splitlines()[-1].startswith("equal")
 
 
+def test_a_reference_without_boundaries_is_asked_for_some(model: Path, run: Run) -> None:
+    text = REFERENCE.replace('{"head": y, "y": y}', '{"y": y}').replace('else {"y": y}', 'else {"y": y.relu()}')
+    assert '"head": y, "y"' not in text and "relu" in text
+    Path("my_own_bare.py").write_text(text)
+    out, _ = check(run, "my_own_bare:reference", code=1)
+    assert "no diagnosis: no known mistake explains it at y, where the two differ first" in out
+    assert (
+        "    next: let the reference's `jax` give values at boundaries as well, called as PyTorch calls the layers (head), in the order"
+        in out
+    )
+
+
 def test_a_diagnosis_that_fails(model: Path, run: Run) -> None:
     """The models differ, and the reference fails when it is asked why: what is known is that it could not tell."""
     factory = module("variants")

@@ -33,7 +33,7 @@ class Diagnosis:
         name: the hypothesis that restores parity; empty when none does.
         said: what is wrong, in words.
         rule: ``file:line`` of the rule that made the layer, if one did.
-        repair: what to do.
+        repair: what to do; where no hypothesis restores parity, how to come to know more, if there is a way.
         before, after: relative error of the layer without and with the hypothesis.
         ruled_out: hypotheses that do not restore parity.
     """
@@ -85,8 +85,28 @@ def diagnose(
     found = found or functions(site, reference, ruled_out) or norms(site, ruled_out)
     untrue = tuple(dict.fromkeys(name for name in ruled_out if found is None or name != found.name))
     if found is None:
-        return Diagnosis(boundary, "", NONE, site.rule(site.name), "", site.before, site.before, untrue)
+        more = _closer(reference, module, boundary, names)
+        return Diagnosis(boundary, "", NONE, site.rule(site.name), more, site.before, site.before, untrue)
     return Diagnosis(boundary, found.name, found.said, found.rule, found.repair, site.before, found.after, untrue)
+
+
+def _closer(reference: Reference, module: torch.nn.Module, boundary: str, names: Sequence[str]) -> str:
+    """How to locate a difference that shows at an output alone, where layers lie in between that are no boundaries."""
+    if boundary not in reference.outputs:
+        return ""
+    given = {name.removesuffix(INPUT) for name in names}
+    layers = [
+        name
+        for name, layer in module.named_modules()
+        if name and name not in given and next(layer.parameters(recurse=False), None) is not None
+    ]
+    if not layers:
+        return ""
+    return (
+        f"let the reference's `jax` give values at boundaries as well, called as PyTorch calls the layers ({', '.join(layers[:3])}"
+        f"{', ...' if len(layers) > 3 else ''}), in the order of the data: then the first layer that differs is found, and what is known "
+        "to go wrong there is tried"
+    )
 
 
 def _weights(site: Site, ruled_out: list[str]) -> Found | None:

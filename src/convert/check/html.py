@@ -117,6 +117,8 @@ def _diagnoses(report: Report) -> Iterator[str]:
             yield f"<h2>No diagnosis for {_text(found['boundary'])}</h2>"
             yield f'<p class="what">{_text(found["said"])}</p>'
             rows = {"Relative error": f"{found['error_before']:.1e}"}
+            if found["repair"]:
+                rows["Next"] = found["repair"]
         rows["Ruled out"] = ", ".join(found["ruled_out"])
         yield from _definitions(rows)
         yield "</section>"

@@ -83,6 +83,8 @@ def _diagnosis(level: LevelReport) -> Iterator[str]:
     else:
         yield f"no diagnosis: {found['said']} at {found['boundary']}, where the two differ first"
         yield f"    ruled out: {', '.join(found['ruled_out']) or 'nothing could be tried'}"
+        if found["repair"]:
+            yield f"    next: {found['repair']}"
 
 
 def _measures(level: LevelReport) -> Iterator[str]:
