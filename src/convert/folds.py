@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -219,3 +219,17 @@ def _unit(x: Array, epsilon: float) -> Array:
 def operand_leaves(ops: tuple[Op, ...]) -> tuple[str, ...]:
     """Names of the leaves that operations read beside the one that they are applied to."""
     return tuple(second.leaf for op in ops if isinstance(op, _Fold) for second in op.operands())
+
+
+def with_operands(ops: tuple[Op, ...], values: Mapping[str, Array]) -> tuple[Op, ...]:
+    """The operations, with the leaves that they read beside the one that they are applied to: by name, as they were read."""
+    return tuple(_given(op, values) if isinstance(op, _Fold) else op for op in ops)
+
+
+def _given(op: _Fold, values: Mapping[str, Array]) -> Op:
+    held = {
+        each.name: replace(second, read=values.__getitem__)
+        for each in fields(op)
+        if isinstance(second := getattr(op, each.name), Operand)
+    }
+    return replace(op, **held)

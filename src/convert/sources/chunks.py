@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from convert.sources.budget import Budget
+
 PIECE = (
     1 << 22
 )  # bytes: a piece, and what it becomes, stay in the processor's caches; smaller ones wait for the GIL more often
@@ -167,13 +169,25 @@ def tiles(shape: tuple[int, ...], itemsize: int) -> Iterator[Box]:
             yield Box((*lead, *(start for _ in along), *(0 for _ in behind)), (*(1 for _ in lead), *here, *behind))
 
 
-def in_one(origin: tuple[int, ...], read: Callable[[], np.ndarray], meter: Meter | None) -> Iterator[Piece]:
-    """The pieces of what can only be read at once."""
-    started = time.perf_counter()
-    values = read()
-    if meter is not None:
-        meter.add("read", time.perf_counter() - started)
-    yield from cut(origin, values)
+WHOLE = Budget()  # of all that `in_one` reads in this process
+
+
+def in_one(
+    origin: tuple[int, ...], read: Callable[[], np.ndarray], nbytes: int, meter: Meter | None
+) -> Iterator[Piece]:
+    """The pieces of what can only be read at once; it waits while other threads hold too much of the like.
+
+    Args:
+        nbytes: of what is read. To make it of what is stored takes as much again: TensorStore holds a chunk as it was decompressed
+            and as it was asked for, others an array in the order of the file and in C order.
+    """
+    with WHOLE.holding(2 * nbytes) as give_back:
+        started = time.perf_counter()
+        values = read()
+        if meter is not None:
+            meter.add("read", time.perf_counter() - started)
+        give_back(nbytes)
+        yield from cut(origin, values)
 
 
 def timed(pieces: Iterator[Piece], meter: Meter | None, what: str) -> Iterator[Piece]:
