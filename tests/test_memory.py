@@ -11,10 +11,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
 from convert import PlanError
 from convert.errors import CheckpointError
+from convert.folds import Features, Operand, WeightNorm
 from convert.moving import used_leaves
 from convert.planner import make_plan
 from convert.sources import chunks
@@ -222,3 +225,102 @@ def test_a_stacked_operand_is_read_once_for_a_leaf(tmp_path: Path) -> None:
     list(execute(plan, tmp_path / "m.safetensors", jobs=3))
     assert source.whole == {"s": 1} and source.pieced == {"w": 7, "s": 7}  # the latter for the checksum
     equal(rules, arrays, tmp_path / "m.safetensors")
+
+
+# ---- what is computed, in blocks
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.data())
+def test_a_weight_norm_in_blocks_has_the_same_bits(data: st.DataObject) -> None:
+    """Against the whole weight in one, however it lies in memory and whichever axes are features."""
+    rank = data.draw(st.integers(1, 4))
+    inner = tuple(data.draw(st.sampled_from([1, 2, 3, 8, 9, 31])) for _ in range(rank))
+    axes = tuple(sorted(data.draw(st.sets(st.integers(0, rank - 1)))))
+    order = data.draw(st.permutations(range(rank)))
+    dtype = data.draw(st.sampled_from(["float32", "float64"]))
+    rng = np.random.default_rng(data.draw(st.integers(0, 99)))
+    stored = rng.standard_normal([2 * inner[k] for k in order]).astype(dtype)
+    stored = stored[tuple(slice(inner[k]) for k in order)]  # with gaps
+    if data.draw(st.booleans()):
+        stored = np.ascontiguousarray(stored)
+    x = stored.transpose([order.index(k) for k in range(rank)])
+    of = Features(inner, axes)
+    scale = rng.standard_normal(of.count)
+    norm = WeightNorm(Operand("s", (), of.count, lambda _: scale), 1e-12, of)
+
+    wide = of.matrix(x.astype(np.float64))
+    length = np.sqrt(np.sum(np.square(wide), 1, keepdims=True) + 1e-12)
+    want = of.back((wide / length * scale.reshape(-1, 1)).astype(x.dtype), x.shape)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("convert.folds.BLOCK", data.draw(st.integers(1, 300)))
+        got = norm.apply(x)
+    assert got.shape == want.shape and got.dtype == want.dtype and got.tobytes() == want.tobytes()
+
+
+@pytest.mark.parametrize("block", [1, 1 << 18])
+def test_a_long_row_has_the_same_bits_in_blocks(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond the block of NumPy's pairwise sums, and beyond its buffers; in both orders of the axes."""
+    monkeypatch.setattr("convert.folds.BLOCK", block)
+    for shape, axes in (((71, 20_001), (0,)), ((20_001, 71), (1,)), ((7, 30, 9_001), (1,)), ((9_001, 7, 30), (2, 1))):
+        x = RNG.standard_normal(shape)
+        of = Features(shape, axes)
+        norm = WeightNorm(Operand("s", (), of.count, lambda _, n=of.count: np.ones(n)), 0.0, of)
+        wide = of.matrix(x.astype(np.float64))
+        want = of.back(wide / np.sqrt(np.sum(np.square(wide), 1, keepdims=True)), shape)
+        assert norm.apply(x).tobytes() == want.tobytes()
+
+
+def test_a_weight_norm_takes_the_leaf_and_the_result(tmp_path: Path) -> None:
+    arrays = {"a/w": RNG.standard_normal((5000, 1024)).astype(np.float32), "a/s": np.ones(1024, np.float32)}
+    rules = NORM.replace("{a,b,c,d,e}", "a")
+    took = peak(rules, InChunks(arrays, 700), tmp_path / "m.safetensors", 1)
+    assert took < 2 * arrays["a/w"].nbytes + 4 * PIECE, f"{took:,} bytes"
+    equal(rules, arrays, tmp_path / "m.safetensors")
+
+
+LORA = """
+- einsum: ...D,DE->...E
+  from: q/w
+  plus: {einsum: "...D,DR,RE->...E", from: q/a, times: q/b, scale: 0.3}
+  linear: q
+"""
+
+
+@pytest.mark.parametrize("rows", [300, 1 << 30])
+@pytest.mark.parametrize("columns", [1024, 400])
+def test_a_pair_is_merged_piece_by_piece(rows: int, columns: int, tmp_path: Path) -> None:
+    """In the order of the whole, so that the checksum is the same; chunks that are in another order are gathered first."""
+
+    class Tiled(InChunks):
+        def chunks(self, name: str) -> Grid:
+            shape = self.arrays[name].shape
+            return Grid(shape, (min(self.rows, shape[0]), min(columns, shape[1])))
+
+    arrays = {
+        "q/w": RNG.standard_normal((5000, 1024)).astype(np.float32),
+        "q/a": RNG.standard_normal((5000, 3)).astype(np.float32),
+        "q/b": RNG.standard_normal((3, 1024)).astype(np.float32),
+    }
+    took = peak(LORA, source := Tiled(arrays, rows), tmp_path / "m.safetensors", 1)
+    in_order = columns == 1024
+    assert source.whole == {"q/a": 1, "q/b": 1, **({} if in_order else {"q/w": 1})}
+    assert took < 6 * PIECE, f"{took:,} bytes"  # of 20 MB; what is gathered is not copied here
+    a, b = arrays["q/a"].astype(np.float64), arrays["q/b"].astype(np.float64)
+    want = np.zeros((5000, 1024))
+    for r in range(3):
+        want += a[:, r, None] * b[r]
+    want *= 0.3
+    want += arrays["q/w"].astype(np.float64)
+    assert load_file(tmp_path / "m.safetensors")["q.weight"].tobytes() == want.astype(np.float32).T.tobytes()
+    whole = MemorySource(arrays)
+    list(execute(make_plan(rule_file(LORA), whole), tmp_path / "whole.safetensors", jobs=2))
+    assert (tmp_path / "m.safetensors").read_bytes() == (tmp_path / "whole.safetensors").read_bytes()
+
+
+def test_grids_in_order() -> None:
+    for shape, chunk in (((6, 4, 5), (1, 2, 5)), ((6, 4, 5), (3, 4, 5)), ((6, 4), (1, 1)), ((), ()), ((1, 6, 4), (1, 3, 4)), ((6, 4), (3, 2)), ((6, 4), (6, 3)), ((2, 6, 4), (2, 3, 4))):  # fmt: skip
+        numbers = np.arange(int(np.prod(shape))).reshape(shape)
+        grid = Grid(shape, chunk)
+        flat = np.concatenate([numbers[box.within((0,) * len(shape))].ravel() for box in grid])
+        assert grid.in_order == bool((flat == numbers.ravel()).all()), (shape, chunk)

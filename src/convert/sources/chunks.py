@@ -78,6 +78,12 @@ class Grid:
         """How many there are along each axis."""
         return tuple(-(-n // c) for n, c in zip(self.shape, self.chunk, strict=True))
 
+    @property
+    def in_order(self) -> bool:
+        """Whether the chunks, one after the other, have the array's elements in C order."""
+        axis = next((k for k, c in enumerate(self.chunk) if c > 1), len(self.chunk) - 1)
+        return all(c >= n for c, n in zip(self.chunk[axis + 1 :], self.shape[axis + 1 :], strict=True))
+
     def place(self, box: Box) -> tuple[int, ...]:
         """Where a chunk is in the grid, along each axis."""
         return tuple(a // c for a, c in zip(box.origin, self.chunk, strict=True))
