@@ -58,6 +58,10 @@ class Place:
     def parts(self, origin: Sequence[int], values: Array) -> Iterator[tuple[Array, Array]]:
         """What goes there of a piece of the leaf: parts of the region, each with the values for it, of the same shape."""
         here = Box(self.origin, self.view.shape)
+        if len(self.origin) == len(self.digits):  # one for each axis: the common case, and there may be many leaves
+            if (common := here.overlap(origin, values.shape)) is not None:
+                yield self.view[common.within(self.origin)], values[common.within(origin)]
+            return
         runs = (list(_runs(sizes, a, a + n)) for sizes, a, n in zip(self.digits, origin, values.shape, strict=True))
         for boxes in itertools.product(*runs):
             box = Box(sum((b.origin for b in boxes), ()), sum((b.shape for b in boxes), ()))

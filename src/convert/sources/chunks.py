@@ -181,19 +181,27 @@ WHOLE = Budget()  # of all that `in_one` reads in this process
 def in_one(
     origin: tuple[int, ...], read: Callable[[], np.ndarray], nbytes: int, meter: Meter | None
 ) -> Iterator[Piece]:
-    """The pieces of what can only be read at once; it waits while other threads hold too much of the like.
+    """The pieces of what can only be read at once; a large one waits while other threads hold too much of the like.
 
     Args:
         nbytes: of what is read. To make it of what is stored takes as much again: TensorStore holds a chunk as it was decompressed
             and as it was asked for, others an array in the order of the file and in C order.
     """
+    if nbytes <= PIECE:  # no more than what is read in pieces
+        yield from cut(origin, _metered(read, meter))
+        return
     with WHOLE.holding(2 * nbytes) as give_back:
-        started = time.perf_counter()
-        values = read()
-        if meter is not None:
-            meter.add("read", time.perf_counter() - started)
+        values = _metered(read, meter)
         give_back(nbytes)
         yield from cut(origin, values)
+
+
+def _metered(read: Callable[[], np.ndarray], meter: Meter | None) -> np.ndarray:
+    started = time.perf_counter()
+    values = read()
+    if meter is not None:
+        meter.add("read", time.perf_counter() - started)
+    return values
 
 
 def timed(pieces: Iterator[Piece], meter: Meter | None, what: str) -> Iterator[Piece]:
