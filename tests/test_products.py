@@ -297,8 +297,10 @@ def test_a_planted_mistake_is_named(name: str, tmp_path: Path) -> None:
 
 def test_the_layers_level_does_not_trust_the_merge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A product with its factors the wrong way round is what the weights level would compute as well."""
-    right = Merge.make
-    monkeypatch.setattr(Merge, "make", lambda self, read, base=1.0, scale=None: right(self, read, base, -self.scale))
+    right = Merge.fill
+    monkeypatch.setattr(
+        Merge, "fill", lambda self, *part, base=1.0, scale=None: right(self, *part[:5], base, -self.scale)
+    )
     plan, out = written(tmp_path, tree(np.random.default_rng(12)))
     assert check_weights(plan, open_written(out)).verdict is Verdict.PASSED
     assert check_layers(plan, open_written(out)).verdict is Verdict.FAILED

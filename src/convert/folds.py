@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from convert.ops import Op, apply
 from convert.spec import TensorSpec
 
 Array = np.ndarray[Any, np.dtype[Any]]
+BLOCK = 1 << 18  # numbers of a weight that are dealt with at a time: they stay in a cache
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,8 @@ class Standardize(_Fold):
         wide -= wide.mean(axes, keepdims=True)
         variance = np.mean(np.square(wide), axes, keepdims=True)
         divisor = np.sqrt(variance + self.epsilon) if self.inside else np.sqrt(variance) + self.epsilon
-        return np.asarray((wide / divisor).astype(x.dtype))
+        wide /= divisor
+        return np.asarray(wide.astype(x.dtype))
 
     def __str__(self) -> str:
         return f"standardised: (w - mean) / {f'sqrt(var + {self.epsilon:g})' if self.inside else f'(std + {self.epsilon:g})'}"
@@ -127,6 +129,25 @@ class Features:
     def matrix(self, x: Array) -> Array:
         """The weight with a row for each feature."""
         return np.moveaxis(x.reshape(self.inner), self.axes, range(len(self.axes))).reshape(self.count, -1)
+
+    def blocks(self, x: Array, out: Array) -> Iterator[tuple[Array, Array]]:
+        """Some features of a weight at a time, and their place in an array of the inner axes; features are the axes in front.
+
+        A sum over the other axes has the same bits as that over the whole weight: NumPy's order of summation depends on how an array
+        lies in memory, which is kept. So no block is of a single feature, of which any axis would lie the same.
+        """
+        extent = x.itemsize + sum((n - 1) * stride for n, stride in zip(x.shape, x.strides, strict=True))
+        if (
+            extent != x.nbytes or min(x.strides, default=0) < 0
+        ):  # it has gaps, which a conversion to float64 would close
+            x = x.copy("K")
+        fronts = [np.moveaxis(array, self.axes, range(len(self.axes))) for array in (x.reshape(self.inner), out)]
+        many = fronts[0].shape[0] if self.axes else 1
+        count = max(1, many // max(2, BLOCK * many // max(1, x.size)))
+        for k in range(count):
+            start, stop = many * k // count, many * (k + 1) // count
+            given, made = (front[start:stop] if self.axes else front for front in fronts)
+            yield given, made
 
     def back(self, matrix: Array, shape: tuple[int, ...]) -> Array:
         """The weight that this is the matrix of."""
@@ -160,9 +181,16 @@ class WeightNorm(_Fold):
 
     def apply(self, x: Array) -> Array:
         scale = self.scale.value().astype(np.float64)
-        wide = self.of.matrix(x.astype(np.float64))
-        norm = np.sqrt(np.sum(np.square(wide), 1, keepdims=True) + self.epsilon)
-        return self.of.back((wide / norm * scale.reshape(-1, 1)).astype(x.dtype), x.shape)
+        out = np.empty(self.of.inner, x.dtype)
+        start = 0
+        for given, made in self.of.blocks(x, out):
+            wide = given.astype(np.float64).reshape(-1, self.of.rest)
+            norm = np.sqrt(np.sum(np.square(wide), 1, keepdims=True) + self.epsilon)
+            wide /= norm
+            wide *= scale.reshape(-1, 1)[start : start + len(wide)]
+            made[...] = wide.reshape(made.shape)
+            start += len(wide)
+        return out.reshape(x.shape)
 
     def __str__(self) -> str:
         return f"{self.scale.leaf} * w / |w|"
@@ -204,7 +232,8 @@ class SpectralNorm(_Fold):
             v = _unit(u @ matrix, self.epsilon)
             u = _unit(matrix @ v, self.epsilon)
         sigma = float(u @ matrix @ v)
-        return self.of.back((matrix / (sigma or 1.0)).astype(x.dtype), x.shape)
+        matrix /= sigma or 1.0
+        return self.of.back(matrix.astype(x.dtype), x.shape)
 
     def __str__(self) -> str:
         if self.v is not None:
@@ -219,3 +248,17 @@ def _unit(x: Array, epsilon: float) -> Array:
 def operand_leaves(ops: tuple[Op, ...]) -> tuple[str, ...]:
     """Names of the leaves that operations read beside the one that they are applied to."""
     return tuple(second.leaf for op in ops if isinstance(op, _Fold) for second in op.operands())
+
+
+def with_operands(ops: tuple[Op, ...], values: Mapping[str, Array]) -> tuple[Op, ...]:
+    """The operations, with the leaves that they read beside the one that they are applied to: by name, as they were read."""
+    return tuple(_given(op, values) if isinstance(op, _Fold) else op for op in ops)
+
+
+def _given(op: _Fold, values: Mapping[str, Array]) -> Op:
+    held = {
+        each.name: replace(second, read=values.__getitem__)
+        for each in fields(op)
+        if isinstance(second := getattr(op, each.name), Operand)
+    }
+    return replace(op, **held)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from functools import partial
 from itertools import islice
 from threading import Lock
 from typing import Any, Protocol
@@ -15,11 +16,12 @@ import numpy as np
 
 from convert.digests import ChunkDigest, join
 from convert.errors import CheckpointError, ConvertError
-from convert.folds import operand_leaves
+from convert.folds import operand_leaves, with_operands
 from convert.ops import apply
-from convert.placing import Gathered, place
+from convert.placing import Gathered, nowhere, place
 from convert.plan import Plan
 from convert.sources.base import Source
+from convert.sources.budget import Budget
 from convert.sources.chunks import Meter
 from convert.spec import TensorSpec
 from convert.steps import Part, Step
@@ -69,8 +71,8 @@ def default_jobs() -> int:
 def move(plan: Plan, deal: Deal, *, jobs: int, meter: Meter | None = None) -> Generator[tuple[str, str], None, None]:
     """Reads every leaf of a plan once and has its pieces dealt with; gives each leaf's name and `digest_leaf`.
 
-    Memory: `jobs` times a piece and what a thread needs to decode it (sources that cannot read pieces: a leaf), and the
-    parts of leaves whose operations need them whole.
+    Memory: `jobs` times a piece and what a thread needs to decode it; and what is held whole, as far as a `Budget` allows, or one
+    thing that exceeds it: chunks that can only be read at once, and the parts of leaves whose operations need them whole.
 
     Raises:
         CheckpointError: a leaf cannot be read, or the checkpoint was written anew meanwhile. And what `deal` raises.
@@ -86,7 +88,12 @@ def move(plan: Plan, deal: Deal, *, jobs: int, meter: Meter | None = None) -> Ge
         if last:
             deal.whole(step)
 
-    leaves = [_Leaf(plan.source, name, work, deal, filled, meter) for name, work in used.items()]
+    # That threads wait for each other's memory cannot come to a standstill. A thread takes the memory that a leaf is gathered in
+    # before that of a chunk that is read at once, and who has the latter waits for nothing (see `Budget`). A leaf that is gathered
+    # is in no batch with others, and the chunks of a leaf are submitted in a row: when one thread waits to open the next leaf, the
+    # chunks of those that were opened are with threads that do not wait, or next in the queue of one that does not.
+    gathered = Budget()
+    leaves = [_Leaf(plan.source, name, work, deal, filled, meter, gathered) for name, work in used.items()]
     pool = ThreadPoolExecutor(jobs, thread_name_prefix="convert")
     waiting = _batches(leaves)
     running: set[Future[list[_Leaf]]] = set()
@@ -104,6 +111,7 @@ def move(plan: Plan, deal: Deal, *, jobs: int, meter: Meter | None = None) -> Ge
         _require_unchanged(plan.source, error)
         raise
     finally:  # an error, or a consumer that stopped: nothing may write into a file that is about to vanish
+        gathered.stop()  # the chunks after which there would be room are not dealt with any more
         pool.shutdown(wait=True, cancel_futures=True)
 
 
@@ -127,6 +135,7 @@ class _Leaf:
         deal: Deal,
         filled: Callable[[Step], None],
         meter: Meter | None,
+        gathered: Budget,
     ) -> None:
         self.name = name
         self.spec = source.leaves[name].spec
@@ -135,7 +144,13 @@ class _Leaf:
         self._digests: list[bytes] = [b""] * len(self.chunks)
         self._left = len(self.chunks)
         self._shares: list[_Share] | None = None
+        self._gathered = gathered
         self._lock = Lock()
+
+    @property
+    def large(self) -> bool:
+        """Whether to gather it may have to wait, so that no other leaf may wait for it in turn."""
+        return self.spec.nbytes > TOGETHER
 
     def digest(self) -> str:
         """`digest_leaf`, once all chunks were dealt with."""
@@ -145,16 +160,21 @@ class _Leaf:
         """Deals with one chunk; whether it was the last."""
         shares, chunk = self._open(), self.chunks[k]
         digest, size = ChunkDigest(), 0
-        for origin, values in self._source.pieces(self.name, chunk, self._meter):
-            if values.dtype.name != self.spec.dtype:
-                raise ConvertError(f"{self.name}: read as {values.dtype.name}, announced as {self.spec}")
-            started = time.perf_counter()
-            digest.update(values)
-            if self._meter is not None:
-                self._meter.add("checksum", time.perf_counter() - started)
-            for share in shares:
-                share.see(origin, values)
-            size += values.size
+        pieces = self._source.pieces(self.name, chunk, self._meter)
+        try:
+            for origin, values in pieces:
+                if values.dtype.name != self.spec.dtype:
+                    raise ConvertError(f"{self.name}: read as {values.dtype.name}, announced as {self.spec}")
+                started = time.perf_counter()
+                digest.update(values)
+                if self._meter is not None:
+                    self._meter.add("checksum", time.perf_counter() - started)
+                for share in shares:
+                    share.see(origin, values)
+                size += values.size
+        finally:  # an error would keep alive what it holds
+            if isinstance(pieces, Generator):
+                pieces.close()
         if size != chunk.size:
             raise ConvertError(f"{self.name}: {size} values were read of a part that has {chunk.size}")
         self._digests[k] = digest.digest()
@@ -172,49 +192,71 @@ class _Leaf:
     def _open(self) -> list[_Share]:
         with self._lock:
             if self._shares is None:
-                self._shares = [
-                    _Share(step, part, self.spec, region, self._deal, self._filled)
+                operands: dict[str, Array] = {}
+                for leaf in dict.fromkeys(leaf for _, part in self._work for leaf in operand_leaves(part.ops)):
+                    operands[leaf] = self._source.read(leaf)  # once, for all layers of a stack
+                shares = [
+                    _Share(step, part, self.spec, region, self._deal, self._filled, operands)
                     for step, part in self._work
                     if (region := self._deal.region(step)) is not None
                 ]
+                nbytes = sum(share.nbytes for share in shares)
+                if nbytes and self.large:  # nothing was put into the memory yet, so it was not made use of
+                    give_back = self._gathered.take(nbytes, self)
+                    for share in shares:
+                        share.give_back = give_back
+                self._shares = shares
             return self._shares
 
 
 class _Share:
-    """A leaf's part of a tensor, on its way."""
+    """A leaf's part of a tensor, on its way.
+
+    Attributes:
+        nbytes: of the memory that the leaf is gathered in; 0 where its pieces go straight to their place.
+        give_back: is told when that is not needed any more.
+    """
 
     def __init__(
-        self, step: Step, part: Part, spec: TensorSpec, region: Array, deal: Deal, filled: Callable[[Step], None]
+        self,
+        step: Step,
+        part: Part,
+        spec: TensorSpec,
+        region: Array,
+        deal: Deal,
+        filled: Callable[[Step], None],
+        operands: Mapping[str, Array],
     ) -> None:
         self._step, self._part, self._deal, self._filled = step, part, deal, filled
-        self._rows = part.share(region)
+        self._spec, self._rows = spec, part.share(region)
         found = place(part.ops, spec, self._rows)
-        self._gathered = Gathered(part.ops, spec) if found is None else None
+        self._gathered = Gathered(with_operands(part.ops, operands), spec) if found is None else None
         self._place = found or self._gathered.place  # type: ignore[union-attr]
-        self._box = self._place.box
-        self._left = self._box.size
+        self._left = self._place.view.size
         self._lock = Lock()
+        self.nbytes = self._place.view.nbytes if self._gathered is not None else 0
+        self.give_back: Callable[[int], None] | None = None
         if not self._left:
             filled(step)
 
     def see(self, origin: tuple[int, ...], values: Array) -> None:
         """Deals with what it needs of a piece."""
-        common = self._box.overlap(origin, values.shape)
-        if common is None:
-            return
-        here, given = self._place.view[common.within(self._box.origin)], values[common.within(origin)]
-        if self._gathered is not None:
-            here[...] = given
-        else:
-            self._deal.piece(self._step, self._part, here, lambda: apply(self._place.ops, given))
-        with self._lock:
-            self._left -= common.size
-            last = not self._left
-        if last:
+        for here, given in self._place.parts(origin, values):
             if self._gathered is not None:
-                self._deal.piece(self._step, self._part, self._rows, self._gathered.made)
-                self._gathered = None
-            self._filled(self._step)
+                here[...] = given
+            else:
+                self._deal.piece(self._step, self._part, here, partial(apply, self._place.ops, given))
+            with self._lock:
+                self._left -= given.size
+                last = not self._left
+            if last:
+                if self._gathered is not None:
+                    self._deal.piece(self._step, self._part, self._rows, self._gathered.made)
+                    self._gathered = None
+                    self._place = nowhere(self._spec)
+                    if self.give_back is not None:
+                        self.give_back(self.nbytes)
+                self._filled(self._step)
 
 
 def _batches(leaves: Iterable[_Leaf]) -> Iterator[list[tuple[_Leaf, int]]]:
@@ -223,6 +265,9 @@ def _batches(leaves: Iterable[_Leaf]) -> Iterator[list[tuple[_Leaf, int]]]:
     nbytes = 0
     for leaf in sorted(leaves, key=lambda leaf: -leaf.spec.nbytes / max(1, len(leaf.chunks))):
         each = leaf.spec.nbytes // max(1, len(leaf.chunks))
+        if batch and (leaf.large or batch[-1][0].large):
+            yield batch
+            batch, nbytes = [], 0
         for k in range(max(1, len(leaf.chunks))):
             batch.append((leaf, k))
             nbytes += each

@@ -176,7 +176,7 @@ class Source(ABC):
             part: np.ndarray = array[chunk.within((0,) * array.ndim)]
             return part
 
-        yield from in_one(chunk.origin, read, meter)
+        yield from in_one(chunk.origin, read, self.leaves[name].spec.nbytes, meter)
 
     def read_box(self, name: str, box: Box) -> np.ndarray:
         """A part of an array, in C order; no more is decoded than what lies before it in its chunks.

@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from convert.sources.budget import Budget
+
 PIECE = (
     1 << 22
 )  # bytes: a piece, and what it becomes, stay in the processor's caches; smaller ones wait for the GIL more often
@@ -75,6 +77,12 @@ class Grid:
     def counts(self) -> tuple[int, ...]:
         """How many there are along each axis."""
         return tuple(-(-n // c) for n, c in zip(self.shape, self.chunk, strict=True))
+
+    @property
+    def in_order(self) -> bool:
+        """Whether the chunks, one after the other, have the array's elements in C order."""
+        axis = next((k for k, c in enumerate(self.chunk) if c > 1), len(self.chunk) - 1)
+        return all(c >= n for c, n in zip(self.chunk[axis + 1 :], self.shape[axis + 1 :], strict=True))
 
     def place(self, box: Box) -> tuple[int, ...]:
         """Where a chunk is in the grid, along each axis."""
@@ -167,13 +175,33 @@ def tiles(shape: tuple[int, ...], itemsize: int) -> Iterator[Box]:
             yield Box((*lead, *(start for _ in along), *(0 for _ in behind)), (*(1 for _ in lead), *here, *behind))
 
 
-def in_one(origin: tuple[int, ...], read: Callable[[], np.ndarray], meter: Meter | None) -> Iterator[Piece]:
-    """The pieces of what can only be read at once."""
+WHOLE = Budget()  # of all that `in_one` reads in this process
+
+
+def in_one(
+    origin: tuple[int, ...], read: Callable[[], np.ndarray], nbytes: int, meter: Meter | None
+) -> Iterator[Piece]:
+    """The pieces of what can only be read at once; a large one waits while other threads hold too much of the like.
+
+    Args:
+        nbytes: of what is read. To make it of what is stored takes as much again: TensorStore holds a chunk as it was decompressed
+            and as it was asked for, others an array in the order of the file and in C order.
+    """
+    if nbytes <= PIECE:  # no more than what is read in pieces
+        yield from cut(origin, _metered(read, meter))
+        return
+    with WHOLE.holding(2 * nbytes) as give_back:
+        values = _metered(read, meter)
+        give_back(nbytes)
+        yield from cut(origin, values)
+
+
+def _metered(read: Callable[[], np.ndarray], meter: Meter | None) -> np.ndarray:
     started = time.perf_counter()
     values = read()
     if meter is not None:
         meter.add("read", time.perf_counter() - started)
-    yield from cut(origin, values)
+    return values
 
 
 def timed(pieces: Iterator[Piece], meter: Meter | None, what: str) -> Iterator[Piece]:

@@ -87,7 +87,7 @@ def place_pieces(place: Place, leaf: str, chunk: Box, meter: Meter | None = None
         CheckpointError: as `read_place`.
     """
     if place.value is not None or place.fortran:
-        return in_one(chunk.origin, lambda: read_place(place, leaf), meter)
+        return in_one(chunk.origin, lambda: read_place(place, leaf), place.spec.nbytes, meter)
     return timed(_in_order(place, leaf, chunk), meter, "read")
 
 

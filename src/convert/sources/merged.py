@@ -8,14 +8,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from convert.kinds.product import Product
 from convert.sources.base import Leaf, Source
-from convert.sources.chunks import Box, Grid, Meter, Piece
-from convert.spec import TensorSpec
+from convert.sources.chunks import PIECE, Box, Grid, Meter, Piece, in_one, tiles, undivided, whole
+from convert.spec import TensorSpec, numpy_dtype
 
 Array = np.ndarray[Any, np.dtype[Any]]
 BLOCK = 1 << 18  # elements of the result that are added up at a time: they stay in a cache
@@ -69,51 +70,55 @@ class Merge:
         Args:
             base, scale: other factors, for what a mistake would have made.
         """
-        factor = self.scale if scale is None else scale
-        a, b = (self._split(read(name), letters) for name, letters in ((self.first, self.product.first), (self.second, self.product.second)))  # fmt: skip
-        rank = self.product.shared
-        rows = "".join(x for x in self.product.first if x not in rank)
-        columns = "".join(x for x in self.product.second if x not in rank)
-        out = np.empty(self._layers(self.spec.shape), self.spec.dtype)
-        kept = self._split(read(self.base), self.letters) if self.base else None
-        for k in range(out.shape[0]):
-            left = _matrix(a[k], self.product.first, rows, rank)
-            right = _matrix(b[k], self.product.second, rank, columns)
-            sizes = dict(zip(self.product.first + self.product.second, (*a[k].shape, *b[k].shape), strict=True))
-            whole = np.empty((left.shape[0], right.shape[1]), self.spec.dtype)
-            under = None if kept is None else _matrix(kept[k], self.letters, rows, columns)
-            height = max(1, BLOCK // max(1, right.shape[1]))
-            for start in range(0, left.shape[0], height):
-                some = left[start : start + height].astype(np.float64)
-                total = np.zeros((some.shape[0], right.shape[1]))
-                for r in range(right.shape[0]):
-                    total += some[:, r, None] * right[r].astype(np.float64)
-                total *= factor
-                if under is not None:
-                    total += base * under[start : start + height].astype(np.float64)
-                whole[start : start + height] = total
-            shaped = whole.reshape([sizes[x] for x in rows + columns])
-            out[k] = shaped.transpose([(rows + columns).index(x) for x in self.letters])
-        return self._join(out)
+        a, b, kept = read(self.first), read(self.second), read(self.base) if self.base else None
+        out = np.empty(self.spec.shape, self.spec.dtype)
+        self.fill(out, (0,) * out.ndim, a, b, kept, base, scale)
+        return out
 
-    def _layers(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        own = [size for axis, size in enumerate(shape) if axis not in self.stacked]
-        return (math.prod(shape[axis] for axis in self.stacked), *own)
+    def fill(
+        self,
+        out: Array,
+        origin: tuple[int, ...],
+        a: Array,
+        b: Array,
+        kept: Array | None,
+        base: float = 1.0,
+        scale: float | None = None,
+    ) -> None:
+        """Computes a part of the result.
 
-    def _split(self, array: Array, letters: str) -> Array:
-        """The stacked axes in front, flattened into one."""
-        front = np.moveaxis(array, self.stacked, range(len(self.stacked)))
-        return front.reshape(-1, *front.shape[len(self.stacked) :])
+        Args:
+            out: the part.
+            origin: its first element.
+            a, b: the leaves `first` and `second`, whole.
+            kept: the same part of the leaf `base`.
+            base, scale: as for `make`.
+        """
+        for tile in tiles(out.shape, max(1, PIECE // BLOCK)):
+            at = tuple(slice(x + y, x + y + n) for x, y, n in zip(origin, tile.origin, tile.shape, strict=True))
+            here = tile.within((0,) * out.ndim)
+            total = np.zeros(tile.shape)
+            for left, right in zip(self._ranks(a, self.product.first, at), self._ranks(b, self.product.second, at), strict=True):  # fmt: skip
+                total += left * right
+            total *= self.scale if scale is None else scale
+            if kept is not None:
+                total += base * kept[here].astype(np.float64)
+            out[here] = total
 
-    def _join(self, array: Array) -> Array:
-        """`_split` undone, for the result."""
-        front = array.reshape(*(self.spec.shape[axis] for axis in self.stacked), *array.shape[1:])
-        return np.ascontiguousarray(np.moveaxis(front, range(len(self.stacked)), self.stacked))
+    def _ranks(self, array: Array, letters: str, at: tuple[slice, ...]) -> Array:
+        """What a part of the result needs of A or B in float64: the rank flattened in front, then the axes of the result."""
+        axes, result, rank = self._axes(letters), self._axes(self.letters), self.product.shared
+        where = dict(zip(result, at, strict=True))
+        cut = array[tuple(where.get(axis, slice(None)) for axis in axes)]
+        own = [axis for axis in result if axis in axes]
+        moved = cut.transpose([axes.index(axis) for axis in (*rank, *own)]).astype(np.float64)
+        shape = [moved.shape[len(rank) + own.index(axis)] if axis in own else 1 for axis in result]
+        return moved.reshape(math.prod(moved.shape[: len(rank)]), *shape)
 
-
-def _matrix(array: Array, letters: str, rows: str, columns: str) -> Array:
-    moved = array.transpose([letters.index(x) for x in rows + columns])
-    return moved.reshape(math.prod(moved.shape[: len(rows)]), -1)
+    def _axes(self, letters: str) -> list[str | int]:
+        """The axes of an array by letter, those of layers by number."""
+        own = iter(letters)
+        return [k if k in self.stacked else next(own) for k in range(len(letters) + len(self.stacked))]
 
 
 class Merged(Source):
@@ -147,9 +152,30 @@ class Merged(Source):
         return self._inner.read(name) if merge is None else self._inner.make(merge)
 
     def chunks(self, name: str) -> Grid:
-        return super().chunks(name) if name in self.merges else self._inner.chunks(name)
+        return undivided(self.leaves[name].spec.shape) if name in self.merges else self._inner.chunks(name)
 
     def pieces(self, name: str, chunk: Box, meter: Meter | None = None) -> Iterator[Piece]:
         if name in self.merges:
-            return super().pieces(name, chunk, meter)
+            return self._made(self.merges[name], meter)
         return self._inner.pieces(name, chunk, meter)
+
+    def _made(self, merge: Merge, meter: Meter | None) -> Iterator[Piece]:
+        """The pieces of a leaf that is computed, made from those of the leaf that is added to."""
+        a, b = (self._inner.read(leaf) for leaf in (merge.first, merge.second))
+        if merge.base is None:
+            for tile in tiles(merge.spec.shape, numpy_dtype(merge.spec.dtype).itemsize):
+                out = np.empty(tile.shape, merge.spec.dtype)
+                merge.fill(out, tile.origin, a, b, None)
+                yield tile.origin, out
+            return
+        grid = self._inner.chunks(merge.base)
+        for chunk in grid if grid.in_order else (whole(grid.shape),):
+            if grid.in_order:
+                pieces = self._inner.pieces(merge.base, chunk, meter)
+            else:
+                nbytes = self._inner.leaves[merge.base].spec.nbytes
+                pieces = in_one(chunk.origin, partial(self._inner.read, merge.base), nbytes, meter)
+            for origin, kept in pieces:
+                out = np.empty(kept.shape, merge.spec.dtype)
+                merge.fill(out, origin, a, b, kept)
+                yield origin, out

@@ -157,7 +157,8 @@ def pieces(store: Store, array: Array, all_stored: bool, chunk: Box, meter: Mete
     if array.encoding is not None:
         stored = store.stored(array.prefix + array.encoding.key(array.grid.place(chunk)))
     if array.encoding is None or stored is None:  # TensorStore knows whether it may be missing
-        yield from in_one(chunk.origin, lambda: read_array(store, array, all_stored, chunk), meter)
+        nbytes = chunk.size * numpy_dtype(array.spec.dtype).itemsize
+        yield from in_one(chunk.origin, lambda: read_array(store, array, all_stored, chunk), nbytes, meter)
         return
     try:
         with decoding(stored, array.encoding.compressed, meter) as fill:
