@@ -135,9 +135,13 @@ def test_what_is_shown(tmp_path: Path) -> None:
 def test_jax_is_left_as_it_was(tmp_path: Path) -> None:
     import jax
 
-    before = jax.config.read("jax_enable_x64")
+    assert not jax.config.read("jax_enable_x64")
     checked(small(), tmp_path / "out.safetensors")
-    assert jax.config.read("jax_enable_x64") is before
+    assert not jax.config.read("jax_enable_x64")
+    with jax.enable_x64(True):  # of this thread alone
+        checked(small(), tmp_path / "more.safetensors")
+        assert jax.config.read("jax_enable_x64")
+    assert not jax.config.read("jax_enable_x64")
 
 
 # ---- tampered plans: what the rule declares is not what the operations do

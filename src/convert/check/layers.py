@@ -19,6 +19,7 @@ import numpy as np
 from convert.check.activations import ACTIVATIONS, activation_pair
 from convert.check.cells import measure_cell
 from convert.check.compare import Difference, difference
+from convert.check.machine import jax_with_float64
 from convert.check.names import misplaced
 from convert.check.paths import measure_path
 from convert.check.probe import Probe, bound
@@ -316,17 +317,14 @@ def _pinned() -> Iterator[None]:
 
     A few rows times one matrix wait for memory, and torch's threads that wait for each other make them ten times slower.
     """
-    import jax
     import torch
 
-    wide, threads = jax.config.read("jax_enable_x64"), torch.get_num_threads()
-    jax.config.update("jax_enable_x64", True)
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        with _pinned_here():
+        with jax_with_float64(), _pinned_here():
             yield
     finally:
-        jax.config.update("jax_enable_x64", wide)
         torch.set_num_threads(threads)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 
 from convert.errors import ConvertError
@@ -57,6 +58,21 @@ def cuda_problem(index: int = 0) -> str:
 
 
 @contextmanager
+def jax_with_float64() -> Iterator[None]:
+    """JAX has float64 in all threads; afterwards it is as it was."""
+    import jax
+
+    # A thread of its own says what holds for the process: in this one, `with jax.enable_x64(...)` may stand around the check.
+    with ThreadPoolExecutor(1) as aside:
+        before = aside.submit(jax.config.read, "jax_enable_x64").result()
+    jax.config.update("jax_enable_x64", True)
+    try:
+        yield
+    finally:
+        jax.config.update("jax_enable_x64", before)
+
+
+@contextmanager
 def jax_precision(precision: str) -> Iterator[None]:
     """Within this context JAX multiplies matrices as precisely as their dtype is; float64 exists when it is asked for."""
     import jax
@@ -64,9 +80,7 @@ def jax_precision(precision: str) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(jax.default_matmul_precision("highest"))
         if precision == "float64":
-            before = jax.config.read("jax_enable_x64")
-            stack.callback(jax.config.update, "jax_enable_x64", before)
-            jax.config.update("jax_enable_x64", True)
+            stack.enter_context(jax_with_float64())
         yield
 
 
