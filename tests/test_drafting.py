@@ -563,29 +563,30 @@ def test_cells_whose_trees_do_not_tell_an_argument() -> None:
     np.testing.assert_array_equal(plain["mid.weight_hh_l0"], source.arrays["mid/weight_hh"])
 
 
-def test_weight_norms_of_some_layers_that_are_called_alike() -> None:
+@pytest.mark.parametrize("top", ["params/", ""], ids=["variables", "params alone"])
+def test_weight_norms_of_some_layers_that_are_called_alike(top: str) -> None:
     """flax's own names: ``Dense_1`` has a weight norm and ``Dense_0`` has none; within a module, too."""
     names = ("", "block__")
     dense = {
-        f"params__{n}Dense_{k}__{x}": (4, 4) if x == "kernel" else (4,)
+        f"{top}{n}Dense_{k}__{x}": (4, 4) if x == "kernel" else (4,)
         for n in names
         for k in (0, 1)
         for x in ("kernel", "bias")
     }
-    source = tree(**dense, **{f"params__{n}WeightNorm_0__Dense_1__kernel__scale": (4,) for n in names})
+    source = tree(**dense, **{f"{top}{n}WeightNorm_0__Dense_1__kernel__scale": (4,) for n in names})
     text = draft_rules(source)
     answers: dict[str, dict[str, Any]] = {"*": {"einsum": 0}}
     answers |= {f"{n}Dense_{k}/kernel": {"linear": 0, "einsum": 0} for n in ("", "block/") for k in (0, 1, "{i}")}
     made = run(plan_conversion(parse_rules(answered(text, answers)), source))
     for n in ("", "block/"):
         w, scale = (
-            source.arrays[f"params/{n}Dense_1/kernel"],
-            source.arrays[f"params/{n}WeightNorm_0/Dense_1/kernel/scale"],
+            source.arrays[f"{top}{n}Dense_1/kernel"],
+            source.arrays[f"{top}{n}WeightNorm_0/Dense_1/kernel/scale"],
         )
         wanted = (w / np.sqrt((w**2).sum(0)) * scale).T
         np.testing.assert_allclose(made[f"{n.replace('/', '.')}Dense_1.weight"], wanted, rtol=1e-5)
         np.testing.assert_array_equal(
-            made[f"{n.replace('/', '.')}Dense_0.weight"], source.arrays[f"params/{n}Dense_0/kernel"].T
+            made[f"{n.replace('/', '.')}Dense_0.weight"], source.arrays[f"{top}{n}Dense_0/kernel"].T
         )
 
 

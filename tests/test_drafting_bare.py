@@ -131,10 +131,15 @@ def test_haiku() -> None:
         tree = shaken(flat)
         again = [{m: {k: tree[f"{top}/{m}/{k}"] for k in leaves} for m, leaves in of.items()} for top, of in zip(("params", "state"), made, strict=True)]  # fmt: skip
         want, _ = layer.apply(*again, X, False)
-    text, state = drafted(MemorySource(tree), {"epsilon": "1e-5"})
-    assert text.count("_ema/hidden") == 1 and text.count("/counter") == 8 and "{hidden,counter}" not in text
-    modules = {name: torch.nn.BatchNorm1d(6) for name in PAIRS}
-    close(through(state, {**modules, "ln": torch.nn.LayerNorm(6)}), want)
+    one = {name.partition("/")[2]: value for name, value in tree.items()}  # hk.data_structures.merge(params, state)
+    below = {f"net/{name}": value for name, value in one.items()}
+    for given in (tree, one, below):
+        text, state = drafted(MemorySource(given), {"epsilon": "1e-5"})
+        assert text.count("_ema/hidden") == 1 and text.count("/counter") == 8 and "{hidden,counter}" not in text
+        state = {name.removeprefix("net."): value for name, value in state.items()}
+        assert sorted(re.findall("(batch|layer|rms)_norm: ask", text)) == [*4 * ["batch"], "layer"]
+        modules = {name: torch.nn.BatchNorm1d(6) for name in PAIRS}
+        close(through(state, {**modules, "ln": torch.nn.LayerNorm(6)}), want)
 
 
 def test_keras(tmp_path: Path) -> None:
