@@ -590,6 +590,24 @@ def test_weight_norms_of_some_layers_that_are_called_alike(top: str) -> None:
         )
 
 
+@pytest.mark.parametrize("has", [("scale", "bias"), ("scale",), ("bias",)], ids="+".join)
+@pytest.mark.parametrize(
+    "name", ["GroupNorm_0", "group_norm", "group_normalization", "InstanceNorm_0", "instance_norm"]
+)
+def test_the_name_that_libraries_give_a_norm_decides_its_kind(name: str, has: tuple[str, ...]) -> None:
+    """And the number of groups is asked for; an instance norm has as many as channels."""
+    source = tree(**{f"params__{name}__{key}": (64,) for key in has}, params__gn__scale=(64,), params__gn__bias=(64,))
+    text = draft_rules(source)
+    rule = next(block for block in text.split("\n\n") if f"{name}/" in block)
+    assert "group_norm: ask    # question: what is" in rule and f"# group_norm: {name}    # guess: by its name" in rule
+    instance = "instance" in name.lower()
+    assert ("  group_size: 1    # guess: " in rule, "  num_groups: ask    # question: " in rule) == (
+        instance,
+        not instance,
+    )
+    assert "layer_norm: gn    # guess: a bias" in text and text.count("layer_norm: ask") == 1
+
+
 def test_an_empty_tree_is_refused() -> None:
     with pytest.raises(CheckpointError, match="it has no leaves, so there is nothing to draft rules for"):
         draft_rules(tree())

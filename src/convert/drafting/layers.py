@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -296,9 +297,12 @@ class LayerRules:
             name = self.paths.module([step for step in layer.steps if step.words != ("mean_ema",)])
             known = {"batch_norm": f"guess: there are running statistics{lacks}"}
             self._target(entry, layer, known, "", name.removeprefix("batch_stats.").removeprefix("state."))
+        elif _grouped(layer) and not either:  # the library's own name decides, whatever the norm lacks
+            self._groups(entry, layer, g.shape[last])
+            self._target(entry, layer, {"group_norm": "guess: by its name"})
         elif either:
             if "group" in layer.hint:
-                entry.ask("num_groups", "how many groups?", [("num_groups: 32", "Keras's default")])
+                self._groups(entry, layer, g.shape[last])
             self._target(entry, layer, {"group_norm" if "group" in layer.hint else "layer_norm": "guess: by its name"})
         elif bias:
             self._target(entry, layer, {"layer_norm": f"guess: a bias{' beside the scale' if main else ''}", **more})
@@ -308,6 +312,21 @@ class LayerRules:
             words = {"rms_norm": "", "layer_norm": "one without a bias", **more}
             self._target(entry, layer, words, "does it subtract the mean (layer norm) or not (RMS norm)?")
         return entry
+
+    @staticmethod
+    def _groups(entry: Entry, layer: Layer, channels: int) -> None:
+        """How many groups of channels a norm makes."""
+        if "instance" in layer.hint:
+            entry.say("group_size", "1", "guess: an instance norm, by its name: each channel is a group")
+            return
+        count = math.gcd(channels, 32)
+        said = (
+            "the default of flax and Keras"
+            if count == 32
+            else f"flax's and Keras's default, 32, does not divide {channels}"
+        )
+        said += "; where the source says how many channels a group has: `group_size`"
+        entry.ask("num_groups", "how many groups?", [(f"num_groups: {count}", said)], "groups")
 
     def _kernel(self, layer: Layer, main: str, bias: str | None) -> Entry:
         """A kernel with two axes or more: of a convolution, or of what an equation says."""
@@ -505,6 +524,11 @@ class LayerRules:
         entry.ask("padding", "what does the source pass?", [("padding: CAUSAL", "Griffin's"), *PADDINGS], "lone")
         self._target(entry, layer, {"conv": ""})
         return entry
+
+
+def _grouped(layer: Layer) -> bool:
+    """Whether a norm is one over groups of channels, by the name that libraries give it."""
+    return re.search(r"(group|instance)_?norm(alization)?$", layer.hint) is not None
 
 
 def _depthwise(layer: Layer, key: str) -> bool:
