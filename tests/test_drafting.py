@@ -398,7 +398,11 @@ def test_questions_that_change_nothing_are_not_asked() -> None:
     )
     text = draft_rules(source)
     assert {q.key for q in parse_rules(text).questions} == {"multiplies_by", "epsilon", "batch_norm", "conv", "linear"}
-    assert "# `activation: gelu_tanh`, added to a rule" in text and "# momentum: 0.99" in text and "padding" not in text
+    assert (
+        "# `activation: gelu_tanh`, added to a rule" in text
+        and "# momentum: 0.99" in text
+        and "\n  padding:" not in text
+    )
     assert "flattened" not in text  # 5 is a width of the tree
 
 
@@ -588,6 +592,21 @@ def test_weight_norms_of_some_layers_that_are_called_alike(top: str) -> None:
         np.testing.assert_array_equal(
             made[f"{n.replace('/', '.')}Dense_0.weight"], source.arrays[f"{top}{n}Dense_0/kernel"].T
         )
+
+
+def test_every_convolution_is_offered_strides() -> None:
+    """Nothing in a tree tells them: a rule that refers to another's padding has a stride of its own, as a kernel of 1 x 1 has."""
+    shapes = {"stem": (7, 7, 3, 8), "mid": (3, 3, 8, 8), "proj": (1, 1, 8, 16), "up_deconv": (4, 4, 16, 8)}
+    source = tree(**{f"{name}__conv__kernel": shape for name, shape in shapes.items()})
+    text = draft_rules(source)
+    offered = {rule.split("from: ")[1].split("/")[0]: re.findall("# strides: 2    # (.*)", rule) for rule in text.split("\n\n") if "from: " in rule}  # fmt: skip
+    larger = ["if they are not 1; with SAME say `input_size:`, too"]
+    assert offered == {name: ["if they are not 1; with `padding: VALID` beside it"] if name == "proj" else larger for name in shapes}  # fmt: skip
+    assert text.count("padding: *padding") == 2
+    answers = {f"{name}/conv/kernel": {"padding": "VALID", "conv": 0, "conv_transpose": 0} for name in shapes}
+    for more in ([], ["padding: VALID", "strides: 2"]):
+        answers["proj/conv/kernel"]["+"] = more
+        assert plan_conversion(parse_rules(answered(text, answers)), source)
 
 
 @pytest.mark.parametrize("has", [("scale", "bias"), ("scale",), ("bias",)], ids="+".join)

@@ -494,11 +494,12 @@ class LayerRules:
         sizes = g.shape[2:] if main == "weight" else g.shape[:-2]
         if max(sizes) > 1:
             entry.ask("padding", "what does the source pass?", PADDINGS, "conv")
-        more = [
-            ("strides: 2", "if they are not 1, here and below; with SAME say `input_size:`, too"),
-            ("standardized: (w - mean) / (std + 1e-5)", "if the source standardises the kernel"),
-        ]
-        entry.offer(more[: 2 if any(not form.transposed for form in forms) else 1], once=True)
+        told = "with SAME say `input_size:`, too" if max(sizes) > 1 else "with `padding: VALID` beside it"
+        entry.offer([("strides: 2", f"if they are not 1; {told}")])
+        if any(not form.transposed for form in forms):
+            entry.offer(
+                [("standardized: (w - mean) / (std + 1e-5)", "if the source standardises the kernel")], once=True
+            )
         if main == "weight" and any(form.transposed for form in forms):
             entry.offer([("feature_group_count: 2", "if a transposed convolution has groups: their number")], once=True)
         part = (".depthwise" if depthwise else ".pointwise") if "separable" in layer.hint else ""
