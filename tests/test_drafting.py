@@ -609,6 +609,23 @@ def test_every_convolution_is_offered_strides() -> None:
         assert plan_conversion(parse_rules(answered(text, answers)), source)
 
 
+@pytest.mark.parametrize("name", ["ConvLocal_0", "my_conv"])
+def test_filters_for_each_place_are_no_convolution(name: str) -> None:
+    """flax's ConvLocal has a bias for each place, too; without one its name tells."""
+    shapes = {f"{name}__kernel": (5, 6, 36, 4), f"{name}__bias": (5, 6, 4)}
+    kept = [shapes] if name == "my_conv" else [shapes, {f"{name}__kernel": (5, 6, 36, 4)}]
+    for shape in kept:
+        draft = parse_rules(draft_rules(tree(**shape)))
+        assert [rule.word for rule in draft.rules] == ["parameter"] * len(shape)
+    plain = parse_rules(draft_rules(tree(my_conv__kernel=(5, 6, 36, 4), my_conv__bias=(4,))))
+    assert [rule.word for rule in plain.rules] == ["conv"]
+
+
+def test_keras_slopes_of_several_axes_are_a_parameter() -> None:
+    draft = parse_rules(draft_rules(tree(layers__p_re_lu__vars__0=(4, 4, 4), layers__p_re_lu_1__vars__0=(3, 5))))
+    assert [rule.word for rule in draft.rules] == ["parameter", "parameter"]
+
+
 @pytest.mark.parametrize("has", [("scale", "bias"), ("scale",), ("bias",)], ids="+".join)
 @pytest.mark.parametrize(
     "name", ["GroupNorm_0", "group_norm", "group_normalization", "InstanceNorm_0", "instance_norm"]

@@ -101,8 +101,9 @@ class LayerRules:
         """Keras numbers the arrays of a layer in the order in which they were made."""
         left = layer.leaves
         ones = all(len(g.shape) == 1 for g in left.values())
-        if ones and (
-            layer.hint == "normalization" or "lu" in layer.hint
+        slopes = layer.hint == "p_re_lu" and len(left) == 1
+        if slopes or (
+            ones and (layer.hint == "normalization" or "lu" in layer.hint)
         ):  # mean and variance of data; the slopes of a PReLU
             for key, g in left.items():
                 yield self._raw(layer, key, g)
@@ -174,9 +175,9 @@ class LayerRules:
                 yield self._table(layer, main)
             elif what == "scale":
                 yield self._norm(layer, main, bias)
-            elif 2 <= len(layer.leaves[main].shape) <= 5:
+            elif 2 <= len(layer.leaves[main].shape) <= 5 and not _local(layer, main, bias):
                 yield self._kernel(layer, main, bias)
-            else:  # no weight of a layer has so few axes, or so many
+            else:  # no weight of a layer has so few axes, or so many; and torch has no filters for each place
                 yield from self._raws(layer, main, bias)
         except NoLetterError:
             yield from self._raws(layer, main, bias)
@@ -279,8 +280,9 @@ class LayerRules:
         if len(stats) == 2:
             if self.partners.get(layer, DEBIASED):
                 entry.ask("momentum", "mode=\"batch\": Equinox divides both statistics by 1 - momentum**counter at inference, and no rule does; divide them in the tree first. Which momentum is it?", [("momentum: 0.99", "Equinox's default")])  # fmt: skip
-            momenta = [("momentum: 0.99", "for training only: which share of the statistics a step keeps")]
-            entry.offer(momenta, once=True)
+            else:
+                momenta = [("momentum: 0.99", "for training only: which share of the statistics a step keeps")]
+                entry.offer(momenta, once=True)
         last = max((k for k, n in enumerate(g.shape) if n > 1), default=len(g.shape) - 1)
         ones = [n == 1 and k != last for k, n in enumerate(g.shape)]
         before = [sum(not one for one in ones[:k]) for k in range(len(ones))]
@@ -550,6 +552,14 @@ def _named_conv(layer: Layer, g: Group) -> bool:
     named = "conv" in layer.hint
     alone = named and axes == 2 and g.shape[0] < g.shape[1]
     return (g.steps[-1].words[0] in (*KERNELS, "0", "1") or named) and (axes == 5 or (named and axes > 2) or alone)
+
+
+def _local(layer: Layer, main: str, bias: str | None) -> bool:
+    """Whether a kernel that a name calls a convolution's has filters for each place (flax's ConvLocal), by that name or by its bias."""
+    if "conv" not in layer.hint or len(layer.leaves[main].shape) < 3:
+        return False
+    several = bias is not None and sum(n > 1 for n in layer.leaves[bias].shape) > 1
+    return several or re.search("conv_?local$|locally_connected", layer.hint) is not None
 
 
 def _a_map(shape: tuple[int, ...], bias: tuple[int, ...] | None) -> bool:
