@@ -398,7 +398,11 @@ def test_questions_that_change_nothing_are_not_asked() -> None:
     )
     text = draft_rules(source)
     assert {q.key for q in parse_rules(text).questions} == {"multiplies_by", "epsilon", "batch_norm", "conv", "linear"}
-    assert "# `activation: gelu_tanh`, added to a rule" in text and "# momentum: 0.99" in text and "padding" not in text
+    assert (
+        "# `activation: gelu_tanh`, added to a rule" in text
+        and "# momentum: 0.99" in text
+        and "\n  padding:" not in text
+    )
     assert "flattened" not in text  # 5 is a width of the tree
 
 
@@ -563,30 +567,81 @@ def test_cells_whose_trees_do_not_tell_an_argument() -> None:
     np.testing.assert_array_equal(plain["mid.weight_hh_l0"], source.arrays["mid/weight_hh"])
 
 
-def test_weight_norms_of_some_layers_that_are_called_alike() -> None:
+@pytest.mark.parametrize("top", ["params/", ""], ids=["variables", "params alone"])
+def test_weight_norms_of_some_layers_that_are_called_alike(top: str) -> None:
     """flax's own names: ``Dense_1`` has a weight norm and ``Dense_0`` has none; within a module, too."""
     names = ("", "block__")
     dense = {
-        f"params__{n}Dense_{k}__{x}": (4, 4) if x == "kernel" else (4,)
+        f"{top}{n}Dense_{k}__{x}": (4, 4) if x == "kernel" else (4,)
         for n in names
         for k in (0, 1)
         for x in ("kernel", "bias")
     }
-    source = tree(**dense, **{f"params__{n}WeightNorm_0__Dense_1__kernel__scale": (4,) for n in names})
+    source = tree(**dense, **{f"{top}{n}WeightNorm_0__Dense_1__kernel__scale": (4,) for n in names})
     text = draft_rules(source)
     answers: dict[str, dict[str, Any]] = {"*": {"einsum": 0}}
     answers |= {f"{n}Dense_{k}/kernel": {"linear": 0, "einsum": 0} for n in ("", "block/") for k in (0, 1, "{i}")}
     made = run(plan_conversion(parse_rules(answered(text, answers)), source))
     for n in ("", "block/"):
         w, scale = (
-            source.arrays[f"params/{n}Dense_1/kernel"],
-            source.arrays[f"params/{n}WeightNorm_0/Dense_1/kernel/scale"],
+            source.arrays[f"{top}{n}Dense_1/kernel"],
+            source.arrays[f"{top}{n}WeightNorm_0/Dense_1/kernel/scale"],
         )
         wanted = (w / np.sqrt((w**2).sum(0)) * scale).T
         np.testing.assert_allclose(made[f"{n.replace('/', '.')}Dense_1.weight"], wanted, rtol=1e-5)
         np.testing.assert_array_equal(
-            made[f"{n.replace('/', '.')}Dense_0.weight"], source.arrays[f"params/{n}Dense_0/kernel"].T
+            made[f"{n.replace('/', '.')}Dense_0.weight"], source.arrays[f"{top}{n}Dense_0/kernel"].T
         )
+
+
+def test_every_convolution_is_offered_strides() -> None:
+    """Nothing in a tree tells them: a rule that refers to another's padding has a stride of its own, as a kernel of 1 x 1 has."""
+    shapes = {"stem": (7, 7, 3, 8), "mid": (3, 3, 8, 8), "proj": (1, 1, 8, 16), "up_deconv": (4, 4, 16, 8)}
+    source = tree(**{f"{name}__conv__kernel": shape for name, shape in shapes.items()})
+    text = draft_rules(source)
+    offered = {rule.split("from: ")[1].split("/")[0]: re.findall("# strides: 2    # (.*)", rule) for rule in text.split("\n\n") if "from: " in rule}  # fmt: skip
+    larger = ["if they are not 1; with SAME say `input_size:`, too"]
+    assert offered == {name: ["if they are not 1; with `padding: VALID` beside it"] if name == "proj" else larger for name in shapes}  # fmt: skip
+    assert text.count("padding: *padding") == 2
+    answers = {f"{name}/conv/kernel": {"padding": "VALID", "conv": 0, "conv_transpose": 0} for name in shapes}
+    for more in ([], ["padding: VALID", "strides: 2"]):
+        answers["proj/conv/kernel"]["+"] = more
+        assert plan_conversion(parse_rules(answered(text, answers)), source)
+
+
+@pytest.mark.parametrize("name", ["ConvLocal_0", "my_conv"])
+def test_filters_for_each_place_are_no_convolution(name: str) -> None:
+    """flax's ConvLocal has a bias for each place, too; without one its name tells."""
+    shapes = {f"{name}__kernel": (5, 6, 36, 4), f"{name}__bias": (5, 6, 4)}
+    kept = [shapes] if name == "my_conv" else [shapes, {f"{name}__kernel": (5, 6, 36, 4)}]
+    for shape in kept:
+        draft = parse_rules(draft_rules(tree(**shape)))
+        assert [rule.word for rule in draft.rules] == ["parameter"] * len(shape)
+    plain = parse_rules(draft_rules(tree(my_conv__kernel=(5, 6, 36, 4), my_conv__bias=(4,))))
+    assert [rule.word for rule in plain.rules] == ["conv"]
+
+
+def test_keras_slopes_of_several_axes_are_a_parameter() -> None:
+    draft = parse_rules(draft_rules(tree(layers__p_re_lu__vars__0=(4, 4, 4), layers__p_re_lu_1__vars__0=(3, 5))))
+    assert [rule.word for rule in draft.rules] == ["parameter", "parameter"]
+
+
+@pytest.mark.parametrize("has", [("scale", "bias"), ("scale",), ("bias",)], ids="+".join)
+@pytest.mark.parametrize(
+    "name", ["GroupNorm_0", "group_norm", "group_normalization", "InstanceNorm_0", "instance_norm"]
+)
+def test_the_name_that_libraries_give_a_norm_decides_its_kind(name: str, has: tuple[str, ...]) -> None:
+    """And the number of groups is asked for; an instance norm has as many as channels."""
+    source = tree(**{f"params__{name}__{key}": (64,) for key in has}, params__gn__scale=(64,), params__gn__bias=(64,))
+    text = draft_rules(source)
+    rule = next(block for block in text.split("\n\n") if f"{name}/" in block)
+    assert "group_norm: ask    # question: what is" in rule and f"# group_norm: {name}    # guess: by its name" in rule
+    instance = "instance" in name.lower()
+    assert ("  group_size: 1    # guess: " in rule, "  num_groups: ask    # question: " in rule) == (
+        instance,
+        not instance,
+    )
+    assert "layer_norm: gn    # guess: a bias" in text and text.count("layer_norm: ask") == 1
 
 
 def test_an_empty_tree_is_refused() -> None:

@@ -131,10 +131,15 @@ def test_haiku() -> None:
         tree = shaken(flat)
         again = [{m: {k: tree[f"{top}/{m}/{k}"] for k in leaves} for m, leaves in of.items()} for top, of in zip(("params", "state"), made, strict=True)]  # fmt: skip
         want, _ = layer.apply(*again, X, False)
-    text, state = drafted(MemorySource(tree), {"epsilon": "1e-5"})
-    assert text.count("_ema/hidden") == 1 and text.count("/counter") == 8 and "{hidden,counter}" not in text
-    modules = {name: torch.nn.BatchNorm1d(6) for name in PAIRS}
-    close(through(state, {**modules, "ln": torch.nn.LayerNorm(6)}), want)
+    one = {name.partition("/")[2]: value for name, value in tree.items()}  # hk.data_structures.merge(params, state)
+    below = {f"net/{name}": value for name, value in one.items()}
+    for given in (tree, one, below):
+        text, state = drafted(MemorySource(given), {"epsilon": "1e-5"})
+        assert text.count("_ema/hidden") == 1 and text.count("/counter") == 8 and "{hidden,counter}" not in text
+        state = {name.removeprefix("net."): value for name, value in state.items()}
+        assert sorted(re.findall("(batch|layer|rms)_norm: ask", text)) == [*4 * ["batch"], "layer"]
+        modules = {name: torch.nn.BatchNorm1d(6) for name in PAIRS}
+        close(through(state, {**modules, "ln": torch.nn.LayerNorm(6)}), want)
 
 
 def test_keras(tmp_path: Path) -> None:
@@ -245,5 +250,6 @@ def test_equinox_statistics_that_are_divided_at_inference_are_asked_about() -> N
     arrays = {k: np.zeros(s, np.float32) if isinstance(s, tuple) else np.array(0, s) for k, s in shapes.items()}
     text = draft_rules(MemorySource(arrays))
     assert "momentum: ask    # question: mode=\"batch\": Equinox divides both statistics by 1 - momentum**counter at inference, and no rule does; divide them in the tree first. Which momentum is it?" in text  # fmt: skip
+    assert "for training only" not in text and text.count("momentum: 0.99") == 1
     two = {**arrays, "1/2": np.array(False), "1/3/0": np.zeros(6, np.float32), "1/3/1": np.zeros(6, np.float32)}
     assert "batch_norm" not in draft_rules(MemorySource(two))

@@ -131,6 +131,38 @@ def test_a_scanned_transformer_becomes_torchs_encoder_layers() -> None:
     np.testing.assert_allclose(module["norm"](y).detach(), Net().apply(params, x), atol=2e-5)
 
 
+@pytest.mark.parametrize("both", [False, True])
+@pytest.mark.parametrize("kind", ["GRU", "LSTM", "RNN"])
+def test_linen_cells_in_a_stack_are_layers_and_directions_of_one_module(kind: str, both: bool) -> None:
+    """The first layer has another width of input: the others are one rule, whose numbers are layers or directions."""
+    import flax.linen as nn
+
+    hidden, layers = 5, 2 if both else 3
+    cell = {"GRU": nn.GRUCell, "LSTM": nn.OptimizedLSTMCell, "RNN": nn.SimpleCell}[kind]
+
+    class Net(nn.Module):
+        @nn.compact
+        def __call__(self, x: Any) -> Any:
+            for _ in range(layers):
+                ahead = nn.RNN(cell(hidden))
+                x = nn.Bidirectional(ahead, nn.RNN(cell(hidden)))(x) if both else ahead(x)
+            return x
+
+    x = np.random.default_rng(1).normal(size=(BATCH, TIME, 4)).astype(np.float32)
+    with jax.disable_jit():
+        params = shaken(Net().init(jax.random.key(0), x))
+        want = np.asarray(Net().apply(params, x))
+    word, name = kind.lower(), cell.__name__
+    ways = 'direction: "{forward,backward}"'
+    wanted = {"{0,1}": f"layer: 0, {ways}", "{2,3}": f"layer: 1, {ways}"} if both else {"0": "layer: 0", "{1,2}": 'layer: "{1,2}"'}  # fmt: skip
+    source = source_of(params)
+    assert [rule.word for rule in parse_rules(draft_rules(source)).rules] == [word, word]
+    made = converted(source, {f"{name}_{n}": {"cell": 0, word: f"{{module: rnn, {rest}}}"} for n, rest in wanted.items()})  # fmt: skip
+    module = {"GRU": torch.nn.GRU, "LSTM": torch.nn.LSTM, "RNN": torch.nn.RNN}[kind](4, hidden, layers, batch_first=True, bidirectional=both)  # fmt: skip
+    loaded(module, {key.removeprefix("rnn."): value for key, value in made.items()})
+    np.testing.assert_allclose(module(torch.tensor(x))[0].detach(), want, atol=2e-6)
+
+
 # ---- Haiku
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from convert.sources.base import Leaf
@@ -53,7 +53,8 @@ class Group:
         shape: of each.
         dtype: of each.
         leaves: their names, the last index or alternative running fastest.
-        beside: last key, shape and dtype of what lies in the same dict: the leaves of one layer are grouped alike.
+        beside: last key, shape and dtype of what lies in the same dict, or path, shape and dtype of what lies in the same
+            layer: the leaves of one layer are grouped alike.
     """
 
     steps: tuple[Step, ...]
@@ -73,18 +74,33 @@ def escape(key: str) -> str:
     return re.sub(r"([\\{}*])", r"\\\1", key)
 
 
-def group(leaves: Mapping[str, Leaf]) -> tuple[Group, ...]:
+def group(leaves: Mapping[str, Leaf], layers: Collection[tuple[str, ...]] = ()) -> tuple[Group, ...]:
     """Groups all leaves, in the order of the tree.
 
     An index runs from 0 without gaps, and all its leaves have one shape; what only some of them have is written out. The
     ``value`` that flax nnx appends to every path is left out.
+
+    Args:
+        leaves: of a tree, by name.
+        layers: keys of the paths of layers whose leaves lie in several dicts. They too are grouped alike: a layer that has one
+            leaf of another shape is in no group with the others.
     """
-    found = _below([(tuple(name.removesuffix("/value").split("/")), name, leaf) for name, leaf in leaves.items()])
+    found = _below([(keys_of(name), name, leaf) for name, leaf in leaves.items()], layers=frozenset(layers))
     order = {name: k for k, name in enumerate(leaves)}
     return tuple(sorted(found, key=lambda g: order[g.leaves[0]]))
 
 
-def _below(entries: Sequence[Entry], beside: Beside = ()) -> list[Group]:
+def keys_of(name: str) -> tuple[str, ...]:
+    """The keys of a leaf's path, without the ``value`` that flax nnx appends."""
+    return tuple(name.removesuffix("/value").split("/"))
+
+
+def _below(
+    entries: Sequence[Entry],
+    beside: Beside = (),
+    path: tuple[str, ...] = (),
+    layers: frozenset[tuple[str, ...]] = frozenset(),
+) -> list[Group]:
     children: dict[str, list[Entry]] = defaultdict(list)
     here = tuple(sorted((keys[0], leaf.spec.shape, leaf.spec.dtype) for keys, _, leaf in entries if len(keys) == 1))
     done: list[Group] = []
@@ -93,12 +109,12 @@ def _below(entries: Sequence[Entry], beside: Beside = ()) -> list[Group]:
             children[keys[0]].append((keys[1:], name, leaf))
         else:
             done.append(Group((), leaf.spec.shape, leaf.spec.dtype, (name,), beside))
-    below = {key: _below(rest, here) for key, rest in children.items()}
+    below = {key: _below(rest, here, (*path, key), layers) for key, rest in children.items()}
     taken: set[str] = set()
-    for stem, tail, whole, keys_of in _families(list(below)):
-        if taken.isdisjoint(keys_of):
-            taken.update(keys_of)
-            done += _merged({key: below[key] for key in keys_of}, stem if whole else None, tail)
+    for stem, tail, whole, members in _families(list(below)):
+        if taken.isdisjoint(members):
+            taken.update(members)
+            done += _merged({key: below[key] for key in members}, stem if whole else None, tail)
     for names in SIBLINGS:
         if all(name in below and name not in taken for name in names) and len({_kernels(below[n]) for n in names}) == 1:
             taken.update(names)
@@ -108,6 +124,9 @@ def _below(entries: Sequence[Entry], beside: Beside = ()) -> list[Group]:
             groups = _records(children[key])
         if key not in taken or key == _RECORDS:
             done += [replace(g, steps=(Step((key,)), *g.steps)) for g in groups]
+    if path in layers:
+        whole_layer = tuple(sorted(("/".join(keys), leaf.spec.shape, leaf.spec.dtype) for keys, _, leaf in entries))
+        done = [replace(g, beside=whole_layer) for g in done]
     return done
 
 

@@ -24,7 +24,7 @@ class Case:
         make: the library's layer; what it takes is the library's module's own business.
         x: shape of what it is given, the batch in front; whole numbers below 5 are drawn where `whole`.
         torch: the PyTorch module that computes the same.
-        answers: key of a question -> a regular expression, which one of its alternatives has; more than `ANSWERS`.
+        answers: key of a question -> a regular expression, which one of its alternatives has, or the value after ``= ``; more than `ANSWERS`.
         whole: whether x are indices.
         last: whether the channels are last in the library and second in torch.
         run: how torch's module is called, if not with x alone.
@@ -98,6 +98,7 @@ ANSWERS = {
     "multiplies_by": "starts at 1",
     "padding": "VALID",
     "linear": r"linear: [\w.]+$",
+    "num_groups": "= 2",
     "flattened": "",
     "embedding": r"^embedding: [\w.]+$",
 }
@@ -116,6 +117,9 @@ def told(text: str, answers: Mapping[str, str], more: Mapping[str, str]) -> str:
             continue
         choices = alternatives(lines[k + 1 :])
         wanted = known.get(asked[2])
+        if wanted is not None and wanted.startswith("= "):
+            out.append(f"{asked[1]}{asked[2]}: {wanted[2:]}")
+            continue
         if len(choices) == 1:
             wanted = ""
         assert wanted is not None, f"it asks for {asked[2]}, and nobody knows: {line}\n{choices}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -100,8 +101,9 @@ class LayerRules:
         """Keras numbers the arrays of a layer in the order in which they were made."""
         left = layer.leaves
         ones = all(len(g.shape) == 1 for g in left.values())
-        if ones and (
-            layer.hint == "normalization" or "lu" in layer.hint
+        slopes = layer.hint == "p_re_lu" and len(left) == 1
+        if slopes or (
+            ones and (layer.hint == "normalization" or "lu" in layer.hint)
         ):  # mean and variance of data; the slopes of a PReLU
             for key, g in left.items():
                 yield self._raw(layer, key, g)
@@ -173,9 +175,9 @@ class LayerRules:
                 yield self._table(layer, main)
             elif what == "scale":
                 yield self._norm(layer, main, bias)
-            elif 2 <= len(layer.leaves[main].shape) <= 5:
+            elif 2 <= len(layer.leaves[main].shape) <= 5 and not _local(layer, main, bias):
                 yield self._kernel(layer, main, bias)
-            else:  # no weight of a layer has so few axes, or so many
+            else:  # no weight of a layer has so few axes, or so many; and torch has no filters for each place
                 yield from self._raws(layer, main, bias)
         except NoLetterError:
             yield from self._raws(layer, main, bias)
@@ -278,8 +280,9 @@ class LayerRules:
         if len(stats) == 2:
             if self.partners.get(layer, DEBIASED):
                 entry.ask("momentum", "mode=\"batch\": Equinox divides both statistics by 1 - momentum**counter at inference, and no rule does; divide them in the tree first. Which momentum is it?", [("momentum: 0.99", "Equinox's default")])  # fmt: skip
-            momenta = [("momentum: 0.99", "for training only: which share of the statistics a step keeps")]
-            entry.offer(momenta, once=True)
+            else:
+                momenta = [("momentum: 0.99", "for training only: which share of the statistics a step keeps")]
+                entry.offer(momenta, once=True)
         last = max((k for k, n in enumerate(g.shape) if n > 1), default=len(g.shape) - 1)
         ones = [n == 1 and k != last for k, n in enumerate(g.shape)]
         before = [sum(not one for one in ones[:k]) for k in range(len(ones))]
@@ -296,9 +299,12 @@ class LayerRules:
             name = self.paths.module([step for step in layer.steps if step.words != ("mean_ema",)])
             known = {"batch_norm": f"guess: there are running statistics{lacks}"}
             self._target(entry, layer, known, "", name.removeprefix("batch_stats.").removeprefix("state."))
+        elif _grouped(layer) and not either:  # the library's own name decides, whatever the norm lacks
+            self._groups(entry, layer, g.shape[last])
+            self._target(entry, layer, {"group_norm": "guess: by its name"})
         elif either:
             if "group" in layer.hint:
-                entry.ask("num_groups", "how many groups?", [("num_groups: 32", "Keras's default")])
+                self._groups(entry, layer, g.shape[last])
             self._target(entry, layer, {"group_norm" if "group" in layer.hint else "layer_norm": "guess: by its name"})
         elif bias:
             self._target(entry, layer, {"layer_norm": f"guess: a bias{' beside the scale' if main else ''}", **more})
@@ -308,6 +314,21 @@ class LayerRules:
             words = {"rms_norm": "", "layer_norm": "one without a bias", **more}
             self._target(entry, layer, words, "does it subtract the mean (layer norm) or not (RMS norm)?")
         return entry
+
+    @staticmethod
+    def _groups(entry: Entry, layer: Layer, channels: int) -> None:
+        """How many groups of channels a norm makes."""
+        if "instance" in layer.hint:
+            entry.say("group_size", "1", "guess: an instance norm, by its name: each channel is a group")
+            return
+        count = math.gcd(channels, 32)
+        said = (
+            "the default of flax and Keras"
+            if count == 32
+            else f"flax's and Keras's default, 32, does not divide {channels}"
+        )
+        said += "; where the source says how many channels a group has: `group_size`"
+        entry.ask("num_groups", "how many groups?", [(f"num_groups: {count}", said)], "groups")
 
     def _kernel(self, layer: Layer, main: str, bias: str | None) -> Entry:
         """A kernel with two axes or more: of a convolution, or of what an equation says."""
@@ -475,11 +496,12 @@ class LayerRules:
         sizes = g.shape[2:] if main == "weight" else g.shape[:-2]
         if max(sizes) > 1:
             entry.ask("padding", "what does the source pass?", PADDINGS, "conv")
-        more = [
-            ("strides: 2", "if they are not 1, here and below; with SAME say `input_size:`, too"),
-            ("standardized: (w - mean) / (std + 1e-5)", "if the source standardises the kernel"),
-        ]
-        entry.offer(more[: 2 if any(not form.transposed for form in forms) else 1], once=True)
+        told = "with SAME say `input_size:`, too" if max(sizes) > 1 else "with `padding: VALID` beside it"
+        entry.offer([("strides: 2", f"if they are not 1; {told}")])
+        if any(not form.transposed for form in forms):
+            entry.offer(
+                [("standardized: (w - mean) / (std + 1e-5)", "if the source standardises the kernel")], once=True
+            )
         if main == "weight" and any(form.transposed for form in forms):
             entry.offer([("feature_group_count: 2", "if a transposed convolution has groups: their number")], once=True)
         part = (".depthwise" if depthwise else ".pointwise") if "separable" in layer.hint else ""
@@ -507,6 +529,11 @@ class LayerRules:
         return entry
 
 
+def _grouped(layer: Layer) -> bool:
+    """Whether a norm is one over groups of channels, by the name that libraries give it."""
+    return re.search(r"(group|instance)_?norm(alization)?$", layer.hint) is not None
+
+
 def _depthwise(layer: Layer, key: str) -> bool:
     """Whether a kernel is that of Keras's DepthwiseConv, or the first of its SeparableConv."""
     return key == "0" and ("depthwise" in layer.hint or "separable" in layer.hint)
@@ -525,6 +552,14 @@ def _named_conv(layer: Layer, g: Group) -> bool:
     named = "conv" in layer.hint
     alone = named and axes == 2 and g.shape[0] < g.shape[1]
     return (g.steps[-1].words[0] in (*KERNELS, "0", "1") or named) and (axes == 5 or (named and axes > 2) or alone)
+
+
+def _local(layer: Layer, main: str, bias: str | None) -> bool:
+    """Whether a kernel that a name calls a convolution's has filters for each place (flax's ConvLocal), by that name or by its bias."""
+    if "conv" not in layer.hint or len(layer.leaves[main].shape) < 3:
+        return False
+    several = bias is not None and sum(n > 1 for n in layer.leaves[bias].shape) > 1
+    return several or re.search("conv_?local$|locally_connected", layer.hint) is not None
 
 
 def _a_map(shape: tuple[int, ...], bias: tuple[int, ...] | None) -> bool:

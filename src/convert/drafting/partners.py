@@ -81,8 +81,14 @@ def _flax_statistics(partners: Partners, layer: Layer, key: str, paths: Paths, k
 def _haiku_statistics(
     partners: Partners, layer: Layer, key: str, paths: Paths, known: Mapping[str, Leaf], tops: Sequence[str]
 ) -> None:
-    """``params/norm/scale`` has ``state/norm/~/mean_ema/average``."""
+    """``params/norm/scale`` has ``state/norm/~/mean_ema/average``; in a tree of both ``norm/scale`` has ``norm/~/mean_ema/average``."""
     g, path = layer.leaves[key], paths.path(layer.leaves[key].steps)
+    beside = {role: [f"{x.rpartition('/')[0]}/~/{below}" for x in g.leaves] for role, below in STATISTICS.items()}
+    if all(x in known and known[x].spec.shape == g.shape for leaves in beside.values() for x in leaves):
+        for role, leaves in beside.items():
+            partners.add(layer, role, f"{path.rpartition('/')[0]}/~/{STATISTICS[role]}", leaves)
+        _haiku_spare(partners, "", known)
+        return
     first, _, module = path.rpartition("/")[0].partition("/")
     for state in tops:
         if state == g.leaves[0].split("/")[0] or not module or escape(g.leaves[0].split("/")[0]) != first:
@@ -99,13 +105,25 @@ def _haiku_statistics(
 
 
 def _haiku_spare(partners: Partners, state: str, known: Mapping[str, Leaf]) -> None:
-    """What the averages are made of. Counters that are integers are dropped with all others that no model needs."""
+    """What the averages are made of. Counters that are integers are dropped with all others that no model needs.
+
+    Args:
+        state: the key below which all statistics lie, or none.
+    """
     for word in ("hidden", "counter"):
-        below = re.compile(rf"{re.escape(state)}/.*/~/[^/]*_ema/{word}")
+        below = re.compile(rf"{re.escape(state)}/.*/~/[^/]*_ema/{word}" if state else rf".*/~/[^/]*_ema/{word}")
         found = {name for name in known if below.fullmatch(name)}
         if found and not any(counts(known[name].spec.shape, known[name].spec.dtype) for name in found):
             partners.taken |= found
-            partners.spare[f"{escape(state)}/**/~/*_ema/{word}"] = "what the averages are made of"
+            partners.spare["/".join(filter(None, (escape(state), f"**/~/*_ema/{word}")))] = (
+                "what the averages are made of"
+            )
+
+
+def _one_tree(known: Mapping[str, Leaf]) -> bool:
+    """Whether Haiku's parameters and its state are in one tree: a norm's scale lies beside its averages, or no key is in front of one."""
+    averaged = [name.removesuffix("/~/mean_ema/average") for name in known if name.endswith("/~/mean_ema/average")]
+    return any("/" not in norm or f"{norm}/scale" in known or f"{norm}/offset" in known for norm in averaged)
 
 
 def _haiku_bare(partners: Partners, layer: Layer, by_steps: Mapping[tuple[Step, ...], Layer], paths: Paths, known: Mapping[str, Leaf]) -> None:  # fmt: skip
@@ -116,29 +134,23 @@ def _haiku_bare(partners: Partners, layer: Layer, by_steps: Mapping[tuple[Step, 
         return
     partners.add(layer, "mean", paths.path(mean.steps), mean.leaves, mean.shape)
     partners.add(layer, "var", paths.path(var.steps), var.leaves, var.shape)
-    _haiku_spare(partners, mean.leaves[0].split("/")[0], known)
+    _haiku_spare(partners, "" if _one_tree(known) else mean.leaves[0].split("/")[0], known)
 
 
 def reparametrized(known: Mapping[str, Leaf]) -> dict[str, dict[str, str]]:
     """What normalises weights at every call, by the weight's name: role -> name of a leaf.
 
-    ``params/block/Dense_0/kernel`` has ``params/block/WeightNorm_0/Dense_0/kernel/scale`` or, in ``batch_stats``, ``u`` and ``sigma``
+    ``params/block/Dense_0/kernel`` (or ``block/Dense_0/kernel``) has ``params/block/WeightNorm_0/Dense_0/kernel/scale`` or, in ``batch_stats``, ``u`` and ``sigma``
     (flax linen); ``sn/layer/weight`` beside ``sn/inference`` has two vectors in Equinox's State, which has them in the order of the
     layers: ``1/0/0`` and ``1/0/1``.
     """
     found: dict[str, dict[str, str]] = {}
-    ends = {
-        ("params", "scale"): "weight_norm",
-        ("batch_stats", "u"): "spectral_norm",
-        ("batch_stats", "sigma"): "sigma",
-    }
     for name in known:
-        top, *keys = name.split("/")
-        role = ends.get((top, keys[-1])) if keys else None
-        for k in range(len(keys) - 2) if role else ():
-            kernel = "/".join(("params", *keys[:k], *keys[k + 1 : -1]))
-            if role and kernel in known and len(known[kernel].spec.shape) > 1:
-                found.setdefault(kernel, {})[role] = name
+        *keys, role = name.split("/")
+        if role == "scale":  # below `params/`, or where that collection alone is the tree
+            _of_kernel(found, known, (), keys, "weight_norm", name)
+        elif keys[:1] == ["batch_stats"] and role in ("u", "sigma"):
+            _of_kernel(found, known, ("params",), keys[1:], "spectral_norm" if role == "u" else "sigma", name)
     wrapped: dict[tuple[tuple[int, ...], ...], list[str]] = {}
     for name, leaf in known.items():
         shape = leaf.spec.shape
@@ -158,6 +170,21 @@ def reparametrized(known: Mapping[str, Leaf]) -> dict[str, dict[str, str]]:
         for weight, (u, v) in zip(weights, pairs, strict=False):
             found[weight] = {"spectral_norm": u, "spectral_norm_v": v}
     return found
+
+
+def _of_kernel(
+    found: dict[str, dict[str, str]],
+    known: Mapping[str, Leaf],
+    root: Sequence[str],
+    keys: Sequence[str],
+    role: str,
+    name: str,
+) -> None:
+    """Adds a leaf to the kernel whose path it has, with the module that normalises in between."""
+    for k in range(len(keys) - 1):
+        kernel = "/".join((*root, *keys[:k], *keys[k + 1 :]))
+        if kernel in known and len(known[kernel].spec.shape) > 1:
+            found.setdefault(kernel, {})[role] = name
 
 
 def _reparametrized(partners: Partners, layer: Layer, key: str, found: Mapping[str, str], paths: Paths) -> None:

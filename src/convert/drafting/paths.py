@@ -6,9 +6,10 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
+from convert.drafting.cells import find_cells
 from convert.drafting.entry import Entry
 from convert.drafting.stacks import stacks
-from convert.grouping import Group, Names, Step, group
+from convert.grouping import Group, Names, Step, group, keys_of
 from convert.sources.base import Source
 
 ROOTS = ("mdl_vars/params", "params/params", "state/params", "model/params", "params", "target")
@@ -29,7 +30,9 @@ class Paths:
     """
 
     def __init__(self, source: Source) -> None:
-        found = group(source.leaves)
+        alone = [Group(_steps(name), leaf.spec.shape, leaf.spec.dtype, (name,)) for name, leaf in source.leaves.items()]
+        cells = find_cells([g for g in alone if not unwanted(g)])
+        found = group(source.leaves, [tuple(step.words[0] for step in steps) for steps in cells])
         self._names = Names()
         self._stacks = stacks([g for g in found if not unwanted(g)])
         self.groups = tuple(self._unstacked(g) for g in found)
@@ -94,7 +97,7 @@ class Paths:
 
 
 def _steps(name: str) -> tuple[Step, ...]:
-    return tuple(Step((key,)) for key in name.removesuffix("/value").split("/"))
+    return tuple(Step((key,)) for key in keys_of(name))
 
 
 def optimizer(g: Group) -> str | None:

@@ -273,8 +273,8 @@ _CELL = Record(
 
 def _parse_layer(value: int | str) -> str:
     text = str(value)
-    if not (text.isdecimal() or re.fullmatch(r"\{[A-Za-z_]\w*\}", text)):
-        raise ValueError(f"a layer is a number, or an index such as '{{k}}', not {value!r}")
+    if not (text.isdecimal() or re.fullmatch(r"\{([A-Za-z_]\w*|[0-9]+(,[0-9]+)+)\}", text)):
+        raise ValueError(f"a layer is a number, an index such as '{{k}}', or numbers such as '{{1,2}}', not {value!r}")
     return text
 
 
