@@ -42,8 +42,6 @@ LEFT_TO_THE_TARGET: Mapping[str, str] = {
     "conv_transpose": "dimension_numbers",
 }
 _BY_AXES = {2: "NWC,WO->NWC", 3: "NWC,WIO->NWC", 4: "NHWC,HWIO->NHWC", 5: "NDHWC,DHWIO->NDHWC"}
-
-
 _ARGUMENT = re.compile(rf"\(\w+={ASK}\)$")  # of a cell: ``flax.linen.SimpleCell(residual=ask)``
 
 

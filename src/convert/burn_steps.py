@@ -74,7 +74,7 @@ def _unfit(step: Step) -> str:
     if not issubclass(KINDS[step.word], Norm) or not step.parts:
         return ""
     rule = step.parts[0].rule
-    lead = rule is None or step.role == next(iter(rule.sources))  # the others have its shape, and it is said once
+    lead = rule is None or step.role == rule.lead  # the others have its shape, and it is said once
     if lead and len(step.spec.shape) != 1:
         called = {"weight": "scale"}.get(step.role, step.role)
         return (

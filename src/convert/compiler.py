@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Collection, Hashable, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, TypeVar
@@ -117,7 +117,7 @@ class Compiler:
                     yield step if siblings == 1 else _with(step, siblings=siblings)
                     for tied, name in zip(layer.tied, others, strict=True):
                         yield _with(step, name=name, word=tied.word, tied=step.name, notes=())
-                if role == next(iter(rule.sources)):
+                if role == rule.lead:
                     yield from (
                         _constant(rule, layer, one, s) for _, s, _ in made for one in rule.kind.constants(layer)
                     )
@@ -125,7 +125,7 @@ class Compiler:
     def _same_shapes(self, rule: Rule, matched: Matched) -> None:
         """A norm's scale, bias and statistics have one shape, whether the rule names their axes or not."""
         leaves = self.source.leaves
-        lead = next(iter(rule.sources))
+        lead = rule.lead
         called = "scale" if lead == "weight" else lead
         for role, of_role in matched.leaves.items():
             for key, other in of_role.items():
@@ -337,7 +337,7 @@ class Compiler:
         """
         spec = self.source.leaves[name].spec
         stacked, own = unstacked(rule, name, spec)
-        ops: list[Op] = [Take(axis, stack[index]) for index, axis, _ in sorted(stacked, key=lambda s: -s[1])]
+        ops: list[Op] = _taken(stacked, stack)
         try:
             out_spec(tuple(ops), spec)
         except ValueError as error:
@@ -380,7 +380,7 @@ class Compiler:
         member: tuple[int, int] | None,
     ) -> Part:
         """The movements of one leaf, without arithmetic and dtype."""
-        ops: list[Op] = [Take(axis, stack[index]) for index, axis, _ in sorted(leaf.stacked, key=lambda s: -s[1])]
+        ops: list[Op] = _taken(leaf.stacked, stack)
         taken = [f"{index}={stack[index]}" for index, _, _ in leaf.stacked]
         if leaf.letters is None:
             if member:
@@ -443,6 +443,11 @@ def _with(made: T, **changes: Any) -> T:
     other = object.__new__(type(made))
     other.__dict__.update(made.__dict__, **changes)
     return other
+
+
+def _taken(stacked: Iterable[tuple[str, int, int]], stack: Mapping[str, int]) -> list[Op]:
+    """What takes one element of each axis that is stacked, the last axis first, so that the others stay where they are."""
+    return [Take(axis, stack[index]) for index, axis, _ in sorted(stacked, key=lambda s: -s[1])]
 
 
 def _constant(rule: Rule, layer: TargetLayer, one: Constant, beside: Step) -> Step:

@@ -276,7 +276,7 @@ def _incomplete(
                     + (f", nor {_full(prefix, rule.unless)} in its place" if rule.unless else "")
                     + (
                         "; write `optional: true` if it may be absent"
-                        if role == next(iter(rule.sources))
+                        if role == rule.lead
                         else f"; remove `{role}:` if there is none"
                     )
                 )

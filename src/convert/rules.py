@@ -173,7 +173,7 @@ def _check_rule(rule: Rule, node: Node) -> None:
     if rule.word == "drop" or not rule.sources:
         return
     weight = rule.path
-    lead = "from" if "from" in node.value else _key_of(next(iter(rule.sources)), rule.kind, node)[0]
+    lead = "from" if "from" in node.value else _key_of(rule.lead, rule.kind, node)[0]
     for role, pattern in rule.sources.items():
         said, key = _key_of(role, rule.kind, node)
         if pattern.wild:

@@ -6,7 +6,7 @@ import os
 import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 
 from convert.errors import ConvertError
 from convert.fields import nearest
@@ -77,10 +77,8 @@ def jax_precision(precision: str) -> Iterator[None]:
     """Within this context JAX multiplies matrices as precisely as their dtype is; float64 exists when it is asked for."""
     import jax
 
-    with ExitStack() as stack:
-        stack.enter_context(jax.default_matmul_precision("highest"))
-        if precision == "float64":
-            stack.enter_context(jax_with_float64())
+    wide = jax_with_float64() if precision == "float64" else nullcontext()
+    with jax.default_matmul_precision("highest"), wide:
         yield
 
 

@@ -146,7 +146,7 @@ class Probe:
             return self._bias(kind, own, rows)
         if isinstance(kind, (Convolution, ConvTranspose)) and self.step.role == "weight":
             return self._convolution(kind, own, rows)
-        if isinstance(kind, Norm) and self.step.role != next(iter(self.rule.sources)):
+        if isinstance(kind, Norm) and self.step.role != self.rule.lead:
             return (lambda dtype: (rows.astype(np.float64).reshape(own.shape), own.astype(np.float64))), 1
         if isinstance(kind, GroupNorm):
             return self._group_norm(kind, own, rows)

@@ -116,22 +116,23 @@ class Layer:
     leaves: Mapping[str, Group]
 
     @property
+    def _last(self) -> Step | None:
+        """The step that says what the layer is called."""
+        return next((step for step in reversed(self.steps) if step.words[0] not in ("vars", "cell")), None)
+
+    @property
     def hint(self) -> str:
         """What the layer is called, in small letters and without its number."""
-        words = [step for step in self.steps if step.words[0] not in ("vars", "cell")]
-        if not words:
-            return ""
-        last = words[-1]
-        word = last.stem + last.tail if last.stem else last.words[0]
+        last = self._last
+        word = "" if last is None else last.stem + last.tail if last.stem else last.words[0]
         return re.sub(r"[_0-9]+$", "", word).lower()
 
     @property
     def name(self) -> str:
         """What the layer is called, with the first of its numbers."""
-        words = [step for step in self.steps if step.words[0] not in ("vars", "cell")]
-        if not words:
+        last = self._last
+        if last is None:
             return ""
-        last = words[-1]
         return f"{last.stem}0{last.tail}" if last.stem is not None else last.words[0]
 
     @property

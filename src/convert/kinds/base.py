@@ -381,9 +381,14 @@ class Rule:
         return {**indices, **{name: numbering.value(indices) for name, numbering in self.numbered.items()}}
 
     @property
+    def lead(self) -> str:
+        """The role of its first leaves: ``weight``, or of a norm without a scale that of the first leaf that it has."""
+        return next(iter(self.sources))
+
+    @property
     def path(self) -> Pattern:
         """The pattern of its first leaves, which has the indices and alternatives of them all."""
-        return next(iter(self.sources.values()))
+        return self.sources[self.lead]
 
     def layer(self, target: str) -> TargetLayer | None:
         """Where the rule's tensors go for this target."""

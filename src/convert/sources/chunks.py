@@ -127,7 +127,9 @@ class Meter:
 Piece = tuple[tuple[int, ...], np.ndarray]  # where its first element is in the array, and the elements
 
 
-def pieces(fill: Callable[[memoryview], None], stored: tuple[int, ...], box: Box, dtype: np.dtype) -> Iterator[Piece]:
+def pieces(
+    fill: Callable[[memoryview], None], stored: tuple[int, ...], box: Box, dtype: np.dtype, *, swapped: bool = False
+) -> Iterator[Piece]:
     """The pieces of a chunk that is stored in C order, from front to back, of at most `PIECE` bytes where an element is no larger.
 
     An array that is yielded is valid until the next one is asked for: they share memory.
@@ -137,6 +139,7 @@ def pieces(fill: Callable[[memoryview], None], stored: tuple[int, ...], box: Box
         stored: shape of the chunk as stored; at an upper edge of the array it may reach beyond `box`.
         box: the part of the array that it holds.
         dtype: of the elements.
+        swapped: whether their bytes are in the order that is not this machine's.
     """
     memory = np.empty(0, np.uint8)
     for tile in tiles(stored, dtype.itemsize):
@@ -148,6 +151,8 @@ def pieces(fill: Callable[[memoryview], None], stored: tuple[int, ...], box: Box
         inside = tile.overlap((0,) * len(stored), box.shape)
         if inside is not None:  # else it is beyond the array's edge
             values = raw.view(dtype).reshape(tile.shape)
+            if swapped:
+                values.byteswap(inplace=True)
             yield _sum(box.origin, inside.origin), values[inside.within(tile.origin)]
 
 

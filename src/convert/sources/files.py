@@ -93,8 +93,7 @@ def place_pieces(place: Place, leaf: str, chunk: Box, meter: Meter | None = None
 
 def _in_order(place: Place, leaf: str, chunk: Box) -> Iterator[Piece]:
     with _filling(place, leaf) as fill:
-        for origin, values in pieces(fill, place.spec.shape, chunk, numpy_dtype(place.spec.dtype)):
-            yield origin, values.byteswap() if place.swapped else values
+        yield from pieces(fill, place.spec.shape, chunk, numpy_dtype(place.spec.dtype), swapped=place.swapped)
 
 
 @contextmanager

@@ -190,9 +190,9 @@ class _Npz(Source):
         if header.fortran:
             yield from super().pieces(name, chunk, meter)
             return
-        found = pieces(self._filler(name), header.spec.shape, chunk, numpy_dtype(header.spec.dtype))
-        for origin, values in timed(found, meter, "decode"):
-            yield origin, values.byteswap() if header.swapped else values
+        dtype = numpy_dtype(header.spec.dtype)
+        found = pieces(self._filler(name), header.spec.shape, chunk, dtype, swapped=header.swapped)
+        yield from timed(found, meter, "decode")
 
     def _filler(self, name: str) -> Callable[[memoryview], None]:
         """A function that fills a buffer with the next of an array's bytes; its checksum was seen to be right after the last."""
