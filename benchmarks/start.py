@@ -93,9 +93,8 @@ def main() -> None:
         "convert plan, 50,640 leaves": [*convert, "plan", str(rules), str(checkpoint)],
         **{f"convert --jobs {k}, 50,640 leaves": [*many, str(k)] for k in sorted({1, len(os.sched_getaffinity(0))})},
     }
-    runs = summaries(alternated(commands, asked.rounds), "")
+    runs = summaries(alternated(commands, asked.rounds, [Path(out)]), "")
     results = {"machine": machine(), "within": planning(checkpoint, rules, asked.rounds), "runs": runs}
-    Path(out).unlink()
     print(json.dumps(results, indent=1))
     if asked.json:
         asked.json.write_text(json.dumps(results, indent=1) + "\n")

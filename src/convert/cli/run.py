@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -64,7 +65,9 @@ def run(
     from convert.staging import refuse_existing
     from convert.streaming import Event, Result, execute, prepare
 
+    started = time.perf_counter()
     plan = make(model, checkpoint, to, dtype, step, item, skeleton, settings, rules_dir, like, custom_cells)
+    planned = time.perf_counter() - started
     limit = o.shard_bytes(max_shard_size, out)
     if dry_run:
         _, layout, _ = prepare(plan, out, limit)
@@ -99,7 +102,7 @@ def run(
         if report.exit_code == 0:
             _note(out, report)
     if as_json:
-        said = _report(plan, result)
+        said = _report(plan, result, planned)
         output.data_json({**said, "check": report.to_dict()} if report is not None else said)
     if report is not None:
         if not as_json:
@@ -121,7 +124,9 @@ def _note(out: Path, report: Any) -> None:
         write_text(card, add_figures(card.read_text(encoding="utf-8"), figures(report)))
 
 
-def _report(plan: Any, result: Any) -> dict[str, Any]:
+def _report(plan: Any, result: Any, planned: float) -> dict[str, Any]:
+    """`planned`: seconds that it took to open the checkpoint and to plan."""
+    spent = {"plan": planned, **result.spent}
     return {
         "found": plan.found,
         "model": plan.rules.model,
@@ -133,7 +138,7 @@ def _report(plan: Any, result: Any) -> dict[str, Any]:
         "tensors": result.tensors,
         "bytes": result.nbytes,
         "seconds": round(result.seconds, 3),
-        "spent": {what: round(seconds, 3) for what, seconds in result.spent.items()},
+        "spent": {what: round(seconds, 3) for what, seconds in spent.items()},
         "source": {"format": plan.source.format, "digest": result.source_digest, "notes": list(plan.source.notes)},
         "dropped": [{"leaf": d.leaf, "because": d.reason} for d in plan.dropped],
         "notes": [*plan.notes, *(plan.config_notes if result.out.suffix != ".safetensors" else ())],
