@@ -46,8 +46,8 @@ class Deal(Protocol):
 
         Args:
             region: their place, a part of the tensor's memory, with axes in any order.
-            values: what the plan makes of the leaf for it, of the same shape; raises OverflowError where a value does not
-                fit the dtype of the tensor.
+            values: what the plan makes of the leaf for it, of the same shape, to be asked for once; raises OverflowError where a
+                value does not fit the dtype of the tensor.
         """
 
     def whole(self, step: Step) -> None:
