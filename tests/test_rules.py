@@ -409,7 +409,7 @@ WHOLE_FILE: list[tuple[str, str, bool]] = [
     ("model: m\ntitle: M\ntargets: {}\nrules: [{drop: x, because: y}]", "r.yaml:3:10: a rule file needs at least one target", False),
     ("model: m\ntitle: M\ntargets: {t: {loads: T}}\nrules: []", "r.yaml:4:8: a rule file needs at least one rule", False),
     ("model: m\ntitle: M\ntargets: {t: {loads: T}}\nrules: {a: b}", "r.yaml:4:8: expected a list, found a mapping", True),
-    ("model: m\ntitle: M\ntargets: {t: {loads: T}}\nrules:\n", "r.yaml:5:1: expected a list, found None", True),
+    ("model: m\ntitle: M\ntargets: {t: {loads: T}}\nrules:\n", "r.yaml:4:7: expected a list, found None", True),
     ("model: m\ntitle: M\nroot: [1]\ntargets: {t: {loads: T}}\nrules: []", "r.yaml:3:8: expected a path, found 1", True),
 ]  # fmt: skip
 
@@ -426,7 +426,7 @@ def test_errors_of_a_file(text: str, message: str, structural: bool) -> None:
 
 def test_an_empty_file_and_no_yaml() -> None:
     assert refusal("") == "r.yaml: the file is empty; see `convert rules show timesfm-2.5` for an example"
-    assert refusal("{") == "r.yaml:1:2: not YAML: expected the node content, but found '<stream end>'"
+    assert refusal("{") == "r.yaml:1:2: not YAML: did not find expected node content, at the end of the file"
 
 
 def test_root_may_be_one_path_or_several() -> None:
