@@ -606,7 +606,7 @@ def test_settings_are_yaml_scalars() -> None:
         "d": 1e-5,
         "e": None,
     }
-    assert parse_settings(None) == {}
+    assert parse_settings(()) == {}
     for pair in ("a", "=1", " =1"):
         with pytest.raises(ConvertError) as refused:
             parse_settings([pair])
