@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from convert import ConvertError, RuleError, available_rules, parse_rules
+from convert import ConvertError, RuleError, RuleFile, available_rules, library, parse_rules
 from convert.cli.options import parse_settings
 from convert.kinds import KINDS
 from convert.library import find_rules, load_models, shipped_rules_dir
@@ -579,6 +579,30 @@ def test_rules_are_found_by_name_family_and_path(tmp_path: Path) -> None:
         "there are no rules called 'timesfn-1'; did you mean 'timesfm-1'? (known: bert, bert_answers, bert_classification, bert_masked_lm, bert_model, bert_pretraining, bert_tokens, gemma, gemma1, gemma2, gemma3, gemma3_vision, gpt2, gpt2_lm, gpt2_lm_untied, gpt2_model, m, maxtext, maxtext-gemma2, maxtext-gemma3, maxtext-llama3, maxtext-llama3.1, paligemma1, paligemma2, recurrentgemma, siglip, t5, t5_encoder, t5_tied, t5_untied, timesfm, "
         "timesfm-1, timesfm-2.5, whisper; a file of your own is given by its path, such as ./my-model.yaml)"
     )
+
+
+def test_only_the_files_that_are_meant_are_parsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed: list[str] = []
+
+    def parse(text: str, called: str) -> tuple[RuleFile, ...]:
+        parsed.append(Path(called).name)
+        return parse_models(text, called)
+
+    monkeypatch.setattr("convert.library.parse_models", parse)
+    library._parsed.cache_clear()
+    every = {rules.model: (Path(rules.path).name, rules.family) for rules in available_rules()}
+    assert len(parsed) == len(set(parsed)) == len({file for file, _ in every.values()})
+    for name in {*every, *(family for _, family in every.values() if family)}:
+        library._parsed.cache_clear()
+        parsed.clear()
+        assert {r.model for r in find_rules(name)} == {m for m, (_, f) in every.items() if name in (m, f)}
+        meant = {file for model, (file, family) in every.items() if name in (model, family)}
+        assert set(parsed) == meant if name in ("gemma", "timesfm") else set(parsed) >= meant
+    # A file of the user's takes a model out of its family, though the family's name stands in it as a part of another alone.
+    (tmp_path / "own.yaml").write_text(GOOD.replace("model: m", "model: gemma3\nfamily: own"))
+    assert {"gemma1", "gemma2"} < {r.model for r in find_rules("gemma", tmp_path)}
+    assert "gemma3" not in {r.model for r in find_rules("gemma", tmp_path)}
+    library._parsed.cache_clear()
 
 
 def test_a_directory_of_rules_comes_before_the_shipped_ones(tmp_path: Path) -> None:
