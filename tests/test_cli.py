@@ -466,6 +466,19 @@ def test_no_jax_and_no_torch(tmp_path: Path) -> None:
     )
 
 
+def test_the_command_line_loads_no_more_than_its_help_needs() -> None:
+    """`convert --help` waits for neither NumPy nor YAML; no conversion for a library that validates models of data."""
+    probe = (
+        "import sys; print(sorted({'numpy', 'pydantic', 'rich', 'tensorstore', 'typer', 'yaml'} & set(sys.modules)))"
+    )
+    code = f"import convert.cli; {probe}"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+    path = str(checkpoint("timesfm-2.5"))
+    code = f"import sys, convert.cli.app as c; c.app(['plan', 'timesfm', {path!r}], standalone_mode=False); {probe}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "['numpy', 'tensorstore', 'yaml']"
+
+
 def test_progress_on_a_terminal_only(tmp_path: Path) -> None:
     """On a terminal: a bar with bytes, rate and time. In a pipe: the two closing lines."""
     command = [CONVERT, "timesfm", str(checkpoint("timesfm-1.0"))]

@@ -48,8 +48,9 @@ def choose_plan(
         model: len(source.leaves) - coverage.claimed + len(coverage.dropped) for model, coverage in coverages.items()
     }
     for rules in sorted(best, key=lambda rules: left_out[rules.model]):
-        if shares[rules.model] == 0 or (left_out[rules.model] and any(not plan.dropped for plan in fitting)):
-            continue  # where one fits that takes every leaf, none that leaves some out can be meant
+        whole = any(not plan.dropped for plan in fitting)  # then none that leaves some out can be meant
+        if shares[rules.model] == 0 or (whole and (left_out[rules.model] or coverages[rules.model].findings)):
+            continue
         own = {k: v for k, v in (settings or {}).items() if k in settable(rules)}
         only = settings if rules is best[0] and misspelt else own  # which is an error of the nearest file
         try:
