@@ -39,6 +39,7 @@ Exit codes: 0 done, 2 a usage, input or internal error, 130 interrupted.
 EPILOG = "Options of the conversion itself: convert run --help"
 RUN = "run"
 INTERRUPTED = 130
+COMPUTING = {"check", "--check", "record", "skeleton"}  # whose models may multiply matrices; a conversion never does
 
 
 class DefaultToRun(o.Commands):
@@ -77,6 +78,8 @@ app = DefaultToRun(
 def program() -> NoReturn:
     """``convert`` and ``ckpt-convert``: a process of their own, which ends with the command."""
     gc.set_threshold(100_000, 20, 20)  # importing a framework makes many objects, all of which stay
+    if COMPUTING.isdisjoint(sys.argv):  # else NumPy starts a thread for each processor, which spins for 30 ms or more
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     _end(_run())
 
 
