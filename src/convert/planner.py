@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import itertools
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,6 +17,7 @@ from convert.cell_steps import CUSTOM_CELLS, cell_steps
 from convert.compiler import Compiler
 from convert.errors import PlanError
 from convert.fields import nearest
+from convert.keeping import all_kept
 from convert.kinds import DataPath, Recurrent, Rule, Timescales, conventions, normalized
 from convert.kinds.base import ACTIVATION_NAMES
 from convert.match import Coverage, Matched, cover
@@ -64,24 +63,11 @@ def make_plan(
     Raises:
         PlanError: rules and checkpoint do not fit; `findings` holds every problem.
     """
-    with _uncollected():
+    with all_kept():
         rules = with_burn(rules, to)
         return _Planner(rules, source.on_disk, to or next(iter(rules.targets)), dtype, dict(settings or {})).plan(
             like, coverage
         )
-
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """Without garbage collection: a plan is many small objects, all of which stay, and to look for garbage among them
-    again and again takes a third of the time."""
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
 
 
 @dataclass
