@@ -5,10 +5,10 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any
 
 from convert.folds import Features, Operand, SpectralNorm, WeightNorm
 from convert.kinds import Convolution, Rule, TargetLayer
@@ -24,7 +24,6 @@ from convert.sources.base import Source
 from convert.spec import SAFETENSORS_TAGS, TensorSpec
 from convert.steps import Part, Step
 
-T = TypeVar("T")
 _UNNAMED = "abcdefghijklmnopqrstuvwxyz"  # letters for axes that a rule does not name
 
 
@@ -85,7 +84,6 @@ class Compiler:
     facts: Mapping[str, Any] = field(default_factory=dict)
     set_by_hand: Collection[str] = ()
     sizes: Mapping[str, int] = field(default_factory=dict)
-    _made: dict[Hashable, Step] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def steps(self, matched: Matched, layer: TargetLayer, variant: str | None) -> Iterator[Step]:
         """The output tensors of a rule, in the order of its leaves.
@@ -100,27 +98,34 @@ class Compiler:
             self._bias_of_each(rule, rule.kind, matched)
         folded = rule.normalized.paths if rule.normalized and not kept_apart(rule, layer) else {}
         beside = {role: matched.leaves.get(role, {}) for role in folded}
+        leaves = self.source.leaves
         for role, of_role in matched.leaves.items():
             if role in folded:
                 continue  # it is folded into the weight
             pattern = rule.sources[role]
+            every = list(pattern.all_choices())
+            # Layers and experts are made alike by the ten thousand: all but the names is worked out once.
+            alike: dict[tuple[TensorSpec | None, ...], list[_Tensor]] = {}
             for values in sorted({indices for indices, _ in of_role}):
                 indices = dict(zip(pattern.indices, values, strict=True))
-                made = [
-                    tensor
-                    for choices in layer.path.all_choices()
-                    for tensor in self._tensor(rule, role, layer, variant, of_role, indices, values, choices, beside)
-                ]
-                alike = Counter((elements, step.spec) for elements, step, _ in made)
-                for elements, step, others in made:
-                    siblings = alike[elements, step.spec]
-                    yield step if siblings == 1 else _with(step, siblings=siblings)
-                    for tied, name in zip(layer.tied, others, strict=True):
-                        yield _with(step, name=name, word=tied.word, tied=step.name, notes=())
+                names = {choices: of_role.get((values, choices)) for choices in every}
+                specs = tuple([None if name is None else leaves[name].spec for name in names.values()])
+                tensors = alike.get(specs)
+                if tensors is not None:
+                    made = [tensor.renamed(rule, role, layer, indices, names) for tensor in tensors]
+                else:
+                    tensors = self._tensors(rule, role, layer, variant, indices, values, names, beside)
+                    made = [tensor.step for tensor in tensors]
+                    if not any(tensor.own for tensor in tensors):
+                        alike[specs] = tensors
+                for tensor, step in zip(tensors, made, strict=True):
+                    yield step
+                    for tied in layer.tied:
+                        name = tied.tensor.fill(rule.resolve({**indices, **tensor.stack}), tensor.choices)
+                        yield replace(step, name=name, word=tied.word, tied=step.name, notes=(), siblings=1)
                 if role == rule.lead:
-                    yield from (
-                        _constant(rule, layer, one, s) for _, s, _ in made for one in rule.kind.constants(layer)
-                    )
+                    constants = rule.kind.constants(layer)
+                    yield from (_constant(rule, layer, one, step) for step in made for one in constants)
 
     def _same_shapes(self, rule: Rule, matched: Matched) -> None:
         """A norm's scale, bias and statistics have one shape, whether the rule names their axes or not."""
@@ -152,27 +157,46 @@ class Compiler:
                     f"{self.source.leaves[kernel].spec}, which makes {shown} = {channels} channels; one of the two paths is wrong"
                 )
 
+    def _tensors(
+        self,
+        rule: Rule,
+        role: str,
+        layer: TargetLayer,
+        variant: str | None,
+        indices: Mapping[str, int],
+        values: tuple[int, ...],
+        names: Mapping[tuple[int, ...], str | None],
+        beside: Mapping[str, Mapping[Key, str]],
+    ) -> list[_Tensor]:
+        """The tensors that the leaves `names` make, one for each alternative of them, of one value of the pattern's indices."""
+        made = [
+            tensor
+            for choices in layer.path.all_choices()
+            for tensor in self._tensor(rule, role, layer, variant, indices, values, names, choices, beside)
+        ]
+        alike = Counter((tuple(tensor.stack.values()), tensor.step.spec) for tensor in made)
+        return [tensor.among(alike[tuple(tensor.stack.values()), tensor.step.spec]) for tensor in made]
+
     def _tensor(
         self,
         rule: Rule,
         role: str,
         layer: TargetLayer,
         variant: str | None,
-        of_role: Mapping[Key, str],
         indices: Mapping[str, int],
         values: tuple[int, ...],
+        names: Mapping[tuple[int, ...], str | None],
         choices: tuple[int, ...],
         beside: Mapping[str, Mapping[Key, str]],
-    ) -> Iterator[tuple[tuple[int, ...], Step, list[str]]]:
-        """The tensors of one target name: one for each element of the stacked axes, with those elements, and the names of the
-        tensors that are tied to it."""
+    ) -> Iterator[_Tensor]:
+        """The tensors of one target name: one for each element of the stacked axes."""
         groups = rule.sources[role].groups
         split = len(choices) > len(groups)
         fused = len(groups[-1].words) if len(choices) < len(groups) else 0
-        sources = [(*choices, k) for k in range(fused)] if fused else [choices[: len(groups)]]
+        sources = tuple((*choices, k) for k in range(fused)) if fused else (choices[: len(groups)],)
         leaves = []
         for choice in sources:
-            name = of_role.get((values, choice))
+            name = names[choice]
             if name is None:
                 return  # reported by match.cover
             leaves.append(read_leaf(rule, role, name, self.source.leaves[name].spec, variant))
@@ -180,15 +204,15 @@ class Compiler:
         stack_sizes = [range(size) for _, _, size in leaves[0].stacked]
         for elements in itertools.product(*stack_sizes):
             stack = dict(zip((index for index, _, _ in leaves[0].stacked), elements, strict=True))
-            numbers = rule.resolve({**indices, **stack})
-            name = rule.kind.tensor_name(layer.path.fill(numbers, choices), role, layer)
-            others = [tied.tensor.fill(numbers, choices) for tied in layer.tied]
+            name = _name(rule, role, layer, {**indices, **stack}, choices)
             key = (values, sources[0])
             wanted = [of for of in beside if (of == BIAS_U) == (role == "bias")]
             second = {of: beside[of][key] for of in wanted if key in beside[of]}
             if len(second) < len(wanted):
                 return  # reported by match.cover
-            yield elements, self._step(rule, role, layer, variant, leaves, stack, member, name, second), others
+            step = self._step(rule, role, layer, variant, leaves, stack, member, name, second)
+            own = bool(second or step.notes or any(self.source.merge(leaf.name) for leaf in leaves))
+            yield _Tensor(step, stack, choices, sources, own)
 
     def _step(
         self,
@@ -202,19 +226,6 @@ class Compiler:
         name: str,
         second: Mapping[str, str],
     ) -> Step:
-        # Layers and experts are made alike by the ten thousand: all but the names is worked out once.
-        alike: Hashable = (
-            id(rule),
-            role,
-            variant,
-            tuple(stack.values()),
-            member,
-            tuple((x.spec, x.letters) for x in leaves),
-        )
-        if not second and alike in self._made and not any(self.source.merge(leaf.name) for leaf in leaves):
-            known = self._made[alike]
-            parts_ = tuple(_with(part, leaf=leaf.name) for part, leaf in zip(known.parts, leaves, strict=True))
-            return _with(known, name=name, parts=parts_)
         self._unnormalized(rule, role, leaves[0], second)
         fold = self._fold(rule, role, layer, variant, leaves[0], stack, second) if second else ()
         try:
@@ -250,7 +261,7 @@ class Compiler:
                 )
         whole = specs[0] if len(specs) == 1 else TensorSpec((row, *specs[0].shape[1:]), specs[0].dtype)
         loses = losses([leaf.spec.dtype for leaf in leaves], whole.dtype, bool(compute or sums))
-        step = Step(
+        return Step(
             name,
             whole,
             tuple(parts),
@@ -262,9 +273,6 @@ class Compiler:
             part=layer.part,
             notes=tuple(notes),
         )
-        if not second and not notes and not sums:
-            self._made[alike] = step
-        return step
 
     def _fold(
         self,
@@ -438,11 +446,44 @@ class Compiler:
         return Part(leaf.name, tuple(ops), None, layout, ", ".join(taken), kept, groups, leaf.stored(*full), apart)
 
 
-def _with(made: T, **changes: Any) -> T:
-    """`dataclasses.replace` of a frozen dataclass without checks of its own, in a tenth of the time."""
-    other = object.__new__(type(made))
-    other.__dict__.update(made.__dict__, **changes)
-    return other
+@dataclass(frozen=True)
+class _Tensor:
+    """A tensor of a layer, and what its name and its leaves follow from.
+
+    Attributes:
+        step: what makes it.
+        stack: which element of each stacked axis it is.
+        choices: which alternatives of the target's path.
+        sources: which alternatives of the leaves' path.
+        own: whether the step says something that leaves of the same shapes would not.
+    """
+
+    step: Step
+    stack: Mapping[str, int]
+    choices: tuple[int, ...]
+    sources: tuple[tuple[int, ...], ...]
+    own: bool
+
+    def among(self, siblings: int) -> _Tensor:
+        """The same, one of as many in its layer."""
+        return self if siblings == 1 else replace(self, step=replace(self.step, siblings=siblings))
+
+    def renamed(
+        self,
+        rule: Rule,
+        role: str,
+        layer: TargetLayer,
+        indices: Mapping[str, int],
+        names: Mapping[tuple[int, ...], str | None],
+    ) -> Step:
+        """The step of another layer, which has the leaves `names`, of the same shapes."""
+        name = _name(rule, role, layer, {**indices, **self.stack}, self.choices)
+        return self.step.renamed(name, [names[choices] or "" for choices in self.sources])
+
+
+def _name(rule: Rule, role: str, layer: TargetLayer, indices: Mapping[str, int], choices: tuple[int, ...]) -> str:
+    """The full name of a target tensor."""
+    return rule.kind.tensor_name(layer.path.fill(rule.resolve(indices), choices), role, layer)
 
 
 def _taken(stacked: Iterable[tuple[str, int, int]], stack: Mapping[str, int]) -> list[Op]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from convert.errors import CheckpointError
 from convert.sources.base import Absent, Format, Leaf, Options, Source, name_leaves
 from convert.sources.files import children
+from convert.uncollected import uncollected
 
 GROUP = "convert.sources"
 """Entry points of this group are `Format` objects, of formats that other packages read."""
@@ -36,10 +37,9 @@ def open_source(
         CheckpointError: not a checkpoint, unfinished, damaged, or several where one must be named.
     """
     path = Path(path)
-    source = _open(
-        path,
-        Options(step, item, None if skeleton is None else Path(skeleton), tuple(tuple(names) for names in records)),
-    )
+    names = tuple(tuple(one) for one in records)
+    with uncollected():
+        source = _open(path, Options(step, item, None if skeleton is None else Path(skeleton), names))
     source.named = path
     return source
 
