@@ -14,6 +14,7 @@ import pytest
 from convert import Plan, compiler, named_leaf, open_source, planner
 from convert.cli import output
 from convert.errors import CheckpointError, PlanError
+from convert.folds import WeightNorm
 from convert.pattern import Pattern
 from convert.planner import make_plan
 from convert.sources import orbax_store
@@ -89,10 +90,38 @@ def test_what_is_alike_gets_the_steps_that_it_would_get_alone(monkeypatch: pytes
     assert compiled() == sum(not step.tied for step in alone.steps)
     assert alike.steps == alone.steps
     assert {step.siblings for step in alike.steps} == {1, 2}
+    assert alike.notes == alone.notes
     for one, other in zip(alike.steps, alone.steps, strict=True):
         assert [part.rule and part.rule.at for part in one.parts] == [
             part.rule and part.rule.at for part in other.parts
         ]
+
+
+def test_what_is_said_of_one_leaf_is_not_said_of_another() -> None:
+    head = "model: m\ntitle: M\nfacts: {rows: 10}\ntargets: {torch: {loads: T}}\n"
+    rules = rule_file('- {from: "t_{i}", axes: VD, rows: $rows, padded: [12], embedding: "e.{i}"}', head)
+    plan = make_plan(rules, MemorySource({f"t_{i}": np.zeros((12, 4), np.float32) for i in range(3)}))
+    assert [step.notes[0].partition(";")[0] for step in plan.steps] == [
+        f"e.{i}.weight keeps rows 0 to 9 of 12 of t_{i}" for i in range(3)
+    ]
+
+
+def test_what_is_folded_into_one_weight_is_not_folded_into_another() -> None:
+    rules = '- {einsum: "...D,DF->...F", from: "l_{i}/w", weight_norm: "l_{i}/g", linear: "l.{i}"}'
+    leaves = {f"l_{i}/{name}": np.zeros(shape) for i in range(3) for name, shape in (("w", (4, 6)), ("g", (6,)))}
+    plan = make_plan(rule_file(rules), MemorySource(leaves))
+    folded = [op.scale.leaf for step in plan.steps for op in step.parts[0].ops if isinstance(op, WeightNorm)]
+    assert folded == [f"l_{i}/g" for i in range(3)]
+
+
+def test_a_merged_leaf_is_written_in_the_dtype_of_its_own() -> None:
+    pair = '{einsum: "...D,DR,RF->...F", from: "l_{i}/a", times: "l_{i}/b", scale: 1}'
+    rules = f'- {{einsum: "...D,DF->...F", from: "l_{{i}}/w", plus: {pair}, linear: "l.{{i}}"}}'
+    shapes = {"w": (4, 6), "a": (4, 2), "b": (2, 6)}
+    dtypes = (np.float32, np.float16, np.float32)
+    leaves = {f"l_{i}/{n}": np.zeros(shape, dtypes[i]) for i in range(3) for n, shape in shapes.items()}
+    plan = make_plan(rule_file(rules), MemorySource(leaves))
+    assert [step.spec.dtype for step in plan.steps] == ["float32", "float16", "float32"]
 
 
 def test_each_leaf_that_contradicts_the_others_is_a_finding() -> None:
@@ -120,14 +149,16 @@ def test_metadata_of_arrays_is_parsed_once_for_each_shape(tmp_path: Path, monkey
     ocp = pytest.importorskip("orbax.checkpoint")
     parsed = counted(monkeypatch, orbax_store, "encoding")
     for layers in (2, 9):
-        tree = {f"l_{i}": {"w": np.zeros((3, 4), np.float32), "b": np.zeros(4, np.float32)} for i in range(layers)}
+        tree = {
+            f"l_{i}": {"kernel": np.zeros((3, 4), np.float32), "bias": np.zeros(4, np.float32)} for i in range(layers)
+        }
         with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
             checkpointer.save(tmp_path / str(layers), args=ocp.args.PyTreeSave(tree))
         orbax_store._parse.cache_clear()
         source = open_source(tmp_path / str(layers))
         assert len(source.leaves) == 2 * layers and parsed() == 2
         assert len({id(leaf.spec) for leaf in source.leaves.values()}) == 2
-        assert len({id(key) for leaf in source.leaves.values() for key in leaf.keys if key in "wb"}) == 2
+        assert len({id(key) for leaf in source.leaves.values() for key in leaf.keys}) == layers + 2
 
 
 @pytest.mark.parametrize("enabled", [True, False])
