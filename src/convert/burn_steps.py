@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
+from convert.arrangement import group_shown
 from convert.burn import DTYPES, GATES, TRANSFORMS, Conventions
-from convert.compiler import group_shown, losses
+from convert.compiler import losses
 from convert.kinds import KINDS, Linear, Recurrent
 from convert.kinds.channel_norm import COUNTER
 from convert.kinds.norm import Norm

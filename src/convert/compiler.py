@@ -5,52 +5,24 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any
 
-from convert.folds import Features, Operand, SpectralNorm, WeightNorm
+from convert.arrangement import arranged
+from convert.folding import Folding, check_bias
 from convert.kinds import Convolution, Rule, TargetLayer
 from convert.kinds.base import Constant
-from convert.kinds.conventions import repair, target_pairs, undo, unflattened
+from convert.kinds.conventions import undo
 from convert.kinds.norm import Norm
-from convert.kinds.normalized import BIAS_U, V, features
+from convert.kinds.normalized import BIAS_U
 from convert.kinds.normalized import kept as kept_apart
 from convert.match import Key, Matched
 from convert.named_leaf import MisfitError, NamedLeaf, read_leaf, unstacked
-from convert.ops import Cast, Flip, Op, Permute, Reshape, Slice, Take, is_float, out_spec, widens
+from convert.ops import Cast, Op, Slice, is_float, out_spec, widens
 from convert.sources.base import Source
 from convert.spec import SAFETENSORS_TAGS, TensorSpec
 from convert.steps import Part, Step
-
-T = TypeVar("T")
-_UNNAMED = "abcdefghijklmnopqrstuvwxyz"  # letters for axes that a rule does not name
-
-
-def group_shown(letters: str) -> str:
-    """Letters that are flattened into one axis, in einops notation."""
-    return letters if len(letters) == 1 else f"({' '.join(letters)})" if letters else "1"
-
-
-@lru_cache(maxsize=4096)
-def _movement(letters: str, shape: tuple[int, ...], groups: tuple[str, ...]) -> tuple[Op, ...]:
-    """Permutes axes called `letters` into `groups`, each flattened into one; axes in no group have size 1 and go."""
-    ops: list[Op] = []
-    kept = "".join(groups)
-    for axis in reversed(range(len(letters))):
-        if letters[axis] not in kept:
-            ops.append(Take(axis, 0))
-    left = [(letter, size) for letter, size in zip(letters, shape, strict=True) if letter in kept]
-    order = tuple("".join(letter for letter, _ in left).index(letter) for letter in kept)
-    if order != tuple(range(len(order))):
-        ops.append(Permute(order))
-    sizes = dict(left)
-    moved = tuple(sizes[letter] for letter in kept)
-    flat = tuple(math.prod(sizes[letter] for letter in group) for group in groups)
-    if flat != moved:
-        ops.append(Reshape(flat))
-    return tuple(ops)
 
 
 def target_dtype(rule: Rule, spec: TensorSpec, asked: str | None) -> str:
@@ -85,7 +57,6 @@ class Compiler:
     facts: Mapping[str, Any] = field(default_factory=dict)
     set_by_hand: Collection[str] = ()
     sizes: Mapping[str, int] = field(default_factory=dict)
-    _made: dict[Hashable, Step] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def steps(self, matched: Matched, layer: TargetLayer, variant: str | None) -> Iterator[Step]:
         """The output tensors of a rule, in the order of its leaves.
@@ -100,27 +71,34 @@ class Compiler:
             self._bias_of_each(rule, rule.kind, matched)
         folded = rule.normalized.paths if rule.normalized and not kept_apart(rule, layer) else {}
         beside = {role: matched.leaves.get(role, {}) for role in folded}
+        leaves = self.source.leaves
         for role, of_role in matched.leaves.items():
             if role in folded:
                 continue  # it is folded into the weight
             pattern = rule.sources[role]
+            every = list(pattern.all_choices())
+            # Layers and experts are made alike by the ten thousand: all but the names is worked out once.
+            alike: dict[tuple[TensorSpec | None, ...], list[_Tensor]] = {}
             for values in sorted({indices for indices, _ in of_role}):
                 indices = dict(zip(pattern.indices, values, strict=True))
-                made = [
-                    tensor
-                    for choices in layer.path.all_choices()
-                    for tensor in self._tensor(rule, role, layer, variant, of_role, indices, values, choices, beside)
-                ]
-                alike = Counter((elements, step.spec) for elements, step, _ in made)
-                for elements, step, others in made:
-                    siblings = alike[elements, step.spec]
-                    yield step if siblings == 1 else _with(step, siblings=siblings)
-                    for tied, name in zip(layer.tied, others, strict=True):
-                        yield _with(step, name=name, word=tied.word, tied=step.name, notes=())
+                names = {choices: of_role.get((values, choices)) for choices in every}
+                specs = tuple([None if name is None else leaves[name].spec for name in names.values()])
+                tensors = alike.get(specs)
+                if tensors is not None:
+                    made = [tensor.renamed(rule, role, layer, indices, names) for tensor in tensors]
+                else:
+                    tensors = self._tensors(rule, role, layer, variant, indices, values, names, beside)
+                    made = [tensor.step for tensor in tensors]
+                    if not any(tensor.own for tensor in tensors):
+                        alike[specs] = tensors
+                for tensor, step in zip(tensors, made, strict=True):
+                    yield step
+                    for tied in layer.tied:
+                        name = tied.tensor.fill(rule.resolve({**indices, **tensor.stack}), tensor.choices)
+                        yield replace(step, name=name, word=tied.word, tied=step.name, notes=(), siblings=1)
                 if role == rule.lead:
-                    yield from (
-                        _constant(rule, layer, one, s) for _, s, _ in made for one in rule.kind.constants(layer)
-                    )
+                    constants = rule.kind.constants(layer)
+                    yield from (_constant(rule, layer, one, step) for step in made for one in constants)
 
     def _same_shapes(self, rule: Rule, matched: Matched) -> None:
         """A norm's scale, bias and statistics have one shape, whether the rule names their axes or not."""
@@ -152,27 +130,46 @@ class Compiler:
                     f"{self.source.leaves[kernel].spec}, which makes {shown} = {channels} channels; one of the two paths is wrong"
                 )
 
+    def _tensors(
+        self,
+        rule: Rule,
+        role: str,
+        layer: TargetLayer,
+        variant: str | None,
+        indices: Mapping[str, int],
+        values: tuple[int, ...],
+        names: Mapping[tuple[int, ...], str | None],
+        beside: Mapping[str, Mapping[Key, str]],
+    ) -> list[_Tensor]:
+        """The tensors that the leaves `names` make, one for each alternative of them, of one value of the pattern's indices."""
+        made = [
+            tensor
+            for choices in layer.path.all_choices()
+            for tensor in self._tensor(rule, role, layer, variant, indices, values, names, choices, beside)
+        ]
+        alike = Counter((tuple(tensor.stack.values()), tensor.step.spec) for tensor in made)
+        return [tensor.among(alike[tuple(tensor.stack.values()), tensor.step.spec]) for tensor in made]
+
     def _tensor(
         self,
         rule: Rule,
         role: str,
         layer: TargetLayer,
         variant: str | None,
-        of_role: Mapping[Key, str],
         indices: Mapping[str, int],
         values: tuple[int, ...],
+        names: Mapping[tuple[int, ...], str | None],
         choices: tuple[int, ...],
         beside: Mapping[str, Mapping[Key, str]],
-    ) -> Iterator[tuple[tuple[int, ...], Step, list[str]]]:
-        """The tensors of one target name: one for each element of the stacked axes, with those elements, and the names of the
-        tensors that are tied to it."""
+    ) -> Iterator[_Tensor]:
+        """The tensors of one target name: one for each element of the stacked axes."""
         groups = rule.sources[role].groups
         split = len(choices) > len(groups)
         fused = len(groups[-1].words) if len(choices) < len(groups) else 0
-        sources = [(*choices, k) for k in range(fused)] if fused else [choices[: len(groups)]]
+        sources = tuple((*choices, k) for k in range(fused)) if fused else (choices[: len(groups)],)
         leaves = []
         for choice in sources:
-            name = of_role.get((values, choice))
+            name = names[choice]
             if name is None:
                 return  # reported by match.cover
             leaves.append(read_leaf(rule, role, name, self.source.leaves[name].spec, variant))
@@ -180,15 +177,15 @@ class Compiler:
         stack_sizes = [range(size) for _, _, size in leaves[0].stacked]
         for elements in itertools.product(*stack_sizes):
             stack = dict(zip((index for index, _, _ in leaves[0].stacked), elements, strict=True))
-            numbers = rule.resolve({**indices, **stack})
-            name = rule.kind.tensor_name(layer.path.fill(numbers, choices), role, layer)
-            others = [tied.tensor.fill(numbers, choices) for tied in layer.tied]
+            name = _name(rule, role, layer, {**indices, **stack}, choices)
             key = (values, sources[0])
             wanted = [of for of in beside if (of == BIAS_U) == (role == "bias")]
             second = {of: beside[of][key] for of in wanted if key in beside[of]}
             if len(second) < len(wanted):
                 return  # reported by match.cover
-            yield elements, self._step(rule, role, layer, variant, leaves, stack, member, name, second), others
+            step = self._step(rule, role, layer, variant, leaves, stack, member, name, second)
+            own = bool(second or step.notes or any(self.source.merge(leaf.name) for leaf in leaves))
+            yield _Tensor(step, stack, choices, sources, own)
 
     def _step(
         self,
@@ -202,21 +199,12 @@ class Compiler:
         name: str,
         second: Mapping[str, str],
     ) -> Step:
-        # Layers and experts are made alike by the ten thousand: all but the names is worked out once.
-        alike: Hashable = (
-            id(rule),
-            role,
-            variant,
-            tuple(stack.values()),
-            member,
-            tuple((x.spec, x.letters) for x in leaves),
+        check_bias(rule, role, leaves[0], second)
+        fold = (
+            Folding(self.source, self.sizes).fold(rule, role, layer, variant, leaves[0], stack, second)
+            if second
+            else ()
         )
-        if not second and alike in self._made and not any(self.source.merge(leaf.name) for leaf in leaves):
-            known = self._made[alike]
-            parts_ = tuple(_with(part, leaf=leaf.name) for part, leaf in zip(known.parts, leaves, strict=True))
-            return _with(known, name=name, parts=parts_)
-        self._unnormalized(rule, role, leaves[0], second)
-        fold = self._fold(rule, role, layer, variant, leaves[0], stack, second) if second else ()
         try:
             compute = (*undo(rule, self.sizes), *fold, *rule.kind.compute(role, layer))
         except ValueError as error:
@@ -225,7 +213,7 @@ class Compiler:
         sums: list[str] = []
         notes: list[str] = []
         for leaf in leaves:
-            moved = self._move(rule, role, layer, variant, leaf, stack, member)
+            moved = arranged(rule, role, layer, variant, leaf, stack, member, self.sizes)
             try:
                 merged = self.source.merge(leaf.name)
                 dtype = target_dtype(rule, replace(leaf.spec, dtype=merged.dtype) if merged else leaf.spec, self.dtype)
@@ -250,7 +238,7 @@ class Compiler:
                 )
         whole = specs[0] if len(specs) == 1 else TensorSpec((row, *specs[0].shape[1:]), specs[0].dtype)
         loses = losses([leaf.spec.dtype for leaf in leaves], whole.dtype, bool(compute or sums))
-        step = Step(
+        return Step(
             name,
             whole,
             tuple(parts),
@@ -262,94 +250,6 @@ class Compiler:
             part=layer.part,
             notes=tuple(notes),
         )
-        if not second and not notes and not sums:
-            self._made[alike] = step
-        return step
-
-    def _fold(
-        self,
-        rule: Rule,
-        role: str,
-        layer: TargetLayer,
-        variant: str | None,
-        leaf: NamedLeaf,
-        stack: Mapping[str, int],
-        second: Mapping[str, str],
-    ) -> tuple[Op, ...]:
-        """What makes one weight of a leaf and those beside it."""
-        said = rule.normalized
-        assert said is not None and leaf.letters is not None
-        moved = self._move(rule, role, layer, variant, leaf, stack, None)
-        target = "".join(moved.groups)
-        first = said.role if role == "weight" else BIAS_U
-        name = second[first]
-        spec = self.source.leaves[name].spec
-        own = unstacked(rule, name, spec)[1]
-        try:
-            axes = features(rule, leaf.letters, leaf.own_shape, own) if role == "weight" else leaf.letters[-1]
-            if said.role == "spectral_norm" and said.steps is None and len(own) == 1:
-                raise ValueError(
-                    f"it has one axis, and the u of a flax SpectralNorm two, [1, {own[0]}]; an Equinox SpectralNorm, whose u has one, takes "
-                    "no step from it at inference, and divides by u w v of both stored vectors: `spectral_norm: {u: ..., v: ...}`. Write "
-                    "`{u: ..., steps: 1}` if the source does take one"
-                )
-            rest = "".join(x for x in leaf.letters if x not in axes)
-            made = {of: self._operand(rule, layer, leaf, stack, of_name, axes if of != V else rest, target) for of, of_name in second.items()}  # fmt: skip
-        except ValueError as error:
-            raise MisfitError(f"{rule.at.line_only}: {name}: {spec} beside {leaf.name}: {leaf.spec}: {error}") from None
-        apart = unflattened(rule, layer, axes, tuple(dict(zip(leaf.letters, leaf.own_shape, strict=True))[x] for x in axes), (), self.sizes)[0]  # fmt: skip
-        sizes = dict(moved.axes)
-        of = Features(tuple(sizes[x] for x in target), tuple(k for k, x in enumerate(target) if x in apart))
-        if said.role == "weight_norm":
-            return (WeightNorm(made[first], said.epsilon, of),)
-        steps = 1 if said.steps is None else said.steps
-        return (SpectralNorm(made[first], said.epsilon, of, steps, made.get(V)),)
-
-    @staticmethod
-    def _unnormalized(rule: Rule, role: str, leaf: NamedLeaf, second: Mapping[str, str]) -> None:
-        """A flax SpectralNorm divides every parameter of two axes or more by its sigma: the bias of heads, too."""
-        said = rule.normalized
-        stepped = said is not None and said.role == "spectral_norm" and V not in said.paths
-        if role == "bias" and stepped and not second and len(leaf.own_shape) > 1:
-            raise MisfitError(
-                f"{rule.at.line_only}: {leaf.name}: {leaf.spec} has {len(leaf.own_shape)} axes, and a flax SpectralNorm divides such a bias by "
-                "its own sigma, too; give its u: `spectral_norm: {u: ..., bias: path}`"
-            )
-
-    def _operand(
-        self,
-        rule: Rule,
-        layer: TargetLayer,
-        leaf: NamedLeaf,
-        stack: Mapping[str, int],
-        name: str,
-        axes: str,
-        target: str,
-    ) -> Operand:
-        """A leaf with numbers for some axes of a weight, moved as the weight is.
-
-        Args:
-            axes: their letters, in the order in which the leaf has them.
-            target: letters of the weight's axes in the target's order, the flattened ones apart.
-
-        Raises:
-            ValueError: it is stacked otherwise; the message is the bare fact.
-        """
-        spec = self.source.leaves[name].spec
-        stacked, own = unstacked(rule, name, spec)
-        ops: list[Op] = _taken(stacked, stack)
-        try:
-            out_spec(tuple(ops), spec)
-        except ValueError as error:
-            raise ValueError(f"{error}; it is stacked otherwise than the weight") from None
-        size = dict(zip(leaf.letters or "", leaf.own_shape, strict=True))
-        shape = tuple(size[x] for x in axes)
-        if math.prod(shape) != math.prod(own):  # said by the operation, which knows what the numbers are of
-            return Operand(name, tuple(ops), math.prod(own), self.source.read)
-        letters, inner, _ = unflattened(rule, layer, axes, shape, (), self.sizes)
-        ops += [Reshape(shape), *repair(rule, layer, axes), Reshape(inner)]
-        ops += _movement(letters, inner, ("".join(x for x in target if x in letters),)) if letters else ()
-        return Operand(name, tuple(ops), math.prod(own), self.source.read)
 
     def _left_out(self, rule: Rule, leaf: NamedLeaf, moved: Part) -> str:
         """Why rows of a table are not kept: what the source pads to is known, anything else is the user's word."""
@@ -369,85 +269,45 @@ class Compiler:
         shown = f"rows 0 to {kept - 1} of {spec.shape[0]}"
         return (Slice(0, 0, kept),), f"{at}, {shown}" if at else shown
 
-    def _move(
+
+@dataclass(frozen=True)
+class _Tensor:
+    """A tensor of a layer, and what its name and its leaves follow from.
+
+    Attributes:
+        step: what makes it.
+        stack: which element of each stacked axis it is.
+        choices: which alternatives of the target's path.
+        sources: which alternatives of the leaves' path.
+        own: whether the step says something that leaves of the same shapes would not.
+    """
+
+    step: Step
+    stack: Mapping[str, int]
+    choices: tuple[int, ...]
+    sources: tuple[tuple[int, ...], ...]
+    own: bool
+
+    def among(self, siblings: int) -> _Tensor:
+        """The same, one of as many in its layer."""
+        return self if siblings == 1 else replace(self, step=replace(self.step, siblings=siblings))
+
+    def renamed(
         self,
         rule: Rule,
         role: str,
         layer: TargetLayer,
-        variant: str | None,
-        leaf: NamedLeaf,
-        stack: Mapping[str, int],
-        member: tuple[int, int] | None,
-    ) -> Part:
-        """The movements of one leaf, without arithmetic and dtype."""
-        ops: list[Op] = _taken(leaf.stacked, stack)
-        taken = [f"{index}={stack[index]}" for index, _, _ in leaf.stacked]
-        if leaf.letters is None:
-            if member:
-                raise MisfitError(
-                    f"{rule.at.line_only}: {leaf.name} has fewer sources than targets, and a `{rule.word}` cannot be split"
-                )
-            layout = (
-                "as stored" if not leaf.stacked else f"stacked on axis {', '.join(str(a) for _, a, _ in leaf.stacked)}"
-            )
-            if rule.normalized is not None and role == rule.normalized.role:  # kept: the scale, beside the direction
-                rank = 2 + len(getattr(getattr(rule.kind, "numbers", None), "spatial", ""))
-                size = math.prod(leaf.own_shape)
-                ops.append(Reshape((size, *[1] * (rank - 1))))
-            unnamed = tuple(zip(_UNNAMED, leaf.own_shape, strict=False))
-            groups = tuple(x for x, _ in unnamed)
-            stored = leaf.stored("".join(groups), leaf.own_shape)
-            apart = tuple(index for index, _, _ in leaf.stacked)
-            return Part(leaf.name, tuple(ops), None, layout, ", ".join(taken), unnamed, groups, stored, apart)
-        letters, shape = leaf.letters, leaf.own_shape
-        before = leaf.axes
-        try:
-            if member:
-                axis = rule.kind.split_axis(role, letters, variant)
-                at = letters.index(axis)
-                if shape[at] != member[1]:
-                    raise ValueError(f"{axis} has {shape[at]} elements and the rule {member[1]} targets")
-                ops.append(Take(at, member[0]))
-                taken.append(f"{axis}={member[0]}")
-                letters, shape = letters[:at] + letters[at + 1 :], shape[:at] + shape[at + 1 :]
-            paired = repair(rule, layer, letters)
-            whole, outer = shape, letters
-            letters, shape = rule.kind.inner_axes(role, letters, shape, self.sizes)
-            groups = rule.kind.groups(role, letters, variant, layer)
-            letters, shape, groups = unflattened(rule, layer, letters, shape, groups, self.sizes)
-            inner = rule.kind.inner_axes(role, leaf.letters, leaf.own_shape, self.sizes)
-            full = unflattened(rule, layer, *inner, (), self.sizes)[:2]
-        except ValueError as error:
-            raise MisfitError(f"{rule.at.line_only}: {leaf.name}: {leaf.spec} as {before}: {error}") from None
-        turned = rule.kind.turned(role, layer)
-        apart_ = (Reshape(shape),) if shape != whole else ()
-        ops += (*paired, *apart_, *_movement(letters, shape, groups), *turned)
-        if rule.flattened is not None and rule.flattened.axis in outer:
-            before = " ".join(
-                group_shown(rule.flattened.order) if x == rule.flattened.axis else x for x in before.split()
-            )
-        split = sorted({letter for letter in full[0] if letter not in letters})
-        apart = (*(index for index, _, _ in leaf.stacked), *split)
-        kept = tuple((x, size) for x, size in zip(letters, shape, strict=True) if any(x in group for group in groups))
-        layout = f"{before} -> {' '.join([*apart, *map(group_shown, groups)])}"
-        if paired and rule.rope is not None:
-            layout += f", {rule.rope.axis} from {rule.rope.pairs} to {target_pairs(layer)} pairs"
-        if turned:
-            axes = [group_shown(groups[axis]) for op in turned if isinstance(op, Flip) for axis in op.axes]
-            layout += f", {' and '.join(axes)} turned round"
-        return Part(leaf.name, tuple(ops), None, layout, ", ".join(taken), kept, groups, leaf.stored(*full), apart)
+        indices: Mapping[str, int],
+        names: Mapping[tuple[int, ...], str | None],
+    ) -> Step:
+        """The step of another layer, which has the leaves `names`, of the same shapes."""
+        name = _name(rule, role, layer, {**indices, **self.stack}, self.choices)
+        return self.step.renamed(name, [names[choices] or "" for choices in self.sources])
 
 
-def _with(made: T, **changes: Any) -> T:
-    """`dataclasses.replace` of a frozen dataclass without checks of its own, in a tenth of the time."""
-    other = object.__new__(type(made))
-    other.__dict__.update(made.__dict__, **changes)
-    return other
-
-
-def _taken(stacked: Iterable[tuple[str, int, int]], stack: Mapping[str, int]) -> list[Op]:
-    """What takes one element of each axis that is stacked, the last axis first, so that the others stay where they are."""
-    return [Take(axis, stack[index]) for index, axis, _ in sorted(stacked, key=lambda s: -s[1])]
+def _name(rule: Rule, role: str, layer: TargetLayer, indices: Mapping[str, int], choices: tuple[int, ...]) -> str:
+    """The full name of a target tensor."""
+    return rule.kind.tensor_name(layer.path.fill(rule.resolve(indices), choices), role, layer)
 
 
 def _constant(rule: Rule, layer: TargetLayer, one: Constant, beside: Step) -> Step:

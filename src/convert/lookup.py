@@ -14,6 +14,7 @@ from functools import cached_property
 from convert.pattern import Index, Match, Pattern, Words
 
 _NUMBER = re.compile(r"[0-9]+")
+_DIGITS = str.maketrans("123456789", "000000000")
 
 
 def spelling(name: str) -> str:
@@ -25,10 +26,15 @@ class Lookup:
     """Names of leaves, each in the ways in which rules may call it, in order of preference."""
 
     def __init__(self, names: Iterable[tuple[str, Sequence[str]]]) -> None:
-        self._spelt: dict[str, list[tuple[int, int, str, str]]] = defaultdict(list)
+        zeroed: dict[str, list[tuple[int, int, str, str]]] = defaultdict(
+            list
+        )  # not yet spelt: that takes three times as long
         for k, (name, calls) in enumerate(names):
             for rank, call in enumerate(calls):
-                self._spelt[spelling(call)].append((k, rank, name, call))
+                zeroed[call.translate(_DIGITS)].append((k, rank, name, call))
+        self._spelt: dict[str, list[tuple[int, int, str, str]]] = defaultdict(list)
+        for call, entries in zeroed.items():
+            self._spelt[spelling(call)] += entries
         self._found: dict[str, list[tuple[str, Match]]] = {}
 
     def matches(self, pattern: Pattern) -> list[tuple[str, Match]]:

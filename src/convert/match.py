@@ -96,18 +96,22 @@ def cover(rules: RuleFile, source: Source, below: Below | None = None) -> Covera
         return (below.top if pattern.text.startswith("/") else inside).matches(pattern)
 
     rules = replace(rules, rules=settle(rules.rules, rules.places, specs, find))
-    claims: dict[str, list[Rule]] = defaultdict(list)
+    claims: dict[str, Rule] = {}
+    rivals: dict[str, list[Rule]] = {}
     matched, dropped, twice = [], [], []
     for rule in rules.rules:
         found = Matched(rule)
         for role, pattern in rule.sources.items():
             of_role: dict[Key, str] = {}
             for name, match in find(pattern):
-                claims[name].append(rule)
+                if name in claims:
+                    rivals.setdefault(name, [claims[name]]).append(rule)
+                else:
+                    claims[name] = rule
                 if isinstance(rule.kind, Drop):
                     dropped.append(Claim(name, rule.kind.because, rule.at))
                     continue
-                key = (tuple(value for _, value in match.indices), match.choices)
+                key = (tuple([value for _, value in match.indices]), match.choices)
                 if key in of_role:
                     twice.append(
                         f"{rule.at.line_only}: {of_role[key]} and {name} both match {pattern}; one of them would be lost. "
@@ -138,8 +142,8 @@ def cover(rules: RuleFile, source: Source, below: Below | None = None) -> Covera
         )
         return (
             *twice,
-            *_contested(claims, source.leaves),
-            *_incomplete(matched, domain, prefix, source.leaves, set(claims), by_type),
+            *_contested({name: rivals[name] for name in claims if name in rivals} if rivals else {}, source.leaves),
+            *_incomplete(matched, domain, prefix, source.leaves, claims, by_type),
             *uncounted,
             *itertools.chain.from_iterable(untyped),
             *_unclaimed(source, claims, rules, prefix),
@@ -148,13 +152,12 @@ def cover(rules: RuleFile, source: Source, below: Below | None = None) -> Covera
     return Coverage(root, rules, tuple(matched), tuple(dropped), len(claims), counts, words, explain)
 
 
-def _contested(claims: Mapping[str, list[Rule]], leaves: Mapping[str, Leaf]) -> Iterator[str]:
-    for name, claimants in claims.items():
-        if len(claimants) > 1:
-            places = " and ".join(f"{rule.at.line_only} ({rule.word})" for rule in claimants)
-            yield (
-                f"{name} ({leaves[name].spec}) is claimed by two rules, {places}; remove one or narrow its path{_second_name(claimants)}"
-            )
+def _contested(rivals: Mapping[str, list[Rule]], leaves: Mapping[str, Leaf]) -> Iterator[str]:
+    for name, claimants in rivals.items():
+        places = " and ".join(f"{rule.at.line_only} ({rule.word})" for rule in claimants)
+        yield (
+            f"{name} ({leaves[name].spec}) is claimed by two rules, {places}; remove one or narrow its path{_second_name(claimants)}"
+        )
 
 
 def _second_name(claimants: list[Rule]) -> str:
@@ -220,14 +223,18 @@ def _incomplete(
     domain: Mapping[str, set[int]],
     prefix: str,
     leaves: Mapping[str, Leaf],
-    claimed: set[str],
+    claimed: Mapping[str, Rule],
     by_type: Mapping[str, tuple[str, set[int]]],
 ) -> list[str]:
     """That a rule does not find a leaf for every index that any rule has, every alternative and every role."""
     findings = []
-    free = list({spelling(name): name for name in leaves if name not in claimed}.values())
-    free = free or list({spelling(name): name for name in leaves}.values())  # one of each spelling
-    free.sort(reverse=True)
+
+    @cache
+    def free() -> list[str]:
+        """Leaves that no rule names, or else all: one of each spelling."""
+        found = {spelling(name): name for name in leaves if name not in claimed}
+        return sorted((found or {spelling(name): name for name in leaves}).values(), reverse=True)
+
     for name, present in domain.items():
         first = next(found.rule for found in matched if found.indices and name in found.rule.path.indices)
         gaps = list(itertools.islice((k for k in range(max(present) + 1) if k not in present), 9))
@@ -254,10 +261,10 @@ def _incomplete(
             if not of_role and role in rule.kind.may_lack:
                 continue
             if (not of_role and lost) or (not of_role and not keys):
-                near = most_alike(_full(prefix, pattern), free, 0.5)
+                near = most_alike(_full(prefix, pattern), free(), 0.5)
                 findings.append(
                     f"{rule.at.line_only}: no leaf matches {_full(prefix, pattern)} ({rule.word}, {role})"
-                    + (f"; the nearest leaf is {free[near[0]]}" if near else "")
+                    + (f"; the nearest leaf is {free()[near[0]]}" if near else "")
                     + (f", nor {_full(prefix, rule.unless)} in its place" if rule.unless else "")
                     + (
                         "; write `optional: true` if it may be absent"
@@ -376,7 +383,7 @@ def _halves(found: Matched, prefix: str) -> list[str]:
     return findings
 
 
-def _unclaimed(source: Source, claims: Mapping[str, list[Rule]], rules: RuleFile, prefix: str) -> list[str]:
+def _unclaimed(source: Source, claims: Mapping[str, Rule], rules: RuleFile, prefix: str) -> list[str]:
     """Findings for leaves without a rule; leaves that differ only in numbers are reported together."""
     shapes: dict[str, list[str]] = defaultdict(list)
     for name in source.leaves:

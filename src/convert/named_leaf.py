@@ -81,15 +81,23 @@ def read_leaf(rule: Rule, role: str, name: str, spec: TensorSpec, variant: str |
     return NamedLeaf(name, spec, stacked, letters, own)
 
 
-def constraints(matched: Matched, source: Source, variant: str | None) -> Iterator[Constraint]:
+def constraints(matched: Matched, source: Source, variant: str | None, every: bool) -> Iterator[Constraint]:
     """What the shapes of a rule's leaves say about the sizes of its letters.
+
+    Args:
+        every: whether each leaf has its say; else, as leaves of one shape say the same, the first of each shape.
 
     Raises:
         MisfitError: a leaf's shape contradicts the rule.
     """
     for role, of_role in matched.leaves.items():
+        heard: set[TensorSpec] = set()
+        last: TensorSpec | None = None
         for name in of_role.values():
             spec = source.leaves[name].spec
+            if not every and (spec is last or spec in heard):
+                continue
+            heard.add(last := spec)
             if matched.rule.kind.shared(role, spec.shape):
                 continue
             leaf = read_leaf(matched.rule, role, name, spec, variant)

@@ -233,8 +233,14 @@ class _Planner:
         facts = {**self.rules.facts, **(version.facts if version else {}), **beside, **given}
         return {key: value for key, value in facts.items() if value != ASK}
 
-    def _sizes(self, coverage: Coverage) -> tuple[dict[str, str | None], dict[str, int], list[str]]:
-        """Binds letters to sizes; chooses among variants the only one that does not contradict them."""
+    def _sizes(
+        self, coverage: Coverage, every: bool = False
+    ) -> tuple[dict[str, str | None], dict[str, int], list[str]]:
+        """Binds letters to sizes; chooses among variants the only one that does not contradict them.
+
+        Leaves of one shape say the same, and where all agree, one of each shape is asked; `every` leaf that does not
+        is a finding.
+        """
         findings: list[str] = []
         known: list[Constraint] = [
             Constraint(key, value, f"--set {key}={value}", "", "the setting")
@@ -262,12 +268,12 @@ class _Planner:
                 continue
             if choice:
                 choices[choice] = self.settings[choice]
-            findings += _collect(known, matched, self.source, choices.get(choice or ""))
+            findings += _collect(known, matched, self.source, choices.get(choice or ""), every)
         sizes, problems = bind(known, self.rules.axes)
         while waiting:
             decided = False
             for choice, group in list(waiting.items()):
-                trials = {variant: self._try(known, group, variant) for variant in group[0].rule.kind.variants}
+                trials = {variant: self._try(known, group, variant, every) for variant in group[0].rule.kind.variants}
                 fitting = [variant for variant, (_, bad) in trials.items() if not bad]
                 if len(fitting) == 1:
                     decided, choices[choice] = True, fitting[0]
@@ -290,13 +296,16 @@ class _Planner:
                 f"{' and '.join(variants)} alike; the sizes do not tell them apart. Choose with "
                 f"{' or '.join(f'--set {choice}={variant}' for variant in variants)}"
             )
-        return choices, sizes, findings + problems
+        findings += problems
+        return self._sizes(coverage, every=True) if findings and not every else (choices, sizes, findings)
 
-    def _try(self, known: list[Constraint], group: list[Matched], variant: str) -> tuple[list[Constraint], list[str]]:
+    def _try(
+        self, known: list[Constraint], group: list[Matched], variant: str, every: bool
+    ) -> tuple[list[Constraint], list[str]]:
         trial = list(known)
         bad: list[str] = []
         for matched in group:
-            bad += _collect(trial, matched, self.source, variant)
+            bad += _collect(trial, matched, self.source, variant, every)
         before = bind(known, self.rules.axes)[1]
         return trial, bad + [f for f in bind(trial, self.rules.axes)[1] if f not in before]
 
@@ -412,10 +421,10 @@ def _alike(findings: list[str]) -> list[list[str]]:
     return list(itertools.chain(*few))
 
 
-def _collect(known: list[Constraint], matched: Matched, source: Source, variant: str | None) -> list[str]:
+def _collect(known: list[Constraint], matched: Matched, source: Source, variant: str | None, every: bool) -> list[str]:
     """Adds a rule's constraints to `known`; the findings are leaves that contradict the rule on their own."""
     try:
-        known.extend(constraints(matched, source, variant))
+        known.extend(constraints(matched, source, variant, every))
     except MisfitError as misfit:
         return [str(misfit)]
     return []

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from convert.steps import Part, Step
+from convert.steps import Step
 
 MAX_AXES = 6  # 720 orders; no projection known to us has more axes
 
@@ -89,12 +89,13 @@ def _cut(order: tuple[str, ...], sizes: dict[str, int], target: tuple[int, ...])
     return groups if at == len(order) else None
 
 
-def _others(part: Part) -> tuple[str, ...]:
+@lru_cache(maxsize=4096)
+def _others(stored: tuple[tuple[str, int], ...], apart: tuple[str, ...], groups: tuple[str, ...]) -> tuple[str, ...]:
     """`other_layouts` of a part with the axes that were taken apart: a stack on another axis of the same size fits, too."""
     # Indices may have long names; the search wants one character each.
-    short = {name: name if len(name) == 1 else chr(0xE000 + k) for k, (name, _) in enumerate(part.stored)}
-    axes = tuple((short[name], size) for name, size in part.stored)
-    found = other_layouts(axes, (*(short[name] for name in part.apart), *part.groups))
+    short = {name: name if len(name) == 1 else chr(0xE000 + k) for k, (name, _) in enumerate(stored)}
+    axes = tuple((short[name], size) for name, size in stored)
+    found = other_layouts(axes, (*(short[name] for name in apart), *groups))
     long = {code: name for name, code in short.items()}
     return tuple("".join(long.get(character, character) for character in layout) for layout in found)
 
@@ -106,8 +107,8 @@ def unprotected(steps: tuple[Step, ...]) -> tuple[Unprotected, ...]:
         if not step.parts:
             continue
         part = step.parts[0]
-        others = _others(part) if part.stored else ()
-        alike = len({(p.axes, p.groups) for p in step.parts}) == 1 and len(step.parts) > 1
+        others = _others(part.stored, part.apart, part.groups) if part.stored else ()
+        alike = len(step.parts) > 1 and len({(p.axes, p.groups) for p in step.parts}) == 1
         if others or alike or step.siblings > 1:
             key = (step.rule.line_only, part.layout, others, len(step.parts) if alike else 0, step.siblings)
             groups.setdefault(key, []).append(step)

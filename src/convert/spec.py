@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import ml_dtypes
 import numpy as np
@@ -66,7 +67,7 @@ def dtype_name(dtype: object) -> str:
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """Shape and dtype of an array, without its data.
+    """Shape and dtype of an array, without its data; one is shared by all that are alike, and works out once what follows from it.
 
     Attributes:
         shape: sizes of the axes; `()` is a scalar.
@@ -76,12 +77,12 @@ class TensorSpec:
     shape: tuple[int, ...]
     dtype: str
 
-    @property
+    @cached_property
     def size(self) -> int:
         """Number of elements."""
         return math.prod(self.shape)
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         """Bytes in memory and in a safetensors file (int4 and int2 take a byte each in memory)."""
         return self.size * numpy_dtype(self.dtype).itemsize

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from operator import attrgetter
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -13,8 +14,10 @@ from convert.ops import Op
 from convert.spec import TensorSpec
 from convert.yamlfile import Position
 
+T = TypeVar("T")
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, slots=True)
 class Part:
     """A leaf's share of an output tensor.
 
@@ -119,7 +122,7 @@ class PathLeaves:
     suffix: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Step:
     """An output tensor.
 
@@ -168,6 +171,31 @@ class Step:
     def layouts(self) -> tuple[str, ...]:
         """The distinct layouts of its parts."""
         return tuple(dict.fromkeys(part.layout for part in self.parts))
+
+    def renamed(self, name: str, leaves: Sequence[str]) -> Step:
+        """The same under another name, its parts of other leaves."""
+        parts = tuple([_copy(part, leaf) for part, leaf in zip(self.parts, leaves, strict=True)])
+        return _copy(self, name, self.spec, parts)
+
+
+def _copy(made: T, *first: object) -> T:
+    """`dataclasses.replace` of the first fields, in a fifth of the time."""
+    other = object.__new__(type(made))
+    read, write = _ACCESS[type(made)]
+    for put, value in zip(write, (*first, *read(made)[len(first) :]), strict=True):
+        put(other, value)
+    return other
+
+
+def _access(of: type) -> tuple[Callable[[Any], tuple[Any, ...]], list[Callable[[Any, Any], None]]]:
+    """What reads all fields of a class with slots, and what writes each."""
+    names = [one.name for one in fields(of)]
+    return attrgetter(*names), [vars(of)[name].__set__ for name in names]
+
+
+_ACCESS: dict[type, tuple[Callable[[Any], tuple[Any, ...]], list[Callable[[Any, Any], None]]]] = {
+    of: _access(of) for of in (Part, Step)
+}
 
 
 def join(steps: list[Step]) -> tuple[list[Step], list[str]]:

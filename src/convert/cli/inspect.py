@@ -40,8 +40,7 @@ def inspect(
         for name, leaf in source.leaves.items()
     ]
     rows += [("/".join(absent.keys), "-", absent.why, "-") for absent in source.absent]
-    for line in output.table(rows, right=(3,)):
-        output.data(line)
+    output.data_lines(output.table(rows, right=(3,)))
     output.data("")
     output.data(
         f"{output.count(len(source.leaves), 'leaf')}, {output.count(sum(leaf.spec.size for leaf in source.leaves.values()), 'element')}, "

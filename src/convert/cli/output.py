@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from typing import Any, Protocol
 
 
@@ -18,21 +19,33 @@ class Progress(Protocol):
 
 def _harmless(text: str) -> str:
     """Control characters written out: names in a checkpoint are a stranger's, and a terminal obeys what it is sent."""
+    if text.replace("\n", "").replace("\t", "").isprintable():
+        return text
     return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
 
 
-def data(text: str) -> None:
+def data(text: str, end: str = "\n") -> None:
     """A result that the user asked for: to stdout. Ends the program quietly when the reader has gone, as `head` does."""
     try:
-        print(_harmless(text), flush=True)
+        print(_harmless(text), end=end, flush=True)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains when it flushes
         sys.exit(0)
 
 
+def data_lines(lines: Iterable[str]) -> None:
+    """Such a result line by line, many of them at a time; a reader such as `head` stops those that are not yet made."""
+    lines = iter(lines)
+    while some := list(islice(lines, 1000)):
+        data("\n".join(some))
+
+
 def data_json(value: Any) -> None:
-    """A result as JSON, to stdout."""
-    data(json.dumps(value, indent=2))
+    """A result as JSON, to stdout; the text is not held as a whole."""
+    pieces = json.JSONEncoder(indent=2).iterencode(value)
+    while some := list(islice(pieces, 10_000)):
+        data("".join(some), end="")
+    data("")
 
 
 def say(text: str) -> None:
@@ -45,13 +58,18 @@ def error(text: str) -> None:
     print(f"error: {_harmless(text)}", file=sys.stderr)
 
 
+def cell(text: str) -> str:
+    """A text that stays in its column and on its line."""
+    return text.replace("\n", "\\n").replace("\t", "\\t")
+
+
 def table(rows: Iterable[Sequence[str]], right: Sequence[int] = ()) -> Iterator[str]:
     """Lines with aligned columns, two spaces apart; the columns in `right` are aligned to the right. Nothing is cut."""
-    rows = [tuple(cell.replace("\n", "\\n").replace("\t", "\\t") for cell in row) for row in rows]
+    rows = [tuple(map(cell, row)) for row in rows]
     widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))] if rows else []
     for row in rows:
         cells = [
-            cell.rjust(w) if k in right else cell.ljust(w) for k, (cell, w) in enumerate(zip(row, widths, strict=True))
+            text.rjust(w) if k in right else text.ljust(w) for k, (text, w) in enumerate(zip(row, widths, strict=True))
         ]
         yield "  ".join(cells).rstrip()
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from convert.errors import PlanError
     from convert.plan import Plan
     from convert.spec import TensorSpec
-    from convert.steps import Step
+    from convert.steps import Part, Step
     from convert.survey import Survey
     from convert.writer import Layout
 
@@ -131,8 +131,7 @@ def _survey(
     if as_json:
         output.data_json({**found.to_dict(), "findings": list(error.findings)})
         return
-    for line in _survey_lines(found):
-        output.data(line)
+    output.data_lines(_survey_lines(found))
 
 
 def _survey_lines(found: Survey) -> Iterator[str]:
@@ -178,8 +177,7 @@ def print_plan(plan: Plan, layout: Layout, as_json: bool) -> None:
         value["files"] = list(layout.files)
         output.data_json(value)
         return
-    for line in _lines(plan, layout):
-        output.data(line)
+    output.data_lines(_lines(plan, layout))
 
 
 def _lines(plan: Plan, layout: Layout) -> Iterator[str]:
@@ -219,13 +217,20 @@ def _tensor(step: Step, layout: Layout) -> Iterator[str]:
     remarks = [text for text in (tied, step.arithmetic, step.loses, *sorted(widened)) if text]
     shown = f"  ({'; '.join(remarks)})" if remarks else ""
     yield f"  {step.name}  {step.spec}  {layout.placements[step.name].file}{shown}"
+    if len(step.parts) == 1 and step.parts[0].rows is None:  # as most are
+        part = step.parts[0]
+        yield "      " + output.cell(f"{_from(part)}  {part.layout}").strip()
+        return
     rows = []
     for part in step.parts:
-        at = f" at {part.at}" if part.at else ""
         word = "rows" if part.axis == 0 else "columns"
-        rows.append((f"{word} {part.rows[0]}:{part.rows[1]}" if part.rows else "", part.leaf + at, part.layout))
+        rows.append((f"{word} {part.rows[0]}:{part.rows[1]}" if part.rows else "", _from(part), part.layout))
     for line in output.table(rows):
         yield f"      {line.strip()}" if not rows[0][0] else f"      {line}"
+
+
+def _from(part: Part) -> str:
+    return f"{part.leaf} at {part.at}" if part.at else part.leaf
 
 
 def _facts(layer: Any) -> str:

@@ -7,6 +7,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 from convert.errors import CheckpointError
+from convert.keeping import all_kept
 from convert.sources.base import Absent, Format, Leaf, Options, Source, name_leaves
 from convert.sources.files import children
 
@@ -36,10 +37,9 @@ def open_source(
         CheckpointError: not a checkpoint, unfinished, damaged, or several where one must be named.
     """
     path = Path(path)
-    source = _open(
-        path,
-        Options(step, item, None if skeleton is None else Path(skeleton), tuple(tuple(names) for names in records)),
-    )
+    names = tuple(tuple(one) for one in records)
+    with all_kept():
+        source = _open(path, Options(step, item, None if skeleton is None else Path(skeleton), names))
     source.named = path
     return source
 

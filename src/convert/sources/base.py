@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from convert.sources.merged import Merge
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Leaf:
     """An array of the checkpoint's pytree.
 
@@ -48,14 +48,15 @@ def name_leaves(leaves: Iterable[Leaf]) -> dict[str, Leaf]:
     this way. Where two leaves of one tree would share a name, the slashes inside their keys are written ``\\/``.
     """
     leaves = list(leaves)
-    names = Counter("/".join(leaf.keys) for leaf in leaves)
-    named = {}
-    for leaf in leaves:
-        name = "/".join(leaf.keys)
-        if names[name] > 1:
-            name = "/".join(key.replace("/", "\\/") for key in leaf.keys)
-        named[name] = leaf
-    return named
+    names = ["/".join(leaf.keys) for leaf in leaves]
+    named = dict(zip(names, leaves, strict=True))
+    if len(named) == len(leaves):
+        return named
+    counts = Counter(names)
+    escaped = ("/".join(key.replace("/", "\\/") for key in leaf.keys) for leaf in leaves)
+    return {
+        longer if counts[name] > 1 else name: leaf for name, longer, leaf in zip(names, escaped, leaves, strict=True)
+    }
 
 
 def distinct_names(where: Path, leaves: Iterable[Leaf]) -> dict[str, Leaf]:

@@ -69,30 +69,28 @@ class OrbaxSource(Source):
                 raise CheckpointError(
                     f'"{path}": the arrays cannot be found: {reason(error, path)}; {AGAIN}'
                 ) from error
-        self._tree = tree
+        self._data, self._all_stored = tree.data, tree.all_stored
         self.path = path
         self.format = _format(tree, self._store, arrays)
         self.notes = notes
         advice = AGAIN if self._store is None else self._store.advice
-        self._places, self.absent = _places(path, tree, arrays, advice)
-        self.leaves: Mapping[str, Leaf] = name_leaves(
-            Leaf(node.keys, place.spec) for node, place in self._places.items()
-        )
-        if len(self.leaves) != len(self._places):
+        places, self.absent = _places(path, tree, arrays, advice)
+        self.leaves: Mapping[str, Leaf] = name_leaves(Leaf(node.keys, place.spec) for node, place in places)
+        if len(self.leaves) != len(places):
             raise CheckpointError(
-                f'"{path}": {len(self._places) - len(self.leaves)} leaves have the name of another one; rename a key'
+                f'"{path}": {len(places) - len(self.leaves)} leaves have the name of another one; rename a key'
             )
-        self._by_name = dict(zip(self.leaves, self._places.values(), strict=True))
+        self._by_name = dict(zip(self.leaves, (place for _, place in places), strict=True))
 
     def read(self, name: str) -> np.ndarray:
         place = self._by_name[name]
         if isinstance(place, flaxpack.Packed):
-            return flaxpack.array(self._tree.data, place)
+            return flaxpack.array(self._data, place)
         if place.encoding is not None:
             return self.read_box(name, whole(place.spec.shape))
         assert self._store is not None
         with self._errors(name, place):
-            return read_array(self._store, place, self._tree.all_stored)
+            return read_array(self._store, place, self._all_stored)
 
     def chunks(self, name: str) -> Grid:
         place = self._by_name[name]
@@ -105,7 +103,7 @@ class OrbaxSource(Source):
             return
         assert self._store is not None
         with self._errors(name, place):
-            yield from pieces(self._store, place, self._tree.all_stored, chunk, meter)
+            yield from pieces(self._store, place, self._all_stored, chunk, meter)
 
     @contextmanager
     def _errors(self, name: str, place: Array) -> Iterator[None]:
@@ -129,9 +127,9 @@ def _format(tree: Tree, store: Store | None, arrays: Mapping[str, Array | Checkp
 
 def _places(
     path: Path, tree: Tree, arrays: Mapping[str, Array | CheckpointError | None], advice: str
-) -> tuple[dict[Node, Array | flaxpack.Packed], tuple[Absent, ...]]:
+) -> tuple[list[tuple[Node, Array | flaxpack.Packed]], tuple[Absent, ...]]:
     """Where each leaf lies, and what has no array."""
-    places: dict[Node, Array | flaxpack.Packed] = {}
+    places: list[tuple[Node, Array | flaxpack.Packed]] = []
     absent: list[Absent] = []
     wrong: list[str] = []
     for node in tree.nodes:
@@ -139,9 +137,9 @@ def _places(
         if node.why is not None:
             absent.append(Absent(node.keys, node.why))
         elif node.packed is not None:
-            places[node] = node.packed
+            places.append((node, node.packed))
         elif isinstance(array, Array):
-            places[node] = array
+            places.append((node, array))
             wrong.extend(_disagreement(node, array))
         elif isinstance(array, CheckpointError):
             wrong.append(f"leaf {'/'.join(node.keys)}: {array}")

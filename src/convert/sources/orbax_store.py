@@ -13,9 +13,8 @@ import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import tensorstore as ts
@@ -23,7 +22,7 @@ import tensorstore as ts
 from convert.errors import CheckpointError, ConvertError
 from convert.sources.chunks import Box, Grid, Meter, Piece, in_one, timed, whole
 from convert.sources.chunks import pieces as chunk_pieces
-from convert.sources.orbax_ocdbt import MANIFEST, TENSORSTORE_ERRORS, check_files, entries
+from convert.sources.orbax_ocdbt import MANIFEST, TENSORSTORE_ERRORS, Database
 from convert.sources.zarr_chunks import Encoding, Stored, decoded, decoding, encoding
 from convert.spec import SAFETENSORS_TAGS, TensorSpec, dtype_name, numpy_dtype
 
@@ -42,8 +41,7 @@ _BATCH = 10_000  # reads in flight at once
 _ZARR_DTYPE = re.compile(r"[<|][biufc]\d+")  # big-endian is left out: no JAX writes it, and it is one flipped bit away
 
 
-@dataclass(frozen=True)
-class Array:
+class Array(NamedTuple):  # made by the ten thousand, in half the time and space of a dataclass
     """Where an array lies, and what its zarr metadata says.
 
     Attributes:
@@ -135,15 +133,14 @@ def read_metadata(store: Store, names: Sequence[str], use_zarr3: bool) -> dict[s
     for filename in (first, second):
         # The other one: `_METADATA` did not tell before Orbax 0.4.8.
         left = [name for name, value in found.items() if value is None]
-        values = store.values([prefix(name) + filename for name in left])
-        for name, value in zip(left, values, strict=True):
+        prefixes = [prefix(name) for name in left]
+        values = store.values([start + filename for start in prefixes])
+        for name, start, value in zip(left, prefixes, values, strict=True):
             if value is not None:
                 try:
-                    parsed = _parse(filename, value)
+                    found[name] = Array(start, *_parse(filename, value))
                 except CheckpointError as error:
-                    found[name] = CheckpointError(f"{prefix(name)}{filename} {error}")
-                else:
-                    found[name] = Array(prefix(name), "zarr" if filename == _ZARR else "zarr3", *parsed)
+                    found[name] = CheckpointError(f"{start}{filename} {error}")
     return found
 
 
@@ -271,9 +268,10 @@ class _Merged:
         self._places = _index(path, context)
 
     def values(self, keys: Sequence[str]) -> list[bytes | None]:
-        left = [key for key in keys if not isinstance(self._places.get(key), bytes)]
+        found = {key: self._places.get(key) for key in keys}
+        left = [key for key, value in found.items() if not isinstance(value, bytes)]
         read = dict(zip(left, _values((self._opened, key) for key in left), strict=True))
-        return [value if isinstance(value := self._places.get(key), bytes) else read.get(key) for key in keys]
+        return [value if isinstance(value := found[key], bytes) else read[key] for key in keys]
 
     def stored(self, key: str) -> Stored | bytes | None:
         return self._places.get(key)
@@ -336,14 +334,14 @@ def _index(path: Path, context: ts.Context) -> dict[str, Stored | bytes]:
         CheckpointError: the database is damaged, or lacks a file that holds values.
     """
     try:
-        found = list(entries(path, context))
+        database = Database(path, context)
     except TENSORSTORE_ERRORS as error:
         raise CheckpointError(f'"{path}": its list of arrays cannot be read: {reason(error, path)}; {AGAIN}') from error
     try:
-        check_files(path, found)
+        database.check_files()
     except CheckpointError as error:
         raise CheckpointError(f"{error}; {AGAIN}") from None
-    return dict(found)
+    return database.places
 
 
 def _count(store: ts.KvStore, prefix: str) -> int:
@@ -377,8 +375,8 @@ def _ocdbt(path: Path) -> dict[str, Any]:
 
 
 @functools.lru_cache(maxsize=10_000)  # the leaves of equal layers have equal metadata
-def _parse(filename: str, value: bytes) -> tuple[TensorSpec, Grid, Encoding | None, bool]:
-    """The last four attributes of an `Array`. The error's text continues the name of the file."""
+def _parse(filename: str, value: bytes) -> tuple[str, TensorSpec, Grid, Encoding | None, bool]:
+    """The last five attributes of an `Array`. The error's text continues the name of the file."""
     try:
         metadata = json.loads(value)
     except (ValueError, RecursionError) as error:
@@ -401,7 +399,8 @@ def _parse(filename: str, value: bytes) -> tuple[TensorSpec, Grid, Encoding | No
     if spec.nbytes > _MOST_BYTES or math.prod(grid.counts) > _MOST_CHUNKS:
         raise CheckpointError(f"says {spec} in {math.prod(grid.counts)} chunks, which is not possible")
     known = encoding(metadata, spec.dtype, 2 if filename == _ZARR else 3)
-    return spec, grid, known, filename == _ZARR and metadata.get("fill_value") is None
+    driver = "zarr" if filename == _ZARR else "zarr3"
+    return driver, spec, grid, known, filename == _ZARR and metadata.get("fill_value") is None
 
 
 def _sizes(what: str, sizes: object, least: int) -> tuple[int, ...]:

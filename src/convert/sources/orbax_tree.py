@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import json
 import mmap
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from convert.errors import CheckpointError
 from convert.sources import flaxpack
@@ -39,8 +40,7 @@ ARRAYS = ("jax.Array", "np.ndarray", "scalar", "")
 _MAX_DEPTH = 200
 
 
-@dataclass(frozen=True)
-class Node:
+class Node(NamedTuple):  # made by the ten thousand, in half the time and space of a dataclass
     """A leaf of the tree.
 
     Attributes:
@@ -142,9 +142,10 @@ def _nodes(file: Path, metadata: Mapping[str, Any]) -> Iterator[Node]:
     entries = metadata.get("tree_metadata")
     if not isinstance(entries, dict):
         raise _corrupt(file, "tree_metadata is missing")
-    for label, entry in entries.items():
+    for label in list(entries):
+        entry = entries.pop(label)  # so that what is made of it takes its memory
         try:
-            keys = tuple(str(level["key"]) for level in entry["key_metadata"])
+            keys = tuple([sys.intern(str(level["key"])) for level in entry["key_metadata"]])  # most leaves share most
             value = entry["value_metadata"]
             kind, shape = value.get("value_type", ""), value.get("write_shape")
         except (TypeError, KeyError, AttributeError):
@@ -177,9 +178,7 @@ def _checked(path: Path, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
     """The nodes, without those that stand for an empty container which has children after all (a partial save leaves
     both: tree.py of Orbax 0.12.8, as_nested_tree)."""
     names: dict[str, Node] = {}
-    parents: set[tuple[str, ...]] = set()
     for node in nodes:
-        parents.update(node.keys[:depth] for depth in range(len(node.keys)))
         if node.name is not None:
             other = names.setdefault(node.name, node)
             if other is not node:
@@ -188,6 +187,9 @@ def _checked(path: Path, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
                     f"{node.name!r}: Orbax wrote one over the other, and which is not known. "
                     "Rename a key and save again"
                 )
+    if all(node.why is None for node in nodes):
+        return nodes
+    parents = {node.keys[:depth] for node in nodes for depth in range(len(node.keys))}
     return tuple(node for node in nodes if node.why is None or node.keys not in parents)
 
 
