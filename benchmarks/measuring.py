@@ -5,11 +5,12 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+import shutil
 import statistics
 import subprocess
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -99,13 +100,41 @@ def machine() -> dict[str, Any]:
     }
 
 
-def alternated(commands: Mapping[str, list[str]], rounds: int) -> dict[str, Runs]:
-    """Each command once in each round, after one round that warms the page cache and does not count."""
-    runs = {name: Runs() for name in commands}
+def alternated(commands: Mapping[str, list[str]], rounds: int, outputs: Iterable[Path] = ()) -> dict[str, Runs]:
+    """Each command once in each round, after one round that warms the page cache and does not count.
+
+    Args:
+        outputs: what the commands write. It is taken away after each, and the disk is left to come to rest: else a command that
+            waits until its output is on the disk waits for what the system still has to do for those before it, too.
+    """
+    runs, outputs = {name: Runs() for name in commands}, tuple(outputs)
     for round_ in range(rounds + 1):
         for name, command in commands.items():
             measured(command, runs[name] if round_ else None)
+            found = [out for out in outputs if out.exists()]
+            for out in found:
+                shutil.rmtree(out) if out.is_dir() else out.unlink()
+            if found:
+                settle(found[0].parent)
     return runs
+
+
+def settle(folder: Path, quick: float = 0.02, most: float = 60) -> None:
+    """Waits until a small file in `folder` is synced in less than `quick` seconds, three times in a row, `most` seconds at most.
+
+    A file system that is mounted with ``discard`` tells the disk of what was removed, by the gigabyte, and the next sync waits.
+    """
+    os.sync()
+    until, in_a_row, probe = time.monotonic() + most, 0, folder / "settle"
+    while in_a_row < 3 and time.monotonic() < until:
+        started = time.perf_counter()
+        with probe.open("wb") as file:
+            file.write(b"x" * 4096)
+            file.flush()
+            os.fsync(file.fileno())
+        in_a_row = in_a_row + 1 if time.perf_counter() - started < quick else 0
+        time.sleep(0.1)
+    probe.unlink()
 
 
 def summaries(runs: Mapping[str, Runs], floor: str) -> dict[str, dict[str, Any]]:

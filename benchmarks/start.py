@@ -1,9 +1,9 @@
-"""What does not grow with bytes: the start of the program, a small checkpoint, and one of 50,640 leaves.
+"""What does not grow with bytes: the start of the program, a small checkpoint, and one of 50,640 leaves; and what grows with leaves.
 
     python benchmarks/start.py FOLDER [--rounds 5] [--json results/start.json]
 
-Writes an unscanned mixture of experts (48 layers, 350 experts, 0.3 GB of bfloat16) into FOLDER with Orbax unless it is there, which takes
-some minutes.
+Writes an unscanned mixture of experts (48 layers, 350 experts, 0.3 GB of bfloat16), and two with fewer layers, into FOLDER with Orbax unless
+they are there.
 """
 
 from __future__ import annotations
@@ -36,7 +36,11 @@ rules:
 """
 
 
-def tree(layers: int = 48, experts: int = 350, width: int = 64, hidden: int = 48) -> dict[str, Any]:
+DEPTHS = (6, 24, 48)
+EACH = 350 * 3 + 5  # leaves of a layer
+
+
+def tree(layers: int, experts: int = 350, width: int = 64, hidden: int = 48) -> dict[str, Any]:
     """The pytree, of random values."""
     rng = np.random.default_rng(0)
 
@@ -52,6 +56,17 @@ def tree(layers: int = 48, experts: int = 350, width: int = 64, hidden: int = 48
         }
 
     return {"params": {f"layers_{i}": layer() for i in range(layers)}}
+
+
+def written(folder: Path, layers: int) -> Path:
+    """The checkpoint of so many layers."""
+    checkpoint = folder / f"mixture-{layers}"
+    if not checkpoint.exists():
+        import orbax.checkpoint as ocp
+
+        with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+            checkpointer.save(checkpoint.resolve(), args=ocp.args.PyTreeSave(tree(layers)))
+    return checkpoint
 
 
 def planning(checkpoint: Path, rules: Path, rounds: int) -> dict[str, float]:
@@ -77,13 +92,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
-    checkpoint, rules = asked.folder / "mixture", asked.folder / "mixture.yaml"
-    if not checkpoint.exists():
-        import orbax.checkpoint as ocp
-
-        with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
-            checkpointer.save(checkpoint.resolve(), args=ocp.args.PyTreeSave(tree()))
+    rules = asked.folder / "mixture.yaml"
     rules.write_text(RULES)
+    within = {
+        f"{depth * EACH:,} leaves": planning(written(asked.folder, depth), rules, asked.rounds) for depth in DEPTHS
+    }
+    checkpoint = written(asked.folder, DEPTHS[-1])
     out = str(asked.folder / "start.safetensors")
     convert = [sys.executable, "-m", "convert"]
     many = [*convert, str(rules), str(checkpoint), out, "--overwrite", "--jobs"]
@@ -93,9 +107,8 @@ def main() -> None:
         "convert plan, 50,640 leaves": [*convert, "plan", str(rules), str(checkpoint)],
         **{f"convert --jobs {k}, 50,640 leaves": [*many, str(k)] for k in sorted({1, len(os.sched_getaffinity(0))})},
     }
-    runs = summaries(alternated(commands, asked.rounds), "")
-    results = {"machine": machine(), "within": planning(checkpoint, rules, asked.rounds), "runs": runs}
-    Path(out).unlink()
+    runs = summaries(alternated(commands, asked.rounds, [Path(out)]), "")
+    results = {"machine": machine(), "within": within, "runs": runs}
     print(json.dumps(results, indent=1))
     if asked.json:
         asked.json.write_text(json.dumps(results, indent=1) + "\n")

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 import torch
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from cell_trees import HIDDEN, INPUTS, LIVE, given
 from convert import Plan, PlanError, RuleError

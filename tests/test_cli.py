@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import json
 import os
@@ -19,6 +20,7 @@ from safetensors import safe_open
 
 import convert
 from command_line import Run
+from convert.cli import app
 from convert.cli.options import parse_size
 from convert.errors import ConvertError
 from memory_source import MemorySource
@@ -464,6 +466,44 @@ def test_no_jax_and_no_torch(tmp_path: Path) -> None:
             [sys.executable, "-c", f"import torch; {probe}"], capture_output=True, text=True, check=True
         ).stdout
     )
+
+
+def test_the_command_line_loads_no_more_than_its_help_needs() -> None:
+    """`convert --help` waits for neither NumPy nor YAML; no conversion for a library that validates models of data."""
+    probe = (
+        "import sys; print(sorted({'numpy', 'pydantic', 'rich', 'tensorstore', 'typer', 'yaml'} & set(sys.modules)))"
+    )
+    code = f"import convert.cli; {probe}"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+    path = str(checkpoint("timesfm-2.5"))
+    code = f"import sys, convert.cli.app as c; c.app(['plan', 'timesfm', {path!r}], standalone_mode=False); {probe}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "['numpy', 'tensorstore', 'yaml']"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "given", "threads"),
+    [
+        (["--version"], None, "1"),
+        (["timesfm", "CKPT", "OUT"], None, "1"),
+        (["timesfm", "CKPT", "OUT"], "3", "3"),  # what the user has set
+        (["timesfm", "CKPT", "OUT", "--check"], None, None),
+        (["record", "timesfm", "CKPT", "OUT"], None, None),
+    ],
+)
+def test_no_threads_for_products_that_nobody_computes(
+    arguments: list[str], given: str | None, threads: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["convert", *arguments])
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", given or "")  # so that it is afterwards as it was
+    if given is None:
+        monkeypatch.delenv("OPENBLAS_NUM_THREADS")
+    seen: list[str | None] = []
+    monkeypatch.setattr(app, "_run", lambda: seen.append(os.environ.get("OPENBLAS_NUM_THREADS")) or 0)
+    monkeypatch.setattr(app, "_end", lambda code: None)
+    monkeypatch.setattr(gc, "set_threshold", lambda *_: None)
+    app.program()
+    assert seen == [threads]
 
 
 def test_progress_on_a_terminal_only(tmp_path: Path) -> None:

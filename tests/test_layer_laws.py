@@ -17,6 +17,7 @@ from convert.folds import Features, Operand, SpectralNorm, Standardize, WeightNo
 from convert.kinds import ConvTranspose, conventions
 from convert.planner import make_plan
 from convert.spec import TensorSpec
+from folded import back, matrix
 from memory_source import MemorySource, rule_file, run
 
 TORCH = (
@@ -192,11 +193,11 @@ def test_laws_of_folds(case: tuple[int, int, int, int]) -> None:
     np.testing.assert_allclose(np.linalg.norm(spectral.apply(w).reshape(rows, -1), 2), 1.0, rtol=1e-9)
     for axes in ((), (1,), (2, 0), (0, 1, 2)):
         of = Features(w.shape, axes)
-        assert of.matrix(w).shape == (of.count, of.rest) and of.count * of.rest == w.size
-        np.testing.assert_array_equal(of.back(of.matrix(w), (w.size,)), w.reshape(-1))
+        assert matrix(of, w).shape == (of.count, of.rest) and of.count * of.rest == w.size
+        np.testing.assert_array_equal(back(of, matrix(of, w), (w.size,)), w.reshape(-1))
         numbers = rng.standard_normal(of.count)
         folded = WeightNorm(operand(numbers), 0.0, of).apply(w)
-        np.testing.assert_allclose(np.linalg.norm(of.matrix(folded), axis=1), np.abs(numbers), rtol=1e-12)
+        np.testing.assert_allclose(np.linalg.norm(matrix(of, folded), axis=1), np.abs(numbers), rtol=1e-12)
     standard = Standardize(0, 0.0, inside=bool(seed % 2))
     made = standard.apply(w).reshape(rows, -1)
     np.testing.assert_allclose(made.mean(1), 0, atol=1e-12)

@@ -17,13 +17,15 @@ from safetensors.numpy import load_file
 
 from convert import PlanError
 from convert.errors import CheckpointError
-from convert.folds import Features, Operand, WeightNorm
+from convert.folds import Features, Operand, SpectralNorm, Standardize, WeightNorm
 from convert.moving import used_leaves
+from convert.ops import Op
 from convert.planner import make_plan
 from convert.sources import chunks
 from convert.sources.budget import Budget, StoppedError
 from convert.sources.chunks import PIECE, Box, Grid, Meter, Piece
 from convert.streaming import execute
+from folded import back, matrix
 from memory_source import MemorySource, rule_file, run
 
 RNG = np.random.default_rng(0)
@@ -249,13 +251,14 @@ def test_a_weight_norm_in_blocks_has_the_same_bits(data: st.DataObject) -> None:
     scale = rng.standard_normal(of.count)
     norm = WeightNorm(Operand("s", (), of.count, lambda _: scale), 1e-12, of)
 
-    wide = of.matrix(x.astype(np.float64))
+    wide = matrix(of, x.astype(np.float64))
     length = np.sqrt(np.sum(np.square(wide), 1, keepdims=True) + 1e-12)
-    want = of.back((wide / length * scale.reshape(-1, 1)).astype(x.dtype), x.shape)
+    want = back(of, (wide / length * scale.reshape(-1, 1)).astype(x.dtype), x.shape)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("convert.folds.BLOCK", data.draw(st.integers(1, 300)))
-        got = norm.apply(x)
-    assert got.shape == want.shape and got.dtype == want.dtype and got.tobytes() == want.tobytes()
+        got, given_up = norm.apply(x), norm.overwrite(x)
+    for each in (got, given_up):
+        assert each.shape == want.shape and each.dtype == want.dtype and each.tobytes() == want.tobytes()
 
 
 @pytest.mark.parametrize("block", [1, 1 << 18])
@@ -266,16 +269,58 @@ def test_a_long_row_has_the_same_bits_in_blocks(block: int, monkeypatch: pytest.
         x = RNG.standard_normal(shape)
         of = Features(shape, axes)
         norm = WeightNorm(Operand("s", (), of.count, lambda _, n=of.count: np.ones(n)), 0.0, of)
-        wide = of.matrix(x.astype(np.float64))
-        want = of.back(wide / np.sqrt(np.sum(np.square(wide), 1, keepdims=True)), shape)
+        wide = matrix(of, x.astype(np.float64))
+        want = back(of, wide / np.sqrt(np.sum(np.square(wide), 1, keepdims=True)), shape)
         assert norm.apply(x).tobytes() == want.tobytes()
 
 
-def test_a_weight_norm_takes_the_leaf_and_the_result(tmp_path: Path) -> None:
-    arrays = {"a/w": RNG.standard_normal((5000, 1024)).astype(np.float32), "a/s": np.ones(1024, np.float32)}
-    rules = NORM.replace("{a,b,c,d,e}", "a")
+@settings(deadline=None, max_examples=60)
+@given(st.data())
+def test_folds_of_a_matrix_in_blocks(data: st.DataObject) -> None:
+    """Standardised weights and spectral norms, in memory of their own and in that of the weight."""
+    shape = tuple(data.draw(st.sampled_from([2, 3, 8, 31])) for _ in range(data.draw(st.integers(2, 4))))
+    axis = data.draw(st.integers(0, len(shape) - 1))
+    rng = np.random.default_rng(data.draw(st.integers(0, 99)))
+    x = rng.standard_normal(shape)
+    of = Features(shape, (axis,))
+    rows = matrix(of, x)
+    u, v = rng.standard_normal(of.count), rng.standard_normal(of.rest)
+    kind = data.draw(st.sampled_from(["standardised", "a step", "stored"]))
+    if kind == "standardised":
+        fold: Op = Standardize(axis, 0.1, inside := data.draw(st.booleans()))
+        variance = rows.var(1, keepdims=True)
+        want = (rows - rows.mean(1, keepdims=True)) / (np.sqrt(variance + 0.1) if inside else np.sqrt(variance) + 0.1)
+    else:
+        operands = [Operand(name, (), n.size, lambda _, n=n: n) for name, n in (("u", u), ("v", v))]
+        fold = SpectralNorm(operands[0], 0.1, of, *((1,) if kind == "a step" else (0, operands[1])))
+        if kind == "a step":
+            v = u @ rows
+            v /= np.sqrt(v @ v + 0.1)
+            u = rows @ v
+            u /= np.sqrt(u @ u + 0.1)
+        want = rows / (u @ rows @ v)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("convert.folds.BLOCK", data.draw(st.integers(1, 300)))
+        for got in (fold.apply(x), given_up := fold.overwrite(x)):
+            np.testing.assert_allclose(got, back(of, want, shape), rtol=1e-9)
+    assert given_up is x
+
+
+DENSE = "- einsum: ...D,DE->...E\n  from: w\n  {}\n  linear: a"
+CONV = "- dimension_numbers: NHWC,HWIO->NHWC\n  axes: PQIO\n  from: w\n  {}\n  conv: a"
+FOLDS = {
+    "weight norm": (DENSE.format("weight_norm: s"), {"w": (5000, 1024), "s": (1024,)}),
+    "spectral norm": (DENSE.format("spectral_norm: u"), {"w": (5000, 1024), "u": (1, 1024)}),
+    "standardised": (CONV.format("standardized: (w - mean) / (std + 0.1)"), {"w": (5, 5, 200, 1024)}),
+}
+
+
+@pytest.mark.parametrize("fold", FOLDS)
+def test_a_fold_takes_the_leaf_alone(fold: str, tmp_path: Path) -> None:
+    rules, shapes = FOLDS[fold]
+    arrays = {name: RNG.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
     took = peak(rules, InChunks(arrays, 700), tmp_path / "m.safetensors", 1)
-    assert took < 2 * arrays["a/w"].nbytes + 4 * PIECE, f"{took:,} bytes"
+    assert took < arrays["w"].nbytes + 4 * PIECE, f"{took:,} bytes"
     equal(rules, arrays, tmp_path / "m.safetensors")
 
 

@@ -745,6 +745,36 @@ def test_timescales_that_cannot_be_computed() -> None:
 # --- choosing among rule files --------------------------------------------------------------------------------------
 
 
+def test_only_what_can_be_meant_is_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others must be planned in full only where none knows every leaf, as their findings are what to say then."""
+    tree = MemorySource(zeros(w=(2,), v=(3,)))
+    both, first, drops, tower = (
+        rule_file(rules, HEAD.replace("model: m", f"model: {name}\nfamily: fam"))
+        for name, rules in {
+            "both": "- from: w\n  parameter: p\n- from: v\n  parameter: q",
+            "first": "- from: w\n  parameter: p",
+            "drops": "- from: w\n  parameter: p\n- drop: v\n  because: not here",
+            "tower": "- from: w\n  parameter: p\n- from: v\n  parameter: q\n- from: u\n  parameter: r",
+        }.items()
+    )
+    planned: list[str] = []
+
+    def make(rules: RuleFile, *args: Any, **kwargs: Any) -> Plan:
+        planned.append(rules.model)
+        return make_plan(rules, *args, **kwargs)
+
+    monkeypatch.setattr("convert.choosing.make_plan", make)
+    for candidates in ((first, drops, both, tower), (both, drops, first), (both, tower)):
+        planned.clear()
+        assert choose_plan(candidates, tree).rules.model == "both"
+        assert planned == ["both"]
+    planned.clear()
+    assert choose_plan((first, drops), tree).rules.model == "drops"
+    assert planned == ["drops", "first"]
+    with pytest.raises(PlanError, match="r.yaml:.*no leaf matches u"):
+        choose_plan((first, tower), tree)
+
+
 def test_the_tree_chooses_the_rule_file() -> None:
     a = rule_file("- from: w\n  parameter: p", HEAD.replace("model: m", "model: a\nfamily: fam"))
     b = rule_file("- from: v\n  parameter: q", HEAD.replace("model: m", "model: b\nfamily: fam"))

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from convert import ConvertError, RuleError, available_rules, parse_rules
+from convert import ConvertError, RuleError, RuleFile, available_rules, library, parse_rules
 from convert.cli.options import parse_settings
 from convert.kinds import KINDS
 from convert.library import find_rules, load_models, shipped_rules_dir
@@ -409,7 +409,7 @@ WHOLE_FILE: list[tuple[str, str, bool]] = [
     ("model: m\ntitle: M\ntargets: {}\nrules: [{drop: x, because: y}]", "r.yaml:3:10: a rule file needs at least one target", False),
     ("model: m\ntitle: M\ntargets: {t: {loads: T}}\nrules: []", "r.yaml:4:8: a rule file needs at least one rule", False),
     ("model: m\ntitle: M\ntargets: {t: {loads: T}}\nrules: {a: b}", "r.yaml:4:8: expected a list, found a mapping", True),
-    ("model: m\ntitle: M\ntargets: {t: {loads: T}}\nrules:\n", "r.yaml:5:1: expected a list, found None", True),
+    ("model: m\ntitle: M\ntargets: {t: {loads: T}}\nrules:\n", "r.yaml:4:7: expected a list, found None", True),
     ("model: m\ntitle: M\nroot: [1]\ntargets: {t: {loads: T}}\nrules: []", "r.yaml:3:8: expected a path, found 1", True),
 ]  # fmt: skip
 
@@ -426,7 +426,7 @@ def test_errors_of_a_file(text: str, message: str, structural: bool) -> None:
 
 def test_an_empty_file_and_no_yaml() -> None:
     assert refusal("") == "r.yaml: the file is empty; see `convert rules show timesfm-2.5` for an example"
-    assert refusal("{") == "r.yaml:1:2: not YAML: expected the node content, but found '<stream end>'"
+    assert refusal("{") == "r.yaml:1:2: not YAML: did not find expected node content, at the end of the file"
 
 
 def test_root_may_be_one_path_or_several() -> None:
@@ -581,6 +581,30 @@ def test_rules_are_found_by_name_family_and_path(tmp_path: Path) -> None:
     )
 
 
+def test_only_the_files_that_are_meant_are_parsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed: list[str] = []
+
+    def parse(text: str, called: str) -> tuple[RuleFile, ...]:
+        parsed.append(Path(called).name)
+        return parse_models(text, called)
+
+    monkeypatch.setattr("convert.library.parse_models", parse)
+    library._parsed.cache_clear()
+    every = {rules.model: (Path(rules.path).name, rules.family) for rules in available_rules()}
+    assert len(parsed) == len(set(parsed)) == len({file for file, _ in every.values()})
+    for name in {*every, *(family for _, family in every.values() if family)}:
+        library._parsed.cache_clear()
+        parsed.clear()
+        assert {r.model for r in find_rules(name)} == {m for m, (_, f) in every.items() if name in (m, f)}
+        meant = {file for model, (file, family) in every.items() if name in (model, family)}
+        assert set(parsed) == meant if name in ("gemma", "timesfm") else set(parsed) >= meant
+    # A file of the user's takes a model out of its family, though the family's name stands in it as a part of another alone.
+    (tmp_path / "own.yaml").write_text(GOOD.replace("model: m", "model: gemma3\nfamily: own"))
+    assert {"gemma1", "gemma2"} < {r.model for r in find_rules("gemma", tmp_path)}
+    assert "gemma3" not in {r.model for r in find_rules("gemma", tmp_path)}
+    library._parsed.cache_clear()
+
+
 def test_a_directory_of_rules_comes_before_the_shipped_ones(tmp_path: Path) -> None:
     (tmp_path / "x.yaml").write_text(GOOD.replace("model: m", "model: timesfm-1"))
     found = [r.path for r in available_rules(tmp_path) if r.family in (None, "timesfm")]
@@ -606,7 +630,7 @@ def test_settings_are_yaml_scalars() -> None:
         "d": 1e-5,
         "e": None,
     }
-    assert parse_settings(None) == {}
+    assert parse_settings(()) == {}
     for pair in ("a", "=1", " =1"):
         with pytest.raises(ConvertError) as refused:
             parse_settings([pair])

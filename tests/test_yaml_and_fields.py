@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -44,6 +47,14 @@ def refused(message: str, seconds: float = 5.0) -> Iterator[None]:
 
 
 # --- YAML -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["libyaml", "python"])
+def reader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Once with libyaml, once as where PyYAML was built without it."""
+    if request.param == "python":
+        monkeypatch.delattr(yaml, "CSafeLoader")
+    return str(request.param)
 
 
 def test_nodes_remember_where_they_stand() -> None:
@@ -107,19 +118,40 @@ def test_scalars_are_those_of_yaml_1_2(text: str, value: object) -> None:
         ("x: {a: 1, 'a': 2}", "f:1:11: the key 'a' stands twice in one mapping (first in line 1); remove one"),
         ("? [a]\n: 1", "f:1:3: a key must be a plain word, not a list"),
         ("? {a: 1}\n: 1", "f:1:3: a key must be a plain word, not a mapping"),
-        ("a: [1", "f:1:6: not YAML: expected ',' or ']', but got '<stream end>'"),
-        ("a: b: c", "f:1:5: not YAML: mapping values are not allowed here"),
-        ("a:\n\t- b", "f:2:1: not YAML: found character '\\t' that cannot start any token"),
-        ("a: 'x", "f:1:6: not YAML: found unexpected end of stream"),
-        ("a: *nope", "f:1:4: not YAML: found undefined alias 'nope'"),
-        ("a: 1\n---\nb: 2", "f:2:1: not YAML: but found another document"),
-        ("a: \x00", "f: not YAML: unacceptable character #x0000: special characters are not allowed"),
-        ("%YAML 1.3\n---\na: 1", "f: not YAML: version minor part can only be 2 or 1, got (1, 3)"),
+        ("a: [1", "f:1:6: not YAML: did not find expected ',' or ']', at the end of the file"),
+        ("a: b: c", "f:1:5: not YAML: mapping values are not allowed in this context, at ':'"),
+        ("a:\n\t- b", "f:2:1: not YAML: found character that cannot start any token, at '\\t'"),
+        ("a: 'x", "f:1:6: not YAML: found unexpected end of stream, at the end of the file"),
+        ("a: !own!word x", "f:1:4: not YAML: found undefined tag handle, at '!'"),
+        ("a: \x00", "f: not YAML: unacceptable character #x0000: control characters are not allowed"),
     ],
 )
 def test_what_is_not_yaml(text: str, message: str) -> None:
     with refused(message):
         load_yaml(text, "f")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: *nope", "f:1:4: not YAML: found undefined alias 'nope'"),
+        ("a: [*b, &b 1]", "f:1:5: not YAML: found undefined alias 'b'"),
+        ("a: 1\n---\nb: 2", "f:2:1: not YAML: found another document"),
+        ("%YAML 1.3\n---\na: 1", "f:1:1: not YAML: found incompatible YAML document, at '%'"),
+        (
+            "\ufeffa: 1\nb: x\u2028c: 2",
+            'f:2:5: not YAML: the character \\u2028 breaks lines for some readers and not for others; write it as "\\u2028", in '
+            "double quotes",
+        ),
+    ],
+)
+def test_what_is_no_rule_file(text: str, message: str, reader: str) -> None:
+    with refused(message):
+        load_yaml(text, "f")
+
+
+def nested(levels: int, value: str = "x") -> str:
+    return "[" * levels + value + "]" * levels
 
 
 def laughs(levels: int, width: int = 9) -> str:
@@ -137,22 +169,42 @@ def laughs(levels: int, width: int = 9) -> str:
             f"a: &a [{', '.join('x' * 400)}]\nb: [{', '.join(['*a'] * 300)}]",
             f"f: more than {MAX_VALUES} values, counting what its aliases repeat; write them out",
         ),
-        ("a: &a [*a, *a, *a]", f"f:1:4: nested deeper than {MAX_DEPTH} levels"),
-        ("a: &a {b: *a, c: *a}", f"f:1:4: nested deeper than {MAX_DEPTH} levels"),
+        ("a: &a [*a, *a, *a]", "f:1:8: the alias 'a' stands within what it names, in line 1"),
+        ("a: &a\n  b: [c, *a]", "f:2:10: the alias 'a' stands within what it names, in line 1"),
         ("[" * 40 + "]" * 40, f"f:1:34: nested deeper than {MAX_DEPTH} levels"),
         ("{a: " * 40 + "1" + "}" * 40, f"f:1:133: nested deeper than {MAX_DEPTH} levels"),
-        ("[" * 100_000, f"f: nested deeper than {MAX_DEPTH} levels"),
-        ("{a: " * 100_000, f"f: nested deeper than {MAX_DEPTH} levels"),
-        ("\n".join(" " * k + "a:" for k in range(2000)), f"f: nested deeper than {MAX_DEPTH} levels"),
+        ("[" * 100_000, f"f:1:34: nested deeper than {MAX_DEPTH} levels"),
+        ("{a: " * 100_000, f"f:1:133: nested deeper than {MAX_DEPTH} levels"),
+        ("\n".join(" " * k + "a:" for k in range(2000)), f"f:34:34: nested deeper than {MAX_DEPTH} levels"),
+        (f"- &a {nested(20)}\n- {nested(13, '*a')}", f"f:2:16: nested deeper than {MAX_DEPTH} levels"),
     ],
-    ids=["laughs", "many", "self-list", "self-mapping", "lists", "mappings", "open-lists", "open-mappings", "block"],
+    ids=[
+        "laughs",
+        "many",
+        "self-list",
+        "self-mapping",
+        "lists",
+        "mappings",
+        "open-lists",
+        "open-mappings",
+        "block",
+        "two",
+    ],
 )
-def test_hostile_files_are_refused_quickly(text: str, message: str) -> None:
-    with refused(message, seconds=20):  # measured: at most 2 s; without the limit the first would take 9**30 steps
+def test_hostile_files_are_refused_quickly(text: str, message: str, reader: str) -> None:
+    with refused(message, seconds=20):  # measured: at most 0.2 s; without the limit the first would take 9**30 steps
         load_yaml(text, "f")
 
 
-def test_aliases_are_fine_in_moderation() -> None:
+def test_as_deep_and_as_many_as_may_be(reader: str) -> None:
+    load_yaml(nested(MAX_DEPTH), "f")
+    load_yaml(f"- &a {nested(20)}\n- {nested(11, '*a')}", "f")
+    assert len(load_yaml(f"[{'x,' * (MAX_VALUES - 1)}]", "f").value) == MAX_VALUES - 1
+    with refused(f"f: more than {MAX_VALUES} values, counting what its aliases repeat; write them out"):
+        load_yaml(f"[{'x,' * MAX_VALUES}]", "f")
+
+
+def test_aliases_are_fine_in_moderation(reader: str) -> None:
     assert load_yaml("a: &x {k: [1]}\nb: *x\nc: &x 2\nd: *x", "f").plain() == {
         "a": {"k": [1]},
         "b": {"k": [1]},
@@ -160,10 +212,18 @@ def test_aliases_are_fine_in_moderation() -> None:
         "d": 2,
     }
     assert load_yaml(laughs(4), "f").plain()["a3"][0][0][0] == ["x"]
+    again = load_yaml("&k 10: &b [&b 2, *b]\nx: {*k : *b}", "f")  # a name that is given twice, and one of a key
+    assert again.plain() == {"10": [2, 2], "x": {"10": 2}}
+    assert again.value["x"].value["10"].at == Position("f", 1, 12)  # where the value is written
 
 
-def test_tags_construct_nothing() -> None:
+def test_tags_construct_nothing(reader: str) -> None:
     assert load_yaml("a: !!python/object/apply:os.system ['false']", "f").plain() == {"a": ["false"]}
+    assert load_yaml("%TAG !o! tag:o,1:\n---\n!o!x {!!str a: !!int x, b: !!str 1, c: !y }", "f").plain() == {
+        "a": "x",
+        "b": 1,
+        "c": None,
+    }
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
@@ -185,6 +245,41 @@ def test_byte_order_mark_and_windows_lines(tmp_path: Path) -> None:
     node = load_yaml(read_text(path, "r"), "r")
     assert node.plain() == {"a": 1, "b": "x"}
     assert node.value["b"].at == Position("r", 2, 4)
+
+
+SHIPPED = sorted((Path(__file__).parents[1] / "rules").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_libyaml_and_python_read_alike(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    by_libyaml = load_yaml(path.read_text(), "f")
+    monkeypatch.delattr(yaml, "CSafeLoader")
+    assert load_yaml(path.read_text(), "f") == by_libyaml  # with every position
+
+
+WORD = st.text(st.characters(codec="utf-8", categories=("L", "N", "P", "S", "Zs")), max_size=8)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | WORD,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(WORD, inner, max_size=4),
+    max_leaves=20,
+)
+
+
+def keys_of(node: Node) -> Iterator[tuple[str, Position]]:
+    yield from (node.keys_at or {}).items()
+    for child in node.value.values() if node.is_mapping else node.value if isinstance(node.value, tuple) else ():
+        yield from keys_of(child)
+
+
+@given(VALUES, st.sampled_from([None, 0, 2]))
+@settings(deadline=None)
+def test_json_is_yaml(value: Any, indent: int | None) -> None:
+    text = json.dumps(value, ensure_ascii=False, indent=indent)
+    node = load_yaml(text, "f")
+    assert json.dumps(node.plain()) == json.dumps(value)  # which tells 1 from True
+    lines = text.split("\n")
+    for key, at in keys_of(node):
+        assert lines[at.line - 1][at.column - 1 :].startswith(json.dumps(key, ensure_ascii=False))
 
 
 @given(st.text(max_size=40))

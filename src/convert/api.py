@@ -8,6 +8,7 @@ from typing import Any
 
 from convert.choosing import choose_plan
 from convert.errors import PlanError
+from convert.keeping import all_kept
 from convert.library import available_rules, find_rules
 from convert.match import cover
 from convert.plan import Plan
@@ -17,6 +18,7 @@ from convert.spec import TensorSpec
 from convert.streaming import Event, Result, execute
 
 
+@all_kept()
 def plan_conversion(
     model: str | RuleFile,
     checkpoint: str | Path | Source,

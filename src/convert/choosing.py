@@ -7,6 +7,7 @@ from typing import Any
 
 from convert.burn import with_burn
 from convert.errors import PlanError
+from convert.lookup import Below
 from convert.match import Coverage, cover
 from convert.plan import Plan
 from convert.planner import make_plan
@@ -36,14 +37,19 @@ def choose_plan(
     if len(candidates) == 1:
         return make_plan(candidates[0], source, to=to, dtype=dtype, settings=settings, like=like)
     source = source.on_disk
-    coverages = {rules.model: cover(rules, source) for rules in candidates}
+    below = Below(source.leaves)
+    coverages = {rules.model: cover(rules, source, below) for rules in candidates}
     shares = {model: _share(coverage, source) for model, coverage in coverages.items()}
     best = sorted(candidates, key=lambda rules: -shares[rules.model])
     misspelt = set(settings or ()) - {key for rules in candidates for key in settable(rules)}
     errors: dict[str, PlanError] = {}
     fitting: list[Plan] = []
-    for rules in best:
-        if shares[rules.model] == 0:
+    left_out = {
+        model: len(source.leaves) - coverage.claimed + len(coverage.dropped) for model, coverage in coverages.items()
+    }
+    for rules in sorted(best, key=lambda rules: left_out[rules.model]):
+        whole = any(not plan.dropped for plan in fitting)  # then none that leaves some out can be meant
+        if shares[rules.model] == 0 or (whole and (left_out[rules.model] or coverages[rules.model].findings)):
             continue
         own = {k: v for k, v in (settings or {}).items() if k in settable(rules)}
         only = settings if rules is best[0] and misspelt else own  # which is an error of the nearest file

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -42,69 +43,6 @@ class LossyError(ValueError):
 
 
 @dataclass(frozen=True)
-class _Fold(Op):
-    """On floats of at least 32 bits; the shape stays."""
-
-    def out_spec(self, spec: TensorSpec) -> TensorSpec:
-        if spec.dtype not in ("float32", "float64"):
-            raise ValueError(f"'{self}' on {spec.dtype} would lose bits; cast to float32 first")
-        if len(self.axes(spec)) < 2 or math.prod(self.axes(spec)) != spec.size:
-            raise ValueError(f"'{self}' needs a weight with an output axis and others, not {spec}")
-        for second, wanted, called in self.sizes():
-            if second.size != wanted:
-                raise ValueError(f"{second.leaf} has {second.size} numbers, and the weight {wanted} {called}")
-        return spec
-
-    def axes(self, spec: TensorSpec) -> tuple[int, ...]:
-        """Sizes of the axes that the weight's are made of."""
-        return spec.shape
-
-    def sizes(self) -> tuple[tuple[Operand, int, str], ...]:
-        """Operands, how many numbers each must have, and of what."""
-        return ()
-
-    def operands(self) -> tuple[Operand, ...]:
-        """Leaves that are read beside the weight's."""
-        return ()
-
-    def inverse(self, spec: TensorSpec) -> Op:
-        raise LossyError(f"'{self}' cannot be undone")
-
-
-def _others(x: Array, axis: int) -> tuple[int, ...]:
-    return tuple(k for k in range(x.ndim) if k != axis)
-
-
-@dataclass(frozen=True)
-class Standardize(_Fold):
-    """Mean 0 and deviation 1 over all axes but one: ``(w - mean) / (std + epsilon)``, or ``/ sqrt(var + epsilon)``.
-
-    The deviation is that of the population, as `jnp.std` has it.
-
-    Attributes:
-        axis: that of the output channels.
-        epsilon: what is added.
-        inside: whether to the variance, inside of the root.
-    """
-
-    axis: int
-    epsilon: float
-    inside: bool
-
-    def apply(self, x: Array) -> Array:
-        wide = x.astype(np.float64)
-        axes = _others(x, self.axis)
-        wide -= wide.mean(axes, keepdims=True)
-        variance = np.mean(np.square(wide), axes, keepdims=True)
-        divisor = np.sqrt(variance + self.epsilon) if self.inside else np.sqrt(variance) + self.epsilon
-        wide /= divisor
-        return np.asarray(wide.astype(x.dtype))
-
-    def __str__(self) -> str:
-        return f"standardised: (w - mean) / {f'sqrt(var + {self.epsilon:g})' if self.inside else f'(std + {self.epsilon:g})'}"
-
-
-@dataclass(frozen=True)
 class Features:
     """Which axes of a weight have a number each in a second leaf, and which are summed over.
 
@@ -126,12 +64,9 @@ class Features:
         """How many numbers there are of each."""
         return math.prod(self.inner) // max(1, self.count)
 
-    def matrix(self, x: Array) -> Array:
-        """The weight with a row for each feature."""
-        return np.moveaxis(x.reshape(self.inner), self.axes, range(len(self.axes))).reshape(self.count, -1)
-
     def blocks(self, x: Array, out: Array) -> Iterator[tuple[Array, Array]]:
-        """Some features of a weight at a time, and their place in an array of the inner axes; features are the axes in front.
+        """Some features of a weight at a time, a row of float64 for each, and their place in an array of the inner axes, in which
+        features are the axes in front.
 
         A sum over the other axes has the same bits as that over the whole weight: NumPy's order of summation depends on how an array
         lies in memory, which is kept. So no block is of a single feature, of which any axis would lie the same.
@@ -147,13 +82,88 @@ class Features:
         for k in range(count):
             start, stop = many * k // count, many * (k + 1) // count
             given, made = (front[start:stop] if self.axes else front for front in fronts)
-            yield given, made
+            yield given.astype(np.float64).reshape(-1, self.rest), made
 
-    def back(self, matrix: Array, shape: tuple[int, ...]) -> Array:
-        """The weight that this is the matrix of."""
-        others = [size for axis, size in enumerate(self.inner) if axis not in self.axes]
-        moved = matrix.reshape([self.inner[axis] for axis in self.axes] + others)
-        return np.moveaxis(moved, range(len(self.axes)), self.axes).reshape(shape)
+    def rows(self, x: Array) -> Iterator[Array]:
+        """The first of each of `blocks`."""
+        return (given for given, _ in self.blocks(x, x.reshape(self.inner)))
+
+
+@dataclass(frozen=True)
+class _Fold(Op):
+    """On floats of at least 32 bits; the shape stays."""
+
+    def out_spec(self, spec: TensorSpec) -> TensorSpec:
+        if spec.dtype not in ("float32", "float64"):
+            raise ValueError(f"'{self}' on {spec.dtype} would lose bits; cast to float32 first")
+        axes = self.features(spec.shape).inner
+        if len(axes) < 2 or math.prod(axes) != spec.size:
+            raise ValueError(f"'{self}' needs a weight with an output axis and others, not {spec}")
+        for second, wanted, called in self.sizes():
+            if second.size != wanted:
+                raise ValueError(f"{second.leaf} has {second.size} numbers, and the weight {wanted} {called}")
+        return spec
+
+    @abstractmethod
+    def features(self, shape: tuple[int, ...]) -> Features:
+        """Of a weight of this shape."""
+
+    @abstractmethod
+    def fold(self, x: Array, out: Array) -> None:
+        """Puts the result into an array of the features' inner axes, whose memory may be that of `x`."""
+
+    def apply(self, x: Array) -> Array:
+        out = np.empty(self.features(x.shape).inner, x.dtype)
+        self.fold(x, out)
+        return out.reshape(x.shape)
+
+    def overwrite(self, x: Array) -> Array:
+        inner = x.reshape(self.features(x.shape).inner)
+        if not np.shares_memory(inner, x):  # axes that lie as no view has them
+            return self.apply(x)
+        self.fold(x, inner)
+        return x
+
+    def sizes(self) -> tuple[tuple[Operand, int, str], ...]:
+        """Operands, how many numbers each must have, and of what."""
+        return ()
+
+    def operands(self) -> tuple[Operand, ...]:
+        """Leaves that are read beside the weight's."""
+        return ()
+
+    def inverse(self, spec: TensorSpec) -> Op:
+        raise LossyError(f"'{self}' cannot be undone")
+
+
+@dataclass(frozen=True)
+class Standardize(_Fold):
+    """Mean 0 and deviation 1 over all axes but one: ``(w - mean) / (std + epsilon)``, or ``/ sqrt(var + epsilon)``.
+
+    The deviation is that of the population, as `jnp.std` has it.
+
+    Attributes:
+        axis: that of the output channels.
+        epsilon: what is added.
+        inside: whether to the variance, inside of the root.
+    """
+
+    axis: int
+    epsilon: float
+    inside: bool
+
+    def features(self, shape: tuple[int, ...]) -> Features:
+        return Features(shape, (self.axis,))
+
+    def fold(self, x: Array, out: Array) -> None:
+        for wide, made in self.features(x.shape).blocks(x, out):
+            wide -= wide.mean(1, keepdims=True)
+            variance = np.mean(np.square(wide), 1, keepdims=True)
+            wide /= np.sqrt(variance + self.epsilon) if self.inside else np.sqrt(variance) + self.epsilon
+            made[...] = wide.reshape(made.shape)
+
+    def __str__(self) -> str:
+        return f"standardised: (w - mean) / {f'sqrt(var + {self.epsilon:g})' if self.inside else f'(std + {self.epsilon:g})'}"
 
 
 @dataclass(frozen=True)
@@ -170,8 +180,8 @@ class WeightNorm(_Fold):
     epsilon: float
     of: Features
 
-    def axes(self, spec: TensorSpec) -> tuple[int, ...]:
-        return self.of.inner
+    def features(self, shape: tuple[int, ...]) -> Features:
+        return self.of
 
     def operands(self) -> tuple[Operand, ...]:
         return (self.scale,)
@@ -179,18 +189,14 @@ class WeightNorm(_Fold):
     def sizes(self) -> tuple[tuple[Operand, int, str], ...]:
         return ((self.scale, self.of.count, "outputs"),)
 
-    def apply(self, x: Array) -> Array:
+    def fold(self, x: Array, out: Array) -> None:
         scale = self.scale.value().astype(np.float64)
-        out = np.empty(self.of.inner, x.dtype)
         start = 0
-        for given, made in self.of.blocks(x, out):
-            wide = given.astype(np.float64).reshape(-1, self.of.rest)
-            norm = np.sqrt(np.sum(np.square(wide), 1, keepdims=True) + self.epsilon)
-            wide /= norm
+        for wide, made in self.of.blocks(x, out):
+            wide /= np.sqrt(np.sum(np.square(wide), 1, keepdims=True) + self.epsilon)
             wide *= scale.reshape(-1, 1)[start : start + len(wide)]
             made[...] = wide.reshape(made.shape)
             start += len(wide)
-        return out.reshape(x.shape)
 
     def __str__(self) -> str:
         return f"{self.scale.leaf} * w / |w|"
@@ -214,8 +220,8 @@ class SpectralNorm(_Fold):
     steps: int = 1
     v: Operand | None = None
 
-    def axes(self, spec: TensorSpec) -> tuple[int, ...]:
-        return self.of.inner
+    def features(self, shape: tuple[int, ...]) -> Features:
+        return self.of
 
     def operands(self) -> tuple[Operand, ...]:
         return (self.u,) if self.v is None else (self.u, self.v)
@@ -224,16 +230,24 @@ class SpectralNorm(_Fold):
         given = ((self.v, self.of.rest, "inputs"),) if self.v is not None else ()
         return ((self.u, self.of.count, "outputs"), *given)
 
-    def apply(self, x: Array) -> Array:
-        matrix = self.of.matrix(x.astype(np.float64))
+    def fold(self, x: Array, out: Array) -> None:
         u = self.u.value().astype(np.float64).reshape(-1)
-        v = self.v.value().astype(np.float64).reshape(-1) if self.v is not None else u @ matrix
+        v = self.v.value().astype(np.float64).reshape(-1) if self.v is not None else np.empty(0)
         for _ in range(self.steps):
-            v = _unit(u @ matrix, self.epsilon)
-            u = _unit(matrix @ v, self.epsilon)
-        sigma = float(u @ matrix @ v)
-        matrix /= sigma or 1.0
-        return self.of.back(matrix.astype(x.dtype), x.shape)
+            v = _unit(self._down(u, x), self.epsilon)
+            u = _unit(np.concatenate([rows @ v for rows in self.of.rows(x)]), self.epsilon)
+        sigma = float(self._down(u, x) @ v)
+        for wide, made in self.of.blocks(x, out):
+            wide /= sigma or 1.0
+            made[...] = wide.reshape(made.shape)
+
+    def _down(self, u: Array, x: Array) -> Array:
+        """``u @ w``, with a row of w for each feature."""
+        total, start = np.zeros(self.of.rest), 0
+        for rows in self.of.rows(x):
+            total += u[start : start + len(rows)] @ rows
+            start += len(rows)
+        return total
 
     def __str__(self) -> str:
         if self.v is not None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
-from importlib.resources import files
 from pathlib import Path
 
 from convert.errors import RuleError
@@ -44,8 +44,9 @@ def _display(path: Path) -> str:
 
 def shipped_rules_dir() -> Path:
     """Where the shipped rules lie: inside the installed package, or ``rules/`` of a source checkout."""
-    installed = Path(str(files("convert"))) / "_rules"
-    return installed if installed.is_dir() else Path(__file__).resolve().parents[2] / "rules"
+    here = Path(__file__).resolve()
+    installed = here.parent / "_rules"
+    return installed if installed.is_dir() else here.parents[2] / "rules"
 
 
 def available_rules(extra: Path | None = None) -> tuple[RuleFile, ...]:
@@ -58,13 +59,16 @@ def available_rules(extra: Path | None = None) -> tuple[RuleFile, ...]:
 
 
 def _available(extra: Path | None, word: str) -> tuple[RuleFile, ...]:
-    """Of the files in which `word` stands; to parse them all takes longer than to convert a small checkpoint."""
+    """Of the files in which `word` stands, in shipped ones alone; to parse them all takes longer than to convert a small
+    checkpoint. A file of the user's may replace a shipped model whose name `word` is only a part of."""
+    alone = re.compile(rf"(?<![\w.-]){re.escape(word)}(?![\w.-])" if word else "")
     if extra is not None and not extra.is_dir():
         raise RuleError(f"{extra}: --rules takes a directory of rule files; a single file is given in place of MODEL")
     found: dict[str, RuleFile] = {}
     for directory in (extra, shipped_rules_dir()):
         for path in sorted(directory.glob("*.yaml")) if directory else ():
-            if word in (text := read_text(path, _display(path))):
+            text = read_text(path, _display(path))
+            if word in text and (directory == extra or alone.search(text)):
                 for rules in _parsed(text, _display(path)):
                     found.setdefault(rules.model, rules)
     return tuple(found.values())

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 
 from convert.pattern import Index, Match, Pattern, Words
 
@@ -39,12 +40,9 @@ class Lookup:
     def matches(self, pattern: Pattern) -> list[tuple[str, Match]]:
         """The names that match, in the order in which they were given, each with what the pattern binds in its first call."""
         if pattern.text not in self._found:
-            can = _outline(pattern)
             found: dict[str, tuple[int, int, Match]] = {}
-            for spelt, entries in self._spelt.items():
-                if can.fullmatch(spelt) is None:
-                    continue
-                for k, rank, name, call in entries:
+            for spelt in self._possible(pattern):
+                for k, rank, name, call in self._spelt[spelt]:
                     match = pattern.match(call)
                     if match is not None and (name not in found or rank < found[name][1]):
                         found[name] = (k, rank, match)
@@ -52,6 +50,13 @@ class Lookup:
                 (name, match) for name, (_, _, match) in sorted(found.items(), key=lambda item: item[1][0])
             ]
         return self._found[pattern.text]
+
+    def _possible(self, pattern: Pattern) -> list[str]:
+        """The spellings that the pattern's matches may have; most patterns of another layout end at their first word."""
+        first, last = (piece if isinstance(piece, str) else "" for piece in (pattern.pieces[0], pattern.pieces[-1]))
+        head, tail = _NUMBER.split(first)[0], _NUMBER.split(last)[-1]
+        near = [spelt for spelt in self._spelt if spelt.startswith(head) and spelt.endswith(tail)]
+        return list(filter(_outline(pattern).fullmatch, near)) if near else []
 
 
 def _outline(pattern: Pattern) -> re.Pattern[str]:
@@ -71,3 +76,30 @@ def _outline(pattern: Pattern) -> re.Pattern[str]:
 
 def _loose(text: str) -> str:
     return "#*".join(map(re.escape, _NUMBER.split(text)))
+
+
+class Below:
+    """The leaves of a tree as they are called below a root, looked up once for all the rule files that are tried on it."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._names = tuple(names)
+        self._lookups: dict[str, Lookup] = {}
+
+    def __call__(self, root: str) -> Lookup:
+        prefix = f"{root}/" if root else ""
+        if root not in self._lookups:
+            self._lookups[root] = Lookup((name, _spellings(name, prefix)) for name in self._names)
+        return self._lookups[root]
+
+    @cached_property
+    def top(self) -> Lookup:
+        """For the few paths that are written from the top, with a slash in front."""
+        return Lookup((name, _spellings("/" + name, "")) for name in self._names)
+
+
+def _spellings(name: str, prefix: str) -> tuple[str, ...]:
+    """How rules may call a leaf: below the root, with and without the ``value`` that flax nnx adds to every variable."""
+    if not name.startswith(prefix):
+        return ()
+    inside = name.removeprefix(prefix)
+    return (inside, inside.removesuffix("/value")) if inside.endswith("/value") else (inside,)

@@ -11,7 +11,7 @@ from functools import cache
 from convert.kinds import Drop, Numbering, Rule
 from convert.kinds.plain import TIES
 from convert.likeness import most_alike
-from convert.lookup import Lookup, spelling
+from convert.lookup import Below, Lookup, spelling
 from convert.pattern import Match, Pattern
 from convert.places import independent, layouts, settle
 from convert.rulefile import LayerTypes, RuleFile
@@ -73,34 +73,27 @@ class Coverage:
         return self.explain()
 
 
-def choose_root(rules: RuleFile, leaves: Mapping[str, Leaf]) -> tuple[str, Lookup]:
-    """The first of the file's roots under which one of its rules finds a leaf (the first one if none does), and what is below."""
+def choose_root(rules: RuleFile, below: Below) -> str:
+    """The first of the file's roots under which one of its rules finds a leaf (the first one if none does)."""
     groups = independent(rules.rules, rules.places) or [[]]
     every = (rule for group in groups for layout in layouts(rules.rules, group) for rule in layout)
     patterns = list(
         {p.text: p for rule in every if not isinstance(rule.kind, Drop) for p in rule.sources.values()}.values()
     )
-    found = {}
-    for root in rules.root:
-        prefix = f"{root}/" if root else ""
-        found[root] = Lookup((name, _spellings(name, prefix)) for name in leaves)
-        if any(found[root].matches(pattern) for pattern in patterns):
-            return root, found[root]
-    return rules.root[0], found[rules.root[0]]
+    fitting = (root for root in rules.root if any(below(root).matches(pattern) for pattern in patterns))
+    return next(fitting, rules.root[0])
 
 
-def cover(rules: RuleFile, source: Source) -> Coverage:
-    """Assigns every leaf to its rule."""
-    root, below = choose_root(rules, source.leaves)
+def cover(rules: RuleFile, source: Source, below: Below | None = None) -> Coverage:
+    """Assigns every leaf to its rule; `below` is of its leaves, where several rule files are tried on it."""
+    below = below or Below(source.leaves)
+    root = choose_root(rules, below)
+    inside = below(root)
     prefix = f"{root}/" if root else ""
     specs = {name: leaf.spec for name, leaf in source.leaves.items()}
 
-    @cache
-    def whole() -> Lookup:  # for the few paths that are written from the top
-        return Lookup((name, _spellings("/" + name, "")) for name in source.leaves)
-
     def find(pattern: Pattern) -> list[tuple[str, Match]]:
-        return (whole() if pattern.text.startswith("/") else below).matches(pattern)
+        return (below.top if pattern.text.startswith("/") else inside).matches(pattern)
 
     rules = replace(rules, rules=settle(rules.rules, rules.places, specs, find))
     claims: dict[str, Rule] = {}
@@ -128,7 +121,7 @@ def cover(rules: RuleFile, source: Source) -> Coverage:
             found.leaves[role] = of_role
         if not isinstance(rule.kind, Drop):
             matched.append(found)
-    types = {name: _types(entry, below) for name, entry in rules.types.items()}
+    types = {name: _types(entry, inside) for name, entry in rules.types.items()}
     by_type = {
         word: (entry.index, {k for k, words in types[name].items() if word in words})
         for name, entry in rules.types.items()
@@ -212,14 +205,6 @@ def _full(prefix: str, path: Pattern | str) -> str:
     """A rule's path from the top of the tree."""
     text = str(path)
     return text.removeprefix("/") if text.startswith("/") else prefix + text
-
-
-def _spellings(name: str, prefix: str) -> tuple[str, ...]:
-    """How rules may call a leaf: below the root, with and without the ``value`` that flax nnx adds to every variable."""
-    if not name.startswith(prefix):
-        return ()
-    inside = name.removeprefix(prefix)
-    return (inside, inside.removesuffix("/value")) if inside.endswith("/value") else (inside,)
 
 
 def _domain(matched: list[Matched]) -> dict[str, set[int]]:

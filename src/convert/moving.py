@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import nullcontext
 from functools import partial
 from itertools import islice
 from threading import Lock
@@ -29,6 +30,9 @@ from convert.steps import Part, Step
 Array = np.ndarray[Any, np.dtype[Any]]
 Work = list[tuple[Step, Part]]
 TOGETHER = 4 << 20  # bytes of small chunks that a thread deals with before it asks for more
+TINY = (
+    1 << 14
+)  # bytes of leaves that threads deal with in turn: in competition for the interpreter, two are slower than one
 
 
 class Deal(Protocol):
@@ -42,8 +46,8 @@ class Deal(Protocol):
 
         Args:
             region: their place, a part of the tensor's memory, with axes in any order.
-            values: what the plan makes of the leaf for it, of the same shape; raises OverflowError where a value does not
-                fit the dtype of the tensor.
+            values: what the plan makes of the leaf for it, of the same shape, to be asked for once; raises OverflowError where a
+                value does not fit the dtype of the tensor.
         """
 
     def whole(self, step: Step) -> None:
@@ -53,13 +57,13 @@ class Deal(Protocol):
 def used_leaves(plan: Plan) -> dict[str, Work]:
     """The leaves that a plan reads, each with all its shares of output tensors."""
     used: dict[str, Work] = {}
+    beside: list[str] = []
     for step in plan.steps:
         for part in step.parts:
             used.setdefault(part.leaf, []).append((step, part))
-    for step in plan.steps:
-        for part in step.parts:
-            for leaf in operand_leaves(part.ops):  # read beside it; its values count for the digest
-                used.setdefault(leaf, [])
+            beside.extend(operand_leaves(part.ops))
+    for leaf in beside:  # read beside others; their values count for the digest
+        used.setdefault(leaf, [])
     return used
 
 
@@ -77,6 +81,7 @@ def move(plan: Plan, deal: Deal, *, jobs: int, meter: Meter | None = None) -> Ge
     Raises:
         CheckpointError: a leaf cannot be read, or the checkpoint was written anew meanwhile. And what `deal` raises.
     """
+    meter = meter or Meter()
     used = used_leaves(plan)
     unfilled = Counter({step.name: len(step.parts) for step in plan.steps if step.parts})
     lock = Lock()
@@ -90,16 +95,18 @@ def move(plan: Plan, deal: Deal, *, jobs: int, meter: Meter | None = None) -> Ge
 
     # That threads wait for each other's memory cannot come to a standstill. A thread takes the memory that a leaf is gathered in
     # before that of a chunk that is read at once, and who has the latter waits for nothing (see `Budget`). A leaf that is gathered
-    # is in no batch with others, and the chunks of a leaf are submitted in a row: when one thread waits to open the next leaf, the
+    # is in no batch with others, so that who has his turn with tiny ones does not wait for memory; and the chunks of a leaf are submitted in a row: when one thread waits to open the next leaf, the
     # chunks of those that were opened are with threads that do not wait, or next in the queue of one that does not.
-    gathered = Budget()
+    gathered, turn = Budget(), Lock()
     leaves = [_Leaf(plan.source, name, work, deal, filled, meter, gathered) for name, work in used.items()]
     pool = ThreadPoolExecutor(jobs, thread_name_prefix="convert")
     waiting = _batches(leaves)
     running: set[Future[list[_Leaf]]] = set()
     try:
         while True:
-            running.update(pool.submit(_deal_with, batch) for batch in islice(waiting, 2 * jobs - len(running)))
+            running.update(
+                pool.submit(_deal_with, batch, meter, turn) for batch in islice(waiting, 2 * jobs - len(running))
+            )
             if not running:
                 break
             finished, running = wait(running, return_when=FIRST_COMPLETED)
@@ -134,7 +141,7 @@ class _Leaf:
         work: Work,
         deal: Deal,
         filled: Callable[[Step], None],
-        meter: Meter | None,
+        meter: Meter,
         gathered: Budget,
     ) -> None:
         self.name = name
@@ -148,6 +155,11 @@ class _Leaf:
         self._lock = Lock()
 
     @property
+    def tiny(self) -> bool:
+        """Whether dealing with it is mostly the interpreter's work."""
+        return self.spec.nbytes <= TINY
+
+    @property
     def large(self) -> bool:
         """Whether to gather it may have to wait, so that no other leaf may wait for it in turn."""
         return self.spec.nbytes > TOGETHER
@@ -157,8 +169,11 @@ class _Leaf:
         return join(self.name, self.spec, self._digests)
 
     def deal_with(self, k: int) -> bool:
-        """Deals with one chunk; whether it was the last."""
-        shares, chunk = self._open(), self.chunks[k]
+        """Deals with one chunk; whether it was the last. Of a leaf without elements there is nothing to read."""
+        shares = self._open()
+        if not self.chunks:
+            return True
+        chunk = self.chunks[k]
         digest, size = ChunkDigest(), 0
         pieces = self._source.pieces(self.name, chunk, self._meter)
         try:
@@ -167,8 +182,7 @@ class _Leaf:
                     raise ConvertError(f"{self.name}: read as {values.dtype.name}, announced as {self.spec}")
                 started = time.perf_counter()
                 digest.update(values)
-                if self._meter is not None:
-                    self._meter.add("checksum", time.perf_counter() - started)
+                self._meter.add("checksum", time.perf_counter() - started)
                 for share in shares:
                     share.see(origin, values)
                 size += values.size
@@ -185,10 +199,6 @@ class _Leaf:
             self._shares = []
         return True
 
-    def close(self) -> None:
-        """For a leaf without elements, of which there is nothing to read."""
-        self._open()
-
     def _open(self) -> list[_Share]:
         with self._lock:
             if self._shares is None:
@@ -202,7 +212,9 @@ class _Leaf:
                 ]
                 nbytes = sum(share.nbytes for share in shares)
                 if nbytes and self.large:  # nothing was put into the memory yet, so it was not made use of
+                    started = time.perf_counter()
                     give_back = self._gathered.take(nbytes, self)
+                    self._meter.add("wait", time.perf_counter() - started)
                     for share in shares:
                         share.give_back = give_back
                 self._shares = shares
@@ -259,9 +271,12 @@ class _Share:
                 self._filled(self._step)
 
 
-def _batches(leaves: Iterable[_Leaf]) -> Iterator[list[tuple[_Leaf, int]]]:
+_Batch = list[tuple[_Leaf, int]]
+
+
+def _batches(leaves: Iterable[_Leaf]) -> Iterator[_Batch]:
     """All chunks, those of large leaves first, so that no thread is left with one at the end; small ones together."""
-    batch: list[tuple[_Leaf, int]] = []
+    batch: _Batch = []
     nbytes = 0
     for leaf in sorted(leaves, key=lambda leaf: -leaf.spec.nbytes / max(1, len(leaf.chunks))):
         each = leaf.spec.nbytes // max(1, len(leaf.chunks))
@@ -278,13 +293,7 @@ def _batches(leaves: Iterable[_Leaf]) -> Iterator[list[tuple[_Leaf, int]]]:
         yield batch
 
 
-def _deal_with(batch: list[tuple[_Leaf, int]]) -> list[_Leaf]:
+def _deal_with(batch: _Batch, meter: Meter, turn: Lock) -> list[_Leaf]:
     """Deals with chunks; the leaves that are done with it."""
-    done = []
-    for leaf, k in batch:
-        if not leaf.chunks:
-            leaf.close()
-            done.append(leaf)
-        elif leaf.deal_with(k):
-            done.append(leaf)
-    return done
+    with meter.rest("wait"), turn if batch[0][0].tiny else nullcontext(), meter.rest("steps"):
+        return [leaf for leaf, k in batch if leaf.deal_with(k)]

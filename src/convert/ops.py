@@ -35,6 +35,10 @@ class Op(ABC):
     def apply(self, x: Array) -> Array:
         """The result; a view where one is possible."""
 
+    def overwrite(self, x: Array) -> Array:
+        """As `apply`; the memory of `x` is given up for it."""
+        return self.apply(x)
+
     @abstractmethod
     def inverse(self, spec: TensorSpec) -> Op:
         """The operation that leads back from the result to an array of `spec` (zeros where elements were left out)."""
@@ -442,6 +446,13 @@ def apply(ops: tuple[Op, ...], x: Array) -> Array:
     """The array after all `ops`, in order."""
     for op in ops:
         x = op.apply(x)
+    return x
+
+
+def overwrite(ops: tuple[Op, ...], x: Array) -> Array:
+    """As `apply`; the memory of `x`, which nothing else uses, is given up for it."""
+    for op in ops:
+        x = op.overwrite(x)
     return x
 
 

@@ -11,7 +11,7 @@ import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 _TOKEN = re.compile(
@@ -180,8 +180,9 @@ def _alternatives(listed: str, text: str) -> tuple[str, ...]:
     return words
 
 
+@lru_cache(maxsize=4096)
 def parse_pattern(text: str) -> Pattern:
-    """Parses a pattern.
+    """Parses a pattern; the same text, of which the models of a family have much, gives the same object.
 
     >>> parse_pattern("x_layers_{i}/{query,key}/w").match("x_layers_10/key/w")
     Match(indices=(('i', 10),), choices=(1,))

@@ -51,8 +51,10 @@ class Places:
 
 def layouts(rules: Sequence[Rule], places: Sequence[Places]) -> Iterator[tuple[Rule, ...]]:
     """The rules in every layout that a tree may have, the one that they are written in first."""
-    for chosen in itertools.product(*(range(len(p.layouts)) for p in places)):
-        yield tuple(_rewrite(rules, [(p, p.layouts[k]) for p, k in zip(places, chosen, strict=True)]))
+    moves = [any(_moves(rule, p) for p in places) for rule in rules]  # most are as they are in all of them
+    for layout in itertools.product(*(p.layouts for p in places)):
+        chosen = list(zip(places, layout, strict=True))
+        yield tuple(itertools.chain(*(_rewrite(r, chosen) if m else (r,) for r, m in zip(rules, moves, strict=True))))
 
 
 def independent(rules: Sequence[Rule], places: Sequence[Places]) -> list[list[Places]]:
@@ -72,19 +74,22 @@ def _patterns(rule: Rule) -> dict[str, Pattern]:
     return {**rule.sources, **({"unless": rule.unless} if rule.unless else {})}
 
 
-def _rewrite(rules: Sequence[Rule], chosen: list[tuple[Places, tuple[Place, ...]]]) -> Iterator[Rule]:
-    for rule in rules:
-        variants = [rule]
-        for places, layout in chosen:
-            variants = [moved for variant in variants for moved in _moved(variant, places, layout)]
-        yield from variants
+def _rewrite(rule: Rule, chosen: list[tuple[Places, tuple[Place, ...]]]) -> list[Rule]:
+    variants = [rule]
+    for places, layout in chosen:
+        variants = [moved for variant in variants for moved in _moved(variant, places, layout)]
+    return variants
+
+
+def _moves(rule: Rule, places: Places) -> bool:
+    return rule.word != "drop" and any(_holds(pattern, places.written) for pattern in _patterns(rule).values())
 
 
 def _moved(rule: Rule, places: Places, layout: tuple[Place, ...]) -> Iterator[Rule]:
-    patterns = _patterns(rule)
-    if rule.word == "drop" or not any(_holds(pattern, places.written) for pattern in patterns.values()):
+    if not _moves(rule, places):
         yield rule
         return
+    patterns = _patterns(rule)
     for place in layout:
         if place.path == places.written:
             yield rule

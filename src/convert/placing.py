@@ -29,8 +29,8 @@ from convert.ops import (
     Reshape,
     Slice,
     Take,
-    apply,
     out_spec,
+    overwrite,
 )
 from convert.sources.chunks import Box
 from convert.spec import TensorSpec, numpy_dtype
@@ -255,9 +255,9 @@ class Gathered:
         self.place = found
 
     def made(self) -> Array:
-        """What the operations make of it, once it is complete.
+        """What the operations make of it, once it is complete; in its own memory as far as they can, so it is asked for once.
 
         Raises:
             OverflowError: a value does not fit its new dtype.
         """
-        return apply(self._rest, self._memory)
+        return overwrite(self._rest, self._memory)

@@ -17,6 +17,7 @@ from convert.cell_steps import CUSTOM_CELLS, cell_steps
 from convert.compiler import Compiler
 from convert.errors import PlanError
 from convert.fields import nearest
+from convert.keeping import all_kept
 from convert.kinds import DataPath, Recurrent, Rule, Timescales, conventions, normalized
 from convert.kinds.base import ACTIVATION_NAMES
 from convert.match import Coverage, Matched, cover
@@ -32,7 +33,6 @@ from convert.sources.base import Source
 from convert.sources.merged import Merged
 from convert.spec import SAFETENSORS_TAGS, TensorSpec
 from convert.steps import Step, join
-from convert.uncollected import uncollected
 
 MAX_FINDINGS = 12  # in one message; all of them are in PlanError.findings
 
@@ -63,7 +63,7 @@ def make_plan(
     Raises:
         PlanError: rules and checkpoint do not fit; `findings` holds every problem.
     """
-    with uncollected():
+    with all_kept():
         rules = with_burn(rules, to)
         return _Planner(rules, source.on_disk, to or next(iter(rules.targets)), dtype, dict(settings or {})).plan(
             like, coverage

@@ -20,7 +20,8 @@ def check_settings(rules: RuleFile, settings: Mapping[str, Any]) -> None:
     Raises:
         PlanError: they do not.
     """
-    known = {k: v for k, v in settable(rules).items() if k not in _declared(rules) or k in settings}
+    declared = _declared(rules)
+    known = {k: v for k, v in settable(rules).items() if k not in declared or k in settings}
     for key, value in settings.items():
         if key == CUSTOM_CELLS and key in known:
             if not isinstance(value, bool):
@@ -32,7 +33,7 @@ def check_settings(rules: RuleFile, settings: Mapping[str, Any]) -> None:
             raise PlanError(f"{rules.path}: --set {key}={value}: it is one of {', '.join(rules.choices[key])}")
         if key in rules.axes and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
             raise PlanError(f"{rules.path}: --set {key}={value}: a size is a positive integer")
-        if key in rules.facts and key in _declared(rules):
+        if key in rules.facts and key in declared:
             raise PlanError(
                 f"{rules.path}: --set {key}={value}: {key} says what the source computes ({rules.facts[key]}), "
                 "and nothing that is written follows it; a source that computes otherwise needs rules of its own"

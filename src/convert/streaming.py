@@ -53,8 +53,10 @@ class Result:
         tensors, nbytes: number and bytes of the tensors.
         seconds: from the first read to the last rename.
         source_digest: checksum of the leaves that were used (see `convert.digests`).
-        spent: seconds by activity, summed over the threads: ``read``, ``decode`` (with ``read``, where they are one),
-            ``checksum``, ``transform``, ``write`` (into the mapped output), and ``sync`` to the disk, by one thread.
+        spent: seconds by activity. By one thread: ``prepare`` (the layout, the headers, the files) and ``sync`` (to the disk, and
+            what puts the output in place). Summed over the threads: ``read``, ``decode`` (with ``read``, where they are one),
+            ``checksum``, ``transform``, ``write`` (into the mapped output), ``steps`` (the interpreter's between all these) and
+            ``wait`` (for memory, or a turn).
     """
 
     out: Path
@@ -166,15 +168,16 @@ def execute(
         for step in plan.steps:
             if step.value is not None:
                 writer.region(step.name)[...] = computed(step)
+        meter.add("prepare", time.monotonic() - started)
         yield Event("", 0, total)
         done = 0
         for leaf, digest in move(plan, _Write(writer, meter), jobs=jobs or default_jobs(), meter=meter):
             digests[leaf] = digest
             done += plan.source.leaves[leaf].spec.nbytes
             yield Event(leaf, done, total)
+        syncing = time.perf_counter()
         source_digest = combine(digests)
         writer.set_metadata("source_digest", source_digest)
-        syncing = time.perf_counter()
         writer.commit()
         meter.add("sync", time.perf_counter() - syncing)
     files = (*layout.files, *((layout.index,) if layout.index else ()), *extra)

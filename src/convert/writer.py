@@ -32,7 +32,8 @@ _MODEL_FILES = re.compile(
     r"(generation_)?config\.json|model(\.\w+)?(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index(\.\w+)?\.json"
 )
 _PAGE = mmap.ALLOCATIONGRANULARITY
-_WORTH = 1 << 20  # bytes from which on a call of its own is worth it: the rest waits for the end
+# Bytes from which on a call of its own is worth it: to let go of pages, and to have them written out before the end.
+_FEW, _WORTH = 1 << 15, 1 << 20
 
 
 @dataclass(frozen=True)
@@ -262,10 +263,12 @@ class Writer:
         """Says that a tensor is filled: its pages need not stay in this process's memory, and the system may begin to write
         them out, so that `commit` waits less. Optional; filling on afterwards is slower, not wrong."""
         place = self._layout.placements[name]
+        if place.stop - place.start < _FEW:
+            return
         file = self._open(place.file)
         start = (file.header + place.start) // _PAGE * _PAGE
         size = min(-(-(file.header + place.stop) // _PAGE) * _PAGE, len(file.data)) - start
-        if hasattr(mmap, "MADV_DONTNEED") and place.stop > place.start:
+        if hasattr(mmap, "MADV_DONTNEED"):
             file.data.madvise(mmap.MADV_DONTNEED, start, size)
         if size >= _WORTH:
             staging.write_back(file.fd, start, size)

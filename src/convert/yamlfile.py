@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import re
-import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from convert.errors import RuleError
-
-if TYPE_CHECKING:
-    from ruamel.yaml.nodes import Node as YamlNode
 
 
 @dataclass(frozen=True, order=True)
@@ -99,33 +94,134 @@ def parse_scalar(text: str) -> Any:
     return _scalar(text)
 
 
-def _wrap(node: YamlNode, file: str, count: Iterator[int], depth: int = 0) -> Node:
-    from ruamel.yaml.nodes import MappingNode, ScalarNode, SequenceNode
+@dataclass(frozen=True)
+class _Whole:
+    """A finished value, and what an alias of it needs.
 
-    def at(n: YamlNode) -> Position:
-        return Position(file, n.start_mark.line + 1, n.start_mark.column + 1)
+    Attributes:
+        text: of a scalar, as it is written; None for a list or mapping.
+        values: how many there are in it, itself included.
+        height: how many levels there are below it.
+    """
 
-    if depth > MAX_DEPTH:  # also what an alias that contains itself comes to
-        raise RuleError(f"{at(node)}: nested deeper than {MAX_DEPTH} levels")
-    if next(count) >= MAX_VALUES:
-        raise RuleError(f"{file}: more than {MAX_VALUES} values, counting what its aliases repeat; write them out")
-    if isinstance(node, ScalarNode):
-        quoted = node.style in ("'", '"', "|", ">")
-        return Node(node.value if quoted else _scalar(node.value), at(node))
-    if isinstance(node, SequenceNode):
-        return Node(tuple(_wrap(item, file, count, depth + 1) for item in node.value), at(node))
-    assert isinstance(node, MappingNode)
-    value: dict[str, Node] = {}
-    keys_at: dict[str, Position] = {}
-    for key, item in node.value:
-        if not isinstance(key, ScalarNode):
-            raise RuleError(f"{at(key)}: a key must be a plain word, not {_wrap(key, file, count, depth + 1)}")
-        if key.value in value:
-            raise RuleError(f"{at(key)}: the key {key.value!r} stands twice in one mapping (first in line "
-                            f"{keys_at[key.value].line}); remove one")  # fmt: skip
-        value[key.value] = _wrap(item, file, count, depth + 1)
-        keys_at[key.value] = at(key)
-    return Node(value, at(node), keys_at)
+    node: Node
+    text: str | None
+    values: int = 1
+    height: int = 0
+
+
+@dataclass
+class _Level:
+    """A list or mapping whose end is still to come."""
+
+    at: Position
+    is_mapping: bool
+    anchor: str | None
+    found: list[Node] = field(default_factory=list)
+    keys_at: dict[str, Position] = field(default_factory=dict)
+    values: int = 1
+    height: int = 0
+
+    @property
+    def wants_key(self) -> bool:
+        return self.is_mapping and len(self.keys_at) == len(self.found)
+
+    def add_key(self, key: _Whole) -> None:
+        if key.text is None:
+            raise RuleError(f"{key.node.at}: a key must be a plain word, not {key.node}")
+        if key.text in self.keys_at:
+            raise RuleError(f"{key.node.at}: the key {key.text!r} stands twice in one mapping (first in line "
+                            f"{self.keys_at[key.text].line}); remove one")  # fmt: skip
+        self.keys_at[key.text] = key.node.at
+
+    def add(self, value: _Whole) -> None:
+        self.found.append(value.node)
+        self.values += value.values
+        self.height = max(self.height, value.height + 1)
+
+    def whole(self) -> _Whole:
+        if self.is_mapping:
+            node = Node(dict(zip(self.keys_at, self.found, strict=True)), self.at, self.keys_at)
+        else:
+            node = Node(tuple(self.found), self.at)
+        return _Whole(node, None, self.values, self.height)
+
+
+def _compose(events: Iterator[Any], file: str) -> Node | None:
+    """The value of the only document; None where there is none.
+
+    Open levels are a list, so that no nesting is too deep for the interpreter. An alias is the very node that it names, and
+    counted as if it were written out. Tags are not looked at: a rule file has no types of its own.
+    """
+    import yaml
+
+    levels: list[_Level] = []
+    anchors: dict[str, _Whole | _Level] = {}
+    root: Node | None = None
+    values = 0
+    for event in events:
+        at = Position(file, event.start_mark.line + 1, event.start_mark.column + 1)
+        match event:
+            case yaml.ScalarEvent():
+                quoted = event.style in ("'", '"', "|", ">")
+                done = _Whole(Node(event.value if quoted else _scalar(event.value), at), event.value)
+                if event.anchor is not None:
+                    anchors[event.anchor] = done
+            case yaml.AliasEvent():
+                named = anchors.get(event.anchor)
+                if named is None:
+                    raise RuleError(f"{at}: not YAML: found undefined alias {event.anchor!r}")
+                if isinstance(named, _Level):
+                    raise RuleError(
+                        f"{at}: the alias {event.anchor!r} stands within what it names, in line {named.at.line}"
+                    )
+                done = named
+                values += named.values - 1
+            case yaml.CollectionStartEvent():
+                level = _Level(at, isinstance(event, yaml.MappingStartEvent), event.anchor)
+                if levels and levels[-1].wants_key:
+                    levels[-1].add_key(level.whole())
+                if len(levels) > MAX_DEPTH:
+                    raise RuleError(f"{at}: nested deeper than {MAX_DEPTH} levels")
+                if level.anchor is not None:
+                    anchors[level.anchor] = level
+                levels.append(level)
+                continue
+            case yaml.CollectionEndEvent():
+                level = levels.pop()
+                done = level.whole()
+                if level.anchor is not None and anchors[level.anchor] is level:
+                    anchors[level.anchor] = done
+            case yaml.DocumentStartEvent():
+                if root is not None:
+                    raise RuleError(f"{at}: not YAML: found another document")
+                if event.version not in (None, (1, 1), (1, 2)):  # libyaml has refused it already
+                    raise RuleError(f"{at}: not YAML: found incompatible YAML document, at '%'")
+                continue
+            case _:
+                continue
+        if levels and levels[-1].wants_key:
+            levels[-1].add_key(done)
+            continue
+        if len(levels) + done.height > MAX_DEPTH:
+            raise RuleError(f"{at}: nested deeper than {MAX_DEPTH} levels")
+        values += 1
+        if values > MAX_VALUES:
+            raise RuleError(f"{file}: more than {MAX_VALUES} values, counting what its aliases repeat; write them out")
+        if levels:
+            levels[-1].add(done)
+        else:
+            root = done.node
+    return root
+
+
+_BREAKS = re.compile("[\x85\u2028\u2029]")  # of lines to YAML 1.1, which libyaml reads, and not to YAML 1.2
+
+
+def _place(text: str, index: int, file: str) -> Position:
+    """Where the character with this index stands, or the end of the text."""
+    before = text[:index]
+    return Position(file, before.count("\n") + 1, len(before) - before.rfind("\n"))
 
 
 def load_yaml(text: str, file: str) -> Node:
@@ -138,25 +234,25 @@ def load_yaml(text: str, file: str) -> Node:
     Raises:
         RuleError: not YAML, empty, a key twice, nested too deep.
     """
-    from ruamel.yaml import YAML
-    from ruamel.yaml.error import MarkedYAMLError, ReusedAnchorWarning, YAMLError
+    import yaml
 
-    yaml = YAML(typ="safe", pure=True)
+    text = text.removeprefix("\ufeff")
+    if strange := _BREAKS.search(text):
+        code = f"\\u{ord(strange[0]):04x}"
+        raise RuleError(f"{_place(text, strange.start(), file)}: not YAML: the character {code} breaks lines for some readers "
+                        f"and not for others; write it as \"{code}\", in double quotes")  # fmt: skip
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ReusedAnchorWarning)  # YAML 1.2 allows it
-            node = yaml.compose(text)
-    except MarkedYAMLError as error:
+        node = _compose(yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)), file)
+    except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        where = Position(file, mark.line + 1, mark.column + 1) if mark else file
-        raise RuleError(f"{where}: not YAML: {error.problem or error.context}") from None
-    except RecursionError:
-        raise RuleError(f"{file}: nested deeper than {MAX_DEPTH} levels") from None
-    except (YAMLError, ValueError, AssertionError) as error:
+        found = repr(text[mark.index]) if mark.index < len(text) else "the end of the file"
+        said = error.problem or error.context
+        raise RuleError(f"{_place(text, mark.index, file)}: not YAML: {said}, at {found}") from None
+    except (yaml.YAMLError, ValueError) as error:
         raise RuleError(f"{file}: not YAML: {str(error).splitlines()[0]}") from None
     if node is None:
         raise RuleError(f"{file}: the file is empty; see `convert rules show timesfm-2.5` for an example")
-    return _wrap(node, file, itertools.count())
+    return node
 
 
 def read_text(path: Path, called: str) -> str:

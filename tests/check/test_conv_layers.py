@@ -28,13 +28,13 @@ from memory_source import MemorySource
 NET = "conv-net"
 
 
-def broken_standardize(self: folds.Standardize, x: np.ndarray) -> np.ndarray:
+def broken_standardize(self: folds.Standardize, x: np.ndarray, out: np.ndarray) -> None:
     wide = x - x.mean()
-    return (wide / wide.std()).astype(x.dtype)
+    out[...] = (wide / wide.std()).reshape(out.shape)
 
 
-def broken_spectral(self: folds.SpectralNorm, x: np.ndarray) -> np.ndarray:
-    return (x / np.linalg.norm(x)).astype(x.dtype)
+def broken_spectral(self: folds.SpectralNorm, x: np.ndarray, out: np.ndarray) -> None:
+    out[...] = (x / np.linalg.norm(x)).reshape(out.shape)
 
 
 def same_pads(geometry_: Any, kernel: Any, size: Any) -> Any:
@@ -55,8 +55,8 @@ FAULTS: dict[str, tuple[Any, str, Any, str]] = {
     "transposed kernel not turned": (ConvTranspose, "turned", lambda self, role, layer: (), "up.weight"),
     "channels in and out exchanged": (Convolution, "groups", lambda self, role, letters, variant, layer: (self.letter("O"),) if role == "bias" else tuple(self.letter(x) for x in "IO") + tuple(map(self.letter, self.numbers.spatial)), "mix.weight"),
     "the map in the source's order": (conventions, "target_order", lambda rule, layer: "RSE", "dense.parametrizations.weight.original1"),
-    "standardised over everything": (folds.Standardize, "apply", broken_standardize, "mix.weight"),
-    "divided by another norm": (folds.SpectralNorm, "apply", broken_spectral, "head.weight"),
+    "standardised over everything": (folds.Standardize, "fold", broken_standardize, "mix.weight"),
+    "divided by another norm": (folds.SpectralNorm, "fold", broken_spectral, "head.weight"),
     "symmetric padding": (probe_conv, "pads", same_pads, "stem.weight"),
     "cropped at the other end": (probe_conv, "torch_transposed", cropped_at_the_start, "up.weight"),
     "statistics in each other's place": (BatchNorm, "tensor_name", lambda self, path, role, layer: f"{path}.{ {'running_mean': 'running_var', 'running_var': 'running_mean'}.get(role, role)}", "norm.weight"),

@@ -16,8 +16,9 @@ from safetensors.numpy import save_file
 
 from convert.api import plan_conversion
 from convert.check.damage import MAX_ROWS, damage
+from convert.check.odd import odd_values
 from convert.check.report import LevelReport, Verdict
-from convert.check.weights import check_weights, odd_values
+from convert.check.weights import check_weights
 from convert.check.written import open_written
 from convert.library import shipped_rules_dir
 from convert.plan import Plan

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
@@ -12,12 +12,12 @@ from threading import Lock
 from types import TracebackType
 from typing import Any, Self
 
-import ml_dtypes
 import numpy as np
 
 from convert.check.damage import damage
 from convert.check.hypotheses import NOT_IN_SOURCE, NOT_SCALED, count_unequal, hypotheses, nearly, same_bits
 from convert.check.hypothesis import Hypothesis, expected
+from convert.check.odd import odd_values
 from convert.check.report import Finding, LevelReport, Verdict
 from convert.check.tied import untied
 from convert.check.written import Written
@@ -159,19 +159,19 @@ class _Tensor:
 
     def __init__(self, step: Step) -> None:
         self.step = step
-        self.wrong: Counter[Rows] = Counter()
+        self.wrong: dict[Rows, int] = {}
         self.narrow: Finding | None = None
         self._is_float = is_float(step.spec.dtype)
-        self._odd: Counter[str] = Counter()
+        self._odd: dict[str, int] = {}
         self._lock = Lock()
 
     def see(self, part: Part, want: Array, wrong: int) -> None:
         """Counts what is odd about some of its values, as they should be. Called from several threads."""
-        odd = odd_values(want) if self._is_float else None
+        odd = odd_values(want) if self._is_float else {}
         with self._lock:
-            self.wrong[part.rows] += wrong
-            if odd is not None:
-                self._odd.update(odd)
+            self.wrong[part.rows] = self.wrong.get(part.rows, 0) + wrong
+            for word, count in odd.items():
+                self._odd[word] = self._odd.get(word, 0) + count
 
     def odd_values(self) -> list[str]:
         """NaN, Inf, all-zero and denormal tensors: the source has them too, so they are no fault of the conversion."""
@@ -180,33 +180,14 @@ class _Tensor:
             return []
         said = [
             f"{name} has {n} {word} values, as the source has"
-            for n, word in ((self._odd["NaN"], "NaN"), (self._odd["infinite"], "infinite"))
-            if n
+            for word in ("NaN", "infinite")
+            if (n := self._odd.get(word))
         ]
-        if self._odd["zero"] == self.step.spec.size:
+        if self._odd.get("zero") == self.step.spec.size:
             said.append(f"{name} is all zeros, as in the source")
-        if denormal := self._odd["denormal"]:
+        if denormal := self._odd.get("denormal"):
             said.append(f"{name} has {denormal} denormal values, which some devices flush to zero")
         return said
-
-
-def odd_values(x: Array) -> dict[str, int]:
-    """How many values are ``zero``, ``denormal``, ``infinite`` and ``NaN``, of floats of any width."""
-    name = x.dtype.name
-    if name not in ("float16", "bfloat16", "float32", "float64"):  # the small ones have encodings of their own
-        smallest, x = float(ml_dtypes.finfo(name).smallest_normal), x.astype(np.float32)
-    else:
-        smallest = float(ml_dtypes.finfo(name).smallest_normal)
-    unsigned = np.dtype(f"u{x.itemsize}")
-    mark = np.array([smallest, np.inf]).astype(x.dtype).view(unsigned)
-    # Magnitudes have the order of their bits (IEEE 754), and integers are compared in a fraction of the time.
-    bits = x.view(unsigned) & unsigned.type(np.iinfo(unsigned).max >> 1)
-    low, top = int(np.count_nonzero(bits < mark[0])), bits.max()
-    zero = int(np.count_nonzero(bits == 0)) if low else 0
-    odd = {"zero": zero, "denormal": low - zero}
-    if top >= mark[1]:
-        odd |= {"infinite": int(np.count_nonzero(bits == mark[1])), "NaN": int(np.count_nonzero(bits > mark[1]))}
-    return odd
 
 
 def _too_narrow(step: Step, leaf: str, error: OverflowError) -> Finding:

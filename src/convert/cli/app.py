@@ -7,12 +7,19 @@ import gc
 import os
 import signal
 import sys
-from typing import Annotated, NoReturn
+from typing import NoReturn
 
-import typer
-from typer.core import TyperGroup
+import click
 
+from convert.cli import options as o
 from convert.cli import output
+from convert.cli.check import check
+from convert.cli.inspect import inspect
+from convert.cli.plan import plan
+from convert.cli.record import record
+from convert.cli.rules import rules
+from convert.cli.run import run
+from convert.cli.skeleton import skeleton
 
 HELP = """Convert JAX checkpoints to PyTorch safetensors with declarative per-layer rules.
 
@@ -32,65 +39,47 @@ Exit codes: 0 done, 2 a usage, input or internal error, 130 interrupted.
 EPILOG = "Options of the conversion itself: convert run --help"
 RUN = "run"
 INTERRUPTED = 130
+COMPUTING = {"check", "--check", "record", "skeleton"}  # whose models may multiply matrices; a conversion never does
 
 
-class DefaultToRun(TyperGroup):
+class DefaultToRun(o.Commands):
     """Takes ``convert MODEL CKPT OUT`` for ``convert run MODEL CKPT OUT``."""
 
-    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
-        own = {"--help", "--version", "--install-completion", "--show-completion"}
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        own = {"-h", "--help", "--version"}
         if args and args[0] not in self.commands and args[0] not in own:
             args = [RUN, *args]
         return super().parse_args(ctx, args)
 
 
-app = typer.Typer(
-    cls=DefaultToRun,
-    help=HELP,
-    epilog=EPILOG,
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-
-
-def _version(wanted: bool) -> None:
+def _version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
     if wanted:
         from convert.streaming import tool_version
 
         output.data(tool_version())
-        raise typer.Exit
+        ctx.exit()
 
 
-@app.callback()
-def _root(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
-    ] = False,
-) -> None:
-    pass
-
-
-def _register() -> None:
-    from convert.cli import check, inspect, plan, record, rules, run, skeleton
-
-    app.command(RUN)(run.run)
-    app.command("inspect")(inspect.inspect)
-    app.command("plan")(plan.plan)
-    app.command("check")(check.check)
-    app.command("record")(record.record)
-    app.command("skeleton")(skeleton.skeleton)
-    app.add_typer(rules.app, name="rules")
-
-
-_register()
+app = DefaultToRun(
+    "convert",
+    commands=[run, inspect, plan, check, record, skeleton, rules],
+    params=[
+        click.Option(
+            ["--version"], is_flag=True, callback=_version, expose_value=False, is_eager=True, help="Print the version."
+        )
+    ],
+    help=HELP,
+    epilog=EPILOG,
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 
 
 def program() -> NoReturn:
     """``convert`` and ``ckpt-convert``: a process of their own, which ends with the command."""
     gc.set_threshold(100_000, 20, 20)  # importing a framework makes many objects, all of which stay
+    if COMPUTING.isdisjoint(sys.argv):  # else NumPy starts a thread for each processor, which spins for 30 ms or more
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     _end(_run())
 
 
@@ -107,13 +96,17 @@ def _run() -> int:
         if (number := getattr(signal, name, None)) is not None:
             signal.signal(number, lambda number, _: sys.exit(128 + number))
     try:
-        app()
+        return app(standalone_mode=False) or 0  # the code that a command has ended with, if it says one
     except ConvertError as error:
         output.error(str(error))
         return 2
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except click.Abort:  # what click makes of Ctrl-C
+        output.error("interrupted; no unfinished output is left")
+        return INTERRUPTED
     except SystemExit as stop:
-        if stop.code == INTERRUPTED:  # what Typer makes of Ctrl-C
-            output.error("interrupted; no unfinished output is left")
         if isinstance(stop.code, str):
             output.error(stop.code)
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
@@ -122,7 +115,6 @@ def _run() -> int:
 
         output.error(f"internal error, please report it:\n{traceback.format_exc()}")
         return 2
-    return 0
 
 
 def _end(code: int) -> NoReturn:

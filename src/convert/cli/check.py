@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
+import click
 
 from convert.cli import options as o
 from convert.cli import output
@@ -14,68 +14,74 @@ from convert.errors import ConvertError, OutputError
 if TYPE_CHECKING:
     from convert.check.report import Report
 
-Out = Annotated[
-    Path, typer.Argument(metavar="OUT", help="A .safetensors file, or a directory of them.", show_default=False)
-]
 
-
+@o.command(
+    o.Argument("out", "A .safetensors file, or a directory of them.", metavar="OUT", type=o.PATH),
+    click.Option(["--from", "source"], type=o.PATH, metavar="CKPT", help="The checkpoint that it was made from."),
+    click.Option(
+        ["--recorded"],
+        type=o.PATH,
+        metavar="FILE",
+        help="What `convert record` wrote: JAX need not be installed here, nor CKPT be.",
+    ),
+    click.Option(["--model"], metavar="MODEL", help="The rules, when the file does not say."),
+    o.TO,
+    o.DTYPE,
+    o.STEP,
+    o.ITEM,
+    o.SKELETON,
+    o.SETTINGS,
+    o.RULES_DIR,
+    click.Option(
+        ["--level"],
+        multiple=True,
+        metavar="LEVEL",
+        help="coverage, weights, layers, model. May be repeated.",
+        show_default="all",
+    ),
+    o.REQUIRE,
+    o.REFERENCE,
+    click.Option(
+        ["--device"], default="cpu", metavar="DEVICE", help="Where torch runs: cpu or cuda.", show_default=True
+    ),
+    click.Option(
+        ["--precision"],
+        metavar="DTYPE",
+        help="What users run in: float32, bfloat16 or float64.",
+        show_default="the recording's, or float32",
+    ),
+    click.Option(["--seed"], type=int, help="Of the random inputs.", show_default="the recording's, or 0"),
+    click.Option(
+        ["--backends"],
+        is_flag=True,
+        help="Compare JAX, torch, torch.compile, CUDA and the reference's own backends, too.",
+    ),
+    click.Option(["--junit"], type=o.PATH, metavar="FILE", help="Write the report as JUnit XML, too."),
+    click.Option(["--html"], type=o.PATH, metavar="FILE", help="Write the report as one HTML page, too."),
+    o.JSON,
+)
 def check(
-    out: Out,
-    source: Annotated[
-        Path | None, typer.Option("--from", metavar="CKPT", help="The checkpoint that it was made from.")
-    ] = None,
-    recorded: Annotated[
-        Path | None,
-        typer.Option(
-            "--recorded",
-            metavar="FILE",
-            help="What `convert record` wrote: JAX need not be installed here, nor CKPT be.",
-        ),
-    ] = None,
-    model: Annotated[
-        str | None, typer.Option("--model", metavar="MODEL", help="The rules, when the file does not say.")
-    ] = None,
-    to: o.To = None,
-    dtype: o.Dtype = None,
-    step: o.StepNumber = None,
-    item: o.Item = None,
-    skeleton: o.Skeleton = None,
-    settings: o.Settings = None,
-    rules_dir: o.RulesDir = None,
-    level: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--level", metavar="LEVEL", help="coverage, weights, layers, model. May be repeated.", show_default="all"
-        ),
-    ] = None,
-    require: o.Require = None,
-    reference: o.Reference = None,
-    device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="Where torch runs: cpu or cuda.")] = "cpu",
-    precision: Annotated[
-        str | None,
-        typer.Option(
-            "--precision",
-            metavar="DTYPE",
-            help="What users run in: float32, bfloat16 or float64.",
-            show_default="the recording's, or float32",
-        ),
-    ] = None,
-    seed: Annotated[
-        int | None, typer.Option("--seed", help="Of the random inputs.", show_default="the recording's, or 0")
-    ] = None,
-    backends: Annotated[
-        bool,
-        typer.Option(
-            "--backends", help="Compare JAX, torch, torch.compile, CUDA and the reference's own backends, too."
-        ),
-    ] = False,
-    junit: Annotated[
-        Path | None, typer.Option("--junit", metavar="FILE", help="Write the report as JUnit XML, too.")
-    ] = None,
-    html: Annotated[
-        Path | None, typer.Option("--html", metavar="FILE", help="Write the report as one HTML page, too.")
-    ] = None,
-    as_json: o.Json = False,
+    out: Path,
+    source: Path | None,
+    recorded: Path | None,
+    model: str | None,
+    to: str | None,
+    dtype: str | None,
+    step: int | None,
+    item: str | None,
+    skeleton: Path | None,
+    settings: tuple[str, ...],
+    rules_dir: Path | None,
+    level: tuple[str, ...],
+    require: tuple[str, ...],
+    reference: str | None,
+    device: str,
+    precision: str | None,
+    seed: int | None,
+    backends: bool,
+    junit: Path | None,
+    html: Path | None,
+    as_json: bool,
 ) -> None:
     """Prove that a conversion computes the same as its source, or say where and why not.
 
@@ -119,7 +125,7 @@ def check(
     else:
         for line in lines(report):
             output.data(line)
-    raise typer.Exit(report.exit_code)
+    raise click.exceptions.Exit(report.exit_code)
 
 
 def _stopped(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from convert.cli import options as o
@@ -12,13 +13,14 @@ if TYPE_CHECKING:
     from convert.sources import Source
 
 
+@o.command(o.CHECKPOINT, o.STEP, o.ITEM, o.SKELETON, o.RULES_DIR, o.JSON)
 def inspect(
-    checkpoint: o.Checkpoint,
-    step: o.StepNumber = None,
-    item: o.Item = None,
-    skeleton: o.Skeleton = None,
-    rules_dir: o.RulesDir = None,
-    as_json: o.Json = False,
+    checkpoint: Path,
+    step: int | None,
+    item: str | None,
+    skeleton: Path | None,
+    rules_dir: Path | None,
+    as_json: bool,
 ) -> None:
     """The tree: paths, shapes, dtypes, bytes; how it lies on disk; which rules fit. Reads no arrays."""
     from convert.library import available_rules

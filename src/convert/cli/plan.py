@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,20 +20,35 @@ if TYPE_CHECKING:
     from convert.writer import Layout
 
 
+@o.command(
+    o.MODEL,
+    o.CHECKPOINT,
+    o.TO,
+    o.DTYPE,
+    o.STEP,
+    o.ITEM,
+    o.SKELETON,
+    o.SETTINGS,
+    o.CUSTOM_CELLS,
+    o.RULES_DIR,
+    o.LIKE,
+    o.SHARD_SIZE,
+    o.JSON,
+)
 def plan(
-    model: o.Model,
-    checkpoint: o.Checkpoint,
-    to: o.To = None,
-    dtype: o.Dtype = None,
-    step: o.StepNumber = None,
-    item: o.Item = None,
-    skeleton: o.Skeleton = None,
-    settings: o.Settings = None,
-    custom_cells: o.CustomCells = False,
-    rules_dir: o.RulesDir = None,
-    like: o.Like = None,
-    max_shard_size: o.ShardSize = None,
-    as_json: o.Json = False,
+    model: str,
+    checkpoint: Path,
+    to: str | None,
+    dtype: str | None,
+    step: int | None,
+    item: str | None,
+    skeleton: Path | None,
+    settings: tuple[str, ...],
+    custom_cells: bool,
+    rules_dir: Path | None,
+    like: Path | None,
+    max_shard_size: str | None,
+    as_json: bool,
 ) -> None:
     """What would be written, from what, and what a shape check could not catch. Reads no arrays.
 
@@ -58,7 +73,7 @@ def make(
     step: int | None,
     item: str | None,
     skeleton: Path | None,
-    settings: list[str] | None,
+    settings: Iterable[str],
     rules_dir: Path | None,
     like: Path | None,
     custom_cells: bool = False,

@@ -3,39 +3,64 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
-import typer
+import click
 
 from convert.cli import options as o
 from convert.cli import output
 
 
+@o.command(
+    o.MODEL,
+    o.CHECKPOINT,
+    o.Argument("out", "A .safetensors file.", metavar="OUT", type=o.PATH),
+    o.TO,
+    o.STEP,
+    o.ITEM,
+    o.SKELETON,
+    o.SETTINGS,
+    o.CUSTOM_CELLS,
+    o.RULES_DIR,
+    o.REFERENCE,
+    click.Option(
+        ["--precision"],
+        default="float32",
+        metavar="DTYPE",
+        help="What users run in: float32, bfloat16 or float64.",
+        show_default=True,
+    ),
+    click.Option(
+        ["--seed"], default=0, help="Of the random inputs, and of what is kept of large values.", show_default=True
+    ),
+    click.Option(
+        ["--max-size"],
+        default="64MB",
+        metavar="SIZE",
+        help="The most that OUT may take: larger values are kept in part, at random.",
+        show_default=True,
+    ),
+    o.OVERWRITE,
+    click.Option(["--quiet", "-q"], is_flag=True, help="No summary."),
+    o.JSON,
+)
 def record(
-    model: o.Model,
-    checkpoint: o.Checkpoint,
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="A .safetensors file.", show_default=False)],
-    to: o.To = None,
-    step: o.StepNumber = None,
-    item: o.Item = None,
-    skeleton: o.Skeleton = None,
-    settings: o.Settings = None,
-    custom_cells: o.CustomCells = False,
-    rules_dir: o.RulesDir = None,
-    reference: o.Reference = None,
-    precision: Annotated[
-        str, typer.Option("--precision", metavar="DTYPE", help="What users run in: float32, bfloat16 or float64.")
-    ] = "float32",
-    seed: Annotated[int, typer.Option("--seed", help="Of the random inputs, and of what is kept of large values.")] = 0,
-    max_size: Annotated[
-        str,
-        typer.Option(
-            "--max-size", metavar="SIZE", help="The most that OUT may take: larger values are kept in part, at random."
-        ),
-    ] = "64MB",
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing OUT.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No summary.")] = False,
-    as_json: o.Json = False,
+    model: str,
+    checkpoint: Path,
+    out: Path,
+    to: str | None,
+    step: int | None,
+    item: str | None,
+    skeleton: Path | None,
+    settings: tuple[str, ...],
+    custom_cells: bool,
+    rules_dir: Path | None,
+    reference: str | None,
+    precision: str,
+    seed: int,
+    max_size: str,
+    overwrite: bool,
+    quiet: bool,
+    as_json: bool,
 ) -> None:
     """Run the JAX model and keep what it gives, for `convert check --recorded` where there is no JAX."""
     from convert.api import plan_conversion

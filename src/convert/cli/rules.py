@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
+import click
 
 from convert.cli import options as o
 from convert.cli import output
 
-app = typer.Typer(help="The rules: list, show, new, validate, schema.", no_args_is_help=True, rich_markup_mode=None)
+NAME = o.Argument("name", "A name from `convert rules list`, or the path of a rule file.", metavar="NAME")
+FILES = o.Argument("files", "Rule files.", metavar="FILE...", type=o.PATH, nargs=-1, required=True)
+DRAFT = o.Argument(
+    "file", "Where to write it; must not exist. Without it: stdout.", metavar="[FILE]", type=o.PATH, required=False
+)
 
-Name = Annotated[
-    str, typer.Argument(metavar="NAME", help="A name from `convert rules list`, or the path of a rule file.")
-]
-Files = Annotated[list[Path], typer.Argument(metavar="FILE...", help="Rule files.", show_default=False)]
 
-
-@app.command("list")
-def list_rules(rules_dir: o.RulesDir = None, as_json: o.Json = False) -> None:
+@o.command(o.RULES_DIR, o.JSON, name="list")
+def list_rules(rules_dir: Path | None, as_json: bool) -> None:
     """The rules that can be named as MODEL."""
     from convert.library import available_rules
 
@@ -48,8 +47,8 @@ def _describe(rules: Any) -> dict[str, Any]:
     }
 
 
-@app.command()
-def show(name: Name, rules_dir: o.RulesDir = None) -> None:
+@o.command(NAME, o.RULES_DIR)
+def show(name: str, rules_dir: Path | None) -> None:
     """The text of a rule file; of a family, of all its files."""
     from convert.library import find_rules
 
@@ -57,19 +56,8 @@ def show(name: Name, rules_dir: o.RulesDir = None) -> None:
         output.data(text.rstrip("\n"))
 
 
-@app.command()
-def new(
-    checkpoint: o.Checkpoint,
-    file: Annotated[
-        Path | None,
-        typer.Argument(
-            metavar="FILE", help="Where to write it; must not exist. Without it: stdout.", show_default=False
-        ),
-    ] = None,
-    step: o.StepNumber = None,
-    item: o.Item = None,
-    skeleton: o.Skeleton = None,
-) -> None:
+@o.command(o.CHECKPOINT, DRAFT, o.STEP, o.ITEM, o.SKELETON)
+def new(checkpoint: Path, file: Path | None, step: int | None, item: str | None, skeleton: Path | None) -> None:
     """Draft a rule file from the tree of a checkpoint. Guesses are marked; what names and shapes do not tell says `ask`."""
     from convert.drafting import draft_rules
     from convert.errors import OutputError
@@ -95,8 +83,8 @@ def new(
     )
 
 
-@app.command()
-def validate(files: Files) -> None:
+@o.command(FILES)
+def validate(files: tuple[Path, ...]) -> None:
     """Check rule files: the words, the equations, that sources and targets pair up. What says `ask` is listed, and exits with 2."""
     from convert.errors import RuleError
     from convert.library import load_models
@@ -121,12 +109,20 @@ def validate(files: Files) -> None:
                     output.data(f"  {question}")
                 bad += bool(open_still)
     if bad:
-        raise typer.Exit(2)
+        raise click.exceptions.Exit(2)
 
 
-@app.command()
+@o.command()
 def schema() -> None:
     """The JSON Schema of rule files, for editors."""
     from convert.rules_schema import schema as rule_schema
 
     output.data_json(rule_schema())
+
+
+rules = o.Commands(
+    "rules",
+    commands=[list_rules, show, new, validate, schema],
+    help="The rules: list, show, new, validate, schema.",
+    no_args_is_help=True,
+)

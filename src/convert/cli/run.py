@@ -2,50 +2,67 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
+import click
 
 from convert.cli import options as o
 from convert.cli import output
 from convert.errors import ConvertError
 
-Out = Annotated[Path, typer.Argument(metavar="OUT", help="A .safetensors file, or a directory.", show_default=False)]
 
-
+@o.command(
+    o.MODEL,
+    o.CHECKPOINT,
+    o.Argument("out", "A .safetensors file, or a directory.", metavar="OUT", type=o.PATH),
+    o.TO,
+    o.DTYPE,
+    o.STEP,
+    o.ITEM,
+    o.SKELETON,
+    o.SETTINGS,
+    o.CUSTOM_CELLS,
+    o.RULES_DIR,
+    o.LIKE,
+    o.SHARD_SIZE,
+    o.OVERWRITE,
+    click.Option(["--jobs"], type=click.IntRange(1), metavar="N", help="Threads.", show_default="the processors"),
+    click.Option(
+        ["--check"],
+        is_flag=True,
+        help="Check OUT at all levels, too; exit codes are those of `convert check`. The card of a directory that passes gets "
+        "the figures.",
+    ),
+    o.REFERENCE,
+    o.REQUIRE,
+    click.Option(["--dry-run"], is_flag=True, help="Print the plan and write nothing."),
+    click.Option(["--quiet", "-q"], is_flag=True, help="No progress and no summary."),
+    o.JSON,
+)
 def run(
-    model: o.Model,
-    checkpoint: o.Checkpoint,
-    out: Out,
-    to: o.To = None,
-    dtype: o.Dtype = None,
-    step: o.StepNumber = None,
-    item: o.Item = None,
-    skeleton: o.Skeleton = None,
-    settings: o.Settings = None,
-    custom_cells: o.CustomCells = False,
-    rules_dir: o.RulesDir = None,
-    like: o.Like = None,
-    max_shard_size: o.ShardSize = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing OUT.")] = False,
-    jobs: Annotated[
-        int | None,
-        typer.Option("--jobs", metavar="N", min=1, help="Threads.", show_default="the processors"),
-    ] = None,
-    check: Annotated[
-        bool,
-        typer.Option(
-            "--check",
-            help="Check OUT at all levels, too; exit codes are those of `convert check`. The card of a directory that "
-            "passes gets the figures.",
-        ),
-    ] = False,
-    reference: o.Reference = None,
-    require: o.Require = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and write nothing.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no summary.")] = False,
-    as_json: o.Json = False,
+    model: str,
+    checkpoint: Path,
+    out: Path,
+    to: str | None,
+    dtype: str | None,
+    step: int | None,
+    item: str | None,
+    skeleton: Path | None,
+    settings: tuple[str, ...],
+    custom_cells: bool,
+    rules_dir: Path | None,
+    like: Path | None,
+    max_shard_size: str | None,
+    overwrite: bool,
+    jobs: int | None,
+    check: bool,
+    reference: str | None,
+    require: tuple[str, ...],
+    dry_run: bool,
+    quiet: bool,
+    as_json: bool,
 ) -> None:
     """Convert a checkpoint: convert MODEL CKPT OUT."""
     from convert.cli.plan import make, print_plan
@@ -64,7 +81,9 @@ def run(
     from convert.staging import refuse_existing
     from convert.streaming import Event, Result, execute, prepare
 
+    started = time.perf_counter()
     plan = make(model, checkpoint, to, dtype, step, item, skeleton, settings, rules_dir, like, custom_cells)
+    planned = time.perf_counter() - started
     limit = o.shard_bytes(max_shard_size, out)
     if dry_run:
         _, layout, _ = prepare(plan, out, limit)
@@ -99,7 +118,7 @@ def run(
         if report.exit_code == 0:
             _note(out, report)
     if as_json:
-        said = _report(plan, result)
+        said = _report(plan, result, planned)
         output.data_json({**said, "check": report.to_dict()} if report is not None else said)
     if report is not None:
         if not as_json:
@@ -107,7 +126,7 @@ def run(
 
             for line in lines(report):
                 output.data(line)
-        raise typer.Exit(report.exit_code)
+        raise click.exceptions.Exit(report.exit_code)
 
 
 def _note(out: Path, report: Any) -> None:
@@ -121,7 +140,9 @@ def _note(out: Path, report: Any) -> None:
         write_text(card, add_figures(card.read_text(encoding="utf-8"), figures(report)))
 
 
-def _report(plan: Any, result: Any) -> dict[str, Any]:
+def _report(plan: Any, result: Any, planned: float) -> dict[str, Any]:
+    """`planned`: seconds that it took to open the checkpoint and to plan."""
+    spent = {"plan": planned, **result.spent}
     return {
         "found": plan.found,
         "model": plan.rules.model,
@@ -133,7 +154,7 @@ def _report(plan: Any, result: Any) -> dict[str, Any]:
         "tensors": result.tensors,
         "bytes": result.nbytes,
         "seconds": round(result.seconds, 3),
-        "spent": {what: round(seconds, 3) for what, seconds in result.spent.items()},
+        "spent": {what: round(seconds, 3) for what, seconds in spent.items()},
         "source": {"format": plan.source.format, "digest": result.source_digest, "notes": list(plan.source.notes)},
         "dropped": [{"leaf": d.leaf, "because": d.reason} for d in plan.dropped],
         "notes": [*plan.notes, *(plan.config_notes if result.out.suffix != ".safetensors" else ())],

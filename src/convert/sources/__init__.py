@@ -7,9 +7,9 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 from convert.errors import CheckpointError
+from convert.keeping import all_kept
 from convert.sources.base import Absent, Format, Leaf, Options, Source, name_leaves
 from convert.sources.files import children
-from convert.uncollected import uncollected
 
 GROUP = "convert.sources"
 """Entry points of this group are `Format` objects, of formats that other packages read."""
@@ -38,7 +38,7 @@ def open_source(
     """
     path = Path(path)
     names = tuple(tuple(one) for one in records)
-    with uncollected():
+    with all_kept():
         source = _open(path, Options(step, item, None if skeleton is None else Path(skeleton), names))
     source.named = path
     return source

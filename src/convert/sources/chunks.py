@@ -6,10 +6,11 @@ import itertools
 import math
 import operator
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from threading import Lock
+from functools import cached_property
+from threading import local
 from typing import Any
 
 import numpy as np
@@ -73,10 +74,14 @@ class Grid:
     shape: tuple[int, ...]
     chunk: tuple[int, ...]
 
-    @property
+    @cached_property
     def counts(self) -> tuple[int, ...]:
         """How many there are along each axis."""
         return tuple(-(-n // c) for n, c in zip(self.shape, self.chunk, strict=True))
+
+    @cached_property
+    def _length(self) -> int:
+        return math.prod(self.counts)
 
     @property
     def in_order(self) -> bool:
@@ -89,11 +94,13 @@ class Grid:
         return tuple(a // c for a, c in zip(box.origin, self.chunk, strict=True))
 
     def __len__(self) -> int:
-        return math.prod(self.counts)
+        return self._length
 
     def __getitem__(self, k: int) -> Box:
-        if not 0 <= k < len(self):
+        if not 0 <= k < self._length:
             raise IndexError(k)
+        if self._length == 1:
+            return whole(self.shape)
         at = [int(i) for i in np.unravel_index(k, self.counts)] if self.counts else []
         origin = tuple(i * c for i, c in zip(at, self.chunk, strict=True))
         return Box(origin, tuple(min(c, n - o) for c, n, o in zip(self.chunk, self.shape, origin, strict=True)))
@@ -111,17 +118,36 @@ class Meter:
     """Seconds by activity, summed over threads."""
 
     def __init__(self) -> None:
-        self._seconds: Counter[str] = Counter()
-        self._lock = Lock()
+        self._here = local()
+        self._all: list[dict[str, float]] = []  # one of each thread, which alone changes it
 
     def add(self, what: str, seconds: float) -> None:
-        with self._lock:
-            self._seconds[what] += seconds  # type: ignore[assignment]
+        """Says that this thread spent so long."""
+        mine = self._mine()
+        mine[what] = mine.get(what, 0.0) + seconds
+
+    @contextmanager
+    def rest(self, what: str) -> Iterator[None]:
+        """What this thread spends here, and nobody adds, counts as `what`."""
+        mine = self._mine()
+        started, before = time.perf_counter(), sum(mine.values())
+        try:
+            yield
+        finally:
+            self.add(what, time.perf_counter() - started - (sum(mine.values()) - before))
+
+    def _mine(self) -> dict[str, float]:
+        mine: dict[str, float] | None = getattr(self._here, "seconds", None)
+        if mine is None:
+            mine = self._here.seconds = {}
+            self._all.append(mine)
+        return mine
 
     @property
     def seconds(self) -> dict[str, float]:
         """Activity -> seconds so far."""
-        return dict(self._seconds)
+        words = dict.fromkeys(what for one in self._all for what in list(one))
+        return {what: sum(one.get(what, 0.0) for one in self._all) for what in words}
 
 
 Piece = tuple[tuple[int, ...], np.ndarray]  # where its first element is in the array, and the elements
@@ -195,7 +221,10 @@ def in_one(
     if nbytes <= PIECE:  # no more than what is read in pieces
         yield from cut(origin, _metered(read, meter))
         return
+    started = time.perf_counter()
     with WHOLE.holding(2 * nbytes) as give_back:
+        if meter is not None:
+            meter.add("wait", time.perf_counter() - started)
         values = _metered(read, meter)
         give_back(nbytes)
         yield from cut(origin, values)

@@ -23,7 +23,7 @@ from convert.errors import CheckpointError, ConvertError
 from convert.sources.chunks import Box, Grid, Meter, Piece, in_one, timed, whole
 from convert.sources.chunks import pieces as chunk_pieces
 from convert.sources.orbax_ocdbt import MANIFEST, TENSORSTORE_ERRORS, Database
-from convert.sources.zarr_chunks import Encoding, Stored, decoding, encoding
+from convert.sources.zarr_chunks import Encoding, Stored, decoded, decoding, encoding
 from convert.spec import SAFETENSORS_TAGS, TensorSpec, dtype_name, numpy_dtype
 
 # One directory for each process (`ocdbt.process_3`) or replica (`ocdbt.process_replica_3`); Orbax 0.12.8,
@@ -157,11 +157,16 @@ def pieces(store: Store, array: Array, all_stored: bool, chunk: Box, meter: Mete
         nbytes = chunk.size * numpy_dtype(array.spec.dtype).itemsize
         yield from in_one(chunk.origin, lambda: read_array(store, array, all_stored, chunk), nbytes, meter)
         return
+    dtype = numpy_dtype(array.spec.dtype)
+    nbytes = math.prod(array.grid.chunk) * dtype.itemsize
+    if (raw := decoded(stored, array.encoding.compressed, nbytes, meter)) is not None:
+        values = np.frombuffer(raw, dtype).reshape(array.grid.chunk)
+        if values.size:
+            yield chunk.origin, values[tuple(map(slice, chunk.shape))] if chunk.shape != values.shape else values
+        return
     try:
         with decoding(stored, array.encoding.compressed, meter) as fill:
-            yield from timed(
-                chunk_pieces(fill, array.grid.chunk, chunk, numpy_dtype(array.spec.dtype)), meter, "decode"
-            )
+            yield from timed(chunk_pieces(fill, array.grid.chunk, chunk, dtype), meter, "decode")
     except ValueError as error:
         where = "" if isinstance(stored, bytes) else f" ({stored.file} from byte {stored.start} to {stored.stop})"
         raise ValueError(f"chunk {list(array.grid.place(chunk))}{where}: {error}") from None

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from threading import local
 from typing import Any
 
 import zstandard
@@ -21,6 +22,8 @@ import zstandard
 from convert.sources.chunks import Meter
 
 READ = 1 << 20  # bytes read at once
+SMALL = 1 << 18  # bytes of a value that is read and decoded at once
+_READ_ONLY = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0)
 
 
 @dataclass(frozen=True)
@@ -127,6 +130,50 @@ class _Range:
             self._meter.add("decode", -took)  # within which it was asked for
 
 
+class _OfThread(local):
+    """What decompresses, kept: to make it anew takes as long as a small value."""
+
+    def __init__(self) -> None:
+        self.zstd = zstandard.ZstdDecompressor()
+
+
+_of_thread = _OfThread()
+
+
+def decoded(stored: Stored | bytes, compressed: bool, nbytes: int, meter: Meter | None = None) -> bytes | None:
+    """All of a small value at once, for which `decoding` takes several times as long.
+
+    Returns:
+        its bytes; None where they are not `nbytes`, from 1 to `SMALL`, of one frame: `decoding` reads them then, or says what is wrong.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    if not 0 < nbytes <= SMALL:
+        return None
+    started = time.perf_counter()
+    if isinstance(stored, bytes):
+        raw = stored
+    elif stored.stop - stored.start > 2 * SMALL:  # damaged, or of many frames
+        return None
+    else:
+        file = os.open(stored.file, _READ_ONLY)
+        try:
+            raw = _Range(file, stored.start, stored.stop, meter).read()
+        finally:
+            os.close(file)
+    made: bytes | None = raw
+    if compressed:
+        try:  # the size first: what a damaged frame asks for would be reserved
+            fits = zstandard.frame_content_size(raw) == nbytes
+            made = _of_thread.zstd.decompress(raw, allow_extra_data=False) if fits else None
+        except zstandard.ZstdError:
+            made = None
+    if meter is not None:
+        meter.add("decode", time.perf_counter() - started)
+    return made if made is not None and len(made) == nbytes else None
+
+
 @contextmanager
 def decoding(
     stored: Stored | bytes, compressed: bool, meter: Meter | None = None
@@ -146,7 +193,7 @@ def decoding(
         if isinstance(stored, bytes):
             raw: Any = io.BytesIO(stored)
         else:
-            file = os.open(stored.file, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+            file = os.open(stored.file, _READ_ONLY)
             stack.callback(os.close, file)
             raw = _Range(file, stored.start, stored.stop, meter)
         # Across frames, so that what follows the first one is not overlooked.
