@@ -158,6 +158,10 @@ def test_what_is_no_pattern(text: str, message: str) -> None:
     assert str(refused.value) == message
 
 
+def test_a_percent_sign_stays() -> None:
+    assert parse_pattern("100%/%s/{a%,b}/{i}%d").fill({"i": 7}, (0,)) == "100%/%s/a%/7%d"
+
+
 def test_fill_needs_every_index() -> None:
     with pytest.raises(KeyError):
         parse_pattern("{i}/{j}").fill({"i": 1})

@@ -150,20 +150,18 @@ class Pattern:
 
     def _form(self, choices: tuple[int, ...]) -> tuple[str, list[Index]]:
         """The path with the choices put in, ``%s`` for each index, and the indices in this order."""
-        left, out = iter(choices), []
+        left, form, named = iter(choices), "", []
         for piece in self.pieces:
             if isinstance(piece, Index):
-                out.append("%s")
+                form += "%s"
+                named.append(piece)
+            elif isinstance(piece, Words):
+                form += piece.words[next(left)].replace("%", "%%")
+            elif isinstance(piece, Wild):
+                form += "**" if piece.deep else "*"
             else:
-                text = (
-                    piece.words[next(left)]
-                    if isinstance(piece, Words)
-                    else ("**" if piece.deep else "*")
-                    if isinstance(piece, Wild)
-                    else piece
-                )
-                out.append(text.replace("%", "%%"))
-        return "".join(out), [piece for piece in self.pieces if isinstance(piece, Index)]
+                form += piece.replace("%", "%%")
+        return form, named
 
     def all_choices(self) -> Iterator[tuple[int, ...]]:
         """Every combination of alternatives, the last group running fastest; one empty tuple without groups."""
