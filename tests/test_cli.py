@@ -530,6 +530,21 @@ def test_progress_on_a_terminal_only(tmp_path: Path) -> None:
     assert piped.stdout == "" and len(piped.stderr.splitlines()) == 2 and "\x1b" not in piped.stderr
 
 
+def test_interrupted_while_it_loads() -> None:
+    code = """
+import sys
+class Interrupted:
+    def find_spec(self, name, *_):
+        if name == "click":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupted())
+from convert.cli import program
+program()
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (found.returncode, found.stdout, found.stderr) == (130, "", "error: interrupted; nothing was written\n")
+
+
 @pytest.mark.parametrize(
     ("number", "code", "said"),
     [

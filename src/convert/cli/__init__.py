@@ -1,4 +1,27 @@
-"""The command line. Each command has a module; `output` is the only one that prints."""
+"""The command line. Each command has a module; `output` is the only one that prints.
 
-from convert.cli.app import main as main
-from convert.cli.app import program as program
+What the commands need is loaded when one is run, so that Ctrl-C is answered while it loads, too.
+"""
+
+import os
+import sys
+from typing import NoReturn
+
+INTERRUPTED = 130  # 128 and the number of SIGINT, as shells have it
+
+
+def program() -> NoReturn:
+    """``convert`` and ``ckpt-convert``: a process of their own, which ends with the command."""
+    try:
+        from convert.cli.app import program as run
+    except KeyboardInterrupt:
+        sys.stderr.write("error: interrupted; nothing was written\n")
+        os._exit(INTERRUPTED)
+    run()
+
+
+def main() -> NoReturn:
+    """The same command within another program: ends with `SystemExit`."""
+    from convert.cli.app import main as run
+
+    run()

@@ -11,8 +11,8 @@ from typing import NoReturn
 
 import click
 
+from convert.cli import INTERRUPTED, output
 from convert.cli import options as o
-from convert.cli import output
 from convert.cli.check import check
 from convert.cli.inspect import inspect
 from convert.cli.plan import plan
@@ -38,7 +38,6 @@ Exit codes: 0 done, 2 a usage, input or internal error, 130 interrupted.
 """
 EPILOG = "Options of the conversion itself: convert run --help"
 RUN = "run"
-INTERRUPTED = 130
 COMPUTING = {"check", "--check", "record", "skeleton"}  # whose models may multiply matrices; a conversion never does
 
 
@@ -103,7 +102,7 @@ def _run() -> int:
     except click.ClickException as error:
         error.show()
         return error.exit_code
-    except click.Abort:  # what click makes of Ctrl-C
+    except (click.Abort, KeyboardInterrupt):  # the former is what click makes of the latter
         output.error("interrupted; no unfinished output is left")
         return INTERRUPTED
     except SystemExit as stop:
