@@ -17,7 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from convert import Plan, PlanError, RuleFile, TensorSpec
-from convert.choosing import choose_plan, fit
+from convert.choosing import choose_plan, share
+from convert.match import cover
 from convert.planner import MAX_FINDINGS, make_plan
 from memory_source import HEAD, MemorySource, rule_file, run, zeros
 
@@ -780,7 +781,7 @@ def test_the_tree_chooses_the_rule_file() -> None:
     b = rule_file("- from: v\n  parameter: q", HEAD.replace("model: m", "model: b\nfamily: fam"))
     w = MemorySource(zeros(w=(2,)))
     assert choose_plan((a, b), w).rules.model == choose_plan((b, a), w).rules.model == "a"
-    assert (fit(a, w), fit(b, w)) == (1.0, 0.0)
+    assert (share(cover(a, w), w), share(cover(b, w), w)) == (1.0, 0.0)
     with pytest.raises(PlanError) as refused:
         choose_plan((a, b), MemorySource(zeros(x=(2,))))
     assert str(refused.value) == (

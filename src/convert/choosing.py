@@ -39,7 +39,7 @@ def choose_plan(
     source = source.on_disk
     below = Below(source.leaves)
     coverages = {rules.model: cover(rules, source, below) for rules in candidates}
-    shares = {model: _share(coverage, source) for model, coverage in coverages.items()}
+    shares = {model: share(coverage, source) for model, coverage in coverages.items()}
     best = sorted(candidates, key=lambda rules: -shares[rules.model])
     misspelt = set(settings or ()) - {key for rules in candidates for key in settable(rules)}
     errors: dict[str, PlanError] = {}
@@ -96,12 +96,8 @@ def choose_plan(
     )
 
 
-def fit(rules: RuleFile, source: Source) -> float:
-    """The share of leaves that the rules know, from 0 to 1; leaves that they only drop do not count."""
-    return _share(cover(rules, source), source)
-
-
-def _share(coverage: Coverage, source: Source) -> float:
+def share(coverage: Coverage, source: Source) -> float:
+    """The share of leaves that rules know, from 0 to 1; leaves that they only drop do not count."""
     dropped = {claim.leaf for claim in coverage.dropped}
     rest = len(source.leaves) - len(dropped)
     return (coverage.claimed - len(dropped)) / rest if rest else 0.0

@@ -10,6 +10,7 @@ from convert.cli import options as o
 from convert.cli import output
 
 if TYPE_CHECKING:
+    from convert.lookup import Below
     from convert.sources import Source
 
 
@@ -24,10 +25,12 @@ def inspect(
 ) -> None:
     """The tree: paths, shapes, dtypes, bytes; how it lies on disk; which rules fit. Reads no arrays."""
     from convert.library import available_rules
+    from convert.lookup import Below
     from convert.sources import open_source
 
     source = open_source(checkpoint, step=step, item=item, skeleton=skeleton)
-    fits = [_fit(rules, source) for rules in available_rules(rules_dir)]
+    below = Below(source.leaves)
+    fits = [_fit(rules, source, below) for rules in available_rules(rules_dir)]
     if as_json:
         output.data_json(_report(source, fits))
         return
@@ -57,17 +60,19 @@ def inspect(
             output.data(f"rules {fit['model']} do not fit: {known}{why}")
 
 
-def _fit(rules: Any, source: Source) -> dict[str, Any]:
-    from convert.choosing import fit
+def _fit(rules: Any, source: Source, below: Below) -> dict[str, Any]:
+    from convert.choosing import share
     from convert.errors import PlanError
+    from convert.match import cover
     from convert.planner import make_plan
 
-    said: dict[str, Any] = {"model": rules.model, "family": rules.family, "share": round(fit(rules, source), 4)}
+    coverage = cover(rules, source.on_disk, below)
+    said: dict[str, Any] = {"model": rules.model, "family": rules.family, "share": round(share(coverage, source), 4)}
     said |= {"problems": 0, "problem": None}
     if not said["share"]:
         return {**said, "fits": False, "found": None}
     try:
-        return {**said, "fits": True, "found": make_plan(rules, source).found}
+        return {**said, "fits": True, "found": make_plan(rules, source, coverage=coverage).found}
     except PlanError as error:
         found = error.findings or (str(error),)
         return {**said, "fits": False, "found": None, "problems": len(found), "problem": found[0]}

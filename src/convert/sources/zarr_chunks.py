@@ -87,7 +87,7 @@ def _version_3(metadata: Mapping[str, Any]) -> Encoding | None:
     return Encoding(len(names) == 2, f"c{separator}" if default else "", separator)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Stored:
     """Where a value lies.
 
