@@ -19,7 +19,7 @@ from convert.errors import PlanError
 from convert.fields import nearest
 from convert.keeping import all_kept
 from convert.kinds import DataPath, Recurrent, Rule, Timescales, conventions, normalized
-from convert.kinds.base import ACTIVATION_NAMES
+from convert.kinds.keys import ACTIVATION_NAMES
 from convert.match import Coverage, Matched, cover
 from convert.merging import merge
 from convert.named_leaf import MisfitError, constraints

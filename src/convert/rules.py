@@ -10,8 +10,9 @@ from convert.asking import set_aside
 from convert.errors import RuleError
 from convert.fields import Anything, Key, Record, nearest
 from convert.kinds import KINDS, Drop, Linear, Numbering, Recurrent, Rule, TargetLayer, Timescales, attention
-from convert.kinds.base import PATTERN, SHARED, Kind
+from convert.kinds.base import Kind
 from convert.kinds.conventions import check_flattened, check_rope, read_flattened, read_rope
+from convert.kinds.keys import PATTERN, SHARED
 from convert.kinds.normalized import BIAS_U, V, check_normalized, read_normalized
 from convert.kinds.product import PLUS_FIRST, PLUS_SECOND, SECOND
 from convert.pattern import Pattern, parse_pattern

@@ -7,7 +7,7 @@ from typing import Any
 from convert.asking import ASK, LEFT_TO_THE_TARGET, STAND_INS
 from convert.fields import INTEGER, TEXT, Anything, Choice, Either, Field, Key, ListOf, MapOf, Record, Scalar
 from convert.kinds import KINDS, Drop, Timescales, attention
-from convert.kinds.base import PATTERN, SHARED, parse_fact, parse_letter
+from convert.kinds.keys import PATTERN, SHARED, parse_fact, parse_letter
 from convert.kinds.norm import UNSCALED, Norm
 from convert.places import Place
 from convert.rulefile import CONVENTIONS

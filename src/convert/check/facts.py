@@ -18,7 +18,7 @@ from convert.check.declared import OF_A_LAYER, Stated, declared, declared_in_hea
 from convert.check.report import Finding, LevelReport, Verdict
 from convert.check.worst import worst
 from convert.check.written import Written
-from convert.kinds.base import ACTIVATION_NAMES
+from convert.kinds.keys import ACTIVATION_NAMES
 from convert.plan import Plan
 from convert.rulefile import parse_reference
 from convert.streaming import metadata

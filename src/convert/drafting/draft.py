@@ -16,7 +16,7 @@ from convert.drafting.partners import find_partners, reparametrized
 from convert.drafting.paths import Paths, optimizer, random, unwanted
 from convert.errors import CheckpointError
 from convert.grouping import Group, Names, Step
-from convert.kinds.base import ACTIVATIONS
+from convert.kinds.keys import ACTIVATIONS
 from convert.sources.base import Source
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from convert.asking import ASK
 from convert.errors import RuleError
 from convert.fields import FLAG, Choice, Either, Key, MapOf, Record, Scalar
-from convert.kinds.base import PATTERN, SHARED, parse_axes
+from convert.kinds.keys import PATTERN, SHARED, parse_axes
 from convert.yamlfile import Node
 
 WORD = "attention"

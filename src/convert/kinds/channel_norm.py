@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from convert.fields import Key, Record, Scalar
-from convert.kinds.base import AXES, BIAS, EPSILON, PATTERN, Constant, TargetLayer, module_target
+from convert.kinds.base import Constant, TargetLayer
+from convert.kinds.keys import AXES, BIAS, EPSILON, PATTERN, module_target
 from convert.kinds.norm import FACTOR, HAS, TARGET_FACTOR, Norm
 
 

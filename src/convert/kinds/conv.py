@@ -8,8 +8,9 @@ from typing import Any, ClassVar
 
 from convert.fields import Key, Record, Scalar
 from convert.folds import Standardize
-from convert.kinds.base import ACTIVATION, BIAS, Kind, TargetLayer, module_target, parse_axes
+from convert.kinds.base import Kind, TargetLayer
 from convert.kinds.geometry import KEYS, Geometry, TorchPadding, read_geometry, torch_padding
+from convert.kinds.keys import ACTIVATION, BIAS, module_target, parse_axes
 from convert.kinds.normalized import NORMALIZED, PARAMETRIZATION
 from convert.kinds.standardized import STANDARDIZED, Standardized
 from convert.ops import Op

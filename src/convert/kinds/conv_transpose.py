@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from convert.fields import FLAG, Key, Record
-from convert.kinds.base import ACTIVATION, BIAS, TargetLayer, module_target
+from convert.kinds.base import TargetLayer
 from convert.kinds.conv import AXES, DIMENSIONS, GROUP_COUNT, Convolving, check_axes, check_order
 from convert.kinds.geometry import KEYS, TorchPadding, read_geometry, torch_transposed_padding
+from convert.kinds.keys import ACTIVATION, BIAS, module_target
 from convert.ops import Flip, Op
 from convert.pattern import Pattern
 

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from convert.fields import Key, Record, Scalar
-from convert.kinds.base import PATTERN, Kind, TargetLayer
+from convert.kinds.base import Kind, TargetLayer
+from convert.kinds.keys import PATTERN
 from convert.ops import Multiply, Op, Permute, Reshape
 from convert.pattern import Pattern, parse_pattern
 

@@ -8,8 +8,9 @@ from typing import Any, ClassVar
 
 from convert.einsum import Projection, parse_projection
 from convert.fields import Either, Key, MapOf, Record, Scalar
-from convert.kinds.base import ACTIVATION, BIAS, PATTERN, Kind, TargetLayer, module_target
+from convert.kinds.base import Kind, TargetLayer
 from convert.kinds.conventions import CARRIES, FLATTENED, ROPE, TARGET_FLATTENED, TARGET_ROPE
+from convert.kinds.keys import ACTIVATION, BIAS, PATTERN, module_target
 from convert.kinds.normalized import NORMALIZED, PARAMETRIZATION
 from convert.kinds.product import EITHER_EQUATION, ONE, PLUS, PLUS_FIRST, PLUS_SECOND, SECOND, Plus, Product
 from convert.pattern import Pattern

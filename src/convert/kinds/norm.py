@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from convert.fields import Choice, Key, Record
-from convert.kinds.base import AXES, BIAS, EPSILON, Constant, Kind, TargetLayer, module_target, named_axes
+from convert.kinds.base import Constant, Kind, TargetLayer
 from convert.kinds.conventions import ROPE, TARGET_ROPE
+from convert.kinds.keys import AXES, BIAS, EPSILON, module_target, named_axes
 from convert.ops import Add, Op
 from convert.pattern import Pattern
 

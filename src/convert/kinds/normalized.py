@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from convert.fields import INTEGER, Choice, Either, Key, Record, Scalar
-from convert.kinds.base import PATTERN, parse_axes, parse_epsilon
 from convert.kinds.conventions import PARAMETRIZATIONS
+from convert.kinds.keys import PATTERN, parse_axes, parse_epsilon
 from convert.pattern import Pattern
 
 if TYPE_CHECKING:

@@ -8,19 +8,9 @@ from typing import Any, ClassVar
 
 from convert.errors import RuleError
 from convert.fields import INTEGER, Choice, Either, Key, ListOf, Record, Scalar
-from convert.kinds.base import (
-    AXES,
-    PATTERN,
-    REASON,
-    TENSOR_TARGET,
-    Kind,
-    TargetLayer,
-    module_target,
-    named_axes,
-    parse_fact,
-    parse_letter,
-)
+from convert.kinds.base import Kind, TargetLayer
 from convert.kinds.conventions import CARRIES
+from convert.kinds.keys import AXES, PATTERN, REASON, TENSOR_TARGET, module_target, named_axes, parse_fact, parse_letter
 from convert.pattern import Pattern
 from convert.yamlfile import Node
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from convert.einsum import Projection, parse_projection
 from convert.fields import Key, Record, Scalar
-from convert.kinds.base import PATTERN, parse_fact
+from convert.kinds.keys import PATTERN, parse_fact
 
 FIRST, SECOND = "first", "second"  # roles of the leaves of a pair that stands alone: `from` and `times`
 PLUS_FIRST, PLUS_SECOND = "plus_first", "plus_second"  # and of one that is added to a weight

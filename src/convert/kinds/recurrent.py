@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from convert.fields import FLAG, Choice, Either, Key, MapOf, Record, Scalar
-from convert.kinds.base import PATTERN, Kind, TargetLayer, parse_letter
+from convert.kinds.base import Kind, TargetLayer
+from convert.kinds.keys import PATTERN, parse_letter
 from convert.pattern import Pattern, parse_pattern
 
 TENSORS: Mapping[str, str] = {"weight_ih": "W", "weight_hh": "U", "bias_ih": "b", "bias_hh": "c"}

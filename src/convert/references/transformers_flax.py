@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from convert.errors import ConvertError, UnavailableError
-from convert.kinds.base import ACTIVATION_NAMES
+from convert.kinds.keys import ACTIVATION_NAMES
 from convert.plan import Plan
 from convert.references import bert_jax, gpt2_jax
 from convert.references.modules import class_of, config_of, load, on, ready
