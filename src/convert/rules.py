@@ -9,14 +9,14 @@ from typing import Any
 from convert.asking import set_aside
 from convert.errors import RuleError
 from convert.fields import Anything, Key, Record, nearest
-from convert.kinds import KINDS, Drop, Linear, Numbering, Recurrent, Rule, TargetLayer, Timescales, attention
-from convert.kinds.base import Kind
-from convert.kinds.conventions import check_flattened, check_rope, read_flattened, read_rope
+from convert.kinds import KINDS, Drop, Numbering, Rule, TargetLayer, attention
+from convert.kinds.conventions import read_flattened, read_rope
 from convert.kinds.keys import PATTERN, SHARED
-from convert.kinds.normalized import BIAS_U, V, check_normalized, read_normalized
+from convert.kinds.normalized import read_normalized
 from convert.kinds.product import PLUS_FIRST, PLUS_SECOND, SECOND
 from convert.pattern import Pattern, parse_pattern
 from convert.places import Place, Places
+from convert.rule_checks import braces, check_rule, check_types, facts_of, indices_of, letters_of
 from convert.rule_models import each_model
 from convert.rulefile import ASK, TORCH, Axis, Beside, LayerTypes, Need, RuleFile, Target, Version, references
 from convert.rules_schema import RULE_FILE, rule_record
@@ -146,102 +146,8 @@ def _read_rule(node: Node, targets: Mapping[str, Target]) -> Rule:
         normalized=normalized,
         asked=asked,
     )
-    _check_rule(rule, node)
-    _check_unless(rule, node)
+    check_rule(rule, node)
     return rule
-
-
-ROLES = {SECOND: "times", PLUS_FIRST: "plus: from", PLUS_SECOND: "plus: times"}
-
-
-def _key_of(role: str, kind: Kind, node: Node) -> tuple[str, Node]:
-    """What the path of the leaves of this role is called in a rule, and the path."""
-    if role in (PLUS_FIRST, PLUS_SECOND):
-        return ROLES[role], node.value["plus"].value["from" if role == PLUS_FIRST else "times"]
-    if role in (V, BIAS_U):
-        key = "v" if role == V else "bias"
-        return f"spectral_norm: {key}", node.value["spectral_norm"].value[key]
-    word = ROLES.get(role) or next((key for key, of in (*kind.leaf_keys.items(), (role, role)) if of == role), "from")
-    return word, node.value[word if word in node.value else "from"]
-
-
-def _check_rule(rule: Rule, node: Node) -> None:
-    """Everything about one rule that needs no checkpoint."""
-    if not rule.sources:
-        for layer in rule.targets.values():
-            if layer.path.wild or layer.path.indices or layer.path.groups:
-                raise RuleError(f"{node.at}: {layer.path} is not the name of one tensor; a `{rule.word}` fills one")
-    if rule.word == "drop" or not rule.sources:
-        return
-    weight = rule.path
-    lead = "from" if "from" in node.value else _key_of(rule.lead, rule.kind, node)[0]
-    for role, pattern in rule.sources.items():
-        said, key = _key_of(role, rule.kind, node)
-        if pattern.wild:
-            raise RuleError(
-                f"{key.at}: {pattern} has a wildcard; name the leaves with {{i}} and {{a,b}} (only `drop` takes wildcards)"
-            )
-        if pattern.indices != weight.indices or [len(g.words) for g in pattern.groups] != [
-            len(g.words) for g in weight.groups
-        ]:
-            raise RuleError(
-                f"{key.at}: `{said}` must have the same indices and as many alternatives as `{lead}`, in the same order"
-            )
-    if len(set(rule.stacked.values())) < len(rule.stacked):
-        raise RuleError(f"{node.value['stacked'].at}: two indices are stacked on one axis; each has an axis of its own")
-    clash = sorted(set(weight.indices) & set(rule.stacked))
-    if clash:
-        raise RuleError(f"{node.at}: {clash[0]} is both in the path and stacked on an axis")
-    sizes = [len(g.words) for g in weight.groups]
-    for name, layer in rule.targets.items() if rule.word not in rule.asked else ():
-        of = f" (target {name})" if name else ""
-        counted = {name for numbering in rule.numbered.values() for name in numbering.order}
-        known = {*weight.indices, *rule.stacked}
-        if strange := sorted(counted - known):
-            raise RuleError(f"{node.at}: {strange[0]} of `numbered` is neither in the path nor stacked on an axis")
-        known = (known - counted) | set(rule.numbered)
-        if layer.path.wild:
-            raise RuleError(f"{node.at}: the target {layer.path} has a wildcard{of}")
-        if set(layer.path.indices) != known:
-            raise RuleError(
-                f"{node.at}: the source has the indices {_braces(known)} and the target {_braces(layer.path.indices)}{of}; "
-                "each index of the source must be in the target, or two leaves would become one tensor"
-            )
-        if rule.asked:
-            continue  # what is asked for would be needed
-        try:
-            rule.kind.check_target(layer, weight)
-            check_rope(rule)
-            check_flattened(rule)
-            check_normalized(rule)
-        except ValueError as error:
-            raise RuleError(f"{node.at}: {error}{of}") from None
-        to = [len(g.words) for g in layer.path.groups]
-        fused = bool(sizes) and to == sizes[:-1]
-        split = bool(to) and to[:-1] == sizes
-        if fused and not rule.kind.fuses:
-            raise RuleError(
-                f"{node.at}: {weight} lists more leaves than {layer.path} has tensors, and a `{rule.word}` cannot be fused{of}"
-            )
-        if not (to == sizes or fused or split):
-            raise RuleError(
-                f"{node.at}: the alternatives of {weight} and {layer.path} do not pair up{of}: as many on both sides, "
-                "or one group less on the target to fuse its members, or one more to split"
-            )
-
-
-def _braces(names: object) -> str:
-    return ", ".join(f"{{{name}}}" for name in sorted(names)) or "none"  # type: ignore[call-overload]
-
-
-def _check_unless(rule: Rule, node: Node) -> None:
-    if rule.unless is None:
-        return
-    if rule.unless.wild or set(rule.unless.indices) != set(rule.path.indices):
-        raise RuleError(
-            f"{node.value['unless'].at}: `unless` must have the indices of `from`, {_braces(rule.path.indices)}, "
-            f"and no wildcard; {rule.unless} has {_braces(rule.unless.indices)}"
-        )
 
 
 def _period(place: Place, facts: Mapping[str, Any]) -> Place:
@@ -273,7 +179,7 @@ def _read_places(values: Mapping[str, Any], node: Node, facts: Mapping[str, Any]
                 wanted = set(place.order) if place.order else set(indices)
                 if own != wanted or len(set(place.order)) < len(place.order):
                     raise ValueError(
-                        f"{place.path} has the indices {_braces(own)}, and {written} is counted by {_braces(wanted)}; "
+                        f"{place.path} has the indices {braces(own)}, and {written} is counted by {braces(wanted)}; "
                         "`order` lists those of the path and of `stacked`, each once"
                     )
             if len(indices) > 1 or (not indices and any(p.order for layout in listed for p in layout)):
@@ -331,7 +237,7 @@ def _read_file(node: Node, path: str, text: str) -> RuleFile:
         name: LayerTypes(t["of"], t["leaves"], node.value["types"].value[name].at)
         for name, t in values.get("types", {}).items()
     }
-    _check_types(types, rules, facts)
+    check_types(types, rules, facts)
     versions = tuple(Version(name, v["sizes"], v.get("facts", {})) for name, v in values.get("versions", {}).items())
     for version in versions:
         for key in version.facts:
@@ -363,9 +269,9 @@ def _read_file(node: Node, path: str, text: str) -> RuleFile:
             raise RuleError(
                 f"{node.value['facts'].value[name].at}: the length {fact['length']} is no size that `axes` declares"
             )
-    indices = {name: rule for rule in reversed(rules) for name in _indices_of(rule) if rule.word != "drop"}
+    indices = {name: rule for rule in reversed(rules) for name in indices_of(rule) if rule.word != "drop"}
     for rule in rules:
-        for letter in () if rule.asked else _letters_of(rule):
+        for letter in () if rule.asked else letters_of(rule):
             if letter in indices:
                 raise RuleError(
                     f"{rule.at}: {letter} is an axis here and the index {{{letter}}} in line {indices[letter].at.line}; "
@@ -413,67 +319,6 @@ def _read_beside(values: Mapping[str, Any], node: Node) -> Beside:
     if "/" in name or "\\" in name or name in ("", ".", ".."):
         raise RuleError(f"{node.value['file'].at}: {name!r} is no name of a file beside the checkpoint")
     return Beside(name, values.get("only", {}), node.at.line_only)
-
-
-def _indices_of(rule: Rule) -> Iterator[str]:
-    for pattern in rule.sources.values():
-        yield from pattern.indices
-    yield from rule.stacked
-
-
-def _letters_of(rule: Rule) -> Iterator[str]:
-    if isinstance(rule.kind, Linear):
-        for equation in rule.kind.equations.values():
-            yield from equation.weight
-    yield from getattr(rule.kind, "axes", None) or ""
-    yield from rule.flattened.order if rule.flattened else ""
-    yield from rule.carries.of if rule.carries and isinstance(rule.carries.of, str) else ""
-    count = getattr(rule.kind, "feature_group_count", 1)
-    yield from count if isinstance(count, str) else ""
-    if isinstance(rule.kind, Recurrent):
-        yield from filter(None, (rule.kind.inputs, rule.kind.hidden))
-
-
-def facts_of(rule: Rule) -> Iterator[str]:
-    """Names of the facts that a rule refers to."""
-    if rule.when:
-        yield rule.when
-    for said in (getattr(rule.kind, "epsilon", None), getattr(rule.kind, "rows", None)):
-        if isinstance(said, str):
-            yield said
-    activation = getattr(rule.kind, "activation", None)
-    if isinstance(activation, str) and activation.startswith("$"):
-        yield activation[1:]
-    if isinstance(rule.kind, Linear) and rule.kind.plus is not None and rule.kind.plus.scale.fact is not None:
-        yield rule.kind.plus.scale.fact
-    if isinstance(rule.kind, Timescales):
-        yield from ("min_timescale", "max_timescale")
-
-
-def _check_types(types: Mapping[str, LayerTypes], rules: tuple[Rule, ...], facts: Mapping[str, Any]) -> None:
-    """Everything about the types of layers that needs no checkpoint."""
-    known: dict[str, LayerTypes] = {}
-    for name, entry in types.items():
-        if name in facts:
-            raise RuleError(f"{entry.at}: {name!r} is in `facts` too; the types of the layers are read off the tree")
-        if len(entry.leaves) < 2:
-            raise RuleError(f"{entry.at}: layers of one type need no `types`")
-        for word, pattern in entry.leaves.items():
-            if word in known:
-                raise RuleError(f"{entry.at}: {word!r} is a type in line {known[word].at.line} already")
-            known[word] = entry
-            if pattern.indices != (entry.index,):
-                raise RuleError(f"{entry.at}: {pattern} must have the index {{{entry.index}}}, and no other")
-    for rule in rules:
-        if rule.of_type is None:
-            continue
-        if rule.of_type not in known:
-            raise RuleError(f"{rule.at}: no type of layers is called {rule.of_type!r}{nearest(rule.of_type, known)} (known: {', '.join(known) or 'none'})")  # fmt: skip
-        if known[rule.of_type].index not in rule.path.indices:
-            raise RuleError(
-                f"{rule.at}: {rule.of_type!r} is a type of the layers {{{known[rule.of_type].index}}}, which "
-                f"{rule.path} does not have"
-            )
 
 
 def parse_models(text: str, name: str = "rules.yaml") -> tuple[RuleFile, ...]:

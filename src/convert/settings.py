@@ -10,8 +10,8 @@ from convert.cell_steps import CUSTOM_CELLS
 from convert.errors import PlanError
 from convert.fields import nearest
 from convert.kinds import Recurrent
+from convert.rule_checks import facts_of
 from convert.rulefile import ASK, RuleFile, references
-from convert.rules import facts_of
 
 
 def check_settings(rules: RuleFile, settings: Mapping[str, Any]) -> None:
