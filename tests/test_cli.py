@@ -559,7 +559,7 @@ def test_interrupted(number: int, code: int, said: str, tmp_path: Path) -> None:
         "import sys, time, convert.streaming as s, convert.cli\n"
         "put = s._Write.piece\n"
         "def slow(self, *args):\n"
-        "    print('running', flush=True); time.sleep(0.3); return put(self, *args)\n"
+        "    s._Write.piece = put; print('running', flush=True); time.sleep(1); return put(self, *args)\n"
         "s._Write.piece = slow\n"
         "convert.cli.main()\n"
     )

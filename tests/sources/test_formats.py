@@ -717,7 +717,9 @@ def test_sizes_that_a_file_cannot_hold_cost_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["msgpack", "npz", "deflated", "safetensors", "equinox", "keras", "t5x"])
 def test_one_leaf_is_read_without_the_others(tmp_path: Path, kind: str) -> None:
     """In a process that may take much less memory than the file: 200 MB beyond what it has after the imports."""
-    leaves = {f"w{k}": np.random.default_rng(k).integers(0, 255, 40 << 20, np.uint8) for k in range(6)}
+    leaves = {
+        f"w{k}": np.tile(np.random.default_rng(k).integers(0, 255, 10 << 10, np.uint8), 4 << 10) for k in range(6)
+    }
     path, records = tmp_path / "x", [list(leaves)]
     if kind == "t5x":
         path = writers.t5x(tmp_path / "c", leaves)
@@ -730,7 +732,6 @@ def test_one_leaf_is_read_without_the_others(tmp_path: Path, kind: str) -> None:
     elif kind == "equinox":
         path.write_bytes(writers.records(*leaves.values()))
     elif kind in ("npz", "deflated"):
-        leaves = {name: np.bitwise_and(x, 1) for name, x in leaves.items()} if kind == "deflated" else leaves
         path = writers.npz(tmp_path / "x.npz", leaves, kind == "deflated")
     elif kind == "safetensors":
         from safetensors.numpy import save_file
