@@ -23,6 +23,7 @@ from measuring import alternated, machine, measured, summaries
 from plots import bars, curves
 
 READING = "TensorStore, read alone, all cores"  # the floor
+HUGGING_FACE = "steps of Hugging Face's script"
 SAVING = "safetensors' save_file, of what is in memory"
 
 
@@ -42,7 +43,7 @@ def participants(checkpoint: str, model: str, folder: Path, options: list[str]) 
         found["orbaxport"] = [sys.executable, "-m", "orbaxport", "--input", checkpoint, "--output", out, "--quiet"]
     said = Path(checkpoint) / "_METADATA"
     if said.exists() and "transformer/layer_0/attn/q_einsum" in said.read_text():
-        found["steps of Hugging Face's script"] = [*peer, "huggingface", checkpoint, str(folder / "huggingface")]
+        found[HUGGING_FACE] = [*peer, "huggingface", checkpoint, str(folder / "huggingface")]
     for levels in ("weights", "coverage,weights", "coverage,weights,layers"):
         command = [*convert, "check", ready, "--from", checkpoint, "--level", levels, *options]
         found[f"convert check: {levels.replace(',', ', ')}"] = command
@@ -87,6 +88,7 @@ def main() -> None:
         "model": said.model,
         "bytes_written": nbytes,
     }
+    results["left_out"] = sorted({"orbaxport", HUGGING_FACE} - set(commands))
     results["runs"] = summaries(runs, READING)
     print(f"{Path(said.checkpoint).name}, {nbytes / 1e9:.2f} GB written; medians of {said.rounds} rounds\n")
     print(f"| {'':44s} | seconds | ratio to reading | processor s | RssAnon MB |\n|---|---|---|---|---|")
@@ -94,6 +96,8 @@ def main() -> None:
         print(
             f"| {name:44s} | {s['seconds']:7.2f} | {s.get('ratio_to_read', 0):.2f} | {s['cpu_seconds']:.2f} | {s['rss_anon_mb']:.0f} |"
         )
+    for name in results["left_out"]:
+        print(f"left out, as it is not installed or the checkpoint is of another layout: {name}")
     if said.json:
         said.json.parent.mkdir(parents=True, exist_ok=True)
         said.json.write_text(json.dumps(results, indent=1) + "\n")

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors import safe_open
+from safetensors.numpy import load_file
 
 import convert
 from command_line import Run
@@ -573,6 +574,54 @@ def test_interrupted(number: int, code: int, said: str, tmp_path: Path) -> None:
         _, err = process.communicate(timeout=30)
     assert process.returncode == code and said in err and "Traceback" not in err
     assert nothing_but(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("streams", "code", "said"),
+    [
+        (">&-", 0, "wrote"),
+        ("2>&-", 0, ""),
+        (">&- 2>&- <&-", 0, ""),
+        ("2>/dev/full", 0, ""),
+        ("--json >/dev/full", 2, "error: stdout cannot be written: No space left on device\n"),
+        ("--help >/dev/full", 2, "error: stdout cannot be written: No space left on device\n"),
+        ("--to nowhere 2>&-", 2, ""),
+    ],
+)
+def test_streams_that_are_closed_or_full(streams: str, code: int, said: str, tmp_path: Path) -> None:
+    """A conversion is not undone by who does not listen, and what is opened next does not become a standard stream."""
+    out = tmp_path / "m.safetensors"
+    command = f"{CONVERT} timesfm {checkpoint('timesfm-2.5')} {out} {streams}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert done.returncode == code, done.stderr
+    assert said in done.stderr and "Traceback" not in done.stderr
+    if code == 0:
+        assert load_file(out)
+
+
+def test_an_output_that_no_path_leads_to(tmp_path: Path) -> None:
+    (tmp_path / "loop.safetensors").symlink_to("loop.safetensors")
+    (gone := tmp_path / "gone").mkdir()
+    convert_it = f"{CONVERT} timesfm {checkpoint('timesfm-2.5').resolve()}"
+    loop = subprocess.run(
+        ["bash", "-c", f"{convert_it} loop.safetensors"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert loop.returncode == 2 and loop.stderr.startswith("error: ") and "internal" not in loop.stderr, loop.stderr
+    command = f"rmdir {gone}; {convert_it} o.safetensors"
+    lost = subprocess.run(["bash", "-c", command], cwd=gone, capture_output=True, text=True, check=False)
+    assert lost.returncode == 2, lost.stderr
+    assert (
+        "o.safetensors: the current directory cannot be told (No such file or directory); give a whole path"
+        in lost.stderr
+    )
+
+
+@pytest.mark.parametrize(
+    "option", ["--jobs 1" + 30 * "0", "--max-shard-size 1" + 400 * "0" + "GB", "--set epsilon=1" + 400 * "0"]
+)
+def test_numbers_beyond_all_measure(option: str, run: Run, tmp_path: Path) -> None:
+    _, err = run("timesfm", str(checkpoint("timesfm-2.5")), str(tmp_path / "o"), *option.split(), code=2)
+    assert "internal" not in err and nothing_but(tmp_path)
 
 
 def test_names_cannot_drive_the_terminal(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

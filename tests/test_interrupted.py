@@ -164,12 +164,14 @@ def test_where_the_time_went(tmp_path: Path) -> None:
     assert all(seconds >= 0 for seconds in spent.values())
 
 
-def test_one_thread_s_time_is_told_whole(tmp_path: Path) -> None:
-    """What it did not spend on its own is the main thread's, which hands out batches and gathers what comes back."""
+@pytest.mark.parametrize("jobs", [1, 3])
+def test_all_time_of_all_threads_is_told(jobs: int, tmp_path: Path) -> None:
     source = tmp_path / "ckpt"
     _many_leaves(source)
-    result = convert.convert(str(_rules(tmp_path)), source, tmp_path / "m.safetensors", jobs=1)
-    assert 0.7 * result.seconds < sum(result.spent.values()) < 1.01 * result.seconds
+    result = convert.convert(str(_rules(tmp_path)), source, tmp_path / "m.safetensors", jobs=jobs)
+    once = result.spent["prepare"] + result.spent["sync"]
+    threads = sum(result.spent.values()) - once
+    assert 0.9 * result.seconds < once + threads / jobs < 1.01 * result.seconds
 
 
 def test_reading_is_not_counted_as_decoding_too(tmp_path: Path) -> None:

@@ -677,3 +677,10 @@ def test_what_divides_a_size() -> None:
         rule_file("- {from: w, axes: D, parameter: w}", head.replace("divides: {heads", "divides: {hheads"))
     with pytest.raises(RuleError, match=r"r.yaml:5:10: `divides` speaks of E, which `axes` does not declare"):
         rule_file("- {from: w, axes: D, parameter: w}", head.replace("heads: D", "heads: E"))
+
+
+@pytest.mark.parametrize("digits", ["1" + 400 * "0", "-1" + 400 * "0", 3_999 * "9"])
+def test_a_number_beyond_all_measure_is_none(digits: str) -> None:
+    text = f"model: m\ntitle: M\ntargets: {{torch: {{loads: x.M}}}}\nrules:\n- from: s\n  multiplies_by: scale\n  epsilon: {digits}\n  rms_norm: n\n"
+    with pytest.raises(RuleError, match=r"^r.yaml:\d+:\d+: "):
+        parse_models(text, "r.yaml")

@@ -23,7 +23,7 @@ from convert.placing import Gathered, nowhere, place
 from convert.plan import Plan
 from convert.sources.base import Source
 from convert.sources.budget import Budget
-from convert.sources.chunks import Meter
+from convert.sources.chunks import Meter, tiles
 from convert.spec import TensorSpec
 from convert.steps import Part, Step
 
@@ -46,8 +46,8 @@ class Deal(Protocol):
 
         Args:
             region: their place, a part of the tensor's memory, with axes in any order.
-            values: what the plan makes of the leaf for it, of the same shape, to be asked for once; raises OverflowError where a
-                value does not fit the dtype of the tensor.
+            values: what the plan makes of the leaf for it, of the same shape; raises OverflowError where a value does not
+                fit the dtype of the tensor.
         """
 
     def whole(self, step: Step) -> None:
@@ -253,22 +253,29 @@ class _Share:
 
     def see(self, origin: tuple[int, ...], values: Array) -> None:
         """Deals with what it needs of a piece."""
+        last = False
         for here, given in self._place.parts(origin, values):
             if self._gathered is not None:
-                here[...] = given
+                here[...] = apply(self._place.ops, given)
             else:
                 self._deal.piece(self._step, self._part, here, partial(apply, self._place.ops, given))
             with self._lock:
                 self._left -= given.size
                 last = not self._left
-            if last:
-                if self._gathered is not None:
-                    self._deal.piece(self._step, self._part, self._rows, self._gathered.made)
-                    self._gathered = None
-                    self._place = nowhere(self._spec)
-                    if self.give_back is not None:
-                        self.give_back(self.nbytes)
-                self._filled(self._step)
+        if last:
+            del here, given  # which would keep what was gathered
+            self._finish()
+
+    def _finish(self) -> None:
+        if self._gathered is not None:
+            for tile in tiles(self._rows.shape, self._place.view.itemsize):
+                cut = tile.within((0,) * self._rows.ndim)
+                self._deal.piece(self._step, self._part, self._rows[cut], partial(self._gathered.made, cut))
+            self._gathered = None
+            self._place = nowhere(self._spec)
+            if self.give_back is not None:
+                self.give_back(self.nbytes)
+        self._filled(self._step)
 
 
 _Batch = list[tuple[_Leaf, int]]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Any, NamedTuple
 
@@ -29,14 +29,17 @@ from convert.ops import (
     Reshape,
     Slice,
     Take,
+    apply,
     out_spec,
     overwrite,
+    widens,
 )
 from convert.sources.chunks import Box
 from convert.spec import TensorSpec, numpy_dtype
 
 Array = np.ndarray[Any, np.dtype[Any]]
 ELEMENTWISE = (Cast, Add, Multiply)
+MOVING = (Permute, Reshape, Flip, Take, Slice, Deinterleave, Interleave)
 
 
 @dataclass(frozen=True)
@@ -239,25 +242,43 @@ def place(ops: Sequence[Op], spec: TensorSpec, region: Array) -> Place | None:
 
 
 class Gathered:
-    """A part of a leaf whose operations need all of it at once: it is collected first.
+    """A part of a leaf whose operations need all of it at once: it is collected first, in the dtype that they are computed in.
 
     Attributes:
         place: the memory that it is collected in.
     """
 
     def __init__(self, ops: Sequence[Op], spec: TensorSpec) -> None:
-        self._first = tuple(takewhile(lambda op: isinstance(op, Take | Slice), ops))
-        self._rest = tuple(ops[len(self._first) :])
-        kept = out_spec(self._first, spec)
-        self._memory = np.empty(kept.shape, numpy_dtype(kept.dtype))
-        found = place(self._first, spec, self._memory)
+        first = tuple(takewhile(lambda op: isinstance(op, Take | Slice), ops))
+        kept = at = out_spec(first, spec)
+        early, moves, rest = list[Op](), list[Op](), list(ops[len(first) :])
+        # What changes values one by one is done as they come; that they are moved first would make no difference.
+        while rest and isinstance(rest[0], (*ELEMENTWISE, *MOVING)):
+            if isinstance(rest[0], Cast) and not widens(at.dtype, rest[0].dtype):
+                break  # which may fail: that is for who asks for the result
+            at = rest[0].out_spec(at)
+            (early if isinstance(rest[0], ELEMENTWISE) else moves).append(rest.pop(0))
+        count = len(list(takewhile(lambda op: isinstance(op, ELEMENTWISE), reversed(rest))))
+        self._whole, self._late = (*moves, *rest[: len(rest) - count]), tuple(rest[len(rest) - count :])
+        self._memory = np.empty(kept.shape, numpy_dtype(at.dtype))
+        self._made: Array | None = None
+        self._error: OverflowError | None = None
+        found = place(first, kept if not first else spec, self._memory)
         assert found is not None
-        self.place = found
+        self.place = replace(found, ops=tuple(early))
 
-    def made(self) -> Array:
-        """What the operations make of it, once it is complete; in its own memory as far as they can, so it is asked for once.
+    def made(self, cut: tuple[Any, ...]) -> Array:
+        """A part of what the operations make of it, once it is complete; in its own memory as far as they can.
 
         Raises:
             OverflowError: a value does not fit its new dtype.
         """
-        return overwrite(self._rest, self._memory)
+        if self._error is not None:
+            raise self._error
+        if self._made is None:
+            try:
+                self._made = overwrite(self._whole, self._memory)
+            except OverflowError as error:  # the memory has been given up
+                self._error = error
+                raise
+        return apply(self._late, self._made[cut])

@@ -51,6 +51,20 @@ def os_errors(out: Path, needed: int | None = None) -> Iterator[None]:
         raise OutputError(f"{out}: cannot be written: {reason}") from error
 
 
+def real(path: Path) -> Path:
+    """The whole path, symbolic links resolved.
+
+    Raises:
+        OutputError: it is relative, and the current directory does not exist any more.
+    """
+    try:
+        return Path(os.path.realpath(path))
+    except OSError as error:
+        raise OutputError(
+            f"{path}: the current directory cannot be told ({error.strerror}); give a whole path"
+        ) from None
+
+
 def refuse_existing(out: Path, overwrite: bool, *, directory: bool | None = None) -> None:
     """Checks that something may be written at `out`.
 
@@ -62,7 +76,7 @@ def refuse_existing(out: Path, overwrite: bool, *, directory: bool | None = None
             missing.
     """
     directory = out.suffix != ".safetensors" if directory is None else directory
-    out = Path(os.path.realpath(out))
+    out = real(out)
     if not out.name:
         raise OutputError(f"{out}: not a name that can be written; give a name below it")
     if not out.parent.is_dir():
@@ -105,7 +119,7 @@ class Stage:
             OutputError: `out` exists and `overwrite` is not set, is of the other kind, cannot be replaced, or its
                 parent is missing or not writable.
         """
-        self.out = Path(os.path.realpath(out))
+        self.out = real(out)
         self.directory = directory
         self.overwrite = overwrite
         self._fd = -1

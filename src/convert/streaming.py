@@ -23,6 +23,7 @@ from convert.plan import Plan
 from convert.sources.base import Source
 from convert.sources.chunks import Meter
 from convert.spec import numpy_dtype
+from convert.staging import real
 from convert.steps import Part, Sinusoids, Step
 from convert.writer import Layout, OutTensor, Writer, lay_out
 
@@ -56,7 +57,7 @@ class Result:
         spent: seconds by activity. By one thread: ``prepare`` (the layout, the headers, the files) and ``sync`` (to the disk, and
             what puts the output in place). Summed over the threads: ``read``, ``decode`` (with ``read``, where they are one),
             ``checksum``, ``transform``, ``write`` (into the mapped output), ``steps`` (the interpreter's between all these) and
-            ``wait`` (for memory, or a turn).
+            ``wait`` (for memory, a turn, or work).
     """
 
     out: Path
@@ -170,11 +171,14 @@ def execute(
                 writer.region(step.name)[...] = computed(step)
         meter.add("prepare", time.monotonic() - started)
         yield Event("", 0, total)
-        done = 0
-        for leaf, digest in move(plan, _Write(writer, meter), jobs=jobs or default_jobs(), meter=meter):
+        done, jobs = 0, jobs or default_jobs()
+        moving, before = time.perf_counter(), sum(meter.seconds.values())
+        for leaf, digest in move(plan, _Write(writer, meter), jobs=jobs, meter=meter):
             digests[leaf] = digest
             done += plan.source.leaves[leaf].spec.nbytes
             yield Event(leaf, done, total)
+        moving, busy = time.perf_counter() - moving, sum(meter.seconds.values()) - before
+        meter.add("wait", max(0.0, jobs * moving - busy))
         syncing = time.perf_counter()
         source_digest = combine(digests)
         writer.set_metadata("source_digest", source_digest)
@@ -239,8 +243,8 @@ def _extra_files(plan: Plan) -> dict[str, bytes]:
 
 def refuse_overlap(out: Path, source: Source) -> None:
     """Writing into the checkpoint, or replacing a directory that holds it, would damage the source."""
-    here = out.resolve()
-    for there in (source.path.resolve(), source.called.resolve(), _outermost(source.path.resolve())):
+    here, stored = real(out), real(source.path)
+    for there in (stored, real(source.called), _outermost(stored)):
         if here == there or (there in here.parents and there.is_dir()) or here in there.parents:
             raise OutputError(
                 f"{out} and the checkpoint {source.called} lie within each other; choose another place for the output"

@@ -76,7 +76,7 @@ MAX_VALUES = 100_000  # a rule file has hundreds; aliases of aliases grow withou
 def _scalar(text: str) -> Any:
     if text.lower() in _WORDS:
         return _WORDS[text.lower()]
-    if _INT.fullmatch(text) and len(text) <= 4000:  # Python refuses to read longer ones
+    if _INT.fullmatch(text) and len(text) <= 300:  # which float64 can hold, and Python reads
         return int(text)
     if _FLOAT.fullmatch(text) and math.isfinite(float(text)):
         return float(text)

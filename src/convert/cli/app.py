@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import atexit
+import errno
 import gc
 import os
 import signal
 import sys
+from contextlib import suppress
 from typing import NoReturn
 
 import click
@@ -109,7 +111,14 @@ def _run() -> int:
         if isinstance(stop.code, str):
             output.error(stop.code)
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
-    except Exception:  # noqa: BLE001 - the last resort: say so, and exit with the documented code
+    except Exception as error:  # noqa: BLE001 - the last resort: say so, and exit with the documented code
+        if (
+            isinstance(error, OSError)
+            and error.filename is None
+            and error.errno in (errno.ENOSPC, errno.EPIPE, errno.EIO)
+        ):
+            output.error(f"stdout cannot be written: {error.strerror}")  # of a help that click prints
+            return 2
         import traceback
 
         output.error(f"internal error, please report it:\n{traceback.format_exc()}")
@@ -122,9 +131,7 @@ def _end(code: int) -> NoReturn:
     What was registered for the exit is run, and all output is out.
     """
     atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        try:
+    for stream in (sys.stdout, sys.stderr):  # `output` has said what there is to say of a stream that takes nothing
+        with suppress(OSError, ValueError):
             stream.flush()
-        except (OSError, ValueError):  # nobody reads it any more
-            code = code or 1
     os._exit(code)

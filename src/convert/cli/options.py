@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -140,9 +141,10 @@ def parse_size(text: str) -> int:
     unit = match[2].upper() if match else None
     if unit is not None and unit not in _UNITS:
         unit += "B"
-    if match is None or unit not in _UNITS or float(match[1]) * _UNITS[unit] < 1:
+    size = float(match[1]) * _UNITS[unit] if match is not None and unit in _UNITS else 0.0
+    if not 1 <= size < math.inf:
         raise ConvertError(f"{text!r} is not a size such as 500MB, 2GB or 2GiB")
-    return int(float(match[1]) * _UNITS[unit])
+    return int(size)
 
 
 def parse_settings(pairs: Iterable[str], custom_cells: bool = False) -> dict[str, Any]:

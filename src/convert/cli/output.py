@@ -6,9 +6,11 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import islice
 from typing import Any, Protocol
+
+from convert.errors import OutputError
 
 
 class Progress(Protocol):
@@ -25,12 +27,18 @@ def _harmless(text: str) -> str:
 
 
 def data(text: str, end: str = "\n") -> None:
-    """A result that the user asked for: to stdout. Ends the program quietly when the reader has gone, as `head` does."""
+    """A result that the user asked for: to stdout. Ends the program quietly when the reader has gone, as `head` does.
+
+    Raises:
+        OutputError: it cannot be written: the disk is full, say.
+    """
     try:
         print(_harmless(text), end=end, flush=True)
-    except BrokenPipeError:
+    except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains when it flushes
-        sys.exit(0)
+        if isinstance(error, BrokenPipeError):
+            sys.exit(0)
+        raise OutputError(f"stdout cannot be written: {error.strerror}") from None
 
 
 def data_lines(lines: Iterable[str]) -> None:
@@ -49,13 +57,14 @@ def data_json(value: Any) -> None:
 
 
 def say(text: str) -> None:
-    """Narration, to stderr."""
-    print(_harmless(text), file=sys.stderr)
+    """Narration, to stderr; where that cannot be written, nobody is told, and the work is done all the same."""
+    with suppress(OSError):
+        print(_harmless(text), file=sys.stderr, flush=True)
 
 
 def error(text: str) -> None:
     """The last word of a failed command, to stderr."""
-    print(f"error: {_harmless(text)}", file=sys.stderr)
+    say(f"error: {text}")
 
 
 def cell(text: str) -> str:

@@ -28,7 +28,7 @@ from convert.errors import ConvertError
     o.LIKE,
     o.SHARD_SIZE,
     o.OVERWRITE,
-    click.Option(["--jobs"], type=click.IntRange(1), metavar="N", help="Threads.", show_default="the processors"),
+    click.Option(["--jobs"], type=click.IntRange(1, 4096), metavar="N", help="Threads.", show_default="the processors"),
     click.Option(
         ["--check"],
         is_flag=True,

@@ -7,7 +7,9 @@ from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from threading import Condition, get_ident
 
-MOST = 192 << 20  # bytes; with what else a conversion needs it stays below 400 MB where no single part exceeds this
+# Bytes. There are two budgets (`sources.chunks.WHOLE`, `moving.move`); with what else a conversion needs it stays below 400 MB where
+# no single part exceeds this.
+MOST = 128 << 20
 
 
 class StoppedError(RuntimeError):

@@ -6,6 +6,7 @@ To everything behind the plan they are leaves like others, with a name that says
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,7 +16,7 @@ import numpy as np
 
 from convert.kinds.product import Product
 from convert.sources.base import Leaf, Source
-from convert.sources.chunks import PIECE, Box, Grid, Meter, Piece, in_one, tiles, undivided, whole
+from convert.sources.chunks import PIECE, WHOLE, Box, Grid, Meter, Piece, in_one, tiles, undivided, whole
 from convert.spec import TensorSpec, numpy_dtype
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -161,11 +162,17 @@ class Merged(Source):
 
     def _made(self, merge: Merge, meter: Meter | None) -> Iterator[Piece]:
         """The pieces of a leaf that is computed, made from those of the leaf that is added to."""
-        a, b = (self._inner.read(leaf) for leaf in (merge.first, merge.second))
+        with WHOLE.holding(sum(self._inner.leaves[leaf].spec.nbytes for leaf in (merge.first, merge.second))):
+            a, b = (self._inner.read(leaf) for leaf in (merge.first, merge.second))
+            yield from self._filled(merge, a, b, meter or Meter())
+
+    def _filled(self, merge: Merge, a: Array, b: Array, meter: Meter) -> Iterator[Piece]:
         if merge.base is None:
             for tile in tiles(merge.spec.shape, numpy_dtype(merge.spec.dtype).itemsize):
                 out = np.empty(tile.shape, merge.spec.dtype)
+                started = time.perf_counter()
                 merge.fill(out, tile.origin, a, b, None)
+                meter.add("transform", time.perf_counter() - started)
                 yield tile.origin, out
             return
         grid = self._inner.chunks(merge.base)
@@ -177,5 +184,7 @@ class Merged(Source):
                 pieces = in_one(chunk.origin, partial(self._inner.read, merge.base), nbytes, meter)
             for origin, kept in pieces:
                 out = np.empty(kept.shape, merge.spec.dtype)
+                started = time.perf_counter()
                 merge.fill(out, origin, a, b, kept)
+                meter.add("transform", time.perf_counter() - started)
                 yield origin, out

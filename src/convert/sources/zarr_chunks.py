@@ -19,9 +19,10 @@ from typing import Any
 
 import zstandard
 
-from convert.sources.chunks import Meter
+from convert.sources.chunks import PIECE, WHOLE, Meter
 
 READ = 1 << 20  # bytes read at once
+_HEADER = 18  # bytes of a frame's header, at most
 SMALL = 1 << 18  # bytes of a value that is read and decoded at once
 _READ_ONLY = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0)
 
@@ -174,6 +175,14 @@ def decoded(stored: Stored | bytes, compressed: bool, nbytes: int, meter: Meter 
     return made if made is not None and len(made) == nbytes else None
 
 
+def _window(head: bytes) -> int:
+    """Bytes of what was decoded that a decoder of the frame with this header keeps; 0 where that is none."""
+    try:
+        return int(zstandard.get_frame_parameters(head).window_size)
+    except zstandard.ZstdError:
+        return 0
+
+
 @contextmanager
 def decoding(
     stored: Stored | bytes, compressed: bool, meter: Meter | None = None
@@ -192,10 +201,14 @@ def decoding(
     with ExitStack() as stack:
         if isinstance(stored, bytes):
             raw: Any = io.BytesIO(stored)
+            head = stored[:_HEADER]
         else:
             file = os.open(stored.file, _READ_ONLY)
             stack.callback(os.close, file)
             raw = _Range(file, stored.start, stored.stop, meter)
+            head = os.pread(file, _HEADER, stored.start)
+        if compressed and (window := _window(head)) > PIECE:
+            stack.enter_context(WHOLE.holding(window))
         # Across frames, so that what follows the first one is not overlooked.
         stream = zstandard.ZstdDecompressor().stream_reader(raw, READ, read_across_frames=True) if compressed else raw
         done = 0
