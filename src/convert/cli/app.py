@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import ctypes
 import errno
 import gc
 import os
@@ -40,6 +41,7 @@ Exit codes: 0 done, 2 a usage, input or internal error, 130 interrupted.
 """
 EPILOG = "Options of the conversion itself: convert run --help"
 RUN = "run"
+M_MMAP_THRESHOLD = -3  # malloc.h of glibc
 COMPUTING = {"check", "--check", "record", "skeleton"}  # whose models may multiply matrices; a conversion never does
 
 
@@ -81,7 +83,14 @@ def program() -> NoReturn:
     gc.set_threshold(100_000, 20, 20)  # importing a framework makes many objects, all of which stay
     if COMPUTING.isdisjoint(sys.argv):  # else NumPy starts a thread for each processor, which spins for 30 ms or more
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    _give_large_memory_back()
     _end(_run())
+
+
+def _give_large_memory_back() -> None:
+    """As soon as it is freed: glibc's malloc would keep blocks of up to 32 MB, and those of each thread for that thread alone."""
+    if sys.platform == "linux" and (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)) is not None:
+        mallopt(M_MMAP_THRESHOLD, 16 << 20)
 
 
 def main() -> NoReturn:
