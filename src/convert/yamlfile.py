@@ -248,6 +248,11 @@ def load_yaml(text: str, file: str) -> Node:
         found = repr(text[mark.index]) if mark.index < len(text) else "the end of the file"
         said = error.problem or error.context
         raise RuleError(f"{_place(text, mark.index, file)}: not YAML: {said}, at {found}") from None
+    except yaml.reader.ReaderError as error:
+        found = chr(error.character)
+        raise RuleError(
+            f"{_place(text, max(0, text.find(found)), file)}: not YAML: {error.reason}, at {found!r}"
+        ) from None
     except (yaml.YAMLError, ValueError) as error:
         raise RuleError(f"{file}: not YAML: {str(error).splitlines()[0]}") from None
     if node is None:
