@@ -41,7 +41,7 @@ Exit codes: 0 done, 2 a usage, input or internal error, 130 interrupted.
 """
 EPILOG = "Options of the conversion itself: convert run --help"
 RUN = "run"
-M_MMAP_THRESHOLD = -3  # malloc.h of glibc
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h of glibc
 COMPUTING = {"check", "--check", "record", "skeleton"}  # whose models may multiply matrices; a conversion never does
 
 
@@ -88,9 +88,13 @@ def program() -> NoReturn:
 
 
 def _give_large_memory_back() -> None:
-    """As soon as it is freed: glibc's malloc would keep blocks of up to 32 MB, and those of each thread for that thread alone."""
+    """As soon as it is freed: glibc's malloc would keep blocks of up to 32 MB, and those of each thread for that thread alone.
+
+    What is smaller, a piece, say, it does keep, as it would by itself: to make its pages anew each time takes long.
+    """
     if sys.platform == "linux" and (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)) is not None:
         mallopt(M_MMAP_THRESHOLD, 16 << 20)
+        mallopt(M_TRIM_THRESHOLD, 12 << 20)
 
 
 def main() -> NoReturn:
