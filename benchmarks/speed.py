@@ -74,11 +74,8 @@ def main() -> None:
         commands = participants(said.checkpoint, said.model, folder, options)
         if said.only:
             commands = {k: v for k, v in commands.items() if any(k.startswith(only) for only in said.only)}
-        kept = {Path(said.checkpoint).resolve(), folder / "ready.safetensors"}
-        written = {
-            Path(word) for command in commands.values() for word in command if Path(word).parent == folder
-        } - kept
-        runs = alternated(commands, said.rounds, written)
+        written = {Path(word) for command in commands.values() for word in command if Path(word).parent == folder}
+        runs = alternated(commands, said.rounds, written - {folder / "ready.safetensors"})
         if SAVING in runs:
             runs[SAVING].seconds = [float(out) for out in runs[SAVING].said]  # of the call alone
         nbytes = (folder / "ready.safetensors").stat().st_size

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -87,7 +87,11 @@ class Compiler:
                 if tensors is not None:
                     made = [tensor.renamed(rule, role, layer, indices, names) for tensor in tensors]
                 else:
-                    tensors = self._tensors(rule, role, layer, variant, indices, values, names, beside)
+                    tensors = _among_siblings(
+                        tensor
+                        for choices in layer.path.all_choices()
+                        for tensor in self._tensor(rule, role, layer, variant, indices, values, names, choices, beside)
+                    )
                     made = [tensor.step for tensor in tensors]
                     if not any(tensor.own for tensor in tensors):
                         alike[specs] = tensors
@@ -129,26 +133,6 @@ class Compiler:
                     f"{rule.at.line_only}: {bias}: {self.source.leaves[bias].spec} is no bias for {kernel}: "
                     f"{self.source.leaves[kernel].spec}, which makes {shown} = {channels} channels; one of the two paths is wrong"
                 )
-
-    def _tensors(
-        self,
-        rule: Rule,
-        role: str,
-        layer: TargetLayer,
-        variant: str | None,
-        indices: Mapping[str, int],
-        values: tuple[int, ...],
-        names: Mapping[tuple[int, ...], str | None],
-        beside: Mapping[str, Mapping[Key, str]],
-    ) -> list[_Tensor]:
-        """The tensors that the leaves `names` make, one for each alternative of them, of one value of the pattern's indices."""
-        made = [
-            tensor
-            for choices in layer.path.all_choices()
-            for tensor in self._tensor(rule, role, layer, variant, indices, values, names, choices, beside)
-        ]
-        alike = Counter((tuple(tensor.stack.values()), tensor.step.spec) for tensor in made)
-        return [tensor.among(alike[tuple(tensor.stack.values()), tensor.step.spec]) for tensor in made]
 
     def _tensor(
         self,
@@ -288,10 +272,6 @@ class _Tensor:
     sources: tuple[tuple[int, ...], ...]
     own: bool
 
-    def among(self, siblings: int) -> _Tensor:
-        """The same, one of as many in its layer."""
-        return self if siblings == 1 else replace(self, step=replace(self.step, siblings=siblings))
-
     def renamed(
         self,
         rule: Rule,
@@ -303,6 +283,17 @@ class _Tensor:
         """The step of another layer, which has the leaves `names`, of the same shapes."""
         name = _name(rule, role, layer, {**indices, **self.stack}, self.choices)
         return self.step.renamed(name, [names[choices] or "" for choices in self.sources])
+
+
+def _among_siblings(tensors: Iterable[_Tensor]) -> list[_Tensor]:
+    """The tensors of a layer, each told how many of them are of its spec and of its elements of the stacked axes."""
+    tensors = list(tensors)
+    kinds = [(tuple(tensor.stack.values()), tensor.step.spec) for tensor in tensors]
+    many = Counter(kinds)
+    return [
+        tensor if many[kind] == 1 else replace(tensor, step=replace(tensor.step, siblings=many[kind]))
+        for tensor, kind in zip(tensors, kinds, strict=True)
+    ]
 
 
 def _name(rule: Rule, role: str, layer: TargetLayer, indices: Mapping[str, int], choices: tuple[int, ...]) -> str:

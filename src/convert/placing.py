@@ -263,7 +263,7 @@ class Gathered:
         self._memory = np.empty(kept.shape, numpy_dtype(at.dtype))
         self._made: Array | None = None
         self._error: OverflowError | None = None
-        found = place(first, kept if not first else spec, self._memory)
+        found = place(first, spec, self._memory)
         assert found is not None
         self.place = replace(found, ops=tuple(early))
 

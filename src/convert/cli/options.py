@@ -109,6 +109,8 @@ SHARD_SIZE = click.Option(
     help="The most in one file of a directory, such as 2GB.",
     show_default="5GB",
 )
+# What a conversion follows from, beside model and checkpoint; `convert plan` takes all of it, too.
+PLANNING = (TO, DTYPE, STEP, ITEM, SKELETON, SETTINGS, CUSTOM_CELLS, RULES_DIR, LIKE, SHARD_SIZE)
 OVERWRITE = click.Option(["--overwrite"], is_flag=True, help="Replace an existing OUT.")
 REFERENCE = click.Option(["--reference"], metavar="MODULE:FACTORY", help="The two models, when they are your own.")
 REQUIRE = click.Option(

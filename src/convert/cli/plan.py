@@ -23,16 +23,7 @@ if TYPE_CHECKING:
 @o.command(
     o.MODEL,
     o.CHECKPOINT,
-    o.TO,
-    o.DTYPE,
-    o.STEP,
-    o.ITEM,
-    o.SKELETON,
-    o.SETTINGS,
-    o.CUSTOM_CELLS,
-    o.RULES_DIR,
-    o.LIKE,
-    o.SHARD_SIZE,
+    *o.PLANNING,
     o.JSON,
 )
 def plan(

@@ -161,8 +161,7 @@ def pieces(store: Store, array: Array, all_stored: bool, chunk: Box, meter: Mete
     nbytes = math.prod(array.grid.chunk) * dtype.itemsize
     if (raw := decoded(stored, array.encoding.compressed, nbytes, meter)) is not None:
         values = np.frombuffer(raw, dtype).reshape(array.grid.chunk)
-        if values.size:
-            yield chunk.origin, values[tuple(map(slice, chunk.shape))] if chunk.shape != values.shape else values
+        yield chunk.origin, values[whole(chunk.shape).within((0,) * values.ndim)]
         return
     try:
         with decoding(stored, array.encoding.compressed, meter) as fill:

@@ -201,14 +201,14 @@ def decoding(
     with ExitStack() as stack:
         if isinstance(stored, bytes):
             raw: Any = io.BytesIO(stored)
-            head = stored[:_HEADER]
         else:
             file = os.open(stored.file, _READ_ONLY)
             stack.callback(os.close, file)
             raw = _Range(file, stored.start, stored.stop, meter)
-            head = os.pread(file, _HEADER, stored.start)
-        if compressed and (window := _window(head)) > PIECE:
-            stack.enter_context(WHOLE.holding(window))
+        if compressed:
+            head = stored[:_HEADER] if isinstance(stored, bytes) else os.pread(file, _HEADER, stored.start)
+            if (window := _window(head)) > PIECE:
+                stack.enter_context(WHOLE.holding(window))
         # Across frames, so that what follows the first one is not overlooked.
         stream = zstandard.ZstdDecompressor().stream_reader(raw, READ, read_across_frames=True) if compressed else raw
         done = 0
