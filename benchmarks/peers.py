@@ -24,8 +24,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 def read(checkpoint: str, threads: str = "1") -> None:
     """Nothing of ours beyond the names: TensorStore reads, decodes, and the leaf is let go."""
-    from convert.sources.orbax import OrbaxSource
-    from convert.sources.orbax_store import read_array
+    from convert.checkpoints.orbax.arrays import read_array
+    from convert.checkpoints.orbax.reader import OrbaxSource
 
     source = OrbaxSource(Path(checkpoint))
 

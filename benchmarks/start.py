@@ -72,8 +72,8 @@ def written(folder: Path, layers: int) -> Path:
 def planning(checkpoint: Path, rules: Path, rounds: int) -> dict[str, float]:
     """Medians of the seconds within one process: the checkpoint is opened, the plan is made."""
     from convert import open_source
-    from convert.planner import make_plan
-    from convert.rules import parse_models
+    from convert.planning.planner import make_plan
+    from convert.rules.parse import parse_models
 
     opened, planned = [], []
     for _ in range(rounds):

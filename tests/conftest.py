@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from command_line import Run
+from support.command_line import Run
 
 GROWTH = 1 << 30  # bytes of memory after which a process lets go of what JAX has compiled
 CACHE = {  # jax/_src/config.py: every program is worth keeping

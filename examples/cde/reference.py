@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from convert import Plan
-from convert.references.interpolation import path_variants, solution_variants
+from convert.references.neural_cde import path_variants, solution_variants
 from convert.references.protocol import Observed, Reference, Variant
 
 METHODS = {"linear": (diffrax.Euler, "euler", "Euler"), "cubic": (diffrax.Midpoint, "midpoint", "midpoint")}
@@ -45,7 +45,7 @@ def restored(weights: Mapping[str, Any]) -> model_jax.NeuralCDE:
 
 def steps(model: model_jax.NeuralCDE, ts: Any, path: diffrax.AbstractPath, solver: diffrax.AbstractSolver) -> Any:
     """`model_jax.solve`, with diffrax's solver stepping from knot to knot: `diffeqsolve` traces ten times as long, and gives the
-    same (tests/test_cde.py)."""
+    same (tests/parity/test_control_path.py)."""
     terms = model_jax.terms(model, path)
     z = model.initial(path.evaluate(ts[0]))
     states, state = [z], solver.init(terms, ts[0], ts[1], z, None)

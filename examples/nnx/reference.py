@@ -13,8 +13,8 @@ from flax import nnx
 from flax.traverse_util import unflatten_dict
 
 from convert import Plan
+from convert.references.module_facts import facts
 from convert.references.protocol import Reference
-from convert.references.torch_facts import facts
 
 
 def reference(plan: Plan, eps: float | None = 1e-6) -> Reference:

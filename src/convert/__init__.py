@@ -18,44 +18,44 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from convert.api import convert as convert
     from convert.api import plan_conversion as plan_conversion
+    from convert.checkpoints import Format as Format
+    from convert.checkpoints import Leaf as Leaf
+    from convert.checkpoints import Options as Options
+    from convert.checkpoints import Source as Source
+    from convert.checkpoints import open_source as open_source
+    from convert.core.errors import CheckpointError as CheckpointError
+    from convert.core.errors import ConvertError as ConvertError
+    from convert.core.errors import OutputError as OutputError
+    from convert.core.errors import PlanError as PlanError
+    from convert.core.errors import RuleError as RuleError
+    from convert.core.tensor_spec import TensorSpec as TensorSpec
     from convert.drafting import draft_rules as draft_rules
-    from convert.errors import CheckpointError as CheckpointError
-    from convert.errors import ConvertError as ConvertError
-    from convert.errors import OutputError as OutputError
-    from convert.errors import PlanError as PlanError
-    from convert.errors import RuleError as RuleError
-    from convert.library import available_rules as available_rules
-    from convert.library import load_models as load_models
-    from convert.library import load_rules as load_rules
-    from convert.plan import Plan as Plan
-    from convert.rulefile import RuleFile as RuleFile
-    from convert.rules import parse_rules as parse_rules
-    from convert.sources import Format as Format
-    from convert.sources import Leaf as Leaf
-    from convert.sources import Options as Options
-    from convert.sources import Source as Source
-    from convert.sources import open_source as open_source
-    from convert.spec import TensorSpec as TensorSpec
-    from convert.steps import Step as Step
-    from convert.streaming import Event as Event
-    from convert.streaming import Result as Result
-    from convert.streaming import execute as execute
-    from convert.survey import Survey as Survey
-    from convert.survey import survey_rules as survey_rules
+    from convert.drafting.survey import Survey as Survey
+    from convert.drafting.survey import survey_rules as survey_rules
+    from convert.planning.plan import Plan as Plan
+    from convert.planning.step import Step as Step
+    from convert.rules.file import RuleFile as RuleFile
+    from convert.rules.library import available_rules as available_rules
+    from convert.rules.library import load_models as load_models
+    from convert.rules.library import load_rules as load_rules
+    from convert.rules.parse import parse_rules as parse_rules
+    from convert.writing.execute import Event as Event
+    from convert.writing.execute import Result as Result
+    from convert.writing.execute import execute as execute
 
 _MODULES = {
     "convert.api": ("convert", "plan_conversion"),
     "convert.drafting": ("draft_rules",),
-    "convert.errors": ("CheckpointError", "ConvertError", "OutputError", "PlanError", "RuleError"),
-    "convert.plan": ("Plan",),
-    "convert.library": ("available_rules", "load_models", "load_rules"),
-    "convert.rulefile": ("RuleFile",),
-    "convert.rules": ("parse_rules",),
-    "convert.sources": ("Format", "Leaf", "Options", "Source", "open_source"),
-    "convert.spec": ("TensorSpec",),
-    "convert.steps": ("Step",),
-    "convert.streaming": ("Event", "Result", "execute"),
-    "convert.survey": ("Survey", "survey_rules"),
+    "convert.core.errors": ("CheckpointError", "ConvertError", "OutputError", "PlanError", "RuleError"),
+    "convert.planning.plan": ("Plan",),
+    "convert.rules.library": ("available_rules", "load_models", "load_rules"),
+    "convert.rules.file": ("RuleFile",),
+    "convert.rules.parse": ("parse_rules",),
+    "convert.checkpoints": ("Format", "Leaf", "Options", "Source", "open_source"),
+    "convert.core.tensor_spec": ("TensorSpec",),
+    "convert.planning.step": ("Step",),
+    "convert.writing.execute": ("Event", "Result", "execute"),
+    "convert.drafting.survey": ("Survey", "survey_rules"),
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
 __all__ = sorted(_HOME)

@@ -6,16 +6,16 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from convert.choosing import choose_plan
-from convert.errors import PlanError
-from convert.keeping import all_kept
-from convert.library import available_rules, find_rules
-from convert.match import cover
-from convert.plan import Plan
-from convert.rulefile import RuleFile
-from convert.sources import Source, open_source
-from convert.spec import TensorSpec
-from convert.streaming import Event, Result, execute
+from convert.checkpoints import Source, open_source
+from convert.core.errors import PlanError
+from convert.core.gc_pause import all_kept
+from convert.core.tensor_spec import TensorSpec
+from convert.planning.match import cover
+from convert.planning.plan import Plan
+from convert.planning.select_rules import choose_plan
+from convert.rules.file import RuleFile
+from convert.rules.library import available_rules, find_rules
+from convert.writing.execute import Event, Result, execute
 
 
 @all_kept()
@@ -56,8 +56,8 @@ def plan_conversion(
     if isinstance(checkpoint, Source):
         source = checkpoint
     else:
-        records = [rules.records for rules in candidates if rules.records]
-        source = open_source(checkpoint, step=step, item=item, skeleton=skeleton, records=records)
+        leaf_names = [rules.leaf_names for rules in candidates if rules.leaf_names]
+        source = open_source(checkpoint, step=step, item=item, skeleton=skeleton, leaf_names=leaf_names)
     try:
         return choose_plan(candidates, source, to=to, dtype=dtype, settings=settings, like=like)
     except PlanError as error:

@@ -13,9 +13,9 @@ from pathlib import Path
 import h5py  # noqa: F401  before the limits
 
 import convert
-import convert.sources.keras
-import convert.sources.orbax
-from convert.sources import formats
+import convert.checkpoints.formats.keras
+import convert.checkpoints.orbax.reader
+from convert.checkpoints import known_formats
 
 ALLOWED: list[str] = []  # the folder of the case
 _WATCHED = {
@@ -55,7 +55,7 @@ def run(kind: str, path: str) -> tuple[str, str]:
         if kind == "rules":
             convert.load_rules(path)
             return "read", ""
-        source = convert.open_source(path, records=[["a", "b", "c"]])
+        source = convert.open_source(path, leaf_names=[["a", "b", "c"]])
         for name, leaf in source.leaves.items():
             array = source.read(name)
             assert array.shape == leaf.spec.shape and array.nbytes == leaf.spec.nbytes, name
@@ -68,7 +68,7 @@ def run(kind: str, path: str) -> tuple[str, str]:
 
 
 def main(kind: str, memory: str) -> None:
-    list(formats())
+    list(known_formats())
     used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
     resource.setrlimit(resource.RLIMIT_AS, (used + int(memory), used + int(memory)))
     sys.addaudithook(_hook)

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import numpy as np
 
-from sources import writers
+from support import writers
+from support.paths import GOLDEN
 
 HERE = Path(__file__).parent
-GOLDEN = HERE.parent / "golden"
 MEMORY = 3 << 30  # of address space beyond what the imports took; the checkpoints have a few kB
 CASE_LIMIT = 20.0  # seconds that one case may take
 

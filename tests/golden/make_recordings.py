@@ -5,7 +5,7 @@ It runs in the environment of the tests, which has JAX:
     python tests/golden/make_recordings.py
 
 The bytes are the same on every run of one machine with the same versions. Run it again when the inputs or the boundaries of
-a reference change; `tests/check/test_record.py` says so then.
+a reference change; `tests/models/verify/test_recording.py` says so then.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
 import convert  # noqa: E402
-import upstream  # noqa: E402
-from convert.check.record import record  # noqa: E402
-from convert.check.run import load_reference  # noqa: E402
+from convert.verify.recording.record import record  # noqa: E402
+from convert.verify.run import load_reference  # noqa: E402
+from support import goldens, upstream  # noqa: E402
 
 MAX_BYTES = 600_000
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -35,7 +35,7 @@ def main() -> None:
     os.environ["CONVERT_TIMESFM_1"] = str(Path(upstream.timesfm_1().__file__ or "").parents[1])
     (HERE / "recordings").mkdir(exist_ok=True)
     for case, settings in SETTINGS.items():
-        plan = convert.plan_conversion("timesfm", upstream.checkpoint(case), settings=settings)
+        plan = convert.plan_conversion("timesfm", goldens.checkpoint(case), settings=settings)
         reference = load_reference(plan, None)
         if isinstance(reference, str):
             raise SystemExit(f"{case}: {reference}")

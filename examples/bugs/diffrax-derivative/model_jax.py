@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from convert.references.interpolation import path_variants
+from convert.references.neural_cde import path_variants
 from convert.references.protocol import Reference
 
 KNOTS = 11

@@ -6,18 +6,18 @@ from dataclasses import replace
 import torch
 
 from convert import Plan
-from convert.references import gemma
+from convert.references.gemma import text
 from convert.references.protocol import Reference
 
 
 def right(plan: Plan) -> Reference:
     """JAX's Gemma, and transformers'."""
-    return gemma.reference(plan)
+    return text.reference(plan)
 
 
 def wrong(plan: Plan) -> Reference:
     """The same, with ``F.gelu(gate)`` in place of ``F.gelu(gate, approximate="tanh")``."""
-    reference = gemma.reference(plan)
+    reference = text.reference(plan)
 
     def build(weights: Mapping[str, torch.Tensor]) -> torch.nn.Module:
         module = reference.build(weights)

@@ -7,7 +7,7 @@ import sys
 
 from safetensors.numpy import load_file, save_file
 
-from convert.sources import open_source
+from convert.checkpoints import open_source
 
 
 def main(checkpoint: str, right: str, out: str) -> None:

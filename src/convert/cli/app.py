@@ -17,11 +17,11 @@ import click
 from convert.cli import INTERRUPTED, output
 from convert.cli import options as o
 from convert.cli.check import check
+from convert.cli.convert import run
 from convert.cli.inspect import inspect
 from convert.cli.plan import plan
 from convert.cli.record import record
 from convert.cli.rules import rules
-from convert.cli.run import run
 from convert.cli.skeleton import skeleton
 
 HELP = """Convert JAX checkpoints to PyTorch safetensors with declarative per-layer rules.
@@ -57,7 +57,7 @@ class DefaultToRun(o.Commands):
 
 def _version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
     if wanted:
-        from convert.streaming import tool_version
+        from convert.writing.execute import tool_version
 
         output.data(tool_version())
         ctx.exit()
@@ -104,7 +104,7 @@ def main() -> NoReturn:
 
 def _run() -> int:
     """Runs the command; its exit code."""
-    from convert.errors import ConvertError
+    from convert.core.errors import ConvertError
 
     for name in ("SIGTERM", "SIGHUP"):  # so that what was written aside is removed; Windows has no SIGHUP
         if (number := getattr(signal, name, None)) is not None:

@@ -9,10 +9,10 @@ import click
 
 from convert.cli import options as o
 from convert.cli import output
-from convert.errors import ConvertError, OutputError
+from convert.core.errors import ConvertError, OutputError
 
 if TYPE_CHECKING:
-    from convert.check.report import Report
+    from convert.verify.report.report import Report
 
 
 @o.command(
@@ -87,9 +87,9 @@ def check(
 
     Exit codes: 0 equal, 1 different, 2 could not tell.
     """
-    from convert.check.report import LEVELS
-    from convert.check.run import check as run
     from convert.cli.check_text import lines
+    from convert.verify.report.report import LEVELS
+    from convert.verify.run import check as run
 
     _refuse((out, recorded), source, (junit, html))
     try:
@@ -132,7 +132,7 @@ def _stopped(
     out: Path, source: Path | None, model: str | None, to: str | None, require: tuple[str, ...], error: BaseException
 ) -> Report:
     """The report of a check that could not tell, since it ended by an error."""
-    from convert.check.report import Report
+    from convert.verify.report.report import Report
 
     said = str(error) if isinstance(error, ConvertError) else f"{type(error).__name__} {error}".strip()
     return Report(str(out), str(source or ""), model or "", to or "", (), require, error=said)
@@ -150,13 +150,13 @@ def _refuse(files: tuple[Path | None, ...], source: Path | None, reports: tuple[
 
 
 def _write(report: Report, junit: Path | None, html: Path | None) -> None:
-    from convert.staging import write_text
+    from convert.writing.atomic import write_text
 
     if junit is not None:
-        from convert.check.junit import to_junit
+        from convert.verify.report.junit import to_junit
 
         write_text(junit, to_junit(report))
     if html is not None:
-        from convert.check.html import to_html
+        from convert.verify.report.html import to_html
 
         write_text(html, to_html(report, report.plan.to_dict() if report.plan else None))

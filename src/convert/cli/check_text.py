@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from convert.check.report import LEVELS, Verdict, predictions
 from convert.cli import output
+from convert.verify.report.report import LEVELS, Verdict, predictions
 
 if TYPE_CHECKING:
-    from convert.check.report import LevelReport, Measure, Report
+    from convert.verify.report.report import LevelReport, Measure, Report
 
 SHOWN = 8  # measures that failed, and findings; --json has all of them
 SHOWN_PASSED = 3  # measures, where fewer failed
@@ -114,7 +114,7 @@ def _measures(level: LevelReport) -> Iterator[str]:
 
 
 def _matrix(level: LevelReport) -> Iterator[str]:
-    """Relative differences of all pairs, numbered: names of backends are too long to stand above columns."""
+    """Relative differences of all pairs, index_from: names of backends are too long to stand above columns."""
     if not level.matrix:
         return
     yield "outputs, relative differences of all pairs; the row's are the reference"

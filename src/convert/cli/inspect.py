@@ -10,8 +10,8 @@ from convert.cli import options as o
 from convert.cli import output
 
 if TYPE_CHECKING:
-    from convert.lookup import Below
-    from convert.sources import Source
+    from convert.checkpoints import Source
+    from convert.core.path_index import Below
 
 
 @o.command(o.CHECKPOINT, o.STEP, o.ITEM, o.SKELETON, o.RULES_DIR, o.JSON)
@@ -24,9 +24,9 @@ def inspect(
     as_json: bool,
 ) -> None:
     """The tree: paths, shapes, dtypes, bytes; how it lies on disk; which rules fit. Reads no arrays."""
-    from convert.library import available_rules
-    from convert.lookup import Below
-    from convert.sources import open_source
+    from convert.checkpoints import open_source
+    from convert.core.path_index import Below
+    from convert.rules.library import available_rules
 
     source = open_source(checkpoint, step=step, item=item, skeleton=skeleton)
     below = Below(source.leaves)
@@ -61,10 +61,10 @@ def inspect(
 
 
 def _fit(rules: Any, source: Source, below: Below) -> dict[str, Any]:
-    from convert.choosing import share
-    from convert.errors import PlanError
-    from convert.match import cover
-    from convert.planner import make_plan
+    from convert.core.errors import PlanError
+    from convert.planning.match import cover
+    from convert.planning.planner import make_plan
+    from convert.planning.select_rules import share
 
     coverage = cover(rules, source.on_disk, below)
     said: dict[str, Any] = {"model": rules.model, "family": rules.family, "share": round(share(coverage, source), 4)}

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from convert.errors import ConvertError
+from convert.core.errors import ConvertError
 
 PATH = click.Path(path_type=Path)
 
@@ -78,7 +78,7 @@ SKELETON = click.Option(
     type=PATH,
     metavar="FILE",
     help="The names of an Equinox file's arrays, from `convert skeleton`.",
-    show_default="the rules' records",
+    show_default="the rules' leaf_names",
 )
 SETTINGS = click.Option(
     ["--set", "settings"],
@@ -89,7 +89,7 @@ SETTINGS = click.Option(
 CUSTOM_CELLS = click.Option(
     ["--allow-custom-cells", "custom_cells"],
     is_flag=True,
-    help="Write recurrent cells that torch.nn cannot compute for the modules of convert.torch_modules.",
+    help="Write recurrent cells that torch.nn cannot compute for the modules of convert.layers.recurrent.torch_modules.",
 )
 RULES_DIR = click.Option(
     ["--rules", "rules_dir"],
@@ -155,7 +155,7 @@ def parse_settings(pairs: Iterable[str], custom_cells: bool = False) -> dict[str
     Raises:
         ConvertError: an item without ``=``.
     """
-    from convert.yamlfile import parse_scalar
+    from convert.core.yaml_nodes import parse_scalar
 
     settings: dict[str, Any] = {"custom_cells": True} if custom_cells else {}
     for pair in pairs:

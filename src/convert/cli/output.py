@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from itertools import islice
 from typing import Any, Protocol
 
-from convert.errors import OutputError
+from convert.core.errors import OutputError
 
 
 class Progress(Protocol):

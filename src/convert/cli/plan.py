@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 from convert.cli import options as o
 from convert.cli import output
-from convert.errors import CheckpointError
+from convert.core.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from convert.errors import PlanError
-    from convert.plan import Plan
-    from convert.spec import TensorSpec
-    from convert.steps import Part, Step
-    from convert.survey import Survey
-    from convert.writer import Layout
+    from convert.core.errors import PlanError
+    from convert.core.tensor_spec import TensorSpec
+    from convert.drafting.survey import Survey
+    from convert.planning.plan import Plan
+    from convert.planning.step import Part, Step
+    from convert.writing.writer import Layout
 
 
 @o.command(
@@ -45,8 +45,8 @@ def plan(
 
     Where the rules do not fit, or are not finished: what they cover, what not, and the nearest rule; exit code 2.
     """
-    from convert.errors import PlanError
-    from convert.streaming import plan_layout
+    from convert.core.errors import PlanError
+    from convert.writing.execute import plan_layout
 
     try:
         made = make(model, checkpoint, to, dtype, step, item, skeleton, settings, rules_dir, like, custom_cells)
@@ -88,7 +88,7 @@ def make(
 
 def _wanted(like: Path) -> Mapping[str, TensorSpec]:
     """The names and shapes that the result must have."""
-    from convert.check.written import open_written
+    from convert.verify.written import open_written
 
     written = open_written(like)
     for file, names in written.missing.items():
@@ -107,15 +107,15 @@ def _survey(
     as_json: bool,
 ) -> None:
     """What rules that do not fit cover; nothing where a family's name leaves open which rules are meant."""
-    from convert.library import find_rules
-    from convert.sources import open_source
-    from convert.survey import survey_rules
+    from convert.checkpoints import open_source
+    from convert.drafting.survey import survey_rules
+    from convert.rules.library import find_rules
 
     candidates = find_rules(model, rules_dir)
     if len(candidates) != 1:
         return
-    records = [rules.records for rules in candidates if rules.records]
-    source = open_source(checkpoint, step=step, item=item, skeleton=skeleton, records=records)
+    leaf_names = [rules.leaf_names for rules in candidates if rules.leaf_names]
+    source = open_source(checkpoint, step=step, item=item, skeleton=skeleton, leaf_names=leaf_names)
     found = survey_rules(candidates[0], source)
     if found.covered and not error.findings:
         return  # not the rules are wrong but an option
@@ -201,7 +201,7 @@ def _lines(plan: Plan, layout: Layout) -> Iterator[str]:
 
 
 def _tensor(step: Step, layout: Layout) -> Iterator[str]:
-    from convert.ops import Cast
+    from convert.core.ops import Cast
 
     widened = {str(op) for part in step.parts for op in part.ops if isinstance(op, Cast)} if not step.loses else set()
     tied = f"tied to {step.tied}" if step.tied else ""

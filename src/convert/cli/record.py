@@ -64,9 +64,9 @@ def record(
 ) -> None:
     """Run the JAX model and keep what it gives, for `convert check --recorded` where there is no JAX."""
     from convert.api import plan_conversion
-    from convert.check.record import record as run
-    from convert.check.run import load_reference
-    from convert.errors import ConvertError
+    from convert.core.errors import ConvertError
+    from convert.verify.recording.record import record as run
+    from convert.verify.run import load_reference
 
     plan = plan_conversion(
         model,

@@ -20,7 +20,7 @@ DRAFT = o.Argument(
 @o.command(o.RULES_DIR, o.JSON, name="list")
 def list_rules(rules_dir: Path | None, as_json: bool) -> None:
     """The rules that can be named as MODEL."""
-    from convert.library import available_rules
+    from convert.rules.library import available_rules
 
     known = available_rules(rules_dir)
     if as_json:
@@ -50,7 +50,7 @@ def _describe(rules: Any) -> dict[str, Any]:
 @o.command(NAME, o.RULES_DIR)
 def show(name: str, rules_dir: Path | None) -> None:
     """The text of a rule file; of a family, of all its files."""
-    from convert.library import find_rules
+    from convert.rules.library import find_rules
 
     for text in dict.fromkeys(rules.text for rules in find_rules(name, rules_dir)):  # several models may be in one file
         output.data(text.rstrip("\n"))
@@ -59,10 +59,10 @@ def show(name: str, rules_dir: Path | None) -> None:
 @o.command(o.CHECKPOINT, DRAFT, o.STEP, o.ITEM, o.SKELETON)
 def new(checkpoint: Path, file: Path | None, step: int | None, item: str | None, skeleton: Path | None) -> None:
     """Draft a rule file from the tree of a checkpoint. Guesses are marked; what names and shapes do not tell says `ask`."""
+    from convert.checkpoints import open_source
+    from convert.core.errors import OutputError
     from convert.drafting import draft_rules
-    from convert.errors import OutputError
-    from convert.rules import parse_rules
-    from convert.sources import open_source
+    from convert.rules.parse import parse_rules
 
     source = open_source(checkpoint, step=step, item=item, skeleton=skeleton)
     text = draft_rules(source)
@@ -86,8 +86,8 @@ def new(checkpoint: Path, file: Path | None, step: int | None, item: str | None,
 @o.command(FILES)
 def validate(files: tuple[Path, ...]) -> None:
     """Check rule files: the words, the equations, that sources and targets pair up. What says `ask` is listed, and exits with 2."""
-    from convert.errors import RuleError
-    from convert.library import load_models
+    from convert.core.errors import RuleError
+    from convert.rules.library import load_models
 
     bad = 0
     for file in files:
@@ -115,7 +115,7 @@ def validate(files: tuple[Path, ...]) -> None:
 @o.command()
 def schema() -> None:
     """The JSON Schema of rule files, for editors."""
-    from convert.rules_schema import schema as rule_schema
+    from convert.rules.schema import schema as rule_schema
 
     output.data_json(rule_schema())
 

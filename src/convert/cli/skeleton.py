@@ -19,6 +19,6 @@ def skeleton(factory: str) -> None:
     Run it where JAX and the model's code are: convert skeleton my_model:make > skeleton.json. An Equinox file has no names;
     the other commands take them with --skeleton skeleton.json.
     """
-    from convert.sources.skeleton import write_skeleton
+    from convert.checkpoints.formats.skeleton import write_skeleton
 
     output.data(write_skeleton(factory))

@@ -7,9 +7,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from convert.drafting.letters import Letters
-from convert.grouping import Group, Step
-from convert.kinds.attention import LIBRARIES, Library
+from convert.drafting.axis_letters import Letters
+from convert.drafting.path_groups import Group, Step
+from convert.rules.attention_macro import LIBRARIES, Library
 
 Shapes = Mapping[str, tuple[int, ...]]  # role -> sizes of a kernel
 

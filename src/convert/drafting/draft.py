@@ -5,19 +5,19 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from convert.asking import ASK
+from convert.checkpoints.source import Source
+from convert.core.errors import CheckpointError
 from convert.drafting.attention import Attention, find_attention
-from convert.drafting.cells import find_cells
-from convert.drafting.entry import Entry, Layer, flow, plain, written
+from convert.drafting.axis_letters import Letters, NoLetterError
+from convert.drafting.companions import find_partners, reparametrized
 from convert.drafting.equinox_state import find_statistics
-from convert.drafting.layers import LayerRules
-from convert.drafting.letters import Letters, NoLetterError
-from convert.drafting.partners import find_partners, reparametrized
-from convert.drafting.paths import Paths, optimizer, random, unwanted
-from convert.errors import CheckpointError
-from convert.grouping import Group, Names, Step
-from convert.kinds.keys import ACTIVATIONS
-from convert.sources.base import Source
+from convert.drafting.layer_rules import LayerRules
+from convert.drafting.path_groups import Group, Names, Step
+from convert.drafting.recurrent_cells import find_cells
+from convert.drafting.tree_paths import Paths, optimizer, random, unwanted
+from convert.drafting.yaml_entry import Entry, Layer, flow, plain, written
+from convert.layers.shared_keys import ACTIVATIONS
+from convert.rules.placeholders import ASK
 
 
 def draft_rules(source: Source, name: str = "my-model") -> str:

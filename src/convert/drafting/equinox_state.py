@@ -6,11 +6,11 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from convert.drafting.entry import Layer
-from convert.drafting.partners import Partners
-from convert.drafting.paths import Paths
-from convert.grouping import Group, Step
-from convert.sources.base import Leaf
+from convert.checkpoints.source import Leaf
+from convert.drafting.companions import Partners
+from convert.drafting.path_groups import Group, Step
+from convert.drafting.tree_paths import Paths
+from convert.drafting.yaml_entry import Layer
 
 DEBIASED = "debiased"  # role: the statistics are not those that it computes with
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from convert.check.worst import FUNCTIONS
+from convert.layers.activations import NUMPY_ACTIVATIONS
 from convert.references.protocol import Observed, Variant
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -356,9 +356,9 @@ def gated_variants(
     gate: Callable[[Observed], Array], other: Callable[[Observed], Array], meant: str = "gelu_tanh"
 ) -> Iterator[Variant]:
     """An activation of the gate, by default the tanh GeLU, times the other, and what else it may be."""
-    for name in [meant, *(name for name in FUNCTIONS if name != meant)]:
-        yield Variant(name, lambda seen, name=name: FUNCTIONS[name](gate(seen)) * other(seen))  # type: ignore[misc]
-    yield Variant("gate and up swapped", lambda seen: FUNCTIONS[meant](other(seen)) * gate(seen))
+    for name in [meant, *(name for name in NUMPY_ACTIVATIONS if name != meant)]:
+        yield Variant(name, lambda seen, name=name: NUMPY_ACTIVATIONS[name](gate(seen)) * other(seen))  # type: ignore[misc]
+    yield Variant("gate and up swapped", lambda seen: NUMPY_ACTIVATIONS[meant](other(seen)) * gate(seen))
 
 
 # ---- patches and outputs

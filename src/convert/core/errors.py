@@ -1,0 +1,75 @@
+"""Every error that a user can cause. An error carries findings; its text is rendered from them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from convert.core.findings import Finding
+
+
+class ConvertError(Exception):
+    """Base of all errors that this package raises on purpose. The command line prints its text and exits with 2.
+
+    Attributes:
+        findings: the problems as data, at least one; the first gives `code`.
+        headline: one line above several findings; empty where the only finding says everything.
+    """
+
+    def __init__(self, *findings: Finding | str, headline: str = "") -> None:
+        self.findings: tuple[Any, ...] = tuple(f if isinstance(f, Finding) else Finding("uncoded", f) for f in findings)
+        self.headline = headline
+        super().__init__(self.render())
+
+    def render(self) -> str:
+        """The text: the only finding, or the headline and a line for each finding."""
+        if not self.headline:
+            return "\n".join(str(finding) for finding in self.findings)
+        return "\n".join((self.headline, *(f"  - {finding}" for finding in self.findings)))
+
+    @property
+    def code(self) -> str:
+        """Key of the first finding in the error index."""
+        return self.findings[0].code if self.findings else ""
+
+
+class CheckpointError(ConvertError):
+    """The checkpoint cannot be read: it is missing, unfinished, truncated or corrupt, or a choice is open."""
+
+
+class RuleError(ConvertError):
+    """A rule file is not valid. The first finding's `rule` is ``file:line:column``."""
+
+
+class PlanError(ConvertError):
+    """The rules and the checkpoint do not fit. Holds every finding, not only the first."""
+
+    def __init__(self, message: Finding | str, findings: tuple[Any, ...] = ()) -> None:
+        super().__init__(message)
+        self.findings = findings
+
+
+class UnavailableError(ConvertError):
+    """A reference model cannot be built here: a package is missing, or a required fact is unknown."""
+
+
+class UserCodeError(ConvertError):
+    """A function that the user named on the command line raised, or returned the wrong thing.
+
+    Attributes:
+        frames: the user's stack frames, the innermost last: ``file:line, in function: source``.
+    """
+
+    def __init__(self, finding: Finding | str, frames: tuple[str, ...] = ()) -> None:
+        self.frames = frames
+        super().__init__(finding)
+
+    def render(self) -> str:
+        return "\n".join((super().render(), *(f"  {frame}" for frame in self.frames)))
+
+    @property
+    def said(self) -> str:
+        return str(self.findings[0])
+
+
+class OutputError(ConvertError):
+    """The output cannot be written: it exists, the disk is full, or its name is not usable."""

@@ -1,0 +1,54 @@
+"""A finding: one problem, as data. The text is rendered from it at the end, once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One problem, or one thing that the user should know.
+
+    `str(finding)` is the only place where its text is put together:
+    ``rule: path: problem: expected X, got Y; fix``. Parts that are empty are left out.
+
+    Attributes:
+        code: key of the error index, such as ``shape-mismatch``; ``docs/errors/CODE.md`` explains it.
+        problem: what is wrong, as a sentence without its place; may be empty where `expected` and `got` say it.
+        rule: ``file:line`` or ``file:line:column`` of the rule or key that is concerned.
+        path: tree path of the leaf, name of the tensor, or path of the file that is concerned.
+        expected: one side: what the rule, the format or the target requires.
+        got: the other side: what was found.
+        fix: the next step, as an imperative sentence.
+        data: the same as numbers and names, for machines.
+    """
+
+    code: str
+    problem: str = ""
+    rule: str = ""
+    path: str = ""
+    expected: str = ""
+    got: str = ""
+    fix: str = ""
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        sides = ", ".join(f"{verb} {side}" for verb, side in (("expected", self.expected), ("got", self.got)) if side)
+        parts = ": ".join(part for part in (self.rule, self.path, self.problem, sides) if part)
+        return f"{parts}; {self.fix}" if self.fix else parts
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields and the rendered text, for ``--json``."""
+        return {
+            "code": self.code,
+            "text": str(self),
+            "problem": self.problem,
+            "rule": self.rule,
+            "path": self.path,
+            "expected": self.expected,
+            "got": self.got,
+            "fix": self.fix,
+            "data": dict(self.data),
+        }

@@ -1,0 +1,465 @@
+"""The primitive operations. Layer kinds compile to them; a plan is nothing else.
+
+Each knows the spec that comes out (`out_spec`), what to do with an array (`apply`), and its `inverse`. The laws, which
+the tests state for random specs: ``apply(x)`` has the spec that `out_spec` says, and applying an operation to what its
+inverse made of ``y`` gives ``y`` back, bit for bit for operations that only move elements.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from convert.core.tensor_spec import TensorSpec, numpy_dtype
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class Op(ABC):
+    """One operation on one array. Wrong shapes raise ValueError with the bare fact; the plan adds where."""
+
+    @abstractmethod
+    def out_spec(self, spec: TensorSpec) -> TensorSpec:
+        """The spec of the result.
+
+        Raises:
+            ValueError: the operation does not fit `spec`.
+        """
+
+    @abstractmethod
+    def apply(self, x: Array) -> Array:
+        """The result; a view where one is possible."""
+
+    def overwrite(self, x: Array) -> Array:
+        """As `apply`; the memory of `x` is given up for it."""
+        return self.apply(x)
+
+    @abstractmethod
+    def inverse(self, spec: TensorSpec) -> Op:
+        """The operation that leads back from the result to an array of `spec` (zeros where elements were left out)."""
+
+    @abstractmethod
+    def __str__(self) -> str:
+        """For people, in a plan."""
+
+
+@dataclass(frozen=True)
+class Permute(Op):
+    """Axis `k` of the result is axis ``axes[k]`` of the input."""
+
+    axes: tuple[int, ...]
+
+    def out_spec(self, spec: TensorSpec) -> TensorSpec:
+        if sorted(self.axes) != list(range(len(spec.shape))):
+            raise ValueError(f"{self.axes} does not permute the axes of {spec}")
+        return TensorSpec(tuple(spec.shape[axis] for axis in self.axes), spec.dtype)
+
+    def apply(self, x: Array) -> Array:
+        return x.transpose(self.axes)
+
+    def inverse(self, spec: TensorSpec) -> Op:
+        return Permute(tuple(self.axes.index(k) for k in range(len(self.axes))))
+
+    def __str__(self) -> str:
+        return f"permute {self.axes}"
+
+
+@dataclass(frozen=True)
+class Reshape(Op):
+    """The same elements in C order under another shape."""
+
+    shape: tuple[int, ...]
+
+    def out_spec(self, spec: TensorSpec) -> TensorSpec:
+        if math.prod(self.shape) != spec.size:
+            raise ValueError(f"{spec} has {spec.size} elements, the shape {self.shape} {math.prod(self.shape)}")
+        return TensorSpec(self.shape, spec.dtype)
+
+    def apply(self, x: Array) -> Array:
+        return x.reshape(self.shape)
+
+    def inverse(self, spec: TensorSpec) -> Op:
+        return Reshape(spec.shape)
+
+    def __str__(self) -> str:
+        return f"reshape {self.shape}"
+
+
+@dataclass(frozen=True)
+class Slice(Op):
+    """The elements ``start <= k < stop`` of one axis."""
+
+    axis: int
+    start: int
+    stop: int
+
+    def out_spec(self, spec: TensorSpec) -> TensorSpec:
+        if not (0 <= self.axis < len(spec.shape) and 0 <= self.start <= self.stop <= spec.shape[self.axis]):
+            raise ValueError(f"elements {self.start} to {self.stop} of axis {self.axis} are not in {spec}")
+        shape = list(spec.shape)
+        shape[self.axis] = self.stop - self.start
+        return TensorSpec(tuple(shape), spec.dtype)
+
+    def apply(self, x: Array) -> Array:
+        return x[(slice(None),) * self.axis + (slice(self.start, self.stop),)]
+
+    def inverse(self, spec: TensorSpec) -> Op:
+        return Pad(self.axis, self.start, spec.shape[self.axis] - self.stop)
+
+    def __str__(self) -> str:
+        return f"axis {self.axis} [{self.start}:{self.stop}]"
+
+
+@dataclass(frozen=True)
+class Pad(Op):
+    """Zeros before and after the elements of one axis."""
+
+    axis: int
+    before: int
+    after: int
+
+    def out_spec(self, spec: TensorSpec) -> TensorSpec:
+        if not (0 <= self.axis < len(spec.shape) and self.before >= 0 and self.after >= 0):
+            raise ValueError(f"{self.before} and {self.after} zeros do not fit around axis {self.axis} of {spec}")
+        shape = list(spec.shape)
+        shape[self.axis] += self.before + self.after
+        return TensorSpec(tuple(shape), spec.dtype)
+
+    def apply(self, x: Array) -> Array:
+        shape = list(x.shape)
+        shape[self.axis] += self.before + self.after
+        out = np.zeros(shape, x.dtype)
+        out[(slice(None),) * self.axis + (slice(self.before, self.before + x.shape[self.axis]),)] = x
+        return out
+
+    def inverse(self, spec: TensorSpec) -> Op:
+        return Slice(self.axis, self.before, self.before + spec.shape[self.axis])
+
+    def __str__(self) -> str:
+        return f"axis {self.axis} padded with {self.before} and {self.after} zeros"
+
+
+@dataclass(frozen=True)
+class Take(Op):
+    """Element `index` of one axis, which disappears: one layer of a stack, one part of a fused weight."""
+
+    axis: int
+    index: int
+
+    def out_spec(self, spec: TensorSpec) -> TensorSpec:
+        if not (0 <= self.axis < len(spec.shape) and 0 <= self.index < spec.shape[self.axis]):
+            raise ValueError(f"element {self.index} of axis {self.axis} is not in {spec}")
+        return TensorSpec(spec.shape[: self.axis] + spec.shape[self.axis + 1 :], spec.dtype)
+
+    def apply(self, x: Array) -> Array:
+        return x[(slice(None),) * self.axis + (self.index, ...)]  # the ellipsis keeps a 0-d result an array
+
+    def inverse(self, spec: TensorSpec) -> Op:
+        return Place(self.axis, self.index, spec.shape[self.axis])
+
+    def __str__(self) -> str:
+        return f"axis {self.axis} [{self.index}]"
+
+
+@dataclass(frozen=True)
+class Place(Op):
+    """A new axis of `size`, the array at `index` and zeros elsewhere."""
+
+    axis: int
+    index: int
+    size: int
+
+    def out_spec(self, spec: TensorSpec) -> TensorSpec:
+        if not (0 <= self.axis <= len(spec.shape) and 0 <= self.index < self.size):
+            raise ValueError(f"{spec} cannot be element {self.index} of {self.size} on axis {self.axis}")
+        return TensorSpec((*spec.shape[: self.axis], self.size, *spec.shape[self.axis :]), spec.dtype)
+
+    def apply(self, x: Array) -> Array:
+        out = np.zeros((*x.shape[: self.axis], self.size, *x.shape[self.axis :]), x.dtype)
+        out[(slice(None),) * self.axis + (self.index,)] = x
+        return out
+
+    def inverse(self, spec: TensorSpec) -> Op:
+        return Take(self.axis, self.index)
+
+    def __str__(self) -> str:
+        return f"element {self.index} of {self.size} on a new axis {self.axis}"
+
+
+@dataclass(frozen=True)
+class Flip(Op):
+    """Axes in reverse order of elements."""
+
+    axes: tuple[int, ...]
+
+    def out_spec(self, spec: TensorSpec) -> TensorSpec:
+        if any(not 0 <= axis < len(spec.shape) for axis in self.axes):
+            raise ValueError(f"axes {self.axes} are not in {spec}")
+        return spec
+
+    def apply(self, x: Array) -> Array:
+        return np.asarray(np.flip(x, self.axes))  # NumPy makes a scalar of a 0-d array
+
+    def inverse(self, spec: TensorSpec) -> Op:
+        return self
+
+    def __str__(self) -> str:
+        return f"flip {self.axes}"
+
+
+@dataclass(frozen=True)
+class Deinterleave(Op):
+    """Elements 0, 2, 4, ... of one axis, then 1, 3, 5, ...: pairs of neighbours become pairs a half apart."""
+
+    axis: int
+
+    def out_spec(self, spec: TensorSpec) -> TensorSpec:
+        return _even(self.axis, spec)
+
+    def apply(self, x: Array) -> Array:
+        return _pairs(x, self.axis, (x.shape[self.axis] // 2, 2))
+
+    def inverse(self, spec: TensorSpec) -> Op:
+        return Interleave(self.axis)
+
+    def __str__(self) -> str:
+        return f"axis {self.axis} de-interleaved"
+
+
+@dataclass(frozen=True)
+class Interleave(Op):
+    """The elements of the first half of one axis, each followed by its partner of the second half."""
+
+    axis: int
+
+    def out_spec(self, spec: TensorSpec) -> TensorSpec:
+        return _even(self.axis, spec)
+
+    def apply(self, x: Array) -> Array:
+        return _pairs(x, self.axis, (2, x.shape[self.axis] // 2))
+
+    def inverse(self, spec: TensorSpec) -> Op:
+        return Deinterleave(self.axis)
+
+    def __str__(self) -> str:
+        return f"axis {self.axis} interleaved"
+
+
+def _even(axis: int, spec: TensorSpec) -> TensorSpec:
+    if not 0 <= axis < len(spec.shape) or spec.shape[axis] % 2:
+        raise ValueError(f"axis {axis} of {spec} has no pairs")
+    return spec
+
+
+def _pairs(x: Array, axis: int, split: tuple[int, int]) -> Array:
+    apart = x.reshape(*x.shape[:axis], *split, *x.shape[axis + 1 :])
+    return apart.swapaxes(axis, axis + 1).reshape(x.shape)
+
+
+@dataclass(frozen=True)
+class Add(Op):
+    """Adds a constant, in the dtype that comes in: cast to float32 or wider first."""
+
+    value: float
+
+    def out_spec(self, spec: TensorSpec) -> TensorSpec:
+        return _wide(self, spec)
+
+    def apply(self, x: Array) -> Array:
+        return np.asarray(np.add(x, x.dtype.type(self.value)))
+
+    def inverse(self, spec: TensorSpec) -> Op:
+        return Add(-self.value)
+
+    def __str__(self) -> str:
+        return f"{'+' if self.value >= 0 else '-'} {abs(self.value):g}"
+
+
+@dataclass(frozen=True)
+class Multiply(Op):
+    """Multiplies by a constant other than zero, in the dtype that comes in: cast to float32 or wider first."""
+
+    value: float
+
+    def out_spec(self, spec: TensorSpec) -> TensorSpec:
+        if self.value == 0:
+            raise ValueError("a multiplication by zero loses the weight")
+        return _wide(self, spec)
+
+    def apply(self, x: Array) -> Array:
+        return np.asarray(np.multiply(x, x.dtype.type(self.value)))
+
+    def inverse(self, spec: TensorSpec) -> Op:
+        return Multiply(1 / self.value)
+
+    def __str__(self) -> str:
+        return f"x {self.value:g}"
+
+
+def _wide(op: Op, spec: TensorSpec) -> TensorSpec:
+    if spec.dtype not in ("float32", "float64"):
+        raise ValueError(f"'{op}' on {spec.dtype} would lose bits; cast to float32 first")
+    return spec
+
+
+@dataclass(frozen=True)
+class AddIdentity(Op):
+    """Adds a number times the identity to a square matrix, in the dtype that comes in: cast to float32 or wider first."""
+
+    value: float = 1.0
+
+    def out_spec(self, spec: TensorSpec) -> TensorSpec:
+        if len(spec.shape) != 2 or spec.shape[0] != spec.shape[1]:
+            raise ValueError(f"the identity cannot be added to {spec}, which is no square matrix")
+        return _wide(self, spec)
+
+    def apply(self, x: Array) -> Array:
+        return np.asarray(x + self.value * np.eye(x.shape[0], dtype=x.dtype))
+
+    def inverse(self, spec: TensorSpec) -> Op:
+        return AddIdentity(-self.value)
+
+    def __str__(self) -> str:
+        return f"{'+' if self.value >= 0 else '-'} {abs(self.value):g} x identity"
+
+
+@dataclass(frozen=True)
+class Cast(Op):
+    """Another dtype, rounded to nearest even. A finite number that becomes infinite is an error, never a value."""
+
+    dtype: str
+
+    def out_spec(self, spec: TensorSpec) -> TensorSpec:
+        numpy_dtype(self.dtype)
+        if spec.dtype.startswith("complex") and not self.dtype.startswith("complex"):
+            raise ValueError(f"{spec.dtype} as {self.dtype} would lose the imaginary part")
+        return TensorSpec(spec.shape, self.dtype)
+
+    def apply(self, x: Array) -> Array:
+        """The cast array.
+
+        Raises:
+            OverflowError: a finite number does not fit the range of the new dtype.
+        """
+        to = numpy_dtype(self.dtype)
+        if x.dtype == to:
+            return x
+        with np.errstate(over="ignore", invalid="ignore"):
+            out = _nearest(x, to)
+        if not widens(x.dtype.name, self.dtype):
+            _refuse_overflow(x, out)
+        return out
+
+    def inverse(self, spec: TensorSpec) -> Op:
+        return Cast(spec.dtype)
+
+    def __str__(self) -> str:
+        return f"to {self.dtype}"
+
+
+def _is_native(dtype: np.dtype[Any]) -> bool:
+    """Whether NumPy itself has the dtype, and not ml_dtypes; float32 holds every value of the latter."""
+    return dtype.isbuiltin == 1
+
+
+def _nearest(x: Array, to: np.dtype[Any]) -> Array:
+    """`x` in another dtype, rounded once, to nearest even.
+
+    ml_dtypes rounds float64 to float32 first, and has no casts between some of its own dtypes.
+    """
+    if _is_native(to) or (x.dtype.itemsize < 4 and _is_native(x.dtype)) or x.dtype == np.float32:
+        return x.astype(to)
+    if not _is_native(x.dtype):
+        return x.astype(np.float32).astype(to)
+    if x.dtype.kind == "c" or not is_float(to.name):
+        return x.astype(to)
+    # Rounding to odd keeps in the last bit that something was cut off, so that the second rounding is the only one
+    # (Boldo and Melquiond, "Emulation of FMA and correctly rounded sums: proved algorithms using rounding to odd", 2008).
+    wide = x.astype(np.float64)
+    odd = np.asarray(wide.astype(np.float32))
+    inexact = np.isfinite(wide) & (odd != wide)
+    odd = np.where(np.abs(odd) > np.abs(wide), np.nextafter(odd, np.float32(0)), odd)
+    bits: Array = odd.view(np.uint32) | inexact
+    return bits.view(np.float32).astype(to)
+
+
+def _refuse_overflow(x: Array, out: Array) -> None:
+    with np.errstate(invalid="ignore"):
+        before, after = (y if _is_native(y.dtype) else y.astype(np.float32) for y in (x, out))
+    if out.dtype.kind == "c" or is_float(out.dtype.name):
+        lost = np.isfinite(before) & ~np.isfinite(after)
+    else:
+        lost = before != after
+    count = int(np.count_nonzero(lost))
+    if count:
+        example = x[lost].ravel()[0]
+        raise OverflowError(f"{count} of {x.size} values do not fit {out.dtype.name}, {example!s} for example")
+
+
+def is_float(dtype: str) -> bool:
+    """Whether the dtype is a real floating-point type, the small ones of ml_dtypes included."""
+    return dtype.startswith(("float", "bfloat"))
+
+
+def widens(source: str, target: str) -> bool:
+    """Whether every value of dtype `source` is a value of dtype `target`, so that a cast loses nothing."""
+    if source == target:
+        return True
+    parts = {"complex64": "float32", "complex128": "float64"}
+    if target in parts:
+        return widens(parts.get(source, source), parts[target])
+    if "e8m0" in target:  # neither zero nor a sign
+        return False
+    if source == "bool":
+        return True
+    if is_float(source) and is_float(target):
+        a, b = ml_dtypes.finfo(numpy_dtype(source)), ml_dtypes.finfo(numpy_dtype(target))
+        fits = (
+            a.nmant <= b.nmant
+            and float(a.max) <= float(b.max)
+            and float(a.smallest_subnormal) >= float(b.smallest_subnormal)
+        )
+        return bool(fits and "fnuz" not in target)
+    if not is_float(source) and source.startswith(("int", "uint")):
+        info = ml_dtypes.iinfo(numpy_dtype(source))
+        if target.startswith(("int", "uint")):
+            room = ml_dtypes.iinfo(numpy_dtype(target))
+            return bool(room.min <= info.min and info.max <= room.max)
+        if is_float(target):
+            return bool(max(abs(int(info.min)), int(info.max)) <= 2 ** (ml_dtypes.finfo(numpy_dtype(target)).nmant + 1))
+    return False
+
+
+def out_spec(ops: tuple[Op, ...], spec: TensorSpec) -> TensorSpec:
+    """The spec after all `ops`, in order."""
+    for op in ops:
+        spec = op.out_spec(spec)
+    return spec
+
+
+def apply(ops: tuple[Op, ...], x: Array) -> Array:
+    """The array after all `ops`, in order."""
+    for op in ops:
+        x = op.apply(x)
+    return x
+
+
+def overwrite(ops: tuple[Op, ...], x: Array) -> Array:
+    """As `apply`; the memory of `x`, which nothing else uses, is given up for it."""
+    for op in ops:
+        x = op.overwrite(x)
+    return x
+
+
+def inverse(ops: tuple[Op, ...], spec: TensorSpec) -> tuple[Op, ...]:
+    """The operations that lead back to an array of `spec`."""
+    back: list[Op] = []
+    for op in ops:
+        back.insert(0, op.inverse(spec))
+        spec = op.out_spec(spec)
+    return tuple(back)

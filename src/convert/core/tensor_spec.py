@@ -1,0 +1,91 @@
+"""What is known of a tensor without its data, and the one table of dtypes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import ml_dtypes
+import numpy as np
+
+from convert.core.errors import ConvertError
+
+# name (as NumPy, ml_dtypes, TensorStore and zarr spell it) -> tag in a safetensors header.
+# Tags: safetensors 0.8, `safetensors/src/tensor.rs`, enum Dtype. None: the format has no such dtype.
+SAFETENSORS_TAGS: dict[str, str | None] = {
+    "bool": "BOOL",
+    "int8": "I8",
+    "int16": "I16",
+    "int32": "I32",
+    "int64": "I64",
+    "uint8": "U8",
+    "uint16": "U16",
+    "uint32": "U32",
+    "uint64": "U64",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "float32": "F32",
+    "float64": "F64",
+    "complex64": "C64",
+    "complex128": None,
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+    "float8_e4m3fnuz": None,
+    "float8_e5m2fnuz": None,
+    "float8_e4m3b11fnuz": None,
+    "float8_e8m0fnu": "F8_E8M0",
+    "int4": None,
+    "uint4": None,
+    "int2": None,
+    "uint2": None,
+}
+
+
+def numpy_dtype(name: str) -> np.dtype:
+    """The NumPy dtype called `name` in `SAFETENSORS_TAGS`.
+
+    Raises:
+        ConvertError: the name is not in the table.
+    """
+    if name not in SAFETENSORS_TAGS:
+        raise ConvertError(f"unknown dtype {name!r}; known are {', '.join(SAFETENSORS_TAGS)}")
+    return np.dtype(getattr(ml_dtypes, name, None) or name)
+
+
+def dtype_name(dtype: object) -> str:
+    """The name in the table of a NumPy (or ml_dtypes) dtype or scalar type.
+
+    Raises:
+        ConvertError: the dtype is not in the table (strings, objects, structured dtypes).
+    """
+    name = np.dtype(dtype).name  # type: ignore[call-overload]
+    if name not in SAFETENSORS_TAGS:
+        raise ConvertError(f"unknown dtype {name!r}; known are {', '.join(SAFETENSORS_TAGS)}")
+    return str(name)
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """Shape and dtype of an array, without its data; one is shared by all that are alike, and works out once what follows from it.
+
+    Attributes:
+        shape: sizes of the axes; `()` is a scalar.
+        dtype: a name in `SAFETENSORS_TAGS`, such as ``bfloat16``.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+
+    @cached_property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @cached_property
+    def nbytes(self) -> int:
+        """Bytes in memory and in a safetensors file (int4 and int2 take a byte each in memory)."""
+        return self.size * numpy_dtype(self.dtype).itemsize
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{','.join(map(str, self.shape))}]"

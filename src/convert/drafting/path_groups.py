@@ -1,0 +1,212 @@
+"""Leaves that differ only in an index, or in which of some siblings they belong to, grouped into patterns of paths."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from convert.checkpoints.source import Leaf
+
+# Keys of one layer that read well together, when their leaves are alike.
+SIBLINGS: tuple[tuple[str, ...], ...] = (
+    ("query", "key", "value"),
+    ("key", "value"),
+    ("q", "k", "v"),
+    ("k", "v"),
+    ("q_proj", "k_proj", "v_proj"),
+    ("k_proj", "v_proj"),
+    ("gate_proj", "up_proj"),
+    ("gate", "up"),
+    ("wi_0", "wi_1"),
+)
+_NUMBERED = re.compile(r"(.*?)([0-9]{1,9})", re.DOTALL)
+_NUMBER = re.compile(r"(?<![0-9])[0-9]{1,9}(?![0-9])")
+_RECORDS = "vars"  # Keras numbers the arrays of one layer below this key: they are no copies of each other
+
+Entry = tuple[tuple[str, ...], str, Leaf]  # the keys that are left of a path, the whole name, the leaf
+Beside = tuple[tuple[str, tuple[int, ...], str], ...]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One key of a path, or several that are alike.
+
+    Attributes:
+        words: the key, or the keys in order.
+        stem: what is in front of the index, when the keys are ``stem0`` to ``stem(n-1)``; None when they are no index.
+        tail: what is behind the index.
+    """
+
+    words: tuple[str, ...]
+    stem: str | None = None
+    tail: str = ""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Leaves of one shape and dtype.
+
+    Attributes:
+        steps: their path.
+        shape: of each.
+        dtype: of each.
+        leaves: their names, the last index or alternative running fastest.
+        sidecar: last key, shape and dtype of what lies in the same dict, or path, shape and dtype of what lies in the same
+            layer: the leaves of one layer are grouped alike.
+    """
+
+    steps: tuple[Step, ...]
+    shape: tuple[int, ...]
+    dtype: str
+    leaves: tuple[str, ...]
+    sidecar: Beside = ()
+
+    @property
+    def shown(self) -> str:
+        """``float32[12,3,4]``."""
+        return f"{self.dtype}[{','.join(map(str, self.shape))}]"
+
+
+def escape(key: str) -> str:
+    """A key as a pattern that matches it alone."""
+    return re.sub(r"([\\{}*])", r"\\\1", key)
+
+
+def group(leaves: Mapping[str, Leaf], layers: Collection[tuple[str, ...]] = ()) -> tuple[Group, ...]:
+    """Groups all leaves, in the order of the tree.
+
+    An index runs from 0 without gaps, and all its leaves have one shape; what only some of them have is written out. The
+    ``value`` that flax nnx appends to every path is left out.
+
+    Args:
+        leaves: of a tree, by name.
+        layers: keys of the paths of layers whose leaves lie in several dicts. They too are grouped alike: a layer that has one
+            leaf of another shape is in no group with the others.
+    """
+    found = _below([(keys_of(name), name, leaf) for name, leaf in leaves.items()], layers=frozenset(layers))
+    order = {name: k for k, name in enumerate(leaves)}
+    return tuple(sorted(found, key=lambda g: order[g.leaves[0]]))
+
+
+def keys_of(name: str) -> tuple[str, ...]:
+    """The keys of a leaf's path, without the ``value`` that flax nnx appends."""
+    return tuple(name.removesuffix("/value").split("/"))
+
+
+def _below(
+    entries: Sequence[Entry],
+    sidecar: Beside = (),
+    path: tuple[str, ...] = (),
+    layers: frozenset[tuple[str, ...]] = frozenset(),
+) -> list[Group]:
+    children: dict[str, list[Entry]] = defaultdict(list)
+    here = tuple(sorted((keys[0], leaf.spec.shape, leaf.spec.dtype) for keys, _, leaf in entries if len(keys) == 1))
+    done: list[Group] = []
+    for keys, name, leaf in entries:
+        if keys:
+            children[keys[0]].append((keys[1:], name, leaf))
+        else:
+            done.append(Group((), leaf.spec.shape, leaf.spec.dtype, (name,), sidecar))
+    below = {key: _below(rest, here, (*path, key), layers) for key, rest in children.items()}
+    taken: set[str] = set()
+    for stem, tail, whole, members in _families(list(below)):
+        if taken.isdisjoint(members):
+            taken.update(members)
+            done += _merged({key: below[key] for key in members}, stem if whole else None, tail)
+    for names in SIBLINGS:
+        if all(name in below and name not in taken for name in names) and len({_kernels(below[n]) for n in names}) == 1:
+            taken.update(names)
+            done += _merged({name: below[name] for name in names}, None, "")
+    for key, groups in below.items():
+        if key == _RECORDS:
+            groups = _records(children[key])
+        if key not in taken or key == _RECORDS:
+            done += [replace(g, steps=(Step((key,)), *g.steps)) for g in groups]
+    if path in layers:
+        whole_layer = tuple(sorted(("/".join(keys), leaf.spec.shape, leaf.spec.dtype) for keys, _, leaf in entries))
+        done = [replace(g, sidecar=whole_layer) for g in done]
+    return done
+
+
+def _families(keys: Sequence[str]) -> Iterator[tuple[str, str, bool, list[str]]]:
+    """Keys that differ in one number: what is before and behind it, whether it runs from 0 without gaps, and the keys.
+
+    First those that end in such an index, then those that have it elsewhere, then those that end in other numbers.
+    """
+    found: dict[tuple[str, str], list[tuple[int, str]]] = defaultdict(list)
+    for key in keys:
+        for number in _NUMBER.finditer(key):
+            if number[0] == "0" or number[0][0] != "0":
+                found[key[: number.start()], key[number.end() :]].append((int(number[0]), key))
+    several = {around: sorted(members) for around, members in found.items() if len(members) > 1}
+    whole = {around: [n for n, _ in members] == list(range(len(members))) for around, members in several.items()}
+    for wanted, at_end in ((True, True), (True, False), (False, True)):
+        for (stem, tail), members in several.items():
+            if whole[stem, tail] == wanted and (not tail) == at_end:
+                yield stem, tail, wanted, [key for _, key in members]
+
+
+def _kernels(groups: Iterable[Group]) -> tuple[tuple[int, ...], ...]:
+    """Shapes of a key's leaves with two axes or more: siblings are alike in these."""
+    return tuple(sorted(g.shape for g in groups if len(g.shape) > 1))
+
+
+def _records(entries: Sequence[Entry]) -> list[Group]:
+    sidecar = tuple((keys[-1], leaf.spec.shape, leaf.spec.dtype) for keys, _, leaf in entries if keys)
+    return [
+        Group(tuple(Step((key,)) for key in keys), leaf.spec.shape, leaf.spec.dtype, (name,), sidecar)
+        for keys, name, leaf in entries
+    ]
+
+
+def _merged(members: Mapping[str, Sequence[Group]], stem: str | None, tail: str) -> Iterator[Group]:
+    """The groups of several keys, those that are alike made one."""
+    alike: dict[tuple[object, ...], list[tuple[str, Group]]] = defaultdict(list)
+    for key, groups in members.items():
+        for g in groups:
+            sidecar = g.sidecar if g.steps else ()  # the keys that are merged here lie in one dict
+            alike[g.steps, g.shape, g.dtype, sidecar].append((key, g))
+    for found in alike.values():
+        first = found[0][1]
+        keys = tuple(key for key, _ in found)
+        index = stem if len(keys) == len(members) else None
+        step = Step(keys, index, tail if index is not None else "")
+        yield replace(first, steps=(step, *first.steps), leaves=tuple(n for _, g in found for n in g.leaves))
+
+
+class Names:
+    """Calls each index by a name of its own: stacks of layers are counted apart.
+
+    With `most`, longer lists of alternatives are cut, for people: such text is no pattern.
+    """
+
+    def __init__(self, most: int | None = None) -> None:
+        self._most = most
+        self._known: dict[tuple[tuple[str, ...], str, int], str] = {}
+
+    def text(self, steps: Sequence[Step]) -> str:
+        """The steps as a pattern: ``block_{i}/{query,key,value}/kernel``."""
+        out: list[str] = []
+        for step in steps:
+            if step.stem is not None:
+                key = (tuple(out), step.stem, len(step.words))
+                name = self._known.setdefault(key, self._next())
+                out.append(f"{escape(step.stem)}{{{name}}}{escape(step.tail)}")
+            elif len(step.words) > 1:
+                index_from = [_NUMBERED.fullmatch(word) for word in step.words]
+                stem = index_from[0][1] if index_from[0] else ""
+                alike = bool(index_from[0]) and all(n and n[1] == stem for n in index_from)
+                words = tuple(word.removeprefix(stem) if alike else word for word in step.words)
+                if self._most is not None and len(words) > self._most:
+                    words = (*words[: self._most - 1], "...", words[-1])
+                listed = ",".join(escape(word).replace(",", "\\,") for word in words)
+                out.append(f"{escape(stem) if alike else ''}{{{listed}}}")
+            else:
+                out.append(escape(step.words[0]))
+        return "/".join(out)
+
+    def _next(self) -> str:
+        k = len(self._known)
+        return "ijklmnpq"[k] if k < 8 else f"i{k}"

@@ -1,0 +1,227 @@
+"""What an unfinished rule file covers of a checkpoint, what it does not, and which rule comes near."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any
+
+from convert.checkpoints.source import Source
+from convert.core.path_pattern import parse_pattern
+from convert.core.similarity import most_alike
+from convert.core.yaml_nodes import Position
+from convert.drafting.path_groups import Group, Names, group
+from convert.layers import Drop, Rule
+from convert.planning.match import cover
+from convert.rules.file import RuleFile
+from convert.rules.placeholders import Question
+
+LISTED = 8  # alternatives that are written out
+
+
+@dataclass(frozen=True)
+class Covered:
+    """Leaves that a rule takes.
+
+    Attributes:
+        path: the rule's pattern, from the top of the tree; empty where it finds nothing.
+        word: the rule's kind.
+        leaves: how many, those of its biases and the like included.
+        rule: where it stands.
+        asked: keys that it leaves open.
+    """
+
+    path: str
+    word: str
+    leaves: int
+    rule: Position
+    asked: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Near:
+    """The rule whose path is most like that of leaves without a rule.
+
+    Attributes:
+        path: its path, from the top of the tree.
+        word: its kind.
+        rule: where it stands.
+        why: why it does not match, in words.
+    """
+
+    path: str
+    word: str
+    rule: Position
+    why: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Uncovered:
+    """Leaves of one shape and dtype that no rule takes."""
+
+    path: str
+    spec: str
+    leaves: tuple[str, ...]
+    near: Near | None
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What `survey_rules` finds; `total` is the number of leaves."""
+
+    total: int
+    covered: tuple[Covered, ...]
+    dropped: tuple[Covered, ...]
+    uncovered: tuple[Uncovered, ...]
+    questions: tuple[Question, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+
+        def taken(c: Covered) -> dict[str, Any]:
+            return {"path": c.path, "kind": c.word, "leaves": c.leaves, "rule": c.rule.line_only, "open": list(c.asked)}
+
+        return {
+            "complete": False,
+            "leaves": self.total,
+            "covered": [taken(c) for c in self.covered],
+            "dropped": [taken(c) for c in self.dropped],
+            "uncovered": [
+                {
+                    "path": u.path,
+                    "spec": u.spec,
+                    "leaves": list(u.leaves),
+                    "nearest": u.near
+                    and {
+                        "path": u.near.path,
+                        "kind": u.near.word,
+                        "rule": u.near.rule.line_only,
+                        "why": list(u.near.why),
+                    },
+                }
+                for u in self.uncovered
+            ],
+            "questions": [{"at": str(q.at), "key": q.key, "path": q.path, "others": q.others} for q in self.questions],
+        }
+
+
+def survey_rules(rules: RuleFile, source: Source) -> Survey:
+    """What of a checkpoint the rules cover, finished or not. Reads no array."""
+    coverage = cover(rules, source)
+    prefix = f"{coverage.root}/" if coverage.root else ""
+    taken = [
+        Covered(
+            _full(prefix, m.rule),
+            m.rule.word,
+            sum(len(of_role) for of_role in m.leaves.values()),
+            m.rule.at,
+            tuple(m.rule.open_keys),
+        )
+        for m in coverage.matched
+        if m.rule.sources
+    ]
+    counts: dict[Position, int] = {}
+    for claim in coverage.dropped:
+        counts[claim.at] = counts.get(claim.at, 0) + 1
+    drops = [rule for rule in coverage.rules.rules if isinstance(rule.kind, Drop)]
+    claimed = {leaf for m in coverage.matched for of_role in m.leaves.values() for leaf in of_role.values()}
+    claimed |= {claim.leaf for claim in coverage.dropped}
+    left = {name: leaf for name, leaf in source.leaves.items() if name not in claimed}
+    names = Names(LISTED)
+    paths = [
+        _Path(rule, role, _from_top(prefix, pattern.text))
+        for rule in coverage.rules.rules
+        if not isinstance(rule.kind, Drop)
+        for role, pattern in rule.sources.items()
+    ]
+    return Survey(
+        total=len(source.leaves),
+        covered=tuple(c for c in taken if c.leaves),
+        dropped=tuple(Covered(_full(prefix, r), r.word, counts[r.at], r.at, ()) for r in drops if r.at in counts),
+        uncovered=tuple(Uncovered(names.text(g.steps), g.shown, g.leaves, _nearest(g, paths)) for g in group(left)),
+        questions=rules.questions,
+    )
+
+
+def _full(prefix: str, rule: Rule) -> str:
+    return _from_top(prefix, rule.path.text)
+
+
+def _from_top(prefix: str, text: str) -> str:
+    return text[1:] if text.startswith("/") else prefix + text
+
+
+@dataclass(frozen=True)
+class _Path:
+    """The path of a rule's leaf, from the top of the tree."""
+
+    rule: Rule
+    role: str
+    text: str
+
+    @cached_property
+    def keys(self) -> list[str]:
+        return _keys(self.text)
+
+    @cached_property
+    def _open(self) -> list[int]:
+        """Keys that may match another text than their own."""
+        return [k for k, key in enumerate(self.keys) if re.search(r"[{}*\\]", key)]
+
+    def filled(self, keys: list[str]) -> str:
+        """The path with its keys replaced by those that they match."""
+        if not self._open:
+            return self.text
+        there = list(self.keys)
+        for k in self._open:
+            if k < len(keys) and _matches(there[k], keys[k]):
+                there[k] = keys[k]
+        return "/".join(there)
+
+
+def _nearest(g: Group, paths: list[_Path]) -> Near | None:
+    """The rule of the most similar path; None when no path has a key in common."""
+    keys = g.leaves[0].removesuffix("/value").split("/")
+    found = most_alike("/".join(keys), [path.filled(keys) for path in paths], 0.3, before=True)
+    if found is None:
+        return None
+    path = paths[found[0]]
+    return Near(path.text, path.rule.word, path.rule.at, tuple(_why(keys, g, path)))
+
+
+def _keys(pattern: str) -> list[str]:
+    """The keys of a pattern; slashes inside of braces separate none."""
+    return re.findall(r"(?:\{[^{}]*\}|\\.|[^/])+", pattern)
+
+
+@lru_cache(maxsize=4096)
+def _matches(pattern: str, key: str) -> bool:
+    try:
+        return parse_pattern(pattern).match(key) is not None
+    except ValueError:
+        return pattern == key
+
+
+def _why(keys: list[str], g: Group, path: _Path) -> Iterator[str]:
+    """What keeps the pattern from matching: names, indices, the number of keys; and whether the shape would fit."""
+    there = path.keys
+    if len(there) != len(keys):
+        yield f"its path has {len(there)} keys, this one {len(keys)}"
+    for p, key in zip(there, keys, strict=False):
+        if _matches(p, key):
+            continue
+        number = re.fullmatch(r"(.*?)([0-9]+)", key)
+        if number and re.fullmatch(rf"{re.escape(number[1])}([0-9]+|\{{[0-9,]+\}})", p):
+            yield f"the index is missing: it has {p}, and {number[1]}{{i}} would match {key}, too"
+        elif "{" in p and not number and re.sub(r"\{[^{},]*\}$", "", p) == key:
+            yield f"it has an index, {p}, and this is {key}"
+        else:
+            yield f"another name: {p} there, {key} here"
+    if path.rule.asked:
+        return
+    try:
+        path.rule.kind.letters(path.role, g.shape, next(iter(path.rule.kind.variants), None))
+    except ValueError as error:
+        yield f"another shape, {g.shown}: {error}"

@@ -1,0 +1,121 @@
+"""Where the leaves of a drafted rule file are: groups of paths, stacks of layers, and what a tree has besides weights."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+from convert.checkpoints.source import Source
+from convert.drafting.path_groups import Group, Names, Step, group, keys_of
+from convert.drafting.recurrent_cells import find_cells
+from convert.drafting.stacked_axes import stacks
+from convert.drafting.yaml_entry import Entry
+
+ROOTS = ("mdl_vars/params", "params/params", "state/params", "model/params", "params", "target")
+OPTIMIZERS = ("opt_state", "opt_states", "optimizer", "optimizer_state", "opt", "state/opt_state", "state/param_states")
+RANDOM = ("rngs", "rng", "seed_generator")
+SILENT = (
+    "vars",
+    "~",
+)  # keys that name nothing: Keras has its arrays below the one, Haiku its submodules below the other
+
+
+class Paths:
+    """The leaves of a checkpoint in groups, and how they are written in rules.
+
+    Attributes:
+        groups: each with the shape that one layer of its stack has.
+        root: a prefix below which all leaves lie but those that no model needs.
+    """
+
+    def __init__(self, source: Source) -> None:
+        alone = [Group(_steps(name), leaf.spec.shape, leaf.spec.dtype, (name,)) for name, leaf in source.leaves.items()]
+        cells = find_cells([g for g in alone if not unwanted(g)])
+        found = group(source.leaves, [tuple(step.words[0] for step in steps) for steps in cells])
+        self._names = Names()
+        self._stacks = stacks([g for g in found if not unwanted(g)])
+        self.groups = tuple(self._unstacked(g) for g in found)
+        self.root = self._root()
+
+    def take_apart(self, names: Collection[str]) -> None:
+        """Makes groups of one leaf of those that have one of these leaves, and of what lies beside it."""
+        dicts = {g.steps[:-1] for g in self.groups if len(g.leaves) > 1 and not set(g.leaves).isdisjoint(names)}
+        self.groups = tuple(
+            single
+            for g in self.groups
+            for single in (
+                [replace(g, steps=_steps(name), leaves=(name,)) for name in g.leaves] if g.steps[:-1] in dicts else [g]
+            )
+        )
+
+    def _root(self) -> str:
+        for root in ROOTS:
+            inside = [g for g in self.groups if g.leaves[0].startswith(f"{root}/")]
+            if inside and all(g in inside or unwanted(g) for g in self.groups):
+                return root
+        return ""
+
+    def _stack(self, steps: Sequence[Step]) -> tuple[int, str, int] | None:
+        """How many keys lead to the stack that a path is in, the index that it is counted by, and the axis."""
+        for prefix, (index, axis) in self._stacks.items():
+            if tuple(steps[: len(prefix)]) == prefix:
+                return len(prefix), index, axis
+        return None
+
+    def _unstacked(self, g: Group) -> Group:
+        stack = self._stack(g.steps)
+        if stack is None or unwanted(g):
+            return g
+        return replace(g, shape=g.shape[: stack[2]] + g.shape[stack[2] + 1 :])
+
+    def say_stacked(self, entry: Entry, steps: Sequence[Step]) -> None:
+        """Says that the leaves of a rule are stacked, where they are."""
+        if stack := self._stack(steps):
+            remark = "guess: all leaves here have this axis, the norms' scales too"
+            entry.say("stacked", f"{{{stack[1]}: {stack[2]}}}", remark)
+
+    def path(self, steps: Sequence[Step]) -> str:
+        """The path as a rule writes it."""
+        text = self._names.text(steps)
+        if self.root and text.startswith(f"{self.root}/"):
+            return text.removeprefix(f"{self.root}/")
+        return f"/{text}" if self.root else text
+
+    def module(self, steps: Sequence[Step]) -> str:
+        """What the module would be called if PyTorch's names were those of the tree."""
+        keys = self.path(steps).removeprefix("/").split("/")
+        if stack := self._stack(steps):
+            at = stack[0] - (self.root.count("/") + 1 if self.root else 0)
+            keys.insert(at, f"{{{stack[1]}}}")
+        kept = [key for k, key in enumerate(keys) if key not in SILENT and not (k == 0 and key in ("params", "target"))]
+        return ".".join(kept) or "module"
+
+    def drop(self, g: Group) -> str:
+        """A pattern of leaves that no model needs, for a `drop` rule."""
+        return re.sub(r"\{[a-z][a-z0-9]*\}", "*", self.path(g.steps))
+
+
+def _steps(name: str) -> tuple[Step, ...]:
+    return tuple(Step((key,)) for key in keys_of(name))
+
+
+def optimizer(g: Group) -> str | None:
+    """The key below which the optimizer's state is that these leaves belong to."""
+    first = g.leaves[0]
+    return next((word for word in OPTIMIZERS if first == word or first.startswith(f"{word}/")), None)
+
+
+def random(g: Group) -> bool:
+    """Whether the leaves are the state of a random generator."""
+    return any(key in RANDOM or (k == 0 and "rng" in key) for k, key in enumerate(g.leaves[0].split("/")))
+
+
+def unwanted(g: Group) -> bool:
+    """Whether no model needs the leaves: the optimizer's state, counters, random generators."""
+    return optimizer(g) is not None or counts(g.shape, g.dtype) or random(g)
+
+
+def counts(shape: tuple[int, ...], dtype: str) -> bool:
+    """Whether a leaf is a counter or a flag."""
+    return shape == () and dtype.startswith(("int", "uint", "bool"))

@@ -1,0 +1,60 @@
+"""The kinds of layer, by the key that names them in a rule."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from convert.layers.base import Kind, Numbering, Rule, TargetLayer
+from convert.layers.control_path import CubicSpline, DataPath, LinearInterpolation
+from convert.layers.conv.conv import Convolution
+from convert.layers.conv.transpose import ConvTranspose
+from convert.layers.embedding import Drop, Embedding, Parameter, Timescales
+from convert.layers.linear.linear import Linear
+from convert.layers.norm.group_batch import BatchNorm, GroupNorm
+from convert.layers.norm.layer_rms import LayerNorm, RMSNorm
+from convert.layers.recurrent.kinds import GRU, LSTM, RNN, Recurrent
+
+KINDS: Mapping[str, type[Kind]] = {
+    "linear": Linear,
+    "conv": Convolution,
+    "conv_transpose": ConvTranspose,
+    "gru": GRU,
+    "lstm": LSTM,
+    "rnn": RNN,
+    "cubic_spline": CubicSpline,
+    "linear_interpolation": LinearInterpolation,
+    "embedding": Embedding,
+    "layer_norm": LayerNorm,
+    "rms_norm": RMSNorm,
+    "group_norm": GroupNorm,
+    "batch_norm": BatchNorm,
+    "parameter": Parameter,
+    "buffer": Timescales,
+    "drop": Drop,
+}
+
+__all__ = [
+    "GRU",
+    "KINDS",
+    "LSTM",
+    "RNN",
+    "BatchNorm",
+    "ConvTranspose",
+    "Convolution",
+    "CubicSpline",
+    "DataPath",
+    "Drop",
+    "Embedding",
+    "GroupNorm",
+    "Kind",
+    "LayerNorm",
+    "Linear",
+    "LinearInterpolation",
+    "Numbering",
+    "Parameter",
+    "RMSNorm",
+    "Recurrent",
+    "Rule",
+    "TargetLayer",
+    "Timescales",
+]

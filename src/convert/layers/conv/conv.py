@@ -1,0 +1,360 @@
+"""Convolutions: dimension numbers in the source, ``torch.nn.Conv1d`` to ``Conv3d`` in the target."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from convert.core.fields import Key, Record, Scalar
+from convert.core.ops import Op
+from convert.core.path_pattern import Pattern
+from convert.core.weight_norm_ops import Standardize
+from convert.layers.base import Kind, TargetLayer
+from convert.layers.conv.padding import KEYS, Geometry, TorchPadding, read_geometry, torch_padding
+from convert.layers.conv.standardization import STANDARDIZED, Standardized
+from convert.layers.shared_keys import ACTIVATION, BIAS, module_target, parse_axes
+from convert.layers.weight_normalization import NORMALIZED, PARAMETRIZATION
+
+MAX_SPATIAL = 3  # torch has Conv1d, Conv2d and Conv3d
+
+
+@dataclass(frozen=True)
+class DimensionNumbers:
+    """What each axis of a convolution's input, kernel and result is, in the letters of ``jax.lax.conv_general_dilated``.
+
+    Attributes:
+        text: as written, spaces removed.
+        input: N, C and the spatial axes.
+        kernel: O, I and the spatial axes, as stored. Without I every channel is convolved on its own: to one result, or with
+            C in place of I, to O results each (Keras: its `depth_multiplier`).
+        result: N, C and the spatial axes.
+    """
+
+    text: str
+    input: str
+    kernel: str
+    result: str
+
+    @property
+    def spatial(self) -> str:
+        """The spatial axes in the input's order, which is what torch's kernel has them in."""
+        return "".join(x for x in self.input if x not in "NC")
+
+    @property
+    def depthwise(self) -> bool:
+        """Whether every channel is convolved on its own."""
+        return "I" not in self.kernel
+
+    @property
+    def outputs(self) -> str:
+        """The kernel's axes that make the channels of the result, the slowest first: results of one channel are neighbours."""
+        return "CO" if "C" in self.kernel else "O"
+
+
+def parse_dimension_numbers(text: str) -> DimensionNumbers:
+    """Reads ``NHWC,HWIO->NHWC``: what `jax.lax.conv_dimension_numbers` takes as three words.
+
+    >>> parse_dimension_numbers("NWC,WIO->NWC").spatial
+    'W'
+
+    Raises:
+        ValueError: not such words, with the reason.
+    """
+    bare = "".join(text.split())
+    operands, arrow, result = bare.partition("->")
+    given, comma, kernel = operands.partition(",")
+    if not arrow or not comma or not (given + kernel + result).isalpha():
+        raise ValueError(f"{text!r} is no dimension numbers of a convolution, such as NHWC,HWIO->NHWC")
+    for word in (given, kernel, result):
+        if len(set(word)) < len(word):
+            raise ValueError(f"{word!r} in {text!r} has a letter twice")
+    for word in (given, result):
+        if not {"N", "C"} <= set(word):
+            raise ValueError(f"{word!r} in {text!r} needs N (the batch) and C (the channels)")
+    if "O" not in kernel:
+        raise ValueError(f"the kernel {kernel!r} in {text!r} needs O, its output channels")
+    spatial = set(given) - set("NC")
+    if not 1 <= len(spatial) <= MAX_SPATIAL:
+        raise ValueError(f"{text!r} has {len(spatial)} spatial axes; torch convolves along one to {MAX_SPATIAL}")
+    if {"C", "I"} <= set(kernel):
+        raise ValueError(
+            f"the kernel {kernel!r} in {text!r} has C and I: it has I where the channels of a group are summed, and C where each "
+            "channel is convolved on its own"
+        )
+    if set(result) - set("NC") != spatial or set(kernel) - set("OIC") != spatial:
+        raise ValueError(f"input, kernel and result of {text!r} have different spatial axes")
+    return DimensionNumbers(bare, given, kernel, result)
+
+
+DIMENSIONS = Scalar(str, "dimension numbers such as NHWC,HWIO->NHWC", parse_dimension_numbers)
+
+
+def _parse_group_count(value: int | str) -> int | str:
+    if isinstance(value, int) and value < 1:
+        raise ValueError(f"a convolution has one group or more, not {value}")
+    return value if isinstance(value, int) else parse_axes(value)
+
+
+# torch's, Haiku's, Equinox' and Keras' words for what jax.lax (and so a rule) calls otherwise
+HINTS = (
+    ("groups", "write feature_group_count, jax.lax's word for torch's and Keras' groups"),
+    ("group_count", "write feature_group_count"),
+    ("feature_groups", "write feature_group_count"),
+    ("stride", "write strides"),
+    ("window_strides", "write strides"),
+    ("kernel_dilation", "write dilation"),
+    ("rhs_dilation", "write dilation"),
+    ("dilation_rate", "write dilation"),
+    ("kernel_size", "leave it out: the kernel's leaf has its size"),
+    (
+        "padding_mode",
+        "padding that is wrapped or reflected is not in the language: do it in the code, before the layer",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Convolving(Kind):
+    """What convolutions and transposed ones have in common.
+
+    Attributes:
+        numbers: the source's dimension numbers.
+        axes: letters of the kernel's axes, as stored; sizes, as everywhere in the file.
+        feature_group_count: a number, or the letter whose size it is.
+        activation: what the source applies to the result.
+        geometry: strides, dilation and padding of the source; None: the rule does not say.
+    """
+
+    numbers: DimensionNumbers
+    axes: str
+    feature_group_count: int | str = 1
+    activation: str | None = None
+    geometry: Geometry | None = None
+
+    hints: ClassVar[tuple[tuple[str, str], ...]] = HINTS
+
+    @property
+    def output(self) -> str:
+        """The kernel's axis of output channels, in the letters of its dimension numbers."""
+        return "O"
+
+    def letter(self, axis: str) -> str:
+        """The file's letter of an axis of the kernel; empty when it has none."""
+        at = self.numbers.kernel.find(axis)
+        return self.axes[at] if at >= 0 else ""
+
+    def letters(self, role: str, shape: tuple[int, ...], variant: str | None) -> str | None:
+        out = self.letter(self.output)
+        if role == "bias":
+            channels = self.numbers.result.replace("N", "")
+            if len(self.numbers.outputs) > 1:
+                self._check_bias_of_each(shape)
+                return None
+            if len(shape) == 1:
+                return out
+            if len(shape) != len(channels) or any(n != 1 for x, n in zip(channels, shape, strict=True) if x != "C"):
+                raise ValueError(f"a bias is a number for each of the output channels {out}")
+            return "".join(out if x == "C" else "." for x in channels)
+        if len(shape) != len(self.axes):
+            raise ValueError(f"the rule gives it the axes {' '.join(self.axes)}")
+        return self.axes
+
+    def _check_bias_of_each(self, shape: tuple[int, ...]) -> None:
+        """The bias of a convolution whose channels are made by two axes of its kernel, C and O: it has no letter of its own.
+
+        Raises:
+            ValueError: it has several axes; the message is the bare fact.
+        """
+        if len(shape) != 1:
+            made = " times ".join(map(self.letter, self.numbers.outputs))
+            raise ValueError(f"a bias is a number for each of the output channels, which are {made}")
+
+    def kernel_sizes(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
+        """The kernel's spatial sizes, in the order of the input's axes."""
+        return tuple(sizes[self.letter(axis)] for axis in self.numbers.spatial)
+
+    def torch_padding(self, kernel: tuple[int, ...]) -> TorchPadding:
+        """What torch must be told for the geometry that the rule gives."""
+        assert self.geometry is not None
+        return torch_padding(self.geometry, kernel, self.numbers.spatial)
+
+    def group_count(self, sizes: Mapping[str, int]) -> int:
+        """Groups of channels that are convolved apart."""
+        if self.numbers.depthwise:
+            return sizes[self.letter(self.numbers.outputs[0])]
+        count = self.feature_group_count
+        return sizes[count] if isinstance(count, str) else count
+
+    def whole_groups(self, channels: int, sizes: Mapping[str, int]) -> int:
+        """`group_count`, once the output channels are seen to make so many groups.
+
+        Raises:
+            ValueError: they do not; no library convolves with such a kernel.
+        """
+        said = self.feature_group_count
+        if isinstance(said, str) and said not in sizes:
+            raise ValueError(f"`feature_group_count` is {said}, and no leaf gives {said} a size; write the number")
+        count = self.group_count(sizes)
+        if channels % count:
+            letter = f"{self.feature_group_count} = " if isinstance(self.feature_group_count, str) else ""
+            raise ValueError(
+                f"{self.letter('O')} = {channels} output channels do not make {letter}{count} groups (`feature_group_count`) of one "
+                f"size; correct the number, or the axes"
+            )
+        return count
+
+    def facts(self, layer: TargetLayer) -> dict[str, Any]:
+        return {"activation": self.activation} if self.activation else {}
+
+    def sized_facts(self, layer: TargetLayer, sizes: Mapping[str, int]) -> dict[str, Any]:
+        if self.geometry is None or any(self.letter(axis) not in sizes for axis in self.numbers.spatial):
+            return {}
+        said = self.geometry.padding
+        found = self.torch_padding(self.kernel_sizes(sizes))
+        more = {} if found.output_padding is None else {"output_padding": list(found.output_padding)}
+        return {
+            "source_padding": said if isinstance(said, str) else [list(pair) for pair in said],
+            "strides": list(self.geometry.strides),
+            "dilation": list(self.geometry.dilation),
+            "target_padding": found.said,
+            "allowed_padding": list(found.allowed),
+            **more,
+        }
+
+
+def check_order(numbers: DimensionNumbers) -> None:
+    """Whether numbers for each spatial axis mean the same in both orders: jax.lax goes by the kernel's, torch by the input's.
+
+    Raises:
+        ValueError: they do not.
+    """
+    own = "".join(x for x in numbers.kernel if x not in "OIC")
+    if own != numbers.spatial:
+        raise ValueError(
+            f"the kernel of {numbers.text} has its spatial axes in the order {' '.join(own)}, and the input {' '.join(numbers.spatial)}; "
+            "`padding`, `strides` and `dilation` are known for one order alone, so leave them out"
+        )
+
+
+def check_axes(numbers: DimensionNumbers, axes: str) -> None:
+    """Whether a rule names as many axes as its kernel has.
+
+    Raises:
+        ValueError: it does not.
+    """
+    if len(axes) != len(numbers.kernel):
+        raise ValueError(
+            f"the kernel {' '.join(numbers.kernel)} of {numbers.text} has {len(numbers.kernel)} axes, and `axes` "
+            f"gives {len(axes)} letters ({' '.join(axes)})"
+        )
+
+
+AXES = Key(
+    Scalar(str, "axis letters such as KIO", parse_axes),
+    "letters of the kernel's axes, in stored order, without stacked ones",
+    required=True,
+)
+GROUP_COUNT = Key(
+    Scalar((int, str), "a number or an axis letter", _parse_group_count),
+    "groups of channels that are convolved apart: a number, or the letter whose size it is (default: 1)",
+)
+
+
+def _form(numbers: DimensionNumbers) -> tuple[int, str]:
+    """What must be alike on both sides: how many spatial axes, and which channels the kernel has an axis for."""
+    return len(numbers.spatial), "".join(x for x in "CIO" if x in numbers.kernel)
+
+
+@dataclass(frozen=True)
+class Convolution(Convolving):
+    """A cross-correlation, which is what JAX and torch both call a convolution: neither turns the kernel round.
+
+    Attributes:
+        weight_standardization: what the source does to the kernel before it convolves.
+    """
+
+    weight_standardization: Standardized | None = None
+
+    doc: ClassVar[str] = "torch.nn.Conv1d, 2d or 3d; the layout is derived from the dimension numbers of the source"
+    keys: ClassVar[Mapping[str, Key]] = {
+        "dimension_numbers": Key(
+            DIMENSIONS,
+            "the source's, as jax.lax takes them: NHWC,HWIO->NHWC; a kernel without I has one filter for each channel, and one with C "
+            "in place of I has O of them (Keras's depthwise kernels: NHWC,HWCO->NHWC)",
+            required=True,
+        ),
+        "axes": AXES,
+        "feature_group_count": GROUP_COUNT,
+        **KEYS,
+        "weight_standardization": STANDARDIZED,
+        "bias": BIAS,
+        "activation": ACTIVATION,
+        **NORMALIZED,
+    }
+    target: ClassVar[Record] = module_target(
+        dimension_numbers=Key(DIMENSIONS, "those of the target's own code, where it is no torch.nn.Conv"),
+        parametrization=PARAMETRIZATION,
+    )
+
+    @classmethod
+    def read(cls, values: Mapping[str, Any]) -> Convolution:
+        numbers, axes = values["dimension_numbers"], values["axes"]
+        check_axes(numbers, axes)
+        if numbers.depthwise and "feature_group_count" in values:
+            raise ValueError(f"the kernel of {numbers.text} has no I, so every channel is a group of its own; leave feature_group_count out")  # fmt: skip
+        if len(numbers.outputs) > 1 and "weight_standardization" in values:
+            raise ValueError(f"`weight_standardization` is known for kernels with I, and that of {numbers.text} has C")
+        geometry = read_geometry(values, len(numbers.spatial))
+        if geometry is not None:
+            check_order(numbers)
+        groups, weight_standardization = values.get("feature_group_count", 1), values.get("weight_standardization")
+        return cls(numbers, axes, groups, values.get("activation"), geometry, weight_standardization)
+
+    def check_target(self, layer: TargetLayer, source: Pattern) -> None:
+        if len(layer.path.groups) != len(source.groups):
+            raise ValueError("a convolution's leaf becomes one tensor; it is neither fused nor split")
+        own = layer.computes
+        if own is not None and _form(own) != _form(self.numbers):
+            raise ValueError(
+                f"{own.text} of the target is not the convolution that {self.numbers.text} of the source is"
+            )
+
+    def inner_axes(
+        self, role: str, letters: str, shape: tuple[int, ...], sizes: Mapping[str, int]
+    ) -> tuple[str, tuple[int, ...]]:
+        if role == "weight" and not self.numbers.depthwise:
+            self.whole_groups(shape[letters.index(self.letter("O"))], sizes)
+        return letters, shape
+
+    def groups(self, role: str, letters: str, variant: str | None, layer: TargetLayer) -> tuple[str, ...]:
+        if role == "bias":
+            return (self.letter("O"),)
+        if layer.computes is None:
+            outputs = "".join(map(self.letter, self.numbers.outputs))
+            return (outputs, self.letter("I"), *map(self.letter, self.numbers.spatial))
+        same = dict(zip(layer.computes.spatial, self.numbers.spatial, strict=True))
+        return tuple(self.letter(same.get(axis, axis)) for axis in layer.computes.kernel)
+
+    def compute(self, role: str, layer: TargetLayer) -> tuple[Op, ...]:
+        if role != "weight" or self.weight_standardization is None:
+            return ()
+        return (
+            Standardize(
+                self.output_axis(layer), self.weight_standardization.epsilon, self.weight_standardization.inside
+            ),
+        )
+
+    def output_axis(self, layer: TargetLayer) -> int:
+        """Which axis of the target's kernel is that of the output channels."""
+        return 0 if layer.computes is None else layer.computes.kernel.index("O")
+
+    def spatial_axes(self, layer: TargetLayer) -> tuple[int, ...]:
+        """Which axes of the target's kernel are spatial."""
+        if layer.computes is None:
+            return tuple(range(2, 2 + len(self.numbers.spatial)))
+        return tuple(k for k, axis in enumerate(layer.computes.kernel) if axis not in "OIC")
+
+    def facts(self, layer: TargetLayer) -> dict[str, Any]:
+        baked = {"weight_standardization": self.weight_standardization.text} if self.weight_standardization else {}
+        return {**super().facts(layer), **baked}

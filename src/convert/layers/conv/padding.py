@@ -1,0 +1,271 @@
+"""Where a convolution's window stands: the source's strides, dilation and padding, and what torch must be told for the same.
+
+A convolution's padding is part of no weight, and JAX and torch do not mean the same by it: ``SAME`` with strides pads more at
+the end than at the start, by an amount that depends on the size of the input; torch's `padding` is symmetric. A transposed
+convolution's ``SAME`` crops torch's whole result by another amount at each end.
+
+Sources of the formulas: jax 0.10.2 ``lax/convolution.py`` (``padtype_to_pads``, ``_conv_transpose_padding``); torch 2.13
+``torch.nn.ConvTranspose2d``, "Shape". `tests/parity/test_conv_padding.py` runs both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from convert.core.fields import INTEGER, Field, Key, ListOf, nearest
+from convert.core.yaml_nodes import Node
+
+NAMED = ("SAME", "SAME_LOWER", "VALID", "CAUSAL")  # jax.lax's, and flax's CAUSAL
+Pads = tuple[tuple[int, int], ...]
+
+
+class PaddingField(Field):
+    """A word of `NAMED`, or (low, high) for each spatial axis; one number stands for both."""
+
+    def read(self, node: Node) -> str | Pads:
+        from convert.core.errors import RuleError
+
+        if node.value in NAMED:
+            return str(node.value)
+        if isinstance(node.value, tuple) and node.value:
+            pairs = [self._pair(child) for child in node.value]
+            if None not in pairs:
+                return tuple(pair for pair in pairs if pair is not None)
+        circular = " (wrapped or reflected padding is not in the language: torch has `padding_mode`)"
+        word = str(node.value).upper() if isinstance(node.value, str) else ""
+        said = circular if word in ("CIRCULAR", "REFLECT") else nearest(word, NAMED) if word else ""
+        raise RuleError(
+            f"{node.at}: expected one of {', '.join(NAMED)}, or a pair for each spatial axis such as [[0, 1], [0, 1]], found {node}{said}"
+        )
+
+    def _pair(self, node: Node) -> tuple[int, int] | None:
+        if isinstance(node.value, int) and not isinstance(node.value, bool):
+            return node.value, node.value
+        if isinstance(node.value, tuple) and len(node.value) == 2:
+            low, high = (child.value for child in node.value)
+            if all(isinstance(n, int) and not isinstance(n, bool) for n in (low, high)):
+                return low, high
+        return None
+
+    def schema(self) -> dict[str, Any]:
+        pair = {"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 2}
+        return {
+            "anyOf": [{"enum": list(NAMED)}, {"type": "array", "items": {"anyOf": [{"type": "integer"}, pair]}}],
+        }
+
+
+KEYS: Mapping[str, Key] = {
+    "padding": Key(
+        PaddingField(),
+        "the source's: SAME (flax's default), SAME_LOWER, VALID, CAUSAL, or [low, high] for each spatial axis, as jax.lax "
+        "takes it; what torch needs for the same is told, and compared",
+    ),
+    "strides": Key(ListOf(INTEGER, or_one=True), "the source's, for each spatial axis (default: 1); needs `padding`"),
+    "dilation": Key(
+        ListOf(INTEGER, or_one=True),
+        "the source's kernel_dilation, for each spatial axis (default: 1); needs `padding`",
+    ),
+    "input_size": Key(
+        ListOf(INTEGER, or_one=True),
+        "sizes of the source's input along the spatial axes, where they are always the same: what SAME pads follows from them",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """What the source's call says beside its weights.
+
+    Attributes:
+        padding: one of `NAMED`, or numbers for each spatial axis.
+        strides, dilation: for each spatial axis.
+        input_size: for each spatial axis; empty: any size.
+    """
+
+    padding: str | Pads
+    strides: tuple[int, ...]
+    dilation: tuple[int, ...]
+    input_size: tuple[int, ...] = ()
+
+    def widths(self, kernel: Sequence[int]) -> tuple[int, ...]:
+        """What a kernel of these sizes covers, dilated."""
+        return tuple(d * (k - 1) + 1 for k, d in zip(kernel, self.dilation, strict=True))
+
+
+def read_geometry(values: Mapping[str, Any], spatial: int) -> Geometry | None:
+    """What the keys of a rule say; None when they say nothing.
+
+    Raises:
+        ValueError: not as many numbers as spatial axes, or strides without a padding.
+    """
+    if "padding" not in values:
+        for key in ("strides", "dilation", "input_size"):
+            if key in values:
+                raise ValueError(f"`{key}:` needs `padding:` beside it (flax's default is SAME, that of Equinox VALID)")
+        return None
+    found: dict[str, tuple[int, ...]] = {}
+    for key in ("strides", "dilation", "input_size"):
+        numbers = values.get(key, () if key == "input_size" else (1,) * spatial)
+        numbers = numbers * spatial if len(numbers) == 1 else numbers
+        if len(numbers) not in ((0, spatial) if key == "input_size" else (spatial,)):
+            raise ValueError(f"`{key}:` has {len(numbers)} numbers, and the convolution {spatial} spatial axes")
+        if any(n < 1 for n in numbers):
+            raise ValueError(f"`{key}:` is 1 or more, not {min(numbers)}")
+        found[key] = numbers
+    padding = values["padding"]
+    if not isinstance(padding, str) and len(padding) != spatial:
+        raise ValueError(f"`padding:` has {len(padding)} pairs, and the convolution {spatial} spatial axes")
+    if padding == "CAUSAL" and spatial != 1:
+        raise ValueError("`padding: CAUSAL` is flax's for one spatial axis, time")
+    return Geometry(padding, found["strides"], found["dilation"], found["input_size"])
+
+
+# ---- an ordinary convolution
+
+
+def pads(geometry: Geometry, kernel: Sequence[int], size: Sequence[int]) -> Pads:
+    """Zeros before and after each spatial axis of an input of this size."""
+    widths = geometry.widths(kernel)
+    if not isinstance(geometry.padding, str):
+        return geometry.padding
+    if geometry.padding == "VALID":
+        return ((0, 0),) * len(widths)
+    if geometry.padding == "CAUSAL":
+        return tuple((k - 1, 0) for k in widths)
+    totals = [max((-(-n // s) - 1) * s + k - n, 0) for n, s, k in zip(size, geometry.strides, widths, strict=True)]
+    low_first = geometry.padding == "SAME_LOWER"
+    return tuple((t - t // 2, t // 2) if low_first else (t // 2, t - t // 2) for t in totals)
+
+
+@dataclass(frozen=True)
+class TorchPadding:
+    """What torch must be told.
+
+    Attributes:
+        said: in words of Python, for people.
+        allowed: values of a torch module's `padding` with which it computes the same; zeros where something before or
+            behind the module does the rest.
+        output_padding: of a transposed convolution.
+    """
+
+    said: str
+    allowed: tuple[Any, ...]
+    output_padding: tuple[int, ...] | None = None
+
+
+def torch_padding(geometry: Geometry, kernel: Sequence[int], names: str) -> TorchPadding:
+    """What a torch convolution needs for the source's padding.
+
+    Args:
+        kernel: its spatial sizes.
+        names: a letter for each spatial axis, for messages.
+    """
+    zeros = [0] * len(kernel)
+    cases = [pads_by_rest(geometry, kernel, axis) for axis in range(len(kernel))]
+    fixed = [next(iter(set(by_rest.values()))) if len(set(by_rest.values())) == 1 else None for by_rest in cases]
+    if all(pair is not None and pair[0] == pair[1] >= 0 for pair in fixed):
+        numbers = [pair[0] for pair in fixed if pair is not None]
+        words = ["same"] if geometry.padding == "SAME" and set(geometry.strides) == {1} else []
+        words += ["valid"] if not any(numbers) else []
+        return TorchPadding(f"padding={_tuple(numbers)}", (numbers, *words))
+    known = [pair for pair in fixed if pair is not None]
+    if len(known) == len(fixed):
+        flat = [n for pair in reversed(known) for n in pair]  # F.pad takes the last axis first
+        padded = f"F.pad(x, {_tuple(flat)}), then padding=0"
+        if geometry.padding == "SAME" and set(geometry.strides) == {1}:
+            return TorchPadding(f"padding='same' (it is {padded})", ("same", zeros))
+        return TorchPadding(padded, (zeros,))
+    shown = "; ".join(pads_shown(names[k], by_rest, geometry.strides[k]) for k, by_rest in enumerate(cases))
+    low_high = ", ".join(f"{name} low, {name} high" for name in reversed(names))
+    return TorchPadding(f"F.pad(x, ({low_high})), then padding=0, where (low, high) is {shown}", (zeros,))
+
+
+def pads_by_rest(geometry: Geometry, kernel: Sequence[int], axis: int) -> dict[int, tuple[int, int]]:
+    """Padding of one axis by the rest that its size leaves over when divided by the stride: nothing else matters."""
+    stride = geometry.strides[axis]
+    wide = stride * (geometry.widths(kernel)[axis] + 1)
+    sizes = [geometry.input_size[axis]] if geometry.input_size else [wide + rest for rest in range(stride)]
+    found = {}
+    for n in sizes:
+        size = [*geometry.widths(kernel)]
+        size[axis] = n
+        found[n % stride] = pads(geometry, kernel, size)[axis]
+    return found
+
+
+def pads_shown(name: str, by_rest: Mapping[int, tuple[int, int]], stride: int) -> str:
+    """Padding (low, high) of one axis in words, by the rest that its size leaves over when divided by the stride."""
+    if len(set(by_rest.values())) == 1:
+        return f"{next(iter(by_rest.values()))} for {name}"
+    said = [f"{pair} for sizes {stride}m{f'+{rest}' if rest else ''}" for rest, pair in by_rest.items()]
+    return f"{' and '.join(said)} of {name}"
+
+
+def _tuple(numbers: Sequence[int]) -> str:
+    return f"({', '.join(map(str, numbers))}{',' * (len(numbers) == 1)})"
+
+
+# ---- a transposed convolution
+
+
+def transposed_pads(geometry: Geometry, kernel: Sequence[int]) -> Pads:
+    """What `jax.lax.conv_transpose` pads its dilated input with."""
+    if not isinstance(geometry.padding, str):
+        return geometry.padding
+    found = []
+    for k, s in zip(geometry.widths(kernel), geometry.strides, strict=True):
+        if geometry.padding == "SAME":
+            total = k + s - 2
+            low = k - 1 if s > k - 1 else -(-total // 2)
+        else:
+            total, low = k + s - 2 + max(k - s, 0), k - 1
+        found.append((low, total - low))
+    return tuple(found)
+
+
+def crops(geometry: Geometry, kernel: Sequence[int]) -> Pads:
+    """What to take off either end of torch's whole result (padding=0, output_padding=0); negative: zeros to add."""
+    widths = geometry.widths(kernel)
+    return tuple((k - 1 - low, k - 1 - high) for k, (low, high) in zip(widths, transposed_pads(geometry, kernel), strict=True))  # fmt: skip
+
+
+@dataclass(frozen=True)
+class TorchTransposed:
+    """Arguments of torch's transposed convolution, and what is left to do with its result.
+
+    Attributes:
+        padding, output_padding: for each spatial axis.
+        extra: what to take off either end of the result, negative: zeros to add (before the bias is added).
+    """
+
+    padding: tuple[int, ...]
+    output_padding: tuple[int, ...]
+    extra: Pads
+
+
+def torch_transposed(geometry: Geometry, kernel: Sequence[int]) -> TorchTransposed:
+    """Torch's arguments, as far as they go; they can shorten both ends alike, and lengthen the end by less than a stride."""
+    padding, output, extra = [], [], []
+    for (low, high), s, d in zip(crops(geometry, kernel), geometry.strides, geometry.dilation, strict=True):
+        fits = low >= 0 and 0 <= low - high < max(s, d)
+        p = (
+            low if fits else max(min(low, high), 0)
+        )  # what `padding` takes off and nothing brings back may not be wanted
+        more = low - high if fits else 0
+        padding.append(p)
+        output.append(more)
+        extra.append((low - p, high - p + more))
+    return TorchTransposed(tuple(padding), tuple(output), tuple(extra))
+
+
+def torch_transposed_padding(geometry: Geometry, kernel: Sequence[int]) -> TorchPadding:
+    """What a torch transposed convolution needs for the source's padding, in words and numbers."""
+    made = torch_transposed(geometry, kernel)
+    said = f"padding={_tuple(made.padding)}, output_padding={_tuple(made.output_padding)}"
+    if any(low or high for low, high in made.extra):
+        flat = [-n for pair in reversed(made.extra) for n in pair]
+        late = ", without the bias, which is added behind it" if any(n > 0 for n in flat) else ""
+        said += f", then F.pad(y, {_tuple(flat)}){late}, which takes off what is negative: torch's arguments alone cannot say it"
+    return TorchPadding(said, (list(made.padding),), made.output_padding)

@@ -1,0 +1,118 @@
+"""Transposed convolutions: what ``jax.lax.conv_transpose`` computes, as ``torch.nn.ConvTranspose1d`` to ``3d``.
+
+JAX's is a convolution of the dilated input with the kernel as stored; torch's is the gradient of a convolution, which is the
+same with the kernel turned round and its channels exchanged. With `transpose_kernel` JAX does both itself, and the stored kernel
+is torch's but for the order of its axes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from convert.core.fields import FLAG, Key, Record
+from convert.core.ops import Flip, Op
+from convert.core.path_pattern import Pattern
+from convert.layers.base import TargetLayer
+from convert.layers.conv.conv import AXES, DIMENSIONS, GROUP_COUNT, Convolving, check_axes, check_order
+from convert.layers.conv.padding import KEYS, TorchPadding, read_geometry, torch_transposed_padding
+from convert.layers.shared_keys import ACTIVATION, BIAS, module_target
+
+
+@dataclass(frozen=True)
+class ConvTranspose(Convolving):
+    """A transposed convolution.
+
+    Attributes:
+        transpose_kernel: whether the kernel is that of the convolution whose gradient this is: turned round, I the channels
+            that come out.
+    """
+
+    transpose_kernel: bool = False
+
+    doc: ClassVar[str] = (
+        "torch.nn.ConvTranspose1d, 2d or 3d; the order of axes and whether the kernel is turned round are derived"
+    )
+    keys: ClassVar[Mapping[str, Key]] = {
+        "dimension_numbers": Key(
+            DIMENSIONS,
+            "the source's, as jax.lax.conv_transpose takes them: NHWC,HWIO->NHWC (flax), NHWC,HWOI->NHWC (Haiku)",
+            required=True,
+        ),
+        "transpose_kernel": Key(
+            FLAG,
+            "true: the source passes it, and the letters I and O of the kernel are those of the forward convolution "
+            "(flax stores H, W, channels out, channels in, and calls it HWIO; so does Keras)",
+        ),
+        "axes": AXES,
+        "feature_group_count": GROUP_COUNT,
+        **{key: known for key, known in KEYS.items() if key != "input_size"},
+        "bias": BIAS,
+        "activation": ACTIVATION,
+    }
+    target: ClassVar[Record] = module_target()
+
+    @classmethod
+    def read(cls, values: Mapping[str, Any]) -> ConvTranspose:
+        numbers, axes = values["dimension_numbers"], values["axes"]
+        check_axes(numbers, axes)
+        if numbers.depthwise:
+            raise ValueError(
+                f"the kernel of {numbers.text} has no I; jax.lax.conv_transpose takes none that is depthwise"
+            )
+        geometry = read_geometry(values, len(numbers.spatial))
+        if geometry is not None and geometry.padding in ("SAME_LOWER", "CAUSAL"):
+            raise ValueError(f"a transposed convolution has no padding {geometry.padding}: SAME, VALID or pairs")
+        if geometry is not None:
+            check_order(numbers)
+        transposed = values.get("transpose_kernel", False)
+        if transposed and values.get("feature_group_count", 1) != 1:
+            raise ValueError("jax.lax.conv_transpose has no groups, so `transpose_kernel` goes with one group")
+        return cls(numbers, axes, values.get("feature_group_count", 1), values.get("activation"), geometry, transposed)
+
+    @property
+    def output(self) -> str:
+        return "I" if self.transpose_kernel else "O"
+
+    @property
+    def given(self) -> str:
+        """The kernel's axis of input channels, in the letters of its dimension numbers."""
+        return "O" if self.transpose_kernel else "I"
+
+    def check_target(self, layer: TargetLayer, source: Pattern) -> None:
+        if len(layer.path.groups) != len(source.groups):
+            raise ValueError("a convolution's leaf becomes one tensor; it is neither fused nor split")
+
+    def inner_axes(
+        self, role: str, letters: str, shape: tuple[int, ...], sizes: Mapping[str, int]
+    ) -> tuple[str, tuple[int, ...]]:
+        """With groups, O is (group, channel of the group): torch keeps the groups with the channels that come in."""
+        at = letters.find(self.letter("O"))
+        count = self.whole_groups(shape[at], sizes) if role == "weight" else 1
+        if count == 1:
+            return letters, shape
+        group = next(x for x in "GKQRSTUVWXYZABCDEFHIJLMNOP" if x not in letters)
+        return (
+            letters[:at] + group + letters[at:],
+            (*shape[:at], count, shape[at] // count, *shape[at + 1 :]),
+        )
+
+    def groups(self, role: str, letters: str, variant: str | None, layer: TargetLayer) -> tuple[str, ...]:
+        if role == "bias":
+            return (self.letter(self.output),)
+        group = "".join(x for x in letters if x not in self.axes)
+        return (group + self.letter(self.given), self.letter(self.output), *map(self.letter, self.numbers.spatial))
+
+    def turned(self, role: str, layer: TargetLayer) -> tuple[Op, ...]:
+        if role != "weight" or self.transpose_kernel:
+            return ()
+        return (Flip(self.spatial_axes(layer)),)
+
+    def spatial_axes(self, layer: TargetLayer) -> tuple[int, ...]:
+        """Which axes of the target's kernel are spatial."""
+        return tuple(range(2, 2 + len(self.numbers.spatial)))
+
+    def torch_padding(self, kernel: tuple[int, ...]) -> TorchPadding:
+        assert self.geometry is not None
+        return torch_transposed_padding(self.geometry, kernel)

@@ -1,0 +1,177 @@
+"""Projections: an einsum in the source; ``torch.nn.Linear``, or an einsum of its own, in the target."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from convert.core.einsum import Projection, parse_projection
+from convert.core.fields import Either, Key, MapOf, Record, Scalar
+from convert.core.path_pattern import Pattern
+from convert.layers.base import Kind, TargetLayer
+from convert.layers.linear.low_rank import EITHER_EQUATION, ONE, PLUS, PLUS_FIRST, PLUS_SECOND, SECOND, Plus, Product
+from convert.layers.shared_keys import ACTIVATION, BIAS, PATTERN, module_target
+from convert.layers.weight_normalization import NORMALIZED, PARAMETRIZATION
+from convert.layers.weight_transforms import CARRIES, FLATTENED, ROPE, TARGET_FLATTENED, TARGET_ROPE
+
+EQUATION = Scalar(str, "an einsum such as ...D,DNH->...NH", parse_projection)
+
+
+@dataclass(frozen=True)
+class Linear(Kind):
+    """``y = x @ weight.T + bias`` on flattened axes, with the layout that the source's equation implies.
+
+    Attributes:
+        equations: variant -> equation; a single equation is the variant ``""``.
+        activation: what the source applies to the result.
+        product: the weight is the product of two leaves, until they are merged.
+        plus: a product that is added to the weight, until it is merged.
+    """
+
+    equations: Mapping[str, Projection]
+    activation: str | None = None
+    product: Product | None = None
+    plus: Plus | None = None
+
+    doc: ClassVar[str] = "torch.nn.Linear, from the einsum of the source; the layout is derived from the equation"
+    keys: ClassVar[Mapping[str, Key]] = {
+        "einsum": Key(
+            Either(EITHER_EQUATION, MapOf(EQUATION, "variants such as {plain: ..., transposed: ...}")),
+            "the source's equation, X,W->Y with the weight second, or X,A,B->Y with a pair that makes it; or several, named, "
+            "to be told apart by sizes",
+            required=True,
+        ),
+        "times": Key(PATTERN, "path of the second leaf of a pair, X,A,B->Y; `from` is the first"),
+        "plus": Key(PLUS, "a low-rank product that the source adds to this one (LoRA); it is merged into the weight"),
+        "choice": Key(Scalar(str, "a word"), "the name under which --set chooses among several equations"),
+        "bias": BIAS,
+        "activation": ACTIVATION,
+        "prescaled_by": CARRIES,
+        "rope": ROPE,
+        "flattened": FLATTENED,
+        **NORMALIZED,
+    }
+    target: ClassVar[Record] = module_target(
+        einsum=Key(
+            EQUATION, "the target's own equation, in the letters of the source's, where it is no torch.nn.Linear"
+        ),
+        rope=TARGET_ROPE,
+        flattened=TARGET_FLATTENED,
+        parametrization=PARAMETRIZATION,
+    )
+    fuses: ClassVar[bool] = True
+
+    @classmethod
+    def read(cls, values: Mapping[str, Any]) -> Linear:
+        equations = values["einsum"]
+        named = equations if isinstance(equations, dict) else {"": equations}
+        if isinstance(equations, dict) and len(equations) < 2:
+            raise ValueError("named equations are at least two; a single one is written without a name")
+        if isinstance(equations, dict) and not values.get("choice"):
+            raise ValueError("several equations need a `choice:`, the name under which --set can choose one")
+        if not isinstance(equations, dict) and "choice" in values:
+            raise ValueError("`choice:` goes with several named equations")
+        product = equations if isinstance(equations, Product) else None
+        if (product is None) == ("times" in values):
+            raise ValueError(
+                "a pair, X,A,B->Y, has its first leaf in `from:` and its second in `times:`; one weight has no `times:`"
+            )
+        plus = None
+        if "plus" in values:
+            if product is not None or isinstance(equations, dict):
+                raise ValueError("`plus:` is added to one weight, X,W->Y")
+            plus = Plus(values["plus"]["einsum"], values["plus"].get("scale", ONE))
+            _same_map(equations, plus.product)
+        return cls({"": product.whole} if product else named, values.get("activation"), product, plus)
+
+    @property
+    def merged(self) -> Linear:
+        """The same, its leaves merged into one."""
+        return replace(self, product=None, plus=None)
+
+    @property
+    def variants(self) -> tuple[str, ...]:
+        return tuple(self.equations) if len(self.equations) > 1 else ()
+
+    def _equation(self, variant: str | None) -> Projection:
+        return self.equations[variant] if variant is not None else next(iter(self.equations.values()))
+
+    def letters(self, role: str, shape: tuple[int, ...], variant: str | None) -> str:
+        equation = self._equation(variant)
+        if role == "bias":
+            return equation.bias_axes(shape)
+        if (pair := self._of_pair(role)) is not None:
+            if len(shape) != len(pair):
+                raise ValueError(f"it has the axes {' '.join(pair)} in the rule's equation")
+            return pair
+        if len(shape) != len(equation.weight):
+            raise ValueError(
+                f"{equation.equation} has a weight with {len(equation.weight)} axes ({' '.join(equation.weight)})"
+            )
+        return equation.weight
+
+    def _of_pair(self, role: str) -> str | None:
+        """Letters of a leaf that is one of a pair."""
+        if self.product is not None:
+            return {"weight": self.product.first, SECOND: self.product.second}.get(role)
+        if self.plus is not None:
+            return {PLUS_FIRST: self.plus.product.first, PLUS_SECOND: self.plus.product.second}.get(role)
+        return None
+
+    def check_target(self, layer: TargetLayer, source: Pattern) -> None:
+        for equation in self.equations.values():
+            if layer.computes is None and equation.batch:
+                raise ValueError(
+                    f"{equation.batch} of {equation.equation} is an axis of all three operands: the matrices are block "
+                    "diagonal, which a Linear cannot hold; give the target the `einsum:` of its own code, or keep them "
+                    "as stored with `parameter:`"
+                )
+            if layer.computes is not None:
+                _alike(equation, layer.computes)
+        if layer.computes is not None and len(layer.path.groups) != len(source.groups):
+            raise ValueError("a target with an `einsum:` holds one leaf in one tensor; it is neither fused nor split")
+
+    def groups(self, role: str, letters: str, variant: str | None, layer: TargetLayer) -> tuple[str, ...]:
+        if layer.computes is not None:  # its weight by its equation; its bias is added to a result of the same axes
+            return tuple(layer.computes.weight) if role == "weight" else tuple(x.strip(".") for x in letters)
+        equation = self._equation(variant)
+        outputs = "".join(letter for letter in equation.outputs if letter in letters)  # one is gone where it was split
+        return (outputs,) if role == "bias" else (outputs, equation.inputs)
+
+    def split_axis(self, role: str, letters: str, variant: str | None) -> str:
+        equation = self._equation(variant)
+        if len(equation.outputs) < 2:
+            raise ValueError(
+                f"{equation.equation} has one output axis, so there is nothing to split among several targets"
+            )
+        return equation.outputs[0]
+
+    def facts(self, layer: TargetLayer) -> dict[str, Any]:
+        return {"activation": self.activation} if self.activation else {}
+
+
+def _alike(source: Projection, target: Projection) -> None:
+    """Two equations of one layer differ in the order of the weight's axes alone."""
+
+    def rest(p: Projection) -> str:
+        return p.equation.replace(f",{p.weight}->", ",->")
+
+    if rest(source) != rest(target) or sorted(source.weight) != sorted(target.weight):
+        raise ValueError(
+            f"the target's {target.equation} is not the source's {source.equation} with the weight's axes in another order"
+        )
+
+
+def _same_map(weight: Projection, pair: Product) -> None:
+    """A pair that is added to a weight maps the same input to the same result."""
+    if (weight.result, weight.inputs, weight.outputs, weight.batch) != (
+        pair.whole.result,
+        pair.whole.inputs,
+        pair.whole.outputs,
+        pair.whole.batch,
+    ):
+        raise ValueError(
+            f"{pair.equation} is {pair.whole.equation} in one weight, which does not map what {weight.equation} does; "
+            "the two are added, so their inputs and results are alike"
+        )

@@ -1,0 +1,166 @@
+"""Weights that the source keeps as two: low-rank products and LoRA pairs. ``X,A,B->Y`` is ``X,W->Y`` with W = A B.
+
+The product is computed when the leaves are read; there is no way back from it to the pair.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from convert.core.einsum import Projection, parse_projection
+from convert.core.fields import Key, Record, Scalar
+from convert.layers.shared_keys import PATTERN, parse_fact
+
+FIRST, SECOND = "first", "second"  # roles of the leaves of a pair that stands alone: `from` and `times`
+PLUS_FIRST, PLUS_SECOND = "plus_first", "plus_second"  # and of one that is added to a weight
+_SCALE = re.compile(r"(?P<over>\$?[\w.+-]+?)(?:/(?P<root>sqrt\()?(?P<under>[A-Za-z]|[0-9.]+)(?(root)\)))?")
+
+
+@dataclass(frozen=True)
+class Product:
+    """``X,A,B->Y``, as two matrices.
+
+    Attributes:
+        equation: as written, spaces removed.
+        first, second: letters of A and B as stored.
+        whole: the equation with one weight in place of the two, its letters those of A and then those of B.
+    """
+
+    equation: str
+    first: str
+    second: str
+    whole: Projection
+
+    @property
+    def shared(self) -> str:
+        """The axis, or axes, between A and B: the rank."""
+        return "".join(letter for letter in self.first if letter in self.second)
+
+
+def parse_product(equation: str) -> Product:
+    """Reads a three-operand einsum ``X,A,B->Y`` in which A and B make one weight.
+
+    >>> parse_product("...D,DR,RNH->...NH").whole.equation
+    '...D,DNH->...NH'
+
+    Raises:
+        ValueError: not such an equation, with the reason.
+    """
+    text = re.sub(r"\s", "", equation)
+    left, arrow, y = text.partition("->")
+    operands = left.split(",")
+    if not arrow or len(operands) != 3:
+        raise ValueError(f"{equation!r} is not an einsum of three operands, X,A,B->Y with the two weights behind X")
+    x, a, b = operands
+    for operand in (a, b):
+        if not operand.isalpha() or not operand.isascii() or len(set(operand)) < len(operand):
+            raise ValueError(f"{operand!r} in {equation!r} is not letters, each once")
+    shared = [letter for letter in a if letter in b]
+    if not shared:
+        raise ValueError(
+            f"the two weights of {equation!r} share no axis; a rank is in both, and in neither input nor result"
+        )
+    outside = [letter for letter in shared if letter in x or letter in y]
+    if outside:
+        raise ValueError(
+            f"{', '.join(outside)} of {equation!r} is in both weights and in the input or the result as well: their product "
+            "is block diagonal, which is no single matrix"
+        )
+    whole = "".join(letter for letter in a + b if letter not in shared)
+    return Product(text, a, b, parse_projection(f"{x},{whole}->{y}"))
+
+
+@dataclass(frozen=True)
+class Scale:
+    """A factor such as ``16/R`` or ``$lora_alpha/sqrt(R)``.
+
+    Attributes:
+        text: as the rule has it.
+        over: a number, or the name of a fact.
+        under: a number, or a letter whose size it is.
+        root: whether it is divided by the square root of that.
+    """
+
+    text: str
+    over: float | str
+    under: float | str = 1.0
+    root: bool = False
+
+    @property
+    def fact(self) -> str | None:
+        return self.over if isinstance(self.over, str) else None
+
+    def value(self, sizes: Mapping[str, int], facts: Mapping[str, Any]) -> float:
+        """The number.
+
+        Raises:
+            ValueError: a fact or a size is not known, or is no number.
+        """
+        over = facts.get(self.over) if isinstance(self.over, str) else self.over
+        known = isinstance(over, int | float) and not isinstance(over, bool)
+        if not known:
+            raise ValueError(f"the product is scaled by {self.text}; give it with --set {self.fact}=...")
+        if isinstance(self.under, str) and self.under not in sizes:
+            raise ValueError(f"the product is scaled by {self.text}, and no leaf gives {self.under} a size")
+        under = float(sizes[self.under] if isinstance(self.under, str) else self.under)
+        return float(over or 0) / (math.sqrt(under) if self.root else under)
+
+
+def parse_scale(text: str | int | float) -> Scale:
+    """Reads ``2``, ``16/R``, ``$lora_alpha/R``, ``$lora_alpha/sqrt(R)``.
+
+    Raises:
+        ValueError: something else, zero, or no finite number.
+    """
+    said = re.sub(r"\s", "", str(text))
+    found = _SCALE.fullmatch(said)
+    problem = f"expected a factor such as 2, 16/R or $lora_alpha/R, not {text!r}"
+    if found is None:
+        raise ValueError(problem)
+    try:
+        over = parse_fact(found["over"]) if found["over"].startswith("$") else float(found["over"])
+        under = found["under"] or "1"
+        below = under if under.isalpha() else float(under)
+    except ValueError:
+        raise ValueError(problem) from None
+    if any(isinstance(number, float) and (number == 0 or not math.isfinite(number)) for number in (over, below)):
+        raise ValueError(problem)
+    return Scale(said, over, below, found["root"] is not None)
+
+
+ONE = Scale("1", 1.0)
+
+
+@dataclass(frozen=True)
+class Plus:
+    """A product that is added to a weight: ``X,W->Y`` plus `scale` times ``X,A,B->Y``."""
+
+    product: Product
+    scale: Scale
+
+
+PLUS = Record(
+    {
+        "einsum": Key(
+            Scalar(str, "an einsum such as ...D,DR,RE->...E", parse_product),
+            "the source's equation, X,A,B->Y, with the pair behind the input",
+            required=True,
+        ),
+        "from": Key(PATTERN, "path of A", required=True),
+        "times": Key(PATTERN, "path of B", required=True),
+        "scale": Key(
+            Scalar((str, int, float), "a factor such as 16/R", parse_scale),
+            "what the source multiplies the product by: 2, 16/R, $lora_alpha/R, $lora_alpha/sqrt(R) (default: 1)",
+        ),
+    },
+    "a pair that is added",
+)
+EITHER_EQUATION = Scalar(
+    str,
+    "an einsum such as ...D,DNH->...NH",
+    lambda text: parse_product(text) if text.partition("->")[0].count(",") == 2 else parse_projection(text),
+)

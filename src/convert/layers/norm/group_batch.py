@@ -1,0 +1,133 @@
+"""Norms over channels: group norm and batch norm, with what no weight tells (the groups, the momentum's meaning)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from convert.core.fields import Key, Record, Scalar
+from convert.layers.base import Constant, TargetLayer
+from convert.layers.norm.layer_rms import FACTOR, HAS, TARGET_FACTOR, Norm
+from convert.layers.shared_keys import AXES, BIAS, EPSILON, PATTERN, module_target
+
+
+def _parse_count(value: int) -> int:
+    if value < 1:
+        raise ValueError(f"it is 1 or more, not {value}")
+    return value
+
+
+def _parse_momentum(value: float | int) -> float:
+    if not 0 <= value <= 1:
+        raise ValueError(f"momentum is a share between 0 and 1, not {value:g}")
+    return float(value)
+
+
+COUNT = Scalar(int, "a number above 0", _parse_count)
+COUNTER = "num_batches_tracked"  # of torch.nn.BatchNorm: the batches that it has seen
+
+
+@dataclass(frozen=True)
+class GroupNorm(Norm):
+    """Normalises mean and variance over the positions and the channels of a group; groups are neighbouring channels.
+
+    Attributes:
+        num_groups: how many; None: `group_size` tells.
+        group_size: how many channels each has.
+    """
+
+    num_groups: int | None = None
+    group_size: int | None = None
+
+    doc: ClassVar[str] = "torch.nn.GroupNorm: groups of neighbouring channels, normalised over all positions"
+    keys: ClassVar[Mapping[str, Key]] = {
+        "multiplies_by": FACTOR,
+        "epsilon": Key(EPSILON.field, EPSILON.doc, required=True),
+        "num_groups": Key(COUNT, "how many groups the source makes of the channels (flax's default: 32)"),
+        "group_size": Key(COUNT, "how many channels a group has, where the source says that instead"),
+        "bias": BIAS,
+        "axes": AXES,
+    }
+    target: ClassVar[Record] = module_target(multiplies_by=TARGET_FACTOR, parameters=HAS)
+    biased: ClassVar[bool] = True
+    bare: ClassVar[str] = "torch.nn.GroupNorm(..., affine=False)"
+
+    @classmethod
+    def read(cls, values: Mapping[str, Any]) -> GroupNorm:
+        if ("num_groups" in values) == ("group_size" in values):
+            raise ValueError("a group norm has `num_groups` or `group_size`, one of the two")
+        return cls(
+            values["multiplies_by"],
+            values["epsilon"],
+            values.get("axes"),
+            cls.leaves(values),
+            values.get("num_groups"),
+            values.get("group_size"),
+        )
+
+    def count(self, channels: int) -> int:
+        """The number of groups of so many channels.
+
+        Raises:
+            ValueError: the channels do not divide.
+        """
+        parts = self.num_groups or self.group_size or 1
+        if channels % parts:
+            raise ValueError(f"{channels} channels do not divide into {'groups' if self.num_groups else 'parts'} of {parts}" if self.group_size else f"{channels} channels do not make {parts} groups")  # fmt: skip
+        return self.num_groups or channels // parts
+
+    def letters(self, role: str, shape: tuple[int, ...], variant: str | None) -> str | None:
+        found = super().letters(role, shape, variant)
+        self.count(max(shape, default=1))
+        return found
+
+    def sized_facts(self, layer: TargetLayer, sizes: Mapping[str, int]) -> dict[str, Any]:
+        channels = sizes.get((self.axes or ".").replace(".", "") or ".")
+        if self.num_groups is None and channels is None:
+            return {"group_size": self.group_size}
+        return {"num_groups": self.num_groups or self.count(channels or 1)}
+
+
+@dataclass(frozen=True)
+class BatchNorm(Norm):
+    """Normalises by a running mean and variance, as at inference.
+
+    Attributes:
+        momentum: the share of the running statistics that a step keeps, which flax, Keras, Haiku and Equinox call so;
+            torch's is the share that it replaces.
+    """
+
+    momentum: float | None = None
+
+    doc: ClassVar[str] = (
+        "torch.nn.BatchNorm1d, 2d or 3d: weight, bias, running_mean, running_var, and num_batches_tracked (0)"
+    )
+    keys: ClassVar[Mapping[str, Key]] = {
+        "multiplies_by": FACTOR,
+        "epsilon": Key(EPSILON.field, EPSILON.doc, required=True),
+        "mean": Key(PATTERN, "path of the running mean (flax: batch_stats/.../mean)", required=True),
+        "var": Key(PATTERN, "path of the running variance (flax: batch_stats/.../var)", required=True),
+        "momentum": Key(
+            Scalar((float, int), "a number", _parse_momentum),
+            "the source's: the share of the running statistics that a step keeps (flax: 0.99). torch's `momentum` is 1 minus it",
+        ),
+        "bias": BIAS,
+        "axes": AXES,
+    }
+    target: ClassVar[Record] = module_target(multiplies_by=TARGET_FACTOR, parameters=HAS)
+    biased: ClassVar[bool] = True
+    leaf_keys: ClassVar[Mapping[str, str]] = {"bias": "bias", "mean": "running_mean", "var": "running_var"}
+
+    @classmethod
+    def read(cls, values: Mapping[str, Any]) -> BatchNorm:
+        leaves = cls.leaves(values)
+        return cls(values["multiplies_by"], values["epsilon"], values.get("axes"), leaves, values.get("momentum"))
+
+    def constants(self, layer: TargetLayer) -> tuple[Constant, ...]:
+        said = "zero: the source does not count, and torch needs no count where `momentum` is a number"
+        return (*super().constants(layer), Constant(COUNTER, 0.0, said, "int64"))
+
+    def facts(self, layer: TargetLayer) -> dict[str, Any]:
+        said = {} if self.momentum is None else {"source_momentum": self.momentum, "target_momentum": round(1 - self.momentum, 12)}  # fmt: skip
+        return {**super().facts(layer), **said}

@@ -1,0 +1,151 @@
+"""Layer norm and RMS norm: the factor that each side multiplies by is stated, the arithmetic and what is written of nothing follow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from convert.core.fields import Choice, Key, Record
+from convert.core.ops import Add, Op
+from convert.core.path_pattern import Pattern
+from convert.layers.base import Constant, Kind, TargetLayer
+from convert.layers.shared_keys import AXES, BIAS, EPSILON, module_target, named_axes
+from convert.layers.weight_transforms import ROPE, TARGET_ROPE
+
+SOURCE_FACTORS = ("scale", "1+scale")
+UNSCALED = "1"  # the source multiplies by nothing
+TARGET_FACTORS = ("weight", "1+weight")
+HELD: Mapping[str, tuple[str, ...]] = {"weight and bias": ("weight", "bias"), "weight": ("weight",), "nothing": ()}
+
+
+FACTOR = Key(
+    Choice(
+        (*SOURCE_FACTORS, UNSCALED),
+        (("1 + scale", "write it without spaces: 1+scale"), ("weight", "in the source it is called scale")),
+    ),
+    "what the source multiplies by: scale, 1+scale, or 1 where it has no scale; then there is no `from`, and the paths of the "
+    "bias and of the statistics name the leaves",
+    required=True,
+)
+TARGET_FACTOR = Key(Choice(TARGET_FACTORS), "what the target's code multiplies by (default: weight)")
+HAS = Key(
+    Choice(tuple(HELD)),
+    "which of the two the target's module has. Default: weight and bias for batch_norm and group_norm, as torch makes them; else "
+    "weight, and bias where the source has one. What the source has not is written as ones and zeros",
+)
+
+
+@dataclass(frozen=True)
+class Norm(Kind):
+    """``x * rsqrt(variance + epsilon) * factor (+ bias)``, the mean subtracted first by a layer norm.
+
+    Attributes:
+        multiplies_by: the source's factor.
+        epsilon: a number, or the name of a fact.
+        axes: letters of the scale's axes.
+        roles: of the leaves that the rule names.
+    """
+
+    multiplies_by: str
+    epsilon: float | str
+    axes: str | None = None
+    roles: tuple[str, ...] = ("weight",)
+
+    biased: ClassVar[bool] = False  # whether torch's module has a bias, whatever the source has
+    bare: ClassVar[str] = ""  # torch's module without weight and bias
+    keys: ClassVar[Mapping[str, Key]] = {
+        "multiplies_by": FACTOR,
+        "epsilon": Key(EPSILON.field, EPSILON.doc, required=True),
+        "bias": BIAS,
+        "axes": AXES,
+        "rope": ROPE,
+    }
+    target: ClassVar[Record] = module_target(multiplies_by=TARGET_FACTOR, rope=TARGET_ROPE, parameters=HAS)
+
+    @classmethod
+    def read(cls, values: Mapping[str, Any]) -> Norm:
+        return cls(values["multiplies_by"], values["epsilon"], values.get("axes"), cls.leaves(values))
+
+    @classmethod
+    def leaves(cls, values: Mapping[str, Any]) -> tuple[str, ...]:
+        """The roles of the leaves that a rule names.
+
+        Raises:
+            ValueError: what it multiplies by contradicts them; the message is the bare fact.
+        """
+        unscaled = values["multiplies_by"] == UNSCALED
+        if unscaled and "from" in values:
+            raise ValueError(
+                f"`multiplies_by: 1` says that the source has no scale, and `from` names one, {values['from']}; leave one of the "
+                "two out"
+            )
+        if not unscaled and "from" not in values:
+            raise ValueError(
+                "a norm needs the key 'from', the path of its scale; write `multiplies_by: 1` if the source has none"
+            )
+        found = (*(() if unscaled else ("weight",)), *(role for key, role in cls.leaf_keys.items() if key in values))
+        if not found:
+            raise ValueError(
+                "a norm with neither scale nor bias has no leaf, and so no rule; make the target's module without them, "
+                f"{cls.bare}"
+            )
+        return found
+
+    def held(self, layer: TargetLayer) -> tuple[str, ...]:
+        """Which of weight and bias the target's module has."""
+        if layer.has is not None:
+            return HELD[layer.has]
+        return ("weight", "bias") if self.biased or "bias" in self.roles else ("weight",)
+
+    def constants(self, layer: TargetLayer) -> tuple[Constant, ...]:
+        added = layer.multiplies_by == TARGET_FACTORS[1]
+        ones = (
+            f"{'zeros' if added else 'ones'}: the source multiplies by nothing, and the target by {layer.multiplies_by}"
+        )
+        made = (
+            Constant("weight", 0.0 if added else 1.0, ones),
+            Constant("bias", 0.0, "zeros: the source adds nothing, and the target has a bias"),
+        )
+        return tuple(one for one in made if one.role in self.held(layer) and one.role not in self.roles)
+
+    def check_target(self, layer: TargetLayer, source: Pattern) -> None:
+        for role, does in (("weight", "multiplies by a scale"), ("bias", "adds a bias")):
+            if role in self.roles and role not in self.held(layer):
+                raise ValueError(f"the source {does}, which would be lost: the target says `parameters: {layer.has}`")
+        if layer.part is not None and self.constants(layer):
+            raise ValueError("a norm without a scale or a bias makes whole tensors; leave `part` out")
+
+    def letters(self, role: str, shape: tuple[int, ...], variant: str | None) -> str | None:
+        return named_axes(self.axes, shape)
+
+    def compute(self, role: str, layer: TargetLayer) -> tuple[Op, ...]:
+        if role != "weight":
+            return ()
+        offset = SOURCE_FACTORS.index(self.multiplies_by) - TARGET_FACTORS.index(layer.multiplies_by)
+        return (Add(float(offset)),) if offset else ()
+
+    def facts(self, layer: TargetLayer) -> dict[str, Any]:
+        said = {"target_has": layer.has} if layer.has else {}
+        return {
+            "epsilon": self.epsilon,
+            "source_multiplies_by": self.multiplies_by,
+            "target_multiplies_by": layer.multiplies_by if "weight" in self.held(layer) else "none",
+            **said,
+        }
+
+
+@dataclass(frozen=True)
+class LayerNorm(Norm):
+    """Normalises mean and variance."""
+
+    doc: ClassVar[str] = "layer norm: subtracts the mean, divides by the standard deviation"
+    bare: ClassVar[str] = "torch.nn.LayerNorm(..., elementwise_affine=False)"
+
+
+@dataclass(frozen=True)
+class RMSNorm(Norm):
+    """Normalises the root mean square; has no bias in any library known to us, yet may have one here."""
+
+    doc: ClassVar[str] = "RMS norm: divides by the root mean square"
+    bare: ClassVar[str] = "torch.nn.RMSNorm(..., elementwise_affine=False)"

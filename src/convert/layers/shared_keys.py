@@ -1,0 +1,222 @@
+"""Keys that rules of several kinds have, and how their values are read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from convert.core.errors import RuleError
+from convert.core.fields import FLAG, INTEGER, Choice, Key, ListOf, MapOf, Record, Scalar
+from convert.core.path_pattern import parse_pattern
+from convert.core.tensor_spec import SAFETENSORS_TAGS
+from convert.core.yaml_nodes import Node
+
+PATTERN = Scalar(str, "a tree path such as layers_{i}/{query,key}/w", parse_pattern)
+REASON = Scalar(str, "a reason, in words")
+
+
+def parse_letter(text: str) -> str:
+    """A name of an axis: one letter, as in an einsum.
+
+    Raises:
+        ValueError: something else.
+    """
+    if len(text) != 1 or not (text.isascii() and text.isalpha()):
+        raise ValueError(f"an axis is called by one letter, as in an einsum, not {text!r}")
+    return text
+
+
+def parse_axes(text: str) -> str:
+    """Letters of a leaf's axes in stored order, such as ``ED``; spaces are free.
+
+    Raises:
+        ValueError: no letters, or one twice.
+    """
+    letters = "".join(text.split())
+    for letter in letters:
+        parse_letter(letter)
+    if not letters or len(set(letters)) < len(letters):
+        raise ValueError(f"axes are letters, each once, such as ED, not {text!r}")
+    return letters
+
+
+def parse_kept_axes(text: str) -> str:
+    """Letters of a leaf's axes as in `parse_axes`; a dot stands for an axis of size 1 that the target does not have.
+
+    Raises:
+        ValueError: no letters, or one twice.
+    """
+    parse_axes(text.replace(".", ""))
+    return "".join(text.split())
+
+
+def named_axes(axes: str | None, shape: tuple[int, ...]) -> str | None:
+    """The axes that a rule gives to a leaf, once they are seen to fit its shape.
+
+    Raises:
+        ValueError: another number of axes, or a dot where the size is not 1; the message is the bare fact.
+    """
+    if axes is None:
+        return None
+    if len(axes) != len(shape):
+        raise ValueError(f"the rule gives it the axes {' '.join(axes)}")
+    wide = [size for letter, size in zip(axes, shape, strict=True) if letter == "." and size != 1]
+    if wide:
+        raise ValueError(
+            f"the rule's axes {' '.join(axes)} have size 1 where there is a dot, and this one has {wide[0]}"
+        )
+    return axes
+
+
+def parse_epsilon(value: float | int | str) -> float | str:
+    """A number that is not negative, or the name in a reference ``$name``.
+
+    Raises:
+        ValueError: neither.
+    """
+    if isinstance(value, str):
+        return parse_fact(value)
+    if not 0 <= value < 1:
+        raise ValueError(f"epsilon is added to a variance and is small, such as 1e-6, not {value:g}")
+    return float(value)
+
+
+def parse_fact(text: str) -> str:
+    """The name in a reference ``$name``.
+
+    Raises:
+        ValueError: no dollar sign in front.
+    """
+    if not text.startswith("$") or not text[1:].replace("_", "a").isalnum():
+        raise ValueError(f"expected a number or a reference to a fact such as $epsilon, not {text!r}")
+    return text[1:]
+
+
+def parse_part(text: str) -> tuple[int, int]:
+    """The numbers of ``1 of 2``.
+
+    Raises:
+        ValueError: not of this form, or not 1 <= k <= n with n above 1.
+    """
+    words = text.split()
+    if len(words) == 3 and words[1] == "of" and words[0].isdecimal() and words[2].isdecimal():
+        k, n = int(words[0]), int(words[2])
+        if 1 <= k <= n and n > 1:
+            return k, n
+    raise ValueError(f"expected a part such as 1 of 2, not {text!r}")
+
+
+def module_target(**extra: Key) -> Record:
+    """The long form of a target that is a module."""
+    return Record(
+        {
+            "module": Key(
+                PATTERN, "the module's name in the state_dict, with {i} and {a,b} as in `from`", required=True
+            ),
+            "weight": Key(Scalar(str, "a name"), "the parameter's name in the module, when it is not `weight`"),
+            "bias": Key(Scalar(str, "a name"), "the bias's name in the module, when it is not `bias`"),
+            "part": Key(
+                Scalar(str, "a part such as 1 of 2", parse_part),
+                "these are the first (1 of 2) or the next rows of the tensor; another rule makes the others",
+            ),
+            **extra,
+        },
+        "a target",
+    )
+
+
+TENSOR_TARGET = Record({"name": Key(PATTERN, "the tensor's full name in the state_dict", required=True)}, "a target")
+
+SHARED: Mapping[str, Key] = {
+    "from": Key(
+        PATTERN,
+        "path of the source leaf (the kernel, scale or table), with {i} for an index and {a,b} for alternatives",
+    ),
+    "stacked": Key(
+        MapOf(INTEGER, "a mapping of an index to the axis that stacks it, such as {i: 0}"),
+        "index of the target that the source stacks on an axis (scanned or vmapped layers)",
+    ),
+    "index_from": Key(
+        MapOf(ListOf(Scalar(str, "the name of an index")), "a mapping such as {i: [s, p]}"),
+        "index of the target that counts through several of the source, the slowest first: {i: [s, p]}",
+    ),
+    "absent_if": Key(PATTERN, "path of a leaf that stands in place of these: where it is, they may be absent"),
+    "optional": Key(FLAG, "true: some or all of these leaves may be absent"),
+    "layer_type": Key(
+        Scalar(str, "a word"), "the type of layers that has these leaves, of those that `layer_types` tells apart"
+    ),
+    "dtype": Key(Choice(tuple(SAFETENSORS_TAGS)), "what these tensors are written in, whatever --dtype says"),
+}
+BIAS = Key(PATTERN, "path of the bias's leaf")
+KEPT_AXES = Scalar(str, "axis letters such as ED, or .ED", parse_kept_axes)
+AXES = Key(
+    KEPT_AXES,
+    "letters of the leaf's axes, in stored order, without stacked ones; a dot is an axis of size 1, which goes",
+)
+EPSILON = Key(
+    Scalar((float, int, str), "a number or $fact", parse_epsilon),
+    "added to the variance: a number, or $name of a fact",
+)
+
+# jax.nn / flax.linen names on the left; what is stored in the metadata and compared by a check.
+ACTIVATIONS: Mapping[str, str] = {
+    "relu": "max(x, 0)",
+    "silu": "x sigmoid(x), also called swish",
+    "gelu_tanh": "GeLU with the tanh approximation: jax.nn.gelu's default, F.gelu(approximate='tanh')",
+    "gelu_erf": "exact GeLU: jax.nn.gelu(approximate=False), F.gelu's default",
+    "tanh": "tanh(x)",
+    "sigmoid": "1/(1+exp(-x))",
+    "softplus": "log(1+exp(x))",
+    "elu": "x above 0, else exp(x)-1",
+    "none": "the identity",
+}
+# transformers' names (``activations.py`` ACT2FN; T5's ``feed_forward_proj``), and some that occur elsewhere -> ours
+ACTIVATION_NAMES: Mapping[str, str] = {
+    "gelu": "gelu_erf",
+    "gelu_python": "gelu_erf",
+    "gelu_erf": "gelu_erf",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_tanh": "gelu_tanh",
+    "gelu_accurate": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_python_tanh": "gelu_tanh",
+    "gated-gelu": "gelu_tanh",
+    "gated-silu": "silu",
+    "swish": "silu",
+    "linear": "none",
+    "identity": "none",
+}
+
+
+@dataclass(frozen=True)
+class _Activation(Choice):
+    """One of `ACTIVATIONS`, or a reference to a fact that is one of them, or of transformers' names."""
+
+    def read(self, node: Node) -> str:
+        if isinstance(node.value, str) and node.value.startswith("$"):
+            try:
+                parse_fact(node.value)
+            except ValueError as error:
+                raise RuleError(f"{node.at}: {error}") from None
+            return node.value
+        return super().read(node)
+
+    def schema(self) -> dict[str, Any]:
+        return {"anyOf": [super().schema(), {"type": "string", "pattern": "^[$]"}]}
+
+
+ACTIVATION = Key(
+    _Activation(
+        tuple(ACTIVATIONS),
+        (
+            (
+                "gelu",
+                "say which one: gelu_tanh (jax.nn.gelu's default) or gelu_erf (torch's default); they differ by up to 4.7e-4",
+            ),
+            ("swish", "write silu, the same function"),
+        ),
+    ),
+    "what the source applies to this layer's result: " + "; ".join(f"{k} is {v}" for k, v in ACTIVATIONS.items()),
+)

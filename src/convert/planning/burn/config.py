@@ -1,0 +1,215 @@
+"""How to make Burn's modules so that they compute what the source does: epsilons, groups, biases, windows, where the reset stands.
+
+No weight tells these, and Burn's defaults are others than flax's. They go into the header of the file and the model card as the
+call of the module's configuration, with ``..`` for the sizes, which the tensors tell.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from convert.layers import (
+    BatchNorm,
+    Convolution,
+    ConvTranspose,
+    GroupNorm,
+    LayerNorm,
+    Linear,
+    Recurrent,
+    RMSNorm,
+    Rule,
+    TargetLayer,
+)
+from convert.layers.conv.conv import Convolving
+from convert.layers.conv.padding import pads_by_rest, pads_shown, torch_transposed
+from convert.planning.burn.modules import GATES, OUTPUT
+from convert.planning.step import Step
+
+EPSILON = 1e-5  # of all of Burn's norms: burn-nn modules/norm/{layer,rms,group,batch}.rs, `#[config(default = 1e-5)]`
+MOMENTUM = 0.1  # norm/batch.rs; the share that a step replaces, as in torch
+GELU = "Gelu::new_approximate()"  # activation/gelu.rs, since 0.21; Gelu::new() is the exact one, JAX's default is this
+MADE_BY = "burn"  # key of a layer's facts
+_SUFFIX = re.compile(r"\.l[^.]*$")
+_TORCH_WORDS = ("target_padding", "allowed_padding", "output_padding", "module")  # of a layer's facts, in torch's terms
+
+
+@dataclass(frozen=True)
+class Call:
+    """How a module is made.
+
+    Attributes:
+        module: its name, or a pattern of names.
+        text: the call of its configuration.
+        default: whether all that it is told is Burn's default.
+    """
+
+    module: str
+    text: str
+    default: bool
+
+
+def in_burn(said: Mapping[str, Any], call: Call | None) -> dict[str, Any]:
+    """A layer's facts with what Burn needs in place of what torch needs."""
+    facts = {key: value for key, value in said.items() if key not in _TORCH_WORDS}
+    return {**facts, MADE_BY: call.text} if call is not None else facts
+
+
+def burn_notes(calls: Sequence[Call]) -> Iterator[str]:
+    """What a person must do for the layers that Burn's defaults do not fit; layers that need the same are one note."""
+    wanted: dict[str, list[str]] = {}
+    for call in calls:
+        if not call.default:
+            wanted.setdefault(call.text, []).append(call.module)
+    for text, names in wanted.items():
+        named = list(dict.fromkeys(names))
+        more = f" and {len(named) - 3} more" if len(named) > 3 else ""
+        verb = "is" if len(named) == 1 else "are"
+        yield f"in Burn {', '.join(named[:3])}{more} {verb} {text}: the defaults compute something else"
+
+
+def module_name(layer: Mapping[str, Any]) -> str:
+    """The module of a layer's facts; recurrent ones are listed by torch's suffix of their tensors."""
+    return _SUFFIX.sub("", str(layer["layer"])) if layer["kind"] in GATES else str(layer["layer"])
+
+
+def burn_call(
+    rule: Rule, layer: TargetLayer, said: Mapping[str, Any], made: Sequence[Step], sizes: Mapping[str, int]
+) -> Call | None:
+    """How the module of a rule is made; None when its tensors tell all, or the rule says nothing.
+
+    Args:
+        said: the layer's facts, as for torch.
+        made: its tensors, as torch has them.
+        sizes: of the file's letters.
+    """
+    kind = rule.kind
+    if layer.packed_in is not None and isinstance(kind, Linear):
+        if not layer.path.text.endswith(f".{OUTPUT}"):
+            return None
+        heads = next(iter(kind.equations.values())).inputs
+        count = sizes.get(heads[0], "..") if len(heads) > 1 else ".."
+        return Call(layer.packed_in.text, f"MultiHeadAttentionConfig::new(.., {count})", True)
+    text, default = _call(rule, said, made, sizes)
+    if said.get("activation") == "gelu_tanh":
+        text, default = f"{text}, followed by {GELU}" if text else f"followed by {GELU}", False
+    module = module_name({"layer": layer.path.text, "kind": rule.word})
+    return Call(module, text, default) if text else None
+
+
+def _call(rule: Rule, said: Mapping[str, Any], made: Sequence[Step], sizes: Mapping[str, int]) -> tuple[str, bool]:
+    """The call that makes the module, and whether all that it is told is Burn's default."""
+    kind = rule.kind
+    if isinstance(kind, LayerNorm):
+        biased = any(step.role == "bias" for step in made)
+        call, default = _norm("LayerNormConfig::new(..)", said)
+        return call + ("" if biased else ".with_bias(false)"), default and biased
+    if isinstance(kind, RMSNorm):
+        return _norm("RmsNormConfig::new(..)", said)
+    if isinstance(kind, GroupNorm):
+        call, default = _norm(f"GroupNormConfig::new({said.get('num_groups', '..')}, ..)", said)
+        bare = said.get("target_has") == "nothing"
+        return call + (".with_affine(false)" if bare else ""), default and not bare
+    if isinstance(kind, BatchNorm):
+        call, default = _norm("BatchNormConfig::new(..)", said)
+        momentum = said.get("target_momentum")
+        told = momentum is not None and momentum != MOMENTUM
+        return call + (f".with_momentum({momentum!r})" if told else ""), default and not told
+    if isinstance(kind, Recurrent):
+        return _recurrent(kind, made)
+    if isinstance(kind, Convolution | ConvTranspose) and kind.geometry is not None and _known(kind, sizes):
+        return _convolution(kind, sizes)
+    return "", True
+
+
+def _norm(call: str, said: Mapping[str, Any]) -> tuple[str, bool]:
+    epsilon = said.get("epsilon")
+    if epsilon is None:
+        return f"{call}.with_epsilon(..)", False
+    return f"{call}.with_epsilon({float(epsilon)!r})", epsilon == EPSILON
+
+
+def _recurrent(kind: Recurrent, made: Sequence[Step]) -> tuple[str, bool]:
+    word = {"gru": "Gru", "lstm": "Lstm", "rnn": "Rnn"}[kind.cell.word]
+    both = {step.cell.suffix.endswith("_reverse") for step in made if step.cell is not None} == {True, False}
+    biased = any(step.role == "bias_ih" for step in made)
+    call, default = f"{'Bi' if both else ''}{word}Config::new(.., {str(biased).lower()})", True
+    if word == "Gru":
+        after = kind.cell.reset == "after"
+        call, default = f"{call}.with_reset_after({str(after).lower()})", after
+    if word == "Rnn" and kind.cell.activation != "tanh":
+        call, default = f"{call}.with_hidden_activation(ActivationConfig::{kind.cell.activation.capitalize()})", False
+    return call, default
+
+
+# ---- convolutions: burn-nn padding.rs, modules/conv/*.rs
+
+
+def _known(kind: Convolving, sizes: Mapping[str, int]) -> bool:
+    return all(kind.letter(axis) in sizes for axis in kind.numbers.spatial)
+
+
+def _convolution(kind: Convolution | ConvTranspose, sizes: Mapping[str, int]) -> tuple[str, bool]:
+    """Burn's Same is ONNX's SAME_UPPER, which is JAX's SAME, but counts no dilation; its Explicit has both ends of each axis in
+    one and two dimensions (0.21 and later), and one number for both in three. A transposed one has torch's two arguments."""
+    assert kind.geometry is not None
+    geometry, rank = kind.geometry, len(kind.numbers.spatial)
+    kernel = kind.kernel_sizes(sizes)
+    transposed = isinstance(kind, ConvTranspose)
+    told: list[str] = []
+    if set(geometry.strides) != {1}:
+        told.append(f".with_stride({_array(geometry.strides)})")
+    if set(geometry.dilation) != {1}:
+        told.append(f".with_dilation({_array(geometry.dilation)})")
+    if (groups := _groups(kind, sizes)) != 1:
+        told.append(f".with_groups({groups})")
+    rest = ""
+    if transposed:
+        arguments = torch_transposed(geometry, kernel)
+        told += [f".with_padding({_array(arguments.padding)})"] if any(arguments.padding) else []
+        told += [f".with_padding_out({_array(arguments.output_padding)})"] if any(arguments.output_padding) else []
+        if any(low or high for low, high in arguments.extra):
+            rest = (
+                f", then take {', '.join(map(str, arguments.extra))} off the ends of {' '.join(kind.numbers.spatial)}"
+            )
+            late = any(n < 0 for pair in arguments.extra for n in pair)
+            rest += " (negative: add zeros, before the bias)" if late else ""
+    else:
+        padding, rest = _padding(kind, kernel)
+        told += [f".with_padding(PaddingConfig{rank}d::{padding})"] if padding != "Valid" else []
+    call = f"Conv{'Transpose' if transposed else ''}{rank}dConfig::new(..){''.join(told)}{rest}"
+    return call, not told and not rest
+
+
+def _groups(kind: Convolving, sizes: Mapping[str, int]) -> int | str:
+    try:
+        return kind.group_count(sizes)
+    except KeyError:
+        return ".."
+
+
+def _padding(kind: Convolving, kernel: tuple[int, ...]) -> tuple[str, str]:
+    """What Burn's padding is, and what must be done by hand before the layer."""
+    assert kind.geometry is not None
+    geometry, rank = kind.geometry, len(kernel)
+    if geometry.padding == "SAME" and set(geometry.dilation) == {1} and rank < 3:
+        return "Same", ""
+    found = [pads_by_rest(geometry, kernel, axis) for axis in range(rank)]
+    fixed = [next(iter(by_rest.values())) for by_rest in found if len(set(by_rest.values())) == 1]
+    if len(fixed) == rank and all(n >= 0 for pair in fixed for n in pair):
+        if not any(n for pair in fixed for n in pair):
+            return "Valid", ""
+        if rank < 3:
+            return f"Explicit({', '.join(str(pair[end]) for end in (0, 1) for pair in fixed)})", ""
+        if all(low == high for low, high in fixed):
+            return f"Explicit({', '.join(str(low) for low, _ in fixed)})", ""
+    shown = "; ".join(
+        pads_shown(kind.numbers.spatial[k], by_rest, geometry.strides[k]) for k, by_rest in enumerate(found)
+    )
+    return "Valid", f", behind zeros (low, high) {shown} (negative: taken off)"
+
+
+def _array(numbers: Sequence[int]) -> str:
+    return str(numbers[0]) if len(numbers) == 1 else f"[{', '.join(map(str, numbers))}]"

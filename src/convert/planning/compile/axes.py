@@ -1,0 +1,119 @@
+"""How the axes of one leaf become those of a target tensor: what is taken out of stacks, permuted and flattened."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+
+from convert.core.ops import Flip, Op, Permute, Reshape, Take
+from convert.layers import Rule, TargetLayer
+from convert.layers.weight_transforms import repair, target_pairs, unflattened
+from convert.planning.compile.named_leaf import MisfitError, NamedLeaf
+from convert.planning.step import Part
+
+_UNNAMED = "abcdefghijklmnopqrstuvwxyz"  # letters for axes that a rule does not name
+
+
+def group_shown(letters: str) -> str:
+    """Letters that are flattened into one axis, in einops notation."""
+    return letters if len(letters) == 1 else f"({' '.join(letters)})" if letters else "1"
+
+
+@lru_cache(maxsize=4096)
+def movement(letters: str, shape: tuple[int, ...], groups: tuple[str, ...]) -> tuple[Op, ...]:
+    """Permutes axes called `letters` into `groups`, each flattened into one; axes in no group have size 1 and go."""
+    ops: list[Op] = []
+    kept = "".join(groups)
+    for axis in reversed(range(len(letters))):
+        if letters[axis] not in kept:
+            ops.append(Take(axis, 0))
+    left = [(letter, size) for letter, size in zip(letters, shape, strict=True) if letter in kept]
+    order = tuple("".join(letter for letter, _ in left).index(letter) for letter in kept)
+    if order != tuple(range(len(order))):
+        ops.append(Permute(order))
+    sizes = dict(left)
+    moved = tuple(sizes[letter] for letter in kept)
+    flat = tuple(math.prod(sizes[letter] for letter in group) for group in groups)
+    if flat != moved:
+        ops.append(Reshape(flat))
+    return tuple(ops)
+
+
+def taken_out(stacked: Iterable[tuple[str, int, int]], stack: Mapping[str, int]) -> list[Op]:
+    """What takes one element of each axis that is stacked, the last axis first, so that the others stay where they are."""
+    return [Take(axis, stack[index]) for index, axis, _ in sorted(stacked, key=lambda s: -s[1])]
+
+
+def arranged(
+    rule: Rule,
+    role: str,
+    layer: TargetLayer,
+    variant: str | None,
+    leaf: NamedLeaf,
+    stack: Mapping[str, int],
+    member: tuple[int, int] | None,
+    sizes: Mapping[str, int],
+) -> Part:
+    """The movements of one leaf, without arithmetic and dtype.
+
+    Args:
+        stack: which element of each stacked axis.
+        member: (k, n): only the k-th of n targets, of which the first output axis holds one each.
+        sizes: of the letters.
+
+    Raises:
+        MisfitError: its shape does not fit the rule; the message is a finding.
+    """
+    ops: list[Op] = taken_out(leaf.stacked, stack)
+    taken = [f"{index}={stack[index]}" for index, _, _ in leaf.stacked]
+    if leaf.letters is None:
+        if member:
+            raise MisfitError(
+                f"{rule.at.line_only}: {leaf.name} has fewer sources than targets, and a `{rule.word}` cannot be split"
+            )
+        layout = "as stored" if not leaf.stacked else f"stacked on axis {', '.join(str(a) for _, a, _ in leaf.stacked)}"
+        if rule.normalized is not None and role == rule.normalized.role:  # kept: the scale, beside the direction
+            rank = 2 + len(getattr(getattr(rule.kind, "numbers", None), "spatial", ""))
+            size = math.prod(leaf.own_shape)
+            ops.append(Reshape((size, *[1] * (rank - 1))))
+        unnamed = tuple(zip(_UNNAMED, leaf.own_shape, strict=False))
+        groups = tuple(x for x, _ in unnamed)
+        stored = leaf.stored("".join(groups), leaf.own_shape)
+        apart = tuple(index for index, _, _ in leaf.stacked)
+        return Part(leaf.name, tuple(ops), None, layout, ", ".join(taken), unnamed, groups, stored, apart)
+    letters, shape = leaf.letters, leaf.own_shape
+    before = leaf.axes
+    try:
+        if member:
+            axis = rule.kind.split_axis(role, letters, variant)
+            at = letters.index(axis)
+            if shape[at] != member[1]:
+                raise ValueError(f"{axis} has {shape[at]} elements and the rule {member[1]} targets")
+            ops.append(Take(at, member[0]))
+            taken.append(f"{axis}={member[0]}")
+            letters, shape = letters[:at] + letters[at + 1 :], shape[:at] + shape[at + 1 :]
+        paired = repair(rule, layer, letters)
+        whole, outer = shape, letters
+        letters, shape = rule.kind.inner_axes(role, letters, shape, sizes)
+        groups = rule.kind.groups(role, letters, variant, layer)
+        letters, shape, groups = unflattened(rule, layer, letters, shape, groups, sizes)
+        inner = rule.kind.inner_axes(role, leaf.letters, leaf.own_shape, sizes)
+        full = unflattened(rule, layer, *inner, (), sizes)[:2]
+    except ValueError as error:
+        raise MisfitError(f"{rule.at.line_only}: {leaf.name}: {leaf.spec} as {before}: {error}") from None
+    turned = rule.kind.turned(role, layer)
+    apart_ = (Reshape(shape),) if shape != whole else ()
+    ops += (*paired, *apart_, *movement(letters, shape, groups), *turned)
+    if rule.flattened is not None and rule.flattened.axis in outer:
+        before = " ".join(group_shown(rule.flattened.order) if x == rule.flattened.axis else x for x in before.split())
+    split = sorted({letter for letter in full[0] if letter not in letters})
+    apart = (*(index for index, _, _ in leaf.stacked), *split)
+    kept = tuple((x, size) for x, size in zip(letters, shape, strict=True) if any(x in group for group in groups))
+    layout = f"{before} -> {' '.join([*apart, *map(group_shown, groups)])}"
+    if paired and rule.rope is not None:
+        layout += f", {rule.rope.axis} from {rule.rope.pairs} to {target_pairs(layer)} pairs"
+    if turned:
+        axes = [group_shown(groups[axis]) for op in turned if isinstance(op, Flip) for axis in op.axes]
+        layout += f", {' and '.join(axes)} turned round"
+    return Part(leaf.name, tuple(ops), None, layout, ", ".join(taken), kept, groups, leaf.stored(*full), apart)

@@ -1,0 +1,335 @@
+"""Compiles rules to steps: from what a rule declares follow the primitive operations, tensor for tensor."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from convert.checkpoints.source import Source
+from convert.core.ops import Cast, Op, Slice, is_float, out_spec, widens
+from convert.core.tensor_spec import SAFETENSORS_TAGS, TensorSpec
+from convert.layers import Convolution, Rule, TargetLayer
+from convert.layers.base import Constant
+from convert.layers.norm.layer_rms import Norm
+from convert.layers.weight_normalization import BIAS_U
+from convert.layers.weight_normalization import kept as kept_apart
+from convert.layers.weight_transforms import undo
+from convert.planning.compile.axes import arranged
+from convert.planning.compile.named_leaf import MisfitError, NamedLeaf, read_leaf, unstacked
+from convert.planning.compile.weight_norm import Folding, check_bias
+from convert.planning.match import Key, Matched
+from convert.planning.step import Part, Step
+
+
+def target_dtype(rule: Rule, spec: TensorSpec, asked: str | None) -> str:
+    """What a leaf is written in: the rule's dtype, the user's for floats, else its own or the narrowest that holds it."""
+    wanted = rule.dtype or (asked if is_float(spec.dtype) else None) or spec.dtype
+    if SAFETENSORS_TAGS[wanted] is not None:
+        return wanted
+    if wanted == rule.dtype:
+        raise MisfitError(f"safetensors cannot hold {wanted}; choose another `dtype:`")
+    for wider in ("uint8", "int8", "float16", "bfloat16", "float32"):
+        if widens(wanted, wider):
+            return wider
+    raise MisfitError(f"safetensors cannot hold {wanted}")
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """Turns a rule and its leaves into steps.
+
+    Attributes:
+        source: the leaves' specs.
+        target: name of the target.
+        dtype: what floating-point tensors are written in; None keeps each leaf's.
+        facts: what is no weight, as far as it is known.
+        set_by_hand: names of the facts that the user gave.
+        sizes: of the letters.
+    """
+
+    source: Source
+    target: str
+    dtype: str | None
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    set_by_hand: Collection[str] = ()
+    sizes: Mapping[str, int] = field(default_factory=dict)
+
+    def steps(self, matched: Matched, layer: TargetLayer, variant: str | None) -> Iterator[Step]:
+        """The output tensors of a rule, in the order of its leaves.
+
+        Raises:
+            MisfitError: they cannot be made; the message is a finding.
+        """
+        rule = matched.rule
+        if isinstance(rule.kind, Norm):
+            self._same_shapes(rule, matched)
+        if isinstance(rule.kind, Convolution) and len(rule.kind.numbers.outputs) > 1:
+            self._bias_of_each(rule, rule.kind, matched)
+        folded = rule.normalized.paths if rule.normalized and not kept_apart(rule, layer) else {}
+        sidecar = {role: matched.leaves.get(role, {}) for role in folded}
+        leaves = self.source.leaves
+        for role, of_role in matched.leaves.items():
+            if role in folded:
+                continue  # it is folded into the weight
+            pattern = rule.sources[role]
+            every = list(pattern.all_choices())
+            # Layers and experts are made alike by the ten thousand: all but the names is worked out once.
+            alike: dict[tuple[TensorSpec | None, ...], list[_Tensor]] = {}
+            for values in sorted({indices for indices, _ in of_role}):
+                indices = dict(zip(pattern.indices, values, strict=True))
+                names = {choices: of_role.get((values, choices)) for choices in every}
+                specs = tuple([None if name is None else leaves[name].spec for name in names.values()])
+                tensors = alike.get(specs)
+                if tensors is not None:
+                    made = [tensor.renamed(rule, role, layer, indices, names) for tensor in tensors]
+                else:
+                    tensors = _among_siblings(
+                        tensor
+                        for choices in layer.path.all_choices()
+                        for tensor in self._tensor(rule, role, layer, variant, indices, values, names, choices, sidecar)
+                    )
+                    made = [tensor.step for tensor in tensors]
+                    if not any(tensor.own for tensor in tensors):
+                        alike[specs] = tensors
+                for tensor, step in zip(tensors, made, strict=True):
+                    yield step
+                    for tied in layer.tied:
+                        name = tied.tensor.fill(rule.resolve({**indices, **tensor.stack}), tensor.choices)
+                        yield replace(step, name=name, word=tied.word, tied=step.name, notes=(), siblings=1)
+                if role == rule.lead:
+                    constants = rule.kind.constants(layer)
+                    yield from (_constant(rule, layer, one, step) for step in made for one in constants)
+
+    def _same_shapes(self, rule: Rule, matched: Matched) -> None:
+        """A norm's scale, bias and statistics have one shape, whether the rule names their axes or not."""
+        leaves = self.source.leaves
+        lead = rule.lead
+        called = "scale" if lead == "weight" else lead
+        for role, of_role in matched.leaves.items():
+            for key, other in of_role.items():
+                sidecar = matched.leaves[lead].get(key)
+                if sidecar is not None and leaves[sidecar].spec.shape != leaves[other].spec.shape:
+                    raise MisfitError(
+                        f"{rule.at.line_only}: {other}: {leaves[other].spec} is no {role} for {sidecar}: {leaves[sidecar].spec}; a norm's "
+                        f"{called} and {role} have one shape, so one of the two paths is wrong"
+                    )
+
+    def _bias_of_each(self, rule: Rule, kind: Convolution, matched: Matched) -> None:
+        """A bias whose axis no letter names, as two axes of the kernel make it, has as many numbers as both."""
+        letters = [kind.letter(axis) for axis in kind.numbers.outputs]
+        for key, bias in matched.leaves.get("bias", {}).items():
+            kernel = matched.leaves["weight"].get(key)
+            if kernel is None:
+                continue  # reported by match.cover
+            sizes = dict(zip(kind.axes, unstacked(rule, kernel, self.source.leaves[kernel].spec)[1], strict=True))
+            channels = math.prod(sizes[letter] for letter in letters)
+            if math.prod(unstacked(rule, bias, self.source.leaves[bias].spec)[1]) != channels:
+                shown = " x ".join(f"{letter}={sizes[letter]}" for letter in letters)
+                raise MisfitError(
+                    f"{rule.at.line_only}: {bias}: {self.source.leaves[bias].spec} is no bias for {kernel}: "
+                    f"{self.source.leaves[kernel].spec}, which makes {shown} = {channels} channels; one of the two paths is wrong"
+                )
+
+    def _tensor(
+        self,
+        rule: Rule,
+        role: str,
+        layer: TargetLayer,
+        variant: str | None,
+        indices: Mapping[str, int],
+        values: tuple[int, ...],
+        names: Mapping[tuple[int, ...], str | None],
+        choices: tuple[int, ...],
+        sidecar: Mapping[str, Mapping[Key, str]],
+    ) -> Iterator[_Tensor]:
+        """The tensors of one target name: one for each element of the stacked axes."""
+        groups = rule.sources[role].groups
+        split = len(choices) > len(groups)
+        fused = len(groups[-1].words) if len(choices) < len(groups) else 0
+        sources = tuple((*choices, k) for k in range(fused)) if fused else (choices[: len(groups)],)
+        leaves = []
+        for choice in sources:
+            name = names[choice]
+            if name is None:
+                return  # reported by match.cover
+            leaves.append(read_leaf(rule, role, name, self.source.leaves[name].spec, variant))
+        member = (choices[-1], len(layer.path.groups[-1].words)) if split else None
+        stack_sizes = [range(size) for _, _, size in leaves[0].stacked]
+        for elements in itertools.product(*stack_sizes):
+            stack = dict(zip((index for index, _, _ in leaves[0].stacked), elements, strict=True))
+            name = _name(rule, role, layer, {**indices, **stack}, choices)
+            key = (values, sources[0])
+            wanted = [of for of in sidecar if (of == BIAS_U) == (role == "bias")]
+            second = {of: sidecar[of][key] for of in wanted if key in sidecar[of]}
+            if len(second) < len(wanted):
+                return  # reported by match.cover
+            step = self._step(rule, role, layer, variant, leaves, stack, member, name, second)
+            own = bool(second or step.notes or any(self.source.merge(leaf.name) for leaf in leaves))
+            yield _Tensor(step, stack, choices, sources, own)
+
+    def _step(
+        self,
+        rule: Rule,
+        role: str,
+        layer: TargetLayer,
+        variant: str | None,
+        leaves: list[NamedLeaf],
+        stack: Mapping[str, int],
+        member: tuple[int, int] | None,
+        name: str,
+        second: Mapping[str, str],
+    ) -> Step:
+        check_bias(rule, role, leaves[0], second)
+        fold = (
+            Folding(self.source, self.sizes).fold(rule, role, layer, variant, leaves[0], stack, second)
+            if second
+            else ()
+        )
+        try:
+            compute = (*undo(rule, self.sizes), *fold, *rule.kind.compute(role, layer))
+        except ValueError as error:
+            raise MisfitError(f"{rule.at.line_only}: {name}: {error}; correct the letter") from None
+        parts, specs, row = [], [], 0
+        sums: list[str] = []
+        notes: list[str] = []
+        for leaf in leaves:
+            moved = arranged(rule, role, layer, variant, leaf, stack, member, self.sizes)
+            try:
+                merged = self.source.merge(leaf.name)
+                dtype = target_dtype(rule, replace(leaf.spec, dtype=merged.dtype) if merged else leaf.spec, self.dtype)
+                if merged is not None and merged.said not in sums:
+                    sums.append(merged.said)
+                cut, at = self._cut(rule, out_spec(moved.ops, leaf.spec), moved.at)
+                if cut:
+                    notes.append(f"{name} keeps {at} of {leaf.name}; {self._left_out(rule, leaf, moved)}")
+                ops = (*moved.ops, *cut, *computing(compute, leaf.spec, dtype))
+                spec = out_spec(ops, leaf.spec)
+            except (ValueError, MisfitError) as error:
+                raise MisfitError(f"{rule.at.line_only}: {leaf.name}: {leaf.spec} -> {name}: {error}") from None
+            rows = (row, row + spec.shape[0]) if len(leaves) > 1 else None
+            row += spec.shape[0] if spec.shape else 0
+            parts.append(replace(moved, ops=ops, rows=rows, at=at, rule=rule))
+            specs.append(spec)
+        for leaf, spec in zip(leaves, specs, strict=True):
+            if spec.dtype != specs[0].dtype or spec.shape[1:] != specs[0].shape[1:]:
+                raise MisfitError(
+                    f"{rule.at.line_only}: {name} cannot hold {leaves[0].name} ({specs[0]}) and {leaf.name} ({spec}) as its rows; "
+                    "give them one dtype with `dtype:`, or write them as separate tensors"
+                )
+        whole = specs[0] if len(specs) == 1 else TensorSpec((row, *specs[0].shape[1:]), specs[0].dtype)
+        loses = losses([leaf.spec.dtype for leaf in leaves], whole.dtype, bool(compute or sums))
+        return Step(
+            name,
+            whole,
+            tuple(parts),
+            rule.word,
+            rule.at,
+            ", ".join(filter(None, (*sums, _words(compute, rule)))),
+            loses,
+            role=role,
+            part=layer.part,
+            notes=tuple(notes),
+        )
+
+    def _left_out(self, rule: Rule, leaf: NamedLeaf, moved: Part) -> str:
+        """Why rows of a table are not kept: what the source pads to is known, anything else is the user's word."""
+        rows = out_spec(moved.ops, leaf.spec).shape[0]
+        if rows in getattr(rule.kind, "padded", ()):
+            return "the others are padding, which no entry has"
+        fact = getattr(rule.kind, "rows", "")
+        return f"the others are left out whatever they hold, as --set {fact}={self.facts.get(fact)} says"
+
+    def _cut(self, rule: Rule, spec: TensorSpec, at: str) -> tuple[tuple[Op, ...], str]:
+        """Leaves out rows that the rule calls padding; says which are kept."""
+        if not spec.shape:
+            return (), at
+        kept = rule.kind.kept_rows(spec.shape[0], self.facts, self.set_by_hand)
+        if kept == spec.shape[0]:
+            return (), at
+        shown = f"rows 0 to {kept - 1} of {spec.shape[0]}"
+        return (Slice(0, 0, kept),), f"{at}, {shown}" if at else shown
+
+
+@dataclass(frozen=True)
+class _Tensor:
+    """A tensor of a layer, and what its name and its leaves follow from.
+
+    Attributes:
+        step: what makes it.
+        stack: which element of each stacked axis it is.
+        choices: which alternatives of the target's path.
+        sources: which alternatives of the leaves' path.
+        own: whether the step says something that leaves of the same shapes would not.
+    """
+
+    step: Step
+    stack: Mapping[str, int]
+    choices: tuple[int, ...]
+    sources: tuple[tuple[int, ...], ...]
+    own: bool
+
+    def renamed(
+        self,
+        rule: Rule,
+        role: str,
+        layer: TargetLayer,
+        indices: Mapping[str, int],
+        names: Mapping[tuple[int, ...], str | None],
+    ) -> Step:
+        """The step of another layer, which has the leaves `names`, of the same shapes."""
+        name = _name(rule, role, layer, {**indices, **self.stack}, self.choices)
+        return self.step.renamed(name, [names[choices] or "" for choices in self.sources])
+
+
+def _among_siblings(tensors: Iterable[_Tensor]) -> list[_Tensor]:
+    """The tensors of a layer, each told how many of them are of its spec and of its elements of the stacked axes."""
+    tensors = list(tensors)
+    kinds = [(tuple(tensor.stack.values()), tensor.step.spec) for tensor in tensors]
+    many = Counter(kinds)
+    return [
+        tensor if many[kind] == 1 else replace(tensor, step=replace(tensor.step, siblings=many[kind]))
+        for tensor, kind in zip(tensors, kinds, strict=True)
+    ]
+
+
+def _name(rule: Rule, role: str, layer: TargetLayer, indices: Mapping[str, int], choices: tuple[int, ...]) -> str:
+    """The full name of a target tensor."""
+    return rule.kind.tensor_name(layer.path.fill(rule.resolve(indices), choices), role, layer)
+
+
+def _constant(rule: Rule, layer: TargetLayer, one: Constant, sidecar: Step) -> Step:
+    """A tensor of the module that the source does not have, beside one that it has."""
+    name = rule.kind.tensor_name(sidecar.name.rpartition(".")[0], one.role, layer)
+    spec = TensorSpec((), one.dtype) if one.dtype else sidecar.spec
+    return Step(name, spec, (), rule.word, rule.at, one.said, value=one.value, role=one.role)
+
+
+def computing(compute: tuple[Op, ...], spec: TensorSpec, dtype: str) -> tuple[Op, ...]:
+    """Arithmetic in float32 or wider between two casts; casts that change nothing are left out."""
+    if not compute:
+        return (Cast(dtype),) if dtype != spec.dtype else ()
+    if not is_float(spec.dtype):
+        raise MisfitError(f"{_words(compute)} needs floating-point values")
+    wide = "float64" if spec.dtype == "float64" else "float32"
+    before = (Cast(wide),) if spec.dtype != wide else ()
+    after = (Cast(dtype),) if dtype != wide else ()
+    return (*before, *compute, *after)
+
+
+def _words(compute: tuple[Op, ...], rule: Rule | None = None) -> str:
+    said = [str(op) for op in compute]
+    if rule is not None and rule.prescaled_by is not None:
+        said[0] += f", as the source's weight carries {rule.prescaled_by.text}"
+    return ", ".join(said)
+
+
+def losses(sources: list[str], target: str, computed: bool) -> str:
+    for source in sources:
+        wide = ("float64" if source == "float64" else "float32") if computed else source
+        if not widens(wide, target):
+            return f"rounded from {wide} to {target}"
+    return ""

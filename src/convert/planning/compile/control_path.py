@@ -1,0 +1,132 @@
+"""The tensors of a path through data: which leaf holds which coefficient, where its time axis is, what is multiplied by what."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from convert.core.ops import Op, Take, is_float, out_spec
+from convert.core.tensor_spec import TensorSpec
+from convert.layers import CubicSpline, DataPath, LinearInterpolation, TargetLayer
+from convert.layers.control_path import TIMES
+from convert.planning.compile.compiler import Compiler, computing, losses, target_dtype
+from convert.planning.compile.leaf_groups import leaf_groups
+from convert.planning.compile.named_leaf import MisfitError
+from convert.planning.match import Matched
+from convert.planning.step import Part, PathLeaves, Step
+
+
+def path_steps(compiler: Compiler, matched: Matched, layer: TargetLayer) -> Iterator[Step]:
+    """The tensors of every path that the rule has leaves for.
+
+    Raises:
+        MisfitError: the leaves contradict each other or the rule; the message is a finding.
+    """
+    rule, kind = matched.rule, matched.rule.kind
+    assert isinstance(kind, DataPath)
+    needed = set(kind.DEFAULT) - kind.may_lack
+    for found in leaf_groups(matched, layer, compiler.source, needed, kind.shared):
+        group = PathLeaves(rule, layer.path.fill(found.where, found.choices), found.leaves)
+        yield from _path(compiler, kind, layer, group, found.where, found.choices)
+
+
+def _path(
+    compiler: Compiler,
+    kind: DataPath,
+    layer: TargetLayer,
+    group: PathLeaves,
+    where: Mapping[str, int],
+    choices: tuple[int, ...],
+) -> Iterator[Step]:
+    rule, target = group.rule, layer.computes
+    parts = {role: _part(compiler, kind, group, role) for role in group.leaves}
+    _fit(kind, group, {role: out_spec(takes, compiler.source.leaves[name].spec) for role, (name, takes) in group.leaves.items()})  # fmt: skip
+    if isinstance(kind, LinearInterpolation):
+        yield _step(compiler, kind, group, group.module, "knots", {"knots": parts["knots"]})
+    elif isinstance(kind, CubicSpline) and target.buffers:
+        for role, buffer in kind.ORDER.items():
+            yield _step(compiler, kind, group, f"{group.module}.{buffer}", role, {role: parts[role]})
+    else:
+        assert isinstance(kind, CubicSpline)
+        yield _step(compiler, kind, group, group.module, "coeffs", {role: parts[role] for role in kind.ORDER})
+    name = f"{group.module}._t" if target.buffers else target.times.fill(where, choices) if target.times else ""
+    if TIMES in parts and name:
+        yield _step(compiler, kind, group, name, TIMES, {TIMES: parts[TIMES]})
+    elif TIMES in parts:
+        raise MisfitError(
+            f"{rule.at.line_only}: {group.leaves[TIMES][0]} are the path's times, and without them {kind.module} takes 0, 1, 2, ...; "
+            "say where they go with `times:`"
+        )
+    elif name:
+        raise MisfitError(f"{rule.at.line_only}: no leaf has the times of {group.module}, for {name}; name it with `leaves: {{times: ...}}`")  # fmt: skip
+
+
+def _fit(kind: DataPath, group: PathLeaves, specs: dict[str, TensorSpec]) -> None:
+    """All leaves of a path have one shape, and its times one more than its intervals."""
+    first, *others = (role for role in specs if role != TIMES)
+    rule = group.rule
+    for role in others:
+        if specs[role].shape != specs[first].shape:
+            raise MisfitError(f"{rule.at.line_only}: {group.leaves[role][0]}: {specs[role]} and {group.leaves[first][0]}: {specs[first]} are coefficients of one path, and have two shapes")  # fmt: skip
+    if TIMES not in specs:
+        return
+    name, times = group.leaves[TIMES][0], specs[TIMES]
+    if len(times.shape) != 1:
+        raise MisfitError(
+            f"{rule.at.line_only}: {name}: {times} has times of its own for each series, and {kind.module} one grid for a whole "
+            "batch; write each series as a path of its own with `stacked`"
+        )
+    letters, _ = kind.order(len(specs[first].shape))
+    pieces = specs[first].shape[letters.index("T")]
+    wanted = pieces + 1 if kind.PIECES else pieces
+    if times.shape[0] != wanted:
+        word = "intervals, so" if kind.PIECES else "knots, and"
+        raise MisfitError(
+            f"{rule.at.line_only}: {group.leaves[first][0]}: {specs[first]} as {' '.join(letters)} has {pieces} {word} there should be "
+            f"{wanted} times, and {name} has {times.shape[0]}; say which axis is time with `data:`"
+        )
+
+
+def _part(compiler: Compiler, kind: DataPath, group: PathLeaves, role: str) -> Part:
+    """One leaf, moved to (..., time, channels), with torchcde's factor, in the dtype that is written."""
+    rule = group.rule
+    leaf, takes = group.leaves[role]
+    spec = compiler.source.leaves[leaf].spec
+    own = out_spec(takes, spec)
+    at = ", ".join(f"{take.index}" for take in takes if isinstance(take, Take))
+    try:
+        if not is_float(spec.dtype):
+            raise ValueError("a path's coefficients and times are floats")
+        if role == TIMES:  # rounded, two of them may become one; and the path would be another
+            ops: tuple[Op, ...] = (*takes, *computing((), spec, target_dtype(replace(rule, dtype=None), spec, None)))
+            return Part(leaf, ops, None, "times", at, (), (), rule=rule)
+        dtype = target_dtype(rule, spec, compiler.dtype)
+        letters, order = kind.order(len(own.shape))
+        ops = (*takes, *kind.movement(own.shape), *computing(kind.arithmetic(role), spec, dtype))
+        out_spec(ops, spec)
+    except (ValueError, MisfitError) as error:
+        raise MisfitError(f"{rule.at.line_only}: {leaf}: {spec} -> {group.module}: {error}") from None
+    groups = (*(letters[k] for k in order), *(() if "C" in letters else ("",)))
+    factor = "".join(f", {op}" for op in kind.arithmetic(role))
+    said = f"{' '.join(letters)} -> {' '.join(x or '1' for x in groups)}{factor}"
+    axes = tuple(zip(letters, own.shape, strict=True))
+    return Part(leaf, ops, None, said, at, axes, groups, axes, rule=rule)
+
+
+def _step(compiler: Compiler, kind: DataPath, group: PathLeaves, name: str, role: str, parts: dict[str, Part]) -> Step:
+    """A tensor; of several parts, concatenated along the channels."""
+    rule = group.rule
+    specs = [out_spec(part.ops, compiler.source.leaves[part.leaf].spec) for part in parts.values()]
+    dtypes = sorted({spec.dtype for spec in specs})
+    if len(dtypes) > 1:
+        raise MisfitError(f"{rule.at.line_only}: {name} cannot hold {' and '.join(dtypes)}; give its leaves one dtype with `dtype:`")  # fmt: skip
+    width = specs[0].shape[-1] if specs[0].shape else 1
+    placed = tuple(
+        part if len(parts) == 1 else replace(part, rows=(k * width, (k + 1) * width), axis=-1)
+        for k, part in enumerate(parts.values())
+    )
+    spec = TensorSpec((*specs[0].shape[:-1], len(parts) * width), dtypes[0])
+    words = [f"{of}: {op}" for of in parts if of != TIMES for op in kind.arithmetic(of)]
+    sources = [compiler.source.leaves[part.leaf].spec.dtype for part in parts.values()]
+    lost = losses(sources, dtypes[0], bool(words))
+    return Step(name, spec, placed, rule.word, rule.at, "; ".join(words), lost, role=role, spline=group)

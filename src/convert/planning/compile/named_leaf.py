@@ -1,0 +1,119 @@
+"""A leaf as its rule reads it: each axis has a name, and so each size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from convert.checkpoints.source import Source
+from convert.core.tensor_spec import TensorSpec
+from convert.layers import Recurrent, Rule
+from convert.planning.match import Matched
+from convert.planning.sizes import Constraint
+
+
+class MisfitError(Exception):
+    """Leaves that contradict their rule; holds the finding."""
+
+
+@dataclass(frozen=True)
+class NamedLeaf:
+    """A matched leaf with its axes named."""
+
+    name: str
+    spec: TensorSpec
+    stacked: tuple[tuple[str, int, int], ...]  # index, axis, size
+    letters: str | None
+    own_shape: tuple[int, ...]
+
+    @property
+    def axes(self) -> str:
+        """Its axes for people: ``i D N H``; an axis without a letter is ``1``."""
+        if self.letters is None:
+            return ""
+        names = ["1" if letter == "." else letter for letter in self.letters]
+        for index, axis, _ in sorted(self.stacked, key=lambda s: s[1]):
+            names.insert(axis, index)
+        return " ".join(names)
+
+    def stored(self, letters: str, shape: tuple[int, ...]) -> tuple[tuple[str, int], ...]:
+        """Names and sizes of all axes as stored; those of size 1 without a letter are left out."""
+        named = list(zip(letters, shape, strict=False))
+        for index, axis, size in sorted(self.stacked, key=lambda s: s[1]):
+            named.insert(axis, (index, size))
+        return tuple((name, size) for name, size in named if name != ".")
+
+
+def unstacked(rule: Rule, name: str, spec: TensorSpec) -> tuple[tuple[tuple[str, int, int], ...], tuple[int, ...]]:
+    """Index, axis and size of what is stacked, and the shape of one leaf of the stack.
+
+    Raises:
+        MisfitError: it has no such axis, or nothing is stacked there.
+    """
+    for index, axis in rule.stacked.items():
+        if not 0 <= axis < len(spec.shape):
+            raise MisfitError(
+                f"{rule.at.line_only}: {name}: {spec} has no axis {axis} to be stacked along ({{{index}: {axis}}}); "
+                "correct `stacked`, or the checkpoint is not stacked"
+            )
+        if spec.shape[axis] == 0:
+            raise MisfitError(
+                f"{rule.at.line_only}: {name}: {spec} stacks no {{{index}}} at all on axis {axis}; drop it, with the reason"
+            )
+    stacked = tuple((index, axis, spec.shape[axis]) for index, axis in rule.stacked.items())
+    taken = {axis for _, axis, _ in stacked}
+    return stacked, tuple(size for axis, size in enumerate(spec.shape) if axis not in taken)
+
+
+def read_leaf(rule: Rule, role: str, name: str, spec: TensorSpec, variant: str | None) -> NamedLeaf:
+    """Names the axes of a leaf.
+
+    Raises:
+        MisfitError: its shape contradicts the rule.
+    """
+    stacked, own = unstacked(rule, name, spec)
+    try:
+        second = rule.normalized is not None and role in rule.normalized.paths
+        letters = None if second else rule.kind.letters(role, own, variant)
+    except ValueError as error:
+        apart = f" ({'x'.join(map(str, own))} without stacked axes)" if stacked else ""
+        raise MisfitError(f"{rule.at.line_only}: {name}: {spec}{apart} does not fit: {error}") from None
+    return NamedLeaf(name, spec, stacked, letters, own)
+
+
+def constraints(matched: Matched, source: Source, variant: str | None, every: bool) -> Iterator[Constraint]:
+    """What the shapes of a rule's leaves say about the sizes of its letters.
+
+    Args:
+        every: whether each leaf has its say; else, as leaves of one shape say the same, the first of each shape.
+
+    Raises:
+        MisfitError: a leaf's shape contradicts the rule.
+    """
+    for role, of_role in matched.leaves.items():
+        heard: set[TensorSpec] = set()
+        last: TensorSpec | None = None
+        for name in of_role.values():
+            spec = source.leaves[name].spec
+            if not every and (spec is last or spec in heard):
+                continue
+            heard.add(last := spec)
+            if matched.rule.kind.shared(role, spec.shape):
+                continue
+            leaf = read_leaf(matched.rule, role, name, spec, variant)
+            shown = f"{spec} as {leaf.axes or 'stored'}"
+            where = matched.rule.at.line_only
+            counted = {member for numbering in matched.rule.index_from.values() for member in numbering.order}
+            for index, _, size in leaf.stacked:
+                if index in counted:  # places need not stack as many: 26 layers in units of 6
+                    continue
+                yield Constraint(index, size, where, name, shown)
+            if isinstance(matched.rule.kind, Recurrent):
+                for axis, size in matched.rule.kind.sizes(role, leaf.own_shape):
+                    if known := matched.rule.kind.file_letter(axis):
+                        yield Constraint(
+                            known, size, where, name, f"{spec} as {matched.rule.kind.cell.leaves[role].text}"
+                        )
+            for letter, size in zip(leaf.letters or "", leaf.own_shape, strict=False):
+                if letter != ".":
+                    yield Constraint(letter, size, where, name, shown)

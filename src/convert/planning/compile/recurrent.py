@@ -1,0 +1,207 @@
+"""The tensors of a recurrent layer: which leaf holds which gate, in what order, and what is computed on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from convert.core.ops import Add, AddIdentity, Multiply, Op, Pad, Permute, Slice, Take, out_spec
+from convert.core.tensor_spec import TensorSpec
+from convert.layers import Recurrent, Rule, TargetLayer
+from convert.layers.recurrent.kinds import TENSORS, Cell, Held
+from convert.planning.compile.compiler import Compiler, computing, losses, target_dtype
+from convert.planning.compile.leaf_groups import leaf_groups
+from convert.planning.compile.named_leaf import MisfitError
+from convert.planning.match import Matched
+from convert.planning.step import CellLeaves, Part, Step
+
+CUSTOM_CELLS = "custom_cells"  # the setting that --allow-custom-cells makes
+
+
+def cell_steps(compiler: Compiler, matched: Matched, layer: TargetLayer, *, custom: bool) -> Iterator[Step]:
+    """The four tensors of each layer and direction that the rule has leaves for.
+
+    Args:
+        custom: whether a cell that torch cannot compute is written for our own module.
+
+    Raises:
+        MisfitError: the target cannot compute the cell, or the leaves contradict the rule; the message is a finding.
+    """
+    rule, kind = matched.rule, matched.rule.kind
+    assert isinstance(kind, Recurrent)
+    if kind.cell.refusal and not custom:
+        raise MisfitError(f"{rule.at.line_only}: {kind.cell.refusal}")
+    needed = set(kind.cell.leaves) - set(kind.may_lack)
+    for group in leaf_groups(matched, layer, compiler.source, needed):
+        path = layer.path.fill(group.where, group.choices)
+        yield from _layer(compiler, rule, kind, layer, path, group.leaves)
+
+
+@dataclass(frozen=True)
+class _Share:
+    """Gates that follow each other both in a leaf and in the target, with the same arithmetic."""
+
+    role: str
+    first: int  # of the leaf's gates
+    letters: str
+    compute: tuple[Op, ...]
+
+
+def _layer(
+    compiler: Compiler,
+    rule: Rule,
+    kind: Recurrent,
+    layer: TargetLayer,
+    path: str,
+    leaves: Mapping[str, tuple[str, tuple[Take, ...]]],
+) -> Iterator[Step]:
+    cell = kind.cell
+    found = {role: name for role, (name, _) in leaves.items()}
+    specs = {role: out_spec(takes, compiler.source.leaves[name].spec) for role, (name, takes) in leaves.items()}
+    widths = _widths(rule, kind, found, specs)
+    module, _, suffix = path.rpartition(".")
+    inputs, hidden = widths["I"], widths["H"]
+    group = CellLeaves(rule, module, suffix, leaves, inputs, hidden)
+    biased = layer.computes is not False
+    notes = (
+        (f"{module} must be a {cell.module}, not a torch.nn.GRU: only that computes {cell.name}",)
+        if cell.module
+        else ()
+    )
+    dtype = ""
+    for tensor, part in TENSORS.items():
+        name = kind.tensor_name(path, tensor, layer)
+        if part in "bc" and not biased:
+            if held := next((role for role in found if part in cell.leaves[role].parts), None):
+                raise MisfitError(
+                    f"{rule.at.line_only}: {found[held]} is a bias, and the target has `bias: false`; it would be lost"
+                )
+            continue
+        step = _tensor(compiler, rule, cell, group, tensor, part, name)
+        if step is None:
+            spec = TensorSpec((len(cell.order) * hidden,), dtype)
+            if any(cell.offsets.values()) and part == "b" and not _has_bias(cell, found):
+                raise MisfitError(
+                    f"{rule.at.line_only}: {name}: {cell.name} adds {cell.offsets} to its gates and has no bias to add it to"
+                )
+            step = Step(
+                name, spec, (), rule.word, rule.at, "zeros: the source has no such bias", "", 0.0, tensor, cell=group
+            )
+        dtype = dtype or step.spec.dtype
+        if step.spec.dtype != dtype and part in "WU":
+            raise MisfitError(f"{rule.at.line_only}: {name} ({step.spec.dtype}) and its other weights ({dtype}) have two dtypes; give them one with `dtype:`")  # fmt: skip
+        yield replace(step, notes=notes)
+        notes = ()
+
+
+def _has_bias(cell: Cell, found: Mapping[str, str]) -> bool:
+    return any(set(cell.leaves[role].parts) & {"b", "c"} for role in found)
+
+
+def _widths(rule: Rule, kind: Recurrent, found: Mapping[str, str], specs: Mapping[str, TensorSpec]) -> dict[str, int]:
+    """The cell's `I` and `H`, on which all leaves must agree."""
+    known: dict[str, tuple[int, str]] = {}
+    for role, spec in specs.items():
+        try:
+            kind.letters(role, spec.shape, None)
+        except ValueError as error:
+            raise MisfitError(f"{rule.at.line_only}: {found[role]}: {spec} does not fit: {error}") from None
+        for axis, size in kind.sizes(role, spec.shape):
+            first, other = known.setdefault(axis, (size, role))
+            if first != size or size < 1:
+                word = "state" if axis == "H" else "input"
+                raise MisfitError(
+                    f"{rule.at.line_only}: {found[role]}: {spec} as {kind.cell.leaves[role].text} has {word} width {size}, and "
+                    f"{found[other]}: {specs[other]} as {kind.cell.leaves[other].text} has {first}; one of the two holds something else"
+                )
+    return {axis: size for axis, (size, _) in known.items()}
+
+
+def _tensor(
+    compiler: Compiler, rule: Rule, cell: Cell, group: CellLeaves, tensor: str, part: str, name: str
+) -> Step | None:
+    """One tensor; None when the source has nothing for it."""
+    rows: list[tuple[int, _Share]] = []
+    for row, gate in enumerate(cell.order):
+        letter = cell.gates[gate]
+        role = cell.holder(part, letter)
+        if role is None or role not in group.leaves:
+            continue
+        place = cell.leaves[role].gates.index(letter)
+        compute = _arithmetic(cell, group, gate, part)
+        if rows:
+            first, last = rows[-1]
+            if (last.role, last.compute) == (role, compute) and first + len(last.letters) == row and last.first + len(last.letters) == place:  # fmt: skip
+                rows[-1] = (first, _Share(role, last.first, last.letters + letter, compute))
+                continue
+        rows.append((row, _Share(role, place, letter, compute)))
+    if not rows:
+        return None
+    parts: list[Part] = []
+    dtypes: list[str] = []
+    sources: list[str] = []
+    shape: tuple[int, ...] = ()
+    hidden, count = group.hidden, len(cell.order)
+    for k, (row, share) in enumerate(rows):
+        start = row if k else 0  # gates without a leaf are zeros, beside those that have one
+        stop = count if k == len(rows) - 1 else rows[k + 1][0]
+        pad = (Pad(0, (row - start) * hidden, (stop - row - len(share.letters)) * hidden),)
+        leaf, takes = group.leaves[share.role]
+        spec = compiler.source.leaves[leaf].spec
+        try:
+            held = cell.leaves[share.role]
+            ops = (*takes, *_take_out(held, part, share, group, out_spec(takes, spec)))
+            dtype = target_dtype(rule, spec, compiler.dtype)
+            ops = (*ops, *computing(share.compute, spec, dtype), *(pad if pad[0].before or pad[0].after else ()))
+            made = out_spec(ops, spec)
+        except (ValueError, MisfitError) as error:
+            raise MisfitError(f"{rule.at.line_only}: {leaf}: {spec} -> {name}: {error}") from None
+        shape = made.shape[1:]
+        side = {"W": " I", "U": " H"}.get(part, "")
+        packed = f"({' '.join(share.letters)})" if len(share.letters) > 1 else share.letters
+        zeros = ", zeros for the others" if pad[0].before or pad[0].after else ""
+        said = f"{held.text} -> {packed}{side}{zeros}"
+        names, sizes = ("G", *side.split()), (len(share.letters) * hidden, *shape)
+        stored = () if pad[0].before or pad[0].after else tuple(zip(names, sizes, strict=True))
+        at = ", ".join(f"{take.index}" for take in takes if isinstance(take, Take))
+        filled = None if len(rows) == 1 else (start * hidden, stop * hidden)
+        parts.append(Part(leaf, ops, filled, said, at, (), names, stored, rule=rule))
+        dtypes.append(made.dtype)
+        sources.append(spec.dtype)
+    if len(set(dtypes)) > 1:
+        raise MisfitError(f"{rule.at.line_only}: {name} cannot hold {' and '.join(sorted(set(dtypes)))} as its rows; give them one dtype with `dtype:`")  # fmt: skip
+    words = [f"{', '.join(share.letters)}: {op}" for _, share in rows for op in share.compute]
+    spec = TensorSpec((count * hidden, *shape), dtypes[0])
+    lost = losses(sources, dtypes[0], any(share.compute for _, share in rows))
+    return Step(name, spec, tuple(parts), rule.word, rule.at, "; ".join(words), lost, role=tensor, cell=group)
+
+
+def _arithmetic(cell: Cell, group: CellLeaves, gate: str, part: str) -> tuple[Op, ...]:
+    """What is computed on a gate: torch's update gate is one minus a source's whose gate multiplies the new state."""
+    ops: list[Op] = []
+    if gate == "z" and not cell.keeps:
+        ops.append(Multiply(-1.0))  # sigmoid(-x) = 1 - sigmoid(x)
+    if cell.residual and part == "U":
+        ops.append(AddIdentity())
+    offset = cell.offsets.get(cell.gates[gate], 0.0)
+    first = next((p for p in "bc" if cell.holder(p, cell.gates[gate]) in group.leaves), None)
+    if offset and part == first:
+        ops.append(Add(offset))
+    return tuple(ops)
+
+
+def _take_out(held: Held, part: str, share: _Share, group: CellLeaves, spec: TensorSpec) -> Iterator[Op]:
+    """From a leaf to rows of gates; the columns are the input or the state."""
+    axes = list(held.axes)
+    if "2" in axes:
+        at = axes.index("2")
+        yield Take(at, held.parts.index(part))
+        del axes[at]
+    if "I+H" in axes:
+        start, stop = (0, group.inputs) if held.parts.index(part) == 0 else (group.inputs, group.inputs + group.hidden)
+        yield Slice(axes.index("I+H"), start, stop)
+    at = next(k for k, axis in enumerate(axes) if axis == held.gates)
+    if len(share.letters) < len(held.gates):
+        yield Slice(at, share.first * group.hidden, (share.first + len(share.letters)) * group.hidden)
+    if at:
+        yield Permute((1, 0))

@@ -1,0 +1,114 @@
+"""A weight that is made of a leaf and of those beside it: what divides it by its norm or its sigma."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from convert.checkpoints.source import Source
+from convert.core.ops import Op, Reshape, out_spec
+from convert.core.weight_norm_ops import Features, Operand, SpectralNorm, WeightNorm
+from convert.layers import Rule, TargetLayer
+from convert.layers.weight_normalization import BIAS_U, V, features
+from convert.layers.weight_transforms import repair, unflattened
+from convert.planning.compile.axes import arranged, movement, taken_out
+from convert.planning.compile.named_leaf import MisfitError, NamedLeaf, unstacked
+
+
+@dataclass(frozen=True)
+class Folding:
+    """Makes the operations that fold leaves into another.
+
+    Attributes:
+        source: the leaves.
+        sizes: of the letters.
+    """
+
+    source: Source
+    sizes: Mapping[str, int]
+
+    def fold(
+        self,
+        rule: Rule,
+        role: str,
+        layer: TargetLayer,
+        variant: str | None,
+        leaf: NamedLeaf,
+        stack: Mapping[str, int],
+        second: Mapping[str, str],
+    ) -> tuple[Op, ...]:
+        """What makes one weight of a leaf and those beside it."""
+        said = rule.normalized
+        assert said is not None and leaf.letters is not None
+        moved = arranged(rule, role, layer, variant, leaf, stack, None, self.sizes)
+        target = "".join(moved.groups)
+        first = said.role if role == "weight" else BIAS_U
+        name = second[first]
+        spec = self.source.leaves[name].spec
+        own = unstacked(rule, name, spec)[1]
+        try:
+            axes = features(rule, leaf.letters, leaf.own_shape, own) if role == "weight" else leaf.letters[-1]
+            if said.role == "spectral_norm" and said.steps is None and len(own) == 1:
+                raise ValueError(
+                    f"it has one axis, and the u of a flax SpectralNorm two, [1, {own[0]}]; an Equinox SpectralNorm, whose u has one, takes "
+                    "no step from it at inference, and divides by u w v of both stored vectors: `spectral_norm: {u: ..., v: ...}`. Write "
+                    "`{u: ..., steps: 1}` if the source does take one"
+                )
+            rest = "".join(x for x in leaf.letters if x not in axes)
+            made = {of: self._operand(rule, layer, leaf, stack, of_name, axes if of != V else rest, target) for of, of_name in second.items()}  # fmt: skip
+        except ValueError as error:
+            raise MisfitError(f"{rule.at.line_only}: {name}: {spec} beside {leaf.name}: {leaf.spec}: {error}") from None
+        apart = unflattened(rule, layer, axes, tuple(dict(zip(leaf.letters, leaf.own_shape, strict=True))[x] for x in axes), (), self.sizes)[0]  # fmt: skip
+        sizes = dict(moved.axes)
+        of = Features(tuple(sizes[x] for x in target), tuple(k for k, x in enumerate(target) if x in apart))
+        if said.role == "weight_norm":
+            return (WeightNorm(made[first], said.epsilon, of),)
+        steps = 1 if said.steps is None else said.steps
+        return (SpectralNorm(made[first], said.epsilon, of, steps, made.get(V)),)
+
+    def _operand(
+        self,
+        rule: Rule,
+        layer: TargetLayer,
+        leaf: NamedLeaf,
+        stack: Mapping[str, int],
+        name: str,
+        axes: str,
+        target: str,
+    ) -> Operand:
+        """A leaf with numbers for some axes of a weight, moved as the weight is.
+
+        Args:
+            axes: their letters, in the order in which the leaf has them.
+            target: letters of the weight's axes in the target's order, the flattened ones apart.
+
+        Raises:
+            ValueError: it is stacked otherwise; the message is the bare fact.
+        """
+        spec = self.source.leaves[name].spec
+        stacked, own = unstacked(rule, name, spec)
+        ops: list[Op] = taken_out(stacked, stack)
+        try:
+            out_spec(tuple(ops), spec)
+        except ValueError as error:
+            raise ValueError(f"{error}; it is stacked otherwise than the weight") from None
+        size = dict(zip(leaf.letters or "", leaf.own_shape, strict=True))
+        shape = tuple(size[x] for x in axes)
+        if math.prod(shape) != math.prod(own):  # said by the operation, which knows what the numbers are of
+            return Operand(name, tuple(ops), math.prod(own), self.source.read)
+        letters, inner, _ = unflattened(rule, layer, axes, shape, (), self.sizes)
+        ops += [Reshape(shape), *repair(rule, layer, axes), Reshape(inner)]
+        ops += movement(letters, inner, ("".join(x for x in target if x in letters),)) if letters else ()
+        return Operand(name, tuple(ops), math.prod(own), self.source.read)
+
+
+def check_bias(rule: Rule, role: str, leaf: NamedLeaf, second: Mapping[str, str]) -> None:
+    """A flax SpectralNorm divides every parameter of two axes or more by its sigma: the bias of heads, too."""
+    said = rule.normalized
+    stepped = said is not None and said.role == "spectral_norm" and V not in said.paths
+    if role == "bias" and stepped and not second and len(leaf.own_shape) > 1:
+        raise MisfitError(
+            f"{rule.at.line_only}: {leaf.name}: {leaf.spec} has {len(leaf.own_shape)} axes, and a flax SpectralNorm divides such a bias by "
+            "its own sigma, too; give its u: `spectral_norm: {u: ..., bias: path}`"
+        )

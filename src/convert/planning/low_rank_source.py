@@ -1,0 +1,190 @@
+"""Leaves that are computed from several: the product of a pair, or a weight with such a product added.
+
+To everything behind the plan they are leaves like others, with a name that says what they are made of.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from convert.checkpoints.chunks import PIECE, WHOLE, Box, Grid, Meter, Piece, in_one, tiles, undivided, whole
+from convert.checkpoints.source import Leaf, Source
+from convert.core.tensor_spec import TensorSpec, numpy_dtype
+from convert.layers.linear.low_rank import Product
+
+Array = np.ndarray[Any, np.dtype[Any]]
+BLOCK = 1 << 18  # elements of the result that are added up at a time: they stay in a cache
+
+
+@dataclass(frozen=True)
+class Merge:
+    """``base + scale * A B``, or the product alone.
+
+    Attributes:
+        first, second: leaves A and B.
+        base: the leaf that the product is added to; None: nothing.
+        product: which axes are which.
+        letters: axes of the result, in order; those of `base`, when there is one.
+        stacked: axes, of the leaves as of the result, that enumerate layers.
+        scale: the factor.
+        spec: of the result, float32 or wider.
+        dtype: in which the result is written when nothing else is asked for.
+    """
+
+    first: str
+    second: str
+    base: str | None
+    product: Product
+    letters: str
+    stacked: tuple[int, ...]
+    scale: float
+    spec: TensorSpec
+    dtype: str
+
+    @property
+    def name(self) -> str:
+        """``q/kernel + 2 x q/lora_a q/lora_b``."""
+        factor = "" if self.scale == 1 else f"{self.scale:g} x "
+        return (
+            f"{self.base} + {factor}{self.first} {self.second}" if self.base else f"{factor}{self.first} {self.second}"
+        )
+
+    @property
+    def said(self) -> str:
+        """The arithmetic, in words."""
+        factor = "" if self.scale == 1 else f"{self.scale:g} x "
+        return f"{'+ ' if self.base else ''}{factor}a product over {' '.join(self.product.shared)}"
+
+    def make(self, read: Callable[[str], Array], base: float = 1.0, scale: float | None = None) -> Array:
+        """The result, from the leaves; the same bits on every machine.
+
+        Sums run over the rank in its order, in float64, and are rounded once: no library's matrix product is called, whose
+        order of summation depends on the processor.
+
+        Args:
+            base, scale: other factors, for what a mistake would have made.
+        """
+        a, b, kept = read(self.first), read(self.second), read(self.base) if self.base else None
+        out = np.empty(self.spec.shape, self.spec.dtype)
+        self.fill(out, (0,) * out.ndim, a, b, kept, base, scale)
+        return out
+
+    def fill(
+        self,
+        out: Array,
+        origin: tuple[int, ...],
+        a: Array,
+        b: Array,
+        kept: Array | None,
+        base: float = 1.0,
+        scale: float | None = None,
+    ) -> None:
+        """Computes a part of the result.
+
+        Args:
+            out: the part.
+            origin: its first element.
+            a, b: the leaves `first` and `second`, whole.
+            kept: the same part of the leaf `base`.
+            base, scale: as for `make`.
+        """
+        for tile in tiles(out.shape, max(1, PIECE // BLOCK)):
+            at = tuple(slice(x + y, x + y + n) for x, y, n in zip(origin, tile.origin, tile.shape, strict=True))
+            here = tile.within((0,) * out.ndim)
+            total = np.zeros(tile.shape)
+            for left, right in zip(self._ranks(a, self.product.first, at), self._ranks(b, self.product.second, at), strict=True):  # fmt: skip
+                total += left * right
+            total *= self.scale if scale is None else scale
+            if kept is not None:
+                total += base * kept[here].astype(np.float64)
+            out[here] = total
+
+    def _ranks(self, array: Array, letters: str, at: tuple[slice, ...]) -> Array:
+        """What a part of the result needs of A or B in float64: the rank flattened in front, then the axes of the result."""
+        axes, result, rank = self._axes(letters), self._axes(self.letters), self.product.shared
+        where = dict(zip(result, at, strict=True))
+        cut = array[tuple(where.get(axis, slice(None)) for axis in axes)]
+        own = [axis for axis in result if axis in axes]
+        moved = cut.transpose([axes.index(axis) for axis in (*rank, *own)]).astype(np.float64)
+        shape = [moved.shape[len(rank) + own.index(axis)] if axis in own else 1 for axis in result]
+        return moved.reshape(math.prod(moved.shape[: len(rank)]), *shape)
+
+    def _axes(self, letters: str) -> list[str | int]:
+        """The axes of an array by letter, those of layers by number."""
+        own = iter(letters)
+        return [k if k in self.stacked else next(own) for k in range(len(letters) + len(self.stacked))]
+
+
+class Merged(Source):
+    """A checkpoint in which some leaves are computed from several of `stored`, in the place of the first of them."""
+
+    def __init__(self, stored: Source, merges: Mapping[str, Merge]) -> None:
+        self._inner, self.merges = stored, merges
+        self.path, self.format, self.absent = stored.path, stored.format, stored.absent
+        self.notes, self.named = stored.notes, stored.named
+        gone = {name for merge in merges.values() for name in (merge.first, merge.second, merge.base)}
+        at = {merge.base or merge.first: merge for merge in merges.values()}
+        self.leaves = {
+            name if name not in at else at[name].name: leaf if name not in at else Leaf((at[name].name,), at[name].spec)
+            for name, leaf in stored.leaves.items()
+            if name in at or name not in gone
+        }
+
+    @property
+    def on_disk(self) -> Source:
+        return self._inner
+
+    def unrounded(self) -> Source:
+        wide = {name: replace(m, spec=replace(m.spec, dtype="float64")) for name, m in self.merges.items()}
+        return Merged(self._inner, wide)
+
+    def merge(self, name: str) -> Merge | None:
+        return self.merges.get(name)
+
+    def read(self, name: str) -> np.ndarray:
+        merge = self.merges.get(name)
+        return self._inner.read(name) if merge is None else self._inner.make(merge)
+
+    def chunks(self, name: str) -> Grid:
+        return undivided(self.leaves[name].spec.shape) if name in self.merges else self._inner.chunks(name)
+
+    def pieces(self, name: str, chunk: Box, meter: Meter | None = None) -> Iterator[Piece]:
+        if name in self.merges:
+            return self._made(self.merges[name], meter)
+        return self._inner.pieces(name, chunk, meter)
+
+    def _made(self, merge: Merge, meter: Meter | None) -> Iterator[Piece]:
+        """The pieces of a leaf that is computed, made from those of the leaf that is added to."""
+        with WHOLE.holding(sum(self._inner.leaves[leaf].spec.nbytes for leaf in (merge.first, merge.second))):
+            a, b = (self._inner.read(leaf) for leaf in (merge.first, merge.second))
+            yield from self._filled(merge, a, b, meter or Meter())
+
+    def _filled(self, merge: Merge, a: Array, b: Array, meter: Meter) -> Iterator[Piece]:
+        if merge.base is None:
+            for tile in tiles(merge.spec.shape, numpy_dtype(merge.spec.dtype).itemsize):
+                out = np.empty(tile.shape, merge.spec.dtype)
+                started = time.perf_counter()
+                merge.fill(out, tile.origin, a, b, None)
+                meter.add("transform", time.perf_counter() - started)
+                yield tile.origin, out
+            return
+        grid = self._inner.chunks(merge.base)
+        for chunk in grid if grid.in_order else (whole(grid.shape),):
+            if grid.in_order:
+                pieces = self._inner.pieces(merge.base, chunk, meter)
+            else:
+                nbytes = self._inner.leaves[merge.base].spec.nbytes
+                pieces = in_one(chunk.origin, partial(self._inner.read, merge.base), nbytes, meter)
+            for origin, kept in pieces:
+                out = np.empty(kept.shape, merge.spec.dtype)
+                started = time.perf_counter()
+                merge.fill(out, origin, a, b, kept)
+                meter.add("transform", time.perf_counter() - started)
+                yield origin, out

@@ -1,0 +1,1 @@
+"""flax_transformers."""

@@ -1,0 +1,134 @@
+"""T5 1.0 and 1.1 in plain JAX: the equations of transformers' flax classes, which transformers 5 has no more.
+
+Source: transformers 4.46.3 ``models/t5/modeling_flax_t5.py``. It is proven against what the real classes gave for the golden
+checkpoints (``tests/models/test_flax_transformers_check.py``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from convert.layers.activations import activation_pair
+from convert.references.flax_transformers.bert_jax import attend
+from convert.references.protocol import INPUT
+
+
+@dataclass(frozen=True)
+class T5:
+    """What no weight tells.
+
+    Attributes:
+        encoder, decoder: numbers of layers; without a decoder the model is the encoder alone.
+        heads: of each attention.
+        epsilon: of the norms.
+        activation: by its name in a rule.
+        furthest: distances from here on share a bucket.
+    """
+
+    encoder: int
+    decoder: int
+    heads: int
+    epsilon: float
+    activation: str
+    furthest: int
+
+
+def buckets(queries: int, keys: int, count: int, furthest: int, *, causal: bool) -> Any:
+    """Number of the bucket of each distance, [queries, keys]: one each for the near ones, then wider and wider in logarithms.
+
+    Args:
+        count: of all buckets. Half of them are those of keys behind the query, unless that never happens.
+        furthest: distances from here on are in the last bucket.
+        causal: whether no query looks at what is behind it.
+    """
+    import jax.numpy as jnp
+
+    distance = jnp.arange(keys)[None, :] - jnp.arange(queries)[:, None]
+    first: Any = 0
+    if causal:
+        distance = -jnp.minimum(distance, 0)
+    else:
+        count //= 2
+        first = (distance > 0) * count
+        distance = jnp.abs(distance)
+    exact = count // 2
+    share = jnp.log(jnp.maximum(distance, 1) / exact) / math.log(furthest / exact)  # those at 0 are near
+    far = jnp.minimum(exact + share * (count - exact), count - 1)
+    return first + jnp.where(distance < exact, distance, far.astype(distance.dtype))
+
+
+def run(model: T5, w: Mapping[str, Any], inputs: Mapping[str, Any]) -> OrderedDict[str, Any]:
+    """Values at the boundaries by the names of transformers' modules, and the logits, or the encoder's last hidden state."""
+    import jax.numpy as jnp
+
+    values: OrderedDict[str, Any] = OrderedDict()
+    act, _ = activation_pair(model.activation)
+
+    def norm(name: str, x: Any) -> Any:
+        values[name + INPUT] = x
+        scale = w[f"{name.replace('.', '/')}/weight"]
+        y = values[name] = x / jnp.sqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + model.epsilon) * scale
+        return y
+
+    def dense(name: str, x: Any) -> Any:
+        y = values[name] = x @ w[f"{name.replace('.', '/')}/kernel"]
+        return y
+
+    def attention(name: str, x: Any, of: Any, seen: Any, bias: Any) -> Any:
+        """Nothing divides the scores; `bias` is added to them."""
+        q, k, v = dense(f"{name}.q", x), dense(f"{name}.k", of), dense(f"{name}.v", of)
+        y = values[f"{name}.o{INPUT}"] = attend(q, k, v, model.heads, seen, factor=1.0, bias=bias)
+        return dense(f"{name}.o", y)
+
+    def positions(stack: str, length: int) -> Any:
+        """What is added for each head and distance, [1, heads, queries, keys]: the first layer's table, in all layers."""
+        name = f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias"
+        table = w[f"{name.replace('.', '/')}/embedding"]
+        at = buckets(length, length, len(table), model.furthest, causal=stack == "decoder")
+        values[name] = table[at]
+        return table[at].transpose(2, 0, 1)[None]
+
+    def feed_forward(name: str, x: Any) -> Any:
+        x = norm(f"{name}.layer_norm", x)
+        name = f"{name}.DenseReluDense"
+        if f"{name.replace('.', '/')}/wi/kernel" in w:
+            y = act(dense(f"{name}.wi", x))
+        else:
+            y = act(dense(f"{name}.wi_0", x)) * dense(f"{name}.wi_1", x)
+        values[f"{name}.wo{INPUT}"] = y
+        return dense(f"{name}.wo", y)
+
+    def stack(side: str, layers: int, ids: Any, seen: Any, across: tuple[Any, Any] | None = None) -> Any:
+        """A stack; `across` is what its second attention looks at, and where it may."""
+        x = values[f"{side}.embed_tokens"] = w["shared/embedding"][ids]
+        bias: Any = None
+        for i in range(layers):
+            name = f"{side}.block.{i}.layer"
+            y = norm(f"{name}.0.layer_norm", x)
+            bias = positions(side, ids.shape[1]) if bias is None else bias
+            x = x + attention(f"{name}.0.SelfAttention", y, y, seen, bias)
+            if across is not None:
+                x = x + attention(f"{name}.1.EncDecAttention", norm(f"{name}.1.layer_norm", x), *across, 0)
+            x = x + feed_forward(f"{name}.{1 if across is None else 2}", x)
+        return norm(f"{side}.final_layer_norm", x)
+
+    real = inputs["attention_mask"][:, None, None, :] > 0
+    x = stack("encoder", model.encoder, inputs["input_ids"], real)
+    if not model.decoder:
+        values["last_hidden_state"] = x
+        return values
+    ids = inputs["decoder_input_ids"]
+    steps = jnp.arange(ids.shape[1])
+    causal = (steps[None, :] <= steps[:, None])[None, None] & (inputs["decoder_attention_mask"][:, None, None, :] > 0)
+    x = stack("decoder", model.decoder, ids, causal, (x, real))
+    if "lm_head/kernel" in w:
+        values[f"lm_head{INPUT}"] = x
+        values["logits"] = x @ w["lm_head/kernel"]
+    else:
+        x = values[f"lm_head{INPUT}"] = x * x.shape[-1] ** -0.5
+        values["logits"] = x @ w["shared/embedding"].T
+    return values

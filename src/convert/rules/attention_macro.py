@@ -1,0 +1,223 @@
+"""Multi-head attention of five libraries: projections of queries, keys and values, and one behind the heads.
+
+An `attention` rule is short for `linear` rules. ``torch.nn.MultiheadAttention`` holds the first three in one tensor, or in three
+where keys and values have widths of their own, and their biases in one tensor either way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from convert.core.errors import RuleError
+from convert.core.fields import FLAG, Choice, Either, Key, MapOf, Record, Scalar
+from convert.core.yaml_nodes import Node
+from convert.layers.shared_keys import PATTERN, SHARED, parse_axes
+from convert.rules.placeholders import ASK
+
+WORD = "attention"
+
+
+@dataclass(frozen=True)
+class Library:
+    """How a library stores its attention.
+
+    Attributes:
+        kernels: leaves of queries, keys, values and of the projection behind the heads, below the module.
+        biases: likewise.
+        inward, outward: equations of a kernel; ``X`` is the input's width and ``Y`` the result's.
+        heads: letters of the heads' axes.
+        biased: whether it has biases unless it is told otherwise.
+    """
+
+    kernels: tuple[str, str, str, str]
+    biases: tuple[str, str, str, str]
+    inward: str
+    outward: str
+    heads: str
+    biased: bool = True
+
+
+def _named(pattern: str, words: tuple[str, str, str, str]) -> tuple[str, str, str, str]:
+    a, b, c, d = (pattern.replace("*", word) for word in words)
+    return a, b, c, d
+
+
+_FLAX = ("query", "key", "value", "out")
+_HAIKU = ("query", "key", "value", "linear")
+_KERAS = ("query_dense", "key_dense", "value_dense", "output_dense")
+_EQUINOX = ("query_proj", "key_proj", "value_proj", "output_proj")
+_SPLIT = ("...X,XNH->...NH", "...NH,NHY->...Y", "NH")
+# flax 0.12.8 linen/attention.py and nnx/nn/attention.py, keras 3.15 layers/attention/multi_head_attention.py, dm-haiku 0.0.17
+# _src/attention.py, equinox 0.13.8 nn/_attention.py. All split the width of all heads with the heads outside.
+LIBRARIES: Mapping[str, Library] = {
+    "flax.linen.MultiHeadDotProductAttention": Library(_named("*/kernel", _FLAX), _named("*/bias", _FLAX), *_SPLIT),
+    "flax.nnx.MultiHeadAttention": Library(_named("*/kernel", _FLAX), _named("*/bias", _FLAX), *_SPLIT),
+    "keras.layers.MultiHeadAttention": Library(_named("*/vars/0", _KERAS), _named("*/vars/1", _KERAS), *_SPLIT),
+    "haiku.MultiHeadAttention": Library(
+        _named("*/w", _HAIKU), _named("*/b", _HAIKU), "...X,XE->...E", "...E,EY->...Y", "E"
+    ),
+    "equinox.nn.MultiheadAttention": Library(
+        _named("*/weight", _EQUINOX), _named("*/bias", _EQUINOX), "...X,EX->...E", "...E,YE->...Y", "E", biased=False
+    ),
+}
+_TARGET = Record(
+    {
+        "module": Key(PATTERN, "the module's name in the state_dict", required=True),
+        "projections": Key(
+            PATTERN,
+            "names of three Linears in the module, such as '{q,k,v}_proj', where it is no torch.nn.MultiheadAttention",
+        ),
+        "output": Key(PATTERN, "name of the Linear behind the heads (default: out_proj)"),
+    },
+    "a target",
+)
+KEYS: Mapping[str, Key] = {
+    WORD: Key(
+        Either(PATTERN, MapOf(Either(PATTERN, _TARGET))),
+        "torch.nn.MultiheadAttention, or its projections apart; from a library's layer as a whole",
+        required=True,
+    ),
+    "layer": Key(Choice(tuple(LIBRARIES)), "the source's layer, by the library's name for it", required=True),
+    "from": Key(PATTERN, "where the layer's leaves are", required=True),
+    "axes": Key(
+        Scalar(str, "letters such as DNH", parse_axes),
+        "letters of the width, the heads and a head's width (DNH); with those of keys and values where they have their own "
+        "(DNHKV); of libraries that keep the heads in one axis: DE, DEKV",
+        required=True,
+    ),
+    "bias": Key(FLAG, "whether the layer has biases (default: as the library has)"),
+    **{key: SHARED[key] for key in ("stacked", "index_from", "optional", "layer_type", "dtype", "absent_if")},
+}
+RECORD = Record(dict(KEYS), "an `attention` rule")
+
+
+@dataclass(frozen=True)
+class Expanded:
+    """A rule that an `attention` rule stands for.
+
+    Attributes:
+        node: as it would be written.
+        roles: of its leaves, those that it is for; None: all.
+        inner: what its Linear may be called below the torch.nn.MultiheadAttention; empty: its tensors are the module's own; None:
+            there is no such module.
+    """
+
+    node: Node
+    roles: tuple[str, ...] | None = None
+    inner: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """What torch.nn.MultiheadAttention demands of sizes: `letter` is the product of `factors`."""
+
+    letter: str
+    factors: str
+    at: Node
+
+
+def expand(node: Node) -> tuple[list[Expanded], Fixed | None]:
+    """The `linear` rules of an `attention` rule, and what its target demands.
+
+    Raises:
+        RuleError: the keys contradict each other.
+    """
+    values = RECORD.read(node)
+    library = LIBRARIES[values["layer"]]
+    count = len(library.heads)
+    letters: str = values["axes"]
+    if len(letters) not in (1 + count, 3 + count):
+        raise RuleError(
+            f"{node.value['axes'].at}: {values['layer']} has the axes {'D N H' if count == 2 else 'D E'}, or "
+            f"{'D N H K V' if count == 2 else 'D E K V'} where keys and values have widths of their own, not {letters!r}"
+        )
+    width, heads = letters[0], letters[1 : 1 + count]
+    widths = (width, *(letters[1 + count :] or width * 2))
+    biased = values.get("bias", library.biased)
+    start = values["from"].text
+    layers = node.value[WORD]
+    asked = layers.value == ASK
+    targets = [layers] if not layers.is_mapping or "module" in layers.value else [child for _, child in layers.items()]
+    apart = len(letters) > 1 + count
+
+    def equation(text: str, x: str, y: str = "") -> str:
+        table = {"X": x, "Y": y, **dict(zip(library.heads, heads, strict=True))}
+        return "".join(table.get(letter, letter) for letter in text)
+
+    def rule(linear: Any, eq: str, kernel: str, bias: str | None) -> Node:
+        said: dict[str, Any] = {"einsum": eq, "from": f"{start}/{kernel}", "linear": linear}
+        said |= {"bias": f"{start}/{bias}"} if bias else {}
+        made = {key: _node(value, node) for key, value in said.items()}
+        made |= {"linear": layers} if asked else {}
+        made |= {key: node.value[key] for key in KEYS if key in SHARED and key != "from" and key in node.value}
+        return Node(made, node.at, dict.fromkeys(made, node.at))
+
+    def fused(words: tuple[str, ...]) -> str:
+        return f"{{{','.join(words)}}}"
+
+    def linear(build: Any) -> Any:
+        if len(targets) == 1 and targets[0] is layers:
+            return build(*_module(layers))
+        return {name: build(*_module(child)) for name, child in layers.items()}
+
+    rules: list[Expanded] = []
+    kernels, biases = library.kernels[:3], library.biases[:3]
+    whole = [_module(child)[1] is None for child in targets]
+    if any(whole) and not all(whole):
+        raise RuleError(f"{layers.at}: one target is a torch.nn.MultiheadAttention and another has `projections:`; write two files, or `linear:` rules")  # fmt: skip
+    for k in range(3) if apart else ():
+        if whole[0]:
+            word = ("q", "k", "v")[k]
+            to = linear(lambda m, p, o, word=word: {"module": m, "weight": f"{word}_proj_weight"})
+            rules.append(Expanded(rule(to, equation(library.inward, widths[k]), kernels[k], None)))
+        else:
+            to = linear(lambda m, p, o, k=k: f"{m}.{_member(p, k, layers)}")
+            rules.append(
+                Expanded(rule(to, equation(library.inward, widths[k]), kernels[k], biases[k] if biased else None))
+            )
+    together = equation(library.inward, width)
+    if not apart:
+        to = linear(lambda m, p, o: {"module": m, "weight": "in_proj_weight", "bias": "in_proj_bias"} if p is None else f"{m}.{p}")  # fmt: skip
+        rules.append(Expanded(rule(to, together, fused(kernels), fused(biases) if biased else None)))
+    elif whole[0] and biased:
+        to = linear(lambda m, p, o: {"module": m, "bias": "in_proj_bias"})
+        rules.append(Expanded(rule(to, together, fused(kernels), fused(biases)), ("bias",)))
+    to = linear(lambda m, p, o: f"{m}.{o}")
+    rules.append(Expanded(rule(to, equation(library.outward, "", width), library.kernels[3], library.biases[3] if biased else None)))  # fmt: skip
+    if not whole[0] or asked:
+        return rules, None
+    *packed, last = rules
+    outer = [replace(one, inner=()) for one in packed]
+    names = tuple(dict.fromkeys(_module(child)[2] for child in targets))
+    return [*outer, replace(last, inner=names)], Fixed(width, heads, node)
+
+
+def _module(node: Node) -> tuple[str, str | None, str]:
+    if not node.is_mapping:
+        return PATTERN.read(node).text, None, "out_proj"
+    values = _TARGET.read(node)
+    separate = values.get("projections")
+    return (
+        values["module"].text,
+        separate.text if separate else None,
+        values["output"].text if "output" in values else "out_proj",
+    )
+
+
+def _member(text: str, k: int, node: Node) -> str:
+    """One name of ``{q,k,v}_proj``."""
+    before, brace, rest = text.partition("{")
+    inside, _, after = rest.partition("}")
+    words = inside.split(",")
+    if not brace or len(words) != 3:
+        raise RuleError(f"{node.at}: `projections` names three Linears, such as '{{q,k,v}}_proj', not {text!r}")
+    return f"{before}{words[k]}{after}"
+
+
+def _node(value: Any, at: Node) -> Node:
+    if isinstance(value, Mapping):
+        made = {key: _node(child, at) for key, child in value.items()}
+        return Node(made, at.at, dict.fromkeys(made, at.at))
+    return Node(value, at.at)

@@ -1,0 +1,125 @@
+"""Open questions of a rule file: a key of a rule whose value is ``ask``.
+
+Such a rule says which leaves it takes and not yet what they are. The file is read, and its coverage planned; nothing is
+converted before every question is answered.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from convert.core.yaml_nodes import Node, Position
+
+ASK = "ask"  # also the value of a fact that the tree does not hold and the rules do not know
+
+# Key -> a value that stands in for it while the rest of the rule is read; None: the key is left out meanwhile. Paths
+# cannot be asked for: a rule without its leaves says nothing.
+STAND_INS: Mapping[str, Any] = {
+    "activation": None,
+    "prescaled_by": None,
+    "dimension_numbers": "NWC,WIO->NWC",
+    "einsum": "...D,DE->...E",
+    "epsilon": 0,
+    "feature_group_count": None,
+    "flattened": None,
+    "group_size": 1,
+    "momentum": None,
+    "multiplies_by": "scale",
+    "num_groups": 1,
+    "padding": None,
+    "rope": None,
+    "weight_standardization": None,
+    "strides": None,
+    "transpose_kernel": None,
+}
+# Where the target is asked for, what the layer computes may be left to the answer: word -> the key, and what stands in for it.
+LEFT_TO_THE_TARGET: Mapping[str, str] = {
+    "linear": "einsum",
+    "conv": "dimension_numbers",
+    "conv_transpose": "dimension_numbers",
+}
+_BY_AXES = {2: "NWC,WO->NWC", 3: "NWC,WIO->NWC", 4: "NHWC,HWIO->NHWC", 5: "NDHWC,DHWIO->NDHWC"}
+_ARGUMENT = re.compile(rf"\(\w+={ASK}\)$")  # of a cell: ``flax.linen.SimpleCell(residual=ask)``
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a rule leaves open.
+
+    Attributes:
+        at: where the ``ask`` stands.
+        key: whose value it is.
+        path: the rule's path.
+        others: how many other rules have this value, as an alias (``*epsilon``) of it.
+    """
+
+    at: Position
+    key: str
+    path: str
+    others: int = 0
+
+    def __str__(self) -> str:
+        others = f" (and of {self.others} rule{'s' if self.others > 1 else ''} more)" if self.others else ""
+        return f"{self.at}: `{self.key}` of {self.path}{others} is open; write what the source does in place of `{ASK}`"
+
+
+def questions(rules: Iterable[tuple[Position, str, Mapping[str, Position]]]) -> tuple[Question, ...]:
+    """The questions of rules, in the order of the file; what aliases repeat is one.
+
+    Args:
+        rules: where each stands, its path, and what it leaves open where.
+    """
+    found: dict[Position, tuple[Question, set[Position]]] = {}
+    for rule, path, asked in rules:
+        for key, at in asked.items():
+            found.setdefault(at, (Question(at, key, path), set()))[1].add(rule)
+    return tuple(replace(question, others=len(places) - 1) for question, places in found.values())
+
+
+def set_aside(node: Node, word: str) -> tuple[Node, dict[str, Position]]:
+    """A rule with stand-ins for what it asks, and where it asks what.
+
+    Args:
+        node: the rule, a mapping.
+        word: its kind's key, whose value is the target: a target that is asked for is called as the leaf for now.
+    """
+    assert node.keys_at is not None
+    asked = {
+        key: child.at
+        for key, child in node.items()
+        if child.value == ASK and (key in STAND_INS or key == word != "drop")
+    }
+    cell = node.value.get("cell")
+    if cell is not None and isinstance(cell.value, str) and _ARGUMENT.search(cell.value):
+        asked["cell"] = cell.at
+        node = replace(node, value={**node.value, "cell": replace(cell, value=_ARGUMENT.sub("", cell.value))})
+    plus = node.value.get("plus")
+    scale = plus.value.get("scale") if plus is not None and plus.is_mapping else None
+    if plus is not None and scale is not None and scale.value == ASK:
+        assert plus.keys_at is not None
+        asked["scale"] = scale.at
+        kept = {key: child for key, child in plus.items() if key != "scale"}
+        plus = Node(kept, plus.at, {key: plus.keys_at[key] for key in kept})
+        node = replace(node, value={**node.value, "plus": plus})
+    assert node.keys_at is not None
+    start = node.value.get("from")
+    if not asked:
+        return node, {}
+    called = start.value if start is not None else ASK  # a buffer has no leaf
+    values = {key: called if key == word else STAND_INS.get(key) for key in asked if key not in ("cell", "scale")}
+    kept = {
+        key: Node(values[key], child.at) if key in values else child
+        for key, child in node.items()
+        if key not in values or values[key] is not None
+    }
+    keys_at = {key: node.keys_at[key] for key in kept}
+    left = LEFT_TO_THE_TARGET.get(word, "") if word in asked else ""
+    if left and left not in kept:
+        axes = kept["axes"].value if "axes" in kept else ""
+        numbers = _BY_AXES.get(len(axes) if isinstance(axes, str) else 0, STAND_INS["dimension_numbers"])
+        kept[left] = Node(STAND_INS[left] if left == "einsum" else numbers, asked[word])
+        keys_at[left] = asked[word]
+    return Node(kept, node.at, keys_at), asked

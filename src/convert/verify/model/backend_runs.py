@@ -1,0 +1,202 @@
+"""How each backend is run: JAX without and with jit, torch eager, compiled and on CUDA, and those that a reference registers."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from convert.planning.plan import Plan
+from convert.references.protocol import observe
+from convert.verify.model.level import (
+    Evidence,
+    as_jax,
+    boundaries_of,
+    input_tensors,
+    jax_weights,
+    observed,
+    written_state,
+)
+from convert.verify.numerics.precision import cuda_problem, jax_precision, torch_pinned
+from convert.verify.written import Written
+
+if TYPE_CHECKING:
+    import torch
+
+    from convert.references.protocol import Reference
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Values = Mapping[str, Array]
+OP_BY_OP, JITTED, RECORDED = "JAX op by op", "JAX jit", "JAX recorded"
+EAGER, COMPILED, CUDA = "torch eager", "torch.compile", "torch CUDA"
+JAX_NAMES = (OP_BY_OP, JITTED, RECORDED)
+COMPILERS = ("g++", "clang++", "c++")
+
+
+class Skip(Exception):  # noqa: N818 - not an error: a backend that is not there
+    """A backend cannot run here; the message says why."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A backend.
+
+    Attributes:
+        name: for people.
+        make: computes the outputs, and the boundaries that cost nothing more; raises `Skip`.
+        locate: computes the boundaries as well, where `make` does not; for a backend whose outputs are wrong.
+        registered: by the reference: one that is expected to run.
+    """
+
+    name: str
+    make: Callable[[], Values]
+    locate: Callable[[], Values] | None = None
+    registered: bool = False
+
+
+def jax_runs(plan: Plan, reference: Reference, evidence: Evidence) -> Iterator[Run]:
+    """JAX's backends; of a recorded model only what was recorded."""
+    if evidence.origin != "live" or reference.jax is None:
+        yield Run(RECORDED, lambda: evidence.drifted)
+        return
+    for name in (OP_BY_OP, JITTED):
+        yield Run(name, partial(_jax, plan, reference, evidence, name))
+
+
+def _jax(plan: Plan, reference: Reference, evidence: Evidence, name: str) -> Values:
+    import jax
+
+    side = reference.jax_side()
+    precision = evidence.precision
+    with jax_precision(precision):
+        weights = {leaf: as_jax(value, precision) for leaf, value in jax_weights(plan).items()}
+        inputs = {key: as_jax(value, precision) for key, value in evidence.inputs.items()}
+        try:
+            if name == OP_BY_OP:
+                with jax.disable_jit():
+                    values = side(weights, inputs)
+            else:
+                values = jax.jit(side)(weights, inputs)
+        except (TypeError, ValueError, NotImplementedError, RuntimeError) as error:
+            raise Skip(_line(error)) from error
+        return {key: np.asarray(value, np.float64) for key, value in values.items()}
+
+
+def torch_runs(written: Written, reference: Reference, evidence: Evidence) -> Iterator[Run]:
+    """torch's backends, and those that the reference registers, which get a module on the CPU."""
+    yield Run(EAGER, partial(_eager, written, reference, evidence, "cpu"))
+    compiled = partial(_compiled, written, reference, evidence)
+    yield Run(COMPILED, partial(compiled, hooks=False), partial(compiled, hooks=True))
+    yield Run(CUDA, partial(_cuda, written, reference, evidence))
+    for name, function in reference.backends.items():
+        yield Run(name, partial(_registered, written, reference, evidence, function), registered=True)
+
+
+def _module(written: Written, reference: Reference, evidence: Evidence, device: str) -> torch.nn.Module:
+    return reference.build(written_state(written, device, evidence.precision)).to(device)
+
+
+def _eager(written: Written, reference: Reference, evidence: Evidence, device: str) -> Values:
+    import torch
+
+    with torch_pinned(), torch.no_grad():
+        module = _module(written, reference, evidence, device)
+        inputs = input_tensors(evidence.inputs, evidence.precision, device)
+        return observed(reference, module, inputs, list(evidence.drifted))
+
+
+def _cuda(written: Written, reference: Reference, evidence: Evidence) -> Values:
+    if problem := cuda_problem():
+        raise Skip(problem)
+    return _eager(written, reference, evidence, "cuda")
+
+
+def _registered(
+    written: Written,
+    reference: Reference,
+    evidence: Evidence,
+    function: Callable[[torch.nn.Module, Mapping[str, Any]], Mapping[str, Any]],
+) -> Values:
+    import torch
+
+    with torch_pinned(), torch.no_grad():
+        module = _module(written, reference, evidence, "cpu")
+        inputs = input_tensors(evidence.inputs, evidence.precision, "cpu")
+        try:
+            outputs = _run(function, module, inputs, evidence)  # as without hooks, which may change what is fused
+            return {**_run(function, module, inputs, evidence, reference), **outputs}
+        except Exception as error:
+            raise Skip(_line(error)) from error
+
+
+def _compiled(written: Written, reference: Reference, evidence: Evidence, *, hooks: bool) -> Values:
+    """What ``torch.compile`` makes of `Reference.run`, all that it can; hooks are compiled into the graphs."""
+    import torch
+
+    if "CXX" not in os.environ and not any(map(shutil.which, COMPILERS)):
+        raise Skip(f"needs a C++ compiler ({', '.join(COMPILERS)}, or the one that CXX names)")
+    graphs = []
+
+    def backend(graph: Any, example: Any) -> Any:
+        from torch._inductor.compile_fx import compile_fx
+
+        graphs.append(graph)
+        return compile_fx(graph, example)
+
+    with torch_pinned(), torch.no_grad(), _quiet():
+        module = _module(written, reference, evidence, "cpu")
+        inputs = input_tensors(evidence.inputs, evidence.precision, "cpu")
+        torch.compiler.reset()
+        try:
+            run = torch.compile(reference.run, backend=backend, dynamic=False)
+            values = _run(run, module, inputs, evidence, reference if hooks else None)
+        except Exception as error:
+            raise Skip(_line(error)) from error
+        finally:
+            torch.compiler.reset()
+    if not graphs:
+        raise Skip("it found nothing in the model that it could compile")
+    return values
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the compiler's own warnings: where a graph breaks is not what is asked."""
+    logger = logging.getLogger("torch._dynamo")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(before)
+
+
+def _run(
+    function: Callable[[torch.nn.Module, Mapping[str, Any]], Mapping[str, Any]],
+    module: torch.nn.Module,
+    inputs: Mapping[str, Any],
+    evidence: Evidence,
+    reference: Reference | None = None,
+) -> dict[str, Array]:
+    """What a backend gives; with a reference also what hooks see at its boundaries. In the order in which data flows."""
+    boundaries = boundaries_of(reference, module, evidence.drifted) if reference is not None else []
+    with observe(module, boundaries) as values:
+        outputs = function(module, inputs)
+    known = {**values, **outputs}
+    return {name: known[name].detach().double().cpu().numpy() for name in evidence.drifted if name in known}
+
+
+def _line(error: Exception) -> str:
+    """The first line of what went wrong."""
+    text = str(error).strip()
+    return f"{type(error).__name__}: {text.splitlines()[0][:300]}" if text else type(error).__name__

@@ -1,0 +1,315 @@
+"""Records a JAX model, so that a conversion can be checked where JAX is not installed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from convert.checkpoints.digest import digest_leaf
+from convert.core import safetensors_header
+from convert.core.errors import ConvertError, OutputError
+from convert.core.tensor_spec import TensorSpec, numpy_dtype
+from convert.core.user_code import GIVEN, own_code
+from convert.planning.plan import Plan
+from convert.planning.sidecar import facts_beside
+from convert.verify.model.level import Evidence, live_evidence
+from convert.verify.numerics.precision import require_precision
+from convert.verify.recording.file import DRIFTED, EXACT, INPUT, KEY, LEAF, MASK, Manifest, Value, checksum
+from convert.verify.recording.source import computes
+from convert.verify.sides.sampling import Cost, Sample, allot, least, positions
+from convert.writing.atomic import Stage
+from convert.writing.execute import refuse_overlap, tool_version
+from convert.writing.transfer import used_leaves
+from convert.writing.writer import OutTensor, Writer, lay_out
+
+if TYPE_CHECKING:
+    from convert.references.protocol import Reference
+
+Array = np.ndarray[Any, np.dtype[Any]]
+MAX_BYTES = 64 * 10**6  # of a recording: small enough for a repository
+PACKAGES = ("jax", "jaxlib", "flax", "numpy", "ml_dtypes", "timesfm", "praxis", "paxml", "gemma", "recurrentgemma")
+UNKNOWN = "0" * (len("xxh3_128:") + 32)  # stands for the checksum while the header is measured
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What was recorded.
+
+    Attributes:
+        out: the file; nbytes: its size.
+        values: boundaries and outputs; sampled: how many of them were not kept whole.
+        evidence: what the JAX model gave, whole.
+    """
+
+    out: Path
+    nbytes: int
+    values: int
+    sampled: int
+    evidence: Evidence
+
+
+def record(
+    plan: Plan,
+    reference: Reference,
+    out: str | Path,
+    *,
+    factory: str = "",
+    seed: int = 0,
+    precision: str = "float32",
+    max_bytes: int = MAX_BYTES,
+    overwrite: bool = False,
+) -> Recorded:
+    """Runs the JAX model, in `precision` and lifted to float64, and writes what it gave.
+
+    Args:
+        plan: of the conversion that will be checked.
+        factory: ``module:function`` that made `reference`, where it is not a shipped one.
+        max_bytes: the most that the file may take; values that are too large for it are kept in part.
+
+    Raises:
+        ConvertError: the reference has no JAX side, JAX or the model's package is not installed, or the output is in the
+            way or cannot be written.
+        UserCodeError: the reference is the user's, and its code failed.
+    """
+    require_precision(precision)
+    if seed < 0:
+        raise ConvertError(f"--seed {seed}: a seed is 0 or more")
+    _check_out(Path(out), plan, overwrite)
+    if reference.jax is None:
+        raise ConvertError("the reference has no JAX side, so there is nothing to record")
+    try:
+        with own_code(factory or None, GIVEN):
+            evidence = live_evidence(plan, reference, precision=precision, seed=seed)
+    except ImportError as error:
+        raise ConvertError(f"recording runs the JAX model: {error}; record where JAX runs, check anywhere") from error
+    return write_recording(
+        plan,
+        evidence,
+        out,
+        outputs=tuple(reference.outputs),
+        factory=factory,
+        seed=seed,
+        max_bytes=max_bytes,
+        overwrite=overwrite,
+    )
+
+
+def write_recording(
+    plan: Plan,
+    evidence: Evidence,
+    out: str | Path,
+    *,
+    outputs: tuple[str, ...] = (),
+    factory: str = "",
+    seed: int = 0,
+    max_bytes: int = MAX_BYTES,
+    overwrite: bool = False,
+) -> Recorded:
+    """Writes evidence, as `record` does; appears whole or not at all.
+
+    Args:
+        outputs: names of values that are kept whole as long as they take no more than half of `max_bytes`.
+
+    Raises:
+        OutputError: the name is no ``.safetensors`` file, something is there already, `max_bytes` is too small, or the
+            system refuses.
+    """
+    out = Path(out)
+    _check_out(out, plan, overwrite)
+    leaves, digests = _leaves(plan, max_bytes // 4)
+    masks, numbers = _masks(evidence)
+    fixed = {
+        **{INPUT + name: np.asarray(value) for name, value in evidence.inputs.items()},
+        **{f"{MASK}{k}": mask for k, mask in enumerate(masks)},
+        **{LEAF + name: array for name, array in leaves.items()},
+    }
+    manifest = Manifest(
+        converter=tool_version(),
+        model=plan.rules.model,
+        target=plan.target,
+        reference=factory,
+        rules_sha256=plan.rules.sha256,
+        settings={
+            **facts_beside(plan.rules, plan.sidecar),
+            **plan.settings,
+        },  # where it is checked, no file lies beside it
+        sizes=plan.sizes,
+        source_format=plan.source.format,
+        leaves=plan.source.on_disk.leaves,
+        merged={name: leaf for name, leaf in plan.source.leaves.items() if plan.source.merge(name) is not None},
+        digests=digests,
+        chunks={leaf: plan.source.chunks(leaf).chunk for leaf in digests},
+        seed=seed,
+        precision=evidence.precision,
+        unlifted=evidence.unlifted,
+        environment={**_versions(), **evidence.environment},
+        values=(),
+        data=UNKNOWN,
+    )
+    kept = _Kept(evidence, numbers, seed)
+    budget, nbytes = max_bytes, max_bytes + 1
+    while nbytes > max_bytes:  # once, or twice: how long the header is depends on what is kept
+        costs = kept.costs(outputs, max_bytes // 2)
+        manifest = replace(manifest, values=kept.values(costs, _allot(costs, budget - _size(fixed), max_bytes)))
+        specs = {name: TensorSpec(a.shape, a.dtype.name) for name, a in fixed.items()} | kept.specs(manifest.values)
+        order = safetensors_header.file_order(specs.items())
+        header = safetensors_header.encode(order, {KEY: manifest.to_json(), "format": "pt"})
+        nbytes = len(header) + sum(spec.nbytes for spec in specs.values())
+        budget -= max(nbytes - max_bytes, 0)
+    arrays = {**fixed, **kept.arrays(manifest.values)}
+    _write(out, arrays, replace(manifest, data=checksum(manifest.to_json(), arrays)), overwrite)
+    sampled = sum(value.positions is not None for value in manifest.values)
+    return Recorded(out, nbytes, len(manifest.values), sampled, evidence)
+
+
+def _write(out: Path, arrays: Mapping[str, Array], manifest: Manifest, overwrite: bool) -> None:
+    tensors = [OutTensor(name, TensorSpec(array.shape, array.dtype.name)) for name, array in arrays.items()]
+    layout = lay_out(tensors, single=out.name)
+    with Writer(out, layout, tensors, metadata={KEY: manifest.to_json()}, overwrite=overwrite) as writer:
+        for name, array in arrays.items():
+            writer.region(name)[...] = array
+        writer.commit()
+
+
+def _check_out(out: Path, plan: Plan, overwrite: bool) -> None:
+    """Whether `out` can be written: before the model is run, which may take long."""
+    if out.suffix != ".safetensors":
+        raise OutputError(f"{out}: a recording is one file; give it a name that ends in .safetensors")
+    refuse_overlap(out, plan.source)
+    Stage(out, directory=False, overwrite=overwrite).discard()
+
+
+def _leaves(plan: Plan, room: int) -> tuple[dict[str, Array], dict[str, str]]:
+    """The leaves that converted weights do not give back, and the checksums of all that a conversion reads.
+
+    Args:
+        room: bytes that the leaves may take; a leaf that does not fit is left out.
+    """
+    stored, digests = {}, {}
+    for leaf, work in used_leaves(plan).items():
+        array = plan.source.read(leaf)
+        digests[leaf] = digest_leaf(leaf, array, plan.source.chunks(leaf))
+        merged = plan.source.merge(leaf) is not None
+        if (not work or any(computes(step, merged) for step, _ in work)) and array.nbytes <= room:
+            stored[leaf] = array
+            room -= array.nbytes
+    return stored, digests
+
+
+def _masks(evidence: Evidence) -> tuple[list[Array], dict[str, int]]:
+    """The distinct masks, and which of them each value has."""
+    found: dict[tuple[tuple[int, ...], bytes], int] = {}
+    masks: list[Array] = []
+    numbers = {}
+    for name, given in evidence.masks.items():
+        mask = np.ascontiguousarray(given, bool)
+        key = mask.shape, mask.tobytes()
+        if key not in found:
+            found[key] = len(masks)
+            masks.append(mask)
+        numbers[name] = found[key]
+    return masks, numbers
+
+
+def _versions() -> dict[str, str]:
+    """Of the packages that a JAX model may come from, as far as they are installed."""
+    found = {}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _size(arrays: Mapping[str, Array]) -> int:
+    return sum(array.nbytes for array in arrays.values())
+
+
+def _allot(costs: Mapping[str, Cost], budget: int, max_bytes: int) -> dict[str, int]:
+    try:
+        return allot(costs, budget)
+    except ValueError as error:
+        needed = int(error.args[0]) + max_bytes - budget
+        raise OutputError(
+            f"a recording of {len(costs)} boundaries and outputs, each of them at a few positions only, takes "
+            f"{needed:,} bytes, and --max-size allows {max_bytes:,}; allow more"
+        ) from None
+
+
+class _Kept:
+    """Which part of the evidence goes into the file."""
+
+    def __init__(self, evidence: Evidence, masks: Mapping[str, int], seed: int) -> None:
+        self.evidence, self.masks, self.seed = evidence, masks, seed
+        self.dtypes = {name: _narrowest(value, evidence.precision) for name, value in evidence.drifted.items()}
+
+    def costs(self, outputs: tuple[str, ...], limit: int) -> dict[str, Cost]:
+        """What each value takes; `outputs` are kept whole if all of them take no more than `limit`."""
+        drifted = self.evidence.drifted
+        exact = 0 if self.evidence.exact is None else 8
+        item = {name: exact + numpy_dtype(dtype).itemsize for name, dtype in self.dtypes.items()}
+        whole = sum(drifted[name].size * item[name] for name in outputs if name in drifted) <= limit
+        costs = {}
+        for name, value in drifted.items():
+            fewest, counted = (0, 0) if value.ndim < 2 else least(value.shape, self.evidence.masks.get(name))
+            if not counted or not value.size or (whole and name in outputs):  # as it is, or not at all
+                costs[name] = Cost(value.size * item[name], 1, 1, 1)
+            else:
+                width = value.shape[-1]
+                costs[name] = Cost(width * item[name], fewest, counted, value.size // width)
+        return costs
+
+    def values(self, costs: Mapping[str, Cost], counts: Mapping[str, int]) -> tuple[Value, ...]:
+        """The values as the manifest lists them."""
+        exact = self.evidence.exact is not None
+        return tuple(
+            Value(
+                name,
+                value.shape,
+                None if counts[name] == costs[name].whole else counts[name],
+                self.masks.get(name),
+                exact,
+            )
+            for name, value in self.evidence.drifted.items()
+        )
+
+    def specs(self, values: tuple[Value, ...]) -> dict[str, TensorSpec]:
+        """The tensors that hold these values, without drawing a sample."""
+        specs = {}
+        for value in values:
+            shape = value.shape if value.positions is None else (value.positions, value.shape[-1])
+            specs[DRIFTED + value.name] = TensorSpec(shape, self.dtypes[value.name])
+            if value.exact:
+                specs[EXACT + value.name] = TensorSpec(shape, "float64")
+        return specs
+
+    def arrays(self, values: tuple[Value, ...]) -> dict[str, Array]:
+        """The tensors that hold these values."""
+        arrays = {}
+        for value in values:
+            name, drifted = value.name, self.evidence.drifted[value.name]
+            exact = None if self.evidence.exact is None else np.asarray(self.evidence.exact[name], np.float64)
+            if value.positions is not None:
+                mask = self.evidence.masks.get(name)
+                sample = Sample(value.shape, positions(value.shape, mask, value.positions, self.seed))
+                drifted, exact = sample.take(drifted), None if exact is None else sample.take(exact)
+            arrays[DRIFTED + name] = drifted.astype(numpy_dtype(self.dtypes[name]))
+            if exact is not None:
+                arrays[EXACT + name] = exact
+        return arrays
+
+
+def _narrowest(value: Array, precision: str) -> str:
+    """The dtype that holds all of `value`: `precision`, unless the model computes in a wider one here."""
+    for dtype in dict.fromkeys((precision, "float32")):
+        with np.errstate(over="ignore", invalid="ignore"):
+            back = value.astype(numpy_dtype(dtype)).astype(np.float64)
+        if np.array_equal(back, value, equal_nan=True):
+            return dtype
+    return "float64"

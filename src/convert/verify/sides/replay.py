@@ -1,0 +1,104 @@
+"""Runs a part of a PyTorch model again, on what it got when the whole model ran, and reads off a boundary within it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from convert.references.protocol import observe
+from convert.verify.numerics.lift_torch import lifted
+
+if TYPE_CHECKING:
+    import torch
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Call = tuple[tuple[Any, ...], Mapping[str, Any]]
+
+
+@contextmanager
+def calls(module: torch.nn.Module, names: Iterable[str]) -> Iterator[dict[str, Call]]:
+    """Keeps copies of the arguments of each submodule's first call, while the module runs.
+
+    Args:
+        names: of submodules; those that the module does not have are passed over.
+    """
+    found: dict[str, Call] = {}
+    known = dict(module.named_modules())
+
+    def keep(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        if name not in found:
+            found[name] = copy.deepcopy((args, dict(kwargs)))
+
+    handles = [
+        known[name].register_forward_pre_hook(
+            lambda _, args, kwargs, name=name: keep(name, args, kwargs), with_kwargs=True
+        )
+        for name in names
+        if name in known
+    ]
+    try:
+        yield found
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@dataclass(frozen=True)
+class Replay:
+    """A boundary, and the submodule that is run again to get there.
+
+    Attributes:
+        module: the whole model, in float64.
+        holder: name of the submodule that is run: the one at the boundary, or one around it.
+        call: its arguments.
+        boundary: what is read off.
+    """
+
+    module: torch.nn.Module
+    holder: str
+    call: Call
+    boundary: str
+
+    def value(self) -> Array:
+        """The value at the boundary, as the module now is."""
+        import torch
+
+        args, kwargs = copy.deepcopy(self.call)  # a cache among them is written into
+        with torch.no_grad(), lifted(), observe(self.module, [self.boundary]) as seen:
+            self.module.get_submodule(self.holder)(*args, **kwargs)
+        return np.asarray(seen[self.boundary].double().cpu().numpy())
+
+    def with_tensors(self, tensors: Mapping[str, Array]) -> Array:
+        """The same with other weights, which are taken back afterwards.
+
+        Args:
+            tensors: by name in the whole model's state_dict.
+
+        Raises:
+            RuntimeError: a shape does not fit.
+        """
+        import torch
+
+        kept = {name: self._tensor(name).detach().clone() for name in tensors}
+        try:
+            with torch.no_grad():
+                for name, value in tensors.items():
+                    self._set(name, torch.as_tensor(np.array(value, np.float64)))
+            return self.value()
+        finally:
+            for name, old in kept.items():
+                self._set(name, old)
+
+    def _tensor(self, name: str) -> torch.Tensor:
+        path, _, last = name.rpartition(".")
+        tensor: torch.Tensor = getattr(self.module.get_submodule(path), last)
+        return tensor
+
+    def _set(self, name: str, value: torch.Tensor) -> None:
+        tensor = self._tensor(name)
+        tensor.data.copy_(value.to(tensor.device))

@@ -1,0 +1,219 @@
+"""What happened to a tensor whose values are no other tensor's: bits, values and rows changed, rows in another order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from convert.planning.plan import Plan
+from convert.planning.step import Step
+from convert.verify.mistakes.catalogue import unequal
+from convert.verify.mistakes.weight_transforms import HALVED, NEEDLESSLY
+
+Array = np.ndarray[Any, np.dtype[Any]]
+MAX_ROWS = 1 << 17  # of which the order is compared
+CANDIDATES = 64  # rows of a larger table that begin as its first one does
+
+
+@dataclass(frozen=True)
+class Damage:
+    """A known kind of damage.
+
+    Attributes:
+        name: short and stable, such as ``one bit flipped``; the fault catalogue refers to it.
+        said: the same with its place, in words.
+    """
+
+    name: str
+    said: str
+
+
+def damage(got: Array, want: Array, step: Step | None = None, plan: Plan | None = None) -> Damage | None:
+    """What happened to `want` to become `got`; None when it is not one of the known kinds.
+
+    Args:
+        step, plan: by which `want` was made; they give names to the axes.
+    """
+    differ = np.argwhere(unequal(got, want))
+    if len(differ) == 1:
+        return _one_value(got, want, tuple(int(k) for k in differ[0]))
+    if found := _not_finite(got, want):
+        return found
+    if got.size > 1 and not np.any(got.astype(np.float64)):
+        return Damage("all zeros", f"all {got.size} values are zeros, and the source's are not")
+    for axis in range(got.ndim):
+        rows = [int(k) for k in np.unique(differ[:, axis])]
+        if len(rows) == got.shape[axis]:  # the whole tensor
+            continue
+        if not np.any(np.take(got, rows, axis).astype(np.float64)):
+            names = "index " + str(rows[0]) if len(rows) == 1 else f"{len(rows)} indices, {_few(rows)},"
+            return Damage(
+                "row zeroed" if len(rows) == 1 else "rows zeroed",
+                f"{names} of axis {axis} {'is' if len(rows) == 1 else 'are'} all zeros",
+            )
+    for axis in range(got.ndim):
+        if found := _moved(got, want, axis, step, plan):
+            return found
+    for axis in range(got.ndim):
+        rows = [int(k) for k in np.unique(differ[:, axis])]
+        if len(rows) == 1 and got.shape[axis] > 1:
+            return Damage("one row changed", f"only index {rows[0]} of axis {axis} differs")
+    return _scaled(got, want)
+
+
+def _one_value(got: Array, want: Array, at: tuple[int, ...]) -> Damage:
+    a, b = (np.frombuffer(np.asarray(x[at]).tobytes(), np.uint8) for x in (got, want))
+    shown = f"{got[at]!s} for {want[at]!s}"
+    if int(np.unpackbits(a ^ b).sum()) == 1:
+        return Damage("one bit flipped", f"one bit of the value at {list(at)} is flipped: {shown}")
+    if _floating(got) and not np.isfinite(float(got[at])):
+        return Damage("NaN or Inf", f"one value, at {list(at)}, is {shown}")
+    return Damage("one value changed", f"one value, at {list(at)}, is {shown}")
+
+
+def _floating(x: Array) -> bool:
+    return x.dtype.kind not in "iub"
+
+
+def _not_finite(got: Array, want: Array) -> Damage | None:
+    if not _floating(got):
+        return None
+    bad = ~np.isfinite(got.astype(np.float64)) & np.isfinite(want.astype(np.float64))
+    if not bad.any():
+        return None
+    at = [int(k) for k in np.argwhere(bad)[0]]
+    return Damage(
+        "NaN or Inf", f"{int(bad.sum())} values are NaN or infinite where the source's are finite, the first at {at}"
+    )
+
+
+def _moved(got: Array, want: Array, axis: int, step: Step | None, plan: Plan | None) -> Damage | None:
+    """The same rows along an axis, in another order."""
+    size = got.shape[axis]
+    if size > MAX_ROWS and axis == 0:
+        return _rolled_table(got.reshape(size, -1), want.reshape(size, -1))
+    if not 1 < size <= MAX_ROWS:
+        return None
+    ours, theirs = (np.ascontiguousarray(np.moveaxis(x, axis, 0)).reshape(size, -1) for x in (got, want))
+    places = {row.tobytes(): k for k, row in enumerate(theirs)}
+    found = [places.get(row.tobytes(), -1) for row in ours]
+    if len(places) != size or sorted(found) != list(range(size)):  # rows that repeat, or others
+        return None
+    order = np.array(found)
+    for name, said, wanted in _orders(size, axis, step, plan):
+        if np.array_equal(order, wanted):
+            return Damage(name, said)
+    if found_in_heads := _heads(order, axis, step) or _pairs(order, axis, step):
+        return found_in_heads
+    if np.array_equal(order, np.roll(np.arange(size), -int(order[0]))):
+        return _rolled(axis, size, int(order[0]))
+    changed = [int(k) for k in np.flatnonzero(order != np.arange(size))]
+    if len(changed) == 2:
+        return Damage("two rows swapped", f"indices {changed[0]} and {changed[1]} of axis {axis} are swapped")
+    return Damage("rows in another order", f"{len(changed)} of the {size} rows along axis {axis} are in another order")
+
+
+def _rolled(axis: int, size: int, first: int) -> Damage:
+    """Rows that are moved on together; `first` is the one that has come to index 0."""
+    if 2 * first == size:
+        return Damage("halves swapped", f"the two halves of axis {axis}, of {first} indices each, are swapped")
+    by, way = min((size - first, "on"), (first, "back"))
+    return Damage(
+        "rows rolled", f"the rows along axis {axis} are moved {way} by {by}: index 0 has what belongs to {first}"
+    )
+
+
+def _rolled_table(got: Array, want: Array) -> Damage | None:
+    """The same of a table with so many rows that their order is not looked up; takes no memory but for one column."""
+    for first in (int(k) for k in np.flatnonzero(want[:, 0] == got[0, 0])[:CANDIDATES]):
+        if np.array_equal(got[: len(got) - first], want[first:]) and np.array_equal(
+            got[len(got) - first :], want[:first]
+        ):
+            return _rolled(0, len(got), first) if first else None
+    return None
+
+
+def _letters(axis: int, step: Step | None) -> str:
+    """The letters that are flattened into an axis; of a fused tensor, those of its parts."""
+    if step is None or not step.parts or len(step.parts[0].groups) <= axis:
+        return ""
+    return step.parts[0].groups[axis]
+
+
+def _orders(size: int, axis: int, step: Step | None, plan: Plan | None) -> Iterator[tuple[str, str, Array]]:
+    """Orders of an axis that is a product, such as steps times quantiles."""
+    letters = _letters(axis, step)
+    factors = plan.rules.axes[letters].equals if plan is not None and letters in plan.rules.axes else ()
+    sizes = [f if isinstance(f, int) else plan.sizes.get(f, 0) if plan is not None else 0 for f in factors]
+    if len(sizes) != 2 or sizes[0] * sizes[1] != size:
+        return
+    grid, (a, b) = np.arange(size), factors
+    swapped = grid.reshape(sizes[0], sizes[1]).T.reshape(-1)
+    back = grid.reshape(sizes[1], sizes[0]).T.reshape(-1)
+    for order in (swapped, back):
+        yield (
+            "axes of a product swapped",
+            f"axis {axis} runs over {a} within {b}; in the source, over {b} within {a}",
+            order,
+        )
+    if sizes[0] == 2:
+        yield "halves swapped", f"the second half of axis {axis} comes before the first", np.roll(grid, size // 2)
+
+
+def _heads(order: Array, axis: int, step: Step | None) -> Damage | None:
+    """Whole heads in another order."""
+    letters = _letters(axis, step)
+    if step is None or len(letters) < 2:
+        return None
+    sizes = dict(step.parts[0].axes)
+    width = sizes[letters[-1]]
+    blocks = order.reshape(-1, width)
+    if not np.array_equal(blocks, blocks[:, :1] + np.arange(width)) or np.any(blocks[:, 0] % width):
+        return None
+    heads = [int(k) for k in blocks[:, 0] // width]
+    return Damage("heads in another order", f"blocks of {width} along axis {axis} are in the order {_few(heads)}")
+
+
+def _pairs(order: Array, axis: int, step: Step | None) -> Damage | None:
+    """The features of heads in the order of RoPE's other convention; of a fused tensor, those of some of its parts."""
+    letters = _letters(axis, step)
+    if step is None or not letters:
+        return None
+    width = dict(step.parts[0].axes)[letters[-1]]
+    if width < 4 or width % 2:
+        return None
+    heads = order.reshape(-1, width)
+    own = np.arange(width)
+    apart = np.concatenate([own[::2], own[1::2]])
+    for name, said, features in (
+        (HALVED, f"{', '.join(map(str, own[:6:2]))}, ..., 1, 3, ...: RoPE's pairs (0, 1) brought to (0, {width // 2})", apart),
+        (NEEDLESSLY, f"0, {width // 2}, 1, ...: RoPE's pairs (0, {width // 2}) brought to (0, 1)", np.argsort(apart)),
+    ):  # fmt: skip
+        moved = np.all(heads == width * np.arange(len(heads))[:, None] + features, axis=1)
+        kept = np.all(heads == width * np.arange(len(heads))[:, None] + own, axis=1)
+        if np.all(moved | kept):
+            of = "" if moved.all() else f" in {int(moved.sum())} of {len(heads)} blocks of {width}"
+            return Damage(name, f"features along axis {axis} are{of} in the order {said}, which the rules do not do")
+    return None
+
+
+def _scaled(got: Array, want: Array) -> Damage | None:
+    """All values multiplied by one number."""
+    if not _floating(got) or got.size < 2:
+        return None
+    x, y = got.astype(np.float64), want.astype(np.float64)
+    norm = float(np.vdot(y, y))
+    factor = float(np.vdot(y, x)) / norm if norm else 0.0
+    if not np.isfinite(factor) or factor in (0.0, 1.0):
+        return None
+    bound = 4 * float(np.finfo(np.float32).eps if got.dtype.itemsize >= 4 else 2.0**-8) * float(np.abs(y).max())
+    if float(np.abs(x / factor - y).max()) > bound:
+        return None
+    return Damage("multiplied by a number", f"all values are multiplied by {factor:.7g}")
+
+
+def _few(numbers: list[int]) -> str:
+    return ", ".join(map(str, numbers[:8])) + (", ..." if len(numbers) > 8 else "")

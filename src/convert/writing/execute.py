@@ -1,0 +1,260 @@
+"""Streams a plan: every leaf is read once, its parts go straight to their place in the output. Draws nothing."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from convert.checkpoints.chunks import Meter
+from convert.checkpoints.digest import LENGTH, combine
+from convert.checkpoints.source import Source
+from convert.core.errors import OutputError, PlanError
+from convert.core.tensor_spec import numpy_dtype
+from convert.planning.burn.modules import VERIFIED, conventions_of
+from convert.planning.plan import Plan
+from convert.planning.step import Part, Sinusoids, Step
+from convert.writing.atomic import real
+from convert.writing.model_card import CARD, render_card
+from convert.writing.transfer import default_jobs, move, used_leaves
+from convert.writing.writer import Layout, OutTensor, Writer, lay_out
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+@dataclass(frozen=True)
+class Event:
+    """A leaf has been read, transformed and written.
+
+    Attributes:
+        leaf: its name; empty for the first event, when nothing has been read yet.
+        done: bytes of leaves dealt with so far, of `total`.
+    """
+
+    leaf: str
+    done: int
+    total: int
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a conversion wrote.
+
+    Attributes:
+        out: the file or directory.
+        files: names of the files, relative to `out` when it is a directory.
+        tensors, nbytes: number and bytes of the tensors.
+        seconds: from the first read to the last rename.
+        source_digest: checksum of the leaves that were used (see `convert.checkpoints.digest`).
+        spent: seconds by activity. By one thread: ``prepare`` (the layout, the headers, the files) and ``sync`` (to the disk, and
+            what puts the output in place). Summed over the threads: ``read``, ``decode`` (with ``read``, where they are one),
+            ``checksum``, ``transform``, ``write`` (into the mapped output), ``steps`` (the interpreter's between all these) and
+            ``wait`` (for memory, a turn, or work).
+    """
+
+    out: Path
+    files: tuple[str, ...]
+    tensors: int
+    nbytes: int
+    seconds: float
+    source_digest: str
+    spent: Mapping[str, float]
+
+
+def tool_version() -> str:
+    """``ckpt-convert 0.1.0``, as it goes into the provenance."""
+    try:
+        return f"ckpt-convert {version('ckpt-convert')}"
+    except PackageNotFoundError:  # run from a source tree that was never installed
+        return "ckpt-convert unknown"
+
+
+def metadata(plan: Plan) -> dict[str, str]:
+    """What goes into the safetensors header: its format, provenance, and the facts that are no weights.
+
+    No timestamps and no paths of this machine, so that the same conversion gives the same bytes.
+    """
+    burn = conventions_of(plan.loader)
+    return {
+        "format": "pt" if burn is None else burn.format,
+        **({} if burn is None else {"conventions": VERIFIED}),
+        "converter": tool_version(),
+        "model": plan.rules.model,
+        "version": plan.version or "",
+        "target": plan.target,
+        "rules_sha256": plan.rules.sha256,
+        "source_format": plan.source.format,
+        "source_digest": "0" * LENGTH,
+        "dtype": plan.dtype or "",
+        "settings": json.dumps(plan.settings, sort_keys=True),
+        "choices": json.dumps(plan.choices, sort_keys=True),
+        "sizes": json.dumps(plan.sizes, sort_keys=True),
+        "facts": json.dumps(plan.facts, sort_keys=True),
+        "layers": json.dumps(plan.layers, sort_keys=True),
+    }
+
+
+def plan_layout(plan: Plan, out: Path, max_shard_bytes: int | None) -> tuple[list[OutTensor], Layout]:
+    """The files that `out` will consist of, and where each tensor lies in them.
+
+    Raises:
+        OutputError: a single file was asked for and it would exceed `max_shard_bytes`.
+    """
+    tensors = [OutTensor(step.name, step.spec) for step in plan.steps]
+    single = out.name if out.suffix == ".safetensors" else None
+    return tensors, lay_out(tensors, single=single, max_shard_bytes=max_shard_bytes)
+
+
+def prepare(plan: Plan, out: Path, max_shard_bytes: int | None) -> tuple[list[OutTensor], Layout, dict[str, bytes]]:
+    """Everything of a conversion that can be refused before a byte is read or written; ``--dry-run`` stops here.
+
+    Returns:
+        The tensors, the files that they go to, and what lies beside them, by name.
+
+    Raises:
+        OutputError: the output lies in the checkpoint, a single file would exceed `max_shard_bytes`, or what loads the output
+            reads one file alone.
+        PlanError: ``config.json`` needs a fact that is not known.
+    """
+    refuse_overlap(out, plan.source)
+    tensors, layout = plan_layout(plan, out, max_shard_bytes)
+    if conventions_of(plan.loader) is not None and len(layout.files) > 1:
+        raise OutputError(
+            f"{out}: burn-store reads one safetensors file, and this would be {len(layout.files)}; write a .safetensors file, "
+            "or give a larger --max-shard-size"
+        )
+    return tensors, layout, {} if out.suffix == ".safetensors" else _extra_files(plan)
+
+
+def execute(
+    plan: Plan,
+    out: str | Path,
+    *,
+    overwrite: bool = False,
+    max_shard_bytes: int | None = None,
+    jobs: int | None = None,
+) -> Iterator[Event | Result]:
+    """Runs a plan; yields an `Event` after each leaf and a `Result` at the end.
+
+    The output appears whole when the `Result` has been yielded, or not at all. Memory: see `convert.writing.transfer.move`.
+
+    Args:
+        out: a name ending in ``.safetensors`` for one file, anything else for a directory (with a model card, and
+            ``config.json`` and ``generation_config.json`` when the target has them).
+        overwrite: whether an existing output may be replaced.
+        max_shard_bytes: for a directory, the most bytes in one file.
+        jobs: threads; None is the number of processors.
+
+    Raises:
+        OutputError: the output exists, lies in the checkpoint, or cannot be written.
+        CheckpointError: a leaf cannot be read.
+        PlanError: a value does not fit the dtype asked for, or ``config.json`` needs a fact that is not known.
+    """
+    started = time.monotonic()
+    out = Path(out)
+    tensors, layout, extra = prepare(plan, out, max_shard_bytes)
+    used = used_leaves(plan)
+    total = sum(plan.source.leaves[leaf].spec.nbytes for leaf in used)
+    digests: dict[str, str] = {}
+    meter = Meter()
+    with Writer(out, layout, tensors, metadata=metadata(plan), overwrite=overwrite, extra_files=extra) as writer:
+        for step in plan.steps:
+            if step.value is not None:
+                writer.region(step.name)[...] = computed(step)
+        meter.add("prepare", time.monotonic() - started)
+        yield Event("", 0, total)
+        done, jobs = 0, jobs or default_jobs()
+        moving, before = time.perf_counter(), sum(meter.seconds.values())
+        for leaf, digest in move(plan, _Write(writer, meter), jobs=jobs, meter=meter):
+            digests[leaf] = digest
+            done += plan.source.leaves[leaf].spec.nbytes
+            yield Event(leaf, done, total)
+        moving, busy = time.perf_counter() - moving, sum(meter.seconds.values()) - before
+        meter.add("wait", max(0.0, jobs * moving - busy))
+        syncing = time.perf_counter()
+        source_digest = combine(digests)
+        writer.set_metadata("source_digest", source_digest)
+        writer.commit()
+        meter.add("sync", time.perf_counter() - syncing)
+    files = (*layout.files, *((layout.index,) if layout.index else ()), *extra)
+    yield Result(out, files, len(tensors), plan.nbytes, time.monotonic() - started, source_digest, meter.seconds)
+
+
+class _Write:
+    """Puts every piece into its place in the output."""
+
+    def __init__(self, writer: Writer, meter: Meter) -> None:
+        self._writer, self._meter = writer, meter
+
+    def region(self, step: Step) -> Array:
+        return self._writer.region(step.name)
+
+    def piece(self, step: Step, part: Part, region: Array, values: Callable[[], Array]) -> None:
+        started = time.perf_counter()
+        try:
+            made = values()
+        except OverflowError as error:
+            raise PlanError(
+                f"{step.rule.line_only}: {step.name} from {part.leaf}: {error}; keep a wider dtype for it with "
+                "`dtype: float32` in its rule, or choose another --dtype"
+            ) from None
+        between = time.perf_counter()
+        region[...] = made
+        self._meter.add("transform", between - started)
+        self._meter.add("write", time.perf_counter() - between)
+
+    def whole(self, step: Step) -> None:
+        self._writer.done(step.name)
+
+
+def computed(step: Step) -> np.ndarray[Any, Any]:
+    """The tensor of a step that no leaf goes into."""
+    assert step.value is not None
+    if isinstance(step.value, float):
+        return np.full(step.spec.shape, step.value, numpy_dtype(step.spec.dtype))
+    if isinstance(step.value, Sinusoids):
+        rows, width = step.spec.shape
+        scales = [step.value.first * math.exp(-k * step.value.step) for k in range(width // 2)]
+        angles = [[row * scale for scale in scales] for row in range(rows)]
+        both = [[[f(angle) for angle in line] for line in angles] for f in (math.sin, math.cos)]
+        return np.asarray(np.concatenate(both, 1) if not step.value.interleaved else np.stack(both, -1).reshape(rows, width)).astype(np.float32)  # fmt: skip
+    low, increment = step.value
+    return np.array([low * math.exp(-k * increment) for k in range(step.spec.shape[0])], dtype=np.float32)
+
+
+def _extra_files(plan: Plan) -> dict[str, bytes]:
+    """What lies beside the weights in a directory, by name."""
+    files = {"config.json": plan.config, "generation_config.json": plan.generation_config}
+    written = {
+        name: (json.dumps(content, indent=2, sort_keys=True) + "\n").encode()
+        for name, content in files.items()
+        if content is not None
+    }
+    return {**written, CARD: render_card(plan, tool_version()).encode()}
+
+
+def refuse_overlap(out: Path, source: Source) -> None:
+    """Writing into the checkpoint, or replacing a directory that holds it, would damage the source."""
+    here, stored = real(out), real(source.path)
+    for there in (stored, real(source.called), _outermost(stored)):
+        if here == there or (there in here.parents and there.is_dir()) or here in there.parents:
+            raise OutputError(
+                f"{out} and the checkpoint {source.called} lie within each other; choose another place for the output"
+            )
+
+
+def _outermost(path: Path) -> Path:
+    """The directory of the step that a leaf's file lies in: ``checkpoint_N`` of paxml, or a save of Orbax."""
+    found = path
+    for parent in (path, *list(path.parents)[:3]):
+        if re.fullmatch(r"checkpoint_[0-9]+", parent.name) or (parent / "_CHECKPOINT_METADATA").is_file():
+            found = parent
+    return found

@@ -1,0 +1,128 @@
+"""The model card: ``README.md`` of an output directory. It says what was converted by what; no time, no path, no opinion."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import PurePath
+from typing import TYPE_CHECKING
+
+from convert.planning.burn.config import MADE_BY, module_name
+from convert.planning.burn.modules import VERIFIED, conventions_of
+
+if TYPE_CHECKING:
+    from convert.planning.plan import Plan
+
+CARD = "README.md"
+_CHECKED, _END = "## Checked", "<!-- end of the check -->"
+
+
+def render_card(plan: Plan, tool: str) -> str:
+    """The card as a conversion writes it: provenance, sizes, facts, what was left out or lost.
+
+    Args:
+        plan: what was converted.
+        tool: name and version of the converter.
+    """
+    target = plan.rules.targets[plan.target]
+    rows = [
+        ("Model", plan.found),
+        ("Loaded by", target.loads),
+        ("Converted by", tool),
+        ("Rules", f"`{_rules(plan)}`, model `{plan.rules.model}`, sha256 `{plan.rules.sha256}`"),
+        ("Source", f"{plan.source.format}, {len(plan.source.leaves)} leaves"),
+        (
+            "Weights",
+            f"{len(plan.steps)} tensors, {plan.nbytes} bytes, {', '.join(sorted({s.spec.dtype for s in plan.steps}))}",
+        ),
+        ("Sizes", "; ".join(f"{meaning} ({name}): {size}" for name, meaning, size in _sizes(plan))),
+    ]
+    if conventions_of(plan.loader) is not None:
+        rows.append(("Layout", VERIFIED))
+    if plan.facts:
+        rows.append(("Facts", ", ".join(f"{key} {_shown(plan, key)}" for key in plan.facts)))
+    if plan.settings:
+        given = sorted(plan.settings.items())  # whatever order they were given in
+        rows.append(("Set by hand", ", ".join(f"{key} = {json.dumps(value)}" for key, value in given)))
+    lines = ["---", "library_name: " + plan.target] if plan.target == "transformers" else ["---"]
+    lines += ["tags: [converted-from-jax]", "---", "", f"# {plan.found}", "", "| | |", "|---|---|"]
+    lines += [f"| {name} | {_cell(text)} |" for name, text in rows]
+    lines += _loading(plan)
+    said = [*plan.notes, *plan.config_notes]
+    reasons: dict[str, list[str]] = {}
+    for dropped in plan.dropped:
+        reasons.setdefault(dropped.reason, []).append(dropped.leaf)
+    said += [f"{_are(len(leaves), 'leaf', 'leaves')} left out: {reason}" for reason, leaves in reasons.items()]
+    lossy: dict[str, int] = {}
+    for step in plan.steps:
+        if step.loses:
+            lossy[step.loses] = lossy.get(step.loses, 0) + 1
+    said += [f"{_are(count, 'tensor', 'tensors')} {loses}" for loses, count in lossy.items()]
+    if said:
+        lines += ["", *(f"- {text}" for text in said)]
+    lines += [
+        "",
+        "The headers of the weights hold a digest of the source's leaves (`source_digest`), and the facts above.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _are(count: int, one: str, several: str) -> str:
+    return f"1 {one} is" if count == 1 else f"{count} {several} are"
+
+
+def _rules(plan: Plan) -> str:
+    """The rule file as the card names it: no path of this machine."""
+    path = PurePath(plan.rules.path)
+    return plan.rules.path if path.parent == PurePath("rules") else path.name
+
+
+def _sizes(plan: Plan) -> list[tuple[str, str, int]]:
+    """Letter, meaning and size of the axes that this model's leaves have, and of the indices of its layers."""
+    parts = [part for step in plan.steps for part in step.parts]
+    used = {letter for part in parts for letter, _ in part.stored}
+    used |= {
+        index for part in parts if part.rule is not None for index in (*part.rule.index_from, *part.rule.path.indices)
+    }
+    axes = plan.rules.axes
+    return [
+        (k, axes[k].meaning if k in axes else "", size) for k, size in plan.sizes.items() if k in used or k not in axes
+    ]
+
+
+def _shown(plan: Plan, fact: str) -> str:
+    """A fact in short: of a list that repeats, what it repeats."""
+    value, declared = plan.facts[fact], plan.rules.facts.get(fact)
+    if isinstance(declared, dict) and isinstance(declared.get("repeat"), list):
+        return f"({', '.join(map(str, declared['repeat']))}) again and again"
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _loading(plan: Plan) -> list[str]:
+    """How a directory is loaded, where that is known."""
+    if (burn := conventions_of(plan.loader)) is not None:
+        adapter = "" if burn.transposed else ".with_from_adapter(PyTorchToBurnAdapter)"
+        store = f'let mut store = SafetensorsStore::from_file("path/of/this/directory/model.safetensors"){adapter};'
+        made = [f"- `{module_name(layer)}`: `{layer[MADE_BY]}`" for layer in plan.layers if MADE_BY in layer]
+        told = ["", "How modules are made whose sizes do not tell all:", "", *made] if made else []
+        return ["", "```rust", store, "model.load_from(&mut store)?;", "```", *told]
+    config = plan.rules.targets[plan.target].config
+    names = config.get("architectures")
+    if plan.target != "transformers" or not names:
+        return []
+    code = [f"from transformers import {names[0]}", "", f'model = {names[0]}.from_pretrained("path/of/this/directory")']
+    return ["", "```python", *code, "```"]
+
+
+def add_figures(card: str, figures: Sequence[tuple[str, str, str]]) -> str:
+    """The card with what a check measured: rows of level, verdict and figure. Those of an earlier check are replaced."""
+    head, found, rest = card.partition(f"\n{_CHECKED}\n")
+    tail = rest.partition(f"{_END}\n")[2] if found else ""
+    rows = [f"| {' | '.join(map(_cell, row))} |" for row in figures]
+    lines = ["", _CHECKED, "", "| level | verdict | |", "|---|---|---|", *rows, "", _END, ""]
+    return head + "\n".join(lines) + tail
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")

@@ -1,0 +1,657 @@
+"""The command line as a user meets it: what goes to stdout and stderr, exit codes, messages, nothing left behind."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import json
+import os
+import pty
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors import safe_open
+from safetensors.numpy import load_file
+
+import convert
+from convert.cli import app
+from convert.cli.options import parse_size
+from convert.core.errors import ConvertError
+from support.command_line import Run
+from support.goldens import checkpoint
+from support.memory_source import MemorySource
+from support.paths import GOLDEN
+
+CONVERT = str(Path(sys.executable).with_name("convert"))
+
+
+# ---- the main job
+
+
+def test_convert_says_what_it_found_and_wrote(run: Run, tmp_path: Path) -> None:
+    out = tmp_path / "out.safetensors"
+    stdout, stderr = run("timesfm", checkpoint("timesfm-2.5"), out)
+    assert stdout == ""
+    found, wrote = stderr.splitlines()
+    assert found.startswith("found TimesFM 2.5 (flax nnx), no published size (i=3, D=32, ")
+    assert wrote.startswith(f"wrote {out}: 45 tensors, 596.1 kB in ") and "TimesFM_2p5_200M_torch_module" in wrote
+
+
+def test_quiet_says_nothing(run: Run, tmp_path: Path) -> None:
+    assert run("timesfm", checkpoint("timesfm-1.0"), tmp_path / "out.safetensors", "--quiet") == ("", "")
+
+
+def test_json_report(run: Run, tmp_path: Path) -> None:
+    out = tmp_path / "out.safetensors"
+    stdout, stderr = run("timesfm", checkpoint("timesfm-1.0"), out, "--json")
+    report = json.loads(stdout)
+    assert stderr == ""
+    assert report["model"] == "timesfm-1" and report["tensors"] == 49 and report["out"] == str(out)
+    assert report["dropped"] == [{"leaf": "step", "because": "the training step"}]
+
+
+def test_options_may_come_first(run: Run, tmp_path: Path) -> None:
+    run("--to", "transformers", "timesfm", checkpoint("timesfm-2.5"), tmp_path / "out")
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["README.md", "config.json", "model.safetensors"]
+
+
+def test_any_directory_above_the_checkpoint_will_do(run: Run, tmp_path: Path) -> None:
+    root = GOLDEN / "timesfm-1.0"
+    bytes_ = set()
+    for k, path in enumerate((root, root / "checkpoints", *(root / "checkpoints").iterdir())):
+        run("timesfm", path, tmp_path / f"{k}.safetensors")
+        bytes_.add((tmp_path / f"{k}.safetensors").read_bytes())
+    assert k == 2 and len(bytes_) == 1
+
+
+def test_dtype(run: Run, tmp_path: Path) -> None:
+    out = tmp_path / "out.safetensors"
+    _, stderr = run("timesfm", checkpoint("timesfm-2.5"), out, "--dtype", "bfloat16")
+    assert "note: 45 tensors rounded from float32 to bfloat16" in stderr
+    with safe_open(out, "np") as file:
+        assert {file.get_slice(name).get_dtype() for name in file.keys()} == {"BF16"}  # noqa: SIM118
+
+
+def test_dry_run_is_the_plan_and_writes_nothing(run: Run, tmp_path: Path) -> None:
+    args = ("timesfm", checkpoint("timesfm-1.0"))
+    dry, _ = run(*args, tmp_path / "model.safetensors", "--dry-run")
+    plan, _ = run("plan", *args)
+    assert dry == plan
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_shards(run: Run, tmp_path: Path) -> None:
+    run("timesfm", checkpoint("timesfm-2.5"), tmp_path / "out", "--max-shard-size", "200kB")
+    names = sorted(p.name for p in (tmp_path / "out").iterdir())
+    assert (
+        names[:2] == ["README.md", "model-00001-of-00004.safetensors"] and names[-1] == "model.safetensors.index.json"
+    ), names
+    _, stderr = run(
+        "timesfm", checkpoint("timesfm-2.5"), tmp_path / "x.safetensors", "--max-shard-size", "200kB", code=2
+    )
+    assert "directory" in stderr
+    assert not (tmp_path / "x.safetensors").exists()
+
+
+def test_like_compares_with_an_existing_state_dict(run: Run, tmp_path: Path) -> None:
+    ours, other = tmp_path / "ours.safetensors", tmp_path / "other.safetensors"
+    run("timesfm", checkpoint("timesfm-2.5"), ours)
+    run("timesfm", checkpoint("timesfm-2.5"), tmp_path / "again.safetensors", "--like", ours)
+    _, stderr = run("timesfm", checkpoint("timesfm-2.5"), other, "--to", "transformers", "--like", ours, code=2)
+    assert "of the wanted state_dict has no source" in stderr and not other.exists()
+
+
+# ---- inspect, plan, rules
+
+
+def test_inspect(run: Run) -> None:
+    out, err = run("inspect", checkpoint("timesfm-2.5"))
+    assert err == ""
+    assert "Orbax, OCDBT, zarr" in out.splitlines()[0]
+    assert any(
+        line.split() == ["stacked_xf/attn/out/kernel/value", "3x4x8x32", "float32", "12,288"]
+        for line in out.splitlines()
+    )
+    assert "25 leaves, " in out
+    assert "rules timesfm-2.5 fit: TimesFM 2.5 (flax nnx)" in out and "rules timesfm-1 do not fit" in out
+
+
+def test_inspect_json(run: Run) -> None:
+    report = json.loads(run("inspect", checkpoint("timesfm-1.0"), "--json")[0])
+    leaf = next(leaf for leaf in report["leaves"] if leaf["path"].endswith("x_layers_1/self_attention/post/w"))
+    assert leaf["shape"] == [32, 4, 8] and leaf["dtype"] == "float32" and leaf["bytes"] == 4096
+    assert leaf["keys"][0] == "mdl_vars"
+    assert report["totals"]["bytes"] == sum(leaf["bytes"] for leaf in report["leaves"])
+    assert {fit["model"] for fit in report["rules"]} > {"timesfm-1", "timesfm-2.5", "gemma3"}
+    assert [fit["model"] for fit in report["rules"] if fit["fits"]] == ["timesfm-1"]
+
+
+def test_plan_shows_layouts_and_what_shapes_cannot_protect(run: Run) -> None:
+    out, _ = run("plan", "timesfm", checkpoint("timesfm-1.0"))
+    lines = [line.strip() for line in out.splitlines()]
+    k = lines.index("stacked_transformer.layers.0.self_attn.o_proj.weight  float32[32,32]  model.safetensors")
+    assert lines[k + 1].endswith("x_layers_0/self_attention/post/w  D N H -> D (N H)")
+    assert "stacked_transformer.layers.0.mlp.layer_norm.weight  float32[32]  model.safetensors  (+ 1)" in lines
+    assert "D N H -> D (N H); also fits: D (H N), (N H) D, (H N) D" in lines
+    assert "any order of its 3 parts fits; the rule's is query, key, value" in lines
+    assert any(line.startswith("step  int32[]  the training step (rules/timesfm-1.yaml:") for line in lines)
+
+
+def test_plan_layout_of_the_two_output_projections(run: Run) -> None:
+    """The same sentence of the design, two equations: no transpose in praxis, a transpose in 2.5."""
+    layouts = {}
+    for case, name in (
+        ("timesfm-1.0", "stacked_transformer.layers.2.self_attn.o_proj.weight"),
+        ("timesfm-2.5", "stacked_xf.2.attn.out.weight"),
+    ):
+        plan = json.loads(run("plan", "timesfm", checkpoint(case), "--json")[0])
+        tensor = next(tensor for tensor in plan["tensors"] if tensor["name"] == name)
+        layouts[case] = (tensor["from"][0]["layout"], tensor["from"][0]["ops"])
+    assert layouts["timesfm-1.0"] == ("D N H -> D (N H)", ["reshape (32, 32)"])
+    assert layouts["timesfm-2.5"] == ("i N H D -> i D (N H)", ["axis 0 [2]", "permute (2, 0, 1)", "reshape (32, 32)"])
+
+
+def test_plan_json_accounts_for_every_leaf_and_byte(run: Run) -> None:
+    for case in ("timesfm-1.0", "timesfm-2.0", "timesfm-2.5"):
+        plan = json.loads(run("plan", "timesfm", checkpoint(case), "--json", "--max-shard-size", "100kB")[0])
+        leaves = {leaf["path"] for leaf in json.loads(run("inspect", checkpoint(case), "--json")[0])["leaves"]}
+        used = {part["leaf"] for tensor in plan["tensors"] for part in tensor["from"]}
+        assert used | {d["leaf"] for d in plan["dropped"]} == leaves
+        spans: dict[str, list[tuple[int, int]]] = {}
+        for tensor in plan["tensors"]:
+            spans.setdefault(tensor["file"], []).append(tuple(tensor["bytes"]))
+        for found in spans.values():
+            ends = sorted(found)
+            assert ends[0][0] == 0 and all(a[1] == b[0] for a, b in itertools.pairwise(ends))
+
+
+def test_rules_list_show_validate_schema(run: Run, tmp_path: Path) -> None:
+    out, _ = run("rules", "list")
+    known = [
+        *(f"bert_{head}" for head in ("masked_lm", "pretraining", "model", "classification", "tokens", "answers")),
+        "gemma1",
+        "gemma2",
+        "gemma3",
+        "gemma3_vision",
+        "paligemma1",
+        "paligemma2",
+        "gpt2_lm",
+        "gpt2_lm_untied",
+        "gpt2_model",
+        "maxtext-gemma2",
+        "maxtext-gemma3",
+        "maxtext-llama3",
+        "maxtext-llama3.1",
+        "recurrentgemma",
+        "siglip",
+        "t5_tied",
+        "t5_untied",
+        "t5_encoder",
+        "timesfm-1",
+        "timesfm-2.5",
+        "whisper",
+    ]
+    assert [line.split()[0] for line in out.splitlines()] == ["NAME", *known]
+    assert [rules["model"] for rules in json.loads(run("rules", "list", "--json")[0])] == known
+    assert run("rules", "show", "gemma")[0].count("family: gemma") == 1  # six models, one file
+    shown, _ = run("rules", "show", "timesfm-2.5")
+    mine = tmp_path / "mine.yaml"
+    mine.write_text(shown)
+    assert run("rules", "validate", mine)[0] == f"{mine}: valid, 15 rules for timesfm, transformers\n"
+    assert json.loads(run("rules", "schema")[0])["title"] == "ckpt-convert rule file"
+    mine.write_text(shown.replace("  einsum:", "  einsun:").replace("- einsum:", "- einsun:"))
+    _, err = run("rules", "validate", mine, code=2)
+    assert f"error: {mine}:" in err and "einsun" in err
+
+
+def test_a_file_and_a_directory_of_ones_own(run: Run, tmp_path: Path) -> None:
+    rules = tmp_path / "rules"
+    rules.mkdir()
+    text = (
+        run("rules", "show", "timesfm-2.5")[0]
+        .replace("model: timesfm-2.5", "model: mine")
+        .replace("family: timesfm\n", "")
+    )
+    (rules / "mine.yaml").write_text(text)
+    run("mine", checkpoint("timesfm-2.5"), tmp_path / "a.safetensors", "--rules", rules)
+    run(rules / "mine.yaml", checkpoint("timesfm-2.5"), tmp_path / "b.safetensors")
+    assert (tmp_path / "a.safetensors").read_bytes() == (tmp_path / "b.safetensors").read_bytes()
+    assert "mine" in run("rules", "list", "--rules", rules)[0]
+
+
+# ---- input errors: exit code 2, one clear message, nothing left behind
+
+
+def nothing_but(tmp_path: Path, *names: str) -> bool:
+    return sorted(p.name for p in tmp_path.iterdir()) == sorted(names)
+
+
+def damaged(tmp_path: Path, case: str) -> Path:
+    copy = tmp_path / "copy"
+    shutil.copytree(GOLDEN / case, copy)
+    return copy
+
+
+def test_no_such_path(run: Run, tmp_path: Path) -> None:
+    _, err = run("timesfm", tmp_path / "absent", tmp_path / "out.safetensors", code=2)
+    assert err == f"error: {tmp_path / 'absent'}: there is no such file or directory\n"
+
+
+def test_not_a_checkpoint(run: Run, tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "notes.txt").write_text("hello")
+    _, err = run("timesfm", folder, tmp_path / "out.safetensors", code=2)
+    assert err.startswith(
+        f"error: {folder}: no checkpoint that can be read; it holds notes.txt. Understood are\n  flax msgpack: "
+    )
+    assert nothing_but(tmp_path, "folder")
+
+
+def test_another_models_checkpoint(run: Run, tmp_path: Path) -> None:
+    _, err = run("timesfm-1", checkpoint("timesfm-2.5"), tmp_path / "out.safetensors", code=2)
+    assert f"rules/timesfm-1.yaml does not fit {checkpoint('timesfm-2.5')}: none of its 25 leaves matches a rule" in err
+    assert nothing_but(tmp_path)
+
+
+def test_unknown_model(run: Run, tmp_path: Path) -> None:
+    _, err = run("timesfn", checkpoint("timesfm-2.5"), tmp_path / "out.safetensors", code=2)
+    assert (
+        "error: there are no rules called 'timesfn'; did you mean 'timesfm'? (known: bert, bert_answers, bert_classification, bert_masked_lm, bert_model, bert_pretraining, bert_tokens, gemma, gemma1, gemma2, gemma3, gemma3_vision, gpt2, gpt2_lm, gpt2_lm_untied, gpt2_model, maxtext, maxtext-gemma2, maxtext-gemma3, maxtext-llama3, maxtext-llama3.1, paligemma1, paligemma2, recurrentgemma, siglip, t5, t5_encoder, t5_tied, t5_untied, "
+        "timesfm, timesfm-1, timesfm-2.5, whisper;" in err
+    )
+
+
+def test_unknown_target_and_setting(run: Run, tmp_path: Path) -> None:
+    args = ("timesfm", checkpoint("timesfm-2.5"), tmp_path / "out.safetensors")
+    assert (
+        "there is no target 'transformer'; did you mean 'transformers'?" in run(*args, "--to", "transformer", code=2)[1]
+    )
+    assert "did you mean 'rope_theta'?" in run(*args, "--set", "rope_thetha=1", code=2)[1]
+    assert "--set takes key=value, not 'rope_theta'" in run(*args, "--set", "rope_theta", code=2)[1]
+    assert nothing_but(tmp_path)
+
+
+def test_truncated_leaf(run: Run, tmp_path: Path) -> None:
+    copy = damaged(tmp_path, "timesfm-1.0")
+    file = next(copy.rglob("state/checkpoint"))
+    file.write_bytes(file.read_bytes()[:200_000])
+    _, err = run("timesfm", copy, tmp_path / "out.safetensors", code=2)
+    assert err.startswith("error: ") and "mdl_vars/params/" in err and "Traceback" not in err
+    assert nothing_but(tmp_path, "copy")
+
+
+def test_damaged_ocdbt_file(run: Run, tmp_path: Path) -> None:
+    copy = damaged(tmp_path, "timesfm-2.5")
+    biggest = max((p for p in copy.rglob("d/*") if p.is_file()), key=lambda p: p.stat().st_size)
+    biggest.write_bytes(biggest.read_bytes()[: biggest.stat().st_size // 2])
+    _, err = run("timesfm", copy, tmp_path / "out.safetensors", code=2)
+    assert err.startswith("error: ") and re.search(r"kernel[./]value", err) and "Traceback" not in err
+    assert nothing_but(tmp_path, "copy")
+
+
+def test_unfinished_checkpoint(run: Run, tmp_path: Path) -> None:
+    copy = tmp_path / "ckpt.orbax-checkpoint-tmp-123"
+    shutil.copytree(checkpoint("timesfm-2.5"), copy)
+    _, err = run("timesfm", copy, tmp_path / "out.safetensors", code=2)
+    assert "not finished" in err
+    assert nothing_but(tmp_path, copy.name)
+
+
+def test_existing_output_is_kept(run: Run, tmp_path: Path) -> None:
+    out = tmp_path / "out.safetensors"
+    out.write_text("mine")
+    _, err = run("timesfm", checkpoint("timesfm-2.5"), out, code=2)
+    assert "--overwrite" in err and out.read_text() == "mine"
+    run("timesfm", checkpoint("timesfm-2.5"), out, "--overwrite")
+    assert out.stat().st_size > 500_000 and nothing_but(tmp_path, "out.safetensors")
+
+
+def test_output_within_the_checkpoint(run: Run, tmp_path: Path) -> None:
+    copy = damaged(tmp_path, "timesfm-2.5") / "ckpt"
+    for out in (copy, copy / "x.safetensors", copy.parent):
+        _, err = run("timesfm", copy, out, "--overwrite", code=2)
+        assert "lie within each other" in err
+    assert not (copy / "x.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    "place", ["x.safetensors", "checkpoints/x.safetensors", "checkpoints/checkpoint_1100000/state/x"]
+)
+def test_output_within_a_paxml_checkpoint(run: Run, place: str, tmp_path: Path) -> None:
+    """Refused from whichever of its directories the checkpoint is named."""
+    copy = damaged(tmp_path, "timesfm-1.0")
+    for named in (
+        copy,
+        copy / "checkpoints" / "checkpoint_1100000",
+        copy / "checkpoints" / "checkpoint_1100000" / "state",
+    ):
+        out = copy / place
+        if named in out.parents or "checkpoint_1100000" in place:
+            assert "lie within each other" in run("timesfm", named, out, code=2)[1]
+    assert not (copy / place).exists()
+
+
+def test_output_within_another_step(run: Run, tmp_path: Path) -> None:
+    steps = tmp_path / "steps"
+    shutil.copytree(GOLDEN / "orbax-0.5" / "steps", steps)
+    leaf = next(iter(convert.open_source(steps).leaves))
+    rules = tmp_path / "mine.yaml"
+    names = {name: f"- from: {name}\n  parameter: p{k}\n" for k, name in enumerate(convert.open_source(steps).leaves)}
+    rules.write_text("model: m\ntitle: m\ntargets: {torch: {loads: x}}\nrules:\n" + "".join(names.values()))
+    assert leaf
+    for out in (steps / "x.safetensors", next(p for p in steps.iterdir() if p.is_dir())):
+        assert "lie within each other" in run(rules, steps, out, "--overwrite", code=2)[1]
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("epsilon=abc", "expected a number above 0, such as 1e-06"),
+        ("quantiles=5", "expected [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9] or another list"),
+        ("context_length=foo", "expected an integer above 0, such as 512"),
+        ("context_length=-5", "expected an integer above 0, such as 512"),
+        ("use_positional_embedding=1", "expected true or false"),
+        ("attention_mask=3", "attention_mask says what the source computes (causal and padding), and nothing"),
+    ],
+)
+def test_settings_of_the_wrong_kind(run: Run, setting: str, said: str, tmp_path: Path) -> None:
+    base = ("--to", "transformers", "--set", "use_positional_embedding=true", "--set", "context_length=512")
+    _, err = run("timesfm", checkpoint("timesfm-1.0"), tmp_path / "out", *base, "--set", setting, code=2)
+    assert f"--set {setting}: {said}" in err and nothing_but(tmp_path)
+
+
+def test_float16_overflow_names_the_tensor(run: Run, tmp_path: Path) -> None:
+    source = convert.open_source(checkpoint("timesfm-2.5"))
+    arrays = {name: source.read(name).copy() for name in source.leaves}
+    arrays["stacked_xf/ff0/kernel/value"][1, 2, 3] = 1e6
+    with pytest.raises(
+        convert.PlanError, match=r"timesfm-2.5.yaml:\d+: stacked_xf.1.ff0.weight from stacked_xf/ff0/kernel/value: 1 of"
+    ) as error:
+        convert.convert("timesfm", MemorySource(arrays), tmp_path / "out.safetensors", dtype="float16")
+    assert "dtype: float32" in str(error.value) and nothing_but(tmp_path)
+
+
+def test_usage_error_is_2(run: Run) -> None:
+    assert "Missing argument" in run("timesfm", code=2)[1]
+
+
+def test_internal_error_is_2_and_says_so(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("convert.api.open_source", lambda *_, **__: 1 / 0)
+    _, err = run("timesfm", checkpoint("timesfm-2.5"), tmp_path / "out.safetensors", code=2)
+    assert "internal error, please report it" in err and "ZeroDivisionError" in err
+
+
+def test_bad_dtype(run: Run, tmp_path: Path) -> None:
+    _, err = run("timesfm", checkpoint("timesfm-2.5"), tmp_path / "out.safetensors", "--dtype", "bf16", code=2)
+    assert "bf16" in err and "bfloat16" in err
+
+
+POST = "stacked_transformer_layer/x_layers_{i}/self_attention/post"
+COVERAGE = {
+    "two layers from one leaf": (
+        "- from: freq_emb/emb_var\n  axes: ED\n",
+        "- from: freq_emb/emb_var\n  parameter: {timesfm: x, transformers: x}\n\n- from: freq_emb/emb_var\n  axes: ED\n",
+        "mdl_vars/params/freq_emb/emb_var (float32[3,32]) is claimed by two rules, {rules}:97 (parameter) and {rules}:100 (embedding)",
+    ),
+    "two rules on one leaf": (
+        "- drop: /step",
+        "- drop: '/*tep'\n  because: again\n\n- drop: /step",
+        "step (int32[]) is claimed by two rules, {rules}:184 (drop) and {rules}:187 (drop); remove one or narrow its path",
+    ),
+    "a leaf without a rule": (
+        "- drop: /step\n  because: the training step\n",
+        "",
+        "{rules}: step (int32[]) has no rule; add a rule, or `drop:` it with a reason",
+    ),
+    "a target without a source": (
+        f"bias: {POST}/b",
+        f"bias: {POST}/bias",
+        f"{{rules}}:125: no leaf matches mdl_vars/params/{POST}/bias (linear, bias)",
+    ),
+    "a shape that contradicts the equation": (
+        "...F,FO->...O",
+        "...O,FO->...F",
+        "{rules}:172: mdl_vars/params/horizon_ff_layer/output_layer/bias/b: float32[1280] as F makes F = 1280 (width of",
+    ),
+    "an axis that does not divide": (
+        "equals: 2*P",
+        "equals: 3*P",
+        "{rules}:19: I = 3*P (input of the first block (a patch and its padding mask)): 64 does not divide by 3; {rules}:75: "
+        "mdl_vars/params/input_ff_layer/hidden_layer/linear/w: float32[64,32] as I F makes it 64",
+    ),
+    "two rules make one tensor": (
+        "timesfm: input_ff_layer.residual_layer",
+        "timesfm: input_ff_layer.output_layer",
+        "the target tensor input_ff_layer.output_layer.weight (float32[32,64]) is already made by {rules}:83 (float32[32,32])",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", COVERAGE)
+def test_rules_that_do_not_cover(run: Run, case: str, tmp_path: Path) -> None:
+    """Each names rule file:line, tree path, both sides and what to do; the exit code is 2 and nothing is written."""
+    old, new, said = COVERAGE[case]
+    text = run("rules", "show", "timesfm-1")[0]
+    assert text.count(old) == 1, old
+    rules = tmp_path / "mine.yaml"
+    rules.write_text(text.replace(old, new))
+    for out in ("out.safetensors", "out"):
+        _, err = run(rules, checkpoint("timesfm-1.0"), tmp_path / out, code=2)
+        assert said.replace("{rules}", str(rules)) in err
+    assert nothing_but(tmp_path, "mine.yaml")
+
+
+# ---- the process itself
+
+
+def test_three_names_for_one_program(tmp_path: Path) -> None:
+    for command in ([CONVERT], [CONVERT.replace("convert", "ckpt-convert")], [sys.executable, "-m", "convert"]):
+        done = subprocess.run([*command, "--version"], capture_output=True, text=True, check=True)
+        assert done.stdout.startswith("ckpt-convert ")
+
+
+def test_no_jax_and_no_torch(tmp_path: Path) -> None:
+    """Neither importing nor converting loads them; the same probe sees torch when it is imported."""
+    probe = "import sys; print(sorted({'jax', 'jaxlib', 'flax', 'orbax', 'torch', 'transformers'} & set(sys.modules)))"
+    code = f"import convert; convert.convert('timesfm', {str(checkpoint('timesfm-2.5'))!r}, {str(tmp_path / 'o.safetensors')!r}); {probe}"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+    assert (
+        "torch"
+        in subprocess.run(
+            [sys.executable, "-c", f"import torch; {probe}"], capture_output=True, text=True, check=True
+        ).stdout
+    )
+
+
+def test_the_command_line_loads_no_more_than_its_help_needs() -> None:
+    """`convert --help` waits for neither NumPy nor YAML; no conversion for a library that validates models of data."""
+    probe = (
+        "import sys; print(sorted({'numpy', 'pydantic', 'rich', 'tensorstore', 'typer', 'yaml'} & set(sys.modules)))"
+    )
+    code = f"import convert.cli; {probe}"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+    path = str(checkpoint("timesfm-2.5"))
+    code = f"import sys, convert.cli.app as c; c.app(['plan', 'timesfm', {path!r}], standalone_mode=False); {probe}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "['numpy', 'tensorstore', 'yaml']"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "given", "threads"),
+    [
+        (["--version"], None, "1"),
+        (["timesfm", "CKPT", "OUT"], None, "1"),
+        (["timesfm", "CKPT", "OUT"], "3", "3"),  # what the user has set
+        (["timesfm", "CKPT", "OUT", "--check"], None, None),
+        (["record", "timesfm", "CKPT", "OUT"], None, None),
+    ],
+)
+def test_no_threads_for_products_that_nobody_computes(
+    arguments: list[str], given: str | None, threads: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["convert", *arguments])
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", given or "")  # so that it is afterwards as it was
+    if given is None:
+        monkeypatch.delenv("OPENBLAS_NUM_THREADS")
+    seen: list[str | None] = []
+    monkeypatch.setattr(app, "_run", lambda: seen.append(os.environ.get("OPENBLAS_NUM_THREADS")) or 0)
+    monkeypatch.setattr(app, "_end", lambda code: None)
+    monkeypatch.setattr(gc, "set_threshold", lambda *_: None)
+    app.program()
+    assert seen == [threads]
+
+
+def test_progress_on_a_terminal_only(tmp_path: Path) -> None:
+    """On a terminal: a bar with bytes, rate and time. In a pipe: the two closing lines."""
+    command = [CONVERT, "timesfm", str(checkpoint("timesfm-1.0"))]
+    leader, follower = pty.openpty()
+    env = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
+    with subprocess.Popen(
+        [*command, str(tmp_path / "a.safetensors")], stderr=follower, stdout=subprocess.PIPE, env=env
+    ) as process:
+        os.close(follower)
+        shown = b""
+        try:
+            while chunk := os.read(leader, 4096):
+                shown += chunk
+        except OSError:  # Linux says so when the other end has closed
+            pass
+        os.close(leader)
+        assert process.stdout is not None and process.stdout.read() == b""
+    assert process.returncode == 0
+    assert b"440.6/440.6 kB" in shown or b"440.7/440.7 kB" in shown, shown
+    assert b"; step 1100000 of 1100000)" in shown and b"left out 1 leaf" in shown
+    piped = subprocess.run([*command, str(tmp_path / "b.safetensors")], capture_output=True, text=True, check=True)
+    assert piped.stdout == "" and len(piped.stderr.splitlines()) == 2 and "\x1b" not in piped.stderr
+
+
+def test_interrupted_while_it_loads() -> None:
+    code = """
+import sys
+class Interrupted:
+    def find_spec(self, name, *_):
+        if name == "click":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupted())
+from convert.cli import program
+program()
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (found.returncode, found.stdout, found.stderr) == (130, "", "error: interrupted; nothing was written\n")
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "said"),
+    [
+        (signal.SIGINT, 130, "interrupted; no unfinished output is left"),
+        (signal.SIGTERM, 143, ""),
+        (signal.SIGHUP, 129, ""),
+    ],
+)
+def test_interrupted(number: int, code: int, said: str, tmp_path: Path) -> None:
+    """Ctrl-C and a polite kill in the middle of a conversion: what was written aside goes, and Ctrl-C is answered."""
+    program = (
+        "import sys, time, convert.writing.execute as s, convert.cli\n"
+        "put = s._Write.piece\n"
+        "def slow(self, *args):\n"
+        "    s._Write.piece = put; print('running', flush=True); time.sleep(1); return put(self, *args)\n"
+        "s._Write.piece = slow\n"
+        "convert.cli.main()\n"
+    )
+    args = ["timesfm", str(checkpoint("timesfm-2.5")), str(tmp_path / "out.safetensors"), "--jobs", "1"]
+    with subprocess.Popen(
+        [sys.executable, "-c", program, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None and process.stdout.readline() == "running\n"
+        assert any(path.name.startswith(".out.safetensors.tmp-") for path in tmp_path.iterdir())
+        process.send_signal(number)
+        _, err = process.communicate(timeout=30)
+    assert process.returncode == code and said in err and "Traceback" not in err
+    assert nothing_but(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("streams", "code", "said"),
+    [
+        (">&-", 0, "wrote"),
+        ("2>&-", 0, ""),
+        (">&- 2>&- <&-", 0, ""),
+        ("2>/dev/full", 0, ""),
+        ("--json >/dev/full", 2, "error: stdout cannot be written: No space left on device\n"),
+        ("--help >/dev/full", 2, "error: stdout cannot be written: No space left on device\n"),
+        ("--to nowhere 2>&-", 2, ""),
+    ],
+)
+def test_streams_that_are_closed_or_full(streams: str, code: int, said: str, tmp_path: Path) -> None:
+    """A conversion is not undone by who does not listen, and what is opened next does not become a standard stream."""
+    out = tmp_path / "m.safetensors"
+    command = f"{CONVERT} timesfm {checkpoint('timesfm-2.5')} {out} {streams}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert done.returncode == code, done.stderr
+    assert said in done.stderr and "Traceback" not in done.stderr
+    if code == 0:
+        assert load_file(out)
+
+
+def test_an_output_that_no_path_leads_to(tmp_path: Path) -> None:
+    (tmp_path / "loop.safetensors").symlink_to("loop.safetensors")
+    (gone := tmp_path / "gone").mkdir()
+    convert_it = f"{CONVERT} timesfm {checkpoint('timesfm-2.5').resolve()}"
+    loop = subprocess.run(
+        ["bash", "-c", f"{convert_it} loop.safetensors"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert loop.returncode == 2 and loop.stderr.startswith("error: ") and "internal" not in loop.stderr, loop.stderr
+    command = f"rmdir {gone}; {convert_it} o.safetensors"
+    lost = subprocess.run(["bash", "-c", command], cwd=gone, capture_output=True, text=True, check=False)
+    assert lost.returncode == 2, lost.stderr
+    assert (
+        "o.safetensors: the current directory cannot be told (No such file or directory); give a whole path"
+        in lost.stderr
+    )
+
+
+@pytest.mark.parametrize(
+    "option", ["--jobs 1" + 30 * "0", "--max-shard-size 1" + 400 * "0" + "GB", "--set epsilon=1" + 400 * "0"]
+)
+def test_numbers_beyond_all_measure(option: str, run: Run, tmp_path: Path) -> None:
+    _, err = run("timesfm", str(checkpoint("timesfm-2.5")), str(tmp_path / "o"), *option.split(), code=2)
+    assert "internal" not in err and nothing_but(tmp_path)
+
+
+def test_names_cannot_drive_the_terminal(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    evil = MemorySource({'\x1b[31mred\n"x': np.zeros(2, np.float32)})
+    monkeypatch.setattr("convert.checkpoints.open_source", lambda *_, **__: evil)
+    out, _ = run("inspect", "anything")
+    assert "\x1b" not in out and '\\x1b[31mred\\n"x' in out
+
+
+def test_a_closed_pipe_is_no_error(tmp_path: Path) -> None:
+    command = f"{CONVERT} plan timesfm {checkpoint('timesfm-2.0')} --json | head -n 1"
+    done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False)
+    assert done.stdout == "{\n" and "Traceback" not in done.stderr and done.returncode == 0, done.stderr
+
+
+def test_sizes() -> None:
+    assert [parse_size(text) for text in ("5GB", "1.5 kB", "2GiB", "100", "3m")] == [
+        5 * 10**9,
+        1500,
+        2**31,
+        100,
+        3 * 10**6,
+    ]
+    for text in ("", "GB", "-1GB", "5XB", "0"):
+        with pytest.raises(ConvertError, match="is not a size such as 500MB"):
+            parse_size(text)
+
+
+def test_goldens_are_small() -> None:
+    total = sum(p.stat().st_size for p in GOLDEN.rglob("*") if p.is_file())
+    assert total < 12_000_000
+    assert np.load(GOLDEN / "timesfm-1.0" / "io.npz")["full"].shape == (2, 128, 10)

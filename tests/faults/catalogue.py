@@ -1,0 +1,299 @@
+"""Runs the fault catalogue: every fault of `faults.planted` goes through `convert check`, as a user would run it.
+
+The table in docs/faults.md is written by ``PYTHONPATH=tests python -m faults.catalogue`` from such a run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Collection, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+
+import convert
+from convert.references.timesfm import timesfm_1, timesfm_2p5
+from convert.rules import library
+from convert.rules.file import RuleFile
+from convert.verify.model import level as model
+from convert.verify.report.report import Report
+from convert.verify.run import check
+from faults.applies import section
+from faults.own_models import OWN
+from faults.planted import FAULTS, Fault
+from faults.plants import InRule, Plant
+from support import goldens, upstream
+from support.paths import DOCS
+
+PAGE = DOCS / "faults.md"
+CASES = [(case, to) for case in ("timesfm-1.0", "timesfm-2.0", "timesfm-2.5") for to in ("timesfm", "transformers")]
+CASES += [(case, "torch") for case in OWN]
+SETTINGS: dict[str, dict[str, Any]] = {
+    "timesfm-1.0": {"use_positional_embedding": True, "context_length": 512},
+    "timesfm-2.0": {"use_positional_embedding": False, "context_length": 512},
+    "timesfm-2.5": {},
+    "recurrentgemma": {"attention_window": 5, "logits_soft_cap": 3.0},
+    # Soft caps and scales that matter at this size, and are not 1/sqrt(H); rows of the table that have no token.
+    "gemma1-mha": {"vocab_size": 256, "context_length": 1024},
+    "gemma2-2b": {"vocab_size": 250, "sliding_window": 8, "query_pre_attn_scalar": 5},
+    "gemma3": {
+        "vocab_size": 250,
+        "sliding_window": 8,
+        "query_pre_attn_scalar": 20,
+        "rope_factor_global": 8.0,
+        "context_length": 1024,
+    },
+}
+# BERT, GPT-2, T5 and Whisper have a config.json beside their checkpoints.
+SETTINGS |= {"bert": {}, "gpt2": {}, "t5": {}, "t5-v1.1": {}, "whisper": {}}
+_EVIDENCE: dict[tuple[Any, ...], model.Evidence] = {}
+
+
+@contextmanager
+def jax_once() -> Iterator[None]:
+    """Within this context the JAX side runs once for each checkpoint, target, precision and seed."""
+    live = model.live_evidence
+
+    def kept(plan: Any, reference: Any, *, precision: str = "float32", seed: int = 0) -> model.Evidence:
+        key = (str(plan.source.path), plan.target, str(sorted(plan.settings.items())), precision, seed)
+        if key not in _EVIDENCE:
+            _EVIDENCE[key] = live(plan, reference, precision=precision, seed=seed)
+        return _EVIDENCE[key]
+
+    with mock.patch.object(model, "live_evidence", kept), mock.patch.object(timesfm_2p5, "_flax", _flax_once):
+        yield
+
+
+_FLAX = timesfm_2p5._flax
+_TRACED: dict[tuple[Any, ...], Any] = {}
+
+
+def _flax_once(plan: convert.Plan) -> Any:
+    """JAX's side, which takes a third of a second to trace."""
+    key = (plan.target, *sorted(plan.sizes.items()))
+    if key not in _TRACED:
+        _TRACED[key] = _FLAX(plan)
+    return _TRACED[key]
+
+
+_LOAD = library.load_models
+
+
+@cache
+def _parsed(path: str, text: str) -> tuple[RuleFile, ...]:
+    return _LOAD(path)
+
+
+def rules_once() -> AbstractContextManager[Any]:
+    """Within this context a rule file's text is parsed once."""
+    return mock.patch.object(library, "load_models", lambda path: _parsed(str(path), Path(path).read_text()))
+
+
+@contextmanager
+def upstream_found() -> Iterator[None]:
+    """Within this context, timesfm 1.3 is where the tests keep it."""
+    folder = str(Path(upstream.timesfm_1().__file__ or "").parents[1])
+    with mock.patch.dict(os.environ, {timesfm_1.VARIABLE: folder}):
+        yield
+
+
+def _upstream_of(case: str) -> AbstractContextManager[Any]:
+    """What a case needs that is not installed."""
+    return nullcontext() if case in OWN else upstream_found()
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Within this context torch uses one thread: on models this small, more of them wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@cache
+def converted(case: str, to: str, dtype: str | None) -> bytes:
+    """A golden, converted without any fault."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder, "out.safetensors")
+        rules = Plant().rules(case, Path(folder))
+        convert.convert(rules, checkpoint_of(case), out, to=to, dtype=dtype, settings=SETTINGS.get(case))
+        return out.read_bytes()
+
+
+def checkpoint_of(case: str) -> Path:
+    """A golden, or the checkpoint of a model with rules of its own."""
+    return OWN[case].checkpoint() if case in OWN else goldens.checkpoint(case)
+
+
+def run(case: str, to: str, plant: Plant | None = None, *, dtype: str | None = None, **options: Any) -> Report:
+    """Converts a golden with a fault in it, and checks the outcome."""
+    plant = plant or Plant()
+    checkpoint = checkpoint_of(case)
+    options = {"reference": OWN[case].reference, **options} if case in OWN else options
+    options |= plant.options
+    with tempfile.TemporaryDirectory() as folder, _upstream_of(case), one_thread(), rules_once():
+        rules, out = plant.rules(case, Path(folder)), Path(folder, "out.safetensors")
+        if not isinstance(plant, InRule):
+            out.write_bytes(converted(case, to, dtype))
+        else:
+            convert.convert(rules, checkpoint, out, to=to, dtype=dtype, settings=SETTINGS.get(case))
+        plant.file(out)
+        with plant.code(case):
+            if plant.jax:
+                return check(out, checkpoint, model=rules, **options)
+            with jax_once():
+                return check(out, checkpoint, model=rules, **options)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a check says about a fault.
+
+    Attributes:
+        levels: that failed, cheapest first.
+        at: what the first of them names: a tensor, a layer or a boundary.
+        diagnosis: by name; empty when there is none.
+        model: the same two of the model level; empty when it did not fail.
+        before, after: relative errors of the model level's diagnosis.
+        ruled_out: by the model level.
+        rule: ``file:line`` that the model level's diagnosis points to.
+    """
+
+    levels: tuple[str, ...]
+    at: str = ""
+    diagnosis: str = ""
+    model: tuple[str, str] | None = None
+    before: float | None = None
+    after: float | None = None
+    ruled_out: tuple[str, ...] = ()
+    rule: str = ""
+
+
+def outcome(report: Report) -> Outcome:
+    """Read off a report, as its JSON has it."""
+    levels = {level["level"]: level for level in report.to_dict()["levels"]}
+    failed = tuple(name for name, level in levels.items() if level["verdict"] == "failed")
+    if not failed:
+        return Outcome(())
+    said = levels["model"]["diagnosis"] or {} if "model" in failed else {}
+    found = Outcome(
+        failed,
+        model=(said["boundary"], said["name"]) if said else None,
+        before=float(said["error_before"]) if said else None,
+        after=float(said["error_after"]) if said else None,
+        ruled_out=tuple(said.get("ruled_out", ())),
+        rule=said.get("rule", ""),
+    )
+    if failed[0] == "model":
+        first = levels["model"]["findings"][0]["name"]
+        return dataclasses.replace(found, at=said.get("boundary", first), diagnosis=said.get("name", ""))
+    findings = levels[failed[0]]["findings"]
+    named = next((f for f in findings if f["data"].get("diagnosis")), findings[0])
+    return dataclasses.replace(found, at=named["name"], diagnosis=named["data"].get("diagnosis", ""))
+
+
+def run_fault(fault: Fault) -> Outcome:
+    """A fault's outcome. What the plan refuses is never converted, and counts as caught."""
+    try:
+        return outcome(run(fault.case, fault.to, fault.plant))
+    except convert.PlanError as error:
+        place = re.match(r".*?\.yaml:\d+: (\S+): ", error.findings[0])
+        return Outcome(("plan",), place[1] if place else "", "refused")
+
+
+# ---- the page
+
+HEAD = """\
+# Faults that the check is seen to catch
+
+Each row is a mistake that was planted into a conversion of a small checkpoint that loads with `strict=True` all the
+same (unless the level is coverage). `convert check` was then run as a user would run it. Planted in: the text of a *rule*, the
+written *file*, the *target* (the PyTorch model's code or configuration), the *reference* (the JAX side), or a further *backend*.
+
+The level is the cheapest that fails. Where the model level fails as well, the second line of a cell is what that level
+says, and the errors are those of the layer named there, relative and in lifted float64: as found, and with what the
+diagnosis says put right.
+
+This page is generated: `PYTHONPATH=tests python -m faults.catalogue` (with names of models: their rows alone)
+"""
+
+
+def cells(fault: Fault, found: Outcome) -> list[str]:
+    """A row of the table, without its errors."""
+    second = found.model if found.model and found.levels[0] != "model" else None
+
+    def both(first: str, other: str) -> str:
+        return f"{first}<br>{other}" if second and other != first else first
+
+    levels = found.levels[0] + (f"<br>{', '.join(found.levels[1:])}" if len(found.levels) > 1 else "")
+    at = both(f"`{found.at}`" if found.at else "", f"`{second[0]}`" if second else "")
+    named = both(found.diagnosis or "not named", (second[1] or "not named") if second else "")
+    return [fault.name, fault.plant.where, f"{fault.case} → {fault.to}", levels, at, named]
+
+
+def page(found: list[tuple[Fault, Outcome]]) -> str:
+    """The whole page."""
+    rows = [["fault", "planted in", "model", "caught at", "localised to", "diagnosed as", "error before", "after"]]
+    rows.append(["---"] * len(rows[0]))
+    for fault, got in found:
+        errors = ["" if e is None else f"{float(e):.0e}" for e in (got.before, got.after)]
+        rows.append([*cells(fault, got), *errors])
+    caught = sum(bool(got.levels) for _, got in found)
+    named = sum(bool(got.diagnosis) for _, got in found)
+    count = f"\n{len(found)} faults, {caught} caught, {named} diagnosed by name.\n\n"
+    return HEAD + count + "\n".join(f"| {' | '.join(row)} |" for row in rows) + "\n"
+
+
+def whole(table: str) -> str:
+    """The page with what follows the table."""
+    return f"{table}\n{section(FAULTS)}"
+
+
+def add(cases: Collection[str]) -> None:
+    """Runs the faults of these models, and puts their rows in place of those that the page has."""
+    lines = PAGE.read_text().splitlines()
+    table = next(k for k, line in enumerate(lines) if line.startswith("| fault "))
+    known = {tuple(line.removeprefix("| ").split(" | ")[:3]): line for line in lines[table + 2 :] if line}
+    for fault in FAULTS:
+        if fault.case in cases:
+            row = page([(fault, got := run_fault(fault))]).splitlines()[-1]
+            known[fault.name, fault.plant.where, f"{fault.case} → {fault.to}"] = row
+            for problem in fault.problems(got):
+                sys.stderr.write(f"{fault.id}: {problem}\n")
+    rows = [known[f.name, f.plant.where, f"{f.case} → {f.to}"].split(" | ") for f in FAULTS]
+    caught, named = sum(bool(row[3]) for row in rows), sum(not row[5].startswith("not named") for row in rows)
+    said = f"{len(rows)} faults, {caught} caught, {named} diagnosed by name."
+    made = "\n".join([*HEAD.splitlines(), "", said, "", *lines[table : table + 2], *map(" | ".join, rows)]) + "\n"
+    PAGE.write_text(whole(made))
+    sys.stderr.write(said + "\n")
+
+
+def main() -> None:
+    """Runs everything, or the faults of the models that are named, and writes the page; shows what is not as expected."""
+    if sys.argv[1:]:
+        add(sys.argv[1:])
+        return
+    found = []
+    for fault in FAULTS:
+        got = run_fault(fault)
+        found.append((fault, got))
+        for problem in fault.problems(got):
+            sys.stderr.write(f"{fault.id}: {problem}\n")
+    PAGE.write_text(whole(page(found)))
+    sys.stderr.write(page(found).split("\n\n")[-2] + "\n")
+
+
+if __name__ == "__main__":
+    main()

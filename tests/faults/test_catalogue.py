@@ -1,0 +1,133 @@
+"""The fault catalogue: every planted fault is caught where it is, and named; no correct conversion is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from convert.verify.report.report import Verdict
+from faults.applies import FAMILIES, LIST, Listed, section
+from faults.catalogue import CASES, PAGE, cells, run, run_fault
+from faults.planted import FAULTS, Fault
+
+NAMED = 0.9  # of the faults, at least, are diagnosed by name
+
+
+def documented() -> list[str]:
+    """Rows of the table, without the errors, whose last digits may differ between machines."""
+    lines = [line for line in PAGE.read_text().splitlines() if line.startswith("| ")][2:]
+    return [" | ".join(line.split(" | ")[:-2]) for line in lines]
+
+
+def once() -> Iterator[Any]:
+    """Each diagnosis, and each fault that has none, in the first model where it is planted; all others are slow."""
+    seen = set()
+    for fault in FAULTS:
+        found = fault.diagnosis or fault.name
+        yield pytest.param(fault, id=fault.id, marks=[pytest.mark.slow] if found in seen else [])
+        seen.add(found)
+
+
+@pytest.mark.parametrize("fault", list(once()))
+def test_the_fault_is_caught_and_named(fault: Fault) -> None:
+    """As expected, and as the generated table in the docs says."""
+    found = run_fault(fault)
+    assert list(fault.problems(found)) == []
+    assert f"| {' | '.join(cells(fault, found))}" in documented()
+
+
+def test_names_are_unique() -> None:
+    assert len({fault.id for fault in FAULTS}) == len(FAULTS)
+
+
+def test_most_faults_are_diagnosed_by_name() -> None:
+    assert sum(bool(fault.diagnosis) for fault in FAULTS) >= NAMED * len(FAULTS)
+
+
+def test_the_documented_table_lists_every_fault() -> None:
+    """Each once, in their order; the sum above it is that of its rows."""
+    rows = [row.removeprefix("| ").split(" | ") for row in documented()]
+    assert [row[:3] for row in rows] == [[f.name, f.plant.where, f"{f.case} → {f.to}"] for f in FAULTS]
+    caught = sum(bool(row[3]) for row in rows)
+    named = sum(not row[5].startswith("not named") for row in rows)
+    assert f"\n{len(rows)} faults, {caught} caught, {named} diagnosed by name.\n" in PAGE.read_text()
+
+
+# ---- the project's list
+
+
+@pytest.mark.parametrize("entry", LIST, ids=[entry.name for entry in LIST])
+def test_every_fault_of_the_list_is_planted_or_does_not_apply(entry: Listed) -> None:
+    rows = entry.rows_of(FAULTS)
+    assert rows and all(any(fault.name.startswith(start) for fault in rows) for start in entry.rows)
+    for family, cases in FAMILIES.items():
+        planted = any(fault.case in cases for fault in rows)
+        assert planted != (family in entry.without), f"{family}: either a row, or the reason why there is none"
+
+
+def test_the_page_says_what_applies() -> None:
+    assert PAGE.read_text().endswith(section(FAULTS))
+
+
+# ---- no false alarm
+
+
+TO_TRACE = ("cde-linear", "cde-cubic")  # takes long: one seed is enough
+
+
+def seeds() -> Iterator[Any]:
+    """Each correct conversion once; with other inputs it is slow."""
+    for case in CASES:
+        for seed in (0,) if case[0] in TO_TRACE else (0, 1, 2):
+            yield pytest.param(*case, seed, marks=[pytest.mark.slow] if seed else [])
+
+
+@pytest.mark.parametrize(("case", "to", "seed"), list(seeds()))
+def test_correct_conversions_pass(case: str, to: str, seed: int) -> None:
+    report = run(case, to, seed=seed)
+    assert [level.verdict for level in report.levels] == [Verdict.PASSED] * 4
+    assert report.exit_code == 0
+
+
+@pytest.mark.parametrize(("case", "to"), [case for case in CASES if case[0] != TO_TRACE[0]])
+@pytest.mark.parametrize(
+    ("dtype", "precision"),
+    [
+        pytest.param("bfloat16", "float32", marks=pytest.mark.slow),
+        pytest.param(None, "bfloat16", marks=pytest.mark.slow),
+        ("bfloat16", "bfloat16"),  # in which both can go wrong
+    ],
+)
+def test_correct_conversions_pass_in_bfloat16(case: str, to: str, dtype: str | None, precision: str) -> None:
+    report = run(case, to, dtype=dtype, precision=precision)
+    failed = {
+        level.level: [f.what for f in level.findings] for level in report.levels if level.verdict is Verdict.FAILED
+    }
+    assert failed == {}
+    assert report.exit_code == 0
+
+
+@pytest.mark.parametrize("case", ["gemma2-2b", "gemma3"])
+@pytest.mark.parametrize(
+    ("dtype", "precision"),
+    [(None, "float32"), ("bfloat16", "float32"), (None, "bfloat16"), ("bfloat16", "bfloat16")],
+)
+def test_correct_conversions_of_gemma_pass(case: str, dtype: str | None, precision: str) -> None:
+    """With soft caps, scales, windows, and rows without a token that matter; see `SETTINGS`."""
+    report = run(case, "transformers", dtype=dtype, precision=precision)
+    failed = {level.level: [f.what for f in level.findings] for level in report.levels if level.findings}
+    assert failed == {}
+    assert [level.verdict for level in report.levels] == [Verdict.PASSED] * 4
+
+
+def test_a_correct_gemma_with_plain_norms_passes() -> None:
+    """Its weights and layers; there is no model with plain norms to run."""
+    verdicts = {level.level: level.verdict for level in run("gemma3", "plain_norms").levels}
+    assert verdicts == {
+        "coverage": Verdict.PASSED,
+        "weights": Verdict.PASSED,
+        "layers": Verdict.PASSED,
+        "model": Verdict.SKIPPED,
+    }

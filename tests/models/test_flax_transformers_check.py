@@ -1,0 +1,121 @@
+"""BERT, GPT-2, T5 and Whisper through `convert check`: the plain-JAX references are what the flax classes computed."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+import torch
+from flax import serialization
+from transformers.models.t5.modeling_t5 import T5Attention
+
+import convert
+from convert.references.flax_transformers import encoder_decoder_variants, t5_jax
+from convert.references.protocol import Reference
+from convert.verify.model.level import jax_weights
+from convert.verify.numerics.lift_jax import lift
+from convert.verify.recording.record import record
+from convert.verify.report.report import Verdict
+from convert.verify.run import check, load_reference
+from faults.catalogue import one_thread
+from support.goldens import checkpoint, golden_io, relative_error
+
+CASES = ("bert", "bert-model", "bert-pretraining", "bert-classification", "bert-tokens", "bert-answers", "gpt2", "gpt2-model", "t5", "t5-v1.1", "whisper")  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_plain_jax_model_is_what_the_flax_classes_recorded(case: str) -> None:
+    plan = convert.plan_conversion(case.split("-")[0], checkpoint(case))
+    reference = load_reference(plan, None)
+    assert not isinstance(reference, str)
+    io = golden_io(case)
+    inputs = {name: jax.numpy.asarray(io[name]) for name in io.files if name.endswith(("_ids", "_mask", "_features"))}
+    with jax.default_matmul_precision("highest"), jax.disable_jit():
+        got = reference.jax_side()(jax_weights(plan), inputs)
+    for name in reference.outputs:
+        assert relative_error(got[name], io[name]) < 3e-6, name
+
+
+@pytest.mark.parametrize("case", ["bert", "bert-pretraining", "gpt2", "gpt2-model", "t5", "t5-v1.1", "whisper"])
+def test_a_correct_conversion_passes_all_levels(case: str, tmp_path: Path) -> None:
+    convert.convert(case.split("-")[0], checkpoint(case), tmp_path / "out")
+    with one_thread():
+        report = check(tmp_path / "out", checkpoint(case))
+    assert [level.verdict for level in report.levels] == [Verdict.PASSED] * 4
+    model = report.levels[-1]
+    assert not any("could not be lifted" in note for note in model.notes)
+    assert all(m.lifted is not None for m in model.measures)
+    assert max(m.lifted.relative for m in model.measures if m.lifted is not None) < 1e-13
+    assert max(m.difference.relative for m in model.measures) < 5e-6
+
+
+def test_the_encoder_of_t5_alone(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    shutil.copytree(checkpoint("t5-v1.1"), source)
+    tree = serialization.msgpack_restore((source / "flax_model.msgpack").read_bytes())
+    (source / "flax_model.msgpack").write_bytes(serialization.to_bytes({k: tree[k] for k in ("shared", "encoder")}))
+    convert.convert("t5", source, tmp_path / "out")
+    with one_thread():
+        report = check(tmp_path / "out", source)
+    assert report.model == "t5_encoder" and [level.verdict for level in report.levels] == [Verdict.PASSED] * 4
+
+
+@pytest.mark.parametrize(("count", "furthest"), [(32, 128), (12, 17), (8, 20), (64, 256)])
+@pytest.mark.parametrize("causal", [False, True])
+def test_distances_fall_into_the_same_buckets_in_every_precision(count: int, furthest: int, causal: bool) -> None:
+    """Bounds of buckets are whole numbers (8, 16, 32, ... of the published 128): a rounding there would be another row."""
+    steps = furthest + 40
+    distance = torch.arange(steps)[None, :] - torch.arange(steps)[:, None]
+    want = T5Attention._relative_position_bucket(distance, not causal, count, furthest).numpy()
+    ours = jax.numpy.asarray(t5_jax.buckets(steps, steps, count, furthest, causal=causal))
+    lifted = lift(lambda: {"at": t5_jax.buckets(steps, steps, count, furthest, causal=causal)})()["at"]
+    wide = encoder_decoder_variants.buckets(steps, steps, count, furthest, causal=causal)
+    for made in (ours, lifted, wide):
+        assert np.array_equal(np.asarray(made), want)
+    assert want.max() == count - 1 and len(np.unique(want)) == count - (not causal)
+
+
+def test_the_inputs_reach_what_the_models_tell_apart() -> None:
+    """Texts longer than distances are told apart, of different lengths; padding; a sound as long as there are positions."""
+    t5, whisper = (reference_of(case) for case in ("t5", "whisper"))
+    given = t5.inputs(0)
+    assert given["input_ids"].shape == (2, 23) and given["decoder_input_ids"].shape == (2, 21)
+    assert all(given[f"{side}attention_mask"].sum(1).tolist() == [n, n - 4] for side, n in (("", 23), ("decoder_", 21)))
+    assert whisper.inputs(0)["input_features"].shape == (2, 10, 28)
+
+
+def test_rules_of_another_model_and_facts_that_nobody_told(tmp_path: Path) -> None:
+    from convert.references.flax_transformers import encoder_decoder
+
+    with pytest.raises(convert.ConvertError, match="rules of gpt2_lm, not of t5_tied, t5_untied, t5_encoder, whisper"):
+        encoder_decoder.reference(convert.plan_conversion("gpt2", checkpoint("gpt2")))
+    alone = shutil.copy(checkpoint("whisper") / "flax_model.msgpack", tmp_path)
+    convert.convert("whisper", alone, tmp_path / "out.safetensors")
+    model = check(tmp_path / "out.safetensors", alone, levels=["model"]).levels[-1]
+    assert model.verdict is Verdict.SKIPPED
+    assert (
+        "the tree does not tell the encoder_attention_heads; say it with --set encoder_attention_heads=..."
+        in model.reason
+    )
+
+
+def reference_of(case: str) -> Reference:
+    reference = load_reference(convert.plan_conversion(case.split("-")[0], checkpoint(case)), None)
+    assert not isinstance(reference, str)
+    return reference
+
+
+def test_a_recording_takes_along_what_lies_beside_the_checkpoint(tmp_path: Path) -> None:
+    """Where it is checked there is no config.json, and the number of heads is needed."""
+    plan = convert.plan_conversion("gpt2", checkpoint("gpt2-model"))
+    reference = load_reference(plan, None)
+    assert not isinstance(reference, str)
+    record(plan, reference, tmp_path / "recorded.safetensors")
+    convert.convert("gpt2", checkpoint("gpt2-model"), tmp_path / "out.safetensors")
+    with one_thread():
+        report = check(tmp_path / "out.safetensors", recorded=tmp_path / "recorded.safetensors")
+    verdicts = {level.level: level.verdict for level in report.levels}
+    assert verdicts["model"] is verdicts["coverage"] is Verdict.PASSED

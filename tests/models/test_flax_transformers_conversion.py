@@ -1,0 +1,278 @@
+"""BERT, GPT-2, T5 and Whisper: what the flax classes of transformers 4 published becomes what transformers 5 loads."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flax import serialization
+
+import convert
+from convert.checkpoints import open_source
+from convert.planning.sidecar import MAX_BYTES
+from support.goldens import checkpoint, golden_io, relative_error
+
+CASES = {
+    "bert": "BertForMaskedLM",
+    "bert-model": "BertModel",
+    "bert-pretraining": "BertForPreTraining",
+    "bert-classification": "BertForSequenceClassification",
+    "bert-tokens": "BertForTokenClassification",
+    "bert-answers": "BertForQuestionAnswering",
+    "gpt2": "GPT2LMHeadModel",
+    "gpt2-model": "GPT2Model",
+    "t5": "T5ForConditionalGeneration",
+    "t5-v1.1": "T5ForConditionalGeneration",
+    "whisper": "WhisperForConditionalGeneration",
+}
+INPUTS = (
+    "input_ids",
+    "attention_mask",
+    "token_type_ids",
+    "decoder_input_ids",
+    "decoder_attention_mask",
+    "input_features",
+)
+BOUND = 5e-6  # measured: 1e-7 to 1.5e-6
+
+
+def load(out: Path) -> torch.nn.Module:
+    """As a user loads it: by the class that config.json names; nothing may be missing, left over or of another shape."""
+    import transformers
+
+    (name,) = json.loads((out / "config.json").read_text())["architectures"]
+    loader = getattr(transformers, name)
+    model, report = loader.from_pretrained(
+        out, output_loading_info=True, dtype=torch.float32, attn_implementation="eager"
+    )
+    assert not any(report.values()), report
+    return model.eval()
+
+
+def errors(model: torch.nn.Module, case: str) -> dict[str, float]:
+    """Relative errors of all outputs that the flax model was recorded to give."""
+    io = golden_io(case)
+    given = {name: torch.tensor(io[name]) for name in io.files if name in INPUTS}
+    with torch.no_grad():
+        made = model(**{name: x if x.is_floating_point() else x.long() for name, x in given.items()})
+    return {name: relative_error(made[name].numpy(), io[name]) for name in io.files if name not in INPUTS}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_it_loads_and_computes_what_the_flax_model_did(case: str, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    convert.convert(case.split("-")[0], checkpoint(case), out)
+    model = load(out)
+    assert type(model).__name__ == CASES[case]
+    found = errors(model, case)
+    assert len(found) >= 1 and max(found.values()) < BOUND, found
+
+
+@pytest.mark.parametrize(("case", "tensor"), [("bert", "bert.encoder.layer.1.attention.output.dense.weight"), ("gpt2", "transformer.h.1.attn.c_proj.weight"), ("t5", "decoder.block.1.layer.0.layer_norm.weight"), ("whisper", "model.encoder.conv2.weight")])  # fmt: skip
+def test_a_planted_fault_loads_and_is_far_off(case: str, tensor: str, tmp_path: Path) -> None:
+    """A square weight transposed, the axes of a square convolution swapped, 1 added to a norm."""
+    out = tmp_path / "out"
+    convert.convert(case, checkpoint(case), out)
+    model = load(out)
+    weight = dict(model.named_parameters())[tensor]
+    with torch.no_grad():
+        weight.copy_(weight.transpose(0, 1).clone() if weight.ndim > 1 else weight + 1)
+    assert max(errors(model, case).values()) > 1e-2
+
+
+def without_config(case: str, folder: Path) -> Path:
+    folder.mkdir()
+    return Path(shutil.copy(checkpoint(case) / "flax_model.msgpack", folder))
+
+
+def test_what_the_tree_does_not_hold_is_asked_for_by_name_without_config_json(tmp_path: Path) -> None:
+    alone = without_config("bert", tmp_path / "alone")
+    plan = convert.plan_conversion("bert", alone)
+    with pytest.raises(convert.PlanError, match="--set num_attention_heads=") as caught:
+        _ = plan.config
+    assert "Put config.json beside the checkpoint, or give it with --set num_attention_heads=..." in str(caught.value)
+    assert plan.notes == (
+        "there is no config.json beside the checkpoint; layer_norm_eps 1e-12, hidden_act gelu are what the rules take for granted",
+    )
+    out = tmp_path / "out"
+    convert.convert("bert", alone, out, settings={"num_attention_heads": 3})
+    assert max(errors(load(out), "bert").values()) < BOUND
+    weights = convert.convert("bert", alone, tmp_path / "w.safetensors")
+    assert weights.tensors == 58
+
+
+HEADS = {"bert": "num_attention_heads", "gpt2": "n_head", "whisper": "decoder_attention_heads"}
+
+
+@pytest.mark.parametrize(("case", "key"), HEADS.items())
+def test_a_number_of_heads_that_the_width_does_not_make_is_refused(case: str, key: str, tmp_path: Path) -> None:
+    """Any divisor fits every leaf, and is the source's word; any other number is of another model."""
+    source = tmp_path / "source"
+    shutil.copytree(checkpoint(case), source)
+    said = json.loads((source / "config.json").read_text())
+    width = convert.plan_conversion(case, source).sizes["D"]
+    wrong = next(n for n in range(5, width) if width % n)
+    (source / "config.json").write_text(json.dumps({**said, key: wrong}))
+    with pytest.raises(convert.PlanError) as refused:
+        convert.plan_conversion(case, source)
+    assert (
+        f"the config.json beside the checkpoint says {key} = {wrong}, and the tree has D = {width} (model width), which does not "
+        f"divide by {wrong}; one of the two is of another checkpoint"
+    ) in str(refused.value)
+    with pytest.raises(convert.PlanError, match=f"--set {key}={wrong} says {wrong}"):
+        convert.plan_conversion(case, source, settings={key: wrong})
+    assert convert.plan_conversion(case, source, settings={key: said[key]}).facts[key] == said[key]
+
+
+def test_config_json_is_carried_over_and_completed(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    shutil.copytree(checkpoint("bert-classification"), source)
+    said = json.loads((source / "config.json").read_text())
+    said |= {
+        "id2label": {str(k): f"word {k}" for k in range(5)},
+        "problem_type": "multi_label_classification",
+        "num_labels": 5,
+    }
+    said |= {"transformers_version": "4.1.0", "torch_dtype": "float16", "architectures": ["FlaxSomething"]}
+    (source / "config.json").write_text(json.dumps(said))
+    (source / "generation_config.json").write_text('{"max_length": 7, "transformers_version": "4.1.0"}')
+    out = tmp_path / "out"
+    convert.convert("bert", source, out)
+    made = json.loads((out / "config.json").read_text())
+    assert made["id2label"]["3"] == "word 3" and made["problem_type"] == "multi_label_classification"
+    assert made["architectures"] == ["BertForSequenceClassification"] and made["dtype"] == "float32"
+    assert "transformers_version" not in made and "torch_dtype" not in made
+    assert json.loads((out / "generation_config.json").read_text()) == {"max_length": 7}
+
+
+def test_set_goes_before_config_json() -> None:
+    plan = convert.plan_conversion("bert", checkpoint("bert"), settings={"hidden_act": "relu", "layer_norm_eps": 1e-3})
+    assert plan.config is not None and plan.config["hidden_act"] == "relu" and plan.config["layer_norm_eps"] == 1e-3
+    said = {layer["activation"] for layer in plan.layers if "activation" in layer}
+    assert said == {"relu"}
+
+
+def test_what_config_json_says_is_what_a_layer_is_checked_by() -> None:
+    plan = convert.plan_conversion("bert", checkpoint("bert-answers"))
+    assert {layer["activation"] for layer in plan.layers if "activation" in layer} == {"gelu_tanh"}
+    assert {layer["epsilon"] for layer in plan.layers if "epsilon" in layer} == {1e-3}
+
+
+@pytest.mark.parametrize(
+    ("case", "change", "message"),
+    [
+        ("bert", {"num_hidden_layers": 5}, "says num_hidden_layers = 5, and the tree has i = 3; one of the two is of another"),
+        ("bert", {"position_embedding_type": "relative_key"}, 'position_embedding_type = "relative_key", and these rules are of "absolute"'),
+        ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx = true, and these rules are of false"),
+        ("gpt2", {"model_type": "gpt_neo"}, 'model_type = "gpt_neo", and these rules are of "gpt2"'),
+        ("whisper", {"scale_embedding": True}, "scale_embedding = true"),
+        ("t5", {"d_kv": 3}, "says d_kv = 3, and the tree has H = 7"),
+    ],
+)  # fmt: skip
+def test_a_config_json_of_another_model_is_refused(
+    case: str, change: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    source = tmp_path / "source"
+    shutil.copytree(checkpoint(case), source)
+    said = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps({**said, **change}))
+    with pytest.raises(convert.PlanError) as caught:
+        convert.plan_conversion(case, source)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"model_type": "bert"', "no JSON"),
+        ("[" * 100_000, "no JSON"),
+        ("[1]", "expected a JSON object, found list"),
+        (" " * (MAX_BYTES + 1), f"more than {MAX_BYTES} bytes"),
+        ("\udcff", "no JSON"),
+    ],
+)
+def test_a_damaged_config_json_is_an_error(text: str, message: str, tmp_path: Path) -> None:
+    alone = without_config("bert", tmp_path / "alone")
+    (alone.parent / "config.json").write_bytes(text.encode("utf-8", "surrogateescape"))
+    with pytest.raises(convert.CheckpointError) as caught:
+        convert.plan_conversion("bert", alone)
+    assert message in str(caught.value) and str(alone.parent / "config.json") in str(caught.value)
+
+
+def test_a_file_beside_is_a_name_not_a_path(tmp_path: Path) -> None:
+    rules = tmp_path / "r.yaml"
+    rules.write_text(
+        "model: m\ntitle: M\ntargets: {t: {loads: m}}\nsidecar: {file: ../config.json}\nrules:\n- {from: a, parameter: a}\n"
+    )
+    with pytest.raises(convert.RuleError, match=r"r.yaml:4:16: '../config.json' is no name of a file"):
+        convert.load_rules(rules)
+
+
+def test_shards_with_an_index_give_the_same_bytes(tmp_path: Path) -> None:
+    tree = serialization.msgpack_restore((checkpoint("gpt2") / "flax_model.msgpack").read_bytes())
+    source = tmp_path / "source"
+    source.mkdir()
+    shutil.copy(checkpoint("gpt2") / "config.json", source)
+    inner = tree["transformer"]
+    names = ["flax_model-00001-of-00002.msgpack", "flax_model-00002-of-00002.msgpack"]
+    parts: list[dict[str, Any]] = [{"transformer": {"h": inner["h"]}}, {"transformer": {k: v for k, v in inner.items() if k != "h"}}]  # fmt: skip
+    for name, part in zip(names, parts, strict=True):
+        (source / name).write_bytes(serialization.to_bytes(part))
+    leaves = open_source(checkpoint("gpt2")).leaves
+    index = {"metadata": {}, "weight_map": {leaf: names["/h/" not in leaf] for leaf in leaves}}
+    (source / "flax_model.msgpack.index.json").write_text(json.dumps(index))
+    convert.convert("gpt2", source, tmp_path / "a.safetensors")
+    convert.convert("gpt2", checkpoint("gpt2"), tmp_path / "b.safetensors")
+    from safetensors.numpy import load_file
+
+    a, b = load_file(tmp_path / "a.safetensors"), load_file(tmp_path / "b.safetensors")
+    assert a.keys() == b.keys() and all(np.array_equal(a[name], b[name]) for name in a)
+
+
+def tree_of(case: str) -> dict[str, Any]:
+    tree: dict[str, Any] = serialization.msgpack_restore((checkpoint(case) / "flax_model.msgpack").read_bytes())
+    return tree
+
+
+def test_gpt2_with_a_head_of_its_own(tmp_path: Path) -> None:
+    tree, source = tree_of("gpt2"), tmp_path / "source"
+    shutil.copytree(checkpoint("gpt2"), source)
+    kernel = np.random.default_rng(0).standard_normal((24, 61)).astype(np.float32)
+    (source / "flax_model.msgpack").write_bytes(serialization.to_bytes({**tree, "lm_head": {"kernel": kernel}}))
+    convert.convert("gpt2", source, tmp_path / "out")
+    convert.convert("gpt2", checkpoint("gpt2"), tmp_path / "tied")
+    untied, tied = load(tmp_path / "out"), load(tmp_path / "tied")
+    ids = torch.tensor(golden_io("gpt2")["input_ids"]).long()
+    with torch.no_grad():
+        hidden = tied.transformer(ids).last_hidden_state.numpy()  # type: ignore[operator,union-attr]
+        assert relative_error(untied(ids).logits.numpy(), hidden @ kernel) < BOUND
+
+
+def test_the_encoder_of_t5_alone(tmp_path: Path) -> None:
+    tree, source = tree_of("t5"), tmp_path / "source"
+    shutil.copytree(checkpoint("t5"), source)
+    alone = {name: tree[name] for name in ("shared", "encoder")}
+    (source / "flax_model.msgpack").write_bytes(serialization.to_bytes(alone))
+    convert.convert("t5", source, tmp_path / "out")
+    convert.convert("t5", checkpoint("t5"), tmp_path / "whole")
+    encoder, whole = load(tmp_path / "out"), load(tmp_path / "whole")
+    assert type(encoder).__name__ == "T5EncoderModel"
+    ids = torch.tensor(golden_io("t5")["input_ids"]).long()
+    with torch.no_grad():
+        want = whole.encoder(ids).last_hidden_state.numpy()  # type: ignore[operator,union-attr]
+        assert relative_error(encoder(ids).last_hidden_state.numpy(), want) < BOUND
+
+
+def test_a_head_of_its_own_that_the_rules_do_not_know_is_refused() -> None:
+    """The tree of an untied BERT has one leaf more."""
+    from support.goldens import SpecsOnly
+
+    leaves = open_source(checkpoint("bert")).leaves
+    specs = {name: (leaf.spec.shape, leaf.spec.dtype) for name, leaf in leaves.items()}
+    with pytest.raises(convert.PlanError, match="cls/predictions/decoder/kernel"):
+        convert.plan_conversion("bert", SpecsOnly({**specs, "cls/predictions/decoder/kernel": ((24, 67), "float32")}))

@@ -1,0 +1,189 @@
+"""Keys of config.json that the rules do not write: each is compared with the class's default, or listed."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from convert.api import convert, plan_conversion
+from convert.planning.plan import Plan
+from convert.verify.config.compare import Facts, check_facts
+from convert.verify.config.hf_config import HARMLESS, harmless
+from convert.verify.coverage.level import check_coverage
+from convert.verify.report.report import Finding
+from convert.verify.run import check, load_reference
+from convert.verify.written import Written, open_written
+from support.gemma_models import settings
+from support.goldens import checkpoint
+
+ABSENT = "not asked"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """golden -> plan and directory for transformers; each made once."""
+    known: dict[str, tuple[Plan, Written]] = {}
+
+    def make(case: str) -> tuple[Plan, Written]:
+        if case not in known:
+            out = tmp_path_factory.mktemp("keys") / "out"
+            said = settings(case) if case.startswith("gemma") else {}
+            rules = {"timesfm-2.5": "timesfm", "gemma3": "gemma"}.get(case, case.split("-")[0])
+            convert(rules, checkpoint(case), out, to="transformers", settings=said)
+            plan = plan_conversion(rules, checkpoint(case), to="transformers", settings=said)
+            known[case] = plan, open_written(out)
+        return known[case]
+
+    return make
+
+
+def facts(made: Any, case: str, *removed: str, **added: Any) -> Facts:
+    """With other keys in config.json."""
+    plan, written = made(case)
+    config = {key: value for key, value in {**written.config, **added}.items() if key not in removed}
+    return check_facts(plan, dataclasses.replace(written, config=config), ABSENT)
+
+
+def only(found: Facts) -> Finding:
+    assert len(found.findings) == 1, [finding.what for finding in found.findings]
+    return found.findings[0]
+
+
+@pytest.mark.parametrize("case", ["timesfm-2.5", "gemma3", "gpt2", "bert", "t5", "t5-v1.1", "whisper"])
+def test_what_we_write_has_no_such_key(made: Any, case: str) -> None:
+    found = facts(made, case)
+    assert not found.findings and not any("not compared: " in note and " = " in note for note in found.notes), found
+
+
+@pytest.mark.parametrize(
+    ("case", "added", "said"),
+    [
+        ("timesfm-2.5", {"force_flip_invariance": False}, "force_flip_invariance = false; transformers' default is true"),
+        ("timesfm-2.5", {"infer_is_positive": False}, "infer_is_positive = false; transformers' default is true"),
+        ("timesfm-2.5", {"use_continuous_quantile_head": False}, "transformers' default is true"),
+        ("gemma3", {"use_bidirectional_attention": True}, "transformers' default is false"),
+        ("gemma3", {"rope_scaling": {"rope_type": "linear", "factor": 4.0}}, "with it rope_parameters.full_attention.factor is 4.0"),
+        ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "the source's own file has false. The conversion would carry"),
+        ("gpt2", {"num_attention_heads": 1}, "with it n_head is 1, not "),  # an alias
+        ("bert", {"is_decoder": True}, "is_decoder = true; transformers' default is false"),
+        ("t5", {"dense_act_fn": "gelu"}, 'dense_act_fn = "gelu"; the source\'s own file has "relu"'),
+        ("t5", {"scale_decoder_outputs": False}, "scale_decoder_outputs = false; transformers' default is true"),
+        ("t5-v1.1", {"scale_decoder_outputs": True}, "scale_decoder_outputs = true; transformers' default is false"),
+    ],
+)  # fmt: skip
+def test_a_key_that_changes_what_is_loaded(made: Any, case: str, added: dict[str, Any], said: str) -> None:
+    finding = only(facts(made, case, **added))
+    (key,) = added
+    assert said in finding.what and finding.name == key and finding.data["key"] == key, finding.what
+    assert ("The rules do not write it: remove it, or correct them" in finding.what) is ("own file has" not in said)
+
+
+def test_a_default_that_is_written_out_is_no_finding(made: Any) -> None:
+    """As other code writes a configuration: every key of the class."""
+    from transformers import AutoConfig
+
+    for case in ("timesfm-2.5", "gemma3", "gpt2", "bert", "t5-v1.1"):
+        _, written = made(case)
+        given = {key: value for key, value in written.config.items() if key not in ("model_type", "architectures")}
+        full = json.loads(AutoConfig.for_model(written.config["model_type"], **given).to_json_string(use_diff=False))
+        found = facts(made, case, **{key: value for key, value in full.items() if key not in written.config})
+        assert not found.findings, (case, [finding.what for finding in found.findings])
+        assert not any("not compared: " in note and " = " in note for note in found.notes), found.notes
+
+
+def test_training_generation_and_labels_are_no_findings(made: Any) -> None:
+    added = {
+        "attention_dropout": 0.1, "initializer_range": 0.5, "use_cache": False, "sep_token_id": 3, "forced_eos_token_id": [1, 2],
+        "id2label": {"0": "a", "1": "b", "2": "c"}, "output_attentions": True, "_name_or_path": "x", "torch_dtype": "float32",
+        "transformers_version": "4.1", "chunk_size_feed_forward": 4,
+    }  # fmt: skip
+    found = facts(made, "gemma3", **added)
+    assert not found.findings and not any("attention_dropout" in note for note in found.notes)
+    assert harmless("text_config.attention_dropout") and not harmless("sliding_window") and "rope_theta" not in HARMLESS
+
+
+def test_a_key_that_the_class_does_not_read(made: Any) -> None:
+    """Its name says an activation, and nothing reads it: neither a finding nor silence."""
+    found = facts(made, "gemma3", hidden_act="silu", my_note=7)
+    assert not found.findings
+    assert (
+        'config.json, not compared: hidden_act = "silu", my_note = 7 (transformers\' class does not read them)'
+        in found.notes
+    )
+
+
+def test_the_activation_is_repaired_in_the_words_of_transformers(made: Any) -> None:
+    finding = only(facts(made, "gemma3", hidden_activation="silu"))
+    assert 'Set hidden_activation to "gelu_pytorch_tanh" in config.json' in finding.what
+
+
+def test_a_quantized_model_is_another(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    added = {"quantization_config": {"quant_method": "bitsandbytes", "load_in_8bit": True}}
+    for case in ("gemma3", "gpt2", "bert"):
+        finding = only(facts(made, case, **added))
+        assert "from_pretrained loads another model by it" in finding.what and finding.name == "quantization_config"
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    assert "quantization_config" in only(facts(made, "gemma3", **added)).what
+
+
+def test_without_transformers_keys_are_listed(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    found = facts(made, "timesfm-2.5", force_flip_invariance=False)
+    assert not found.findings
+    said = "config.json, not compared: force_flip_invariance = false (the class's defaults are not known here: transformers is not installed)"
+    assert said in found.notes
+
+
+def test_a_key_that_the_class_refuses(made: Any) -> None:
+    finding = only(facts(made, "gemma3", use_bidirectional_attention="maybe"))
+    assert 'use_bidirectional_attention = "maybe", which transformers\' class does not take' in finding.what
+
+
+def test_what_follows_from_another_key_is_said_to(made: Any, tmp_path: Path) -> None:
+    """Both directions halve the window in the module, though config.json has the right one."""
+    plan, written = made("gemma3")
+    changed = dataclasses.replace(written, config={**written.config, "use_bidirectional_attention": True})
+    reference = load_reference(dataclasses.replace(plan, written_config=changed.config), None)
+    assert not isinstance(reference, str)
+    key, window = check_facts(plan, changed, reference).findings
+    assert key.name == "use_bidirectional_attention" and window.data["fact"] == "sliding_window"
+    assert "That follows from use_bidirectional_attention in config.json" in window.what
+    assert "Configure it with" not in window.what
+
+
+@pytest.mark.parametrize("case", ["gemma3", "bert", "gpt2"])
+def test_a_configuration_that_names_no_class(made: Any, case: str) -> None:
+    """from_pretrained needs no `architectures`; AutoModel, but no class of its own, needs `model_type`."""
+    plan, written = made(case)
+    for absent in ("architectures", "model_type"):
+        config = {key: value for key, value in written.config.items() if key != absent}
+        less = dataclasses.replace(written, config=config)
+        reference = load_reference(dataclasses.replace(plan, written_config=config), None)
+        assert not isinstance(reference, str), reference
+        level = check_coverage(plan, less, reference)
+        said = [finding.what for finding in level.findings]
+        assert len(said) == (absent == "model_type") and all(
+            "config.json has no model_type, by which" in s for s in said
+        )
+        assert not check_facts(plan, less, ABSENT).findings
+        assert any("asked with strict=True" in note for note in level.notes)
+
+
+@pytest.mark.parametrize(
+    ("case", "key", "value"), [("gpt2", "reorder_and_upcast_attn", True), ("bert", "chunk_size_feed_forward", 4)]
+)
+def test_how_a_model_is_run_is_no_difference(made: Any, tmp_path: Path, case: str, key: str, value: Any) -> None:
+    """Legal settings of the same function, which in transformers raise in float64, or for lengths that are no multiple."""
+    _, written = made(case)
+    shutil.copytree(written.path, tmp_path / "out")
+    (tmp_path / "out" / "config.json").write_text(json.dumps({**written.config, key: value}))
+    report = check(tmp_path / "out", checkpoint(case), levels=("layers", "model"), require=("layers", "model"))
+    assert report.exit_code == 0, [finding.what for level in report.levels for finding in level.findings]
+    said = f"config.json, not compared: {key} = {json.dumps(value)} (it says how the same function is computed"
+    assert any(note.startswith(said) for note in report.levels[0].notes)

@@ -1,0 +1,182 @@
+"""`--device` and `--precision`: refused with one clear error, or pinned; goldens on every device and in every precision."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from convert.api import convert
+from convert.cli import main
+from convert.core.errors import ConvertError
+from convert.verify.numerics.precision import (
+    CUBLAS,
+    cuda_problem,
+    jax_precision,
+    require_device,
+    require_precision,
+    torch_pinned,
+)
+from convert.verify.report.report import Verdict
+from convert.verify.run import check
+from support.goldens import checkpoint
+from support.upstream import timesfm_1
+
+CASES: dict[str, dict[str, Any]] = {
+    "timesfm-1.0": {"use_positional_embedding": True, "context_length": 512},
+    "timesfm-2.0": {"use_positional_embedding": False, "context_length": 2048},
+    "timesfm-2.5": {},
+}
+slow = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def golden(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """(case, target) -> the written golden; each made once."""
+    known: dict[tuple[str, str], Path] = {}
+    patch = pytest.MonkeyPatch()
+    patch.setenv("CONVERT_TIMESFM_1", str(Path(timesfm_1().__file__).parents[1]))
+
+    def make(case: str, target: str) -> Path:
+        if (case, target) not in known:
+            known[case, target] = tmp_path_factory.mktemp("machine") / "out"
+            convert("timesfm", checkpoint(case), known[case, target], to=target, settings=CASES[case])
+        return known[case, target]
+
+    yield make
+    patch.undo()
+
+
+# ---- refusals
+
+
+@pytest.mark.parametrize(
+    ("device", "said"),
+    [("gpu", "torch runs on cpu or cuda"), ("cuda:x", "such as cuda:1"), ("", "cpu or cuda"), ("mps", "cpu or cuda")],
+)
+def test_unknown_devices_are_refused(device: str, said: str) -> None:
+    with pytest.raises(ConvertError, match=said):
+        require_device(device)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_cuda_without_cuda_is_one_clear_error(
+    golden: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, source = golden("timesfm-2.5", "timesfm"), checkpoint("timesfm-2.5")
+    monkeypatch.setattr("sys.argv", ["convert", "check", str(out), "--from", str(source), "--device", "cuda"])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    said = capsys.readouterr()
+    assert stop.value.code == 2 and not said.out
+    assert len(said.err.splitlines()) == 1 and said.err.startswith("error: --device cuda: ") and "cpu" in said.err
+
+
+def test_what_is_wrong_with_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(CUBLAS, raising=False)
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: False)
+    assert "was built without CUDA" in cuda_problem()
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert "finds no CUDA device" in cuda_problem()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert "there are 1 CUDA devices" in cuda_problem(1) and CUBLAS not in os.environ
+    assert cuda_problem() == "" and os.environ[CUBLAS] == ":4096:8"
+    require_device("cuda")
+    with pytest.raises(ConvertError, match="--device cuda:2: there are 1 CUDA devices"):
+        require_device("cuda:2")
+
+
+def test_unknown_precisions_are_refused() -> None:
+    with pytest.raises(ConvertError, match="did you mean 'bfloat16'"):
+        require_precision("bfloat")
+    for precision in ("float32", "bfloat16", "float64"):
+        require_precision(precision)
+
+
+# ---- pinned
+
+
+def test_torch_is_pinned_and_restored() -> None:
+    matmul = torch.backends.cuda.matmul
+    matmul.allow_tf32 = True
+    try:
+        with torch_pinned():
+            assert not matmul.allow_tf32 and not torch.backends.cudnn.allow_tf32
+            assert (
+                torch.are_deterministic_algorithms_enabled() and torch.is_deterministic_algorithms_warn_only_enabled()
+            )
+        assert matmul.allow_tf32 and not torch.are_deterministic_algorithms_enabled()
+    finally:
+        matmul.allow_tf32 = False
+
+
+def test_jax_is_pinned_and_restored() -> None:
+    import jax
+    import jax.numpy as jnp
+
+    with jax_precision("float64"):
+        assert jax.config.jax_default_matmul_precision == "highest" and jnp.zeros(1, "float64").dtype == "float64"
+    with jax_precision("bfloat16"):
+        assert jax.config.jax_default_matmul_precision == "highest" and not jax.config.jax_enable_x64
+    assert jax.config.jax_default_matmul_precision is None and not jax.config.jax_enable_x64
+
+
+# ---- no false alarm
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float64"])
+@pytest.mark.parametrize(
+    ("case", "target"),
+    [
+        ("timesfm-1.0", "timesfm"),
+        pytest.param("timesfm-1.0", "transformers", marks=slow),
+        pytest.param("timesfm-2.0", "timesfm", marks=slow),
+        pytest.param("timesfm-2.0", "transformers", marks=slow),
+        pytest.param("timesfm-2.5", "timesfm", marks=slow),
+        pytest.param("timesfm-2.5", "transformers", marks=slow),
+    ],
+)
+def test_goldens_pass_in_every_precision(golden: Any, case: str, target: str, precision: str) -> None:
+    report = check(golden(case, target), checkpoint(case), levels=["model"], precision=precision)
+    (model,) = report.levels
+    assert model.verdict is Verdict.PASSED, [finding.what for finding in model.findings]
+    for measure in model.measures:
+        assert measure.lifted and measure.lifted_tolerance and measure.lifted_tolerance.value < 1e-12, measure.name
+        assert measure.lifted.relative < 1e-12
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason=f"no CUDA device: {cuda_problem()}")
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "float64"])
+@pytest.mark.parametrize("target", ["timesfm", "transformers"])
+@pytest.mark.parametrize("case", CASES)
+def test_goldens_pass_on_cuda(golden: Any, case: str, target: str, precision: str) -> None:
+    report = check(golden(case, target), checkpoint(case), device="cuda", precision=precision)
+    for level in report.levels:
+        assert level.verdict is Verdict.PASSED, (
+            level.level,
+            level.reason,
+            [finding.what for finding in level.findings],
+        )
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason=f"no CUDA device: {cuda_problem()}")
+def test_cuda_is_among_the_backends(golden: Any) -> None:
+    report = check(golden("timesfm-2.5", "timesfm"), checkpoint("timesfm-2.5"), levels=["weights"], backends=True)
+    level = report.levels[-1]
+    assert level.verdict is Verdict.PASSED and "torch CUDA" in level.matrix, (level.notes, level.findings)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("case", "target"), [("timesfm-1.0", "timesfm"), ("timesfm-2.5", "timesfm"), ("timesfm-2.5", "transformers")])  # fmt: skip
+def test_goldens_are_equal_in_all_backends(golden: Any, case: str, target: str) -> None:
+    report = check(golden(case, target), checkpoint(case), levels=["weights"], backends=True)
+    level = report.levels[-1]
+    assert level.verdict is Verdict.PASSED, [finding.what for finding in level.findings]
+    assert {"JAX op by op", "JAX jit", "torch eager"} <= set(level.matrix)

@@ -1,0 +1,379 @@
+"""What a user's own functions raise is said to be theirs: where, what, and what to do; the level could not tell."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterator
+from operator import attrgetter
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import numpy as np
+import pytest
+
+from support.command_line import Run
+
+RULES = """\
+model: mine
+title: a model of my own
+root: params
+targets: {torch: {loads: torch.nn.Linear}}
+rules:
+- einsum: ...D,DC->...C
+  from: head/kernel
+  linear: head
+"""
+# Each function fails at a line of its own, if the name of the module says so.
+REFERENCE = """\
+import numpy as np
+import torch
+
+from convert.references.protocol import Reference
+
+FAILS = ""
+
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = torch.nn.Linear(5, 3, bias=False)
+
+    def forward(self, x):
+        if FAILS == "run":
+            return self.head(x.T)
+        return self.head(x)
+
+
+def draw(seed):
+    if FAILS == "inputs":
+        raise OSError("no such data")
+    return {"x": np.random.default_rng(seed).normal(size=(2, 5)).astype(np.float32)}
+
+
+def apply(weights, inputs):
+    kernel = weights["params/head/kernel" if FAILS == "jax" else "head/kernel"]
+    y = inputs["x"] @ kernel
+    if FAILS == "jax output":
+        return {"head": y}
+    return y if FAILS == "jax type" else {"head": y, "y": y}
+
+
+def build(state):
+    module = Model()
+    if FAILS == "build":
+        module.heads.weight
+    module.load_state_dict(dict(state), strict=True, assign=True)
+    return module.eval()
+
+
+def run(module, inputs):
+    y = module(inputs["x"])
+    return {"logits": y} if FAILS == "run output" else {"y": y}
+
+
+def masks(inputs):
+    if FAILS == "masks":
+        raise SystemExit("that is it")
+    return {}
+
+
+def variants(name):
+    if FAILS == "variants":
+        raise RuntimeError
+    return ()
+
+
+def reference(plan):
+    if FAILS == "factory":
+        print(plan.size)
+    if FAILS == "factory type":
+        return apply, build
+    return Reference(
+        inputs=draw, jax=apply, build=build, run=run, outputs=("y",), reduction=5, depth=1, masks=masks, variants=variants
+    )
+"""
+LINES = REFERENCE.splitlines()
+NEXT = "This is code of your own, or was called by it: correct it there, and try again"
+LEVELS = ("--level", "coverage,weights,model")
+
+
+def line(text: str) -> int:
+    """Where this stands in the module."""
+    (found,) = (number for number, at in enumerate(LINES, 1) if text in at)
+    return found
+
+
+@pytest.fixture
+def model(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder with a checkpoint, its conversion, and the module of both models."""
+    monkeypatch.chdir(tmp_path)
+    np.savez("ckpt.npz", **{"params/head/kernel": np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)})
+    Path("rules.yaml").write_text(RULES)
+    run("./rules.yaml", "ckpt.npz", "out.safetensors")
+    yield tmp_path
+    for name in [name for name in sys.modules if name.startswith("my_own")]:
+        del sys.modules[name]
+
+
+def module(fails: str) -> str:
+    """Writes the module that fails so; gives the option that names it."""
+    name = f"my_own_{fails.replace(' ', '_')}"
+    Path(f"{name}.py").write_text(REFERENCE.replace('FAILS = ""', f'FAILS = "{fails}"'))
+    return f"{name}:reference"
+
+
+def check(run: Run, factory: str, *more: str, code: int = 2) -> tuple[str, str]:
+    return run(
+        "check", "out.safetensors", "--from", "ckpt.npz", "--model", "./rules.yaml", "--reference", factory, *LEVELS, *more, code=code
+    )  # fmt: skip
+
+
+BROKEN = {
+    "inputs": ("OSError: no such data", 'raise OSError("no such data")', "draw"),
+    "jax": ("KeyError: 'params/head/kernel'", "kernel = weights[", "apply"),
+    "build": ("AttributeError: 'Model' object has no attribute 'heads'", "module.heads.weight", "build"),
+    "run": (
+        "RuntimeError: mat1 and mat2 shapes cannot be multiplied (5x2 and 5x3)",
+        "return self.head(x.T)",
+        "forward",
+    ),
+    "masks": ("SystemExit: that is it", 'raise SystemExit("that is it")', "masks"),
+}
+
+
+@pytest.mark.parametrize("fails", BROKEN)
+def test_what_the_functions_raise(fails: str, model: Path, run: Run) -> None:
+    """Not an internal error, and neither a pass nor a difference, whatever is required."""
+    said, text, function = BROKEN[fails]
+    factory = module(fails)
+    out, err = check(run, factory)
+    file = factory.replace(":reference", ".py")
+    place = f"{file}:{line(text)}, in {function}"
+    (level,) = re.findall(r"^model +could not tell +[\d.]+ s +(.*)$", out, re.M)
+    assert level == f"--reference {factory}: {said} ({place}). {NEXT}"
+    assert f"  note: {place}: {text}" in out
+    assert out.splitlines()[-1] == "could not tell: model broke off (exit code 2)"
+    assert err == "" and re.search(r"^coverage +passed", out, re.M)
+    told = "the target's own module was not asked" if fails == "build" else "was asked with strict=True"
+    assert told in out
+
+
+def test_the_same_in_the_reports(model: Path, run: Run) -> None:
+    out, _ = check(run, module("jax"), "--json", "--junit", "r.xml", "--html", "r.html", "--backends")
+    report = json.loads(out)
+    levels = {level["level"]: level for level in report["levels"]}
+    assert report["verdict"] == levels["model"]["verdict"] == levels["backends"]["verdict"] == "could not tell"
+    assert report["undecided"] == ["model", "backends"] and "KeyError" in levels["model"]["reason"]
+    assert levels["model"]["notes"][-1].startswith(f"my_own_jax.py:{line('kernel = weights[')}, in apply: kernel = ")
+    root = ET.parse("r.xml").getroot()
+    assert (root.get("errors"), root.get("failures")) == ("2", "0")
+    (error,) = root.findall("testsuite[@name='convert.model']/testcase/error")
+    assert error.get("type") == "could not tell" and "KeyError" in str(error.get("message"))
+    page = Path("r.html").read_text()
+    assert '<span class="verdict could-not-tell">' in page and "undecided: model" in page
+
+
+def test_a_difference_is_still_a_difference(model: Path, run: Run) -> None:
+    """A file that the user's module refuses is a finding of the coverage level; code that fails besides does not hide it."""
+    Path("wide.yaml").write_text(RULES.replace("linear: head", "linear: {module: head, weight: kernel}"))
+    run("./wide.yaml", "ckpt.npz", "wide.safetensors")
+    factory = module("")
+    out, _ = run("check", "wide.safetensors", "--from", "ckpt.npz", "--model", "./wide.yaml", "--reference", factory, *LEVELS, code=1)  # fmt: skip
+    assert "the target's module does not accept the file: RuntimeError: Error(s) in loading state_dict" in out
+    assert check(run, factory, code=0)[0].splitlines()[-1].startswith("equal")
+
+
+def test_a_reference_without_boundaries_is_asked_for_some(model: Path, run: Run) -> None:
+    text = REFERENCE.replace('"head": y, "y": y', '"y": y').replace("y = module(inputs", "y = 2 * module(inputs")
+    assert '"head": y, "y"' not in text and "2 * module" in text
+    Path("my_own_bare.py").write_text(text)
+    out, _ = check(run, "my_own_bare:reference", code=1)
+    assert "no diagnosis: no known mistake explains it at y, where the two differ first" in out
+    assert (
+        "    next: let the reference's `jax` give values at boundaries as well, called as PyTorch calls the layers (head), in the order"
+        in out
+    )
+
+
+def test_a_diagnosis_that_fails(model: Path, run: Run) -> None:
+    """The models differ, and the reference fails when it is asked why: what is known is that it could not tell."""
+    factory = module("variants")
+    file = Path("my_own_variants.py")
+    file.write_text(file.read_text().replace('{"head": y, "y": y}', '{"head": y, "y": y + 1}'))
+    out, _ = check(run, factory)
+    assert f"RuntimeError (my_own_variants.py:{line('        raise RuntimeError')}, in variants)" in out
+
+
+def test_what_the_functions_give(model: Path, run: Run) -> None:
+    """An output that one side does not give would go uncompared."""
+    for fails, said in {
+        "jax output": "`jax` gave no value for the output 'y'; `outputs` of the reference lists what it must give",
+        "jax type": "`jax` gave ArrayImpl; it must give values by name: y",
+        "run output": "`run` gave no value for the output 'y'; `outputs` of the reference lists what it must give",
+    }.items():
+        factory = module(fails)
+        out, _ = check(run, factory)
+        assert f"--reference {factory}: {said}" in out
+    _, err = check(run, module("factory type"))
+    assert err.strip() == (
+        "error: --reference my_own_factory_type:reference: gave tuple, and a factory gives a convert.references.protocol.Reference; "
+        "docs/check.md has an example"
+    )
+
+
+GIVEN = {  # what is replaced in the module -> what is said of it
+    "masks=masks": {
+        "masks=lambda inputs: {'y': np.ones((2, 4), bool)}": "`masks` gave for 'y' bool of shape [2, 4], and the value has the shape [2, 3]; a mask is bool",
+        "masks=lambda inputs: {'y': np.ones(2)}": "`masks` gave for 'y' float64 of shape [2], and the value has the shape [2, 3]",
+        "masks=lambda inputs: {'y': np.zeros((2, 1), bool)}": "`masks` leaves nothing of 'y' to compare: it is false everywhere",
+        "masks=lambda inputs: None": "`masks` gave NoneType; it must give masks by the names of the values",
+    },
+    "inputs=draw": {
+        "inputs=lambda seed: []": "`inputs` gave list; it must give NumPy arrays by name",
+        "inputs=lambda seed: {'x': 'text'}": "`inputs` gave str for 'x'; it must be a NumPy array of numbers",
+    },
+    "run=run": {"run=lambda module, inputs: {'y': None}": "`run` gave NoneType for 'y'; it must be an array"},
+    "jax=apply": {
+        "jax=lambda weights, inputs: {'y': [1]}": "`jax` gave list for 'y'; it must be an array",
+        "jax=lambda weights, inputs: {}": "`jax` gave no value for the output 'y'",
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", GIVEN)
+def test_what_the_functions_give_is_looked_at(text: str, model: Path, run: Run) -> None:
+    """Neither an internal error nor a pass."""
+    for number, (instead, said) in enumerate(GIVEN[text].items()):
+        file = Path(f"my_own_{text[0]}{number}.py")
+        assert text in REFERENCE
+        file.write_text(REFERENCE.replace(text, instead))
+        out, err = check(run, f"{file.stem}:reference")
+        assert f"--reference {file.stem}:reference: {said}" in out and err == "", (out, err)
+        assert re.search(r"^model +could not tell", out, re.M)
+
+
+def test_a_reference_that_cannot_serve(model: Path, run: Run) -> None:
+    """Said before anything runs; with what it should be."""
+    for number, (text, instead, said) in enumerate(
+        (
+            ("def reference(plan):", "def reference():", "the factory takes (), and is called with (plan)"),
+            ("def reference(plan):", "def reference(plan, size):", "the factory takes (plan, size), and is called with (plan)"),
+            ("def run(module, inputs):", "def run(module):", "`run` takes (module), and is called with (module, inputs)"),
+            ("def apply(weights, inputs):", "def apply(weights):", "`jax` takes (weights), and is called with (weights, inputs)"),
+            ("build=build", "build=3", "`build` is 3, and must be a function of (state_dict)"),
+            ('outputs=("y",)', "outputs=()", "`outputs` is (), and must list the names of the outputs: they are what is compared"),
+            ('outputs=("y",)', 'outputs="y"', "`outputs` is 'y', and must list"),
+            ('outputs=("y",)', 'outputs=("y",), logits=("z",)', "`logits` names 'z', which is none of `outputs`"),
+            ("depth=1", "depth=0", "`depth` is 0, and must be a whole number, at least 1"),
+            ("depth=1", "depth=1, backends=[run]", "`backends` is list, and must be functions by name"),
+            ("depth=1", "depth=1, backends={'mine': draw}", "`backends['mine']` takes (seed), and is called with (module, inputs)"),
+        )
+    ):  # fmt: skip
+        file = Path(f"my_own_{number}.py")
+        assert text in REFERENCE
+        file.write_text(REFERENCE.replace(text, instead))
+        _, err = check(run, f"{file.stem}:reference")
+        said = f"`{said[1:]}" if said.startswith("`") else said
+        assert err.startswith(f"error: --reference {file.stem}:reference: {said}"), err
+        assert "internal error" not in err
+
+
+def test_token_ids_out_of_range(model: Path, run: Run) -> None:
+    """PyTorch refuses them, JAX does not: the inputs are the user's."""
+    text = REFERENCE.replace("return self.head(x)", "return self.head(x)[torch.tensor([7])]")
+    Path("my_own_range.py").write_text(text)
+    out, _ = check(run, "my_own_range:reference")
+    assert "IndexError: index 7 is out of bounds for dimension 0 with size 2 (my_own_range.py:" in out
+
+
+def test_seeds(model: Path, run: Run) -> None:
+    """None is below 0; and a recording has one of its own."""
+    factory = module("")
+    _, err = check(run, factory, "--seed", "-1")
+    assert err == "error: --seed -1: a seed is 0 or more\n"
+    _, err = run("record", "./rules.yaml", "ckpt.npz", "r.safetensors", "--reference", factory, "--seed", "-1", code=2)
+    assert err == "error: --seed -1: a seed is 0 or more\n"
+    run("record", "./rules.yaml", "ckpt.npz", "r.safetensors", "--reference", factory, "--seed", "4")
+    out, _ = check(run, factory, "--recorded", "r.safetensors", code=0)
+    assert (
+        check(run, factory, "--recorded", "r.safetensors", "--seed", "4", code=0)[0].splitlines()[0]
+        == out.splitlines()[0]
+    )
+    _, err = check(run, factory, "--recorded", "r.safetensors", "--seed", "5")
+    assert (
+        "is a recording of seed 4, and out.safetensors is to be checked as seed 5; give the recording of this seed, or record it again"
+        in err
+    )
+    assert "with --seed 5" in err
+
+
+def test_a_factory_and_an_import_that_fail(model: Path, run: Run) -> None:
+    """There is no reference, so no level runs."""
+    factory = module("factory")
+    _, err = check(run, factory)
+    place = f"my_own_factory.py:{line('print(plan.size)')}, in reference"
+    assert err.startswith(
+        f"error: --reference {factory}: AttributeError: 'Plan' object has no attribute 'size' ({place}). {NEXT}"
+    )
+    assert err.splitlines()[-1] == f"  {place}: print(plan.size)"
+    for name, code, said in (
+        ("name", "import numpy\nx = numpi.zeros(1)", "NameError: name 'numpi' is not defined (my_own_name.py:2)"),
+        ("syntax", "def reference(plan)\n  pass", "SyntaxError: expected ':' (my_own_syntax.py:1)"),
+        ("leaves", "import sys\n\nsys.exit(1)", "SystemExit: 1 (my_own_leaves.py:3)"),
+        ("absent", "\nimport jaxx", "No module named 'jaxx' (my_own_absent.py:2)"),
+    ):  # fmt: skip
+        Path(f"my_own_{name}.py").write_text(code)
+        _, err = check(run, f"my_own_{name}:reference")
+        assert f"error: --reference my_own_{name}:reference: {said}" in err, err
+        assert "internal error" not in err
+
+
+def test_a_long_text_is_cut(model: Path, run: Run) -> None:
+    Path("my_own_long.py").write_text("raise ValueError('x\\n' * 10_000)")
+    _, err = check(run, "my_own_long:reference")
+    assert f"ValueError: {'x ' * 250}... (my_own_long.py:1)" in err
+
+
+def test_a_recording_says_the_same(model: Path, run: Run) -> None:
+    _, err = run("record", "./rules.yaml", "ckpt.npz", "r.safetensors", "--reference", module("jax"), code=2)
+    place = f"my_own_jax.py:{line('kernel = weights[')}, in apply"
+    assert err.startswith(
+        f"error: --reference my_own_jax:reference: KeyError: 'params/head/kernel' ({place}). {NEXT}\n"
+    )
+    assert not Path("r.safetensors").exists()
+
+
+@pytest.mark.parametrize("what", ["Net", "sized"])
+def test_a_skeleton_of_what_is_no_factory(what: str, model: Path, run: Run) -> None:
+    """A class, or a function with parameters, is a likely slip."""
+    Path("slip.py").write_text("class Net:\n    def __init__(self, width): ...\n\n\ndef sized(width): ...\n")
+    _, err = run("skeleton", f"slip:{what}", code=2)
+    assert err.startswith(
+        f"error: slip:{what} is called without arguments, and needs some (missing a required argument: 'width')"
+    )
+    assert "def make(): return Model(...)" in err and "internal error" not in err
+
+
+def test_a_skeleton_says_the_same(model: Path, run: Run) -> None:
+    Path("my_own_skeleton.py").write_text(
+        "def make():\n    return layer(3)\n\n\ndef layer(n):\n    return {}[n]\n\n\ndef off():\n    import jaxx\n"
+    )
+    _, err = run("skeleton", "my_own_skeleton:make", code=2)
+    assert err.splitlines() == [
+        f"error: my_own_skeleton:make: KeyError: 3 (my_own_skeleton.py:6, in layer). {NEXT}",
+        "  my_own_skeleton.py:2, in make: return layer(3)",
+        "  my_own_skeleton.py:6, in layer: return {}[n]",
+    ]
+    _, err = run("skeleton", "my_own_skeleton:off", code=2)
+    assert "my_own_skeleton:off: No module named 'jaxx'; make the skeleton where the model's code runs" in err
+
+
+def test_a_fault_of_ours_stays_one(model: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of the user's took part: it is an internal error, to be reported."""
+    import convert.verify.model.level
+
+    monkeypatch.setattr(convert.verify.model.level, "jax_weights", attrgetter("no_such_thing"))
+    _, err = check(run, module(""))
+    assert "internal error, please report it" in err and "no_such_thing" in err

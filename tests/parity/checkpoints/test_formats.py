@@ -1,0 +1,844 @@
+"""Every file format meets the contract of `Source`, is recognised by its content, and fails cleanly when it is damaged."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pickle
+import resource
+import shutil
+import subprocess
+import sys
+import tracemalloc
+import zipfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import h5py
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+import convert
+from convert import CheckpointError, open_source
+from convert.checkpoints.chunks import PIECE
+from convert.checkpoints.source import Absent, Source
+from support import writers
+from support.source_contract import SourceContract, same
+from support.writers import float8, native, odd, plain
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _on_cpu() -> None:
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    os.environ.setdefault("KERAS_BACKEND", "jax")
+
+
+def refusal(path: Path, **options: Any) -> str:
+    with pytest.raises(CheckpointError) as caught:
+        open_source(path, **options)
+    return str(caught.value).replace(f"{path.parent}/", "")
+
+
+def values_without(*names: str) -> dict[str, np.ndarray]:
+    return {name: array for name, array in (plain() | float8()).items() if name not in names}
+
+
+# ---- the contract
+
+
+class TestMsgpack(SourceContract):
+    @pytest.fixture(scope="class", params=["file", "hub", "shards", "chunked", "steps"])
+    @classmethod
+    def source(cls, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Source:
+        folder = tmp_path_factory.mktemp("msgpack") / "model"
+        if request.param == "shards":
+            return open_source(writers.msgpack_shards(folder, plain() | float8()))
+        folder.mkdir()
+        if request.param == "chunked":
+            import flax.serialization
+
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(flax.serialization, "MAX_CHUNK_SIZE", 20)
+                file = writers.msgpack(folder / "x", plain() | float8())
+            assert b"__msgpack_chunked_array__" in file.read_bytes()
+            return open_source(file)
+        if request.param == "steps":
+            writers.msgpack(folder / "checkpoint_9", {"w": np.ones(1)})
+            writers.msgpack(folder / "checkpoint_10", plain() | float8())
+            return open_source(folder)
+        if request.param == "hub":  # among the other files of a repository
+            (folder / "config.json").write_text("{}")
+            writers.msgpack(folder / "flax_model.msgpack", plain() | float8())
+            return open_source(folder)
+        return open_source(writers.msgpack(folder / "any-name", plain() | float8()))
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def expected(cls) -> Mapping[str, np.ndarray]:
+        return plain() | float8()
+
+
+class TestNpz(SourceContract):
+    @pytest.fixture(scope="class", params=[False, True])
+    @classmethod
+    def source(cls, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Source:
+        return open_source(writers.npz(tmp_path_factory.mktemp("npz") / "x.npz", odd(), compressed=request.param))
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def expected(cls) -> Mapping[str, np.ndarray]:
+        return native(odd())
+
+
+class TestSafetensors(SourceContract):
+    NAMES = ("blocks/2/scale", "größe")  # float64 and int64, which JAX makes narrower
+
+    @pytest.fixture(scope="class", params=["file", "shards"])
+    @classmethod
+    def source(cls, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Source:
+        folder = tmp_path_factory.mktemp("safetensors") / "model"
+        if request.param == "shards":
+            return open_source(writers.safetensors_shards(folder, values_without(*cls.NAMES)))
+        return open_source(writers.safetensors(folder, values_without(*cls.NAMES)))
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def expected(cls) -> Mapping[str, np.ndarray]:
+        return values_without(*cls.NAMES)
+
+
+class TestEquinox(SourceContract):
+    sorted_by_name = False  # the order is the file's
+
+    @pytest.fixture(scope="class", params=["plain", "hyperparameters"])
+    @classmethod
+    def source(cls, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Source:
+        folder = tmp_path_factory.mktemp("eqx")
+        line = {"width": 4, "text": "ä{"} if request.param == "hyperparameters" else None
+        path = writers.equinox(folder / "model.eqx", list(cls.values().values()), line)
+        rows = [
+            {"path": name.split("/"), "shape": array.shape, "dtype": array.dtype.name}
+            for name, array in cls.values().items()
+        ]
+        (folder / "s.json").write_text(json.dumps({"format": "convert skeleton 1", "leaf_names": rows}))
+        cls.options = {"skeleton": folder / "s.json"}
+        return open_source(path, skeleton=folder / "s.json")
+
+    @staticmethod
+    def values() -> dict[str, np.ndarray]:
+        return native(odd()) | float8()
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def expected(cls) -> Mapping[str, np.ndarray]:
+        return cls.values()
+
+
+class TestKeras(SourceContract):
+    @pytest.fixture(scope="class")
+    @classmethod
+    def model(cls) -> Any:
+        return writers.keras_model()
+
+    @pytest.fixture(scope="class", params=["model.weights.h5", "model.keras", "model.weights.json"])
+    @classmethod
+    def source(cls, tmp_path_factory: pytest.TempPathFactory, model: Any, request: pytest.FixtureRequest) -> Source:
+        path = tmp_path_factory.mktemp("keras") / request.param
+        if request.param.endswith(".keras"):
+            model.save(path)
+        elif request.param.endswith(".json"):
+            model.save_weights(path, max_shard_size=3.5e-7)
+            assert len(list(path.parent.glob("*.h5"))) > 1
+        else:
+            model.save_weights(path)
+        return open_source(path)
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def expected(cls, model: Any) -> Mapping[str, np.ndarray]:
+        return writers.keras_expected(model)
+
+    def test_tells_the_layers_own_names(self, source: Source) -> None:
+        assert "first is chosen_name" in source.notes[0]
+
+
+class TestT5X(SourceContract):
+    @pytest.fixture(scope="class", params=["tensorstore", "partly", "inline", "version 2", "steps"])
+    @classmethod
+    def source(cls, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Source:
+        values = {f"target/{name}": array for name, array in plain().items()}
+        inline = {"partly": tuple(values)[::2], "inline": tuple(values)}.get(request.param, ())
+        folder = tmp_path_factory.mktemp("t5x")
+        path = writers.t5x(folder / "checkpoint_1000", values, inline, version=2 if request.param == "version 2" else 3)
+        if request.param == "steps":
+            writers.t5x(folder / "checkpoint_90", {"target/w": np.ones(2)})
+            (folder / "checkpoint_2000.tmp-1234").mkdir()
+            source = open_source(folder)
+            assert source.notes == ("step 1000 of 90, 1000", "unfinished, passed over: checkpoint_2000.tmp-1234")
+            assert list(open_source(folder, step=90).leaves) == ["target/w"]
+            return source
+        source = open_source(path / "checkpoint" if request.param == "inline" else path)
+        assert source.format == f"T5X, version {2 if request.param == 'version 2' else 3}"
+        return source
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def expected(cls) -> Mapping[str, np.ndarray]:
+        return {f"target/{name}": array for name, array in plain().items()}
+
+
+# ---- what is particular to one format
+
+
+def test_msgpack_of_numbers_lists_and_nothing(tmp_path: Path) -> None:
+    import flax.serialization
+
+    tree = {"opt": [np.float32(1), {"mu": (1, True, 2.5, 1j)}], "none": None, "empty": {}, "list": [], "text": "x"}
+    (tmp_path / "x").write_bytes(flax.serialization.to_bytes(tree))
+    source = open_source(tmp_path / "x")
+    assert {name: source.read(name).tolist() for name in source.leaves} == {
+        "opt/0": 1.0,
+        "opt/1/mu/0": 1,
+        "opt/1/mu/1": True,
+        "opt/1/mu/2": 2.5,
+        "opt/1/mu/3": 1j,
+    }
+    assert source.leaves["opt/0"].spec.dtype == "float32"
+    assert set(source.absent) == {
+        Absent(("none",), "None"),
+        Absent(("empty",), "empty dict"),
+        Absent(("list",), "empty dict"),
+        Absent(("text",), "string"),
+    }
+
+
+def test_msgpack_of_a_single_array(tmp_path: Path) -> None:
+    import flax.serialization
+
+    array = np.arange(6.0).reshape(2, 3)
+    (tmp_path / "x").write_bytes(flax.serialization.msgpack_serialize(array))
+    assert same(open_source(tmp_path / "x").read(""), array)
+
+
+def test_equinox_without_names_says_how_to_get_them(tmp_path: Path) -> None:
+    path = writers.equinox(tmp_path / "m.eqx", [np.ones((16, 3), np.float32), 5])
+    said = refusal(path)
+    assert said.startswith(
+        "m.eqx: an Equinox file has no names for its 2 records (0 float32[16,3], 1 int64[]). Where the"
+    )
+    assert "convert skeleton module:factory > skeleton.json" in said and "`leaf_names:` in the rule file" in said
+    assert "but the rules name 1 and 3 records" in refusal(path, leaf_names=[["a"], ["a", "b", "c"]])
+    assert "several rule files name as many records, differently" in refusal(path, leaf_names=[["a", "b"], ["b", "a"]])
+    assert list(open_source(path, leaf_names=[["x"], ["a/w", "n"]]).leaves) == ["a/w", "n"]
+    assert "1 records have the name of another" in refusal(path, leaf_names=[["a", "a"]])
+
+
+def test_a_skeleton_of_another_model_is_refused(tmp_path: Path) -> None:
+    path = writers.equinox(tmp_path / "m.eqx", [np.ones((16, 3), np.float32), np.ones(3, ml_dtypes.bfloat16)])
+    file = tmp_path / "s.json"
+
+    def said(*rows: tuple[list[str], list[int], str]) -> str:
+        keys = ("path", "shape", "dtype")
+        records = [dict(zip(keys, row, strict=True)) for row in rows]
+        file.write_text(json.dumps({"format": "convert skeleton 1", "leaf_names": records}))
+        return refusal(path, skeleton=file)
+
+    assert "2 records, but" in said((["a"], [16, 3], "float32")) and "Numbers that are fields" in said()
+    wrong = said((["a", "w"], [3, 16], "float32"), (["b"], [3], "bfloat16"))
+    assert wrong.startswith("m.eqx: record 0 is float32[16,3], but") and "calls it a/w and says float32[3,16]" in wrong
+    assert "record 1 is bfloat16[3]" in said((["a"], [16, 3], "float32"), (["b"], [3], "float16"))
+    assert "record 1 has no valid path, shape and dtype" in said((["a"], [16, 3], "float32"), (["b"], [-3], "float16"))
+    file.write_text("[]")
+    assert "s.json: not a skeleton; `convert skeleton module:factory > s.json` writes one" in refusal(
+        path, skeleton=file
+    )
+
+
+FACTORY = """
+import equinox as eqx, jax, jax.numpy as jnp, numpy as np
+
+class Model(eqx.Module):
+    mlp: eqx.nn.MLP
+    norm: eqx.nn.BatchNorm
+    drop: eqx.nn.Dropout
+    width: int
+    half: jax.Array
+    table: dict
+    f8: jax.Array
+    name: str = "x"
+
+def make():
+    def build(key):
+        return Model(eqx.nn.MLP(2, 3, 4, 1, key=key), eqx.nn.BatchNorm(3, "b", mode="batch"), eqx.nn.Dropout(0.5), 7,
+                     jax.random.normal(key, (3,), jnp.bfloat16), {"b": np.arange(3, dtype=np.int32), "a": (1.5, True)},
+                     jnp.ones(2, jnp.float8_e5m2))
+    return eqx.nn.make_with_state(build)(jax.random.key(0))
+
+def key():
+    return jax.random.key(0)
+
+def nothing():
+    return None
+
+def broken():
+    raise LookupError("no such thing")
+
+if __name__ == "__main__":
+    eqx.tree_serialise_leaves("model.eqx", make())
+"""
+
+
+def test_skeleton_of_a_real_model(tmp_path: Path) -> None:
+    """Names from `convert skeleton` in the order in which the real Equinox writes; every value in its place."""
+    (tmp_path / "my_model.py").write_text(FACTORY)
+    env = {**os.environ, "JAX_PLATFORMS": "cpu"}
+
+    def run(*command: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, *command], cwd=tmp_path, env=env, capture_output=True, text=True, check=False
+        )
+
+    assert run("my_model.py").returncode == 0
+    done = run("-m", "convert", "skeleton", "my_model:make")
+    assert done.returncode == 0, done.stderr
+    (tmp_path / "skeleton.json").write_text(done.stdout)
+    source = open_source(tmp_path / "model.eqx", skeleton=tmp_path / "skeleton.json")
+    assert {
+        "0/mlp/layers/0/weight", "0/mlp/layers/1/bias", "0/norm/inference", "0/drop/p", "0/drop/inference", "0/width",
+        "0/half", "0/table/a/0", "0/table/a/1", "0/table/b", "0/f8", "1/0",
+    } <= set(source.leaves)  # fmt: skip
+    assert source.leaves["0/half"].spec.dtype == "bfloat16" and source.leaves["0/f8"].spec.dtype == "float8_e5m2"
+    assert source.read("0/width") == 7 and source.read("0/table/a/0") == 1.5 and source.read("0/drop/p") == 0.5
+    assert source.read("0/table/b").tolist() == [0, 1, 2]
+    for factory, why in {
+        "my_model:key": "key<fry> is not a dtype that can be saved; for a PRNG key, keep jax.random.key_data(key)",
+        "my_model:nothing": "what it returns holds no arrays; return the model, or (model, state)",
+        "my_model:broken": "my_model:broken: LookupError: no such thing (my_model.py:",
+        "my_model:gone": "my_model has no 'gone'",
+        "my_modell:make": "No module named 'my_modell'",
+        "my_model": "expected module:factory, such as my_package.model:make",
+    }.items():
+        done = run("-m", "convert", "skeleton", factory)
+        assert done.returncode == 2 and why in done.stderr, done.stderr
+
+
+def test_records_in_the_rules_name_an_equinox_file(tmp_path: Path) -> None:
+    weight = np.random.default_rng(0).normal(size=(3, 2)).astype(np.float32)
+    writers.equinox(tmp_path / "m.eqx", [weight, 7])
+    rules = tmp_path / "r.yaml"
+    rules.write_text(
+        "model: m\ntitle: M\ntargets: {torch: {loads: T}}\nleaf_names: [layer/weight, size]\nrules:\n"
+        "- {from: layer/weight, parameter: w}\n- {drop: size, because: no weight}\n"
+    )
+    convert.convert(str(rules), tmp_path / "m.eqx", tmp_path / "out.safetensors")
+    from safetensors.numpy import load_file
+
+    assert same(load_file(tmp_path / "out.safetensors")["w"], weight)
+
+
+def test_keras_links_to_other_files_are_not_followed(tmp_path: Path) -> None:
+    import h5py
+
+    with h5py.File(tmp_path / "other.h5", "w") as file:
+        file["vars/0"] = np.ones(3)
+    for kind in ("soft", "external", "virtual", "storage"):
+        path = tmp_path / f"{kind}.weights.h5"
+        with h5py.File(path, "w") as file:
+            group = file.create_group("layers/dense/vars")
+            if kind == "soft":
+                group["0"] = h5py.SoftLink("/nowhere")
+            elif kind == "external":
+                group["0"] = h5py.ExternalLink(str(tmp_path / "other.h5"), "vars/0")
+            elif kind == "virtual":
+                layout = h5py.VirtualLayout((3,), "f8")
+                layout[:] = h5py.VirtualSource(str(tmp_path / "other.h5"), "vars/0", (3,))
+                group.create_virtual_dataset("0", layout)
+            else:
+                group.create_dataset("0", (3,), "f8", external=[(str(tmp_path / "other.h5"), 0, 24)])
+        said = refusal(path)
+        assert said.startswith(f"{kind}.weights.h5: leaf layers/dense/vars/0: ")
+        assert "not followed" in said or "in other files; they are not read" in said
+
+
+def test_keras_of_another_age_is_refused(tmp_path: Path) -> None:
+    import h5py
+
+    with h5py.File(tmp_path / "old.h5", "w") as file:
+        file["model_weights/dense/kernel:0"] = np.ones(3)
+    assert "not of Keras 3: no vars/ in it, only model_weights/dense/kernel:0" in refusal(tmp_path / "old.h5")
+
+
+def test_without_h5py_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import h5py
+
+    with h5py.File(tmp_path / "x.weights.h5", "w") as file:
+        file["vars/0"] = np.ones(3)
+    monkeypatch.setitem(sys.modules, "h5py", None)
+    assert "reading it needs h5py: pip install 'ckpt-convert[keras]'" in refusal(tmp_path / "x.weights.h5")
+
+
+@pytest.mark.parametrize(
+    ("path", "why"),
+    [
+        ("../outside", "is no plain name of a file in it"),
+        ("/etc", "is no plain name of a file in it"),
+        ("..", "is no plain name of a file in it"),
+        ("", "is no plain name of a file in it"),
+        ("missing", "its directory missing is missing"),
+        ("linked", "a link that leads out of the checkpoint's folder"),
+    ],
+)
+def test_t5x_reads_nothing_outside_its_folder(tmp_path: Path, path: str, why: str) -> None:
+    outside = writers.t5x(tmp_path / "outside", {"w": np.ones(3)})
+    folder = writers.t5x(tmp_path / "checkpoint_1", {"target/w": np.ones(3)}, kvstore={"driver": "file", "path": path})
+    (folder / "linked").symlink_to(outside / "w")
+    said = refusal(folder)
+    assert "leaf target/w: " in said and why in said
+
+
+def test_t5x_arrays_must_agree_with_the_file(tmp_path: Path) -> None:
+    folder = writers.t5x(tmp_path / "checkpoint_1", {"target/w": np.ones(3)}, metadata={"shape": [4]})
+    assert "leaf target/w: target.w/.zarray says float64[3], the file says the shape [4]" in refusal(folder)
+    (folder / "target.w" / "0").symlink_to("/etc/passwd") if not (folder / "target.w" / "0").exists() else None
+    other = writers.t5x(tmp_path / "checkpoint_2", {"target/w": np.ones(3)})
+    (other / "target.w" / "0").unlink()
+    source = open_source(other)
+    with pytest.raises(CheckpointError, match="leaf target/w .* cannot be read"):
+        source.read("target/w")
+    (other / "target.w" / "0").symlink_to("/etc/passwd")
+    assert "target.w/0 is a link, which T5X does not write" in refusal(other)
+
+
+# ---- recognised by content, or refused with what is understood
+
+
+def all_formats(folder: Path) -> dict[str, Path]:
+    folder.mkdir(exist_ok=True)
+    made = {
+        "flax msgpack": writers.msgpack(folder / "a", plain()),
+        "NumPy .npz": writers.npz(folder / "b.npz", plain()).rename(folder / "b"),
+        "safetensors": writers.safetensors(folder / "c", float8()),
+        "Equinox": writers.equinox(folder / "d", [np.ones(2)]),
+        "T5X": writers.t5x(folder / "t" / "e", {"target/w": np.ones(3)}),
+    }
+    import h5py
+
+    with h5py.File(folder / "f", "w") as file:
+        file["layers/dense/vars/0"] = np.ones(3)
+    return made | {"Keras 3": folder / "f"}
+
+
+def test_formats_are_told_by_content_whatever_the_name(tmp_path: Path) -> None:
+    made = all_formats(tmp_path / "files")
+    for wrong in ("x.npz", "x.eqx", "x.msgpack", "x.safetensors", "x.h5", "x.bin"):
+        for name, path in made.items():
+            if path.is_dir():
+                continue
+            copy = shutil.copy(path, tmp_path / wrong)
+            assert open_source(copy, leaf_names=[["w"]]).format.startswith(name.split(" .")[0]), (wrong, name)
+    assert open_source(made["T5X"]).format == "T5X, version 3"
+
+
+def test_several_checkpoints_in_a_folder_must_be_named(tmp_path: Path) -> None:
+    writers.msgpack(tmp_path / "flax_model.msgpack", {"w": np.ones(2)})
+    assert list(open_source(tmp_path).leaves) == ["w"]
+    writers.npz(tmp_path / "other.npz", {"w": np.ones(2)})
+    with pytest.raises(CheckpointError) as caught:
+        open_source(tmp_path)
+    assert str(caught.value) == (
+        f"{tmp_path}: 2 checkpoints could be meant; give one of them:\n"
+        f"  {tmp_path / 'flax_model.msgpack'} (flax msgpack)\n  {tmp_path / 'other.npz'} (NumPy .npz)"
+    )
+
+
+def test_what_is_unknown_is_answered_with_what_is_understood(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(b"hello, this is no checkpoint")
+    said = refusal(tmp_path / "x")
+    for format in (
+        "flax msgpack: ",
+        "Equinox: ",
+        "NumPy .npz: ",
+        "safetensors: ",
+        "Keras 3: ",
+        "T5X: ",
+        "Orbax: ",
+        "paxml: ",
+    ):
+        assert f"\n  {format}" in said
+    (tmp_path / "x").write_bytes(b"")
+    assert "no checkpoint that can be read" in refusal(tmp_path / "x")
+
+
+def test_options_of_other_formats_are_refused(tmp_path: Path) -> None:
+    path = writers.npz(tmp_path / "x.npz", {"w": np.ones(2)})
+    assert refusal(path, step=3) == "x.npz: a checkpoint of NumPy .npz has no steps; leave out --step 3"
+    assert "has no items; leave out --item params" in refusal(path, item="params")
+    assert "has no need of a skeleton; leave out --skeleton s.json" in refusal(path, skeleton="s.json")
+
+
+class Trap:
+    """Unpickling it leaves a file behind."""
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[str, str]]:
+        return open, ("unpickled", "w")
+
+
+@pytest.mark.parametrize("kind", [*(f"pickle {n}" for n in range(6)), "npy", "npz", "eqx", "torch", "directory"])
+def test_pickles_are_refused_and_not_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    objects = np.array([Trap(), 1], object)
+    path = tmp_path / "x.pkl"
+    if kind.startswith("pickle"):
+        path.write_bytes(pickle.dumps(Trap(), int(kind[-1])))
+    elif kind == "npy":
+        path.write_bytes(writers.records(objects))
+    elif kind == "npz":
+        path = writers.npz(tmp_path / "x.npz", {"good": np.ones(2), "bad": objects})
+    elif kind == "eqx":
+        path.write_bytes(writers.records(np.ones(2), objects))
+    elif kind == "torch":
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("archive/data.pkl", pickle.dumps(Trap()))
+    else:
+        path = tmp_path / "folder"
+        path.mkdir()
+        (path / "weights.pkl").write_bytes(pickle.dumps(Trap()))
+    said = refusal(path, leaf_names=[["a"]])
+    assert "it is a pickle, and loading one runs its code, so it is refused. Where the code that wrote it runs" in said
+    assert "numpy.savez(path, **flat_dict), flax.serialization.to_bytes or safetensors.flax.save_file" in said
+    assert ("leaf bad: " in said) == (kind == "npz") and ("record 1, " in said) == (kind == "eqx")
+    assert not Path("unpickled").exists()
+
+
+def test_an_entry_point_adds_a_source(tmp_path: Path) -> None:
+    """A package with one module, as pip would install it."""
+    site = tmp_path / "site"
+    info = site / "my_source-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my-source\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[convert.checkpoints]\nmine = my_source:FORMAT\n")
+    module = """
+import numpy as np
+from convert import Format, Leaf, Source, TensorSpec
+
+class Mine(Source):
+    def __init__(self, path):
+        self.path, self.format = path, "mine"
+        self.leaves = {"w": Leaf(("w",), TensorSpec((2,), "float32"))}
+    def read(self, name):
+        return np.frombuffer(self.path.read_bytes()[4:], "<f4").copy()
+
+FORMAT = Format("mine", "a file of mine", lambda p: [p] if p.is_file() and p.read_bytes()[:4] == b"MINE" else [],
+                lambda path, options: Mine(path))
+"""
+    (site / "my_source.py").write_text(module)
+    (tmp_path / "x").write_bytes(b"MINE" + np.array([1, 2], "<f4").tobytes())
+    code = "import convert; s = convert.open_source('x'); print(s.format, s.read('w').tolist())"
+    env = {**os.environ, "PYTHONPATH": f"{os.environ.get('PYTHONPATH', '')}:{site}"}
+
+    def run() -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True, check=False
+        )
+
+    assert run().stdout == "mine [1.0, 2.0]\n"
+    (site / "my_source.py").write_text("FORMAT = 1")
+    assert "the source mine of my-source is no convert.Format; repair or uninstall it" in run().stderr
+    (site / "my_source.py").write_text("1 / 0")
+    assert "the source mine of my-source cannot be loaded: division by zero" in run().stderr
+
+
+# ---- folders, links, shards
+
+
+@pytest.mark.parametrize("format", ["msgpack", "safetensors"])
+def test_an_index_names_files_of_its_folder_only(tmp_path: Path, format: str) -> None:
+    write = writers.msgpack_shards if format == "msgpack" else writers.safetensors_shards
+    folder = write(tmp_path / "m", {"a": np.ones(2, np.float32), "b": np.ones(3, np.float32)}, 2)
+    (index,) = folder.glob("*.index.json")
+    whole = json.loads(index.read_text())
+    shard = whole["weight_map"]["a"]
+    outside = str(shutil.copy(folder / shard, tmp_path / shard))
+
+    def said(**weight_map: Any) -> str:
+        index.write_text(json.dumps({"weight_map": {**whole["weight_map"], **weight_map}}))
+        return refusal(index)
+
+    for name in (f"../{shard}", outside, "..", "", 3, None, "a\0b"):
+        assert "is no plain name of a file in it; such a path is not followed" in said(a=name)
+    assert "the shard gone is not there, which holds a" in said(a="gone")
+    assert "leaf c is not in it" in said(c=shard)
+    index.write_text(json.dumps({"weight_map": {"b": whole["weight_map"]["b"], "a": whole["weight_map"]["b"]}}))
+    assert "leaf a is not in it" in refusal(index)
+    index.write_text(json.dumps({"weight_map": {}}))
+    assert "it has no weight_map" in refusal(index)
+    index.write_text('{"weight_map": ')
+    assert "not JSON" in refusal(index)
+    index.write_text(json.dumps(whole))
+    (folder / shard).unlink()
+    (folder / shard).symlink_to(outside)
+    assert "a link that leads out of the checkpoint's folder; it is not followed" in refusal(index)
+
+
+def test_the_cache_of_the_hub_is_links_to_its_blobs(tmp_path: Path) -> None:
+    made = writers.msgpack_shards(tmp_path / "made", {"a": np.ones(2), "b": np.ones(3)}, 2)
+    blobs, snapshot = tmp_path / "models--x" / "blobs", tmp_path / "models--x" / "snapshots" / "1234"
+    blobs.mkdir(parents=True)
+    snapshot.mkdir(parents=True)
+    for number, file in enumerate(sorted(made.iterdir())):
+        file.rename(blobs / str(number))
+        (snapshot / file.name).symlink_to(f"../../blobs/{number}")
+    assert list(open_source(snapshot).leaves) == ["a", "b"]
+
+
+def test_a_name_that_occurs_twice_is_refused(tmp_path: Path) -> None:
+    import msgpack
+
+    with zipfile.ZipFile(tmp_path / "x.npz", "w") as archive:
+        data = writers.records(np.ones(2))
+        archive.writestr("a.npy", data)
+        archive.writestr("a", data)
+    assert "two leaves would be called 'a'" in refusal(tmp_path / "x.npz")
+    packed = msgpack.packb({"a": 1.5}) + b""
+    (tmp_path / "m").write_bytes(b"\x82" + packed[1:] * 2)
+    assert "two leaves would be called 'a'" in refusal(tmp_path / "m")
+    (tmp_path / "m").write_bytes(msgpack.packb({"a": {"1": 1.5, 1: 2.5}}))
+    assert "two leaves would be called 'a/1'" in refusal(tmp_path / "m")
+    # A slash in a key is told from a level.
+    (tmp_path / "m").write_bytes(msgpack.packb({"a": {"b": 1.5}, "a/b": 2.5, "": {"": 3.5}}))
+    source = open_source(tmp_path / "m")
+    assert {name: float(source.read(name)) for name in source.leaves} == {"/": 3.5, "a/b": 1.5, "a\\/b": 2.5}
+
+
+# ---- damage
+
+
+def damaged_files(folder: Path) -> dict[str, tuple[Path, dict[str, Any]]]:
+    arrays = {"first": np.arange(40, dtype=np.float32), "second": np.arange(60, dtype=np.float32).reshape(3, 20)}
+    model = folder / "k.weights.h5"
+    import h5py
+
+    with h5py.File(model, "w") as file:
+        for name, array in arrays.items():
+            file[f"{name}/vars/0"] = array
+    return {
+        "msgpack": (writers.msgpack(folder / "m", arrays), {}),
+        "npz": (writers.npz(folder / "n.npz", arrays), {}),
+        "deflated": (writers.npz(folder / "c.npz", arrays, compressed=True), {}),
+        "safetensors": (writers.safetensors(folder / "s", arrays), {}),
+        "equinox": (writers.equinox(folder / "e", list(arrays.values())), {"leaf_names": [list(arrays)]}),
+        "keras": (model, {}),
+        "t5x": (writers.t5x(folder / "t" / "c", arrays, tuple(arrays)) / "checkpoint", {}),
+    }
+
+
+def read_all(path: Path, options: dict[str, Any]) -> None:
+    source = open_source(path, **options)
+    for name in source.leaves:
+        assert source.read(name).nbytes == source.leaves[name].spec.nbytes
+
+
+@pytest.mark.parametrize("kind", ["msgpack", "npz", "deflated", "safetensors", "equinox", "keras", "t5x"])
+def test_a_file_cut_anywhere_is_an_error(tmp_path: Path, kind: str) -> None:
+    path, options = damaged_files(tmp_path)[kind]
+    whole = path.read_bytes()
+    read_all(path, options)
+    for length in {*range(0, len(whole), 1 + len(whole) // 150), len(whole) - 1}:
+        path.write_bytes(whole[:length])
+        try:
+            read_all(path, options)
+        except CheckpointError as error:
+            assert str(path) in str(error)
+        else:
+            pytest.fail(f"cut to {length} of {len(whole)} bytes, and read")
+
+
+@pytest.mark.parametrize("kind", ["msgpack", "npz", "safetensors", "equinox", "keras", "t5x"])
+def test_a_file_that_shrinks_after_it_was_opened_names_the_leaf(tmp_path: Path, kind: str) -> None:
+    path, options = damaged_files(tmp_path)[kind]
+    source = open_source(path, **options)
+    os.truncate(path, path.stat().st_size // 2 if kind == "keras" else 60)
+    failed = 0
+    for name in source.leaves:
+        try:
+            source.read(name)
+        except CheckpointError as error:
+            assert str(path) in str(error) and f"leaf {name}" in str(error)
+            failed += 1
+    assert failed
+
+
+def test_damage_names_the_leaf_as_soon_as_its_name_is_known(tmp_path: Path) -> None:
+    made = damaged_files(tmp_path)
+    path, options = made["msgpack"]
+    path.write_bytes(path.read_bytes()[:-10])
+    assert refusal(path).startswith("m: leaf second: truncated: the file has ")
+    path, options = made["equinox"]
+    path.write_bytes(path.read_bytes()[:-10])
+    assert refusal(path, **options).startswith("e: record 1, float32[3,20]: truncated: 10 bytes are missing")
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_a_flipped_bit_in_an_npz_is_found_by_its_checksum(tmp_path: Path, compressed: bool) -> None:
+    path = writers.npz(tmp_path / "x.npz", {"w": np.random.default_rng(0).normal(size=500)}, compressed)
+    whole = bytearray(path.read_bytes())
+    whole[len(whole) // 2] ^= 4
+    path.write_bytes(whole)
+    with pytest.raises(CheckpointError, match=r"x\.npz: leaf w: its (checksum|compressed bytes)"):
+        read_all(path, {})
+
+
+def test_sizes_that_a_file_cannot_hold_cost_nothing(tmp_path: Path) -> None:
+    """A terabyte, promised by a few bytes."""
+    head = io.BytesIO()
+    np.lib.format.write_array_header_1_0(head, {"descr": "<f4", "fortran_order": False, "shape": (2**38,)})
+    (tmp_path / "e").write_bytes(head.getvalue() + b"1234")
+    assert "record 0, float32[274877906944]: truncated" in refusal(tmp_path / "e", leaf_names=[["a"]])
+    with zipfile.ZipFile(tmp_path / "x.npz", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a.npy", head.getvalue() + bytes(1000))
+    assert "leaf a: float32[274877906944] takes" in refusal(tmp_path / "x.npz")
+    import h5py
+
+    with h5py.File(tmp_path / "k.h5", "w") as file:
+        file.create_dataset("vars/0", (2**38,), "f4", chunks=(2**20,), compression="gzip")
+    assert "leaf vars/0: float32[274877906944] takes 1099511627776 bytes, but 0 are stored" in refusal(
+        tmp_path / "k.h5"
+    )
+
+
+@pytest.mark.parametrize("kind", ["msgpack", "npz", "deflated", "safetensors", "equinox", "keras", "t5x"])
+def test_one_leaf_is_read_without_the_others(tmp_path: Path, kind: str) -> None:
+    """In a process that may take much less memory than the file: 200 MB beyond what it has after the imports."""
+    leaves = {
+        f"w{k}": np.tile(np.random.default_rng(k).integers(0, 255, 10 << 10, np.uint8), 4 << 10) for k in range(6)
+    }
+    path, records = tmp_path / "x", [list(leaves)]
+    if kind == "t5x":
+        path = writers.t5x(tmp_path / "c", leaves)
+    elif kind == "keras":
+        import h5py
+
+        with h5py.File(path, "w") as file:
+            for name, array in leaves.items():
+                file[f"{name}/vars/0"] = array
+    elif kind == "equinox":
+        path.write_bytes(writers.records(*leaves.values()))
+    elif kind in ("npz", "deflated"):
+        path = writers.npz(tmp_path / "x.npz", leaves, kind == "deflated")
+    elif kind == "safetensors":
+        from safetensors.numpy import save_file
+
+        save_file(leaves, path)
+    else:
+        writers.msgpack(path, leaves)
+    code = (
+        "import sys, resource, convert, convert.checkpoints.formats.npz, convert.checkpoints.formats.keras, zlib\n"
+        + ("import h5py\n" if kind == "keras" else "import convert.checkpoints.orbax.reader\n" if kind == "t5x" else "")
+        + f"source = convert.open_source({str(path)!r}, leaf_names={records!r})\n"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "total = 0\n"
+        "for name in source.leaves: total += source.read(name).nbytes\n"
+        "print(total, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    total, grown = map(int, done.stdout.split())
+    assert total == 6 * (40 << 20)
+    assert grown < 120_000, f"{grown} kB for leaves of 40 MiB"
+
+
+# ---- properties
+
+any_array = hnp.arrays(
+    st.one_of(
+        hnp.boolean_dtypes(),
+        hnp.integer_dtypes(endianness="?"),
+        hnp.floating_dtypes(endianness="?", sizes=(16, 32, 64)),
+        hnp.complex_number_dtypes(endianness="?"),
+    ),
+    hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4),
+)
+any_name = st.text(st.characters(codec="utf-8", exclude_characters="\0/"), max_size=8)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(any_array, max_size=5), st.booleans())
+def test_any_arrays_come_back_from_npz_and_equinox(
+    tmp_path_factory: pytest.TempPathFactory, arrays: list[np.ndarray], fortran: bool
+) -> None:
+    arrays = [np.asfortranarray(x) if fortran and x.ndim else x for x in arrays]
+    folder = tmp_path_factory.mktemp("any")
+    named = {f"w{k}": x for k, x in enumerate(arrays)}
+    for compressed in (False, True):
+        source = open_source(writers.npz(folder / "x.npz", named, compressed))
+        assert all(same(source.read(name), x) for name, x in native(named).items()) and len(source.leaves) == len(named)
+    if arrays:
+        (folder / "e").write_bytes(writers.records(*arrays))
+        source = open_source(folder / "e", leaf_names=[list(named)])
+        assert all(same(source.read(name), x) for name, x in native(named).items())
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.dictionaries(any_name, st.dictionaries(any_name, any_array, min_size=1, max_size=3), min_size=1, max_size=3))
+def test_any_tree_comes_back_from_msgpack(
+    tmp_path_factory: pytest.TempPathFactory, tree: dict[str, dict[str, np.ndarray]]
+) -> None:
+    import flax.serialization
+
+    tree = {a: {b: native({"": x})[""] for b, x in inner.items()} for a, inner in tree.items()}
+    path = tmp_path_factory.mktemp("any") / "m"
+    path.write_bytes(flax.serialization.msgpack_serialize(tree, in_place=False))
+    source = open_source(path)
+    assert {leaf.keys for leaf in source.leaves.values()} == {(a, b) for a, inner in tree.items() for b in inner}
+    for name, leaf in source.leaves.items():
+        assert same(source.read(name), tree[leaf.keys[0]][leaf.keys[1]])
+
+
+def test_memory_is_limited_by_the_machine_not_by_a_crash(tmp_path: Path) -> None:
+    path = writers.npz(tmp_path / "x.npz", {"w": np.zeros(300 << 20, np.uint8)}, compressed=True)
+    code = (
+        f"import resource, convert; source = convert.open_source({str(path)!r})\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (1, 1))\n"
+        "try: source.read('w')\nexcept convert.CheckpointError as e: print(e)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "leaf w: not enough memory for uint8[314572800]" in done.stdout, (done, resource.RLIMIT_AS)
+
+
+@pytest.mark.parametrize(
+    "kind", ["msgpack", "npz", "npz-compressed", "safetensors", "equinox", "keras", "big-endian", "t5x"]
+)
+def test_a_large_leaf_takes_the_memory_of_a_piece(tmp_path: Path, kind: str) -> None:
+    big = np.arange(6 << 20, dtype=np.float32).reshape(-1, 3)  # 24 MB, six pieces
+    path, options = tmp_path / "m", {}
+    if kind.startswith("npz"):
+        writers.npz(path := tmp_path / "m.npz", {"w": big}, compressed=kind == "npz-compressed")
+    elif kind == "keras":
+        with h5py.File(path := tmp_path / "m.weights.h5", "w") as file:
+            file["layers/dense/vars/0"] = big
+    elif kind in ("equinox", "big-endian"):
+        path.write_bytes(writers.records(big if kind == "equinox" else big.astype(">f4")))
+        options["leaf_names"] = [["w"]]
+    else:
+        getattr(writers, kind)(path, {"w": big}, **({"inline": ("w",)} if kind == "t5x" else {}))
+    source = open_source(path, **options)
+    (name,) = source.leaves
+    at = 0
+    tracemalloc.start()
+    try:
+        for chunk in source.chunks(name):
+            for origin, values in source.pieces(name, chunk):
+                assert origin == (at, 0) and np.array_equal(values, big[at : at + len(values)])
+                at += len(values)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert at == len(big)
+    assert peak < 4 * PIECE, (
+        f"{peak:,} bytes"
+    )  # a piece, its bytes in this machine's order, and the test's own comparison

@@ -1,0 +1,156 @@
+"""Positions: tables of sinusoids in their variants, learnt ones, and tables of relative distances, against real modules."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from convert import PlanError, RuleError
+from convert.planning.planner import make_plan
+from convert.writing.execute import computed
+from support.goldens import checkpoint, golden_io
+from support.memory_source import HEAD, MemorySource, rule_file, run
+
+FACTS = HEAD + "facts: {min_timescale: 1, max_timescale: 10000}\n"
+TABLE = "- from: w\n  axes: SD\n  parameter: w\n- timescales: D\n  positions: S\n  layout: LAYOUT\n  endpoint: LAST\n  buffer: pe\n"
+
+
+def table(layout: str, last: str, rows: int, width: int, **facts: float) -> np.ndarray:
+    rules = rule_file(TABLE.replace("LAYOUT", layout).replace("LAST", last), FACTS)
+    plan = make_plan(rules, MemorySource({"w": np.zeros((rows, width), np.float32)}), settings=facts)
+    (step,) = (step for step in plan.steps if step.name == "pe")
+    made = computed(step)
+    assert (made.shape, made.dtype.name) == (step.spec.shape, step.spec.dtype)
+    return made
+
+
+def whisper(rows: int, width: int) -> torch.Tensor:
+    from transformers.models.whisper.modeling_whisper import sinusoids
+
+    return sinusoids(rows, width)
+
+
+def marian(rows: int, width: int) -> torch.Tensor:
+    from transformers.models.marian.modeling_marian import MarianSinusoidalPositionalEmbedding
+
+    module = MarianSinusoidalPositionalEmbedding(rows, width)
+    made = module.create_weight()
+    return module.weight if made is None else made
+
+
+def speecht5(rows: int, width: int) -> torch.Tensor:
+    from transformers.models.speecht5.modeling_speecht5 import SpeechT5ScaledPositionalEncoding
+
+    return SpeechT5ScaledPositionalEncoding(0.0, width, rows).pe[0]
+
+
+MODULES = {
+    ("concatenated", "included"): whisper,
+    ("concatenated", "excluded"): marian,
+    ("interleaved", "excluded"): speecht5,
+}
+
+
+@pytest.mark.parametrize("variant", MODULES)
+def test_a_table_is_that_of_the_module(variant: tuple[str, str]) -> None:
+    with torch.no_grad():
+        want = MODULES[variant](37, 14).numpy()
+    assert np.abs(table(*variant, 37, 14) - want).max() < 5e-6  # theirs are computed in float32
+    others = [(layout, last) for layout in ("concatenated", "interleaved") for last in ("included", "excluded")]
+    assert all(np.abs(table(*other, 37, 14) - want).max() > 0.5 for other in others if other != variant)
+
+
+def test_a_table_is_the_jax_code_in_float64() -> None:
+    """flax's examples/wmt/models.py sinusoidal_init: concatenated, the last timescale included; min_timescale multiplies."""
+    position, k = np.arange(9)[:, None], np.arange(4)
+    angle = position * 2.0 * np.exp(k * (-np.log(5000 / 2) / 3))
+    want = np.concatenate([np.sin(angle), np.cos(angle)], 1)
+    got = table("concatenated", "included", 9, 8, min_timescale=2, max_timescale=5000)
+    assert np.abs(got - want).max() <= 2**-24
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("  layout: LAYOUT\n", "", "a table has both `positions:` and `layout:`"),
+        ("LAYOUT", "halves", "expected one of concatenated, interleaved"),
+        ("positions: S", "positions: 0", "a table has at least one position"),
+    ],
+)
+def test_rules_of_tables_that_say_too_little(old: str, new: str, message: str) -> None:
+    text = TABLE.replace(old, new).replace("LAYOUT", "interleaved").replace("LAST", "included")
+    with pytest.raises(RuleError, match=message):
+        rule_file(text, FACTS)
+
+
+def test_an_odd_width_and_an_unknown_length_are_refused() -> None:
+    with pytest.raises(PlanError, match="r.yaml:9: pe has the width D = 5, which is no pairs of a sine and a cosine"):
+        table("interleaved", "included", 3, 5)
+    text = TABLE.replace("positions: S", "positions: T").replace("LAYOUT", "interleaved").replace("LAST", "included")
+    with pytest.raises(PlanError, match="r.yaml:9: pe has T positions, to which no leaf"):
+        make_plan(rule_file(text, FACTS), MemorySource({"w": np.zeros((3, 4), np.float32)}))
+
+
+# ---- relative distances: a look-up is a product with a row of zeros and a one
+
+BUCKETS = """
+- einsum: ...B,NB->...N
+  from: decoder/relpos_bias/rel_embedding
+  linear: {module: attn.relative_attention_bias, einsum: "...B,BN->...N"}
+"""
+
+
+def test_a_table_of_buckets_as_t5x_stores_it() -> None:
+    """T5X has [heads, buckets], transformers [buckets, heads]; square in neither, and the wrong one computes something else."""
+    from transformers import T5Config
+    from transformers.models.t5.modeling_t5 import T5Attention
+
+    rng = np.random.default_rng(0)
+    stored = rng.standard_normal((12, 12)).astype(np.float32)  # as many heads as buckets: nothing but the rule tells
+    made = run(make_plan(rule_file(BUCKETS), MemorySource({"decoder/relpos_bias/rel_embedding": stored})))
+    config = T5Config(
+        d_model=24, d_kv=2, num_heads=12, relative_attention_num_buckets=12, relative_attention_max_distance=17
+    )
+    module = T5Attention(config, has_relative_attention_bias=True, layer_idx=0)
+
+    def bias(weight: np.ndarray) -> np.ndarray:
+        module.relative_attention_bias.load_state_dict({"weight": torch.tensor(weight)})
+        with torch.no_grad():
+            return module.compute_bias(23, 23)[0].numpy()
+
+    got = bias(made["attn.relative_attention_bias.weight"])
+    bucket = buckets(np.arange(23)[None, :] - np.arange(23)[:, None], 12, 17)
+    want = np.einsum(
+        "nb,qkb->nqk", stored, np.eye(12)[bucket]
+    )  # T5X layers.py RelativePositionBiases: a one-hot product
+    assert np.abs(got - want).max() < 1e-6
+    assert np.abs(bias(stored) - want).max() > 1
+
+
+def buckets(distance: np.ndarray, count: int, limit: int) -> np.ndarray:
+    """T5X's ``_relative_position_bucket``, both directions, as the paper's code has it."""
+    half = count // 2
+    side = (distance > 0) * half
+    far = np.abs(distance)
+    exact = half // 2
+    large = exact + (np.log(np.maximum(far, 1) / exact) / np.log(limit / exact) * (half - exact)).astype(int)
+    return np.asarray(side + np.where(far < exact, far, np.minimum(large, half - 1)))
+
+
+def test_learnt_positions_without_their_batch_axis() -> None:
+    leaves = {"pos_embedding": np.random.default_rng(0).standard_normal((1, 6, 4)).astype(np.float32)}
+    rules = "- from: pos_embedding\n  axes: .SD\n  embedding: position_embedding\n"
+    made: Any = run(make_plan(rule_file(rules), MemorySource(leaves)))
+    assert np.array_equal(made["position_embedding.weight"], leaves["pos_embedding"][0])
+
+
+def test_the_tables_of_whisper_are_its_leaves() -> None:
+    """They lie in the tree, so they are kept, whatever they are."""
+    import convert
+
+    plan = convert.plan_conversion("whisper", checkpoint("whisper"))
+    (step,) = (step for step in plan.steps if step.name == "model.encoder.embed_positions.weight")
+    assert step.value is None and step.spec.shape == (14, 24) and golden_io("whisper")["logits"].shape[-1] == 59

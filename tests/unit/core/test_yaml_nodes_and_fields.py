@@ -1,0 +1,385 @@
+"""Rule files as text: YAML with positions, hostile files refused quickly, and every error of the field declarations."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from convert import RuleError, load_rules
+from convert.core.fields import (
+    FLAG,
+    INTEGER,
+    TEXT,
+    Anything,
+    Choice,
+    Either,
+    Field,
+    Key,
+    ListOf,
+    MapOf,
+    Record,
+    Scalar,
+    nearest,
+)
+from convert.core.yaml_nodes import MAX_DEPTH, MAX_VALUES, Node, Position, load_yaml, parse_scalar, read_text
+from support.paths import ROOT
+
+NUMBER = Scalar((float, int), "a number", float)
+
+
+@contextmanager
+def refused(message: str, seconds: float = 5.0) -> Iterator[None]:
+    """The whole message; and no hanging."""
+    started = time.perf_counter()
+    with pytest.raises(RuleError) as error:
+        yield
+    assert str(error.value) == message
+    assert time.perf_counter() - started < seconds
+
+
+# --- YAML -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["libyaml", "python"])
+def reader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Once with libyaml, once as where PyYAML was built without it."""
+    if request.param == "python":
+        monkeypatch.delattr(yaml, "CSafeLoader")
+    return str(request.param)
+
+
+def test_nodes_remember_where_they_stand() -> None:
+    node = load_yaml("a: 1\nb:\n  - x\n  - {c: 'd'}\n", "f.yaml")
+    assert str(node.at) == "f.yaml:1:1"
+    assert node.keys_at == {"a": Position("f.yaml", 1, 1), "b": Position("f.yaml", 2, 1)}
+    inner = node.value["b"].value[1]
+    assert str(inner.at) == "f.yaml:4:5"
+    assert inner.value["c"].at == Position("f.yaml", 4, 9)
+    assert inner.at.line_only == "f.yaml:4"
+    assert node.plain() == {"a": 1, "b": ["x", {"c": "d"}]}
+    assert [str(n) for n in (node, node.value["b"], node.value["a"], inner.value["c"])] == [
+        "a mapping",
+        "a list",
+        "1",
+        "'d'",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1", 1),
+        ("-12", -12),
+        ("+3", 3),
+        ("1.5", 1.5),
+        ("1e-6", 1e-6),  # a string to YAML 1.1
+        ("-.5E+3", -500.0),
+        ("1.", 1.0),
+        ("true", True),
+        ("False", False),
+        ("null", None),
+        ("~", None),
+        ("", None),
+        ("yes", "yes"),  # a bool to YAML 1.1
+        ("on", "on"),
+        ("no", "no"),
+        ("1:30", "1:30"),  # a number of base 60 to YAML 1.1
+        ("1_000", "1_000"),
+        ("1.2.3", "1.2.3"),
+        ("'1'", "1"),
+        ('"true"', "true"),
+        ("2*P", "2*P"),
+        ("1e999", "1e999"),  # infinite, which JSON cannot hold
+        ("9" * 5000, "9" * 5000),  # Python refuses to read such a number
+    ],
+)
+def test_scalars_are_those_of_yaml_1_2(text: str, value: object) -> None:
+    found = load_yaml(f"k: {text}", "f").value["k"].value
+    assert (found, type(found)) == (value, type(value))
+    if not text.startswith(("'", '"')):
+        assert parse_scalar(f" {text} ") == value
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "f: the file is empty; see `convert rules show timesfm-2.5` for an example"),
+        ("# only a comment\n", "f: the file is empty; see `convert rules show timesfm-2.5` for an example"),
+        ("a: 1\nb: 2\na: 3\n", "f:3:1: the key 'a' stands twice in one mapping (first in line 1); remove one"),
+        ("x: {a: 1, 'a': 2}", "f:1:11: the key 'a' stands twice in one mapping (first in line 1); remove one"),
+        ("? [a]\n: 1", "f:1:3: a key must be a plain word, not a list"),
+        ("? {a: 1}\n: 1", "f:1:3: a key must be a plain word, not a mapping"),
+        ("a: [1", "f:1:6: not YAML: did not find expected ',' or ']', at the end of the file"),
+        ("a: b: c", "f:1:5: not YAML: mapping values are not allowed in this context, at ':'"),
+        ("a:\n\t- b", "f:2:1: not YAML: found character that cannot start any token, at '\\t'"),
+        ("a: 'x", "f:1:6: not YAML: found unexpected end of stream, at the end of the file"),
+        ("a: !own!word x", "f:1:4: not YAML: found undefined tag handle, at '!'"),
+        ("a: 1\nä: \x00", r"f:2:4: not YAML: control characters are not allowed, at '\x00'"),
+    ],
+)
+def test_what_is_not_yaml(text: str, message: str) -> None:
+    with refused(message):
+        load_yaml(text, "f")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: *nope", "f:1:4: not YAML: found undefined alias 'nope'"),
+        ("a: [*b, &b 1]", "f:1:5: not YAML: found undefined alias 'b'"),
+        ("a: 1\n---\nb: 2", "f:2:1: not YAML: found another document"),
+        ("%YAML 1.3\n---\na: 1", "f:1:1: not YAML: found incompatible YAML document, at '%'"),
+        (
+            "\ufeffa: 1\nb: x\u2028c: 2",
+            'f:2:5: not YAML: the character \\u2028 breaks lines for some readers and not for others; write it as "\\u2028", in '
+            "double quotes",
+        ),
+    ],
+)
+def test_what_is_no_rule_file(text: str, message: str, reader: str) -> None:
+    with refused(message):
+        load_yaml(text, "f")
+
+
+def nested(levels: int, value: str = "x") -> str:
+    return "[" * levels + value + "]" * levels
+
+
+def laughs(levels: int, width: int = 9) -> str:
+    """The 'billion laughs': a few lines whose aliases spell out ``width ** levels`` values."""
+    lines = ["a0: &a0 [x]"]
+    lines += [f"a{k}: &a{k} [{', '.join([f'*a{k - 1}'] * width)}]" for k in range(1, levels)]
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (laughs(30), f"f: more than {MAX_VALUES} values, counting what its aliases repeat; write them out"),
+        (
+            f"a: &a [{', '.join('x' * 400)}]\nb: [{', '.join(['*a'] * 300)}]",
+            f"f: more than {MAX_VALUES} values, counting what its aliases repeat; write them out",
+        ),
+        ("a: &a [*a, *a, *a]", "f:1:8: the alias 'a' stands within what it names, in line 1"),
+        ("a: &a\n  b: [c, *a]", "f:2:10: the alias 'a' stands within what it names, in line 1"),
+        ("[" * 40 + "]" * 40, f"f:1:34: nested deeper than {MAX_DEPTH} levels"),
+        ("{a: " * 40 + "1" + "}" * 40, f"f:1:133: nested deeper than {MAX_DEPTH} levels"),
+        ("[" * 100_000, f"f:1:34: nested deeper than {MAX_DEPTH} levels"),
+        ("{a: " * 100_000, f"f:1:133: nested deeper than {MAX_DEPTH} levels"),
+        ("\n".join(" " * k + "a:" for k in range(2000)), f"f:34:34: nested deeper than {MAX_DEPTH} levels"),
+        (f"- &a {nested(20)}\n- {nested(13, '*a')}", f"f:2:16: nested deeper than {MAX_DEPTH} levels"),
+    ],
+    ids=[
+        "laughs",
+        "many",
+        "self-list",
+        "self-mapping",
+        "lists",
+        "mappings",
+        "open-lists",
+        "open-mappings",
+        "block",
+        "two",
+    ],
+)
+def test_hostile_files_are_refused_quickly(text: str, message: str, reader: str) -> None:
+    with refused(message, seconds=20):  # measured: at most 0.2 s; without the limit the first would take 9**30 steps
+        load_yaml(text, "f")
+
+
+def test_as_deep_and_as_many_as_may_be(reader: str) -> None:
+    load_yaml(nested(MAX_DEPTH), "f")
+    load_yaml(f"- &a {nested(20)}\n- {nested(11, '*a')}", "f")
+    assert len(load_yaml(f"[{'x,' * (MAX_VALUES - 1)}]", "f").value) == MAX_VALUES - 1
+    with refused(f"f: more than {MAX_VALUES} values, counting what its aliases repeat; write them out"):
+        load_yaml(f"[{'x,' * MAX_VALUES}]", "f")
+
+
+def test_aliases_are_fine_in_moderation(reader: str) -> None:
+    assert load_yaml("a: &x {k: [1]}\nb: *x\nc: &x 2\nd: *x", "f").plain() == {
+        "a": {"k": [1]},
+        "b": {"k": [1]},
+        "c": 2,
+        "d": 2,
+    }
+    assert load_yaml(laughs(4), "f").plain()["a3"][0][0][0] == ["x"]
+    again = load_yaml("&k 10: &b [&b 2, *b]\nx: {*k : *b}", "f")  # a name that is given twice, and one of a key
+    assert again.plain() == {"10": [2, 2], "x": {"10": 2}}
+    assert again.value["x"].value["10"].at == Position("f", 1, 12)  # where the value is written
+
+
+def test_tags_construct_nothing(reader: str) -> None:
+    assert load_yaml("a: !!python/object/apply:os.system ['false']", "f").plain() == {"a": ["false"]}
+    assert load_yaml("%TAG !o! tag:o,1:\n---\n!o!x {!!str a: !!int x, b: !!str 1, c: !y }", "f").plain() == {
+        "a": "x",
+        "b": 1,
+        "c": None,
+    }
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    latin = tmp_path / "latin.yaml"
+    latin.write_bytes("title: Zürich".encode("latin-1"))
+    with refused("called: not a text file in UTF-8"):
+        read_text(latin, "called")
+    with refused(f"{tmp_path}: cannot be read: Is a directory"):
+        load_rules(tmp_path)
+    with refused(f"{tmp_path}/none.yaml: cannot be read: No such file or directory"):
+        load_rules(tmp_path / "none.yaml")
+    with refused(f"{latin}: not a text file in UTF-8"):
+        load_rules(latin)
+
+
+def test_byte_order_mark_and_windows_lines(tmp_path: Path) -> None:
+    path = tmp_path / "r.yaml"
+    path.write_bytes(b"\xef\xbb\xbfa: 1\r\nb: x\r\n")
+    node = load_yaml(read_text(path, "r"), "r")
+    assert node.plain() == {"a": 1, "b": "x"}
+    assert node.value["b"].at == Position("r", 2, 4)
+
+
+SHIPPED = sorted((ROOT / "rules").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_libyaml_and_python_read_alike(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    by_libyaml = load_yaml(path.read_text(), "f")
+    monkeypatch.delattr(yaml, "CSafeLoader")
+    assert load_yaml(path.read_text(), "f") == by_libyaml  # with every position
+
+
+WORD = st.text(st.characters(codec="utf-8", categories=("L", "N", "P", "S", "Zs")), max_size=8)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | WORD,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(WORD, inner, max_size=4),
+    max_leaves=20,
+)
+
+
+def keys_of(node: Node) -> Iterator[tuple[str, Position]]:
+    yield from (node.keys_at or {}).items()
+    for child in node.value.values() if node.is_mapping else node.value if isinstance(node.value, tuple) else ():
+        yield from keys_of(child)
+
+
+@given(VALUES, st.sampled_from([None, 0, 2]))
+@settings(deadline=None)
+def test_json_is_yaml(value: Any, indent: int | None) -> None:
+    text = json.dumps(value, ensure_ascii=False, indent=indent)
+    node = load_yaml(text, "f")
+    assert json.dumps(node.plain()) == json.dumps(value)  # which tells 1 from True
+    lines = text.split("\n")
+    for key, at in keys_of(node):
+        assert lines[at.line - 1][at.column - 1 :].startswith(json.dumps(key, ensure_ascii=False))
+
+
+@given(st.text(max_size=40))
+@settings(deadline=None)
+def test_any_text_is_a_node_or_a_rule_error(text: str) -> None:
+    try:
+        assert isinstance(load_yaml(text, "f"), Node)
+    except RuleError as error:
+        assert str(error).startswith("f:")
+
+
+# --- fields ---------------------------------------------------------------------------------------------------------
+
+POINT = Record({"x": Key(INTEGER, "how far", required=True), "word": Key(TEXT, "a word")}, "a point")
+
+
+def parse_even(value: int) -> int:
+    if value % 2:
+        raise ValueError(f"{value} is odd")
+    return value
+
+
+@pytest.mark.parametrize(
+    ("field", "text", "value"),
+    [
+        (TEXT, "x", "x"),
+        (NUMBER, "1", 1.0),
+        (NUMBER, "1e-6", 1e-6),
+        (INTEGER, "-3", -3),
+        (FLAG, "true", True),
+        (Scalar(int, "an even number", parse_even), "4", 4),
+        (Choice(("a", "b")), "b", "b"),
+        (Anything(), "{a: [1, x]}", {"a": [1, "x"]}),
+        (ListOf(INTEGER), "[1, 2]", (1, 2)),
+        (ListOf(INTEGER, or_one=True), "1", (1,)),
+        (MapOf(INTEGER), "{a: 1}", {"a": 1}),
+        (Either(TEXT, POINT), "x", "x"),
+        (Either(TEXT, POINT), "{x: 1}", {"x": 1}),
+        (POINT, "{word: hi, x: 1}", {"word": "hi", "x": 1}),
+    ],
+)
+def test_fields_read(field: Field, text: str, value: object) -> None:
+    node = load_yaml(f"k: {text}", "f").value["k"]
+    assert field.read(node) == value
+    jsonschema.validate(node.plain(), field.schema(), cls=jsonschema.Draft202012Validator)
+
+
+@pytest.mark.parametrize(
+    ("field", "text", "message"),
+    [
+        (TEXT, "1", "f:1:4: expected text, found 1"),
+        (TEXT, "[a]", "f:1:4: expected text, found a list"),
+        (NUMBER, "true", "f:1:4: expected a number, found True"),
+        (NUMBER, "abc", "f:1:4: expected a number, found 'abc'"),
+        (INTEGER, "1.5", "f:1:4: expected an integer, found 1.5"),
+        (INTEGER, "'1'", "f:1:4: expected an integer, found '1'"),
+        (FLAG, "yes", "f:1:4: expected true or false, found 'yes'"),
+        (FLAG, "1", "f:1:4: expected true or false, found 1"),
+        (Choice(("left", "right")), "lefft", "f:1:4: expected one of left, right, found 'lefft'; did you mean 'left'?"),
+        (Choice(("left", "right")), "7", "f:1:4: expected one of left, right, found 7"),
+        (Choice(("left", "right")), "[left]", "f:1:4: expected one of left, right, found a list"),
+        (ListOf(INTEGER), "1", "f:1:4: expected a list, found 1"),
+        (ListOf(INTEGER), "[1, x]", "f:1:8: expected an integer, found 'x'"),
+        (MapOf(INTEGER, "a mapping of letters"), "1", "f:1:4: expected a mapping of letters, found 1"),
+        (MapOf(INTEGER), "{a: x}", "f:1:8: expected an integer, found 'x'"),
+        (POINT, "x", "f:1:4: expected a point, found 'x'"),
+        (POINT, "{word: hi}", "f:1:4: a point needs the key 'x': how far"),
+        (
+            POINT,
+            "{x: 1, wrod: hi}",
+            "f:1:11: unknown key 'wrod' in a point; did you mean 'word'? (known: x, word)",
+        ),
+        (POINT, "{x: 1, zzz: hi}", "f:1:11: unknown key 'zzz' in a point (known: x, word)"),
+    ],
+)
+def test_fields_refuse(field: Field, text: str, message: str) -> None:
+    node = load_yaml(f"k: {text}", "f").value["k"]
+    with refused(message):
+        field.read(node)
+    with pytest.raises(jsonschema.ValidationError):  # an editor shows it, too
+        jsonschema.validate(node.plain(), field.schema(), cls=jsonschema.Draft202012Validator)
+
+
+def test_fields_refuse_what_only_code_can_tell() -> None:
+    with refused("f:1:4: 3 is odd"):
+        Scalar(int, "an even number", parse_even).read(load_yaml("k: 3", "f").value["k"])
+    with refused("f:1:5: 'b' is no key"):
+        MapOf(INTEGER, key=key_a).read(load_yaml("k: {b: 1}", "f").value["k"])
+    hinted = Choice(("a",), (("b", "b was renamed to a"),))
+    with refused("f:1:4: expected one of a, found 'b': b was renamed to a"):
+        hinted.read(load_yaml("k: b", "f").value["k"])
+
+
+def key_a(text: str) -> None:
+    if text != "a":
+        raise ValueError(f"{text!r} is no key")
+
+
+def test_nearest() -> None:
+    assert nearest("linaer", ("linear", "norm")) == "; did you mean 'linear'?"
+    assert nearest("qqq", ("linear", "norm")) == ""
+    assert nearest("norms", ["norm"], "; not ") == "; not 'norm'?"

@@ -1,0 +1,216 @@
+"""What a shape check cannot protect: `other_layouts` against brute force over arrays, and the groups of a plan."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from convert.planning.ambiguity import MAX_AXES, other_layouts
+from convert.planning.planner import make_plan
+from support.memory_source import MemorySource, rule_file, run, zeros
+
+Axes = tuple[tuple[str, int], ...]
+
+
+def element_orders(axes: Axes, groups: tuple[str, ...]) -> set[tuple[int, ...]]:
+    """By doing it: each order of the axes whose array splits into the target's shape, as its elements in C order.
+
+    Split means that consecutive axes make up each axis of the target: no axis of the source straddles two.
+    """
+    sizes = dict(axes)
+    stored = np.arange(math.prod(sizes.values())).reshape([n for _, n in axes])
+    target = tuple(math.prod(sizes[a] for a in group) for group in groups)
+    right = stored.transpose([[a for a, _ in axes].index(a) for a in "".join(groups)]).ravel()
+    found = set()
+    for order in itertools.permutations(range(len(axes))):
+        moved = stored.transpose(order)
+        ends = set(itertools.accumulate((n for n in moved.shape), int.__mul__, initial=1))
+        edges = list(itertools.accumulate(target, int.__mul__, initial=1))
+        if all(edge in ends for edge in edges) and (moved.ravel() != right).any():
+            found.add(tuple(moved.ravel().tolist()))
+    return found
+
+
+def elements_of(axes: Axes, layout: str) -> tuple[int, ...]:
+    sizes = dict(axes)
+    stored = np.arange(math.prod(sizes.values())).reshape([n for _, n in axes])
+    order = [c for c in layout if c.isalpha()]
+    return tuple(stored.transpose([[a for a, _ in axes].index(a) for a in order]).ravel().tolist())
+
+
+@st.composite
+def layouts(draw: st.DrawFn) -> tuple[Axes, tuple[str, ...]]:
+    sizes = draw(st.lists(st.sampled_from([0, 1, 2, 2, 3, 4, 6]), min_size=1, max_size=4))
+    axes = tuple(zip("ABCD", sizes, strict=False))
+    letters = draw(st.permutations([a for a, _ in axes]))
+    cuts = sorted(draw(st.lists(st.integers(0, len(letters)), max_size=2)))
+    bounds = [0, *cuts, len(letters)]
+    return axes, tuple("".join(letters[a:b]) for a, b in itertools.pairwise(bounds))
+
+
+@given(layouts())
+@settings(max_examples=400, deadline=None)
+def test_other_layouts_are_those_found_by_brute_force(case: tuple[Axes, tuple[str, ...]]) -> None:
+    axes, groups = case
+    found = other_layouts(axes, groups)
+    assert {elements_of(axes, layout) for layout in found} == element_orders(axes, groups)
+    sizes = dict(axes)
+    for layout in found:  # each is written so that it comes out with the target's shape
+        flat = [math.prod(sizes[a] for a in group if a.isalpha()) for group in split_groups(layout)]
+        assert flat == [math.prod(sizes[a] for a in group) for group in groups]
+    assert len({elements_of(axes, layout) for layout in found}) == len(found)  # each once
+
+
+def split_groups(layout: str) -> list[str]:
+    out, depth = [""], 0
+    for c in layout:
+        depth += (c == "(") - (c == ")")
+        if c == " " and depth == 0:
+            out.append("")
+        else:
+            out[-1] += c
+    return out
+
+
+@pytest.mark.parametrize(
+    ("axes", "groups", "others"),
+    [
+        ((("D", 7), ("F", 11)), ("F", "D"), ()),
+        ((("D", 7), ("F", 7)), ("F", "D"), ("D F",)),  # square: a forgotten transpose fits
+        ((("N", 4), ("H", 8), ("D", 32)), ("D", "NH"), ("(N H) D", "(H N) D", "D (H N)")),
+        ((("N", 3), ("H", 5), ("D", 7)), ("D", "NH"), ("D (H N)",)),
+        ((("N", 1), ("H", 5), ("D", 7)), ("D", "NH"), ()),
+        ((("H", 5),), ("H",), ()),
+        ((), (), ()),
+        ((("A", 0), ("B", 0)), ("A", "B"), ()),  # nothing there to be in the wrong place
+    ],
+)
+def test_known_layouts(axes: Axes, groups: tuple[str, ...], others: tuple[str, ...]) -> None:
+    assert other_layouts(axes, groups) == others
+
+
+def test_the_stored_order_comes_first() -> None:
+    assert other_layouts((("D", 8), ("N", 2), ("H", 4)), ("NH", "D"))[0] == "D (N H)"
+
+
+def test_many_axes_are_not_searched() -> None:
+    axes = tuple((letter, 2) for letter in "ABCDEFG")
+    assert len(axes) > MAX_AXES
+    assert other_layouts(axes, ("ABCDEFG",)) == (
+        "some other order of the 7 axes, perhaps",
+    )  # never taken for protected
+
+
+def test_groups_of_a_plan() -> None:
+    rules = """
+- einsum: ...D,DNH->...NH
+  from: "l_{i}/{q,k}/w"
+  linear: m.{i}.qk
+- einsum: ...D,DF->...F
+  from: l_{i}/up/w
+  linear: m.{i}.up
+- einsum: ...F,FD->...D
+  from: l_{i}/down/w
+  linear: m.{i}.down
+- from: square
+  parameter: s
+- from: norm
+  axes: D
+  parameter: n
+"""
+    tree = zeros(square=(3, 3), norm=(6,))
+    for i in range(2):
+        tree |= zeros(
+            **{f"l_{i}/q/w": (6, 2, 3), f"l_{i}/k/w": (6, 2, 3), f"l_{i}/up/w": (6, 6), f"l_{i}/down/w": (6, 6)}
+        )
+    made = make_plan(rule_file(rules), MemorySource(tree))
+    assert [group.to_dict() for group in made.unprotected] == [
+        {
+            "rule": "r.yaml:5",
+            "tensors": ["m.0.qk.weight", "m.1.qk.weight"],
+            "layout": "D N H -> (N H) D",
+            "others": ["D (N H)", "D (H N)", "(H N) D"],
+            "interchangeable_parts": ["l_0/q/w", "l_0/k/w"],
+            "interchangeable_siblings": 1,
+        },
+        {
+            "rule": "r.yaml:8",
+            "tensors": ["m.0.up.weight", "m.1.up.weight"],
+            "layout": "D F -> F D",
+            "others": ["D F"],
+            "interchangeable_parts": [],
+            "interchangeable_siblings": 1,
+        },
+        {
+            "rule": "r.yaml:11",
+            "tensors": ["m.0.down.weight", "m.1.down.weight"],
+            "layout": "F D -> D F",
+            "others": ["F D"],
+            "interchangeable_parts": [],
+            "interchangeable_siblings": 1,
+        },
+        {
+            "rule": "r.yaml:14",
+            "tensors": ["s"],
+            "layout": "as stored",
+            "others": ["b a"],
+            "interchangeable_parts": [],
+            "interchangeable_siblings": 1,
+        },
+    ]
+
+
+def test_a_protected_plan_has_no_groups() -> None:
+    rules = "- einsum: ...D,DF->...F\n  from: w\n  bias: b\n  linear: m"
+    assert make_plan(rule_file(rules), MemorySource(zeros(w=(7, 11), b=(11,)))).unprotected == ()
+
+
+@pytest.mark.parametrize("wrong", [(0, 1, 2), (2, 0, 1), (1, 0, 2), (0, 2, 1), (2, 1, 0)])
+def test_a_listed_layout_is_a_planted_fault_that_fits(wrong: tuple[int, ...]) -> None:
+    """N H D -> D (N H) with sizes 2 3 6: an order of axes either is listed, or does not give the shape."""
+    w = np.random.default_rng(0).standard_normal((2, 3, 6))
+    made = make_plan(rule_file('- einsum: "BNH,NHD->BD"\n  from: w\n  linear: m'), MemorySource({"w": w}))
+    right = run(made)["m.weight"]
+    letters = ["NHD"[k] for k in wrong]
+    planted = w.transpose(wrong)
+    part = made.steps[0].parts[0]
+    listed = any([c for c in layout if c.isalpha()] == letters for layout in other_layouts(part.axes, part.groups))
+    fits = planted.shape[0] == 6 or planted.shape[0] * planted.shape[1] == 6
+    correct = fits and (planted.reshape(right.shape) == right).all()
+    assert listed == (fits and not correct)
+
+
+def test_tensors_that_differ_in_a_name_only() -> None:
+    """Separate q, k, v load in any order; fused ones are listed as parts."""
+    rules = '- einsum: ...D,DE->...E\n  from: "{q,k}/w"\n  linear: m.{q,k}\n'
+    (group,) = make_plan(rule_file(rules), MemorySource(zeros(**{"q/w": (2, 3), "k/w": (2, 3)}))).unprotected
+    assert (group.names, group.others, group.parts, group.siblings) == (("m.q.weight", "m.k.weight"), (), (), 2)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_a_stack_on_another_axis_of_the_same_size(axis: int) -> None:
+    """Four layers of width four: stacked on axis 0 or 1, the names and shapes are the same, the values are not."""
+    rules = f"- einsum: ...D,DE->...E\n  from: w\n  stacked: {{i: {axis}}}\n  linear: l.{{i}}\n"
+    (group,) = make_plan(rule_file(rules), MemorySource(zeros(w=(4, 4, 3)))).unprotected
+    assert len(group.names) == 4
+    assert group.layout == ("i D E -> i E D" if axis == 0 else "D i E -> i E D")
+    assert group.others == ("D E i",)
+
+
+def test_a_split_axis_of_the_same_size() -> None:
+    rules = "- einsum: ...D,CDF->...CF\n  from: w\n  linear: m.{a,b}\n"
+    (group,) = make_plan(rule_file(rules), MemorySource(zeros(w=(2, 2, 3)))).unprotected
+    assert (group.layout, group.others, group.siblings) == ("C D F -> C F D", ("D F C",), 2)
+
+
+def test_siblings_have_one_shape() -> None:
+    """A list of leaves of different shapes is no list of twins."""
+    rules = '- from: "{a,b,c}"\n  parameter: p.{a,b,c}\n'
+    tree = zeros(a=(1, 6), b=(2,), c=(2,))
+    groups = make_plan(rule_file(rules), MemorySource(tree)).unprotected
+    assert [(group.names, group.siblings) for group in groups] == [(("p.b", "p.c"), 2)]

@@ -1,0 +1,178 @@
+"""Layers of several types, references with an offset in `config`, and targets that have an einsum of their own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from convert import PlanError, RuleError
+from convert.planning.planner import make_plan
+from convert.rules.file import parse_reference
+from support.memory_source import MemorySource, rule_file, run
+
+HEAD = """\
+model: m
+title: M
+axes: {i: {is: layers}}
+facts: {window: 7}
+layer_types:
+  kinds: {of: i, leaves: {loop: 'b.{i}/loop/**', look: 'b.{i}/look/**'}}
+targets: {torch: {loads: T, config: {layer_types: $kinds, window: $window, reach: $window+1, fewer: $i-1}}}
+"""
+RULES = """\
+- from: b.{i}/norm
+  parameter: n.{i}
+- from: b.{i}/loop/w
+  bias: b.{i}/loop/b
+  einsum: "...D,DE->...E"
+  layer_type: loop
+  linear: loop.{i}
+- from: b.{i}/look/w
+  layer_type: look
+  parameter: look.{i}
+"""
+
+
+def tree(*types: str) -> dict[str, np.ndarray]:
+    out = {}
+    for i, word in enumerate(types):
+        out[f"b.{i}/norm"] = np.ones(3, np.float32)
+        out[f"b.{i}/{word}/w"] = np.ones((3, 5), np.float32)
+        if word == "loop":
+            out[f"b.{i}/loop/b"] = np.ones(5, np.float32)
+    return out
+
+
+def test_types_are_read_off_the_tree() -> None:
+    plan = make_plan(rule_file(RULES, HEAD), MemorySource(tree("loop", "look", "loop")))
+    assert plan.facts["kinds"] == ["loop", "look", "loop"]
+    assert plan.config is not None
+    assert plan.config == {
+        "layer_types": ["loop", "look", "loop"],
+        "window": 7,
+        "reach": 8,
+        "fewer": 2,
+        "dtype": "float32",
+    }
+    assert [s.name for s in plan.steps if s.name.startswith(("loop", "look"))] == [
+        "loop.0.weight",
+        "loop.2.weight",
+        "loop.0.bias",
+        "loop.2.bias",
+        "look.1",
+    ]
+
+
+def test_a_type_that_no_layer_has_is_no_gap() -> None:
+    plan = make_plan(rule_file(RULES, HEAD), MemorySource(tree("loop", "loop")))
+    assert plan.facts["kinds"] == ["loop", "loop"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda t: [t.pop(name) for name in ("b.1/look/w",)],
+            "r.yaml:6: {i} = 1 must have b.{i}/loop/** (loop) or b.{i}/look/** (look), and has neither; the checkpoint is "
+            "incomplete, or of another model",
+        ),
+        (
+            lambda t: t.update({"b.1/loop/w": t["b.0/loop/w"], "b.1/loop/b": t["b.0/loop/b"]}),
+            "{i} = 1 must have b.{i}/loop/** (loop) or b.{i}/look/** (look), and has leaves of look and of loop",
+        ),
+        (
+            lambda t: t.pop("b.2/loop/b"),
+            "b.2/loop/b is not in the checkpoint; the target's tensor has no source",
+        ),
+    ],
+)
+def test_a_layer_is_of_one_type_and_complete(change: Any, message: str) -> None:
+    leaves = tree("loop", "look", "loop")
+    change(leaves)
+    with pytest.raises(PlanError) as refused:
+        make_plan(rule_file(RULES, HEAD), MemorySource(leaves))
+    assert message in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("layer_type: look", "layer_type: lok", "no type of layers is called 'lok'; did you mean 'look'? (known: loop, look)"),
+        ("{of: i, leaves: {loop: 'b.{i}/loop/**', ", "{of: i, leaves: {", "layers of one type need no `layer_types`"),
+        ("{of: i,", "{of: j,", "b.{i}/loop/** must have the index {j}, and no other"),
+        ("facts: {window: 7}", "facts: {window: 7, kinds: 3}", "'kinds' is in `facts` too; the types of the layers are read off the tree"),
+        ("$window+1", "$windw+1", "config refers to $windw, which is in neither `facts` nor `axes`"),
+    ],
+)  # fmt: skip
+def test_errors_in_words(old: str, new: str, message: str) -> None:
+    head, rules = HEAD.replace(old, new), RULES.replace(old, new)
+    assert (head, rules) != (HEAD, RULES)
+    with pytest.raises(RuleError) as refused:
+        rule_file(rules, head)
+    assert message in str(refused.value)
+
+
+def test_a_type_needs_the_index_of_its_layers() -> None:
+    with pytest.raises(RuleError) as refused:
+        rule_file(
+            RULES.replace("- from: b.{i}/norm\n", "- from: norm\n  layer_type: look\n").replace("n.{i}", "n"), HEAD
+        )
+    assert "'look' is a type of the layers {i}, which norm does not have" in str(refused.value)
+
+
+def test_a_word_has_no_one_more() -> None:
+    head = HEAD.replace("window: 7", "window: wide")
+    with pytest.raises(PlanError) as refused:
+        _ = make_plan(rule_file(RULES, head), MemorySource(tree("loop", "look"))).config
+    assert str(refused.value) == "r.yaml: config.json's reach is $window+1, and window is no number but 'wide'"
+
+
+def test_references() -> None:
+    assert parse_reference("$a") == ("a", 0)
+    assert parse_reference("$a_b-2") == ("a_b", -2)
+    assert parse_reference("a") is None
+    assert parse_reference("$a*2") is None
+    assert parse_reference(3) is None
+
+
+# ---- an einsum on both sides
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "shape", "bias"),
+    [
+        ("...hi,hij->...hj", "...hi,hij->...hj", (3, 5, 7), (3, 7)),
+        ("...hi,hij->...hj", "...hi,jhi->...hj", (3, 5, 7), (3, 7)),
+        ("...td,cdf->c...tf", "...td,cdf->c...tf", (2, 5, 7), (2, 1, 1, 7)),
+        ("...td,cdf->c...tf", "...td,fcd->c...tf", (2, 5, 7), (2, 1, 1, 7)),
+    ],
+)
+def test_the_targets_own_einsum(source: str, target: str, shape: tuple[int, ...], bias: tuple[int, ...]) -> None:
+    rng = np.random.default_rng(0)
+    leaves = {"w": rng.standard_normal(shape), "b": rng.standard_normal(bias)}
+    rules = rule_file(
+        f'- einsum: "{source}"\n  from: w\n  bias: b\n  linear: {{module: m, weight: w, bias: b, einsum: "{target}"}}'
+    )
+    out = run(make_plan(rules, MemorySource(leaves)))
+    sizes = dict(zip(source.split(",")[1].split("->")[0], shape, strict=True))
+    x = rng.standard_normal(
+        [2, 4, *(sizes.get(a, 4) for a in source.split(",")[0].replace("...", "").replace("t", ""))]
+    )
+    want = np.einsum(source, x, leaves["w"]) + leaves["b"]
+    assert np.abs(np.einsum(target, x, out["m.w"]) + out["m.b"] - want).max() < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("{module: m, einsum: '...D,DF->...F'}", "the target's ...D,DF->...F is not the source's ...D,DE->...E with the weight's axes in another order"),
+        ("{module: m, einsum: '...E,DE->...D'}", "the target's ...E,DE->...D is not the source's ...D,DE->...E with the weight's axes in another order"),
+        ("{module: 'm.{a,b}', einsum: '...D,DE->...E'}", "a target with an `einsum:` holds one leaf in one tensor; it is neither fused nor split"),
+    ],
+)  # fmt: skip
+def test_a_target_that_computes_something_else(target: str, message: str) -> None:
+    with pytest.raises(RuleError) as refused:
+        rule_file(f'- einsum: "...D,DE->...E"\n  from: w\n  linear: {target}')
+    assert str(refused.value) == f"r.yaml:5:3: {message}"

@@ -1,0 +1,297 @@
+"""The parts of the rule language that Gemma and MaxText need: several models in a file, places, parts, `absent_if`, padding."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+import convert
+from convert.core.path_pattern import parse_pattern
+from convert.planning.planner import make_plan
+from convert.planning.select_rules import choose_plan
+from convert.rules.parse import parse_models
+from convert.writing.model_card import add_figures, render_card
+from support.memory_source import MemorySource, rule_file, run
+
+MODELS = """
+family: f
+targets:
+  torch: {loads: T, config: {width: $D, kind: shared}}
+axes: {D: {is: width}}
+facts: {epsilon: 1e-6, factor: 1}
+models:
+  one: {title: One}
+  two:
+    title: Two
+    facts: {factor: 2}
+    targets: {torch: {config: {kind: own}}}
+rules:
+- from: scale
+  multiplies_by: scale
+  epsilon: $epsilon
+  axes: D
+  rms_norm: norm
+- only_models: two
+  from: extra
+  axes: D
+  parameter: extra
+""".strip()
+
+
+def test_models_share_the_file_and_have_their_own() -> None:
+    one, two = parse_models(MODELS, "f.yaml")
+    assert (one.model, two.model) == ("one", "two") and one.family == two.family == "f"
+    assert one.sha256 == two.sha256 and [len(r.rules) for r in (one, two)] == [1, 2]
+    assert one.facts == {"epsilon": 1e-6, "factor": 1} and two.facts["factor"] == 2
+    assert two.targets["torch"].config == {"width": "$D", "kind": "own"} and two.targets["torch"].loads == "T"
+    assert one.targets["torch"].config["kind"] == "shared"
+    assert str(two.rules[1].at) == "f.yaml:18:3"
+    tree = {"scale": np.ones(3, np.float32)}
+    assert choose_plan((one, two), MemorySource(tree)).rules.model == "one"
+    assert choose_plan((one, two), MemorySource({**tree, "extra": tree["scale"]})).rules.model == "two"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("only_models: two", "only_models: three", "f.yaml:18:16: 'three' is no model of this file (known: one, two)"),
+        (
+            "only_models: two",
+            "only_models: tow",
+            "f.yaml:18:16: 'tow' is no model of this file; did you mean 'two'? (known: one, two)",
+        ),
+        (
+            "one: {title: One}",
+            "one: 3",
+            "f.yaml:7:8: expected what is one's own (title, facts, versions, ...), found 3",
+        ),
+        ("title: Two", "rules: []", "f.yaml:9:5: `rules` stands at the top of the file, not in `models`"),
+        ("family: f", "model: f", "f.yaml:1:1: a file has `model` or `models`, not both"),
+        ("one: {title: One}", "one: {}", "f.yaml:1:1: a rule file needs the key 'title': the model's name, for people"),
+        ("factor: 2", "fctor: $x", "f.yaml:1:1"),
+    ],
+)
+def test_errors_of_models(old: str, new: str, said: str) -> None:
+    text = MODELS.replace(old, new)
+    if "fctor" in new:  # a fact of one's own is free to be new
+        assert parse_models(text, "f.yaml")[1].facts["fctor"] == "$x"
+        return
+    with pytest.raises(convert.RuleError) as refused:
+        parse_models(text, "f.yaml")
+    assert str(refused.value) == said
+
+
+@pytest.mark.parametrize(
+    ("shared", "said"),
+    [
+        ("targets: {torch: {loads: 3.5}}", "f.yaml:2:26: expected text, found 3.5"),
+        ("targets: {torch: {load: T}}", "f.yaml:2:19: unknown key 'load' in a target; did you mean 'loads'?"),
+        ("title: 3.5", "f.yaml:2:8: expected text, found 3.5"),
+    ],
+)
+def test_what_every_model_replaces_is_read_too(shared: str, said: str) -> None:
+    own = "title: One, targets: {torch: {loads: T}}"
+    text = f"family: f\n{shared}\nmodels: {{one: {{{own}}}, two: {{{own}}}}}\nrules: []\n"
+    with pytest.raises(convert.RuleError, match=re.escape(said)):
+        parse_models(text, "f.yaml")
+    whole = f"model: m\ntargets: {{torch: {{loads: T}}}}\ntitle: M\n{shared}\nrules: []\n"
+    assert "f.yaml" in said and whole
+
+
+@pytest.mark.parametrize(("shared", "at"), [("targets: 3.5", "f.yaml:2:10"), ("targets: {torch: T}", "f.yaml:2:18")])
+def test_what_every_model_replaces_is_a_mapping_too(shared: str, at: str) -> None:
+    """It would be replaced, and never be read."""
+    own = "targets: {torch: {loads: T}}"
+    text = f"family: f\n{shared}\nmodels: {{one: {{title: One, {own}}}, two: {{title: Two, {own}}}}}\n"
+    with pytest.raises(convert.RuleError, match=f"{at}: expected a mapping, found"):
+        parse_models(text + "rules:\n- {from: a, parameter: b}\n", "f.yaml")
+
+
+def test_a_tree_is_matched_once_with_each_candidate(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, two = parse_models(MODELS, "f.yaml")
+    monkeypatch.setattr("convert.planning.planner.cover", None)  # what the choice has found is used again
+    assert choose_plan((one, two), MemorySource({"scale": np.ones(3, np.float32)})).rules.model == "one"
+
+
+def test_one_model_is_asked_of_a_file_of_several() -> None:
+    with pytest.raises(
+        convert.RuleError, match=r"f\.yaml declares several models, one, two; read it with `load_models`"
+    ):
+        convert.parse_rules(MODELS, "f.yaml")
+
+
+# ---- places
+
+PLACES = """
+model: m
+title: M
+targets: {torch: {loads: T}}
+path_variants:
+  layer_{i}:
+  - {path: "stack/type_{p}", stacked: {s: 0}, order: [s, p]}
+  - - {path: "units/layer_{p}", stacked: {s: 1}, order: [s, p]}
+    - {path: "rest/layer_{q}", order: [q]}
+  - {path: all, stacked: {i: 1}}
+  w/w: w
+rules:
+- einsum: ...D,DF->...F
+  from: layer_{i}/w/w
+  linear: layers.{i}
+""".strip()
+KERNELS = [np.random.default_rng(k).standard_normal((3, 5)).astype(np.float32) for k in range(8)]
+UNITS = 3
+
+
+def trees() -> dict[str, dict[str, np.ndarray]]:
+    """Eight layers in units of three: two whole units, and two layers more."""
+    w = KERNELS
+    return {
+        "nested": {f"layer_{i}/w/w": x for i, x in enumerate(w)},
+        "short": {f"layer_{i}/w": x for i, x in enumerate(w)},
+        "stacked": {f"stack/type_{p}/w/w": np.stack(w[p::UNITS]) for p in range(UNITS)},
+        "units": {
+            **{f"units/layer_{p}/w": np.stack(w[p:6:UNITS], axis=1) for p in range(UNITS)},
+            **{f"rest/layer_{q}/w": w[6 + q] for q in range(2)},
+        },
+        "scanned": {"all/w": np.stack(w, axis=1)},
+    }
+
+
+@pytest.mark.parametrize("layout", ["nested", "short", "stacked", "units", "scanned"])
+def test_a_layer_is_found_in_every_place(layout: str) -> None:
+    plan = make_plan(convert.parse_rules(PLACES, "p.yaml"), MemorySource(trees()[layout]))
+    assert plan.sizes["i"] == 8
+    made = run(plan)
+    assert sorted(made) == [f"layers.{i}.weight" for i in range(8)]
+    for i, x in enumerate(KERNELS):
+        assert np.array_equal(made[f"layers.{i}.weight"], x.T), i
+
+
+@pytest.mark.parametrize(
+    ("layout", "damage", "said"),
+    [
+        ("nested", lambda t: t.pop("layer_4/w/w"), r"{i} runs from 0 to 7 in the tree, without 4; the checkpoint is incomplete"),
+        ("stacked", lambda t: t.update({"stack/type_1/w/w": t["stack/type_1/w/w"][:2]}), None),  # 8 -> 7 layers, all there
+        ("stacked", lambda t: t.update({"stack/type_0/w/w": t["stack/type_0/w/w"][:2]}), r"without 6; the stack of layers is truncated"),
+        ("stacked", lambda t: t.pop("stack/type_1/w/w"), r"{p} runs from 0 to 2 in the tree, without 1"),
+        ("units", lambda t: t.pop("rest/layer_0/w"), r"without 0; the checkpoint is incomplete"),
+    ],
+)  # fmt: skip
+def test_a_truncated_stack_is_named(layout: str, damage: Any, said: str | None) -> None:
+    tree = dict(trees()[layout])
+    damage(tree)
+    rules = convert.parse_rules(PLACES, "p.yaml")
+    if said is None:
+        assert make_plan(rules, MemorySource(tree)).sizes["i"] == 7
+        return
+    with pytest.raises(convert.PlanError, match=re.escape(said).replace(r"\{", "{")):
+        make_plan(rules, MemorySource(tree))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        (
+            "order: [q]",
+            "order: [r]",
+            "rest/layer_{q} has the indices {q}, and layer_{i} is counted by {r}; `order` lists",
+        ),
+        (
+            "order: [s, p]",
+            "order: [s]",
+            "stack/type_{p} has the indices {p}, {s}, and layer_{i} is counted by {s}; `order` lists",
+        ),
+        ("w/w: w", "w/w: w_{k}", "w_{k} has the indices {k}, and w/w is counted by none"),
+        ("order: [s, p]", "order: [s, p], period: $pattern", "the period $pattern is no fact that repeats a list"),
+        ("order: [s, p]", "order: [s, p], period: 0", "a period is 1 or more, not 0"),
+        ("stacked: {i: 1}", "stacked: {i: 1}, period: 3", "all has a `period:` and no `order:`"),
+    ],
+)
+def test_errors_of_places(old: str, new: str, said: str) -> None:
+    with pytest.raises(convert.RuleError) as refused:
+        convert.parse_rules(PLACES.replace(old, new, 1), "p.yaml")
+    assert str(refused.value).startswith("p.yaml:") and said in str(refused.value)
+
+
+def test_an_index_spelt_in_words_counts_within_a_unit() -> None:
+    """MaxText's Gemma 2: a scanned unit holds a local and a global layer."""
+    rules = rule_file("""
+- einsum: ...D,DF->...F
+  from: layers/attention_{p:local,global}/kernel
+  stacked: {u: 1}
+  index_from: {i: [u, p]}
+  linear: layers.{i}
+""")
+    words = ("local", "global")
+    tree = {f"layers/attention_{word}/kernel": np.stack(KERNELS[k::2], axis=1) for k, word in enumerate(words)}
+    made = run(make_plan(rules, MemorySource(tree)))
+    assert all(np.array_equal(made[f"layers.{i}.weight"], x.T) for i, x in enumerate(KERNELS))
+    pattern = parse_pattern("a_{p:local,global}/b")
+    found = pattern.match("a_global/b")
+    assert found is not None and found.indices == (("p", 1),) and pattern.fill({"p": 0}) == "a_local/b"
+    assert pattern.match("a_other/b") is None
+    with pytest.raises(ValueError, match="neither an index"):
+        parse_pattern("a_{p:local}/b")
+    with pytest.raises(convert.RuleError, match="v of `index_from` is neither in the path nor stacked on an axis"):
+        rule_file("- from: w_{p}\n  index_from: {i: [v, p]}\n  parameter: w.{i}")
+
+
+# ---- tensors that several rules make
+
+JOINED = """
+- einsum: BTD,NDH->BTNH
+  from: layer_{i}/q
+  absent_if: layer_{i}/qkv
+  linear: {module: "layers.{i}.qkv", part: 1 of 2}
+- einsum: BSD,CKDH->CBSKH
+  from: layer_{i}/kv
+  absent_if: layer_{i}/qkv
+  linear: {module: "layers.{i}.qkv", part: 2 of 2}
+- einsum: BTD,SKDH->SBTKH
+  from: layer_{i}/qkv
+  absent_if: layer_{i}/q
+  linear: layers.{i}.qkv
+"""
+
+
+def test_parts_are_rows_in_their_order() -> None:
+    rng = np.random.default_rng(0)
+    q, kv = rng.standard_normal((4, 7, 5)).astype(np.float32), rng.standard_normal((2, 2, 7, 5)).astype(np.float32)
+    qkv = rng.standard_normal((3, 2, 7, 5)).astype(np.float32)
+    want = [q.transpose(0, 2, 1).reshape(20, 7), *(kv[c].transpose(0, 2, 1).reshape(10, 7) for c in (0, 1))]
+    for text in (JOINED, "\n- ".join(["", *reversed(JOINED.strip().removeprefix("- ").split("\n- "))])):
+        made = run(make_plan(rule_file(text), MemorySource({"layer_0/q": q, "layer_0/kv": kv, "layer_1/qkv": qkv})))
+        assert np.array_equal(made["layers.0.qkv.weight"], np.concatenate(want))
+        assert np.array_equal(made["layers.1.qkv.weight"], qkv.transpose(0, 1, 3, 2).reshape(30, 7))
+
+
+def test_a_part_that_is_missing_is_named() -> None:
+    q = np.zeros((4, 7, 5), np.float32)
+    with pytest.raises(convert.PlanError) as refused:
+        make_plan(rule_file(JOINED), MemorySource({"layer_0/q": q}))
+    assert "no leaf matches layer_{i}/kv (linear, weight), nor layer_{i}/qkv in its place" not in str(refused.value)
+    assert "layers.0.qkv.weight is made of 2 parts, each by one rule, and there is 1 of 2 (r.yaml:5)" in str(
+        refused.value
+    )
+    with pytest.raises(convert.PlanError, match=r"cannot hold float32\[6,3\] as rows beside float32\[20,7\]"):
+        make_plan(
+            rule_file(JOINED.replace("CKDH->CBSKH", "CKEH->CBSKH").replace("BSD", "BSE")),
+            MemorySource({"layer_0/q": q, "layer_0/kv": np.zeros((2, 1, 3, 3), np.float32)}),
+        )
+    with pytest.raises(convert.RuleError, match="expected a part such as 1 of 2, not '3 of 2'"):
+        rule_file(JOINED.replace("1 of 2", "3 of 2"))
+
+
+# ---- the card
+
+
+def test_figures_of_a_check_are_added_and_replaced() -> None:
+    plan = make_plan(convert.parse_rules(PLACES, "p.yaml"), MemorySource(trees()["nested"]))
+    card = render_card(plan, "tool 1.0")
+    once = add_figures(card, [("weights", "passed", "8 of 8 | bit for bit")])
+    assert once.startswith(card) and "| weights | passed | 8 of 8 \\| bit for bit |" in once
+    twice = add_figures(once, [("model", "failed", "1e-2")])
+    assert "| weights |" not in twice and twice.startswith(card) and twice.count("## Checked") == 1
