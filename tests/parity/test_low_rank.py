@@ -148,7 +148,7 @@ def test_lora_is_merged_in_the_target_s_layout() -> None:
     assert plan.notes == (
         "2 weights are made of several leaves, which cannot be had back: q/kernel + 2.66667 x q/lora/lora_a q/lora/lora_b, ...",
     )
-    assert {*plan.source.on_disk.leaves} == {*leaves} and len(plan.source.leaves) == 4
+    assert {*plan.checkpoint.leaves} == {*leaves} and len(plan.source.leaves) == 4
 
 
 def test_fused_targets_and_stacked_layers() -> None:

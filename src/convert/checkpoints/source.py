@@ -7,16 +7,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from convert.checkpoints.chunks import Box, Grid, Meter, Piece, in_one, undivided
 from convert.core.errors import CheckpointError, ConvertError
 from convert.core.tensor_spec import TensorSpec, numpy_dtype
-
-if TYPE_CHECKING:
-    from convert.planning.low_rank_source import Merge
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,23 +122,6 @@ class Source(ABC):
     def called(self) -> Path:
         """The checkpoint as the user called it, for messages."""
         return self.named or self.path
-
-    @property
-    def on_disk(self) -> Source:
-        """The checkpoint as it lies on disk; itself, unless leaves are computed from others (`convert.planning.low_rank_source`)."""
-        return self
-
-    def merge(self, name: str) -> Merge | None:
-        """How a leaf is computed from others; None when it lies on disk."""
-        return None
-
-    def unrounded(self) -> Source:
-        """The same with leaves that are computed from others in float64; itself, if there are none."""
-        return self
-
-    def make(self, merge: Merge) -> np.ndarray:
-        """What a leaf is that is computed from others, which are leaves of this source."""
-        return merge.make(self.read)
 
     @abstractmethod
     def read(self, name: str) -> np.ndarray:

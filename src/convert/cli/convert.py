@@ -97,7 +97,7 @@ def run(
 
         report = run_check(
             out,
-            plan.source,
+            plan.checkpoint,
             model=model,
             to=to,
             dtype=dtype,

@@ -66,7 +66,7 @@ def _fit(rules: Any, source: Source, below: Below) -> dict[str, Any]:
     from convert.planning.planner import make_plan
     from convert.planning.select_rules import share
 
-    coverage = cover(rules, source.on_disk, below)
+    coverage = cover(rules, source, below)
     said: dict[str, Any] = {"model": rules.model, "family": rules.family, "share": round(share(coverage, source), 4)}
     said |= {"problems": 0, "problem": None}
     if not said["share"]:

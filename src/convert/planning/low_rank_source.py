@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -122,11 +123,32 @@ class Merge:
         return [k if k in self.stacked else next(own) for k in range(len(letters) + len(self.stacked))]
 
 
-class Merged(Source):
-    """A checkpoint in which some leaves are computed from several of `stored`, in the place of the first of them."""
+class HoldsMerged(ABC):
+    """A source that can read the result of a merge, but not the leaves that it is computed from."""
+
+    @abstractmethod
+    def read_merged(self, merge: Merge) -> Array:
+        """Read the result of a merge."""
+
+
+def with_merges(checkpoint: Source, merges: Mapping[str, Merge]) -> Source:
+    """Return a view of the checkpoint with merged leaves; the checkpoint itself if nothing is merged."""
+    return LowRankSource(checkpoint, merges) if merges else checkpoint
+
+
+def in_float64(merges: Mapping[str, Merge]) -> dict[str, Merge]:
+    """Return the merges with results in float64."""
+    return {name: replace(merge, spec=replace(merge.spec, dtype="float64")) for name, merge in merges.items()}
+
+
+class LowRankSource(Source):
+    """A view of a checkpoint in which one leaf replaces each low-rank pair and the weight that the pair is added to.
+
+    A merged leaf stands where the first of its leaves stood.
+    """
 
     def __init__(self, stored: Source, merges: Mapping[str, Merge]) -> None:
-        self._inner, self.merges = stored, merges
+        self._inner, self._merges = stored, merges
         self.path, self.format, self.absent = stored.path, stored.format, stored.absent
         self.notes, self.named = stored.notes, stored.named
         gone = {name for merge in merges.values() for name in (merge.first, merge.second, merge.base)}
@@ -137,27 +159,18 @@ class Merged(Source):
             if name in at or name not in gone
         }
 
-    @property
-    def on_disk(self) -> Source:
-        return self._inner
-
-    def unrounded(self) -> Source:
-        wide = {name: replace(m, spec=replace(m.spec, dtype="float64")) for name, m in self.merges.items()}
-        return Merged(self._inner, wide)
-
-    def merge(self, name: str) -> Merge | None:
-        return self.merges.get(name)
-
     def read(self, name: str) -> np.ndarray:
-        merge = self.merges.get(name)
-        return self._inner.read(name) if merge is None else self._inner.make(merge)
+        merge = self._merges.get(name)
+        if merge is None:
+            return self._inner.read(name)
+        return self._inner.read_merged(merge) if isinstance(self._inner, HoldsMerged) else merge.make(self._inner.read)
 
     def chunks(self, name: str) -> Grid:
-        return undivided(self.leaves[name].spec.shape) if name in self.merges else self._inner.chunks(name)
+        return undivided(self.leaves[name].spec.shape) if name in self._merges else self._inner.chunks(name)
 
     def pieces(self, name: str, chunk: Box, meter: Meter | None = None) -> Iterator[Piece]:
-        if name in self.merges:
-            return self._made(self.merges[name], meter)
+        if name in self._merges:
+            return self._made(self._merges[name], meter)
         return self._inner.pieces(name, chunk, meter)
 
     def _made(self, merge: Merge, meter: Meter | None) -> Iterator[Piece]:

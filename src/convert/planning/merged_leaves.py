@@ -11,14 +11,14 @@ from convert.core.ops import is_float, widens
 from convert.core.tensor_spec import TensorSpec
 from convert.layers import Linear, Rule
 from convert.layers.linear.low_rank import ONE, PLUS_FIRST, PLUS_SECOND, SECOND
-from convert.planning.low_rank_source import Merge, Merged
+from convert.planning.low_rank_source import Merge
 from convert.planning.match import Coverage, Matched
 
 
 def merge(
     coverage: Coverage, source: Source, sizes: Mapping[str, int], facts: Mapping[str, Any]
-) -> tuple[Coverage, Source, list[str]]:
-    """The coverage and the source with every pair merged, and findings; both as they were when no rule has a pair."""
+) -> tuple[Coverage, dict[str, Merge], list[str]]:
+    """Merge every low-rank pair: return the coverage of the merged leaves, the merges by leaf name, and findings."""
     merges: dict[str, Merge] = {}
     matched, findings = [], []
     for one in coverage.matched:
@@ -37,8 +37,8 @@ def merge(
             leaves["bias"] = one.leaves["bias"]
         matched.append(Matched(_merged(one.rule, kind), leaves))
     if not merges and not findings:
-        return coverage, source, []
-    return replace(coverage, matched=tuple(matched)), Merged(source, merges), findings
+        return coverage, {}, []
+    return replace(coverage, matched=tuple(matched)), merges, findings
 
 
 def _merged(rule: Rule, kind: Linear) -> Rule:

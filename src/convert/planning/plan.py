@@ -12,6 +12,7 @@ from convert.core.errors import PlanError
 from convert.core.tensor_spec import TensorSpec
 from convert.core.yaml_nodes import Position
 from convert.planning.ambiguity import Unprotected, unprotected
+from convert.planning.low_rank_source import Merge, in_float64, with_merges
 from convert.planning.sidecar import Found, carried
 from convert.planning.step import Step
 from convert.rules.file import RuleFile, Target, parse_reference, references
@@ -77,7 +78,8 @@ class Plan:
 
     Attributes:
         rules: the rule file.
-        source: the checkpoint, opened.
+        checkpoint: the source that the user named, opened.
+        merges: leaves that are computed from several of the checkpoint's (low-rank pairs), by name.
         target: name of the target.
         version: name of the published size that the tree has; None: none of them.
         root: prefix of the tree under which the rules apply.
@@ -96,7 +98,7 @@ class Plan:
     """
 
     rules: RuleFile
-    source: Source = field(repr=False)
+    checkpoint: Source = field(repr=False)
     target: str
     version: str | None
     root: str
@@ -109,9 +111,20 @@ class Plan:
     dtype: str | None
     settings: Mapping[str, Any]
     notes: tuple[str, ...]
+    merges: Mapping[str, Merge] = field(default_factory=dict, repr=False)
     written_config: Mapping[str, Any] | None = field(default=None, repr=False)
     sidecar: Found = field(default=Found({}, {}), repr=False)
     held: tuple[Held, ...] = field(default=(), repr=False)
+
+    @cached_property
+    def source(self) -> Source:
+        """The leaves that the steps read: those of the checkpoint, each group of merged leaves replaced by its result."""
+        return with_merges(self.checkpoint, self.merges)
+
+    @cached_property
+    def source_in_float64(self) -> Source:
+        """`source` with merged leaves in float64."""
+        return with_merges(self.checkpoint, in_float64(self.merges))
 
     @cached_property
     def holders(self) -> Mapping[str, tuple[Held, int]]:

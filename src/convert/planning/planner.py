@@ -24,7 +24,7 @@ from convert.planning.compile.compiler import Compiler
 from convert.planning.compile.control_path import path_steps
 from convert.planning.compile.named_leaf import MisfitError, constraints
 from convert.planning.compile.recurrent import CUSTOM_CELLS, cell_steps
-from convert.planning.low_rank_source import Merged
+from convert.planning.low_rank_source import Merge, with_merges
 from convert.planning.match import Coverage, Matched, cover
 from convert.planning.merged_leaves import merge
 from convert.planning.plan import Dropped, Held, Plan, expand, one_off
@@ -49,8 +49,6 @@ def make_plan(
 ) -> Plan:
     """Plans a conversion; reads no array.
 
-    Where rules merge leaves, the plan's source is a view of `source` in which they are one (`convert.planning.low_rank_source`).
-
     Args:
         rules: from `convert.load_rules`.
         source: from `convert.open_source`.
@@ -65,7 +63,7 @@ def make_plan(
     """
     with all_kept():
         rules = with_burn(rules, to)
-        return _Planner(rules, source.on_disk, to or next(iter(rules.targets)), dtype, dict(settings or {})).plan(
+        return _Planner(rules, source, to or next(iter(rules.targets)), dtype, dict(settings or {})).plan(
             like, coverage
         )
 
@@ -98,9 +96,10 @@ class _Planner:
             },
             **coverage.types,
         }
-        coverage, self.source, problems = merge(coverage, self.source, sizes, facts)
+        coverage, merges, problems = merge(coverage, self.source, sizes, facts)
         findings += problems
-        steps, layers, notes, problems = self._steps(coverage, choices, sizes, facts)
+        checkpoint, self.source = self.source, with_merges(self.source, merges)
+        steps, layers, notes, problems = self._steps(coverage, merges, choices, sizes, facts)
         steps, unjoined = join(steps)
         findings += problems or unjoined
         held: tuple[Held, ...] = ()
@@ -119,7 +118,8 @@ class _Planner:
             raise PlanError(self._message(findings), tuple(findings))
         return Plan(
             rules=coverage.rules,
-            source=self.source,
+            checkpoint=checkpoint,
+            merges=merges,
             target=self.target,
             version=version.name if version else None,
             root=coverage.root,
@@ -135,7 +135,7 @@ class _Planner:
                 *self._remarks(version, sizes, facts, steps),
                 *notes,
                 *_unseen(self.rules, found),
-                *_for_good(self.source),
+                *_for_good(merges),
                 *(note for step in steps for note in step.notes),
             ),
             sidecar=found,
@@ -310,9 +310,14 @@ class _Planner:
         return trial, bad + [f for f in bind(trial, self.rules.axes)[1] if f not in before]
 
     def _steps(
-        self, coverage: Coverage, choices: Mapping[str, str | None], sizes: Mapping[str, int], facts: Mapping[str, Any]
+        self,
+        coverage: Coverage,
+        merges: Mapping[str, Merge],
+        choices: Mapping[str, str | None],
+        sizes: Mapping[str, int],
+        facts: Mapping[str, Any],
     ) -> tuple[list[Step], list[Mapping[str, Any]], list[str], list[str]]:
-        compiler = Compiler(self.source, self.target, self.dtype, facts, self.settings, sizes)
+        compiler = Compiler(self.source, self.target, self.dtype, facts, self.settings, sizes, merges)
         steps: list[Step] = []
         layers: list[Mapping[str, Any]] = []
         notes: list[str] = []
@@ -391,11 +396,11 @@ class _Planner:
         return f"{self.rules.path} does not fit {self.source.called}: {said}\n{shown}{more}"
 
 
-def _for_good(source: Source) -> Iterator[str]:
+def _for_good(merges: Mapping[str, Merge]) -> Iterator[str]:
     """That merged leaves cannot be taken apart again."""
-    if isinstance(source, Merged):
-        first = next(iter(source.merges.values()))
-        count = len(source.merges)
+    if merges:
+        first = next(iter(merges.values()))
+        count = len(merges)
         yield (
             f"{'1 weight is' if count == 1 else f'{count} weights are'} made of several leaves, which cannot be had back: "
             f"{first.name}{', ...' if count > 1 else ''}"

@@ -36,7 +36,6 @@ def choose_plan(
     candidates = tuple(with_burn(rules, to) for rules in candidates)
     if len(candidates) == 1:
         return make_plan(candidates[0], source, to=to, dtype=dtype, settings=settings, like=like)
-    source = source.on_disk
     below = Below(source.leaves)
     coverages = {rules.model: cover(rules, source, below) for rules in candidates}
     shares = {model: share(coverage, source) for model, coverage in coverages.items()}

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 def comparing(plan: Plan, written: Written, levels: Collection[str]) -> AbstractContextManager[WeightsPass | None]:
     """The weights level, which starts on entering, where it is asked for and there is a source to read."""
-    if isinstance(plan.source.on_disk, RecordedSource) or "weights" not in levels:
+    if isinstance(plan.checkpoint, RecordedSource) or "weights" not in levels:
         return nullcontext()
     return WeightsPass(plan, written)
 
@@ -49,7 +49,7 @@ def levels_of_leaves(
     """
     with ThreadPoolExecutor(2, thread_name_prefix="convert-check") as sidecar:
         if deep := "layers" in levels:
-            if not isinstance(plan.source.on_disk, RecordedSource):
+            if not isinstance(plan.checkpoint, RecordedSource):
                 missing()  # imports the frameworks, while the tensors are compared
             layers = sidecar.submit(_layers, plan, written, weights, device, seed)
             facts = sidecar.submit(check_facts, plan, written, reference)
@@ -62,7 +62,7 @@ def levels_of_leaves(
 
 
 def _layers(plan: Plan, written: Written, weights: WeightsPass | None, device: str, seed: int) -> LevelReport:
-    if isinstance(plan.source.on_disk, RecordedSource):
+    if isinstance(plan.checkpoint, RecordedSource):
         return LevelReport("layers", Verdict.SKIPPED, "needs the checkpoint's own weights: give it with --from")
     if conventions_of(plan.loader) is not None:
         seen, file = as_torch(plan, written)

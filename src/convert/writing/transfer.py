@@ -113,9 +113,9 @@ def move(plan: Plan, deal: Deal, *, jobs: int, meter: Meter | None = None) -> Ge
             for future in finished:
                 for leaf in future.result():
                     yield leaf.name, leaf.digest()
-        _require_unchanged(plan.source)
+        _require_unchanged(plan.checkpoint)
     except CheckpointError as error:
-        _require_unchanged(plan.source, error)
+        _require_unchanged(plan.checkpoint, error)
         raise
     finally:  # an error, or a consumer that stopped: nothing may write into a file that is about to vanish
         gathered.stop()  # the chunks after which there would be room are not dealt with any more
@@ -123,7 +123,7 @@ def move(plan: Plan, deal: Deal, *, jobs: int, meter: Meter | None = None) -> Ge
 
 
 def _require_unchanged(source: Source, error: CheckpointError | None = None) -> None:
-    if (file := source.on_disk.changed()) is not None:
+    if (file := source.changed()) is not None:
         what = "written anew" if file.exists() else "removed"
         raise CheckpointError(
             f"{file}: it was {what} while the checkpoint was read, so that what was read is of no use; try again when nothing "

@@ -21,6 +21,7 @@ from convert.layers.weight_transforms import undo
 from convert.planning.compile.axes import arranged
 from convert.planning.compile.named_leaf import MisfitError, NamedLeaf, read_leaf, unstacked
 from convert.planning.compile.weight_norm import Folding, check_bias
+from convert.planning.low_rank_source import Merge
 from convert.planning.match import Key, Matched
 from convert.planning.step import Part, Step
 
@@ -49,6 +50,7 @@ class Compiler:
         facts: what is no weight, as far as it is known.
         set_by_hand: names of the facts that the user gave.
         sizes: of the letters.
+        merges: leaves that are computed from several others, by name.
     """
 
     source: Source
@@ -57,6 +59,7 @@ class Compiler:
     facts: Mapping[str, Any] = field(default_factory=dict)
     set_by_hand: Collection[str] = ()
     sizes: Mapping[str, int] = field(default_factory=dict)
+    merges: Mapping[str, Merge] = field(default_factory=dict)
 
     def steps(self, matched: Matched, layer: TargetLayer, variant: str | None) -> Iterator[Step]:
         """The output tensors of a rule, in the order of its leaves.
@@ -168,7 +171,7 @@ class Compiler:
             if len(second) < len(wanted):
                 return  # reported by match.cover
             step = self._step(rule, role, layer, variant, leaves, stack, member, name, second)
-            own = bool(second or step.notes or any(self.source.merge(leaf.name) for leaf in leaves))
+            own = bool(second or step.notes or any(leaf.name in self.merges for leaf in leaves))
             yield _Tensor(step, stack, choices, sources, own)
 
     def _step(
@@ -199,7 +202,7 @@ class Compiler:
         for leaf in leaves:
             moved = arranged(rule, role, layer, variant, leaf, stack, member, self.sizes)
             try:
-                merged = self.source.merge(leaf.name)
+                merged = self.merges.get(leaf.name)
                 dtype = target_dtype(rule, replace(leaf.spec, dtype=merged.dtype) if merged else leaf.spec, self.dtype)
                 if merged is not None and merged.said not in sums:
                     sums.append(merged.said)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from convert.core.ops import Cast, is_float
+from convert.planning.low_rank_source import in_float64
 from convert.planning.plan import Plan
 from convert.planning.step import Step
 from convert.references.protocol import INPUT, Observed
@@ -145,7 +146,7 @@ class Site:
 
 def widened(plan: Plan) -> Plan:
     """The plan with every tensor in float64: what a trial restores is then not hidden behind a last rounding."""
-    return replace(plan, steps=tuple(_widened(step) for step in plan.steps), source=plan.source.unrounded())
+    return replace(plan, steps=tuple(_widened(step) for step in plan.steps), merges=in_float64(plan.merges))
 
 
 def _widened(step: Step) -> Step:

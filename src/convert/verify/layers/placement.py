@@ -19,7 +19,7 @@ def misplaced(plan: Plan, rule: Rule, step: Step, part: Part) -> str:
     """
     layer = rule.layer(plan.target)
     pattern = rule.sources[step.role]
-    merge = plan.source.merge(part.leaf)
+    merge = plan.merges.get(part.leaf)
     found = _bound(pattern, plan.root, part.leaf if merge is None else merge.base or merge.first)
     if layer is None or found is None:
         return f"{part.leaf} is no leaf of this rule"

@@ -198,12 +198,12 @@ class Probe:
 
     def _merged(self, equation: Projection, x: Array, precision: str) -> Mapping[str, Array] | None:
         """What the source computes by leaves that the plan merges, one by one as they lie on disk; None for other leaves."""
-        merge = self.plan.source.merge(self.part.leaf)
+        merge = self.plan.merges.get(self.part.leaf)
         if merge is None:
             return None
 
         def stored(name: str) -> Array:
-            leaf = self.plan.source.on_disk.read(name)
+            leaf = self.plan.checkpoint.read(name)
             for op in self.part.ops[: len(self.rule.stacked)]:
                 leaf = op.apply(leaf)
             return leaf

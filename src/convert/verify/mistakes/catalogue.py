@@ -58,7 +58,7 @@ def hypotheses(step: Step, plan: Plan) -> Iterator[Hypothesis]:
         yield from _of_a_gate(step, plan)
     if step.spline is not None:
         yield from path_hypotheses(step, plan)
-    yield from _pairs(step, source)
+    yield from _pairs(step, plan)
     yield from _arithmetic(step, source)
     yield from conv_hypotheses(step, plan)
     yield from _slices(step, source)
@@ -113,9 +113,9 @@ def _arithmetic(step: Step, source: Source) -> Iterator[Hypothesis]:
             yield Hypothesis(name, converse, worded(wrong), worded(added), shifted(wrong))
 
 
-def _pairs(step: Step, source: Source) -> Iterator[Hypothesis]:
+def _pairs(step: Step, plan: Plan) -> Iterator[Hypothesis]:
     """A product of two leaves that was left out, or scaled otherwise."""
-    merges = [source.merge(part.leaf) for part in step.parts]
+    merges = [plan.merges.get(part.leaf) for part in step.parts]
     first = next((merge for merge in merges if merge is not None), None)
     if first is None:
         return
@@ -125,7 +125,9 @@ def _pairs(step: Step, source: Source) -> Iterator[Hypothesis]:
             rows = [
                 apply(
                     part.ops,
-                    source.read(part.leaf) if merge is None else merge.make(source.on_disk.read, base, scale(merge)),
+                    plan.source.read(part.leaf)
+                    if merge is None
+                    else merge.make(plan.checkpoint.read, base, scale(merge)),
                 )
                 for part, merge in zip(step.parts, merges, strict=True)
             ]
@@ -133,7 +135,7 @@ def _pairs(step: Step, source: Source) -> Iterator[Hypothesis]:
 
         return make
 
-    shape = source.on_disk.leaves[first.first].spec.shape
+    shape = plan.checkpoint.leaves[first.first].spec.shape
     sizes = dict(zip(first.product.first, (n for k, n in enumerate(shape) if k not in first.stacked), strict=True))
     rank = math.prod(sizes[letter] for letter in first.product.shared)
     own = f"the weight {first.said}" if first.base else first.said

@@ -86,8 +86,8 @@ def jax_weights(plan: Plan) -> dict[str, Array]:
     prefix = f"{plan.root}/" if plan.root else ""
     dropped = {d.leaf for d in plan.dropped}
     return {
-        name.removeprefix(prefix).removesuffix("/value"): plan.source.on_disk.read(name)
-        for name in plan.source.on_disk.leaves
+        name.removeprefix(prefix).removesuffix("/value"): plan.checkpoint.read(name)
+        for name in plan.checkpoint.leaves
         if name not in dropped
     }
 
@@ -158,8 +158,7 @@ def _exact(step: Step, plan: Plan, got: Array) -> Array:
         return np.asarray(got, np.float64)
     if not same_bits(got, expected(step, plan.source)):
         return np.asarray(got, np.float64)
-    wide = plan.source.unrounded()
-    made = [apply(_widened(part.ops), wide.read(part.leaf)) for part in step.parts]
+    made = [apply(_widened(part.ops), plan.source_in_float64.read(part.leaf)) for part in step.parts]
     return assemble(step.parts, made)
 
 

@@ -140,8 +140,8 @@ def write_recording(
         },  # where it is checked, no file lies beside it
         sizes=plan.sizes,
         source_format=plan.source.format,
-        leaves=plan.source.on_disk.leaves,
-        merged={name: leaf for name, leaf in plan.source.leaves.items() if plan.source.merge(name) is not None},
+        leaves=plan.checkpoint.leaves,
+        merged={name: plan.source.leaves[name] for name in plan.merges},
         digests=digests,
         chunks={leaf: plan.source.chunks(leaf).chunk for leaf in digests},
         seed=seed,
@@ -194,7 +194,7 @@ def _leaves(plan: Plan, room: int) -> tuple[dict[str, Array], dict[str, str]]:
     for leaf, work in used_leaves(plan).items():
         array = plan.source.read(leaf)
         digests[leaf] = digest_leaf(leaf, array, plan.source.chunks(leaf))
-        merged = plan.source.merge(leaf) is not None
+        merged = leaf in plan.merges
         if (not work or any(computes(step, merged) for step, _ in work)) and array.nbytes <= room:
             stored[leaf] = array
             room -= array.nbytes

@@ -35,7 +35,7 @@ from convert.core.ops import (
 )
 from convert.core.tensor_spec import TensorSpec, numpy_dtype
 from convert.core.weight_norm_ops import LossyError
-from convert.planning.low_rank_source import Merge
+from convert.planning.low_rank_source import HoldsMerged, Merge
 from convert.planning.plan import Plan
 from convert.planning.step import Part, Step
 from convert.verify.mistakes.catalogue import hypotheses, nearly, same_bits
@@ -54,7 +54,7 @@ _VIEWS = (Take, Slice, Permute, Flip)  # give views of the array, which can be w
 _MOVES = (*_VIEWS, Reshape, Pad, Place, Deinterleave, Interleave, Cast)  # compute nothing
 
 
-class RecordedSource(Source):
+class RecordedSource(Source, HoldsMerged):
     """The checkpoint of a recording. Leaves are the recorded ones, or are computed back from the written weights."""
 
     def __init__(self, recording: Recording, written: Written) -> None:
@@ -93,8 +93,8 @@ class RecordedSource(Source):
         self._last = name, leaf
         return leaf
 
-    def make(self, merge: Merge) -> Array:
-        """What was written is the result; its parts are not known."""
+    def read_merged(self, merge: Merge) -> Array:
+        """The written tensor is the result; the leaves that it was computed from are not known."""
         return self.read(merge.name)
 
     def chunks(self, name: str) -> Grid:
@@ -199,8 +199,8 @@ def evidence_of(recording: Recording, plan: Plan, written: Written) -> Evidence:
     if said.rules_sha256 != plan.rules.sha256:
         notes.append(f"{path.name} was recorded with another version of the rules than {plan.rules.path}")
     _same_merges(recording, plan)
-    if isinstance(plan.source.on_disk, RecordedSource):
-        plan.source.on_disk.made_by = used_leaves(plan)
+    if isinstance(plan.checkpoint, RecordedSource):
+        plan.checkpoint.made_by = used_leaves(plan)
         notes += _against_header(recording, plan, written)
     else:
         _against_source(recording, plan)
@@ -216,7 +216,7 @@ def evidence_of(recording: Recording, plan: Plan, written: Written) -> Evidence:
 
 def _same_merges(recording: Recording, plan: Plan) -> None:
     """Whether the plan computes the same leaves from several as the recorded one did; their names say how."""
-    ours = {name for name in plan.source.leaves if plan.source.merge(name) is not None}
+    ours = set(plan.merges)
     theirs = recording.manifest.merged.keys()
     if ours == theirs:
         return
@@ -246,7 +246,7 @@ def _against_header(recording: Recording, plan: Plan, written: Written) -> list[
 
 
 def _against_source(recording: Recording, plan: Plan) -> None:
-    said, here = recording.manifest, plan.source.on_disk
+    said, here = recording.manifest, plan.checkpoint
     for name, leaf in said.leaves.items():
         if name not in here.leaves or here.leaves[name].spec != leaf.spec:
             found = str(here.leaves[name].spec) if name in here.leaves else f"missing{nearest(name, here.leaves)}"
@@ -268,7 +268,7 @@ def _against_source(recording: Recording, plan: Plan) -> None:
 
 def rounded(plan: Plan) -> str:
     """The coarsest dtype to which weights were rounded whose unrounded values nobody knows; empty when all are known."""
-    source = plan.source.on_disk
+    source = plan.checkpoint
     if not isinstance(source, RecordedSource):
         return ""
     dtypes = {
@@ -277,9 +277,7 @@ def rounded(plan: Plan) -> str:
         for step, _ in work
         if (step.loses or step.arithmetic) and is_float(step.spec.dtype) and leaf not in source.stored
     }
-    dtypes |= {
-        plan.source.leaves[leaf].spec.dtype for leaf in plan.source.leaves if plan.source.merge(leaf) is not None
-    }
+    dtypes |= {merge.spec.dtype for merge in plan.merges.values()}
     return max(dtypes, key=epsilon, default="")
 
 
@@ -290,7 +288,7 @@ def check_recorded_weights(plan: Plan, written: Written) -> LevelReport:
     be computed back (its tensor was rounded) leaves the level undecided.
     """
     started = time.monotonic()
-    source = plan.source.on_disk
+    source = plan.checkpoint
     assert isinstance(source, RecordedSource)
     findings: list[Finding] = []
     unknown: list[str] = []
@@ -330,7 +328,7 @@ def check_recorded_weights(plan: Plan, written: Written) -> LevelReport:
 def _finding(plan: Plan, leaf: str, wrong: list[Step], written: Written) -> Finding:
     step, names = wrong[0], [step.name for step in wrong]
     more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
-    source = plan.source.on_disk
+    source = plan.checkpoint
     known = isinstance(source, RecordedSource) and leaf in source.stored
     match = _match(plan, step, written.read(step.name)) if known else None
     if match is not None:
