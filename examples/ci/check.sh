@@ -2,7 +2,7 @@
 # Checks converted weights in CI: check.sh OUT RECORDING [options of `convert check`, such as --reference MODULE:FACTORY]
 #
 # RECORDING is made once, where JAX and the checkpoint are:  convert record MODEL CKPT RECORDING
-# Here torch and the PyTorch model's package are enough. Ends with 0 (equal), 1 (different) or 2 (could not tell); a level
+# Here torch and the PyTorch model's package are enough. Ends with 0 (equal), 1 (different) or 2 (inconclusive); a level
 # that is skipped although it is required counts as the last. Reports lie in $REPORTS (default: reports).
 set -uo pipefail
 out=$1 recording=$2

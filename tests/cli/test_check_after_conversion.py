@@ -81,7 +81,7 @@ def test_a_reference_and_levels_that_must_run(run: Run, tmp_path: Path, monkeypa
         assert said in run(*convert, "--check", *wrong, code=2)[1] and not out.exists()
         assert f"{wrong[0]} is an option of the check; add --check" in run(*convert, *wrong, code=2)[1]
     stdout, _ = run(*convert, "--check", "--require", "model", code=2)
-    assert "could not tell: model was skipped (exit code 2)" in stdout and out.exists()
+    assert "inconclusive: model was skipped (exit code 2)" in stdout and out.exists()
     stdout, _ = run(*convert, "--overwrite", "--check", "--require", "layers,model", "--reference", "at_once_pair:pair", code=0)  # fmt: skip
     assert stdout.rstrip().endswith("(exit code 0)")
     wrong = rules.read_text().replace("...D,DF->...F", "...F,DF->...D")

@@ -197,11 +197,11 @@ def outcome(report: Report) -> Outcome:
         rule=said.get("rule", ""),
     )
     if failed[0] == "model":
-        first = levels["model"]["findings"][0]["name"]
+        first = levels["model"]["findings"][0]["path"]
         return dataclasses.replace(found, at=said.get("boundary", first), diagnosis=said.get("name", ""))
     findings = levels[failed[0]]["findings"]
     named = next((f for f in findings if f["data"].get("diagnosis")), findings[0])
-    return dataclasses.replace(found, at=named["name"], diagnosis=named["data"].get("diagnosis", ""))
+    return dataclasses.replace(found, at=named["path"], diagnosis=named["data"].get("diagnosis", ""))
 
 
 def run_fault(fault: Fault) -> Outcome:

@@ -103,7 +103,7 @@ def test_correct_conversions_pass(case: str, to: str, seed: int) -> None:
 def test_correct_conversions_pass_in_bfloat16(case: str, to: str, dtype: str | None, precision: str) -> None:
     report = run(case, to, dtype=dtype, precision=precision)
     failed = {
-        level.level: [f.what for f in level.findings] for level in report.levels if level.verdict is Verdict.FAILED
+        level.level: [str(f) for f in level.findings] for level in report.levels if level.verdict is Verdict.FAILED
     }
     assert failed == {}
     assert report.exit_code == 0
@@ -117,7 +117,7 @@ def test_correct_conversions_pass_in_bfloat16(case: str, to: str, dtype: str | N
 def test_correct_conversions_of_gemma_pass(case: str, dtype: str | None, precision: str) -> None:
     """With soft caps, scales, windows, and rows without a token that matter; see `SETTINGS`."""
     report = run(case, "transformers", dtype=dtype, precision=precision)
-    failed = {level.level: [f.what for f in level.findings] for level in report.levels if level.findings}
+    failed = {level.level: [str(f) for f in level.findings] for level in report.levels if level.findings}
     assert failed == {}
     assert [level.verdict for level in report.levels] == [Verdict.PASSED] * 4
 

@@ -112,7 +112,7 @@ def test_another_configuration_is_flagged(case: str, change: Any, fact: str, tmp
     change(model.config)
     model.config.save_pretrained(out)
     findings = [f for level in check(out, checkpoint(case), levels=("layers",)).levels for f in level.findings]
-    assert any(f.data.get("fact") == fact for f in findings), [f.what for f in findings]
+    assert any(f.data.get("fact") == fact for f in findings), [str(f) for f in findings]
 
 
 def test_the_window_is_exceeded_and_no_token_is_padding() -> None:

@@ -274,7 +274,7 @@ def test_check_names_a_directory_that_does_not_load(fault: str, whole: Path, tmp
     damage, said = DIRECTORIES[fault]
     damage(out)
     report = check(out, checkpoint("gemma3"), levels=("coverage",))
-    found = [finding.what for level in report.levels for finding in level.findings]
+    found = [str(finding) for level in report.levels for finding in level.findings]
     assert report.exit_code == 1 and any(said in what for what in found), found
 
 

@@ -82,7 +82,7 @@ def test_a_fault_in_the_rules_is_found_at_its_place(case: str, old: str, new: st
     (tmp_path / "gemma.yaml").write_text(text.replace(old, new))
     model = checked(case, tmp_path, str(tmp_path / "gemma.yaml"), levels=("model",)).levels[-1]
     assert model.level == "model" and model.verdict is Verdict.FAILED
-    assert place in {finding.name for finding in model.findings}, model.findings
+    assert place in {finding.path for finding in model.findings}, model.findings
 
 
 @pytest.mark.parametrize(
@@ -100,5 +100,5 @@ def test_a_wrong_configuration_is_found(change: dict[str, Any], place: str, tmp_
     (out / "config.json").write_text(json.dumps(config))
     with one_thread():
         report = check(out, path("gemma3-vision"), levels=("model",))
-    assert place in {finding.name for level in report.levels for finding in level.findings}
+    assert place in {finding.path for level in report.levels for finding in level.findings}
     shutil.rmtree(out)

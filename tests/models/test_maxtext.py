@@ -14,10 +14,10 @@ import torch
 from safetensors.torch import load_file
 
 import convert
+from convert.core.findings import Finding
 from convert.rules.library import shipped_rules_dir
 from convert.rules.parse import parse_models
 from convert.verify.layers.level import check_layers
-from convert.verify.report.report import Finding
 from convert.verify.weights.level import check_weights
 from convert.verify.written import open_written
 from support.command_line import Run
@@ -155,14 +155,14 @@ def test_a_fault_shows_and_is_named(fault: Fault, tmp_path: Path) -> None:
     assert error(model, out) > 100 * BOUND
     plan, written = convert.plan_conversion(model.rules, source(model), settings=model.settings), open_written(out)
     weights, layers = check_weights(plan, written), check_layers(plan, written)
-    named = [f for f in weights.findings if f.name]
-    tried = [f for f in named if "not diagnosed: there are many like it" not in f.what]
+    named = [f for f in weights.findings if f.path]
+    tried = [f for f in named if "not diagnosed: there are many like it" not in str(f)]
     assert {f.data["diagnosis"] for f in tried} == {fault.diagnosis}, weights.findings
     assert tensors(layers.findings) == tensors(named)  # every wrong tensor, and no other
 
 
 def tensors(findings: Iterable[Finding]) -> set[str]:
-    return {name for finding in findings for name in finding.data.get("tensors", [finding.name])}
+    return {name for finding in findings for name in finding.data.get("tensors", [finding.path])}
 
 
 @pytest.mark.parametrize(

@@ -240,10 +240,12 @@ def test_the_check_passes_and_catches_a_fault(
     wrong = check_weights(plan, open_written(out))
     assert wrong.verdict is Verdict.FAILED
     (finding,) = wrong.findings
-    assert finding.name == name and finding.data["diagnosis"] == diagnosis
+    assert finding.path == name and finding.data["diagnosis"] == diagnosis
     said = next(step.arithmetic for step in plan.steps if step.name == name)
     number = said.startswith("ones") * 1
-    assert finding.what == f"{name} (float32[6]): 2 of 6 values are not {number}, which r.yaml:5 has them be ({said})"
+    assert (
+        finding.problem == f"{name} (float32[6]): 2 of 6 values are not {number}, which r.yaml:5 has them be ({said})"
+    )
     assert check_layers(plan, open_written(out)).verdict is Verdict.FAILED
 
 

@@ -85,7 +85,7 @@ def check(
 ) -> None:
     """Prove that a conversion computes the same as its source, or say where and why not.
 
-    Exit codes: 0 equal, 1 different, 2 could not tell.
+    Exit codes: 0 equal, 1 different, 2 inconclusive.
     """
     from convert.cli.check_text import lines
     from convert.verify.report.report import LEVELS
@@ -131,7 +131,7 @@ def check(
 def _stopped(
     out: Path, source: Path | None, model: str | None, to: str | None, require: tuple[str, ...], error: BaseException
 ) -> Report:
-    """The report of a check that could not tell, since it ended by an error."""
+    """Build the report of a check that an error stopped."""
     from convert.verify.report.report import Report
 
     said = str(error) if isinstance(error, ConvertError) else f"{type(error).__name__} {error}".strip()

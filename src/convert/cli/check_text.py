@@ -61,7 +61,7 @@ def _findings(level: LevelReport) -> Iterator[str]:
     """The first finding of each rule; how many more there are of it; and what is left."""
     groups: dict[object, list[str]] = {}
     for k, finding in enumerate(level.findings):
-        groups.setdefault(finding.rule or k, []).append(finding.what)
+        groups.setdefault(finding.rule or k, []).append(str(finding))
     for group in list(groups.values())[:SHOWN]:
         yield f"- {group[0]}"
         if len(group) > 1:
@@ -161,11 +161,11 @@ def _conclusion(report: Report) -> str:
     elif report.exit_code == 1:
         said = f"different: {', '.join(level.level for level in report.levels if level.verdict is Verdict.FAILED)}"
     else:
-        words = {Verdict.COULD_NOT_TELL: "broke off", None: "did not run"}
-        proved = {level.level for level in report.levels if level.verdict is Verdict.COULD_NOT_TELL and level.measures}
+        words = {Verdict.INCONCLUSIVE: "broke off", None: "did not run"}
+        proved = {level.level for level in report.levels if level.verdict is Verdict.INCONCLUSIVE and level.measures}
         reasons = [
             f"{name} {'proves nothing' if name in proved else words.get(verdicts.get(name), 'was skipped')}"
             for name in report.undecided
         ]
-        said = f"could not tell: {', '.join(reasons)}"
+        said = f"inconclusive: {', '.join(reasons)}"
     return f"{said} (exit code {report.exit_code})"

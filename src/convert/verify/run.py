@@ -291,7 +291,7 @@ def _levels(
 
 
 def _broken(level: str, error: UserCodeError) -> LevelReport:
-    return LevelReport(level, Verdict.COULD_NOT_TELL, error.said, notes=error.frames)
+    return LevelReport(level, Verdict.INCONCLUSIVE, error.said, notes=error.frames)
 
 
 def _deep(

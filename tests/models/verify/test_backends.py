@@ -110,7 +110,7 @@ def test_a_file_in_bfloat16_makes_no_backend_odd(rules: Path, tmp_path: Path) ->
     out = tmp_path / "narrow.safetensors"
     convert(str(rules), conv_norm.source(), out, dtype="bfloat16")
     level = run(rules, out, conv_norm.reference(None), only=PLAIN)
-    assert level.verdict is Verdict.PASSED, [finding.what for finding in level.findings]
+    assert level.verdict is Verdict.PASSED, [str(finding) for finding in level.findings]
     assert level.matrix[EAGER][JITTED] > 1e-4  # of the weights, not of a backend
 
 
@@ -123,10 +123,10 @@ def test_a_wrong_fused_kernel_is_named_and_located(rules: Path, out: Path, preci
     level = run(rules, out, reference, precision=precision, weights=Verdict.PASSED, only=(*PLAIN, "fused", "unfused"))
     assert level.verdict is Verdict.FAILED and len(level.findings) == 1
     finding = level.findings[0]
-    assert finding.what.startswith(
+    assert finding.problem.startswith(
         "the weights are equal (bit for bit); backend fused computes differently, first at norm:"
     )
-    assert "Do not change the conversion" in finding.what
+    assert "Do not change the conversion" in str(finding)
     assert finding.data["first"] == "norm" and finding.data["differing"] == ["norm", "y"]
     assert finding.data["agreeing"] == [*PLAIN, "unfused"] and finding.data["diagnosis"] == "a backend"
     assert [measure.passed for measure in level.measures] == [True, True, True, False, True]
@@ -134,7 +134,7 @@ def test_a_wrong_fused_kernel_is_named_and_located(rules: Path, out: Path, preci
 
 def test_without_the_weights_level_lifted_float64_is_the_proof(rules: Path, out: Path) -> None:
     level = run(rules, out, conv_norm.with_wrong_kernel(None), only=(*PLAIN, "fused"))
-    assert "the weights are equal (they compute the JAX model's function in lifted float64)" in level.findings[0].what
+    assert "the weights are equal (they compute the JAX model's function in lifted float64)" in str(level.findings[0])
 
 
 def test_two_backends_are_enough_to_tell(rules: Path, out: Path) -> None:
@@ -185,7 +185,7 @@ def test_a_wrong_compiler_is_located(rules: Path, out: Path, monkeypatch: pytest
 
 def test_a_backend_that_does_not_run_is_a_finding(rules: Path, out: Path) -> None:
     level = run(rules, out, conv_norm.with_absent_runtime(None), only=(*PLAIN, "absent"))
-    assert [finding.what for finding in level.findings] == ["backend absent did not run: OSError: no such runtime"]
+    assert [str(finding) for finding in level.findings] == ["backend absent did not run: OSError: no such runtime"]
 
 
 def test_outputs_that_are_not_there_or_of_another_shape_are_findings(rules: Path, out: Path) -> None:
@@ -193,9 +193,9 @@ def test_outputs_that_are_not_there_or_of_another_shape_are_findings(rules: Path
         short=lambda module, inputs: {"y": module(inputs["x"])[:1]}, mute=lambda module, inputs: {}
     )
     level = run(rules, out, reference, only=(*PLAIN, "short", "mute"))
-    assert [finding.name for finding in level.findings] == ["short", "mute"]
-    assert "of shape [1, 16, 5]; it should have the shape [2, 16, 5]" in level.findings[0].what
-    assert "not there" in level.findings[1].what
+    assert [finding.path for finding in level.findings] == ["short", "mute"]
+    assert "of shape [1, 16, 5]; it should have the shape [2, 16, 5]" in str(level.findings[0])
+    assert "not there" in str(level.findings[1])
 
 
 @pytest.mark.parametrize("precision", ["float32", "float64"])
@@ -249,11 +249,13 @@ def test_a_wrong_conversion_is_no_backends_fault(rules: Path, out: Path, tmp_pat
     save_file(tensors, wrong, metadata={**open_written(out).metadata})
     level = run(rules, wrong, conv_norm.reference(None), weights=Verdict.FAILED, only=PLAIN)
     assert len(level.findings) == 1 and level.findings[0].data["diagnosis"] == "wrong conversion"
-    assert level.findings[0].what.startswith("not a backend: in lifted float64, too,") and level.findings[0].name == "y"
+    assert (
+        level.findings[0].problem.startswith("not a backend: in lifted float64, too,") and level.findings[0].path == "y"
+    )
 
     both = run(rules, wrong, conv_norm.with_wrong_kernel(None), weights=Verdict.FAILED, only=(*PLAIN, "fused"))
     assert [finding.data["diagnosis"] for finding in both.findings] == ["wrong conversion", "a backend"]
-    assert "Repair the weights first" in both.findings[1].what
+    assert "Repair the weights first" in str(both.findings[1])
 
 
 # ---- recordings

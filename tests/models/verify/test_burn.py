@@ -188,7 +188,7 @@ def test_planted_faults_are_caught_and_named(ckpt: Path, tmp_path: Path, change:
     save_file(tensors, out, metadata)
     report = report_of(out, ckpt, levels=("coverage", "weights"))
     findings = [finding for level in report.levels for finding in level.findings]
-    assert report.exit_code == 1 and said in {f.data.get("diagnosis") for f in findings}, [f.what for f in findings]
+    assert report.exit_code == 1 and said in {f.data.get("diagnosis") for f in findings}, [str(f) for f in findings]
 
 
 def test_a_derivation_that_is_wrong_fails_the_layers(

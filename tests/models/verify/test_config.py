@@ -63,7 +63,7 @@ def with_config(out: Path, **changes: Any) -> Written:
 
 
 def only(facts: Any) -> Any:
-    assert len(facts.findings) == 1, [finding.what for finding in facts.findings]
+    assert len(facts.findings) == 1, [str(finding) for finding in facts.findings]
     return facts.findings[0]
 
 
@@ -75,7 +75,7 @@ def only(facts: Any) -> Any:
 def test_golden_has_no_finding(made: Any, case: str, target: str) -> None:
     plan, out, reference = made(case, target)
     for facts in (check_facts(plan, open_written(out), reference), check_facts(None, open_written(out), reference)):
-        assert not facts.findings, [finding.what for finding in facts.findings]
+        assert not facts.findings, [str(finding) for finding in facts.findings]
         assert " 0 of" not in facts.notes[0]
         assert "query_scale" in " ".join(facts.notes)  # a formula cannot be read off, so it is listed
 
@@ -111,7 +111,7 @@ def test_names_of_transformers_mean_ours() -> None:
 def test_another_activation_in_config(made: Any, activation: str) -> None:
     plan, out, reference = made("timesfm-2.5", "transformers")
     finding = only(check_facts(plan, with_config(out, activation=activation), reference))
-    assert "silu" in finding.what and activation in finding.what and "config.json's activation" in finding.what
+    assert "silu" in str(finding) and activation in str(finding) and "config.json's activation" in str(finding)
     assert finding.rule.startswith("rules/timesfm-2.5.yaml:")
     assert finding.data["diagnosis"] == "activation" and finding.data["worst"]["max_abs"] > 0.1
     assert 'Set activation to "silu"' in finding.data["repair"]
@@ -131,14 +131,14 @@ def test_an_activation_under_a_name_that_the_rules_have_no_key_for(made: Any) ->
     other = {"model_type": "mine", "architectures": None}
     assert not check_facts(plan, with_config(out, hidden_act="relu", **other), reference).findings
     finding = only(check_facts(plan, with_config(out, hidden_activation="gelu", **other), reference))
-    assert "silu or relu" in finding.what
+    assert "silu or relu" in str(finding)
 
 
 def test_another_epsilon_in_config(made: Any) -> None:
     for case in ("timesfm-1.0", "timesfm-2.5"):
         plan, out, reference = made(case, "transformers")
         finding = only(check_facts(plan, with_config(out, rms_norm_eps=1e-5), reference))
-        assert "1e-06" in finding.what and "1e-05" in finding.what
+        assert "1e-06" in str(finding) and "1e-05" in str(finding)
         assert finding.data["worst"]["relative"] == pytest.approx(1 - math.sqrt(1.01e-4 / 1.1e-4), rel=1e-6)
 
 
@@ -146,22 +146,22 @@ def test_another_rope_base_in_config(made: Any) -> None:
     plan, out, reference = made("timesfm-2.5", "transformers")
     changed = with_config(out, rope_parameters={"rope_type": "default", "rope_theta": 1e6})
     finding = only(check_facts(plan, changed, reference))
-    assert finding.name == "rope_parameters.rope_theta" and finding.data["fact"] == "rope_theta"
-    assert finding.data["worst"]["max_abs"] > 1 and "1e+06" in finding.what
+    assert finding.path == "rope_parameters.rope_theta" and finding.data["fact"] == "rope_theta"
+    assert finding.data["worst"]["max_abs"] > 1 and "1e+06" in str(finding)
 
 
 def test_a_size_and_other_facts_in_config(made: Any) -> None:
     plan, out, reference = made("timesfm-2.5", "transformers")
     for key, value in {"num_hidden_layers": 2, "context_length": 512, "quantiles": [0.1, 0.9], "decode_index": 4, "use_bias": True}.items():  # fmt: skip
         finding = only(check_facts(plan, with_config(out, **{key: value}), reference))
-        assert f"config.json's {key}" in finding.what, finding.what
+        assert f"config.json's {key}" in str(finding), str(finding)
 
 
 def test_a_key_that_is_left_out_has_the_default_of_transformers(made: Any) -> None:
     plan, out, reference = made("timesfm-2.5", "transformers")
     assert not check_facts(plan, with_config(out, rms_norm_eps=None), reference).findings  # the default is right
     finding = only(check_facts(plan, with_config(out, num_hidden_layers=None), reference))
-    assert "transformers' default says 20" in finding.what
+    assert "transformers' default says 20" in str(finding)
 
 
 def test_a_key_that_is_left_out_of_an_unknown_class_is_listed(made: Any) -> None:
@@ -192,9 +192,9 @@ def test_a_module_with_another_epsilon(made: Any) -> None:
         return module
 
     finding = only(check_facts(plan, open_written(out), dataclasses.replace(reference, build=build)))
-    assert finding.name == "stacked_xf.1.attn.key_ln" and finding.rule.startswith("rules/timesfm-2.5.yaml:")
+    assert finding.path == "stacked_xf.1.attn.key_ln" and finding.rule.startswith("rules/timesfm-2.5.yaml:")
     assert finding.data["modules"] == ["stacked_xf.1.attn.key_ln", "stacked_xf.2.attn.key_ln"]
-    assert "1 more module" in finding.what and finding.data["worst"]["relative"] > 0.01
+    assert "1 more module" in str(finding) and finding.data["worst"]["relative"] > 0.01
 
 
 def test_a_module_with_another_activation_and_another_base(made: Any) -> None:
@@ -208,7 +208,7 @@ def test_a_module_with_another_activation_and_another_base(made: Any) -> None:
 
     facts = check_facts(plan, open_written(out), dataclasses.replace(reference, build=build))
     assert {finding.data["fact"] for finding in facts.findings} == {"activation", "rope_theta"}
-    assert any("gelu_erf" in finding.what and "tokenizer.hidden_layer" in finding.what for finding in facts.findings)
+    assert any("gelu_erf" in str(finding) and "tokenizer.hidden_layer" in str(finding) for finding in facts.findings)
 
 
 def test_a_norm_that_multiplies_by_something_else(made: Any) -> None:
@@ -250,7 +250,7 @@ def test_a_file_that_was_made_with_other_facts(made: Any) -> None:
     changed = dataclasses.replace(written, metadata={**written.metadata, "facts": facts, "layers": json.dumps(layers)})
     found = check_facts(plan, changed, reference).findings
     assert {finding.data["fact"] for finding in found} == {"activation", "rope_theta"}
-    assert all("header of" in finding.what for finding in found)
+    assert all("header of" in str(finding) for finding in found)
 
 
 @pytest.mark.parametrize(

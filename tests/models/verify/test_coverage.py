@@ -68,21 +68,21 @@ def test_a_missing_tensor(plan: Plan, file: Path) -> None:
     level = edited(file, lambda t: t.pop(OUT), plan)
     assert level.verdict is Verdict.FAILED
     (finding,) = level.findings
-    assert finding.name == OUT and finding.rule == "rules/timesfm-2.5.yaml:103"
-    assert f"{OUT} (float32[32,32], from stacked_xf/attn/out/kernel/value) is not in the file" in finding.what
+    assert finding.path == OUT and finding.rule == "rules/timesfm-2.5.yaml:103"
+    assert f"{OUT} (float32[32,32], from stacked_xf/attn/out/kernel/value) is not in the file" in str(finding)
 
 
 def test_a_tensor_too_many(plan: Plan, file: Path) -> None:
     (finding,) = edited(file, lambda t: t.update({"lm_head.weight": np.zeros((2, 3), np.float32)}), plan).findings
-    assert finding.name == "lm_head.weight" and finding.rule == ""
-    assert "lm_head.weight (float32[2,3]) is in the file, and no rule makes it" in finding.what
+    assert finding.path == "lm_head.weight" and finding.rule == ""
+    assert "lm_head.weight (float32[2,3]) is in the file, and no rule makes it" in str(finding)
 
 
 def test_a_misspelt_name_suggests_the_right_one(plan: Plan, file: Path) -> None:
     level = edited(file, lambda t: t.update({"stacked_xf.1.attn.oot.weight": t.pop(OUT)}), plan)
     missing, extra = level.findings
-    assert missing.name == OUT and "did you mean 'stacked_xf.1.attn.oot.weight'?" in missing.what
-    assert extra.name == "stacked_xf.1.attn.oot.weight" and f"did you mean '{OUT}'?" in extra.what
+    assert missing.path == OUT and "did you mean 'stacked_xf.1.attn.oot.weight'?" in str(missing)
+    assert extra.path == "stacked_xf.1.attn.oot.weight" and f"did you mean '{OUT}'?" in str(extra)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_a_misspelt_name_suggests_the_right_one(plan: Plan, file: Path) -> None:
 )
 def test_another_shape_or_dtype(plan: Plan, file: Path, make: Callable[[np.ndarray], np.ndarray], said: str) -> None:
     (finding,) = edited(file, lambda t: t.update({OUT: make(t[OUT])}), plan).findings
-    assert finding.name == OUT and said in finding.what and "stacked_xf/attn/out/kernel/value" in finding.what
+    assert finding.path == OUT and said in str(finding) and "stacked_xf/attn/out/kernel/value" in str(finding)
 
 
 # ---- a whole file that differs in one thing
@@ -119,7 +119,7 @@ def renamed(new: Callable[[str], str]) -> Callable[[Tensors], object]:
 )  # fmt: skip
 def test_another_prefix_is_one_finding(plan: Plan, file: Path, new: Callable[[str], str], said: str) -> None:
     (finding,) = edited(file, renamed(new), plan).findings
-    assert said in finding.what and finding.data["diagnosis"] == "another prefix", finding.what
+    assert said in str(finding) and finding.data["diagnosis"] == "another prefix", str(finding)
     assert finding.data["tensors"] == sum(step.name != new(step.name) for step in plan.steps)
 
 
@@ -146,8 +146,8 @@ def test_everything_in_bfloat16_is_one_finding(run: Run, plan: Plan, file: Path,
     narrow = tmp_path / "narrow.safetensors"
     convert.convert("timesfm", checkpoint("timesfm-2.5"), narrow, dtype="bfloat16")
     (finding,) = check_coverage(plan, open_written(narrow), ABSENT).findings
-    assert "all 45 floating-point tensors are bfloat16, where the rules make float32 of 45" in finding.what
-    assert "check with --dtype bfloat16, if that was meant" in finding.what
+    assert "all 45 floating-point tensors are bfloat16, where the rules make float32 of 45" in str(finding)
+    assert "check with --dtype bfloat16, if that was meant" in str(finding)
 
     tensors = {name: open_written(narrow).read(name) for name in open_written(narrow).tensors}
     foreign = tmp_path / "foreign.safetensors"
@@ -193,8 +193,8 @@ def test_a_head_beside_the_table_that_it_is_tied_to(tmp_path: Path) -> None:
         planted["by"] = float(abs(np.float64(head[5, 7]) - np.float64(tensors[table][5, 7])))
 
     (finding,) = edited(file, one_value, plan).findings
-    assert f"differs from {table}, which the rules make of the same leaf and to which it is tied" in finding.what
-    assert "1 of 12288 values" in finding.what and finding.data["max_abs"] == planted["by"] > 0.2
+    assert f"differs from {table}, which the rules make of the same leaf and to which it is tied" in str(finding)
+    assert "1 of 12288 values" in str(finding) and finding.data["max_abs"] == planted["by"] > 0.2
     from transformers import AutoModelForCausalLM
 
     loaded = AutoModelForCausalLM.from_pretrained(out)  # as the finding says of transformers
@@ -222,7 +222,7 @@ def test_upstreams_module_is_asked_beyond_the_rules(plan: Plan, file: Path) -> N
     less = dataclasses.replace(plan, steps=tuple(step for step in plan.steps if step.name != OUT))
     level = edited(file, lambda t: t.pop(OUT), less, load_reference(less, None))
     (finding,) = level.findings
-    assert finding.what.startswith("the target's module does not accept the file: ") and OUT in finding.what
+    assert finding.problem.startswith("the target's module does not accept the file: ") and OUT in str(finding)
 
 
 def test_a_package_that_turns_out_to_be_missing(plan: Plan, file: Path) -> None:
@@ -326,7 +326,7 @@ def test_an_adapter_beside_the_weights(folder: Path) -> None:
     plan = plan_conversion("timesfm", checkpoint("timesfm-2.5"), to="transformers")
     (folder / "adapter_config.json").write_text("{}")
     (finding,) = check_coverage(plan, open_written(folder), ABSENT).findings
-    assert "from_pretrained puts that adapter on top of these weights" in finding.what
+    assert "from_pretrained puts that adapter on top of these weights" in str(finding)
 
 
 @pytest.mark.parametrize("name", ["../x.safetensors", "/etc/passwd", 7])

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from convert.api import convert, plan_conversion
+from convert.core.findings import Finding
 from convert.planning.plan import Plan
 from convert.verify.config.compare import Facts, check_facts
 from convert.verify.config.hf_config import HARMLESS, harmless
 from convert.verify.coverage.level import check_coverage
-from convert.verify.report.report import Finding
 from convert.verify.run import check, load_reference
 from convert.verify.written import Written, open_written
 from support.gemma_models import settings
@@ -51,7 +51,7 @@ def facts(made: Any, case: str, *removed: str, **added: Any) -> Facts:
 
 
 def only(found: Facts) -> Finding:
-    assert len(found.findings) == 1, [finding.what for finding in found.findings]
+    assert len(found.findings) == 1, [str(finding) for finding in found.findings]
     return found.findings[0]
 
 
@@ -80,8 +80,8 @@ def test_what_we_write_has_no_such_key(made: Any, case: str) -> None:
 def test_a_key_that_changes_what_is_loaded(made: Any, case: str, added: dict[str, Any], said: str) -> None:
     finding = only(facts(made, case, **added))
     (key,) = added
-    assert said in finding.what and finding.name == key and finding.data["key"] == key, finding.what
-    assert ("The rules do not write it: remove it, or correct them" in finding.what) is ("own file has" not in said)
+    assert said in str(finding) and finding.path == key and finding.data["key"] == key, str(finding)
+    assert ("The rules do not write it: remove it, or correct them" in str(finding)) is ("own file has" not in said)
 
 
 def test_a_default_that_is_written_out_is_no_finding(made: Any) -> None:
@@ -93,7 +93,7 @@ def test_a_default_that_is_written_out_is_no_finding(made: Any) -> None:
         given = {key: value for key, value in written.config.items() if key not in ("model_type", "architectures")}
         full = json.loads(AutoConfig.for_model(written.config["model_type"], **given).to_json_string(use_diff=False))
         found = facts(made, case, **{key: value for key, value in full.items() if key not in written.config})
-        assert not found.findings, (case, [finding.what for finding in found.findings])
+        assert not found.findings, (case, [str(finding) for finding in found.findings])
         assert not any("not compared: " in note and " = " in note for note in found.notes), found.notes
 
 
@@ -120,16 +120,16 @@ def test_a_key_that_the_class_does_not_read(made: Any) -> None:
 
 def test_the_activation_is_repaired_in_the_words_of_transformers(made: Any) -> None:
     finding = only(facts(made, "gemma3", hidden_activation="silu"))
-    assert 'Set hidden_activation to "gelu_pytorch_tanh" in config.json' in finding.what
+    assert 'Set hidden_activation to "gelu_pytorch_tanh" in config.json' in str(finding)
 
 
 def test_a_quantized_model_is_another(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     added = {"quantization_config": {"quant_method": "bitsandbytes", "load_in_8bit": True}}
     for case in ("gemma3", "gpt2", "bert"):
         finding = only(facts(made, case, **added))
-        assert "from_pretrained loads another model by it" in finding.what and finding.name == "quantization_config"
+        assert "from_pretrained loads another model by it" in str(finding) and finding.path == "quantization_config"
     monkeypatch.setitem(sys.modules, "transformers", None)
-    assert "quantization_config" in only(facts(made, "gemma3", **added)).what
+    assert "quantization_config" in str(only(facts(made, "gemma3", **added)))
 
 
 def test_without_transformers_keys_are_listed(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,7 +142,7 @@ def test_without_transformers_keys_are_listed(made: Any, monkeypatch: pytest.Mon
 
 def test_a_key_that_the_class_refuses(made: Any) -> None:
     finding = only(facts(made, "gemma3", use_bidirectional_attention="maybe"))
-    assert 'use_bidirectional_attention = "maybe", which transformers\' class does not take' in finding.what
+    assert 'use_bidirectional_attention = "maybe", which transformers\' class does not take' in str(finding)
 
 
 def test_what_follows_from_another_key_is_said_to(made: Any, tmp_path: Path) -> None:
@@ -152,9 +152,9 @@ def test_what_follows_from_another_key_is_said_to(made: Any, tmp_path: Path) -> 
     reference = load_reference(dataclasses.replace(plan, written_config=changed.config), None)
     assert not isinstance(reference, str)
     key, window = check_facts(plan, changed, reference).findings
-    assert key.name == "use_bidirectional_attention" and window.data["fact"] == "sliding_window"
-    assert "That follows from use_bidirectional_attention in config.json" in window.what
-    assert "Configure it with" not in window.what
+    assert key.path == "use_bidirectional_attention" and window.data["fact"] == "sliding_window"
+    assert "That follows from use_bidirectional_attention in config.json" in str(window)
+    assert "Configure it with" not in str(window)
 
 
 @pytest.mark.parametrize("case", ["gemma3", "bert", "gpt2"])
@@ -167,7 +167,7 @@ def test_a_configuration_that_names_no_class(made: Any, case: str) -> None:
         reference = load_reference(dataclasses.replace(plan, written_config=config), None)
         assert not isinstance(reference, str), reference
         level = check_coverage(plan, less, reference)
-        said = [finding.what for finding in level.findings]
+        said = [str(finding) for finding in level.findings]
         assert len(said) == (absent == "model_type") and all(
             "config.json has no model_type, by which" in s for s in said
         )
@@ -184,6 +184,6 @@ def test_how_a_model_is_run_is_no_difference(made: Any, tmp_path: Path, case: st
     shutil.copytree(written.path, tmp_path / "out")
     (tmp_path / "out" / "config.json").write_text(json.dumps({**written.config, key: value}))
     report = check(tmp_path / "out", checkpoint(case), levels=("layers", "model"), require=("layers", "model"))
-    assert report.exit_code == 0, [finding.what for level in report.levels for finding in level.findings]
+    assert report.exit_code == 0, [str(finding) for level in report.levels for finding in level.findings]
     said = f"config.json, not compared: {key} = {json.dumps(value)} (it says how the same function is computed"
     assert any(note.startswith(said) for note in report.levels[0].notes)

@@ -137,7 +137,7 @@ def test_all_levels_live_and_recorded(folder: Path, run: Run) -> None:
         for more in (("--from", "ckpt.npz"), ("--recorded", "r.safetensors")):
             wrong = report(run, *OWN, *more, "--level", "weights,model", code=1)
             assert wrong["weights"]["verdict"] == wrong["model"]["verdict"] == "failed"
-            assert [(f["name"], f["data"]["diagnosis"]) for f in wrong["weights"]["findings"]] == [(name, diagnosis)]  # type: ignore[attr-defined]
+            assert [(f["path"], f["data"]["diagnosis"]) for f in wrong["weights"]["findings"]] == [(name, diagnosis)]  # type: ignore[attr-defined]
 
 
 def test_for_burn(folder: Path, run: Run) -> None:
@@ -157,5 +157,5 @@ def test_a_constant_that_is_not_in_the_file(folder: Path, run: Run) -> None:
     del tensors["gn.bias"]
     save_file(tensors, "out.safetensors", metadata=dict(metadata))
     level = report(run, "--model", "./rules.yaml", "--from", "ckpt.npz", "--level", "coverage", code=1)["coverage"]
-    said = [finding["what"] for finding in level["findings"]]  # type: ignore[attr-defined]
+    said = [finding["text"] for finding in level["findings"]]  # type: ignore[attr-defined]
     assert "gn.bias (float32[6], from zeros: the source adds nothing, and the target has a bias) is not in the file" in said[0]  # fmt: skip

@@ -144,7 +144,7 @@ def test_jax_is_pinned_and_restored() -> None:
 def test_goldens_pass_in_every_precision(golden: Any, case: str, target: str, precision: str) -> None:
     report = check(golden(case, target), checkpoint(case), levels=["model"], precision=precision)
     (model,) = report.levels
-    assert model.verdict is Verdict.PASSED, [finding.what for finding in model.findings]
+    assert model.verdict is Verdict.PASSED, [str(finding) for finding in model.findings]
     for measure in model.measures:
         assert measure.lifted and measure.lifted_tolerance and measure.lifted_tolerance.value < 1e-12, measure.name
         assert measure.lifted.relative < 1e-12
@@ -161,7 +161,7 @@ def test_goldens_pass_on_cuda(golden: Any, case: str, target: str, precision: st
         assert level.verdict is Verdict.PASSED, (
             level.level,
             level.reason,
-            [finding.what for finding in level.findings],
+            [str(finding) for finding in level.findings],
         )
 
 
@@ -178,5 +178,5 @@ def test_cuda_is_among_the_backends(golden: Any) -> None:
 def test_goldens_are_equal_in_all_backends(golden: Any, case: str, target: str) -> None:
     report = check(golden(case, target), checkpoint(case), levels=["weights"], backends=True)
     level = report.levels[-1]
-    assert level.verdict is Verdict.PASSED, [finding.what for finding in level.findings]
+    assert level.verdict is Verdict.PASSED, [str(finding) for finding in level.findings]
     assert {"JAX op by op", "JAX jit", "torch eager"} <= set(level.matrix)

@@ -287,7 +287,7 @@ def test_planted_faults_are_found_and_named(case: str, fault: str, files: Files,
     assert verdicts(report) == ["passed", "failed", "skipped", "failed"]
     assert report.exit_code == 1
     [finding] = level(report, "weights").findings[:1]
-    assert tensor in finding.what and finding.rule.startswith("rules/timesfm-1.yaml:")
+    assert tensor in str(finding) and finding.rule.startswith("rules/timesfm-1.yaml:")
     diagnosis = level(report, "model").diagnosis
     assert diagnosis is not None and diagnosis["boundary"] == tensor.removesuffix(".weight")
     assert diagnosis["name"] == name
@@ -297,10 +297,10 @@ def test_a_known_leaf_names_the_mistake_in_the_weights(files: Files, tmp_path: P
     """Of a leaf that the recording holds, more is known than its checksum."""
     wrong = changed(files.written(CASE), tmp_path / "wrong.safetensors", without_one)
     [finding] = level(check(wrong, recorded=files.recorded(), levels=("weights",)), "weights").findings
-    assert finding.what.startswith(f"1+scale missing: {NORM} is the plain scale; ")
+    assert finding.problem.startswith(f"1+scale missing: {NORM} is the plain scale; ")
     wrong = changed(files.written(CASE), tmp_path / "other.safetensors", lambda t: t[NORM].mul_(1.5))
     [finding] = level(check(wrong, recorded=files.recorded(), levels=("weights",)), "weights").findings
-    assert "no known mistake gives it" in finding.what
+    assert "no known mistake gives it" in str(finding)
 
 
 FFN = "\n  from: stacked_transformer_layer/x_layers_{i}/ff_layer/ffn_layer2/linear/w"
@@ -499,7 +499,7 @@ def test_a_recording_without_the_outputs_proves_nothing(files: Files, tmp_path: 
     out = tmp_path / "r.safetensors"
     keep(out, evidence=replace(known, **kept))
     report = check(files.written(CASE), recorded=out, require=("model",))
-    assert level(report, "model").verdict is Verdict.COULD_NOT_TELL and report.exit_code == 2
+    assert level(report, "model").verdict is Verdict.INCONCLUSIVE and report.exit_code == 2
     assert level(report, "model").reason.startswith(
         f"the output {outputs[0]} was not compared: recorded in r.safetensors"
     )
@@ -577,7 +577,7 @@ def test_a_boundary_that_the_module_has_not_is_a_finding(files: Files, tmp_path:
         evidence = replace(live, exact=other(live.exact), drifted=other(live.drifted), masks=masks)
         keep(out, evidence=evidence, max_bytes=limit, overwrite=True)
         model = level(check(files.written(CASE), recorded=out, levels=("model",)), "model")
-        said = [finding.what for finding in model.findings]
+        said = [str(finding) for finding in model.findings]
         assert model.verdict is Verdict.FAILED and len(said) == 2
         assert (
             f"{gone}: the JAX model has a value here, and the PyTorch module has no submodule of this name" in said[0]

@@ -165,7 +165,7 @@ def test_a_wrong_value_is_found(recorded: Path, run: Run) -> None:
     bits[2, 3] ^= 1
     save_file(tensors, "out.safetensors", metadata)
     findings = check(run, *RECORDED, "--level", "weights", code=1)["weights"]["findings"]
-    assert [finding["name"] for finding in findings] == ["q_proj.weight"]  # type: ignore[attr-defined]
+    assert [finding["path"] for finding in findings] == ["q_proj.weight"]  # type: ignore[attr-defined]
     bare = tree()["params/v/kernel"].T.copy()
     save_file({**right, "v_proj.weight": bare}, "out.safetensors", metadata)
     levels = check(run, *RECORDED, code=1)
@@ -212,7 +212,7 @@ def test_a_merged_weight_that_is_computed_with_is_kept(folder: Path, run: Run) -
     (metadata, _) = read_header(Path("out.safetensors"))
     save_file({**tensors, "mix.weight": tensors["mix.weight"] / 3}, "out.safetensors", metadata)
     findings = check(run, *RECORDED, "--level", "weights", code=1)["weights"]["findings"]
-    assert [finding["name"] for finding in findings] == ["mix.weight"]  # type: ignore[attr-defined]
+    assert [finding["path"] for finding in findings] == ["mix.weight"]  # type: ignore[attr-defined]
 
 
 def test_a_manifest_that_lists_a_leaf_twice(recorded: Path, run: Run) -> None:

@@ -25,6 +25,7 @@ from safetensors.numpy import load_file, save_file
 import convert
 from convert.api import plan_conversion
 from convert.cli.check_text import lines
+from convert.core.findings import Finding
 from convert.planning.plan import Plan
 from convert.planning.planner import make_plan
 from convert.verify import run as check_run
@@ -32,7 +33,7 @@ from convert.verify.numerics.compare import Agreement
 from convert.verify.report.html import to_html
 from convert.verify.report.html_plot import plot
 from convert.verify.report.junit import to_junit
-from convert.verify.report.report import Finding, LevelReport, Report, Verdict, share
+from convert.verify.report.report import LevelReport, Report, Verdict, share
 from support.command_line import Run
 from support.goldens import checkpoint
 from support.memory_source import MemorySource, rule_file
@@ -44,9 +45,9 @@ TRANSPOSED = LevelReport(
     "weights",
     Verdict.FAILED,
     findings=(
-        Finding("transposed: layers.1.attn.out.weight is laid out as (N H) D", "layers.1.attn.out.weight", "r.yaml:12", {"diagnosis": "transposed"}),
-        Finding("layers.1.bias (float32[4]): 4 of 4 values differ", "layers.1.bias", "r.yaml:13"),
-        Finding("layers.2.bias (float32[4]): 4 of 4 values differ", "layers.2.bias", "r.yaml:13"),
+        Finding("weights-differ", "transposed: it is laid out as (N H) D", "r.yaml:12", "layers.1.attn.out.weight", data={"diagnosis": "transposed"}),
+        Finding("weights-differ", "4 of 4 values differ", "r.yaml:13", "layers.1.bias"),
+        Finding("weights-differ", "4 of 4 values differ", "r.yaml:13", "layers.2.bias"),
     ),
 )  # fmt: skip
 EVIL = '<img src=x onerror="alert(1)">&\x00\x1b[31m\ud800]]>'  # a name in someone else's file
@@ -70,7 +71,7 @@ def evil() -> Report:
     level = LevelReport(
         "model",
         Verdict.FAILED,
-        findings=(Finding(EVIL, EVIL, EVIL, {"diagnosis": EVIL}),),
+        findings=(Finding("weights-differ", EVIL, EVIL, EVIL, data={"diagnosis": EVIL}),),
         measures=(measure(EVIL, lifted=1.0, rule=EVIL), measure("plain")),
         notes=(EVIL,),
         diagnosis={**(model_level(2).diagnosis or {}), "name": EVIL, "said": EVIL, "ruled_out": [EVIL]},
@@ -153,7 +154,7 @@ def test_text_without_a_diagnosis() -> None:
 
 def test_many_measures_and_findings_are_folded() -> None:
     level = model_level(0, layers=20)
-    findings = tuple(Finding(f"t{k} differs", f"t{k}", f"r.yaml:{k}") for k in range(30))
+    findings = tuple(Finding("weights-differ", "differs", f"r.yaml:{k}", f"t{k}") for k in range(30))
     text = list(lines(report([replace(level, findings=findings)])))
     assert "  - and 22 more of other rules (--json has all)" in text
     assert "     ... and 33 more, 33 of them beyond" in text
@@ -168,9 +169,9 @@ def test_text_of_what_could_not_be_told() -> None:
         "equal, as far as coverage, weights can tell; not checked: layers, model (exit code 0)"
     )
     assert last(report([COVERAGE, LAYERS], ("layers", "model"))) == (
-        "could not tell: layers was skipped, model did not run (exit code 2)"
+        "inconclusive: layers was skipped, model did not run (exit code 2)"
     )
-    assert last(report([NO_TIMESFM])) == "could not tell: model was skipped (exit code 2)"
+    assert last(report([NO_TIMESFM])) == "inconclusive: model was skipped (exit code 2)"
 
 
 def test_paths_are_no_longer_than_needed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -184,7 +185,12 @@ def test_paths_are_no_longer_than_needed(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 
 def backends(name: str = "a backend") -> LevelReport:
-    finding = Finding(f"the weights are equal; {name} computes differently", "torch.compile", data={"diagnosis": name})
+    finding = Finding(
+        "backend-differs",
+        f"the weights are equal; {name} computes differently",
+        path="torch.compile",
+        data={"diagnosis": name},
+    )
     matrix = {"jax": {"jax": 0.0, "torch": 3e-7}, "torch": {"jax": math.nan, "torch": 0.0}}
     return LevelReport("backends", Verdict.FAILED, findings=(finding,), matrix=matrix)
 
@@ -637,7 +643,7 @@ def test_exit_codes(run: Run, file: Path) -> None:
     out, err = run(file, *FROM, *QUICK, code=0)
     assert out.splitlines()[-1].endswith("not checked: layers, model (exit code 0)") and err == ""
     assert run(file, *FROM, *QUICK, "--require", "layers", code=2)[0].splitlines()[-1] == (
-        "could not tell: layers did not run (exit code 2)"
+        "inconclusive: layers did not run (exit code 2)"
     )
     tensors = load_file(file)
     name = "stacked_transformer.layers.0.self_attn.o_proj.weight"
@@ -655,7 +661,7 @@ def test_a_skip_and_a_required_skip(run: Run, file: Path, monkeypatch: pytest.Mo
         r"^model +skipped +0.0 s  there is no reference for timesfm-1; give the two models with", out, re.M
     )
     assert run(file, *FROM, *levels, "--require", "model", code=2)[0].splitlines()[-1] == (
-        "could not tell: model was skipped (exit code 2)"
+        "inconclusive: model was skipped (exit code 2)"
     )
 
 
@@ -701,7 +707,7 @@ def test_reports_of_a_check_that_stopped(run: Run, file: Path, tmp_path: Path, m
     def stopped(said: str, *options: object) -> None:
         out, err = run(file, *FROM, *QUICK, *reports, "--json", *options, code=2)
         made = json.loads(out)
-        assert made["verdict"] == "could not tell" and made["exit_code"] == 2 and made["levels"] == []
+        assert made["verdict"] == "inconclusive" and made["exit_code"] == 2 and made["levels"] == []
         assert said in made["error"] and said in err
         (case,) = ET.parse(junit).getroot().iter("testcase")
         problem = case.find("error")

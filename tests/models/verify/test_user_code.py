@@ -151,10 +151,10 @@ def test_what_the_functions_raise(fails: str, model: Path, run: Run) -> None:
     out, err = check(run, factory)
     file = factory.replace(":reference", ".py")
     place = f"{file}:{line(text)}, in {function}"
-    (level,) = re.findall(r"^model +could not tell +[\d.]+ s +(.*)$", out, re.M)
+    (level,) = re.findall(r"^model +inconclusive +[\d.]+ s +(.*)$", out, re.M)
     assert level == f"--reference {factory}: {said} ({place}). {NEXT}"
     assert f"  note: {place}: {text}" in out
-    assert out.splitlines()[-1] == "could not tell: model broke off (exit code 2)"
+    assert out.splitlines()[-1] == "inconclusive: model broke off (exit code 2)"
     assert err == "" and re.search(r"^coverage +passed", out, re.M)
     told = "the target's own module was not asked" if fails == "build" else "was asked with strict=True"
     assert told in out
@@ -164,15 +164,15 @@ def test_the_same_in_the_reports(model: Path, run: Run) -> None:
     out, _ = check(run, module("jax"), "--json", "--junit", "r.xml", "--html", "r.html", "--backends")
     report = json.loads(out)
     levels = {level["level"]: level for level in report["levels"]}
-    assert report["verdict"] == levels["model"]["verdict"] == levels["backends"]["verdict"] == "could not tell"
+    assert report["verdict"] == levels["model"]["verdict"] == levels["backends"]["verdict"] == "inconclusive"
     assert report["undecided"] == ["model", "backends"] and "KeyError" in levels["model"]["reason"]
     assert levels["model"]["notes"][-1].startswith(f"my_own_jax.py:{line('kernel = weights[')}, in apply: kernel = ")
     root = ET.parse("r.xml").getroot()
     assert (root.get("errors"), root.get("failures")) == ("2", "0")
     (error,) = root.findall("testsuite[@name='convert.model']/testcase/error")
-    assert error.get("type") == "could not tell" and "KeyError" in str(error.get("message"))
+    assert error.get("type") == "inconclusive" and "KeyError" in str(error.get("message"))
     page = Path("r.html").read_text()
-    assert '<span class="verdict could-not-tell">' in page and "undecided: model" in page
+    assert '<span class="verdict inconclusive">' in page and "undecided: model" in page
 
 
 def test_a_difference_is_still_a_difference(model: Path, run: Run) -> None:
@@ -251,7 +251,7 @@ def test_what_the_functions_give_is_looked_at(text: str, model: Path, run: Run) 
         file.write_text(REFERENCE.replace(text, instead))
         out, err = check(run, f"{file.stem}:reference")
         assert f"--reference {file.stem}:reference: {said}" in out and err == "", (out, err)
-        assert re.search(r"^model +could not tell", out, re.M)
+        assert re.search(r"^model +inconclusive", out, re.M)
 
 
 def test_a_reference_that_cannot_serve(model: Path, run: Run) -> None:

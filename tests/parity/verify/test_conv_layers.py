@@ -82,7 +82,7 @@ def test_a_wrong_derivation_fails_the_layers_level(name: str, monkeypatch: pytes
     levels = {level.level: level for level in report.levels}
     assert levels["weights"].verdict is Verdict.PASSED, "the file is what the plan makes"
     assert levels["layers"].verdict is Verdict.FAILED
-    assert at in {finding.name for finding in levels["layers"].findings}
+    assert at in {finding.path for finding in levels["layers"].findings}
 
 
 # ---- facts
@@ -126,7 +126,7 @@ def findings(
     module = Net(conv, momentum)
     built = Reference(lambda seed: {}, lambda state: module, lambda m, x: {}, (), 1, 1)
     facts = check_facts(plan, open_written(out), built)
-    return [finding.what for finding in facts.findings]
+    return [str(finding) for finding in facts.findings]
 
 
 @pytest.mark.parametrize(

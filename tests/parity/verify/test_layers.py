@@ -253,8 +253,8 @@ def test_a_tampered_plan_is_caught(case: str, dtype: str | None, tmp_path: Path)
     assert level.verdict is Verdict.FAILED
     step = next(step for step in plan.steps if step.name == name)
     assert {finding.rule for finding in level.findings} == {step.rule.line_only}
-    assert all(finding.name.partition("[")[0] == name for finding in level.findings)
-    assert any(said in finding.what for finding in level.findings), [finding.what for finding in level.findings]
+    assert all(finding.path.partition("[")[0] == name for finding in level.findings)
+    assert any(said in str(finding) for finding in level.findings), [str(finding) for finding in level.findings]
 
 
 def test_a_wrong_file_is_caught_by_the_right_plan(tmp_path: Path) -> None:
@@ -265,10 +265,10 @@ def test_a_wrong_file_is_caught_by_the_right_plan(tmp_path: Path) -> None:
         wrong = tampered(wrong, f"stacked_xf.{i}.attn.out.weight", with_ops(lambda ops: [*ops, Permute((1, 0))]))
     level = checked(wrong, tmp_path / "out.safetensors", against=plan)
     (finding,) = level.findings
-    assert "(and 2 more of this rule)" in finding.what
+    assert "(and 2 more of this rule)" in str(finding)
     assert finding.data["tensors"] == [f"stacked_xf.{i}.attn.out.weight" for i in range(3)]
-    assert "relative error" in finding.what and "in float64" in finding.what
-    assert level.first_failure is not None and level.first_failure.name == finding.name
+    assert "relative error" in str(finding) and "in float64" in str(finding)
+    assert level.first_failure is not None and level.first_failure.name == finding.path
 
 
 @pytest.mark.parametrize("spoilt", [(), (0,), (1,), (0, 2), (0, 1, 2)])
@@ -301,7 +301,7 @@ def test_a_norm_over_two_axes(kind: str, tmp_path: Path) -> None:
     tree = {"m/scale": rng.random((3, 5)), **({"m/bias": rng.random((3, 5))} if bias else {})}
     plan = make_plan(rule_file(rules), MemorySource(tree))
     level = checked(plan, tmp_path / "out.safetensors")
-    assert level.verdict is Verdict.PASSED, [finding.what for finding in level.findings]
+    assert level.verdict is Verdict.PASSED, [str(finding) for finding in level.findings]
     assert all(measure.lifted is not None and measure.lifted.relative < 1e-14 for measure in level.measures)
     turned = tampered(plan, "m.weight", with_ops(lambda ops: [*ops, Flip((0,))]))
     assert checked(turned, tmp_path / "turned.safetensors", against=plan).verdict is Verdict.FAILED
@@ -344,7 +344,7 @@ def test_of_a_large_table_some_rows_are_looked_up(rows: int, monkeypatch: pytest
     assert level.verdict is Verdict.PASSED and (rows, D) in read
     moved = tampered(plan, "embed.weight", with_ops(lambda ops: [*ops, Flip((0,))]))
     level = checked(moved, tmp_path / "moved.safetensors", against=plan)
-    assert [finding.name for finding in level.findings] == ["embed.weight"]
+    assert [finding.path for finding in level.findings] == ["embed.weight"]
 
 
 def test_shapes_that_do_not_fit_are_a_finding(tmp_path: Path) -> None:
@@ -357,8 +357,8 @@ def test_shapes_that_do_not_fit_are_a_finding(tmp_path: Path) -> None:
     for _ in execute(plan, tmp_path / "out.safetensors"):
         pass
     level = check_layers(dataclasses.replace(plan, steps=tuple(steps)), open_written(tmp_path / "out.safetensors"))
-    said = [finding.what for finding in level.findings]
-    assert level.verdict is Verdict.FAILED and {finding.name for finding in level.findings} == {GATE}
+    said = [str(finding) for finding in level.findings]
+    assert level.verdict is Verdict.FAILED and {finding.path for finding in level.findings} == {GATE}
     assert any("no element is taken of the stacked axes of stack/gate" in what for what in said)
 
 

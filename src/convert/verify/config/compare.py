@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from convert.core.findings import Finding
 from convert.core.yaml_nodes import Node
 from convert.layers.shared_keys import ACTIVATION_NAMES
 from convert.planning.plan import Plan
@@ -20,7 +21,7 @@ from convert.rules.file import parse_reference
 from convert.verify.config.declared import OF_A_LAYER, Stated, declared, declared_in_header
 from convert.verify.config.hf_config import OtherKeys, class_config, flat, other_keys
 from convert.verify.config.impact import worst
-from convert.verify.report.report import Finding, LevelReport, Verdict
+from convert.verify.report.report import LevelReport, Verdict
 from convert.verify.written import Written
 from convert.writing.execute import metadata
 
@@ -84,10 +85,10 @@ def check_facts(plan: Plan | None, written: Written, reference: Reference | str 
     other = other_keys(plan, written) if plan is not None else OtherKeys()
     config_findings, config_notes = _config(plan, written, comparison, other.unread)
     findings += config_findings
-    findings += [one for one in other.findings if one.name not in {finding.name for finding in config_findings}]
+    findings += [one for one in other.findings if one.path not in {finding.path for finding in config_findings}]
     notes += [*config_notes, *other.notes]
     differ = {finding.data["fact"] for finding in config_findings}
-    keys = ", ".join(finding.name for finding in other.findings)
+    keys = ", ".join(finding.path for finding in other.findings)
     causes = dict.fromkeys({fact.name for fact in comparison.compared if not fact.layer} - differ, keys) if keys else {}
     causes |= other.causes
     if reference is None or isinstance(reference, str):
@@ -146,12 +147,13 @@ class _Comparison:
         size = worst(first.name, first.value, got, self.sizes, self.context)
         wanted = " or ".join(dict.fromkeys(_shown(fact.value) for fact in facts))
         return Finding(
+            "fact-differs",
             f"{first.name}: the source computes with {wanted} {first.where}, and {where} says {_shown(value)}"
             + (f"; {size.said}" if size.said else "")
             + f". {repair}",
-            name,
-            first.at,
-            {
+            rule=first.at,
+            path=name,
+            data={
                 "fact": first.name,
                 "declared": first.value,
                 "configured": value,
@@ -340,7 +342,7 @@ def _module(
     for group in groups.values():
         first = group[0]
         more = f" So do {len(group) - 1} more modules of this rule." if len(group) > 1 else ""
-        yield Finding(first.what + more, first.name, first.rule, {**first.data, "modules": [f.name for f in group]})
+        yield replace(first, problem=first.problem + more, data={**first.data, "modules": [f.path for f in group]})
 
 
 def _elsewhere(facts: list[Stated], value: Any) -> bool:

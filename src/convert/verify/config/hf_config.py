@@ -12,9 +12,9 @@ from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from convert.core.findings import Finding
 from convert.planning.plan import Plan
 from convert.verify.coverage.hf_directory import other_class
-from convert.verify.report.report import Finding
 from convert.verify.written import NAMED, Written
 
 # Which class loads it and in what precision, who wrote it, what training, generating or labelling alone reads, and what
@@ -180,7 +180,7 @@ def _finding(key: str, what: str, changes: list[str], value: Any) -> Finding:
         "changes": changes,
         "repair": "remove the key",
     }
-    return Finding(what, key, data=data)
+    return Finding("config-key-unexpected", what, path=key, data=data)
 
 
 def _within(name: str, key: str) -> bool:

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from convert.core.errors import PlanError
+from convert.core.findings import Finding
 from convert.core.ops import is_float
 from convert.planning.plan import Plan
-from convert.verify.report.report import Finding
 from convert.verify.written import INDEX, NAMED, WHOLE, Written
 
 GENERATION = "generation_config.json"
@@ -68,7 +68,7 @@ def other_class(plan: Plan, written: Written) -> str:
 
 
 def _finding(what: str, name: str) -> Finding:
-    return Finding(what, name, data={"diagnosis": "the directory", "file": name})
+    return Finding("directory-not-loadable", what, path=name, data={"diagnosis": "the directory", "file": name})
 
 
 def _files(written: Written, loads: bool) -> Iterator[Finding]:

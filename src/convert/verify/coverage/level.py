@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from convert.core.errors import UnavailableError, UserCodeError
+from convert.core.findings import Finding
 from convert.core.ops import is_float
 from convert.core.tensor_spec import TensorSpec
 from convert.core.user_code import own_code
@@ -15,7 +16,7 @@ from convert.planning.plan import Plan
 from convert.planning.step import Step
 from convert.verify.coverage.hf_directory import directory_findings
 from convert.verify.coverage.names import FEWEST, Nearest, other_prefix
-from convert.verify.report.report import Finding, LevelReport, Verdict
+from convert.verify.report.report import LevelReport, Verdict
 from convert.verify.weights.tied import UNTIED, apart
 from convert.verify.written import Written
 
@@ -51,7 +52,11 @@ def check_coverage(
             reference = error.said
         else:
             notes.append("the target's own module, on the meta device, was asked with strict=True")
-            findings += [Finding(f"the target's module does not accept the file: {refused}")] if refused else []
+            findings += (
+                [Finding("module-rejects-file", f"the target's module does not accept the file: {refused}")]
+                if refused
+                else []
+            )
     if isinstance(reference, str):
         notes.append(f"the target's own module was not asked: {reference}")
     verdict = Verdict.FAILED if findings else Verdict.PASSED
@@ -80,28 +85,31 @@ def _against_plan(plan: Plan, written: Written) -> tuple[list[Finding], list[str
         if name not in specs:
             findings.append(
                 Finding(
+                    "tensor-missing",
                     f"{name} ({step.spec}, from {leaves}) is not in the file{near_extra(name)}",
-                    name,
-                    step.rule.line_only,
-                    {"diagnosis": "not in the file"},
+                    rule=step.rule.line_only,
+                    path=name,
+                    data={"diagnosis": "not in the file"},
                 )
             )
         elif specs[name] != step.spec and not (narrow is not None and name in narrow.data["tensors"]):
             findings.append(
                 Finding(
+                    "tensor-spec-differs",
                     f"{name} is {specs[name]} in the file and {step.spec} by the rules (from {leaves})",
-                    name,
-                    step.rule.line_only,
-                    {"diagnosis": "another shape or dtype"},
+                    rule=step.rule.line_only,
+                    path=name,
+                    data={"diagnosis": "another shape or dtype"},
                 )
             )
     copies, notes = _copies(plan, written, extra)
     findings += copies
-    said = {finding.name for finding in copies} | {name for name, _ in notes}
+    said = {finding.path for finding in copies} | {name for name, _ in notes}
     findings += [
         Finding(
+            "tensor-unexpected",
             f"{name} ({specs[name]}) is in the file, and no rule makes it{near_missing(name)}",
-            name,
+            path=name,
             data={"diagnosis": "no rule makes it"},
         )
         for name in extra
@@ -129,6 +137,7 @@ def _prefixed(ours: str, theirs: str, moved: list[tuple[str, str]], total: int) 
         else f"begin with {theirs!r} where the rules have {ours!r}"
     )
     return Finding(
+        "prefix-differs",
         f"the names of {len(moved)} tensors (of {total} by the rules) {how}: {name} is {new}; rename them, or name rules with "
         "--model that write names for this class",
         data={"diagnosis": "another prefix", "theirs": theirs, "ours": ours, "tensors": len(moved)},
@@ -145,6 +154,7 @@ def _all_narrow(plan: Plan, specs: Mapping[str, TensorSpec]) -> Finding | None:
         return None
     by_rules = " and ".join(sorted({made[name].dtype for name in other}))
     return Finding(
+        "dtype-differs",
         f"all {len(held)} floating-point tensors are {dtype}, where the rules make {by_rules} of {len(other)}: check with "
         f"--dtype {dtype}, if that was meant",
         data={"diagnosis": "another dtype", "dtype": dtype, "tensors": other},
@@ -169,12 +179,13 @@ def _copies(plan: Plan, written: Written, extra: list[str]) -> tuple[list[Findin
             continue
         findings.append(
             Finding(
+                "tied-weights-differ",
                 f"{name} is in the file, and differs from {table.name}, which the rules make of the same leaf and to which it is "
                 f"tied, by {size:.1e} at most ({count} of {table.spec.size} values): transformers keeps the two apart then, and "
                 f"computes with {name}; remove it, or set tie_word_embeddings to false if the source has a head of its own",
-                name,
-                table.rule.line_only,
-                {"diagnosis": UNTIED, "values": count, "max_abs": size},
+                rule=table.rule.line_only,
+                path=name,
+                data={"diagnosis": UNTIED, "values": count, "max_abs": size},
             )
         )
     return findings, notes

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from convert.checkpoints.chunks import Box
+from convert.core.findings import Finding
 from convert.core.ops import Take, apply
 from convert.layers import Embedding
 from convert.layers.activations import ACTIVATIONS, activation_pair
@@ -28,7 +29,7 @@ from convert.verify.layers.probe import Probe, bound
 from convert.verify.layers.recurrent import measure_cell
 from convert.verify.numerics.compare import Difference, difference
 from convert.verify.numerics.precision import jax_with_float64
-from convert.verify.report.report import Finding, LevelReport, Measure, Verdict
+from convert.verify.report.report import LevelReport, Measure, Verdict
 from convert.verify.written import Written
 from convert.writing.transfer import Work, default_jobs, used_leaves
 
@@ -157,7 +158,7 @@ class _Layers:
     def _look(self, step: Step, part: Part) -> None:
         assert part.rule is not None
         if said := misplaced(self._plan, part.rule, step, part):
-            self._findings.append(Finding(f"{step.name}: {said}", step.name, step.rule.line_only))
+            self._findings.append(Finding("layer-misplaced", said, step.rule.line_only, step.name))
 
     def _implies(self, step: Step, part: Part) -> bool:
         """Whether another layer of the rule, which was run or will be, says all that there is to say."""
@@ -294,20 +295,22 @@ def _finding(measure: Measure, names: list[str]) -> Finding:
     exact = measure.lifted or measure.difference
     more = f" (and {len(names) - 1} more of this rule)" if len(names) > 1 else ""
     return Finding(
+        "layer-differs",
         f"{measure.name}{more}: torch's layer with the written weights gives {exact.got:.6g} where the declared JAX operation "
         f"gives {exact.want:.6g} at {list(exact.at)}: relative error {exact.relative:.1e} in float64, "
         f"{measure.difference.relative:.1e} in the weights' dtype",
-        measure.name,
-        measure.rule,
-        {"tensors": names},
+        rule=measure.rule,
+        path=measure.name,
+        data={"tensors": names},
     )
 
 
 def _unfit(step: Step, part: Part, error: Exception) -> Finding:
     return Finding(
-        f"{step.name}: the layer cannot be run with what the plan makes of {part.leaf}: {' '.join(str(error).split())}",
-        step.name,
-        step.rule.line_only,
+        "layer-not-run",
+        f"the layer cannot be run with what the plan makes of {part.leaf}: {' '.join(str(error).split())}",
+        rule=step.rule.line_only,
+        path=step.name,
     )
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from convert.core.findings import Finding
 from convert.planning.plan import Plan
 from convert.verify.model.backend_runs import EAGER, JAX_NAMES, OP_BY_OP, RECORDED, Skip, jax_runs, torch_runs
 from convert.verify.model.level import Evidence, lifted_torch
@@ -24,7 +25,7 @@ from convert.verify.numerics.compare import (
     rounded_tolerance,
     run_floor,
 )
-from convert.verify.report.report import Finding, LevelReport, Measure, Verdict
+from convert.verify.report.report import LevelReport, Measure, Verdict
 from convert.verify.written import Written
 
 if TYPE_CHECKING:
@@ -108,7 +109,10 @@ def check_backends(
     backends = [_located(backend, locate.get(backend.name), context) for backend in backends]
     odd = [(backend, first) for backend in backends if (first := _first_beyond(backend, context)) is not None]
     findings = [
-        *(Finding(f"backend {name} did not run: {why}", name, data={"diagnosis": NOT_RUN}) for name, why in failed),
+        *(
+            Finding("backend-failed", f"backend {name} did not run: {why}", path=name, data={"diagnosis": NOT_RUN})
+            for name, why in failed
+        ),
         *(finding for backend in backends for finding in _incomplete(backend, context)),
         *_verdicts(backends, odd, context, ours, moved, weights),
     ]
@@ -262,8 +266,9 @@ def _incomplete(backend: _Backend, context: _Context) -> Iterator[Finding]:
         if name in exact and name not in backend.drift:
             got = f"of shape {list(backend.values[name].shape)}" if name in backend.values else "not there"
             yield Finding(
+                "backend-failed",
                 f"backend {backend.name}: its output {name} is {got}; it should have the shape {list(exact[name].shape)}",
-                backend.name,
+                path=backend.name,
                 data={"diagnosis": NOT_RUN, "first": name},
             )
 
@@ -307,10 +312,11 @@ def _odd(
         else "Repair the weights first and check again"
     )
     return Finding(
+        "backend-differs",
         f"{head}backend {backend.name} computes differently, first at {first}: relative error {found.relative:.1e} from lifted "
         f"float64 where {bound.value:.1e} is allowed ({found.got:.6g} where it should be {found.want:.6g} at {list(found.at)})"
         f"{others}. {repair}",
-        backend.name,
+        path=backend.name,
         data={
             "diagnosis": "a backend",
             "backend": backend.name,
@@ -342,10 +348,11 @@ def _conversion(context: _Context, ours: Values, moved: Values) -> Finding | Non
         found = context.between(ours[name], theirs[name], name, "float64")
         if not found.relative <= bound.value:
             return Finding(
+                "outputs-differ",
                 f"not a backend: in lifted float64, too, the PyTorch model differs from the JAX model, first at {name}: relative "
                 f"error {found.relative:.1e} where {bound.value:.1e} is allowed. The conversion is wrong, or the models are not "
                 "the same; see the levels weights, layers and model",
-                name,
+                path=name,
                 data={"diagnosis": "wrong conversion", "first": name, "relative": found.relative},
             )
     return None

@@ -342,7 +342,7 @@ def check_model(
             missing.append(absent(name, evidence, exact.get(name)))
     diagnosis = None
     wrong = {measure.name for measure in measures if other_function(measure)}
-    wrong |= {found.name for found in missing if found.name in exact and found.name not in evidence.samples}
+    wrong |= {found.path for found in missing if found.path in exact and found.path not in evidence.samples}
     first = next((name for name in names if name in wrong), None)
     if first is not None:
         from convert.verify.diagnosis.diagnose import diagnose
@@ -358,8 +358,8 @@ def check_model(
     notes += silent(measures, evidence)
     findings = [*missing, *differences(measures, evidence.precision)]
     open_ = list(undecided(measures, reference.outputs, evidence))
-    verdict = Verdict.FAILED if findings else Verdict.COULD_NOT_TELL if open_ else Verdict.PASSED
-    told = verdict is Verdict.COULD_NOT_TELL
+    verdict = Verdict.FAILED if findings else Verdict.INCONCLUSIVE if open_ else Verdict.PASSED
+    told = verdict is Verdict.INCONCLUSIVE
     return LevelReport(
         "model",
         verdict,

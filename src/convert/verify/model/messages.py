@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from convert.verify.report.report import Finding, Measure
+from convert.core.findings import Finding
+from convert.verify.report.report import Measure
 
 if TYPE_CHECKING:
     from convert.verify.model.level import Evidence
@@ -33,7 +34,7 @@ def absent(name: str, evidence: Evidence, got: Array | None) -> Finding:
         said = (
             f"has a value of shape {list(evidence.shape(name))} here, and the PyTorch module one of {list(got.shape)}"
         )
-    return Finding(f"{name}: the JAX model {said}", name)
+    return Finding("boundary-not-compared", f"the JAX model {said}", path=name)
 
 
 def differences(measures: Sequence[Measure], precision: str) -> Iterator[Finding]:
@@ -58,9 +59,10 @@ def differences(measures: Sequence[Measure], precision: str) -> Iterator[Finding
         )
     assert bound is not None
     yield Finding(
+        "outputs-differ",
         f"first difference at {first.name}{run}: relative error {shown.relative:.1e} where {bound.value:.1e} is allowed "
         f"(PyTorch {shown.got:.6g}, JAX {shown.want:.6g} at {list(shown.at)}); {counted}",
-        first.name,
+        path=first.name,
         data=data,
     )
 

@@ -15,6 +15,7 @@ from convert.checkpoints.digest import combine, digest_leaf
 from convert.checkpoints.source import Source
 from convert.core.errors import CheckpointError, ConvertError
 from convert.core.fields import nearest
+from convert.core.findings import Finding
 from convert.core.ops import (
     Add,
     Cast,
@@ -43,7 +44,7 @@ from convert.verify.mistakes.hypothesis import Hypothesis, expected
 from convert.verify.model.level import Evidence
 from convert.verify.numerics.compare import epsilon
 from convert.verify.recording.file import AGAIN, Recording
-from convert.verify.report.report import Finding, LevelReport, Verdict
+from convert.verify.report.report import LevelReport, Verdict
 from convert.verify.weights.level import unlike_computed
 from convert.verify.weights.tied import untied
 from convert.verify.written import Written
@@ -343,7 +344,7 @@ def _finding(plan: Plan, leaf: str, wrong: list[Step], written: Written) -> Find
             "itself (--from) would show which values differ"
         )
     data = {"leaf": leaf, "tensors": names, "diagnosis": match.name if match else ""}
-    return Finding(said, step.name, step.rule.line_only, data)
+    return Finding("weights-differ", said, step.rule.line_only, step.name, data=data)
 
 
 def _match(plan: Plan, step: Step, got: Array) -> Hypothesis | None:

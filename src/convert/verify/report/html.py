@@ -101,7 +101,7 @@ def _diagnoses(report: Report) -> Iterator[str]:
         yield '<section class="card diagnosis">'
         if found is None:
             yield f"<h2>{level.level}: {_text(level.gist)}</h2>"
-            yield from (f'<p class="what">{_text(finding.what)}</p>' for finding in level.findings[:MOST_ON_TOP])
+            yield from (f'<p class="what">{_text(str(finding))}</p>' for finding in level.findings[:MOST_ON_TOP])
             yield "</section>"
             continue
         if found["name"]:
@@ -177,7 +177,7 @@ def _level(level: LevelReport) -> Iterator[str]:
     if level.findings:
         yield "<ul>"
         for finding in level.findings[:MOST_FINDINGS]:
-            yield f'<li class="what">{_text(finding.what)}</li>'
+            yield f'<li class="what">{_text(str(finding))}</li>'
         if len(level.findings) > MOST_FINDINGS:
             yield f"<li>and {len(level.findings) - MOST_FINDINGS} more, which the JSON report has</li>"
         yield "</ul>"
@@ -283,7 +283,7 @@ def _mapping(report: Report, plan: Mapping[str, Any] | None) -> Iterator[str]:
     if plan is None:
         return
     wrong = {
-        str(name) for level in report.levels for f in level.findings for name in (f.name, *f.data.get("tensors", ()))
+        str(name) for level in report.levels for f in level.findings for name in (f.path, *f.data.get("tensors", ()))
     }
     yield '<section id="mapping">'
     yield "<h2>What each tensor is made of</h2>"

@@ -30,7 +30,7 @@ code, .what { overflow-wrap: anywhere; }
 .soft { color: var(--soft); }
 .passed, .equal { color: var(--good); }
 .failed, .different { color: var(--bad); }
-.skipped, .not-applicable, .could-not-tell, .undecided { color: var(--open); }
+.skipped, .not-applicable, .inconclusive, .undecided { color: var(--open); }
 .cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(230px, 1fr)); gap: 12px; margin-top: 20px; }
 .card { background: var(--card); border: 1px solid var(--rule); border-radius: 8px; padding: 12px 16px; }
 .card a { color: inherit; text-decoration: none; }

@@ -11,8 +11,9 @@ import re
 from collections.abc import Iterator
 from xml.etree import ElementTree as ET
 
+from convert.core.findings import Finding
 from convert.verify.numerics.compare import Difference, Tolerance
-from convert.verify.report.report import Finding, LevelReport, Measure, Report, Verdict, predictions
+from convert.verify.report.report import LevelReport, Measure, Report, Verdict, predictions
 
 LEVEL = "level"  # name of the case for the level as a whole
 _FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # XML 1.0, production 2 (Char)
@@ -68,11 +69,11 @@ def _suite(level: LevelReport, required: bool) -> ET.Element:
         about.setdefault(_subject(finding), []).append(finding)
     for measure in level.measures:
         cases.append(
-            _case(level.level, measure.name, [*_beyond(measure), *(f.what for f in about.get(measure.name, []))])
+            _case(level.level, measure.name, [*_beyond(measure), *(str(f) for f in about.get(measure.name, []))])
         )
         _out(cases[-1], _figures(measure))
     cases += [
-        _case(level.level, name, [finding.what for finding in findings])
+        _case(level.level, name, [str(finding) for finding in findings])
         for name, findings in about.items()
         if name not in measured
     ]
@@ -102,7 +103,7 @@ def _level_case(level: LevelReport, required: bool) -> ET.Element:
     case = ET.Element("testcase", classname=f"convert.{level.level}", name=LEVEL, time=f"{level.seconds:.3f}")
     if level.verdict is Verdict.FAILED:
         _say(case, "failure", _summary(level), "different")
-    elif level.verdict is Verdict.COULD_NOT_TELL:
+    elif level.verdict is Verdict.INCONCLUSIVE:
         _say(case, "error", level.reason, str(level.verdict))
     elif level.verdict is Verdict.SKIPPED and required:
         _say(case, "error", level.reason or "skipped", "required")
@@ -120,7 +121,7 @@ def _pairs(level: LevelReport) -> Iterator[str]:
 
 def _summary(level: LevelReport) -> str:
     """The diagnosis, and what was found."""
-    said = [finding.what for finding in level.findings]
+    said = [str(finding) for finding in level.findings]
     found = level.diagnosis
     if found and found["name"]:
         said.insert(0, f"{found['name']}: {found['said']}\nrepair: {found['repair']}")
@@ -137,7 +138,7 @@ def _case(level: str, name: str, failures: list[str]) -> ET.Element:
 
 
 def _subject(finding: Finding) -> str:
-    return finding.name or str(finding.data.get("diagnosis") or "") or finding.rule or "the whole"
+    return finding.path or str(finding.data.get("diagnosis") or "") or finding.rule or "the whole"
 
 
 def _beyond(measure: Measure) -> list[str]:

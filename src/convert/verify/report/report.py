@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
+from convert.core.findings import Finding
 from convert.verify.numerics.compare import Agreement, Difference, Tolerance
 
 if TYPE_CHECKING:
     from convert.planning.plan import Plan
 
-FORMAT = 1  # of Report.to_dict; a change that breaks readers raises it
+FORMAT = 2  # of Report.to_dict; a change that breaks readers raises it
 LEVELS = ("coverage", "weights", "layers", "model")
 
 
@@ -24,27 +25,7 @@ class Verdict(StrEnum):
     FAILED = "failed"
     SKIPPED = "skipped"
     NOT_APPLICABLE = "not applicable"
-    COULD_NOT_TELL = "could not tell"  # it was to run, and broke off, or what it compared proves nothing
-
-
-@dataclass(frozen=True)
-class Finding:
-    """Something that is wrong.
-
-    Attributes:
-        what: where, both sides, and the next step, in words.
-        name: the tensor, layer or output that it concerns; empty when it is the whole.
-        rule: ``file:line`` of the rule that made it, if one did.
-        data: numbers for machines.
-    """
-
-    what: str
-    name: str = ""
-    rule: str = ""
-    data: Mapping[str, Any] = field(default_factory=dict)
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"what": self.what, "name": self.name, "rule": self.rule, "data": dict(self.data)}
+    INCONCLUSIVE = "inconclusive"  # it was to run, and broke off, or what it compared proves nothing
 
 
 @dataclass(frozen=True)
@@ -210,12 +191,12 @@ class Report:
         if not decided:
             return tuple(dict.fromkeys((*(level.level for level in self.levels), *self.required))) or LEVELS
         absent = {level.level for level in self.levels if level.verdict is Verdict.NOT_APPLICABLE}
-        broken = [level.level for level in self.levels if level.verdict is Verdict.COULD_NOT_TELL]
+        broken = [level.level for level in self.levels if level.verdict is Verdict.INCONCLUSIVE]
         return tuple(dict.fromkeys((*broken, *(level for level in self.required if level not in decided | absent))))
 
     @property
     def exit_code(self) -> int:
-        """0 equal, 1 different, 2 could not tell."""
+        """0 equal, 1 different, 2 inconclusive."""
         return 1 if self.failed else 2 if self.undecided else 0
 
     @property
@@ -223,7 +204,7 @@ class Report:
         """The exit code, in words; all reports say it alike."""
         if self.only_backends:
             return "equal, but a backend computes differently"
-        return {0: "equal", 1: "different", 2: "could not tell"}[self.exit_code]
+        return {0: "equal", 1: "different", 2: "inconclusive"}[self.exit_code]
 
     @property
     def only_backends(self) -> bool:

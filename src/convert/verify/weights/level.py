@@ -15,13 +15,14 @@ from typing import Any, Self
 import numpy as np
 
 from convert.checkpoints.digest import combine
+from convert.core.findings import Finding
 from convert.core.ops import Slice, is_float
 from convert.planning.plan import Plan
 from convert.planning.step import Part, Step
 from convert.verify.mistakes.catalogue import NOT_IN_SOURCE, NOT_SCALED, count_unequal, hypotheses, nearly, same_bits
 from convert.verify.mistakes.hypothesis import Hypothesis, expected
 from convert.verify.numerics.special_values import odd_values
-from convert.verify.report.report import Finding, LevelReport, Verdict
+from convert.verify.report.report import LevelReport, Verdict
 from convert.verify.weights.corruption import damage
 from convert.verify.weights.tied import untied
 from convert.verify.written import Written
@@ -192,10 +193,11 @@ class _Tensor:
 
 def _too_narrow(step: Step, leaf: str, error: OverflowError) -> Finding:
     return Finding(
+        "weights-overflow",
         f"{step.name} is {step.spec} in the file, which cannot hold what {leaf} has: {error}",
-        step.name,
-        step.rule.line_only,
-        {"diagnosis": "overflow"},
+        rule=step.rule.line_only,
+        path=step.name,
+        data={"diagnosis": "overflow"},
     )
 
 
@@ -214,11 +216,12 @@ def _unlike_computed(step: Step, got: Array, want: Array) -> Finding:
     if isinstance(step.value, float):
         differ = f"are not {step.value:g}, which {step.rule.line_only} has them be ({step.arithmetic})"
     return Finding(
+        "weights-differ",
         f"{step.name} ({step.spec}): {count} of {step.spec.size} values {differ}"
         + (f"; {found.said}" if (found := damage(got, want)) else ""),
-        step.name,
-        step.rule.line_only,
-        {"values": count, "diagnosis": _from_nothing(step) if isinstance(step.value, float) else "another buffer"},
+        rule=step.rule.line_only,
+        path=step.name,
+        data={"values": count, "diagnosis": _from_nothing(step) if isinstance(step.value, float) else "another buffer"},
     )
 
 
@@ -230,6 +233,7 @@ def _from_nothing(step: Step) -> str:
 def _incomplete(plan: Plan, names: set[str]) -> Finding:
     absent = [step for step in plan.steps if step.name not in names]
     return Finding(
+        "weights-not-compared",
         f"{len(absent)} of the plan's {len(plan.steps)} tensors are not in the file as the rules make them, so their values "
         f"cannot be compared, {absent[0].name} ({absent[0].spec}) for example; see the coverage level",
         data={"diagnosis": "not compared", "tensors": [step.name for step in absent]},
@@ -260,11 +264,12 @@ def _diagnose(plan: Plan, written: Written, wrong: dict[str, int]) -> list[Findi
         )
         findings.append(
             Finding(
+                "weights-differ",
                 f"{name} ({step.spec}): {count} of {step.spec.size} values differ from what {step.rule.line_only} makes of "
                 f"{', '.join(part.leaf for part in step.parts)}; {shown}",
-                name,
-                step.rule.line_only,
-                {"values": count, "diagnosis": found.name if found else "", "repair": REPAIR},
+                rule=step.rule.line_only,
+                path=name,
+                data={"values": count, "diagnosis": found.name if found else "", "repair": REPAIR},
             )
         )
     return [*(_named(rule, name, matches, steps) for (rule, name), matches in groups.items()), *findings]
@@ -276,10 +281,11 @@ def _named(rule: str, diagnosis: str, matches: dict[str, Hypothesis], steps: dic
     more = f" (and {len(matches) - 1} more like it)" if len(matches) > 1 else ""
     leaves = ", ".join(part.leaf for part in steps[name].parts)
     return Finding(
+        "weights-differ",
         f"{diagnosis}: {name}{more} is {first.gives}; {rule} makes of {leaves}: {first.instead}",
-        name,
-        rule,
-        {"diagnosis": diagnosis, "tensors": list(matches), "repair": REPAIR},
+        rule=rule,
+        path=name,
+        data={"diagnosis": diagnosis, "tensors": list(matches), "repair": REPAIR},
     )
 
 
@@ -330,6 +336,7 @@ def _provenance(plan: Plan, written: Written, digest: str, equal: bool) -> tuple
         also = f", and their {', '.join(unlike)} differ" if key == "rules_sha256" and unlike else ""
         findings.append(
             Finding(
+                "provenance-differs",
                 f"the file was made with other {CLAIMS[key]} ({said[key] or 'none'}) than those of this check "
                 f"({ours[key] or 'none'}){also}; check with the same, or convert again",
                 data={"diagnosis": f"other {CLAIMS[key]}"},
@@ -345,6 +352,7 @@ def _provenance(plan: Plan, written: Written, digest: str, equal: bool) -> tuple
         findings.insert(
             0,
             Finding(
+                "provenance-differs",
                 f"the file says it was made from a checkpoint with the digest {said['source_digest']}, and this one has "
                 f"{digest}: another checkpoint, another step, or it has changed since",
                 data={"diagnosis": "another checkpoint"},

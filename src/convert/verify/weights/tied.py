@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from convert.core.findings import Finding
 from convert.planning.plan import Plan
 from convert.verify.mistakes.catalogue import count_unequal
-from convert.verify.report.report import Finding
 from convert.verify.written import Written
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -32,13 +32,14 @@ def untied(plan: Plan, written: Written) -> dict[str, Finding]:
         count, size = apart(other.T if turned else other, written.read(step.tied))
         if count:
             found[step.name] = Finding(
+                "tied-weights-differ",
                 f"{UNTIED}: {step.name} differs from {step.tied}, to which {step.rule.line_only} ties it, in {count} of "
                 f"{step.spec.size} values, by {size:.1e} at most: a model that has one parameter for both computes with whichever "
                 f"is loaded last; write the values of {step.tied} under both names, or give {step.name} a rule of its own, if the "
                 "source has a leaf for it",
-                step.name,
-                step.rule.line_only,
-                {"diagnosis": UNTIED, "values": count, "max_abs": size, "tied_to": step.tied},
+                rule=step.rule.line_only,
+                path=step.name,
+                data={"diagnosis": UNTIED, "values": count, "max_abs": size, "tied_to": step.tied},
             )
     return found
 

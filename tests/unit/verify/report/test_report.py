@@ -9,12 +9,15 @@ import math
 import pytest
 
 from convert.api import plan_conversion
+from convert.core.findings import Finding
 from convert.verify.numerics.compare import Tolerance
-from convert.verify.report.report import LEVELS, Finding, LevelReport, Measure, Report, Verdict, percent
+from convert.verify.report.report import LEVELS, LevelReport, Measure, Report, Verdict, percent
 from support.goldens import checkpoint
 from support.sample_report import COVERAGE, LAYERS, LIFTED, RUN, WEIGHTS, difference_of, measure, model_level, report
 
-FAILED = LevelReport("weights", Verdict.FAILED, findings=(Finding("transposed: w is laid out as D (N H)", "w"),))
+FAILED = LevelReport(
+    "weights", Verdict.FAILED, findings=(Finding("weights-differ", "transposed: w is laid out as D (N H)", path="w"),)
+)
 ABSENT = LevelReport("model", Verdict.NOT_APPLICABLE, "the target has no model")
 NO_MODEL = LevelReport("model", Verdict.SKIPPED, "timesfm is not installed")
 
@@ -35,16 +38,16 @@ def test_a_difference_is_1_whatever_else_is() -> None:
 def test_a_skip_is_no_pass_and_no_failure() -> None:
     """It leaves the exit code to the other levels, unless it is required."""
     assert codes(report([COVERAGE, WEIGHTS, LAYERS])) == (0, "equal", ())
-    assert codes(report([COVERAGE, WEIGHTS, LAYERS], ("layers",))) == (2, "could not tell", ("layers",))
+    assert codes(report([COVERAGE, WEIGHTS, LAYERS], ("layers",))) == (2, "inconclusive", ("layers",))
     assert codes(report([COVERAGE, WEIGHTS, LAYERS, NO_MODEL], ("coverage", "model"))) == (
         2,
-        "could not tell",
+        "inconclusive",
         ("model",),
     )
 
 
 def test_a_required_level_that_was_not_asked_for() -> None:
-    assert codes(report([COVERAGE], ("coverage", "model"))) == (2, "could not tell", ("model",))
+    assert codes(report([COVERAGE], ("coverage", "model"))) == (2, "inconclusive", ("model",))
 
 
 def test_a_required_level_that_does_not_apply() -> None:
@@ -52,7 +55,7 @@ def test_a_required_level_that_does_not_apply() -> None:
 
 
 def test_nothing_decided_is_2_and_names_what_should_have() -> None:
-    assert codes(report([NO_MODEL])) == (2, "could not tell", ("model",))
+    assert codes(report([NO_MODEL])) == (2, "inconclusive", ("model",))
     assert codes(report([LAYERS, NO_MODEL]))[2] == ("layers", "model")
     assert codes(report([ABSENT]))[0] == 2
     assert codes(report([NO_MODEL], ("weights",)))[2] == ("model", "weights")
@@ -98,7 +101,9 @@ def test_the_gist_of_a_level() -> None:
     assert model_level().gist == "7 measures, the worst at 14% of what is allowed"
     assert model_level(2).gist == "transposed; 1 finding; 5 of 7 measures beyond what is allowed"
     assert FAILED.gist == "1 finding"
-    named = dataclasses.replace(FAILED, findings=(Finding("w", "w", data={"diagnosis": "transposed"}),) * 2)
+    named = dataclasses.replace(
+        FAILED, findings=(Finding("weights-differ", "w", path="w", data={"diagnosis": "transposed"}),) * 2
+    )
     assert named.gist == "2 findings: transposed"
 
 
@@ -117,7 +122,7 @@ def test_json_is_json() -> None:
         "model",
         Verdict.FAILED,
         measures=(measure("a", lifted=math.inf, run=math.nan),),
-        findings=(Finding("x", data={"value": -math.inf}),),
+        findings=(Finding("weights-differ", "x", data={"value": -math.inf}),),
     )
     made = report([COVERAGE, level]).to_dict()
     text = json.dumps(made, allow_nan=False)
@@ -136,7 +141,7 @@ def test_json_fields() -> None:
         "format", "out", "source", "model", "target", "verdict", "exit_code", "required", "undecided", "error", "plan", "levels",
         "environment",
     ]  # fmt: skip
-    assert (made["format"], made["verdict"], made["exit_code"]) == (1, "different", 1)
+    assert (made["format"], made["verdict"], made["exit_code"]) == (2, "different", 1)
     assert made["undecided"] == ["layers"]
     identity = made["plan"]
     assert identity["rules"] == {"model": "timesfm-2.5", "file": "rules/timesfm-2.5.yaml", "sha256": plan.rules.sha256}

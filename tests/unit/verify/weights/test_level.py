@@ -184,10 +184,10 @@ def test_damage_is_named(fault: str, tmp_path: Path) -> None:
     level = checked(plan, out)
     assert level.verdict is Verdict.FAILED
     (finding,) = level.findings
-    assert (finding.data["diagnosis"], finding.name) == (diagnosis, name), finding.what
+    assert (finding.data["diagnosis"], finding.path) == (diagnosis, name), str(finding)
     step = next(step for step in plan.steps if step.name == name)
-    assert finding.rule == step.rule.line_only and finding.rule in finding.what
-    assert all(part.leaf in finding.what for part in step.parts)
+    assert finding.rule == step.rule.line_only and finding.rule in str(finding)
+    assert all(part.leaf in str(finding) for part in step.parts)
 
 
 def test_where_rows_were_moved_to_is_said() -> None:
@@ -216,7 +216,7 @@ def test_one_mistake_in_many_tensors_is_one_finding(tmp_path: Path) -> None:
     names = [f"stacked_xf.{i}.attn.out.weight" for i in range(3)]
     edit_file(out, lambda t: t.update({name: t[name].T for name in names}))
     (finding,) = checked(plan, out).findings
-    assert finding.data["tensors"] == names and "(and 2 more like it)" in finding.what
+    assert finding.data["tensors"] == names and "(and 2 more like it)" in str(finding)
 
 
 def test_what_has_no_name_says_so(tmp_path: Path) -> None:
@@ -224,10 +224,10 @@ def test_what_has_no_name_says_so(tmp_path: Path) -> None:
     out = write(plan, tmp_path / "out.safetensors")
     edit_file(out, change(FF0, lambda x: np.sin(100 * x)))
     (finding,) = checked(plan, out).findings
-    assert finding.what.startswith(
+    assert finding.problem.startswith(
         f"{FF0} (float32[32,32]): 1024 of 1024 values differ from what rules/timesfm-2.5.yaml:"
     )
-    assert finding.what.endswith("no known mistake gives these values") and finding.data["diagnosis"] == ""
+    assert finding.problem.endswith("no known mistake gives these values") and finding.data["diagnosis"] == ""
 
 
 def test_all_damaged_is_not_diagnosed_for_hours(tmp_path: Path) -> None:
@@ -237,7 +237,7 @@ def test_all_damaged_is_not_diagnosed_for_hours(tmp_path: Path) -> None:
     edit_file(out, lambda t: t.update({name: np.sin(100 * x + 1) for name, x in t.items()}))
     findings = checked(plan, out).findings
     assert len(findings) == len(plan.steps)
-    assert findings[-1].what.endswith("not diagnosed: there are many like it")
+    assert str(findings[-1]).endswith("not diagnosed: there are many like it")
 
 
 def test_negative_zero_is_not_zero(tmp_path: Path) -> None:
@@ -259,7 +259,7 @@ def test_integers_and_scalars(tmp_path: Path) -> None:
     assert checked(plan, out).verdict is Verdict.PASSED
     edit_file(out, lambda t: t.update(n=np.array(8)))
     (finding,) = checked(plan, out).findings
-    assert finding.name == "n"
+    assert finding.path == "n"
 
 
 def test_computed_buffers_are_compared(tmp_path: Path) -> None:
@@ -269,8 +269,8 @@ def test_computed_buffers_are_compared(tmp_path: Path) -> None:
     out = write(plan, tmp_path / "out.safetensors")
     edit_file(out, change(step.name, lambda x: x[::-1]))
     (finding,) = checked(plan, out).findings
-    assert finding.name == step.name and finding.data["diagnosis"] == "another buffer"
-    assert f"differ from what {step.rule.line_only} computes" in finding.what
+    assert finding.path == step.name and finding.data["diagnosis"] == "another buffer"
+    assert f"differ from what {step.rule.line_only} computes" in str(finding)
 
 
 # ---- what cannot be compared
@@ -284,7 +284,7 @@ def test_a_missing_tensor_is_no_pass(tmp_path: Path) -> None:
     level = checked(plan, out)
     assert level.verdict is Verdict.FAILED and level.notes[0] == "44 of 45 tensors compared bit for bit"
     (finding,) = level.findings
-    assert finding.data == {"diagnosis": "not compared", "tensors": [FF0]} and FF0 in finding.what
+    assert finding.data == {"diagnosis": "not compared", "tensors": [FF0]} and FF0 in str(finding)
 
 
 def test_nothing_to_compare_is_a_skip(tmp_path: Path) -> None:
@@ -300,7 +300,7 @@ def test_values_that_the_files_dtype_cannot_hold(tmp_path: Path) -> None:
     out = tmp_path / "out.safetensors"
     save_file({"p": np.array([1.0, np.inf], np.float16)}, out)
     (finding,) = checked(make_plan(rules, source, dtype="float16"), out).findings
-    assert finding.data["diagnosis"] == "overflow" and "1 of 2 values do not fit float16" in finding.what
+    assert finding.data["diagnosis"] == "overflow" and "1 of 2 values do not fit float16" in str(finding)
 
 
 # ---- notes: the source has them too
@@ -347,8 +347,8 @@ def test_another_checkpoint(tmp_path: Path) -> None:
     other["stacked_xf/ff0/kernel/value"] = other["stacked_xf/ff0/kernel/value"] * 2
     out = write(make_plan(plan.rules, MemorySource(other)), tmp_path / "out.safetensors")
     first, *rest = checked(plan, out).findings
-    assert first.data["diagnosis"] == "another checkpoint" and "another checkpoint, another step" in first.what
-    assert {finding.name for finding in rest} == {f"stacked_xf.{i}.ff0.weight" for i in range(3)}
+    assert first.data["diagnosis"] == "another checkpoint" and "another checkpoint, another step" in str(first)
+    assert {finding.path for finding in rest} == {f"stacked_xf.{i}.ff0.weight" for i in range(3)}
 
 
 def test_a_leaf_that_another_dtype_rounds_alike(tmp_path: Path) -> None:
@@ -379,14 +379,14 @@ def test_rules_with_another_fact(tmp_path: Path) -> None:
     """The weights agree and the target would be configured differently."""
     out = write(planned("timesfm-2.5"), tmp_path / "out.safetensors")
     (finding,) = checked(with_rules(tmp_path, "rope_theta: 10000.0", "rope_theta: 1000.0"), out).findings
-    assert finding.data["diagnosis"] == "other rules" and "their facts differ" in finding.what
+    assert finding.data["diagnosis"] == "other rules" and "their facts differ" in str(finding)
 
 
 def test_rules_with_another_equation(tmp_path: Path) -> None:
     out = write(planned("timesfm-2.5"), tmp_path / "out.safetensors")
     claim, wrong = checked(with_rules(tmp_path, "...D,DF->...F", "...F,DF->...D"), out).findings
     assert claim.data["diagnosis"] == "other rules"
-    assert wrong.data["diagnosis"] == "transposed" and wrong.name == "stacked_xf.0.ff0.weight"
+    assert wrong.data["diagnosis"] == "transposed" and wrong.path == "stacked_xf.0.ff0.weight"
 
 
 def test_rules_that_use_other_leaves(tmp_path: Path) -> None:
