@@ -24,9 +24,10 @@ import convert
 from convert.references.timesfm import timesfm_1, timesfm_2p5
 from convert.rules import library
 from convert.rules.file import RuleFile
-from convert.verify.model import level as model
 from convert.verify.report.report import Report
 from convert.verify.run import check
+from convert.verify.sides import run_jax
+from convert.verify.sides.evidence import Evidence
 from faults.applies import section
 from faults.own_models import OWN
 from faults.planted import FAULTS, Fault
@@ -55,21 +56,21 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 # BERT, GPT-2, T5 and Whisper have a config.json beside their checkpoints.
 SETTINGS |= {"bert": {}, "gpt2": {}, "t5": {}, "t5-v1.1": {}, "whisper": {}}
-_EVIDENCE: dict[tuple[Any, ...], model.Evidence] = {}
+_EVIDENCE: dict[tuple[Any, ...], Evidence] = {}
 
 
 @contextmanager
 def jax_once() -> Iterator[None]:
     """Within this context the JAX side runs once for each checkpoint, target, precision and seed."""
-    live = model.live_evidence
+    live = run_jax.live_evidence
 
-    def kept(plan: Any, reference: Any, *, precision: str = "float32", seed: int = 0) -> model.Evidence:
+    def kept(plan: Any, reference: Any, *, precision: str = "float32", seed: int = 0) -> Evidence:
         key = (str(plan.source.path), plan.target, str(sorted(plan.settings.items())), precision, seed)
         if key not in _EVIDENCE:
             _EVIDENCE[key] = live(plan, reference, precision=precision, seed=seed)
         return _EVIDENCE[key]
 
-    with mock.patch.object(model, "live_evidence", kept), mock.patch.object(timesfm_2p5, "_flax", _flax_once):
+    with mock.patch.object(run_jax, "live_evidence", kept), mock.patch.object(timesfm_2p5, "_flax", _flax_once):
         yield
 
 

@@ -15,11 +15,11 @@ from transformers.models.t5.modeling_t5 import T5Attention
 import convert
 from convert.references.flax_transformers import encoder_decoder_variants, t5_jax
 from convert.references.protocol import Reference
-from convert.verify.model.level import jax_weights
 from convert.verify.numerics.lift_jax import lift
 from convert.verify.recording.record import record
 from convert.verify.report.report import Verdict
 from convert.verify.run import check, load_reference
+from convert.verify.sides.run_jax import jax_weights
 from faults.catalogue import one_thread
 from support.goldens import checkpoint, golden_io, relative_error
 

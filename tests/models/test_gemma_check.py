@@ -15,11 +15,12 @@ import convert
 from convert.references.gemma import jax_model, text
 from convert.references.protocol import Observed
 from convert.verify.mistakes.catalogue import expected
-from convert.verify.model.level import input_tensors, jax_weights, observed
 from convert.verify.numerics.lift_torch import lifted
 from convert.verify.numerics.precision import torch_pinned
 from convert.verify.report.report import Report, Verdict
 from convert.verify.run import check, load_reference
+from convert.verify.sides.run_jax import jax_weights
+from convert.verify.sides.run_torch import input_tensors, observed
 from faults.catalogue import one_thread
 from support.gemma_models import CASES, directory, settings
 from support.goldens import checkpoint, golden_io, relative_error

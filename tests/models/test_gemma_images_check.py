@@ -15,9 +15,9 @@ import convert
 from convert.references.gemma import images
 from convert.references.gemma.text import model_of
 from convert.rules.library import shipped_rules_dir
-from convert.verify.model.level import jax_weights
 from convert.verify.report.report import Report, Verdict
 from convert.verify.run import check
+from convert.verify.sides.run_jax import jax_weights
 from faults.catalogue import one_thread
 from support.gemma_image_models import CASES, directory, path
 from support.goldens import golden_io, relative_error

@@ -29,7 +29,7 @@ from convert.verify.written import Written, open_written
 
 if TYPE_CHECKING:
     from convert.references.protocol import Reference
-    from convert.verify.model.level import Evidence
+    from convert.verify.sides.evidence import Evidence
 
 # model (of a rule file) -> factory of its two models; each takes the plan
 REFERENCES: Mapping[str, str] = {
@@ -328,7 +328,7 @@ def _evidence(
     if covered.verdict is Verdict.FAILED:
         return "the file's tensors are not those of the model; see coverage"
     try:
-        from convert.verify.model.level import live_evidence
+        from convert.verify.sides.run_jax import live_evidence
 
         if recorded is not None:
             import torch  # noqa: F401 - its absence is a reason to skip

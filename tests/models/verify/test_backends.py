@@ -20,9 +20,10 @@ from convert.references.protocol import Reference
 from convert.verify.model import backend_runs, backends
 from convert.verify.model.backend_runs import COMPILED, CUDA, EAGER, JITTED, OP_BY_OP
 from convert.verify.model.backends import check_backends, lower_median
-from convert.verify.model.level import Evidence, live_evidence
 from convert.verify.report.report import LevelReport, Verdict
 from convert.verify.run import check, plan_of
+from convert.verify.sides.evidence import Evidence
+from convert.verify.sides.run_jax import live_evidence
 from convert.verify.written import open_written
 from support import conv_norm
 

@@ -15,10 +15,12 @@ import torch
 
 from convert.api import convert
 from convert.references.protocol import Reference
-from convert.verify.model.level import Evidence, check_model, live_evidence
+from convert.verify.model.level import check_model
 from convert.verify.numerics.lift_torch import lifted
 from convert.verify.report.report import LevelReport, Verdict
 from convert.verify.run import plan_of
+from convert.verify.sides.evidence import Evidence
+from convert.verify.sides.run_jax import live_evidence
 from convert.verify.written import open_written
 from support import conv_norm
 

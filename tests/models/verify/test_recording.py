@@ -27,13 +27,14 @@ from convert.references.timesfm import timesfm_1
 from convert.rules.library import find_rules
 from convert.verify import leaves
 from convert.verify.config.unverified import on_trust
-from convert.verify.model.level import Evidence, Values, live_evidence
 from convert.verify.numerics.compare import difference
 from convert.verify.recording.file import KEY, _read, checksum, load_recording
 from convert.verify.recording.record import MAX_BYTES, Recorded, record, write_recording
 from convert.verify.recording.source import RecordedSource
 from convert.verify.report.report import LevelReport, Report, Verdict
 from convert.verify.run import check, load_reference
+from convert.verify.sides.evidence import Evidence, Values
+from convert.verify.sides.run_jax import live_evidence
 from support import upstream
 from support.command_line import Run
 from support.goldens import checkpoint

@@ -372,8 +372,8 @@ def test_a_skeleton_says_the_same(model: Path, run: Run) -> None:
 
 def test_a_fault_of_ours_stays_one(model: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing of the user's took part: it is an internal error, to be reported."""
-    import convert.verify.model.level
+    import convert.verify.sides.run_jax
 
-    monkeypatch.setattr(convert.verify.model.level, "jax_weights", attrgetter("no_such_thing"))
+    monkeypatch.setattr(convert.verify.sides.run_jax, "jax_weights", attrgetter("no_such_thing"))
     _, err = check(run, module(""))
     assert "internal error, please report it" in err and "no_such_thing" in err

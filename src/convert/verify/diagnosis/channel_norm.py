@@ -12,7 +12,7 @@ import numpy as np
 
 from convert.core.path_pattern import parse_pattern
 from convert.references.protocol import INPUT, Observed, Variant
-from convert.verify.diagnosis.weight_trials import Site
+from convert.verify.diagnosis.site import Site
 
 if TYPE_CHECKING:
     import torch

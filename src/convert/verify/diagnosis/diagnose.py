@@ -11,12 +11,14 @@ import numpy as np
 
 from convert.core.errors import ConvertError
 from convert.planning.plan import Plan
-from convert.references.protocol import INPUT, Observed, Reference, observe
+from convert.references.protocol import INPUT, Observed, Reference
+from convert.verify.diagnosis.site import Site
 from convert.verify.diagnosis.variants import Found, functions, norms, paddings, recurrences
-from convert.verify.diagnosis.weight_trials import Site, weight_trials, widened
-from convert.verify.model.level import Evidence
-from convert.verify.numerics.lift_torch import lifted
+from convert.verify.diagnosis.weight_trials import weight_trials
+from convert.verify.sides.evidence import Evidence
+from convert.verify.sides.float64_plan import float64_plan
 from convert.verify.sides.replay import calls
+from convert.verify.sides.run_torch import input_tensors, observed
 
 if TYPE_CHECKING:
     import torch
@@ -78,7 +80,7 @@ def diagnose(
         allowed: the relative error that is allowed there.
         names: all boundaries and outputs.
     """
-    site = observed(plan, reference, module, boundary, evidence, allowed, names)
+    site = make_site(plan, reference, module, boundary, evidence, allowed, names)
     ruled_out: list[str] = []
     found = norms(site, ruled_out, declared=True) or recurrences(site, ruled_out)
     found = found or paddings(site, ruled_out) or _weights(site, ruled_out)
@@ -127,7 +129,7 @@ def _weights(site: Site, ruled_out: list[str]) -> Found | None:
     return None
 
 
-def observed(
+def make_site(
     plan: Plan,
     reference: Reference,
     module: torch.nn.Module,
@@ -139,23 +141,16 @@ def observed(
     """Runs the PyTorch model once more, keeping what the trials need."""
     import torch
 
+    from convert.verify.numerics.lift_torch import lifted
+
     name = boundary.removesuffix(INPUT)
-    known = dict(module.named_modules())
-    wanted = [n for n in (*names, name + INPUT) if n.removesuffix(INPUT) in known and n not in reference.outputs]
-    with (
-        torch.no_grad(),
-        lifted(),
-        observe(module, dict.fromkeys(wanted)) as values,
-        calls(module, _around(name)) as made,
-    ):
-        device = next(module.parameters()).device
-        inputs = {key: torch.as_tensor(np.array(value), device=device) for key, value in evidence.inputs.items()}
-        outputs = reference.run(
-            module, {key: value.double() if value.is_floating_point() else value for key, value in inputs.items()}
-        )
-    arrays = {key: np.asarray(value.detach().double().cpu().numpy()) for key, value in {**values, **outputs}.items()}
+    with torch.no_grad(), lifted(), calls(module, _around(name)) as made:
+        inputs = input_tensors(evidence.inputs, "float64", next(module.parameters()).device)
+        values = observed(reference, module, inputs, dict.fromkeys((*names, name + INPUT)))
     weights = {key: np.asarray(value.detach().double().cpu().numpy()) for key, value in module.state_dict().items()}
-    return Site(widened(plan), module, boundary, Observed(arrays, evidence.inputs, weights), made, evidence, allowed)
+    return Site(
+        float64_plan(plan), module, boundary, Observed(values, evidence.inputs, weights), made, evidence, allowed
+    )
 
 
 def _around(name: str) -> tuple[str, ...]:

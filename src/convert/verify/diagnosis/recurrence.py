@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from convert.references.protocol import INPUT, Observed, Variant
-from convert.verify.diagnosis.weight_trials import Site
+from convert.verify.diagnosis.site import Site
 
 if TYPE_CHECKING:
     import torch

@@ -18,7 +18,7 @@ from convert.layers.activations import ACTIVATIONS, activation_pair
 from convert.references.protocol import INPUT, Observed, Reference, Variant
 from convert.verify.diagnosis.channel_norm import CHANNEL_NORMS, channel_norm_variants, padding_variants
 from convert.verify.diagnosis.recurrence import recurrence_name, recurrence_variants
-from convert.verify.diagnosis.weight_trials import Site
+from convert.verify.diagnosis.site import Site
 from convert.verify.mistakes.catalogue import ADDED, DOUBLED, MISSING
 
 if TYPE_CHECKING:

@@ -15,26 +15,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from convert.planning.plan import Plan
-from convert.references.protocol import observe
-from convert.verify.model.level import (
-    Evidence,
-    as_jax,
-    boundaries_of,
-    input_tensors,
-    jax_weights,
-    observed,
-    written_state,
-)
+from convert.references.protocol import Reference, observe
 from convert.verify.numerics.precision import cuda_problem, jax_precision, torch_pinned
+from convert.verify.sides.evidence import Evidence, Values
+from convert.verify.sides.run_jax import as_jax, jax_weights
+from convert.verify.sides.run_torch import boundaries_of, input_tensors, observed, written_state
 from convert.verify.written import Written
 
 if TYPE_CHECKING:
     import torch
 
-    from convert.references.protocol import Reference
-
 Array = np.ndarray[Any, np.dtype[Any]]
-Values = Mapping[str, Array]
 OP_BY_OP, JITTED, RECORDED = "JAX op by op", "JAX jit", "JAX recorded"
 EAGER, COMPILED, CUDA = "torch eager", "torch.compile", "torch CUDA"
 JAX_NAMES = (OP_BY_OP, JITTED, RECORDED)

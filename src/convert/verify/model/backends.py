@@ -9,14 +9,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from convert.core.findings import Finding
 from convert.planning.plan import Plan
+from convert.references.protocol import Reference
 from convert.verify.model.backend_runs import EAGER, JAX_NAMES, OP_BY_OP, RECORDED, Skip, jax_runs, torch_runs
-from convert.verify.model.level import Evidence, lifted_torch
 from convert.verify.numerics.compare import (
     Difference,
     Tolerance,
@@ -26,13 +26,11 @@ from convert.verify.numerics.compare import (
     run_floor,
 )
 from convert.verify.report.report import LevelReport, Measure, Verdict
+from convert.verify.sides.evidence import Evidence, Values
+from convert.verify.sides.run_torch import lifted_torch
 from convert.verify.written import Written
 
-if TYPE_CHECKING:
-    from convert.references.protocol import Reference
-
 Array = np.ndarray[Any, np.dtype[Any]]
-Values = Mapping[str, Array]
 Locate = Callable[[], Values]
 LEVEL = "backends"
 SIDES = ("JAX", "torch")

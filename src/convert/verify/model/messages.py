@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from convert.core.findings import Finding
 from convert.verify.report.report import Measure
-
-if TYPE_CHECKING:
-    from convert.verify.model.level import Evidence
+from convert.verify.sides.evidence import Evidence
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

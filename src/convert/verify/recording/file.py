@@ -22,7 +22,7 @@ from convert.checkpoints.source import Leaf, name_leaves
 from convert.core.errors import CheckpointError
 from convert.core.safetensors_header import Entry, read_header
 from convert.core.tensor_spec import SAFETENSORS_TAGS, TensorSpec, numpy_dtype
-from convert.verify.model.level import Evidence
+from convert.verify.sides.evidence import Evidence
 from convert.verify.sides.sampling import METHOD, Sample, positions
 
 Array = np.ndarray[Any, np.dtype[Any]]

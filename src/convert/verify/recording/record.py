@@ -17,10 +17,11 @@ from convert.core.tensor_spec import TensorSpec, numpy_dtype
 from convert.core.user_code import GIVEN, own_code
 from convert.planning.plan import Plan
 from convert.planning.sidecar import facts_beside
-from convert.verify.model.level import Evidence, live_evidence
 from convert.verify.numerics.precision import require_precision
 from convert.verify.recording.file import DRIFTED, EXACT, INPUT, KEY, LEAF, MASK, Manifest, Value, checksum
 from convert.verify.recording.source import computes
+from convert.verify.sides.evidence import Evidence
+from convert.verify.sides.run_jax import live_evidence
 from convert.verify.sides.sampling import Cost, Sample, allot, least, positions
 from convert.writing.atomic import Stage
 from convert.writing.execute import refuse_overlap, tool_version

@@ -41,10 +41,10 @@ from convert.planning.plan import Plan
 from convert.planning.step import Part, Step
 from convert.verify.mistakes.catalogue import hypotheses, nearly, same_bits
 from convert.verify.mistakes.hypothesis import Hypothesis, expected
-from convert.verify.model.level import Evidence
 from convert.verify.numerics.compare import epsilon
 from convert.verify.recording.file import AGAIN, Recording
 from convert.verify.report.report import LevelReport, Verdict
+from convert.verify.sides.evidence import Evidence
 from convert.verify.weights.level import unlike_computed
 from convert.verify.weights.tied import untied
 from convert.verify.written import Written

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from convert.references.protocol import observe
-from convert.verify.numerics.lift_torch import lifted
 
 if TYPE_CHECKING:
     import torch
@@ -67,6 +66,8 @@ class Replay:
     def value(self) -> Array:
         """The value at the boundary, as the module now is."""
         import torch
+
+        from convert.verify.numerics.lift_torch import lifted
 
         args, kwargs = copy.deepcopy(self.call)  # a cache among them is written into
         with torch.no_grad(), lifted(), observe(self.module, [self.boundary]) as seen:

@@ -1,0 +1,23 @@
+"""The plan with every tensor in float64: its operations without the casts that round."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from convert.core.ops import Cast, is_float
+from convert.planning.low_rank_source import in_float64
+from convert.planning.plan import Plan
+from convert.planning.step import Step
+
+
+def float64_plan(plan: Plan) -> Plan:
+    """Return the plan with every floating tensor in float64, so that no rounding hides what a trial restores."""
+    return replace(plan, steps=tuple(map(float64_step, plan.steps)), merges=in_float64(plan.merges))
+
+
+def float64_step(step: Step) -> Step:
+    """Return the step with the same operations in float64 and without casts; a step of integers is unchanged."""
+    if not step.parts or not is_float(step.spec.dtype):
+        return step
+    parts = (replace(p, ops=(Cast("float64"), *(op for op in p.ops if not isinstance(op, Cast)))) for p in step.parts)
+    return replace(step, spec=replace(step.spec, dtype="float64"), parts=tuple(parts), loses="")
