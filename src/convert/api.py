@@ -8,7 +8,7 @@ from typing import Any
 
 from convert.checkpoints import Source, open_source
 from convert.core.errors import PlanError
-from convert.core.gc_pause import all_kept
+from convert.core.gc_pause import gc_paused
 from convert.core.tensor_spec import TensorSpec
 from convert.planning.match import cover
 from convert.planning.plan import Plan
@@ -18,7 +18,7 @@ from convert.rules.library import available_rules, find_rules
 from convert.writing.execute import Event, Result, execute
 
 
-@all_kept()
+@gc_paused()
 def plan_conversion(
     model: str | RuleFile,
     checkpoint: str | Path | Source,
@@ -81,10 +81,10 @@ def _relative_that_goes_there(
     candidates: tuple[RuleFile, ...], source: Source, extra: Path | None, to: str | None
 ) -> RuleFile | None:
     """Another model of the family that has a place for all that it takes in a target for which the one named has not."""
-    if len(candidates) != 1 or to not in candidates[0].targets or to is None or candidates[0].serves(to):
+    if len(candidates) != 1 or to not in candidates[0].targets or to is None or candidates[0].supports(to):
         return None
     relatives = [r for r in available_rules(extra) if r.family and r.family == candidates[0].family]
-    fitting = [r for r in relatives if to in r.targets and r.serves(to) and not cover(r, source).findings]
+    fitting = [r for r in relatives if to in r.targets and r.supports(to) and not cover(r, source).findings]
     return fitting[0] if len(fitting) == 1 else None
 
 

@@ -64,11 +64,11 @@ def run(
         if given and not check:
             raise ConvertError(f"{option} is an option of the check; add --check, or run `convert check` afterwards")
     if check:  # what is wrong with these is said before anything is written
-        from convert.core.user_code import GIVEN, find_factory
+        from convert.core.user_code import REFERENCE_OPTION, find_factory
         from convert.verify.run import require_levels
 
         require_levels(o.split(require))
-        _ = find_factory(reference, GIVEN) if reference else None
+        _ = find_factory(reference, REFERENCE_OPTION) if reference else None
     from convert.writing.atomic import refuse_existing
     from convert.writing.execute import Event, Result, execute, prepare
 

@@ -11,7 +11,7 @@ from convert.cli import output
 
 if TYPE_CHECKING:
     from convert.checkpoints import Source
-    from convert.core.path_index import Below
+    from convert.core.path_index import PathIndex
 
 
 @o.command(o.CHECKPOINT, o.STEP, o.ITEM, o.SKELETON, o.RULES_DIR, o.JSON)
@@ -25,12 +25,12 @@ def inspect(
 ) -> None:
     """The tree: paths, shapes, dtypes, bytes; how it lies on disk; which rules fit. Reads no arrays."""
     from convert.checkpoints import open_source
-    from convert.core.path_index import Below
+    from convert.core.path_index import PathIndex
     from convert.rules.library import available_rules
 
     source = open_source(checkpoint, step=step, item=item, skeleton=skeleton)
-    below = Below(source.leaves)
-    fits = [_fit(rules, source, below) for rules in available_rules(rules_dir)]
+    index = PathIndex(source.leaves)
+    fits = [_fit(rules, source, index) for rules in available_rules(rules_dir)]
     if as_json:
         output.data_json(_report(source, fits))
         return
@@ -60,13 +60,13 @@ def inspect(
             output.data(f"rules {fit['model']} do not fit: {known}{why}")
 
 
-def _fit(rules: Any, source: Source, below: Below) -> dict[str, Any]:
+def _fit(rules: Any, source: Source, index: PathIndex) -> dict[str, Any]:
     from convert.core.errors import PlanError
     from convert.planning.match import cover
     from convert.planning.planner import make_plan
     from convert.planning.select_rules import share
 
-    coverage = cover(rules, source, below)
+    coverage = cover(rules, source, index)
     said: dict[str, Any] = {"model": rules.model, "family": rules.family, "share": round(share(coverage, source), 4)}
     said |= {"problems": 0, "problem": None}
     if not said["share"]:

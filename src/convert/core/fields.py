@@ -8,17 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from convert.core.errors import RuleError
-from convert.core.similarity import most_alike
+from convert.core.similarity import did_you_mean
 from convert.core.yaml_nodes import Node
 
 
-def nearest(word: str, known: Iterable[str], lead: str = "; did you mean ") -> str:
-    """`` ; did you mean 'x'?`` with the nearest known word, or an empty string when none is near."""
-    words = sorted(
-        known, reverse=True
-    )  # of words that are equally near, `difflib.get_close_matches` takes the last one
-    found = most_alike(word, words, 0.6)
-    return f"{lead}{words[found[0]]!r}?" if found is not None else ""
+def nearest(word: str, known: Iterable[str]) -> str:
+    """Old form of `convert.core.similarity.did_you_mean`, for messages that are not findings yet."""
+    said = did_you_mean(word, sorted(known))
+    return f"; {said}" if said else ""
 
 
 class Field(ABC):

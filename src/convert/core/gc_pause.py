@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def all_kept() -> Iterator[None]:
+def gc_paused() -> Iterator[None]:
     """For what makes many small objects, all of which stay, as reading rules, opening a checkpoint and planning do: to look
     for garbage among them again and again takes a third of the time. Afterwards they count as old, and are looked at with the other old ones."""
     was = gc.isenabled()

@@ -15,7 +15,7 @@ from typing import Any
 
 from convert.core.errors import ConvertError, UserCodeError
 
-GIVEN = "--reference "  # the option that names the two models of a check
+REFERENCE_OPTION = "--reference "  # the option that names the two models of a check
 LONGEST = 500  # characters of an exception's text; JAX's and torch's may take pages
 PACKAGES = ("site-packages", "dist-packages")
 STANDARD = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib"))
@@ -25,7 +25,7 @@ def find_factory(factory: str, option: str = "") -> Callable[..., Any]:
     """Imports the function that ``module:function`` names; the module may lie in the working directory.
 
     Args:
-        option: as in `own_code`.
+        option: as in `user_code_errors`.
 
     Raises:
         ConvertError: the words are none such, the module cannot be imported, or it has no such function.
@@ -37,7 +37,7 @@ def find_factory(factory: str, option: str = "") -> Callable[..., Any]:
     if "" not in sys.path:
         sys.path.insert(0, "")  # as `python -m` does
     try:
-        with own_code(factory, option):
+        with user_code_errors(factory, option):
             found: Any = importlib.import_module(module)
     except ImportError as error:
         frames = _frames(error, factory)
@@ -53,7 +53,7 @@ def find_factory(factory: str, option: str = "") -> Callable[..., Any]:
     return found  # type: ignore[no-any-return]
 
 
-def misfit(function: Callable[..., Any], arguments: Sequence[str] = ()) -> TypeError | None:
+def signature_error(function: Callable[..., Any], arguments: Sequence[str] = ()) -> TypeError | None:
     """Why a function cannot be called with these arguments; None when it can be, or does not say what it takes."""
     try:
         signature = inspect.signature(function)
@@ -67,7 +67,7 @@ def misfit(function: Callable[..., Any], arguments: Sequence[str] = ()) -> TypeE
 
 
 @contextmanager
-def own_code(factory: str | None, option: str = "") -> Iterator[None]:
+def user_code_errors(factory: str | None, option: str = "") -> Iterator[None]:
     """Around what runs the user's code: what that raises is said to be its own, with file and line.
 
     Errors of this package pass as they are, and so does a package that is not installed, as it may be a reason to skip; and what

@@ -10,7 +10,7 @@ from typing import Any
 
 from convert.checkpoints.source import Source
 from convert.core.path_pattern import parse_pattern
-from convert.core.similarity import most_alike
+from convert.core.similarity import closest_match
 from convert.core.yaml_nodes import Position
 from convert.drafting.path_groups import Group, Names, group
 from convert.layers import Drop, Rule
@@ -184,10 +184,13 @@ class _Path:
 def _nearest(g: Group, paths: list[_Path]) -> Near | None:
     """The rule of the most similar path; None when no path has a key in common."""
     keys = g.leaves[0].removesuffix("/value").split("/")
-    found = most_alike("/".join(keys), [path.filled(keys) for path in paths], 0.3, before=True)
+    by_text: dict[str, _Path] = {}
+    for path in paths:
+        by_text.setdefault(path.filled(keys), path)
+    found = closest_match("/".join(keys), by_text, 0.3)
     if found is None:
         return None
-    path = paths[found[0]]
+    path = by_text[found]
     return Near(path.text, path.rule.word, path.rule.at, tuple(_why(keys, g, path)))
 
 

@@ -9,14 +9,14 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 
 from convert.checkpoints.source import Leaf, Source
-from convert.core.path_index import Below, Lookup, spelling
+from convert.core.path_index import PathIndex, TemplateIndex, path_template
 from convert.core.path_pattern import Match, Pattern
-from convert.core.similarity import most_alike
+from convert.core.similarity import closest_match
 from convert.core.yaml_nodes import Position
 from convert.layers import Drop, Numbering, Rule
 from convert.layers.embedding import TIES
 from convert.rules.file import LayerTypes, RuleFile
-from convert.rules.path_variants import independent, layouts, settle
+from convert.rules.path_variants import each_combination, independent_groups, resolve_path_variants
 
 Key = tuple[tuple[int, ...], tuple[int, ...]]  # values of the pattern's indices, and choices of its alternatives
 
@@ -73,29 +73,29 @@ class Coverage:
         return self.explain()
 
 
-def choose_root(rules: RuleFile, below: Below) -> str:
+def choose_root(rules: RuleFile, index: PathIndex) -> str:
     """The first of the file's roots under which one of its rules finds a leaf (the first one if none does)."""
-    groups = independent(rules.rules, rules.places) or [[]]
-    every = (rule for group in groups for layout in layouts(rules.rules, group) for rule in layout)
+    groups = independent_groups(rules.rules, rules.path_variants) or [[]]
+    every = (rule for group in groups for layout in each_combination(rules.rules, group) for rule in layout)
     patterns = list(
         {p.text: p for rule in every if not isinstance(rule.kind, Drop) for p in rule.sources.values()}.values()
     )
-    fitting = (root for root in rules.root if any(below(root).matches(pattern) for pattern in patterns))
+    fitting = (root for root in rules.root if any(index.below(root).matches(pattern) for pattern in patterns))
     return next(fitting, rules.root[0])
 
 
-def cover(rules: RuleFile, source: Source, below: Below | None = None) -> Coverage:
-    """Assigns every leaf to its rule; `below` is of its leaves, where several rule files are tried on it."""
-    below = below or Below(source.leaves)
-    root = choose_root(rules, below)
-    inside = below(root)
+def cover(rules: RuleFile, source: Source, index: PathIndex | None = None) -> Coverage:
+    """Assigns every leaf to its rule; `index` is of its leaves, where several rule files are tried on it."""
+    index = index or PathIndex(source.leaves)
+    root = choose_root(rules, index)
+    inside = index.below(root)
     prefix = f"{root}/" if root else ""
     specs = {name: leaf.spec for name, leaf in source.leaves.items()}
 
     def find(pattern: Pattern) -> list[tuple[str, Match]]:
-        return (below.top if pattern.text.startswith("/") else inside).matches(pattern)
+        return (index.from_top if pattern.text.startswith("/") else inside).matches(pattern)
 
-    rules = replace(rules, rules=settle(rules.rules, rules.places, specs, find))
+    rules = replace(rules, rules=resolve_path_variants(rules.rules, rules.path_variants, specs, find))
     claims: dict[str, Rule] = {}
     rivals: dict[str, list[Rule]] = {}
     matched, dropped, twice = [], [], []
@@ -121,24 +121,25 @@ def cover(rules: RuleFile, source: Source, below: Below | None = None) -> Covera
             found.leaves[role] = of_role
         if not isinstance(rule.kind, Drop):
             matched.append(found)
-    types = {name: _types(entry, inside) for name, entry in rules.types.items()}
+    types = {name: _types(entry, inside) for name, entry in rules.layer_types.items()}
     by_type = {
         word: (entry.index, {k for k, words in types[name].items() if word in words})
-        for name, entry in rules.types.items()
+        for name, entry in rules.layer_types.items()
         for word in entry.leaves
     }
     domain = _domain(matched)
     numbers, uncounted = _numbers(matched, prefix, source.leaves)
     counts = {**{name: max(present) + 1 for name, present in domain.items() if present}, **numbers}
     words = {
-        name: [min(found.get(k, {""})) for k in range(counts.get(rules.types[name].index, 0))]
+        name: [min(found.get(k, {""})) for k in range(counts.get(rules.layer_types[name].index, 0))]
         for name, found in types.items()
     }
 
     @cache
     def explain() -> tuple[str, ...]:
         untyped = (
-            _untyped(types[name], entry, counts.get(entry.index, 0), prefix) for name, entry in rules.types.items()
+            _untyped(types[name], entry, counts.get(entry.index, 0), prefix)
+            for name, entry in rules.layer_types.items()
         )
         return (
             *twice,
@@ -179,11 +180,11 @@ def _in_braces(path: str) -> str:
     return f'"{path}"' if "{" in path else path
 
 
-def _types(entry: LayerTypes, below: Lookup) -> dict[int, set[str]]:
+def _types(entry: LayerTypes, index: TemplateIndex) -> dict[int, set[str]]:
     """The types that each layer has leaves of; one, when all is well."""
     found: dict[int, set[str]] = defaultdict(set)
     for word, pattern in entry.leaves.items():
-        for _, match in below.matches(pattern):
+        for _, match in index.matches(pattern):
             found[match.indices[0][1]].add(word)
     return found
 
@@ -232,8 +233,8 @@ def _incomplete(
     @cache
     def free() -> list[str]:
         """Leaves that no rule names, or else all: one of each spelling."""
-        found = {spelling(name): name for name in leaves if name not in claimed}
-        return sorted((found or {spelling(name): name for name in leaves}).values(), reverse=True)
+        found = {path_template(name): name for name in leaves if name not in claimed}
+        return sorted((found or {path_template(name): name for name in leaves}).values())
 
     for name, present in domain.items():
         first = next(found.rule for found in matched if found.indices and name in found.rule.path.indices)
@@ -261,10 +262,10 @@ def _incomplete(
             if not of_role and role in rule.kind.may_lack:
                 continue
             if (not of_role and lost) or (not of_role and not keys):
-                near = most_alike(_full(prefix, pattern), free(), 0.5)
+                near = closest_match(_full(prefix, pattern), free(), 0.5)
                 findings.append(
                     f"{rule.at.line_only}: no leaf matches {_full(prefix, pattern)} ({rule.word}, {role})"
-                    + (f"; the nearest leaf is {free()[near[0]]}" if near else "")
+                    + (f"; the nearest leaf is {near}" if near else "")
                     + (f", nor {_full(prefix, rule.absent_if)} in its place" if rule.absent_if else "")
                     + (
                         "; write `optional: true` if it may be absent"
@@ -392,15 +393,14 @@ def _unclaimed(source: Source, claims: Mapping[str, Rule], rules: RuleFile, pref
                 name
             )
     patterns = {prefix + p.text: rule for rule in rules.rules if rule.word != "drop" for p in rule.sources.values()}
-    known = sorted(patterns, reverse=True)
     findings = []
     for names in shapes.values():
         name = names[0]
-        near = most_alike(name, known, 0.6)
+        near = closest_match(name, patterns)
         findings.append(
             f"{rules.path}: {name} ({source.leaves[name].spec}) has no rule"
             + (f", nor have {len(names) - 1} more like it" if len(names) > 1 else "")
-            + (f"; the nearest is {known[near[0]]} ({patterns[known[near[0]]].at.line_only})" if near else "")
+            + (f"; the nearest is {near} ({patterns[near].at.line_only})" if near else "")
             + "; add a rule, or `drop:` it with a reason"
         )
     return findings

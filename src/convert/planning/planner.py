@@ -11,7 +11,7 @@ from typing import Any
 from convert.checkpoints.source import Source
 from convert.core.errors import PlanError
 from convert.core.fields import nearest
-from convert.core.gc_pause import all_kept
+from convert.core.gc_pause import gc_paused
 from convert.core.ops import is_float
 from convert.core.tensor_spec import SAFETENSORS_TAGS, TensorSpec
 from convert.layers import DataPath, Recurrent, Rule, Timescales, weight_normalization, weight_transforms
@@ -61,7 +61,7 @@ def make_plan(
     Raises:
         PlanError: rules and checkpoint do not fit; `findings` holds every problem.
     """
-    with all_kept():
+    with gc_paused():
         rules = with_burn(rules, to)
         return _Planner(rules, source, to or next(iter(rules.targets)), dtype, dict(settings or {})).plan(
             like, coverage
@@ -164,7 +164,7 @@ class _Planner:
 
     def _unmet(self, facts: Mapping[str, Any]) -> Iterator[str]:
         """Facts with which the target's code does not compute."""
-        for name, need in self.rules.targets[self.target].needs.items():
+        for name, need in self.rules.targets[self.target].requires.items():
             if name in facts and facts[name] != need.value:
                 others = [target for target in self.rules.targets if target != self.target]
                 yield (
@@ -202,7 +202,7 @@ class _Planner:
         if version is None and (said := one_off(self.rules, sizes, self.settings)):
             yield said
         target = self.rules.targets[self.target]
-        for name, need in target.needs.items():
+        for name, need in target.requires.items():
             if name not in facts:
                 yield f"{target.loads} computes with {name} {need.value}, and the tree does not tell it: {need.because}"
         dtypes: dict[str, list[str]] = {}
@@ -375,7 +375,7 @@ class _Planner:
         """Rules with leaves and without a place for them in this target: one mistake, and so one finding."""
         if not rules:
             return
-        others = [name for name in self.rules.targets if self.rules.serves(name)] if len(rules) > 1 else []
+        others = [name for name in self.rules.targets if self.rules.supports(name)] if len(rules) > 1 else []
         lines = f" (and {len(rules) - 1} rules more)" if len(rules) > 1 else ""
         yield (
             f"{rules[0].at.line_only}: the rule{lines} has no target for {self.target!r}, so {rules[0].path} would be lost; "

@@ -7,7 +7,7 @@ from typing import Any
 
 from convert.checkpoints.source import Source
 from convert.core.errors import PlanError
-from convert.core.path_index import Below
+from convert.core.path_index import PathIndex
 from convert.core.tensor_spec import TensorSpec
 from convert.planning.burn.modules import with_burn
 from convert.planning.match import Coverage, cover
@@ -36,8 +36,8 @@ def choose_plan(
     candidates = tuple(with_burn(rules, to) for rules in candidates)
     if len(candidates) == 1:
         return make_plan(candidates[0], source, to=to, dtype=dtype, settings=settings, like=like)
-    below = Below(source.leaves)
-    coverages = {rules.model: cover(rules, source, below) for rules in candidates}
+    index = PathIndex(source.leaves)
+    coverages = {rules.model: cover(rules, source, index) for rules in candidates}
     shares = {model: share(coverage, source) for model, coverage in coverages.items()}
     best = sorted(candidates, key=lambda rules: -shares[rules.model])
     misspelt = set(settings or ()) - {key for rules in candidates for key in settable(rules)}
@@ -64,7 +64,7 @@ def choose_plan(
         knows_more = (
             len(coverages[rules.model].dropped) < fewest and shares[rules.model] >= shares[fitting[0].rules.model]
         )
-        if rules.model in errors and knows_more and rules.serves(fitting[0].target):
+        if rules.model in errors and knows_more and rules.supports(fitting[0].target):
             raise PlanError(
                 f"{errors[rules.model]}\nName {fitting[0].rules.model} in place of {best[0].family} to go without the leaves "
                 "that it leaves out",
@@ -77,7 +77,7 @@ def choose_plan(
         raise PlanError(f"{source.called} fits {names} alike; name one of them in place of {best[0].family}")
     said = ", ".join(f"{rules.model} knows {round(100 * shares[rules.model])} % of the leaves" for rules in best)
     able = [
-        rules for rules in best if to is None or to not in rules.targets or rules.serves(to)
+        rules for rules in best if to is None or to not in rules.targets or rules.supports(to)
     ]  # the others would say only that
     first = next((rules for rules in able if rules.model in errors and shares[rules.model] > 0.5), best[0])
     nearest_error = errors.get(first.model)

@@ -51,7 +51,7 @@ def settable(rules: RuleFile) -> dict[str, Any]:
 def _declared(rules: RuleFile) -> set[str]:
     """Facts in words, or true or false, that nothing refers to: they describe the source, and nothing can follow them."""
     used = {
-        said for t in rules.targets.values() for said in (*references(t.config), *references(t.generation), *t.needs)
+        said for t in rules.targets.values() for said in (*references(t.config), *references(t.generation), *t.requires)
     }
     used |= {said for rule in rules.rules for said in facts_of(rule)}
     return {k for k, v in rules.facts.items() if isinstance(v, str | bool) and v != ASK and k not in used}

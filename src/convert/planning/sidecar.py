@@ -76,7 +76,7 @@ def contradictions(
     if rules.sidecar is None:
         return
     file = rules.sidecar.file
-    for key, known in rules.sidecar.only.items():
+    for key, known in rules.sidecar.supported.items():
         if key in found.config and found.config[key] not in known and key not in settings:
             said = found.config[key]
             near = nearest(said, [str(word) for word in known]) if isinstance(said, str) else ""

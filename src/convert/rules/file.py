@@ -11,7 +11,7 @@ from typing import Any
 from convert.core.path_pattern import Pattern, parse_pattern
 from convert.core.yaml_nodes import Node, Position
 from convert.layers import Rule
-from convert.rules.path_variants import Places
+from convert.rules.path_variants import PathVariants
 from convert.rules.placeholders import ASK as ASK
 from convert.rules.placeholders import Question, questions
 
@@ -56,22 +56,22 @@ class Version:
 
 
 @dataclass(frozen=True)
-class Beside:
+class SidecarConfig:
     """A file beside the checkpoint that says what the tree does not hold.
 
     Attributes:
         file: its name.
-        only: key -> the values of which these rules are true.
+        supported: key -> the values of which these rules are true.
         at: ``file:line`` where it is declared.
     """
 
     file: str
-    only: Mapping[str, tuple[Any, ...]]
+    supported: Mapping[str, tuple[Any, ...]]
     at: str
 
 
 @dataclass(frozen=True)
-class Need:
+class Requirement:
     """A fact that a target's code cannot compute otherwise.
 
     Attributes:
@@ -98,8 +98,8 @@ class Target:
         loads: which class loads it, for people.
         config: contents of ``config.json``, with ``$name`` for sizes and facts; empty when the target has none.
         generation: contents of ``generation_config.json``, likewise.
-        names: first keys of a module's name as the rules write it -> as this target has them.
-        needs: fact -> the only value that this target's code computes with.
+        rename_prefixes: first keys of a module's name as the rules write it -> as this target has them.
+        requires: fact -> the only value that this target's code computes with.
         conventions: one of `CONVENTIONS`.
     """
 
@@ -107,15 +107,15 @@ class Target:
     loads: str
     config: Mapping[str, Any]
     generation: Mapping[str, Any] = field(default_factory=dict)
-    names: Mapping[str, str] = field(default_factory=dict)
-    needs: Mapping[str, Need] = field(default_factory=dict)
+    rename_prefixes: Mapping[str, str] = field(default_factory=dict)
+    requires: Mapping[str, Requirement] = field(default_factory=dict)
     conventions: str = TORCH
 
     def rename(self, path: Pattern) -> Pattern:
         """What this target calls a module."""
-        for written in sorted(self.names, key=len, reverse=True):
+        for written in sorted(self.rename_prefixes, key=len, reverse=True):
             if path.text == written or path.text.startswith(f"{written}."):
-                return parse_pattern(self.names[written] + path.text.removeprefix(written))
+                return parse_pattern(self.rename_prefixes[written] + path.text.removeprefix(written))
         return path
 
 
@@ -146,14 +146,14 @@ class RuleFile:
     leaf_names: tuple[str, ...]
     axes: Mapping[str, Axis]
     facts: Mapping[str, Any]
-    types: Mapping[str, LayerTypes]
+    layer_types: Mapping[str, LayerTypes]
     versions: tuple[Version, ...]
     targets: Mapping[str, Target]
     rules: tuple[Rule, ...]
     text: str = field(repr=False)
     node: Node = field(repr=False, compare=False)
-    places: tuple[Places, ...] = ()
-    sidecar: Beside | None = None
+    path_variants: tuple[PathVariants, ...] = ()
+    sidecar: SidecarConfig | None = None
     needs_confirmation: Mapping[str, str] = field(default_factory=dict)
     must_divide: Mapping[str, str] = field(default_factory=dict)
 
@@ -169,7 +169,7 @@ class RuleFile:
             (rule.at, str(rule.path) if rule.sources else rule.word, rule.open_keys) for rule in self.rules
         )
 
-    def serves(self, target: str) -> bool:
+    def supports(self, target: str) -> bool:
         """Whether every rule that takes leaves says where they go for this target."""
         return all(rule.layer(target) for rule in self.rules if rule.sources and rule.word != "drop")
 

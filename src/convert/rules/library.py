@@ -10,7 +10,7 @@ from convert.core.errors import RuleError
 from convert.core.fields import nearest
 from convert.core.yaml_nodes import read_text
 from convert.rules.file import RuleFile
-from convert.rules.parse import parse_models, the_only
+from convert.rules.parse import parse_models, single_model
 
 
 def load_rules(path: str | Path) -> RuleFile:
@@ -19,7 +19,7 @@ def load_rules(path: str | Path) -> RuleFile:
     Raises:
         RuleError: unreadable, not valid (the message has line and column), or of several models.
     """
-    return the_only(load_models(path), str(path))
+    return single_model(load_models(path), str(path))
 
 
 def load_models(path: str | Path) -> tuple[RuleFile, ...]:

@@ -16,9 +16,20 @@ from convert.layers.shared_keys import PATTERN, SHARED
 from convert.layers.weight_normalization import read_normalized
 from convert.layers.weight_transforms import read_flattened, read_rope
 from convert.rules import attention_macro
-from convert.rules.file import ASK, TORCH, Axis, Beside, LayerTypes, Need, RuleFile, Target, Version, references
+from convert.rules.file import (
+    ASK,
+    TORCH,
+    Axis,
+    LayerTypes,
+    Requirement,
+    RuleFile,
+    SidecarConfig,
+    Target,
+    Version,
+    references,
+)
 from convert.rules.multi_model import each_model
-from convert.rules.path_variants import Place, Places
+from convert.rules.path_variants import PathVariants, VariantPath
 from convert.rules.placeholders import set_aside
 from convert.rules.schema import RULE_FILE, rule_record
 from convert.rules.validate import braces, check_rule, check_types, facts_of, indices_of, letters_of
@@ -36,7 +47,10 @@ def _read_layer(node: Node, word: str) -> TargetLayer:
 def _read_targets(node: Node, word: str, targets: Mapping[str, Target]) -> dict[str | None, TargetLayer]:
     if not node.is_mapping or {"module", "name", "coeffs"} & set(node.value):
         layer = _read_layer(node, word)
-        return {None: layer, **{name: _renamed(layer, target) for name, target in targets.items() if target.names}}
+        return {
+            None: layer,
+            **{name: _renamed(layer, target) for name, target in targets.items() if target.rename_prefixes},
+        }
     assert node.keys_at is not None
     for name in node.value:
         if name not in targets:
@@ -151,7 +165,7 @@ def _read_rule(node: Node, targets: Mapping[str, Target]) -> Rule:
     return rule
 
 
-def _period(place: Place, facts: Mapping[str, Any]) -> Place:
+def _period(place: VariantPath, facts: Mapping[str, Any]) -> VariantPath:
     """The place with the number that its period stands for.
 
     Raises:
@@ -168,7 +182,7 @@ def _period(place: Place, facts: Mapping[str, Any]) -> Place:
     return replace(place, period=len(repeated))
 
 
-def _read_places(values: Mapping[str, Any], node: Node, facts: Mapping[str, Any]) -> tuple[Places, ...]:
+def _read_path_variants(values: Mapping[str, Any], node: Node, facts: Mapping[str, Any]) -> tuple[PathVariants, ...]:
     found = []
     for written, listed in values.items():
         at = node.value[written].at
@@ -187,7 +201,7 @@ def _read_places(values: Mapping[str, Any], node: Node, facts: Mapping[str, Any]
                 raise ValueError(f"{written} has {len(indices)} indices; layers are counted by one")
         except ValueError as error:
             raise RuleError(f"{at}: {error}") from None
-        found.append(Places(written, indices[0] if indices else None, ((Place(written, {}),), *listed)))
+        found.append(PathVariants(written, indices[0] if indices else None, ((VariantPath(written, {}),), *listed)))
     return tuple(found)
 
 
@@ -202,7 +216,7 @@ def _read_file(node: Node, path: str, text: str) -> RuleFile:
             t.get("generation", {}),
             t.get("rename_prefixes", {}),
             {
-                fact: Need(
+                fact: Requirement(
                     need["is"], need["because"], node.value["targets"].value[name].value["requires"].value[fact].at
                 )
                 for fact, need in t.get("requires", {}).items()
@@ -256,20 +270,22 @@ def _read_file(node: Node, path: str, text: str) -> RuleFile:
     for letter in values.get("must_divide", {}).values():
         if letter not in axes:
             raise RuleError(
-                f"{node.value['divides'].at}: `must_divide` speaks of {letter}, which `axes` does not declare"
+                f"{node.value['must_divide'].at}: `must_divide` speaks of {letter}, which `axes` does not declare"
             )
     for called, named in (
         ("needs_confirmation", values.get("needs_confirmation", {})),
         ("must_divide", values.get("must_divide", {})),
-        *(("requires", t.needs) for t in targets.values()),
+        *(("requires", t.requires) for t in targets.values()),
     ):
         for name in named:
             if name not in facts:
                 raise RuleError(
                     f"{node.at}: `{called}` speaks of {name!r}, which is no fact of `facts`{nearest(name, facts)}"
                 )
-    places = (
-        _read_places(values["path_variants"], node.value["path_variants"], facts) if "path_variants" in values else ()
+    path_variants = (
+        _read_path_variants(values["path_variants"], node.value["path_variants"], facts)
+        if "path_variants" in values
+        else ()
     )
     for name, fact in facts.items():
         if isinstance(fact, dict) and set(fact) == {"repeat", "length"} and str(fact["length"])[1:] not in axes:
@@ -308,24 +324,24 @@ def _read_file(node: Node, path: str, text: str) -> RuleFile:
         leaf_names=tuple(values.get("leaf_names", ())),
         axes=axes,
         facts=facts,
-        types=types,
+        layer_types=types,
         versions=versions,
         targets=targets,
         rules=rules,
         text=text,
         node=node,
-        places=places,
-        sidecar=_read_beside(values["sidecar"], node.value["sidecar"]) if "sidecar" in values else None,
+        path_variants=path_variants,
+        sidecar=_read_sidecar(values["sidecar"], node.value["sidecar"]) if "sidecar" in values else None,
         must_divide=values.get("must_divide", {}),
         needs_confirmation={name: text for name, text in values.get("needs_confirmation", {}).items() if text},
     )
 
 
-def _read_beside(values: Mapping[str, Any], node: Node) -> Beside:
+def _read_sidecar(values: Mapping[str, Any], node: Node) -> SidecarConfig:
     name = values["file"]
     if "/" in name or "\\" in name or name in ("", ".", ".."):
         raise RuleError(f"{node.value['file'].at}: {name!r} is no name of a file beside the checkpoint")
-    return Beside(name, values.get("supported", {}), node.at.line_only)
+    return SidecarConfig(name, values.get("supported", {}), node.at.line_only)
 
 
 def parse_models(text: str, name: str = "rules.yaml") -> tuple[RuleFile, ...]:
@@ -343,10 +359,10 @@ def parse_rules(text: str, name: str = "rules.yaml") -> RuleFile:
     Raises:
         RuleError: not a valid rule file (the message has line and column), or one that declares several models.
     """
-    return the_only(parse_models(text, name), name)
+    return single_model(parse_models(text, name), name)
 
 
-def the_only(models: tuple[RuleFile, ...], path: str) -> RuleFile:
+def single_model(models: tuple[RuleFile, ...], path: str) -> RuleFile:
     """The only model of a file.
 
     Raises:

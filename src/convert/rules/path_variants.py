@@ -1,7 +1,7 @@
 """Where the leaves of a layer lie: one model comes in several layouts, and a rule is written for one of them.
 
 A rule file says ``path_variants: {"layer_{i}": [...]}``: where a path of its rules begins or goes on with ``layer_{i}``, the tree may
-have another text in its place, with layers stacked on an axis. `settle` looks which layout a tree has and rewrites the
+have another text in its place, with layers stacked on an axis. `resolve_path_variants` looks which layout a tree has and rewrites the
 rules for it, so that matching, sizes, steps and checks know of one layout only.
 """
 
@@ -17,7 +17,7 @@ from convert.layers.base import Numbering, Rule
 
 
 @dataclass(frozen=True)
-class Place:
+class VariantPath:
     """One place of leaves.
 
     Attributes:
@@ -35,7 +35,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Places:
+class PathVariants:
     """The ways in which a tree may write a part of a path.
 
     Attributes:
@@ -46,27 +46,27 @@ class Places:
 
     written: str
     index: str | None
-    layouts: tuple[tuple[Place, ...], ...]
+    variants: tuple[tuple[VariantPath, ...], ...]
 
 
-def layouts(rules: Sequence[Rule], places: Sequence[Places]) -> Iterator[tuple[Rule, ...]]:
+def each_combination(rules: Sequence[Rule], places: Sequence[PathVariants]) -> Iterator[tuple[Rule, ...]]:
     """The rules in every layout that a tree may have, the one that they are written in first."""
     moves = [any(_moves(rule, p) for p in places) for rule in rules]  # most are as they are in all of them
-    for layout in itertools.product(*(p.layouts for p in places)):
+    for layout in itertools.product(*(p.variants for p in places)):
         chosen = list(zip(places, layout, strict=True))
         yield tuple(itertools.chain(*(_rewrite(r, chosen) if m else (r,) for r, m in zip(rules, moves, strict=True))))
 
 
-def independent(rules: Sequence[Rule], places: Sequence[Places]) -> list[list[Places]]:
+def independent_groups(rules: Sequence[Rule], places: Sequence[PathVariants]) -> list[list[PathVariants]]:
     """The places in groups: no path of a rule holds places of two groups, so each group is settled on its own."""
-    groups: list[list[Places]] = []
+    groups: list[list[PathVariants]] = []
     for one in places:
         near = [group for group in groups if any(_together(rules, one, other) for other in group)]
         groups = [group for group in groups if group not in near] + [[*itertools.chain(*near), one]]
     return groups
 
 
-def _together(rules: Sequence[Rule], a: Places, b: Places) -> bool:
+def _together(rules: Sequence[Rule], a: PathVariants, b: PathVariants) -> bool:
     return any(all(any(_holds(p, x.written) for p in _patterns(rule).values()) for x in (a, b)) for rule in rules)
 
 
@@ -74,18 +74,18 @@ def _patterns(rule: Rule) -> dict[str, Pattern]:
     return {**rule.sources, **({"absent_if": rule.absent_if} if rule.absent_if else {})}
 
 
-def _rewrite(rule: Rule, chosen: list[tuple[Places, tuple[Place, ...]]]) -> list[Rule]:
+def _rewrite(rule: Rule, chosen: list[tuple[PathVariants, tuple[VariantPath, ...]]]) -> list[Rule]:
     variants = [rule]
     for places, layout in chosen:
         variants = [moved for variant in variants for moved in _moved(variant, places, layout)]
     return variants
 
 
-def _moves(rule: Rule, places: Places) -> bool:
+def _moves(rule: Rule, places: PathVariants) -> bool:
     return rule.word != "drop" and any(_holds(pattern, places.written) for pattern in _patterns(rule).values())
 
 
-def _moved(rule: Rule, places: Places, layout: tuple[Place, ...]) -> Iterator[Rule]:
+def _moved(rule: Rule, places: PathVariants, layout: tuple[VariantPath, ...]) -> Iterator[Rule]:
     if not _moves(rule, places):
         yield rule
         return
@@ -122,8 +122,8 @@ def _put(pattern: Pattern, written: str, text: str) -> Pattern:
 Find = Callable[[Pattern], list[tuple[str, Match]]]
 
 
-def settle(
-    rules: Sequence[Rule], places: Sequence[Places], specs: Mapping[str, TensorSpec], find: Find
+def resolve_path_variants(
+    rules: Sequence[Rule], places: Sequence[PathVariants], specs: Mapping[str, TensorSpec], find: Find
 ) -> tuple[Rule, ...]:
     """The rules as the tree lies: in the layout in which they find most leaves, their numberings filled in.
 
@@ -132,8 +132,8 @@ def settle(
         find: the leaves that a pattern matches, and what it binds in each.
     """
     found: Sequence[Rule] = rules
-    for group in independent(rules, places):
-        counted = [(len(_taken(candidate, find)), candidate) for candidate in layouts(found, group)]
+    for group in independent_groups(rules, places):
+        counted = [(len(_taken(candidate, find)), candidate) for candidate in each_combination(found, group)]
         found = max(counted, key=lambda pair: pair[0])[1]  # the first of those that find as many
     return _count(found, specs, find)
 

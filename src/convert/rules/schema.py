@@ -11,7 +11,7 @@ from convert.layers.norm.layer_rms import UNSCALED, Norm
 from convert.layers.shared_keys import PATTERN, SHARED, parse_fact, parse_letter
 from convert.rules import attention_macro
 from convert.rules.file import CONVENTIONS
-from convert.rules.path_variants import Place
+from convert.rules.path_variants import VariantPath
 from convert.rules.placeholders import ASK, LEFT_TO_THE_TARGET, STAND_INS
 
 
@@ -69,7 +69,7 @@ _VERSION = Record(
     },
     "a version",
 )
-_NEED = Record(
+_REQUIREMENT = Record(
     {
         "is": Key(Anything(), "the only value that the target's code computes with", required=True),
         "because": Key(TEXT, "why", required=True),
@@ -89,13 +89,13 @@ _TARGET = Record(
             Choice(CONVENTIONS),
             "whose layers this target has: PyTorch's (the default), Burn's own, or Burn's for its PyTorchToBurnAdapter",
         ),
-        "requires": Key(MapOf(_NEED), "fact -> the only value that this target's code computes with, and why"),
+        "requires": Key(MapOf(_REQUIREMENT), "fact -> the only value that this target's code computes with, and why"),
     },
     "a target",
 )
 
 
-_BESIDE = Record(
+_SIDECAR = Record(
     {
         "file": Key(TEXT, "its name, such as config.json", required=True),
         "supported": Key(
@@ -112,7 +112,7 @@ def _parse_period(value: int | str) -> int | str:
     return value if isinstance(value, int) else parse_fact(value)
 
 
-_PLACE = Record(
+_VARIANT_PATH = Record(
     {
         "path": Key(TEXT, "what stands in the tree in place of the key", required=True),
         "stacked": Key(MapOf(INTEGER), "index -> axis of the leaf that stacks it"),
@@ -132,16 +132,16 @@ _PLACE = Record(
 class _Layout(Field):
     """A place: its path alone, with more, or several that are counted one after the other."""
 
-    def read(self, node: Node) -> tuple[Place, ...]:
+    def read(self, node: Node) -> tuple[VariantPath, ...]:
         if isinstance(node.value, tuple):
             return tuple(place for child in node.value for place in self.read(child))
         if not node.is_mapping:
-            return (Place(TEXT.read(node), {}),)
-        values = _PLACE.read(node)
-        return (Place(values["path"], values.get("stacked", {}), values.get("order", ()), values.get("period")),)
+            return (VariantPath(TEXT.read(node), {}),)
+        values = _VARIANT_PATH.read(node)
+        return (VariantPath(values["path"], values.get("stacked", {}), values.get("order", ()), values.get("period")),)
 
     def schema(self) -> dict[str, Any]:
-        one = {"anyOf": [TEXT.schema(), _PLACE.schema()]}
+        one = {"anyOf": [TEXT.schema(), _VARIANT_PATH.schema()]}
         return {"anyOf": [*one["anyOf"], {"type": "array", "items": one}]}
 
 
@@ -182,7 +182,7 @@ RULE_FILE = Record(
             MapOf(Anything()), "what the source computes that is no weight; `ask` when only --set or a version knows"
         ),
         "sidecar": Key(
-            _BESIDE,
+            _SIDECAR,
             "a JSON file beside the checkpoint: facts of the same names are read from it, and the rest of it goes over to the "
             "output's config.json",
         ),

@@ -36,7 +36,7 @@ def check_rule(rule: Rule, node: Node) -> None:
         RuleError: it contradicts itself.
     """
     _check_leaves(rule, node)
-    _check_unless(rule, node)
+    _check_absent_if(rule, node)
 
 
 def _check_leaves(rule: Rule, node: Node) -> None:
@@ -108,12 +108,12 @@ def braces(names: object) -> str:
     return ", ".join(f"{{{name}}}" for name in sorted(names)) or "none"  # type: ignore[call-overload]
 
 
-def _check_unless(rule: Rule, node: Node) -> None:
+def _check_absent_if(rule: Rule, node: Node) -> None:
     if rule.absent_if is None:
         return
     if rule.absent_if.wild or set(rule.absent_if.indices) != set(rule.path.indices):
         raise RuleError(
-            f"{node.value['unless'].at}: `absent_if` must have the indices of `from`, {braces(rule.path.indices)}, "
+            f"{node.value['absent_if'].at}: `absent_if` must have the indices of `from`, {braces(rule.path.indices)}, "
             f"and no wildcard; {rule.absent_if} has {braces(rule.absent_if.indices)}"
         )
 

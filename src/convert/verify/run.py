@@ -11,7 +11,7 @@ from convert.api import plan_conversion
 from convert.checkpoints import Source
 from convert.core.errors import ConvertError, RuleError, UnavailableError, UserCodeError
 from convert.core.fields import nearest
-from convert.core.user_code import GIVEN, find_factory, own_code
+from convert.core.user_code import REFERENCE_OPTION, find_factory, user_code_errors
 from convert.planning.burn.modules import conventions_of
 from convert.planning.plan import Plan
 from convert.rules.library import find_rules
@@ -133,15 +133,15 @@ def load_reference(plan: Plan, factory: str | None) -> Reference | str:
     if name is None:
         return f"there is no reference for {plan.rules.model}; give the two models with --reference module:factory"
     try:
-        made = find_factory(name, GIVEN)
+        made = find_factory(name, REFERENCE_OPTION)
     except ConvertError as error:
         if factory is None and isinstance(error.__cause__, ImportError):
             return f"{error.__cause__.name} is not installed"
         raise
     if factory is not None:
-        require_arguments(f"{GIVEN}{factory}: the factory", made, ("plan",))
+        require_arguments(f"{REFERENCE_OPTION}{factory}: the factory", made, ("plan",))
     try:
-        with own_code(factory, GIVEN):
+        with user_code_errors(factory, REFERENCE_OPTION):
             reference: Reference = made(plan)
     except UserCodeError:
         raise
@@ -281,7 +281,7 @@ def _levels(
                 yield LevelReport(level, Verdict.SKIPPED, str(known))
                 continue
             try:
-                with own_code(factory, GIVEN):
+                with user_code_errors(factory, REFERENCE_OPTION):
                     done = _deep(level, plan, written, reference, known, device, weights)
                 yield done
             except UserCodeError as error:
@@ -336,7 +336,7 @@ def _evidence(
             return recorded
         if reference.jax is None:
             return "the reference has no JAX side; give a recording with --recorded"
-        with own_code(factory, GIVEN):
+        with user_code_errors(factory, REFERENCE_OPTION):
             return live_evidence(plan, reference, precision=precision, seed=seed)
     except ImportError as error:
         return f"{error.name} is not installed"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from convert.core.gc_pause import all_kept
+from convert.core.gc_pause import gc_paused
 
 
 @pytest.fixture
@@ -28,9 +28,9 @@ def collections() -> Iterator[list[int]]:
 
 
 def test_nothing_is_collected_within_nor_right_after(collections: list[int]) -> None:
-    with all_kept():
+    with gc_paused():
         collections.clear()
-        with all_kept():
+        with gc_paused():
             kept = [[k] for k in range(1000)]
         assert not gc.isenabled()  # the outer one is still open
         kept += [[k] for k in range(1000)]
@@ -43,13 +43,13 @@ def test_nothing_is_collected_within_nor_right_after(collections: list[int]) -> 
 
 def test_what_was_off_or_frozen_stays_so() -> None:
     gc.disable()
-    with all_kept():
+    with gc_paused():
         pass
     assert not gc.isenabled()
     gc.enable()
     gc.freeze()
     frozen = gc.get_freeze_count()
-    with pytest.raises(KeyError), all_kept():
+    with pytest.raises(KeyError), gc_paused():
         raise KeyError
     assert gc.isenabled() and gc.get_freeze_count() == frozen > 0
     gc.unfreeze()

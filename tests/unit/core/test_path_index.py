@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from convert.core.path_index import Lookup, spelling
+from convert.core.path_index import TemplateIndex, path_template
 from convert.core.path_pattern import parse_pattern
 
 KEYS = st.sampled_from(
@@ -41,8 +41,8 @@ def test_it_is_the_same_as_trying_all(names: list[str], text: str) -> None:
     pattern = parse_pattern(text)
     calls = [(name, (name, name.removesuffix("/value"))) for name in names]
     tried = [(name, match) for name, said in calls if (match := next(filter(None, map(pattern.match, said)), None))]
-    assert Lookup(calls).matches(pattern) == tried
+    assert TemplateIndex(calls).matches(pattern) == tried
 
 
 def test_spelling() -> None:
-    assert spelling("layers_12/w/3") == "layers_#/w/#"
+    assert path_template("layers_12/w/3") == "layers_#/w/#"

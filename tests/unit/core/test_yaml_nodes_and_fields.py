@@ -29,7 +29,6 @@ from convert.core.fields import (
     MapOf,
     Record,
     Scalar,
-    nearest,
 )
 from convert.core.yaml_nodes import MAX_DEPTH, MAX_VALUES, Node, Position, load_yaml, parse_scalar, read_text
 from support.paths import ROOT
@@ -377,9 +376,3 @@ def test_fields_refuse_what_only_code_can_tell() -> None:
 def key_a(text: str) -> None:
     if text != "a":
         raise ValueError(f"{text!r} is no key")
-
-
-def test_nearest() -> None:
-    assert nearest("linaer", ("linear", "norm")) == "; did you mean 'linear'?"
-    assert nearest("qqq", ("linear", "norm")) == ""
-    assert nearest("norms", ["norm"], "; not ") == "; not 'norm'?"

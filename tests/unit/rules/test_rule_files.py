@@ -491,14 +491,12 @@ FREE = tuple(
         "versions",
         "targets",
         "sizes",
-        "names",
+        "rename_prefixes",
         "stacked",
-        "names",
-        "only",
+        "supported",
         "index_from",
         "einsum",
-        "names",
-        "needs",
+        "requires",
         "must_divide",
         "needs_confirmation",
         *KINDS,
@@ -520,7 +518,7 @@ def test_schema_and_loader_refuse_the_same_mutations(data: st.DataObject) -> Non
     if mutation == "unknown":
         target[data.draw(st.sampled_from(["transpose", "permute", "einsums", "x"]))] = "DN"
     else:
-        any_number = {"epsilon", "prescaled_by"} | ({"is"} if "needs" in where else set())
+        any_number = {"epsilon", "prescaled_by"} | ({"is"} if "requires" in where else set())
         target[data.draw(st.sampled_from(sorted(set(target) - any_number)))] = 3.5
     assert not VALIDATOR.is_valid(tree)
     with pytest.raises(RuleError):
@@ -644,7 +642,7 @@ def test_needs_and_what_is_untold_speak_of_facts() -> None:
     rules = rule_file("- from: w\n  parameter: w", head)
     assert (
         rules.needs_confirmation == {"theta": "no tree tells it"}
-        and rules.targets["torch"].needs["theta"].because == "it is fixed"
+        and rules.targets["torch"].requires["theta"].because == "it is fixed"
     )
     source = MemorySource({"w": np.ones(2, np.float32)})
     with pytest.raises(ConvertError) as refused:

@@ -16,7 +16,7 @@ import numpy as np
 from convert.checkpoints.files import read_json
 from convert.core.errors import CheckpointError, ConvertError
 from convert.core.tensor_spec import SAFETENSORS_TAGS, TensorSpec, dtype_name
-from convert.core.user_code import find_factory, misfit, own_code
+from convert.core.user_code import find_factory, signature_error, user_code_errors
 
 _FORMAT = "convert skeleton 1"
 
@@ -103,7 +103,7 @@ def write_skeleton(factory: str) -> str:
         UserCodeError: the factory failed.
     """
     make = find_factory(factory)
-    if (error := misfit(make)) is not None:  # a class, or a function with parameters
+    if (error := signature_error(make)) is not None:  # a class, or a function with parameters
         raise ConvertError(
             f"{factory} is called without arguments, and needs some ({error}); name a function that makes the whole model, such "
             "as `def make(): return Model(...)`"
@@ -115,7 +115,7 @@ def write_skeleton(factory: str) -> str:
             "a skeleton is made where JAX runs, and JAX is not installed here: pip install jax equinox"
         ) from None
     try:
-        with own_code(factory):
+        with user_code_errors(factory):
             records = skeleton_of(_abstract(make))
     except ModuleNotFoundError as error:
         raise ConvertError(f"{factory}: {error}; make the skeleton where the model's code runs") from error

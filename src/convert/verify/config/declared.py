@@ -95,8 +95,8 @@ def _place(plan: Plan, node: Node, name: str) -> str:
     """Where a fact of the model got its value."""
     if name in plan.settings:
         return f"--set {name}={plan.settings[name]}"
-    if name in plan.rules.types:
-        return plan.rules.types[name].at.line_only
+    if name in plan.rules.layer_types:
+        return plan.rules.layer_types[name].at.line_only
     version = node.value["versions"].value.get(plan.version) if plan.version else None
     facts = version.value.get("facts") if version is not None else None
     if facts is None or name not in facts.value:

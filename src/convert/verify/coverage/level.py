@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 from convert.core.errors import UnavailableError, UserCodeError
 from convert.core.findings import Finding
 from convert.core.ops import is_float
+from convert.core.similarity import ClosestNames
 from convert.core.tensor_spec import TensorSpec
-from convert.core.user_code import own_code
+from convert.core.user_code import user_code_errors
 from convert.planning.plan import Plan
 from convert.planning.step import Step
 from convert.verify.coverage.hf_directory import directory_findings
-from convert.verify.coverage.names import FEWEST, Nearest, other_prefix
+from convert.verify.coverage.names import FEWEST, other_prefix
 from convert.verify.report.report import LevelReport, Verdict
 from convert.verify.weights.tied import UNTIED, apart
 from convert.verify.written import Written
@@ -42,7 +43,7 @@ def check_coverage(
     notes.insert(0, f"{len(written.tensors)} tensors against {len(plan.steps)} of the plan")
     if not isinstance(reference, str):
         try:
-            with own_code(factory):
+            with user_code_errors(factory):
                 refused = _strict_load(written.specs, reference, own=factory is not None)
         except ImportError as error:
             reference = f"{error.name} is not installed"
@@ -79,14 +80,15 @@ def _against_plan(plan: Plan, written: Written) -> tuple[list[Finding], list[str
         missing, extra = _unlike(steps, specs)
     narrow = _all_narrow(plan, specs)
     findings += [narrow] if narrow is not None else []
-    near_extra, near_missing = Nearest(extra), Nearest(missing)
+    near_extra, near_missing = ClosestNames(extra), ClosestNames(missing)
     for name, step in steps.items():
         leaves = ", ".join(part.leaf for part in step.parts) or step.arithmetic
         if name not in specs:
             findings.append(
                 Finding(
                     "tensor-missing",
-                    f"{name} ({step.spec}, from {leaves}) is not in the file{near_extra(name)}",
+                    f"{name} ({step.spec}, from {leaves}) is not in the file",
+                    fix=near_extra.did_you_mean(name),
                     rule=step.rule.line_only,
                     path=name,
                     data={"diagnosis": "not in the file"},
@@ -108,7 +110,8 @@ def _against_plan(plan: Plan, written: Written) -> tuple[list[Finding], list[str
     findings += [
         Finding(
             "tensor-unexpected",
-            f"{name} ({specs[name]}) is in the file, and no rule makes it{near_missing(name)}",
+            f"{name} ({specs[name]}) is in the file, and no rule makes it",
+            fix=near_missing.did_you_mean(name),
             path=name,
             data={"diagnosis": "no rule makes it"},
         )

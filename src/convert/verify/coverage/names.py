@@ -1,17 +1,13 @@
-"""Names of a file against those of a plan: one prefix for another, and the most similar name, in linear time."""
+"""Compare the names of a file with those of a plan: find a prefix that replaces another, in linear time."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
-
-from convert.core.fields import nearest
+from collections.abc import Sequence
 
 DEEPEST = 4  # components of a prefix
 FEWEST = 2  # tensors that must have it
-MOST_PATTERNS = 64  # of names that are compared one with another, on each side
-_NUMBER = re.compile(r"[0-9]+")
 
 
 def other_prefix(missing: Sequence[str], extra: Sequence[str]) -> tuple[str, str] | None:
@@ -35,27 +31,3 @@ def other_prefix(missing: Sequence[str], extra: Sequence[str]) -> tuple[str, str
 
 def _starts(name: str) -> list[int]:
     return [0, *(found.end() for found in re.finditer(r"\.", name))][: DEEPEST + 1]
-
-
-class Nearest:
-    """The most similar of some names. Names that differ in their numbers alone count as one, so that it is quick."""
-
-    def __init__(self, names: Iterable[str]) -> None:
-        self._names: dict[str, dict[tuple[str, ...], str]] = {}
-        for name in names:
-            self._names.setdefault(_NUMBER.sub("#", name), {})[tuple(_NUMBER.findall(name))] = name
-        self._known: dict[str, str | None] = {}
-
-    def __call__(self, name: str) -> str:
-        """``; did you mean 'x'?``, or nothing when no name is near."""
-        pattern = _NUMBER.sub("#", name)
-        if pattern not in self._known:
-            near = ""
-            if len(self._names) <= MOST_PATTERNS and len(self._known) < MOST_PATTERNS:
-                near = nearest(pattern, self._names, "")
-            self._known[pattern] = near[1:-2] if near else None
-        found = self._known[pattern]
-        if found is None:
-            return ""
-        alike = self._names[found]
-        return f"; did you mean {alike.get(tuple(_NUMBER.findall(name)), next(iter(alike.values())))!r}?"

@@ -14,7 +14,7 @@ from convert.checkpoints.digest import digest_leaf
 from convert.core import safetensors_header
 from convert.core.errors import ConvertError, OutputError
 from convert.core.tensor_spec import TensorSpec, numpy_dtype
-from convert.core.user_code import GIVEN, own_code
+from convert.core.user_code import REFERENCE_OPTION, user_code_errors
 from convert.planning.plan import Plan
 from convert.planning.sidecar import facts_beside
 from convert.verify.numerics.precision import require_precision
@@ -84,7 +84,7 @@ def record(
     if reference.jax is None:
         raise ConvertError("the reference has no JAX side, so there is nothing to record")
     try:
-        with own_code(factory or None, GIVEN):
+        with user_code_errors(factory or None, REFERENCE_OPTION):
             evidence = live_evidence(plan, reference, precision=precision, seed=seed)
     except ImportError as error:
         raise ConvertError(f"recording runs the JAX model: {error}; record where JAX runs, check anywhere") from error

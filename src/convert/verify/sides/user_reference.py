@@ -10,7 +10,7 @@ import numpy as np
 
 from convert.core.errors import ConvertError, UserCodeError
 from convert.core.fields import nearest
-from convert.core.user_code import misfit
+from convert.core.user_code import signature_error
 from convert.references.protocol import Deferred, Reference
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -34,7 +34,7 @@ def require_arguments(name: str, function: Callable[..., Any], arguments: Sequen
     """
     if not callable(function):
         raise ConvertError(f"{name} is {function!r}, and must be a function of ({', '.join(arguments)}); {EXAMPLE}")
-    if misfit(function, arguments) is not None:
+    if signature_error(function, arguments) is not None:
         raise ConvertError(
             f"{name} takes {inspect.signature(function)}, and is called with ({', '.join(arguments)}); {EXAMPLE}"
         )
