@@ -679,7 +679,7 @@ def test_what_divides_a_size() -> None:
         make_plan(written, source)
     with pytest.raises(RuleError, match="`must_divide` speaks of 'hheads', which is no fact of `facts`; did you mean 'heads'"):  # fmt: skip
         rule_file("- {from: w, axes: D, parameter: w}", head.replace("must_divide: {heads", "must_divide: {hheads"))
-    with pytest.raises(RuleError, match=r"r.yaml:5:10: `must_divide` speaks of E, which `axes` does not declare"):
+    with pytest.raises(RuleError, match=r"r.yaml:5:14: `must_divide` speaks of E, which `axes` does not declare"):
         rule_file("- {from: w, axes: D, parameter: w}", head.replace("heads: D", "heads: E"))
 
 
