@@ -1,4 +1,4 @@
-"""The two models for `convert check --reference reference:cubic` (or `:linear`); the protocol is in docs/check.md.
+"""The two models for `convert check --reference reference:cubic` (or `:linear`); the protocol is in docs/guides/check.md.
 
 The path's values and derivatives are compared at its knots, between them, and outside; then the vector field, and the solution
 by the same method on both sides: diffrax's `Midpoint` and torchdiffeq's `midpoint`, and `Euler` and `euler`. (torchdiffeq's

@@ -1,4 +1,4 @@
-"""The two models for `convert check --reference reference:reference`; the protocol is in docs/check.md."""
+"""The two models for `convert check --reference reference:reference`; the protocol is in docs/guides/check.md."""
 
 from collections.abc import Mapping
 from typing import Any

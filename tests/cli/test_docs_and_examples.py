@@ -70,7 +70,7 @@ def test_the_python_of_the_readme(root: Path) -> None:
 
 
 def test_rule_page_is_valid_and_complete() -> None:
-    text = "".join((DOCS / f"{name}.md").read_text() for name in ("rules", "kinds", "rule-files"))
+    text = "".join((DOCS / "guides" / f"{name}.md").read_text() for name in ("rules", "layers", "rule-file-header"))
     full = next(block for block in blocks(text, "yaml") if block.startswith("model:"))
     assert convert.parse_rules(full).model == "my-mlp"
     part = next(block for block in blocks(text, "yaml") if "choice:" in block)
@@ -78,7 +78,7 @@ def test_rule_page_is_valid_and_complete() -> None:
     assert convert.parse_rules(header + part).choices == {"gating": ("plain", "transposed")}
     for rule in schema()["properties"]["rules"]["items"]["oneOf"]:
         for key in rule["properties"]:
-            assert re.search(rf"[`{{ ]{key}[`:]", text), f"docs/kinds.md does not mention {key}"
+            assert re.search(rf"[`{{ ]{key}[`:]", text), f"docs/guides/layers.md does not mention {key}"
 
 
 def test_bundled_checkpoint_is_the_golden() -> None:

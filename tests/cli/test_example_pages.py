@@ -1,4 +1,4 @@
-"""The five bugs of examples/bugs: each README's commands are run, and print what it says. And docs/cde.md's, in examples/cde."""
+"""The five bugs of examples/bugs: each README's commands are run, and print what it says. And docs/guides/neural-cdes.md's, in examples/cde."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_the_index_lists_every_bug() -> None:
 def test_the_commands_of_the_page_of_cdes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A neural CDE and stored paths, both equal."""
     shutil.copytree(EXAMPLES / "cde", tmp_path, dirs_exist_ok=True)
-    block = re.search(r"```sh\ncd examples/cde\n(.*?)```", (DOCS / "cde.md").read_text(), re.DOTALL)
+    block = re.search(r"```sh\ncd examples/cde\n(.*?)```", (DOCS / "guides" / "neural-cdes.md").read_text(), re.DOTALL)
     assert block is not None
     printed = ""
     with inside(tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""docs/tutorial.md: its files are written, its commands run in order, and what they print is what it shows."""
+"""docs/getting-started/your-own-model.md: its files are written, its commands run in order, and what they print is what it shows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from convert import draft_rules, open_source, parse_rules
 from support.paths import DOCS
 
-TUTORIAL = DOCS / "tutorial.md"
+TUTORIAL = DOCS / "getting-started" / "your-own-model.md"
 ENV = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "JAX_PLATFORMS": "cpu"}
 MEASURED = re.compile(r"[0-9.]+e[+-][0-9]+|[0-9.]+ s\b|[0-9.]+ [kM]?B/s|[0-9]+%")
 

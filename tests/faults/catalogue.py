@@ -1,6 +1,6 @@
 """Runs the fault catalogue: every fault of `faults.planted` goes through `convert check`, as a user would run it.
 
-The table in docs/faults.md is written by ``PYTHONPATH=tests python -m faults.catalogue`` from such a run.
+The table in docs/explanation/faults.md is written by ``PYTHONPATH=tests python -m faults.catalogue`` from such a run.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from faults.plants import InRule, Plant
 from support import goldens, upstream
 from support.paths import DOCS
 
-PAGE = DOCS / "faults.md"
+PAGE = DOCS / "explanation" / "faults.md"
 CASES = [(case, to) for case in ("timesfm-1.0", "timesfm-2.0", "timesfm-2.5") for to in ("timesfm", "transformers")]
 CASES += [(case, "torch") for case in OWN]
 SETTINGS: dict[str, dict[str, Any]] = {

@@ -233,7 +233,7 @@ def test_rules_that_say_too_little(old: str, new: str, message: str) -> None:
 
 
 def test_the_examples_of_the_page_are_rules() -> None:
-    page = (DOCS / "attention.md").read_text()
+    page = (DOCS / "guides" / "attention.md").read_text()
     examples = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
     assert len(examples) == 4
     for example in examples:

@@ -145,7 +145,7 @@ class Source(ABC):
             meter: gets the seconds that are spent on ``read`` and ``decode``.
 
         Raises:
-            As `read`.
+            CheckpointError: as `read`.
         """
 
         def read() -> np.ndarray:
@@ -162,7 +162,7 @@ class Source(ABC):
         """A part of an array, in C order; no more is decoded than what lies before it in its chunks.
 
         Raises:
-            As `read`.
+            CheckpointError: as `read`.
         """
         spec = self.leaves[name].spec
         try:

@@ -219,7 +219,7 @@ def test_what_the_functions_give(model: Path, run: Run) -> None:
     _, err = check(run, module("factory type"))
     assert err.strip() == (
         "error: --reference my_own_factory_type:reference: gave tuple, and a factory gives a convert.references.protocol.Reference; "
-        "docs/check.md has an example"
+        "docs/guides/check.md has an example"
     )
 
 

@@ -1,7 +1,7 @@
 """Burn (tracel-ai/burn) as a target: what its modules are called and hold, and which of them a rule's layer is.
 
 All of it is read from Burn's source at `COMMIT`, and compared with the releases since burn-store exists (0.19.0, 0.20.1, 0.21.0);
-``docs/burn.md`` names the file for each statement. Burn itself is not run here.
+``docs/guides/burn.md`` names the file for each statement. Burn itself is not run here.
 """
 
 from __future__ import annotations

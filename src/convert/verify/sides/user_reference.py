@@ -23,7 +23,7 @@ ARGUMENTS = {
     "facts": ("module",),
     "variants": ("name",),
 }
-EXAMPLE = "docs/check.md has an example"
+EXAMPLE = "docs/guides/check.md has an example"
 
 
 def require_arguments(name: str, function: Callable[..., Any], arguments: Sequence[str]) -> None:
