@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from convert.layers.recurrent.torch_modules import GRU  # needs PyTorch alone; may be copied
+from convert.layers.torch_modules import GRU  # needs PyTorch alone; may be copied
 
 
 class Tagger(nn.Module):

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from convert.drafting import draft_rules as draft_rules
     from convert.drafting.survey import Survey as Survey
     from convert.drafting.survey import survey_rules as survey_rules
+    from convert.layers.base import Step as Step
     from convert.planning.plan import Plan as Plan
-    from convert.planning.step import Step as Step
     from convert.rules.file import RuleFile as RuleFile
     from convert.rules.library import available_rules as available_rules
     from convert.rules.library import load_models as load_models
@@ -53,7 +53,7 @@ _MODULES = {
     "convert.rules.parse": ("parse_rules",),
     "convert.checkpoints": ("Format", "Leaf", "Options", "Source", "open_source"),
     "convert.core.tensor_spec": ("TensorSpec",),
-    "convert.planning.step": ("Step",),
+    "convert.layers.base": ("Step",),
     "convert.writing.execute": ("Event", "Result", "execute"),
     "convert.drafting.survey": ("Survey", "survey_rules"),
 }

@@ -16,7 +16,7 @@ from convert import Plan, PlanError, RuleError
 from convert.cli.app import app
 from convert.core.ops import AddIdentity
 from convert.core.tensor_spec import TensorSpec
-from convert.layers.recurrent.kinds import parse_held
+from convert.layers.recurrent.equations import parse_held
 from convert.layers.recurrent.library_cells import CELLS, named_cell
 from convert.planning.planner import make_plan
 from convert.verify.layers.recurrent import jax_states, torch_layer, torch_states
@@ -93,7 +93,7 @@ def test_nnx_with_hn_bias() -> None:
 REFUSED = {
     "haiku.GRU": "r.yaml:5: haiku.GRU computes n = tanh(W x + b + U (r * h)), torch.nn.GRU n = tanh(W x + b + r * (U h + c)): "
     "the reset gate r multiplies the state before the matrix U, in torch behind it. No weights make the two equal. "
-    "--allow-custom-cells writes them for convert.layers.recurrent.torch_modules.GRU(reset='before'), which computes the source's equation; use "
+    "--allow-custom-cells writes them for convert.layers.torch_modules.GRU(reset='before'), which computes the source's equation; use "
     "that in place of torch.nn.GRU",
     "keras.layers.GRU(reset_after=False)": "keras.layers.GRU(reset_after=False) computes n = tanh(W x + b + U (r * h)), torch.nn",
     "flax.linen.MGUCell(reset_gate=False)": "flax.linen.MGUCell(reset_gate=False) computes n = tanh(W x + b + U h), torch.nn.GRU "
@@ -189,7 +189,7 @@ def test_layers_stacked_on_an_axis() -> None:
 
 def test_our_module_is_its_equation_in_every_arrangement() -> None:
     """Layers, directions, batch first, bias: against the statement of the equations, layer by layer."""
-    from convert.layers.recurrent.torch_modules import GRU
+    from convert.layers.torch_modules import GRU
 
     rng = np.random.default_rng(7)
     for reset, name in (("before", "haiku.GRU"), ("none", "flax.linen.MGUCell(reset_gate=False)")):
@@ -204,7 +204,7 @@ def test_our_module_is_its_equation_in_every_arrangement() -> None:
             equations = named_cell(name, "gru").equations
             leaves = {"weight_ih": f"W [{single}, I]", "weight_hh": f"U [{single}, H]"}
             leaves |= {"bias_ih": f"b [{single}]", "bias_hh": f"c [{single}]"} if bias else {}
-            from convert.layers.recurrent.kinds import make_cell
+            from convert.layers.recurrent.equations import make_cell
 
             held = {k: parse_held(v) for k, v in leaves.items()}
             cell = make_cell(

@@ -89,7 +89,7 @@ SETTINGS = click.Option(
 CUSTOM_CELLS = click.Option(
     ["--allow-custom-cells", "custom_cells"],
     is_flag=True,
-    help="Write recurrent cells that torch.nn cannot compute for the modules of convert.layers.recurrent.torch_modules.",
+    help="Write recurrent cells that torch.nn cannot compute for the modules of convert.layers.torch_modules.",
 )
 RULES_DIR = click.Option(
     ["--rules", "rules_dir"],

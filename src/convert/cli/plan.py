@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from convert.core.errors import PlanError
     from convert.core.tensor_spec import TensorSpec
     from convert.drafting.survey import Survey
+    from convert.layers.base import Part, Step
     from convert.planning.plan import Plan
-    from convert.planning.step import Part, Step
     from convert.writing.writer import Layout
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from convert.drafting.path_groups import Group, Step
-from convert.layers.recurrent.kinds import Cell
+from convert.layers.recurrent.equations import Cell
 from convert.layers.recurrent.library_cells import CELLS, named_cell
 
 # Cells whose trees are those of linear layers: the name of the module must say what they are.

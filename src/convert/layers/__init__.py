@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from convert.layers.base import Kind, Numbering, Rule, TargetLayer
-from convert.layers.control_path import CubicSpline, DataPath, LinearInterpolation
+from convert.layers.base import LayerKind, Rule
+from convert.layers.control_path.kinds import CubicSpline, DataPath, LinearInterpolation
 from convert.layers.conv.conv import Convolution
 from convert.layers.conv.transpose import ConvTranspose
-from convert.layers.embedding import Drop, Embedding, Parameter, Timescales
+from convert.layers.embedding.embedding import Embedding
+from convert.layers.embedding.sinusoids import Timescales
 from convert.layers.linear.linear import Linear
 from convert.layers.norm.group_batch import BatchNorm, GroupNorm
 from convert.layers.norm.layer_rms import LayerNorm, RMSNorm
+from convert.layers.parameter.drop import Drop
+from convert.layers.parameter.parameter import Parameter
 from convert.layers.recurrent.kinds import GRU, LSTM, RNN, Recurrent
+from convert.layers.target import Numbering, TargetLayer
 
-KINDS: Mapping[str, type[Kind]] = {
+KINDS: Mapping[str, type[LayerKind]] = {
     "linear": Linear,
     "conv": Convolution,
     "conv_transpose": ConvTranspose,
@@ -46,7 +50,7 @@ __all__ = [
     "Drop",
     "Embedding",
     "GroupNorm",
-    "Kind",
+    "LayerKind",
     "LayerNorm",
     "Linear",
     "LinearInterpolation",

@@ -1,246 +1,25 @@
-"""What a rule is: a kind of layer, the source leaves that it consumes and the target tensors that it gives."""
+"""A rule, the kind of its layer, and the steps that it compiles to. These types refer to each other, and so share a module."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, Protocol
 
-from convert.core.fields import Key, Record
+import numpy as np
+
 from convert.core.ops import Op
-from convert.core.path_pattern import Pattern, parse_pattern
+from convert.core.path_pattern import Pattern
+from convert.core.tensor_spec import TensorSpec
 from convert.core.yaml_nodes import Position
-from convert.layers.weight_transforms import PARAMETRIZATIONS, Factor, Flattened, Rope
+from convert.layers.annotations import Factor, Flattened, Normalized, Rope
+from convert.layers.declaration import Declaration
+from convert.layers.hypothesis import Hypothesis
+from convert.layers.probe import Probe
+from convert.layers.target import Numbering, TargetLayer
 
-if TYPE_CHECKING:
-    from convert.layers.weight_normalization import Normalized
-
-
-@dataclass(frozen=True)
-class Tied:
-    """A second name of an embedding's table in the target's state_dict.
-
-    Attributes:
-        word: what the table is there: ``linear`` (a head), ``embedding``, or ``parameter``.
-        path: the module, or the whole tensor name of a parameter.
-    """
-
-    word: str
-    path: Pattern
-
-    @property
-    def tensor(self) -> Pattern:
-        """The tensor's full name."""
-        return self.path if self.word == "parameter" else parse_pattern(f"{self.path.text}.weight")
-
-
-@dataclass(frozen=True)
-class TargetLayer:
-    """Where a rule's tensors go.
-
-    Attributes:
-        path: the module (``layers.{i}.norm``), or the whole tensor name for kinds with one tensor and no module.
-        names: role (``weight``, ``bias``) -> name of the parameter within the module, where it is not the role.
-        multiplies_by: for norms, the factor that the target's code applies: ``weight`` or ``1+weight``.
-        computes: the equation or dimension numbers of the target's code, where it is not PyTorch's own layer.
-        part: (k, n) when these rows are the k-th of n parts of the tensor, counted from 1; other rules make the others.
-        rope: how the target's code pairs the features that RoPE turns, where the target says so.
-        flattened: the order in which the target's code flattens the axes of a map, where the target says so.
-        parametrization: how the target keeps a normalised weight's two tensors, where it does.
-        packed_in: the torch.nn.MultiheadAttention that it is a projection of, where the rule is an `attention`.
-        tied: of an embedding, where else the target has the same table.
-        has: which of weight and bias the target's norm has, where the target says so.
-    """
-
-    path: Pattern
-    names: Mapping[str, str] = field(default_factory=dict)
-    multiplies_by: str = "weight"
-    computes: Any = None
-    part: tuple[int, int] | None = None
-    rope: str | None = None
-    flattened: str | None = None
-    parametrization: str | None = None
-    packed_in: Pattern | None = None
-    tied: tuple[Tied, ...] = ()
-    has: str | None = None
-
-
-@dataclass(frozen=True)
-class Constant:
-    """A tensor of the target's module that no leaf holds, as the source does nothing with it.
-
-    Attributes:
-        role: of the tensor: ``weight``, ``bias``, or its own name.
-        value: of all its elements.
-        said: what it is and why, for a plan.
-        dtype: of a single number; empty: it has the shape and the dtype of the tensors beside it.
-    """
-
-    role: str
-    value: float
-    said: str
-    dtype: str = ""
-
-
-@dataclass(frozen=True)
-class Numbering:
-    """How an index of the target follows from several of the source, as the digits of a number follow each other.
-
-    Attributes:
-        order: names of the source's indices, the slowest first; the last one counts through first.
-        counts: how many values each of them has in the tree, the first (slowest) one left out; filled in when a rule is
-            settled for a tree.
-        offset: how many values come before, in another place.
-        period: how many values the last index has by what the rules declare; None: as many as the tree shows.
-    """
-
-    order: tuple[str, ...]
-    counts: tuple[int, ...] = ()
-    offset: int = 0
-    period: int | None = None
-
-    def value(self, indices: Mapping[str, int]) -> int:
-        """The target's index."""
-        first, *rest = self.order
-        number = indices[first]
-        for name, count in zip(rest, self.counts, strict=True):
-            number = number * count + indices[name]
-        return number + self.offset
-
-
-class Kind(ABC):
-    """What a layer computes on both sides. Subclasses are frozen dataclasses, one for each key in `KINDS`.
-
-    A kind only declares; `convert.planning.compile.compiler` derives the operations from what it declares.
-    """
-
-    doc: ClassVar[str]
-    keys: ClassVar[Mapping[str, Key]]  # of a rule, besides those in SHARED
-    hints: ClassVar[tuple[tuple[str, str], ...]] = ()  # for words of other libraries in place of `keys`
-    target: ClassVar[Record | None]  # the long form of the target; None: the rule has no target
-    fuses: ClassVar[bool] = False  # several sources may become the rows of one target
-    leaf_keys: ClassVar[Mapping[str, str]] = {"bias": "bias"}  # key of a rule that is a path -> role of its leaves
-
-    @classmethod
-    @abstractmethod
-    def read(cls, values: Mapping[str, Any]) -> Kind:
-        """The kind, from the keys of its rule.
-
-        Raises:
-            ValueError: the keys contradict each other; the message is the bare fact.
-        """
-
-    @classmethod
-    def layer(cls, values: Mapping[str, Any]) -> TargetLayer:
-        """Where the rule's tensors go, from the keys of the long form of its target."""
-        return TargetLayer(
-            path=values.get("module") or values["name"],
-            names={
-                **{role: values[role] for role in ("weight", "bias") if role in values},
-                **PARAMETRIZATIONS.get(values.get("parametrization", ""), {}),
-            },
-            multiplies_by=values.get("multiplies_by", "weight"),
-            computes=values.get("einsum") or values.get("dimension_numbers"),
-            part=values.get("part"),
-            rope=values.get("rope"),
-            flattened=values.get("flattened"),
-            parametrization=values.get("parametrization"),
-            tied=tuple(Tied(word, path) for word, paths in values.get("tied", {}).items() for path in paths),
-            has=values.get("parameters"),
-        )
-
-    def patterns(self, start: Pattern) -> dict[str, Pattern]:
-        """Role -> pattern of the leaves, but for the bias: `from` itself, or leaves below it."""
-        return {"weight": start}
-
-    def shared(self, role: str, shape: tuple[int, ...]) -> bool:
-        """Whether a leaf with this role and shape serves all layers of a stack, and has no stacked axis itself."""
-        return False
-
-    @property
-    def may_lack(self) -> frozenset[str]:
-        """Roles whose leaves may be absent."""
-        return frozenset()
-
-    @property
-    def variants(self) -> tuple[str, ...]:
-        """Names of the variants that sizes, or the user, choose from; empty when there is nothing to choose."""
-        return ()
-
-    def letters(self, role: str, shape: tuple[int, ...], variant: str | None) -> str | None:
-        """Letters of the axes of a leaf with this role and shape (stacked axes left out); None: unnamed, kept as stored.
-
-        A dot stands for an axis of size 1 that has no letter.
-
-        Raises:
-            ValueError: a leaf of this shape cannot have this role; the message is the bare fact.
-        """
-        return None
-
-    def check_target(self, layer: TargetLayer, source: Pattern) -> None:  # noqa: B027 - most kinds have nothing to check
-        """Whether the target can hold what the source has, as far as rules alone tell.
-
-        Raises:
-            ValueError: it cannot; the message is the bare fact.
-        """
-
-    def groups(self, role: str, letters: str, variant: str | None, layer: TargetLayer) -> tuple[str, ...]:
-        """The axes of the target tensor, each a group of letters that are flattened into it, outermost first.
-
-        A group without letters is an axis of size 1.
-        """
-        return tuple(letter for letter in letters if letter != ".")
-
-    def split_axis(self, role: str, letters: str, variant: str | None) -> str:
-        """The axis whose elements go to different targets, when a rule names more targets than sources.
-
-        Raises:
-            ValueError: this kind has none.
-        """
-        raise ValueError("it has fewer sources than targets, and this kind of layer cannot be split")
-
-    def inner_axes(
-        self, role: str, letters: str, shape: tuple[int, ...], sizes: Mapping[str, int]
-    ) -> tuple[str, tuple[int, ...]]:
-        """The axes that the stored ones are made of, where `groups` tears one apart.
-
-        Raises:
-            ValueError: a size does not divide; the message is the bare fact.
-        """
-        return letters, shape
-
-    def turned(self, role: str, layer: TargetLayer) -> tuple[Op, ...]:
-        """Movements on the target's axes."""
-        return ()
-
-    def compute(self, role: str, layer: TargetLayer) -> tuple[Op, ...]:
-        """Arithmetic on the values, done in float32 or wider."""
-        return ()
-
-    def kept_rows(self, rows: int, facts: Mapping[str, Any], set_by_hand: Collection[str]) -> int:
-        """How many of the `rows` of the target tensor are written; the others are padding that the rule lets go.
-
-        Raises:
-            ValueError: the number of rows is not one that the rule knows; the message is the bare fact.
-        """
-        return rows
-
-    def constants(self, layer: TargetLayer) -> tuple[Constant, ...]:
-        """Tensors that the target's module has and no leaf holds."""
-        return ()
-
-    def facts(self, layer: TargetLayer) -> dict[str, Any]:
-        """What is no weight: activation, epsilon, the factor on either side."""
-        return {}
-
-    def sized_facts(self, layer: TargetLayer, sizes: Mapping[str, int]) -> dict[str, Any]:
-        """More facts, which follow from the sizes of the file's letters."""
-        return {}
-
-    def tensor_name(self, path: str, role: str, layer: TargetLayer) -> str:
-        """Full name of the target tensor."""
-        return f"{path}.{layer.names.get(role, role)}"
+Array = np.ndarray[Any, np.dtype[Any]]
+MatchKey = tuple[tuple[int, ...], tuple[int, ...]]  # values of the pattern's indices, and choices of its alternatives
 
 
 @dataclass(frozen=True)
@@ -271,7 +50,7 @@ class Rule:
 
     at: Position
     word: str
-    kind: Kind
+    kind: LayerKind
     sources: Mapping[str, Pattern]
     stacked: Mapping[str, int]
     targets: Mapping[str | None, TargetLayer]
@@ -311,3 +90,275 @@ class Rule:
     def layer(self, target: str) -> TargetLayer | None:
         """Where the rule's tensors go for this target."""
         return self.targets.get(target) or self.targets.get(None)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A leaf's share of an output tensor.
+
+    Attributes:
+        leaf: name of the source leaf.
+        ops: from the leaf to the rows.
+        rows: first and last+1 element of an axis of the output that it fills; None: the whole tensor.
+        layout: einops notation of the leaf's axes, stacked ones included.
+        at: what was taken from the leaf, such as ``i=3``; empty when all of it.
+        axes: letters and sizes of the axes that take part, as stored.
+        groups: the same letters as they are flattened into the result's axes.
+        stored: names and sizes of all axes of the leaf, as stored: those that were taken apart (stacked layers, members of
+            a split) included.
+        apart: names of the axes that were taken apart, in the order in which `layout` lists them.
+        rule: the rule that it is made by, as settled for this tree.
+        axis: of the output, which `rows` are along: 0, or -1 where leaves are concatenated along the last one.
+    """
+
+    leaf: str
+    ops: tuple[Op, ...]
+    rows: tuple[int, int] | None
+    layout: str
+    at: str
+    axes: tuple[tuple[str, int], ...]
+    groups: tuple[str, ...]
+    stored: tuple[tuple[str, int], ...] = ()
+    apart: tuple[str, ...] = ()
+    rule: Rule | None = field(default=None, repr=False, compare=False)
+    axis: int = 0
+
+    def share(self, whole: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """What this part fills of the output tensor: a view of it."""
+        if self.rows is None:
+            return whole
+        taken = slice(*self.rows)
+        return whole[taken] if self.axis == 0 else whole[..., taken]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "leaf": self.leaf,
+            "layout": self.layout,
+            "at": self.at,
+            "ops": [str(op) for op in self.ops],
+            "rows": list(self.rows) if self.rows else None,
+            **({"axis": self.axis} if self.axis else {}),
+        }
+
+
+@dataclass(frozen=True)
+class LayerLeaves:
+    """The leaves of one layer whose tensors are computed, probed and diagnosed together, such as a recurrent layer.
+
+    Attributes:
+        rule: as settled for this tree.
+        module: name of the target's module, or of its tensor where there is no module.
+        leaves: role -> name of the leaf, and the operations that take this layer out of a stack.
+        suffix: of the tensors' names in the module: ``l0``, ``l1_reverse``; empty where there is none.
+        sizes: widths by their letters in the kind: ``I`` and ``H`` of a recurrent layer.
+    """
+
+    rule: Rule
+    module: str
+    leaves: Mapping[str, tuple[str, tuple[Op, ...]]]
+    suffix: str = ""
+    sizes: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Sinusoids:
+    """A table of sines and cosines by position.
+
+    Attributes:
+        first: the largest factor of a position (upstream calls it the shortest timescale); step: logarithm of the factor between two.
+        interleaved: whether each sine lies beside its cosine, and not all sines before all cosines.
+    """
+
+    first: float
+    step: float
+    interleaved: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """An output tensor.
+
+    Attributes:
+        name: in the state_dict.
+        spec: shape and dtype as written.
+        parts: what it is made of, in the order of its rows.
+        word: the kind of layer.
+        rule: where the rule stands.
+        arithmetic: what is computed on the values, in words; empty when they are only moved.
+        loses: what a cast loses, in words; empty when nothing.
+        value: for a tensor that no leaf holds: the first timescale and the logarithm of the factor between two; a number that
+            all its values have; or a table of positions.
+        role: ``weight`` or ``bias``; of a recurrent layer, ``weight_ih`` and so on.
+        siblings: how many tensors of this spec its rule makes for the same layer, by alternatives in the target's name;
+            itself included.
+        part: (k, n): its rows are the k-th of n parts of the tensor; `join` puts the parts together.
+        notes: what a person should know, such as rows left out.
+        group: for a layer whose tensors belong together, such as a recurrent one: all of its leaves.
+        tied: of an embedding's table under another name: the name of the tensor that it equals; `word` says what it is there.
+    """
+
+    name: str
+    spec: TensorSpec
+    parts: tuple[Part, ...]
+    word: str
+    rule: Position
+    arithmetic: str = ""
+    loses: str = ""
+    value: tuple[float, float] | float | Sinusoids | None = None
+    role: str = "weight"
+    siblings: int = 1
+    part: tuple[int, int] | None = None
+    notes: tuple[str, ...] = ()
+    group: LayerLeaves | None = field(default=None, repr=False, compare=False)
+    tied: str = ""
+
+    @property
+    def layouts(self) -> tuple[str, ...]:
+        """The distinct layouts of its parts."""
+        return tuple(dict.fromkeys(part.layout for part in self.parts))
+
+
+def assemble(parts: tuple[Part, ...], made: Sequence[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
+    """The output tensor, from what each of its parts makes."""
+    return made[0] if len(made) == 1 else np.concatenate(made, axis=parts[0].axis)
+
+
+@dataclass
+class Matched:
+    """The leaves that one rule claims: role -> (indices, choices) -> leaf name."""
+
+    rule: Rule
+    leaves: dict[str, dict[MatchKey, str]] = field(default_factory=dict)
+
+    @property
+    def indices(self) -> list[tuple[int, ...]]:
+        """The values of the path's indices for which there is a leaf, sorted."""
+        return sorted({indices for found in self.leaves.values() for indices, _ in found})
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What a rule compiles to: its output tensors, and notes for the user that belong to none of them."""
+
+    steps: tuple[Step, ...]
+    notes: tuple[str, ...] = ()
+
+
+class CompileContext(Protocol):
+    """What a kind may use to compile a rule; `convert.planning.compile.compiler.Compiler` implements it."""
+
+    @property
+    def dtype(self) -> str | None:
+        """Dtype of floating-point tensors in the output; None keeps each leaf's."""
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """Hyperparameters that no leaf holds, as far as they are known."""
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """Size of each axis letter of the rule file."""
+
+    @property
+    def custom_cells(self) -> bool:
+        """Whether a recurrent cell that torch lacks may be written, for a module of this package."""
+
+    def spec(self, leaf: str) -> TensorSpec:
+        """Return shape and dtype of a leaf."""
+
+    def tensors(self, matched: Matched, layer: TargetLayer, variant: str | None) -> Iterator[Step]:
+        """Derive the output tensors from what the kind declares: one leaf, or several as rows, for each tensor."""
+
+
+class PlanView(Protocol):
+    """What a probe or a mistake may know of a plan and its checkpoint."""
+
+    @property
+    def target(self) -> str:
+        """Name of the target."""
+
+    @property
+    def steps(self) -> Sequence[Step]:
+        """All output tensors."""
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """Size of each axis letter of the rule file."""
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """Hyperparameters that no leaf holds."""
+
+    def spec(self, leaf: str) -> TensorSpec:
+        """Return shape and dtype of a leaf."""
+
+    def read(self, leaf: str) -> Array:
+        """Read a leaf."""
+
+
+@dataclass(frozen=True)
+class ProbeSample:
+    """One tensor of a converted file, beside the weight in the checkpoint that it comes from.
+
+    Attributes:
+        plan: the plan that made it.
+        step: the tensor.
+        part: its share that is probed.
+        rule, layer: the rule of the part, and the target of the rule.
+        variant: of the rule's equation, where it has several.
+        stored: the source's weight of this layer, without stacked axes, as the source computes with it.
+        written: what the part fills of the tensor in the file.
+        precision: dtype of the second run; the first one is in float64.
+        device: where torch runs.
+        rng: for inputs.
+        tensor: reads another tensor of the file.
+    """
+
+    plan: PlanView
+    step: Step
+    part: Part
+    rule: Rule
+    layer: TargetLayer
+    variant: str | None
+    stored: Array
+    written: Array
+    precision: str
+    device: str
+    rng: np.random.Generator
+    tensor: Callable[[str], Array]
+
+
+class LayerKind(Declaration):
+    """A kind of layer: what it declares, how it compiles, how it is probed, which mistakes are known, how it is drafted.
+
+    Subclasses are frozen dataclasses, one for each key in `convert.layers.KINDS`.
+    """
+
+    def compile(self, context: CompileContext, matched: Matched, layer: TargetLayer, variant: str | None) -> Compiled:
+        """Derive the output tensors of a rule, in the order of its leaves.
+
+        Raises:
+            MisfitError: the leaves contradict the rule, or the target cannot hold them.
+        """
+        return Compiled(tuple(context.tensors(matched, layer, variant)))
+
+    def probe(self, sample: ProbeSample) -> Probe:
+        """Run the declared JAX operation with the stored weight, and torch's layer with the written one."""
+        raise NotImplementedError
+
+    def probe_group(
+        self,
+        group: LayerLeaves,
+        steps: Sequence[Step],
+        leaves: Mapping[str, Array],
+        written: Mapping[str, Array],
+        *,
+        device: str,
+        rng: np.random.Generator,
+    ) -> Iterator[Probe]:
+        """Run a layer whose tensors belong together (`Step.group`)."""
+        raise NotImplementedError
+
+    def mistakes(self, step: Step, plan: PlanView) -> Iterator[Hypothesis]:
+        """Yield the mistakes known for a tensor of this kind, the most frequent first."""
+        return iter(())

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from convert.planning.step import Step
+from convert.layers.base import Step
 
 MAX_AXES = 6  # 720 orders; no projection known to us has more axes
 

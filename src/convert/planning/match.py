@@ -14,24 +14,10 @@ from convert.core.path_pattern import Match, Pattern
 from convert.core.similarity import closest_match
 from convert.core.yaml_nodes import Position
 from convert.layers import Drop, Numbering, Rule
-from convert.layers.embedding import TIES
+from convert.layers.base import Matched, MatchKey
+from convert.layers.embedding.embedding import TIES
 from convert.rules.file import LayerTypes, RuleFile
 from convert.rules.path_variants import each_combination, independent_groups, resolve_path_variants
-
-Key = tuple[tuple[int, ...], tuple[int, ...]]  # values of the pattern's indices, and choices of its alternatives
-
-
-@dataclass
-class Matched:
-    """The leaves that one rule claims: role -> (indices, choices) -> leaf name."""
-
-    rule: Rule
-    leaves: dict[str, dict[Key, str]] = field(default_factory=dict)
-
-    @property
-    def indices(self) -> list[tuple[int, ...]]:
-        """The values of the path's indices for which there is a leaf, sorted."""
-        return sorted({indices for found in self.leaves.values() for indices, _ in found})
 
 
 @dataclass(frozen=True)
@@ -102,7 +88,7 @@ def cover(rules: RuleFile, source: Source, index: PathIndex | None = None) -> Co
     for rule in rules.rules:
         found = Matched(rule)
         for role, pattern in rule.sources.items():
-            of_role: dict[Key, str] = {}
+            of_role: dict[MatchKey, str] = {}
             for name, match in find(pattern):
                 if name in claims:
                     rivals.setdefault(name, [claims[name]]).append(rule)

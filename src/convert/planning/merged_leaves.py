@@ -10,9 +10,10 @@ from convert.checkpoints.source import Source
 from convert.core.ops import is_float, widens
 from convert.core.tensor_spec import TensorSpec
 from convert.layers import Linear, Rule
+from convert.layers.base import Matched
 from convert.layers.linear.low_rank import ONE, PLUS_FIRST, PLUS_SECOND, SECOND
 from convert.planning.low_rank_source import Merge
-from convert.planning.match import Coverage, Matched
+from convert.planning.match import Coverage
 
 
 def merge(

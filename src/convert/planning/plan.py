@@ -11,10 +11,10 @@ from convert.checkpoints.source import Source
 from convert.core.errors import PlanError
 from convert.core.tensor_spec import TensorSpec
 from convert.core.yaml_nodes import Position
+from convert.layers.base import Step
 from convert.planning.ambiguity import Unprotected, unprotected
 from convert.planning.low_rank_source import Merge, in_float64, with_merges
 from convert.planning.sidecar import Found, carried
-from convert.planning.step import Step
 from convert.rules.file import RuleFile, Target, parse_reference, references
 
 

@@ -15,6 +15,7 @@ from convert.core.gc_pause import gc_paused
 from convert.core.ops import is_float
 from convert.core.tensor_spec import SAFETENSORS_TAGS, TensorSpec
 from convert.layers import DataPath, Recurrent, Rule, Timescales, weight_normalization, weight_transforms
+from convert.layers.base import Matched, Step
 from convert.layers.shared_keys import ACTIVATION_NAMES
 from convert.planning.burn.config import Call, burn_call, burn_notes, in_burn
 from convert.planning.burn.modules import CONVENTIONS, OUTPUT, Conventions, conventions_of, refusal, with_burn
@@ -24,14 +25,14 @@ from convert.planning.compile.compiler import Compiler
 from convert.planning.compile.control_path import path_steps
 from convert.planning.compile.named_leaf import MisfitError, constraints
 from convert.planning.compile.recurrent import CUSTOM_CELLS, cell_steps
+from convert.planning.join import join
 from convert.planning.low_rank_source import Merge, with_merges
-from convert.planning.match import Coverage, Matched, cover
+from convert.planning.match import Coverage, cover
 from convert.planning.merged_leaves import merge
 from convert.planning.plan import Dropped, Held, Plan, expand, one_off
 from convert.planning.settings import check_settings
 from convert.planning.sidecar import Found, contradictions, facts_beside, look_beside
 from convert.planning.sizes import Constraint, bind
-from convert.planning.step import Step, join
 from convert.rules.file import ASK, RuleFile, Version
 
 MAX_FINDINGS = 12  # in one message; all of them are in PlanError.findings

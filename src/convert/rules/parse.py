@@ -11,10 +11,9 @@ from convert.core.fields import Anything, Key, Record, nearest
 from convert.core.path_pattern import Pattern, parse_pattern
 from convert.core.yaml_nodes import Node, load_yaml
 from convert.layers import KINDS, Drop, Numbering, Rule, TargetLayer
+from convert.layers.annotations import read_flattened, read_normalized, read_rope
 from convert.layers.linear.low_rank import PLUS_FIRST, PLUS_SECOND, SECOND
 from convert.layers.shared_keys import PATTERN, SHARED
-from convert.layers.weight_normalization import read_normalized
-from convert.layers.weight_transforms import read_flattened, read_rope
 from convert.rules import attention_macro
 from convert.rules.file import (
     ASK,

@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 
 from convert.core.path_pattern import Index, Match, Pattern, parse_pattern
 from convert.core.tensor_spec import TensorSpec
-from convert.layers.base import Numbering, Rule
+from convert.layers.base import Rule
+from convert.layers.target import Numbering
 
 
 @dataclass(frozen=True)

@@ -9,16 +9,17 @@ from convert.core.errors import RuleError
 from convert.core.fields import nearest
 from convert.core.yaml_nodes import Node
 from convert.layers import Linear, Recurrent, Rule, Timescales
-from convert.layers.base import Kind
+from convert.layers.annotations import BIAS_U, V
+from convert.layers.base import LayerKind
 from convert.layers.linear.low_rank import PLUS_FIRST, PLUS_SECOND, SECOND
-from convert.layers.weight_normalization import BIAS_U, V, check_normalized
+from convert.layers.weight_normalization import check_normalized
 from convert.layers.weight_transforms import check_flattened, check_rope
 from convert.rules.file import LayerTypes
 
 ROLES = {SECOND: "times", PLUS_FIRST: "plus: from", PLUS_SECOND: "plus: times"}
 
 
-def _key_of(role: str, kind: Kind, node: Node) -> tuple[str, Node]:
+def _key_of(role: str, kind: LayerKind, node: Node) -> tuple[str, Node]:
     """What the path of the leaves of this role is called in a rule, and the path."""
     if role in (PLUS_FIRST, PLUS_SECOND):
         return ROLES[role], node.value["plus"].value["from" if role == PLUS_FIRST else "times"]

@@ -19,9 +19,9 @@ from convert.checkpoints.digest import LENGTH, combine
 from convert.checkpoints.source import Source
 from convert.core.errors import OutputError, PlanError
 from convert.core.tensor_spec import numpy_dtype
+from convert.layers.base import Part, Sinusoids, Step
 from convert.planning.burn.modules import VERIFIED, conventions_of
 from convert.planning.plan import Plan
-from convert.planning.step import Part, Sinusoids, Step
 from convert.writing.atomic import real
 from convert.writing.model_card import CARD, render_card
 from convert.writing.transfer import default_jobs, move, used_leaves

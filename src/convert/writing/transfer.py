@@ -23,8 +23,8 @@ from convert.core.errors import CheckpointError, ConvertError
 from convert.core.ops import apply
 from convert.core.tensor_spec import TensorSpec
 from convert.core.weight_norm_ops import operand_leaves, with_operands
+from convert.layers.base import Part, Step
 from convert.planning.plan import Plan
-from convert.planning.step import Part, Step
 from convert.writing.scatter import Gathered, nowhere, place
 
 Array = np.ndarray[Any, np.dtype[Any]]

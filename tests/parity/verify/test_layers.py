@@ -18,9 +18,9 @@ import pytest
 from convert.api import plan_conversion
 from convert.checkpoints.chunks import Box
 from convert.core.ops import Add, Flip, Op, Permute, Take
+from convert.layers.base import Part, Step
 from convert.planning.plan import Plan
 from convert.planning.planner import make_plan
-from convert.planning.step import Part, Step
 from convert.verify.layers import level as layers
 from convert.verify.layers import probe
 from convert.verify.layers.level import check_layers

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import convert
 from convert.core import ops
 from convert.core.tensor_spec import TensorSpec
-from convert.layers.weight_transforms import parse_factor
+from convert.layers.annotations import parse_factor
 from convert.planning.planner import make_plan
 from convert.verify.layers.rope_pairs import pairs
 from support.memory_source import MemorySource, rule_file, run

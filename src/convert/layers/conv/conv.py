@@ -10,11 +10,12 @@ from convert.core.fields import Key, Record, Scalar
 from convert.core.ops import Op
 from convert.core.path_pattern import Pattern
 from convert.core.weight_norm_ops import Standardize
-from convert.layers.base import Kind, TargetLayer
+from convert.layers.annotations import NORMALIZED, PARAMETRIZATION
+from convert.layers.base import LayerKind
 from convert.layers.conv.padding import KEYS, Geometry, TorchPadding, read_geometry, torch_padding
 from convert.layers.conv.standardization import STANDARDIZED, Standardized
 from convert.layers.shared_keys import ACTIVATION, BIAS, module_target, parse_axes
-from convert.layers.weight_normalization import NORMALIZED, PARAMETRIZATION
+from convert.layers.target import TargetLayer
 
 MAX_SPATIAL = 3  # torch has Conv1d, Conv2d and Conv3d
 
@@ -115,7 +116,7 @@ HINTS = (
 
 
 @dataclass(frozen=True)
-class Convolving(Kind):
+class Convolving(LayerKind):
     """What convolutions and transposed ones have in common.
 
     Attributes:

@@ -14,10 +14,10 @@ from typing import Any, ClassVar
 from convert.core.fields import FLAG, Key, Record
 from convert.core.ops import Flip, Op
 from convert.core.path_pattern import Pattern
-from convert.layers.base import TargetLayer
 from convert.layers.conv.conv import AXES, DIMENSIONS, GROUP_COUNT, Convolving, check_axes, check_order
 from convert.layers.conv.padding import KEYS, TorchPadding, read_geometry, torch_transposed_padding
 from convert.layers.shared_keys import ACTIVATION, BIAS, module_target
+from convert.layers.target import TargetLayer
 
 
 @dataclass(frozen=True)

@@ -9,17 +9,25 @@ from typing import Any, ClassVar
 from convert.core.einsum import Projection, parse_projection
 from convert.core.fields import Either, Key, MapOf, Record, Scalar
 from convert.core.path_pattern import Pattern
-from convert.layers.base import Kind, TargetLayer
+from convert.layers.annotations import (
+    CARRIES,
+    FLATTENED,
+    NORMALIZED,
+    PARAMETRIZATION,
+    ROPE,
+    TARGET_FLATTENED,
+    TARGET_ROPE,
+)
+from convert.layers.base import LayerKind
 from convert.layers.linear.low_rank import EITHER_EQUATION, ONE, PLUS, PLUS_FIRST, PLUS_SECOND, SECOND, Plus, Product
 from convert.layers.shared_keys import ACTIVATION, BIAS, PATTERN, module_target
-from convert.layers.weight_normalization import NORMALIZED, PARAMETRIZATION
-from convert.layers.weight_transforms import CARRIES, FLATTENED, ROPE, TARGET_FLATTENED, TARGET_ROPE
+from convert.layers.target import TargetLayer
 
 EQUATION = Scalar(str, "an einsum such as ...D,DNH->...NH", parse_projection)
 
 
 @dataclass(frozen=True)
-class Linear(Kind):
+class Linear(LayerKind):
     """``y = x @ weight.T + bias`` on flattened axes, with the layout that the source's equation implies.
 
     Attributes:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from convert.core.fields import Key, Record, Scalar
-from convert.layers.base import Constant, TargetLayer
 from convert.layers.norm.layer_rms import FACTOR, HAS, TARGET_FACTOR, Norm
 from convert.layers.shared_keys import AXES, BIAS, EPSILON, PATTERN, module_target
+from convert.layers.target import Constant, TargetLayer
 
 
 def _parse_count(value: int) -> int:

@@ -9,9 +9,10 @@ from typing import Any, ClassVar
 from convert.core.fields import Choice, Key, Record
 from convert.core.ops import Add, Op
 from convert.core.path_pattern import Pattern
-from convert.layers.base import Constant, Kind, TargetLayer
+from convert.layers.annotations import ROPE, TARGET_ROPE
+from convert.layers.base import LayerKind
 from convert.layers.shared_keys import AXES, BIAS, EPSILON, module_target, named_axes
-from convert.layers.weight_transforms import ROPE, TARGET_ROPE
+from convert.layers.target import Constant, TargetLayer
 
 SOURCE_FACTORS = ("scale", "1+scale")
 UNSCALED = "1"  # the source multiplies by nothing
@@ -37,7 +38,7 @@ HAS = Key(
 
 
 @dataclass(frozen=True)
-class Norm(Kind):
+class Norm(LayerKind):
     """``x * rsqrt(variance + epsilon) * factor (+ bias)``, the mean subtracted first by a layer norm.
 
     Attributes:

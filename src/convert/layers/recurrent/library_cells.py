@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from convert.core.fields import nearest
-from convert.layers.recurrent.kinds import Cell, Held, make_cell, parse_held
+from convert.layers.recurrent.equations import Cell, Held, make_cell, parse_held
 
 AFTER, BEFORE = "tanh(W x + b + r * (U h + c))", "tanh(W x + b + U (r * h))"
 KEEP, NEW = "(1 - z) * n + z * h", "(1 - z) * h + z * n"

@@ -23,10 +23,10 @@ from convert.layers import (
     Rule,
     TargetLayer,
 )
+from convert.layers.base import Step
 from convert.layers.conv.conv import Convolving
 from convert.layers.conv.padding import pads_by_rest, pads_shown, torch_transposed
 from convert.planning.burn.modules import GATES, OUTPUT
-from convert.planning.step import Step
 
 EPSILON = 1e-5  # of all of Burn's norms: burn-nn modules/norm/{layer,rms,group,batch}.rs, `#[config(default = 1e-5)]`
 MOMENTUM = 0.1  # norm/batch.rs; the share that a step replaces, as in torch
@@ -133,7 +133,7 @@ def _norm(call: str, said: Mapping[str, Any]) -> tuple[str, bool]:
 
 def _recurrent(kind: Recurrent, made: Sequence[Step]) -> tuple[str, bool]:
     word = {"gru": "Gru", "lstm": "Lstm", "rnn": "Rnn"}[kind.cell.word]
-    both = {step.cell.suffix.endswith("_reverse") for step in made if step.cell is not None} == {True, False}
+    both = {step.group.suffix.endswith("_reverse") for step in made if step.group is not None} == {True, False}
     biased = any(step.role == "bias_ih" for step in made)
     call, default = f"{'Bi' if both else ''}{word}Config::new(.., {str(biased).lower()})", True
     if word == "Gru":

@@ -13,13 +13,13 @@ from convert.checkpoints.source import Source
 from convert.core.ops import Add, AddIdentity, Cast, Multiply, Op, Pad, Permute, Slice, out_spec
 from convert.core.tensor_spec import TensorSpec
 from convert.layers import KINDS, Linear, Recurrent
+from convert.layers.base import LayerLeaves, Part, Step
 from convert.layers.norm.group_batch import COUNTER
 from convert.layers.norm.layer_rms import Norm
 from convert.planning.burn.modules import DTYPES, GATES, TRANSFORMS, Conventions
 from convert.planning.compile.axes import group_shown
 from convert.planning.compile.compiler import losses
 from convert.planning.plan import Held
-from convert.planning.step import CellLeaves, Part, Step
 
 TURN = Permute((1, 0))
 
@@ -91,8 +91,8 @@ def _kind(step: Step) -> object:
 
 
 def _translated(step: Step, source: Source, target: str, conventions: Conventions, modules: _Cells) -> _Made:
-    if step.cell is not None:
-        return _gates(step, step.cell, source, conventions, modules.path(step.cell))
+    if step.group is not None:
+        return _gates(step, step.group, source, conventions, modules.path(step.group))
     if step.role == COUNTER and not step.parts:  # Burn's BatchNorm counts nothing
         return _Made((), 0)
     kind = _kind(step)
@@ -179,14 +179,14 @@ class _Cells:
     """
 
     def __init__(self, steps: Iterable[Step], target: str) -> None:
-        self._seen: dict[str, dict[tuple[str, bool], CellLeaves]] = {}
+        self._seen: dict[str, dict[tuple[str, bool], LayerLeaves]] = {}
         self._counted: set[str] = set()
         for step in steps:
-            if step.cell is not None:
-                self._seen.setdefault(step.cell.module, {})[_place(step.cell)] = step.cell
-                layer = step.cell.rule.layer(target)
+            if step.group is not None:
+                self._seen.setdefault(step.group.module, {})[_place(step.group)] = step.group
+                layer = step.group.rule.layer(target)
                 if layer is not None and ".l{" in layer.path.text:
-                    self._counted.add(step.cell.module)
+                    self._counted.add(step.group.module)
 
     @property
     def findings(self) -> Iterator[str]:
@@ -201,7 +201,7 @@ class _Cells:
                         "bidirectional layers have both"
                     )
 
-    def path(self, cell: CellLeaves) -> str:
+    def path(self, cell: LayerLeaves) -> str:
         places = self._seen[cell.module]
         layer, reverse = _place(cell)
         counted = cell.module in self._counted or len({number for number, _ in places}) > 1
@@ -211,13 +211,13 @@ class _Cells:
         )
 
 
-def _place(cell: CellLeaves) -> tuple[str, bool]:
+def _place(cell: LayerLeaves) -> tuple[str, bool]:
     """Number of the layer, and whether it runs from the end."""
     layer, _, reverse = cell.suffix.removeprefix("l").partition("_")
     return layer, bool(reverse)
 
 
-def _gates(step: Step, cell: CellLeaves, source: Source, conventions: Conventions, path: str) -> _Made:
+def _gates(step: Step, cell: LayerLeaves, source: Source, conventions: Conventions, path: str) -> _Made:
     """One tensor of torch's as one for each gate."""
     kind = cell.rule.kind
     assert isinstance(kind, Recurrent)
@@ -227,8 +227,8 @@ def _gates(step: Step, cell: CellLeaves, source: Source, conventions: Convention
     made = []
     for k, gate in enumerate(order):
         name = f"{path}.{GATES[kind.cell.word][gate]}.{inner}.{parameter}"
-        one = _rows(step, name, k * cell.hidden, (k + 1) * cell.hidden, kind.cell.gates[gate], source)
-        one = replace(one, role=parameter, siblings=len(order), cell=None, notes=())
+        one = _rows(step, name, k * cell.sizes["H"], (k + 1) * cell.sizes["H"], kind.cell.gates[gate], source)
+        one = replace(one, role=parameter, siblings=len(order), group=None, notes=())
         made.append(_turned(one) if turned else one)
     return _Made(tuple(made), len(made), turned)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from convert.core.tensor_spec import TensorSpec
 from convert.layers import Rule, Timescales
-from convert.planning.step import Sinusoids, Step
+from convert.layers.base import Sinusoids, Step
 
 
 def fill_buffer(

@@ -8,12 +8,11 @@ from dataclasses import replace
 from convert.core.ops import Op, Take, is_float, out_spec
 from convert.core.tensor_spec import TensorSpec
 from convert.layers import CubicSpline, DataPath, LinearInterpolation, TargetLayer
-from convert.layers.control_path import TIMES
+from convert.layers.base import LayerLeaves, Matched, Part, Step
+from convert.layers.control_path.kinds import TIMES
 from convert.planning.compile.compiler import Compiler, computing, losses, target_dtype
 from convert.planning.compile.leaf_groups import leaf_groups
 from convert.planning.compile.named_leaf import MisfitError
-from convert.planning.match import Matched
-from convert.planning.step import Part, PathLeaves, Step
 
 
 def path_steps(compiler: Compiler, matched: Matched, layer: TargetLayer) -> Iterator[Step]:
@@ -26,7 +25,7 @@ def path_steps(compiler: Compiler, matched: Matched, layer: TargetLayer) -> Iter
     assert isinstance(kind, DataPath)
     needed = set(kind.DEFAULT) - kind.may_lack
     for found in leaf_groups(matched, layer, compiler.source, needed, kind.shared):
-        group = PathLeaves(rule, layer.path.fill(found.where, found.choices), found.leaves)
+        group = LayerLeaves(rule, layer.path.fill(found.where, found.choices), found.leaves)
         yield from _path(compiler, kind, layer, group, found.where, found.choices)
 
 
@@ -34,7 +33,7 @@ def _path(
     compiler: Compiler,
     kind: DataPath,
     layer: TargetLayer,
-    group: PathLeaves,
+    group: LayerLeaves,
     where: Mapping[str, int],
     choices: tuple[int, ...],
 ) -> Iterator[Step]:
@@ -61,7 +60,7 @@ def _path(
         raise MisfitError(f"{rule.at.line_only}: no leaf has the times of {group.module}, for {name}; name it with `leaves: {{times: ...}}`")  # fmt: skip
 
 
-def _fit(kind: DataPath, group: PathLeaves, specs: dict[str, TensorSpec]) -> None:
+def _fit(kind: DataPath, group: LayerLeaves, specs: dict[str, TensorSpec]) -> None:
     """All leaves of a path have one shape, and its times one more than its intervals."""
     first, *others = (role for role in specs if role != TIMES)
     rule = group.rule
@@ -87,7 +86,7 @@ def _fit(kind: DataPath, group: PathLeaves, specs: dict[str, TensorSpec]) -> Non
         )
 
 
-def _part(compiler: Compiler, kind: DataPath, group: PathLeaves, role: str) -> Part:
+def _part(compiler: Compiler, kind: DataPath, group: LayerLeaves, role: str) -> Part:
     """One leaf, moved to (..., time, channels), with torchcde's factor, in the dtype that is written."""
     rule = group.rule
     leaf, takes = group.leaves[role]
@@ -113,7 +112,7 @@ def _part(compiler: Compiler, kind: DataPath, group: PathLeaves, role: str) -> P
     return Part(leaf, ops, None, said, at, axes, groups, axes, rule=rule)
 
 
-def _step(compiler: Compiler, kind: DataPath, group: PathLeaves, name: str, role: str, parts: dict[str, Part]) -> Step:
+def _step(compiler: Compiler, kind: DataPath, group: LayerLeaves, name: str, role: str, parts: dict[str, Part]) -> Step:
     """A tensor; of several parts, concatenated along the channels."""
     rule = group.rule
     specs = [out_spec(part.ops, compiler.source.leaves[part.leaf].spec) for part in parts.values()]
@@ -129,4 +128,4 @@ def _step(compiler: Compiler, kind: DataPath, group: PathLeaves, name: str, role
     words = [f"{of}: {op}" for of in parts if of != TIMES for op in kind.arithmetic(of)]
     sources = [compiler.source.leaves[part.leaf].spec.dtype for part in parts.values()]
     lost = losses(sources, dtypes[0], bool(words))
-    return Step(name, spec, placed, rule.word, rule.at, "; ".join(words), lost, role=role, spline=group)
+    return Step(name, spec, placed, rule.word, rule.at, "; ".join(words), lost, role=role, group=group)

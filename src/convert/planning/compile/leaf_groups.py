@@ -10,8 +10,8 @@ from convert.checkpoints.source import Source
 from convert.core.ops import Take
 from convert.core.tensor_spec import TensorSpec
 from convert.layers import TargetLayer
+from convert.layers.base import Matched
 from convert.planning.compile.named_leaf import MisfitError, unstacked
-from convert.planning.match import Matched
 
 
 @dataclass(frozen=True)

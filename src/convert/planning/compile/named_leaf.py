@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from convert.checkpoints.source import Source
 from convert.core.tensor_spec import TensorSpec
 from convert.layers import Recurrent, Rule
-from convert.planning.match import Matched
+from convert.layers.base import Matched
 from convert.planning.sizes import Constraint
 
 

@@ -8,12 +8,11 @@ from dataclasses import dataclass, replace
 from convert.core.ops import Add, AddIdentity, Multiply, Op, Pad, Permute, Slice, Take, out_spec
 from convert.core.tensor_spec import TensorSpec
 from convert.layers import Recurrent, Rule, TargetLayer
-from convert.layers.recurrent.kinds import TENSORS, Cell, Held
+from convert.layers.base import LayerLeaves, Matched, Part, Step
+from convert.layers.recurrent.equations import TENSORS, Cell, Held
 from convert.planning.compile.compiler import Compiler, computing, losses, target_dtype
 from convert.planning.compile.leaf_groups import leaf_groups
 from convert.planning.compile.named_leaf import MisfitError
-from convert.planning.match import Matched
-from convert.planning.step import CellLeaves, Part, Step
 
 CUSTOM_CELLS = "custom_cells"  # the setting that --allow-custom-cells makes
 
@@ -60,8 +59,8 @@ def _layer(
     specs = {role: out_spec(takes, compiler.source.leaves[name].spec) for role, (name, takes) in leaves.items()}
     widths = _widths(rule, kind, found, specs)
     module, _, suffix = path.rpartition(".")
-    inputs, hidden = widths["I"], widths["H"]
-    group = CellLeaves(rule, module, suffix, leaves, inputs, hidden)
+    hidden = widths["H"]
+    group = LayerLeaves(rule, module, leaves, suffix, widths)
     biased = layer.computes is not False
     notes = (
         (f"{module} must be a {cell.module}, not a torch.nn.GRU: only that computes {cell.name}",)
@@ -85,7 +84,7 @@ def _layer(
                     f"{rule.at.line_only}: {name}: {cell.name} adds {cell.offsets} to its gates and has no bias to add it to"
                 )
             step = Step(
-                name, spec, (), rule.word, rule.at, "zeros: the source has no such bias", "", 0.0, tensor, cell=group
+                name, spec, (), rule.word, rule.at, "zeros: the source has no such bias", "", 0.0, tensor, group=group
             )
         dtype = dtype or step.spec.dtype
         if step.spec.dtype != dtype and part in "WU":
@@ -118,7 +117,7 @@ def _widths(rule: Rule, kind: Recurrent, found: Mapping[str, str], specs: Mappin
 
 
 def _tensor(
-    compiler: Compiler, rule: Rule, cell: Cell, group: CellLeaves, tensor: str, part: str, name: str
+    compiler: Compiler, rule: Rule, cell: Cell, group: LayerLeaves, tensor: str, part: str, name: str
 ) -> Step | None:
     """One tensor; None when the source has nothing for it."""
     rows: list[tuple[int, _Share]] = []
@@ -141,7 +140,7 @@ def _tensor(
     dtypes: list[str] = []
     sources: list[str] = []
     shape: tuple[int, ...] = ()
-    hidden, count = group.hidden, len(cell.order)
+    hidden, count = group.sizes["H"], len(cell.order)
     for k, (row, share) in enumerate(rows):
         start = row if k else 0  # gates without a leaf are zeros, beside those that have one
         stop = count if k == len(rows) - 1 else rows[k + 1][0]
@@ -173,10 +172,10 @@ def _tensor(
     words = [f"{', '.join(share.letters)}: {op}" for _, share in rows for op in share.compute]
     spec = TensorSpec((count * hidden, *shape), dtypes[0])
     lost = losses(sources, dtypes[0], any(share.compute for _, share in rows))
-    return Step(name, spec, tuple(parts), rule.word, rule.at, "; ".join(words), lost, role=tensor, cell=group)
+    return Step(name, spec, tuple(parts), rule.word, rule.at, "; ".join(words), lost, role=tensor, group=group)
 
 
-def _arithmetic(cell: Cell, group: CellLeaves, gate: str, part: str) -> tuple[Op, ...]:
+def _arithmetic(cell: Cell, group: LayerLeaves, gate: str, part: str) -> tuple[Op, ...]:
     """What is computed on a gate: torch's update gate is one minus a source's whose gate multiplies the new state."""
     ops: list[Op] = []
     if gate == "z" and not cell.keeps:
@@ -190,7 +189,7 @@ def _arithmetic(cell: Cell, group: CellLeaves, gate: str, part: str) -> tuple[Op
     return tuple(ops)
 
 
-def _take_out(held: Held, part: str, share: _Share, group: CellLeaves, spec: TensorSpec) -> Iterator[Op]:
+def _take_out(held: Held, part: str, share: _Share, group: LayerLeaves, spec: TensorSpec) -> Iterator[Op]:
     """From a leaf to rows of gates; the columns are the input or the state."""
     axes = list(held.axes)
     if "2" in axes:
@@ -198,10 +197,14 @@ def _take_out(held: Held, part: str, share: _Share, group: CellLeaves, spec: Ten
         yield Take(at, held.parts.index(part))
         del axes[at]
     if "I+H" in axes:
-        start, stop = (0, group.inputs) if held.parts.index(part) == 0 else (group.inputs, group.inputs + group.hidden)
+        start, stop = (
+            (0, group.sizes["I"])
+            if held.parts.index(part) == 0
+            else (group.sizes["I"], group.sizes["I"] + group.sizes["H"])
+        )
         yield Slice(axes.index("I+H"), start, stop)
     at = next(k for k, axis in enumerate(axes) if axis == held.gates)
     if len(share.letters) < len(held.gates):
-        yield Slice(at, share.first * group.hidden, (share.first + len(share.letters)) * group.hidden)
+        yield Slice(at, share.first * group.sizes["H"], (share.first + len(share.letters)) * group.sizes["H"])
     if at:
         yield Permute((1, 0))

@@ -10,7 +10,8 @@ from convert.checkpoints.source import Source
 from convert.core.ops import Op, Reshape, out_spec
 from convert.core.weight_norm_ops import Features, Operand, SpectralNorm, WeightNorm
 from convert.layers import Rule, TargetLayer
-from convert.layers.weight_normalization import BIAS_U, V, features
+from convert.layers.annotations import BIAS_U, V
+from convert.layers.weight_normalization import features
 from convert.layers.weight_transforms import repair, unflattened
 from convert.planning.compile.axes import arranged, movement, taken_out
 from convert.planning.compile.named_leaf import MisfitError, NamedLeaf, unstacked

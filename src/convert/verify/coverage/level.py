@@ -13,8 +13,8 @@ from convert.core.ops import is_float
 from convert.core.similarity import ClosestNames
 from convert.core.tensor_spec import TensorSpec
 from convert.core.user_code import user_code_errors
+from convert.layers.base import Step
 from convert.planning.plan import Plan
-from convert.planning.step import Step
 from convert.verify.coverage.hf_directory import directory_findings
 from convert.verify.coverage.names import FEWEST, other_prefix
 from convert.verify.report.report import LevelReport, Verdict

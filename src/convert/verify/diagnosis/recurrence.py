@@ -44,7 +44,7 @@ class _How:
 
 def recurrence_variants(site: Site) -> Iterator[Variant]:
     """By the rule's declaration first; nothing where the boundary is not the output of a recurrent layer."""
-    step = next((s for s in site.steps(site.name) if s.cell is not None), None)
+    step = next((s for s in site.steps(site.name) if s.group is not None and s.group.sizes), None)
     call = site.calls.get(site.name)
     if step is None or call is None or site.boundary.endswith(INPUT) or step.word not in ROWS:
         return
@@ -52,7 +52,7 @@ def recurrence_variants(site: Site) -> Iterator[Variant]:
     weights = {name: p.detach().double().cpu().numpy() for name, p in inner.named_parameters(recurse=False)}
     args, kwargs = call
     first = kwargs.get("hx", args[1] if len(args) > 1 else None)
-    kind = step.cell.rule.kind if step.cell is not None else None
+    kind = step.group.rule.kind if step.group is not None else None
     declared = getattr(getattr(kind, "cell", None), "reset", "after")
     if declared == "none":
         return

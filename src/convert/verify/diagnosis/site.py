@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from convert.layers.base import Step
 from convert.planning.plan import Plan
-from convert.planning.step import Step
 from convert.references.protocol import INPUT, Observed
 from convert.verify.numerics.compare import difference
 from convert.verify.sides.evidence import Evidence

@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from convert.layers.base import Step
+from convert.layers.hypothesis import Hypothesis
 from convert.planning.plan import Plan
-from convert.planning.step import Step
 from convert.references.protocol import INPUT
 from convert.verify.diagnosis.site import Site, Trial
 from convert.verify.mistakes.catalogue import hypotheses
-from convert.verify.mistakes.hypothesis import Hypothesis, expected
+from convert.verify.mistakes.hypothesis import expected
 from convert.verify.mistakes.recurrent import cell_hypotheses
 from convert.verify.sides.replay import Replay
 from convert.writing.execute import computed
@@ -79,7 +80,7 @@ def _of_cells(replay: Replay, steps: list[Step], plan: Plan) -> Iterator[Trial]:
     """A mistake that is true of all tensors of a recurrent layer together, in each of its directions alike."""
     groups: dict[tuple[str, str], dict[Step, Hypothesis]] = {}
     for step in steps:
-        for h in cell_hypotheses(step, plan) if step.cell is not None else ():
+        for h in cell_hypotheses(step, plan) if step.group is not None and step.group.sizes else ():
             if h.key:
                 groups.setdefault((h.name, h.key), {})[step] = h
     # A forget bias is in one tensor; any other mistake of a rule shows in several.

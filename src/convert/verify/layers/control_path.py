@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from convert.core.ops import apply, is_float
-from convert.layers.control_path import TIMES, CubicSpline, DataPath
-from convert.planning.step import PathLeaves, Step, assemble
+from convert.layers.base import LayerLeaves, Step, assemble
+from convert.layers.control_path.kinds import TIMES, CubicSpline, DataPath
 from convert.verify.numerics.compare import Tolerance, difference, epsilon
 from convert.verify.report.report import Measure
 
@@ -23,7 +23,7 @@ SERIES = 3  # of a batch that are evaluated: its members are alike
 
 
 def measure_path(
-    group: PathLeaves,
+    group: LayerLeaves,
     steps: list[Step],
     leaves: Mapping[str, Array],
     written: Mapping[str, Array],

@@ -21,8 +21,8 @@ from convert.core.findings import Finding
 from convert.core.ops import Take, apply
 from convert.layers import Embedding
 from convert.layers.activations import ACTIVATIONS, activation_pair
+from convert.layers.base import LayerLeaves, Part, Step
 from convert.planning.plan import Plan
-from convert.planning.step import CellLeaves, Part, PathLeaves, Step
 from convert.verify.layers.control_path import measure_path
 from convert.verify.layers.placement import misplaced
 from convert.verify.layers.probe import Probe, bound
@@ -204,7 +204,7 @@ class _Layers:
         box = Box(tuple(origin), tuple(shape))
         return self._plan.source.read_box(part.leaf, box).reshape([shape[axis] for axis in axes])
 
-    def _keep(self, group: CellLeaves | PathLeaves, leaf: str) -> None:
+    def _keep(self, group: LayerLeaves, leaf: str) -> None:
         """A recurrent layer, or a path, is run when all its leaves are there; they come one after the other."""
         key = (group.module, group.suffix)
         seen = self._waiting.setdefault(key, {})
@@ -220,7 +220,7 @@ class _Layers:
         written = {step.name: self._written.read(step.name) for step in steps}
         rng = np.random.default_rng(self._seed)
         try:
-            if isinstance(group, CellLeaves):
+            if group.sizes:  # a recurrent layer
                 measures = measure_cell(group, steps, leaves, written, device=self._device, rng=rng)
             else:
                 measures = measure_path(group, steps, leaves, written, device=self._device, rng=rng)

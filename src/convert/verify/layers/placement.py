@@ -5,10 +5,10 @@ from __future__ import annotations
 from convert.core.ops import Take
 from convert.core.path_pattern import Match, Pattern
 from convert.layers import Rule
+from convert.layers.base import Part, Step
 from convert.layers.linear.low_rank import PLUS_FIRST, PLUS_SECOND, SECOND
 from convert.planning.low_rank_source import Merge
 from convert.planning.plan import Plan
-from convert.planning.step import Part, Step
 
 
 def misplaced(plan: Plan, rule: Rule, step: Step, part: Part) -> str:

@@ -24,12 +24,12 @@ from convert.layers import (
     Rule,
     TargetLayer,
 )
+from convert.layers.base import Part, Step
 from convert.layers.norm.group_batch import COUNTER
 from convert.layers.norm.layer_rms import Norm
 from convert.layers.weight_normalization import kept
 from convert.layers.weight_transforms import target_order, target_pairs
 from convert.planning.plan import Plan
-from convert.planning.step import Part, Step
 from convert.verify.layers.conv import probe_convolution
 from convert.verify.layers.norm import POSITIONS, batch_norm_sides, group_norm_sides, jax_norm, torch_norm
 from convert.verify.layers.rope_pairs import paired

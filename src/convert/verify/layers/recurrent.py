@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from convert.core.ops import apply, is_float
-from convert.layers.recurrent.kinds import Cell, Recurrent
-from convert.planning.step import CellLeaves, Step
+from convert.layers.base import LayerLeaves, Step
+from convert.layers.recurrent.equations import Cell
+from convert.layers.recurrent.kinds import Recurrent
 from convert.verify.numerics.compare import Tolerance, difference, epsilon
 from convert.verify.report.report import Measure
 from convert.writing.execute import computed
@@ -27,7 +28,7 @@ STEPS, BATCH = 5, 3
 SPREAD = 0.5  # of random weights: gates that neither saturate nor stay near one half
 
 
-def cell_of(group: CellLeaves) -> Cell:
+def cell_of(group: LayerLeaves) -> Cell:
     """What the rule declares."""
     kind = group.rule.kind
     assert isinstance(kind, Recurrent)
@@ -35,7 +36,7 @@ def cell_of(group: CellLeaves) -> Cell:
 
 
 def measure_cell(
-    group: CellLeaves,
+    group: LayerLeaves,
     steps: list[Step],
     leaves: Mapping[str, Array],
     written: Mapping[str, Array],
@@ -56,8 +57,8 @@ def measure_cell(
     cell = cell_of(group)
     if not all(is_float(x.dtype.name) for x in (*leaves.values(), *written.values())):
         return []
-    given = {"x": rng.standard_normal((STEPS, BATCH, group.inputs))}
-    given |= {key: rng.standard_normal((BATCH, group.hidden)) for key in ("h", "c")}
+    given = {"x": rng.standard_normal((STEPS, BATCH, group.sizes["I"]))}
+    given |= {key: rng.standard_normal((BATCH, group.sizes["H"])) for key in ("h", "c")}
     invented = {name: np.asarray(SPREAD * rng.standard_normal(x.shape)).astype(x.dtype) for name, x in leaves.items()}
     made: dict[str, Array] = {}
     for step in steps:
@@ -73,7 +74,7 @@ def measure_cell(
             )
             for dtype in ("float64", "float32")
         )
-        summands = group.inputs + group.hidden
+        summands = group.sizes["I"] + group.sizes["H"]
         measures.append(
             Measure(
                 f"{group.module} ({group.suffix}){words}",
@@ -166,7 +167,7 @@ def torch_layer(cell: Cell, inputs: int, hidden: int, bias: bool) -> torch.nn.Mo
     import torch
 
     if cell.module:
-        from convert.layers.recurrent.torch_modules import GRU
+        from convert.layers.torch_modules import GRU
 
         return GRU(inputs, hidden, bias=bias, reset=cell.reset)
     if cell.word == "rnn":

@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from convert.layers import Convolution, Kind, Linear, Rule
+from convert.layers import Convolution, Linear, Rule
+from convert.layers.base import LayerKind
 from convert.layers.weight_normalization import features
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-def stored_letters(kind: Kind, variant: str | None) -> str:
+def stored_letters(kind: LayerKind, variant: str | None) -> str:
     """Letters of a weight's axes, as stored."""
     if isinstance(kind, Linear):
         return kind.equations[variant or ""].weight

@@ -29,13 +29,14 @@ from convert.core.ops import (
     is_float,
 )
 from convert.core.tensor_spec import numpy_dtype
+from convert.layers.base import Part, Step
+from convert.layers.hypothesis import Hypothesis
 from convert.planning.ambiguity import MAX_AXES, other_layouts
 from convert.planning.low_rank_source import Merge
 from convert.planning.plan import Plan
-from convert.planning.step import Part, Step
 from convert.verify.mistakes.control_path import path_hypotheses
 from convert.verify.mistakes.conv import conv_hypotheses, layout_name
-from convert.verify.mistakes.hypothesis import Hypothesis, expected, maker
+from convert.verify.mistakes.hypothesis import expected, maker
 from convert.verify.mistakes.recurrent import cell_hypotheses
 from convert.verify.mistakes.weight_transforms import conventions
 from convert.verify.numerics.compare import epsilon
@@ -52,11 +53,11 @@ def hypotheses(step: Step, plan: Plan) -> Iterator[Hypothesis]:
     if not step.parts:
         return
     source = plan.source
-    if step.cell is not None:
+    if step.group is not None and step.group.sizes:
         yield from cell_hypotheses(step, plan)
     if step.name in plan.holders:
         yield from _of_a_gate(step, plan)
-    if step.spline is not None:
+    if step.group is not None and not step.group.sizes:
         yield from path_hypotheses(step, plan)
     yield from _pairs(step, plan)
     yield from _arithmetic(step, source)
@@ -73,7 +74,7 @@ def hypotheses(step: Step, plan: Plan) -> Iterator[Hypothesis]:
 def _of_a_gate(step: Step, plan: Plan) -> Iterator[Hypothesis]:
     """A recurrent layer's mistakes, where the file holds its gates apart."""
     held, place = plan.holders[step.name]
-    if held.step.cell is None:
+    if held.step.group is None:
         return
 
     def share(whole: Array) -> Array:

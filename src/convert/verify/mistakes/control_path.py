@@ -11,10 +11,11 @@ import numpy as np
 
 from convert.checkpoints.source import Source
 from convert.core.ops import Multiply, Op
-from convert.layers.control_path import CubicSpline
+from convert.layers.base import Part, Step
+from convert.layers.control_path.kinds import CubicSpline
+from convert.layers.hypothesis import Hypothesis
 from convert.planning.plan import Plan
-from convert.planning.step import Part, Step
-from convert.verify.mistakes.hypothesis import Hypothesis, expected, maker
+from convert.verify.mistakes.hypothesis import expected, maker
 
 Array = np.ndarray[Any, np.dtype[Any]]
 ORDER, FACTORS = "coefficients in another order", "factors 2 and 3 missing"
@@ -23,7 +24,7 @@ TIME_AXIS = "time axis exchanged with another one"
 
 def path_hypotheses(step: Step, plan: Plan) -> Iterator[Hypothesis]:
     """Mistakes that give a tensor of the same shape."""
-    kind = step.spline.rule.kind if step.spline is not None else None
+    kind = step.group.rule.kind if step.group is not None else None
     if isinstance(kind, CubicSpline):
         yield from _coefficients(step, kind, plan.source)
     yield from _missing(step, plan.source)

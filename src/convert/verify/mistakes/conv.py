@@ -13,11 +13,12 @@ from convert.core.ops import Cast, Flip, Op, Permute, Reshape, Take, apply
 from convert.core.tensor_spec import numpy_dtype
 from convert.core.weight_norm_ops import SpectralNorm, Standardize, WeightNorm
 from convert.layers import Convolution, ConvTranspose, Linear, Rule
+from convert.layers.base import Step
+from convert.layers.hypothesis import Hypothesis
 from convert.layers.weight_normalization import kept
 from convert.layers.weight_transforms import target_order
 from convert.planning.plan import Plan
-from convert.planning.step import Step
-from convert.verify.mistakes.hypothesis import Hypothesis, expected, maker
+from convert.verify.mistakes.hypothesis import expected, maker
 
 Array = np.ndarray[Any, np.dtype[Any]]
 FLIPPED, CHANNELS, SPATIAL, AS_STORED = (

@@ -3,38 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from convert.checkpoints.source import Source
 from convert.core.ops import apply
-from convert.planning.step import Part, Step, assemble
+from convert.layers.base import Part, Step, assemble
 
 Array = np.ndarray[Any, np.dtype[Any]]
-
-
-@dataclass(frozen=True)
-class Hypothesis:
-    """A mistake, and the tensor that it gives.
-
-    Attributes:
-        name: short and stable, such as ``transposed``; the fault catalogue refers to it.
-        converse: the name when the tensor is what the source needs and the rule is what is wrong.
-        gives: what the tensor is, in words.
-        instead: what the rule makes of it.
-        make: computes the tensor, on demand.
-        key: equal in hypotheses about the weight and the bias of a layer that one mistake makes true together; empty when
-            there is no telling.
-    """
-
-    name: str
-    converse: str
-    gives: str
-    instead: str
-    make: Callable[[], Array]
-    key: str = ""
 
 
 def expected(step: Step, source: Source, parts: tuple[Part, ...] | None = None) -> Array:

@@ -11,13 +11,13 @@ import numpy as np
 
 from convert.core.ops import apply
 from convert.core.tensor_spec import numpy_dtype
+from convert.layers.base import Step
 from convert.planning.plan import Plan
-from convert.planning.step import Step
 from convert.verify.layers.recurrent import cell_of
 from convert.writing.execute import computed
 
 if TYPE_CHECKING:
-    from convert.verify.mistakes.hypothesis import Hypothesis
+    from convert.layers.hypothesis import Hypothesis
 
 Array = np.ndarray[Any, np.dtype[Any]]
 ORDER = "gates in another order"
@@ -30,10 +30,10 @@ PARTNER = {"weight_ih": "weight_hh", "weight_hh": "weight_ih", "bias_ih": "bias_
 
 def cell_hypotheses(step: Step, plan: Plan) -> Iterator[Hypothesis]:
     """What may have gone wrong with one tensor of a recurrent layer; equal keys go together in the layer's tensors."""
-    from convert.verify.mistakes.hypothesis import Hypothesis
+    from convert.layers.hypothesis import Hypothesis
 
-    assert step.cell is not None
-    cell, source = cell_of(step.cell), plan.source
+    assert step.group is not None
+    cell, source = cell_of(step.group), plan.source
     gates, weight = cell.order, step.role.startswith("weight")
 
     def made(of: Step) -> Array:
@@ -72,7 +72,7 @@ def cell_hypotheses(step: Step, plan: Plan) -> Iterator[Hypothesis]:
         yield Hypothesis(
             POLARITY, POLARITY, f"the update gate's rows {gives}", f"the update gate's rows {instead}", flip, "z"
         )
-    if weight and step.spec.shape[1] == step.cell.hidden:
+    if weight and step.spec.shape[1] == step.group.sizes["H"]:
         turned = blocks(lambda rows: [x.T for x in rows])
         yield Hypothesis(
             "transposed", "transposed", "each gate's matrix transposed", "each as torch has it", turned, "T"
@@ -87,7 +87,7 @@ def cell_hypotheses(step: Step, plan: Plan) -> Iterator[Hypothesis]:
             words = f"the forget gate's bias {'without the 1' if shift < 0 else 'with 1 more'}"
             moved = blocks(lambda rows, shift=shift: [x + shift if k == f else x for k, x in enumerate(rows)])  # type: ignore[misc]
             yield Hypothesis(name, converse, words, "what the source adds", moved, "f")
-    siblings = {s.role: s for s in plan.steps if s.cell is not None and (s.cell.module, s.cell.suffix) == (step.cell.module, step.cell.suffix)}  # fmt: skip
+    siblings = {s.role: s for s in plan.steps if s.group is not None and (s.group.module, s.group.suffix) == (step.group.module, step.group.suffix)}  # fmt: skip
     other = siblings.get(PARTNER[step.role])
     if other is None:
         return

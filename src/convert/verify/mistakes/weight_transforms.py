@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from convert.checkpoints.source import Source
 from convert.core.ops import Cast, Deinterleave, Interleave, Multiply, Op
 from convert.layers import Embedding, Linear, Rule
-from convert.planning.step import Part, Step
-from convert.verify.mistakes.hypothesis import Hypothesis, maker
+from convert.layers.base import Part, Step
+from convert.layers.hypothesis import Hypothesis
+from convert.verify.mistakes.hypothesis import maker
 
 LEFT_IN = "carried factor left in"
 NEEDLESS = "factor taken out of a weight that carries none"

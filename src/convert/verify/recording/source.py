@@ -36,11 +36,12 @@ from convert.core.ops import (
 )
 from convert.core.tensor_spec import TensorSpec, numpy_dtype
 from convert.core.weight_norm_ops import LossyError
+from convert.layers.base import Part, Step
+from convert.layers.hypothesis import Hypothesis
 from convert.planning.low_rank_source import HoldsMerged, Merge
 from convert.planning.plan import Plan
-from convert.planning.step import Part, Step
 from convert.verify.mistakes.catalogue import hypotheses, nearly, same_bits
-from convert.verify.mistakes.hypothesis import Hypothesis, expected
+from convert.verify.mistakes.hypothesis import expected
 from convert.verify.numerics.compare import epsilon
 from convert.verify.recording.file import AGAIN, Recording
 from convert.verify.report.report import LevelReport, Verdict

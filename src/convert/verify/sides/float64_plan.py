@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from convert.core.ops import Cast, is_float
+from convert.layers.base import Step
 from convert.planning.low_rank_source import in_float64
 from convert.planning.plan import Plan
-from convert.planning.step import Step
 
 
 def float64_plan(plan: Plan) -> Plan:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from convert.core.ops import is_float
+from convert.layers.base import Step
 from convert.planning.plan import Plan
-from convert.planning.step import Step
 from convert.references.protocol import INPUT, Reference, observe
 from convert.verify.mistakes.catalogue import same_bits
 from convert.verify.mistakes.hypothesis import expected

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from convert.layers.base import Step
 from convert.planning.plan import Plan
-from convert.planning.step import Step
 from convert.verify.mistakes.catalogue import unequal
 from convert.verify.mistakes.weight_transforms import HALVED, NEEDLESSLY
 

@@ -17,10 +17,11 @@ import numpy as np
 from convert.checkpoints.digest import combine
 from convert.core.findings import Finding
 from convert.core.ops import Slice, is_float
+from convert.layers.base import Part, Step
+from convert.layers.hypothesis import Hypothesis
 from convert.planning.plan import Plan
-from convert.planning.step import Part, Step
 from convert.verify.mistakes.catalogue import NOT_IN_SOURCE, NOT_SCALED, count_unequal, hypotheses, nearly, same_bits
-from convert.verify.mistakes.hypothesis import Hypothesis, expected
+from convert.verify.mistakes.hypothesis import expected
 from convert.verify.numerics.special_values import odd_values
 from convert.verify.report.report import LevelReport, Verdict
 from convert.verify.weights.corruption import damage

@@ -17,8 +17,9 @@ from typing import Any, ClassVar
 from convert.core.fields import Key, Record, Scalar
 from convert.core.ops import Multiply, Op, Permute, Reshape
 from convert.core.path_pattern import Pattern, parse_pattern
-from convert.layers.base import Kind, TargetLayer
+from convert.layers.base import LayerKind
 from convert.layers.shared_keys import PATTERN
+from convert.layers.target import TargetLayer
 
 TIMES = "times"
 
@@ -45,7 +46,7 @@ def _parse_below(text: str) -> str:
 
 
 @dataclass(frozen=True)
-class DataPath(Kind):
+class DataPath(LayerKind):
     """A piecewise polynomial path through data.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""Kinds that keep their values: embedding tables, raw parameters, dropped leaves, and buffers computed from sizes."""
+"""Embedding tables: kept as stored, padding rows left out, under all the names that the target ties to them."""
 
 from __future__ import annotations
 
@@ -7,49 +7,18 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from convert.core.errors import RuleError
-from convert.core.fields import INTEGER, Choice, Either, Key, ListOf, Record, Scalar
+from convert.core.fields import INTEGER, Either, Key, ListOf, Record, Scalar
 from convert.core.path_pattern import Pattern
 from convert.core.yaml_nodes import Node
-from convert.layers.base import Kind, TargetLayer
+from convert.layers.annotations import CARRIES
+from convert.layers.parameter.parameter import Stored
 from convert.layers.shared_keys import (
     AXES,
     PATTERN,
-    REASON,
-    TENSOR_TARGET,
     module_target,
-    named_axes,
     parse_fact,
-    parse_letter,
 )
-from convert.layers.weight_transforms import CARRIES
-
-
-def parse_positions(value: str | int) -> str | int:
-    """A letter, or a number of positions above 0.
-
-    Raises:
-        ValueError: neither.
-    """
-    if isinstance(value, int):
-        if value < 1:
-            raise ValueError(f"a table has at least one position, not {value}")
-        return value
-    return parse_letter(value)
-
-
-@dataclass(frozen=True)
-class _Kept(Kind):
-    axes: str | None = None
-
-    keys: ClassVar[Mapping[str, Key]] = {"axes": AXES}
-
-    @classmethod
-    def read(cls, values: Mapping[str, Any]) -> _Kept:
-        return cls(values.get("axes"))
-
-    def letters(self, role: str, shape: tuple[int, ...], variant: str | None) -> str | None:
-        return named_axes(self.axes, shape)
-
+from convert.layers.target import TargetLayer
 
 TIES = ("linear", "embedding", "parameter")  # what a tied table may be under its other names
 _MODULES = ListOf(PATTERN, or_one=True)
@@ -80,7 +49,7 @@ TIED = _Tied(
 
 
 @dataclass(frozen=True)
-class Embedding(_Kept):
+class Embedding(Stored):
     """A table with a row for each entry, as ``torch.nn.Embedding.weight``.
 
     Attributes:
@@ -158,93 +127,3 @@ class Embedding(_Kept):
         if len(shape) - (self.axes or "").count(".") != 2:
             raise ValueError("an embedding table has two axes, entries and width")
         return super().letters(role, shape, variant)
-
-
-@dataclass(frozen=True)
-class Parameter(_Kept):
-    """A tensor that both sides store alike; what they do with it is the same code."""
-
-    doc: ClassVar[str] = "a raw parameter, kept as stored; the target is the tensor's full name"
-    target: ClassVar[Record] = TENSOR_TARGET
-
-    def tensor_name(self, path: str, role: str, layer: TargetLayer) -> str:
-        return path
-
-
-@dataclass(frozen=True)
-class Drop(Kind):
-    """Leaves that the target does not want.
-
-    Attributes:
-        because: why, in words.
-    """
-
-    because: str
-
-    doc: ClassVar[str] = "leaves that are left out, with the reason"
-    keys: ClassVar[Mapping[str, Key]] = {"because": Key(REASON, "why these leaves are not wanted", required=True)}
-    target: ClassVar[None] = None
-
-    @classmethod
-    def read(cls, values: Mapping[str, Any]) -> Drop:
-        return cls(values["because"])
-
-
-@dataclass(frozen=True)
-class Timescales(Kind):
-    """Inverse timescales of a sinusoidal position embedding, ``min * (max/min) ** (-k / (D/2 - 1))`` for k < D/2; or the table.
-
-    With `endpoint: excluded` the exponent is ``-k / (D/2)``: the longest timescale is one step short of ``max``.
-
-    Sources: praxis ``layers/embedding_softmax.py`` PositionalEmbedding, transformers 5.23 TimesFmPositionalEmbedding and
-    ``models/whisper`` sinusoids (included, concatenated); ``models/marian`` (excluded, concatenated); ``models/speecht5``, as
-    the paper has it (excluded, interleaved). They are computed in float64 here and rounded once, to float32.
-
-    Attributes:
-        width: letter of the embedding's width D.
-        positions: letter or number: the buffer is the table of so many positions, sines and cosines; None: the timescales.
-        layout: of the table: all sines and then all cosines, or each sine beside its cosine.
-        last: whether ``max`` itself is the last timescale.
-    """
-
-    width: str
-    positions: str | int | None = None
-    layout: str = "concatenated"
-    last: str = "included"
-
-    doc: ClassVar[str] = "a buffer that no leaf holds: the inverse timescales of a sinusoidal position embedding"
-    keys: ClassVar[Mapping[str, Key]] = {
-        "timescales": Key(
-            Scalar(str, "an axis letter", parse_letter),
-            "letter of the embedding's width; needs the facts min_timescale and max_timescale",
-            required=True,
-        ),
-        "positions": Key(
-            Scalar((str, int), "an axis letter or a number", parse_positions),
-            "how many rows: the buffer is the table of sines and cosines itself, not the timescales",
-        ),
-        "layout": Key(
-            Choice(("concatenated", "interleaved")),
-            "of the table: all sines, then all cosines (concatenated), or each sine beside its cosine (interleaved)",
-        ),
-        "endpoint": Key(
-            Choice(("included", "excluded")),
-            "whether max_timescale is the last one: exponents k / (D/2 - 1) (included, the default) or k / (D/2) (excluded)",
-        ),
-        "when": Key(Scalar(str, "the name of a fact"), "a fact that must be true for the target to have this buffer"),
-    }
-    target: ClassVar[Record] = TENSOR_TARGET
-
-    @classmethod
-    def read(cls, values: Mapping[str, Any]) -> Timescales:
-        if ("positions" in values) != ("layout" in values):
-            raise ValueError("a table has both `positions:` and `layout:`; timescales alone have neither")
-        return cls(
-            values["timescales"],
-            values.get("positions"),
-            values.get("layout", "concatenated"),
-            values.get("endpoint", "included"),
-        )
-
-    def tensor_name(self, path: str, role: str, layer: TargetLayer) -> str:
-        return path

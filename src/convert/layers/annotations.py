@@ -1,0 +1,255 @@
+"""What a rule says of a weight besides its kind: a factor, RoPE pairs, a flattened map, a weight norm or spectral norm.
+
+Each is a small type, the function that reads it, and its key in a rule file.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from convert.core.fields import INTEGER, Choice, Either, Key, MapOf, Record, Scalar
+from convert.core.path_pattern import Pattern
+from convert.layers.shared_keys import PATTERN, parse_axes, parse_epsilon
+
+# RoPE turns pairs of a head's H features. interleaved: (0, 1), (2, 3), ...; half-split: (0, H/2), (1, H/2 + 1), ...
+PAIRS = ("interleaved", "half-split")
+# How torch keeps a weight norm: names in the module, of the scale (role weight_norm) and of the direction (role weight).
+PARAMETRIZATIONS: Mapping[str, Mapping[str, str]] = {
+    "weight_norm": {"weight_norm": "parametrizations.weight.original0", "weight": "parametrizations.weight.original1"},
+    "old_weight_norm": {"weight_norm": "weight_g", "weight": "weight_v"},
+}
+_FACTOR = re.compile(r"(?P<over>1/)?(?:sqrt\((?P<root>[^()]+)\)|(?P<plain>[^()/]+))")
+
+
+@dataclass(frozen=True)
+class Factor:
+    """A factor that a weight carries, such as ``1/sqrt(H)``.
+
+    Attributes:
+        text: as the rule has it.
+        of: the letter whose size it is made of, or a number.
+        root: whether it is the square root of that.
+        over: whether it is one divided by that.
+    """
+
+    text: str
+    of: str | float
+    root: bool
+    over: bool
+
+    def value(self, sizes: Mapping[str, int]) -> float:
+        """The number.
+
+        Raises:
+            ValueError: no leaf gives its letter a size.
+        """
+        if isinstance(self.of, str) and self.of not in sizes:
+            raise ValueError(f"the weight carries {self.text}, and no leaf gives {self.of} a size")
+        number = float(sizes[self.of] if isinstance(self.of, str) else self.of)
+        number = math.sqrt(number) if self.root else number
+        return 1 / number if self.over else number
+
+
+def parse_factor(text: str | int | float) -> Factor:
+    """Reads ``1/sqrt(H)``, ``sqrt(D)``, ``1/8`` or ``0.125``.
+
+    Raises:
+        ValueError: something else, or nothing that could be undone.
+    """
+    said = re.sub(r"\s", "", str(text))
+    found = _FACTOR.fullmatch(said)
+    inside = (found["root"] or found["plain"]) if found else ""
+    of: str | float | None = inside if len(inside) == 1 and inside.isascii() and inside.isalpha() else None
+    if of is None and re.fullmatch(r"[0-9]+(\.[0-9]+)?(e-?[0-9]+)?", inside) and 0 < float(inside) < math.inf:
+        of = float(inside)
+    if found is None or of is None:
+        raise ValueError(f"expected a factor above 0 such as 1/sqrt(H), sqrt(D) or 0.125, not {text!r}")
+    return Factor(said, of, found["root"] is not None, found["over"] is not None)
+
+
+@dataclass(frozen=True)
+class Rope:
+    """A head's features, whose pairs RoPE turns after this layer.
+
+    Attributes:
+        axis: letter of the axis.
+        pairs: one of `PAIRS`.
+    """
+
+    axis: str
+    pairs: str
+
+
+CARRIES = Key(
+    Scalar((str, int, float), "a factor such as 1/sqrt(H)", parse_factor),
+    "a factor that the source folds into the weight and the target's code applies itself: 1/sqrt(H), sqrt(D), a number",
+)
+ROPE = Key(
+    MapOf(Choice(PAIRS), "a mapping of an axis to its pairs, such as {H: interleaved}"),
+    "axis that the source turns by RoPE next -> which features are a pair: interleaved (0, 1), or half-split (0, H/2)",
+)
+TARGET_ROPE = Key(Choice(PAIRS), "which features the target's code turns as a pair (default: half-split)")
+
+
+@dataclass(frozen=True)
+class Flattened:
+    """An axis that the source makes of the axes of a map, such as D of H, W and C.
+
+    Attributes:
+        axis: letter of the axis.
+        order: letters of the map's axes, the slowest first; the last one are the channels.
+    """
+
+    axis: str
+    order: str
+
+
+def _parse_order(text: str) -> str:
+    if not (text.isascii() and text.isalpha() and len(set(text)) == len(text) > 1):
+        raise ValueError(
+            f"expected the letters of a map's axes in the order in which they are flattened, such as HWC, not {text!r}"
+        )
+    return text
+
+
+_ORDER = Scalar(str, "letters such as HWC", _parse_order)
+FLATTENED = Key(
+    MapOf(_ORDER, "a mapping of an axis to the axes that it is made of, such as {D: HWC}"),
+    "axis that the source makes by flattening a map -> the map's axes in its order: {D: HWC}. `axes` gives their sizes",
+)
+TARGET_FLATTENED = Key(
+    _ORDER, "the order in which the target's code flattens the map (default: channels first, such as CHW)"
+)
+
+
+def read_flattened(said: Mapping[str, str] | None) -> Flattened | None:
+    """The value of `flattened:`.
+
+    Raises:
+        ValueError: not one axis, or one made of itself.
+    """
+    if said is None:
+        return None
+    if len(said) != 1:
+        raise ValueError(f"`flattened:` names one axis, such as {{D: HWC}}, not {len(said)}")
+    (axis, order), *_ = said.items()
+    if axis in order:
+        raise ValueError(
+            f"`flattened:` makes {axis} of {order}, which has {axis} itself; give the axes of the map other letters"
+        )
+    return Flattened(axis, order)
+
+
+def read_rope(said: Mapping[str, str] | None) -> Rope | None:
+    """The value of `rope:`.
+
+    Raises:
+        ValueError: not one axis.
+    """
+    if said is None:
+        return None
+    if len(said) != 1:
+        raise ValueError(f"`rope:` names one axis, such as {{H: interleaved}}, not {len(said)}")
+    (axis, pairs), *_ = said.items()
+    return Rope(axis, pairs)
+
+
+EPSILON = 1e-12  # flax's default, in both
+V = "spectral_norm_v"  # role of the second vector's leaf
+BIAS_U = "spectral_norm_bias"  # role of the leaf that holds the bias's vector u
+_FEATURES = Key(
+    Scalar(str, "axis letters such as NH", parse_axes),
+    "letters of the weight's axes for which this leaf has numbers, where they are not the output's: of several output axes flax takes the "
+    "last that is stored",
+)
+NORMALIZED: Mapping[str, Key] = {
+    "weight_norm": Key(
+        Either(
+            PATTERN,
+            Record({"scale": Key(PATTERN, "path of the scale", required=True), "axes": _FEATURES}, "a weight norm"),
+        ),
+        "path of the scale of a flax or Equinox WeightNorm around this layer: the source computes with scale * kernel / |kernel|, the "
+        "norm taken for each output; or {scale: path, axes: H}. It is folded into the weight, unless the target has a `parametrization`",
+    ),
+    "spectral_norm": Key(
+        Either(
+            PATTERN,
+            Record(
+                {
+                    "u": Key(PATTERN, "path of the vector u, of a number for each output", required=True),
+                    "v": Key(PATTERN, "path of the vector v, where the source divides by u w v as both are stored (Equinox, at inference)"),
+                    "steps": Key(INTEGER, "steps of the power iteration that the source takes from u at every call (flax: n_steps, 1)"),
+                    "bias": Key(PATTERN, "path of the vector u of the bias, which flax normalises, too, where it has two axes or more"),
+                    "axes": _FEATURES,
+                },
+                "a spectral norm",
+            ),
+        ),
+        "path of the vector u of a flax SpectralNorm around this layer: the source takes one more step of the power iteration "
+        "from u at every call, and divides by the sigma that it finds, not by the stored one; or {u: path, steps: 3}; or {u: path, v: path} "
+        "of an Equinox SpectralNorm, which takes none at inference. It is folded into the weight",
+    ),
+    "normalization_epsilon": Key(Scalar((float, int), "a number", parse_epsilon), f"what weight_norm or spectral_norm adds to a squared norm (default: flax's {EPSILON:g}; Equinox's weight norm adds 0)"),
+}  # fmt: skip
+PARAMETRIZATION = Key(
+    Choice(tuple(PARAMETRIZATIONS)),
+    "the target keeps a weight norm's two tensors: weight_norm (torch.nn.utils.parametrizations: original0 and original1), "
+    "old_weight_norm (torch.nn.utils.weight_norm: weight_g and weight_v)",
+)
+
+
+@dataclass(frozen=True)
+class Normalized:
+    """What the source does to the weight at every call.
+
+    Attributes:
+        role: ``weight_norm`` or ``spectral_norm``, and the role of the second leaf.
+        epsilon: added to a squared norm.
+        paths: role -> path of each leaf beside the weight's.
+        axes: letters of the weight's axes that the second leaf has; empty: its outputs.
+        steps: of a power iteration; None: the rule does not say, and one is meant.
+    """
+
+    role: str
+    epsilon: float
+    paths: Mapping[str, Pattern]
+    axes: str = ""
+    steps: int | None = None
+
+
+def read_normalized(values: Mapping[str, Any]) -> Normalized | None:
+    """What the keys of a rule say; None when they say nothing.
+
+    Raises:
+        ValueError: both at once, or an epsilon of neither.
+    """
+    said = [key for key in ("weight_norm", "spectral_norm") if key in values]
+    if len(said) > 1:
+        raise ValueError("a weight has `weight_norm` or `spectral_norm`, not both")
+    if not said and "normalization_epsilon" in values:
+        raise ValueError("`normalization_epsilon` goes with `weight_norm` or `spectral_norm`")
+    if not said:
+        return None
+    role, epsilon = said[0], float(values.get("normalization_epsilon", EPSILON))
+    more = (
+        values[role] if isinstance(values[role], dict) else {"u" if role == "spectral_norm" else "scale": values[role]}
+    )
+    paths = {role: more["u" if role == "spectral_norm" else "scale"]}
+    paths |= {of: more[key] for key, of in (("v", V), ("bias", BIAS_U)) if key in more}
+    steps = more.get("steps")
+    if "bias" in more and ("v" in more or "bias" not in values):
+        said_of = "`v`, whose source leaves the bias as it is" if "v" in more else "no `bias:`, the path of the bias"
+        raise ValueError(
+            f"a spectral norm has `bias:`, the path of the bias's u, and {said_of}; leave one of the two out"
+        )
+    if "v" in more and steps is not None:
+        raise ValueError(
+            "a spectral norm with `v` takes no steps: it divides by u w v of the two stored vectors; leave `steps` out"
+        )
+    if steps is not None and steps < 1:
+        raise ValueError(f"a power iteration takes one step or more, not {steps}; without any the source has `v`, too")
+    return Normalized(role, epsilon, paths, more.get("axes", ""), 0 if "v" in more else steps)

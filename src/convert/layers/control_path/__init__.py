@@ -1,0 +1,1 @@
+"""Paths through data: what diffrax interpolates, for torchcde."""

@@ -1,0 +1,147 @@
+"""What a kind of layer declares: the keys of its rule, and how the axes of its leaves lie in the target."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping
+from typing import Any, ClassVar, Self
+
+from convert.core.fields import Key, Record
+from convert.core.ops import Op
+from convert.core.path_pattern import Pattern
+from convert.layers.annotations import PARAMETRIZATIONS
+from convert.layers.target import Constant, TargetLayer, Tied
+
+
+class Declaration(ABC):
+    """What a layer computes on both sides. Subclasses are frozen dataclasses, one for each key in `KINDS`.
+
+    A kind only declares; `convert.planning.compile.compiler` derives the operations from what it declares.
+    """
+
+    doc: ClassVar[str]
+    keys: ClassVar[Mapping[str, Key]]  # of a rule, besides those in SHARED
+    hints: ClassVar[tuple[tuple[str, str], ...]] = ()  # for words of other libraries in place of `keys`
+    target: ClassVar[Record | None]  # the long form of the target; None: the rule has no target
+    fuses: ClassVar[bool] = False  # several sources may become the rows of one target
+    leaf_keys: ClassVar[Mapping[str, str]] = {"bias": "bias"}  # key of a rule that is a path -> role of its leaves
+
+    @classmethod
+    @abstractmethod
+    def read(cls, values: Mapping[str, Any]) -> Self:
+        """The kind, from the keys of its rule.
+
+        Raises:
+            ValueError: the keys contradict each other; the message is the bare fact.
+        """
+
+    @classmethod
+    def layer(cls, values: Mapping[str, Any]) -> TargetLayer:
+        """Where the rule's tensors go, from the keys of the long form of its target."""
+        return TargetLayer(
+            path=values.get("module") or values["name"],
+            names={
+                **{role: values[role] for role in ("weight", "bias") if role in values},
+                **PARAMETRIZATIONS.get(values.get("parametrization", ""), {}),
+            },
+            multiplies_by=values.get("multiplies_by", "weight"),
+            computes=values.get("einsum") or values.get("dimension_numbers"),
+            part=values.get("part"),
+            rope=values.get("rope"),
+            flattened=values.get("flattened"),
+            parametrization=values.get("parametrization"),
+            tied=tuple(Tied(word, path) for word, paths in values.get("tied", {}).items() for path in paths),
+            has=values.get("parameters"),
+        )
+
+    def patterns(self, start: Pattern) -> dict[str, Pattern]:
+        """Role -> pattern of the leaves, but for the bias: `from` itself, or leaves below it."""
+        return {"weight": start}
+
+    def shared(self, role: str, shape: tuple[int, ...]) -> bool:
+        """Whether a leaf with this role and shape serves all layers of a stack, and has no stacked axis itself."""
+        return False
+
+    @property
+    def may_lack(self) -> frozenset[str]:
+        """Roles whose leaves may be absent."""
+        return frozenset()
+
+    @property
+    def variants(self) -> tuple[str, ...]:
+        """Names of the variants that sizes, or the user, choose from; empty when there is nothing to choose."""
+        return ()
+
+    def letters(self, role: str, shape: tuple[int, ...], variant: str | None) -> str | None:
+        """Letters of the axes of a leaf with this role and shape (stacked axes left out); None: unnamed, kept as stored.
+
+        A dot stands for an axis of size 1 that has no letter.
+
+        Raises:
+            ValueError: a leaf of this shape cannot have this role; the message is the bare fact.
+        """
+        return None
+
+    def check_target(self, layer: TargetLayer, source: Pattern) -> None:  # noqa: B027 - most kinds have nothing to check
+        """Whether the target can hold what the source has, as far as rules alone tell.
+
+        Raises:
+            ValueError: it cannot; the message is the bare fact.
+        """
+
+    def groups(self, role: str, letters: str, variant: str | None, layer: TargetLayer) -> tuple[str, ...]:
+        """The axes of the target tensor, each a group of letters that are flattened into it, outermost first.
+
+        A group without letters is an axis of size 1.
+        """
+        return tuple(letter for letter in letters if letter != ".")
+
+    def split_axis(self, role: str, letters: str, variant: str | None) -> str:
+        """The axis whose elements go to different targets, when a rule names more targets than sources.
+
+        Raises:
+            ValueError: this kind has none.
+        """
+        raise ValueError("it has fewer sources than targets, and this kind of layer cannot be split")
+
+    def inner_axes(
+        self, role: str, letters: str, shape: tuple[int, ...], sizes: Mapping[str, int]
+    ) -> tuple[str, tuple[int, ...]]:
+        """The axes that the stored ones are made of, where `groups` tears one apart.
+
+        Raises:
+            ValueError: a size does not divide; the message is the bare fact.
+        """
+        return letters, shape
+
+    def turned(self, role: str, layer: TargetLayer) -> tuple[Op, ...]:
+        """Movements on the target's axes."""
+        return ()
+
+    def compute(self, role: str, layer: TargetLayer) -> tuple[Op, ...]:
+        """Arithmetic on the values, done in float32 or wider."""
+        return ()
+
+    def kept_rows(self, rows: int, facts: Mapping[str, Any], set_by_hand: Collection[str]) -> int:
+        """How many of the `rows` of the target tensor are written; the others are padding that the rule lets go.
+
+        Raises:
+            ValueError: the number of rows is not one that the rule knows; the message is the bare fact.
+        """
+        return rows
+
+    def constants(self, layer: TargetLayer) -> tuple[Constant, ...]:
+        """Tensors that the target's module has and no leaf holds."""
+        return ()
+
+    def facts(self, layer: TargetLayer) -> dict[str, Any]:
+        """What is no weight: activation, epsilon, the factor on either side."""
+        return {}
+
+    def sized_facts(self, layer: TargetLayer, sizes: Mapping[str, int]) -> dict[str, Any]:
+        """More facts, which follow from the sizes of the file's letters."""
+        return {}
+
+    def tensor_name(self, path: str, role: str, layer: TargetLayer) -> str:
+        """Full name of the target tensor."""
+        return f"{path}.{layer.names.get(role, role)}"

@@ -1,0 +1,1 @@
+"""Embedding tables, and the buffers of sinusoidal position embeddings."""

@@ -1,0 +1,88 @@
+"""Buffers of sinusoidal position embeddings, which no leaf holds: they are computed from sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from convert.core.fields import Choice, Key, Record, Scalar
+from convert.layers.base import LayerKind
+from convert.layers.shared_keys import (
+    TENSOR_TARGET,
+    parse_letter,
+)
+from convert.layers.target import TargetLayer
+
+
+def parse_positions(value: str | int) -> str | int:
+    """A letter, or a number of positions above 0.
+
+    Raises:
+        ValueError: neither.
+    """
+    if isinstance(value, int):
+        if value < 1:
+            raise ValueError(f"a table has at least one position, not {value}")
+        return value
+    return parse_letter(value)
+
+
+@dataclass(frozen=True)
+class Timescales(LayerKind):
+    """Inverse timescales of a sinusoidal position embedding, ``min * (max/min) ** (-k / (D/2 - 1))`` for k < D/2; or the table.
+
+    With `endpoint: excluded` the exponent is ``-k / (D/2)``: the longest timescale is one step short of ``max``.
+
+    Sources: praxis ``layers/embedding_softmax.py`` PositionalEmbedding, transformers 5.23 TimesFmPositionalEmbedding and
+    ``models/whisper`` sinusoids (included, concatenated); ``models/marian`` (excluded, concatenated); ``models/speecht5``, as
+    the paper has it (excluded, interleaved). They are computed in float64 here and rounded once, to float32.
+
+    Attributes:
+        width: letter of the embedding's width D.
+        positions: letter or number: the buffer is the table of so many positions, sines and cosines; None: the timescales.
+        layout: of the table: all sines and then all cosines, or each sine beside its cosine.
+        last: whether ``max`` itself is the last timescale.
+    """
+
+    width: str
+    positions: str | int | None = None
+    layout: str = "concatenated"
+    last: str = "included"
+
+    doc: ClassVar[str] = "a buffer that no leaf holds: the inverse timescales of a sinusoidal position embedding"
+    keys: ClassVar[Mapping[str, Key]] = {
+        "timescales": Key(
+            Scalar(str, "an axis letter", parse_letter),
+            "letter of the embedding's width; needs the facts min_timescale and max_timescale",
+            required=True,
+        ),
+        "positions": Key(
+            Scalar((str, int), "an axis letter or a number", parse_positions),
+            "how many rows: the buffer is the table of sines and cosines itself, not the timescales",
+        ),
+        "layout": Key(
+            Choice(("concatenated", "interleaved")),
+            "of the table: all sines, then all cosines (concatenated), or each sine beside its cosine (interleaved)",
+        ),
+        "endpoint": Key(
+            Choice(("included", "excluded")),
+            "whether max_timescale is the last one: exponents k / (D/2 - 1) (included, the default) or k / (D/2) (excluded)",
+        ),
+        "when": Key(Scalar(str, "the name of a fact"), "a fact that must be true for the target to have this buffer"),
+    }
+    target: ClassVar[Record] = TENSOR_TARGET
+
+    @classmethod
+    def read(cls, values: Mapping[str, Any]) -> Timescales:
+        if ("positions" in values) != ("layout" in values):
+            raise ValueError("a table has both `positions:` and `layout:`; timescales alone have neither")
+        return cls(
+            values["timescales"],
+            values.get("positions"),
+            values.get("layout", "concatenated"),
+            values.get("endpoint", "included"),
+        )
+
+    def tensor_name(self, path: str, role: str, layer: TargetLayer) -> str:
+        return path

@@ -1,0 +1,1 @@
+"""Raw parameters, kept as stored, and leaves that are dropped."""

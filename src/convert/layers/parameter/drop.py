@@ -1,0 +1,32 @@
+"""Leaves that the target does not want."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from convert.core.fields import Key
+from convert.layers.base import LayerKind
+from convert.layers.shared_keys import (
+    REASON,
+)
+
+
+@dataclass(frozen=True)
+class Drop(LayerKind):
+    """Leaves that the target does not want.
+
+    Attributes:
+        because: why, in words.
+    """
+
+    because: str
+
+    doc: ClassVar[str] = "leaves that are left out, with the reason"
+    keys: ClassVar[Mapping[str, Key]] = {"because": Key(REASON, "why these leaves are not wanted", required=True)}
+    target: ClassVar[None] = None
+
+    @classmethod
+    def read(cls, values: Mapping[str, Any]) -> Drop:
+        return cls(values["because"])

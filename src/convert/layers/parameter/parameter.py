@@ -1,0 +1,47 @@
+"""Tensors that are kept as stored."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from convert.core.fields import Key, Record
+from convert.layers.base import LayerKind
+from convert.layers.shared_keys import (
+    AXES,
+    TENSOR_TARGET,
+    named_axes,
+)
+from convert.layers.target import TargetLayer
+
+
+@dataclass(frozen=True)
+class Stored(LayerKind):
+    """A tensor that both sides store in the same layout.
+
+    Attributes:
+        axes: letters of its axes; None: they have no names.
+    """
+
+    axes: str | None = None
+
+    keys: ClassVar[Mapping[str, Key]] = {"axes": AXES}
+
+    @classmethod
+    def read(cls, values: Mapping[str, Any]) -> Stored:
+        return cls(values.get("axes"))
+
+    def letters(self, role: str, shape: tuple[int, ...], variant: str | None) -> str | None:
+        return named_axes(self.axes, shape)
+
+
+@dataclass(frozen=True)
+class Parameter(Stored):
+    """A tensor that both sides store alike; what they do with it is the same code."""
+
+    doc: ClassVar[str] = "a raw parameter, kept as stored; the target is the tensor's full name"
+    target: ClassVar[Record] = TENSOR_TARGET
+
+    def tensor_name(self, path: str, role: str, layer: TargetLayer) -> str:
+        return path
