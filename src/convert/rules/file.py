@@ -127,6 +127,7 @@ class RuleFile:
         path: the file.
         model: its name; family: a name that it shares with files of which one is chosen by the tree.
         title: for people.
+        reference: ``module:function`` that builds the JAX and the PyTorch model for a check; empty without one.
         root: prefixes below which the leaves may lie.
         layer_types: name of a list, one word for each layer -> what tells the types apart.
         leaf_names: names of the leaves, in the order of the file, for a checkpoint that holds no names (Equinox).
@@ -156,6 +157,7 @@ class RuleFile:
     sidecar: SidecarConfig | None = None
     needs_confirmation: Mapping[str, str] = field(default_factory=dict)
     must_divide: Mapping[str, str] = field(default_factory=dict)
+    reference: str = ""
 
     @property
     def sha256(self) -> str:

@@ -319,6 +319,7 @@ def _read_file(node: Node, path: str, text: str) -> RuleFile:
         model=values["model"],
         family=values.get("family"),
         title=values["title"],
+        reference=values.get("reference", ""),
         root=tuple(prefix.strip("/") for prefix in values.get("root") or ("",)),
         leaf_names=tuple(values.get("leaf_names", ())),
         axes=axes,

@@ -165,6 +165,9 @@ RULE_FILE = Record(
         "model": Key(Scalar(str, "a name"), "the name to call these rules by", required=True),
         "family": Key(Scalar(str, "a name"), "a name shared by files of which the tree chooses one"),
         "title": Key(TEXT, "the model's name, for people", required=True),
+        "reference": Key(
+            TEXT, "`module:function` that builds the JAX and the PyTorch model which `convert check` compares"
+        ),
         "root": Key(
             ListOf(Scalar((str, type(None)), "a path", lambda v: v or ""), or_one=True),
             "prefixes below which the leaves may lie",

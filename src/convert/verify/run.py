@@ -31,31 +31,7 @@ if TYPE_CHECKING:
     from convert.references.protocol import Reference
     from convert.verify.sides.evidence import Evidence
 
-# model (of a rule file) -> factory of its two models; each takes the plan
-REFERENCES: Mapping[str, str] = {
-    "timesfm-1": "convert.references.timesfm.timesfm_1:reference",
-    "timesfm-2.5": "convert.references.timesfm.timesfm_2p5:reference",
-    "recurrentgemma": "convert.references.recurrentgemma.recurrentgemma:reference",
-    "gemma1": "convert.references.gemma.text:reference",
-    "gemma2": "convert.references.gemma.text:reference",
-    "gemma3": "convert.references.gemma.text:reference",
-    "bert_masked_lm": "convert.references.flax_transformers.bert_and_gpt2:reference",
-    "bert_pretraining": "convert.references.flax_transformers.bert_and_gpt2:reference",
-    "bert_model": "convert.references.flax_transformers.bert_and_gpt2:reference",
-    "bert_classification": "convert.references.flax_transformers.bert_and_gpt2:reference",
-    "bert_tokens": "convert.references.flax_transformers.bert_and_gpt2:reference",
-    "bert_answers": "convert.references.flax_transformers.bert_and_gpt2:reference",
-    "gpt2_lm": "convert.references.flax_transformers.bert_and_gpt2:reference",
-    "gpt2_lm_untied": "convert.references.flax_transformers.bert_and_gpt2:reference",
-    "gpt2_model": "convert.references.flax_transformers.bert_and_gpt2:reference",
-    "t5_tied": "convert.references.flax_transformers.encoder_decoder:reference",
-    "t5_untied": "convert.references.flax_transformers.encoder_decoder:reference",
-    "t5_encoder": "convert.references.flax_transformers.encoder_decoder:reference",
-    "whisper": "convert.references.flax_transformers.encoder_decoder:reference",
-    "gemma3_vision": "convert.references.gemma.images:reference",
-    "paligemma1": "convert.references.gemma.images:reference",
-    "paligemma2": "convert.references.gemma.images:reference",
-}
+SHIPPED = "convert.references."  # where the references of the shipped rule files lie
 
 
 def require_levels(levels: Iterable[str]) -> None:
@@ -113,11 +89,17 @@ def plan_of(
     )
 
 
+def user_factory(plan: Plan, factory: str | None) -> str | None:
+    """Return the factory if it is user code: that of ``--reference``, or that of a rule file which is not shipped."""
+    stated = plan.rules.reference
+    return factory or (stated if stated and not stated.startswith(SHIPPED) else None)
+
+
 def load_reference(plan: Plan, factory: str | None) -> Reference | str:
     """The two models for the model level, or the reason why there are none.
 
     Args:
-        factory: ``module:function``, called with the plan; None is the one shipped for the plan's model.
+        factory: ``module:function``, called with the plan; None is the `reference` of the plan's rule file.
 
     Raises:
         ConvertError: the caller's factory cannot be imported, or gives no `Reference`.
@@ -129,9 +111,10 @@ def load_reference(plan: Plan, factory: str | None) -> Reference | str:
                 f"--reference gives a PyTorch model, and the file is for Burn ({plan.target}), which is not run here"
             )
         return NOT_RUN
-    name = factory or REFERENCES.get(plan.rules.model)
-    if name is None:
-        return f"there is no reference for {plan.rules.model}; give the two models with --reference module:factory"
+    name = factory or plan.rules.reference
+    if not name:
+        return f"{plan.rules.path} has no `reference`; give the two models with --reference module:factory"
+    factory = user_factory(plan, factory)
     try:
         made = find_factory(name, REFERENCE_OPTION)
     except ConvertError as error:
@@ -182,7 +165,7 @@ def check(
         checkpoint: what it was made from; may be None when `recorded` is given.
         model, to, dtype, settings: as for the conversion; what the file's header says is the default.
         levels: which of `LEVELS` to run. require: those of which a skip makes the check undecided.
-        reference: ``module:factory`` of the two models; None is the shipped one.
+        reference: ``module:factory`` of the two models; None is the `reference` of the rule file.
         recorded: what `convert.verify.recording.record.record` wrote, in place of running the JAX model.
         device: where torch runs.
         precision: the dtype that users run in, beside lifted float64; None is the recording's, or else float32.
@@ -227,7 +210,7 @@ def check(
     pair = load_reference(replace(plan, written_config=written.config), reference)
     if reference is None and written.path.is_dir() and (other := other_class(plan, written)):
         pair = other  # its module would be of that class: nothing that the reference knows
-    made_by = reference if not isinstance(pair, str) else None
+    made_by = user_factory(plan, reference) if not isinstance(pair, str) else None
     done = tuple(
         _levels(
             plan, written, pair, made_by, set(levels), device, precision or "float32", seed or 0, evidence, backends

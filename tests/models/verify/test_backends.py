@@ -186,7 +186,7 @@ def test_a_wrong_compiler_is_located(rules: Path, out: Path, monkeypatch: pytest
 
 def test_a_backend_that_does_not_run_is_a_finding(rules: Path, out: Path) -> None:
     level = run(rules, out, conv_norm.with_absent_runtime(None), only=(*PLAIN, "absent"))
-    assert [str(finding) for finding in level.findings] == ["backend absent did not run: OSError: no such runtime"]
+    assert [finding.problem for finding in level.findings] == ["backend absent did not run: OSError: no such runtime"]
 
 
 def test_outputs_that_are_not_there_or_of_another_shape_are_findings(rules: Path, out: Path) -> None:
@@ -295,7 +295,7 @@ def test_the_command_prints_the_matrix(rules: Path, out: Path, monkeypatch: pyte
     assert wrong.exit_code == 1
     level = json.loads(wrong.stdout)["levels"][-1]
     assert level["level"] == "backends" and level["matrix"]["fused"][EAGER] > 0.1
-    assert "the weights are equal (bit for bit)" in level["findings"][0]["what"]
+    assert "the weights are equal (bit for bit)" in level["findings"][0]["text"]
 
 
 def test_without_a_reference_it_is_skipped(rules: Path, out: Path) -> None:

@@ -382,7 +382,7 @@ def test_errors_of_one_rule(rules: str, message: str, structural: bool) -> None:
 
 # --- the file -------------------------------------------------------------------------------------------------------
 
-FILE_KEYS = "(known: model, family, title, root, leaf_names, path_variants, axes, facts, sidecar, must_divide, needs_confirmation, layer_types, versions, targets, rules)"
+FILE_KEYS = "(known: model, family, title, reference, root, leaf_names, path_variants, axes, facts, sidecar, must_divide, needs_confirmation, layer_types, versions, targets, rules)"
 
 WHOLE_FILE: list[tuple[str, str, bool]] = [
     ("- a", "r.yaml:1:1: expected a rule file, found a list", True),
