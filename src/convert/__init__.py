@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from convert.drafting.survey import Survey as Survey
     from convert.drafting.survey import survey_rules as survey_rules
     from convert.layers.base import Step as Step
+    from convert.planning.options import ConversionOptions as ConversionOptions
     from convert.planning.plan import Plan as Plan
     from convert.rules.file import RuleFile as RuleFile
     from convert.rules.library import available_rules as available_rules
@@ -47,6 +48,7 @@ _MODULES = {
     "convert.api": ("convert", "plan_conversion"),
     "convert.drafting": ("draft_rules",),
     "convert.core.errors": ("CheckpointError", "ConvertError", "OutputError", "PlanError", "RuleError"),
+    "convert.planning.options": ("ConversionOptions",),
     "convert.planning.plan": ("Plan",),
     "convert.rules.library": ("available_rules", "load_models", "load_rules"),
     "convert.rules.file": ("RuleFile",),

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Unpack
 
 from convert.checkpoints import Source, open_source
 from convert.core.errors import PlanError
 from convert.core.gc_pause import gc_paused
-from convert.core.tensor_spec import TensorSpec
 from convert.planning.match import cover
+from convert.planning.options import DEFAULTS, ConversionOptions, OptionKeywords
 from convert.planning.plan import Plan
 from convert.planning.select_rules import choose_plan
 from convert.rules.file import RuleFile
@@ -22,48 +23,38 @@ from convert.writing.execute import Event, Result, execute
 def plan_conversion(
     model: str | RuleFile,
     checkpoint: str | Path | Source,
-    *,
-    to: str | None = None,
-    dtype: str | None = None,
-    settings: Mapping[str, Any] | None = None,
-    step: int | None = None,
-    item: str | None = None,
-    skeleton: str | Path | None = None,
-    rules_dir: str | Path | None = None,
-    like: Mapping[str, TensorSpec] | None = None,
+    options: ConversionOptions = DEFAULTS,
+    **keywords: Unpack[OptionKeywords],
 ) -> Plan:
     """Plans a conversion: opens the checkpoint, finds the rules, decides everything that needs no data.
 
     Args:
         model: a shipped name (``timesfm``), the path of a rule file, or a loaded one.
         checkpoint: its path, or an opened source.
-        to: the PyTorch code that shall load the result, one of the rule file's targets; None is the first.
-        dtype: what floating-point tensors are written in; None keeps each leaf's dtype.
-        settings: facts, sizes and choices that the tree leaves open, such as ``{"use_positional_embedding": True}``.
-        step: a step of a CheckpointManager or of paxml; None is the latest.
-        item: an item of a composite checkpoint.
-        skeleton: what `convert skeleton` wrote, with the names of an Equinox file's arrays.
-        rules_dir: a directory of rule files that come before the shipped ones.
-        like: specs of a state_dict that the result must have.
+        options: see `ConversionOptions`.
+        keywords: fields of `ConversionOptions`, such as ``dtype="bfloat16"``; they take precedence over `options`.
 
     Raises:
         CheckpointError: the checkpoint cannot be opened.
         RuleError: there are no such rules, or they are not valid.
         PlanError: rules and checkpoint do not fit.
     """
-    extra = Path(rules_dir) if rules_dir else None
+    options = replace(options, **keywords)
+    extra = Path(options.rules_dir) if options.rules_dir else None
     candidates = (model,) if isinstance(model, RuleFile) else find_rules(model, extra)
     if isinstance(checkpoint, Source):
         source = checkpoint
     else:
         leaf_names = [rules.leaf_names for rules in candidates if rules.leaf_names]
-        source = open_source(checkpoint, step=step, item=item, skeleton=skeleton, leaf_names=leaf_names)
+        source = open_source(
+            checkpoint, step=options.step, item=options.item, skeleton=options.skeleton, leaf_names=leaf_names
+        )
     try:
-        return choose_plan(candidates, source, to=to, dtype=dtype, settings=settings, like=like)
+        return choose_plan(candidates, source, options)
     except PlanError as error:
         relative = _relative_that_fits(candidates, source, extra)
         if relative is None:
-            able = _relative_that_goes_there(candidates, source, extra, to)
+            able = _relative_that_goes_there(candidates, source, extra, options.to)
             if able is None:
                 raise
             raise PlanError(
@@ -103,19 +94,13 @@ def convert(
     model: str | RuleFile,
     checkpoint: str | Path | Source,
     out: str | Path,
+    options: ConversionOptions = DEFAULTS,
     *,
-    to: str | None = None,
-    dtype: str | None = None,
-    settings: Mapping[str, Any] | None = None,
-    step: int | None = None,
-    item: str | None = None,
-    skeleton: str | Path | None = None,
-    rules_dir: str | Path | None = None,
-    like: Mapping[str, TensorSpec] | None = None,
     overwrite: bool = False,
     max_shard_bytes: int | None = None,
     jobs: int | None = None,
     on_event: Callable[[Event], None] | None = None,
+    **keywords: Unpack[OptionKeywords],
 ) -> Result:
     """Converts a checkpoint to safetensors.
 
@@ -135,18 +120,7 @@ def convert(
     Raises:
         OutputError: the output exists, lies in the checkpoint, or cannot be written. Nothing is left behind.
     """
-    plan = plan_conversion(
-        model,
-        checkpoint,
-        to=to,
-        dtype=dtype,
-        settings=settings,
-        step=step,
-        item=item,
-        skeleton=skeleton,
-        rules_dir=rules_dir,
-        like=like,
-    )
+    plan = plan_conversion(model, checkpoint, options, **keywords)
     for event in execute(plan, out, overwrite=overwrite, max_shard_bytes=max_shard_bytes, jobs=jobs):
         if isinstance(event, Result):
             return event

@@ -88,6 +88,7 @@ def check(
     Exit codes: 0 equal, 1 different, 2 inconclusive.
     """
     from convert.cli.check_text import lines
+    from convert.planning.options import ConversionOptions
     from convert.verify.report.report import LEVELS
     from convert.verify.run import check as run
 
@@ -96,14 +97,16 @@ def check(
         report = run(
             out,
             source,
+            ConversionOptions(
+                to=to,
+                dtype=dtype,
+                settings=o.parse_settings(settings),
+                step=step,
+                item=item,
+                skeleton=skeleton,
+                rules_dir=rules_dir,
+            ),
             model=model,
-            to=to,
-            dtype=dtype,
-            settings=o.parse_settings(settings),
-            step=step,
-            item=item,
-            skeleton=skeleton,
-            rules_dir=rules_dir,
             levels=o.split(level) or LEVELS,
             require=o.split(require),
             reference=reference,

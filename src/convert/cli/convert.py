@@ -56,7 +56,9 @@ def run(
     as_json: bool,
 ) -> None:
     """Convert a checkpoint: convert MODEL CKPT OUT."""
-    from convert.cli.plan import make, print_plan
+    from convert.api import plan_conversion
+    from convert.cli.plan import print_plan, read_specs
+    from convert.planning.options import ConversionOptions
 
     if check and dry_run:
         raise ConvertError("--dry-run writes nothing, so there is nothing to --check; leave one of them out")
@@ -73,7 +75,17 @@ def run(
     from convert.writing.execute import Event, Result, execute, prepare
 
     started = time.perf_counter()
-    plan = make(model, checkpoint, to, dtype, step, item, skeleton, settings, rules_dir, like, custom_cells)
+    options = ConversionOptions(
+        to=to,
+        dtype=dtype,
+        settings=o.parse_settings(settings, custom_cells),
+        step=step,
+        item=item,
+        skeleton=skeleton,
+        rules_dir=rules_dir,
+        like=read_specs(like) if like else None,
+    )
+    plan = plan_conversion(model, checkpoint, options)
     planned = time.perf_counter() - started
     limit = o.shard_bytes(max_shard_size, out)
     if dry_run:
@@ -98,11 +110,8 @@ def run(
         report = run_check(
             out,
             plan.checkpoint,
+            options,
             model=model,
-            to=to,
-            dtype=dtype,
-            settings=o.parse_settings(settings, custom_cells),
-            rules_dir=rules_dir,
             require=o.split(require),
             reference=reference,
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from convert.core.tensor_spec import TensorSpec
     from convert.drafting.survey import Survey
     from convert.layers.base import Part, Step
+    from convert.planning.options import ConversionOptions
     from convert.planning.plan import Plan
     from convert.writing.writer import Layout
 
@@ -45,36 +46,12 @@ def plan(
 
     Where the rules do not fit, or are not finished: what they cover, what not, and the nearest rule; exit code 2.
     """
+    from convert.api import plan_conversion
     from convert.core.errors import PlanError
+    from convert.planning.options import ConversionOptions
     from convert.writing.execute import plan_layout
 
-    try:
-        made = make(model, checkpoint, to, dtype, step, item, skeleton, settings, rules_dir, like, custom_cells)
-    except PlanError as error:
-        _survey(model, checkpoint, step, item, skeleton, rules_dir, error, as_json)
-        raise
-    print_plan(made, plan_layout(made, Path("model"), o.shard_bytes(max_shard_size, None))[1], as_json)
-
-
-def make(
-    model: str,
-    checkpoint: Path,
-    to: str | None,
-    dtype: str | None,
-    step: int | None,
-    item: str | None,
-    skeleton: Path | None,
-    settings: Iterable[str],
-    rules_dir: Path | None,
-    like: Path | None,
-    custom_cells: bool = False,
-) -> Plan:
-    """The plan that the shared options describe."""
-    from convert.api import plan_conversion
-
-    return plan_conversion(
-        model,
-        checkpoint,
+    options = ConversionOptions(
         to=to,
         dtype=dtype,
         settings=o.parse_settings(settings, custom_cells),
@@ -82,11 +59,17 @@ def make(
         item=item,
         skeleton=skeleton,
         rules_dir=rules_dir,
-        like=_wanted(like) if like else None,
+        like=read_specs(like) if like else None,
     )
+    try:
+        made = plan_conversion(model, checkpoint, options)
+    except PlanError as error:
+        _survey(model, checkpoint, options, error, as_json)
+        raise
+    print_plan(made, plan_layout(made, Path("model"), o.shard_bytes(max_shard_size, None))[1], as_json)
 
 
-def _wanted(like: Path) -> Mapping[str, TensorSpec]:
+def read_specs(like: Path) -> Mapping[str, TensorSpec]:
     """The names and shapes that the result must have."""
     from convert.verify.written import open_written
 
@@ -99,10 +82,7 @@ def _wanted(like: Path) -> Mapping[str, TensorSpec]:
 def _survey(
     model: str,
     checkpoint: Path,
-    step: int | None,
-    item: str | None,
-    skeleton: Path | None,
-    rules_dir: Path | None,
+    options: ConversionOptions,
     error: PlanError,
     as_json: bool,
 ) -> None:
@@ -111,11 +91,13 @@ def _survey(
     from convert.drafting.survey import survey_rules
     from convert.rules.library import find_rules
 
-    candidates = find_rules(model, rules_dir)
+    candidates = find_rules(model, Path(options.rules_dir) if options.rules_dir else None)
     if len(candidates) != 1:
         return
     leaf_names = [rules.leaf_names for rules in candidates if rules.leaf_names]
-    source = open_source(checkpoint, step=step, item=item, skeleton=skeleton, leaf_names=leaf_names)
+    source = open_source(
+        checkpoint, step=options.step, item=options.item, skeleton=options.skeleton, leaf_names=leaf_names
+    )
     found = survey_rules(candidates[0], source)
     if found.covered and not error.findings:
         return  # not the rules are wrong but an option

@@ -65,18 +65,21 @@ def record(
     """Run the JAX model and keep what it gives, for `convert check --recorded` where there is no JAX."""
     from convert.api import plan_conversion
     from convert.core.errors import ConvertError
+    from convert.planning.options import ConversionOptions
     from convert.verify.recording.record import record as run
     from convert.verify.run import load_reference
 
     plan = plan_conversion(
         model,
         checkpoint,
-        to=to,
-        settings=o.parse_settings(settings, custom_cells),
-        step=step,
-        item=item,
-        skeleton=skeleton,
-        rules_dir=rules_dir,
+        ConversionOptions(
+            to=to,
+            settings=o.parse_settings(settings, custom_cells),
+            step=step,
+            item=item,
+            skeleton=skeleton,
+            rules_dir=rules_dir,
+        ),
     )
     pair = load_reference(plan, reference)
     if isinstance(pair, str):

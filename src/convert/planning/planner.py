@@ -6,7 +6,7 @@ import itertools
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Unpack
 
 from convert.checkpoints.source import Source
 from convert.core.errors import PlanError
@@ -29,6 +29,7 @@ from convert.planning.join import join
 from convert.planning.low_rank_source import Merge, with_merges
 from convert.planning.match import Coverage, cover
 from convert.planning.merged_leaves import merge
+from convert.planning.options import DEFAULTS, ConversionOptions, OptionKeywords
 from convert.planning.plan import Dropped, Held, Plan, expand, one_off
 from convert.planning.settings import check_settings
 from convert.planning.sidecar import Found, contradictions, facts_beside, look_beside
@@ -41,32 +42,28 @@ MAX_FINDINGS = 12  # in one message; all of them are in PlanError.findings
 def make_plan(
     rules: RuleFile,
     source: Source,
+    options: ConversionOptions = DEFAULTS,
     *,
-    to: str | None = None,
-    dtype: str | None = None,
-    settings: Mapping[str, Any] | None = None,
-    like: Mapping[str, TensorSpec] | None = None,
     coverage: Coverage | None = None,
+    **keywords: Unpack[OptionKeywords],
 ) -> Plan:
     """Plans a conversion; reads no array.
 
     Args:
         rules: from `convert.load_rules`.
         source: from `convert.open_source`.
-        to: a target of the rule file; None is its first.
-        dtype: what floating-point tensors are written in; None keeps each leaf's dtype.
-        settings: facts, sizes and choices that the tree leaves open, by name.
-        like: specs of an existing state_dict that the result must have, name for name and shape for shape.
-        coverage: what `convert.planning.match.cover` says of these rules and this source, where that is known.
+        options: `to`, `dtype`, `settings` and `like` of `ConversionOptions`.
+        coverage: result of `convert.planning.match.cover` for these rules and this source, if it is known.
+        keywords: fields of `ConversionOptions`; they take precedence over `options`.
 
     Raises:
         PlanError: rules and checkpoint do not fit; `findings` holds every problem.
     """
     with gc_paused():
-        rules = with_burn(rules, to)
-        return _Planner(rules, source, to or next(iter(rules.targets)), dtype, dict(settings or {})).plan(
-            like, coverage
-        )
+        options = replace(options, **keywords)
+        rules = with_burn(rules, options.to)
+        target = options.to or next(iter(rules.targets))
+        return _Planner(rules, source, target, options.dtype, dict(options.settings)).plan(options.like, coverage)
 
 
 @dataclass

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
 
 from convert.checkpoints.source import Source
 from convert.core.errors import PlanError
 from convert.core.path_index import PathIndex
-from convert.core.tensor_spec import TensorSpec
 from convert.planning.burn.modules import with_burn
 from convert.planning.match import Coverage, cover
+from convert.planning.options import DEFAULTS, ConversionOptions
 from convert.planning.plan import Plan
 from convert.planning.planner import make_plan
 from convert.planning.settings import settable
@@ -20,11 +19,7 @@ from convert.rules.file import RuleFile
 def choose_plan(
     candidates: tuple[RuleFile, ...],
     source: Source,
-    *,
-    to: str | None = None,
-    dtype: str | None = None,
-    settings: Mapping[str, Any] | None = None,
-    like: Mapping[str, TensorSpec] | None = None,
+    options: ConversionOptions = DEFAULTS,
 ) -> Plan:
     """The plan of the rule file that fits the checkpoint; arguments as in `make_plan`.
 
@@ -33,14 +28,14 @@ def choose_plan(
     Raises:
         PlanError: none fits (the findings are those of the nearest), or several do.
     """
-    candidates = tuple(with_burn(rules, to) for rules in candidates)
+    candidates = tuple(with_burn(rules, options.to) for rules in candidates)
     if len(candidates) == 1:
-        return make_plan(candidates[0], source, to=to, dtype=dtype, settings=settings, like=like)
+        return make_plan(candidates[0], source, options)
     index = PathIndex(source.leaves)
     coverages = {rules.model: cover(rules, source, index) for rules in candidates}
     shares = {model: share(coverage, source) for model, coverage in coverages.items()}
     best = sorted(candidates, key=lambda rules: -shares[rules.model])
-    misspelt = set(settings or ()) - {key for rules in candidates for key in settable(rules)}
+    misspelt = set(options.settings) - {key for rules in candidates for key in settable(rules)}
     errors: dict[str, PlanError] = {}
     fitting: list[Plan] = []
     left_out = {
@@ -50,12 +45,10 @@ def choose_plan(
         whole = any(not plan.dropped for plan in fitting)  # then none that leaves some out can be meant
         if shares[rules.model] == 0 or (whole and (left_out[rules.model] or coverages[rules.model].findings)):
             continue
-        own = {k: v for k, v in (settings or {}).items() if k in settable(rules)}
-        only = settings if rules is best[0] and misspelt else own  # which is an error of the nearest file
+        own = {k: v for k, v in options.settings.items() if k in settable(rules)}
+        only = options.settings if rules is best[0] and misspelt else own  # which is an error of the nearest file
         try:
-            fitting.append(
-                make_plan(rules, source, to=to, dtype=dtype, settings=only, like=like, coverage=coverages[rules.model])
-            )
+            fitting.append(make_plan(rules, source, replace(options, settings=only), coverage=coverages[rules.model]))
         except PlanError as error:
             errors[rules.model] = error
     fewest = min((len(plan.dropped) for plan in fitting), default=0)
@@ -77,7 +70,7 @@ def choose_plan(
         raise PlanError(f"{source.called} fits {names} alike; name one of them in place of {best[0].family}")
     said = ", ".join(f"{rules.model} knows {round(100 * shares[rules.model])} % of the leaves" for rules in best)
     able = [
-        rules for rules in best if to is None or to not in rules.targets or rules.supports(to)
+        rules for rules in best if options.to is None or options.to not in rules.targets or rules.supports(options.to)
     ]  # the others would say only that
     first = next((rules for rules in able if rules.model in errors and shares[rules.model] > 0.5), best[0])
     nearest_error = errors.get(first.model)

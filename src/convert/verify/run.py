@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from convert.api import plan_conversion
 from convert.checkpoints import Source
@@ -13,6 +13,7 @@ from convert.core.errors import ConvertError, RuleError, UnavailableError, UserC
 from convert.core.fields import nearest
 from convert.core.user_code import REFERENCE_OPTION, find_factory, user_code_errors
 from convert.planning.burn.modules import conventions_of
+from convert.planning.options import DEFAULTS, ConversionOptions, OptionKeywords
 from convert.planning.plan import Plan
 from convert.rules.library import find_rules
 from convert.verify.config.unverified import on_trust
@@ -48,15 +49,9 @@ def require_levels(levels: Iterable[str]) -> None:
 def plan_of(
     written: Written,
     checkpoint: str | Path | Source,
+    options: ConversionOptions = DEFAULTS,
     *,
     model: str | None = None,
-    to: str | None = None,
-    dtype: str | None = None,
-    settings: Mapping[str, Any] | None = None,
-    step: int | None = None,
-    item: str | None = None,
-    skeleton: Path | None = None,
-    rules_dir: Path | None = None,
 ) -> Plan:
     """The plan that the file was made by: what the header says, where the caller says nothing else.
 
@@ -69,23 +64,21 @@ def plan_of(
         if not model:
             raise ConvertError(f"{written.path} does not say which rules made it; name them with --model")
         try:
-            find_rules(model, rules_dir)
+            find_rules(model, Path(options.rules_dir) if options.rules_dir else None)
         except RuleError as error:
             raise ConvertError(
                 f"{written.path} was made by rules called {model!r}, which are not among the known ones; name their file with "
                 "--model, such as --model ./rules.yaml"
             ) from error
-    given = {**written.stated("settings"), **(settings or {})}
     return plan_conversion(
         model,
         checkpoint,
-        to=to or said.get("target") or None,
-        dtype=dtype or said.get("dtype") or None,
-        settings=given,
-        step=step,
-        item=item,
-        skeleton=skeleton,
-        rules_dir=rules_dir,
+        replace(
+            options,
+            to=options.to or said.get("target") or None,
+            dtype=options.dtype or said.get("dtype") or None,
+            settings={**written.stated("settings"), **options.settings},
+        ),
     )
 
 
@@ -140,15 +133,9 @@ def load_reference(plan: Plan, factory: str | None) -> Reference | str:
 def check(
     out: str | Path,
     checkpoint: str | Path | Source | None = None,
+    options: ConversionOptions = DEFAULTS,
     *,
     model: str | None = None,
-    to: str | None = None,
-    dtype: str | None = None,
-    settings: Mapping[str, Any] | None = None,
-    step: int | None = None,
-    item: str | None = None,
-    skeleton: Path | None = None,
-    rules_dir: Path | None = None,
     levels: Iterable[str] = LEVELS,
     require: Iterable[str] = (),
     reference: str | None = None,
@@ -157,13 +144,15 @@ def check(
     precision: str | None = None,
     seed: int | None = None,
     backends: bool = False,
+    **keywords: Unpack[OptionKeywords],
 ) -> Report:
     """Checks a conversion against its checkpoint, or against a recording of the JAX model, or both.
 
     Args:
         out: what was written, by this package or by any other code.
         checkpoint: what it was made from; may be None when `recorded` is given.
-        model, to, dtype, settings: as for the conversion; what the file's header says is the default.
+        options: as for the conversion; the file's header gives the defaults.
+        model: as for the conversion; None is the model that the file's header names.
         levels: which of `LEVELS` to run. require: those of which a skip makes the check undecided.
         reference: ``module:factory`` of the two models; None is the `reference` of the rule file.
         recorded: what `convert.verify.recording.record.record` wrote, in place of running the JAX model.
@@ -171,10 +160,12 @@ def check(
         precision: the dtype that users run in, beside lifted float64; None is the recording's, or else float32.
         seed: of the random inputs; None is the recording's, or else 0.
         backends: whether to compare all backends at hand, too.
+        keywords: fields of `ConversionOptions`; they take precedence over `options`.
 
     Raises:
         ConvertError: something cannot be opened, found or understood.
     """
+    options = replace(options, **keywords)
     levels, require = tuple(levels), tuple(require)
     require_levels((*levels, *require))
     if seed is not None and seed < 0:
@@ -183,29 +174,18 @@ def check(
     if precision is not None:
         require_precision(precision)
     written = open_written(out)
-    said: dict[str, Mapping[str, Any]] = {"--set": settings or {}}
+    said: dict[str, Mapping[str, Any]] = {"--set": options.settings}
     recording = None
     if recorded is not None:
         recording = load_recording(recorded)
-        model, to, settings = recording_defaults(recording, written, model, to, settings, precision, reference, seed)
+        model, options = recording_defaults(recording, written, model, options, precision, reference, seed)
         seed = recording.manifest.seed
         checkpoint = RecordedSource(recording, written) if checkpoint is None else checkpoint
     if checkpoint is None:
         raise ConvertError(
             f"{out} is checked against its checkpoint (--from CKPT), a recording (--recorded FILE), or both"
         )
-    plan = plan_of(
-        written,
-        checkpoint,
-        model=model,
-        to=to,
-        dtype=dtype,
-        settings=settings,
-        step=step,
-        item=item,
-        skeleton=skeleton,
-        rules_dir=rules_dir,
-    )
+    plan = plan_of(written, checkpoint, options, model=model)
     evidence = evidence_of(recording, plan, written) if recording is not None else None
     pair = load_reference(replace(plan, written_config=written.config), reference)
     if reference is None and written.path.is_dir() and (other := other_class(plan, written)):

@@ -39,6 +39,7 @@ from convert.core.weight_norm_ops import LossyError
 from convert.layers.base import Part, Step
 from convert.layers.hypothesis import Hypothesis
 from convert.planning.low_rank_source import HoldsMerged, Merge
+from convert.planning.options import ConversionOptions
 from convert.planning.plan import Plan
 from convert.verify.mistakes.catalogue import hypotheses, nearly, same_bits
 from convert.verify.mistakes.hypothesis import expected
@@ -151,12 +152,11 @@ def recording_defaults(
     recording: Recording,
     written: Written,
     model: str | None,
-    to: str | None,
-    settings: Mapping[str, Any] | None,
+    options: ConversionOptions,
     precision: str | None,
     reference: str | None,
     seed: int | None = None,
-) -> tuple[str | None, str | None, dict[str, Any]]:
+) -> tuple[str, ConversionOptions]:
     """Model, target and settings for the plan: what the user says, else the file's header, else the recording.
 
     Raises:
@@ -164,7 +164,7 @@ def recording_defaults(
     """
     said, path = recording.manifest, recording.path
     header = written.metadata
-    to = to or header.get("target") or said.target
+    to = options.to or header.get("target") or said.target
     known = header.get("model") or said.model
     for word, recorded, wanted, option in (
         ("model", said.model, known, ""),
@@ -185,7 +185,7 @@ def recording_defaults(
             f"give the recording of this {word}, or {AGAIN}{option}"
         )
     more = {key: value for key, value in said.settings.items() if key not in written.stated("settings")}
-    return model or known, to, {**more, **(settings or {})}
+    return model or known, replace(options, to=to, settings={**more, **options.settings})
 
 
 def evidence_of(recording: Recording, plan: Plan, written: Written) -> Evidence:
