@@ -1,38 +1,42 @@
-"""The command line. Each command has a module; `output` is the only one that prints.
+"""The command line, a thin layer over `convert.api` and `convert.verify`.
 
-What the commands need is loaded when one is run, so that Ctrl-C is answered while it loads, too.
+One module for each command; `options` holds what they share, `folding` folds repeated layers, `output` is the only
+module that prints, `process` tunes the process. May import everything; nothing imports it.
+
+A command loads what it needs when it runs: ``convert --help`` is fast, and Ctrl-C works while libraries load.
 """
 
 import os
 import sys
 from typing import NoReturn
 
-INTERRUPTED = 130  # 128 and the number of SIGINT, as shells have it
+INTERRUPTED = 130  # 128 + SIGINT, the shells' convention
 
 
 def program() -> NoReturn:
-    """``convert`` and ``ckpt-convert``: a process of their own, which ends with the command."""
+    """Entry point of ``convert`` and ``ckpt-convert``."""
     _open_streams()
     try:
         from convert.cli.app import program as run
     except KeyboardInterrupt:
-        sys.stderr.write("error: interrupted; nothing was written\n")
+        sys.stderr.write("error[interrupted]: interrupted; nothing was written\n")
+        sys.stderr.flush()
         os._exit(INTERRUPTED)
     run()
 
 
 def _open_streams() -> None:
-    """Standard streams that were closed lead nowhere: else the next file that is opened, the output, say, would be taken for one."""
+    """Point closed standard streams at the null device; else the next opened file, the output, would take their number."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free: this one
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this one
             setattr(sys, name, open(number, "r" if number == 0 else "w", closefd=False))  # noqa: SIM115 - stays open
 
 
 def main() -> NoReturn:
-    """The same command within another program: ends with `SystemExit`."""
+    """Run the command within another program; ends with `SystemExit`."""
     from convert.cli.app import main as run
 
     run()

@@ -3,87 +3,89 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-import click
+import typer
 
 from convert.cli import options as o
 from convert.cli import output
 from convert.core.errors import ConvertError, OutputError
+from convert.core.findings import Finding
 
 if TYPE_CHECKING:
     from convert.verify.report.report import Report
 
 
-@o.command(
-    o.Argument("out", "A .safetensors file, or a directory of them.", metavar="OUT", type=o.PATH),
-    click.Option(["--from", "source"], type=o.PATH, metavar="CKPT", help="The checkpoint that it was made from."),
-    click.Option(
-        ["--recorded"],
-        type=o.PATH,
-        metavar="FILE",
-        help="What `convert record` wrote: JAX need not be installed here, nor CKPT be.",
-    ),
-    click.Option(["--model"], metavar="MODEL", help="The rules, when the file does not say."),
-    o.TO,
-    o.DTYPE,
-    o.STEP,
-    o.ITEM,
-    o.SKELETON,
-    o.SETTINGS,
-    o.RULES_DIR,
-    click.Option(
-        ["--level"],
-        multiple=True,
-        metavar="LEVEL",
-        help="coverage, weights, layers, model. May be repeated.",
-        show_default="all",
-    ),
-    o.REQUIRE,
-    o.REFERENCE,
-    click.Option(
-        ["--device"], default="cpu", metavar="DEVICE", help="Where torch runs: cpu or cuda.", show_default=True
-    ),
-    click.Option(
-        ["--precision"],
-        metavar="DTYPE",
-        help="What users run in: float32, bfloat16 or float64.",
-        show_default="the recording's, or float32",
-    ),
-    click.Option(["--seed"], type=int, help="Of the random inputs.", show_default="the recording's, or 0"),
-    click.Option(
-        ["--backends"],
-        is_flag=True,
-        help="Compare JAX, torch, torch.compile, CUDA and the reference's own backends, too.",
-    ),
-    click.Option(["--junit"], type=o.PATH, metavar="FILE", help="Write the report as JUnit XML, too."),
-    click.Option(["--html"], type=o.PATH, metavar="FILE", help="Write the report as one HTML page, too."),
-    o.JSON,
-)
 def check(
-    out: Path,
-    source: Path | None,
-    recorded: Path | None,
-    model: str | None,
-    to: str | None,
-    dtype: str | None,
-    step: int | None,
-    item: str | None,
-    skeleton: Path | None,
-    settings: tuple[str, ...],
-    rules_dir: Path | None,
-    level: tuple[str, ...],
-    require: tuple[str, ...],
-    reference: str | None,
-    device: str,
-    precision: str | None,
-    seed: int | None,
-    backends: bool,
-    junit: Path | None,
-    html: Path | None,
-    as_json: bool,
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Converted .safetensors file, or a directory of them.")],
+    source: Annotated[
+        Path | None,
+        typer.Option(
+            "--from", metavar="CKPT", help="Checkpoint from which OUT was converted.", rich_help_panel=o.INPUT
+        ),
+    ] = None,
+    recorded: Annotated[
+        Path | None,
+        typer.Option(
+            "--recorded",
+            metavar="FILE",
+            help="Recording made by `convert record`; then neither JAX nor CKPT is needed.",
+            rich_help_panel=o.INPUT,
+        ),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            metavar="MODEL",
+            help="Rules, where the header of OUT does not name them.",
+            rich_help_panel=o.INPUT,
+            autocompletion=o.complete_model,
+        ),
+    ] = None,
+    to: o.To = None,
+    dtype: o.Dtype = None,
+    step: o.Step = None,
+    item: o.Item = None,
+    skeleton: o.Skeleton = None,
+    settings: o.Settings = None,
+    rules_dir: o.RulesDir = None,
+    level: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--level",
+            metavar="LEVEL",
+            help="coverage, weights, layers or model. Repeatable. (default: all)",
+            rich_help_panel=o.PROOF,
+        ),
+    ] = None,
+    require: o.Require = None,
+    reference: o.Reference = None,
+    device: Annotated[
+        str,
+        typer.Option("--device", metavar="DEVICE", help="Where PyTorch runs: cpu or cuda.", rich_help_panel=o.PROOF),
+    ] = "cpu",
+    precision: o.Precision = None,
+    seed: o.Seed = None,
+    backends: Annotated[
+        bool,
+        typer.Option(
+            "--backends",
+            help="Compare backends, too: JAX, torch, torch.compile, CUDA and those of the reference.",
+            rich_help_panel=o.PROOF,
+        ),
+    ] = False,
+    junit: Annotated[
+        Path | None,
+        typer.Option("--junit", metavar="FILE", help="Write the report as JUnit XML.", rich_help_panel=o.REPORT),
+    ] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option("--html", metavar="FILE", help="Write the report as one HTML page.", rich_help_panel=o.REPORT),
+    ] = None,
+    as_json: o.Json = False,
 ) -> None:
-    """Prove that a conversion computes the same as its source, or say where and why not.
+    """Prove that a converted model computes the same as its source, or name the bug and the rule.
 
     Exit codes: 0 equal, 1 different, 2 inconclusive.
     """
@@ -92,7 +94,7 @@ def check(
     from convert.verify.report.report import LEVELS
     from convert.verify.run import check as run
 
-    _refuse((out, recorded), source, (junit, html))
+    _refuse_report_paths((out, recorded), source, (junit, html))
     try:
         report = run(
             out,
@@ -116,40 +118,48 @@ def check(
             seed=seed,
             backends=backends,
         )
-    except BaseException as error:  # whatever it was, reports of an earlier check must not stay
-        stopped = _stopped(out, source or recorded, model, to, o.split(require), error)
-        _write(stopped, junit, html)
+    except BaseException as error:  # reports of an earlier check must not stay
+        aborted = _aborted(out, source or recorded, model, to, o.split(require), error)
+        _write(aborted, junit, html)
         if as_json:
-            output.data_json(stopped.to_dict())
+            output.data_json(aborted.to_dict())
         raise
     _write(report, junit, html)
     if as_json:
         output.data_json(report.to_dict())
     else:
-        for line in lines(report):
-            output.data(line)
-    raise click.exceptions.Exit(report.exit_code)
+        output.data_lines(lines(report))
+    raise typer.Exit(report.exit_code)
 
 
-def _stopped(
+def _aborted(
     out: Path, source: Path | None, model: str | None, to: str | None, require: tuple[str, ...], error: BaseException
 ) -> Report:
-    """Build the report of a check that an error stopped."""
+    """Return the inconclusive report of a check that an error ended."""
     from convert.verify.report.report import Report
 
-    said = str(error) if isinstance(error, ConvertError) else f"{type(error).__name__} {error}".strip()
-    return Report(str(out), str(source or ""), model or "", to or "", (), require, error=said)
+    text = str(error) if isinstance(error, ConvertError) else f"{type(error).__name__} {error}".strip()
+    return Report(str(out), str(source or ""), model or "", to or "", (), require, error=text)
 
 
-def _refuse(files: tuple[Path | None, ...], source: Path | None, reports: tuple[Path | None, ...]) -> None:
-    """Before the work is done: a report replaces what is there, so it must not be what is being checked."""
+def _refuse_report_paths(files: tuple[Path | None, ...], source: Path | None, reports: tuple[Path | None, ...]) -> None:
+    """Refuse, before the work starts, to replace what is checked by a report."""
     for report in (path for path in reports if path is not None):
-        here = report.resolve()
-        named = [path.resolve() for path in files if path is not None]
-        if here in named or (source is not None and here.is_relative_to(source.resolve())):
-            raise OutputError(f"{report}: is part of what is checked; give another name for the report")
-        if not here.parent.is_dir():
-            raise OutputError(f"{report}: the directory {here.parent} does not exist; create it first")
+        path = report.resolve()
+        inputs = [file.resolve() for file in files if file is not None]
+        if path in inputs or (source is not None and path.is_relative_to(source.resolve())):
+            raise OutputError(
+                Finding("output-within-input", "is part of what is checked", path=str(report), fix="give another name")
+            )
+        if not path.parent.is_dir():
+            raise OutputError(
+                Finding(
+                    "output-not-writable",
+                    f"the directory {path.parent} does not exist",
+                    path=str(report),
+                    fix="create it first",
+                )
+            )
 
 
 def _write(report: Report, junit: Path | None, html: Path | None) -> None:

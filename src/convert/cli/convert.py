@@ -4,75 +4,79 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import click
+import typer
 
 from convert.cli import options as o
 from convert.cli import output
 from convert.core.errors import ConvertError
+from convert.core.findings import Finding
+
+if TYPE_CHECKING:
+    from convert.planning.plan import Plan
+    from convert.verify.report.report import Report
+    from convert.writing.execute import Result
 
 
-@o.command(
-    o.MODEL,
-    o.CHECKPOINT,
-    o.Argument("out", "A .safetensors file, or a directory.", metavar="OUT", type=o.PATH),
-    *o.PLANNING,
-    o.OVERWRITE,
-    click.Option(["--jobs"], type=click.IntRange(1, 4096), metavar="N", help="Threads.", show_default="the processors"),
-    click.Option(
-        ["--check"],
-        is_flag=True,
-        help="Check OUT at all levels, too; exit codes are those of `convert check`. The card of a directory that passes gets "
-        "the figures.",
-    ),
-    o.REFERENCE,
-    o.REQUIRE,
-    click.Option(["--dry-run"], is_flag=True, help="Print the plan and write nothing."),
-    click.Option(["--quiet", "-q"], is_flag=True, help="No progress and no summary."),
-    o.JSON,
-)
-def run(
-    model: str,
-    checkpoint: Path,
-    out: Path,
-    to: str | None,
-    dtype: str | None,
-    step: int | None,
-    item: str | None,
-    skeleton: Path | None,
-    settings: tuple[str, ...],
-    custom_cells: bool,
-    rules_dir: Path | None,
-    like: Path | None,
-    max_shard_size: str | None,
-    overwrite: bool,
-    jobs: int | None,
-    check: bool,
-    reference: str | None,
-    require: tuple[str, ...],
-    dry_run: bool,
-    quiet: bool,
-    as_json: bool,
+def convert(
+    model: o.Model,
+    checkpoint: o.Checkpoint,
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="File ending in .safetensors, or a directory.")],
+    to: o.To = None,
+    dtype: o.Dtype = None,
+    step: o.Step = None,
+    item: o.Item = None,
+    skeleton: o.Skeleton = None,
+    settings: o.Settings = None,
+    custom_cells: o.CustomCells = False,
+    rules_dir: o.RulesDir = None,
+    like: o.Like = None,
+    max_shard_size: o.ShardSize = None,
+    overwrite: o.Overwrite = False,
+    jobs: Annotated[
+        int | None,
+        typer.Option(
+            "--jobs",
+            min=1,
+            max=4096,
+            metavar="N",
+            help="Leaves converted at a time. (default: number of processors)",
+            rich_help_panel=o.OUTPUT,
+        ),
+    ] = None,
+    check: Annotated[
+        bool,
+        typer.Option(
+            "--check",
+            help="Check OUT at all levels afterwards, with the exit codes of `convert check`. "
+            "The model card of an output directory gets the figures.",
+            rich_help_panel=o.PROOF,
+        ),
+    ] = False,
+    reference: o.Reference = None,
+    require: o.Require = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the plan and write nothing.", rich_help_panel=o.REPORT)
+    ] = False,
+    full: o.Full = False,
+    quiet: o.Quiet = False,
+    as_json: o.Json = False,
 ) -> None:
     """Convert a checkpoint: convert MODEL CKPT OUT."""
     from convert.api import plan_conversion
     from convert.cli.plan import print_plan, read_specs
     from convert.planning.options import ConversionOptions
 
-    if check and dry_run:
-        raise ConvertError("--dry-run writes nothing, so there is nothing to --check; leave one of them out")
-    for option, given in (("--reference", reference), ("--require", require)):
-        if given and not check:
-            raise ConvertError(f"{option} is an option of the check; add --check, or run `convert check` afterwards")
-    if check:  # what is wrong with these is said before anything is written
+    _refuse_options(check, dry_run, reference, require)
+    if check:  # wrong options of the check are errors before anything is written
         from convert.core.user_code import REFERENCE_OPTION, find_factory
         from convert.verify.run import require_levels
 
         require_levels(o.split(require))
         _ = find_factory(reference, REFERENCE_OPTION) if reference else None
     from convert.writing.atomic import refuse_existing
-    from convert.writing.execute import Event, Result, execute, prepare
+    from convert.writing.execute import Event, execute, prepare
 
     started = time.perf_counter()
     options = ConversionOptions(
@@ -86,12 +90,12 @@ def run(
         like=read_specs(like) if like else None,
     )
     plan = plan_conversion(model, checkpoint, options)
-    planned = time.perf_counter() - started
+    plan_seconds = time.perf_counter() - started
     limit = o.shard_bytes(max_shard_size, out)
     if dry_run:
         _, layout, _ = prepare(plan, out, limit)
         refuse_existing(out, overwrite)
-        print_plan(plan, layout, as_json)
+        print_plan(plan, layout, full, as_json)
         return
     result: Result | None = None
     with output.progress(quiet or as_json) as show:
@@ -102,35 +106,39 @@ def run(
                 result = event
     assert result is not None
     if not as_json and not quiet:
-        _summary(plan, result)
+        _print_summary(plan, result)
     report = None
     if check:
         from convert.verify.run import check as run_check
 
-        report = run_check(
-            out,
-            plan.checkpoint,
-            options,
-            model=model,
-            require=o.split(require),
-            reference=reference,
-        )
+        report = run_check(out, plan.checkpoint, options, model=model, require=o.split(require), reference=reference)
         if report.exit_code == 0:
-            _note(out, report)
+            _add_figures_to_card(out, report)
     if as_json:
-        said = _report(plan, result, planned)
-        output.data_json({**said, "check": report.to_dict()} if report is not None else said)
+        summary = _to_dict(plan, result, plan_seconds)
+        output.data_json({**summary, "check": report.to_dict()} if report is not None else summary)
     if report is not None:
         if not as_json:
             from convert.cli.check_text import lines
 
-            for line in lines(report):
-                output.data(line)
-        raise click.exceptions.Exit(report.exit_code)
+            output.data_lines(lines(report))
+        raise typer.Exit(report.exit_code)
 
 
-def _note(out: Path, report: Any) -> None:
-    """The figures of a check that passed go into the model card; a single file has none."""
+def _refuse_options(check: bool, dry_run: bool, reference: str | None, require: list[str] | None) -> None:
+    if check and dry_run:
+        raise ConvertError(Finding("usage", "--dry-run writes nothing that --check could check", fix="leave one out"))
+    for option, value in (("--reference", reference), ("--require", require)):
+        if value and not check:
+            raise ConvertError(
+                Finding(
+                    "usage", f"{option} is an option of the check", fix="add --check, or run `convert check` afterwards"
+                )
+            )
+
+
+def _add_figures_to_card(out: Path, report: Report) -> None:
+    """Write the figures of a passed check into the model card of an output directory; a single file has no card."""
     from convert.verify.report.card_rows import figures
     from convert.writing.atomic import write_text
     from convert.writing.model_card import CARD, add_figures
@@ -140,9 +148,9 @@ def _note(out: Path, report: Any) -> None:
         write_text(card, add_figures(card.read_text(encoding="utf-8"), figures(report)))
 
 
-def _report(plan: Any, result: Any, planned: float) -> dict[str, Any]:
-    """`planned`: seconds that it took to open the checkpoint and to plan."""
-    spent = {"plan": planned, **result.spent}
+def _to_dict(plan: Plan, result: Result, plan_seconds: float) -> dict[str, Any]:
+    """Return the summary for ``--json``; `plan_seconds` is the time to open the checkpoint and to plan."""
+    spent = {"plan": plan_seconds, **result.spent}
     return {
         "found": plan.found,
         "model": plan.rules.model,
@@ -154,31 +162,37 @@ def _report(plan: Any, result: Any, planned: float) -> dict[str, Any]:
         "tensors": result.tensors,
         "bytes": result.nbytes,
         "seconds": round(result.seconds, 3),
-        "spent": {what: round(seconds, 3) for what, seconds in spent.items()},
+        "spent": {phase: round(seconds, 3) for phase, seconds in spent.items()},
         "source": {"format": plan.source.format, "digest": result.source_digest, "notes": list(plan.source.notes)},
         "dropped": [{"leaf": d.leaf, "because": d.reason} for d in plan.dropped],
-        "notes": [*plan.notes, *(plan.config_notes if result.out.suffix != ".safetensors" else ())],
+        "notes": [str(note) for note in _notes(plan, result)],
     }
 
 
-def _summary(plan: Any, result: Any) -> None:
-    """The closing words; in a pipe only what a log should keep."""
-    chosen = [note for note in plan.source.notes if note.startswith(("step ", "item "))]
-    output.say(f"found {plan.found} in {plan.source.called} ({'; '.join([plan.source.format, *chosen])})")
+def _notes(plan: Plan, result: Result) -> tuple[Any, ...]:
+    return (*plan.notes, *(plan.config_notes if result.out.suffix != ".safetensors" else ()))
+
+
+def _print_summary(plan: Plan, result: Result) -> None:
+    """Print what was found and written; details only on a terminal, since a log keeps the rest."""
+    choices = [note for note in plan.source.notes if note.startswith(("step ", "item "))]
+    output.status(f"found {plan.found} in {plan.source.called} ({'; '.join([plan.source.format, *choices])})")
     if output.on_terminal():
         for note in plan.source.notes:
-            if note not in chosen:
-                output.say(f"note: {note}")
+            if note not in choices:
+                output.status(f"note: {note}", output.NOTE)
         if plan.dropped:
             reasons = "; ".join(dict.fromkeys(d.reason for d in plan.dropped))
-            output.say(f"left out {output.count(len(plan.dropped), 'leaf')}: {reasons}")
-    for note in (*plan.notes, *(plan.config_notes if result.out.suffix != ".safetensors" else ())):
-        output.say(f"note: {note}")
+            output.status(f"dropped {output.count(len(plan.dropped), 'leaf')}: {reasons}", output.NOTE)
+    for note in _notes(plan, result):
+        output.status(f"note: {note}", output.NOTE)
     lossy = [step for step in plan.steps if step.loses]
     if lossy:
-        output.say(f"note: {output.count(len(lossy), 'tensor')} {lossy[0].loses}, for example {lossy[0].name}")
+        output.status(
+            f"note: {output.count(len(lossy), 'tensor')} {lossy[0].loses}, for example {lossy[0].name}", output.NOTE
+        )
     rate = f", {output.size(int(result.nbytes / result.seconds))}/s" if result.seconds > 0 else ""
-    output.say(
-        f"wrote {result.out}: {output.count(result.tensors, 'tensor')}, {output.size(result.nbytes)} in {result.seconds:.1f} s{rate}, "
-        f"for {plan.rules.targets[plan.target].loads}"
+    output.status(
+        f"wrote {result.out}: {output.count(result.tensors, 'tensor')}, {output.size(result.nbytes)} in "
+        f"{result.seconds:.1f} s{rate}, for {plan.rules.targets[plan.target].loads}"
     )

@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from convert.cli import options as o
 from convert.cli import output
+from convert.cli.folding import fold
+from convert.cli.output import GOOD, HEADING, NOTE, Line
 
 if TYPE_CHECKING:
     from convert.checkpoints import Source
     from convert.core.path_index import PathIndex
+    from convert.rules.file import RuleFile
 
 
-@o.command(o.CHECKPOINT, o.STEP, o.ITEM, o.SKELETON, o.RULES_DIR, o.JSON)
 def inspect(
-    checkpoint: Path,
-    step: int | None,
-    item: str | None,
-    skeleton: Path | None,
-    rules_dir: Path | None,
-    as_json: bool,
+    checkpoint: o.Checkpoint,
+    step: o.Step = None,
+    item: o.Item = None,
+    skeleton: o.Skeleton = None,
+    rules_dir: o.RulesDir = None,
+    full: o.Full = False,
+    as_json: o.Json = False,
 ) -> None:
-    """The tree: paths, shapes, dtypes, bytes; how it lies on disk; which rules fit. Reads no arrays."""
+    """Show the tree (paths, shapes, dtypes, bytes), its format on disk, and the rules that fit. Reads no arrays."""
     from convert.checkpoints import open_source
     from convert.core.path_index import PathIndex
     from convert.rules.library import available_rules
@@ -32,50 +36,86 @@ def inspect(
     index = PathIndex(source.leaves)
     fits = [_fit(rules, source, index) for rules in available_rules(rules_dir)]
     if as_json:
-        output.data_json(_report(source, fits))
+        output.data_json(_to_dict(source, fits))
         return
-    output.data(f"{source.called}: {source.format}")
+    output.data_lines(_lines(source, fits, checkpoint, full))
+
+
+def _lines(source: Source, fits: list[dict[str, Any]], checkpoint: Path, full: bool) -> Iterator[str | Line]:
+    yield Line(f"{source.called}: {source.format}", HEADING)
     for note in source.notes:
-        output.data(f"note: {note}")
-    rows = [("PATH", "SHAPE", "DTYPE", "BYTES")]
-    rows += [
-        (name, _shape(leaf.spec.shape), leaf.spec.dtype, f"{leaf.spec.nbytes:,}")
-        for name, leaf in source.leaves.items()
-    ]
-    rows += [("/".join(absent.keys), "-", absent.why, "-") for absent in source.absent]
-    output.data_lines(output.table(rows, right=(3,)))
-    output.data("")
-    output.data(
-        f"{output.count(len(source.leaves), 'leaf')}, {output.count(sum(leaf.spec.size for leaf in source.leaves.values()), 'element')}, "
-        f"{output.size(source.nbytes)} ({', '.join(f'{dtype} {output.size(n)}' for dtype, n in _by_dtype(source).items())})"
+        yield Line(f"note: {note}", NOTE)
+    rows: list[tuple[str, ...]] = [("PATH", "SHAPE", "DTYPE", "BYTES", "" if full else "LEAVES")]
+    rows += _leaves(source, full)
+    rows += [("/".join(absent.keys), "-", absent.why, "-", "") for absent in source.absent]
+    yield from output.headed(output.table(rows, right=(3, 4)))
+    yield ""
+    elements = sum(leaf.spec.size for leaf in source.leaves.values())
+    dtypes = ", ".join(f"{dtype} {output.size(n)}" for dtype, n in _by_dtype(source).items())
+    yield (
+        f"{output.count(len(source.leaves), 'leaf')}, {output.count(elements, 'element')}, "
+        f"{output.size(source.nbytes)} ({dtypes})"
     )
-    for fit in fits:
-        if fit["fits"]:
-            output.data(f"rules {fit['model']} fit: {fit['found']}; convert {fit['model']} {checkpoint} OUT")
-    for fit in fits:
-        if not fit["fits"]:
-            known = f"they know {fit['share']:.0%} of the leaves"
-            more = f" (and {fit['problems'] - 1} problems more)" if fit["problems"] > 1 else ""
-            why = f"; {fit['problem']}{more}" if fit["problem"] and fit["share"] > 0.5 else ""
-            output.data(f"rules {fit['model']} do not fit: {known}{why}")
+    yield ""
+    yield from _rules(fits, checkpoint, full)
 
 
-def _fit(rules: Any, source: Source, index: PathIndex) -> dict[str, Any]:
+def _leaves(source: Source, full: bool) -> Iterator[tuple[str, ...]]:
+    """Yield a row for each leaf, or for each group of leaves that differ only in the number of their layer."""
+    if full:
+        for name, leaf in source.leaves.items():
+            yield name, _shape(leaf.spec.shape), leaf.spec.dtype, f"{leaf.spec.nbytes:,}", ""
+        return
+    for folded in fold((leaf.spec, (name,)) for name, leaf in source.leaves.items()):
+        spec = folded.key
+        yield (
+            folded.lines[0],
+            _shape(spec.shape),
+            spec.dtype,
+            f"{spec.nbytes * folded.count:,}",
+            str(folded.count) if folded.count > 1 else "",
+        )
+
+
+def _rules(fits: list[dict[str, Any]], checkpoint: Path, full: bool) -> Iterator[str | Line]:
+    """Yield the rules that fit, and of the others the nearest; `full` lists all of them."""
+    fitting = [fit for fit in fits if fit["fits"]]
+    others = sorted((fit for fit in fits if not fit["fits"]), key=lambda fit: -fit["share"])
+    if fitting:
+        yield Line("Rules that fit", HEADING)
+    for fit in fitting:
+        yield Line(f"  {fit['model']}: {fit['found']}", GOOD)
+        yield f"      convert {fit['model']} {checkpoint} OUT"
+    near = others if full else [fit for fit in others[:1] if fit["share"] > 0]
+    if near:
+        yield Line("Nearest rules that do not fit" if not full else "Rules that do not fit", HEADING)
+    for fit in near:
+        yield f"  {fit['model']}: matches {fit['share']:.0%} of the leaves"
+        if fit["problem"]:
+            more = f" (and {output.count(fit['problems'] - 1, 'problem')} more)" if fit["problems"] > 1 else ""
+            yield f"      {fit['problem']}{more}"
+    if not fitting and not near:
+        yield "No shipped rules match any leaf. `convert rules new CKPT mine.yaml` drafts rules from this tree."
+    elif not full and len(others) > len(near):
+        yield Line(f"{len(others) - len(near)} more do not fit; --full lists them", NOTE)
+
+
+def _fit(rules: RuleFile, source: Source, index: PathIndex) -> dict[str, Any]:
     from convert.core.errors import PlanError
     from convert.planning.match import cover
     from convert.planning.planner import make_plan
     from convert.planning.select_rules import share
 
     coverage = cover(rules, source, index)
-    said: dict[str, Any] = {"model": rules.model, "family": rules.family, "share": round(share(coverage, source), 4)}
-    said |= {"problems": 0, "problem": None}
-    if not said["share"]:
-        return {**said, "fits": False, "found": None}
+    fit: dict[str, Any] = {"model": rules.model, "family": rules.family, "share": round(share(coverage, source), 4)}
+    fit |= {"problems": 0, "problem": None}
+    if not fit["share"]:
+        return {**fit, "fits": False, "found": None}
     try:
-        return {**said, "fits": True, "found": make_plan(rules, source, coverage=coverage).found}
+        return {**fit, "fits": True, "found": make_plan(rules, source, coverage=coverage).found}
     except PlanError as error:
-        found = error.findings or (str(error),)
-        return {**said, "fits": False, "found": None, "problems": len(found), "problem": found[0]}
+        findings = error.findings or (str(error),)
+        return {**fit, "fits": False, "found": None, "problems": len(findings), "problem": str(findings[0])}
 
 
 def _shape(shape: tuple[int, ...]) -> str:
@@ -83,13 +123,13 @@ def _shape(shape: tuple[int, ...]) -> str:
 
 
 def _by_dtype(source: Source) -> dict[str, int]:
-    found: Counter[str] = Counter()
+    sizes: Counter[str] = Counter()
     for leaf in source.leaves.values():
-        found[leaf.spec.dtype] += leaf.spec.nbytes
-    return dict(found.most_common())
+        sizes[leaf.spec.dtype] += leaf.spec.nbytes
+    return dict(sizes.most_common())
 
 
-def _report(source: Source, fits: list[dict[str, Any]]) -> dict[str, Any]:
+def _to_dict(source: Source, fits: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "path": str(source.path),
         "format": source.format,

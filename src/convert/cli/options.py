@@ -1,124 +1,172 @@
-"""Arguments and options that several commands share, and the words that they are read from."""
+"""Arguments and options that several commands share, as annotated types for Typer, and how their values are parsed."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-import click
+import typer
 
 from convert.core.errors import ConvertError
+from convert.core.findings import Finding
 
-PATH = click.Path(path_type=Path)
-
-
-class Argument(click.Argument):
-    """An argument that the help explains as it does the options; before click 8.5 it had words for these alone."""
-
-    def __init__(self, name: str, explained: str, **more: Any) -> None:
-        super().__init__([name], **more)
-        self.explained = explained
+INPUT = "What to read"
+OUTPUT = "What to write"
+PROOF = "What to prove"
+REPORT = "What to print"
 
 
-class Command(click.Command):
-    """A command whose help lists its arguments, too."""
+def complete_model(incomplete: str) -> list[str]:
+    """List the shipped models and families that start with what is typed, for shell completion."""
+    from convert.rules.library import available_rules
 
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        arguments = [
-            (param.metavar or param.human_readable_name, param.explained)
-            for param in self.params
-            if isinstance(param, Argument)
-        ]
-        if arguments:
-            with formatter.section("Arguments"):
-                formatter.write_dl(arguments)
-        super().format_options(ctx, formatter)
+    rules = available_rules()
+    names = {rule.model for rule in rules} | {rule.family for rule in rules if rule.family}
+    return sorted(name for name in names if name.startswith(incomplete))
 
 
-class Commands(click.Group):
-    """Commands in the order in which they are told of."""
+Checkpoint = Annotated[
+    Path, typer.Argument(metavar="CKPT", help="Checkpoint written by JAX code: a directory or a file.")
+]
+Model = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="Shipped model (`convert rules list`) or path of a rule file.",
+        autocompletion=complete_model,
+    ),
+]
+To = Annotated[
+    str | None,
+    typer.Option(
+        "--to",
+        metavar="TARGET",
+        help="PyTorch code that loads the result: a target of the rules, or burn. (default: the rules' first target)",
+        rich_help_panel=OUTPUT,
+    ),
+]
+Dtype = Annotated[
+    str | None,
+    typer.Option(
+        "--dtype",
+        metavar="DTYPE",
+        help="Dtype of the floating-point tensors, such as bfloat16. (default: as stored)",
+        rich_help_panel=OUTPUT,
+    ),
+]
+Step = Annotated[
+    int | None,
+    typer.Option(
+        "--step",
+        metavar="N",
+        help="Training step, where the directory holds several. (default: the latest)",
+        rich_help_panel=INPUT,
+    ),
+]
+Item = Annotated[
+    str | None,
+    typer.Option(
+        "--item", metavar="NAME", help="Item of a composite checkpoint, such as params.", rich_help_panel=INPUT
+    ),
+]
+Skeleton = Annotated[
+    Path | None,
+    typer.Option(
+        "--skeleton",
+        metavar="FILE",
+        help="Leaf names of an Equinox file, written by `convert skeleton`. (default: leaf_names of the rules)",
+        rich_help_panel=INPUT,
+    ),
+]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Set a fact, size or choice that the checkpoint does not store. Repeatable.",
+        rich_help_panel=INPUT,
+    ),
+]
+CustomCells = Annotated[
+    bool,
+    typer.Option(
+        "--allow-custom-cells",
+        help="Write recurrent cells that torch.nn lacks for the modules in convert.layers.torch_modules.",
+        rich_help_panel=OUTPUT,
+    ),
+]
+RulesDir = Annotated[
+    Path | None,
+    typer.Option(
+        "--rules",
+        metavar="DIR",
+        help="Directory of rule files; they take precedence over the shipped ones.",
+        rich_help_panel=INPUT,
+    ),
+]
+Like = Annotated[
+    Path | None,
+    typer.Option(
+        "--like",
+        metavar="FILE",
+        help="Safetensors file or directory whose tensor names and shapes the result must have.",
+        rich_help_panel=OUTPUT,
+    ),
+]
+ShardSize = Annotated[
+    str | None,
+    typer.Option(
+        "--max-shard-size",
+        metavar="SIZE",
+        help="Largest file of an output directory, such as 2GB. (default: 5GB)",
+        rich_help_panel=OUTPUT,
+    ),
+]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existing OUT.", rich_help_panel=OUTPUT)]
+Reference = Annotated[
+    str | None,
+    typer.Option(
+        "--reference",
+        metavar="MODULE:FACTORY",
+        help="Function that builds your own pair of models, JAX and PyTorch.",
+        rich_help_panel=PROOF,
+    ),
+]
+Require = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--require",
+        metavar="LEVEL",
+        help="Fail when this level is skipped. Repeatable.",
+        rich_help_panel=PROOF,
+    ),
+]
+Precision = Annotated[
+    str | None,
+    typer.Option(
+        "--precision",
+        metavar="DTYPE",
+        help="Precision in which users run the model: float32, bfloat16 or float64. "
+        "(default: the recording's, or float32)",
+        rich_help_panel=PROOF,
+    ),
+]
+Seed = Annotated[
+    int | None,
+    typer.Option(
+        "--seed", metavar="N", help="Seed of the random inputs. (default: the recording's, or 0)", rich_help_panel=PROOF
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON to stdout.", rich_help_panel=REPORT)]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress and no summary.", rich_help_panel=REPORT)]
+Full = Annotated[
+    bool, typer.Option("--full", help="List every entry; do not fold repeated layers.", rich_help_panel=REPORT)
+]
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self.commands)
-
-
-def command(*params: click.Parameter, name: str | None = None) -> Callable[[Callable[..., None]], Command]:
-    """Makes a command of a function that has an argument for each of `params`, by name; its docstring is the help."""
-
-    def made(function: Callable[..., None]) -> Command:
-        called = name or function.__name__
-        return Command(called, callback=function, params=list(params), help=function.__doc__)
-
-    return made
-
-
-CHECKPOINT = Argument("checkpoint", "A checkpoint of JAX code: a directory or a file.", metavar="CKPT", type=PATH)
-MODEL = Argument("model", "A shipped name (see `convert rules list`) or the path of a rule file.", metavar="MODEL")
-TO = click.Option(
-    ["--to"],
-    metavar="TARGET",
-    help="What loads the result: PyTorch code that the rules name, or burn.",
-    show_default="the rules' first",
-)
-DTYPE = click.Option(
-    ["--dtype"],
-    metavar="DTYPE",
-    help="Write floating-point tensors in this dtype, such as bfloat16.",
-    show_default="as stored",
-)
-STEP = click.Option(
-    ["--step"], type=int, metavar="N", help="Which step, where there are several.", show_default="the latest"
-)
-ITEM = click.Option(["--item"], metavar="NAME", help="Which item of a composite checkpoint.")
-SKELETON = click.Option(
-    ["--skeleton"],
-    type=PATH,
-    metavar="FILE",
-    help="The names of an Equinox file's arrays, from `convert skeleton`.",
-    show_default="the rules' leaf_names",
-)
-SETTINGS = click.Option(
-    ["--set", "settings"],
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="A fact that the tree does not hold. May be repeated.",
-)
-CUSTOM_CELLS = click.Option(
-    ["--allow-custom-cells", "custom_cells"],
-    is_flag=True,
-    help="Write recurrent cells that torch.nn cannot compute for the modules of convert.layers.torch_modules.",
-)
-RULES_DIR = click.Option(
-    ["--rules", "rules_dir"],
-    type=PATH,
-    metavar="DIR",
-    help="A directory of rule files that come before the shipped ones.",
-)
-LIKE = click.Option(
-    ["--like"],
-    type=PATH,
-    metavar="FILE",
-    help="A .safetensors file or a directory whose names and shapes the result must have.",
-)
-SHARD_SIZE = click.Option(
-    ["--max-shard-size"],
-    metavar="SIZE",
-    help="The most in one file of a directory, such as 2GB.",
-    show_default="5GB",
-)
-# What a conversion follows from, beside model and checkpoint; `convert plan` takes all of it, too.
-PLANNING = (TO, DTYPE, STEP, ITEM, SKELETON, SETTINGS, CUSTOM_CELLS, RULES_DIR, LIKE, SHARD_SIZE)
-OVERWRITE = click.Option(["--overwrite"], is_flag=True, help="Replace an existing OUT.")
-REFERENCE = click.Option(["--reference"], metavar="MODULE:FACTORY", help="The two models, when they are your own.")
-REQUIRE = click.Option(
-    ["--require"], multiple=True, metavar="LEVEL", help="A level that must not be skipped. May be repeated."
-)
-JSON = click.Option(["--json", "as_json"], is_flag=True, help="Print JSON to stdout.")
-
-DEFAULT_SHARD_BYTES = 5 * 10**9  # huggingface_hub's MAX_SHARD_SIZE at the time of writing: "5GB", meaning 5 * 10**9
+DEFAULT_SHARD_BYTES = 5 * 10**9  # MAX_SHARD_SIZE of huggingface_hub is "5GB", which means 5 * 10**9
 _UNITS = {
     "": 1,
     "B": 1,
@@ -134,10 +182,10 @@ _UNITS = {
 
 
 def parse_size(text: str) -> int:
-    """Bytes of a size such as ``2GB`` (decimal) or ``2GiB`` (binary).
+    """Parse a size such as ``2GB`` (decimal) or ``2GiB`` (binary) into bytes.
 
     Raises:
-        ConvertError: not a size.
+        ConvertError: `text` is not a size.
     """
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?i?B?)\s*", text, re.IGNORECASE)
     unit = match[2].upper() if match else None
@@ -145,34 +193,38 @@ def parse_size(text: str) -> int:
         unit += "B"
     size = float(match[1]) * _UNITS[unit] if match is not None and unit in _UNITS else 0.0
     if not 1 <= size < math.inf:
-        raise ConvertError(f"{text!r} is not a size such as 500MB, 2GB or 2GiB")
+        raise ConvertError(
+            Finding("usage", expected="a size such as 500MB, 2GB or 2GiB", got=repr(text), fix="correct the option")
+        )
     return int(size)
 
 
-def parse_settings(pairs: Iterable[str], custom_cells: bool = False) -> dict[str, Any]:
-    """Settings as ``--set key=value`` gives them, the values read as YAML scalars.
+def parse_settings(pairs: Iterable[str] | None, custom_cells: bool = False) -> dict[str, Any]:
+    """Parse the values of ``--set key=value``; each value is read as a YAML scalar.
 
     Raises:
-        ConvertError: an item without ``=``.
+        ConvertError: a pair has no ``=``.
     """
     from convert.core.yaml_nodes import parse_scalar
 
     settings: dict[str, Any] = {"custom_cells": True} if custom_cells else {}
-    for pair in pairs:
+    for pair in pairs or ():
         key, equals, value = pair.partition("=")
         if not equals or not key.strip():
-            raise ConvertError(f"--set takes key=value, not {pair!r}")
+            raise ConvertError(
+                Finding("usage", path="--set", expected="key=value", got=repr(pair), fix="add the value")
+            )
         settings[key.strip()] = parse_scalar(value)
     return settings
 
 
-def split(values: Iterable[str]) -> tuple[str, ...]:
-    """``--level coverage,weights`` and ``--level coverage --level weights`` alike."""
-    return tuple(part.strip() for value in values for part in value.split(",") if part.strip())
+def split(values: Iterable[str] | None) -> tuple[str, ...]:
+    """Split comma-separated values: ``--level coverage,weights`` equals ``--level coverage --level weights``."""
+    return tuple(part.strip() for value in values or () for part in value.split(",") if part.strip())
 
 
 def shard_bytes(text: str | None, out: Path | None) -> int | None:
-    """The limit that ``--max-shard-size`` sets; a single file has none unless the user gives it."""
+    """Return the limit that ``--max-shard-size`` sets; a single file has no limit unless the user gives one."""
     if text is not None:
         return parse_size(text)
     return None if out is not None and out.suffix == ".safetensors" else DEFAULT_SHARD_BYTES

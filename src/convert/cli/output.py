@@ -1,4 +1,4 @@
-"""The only place that prints: data to stdout, everything else to stderr, progress only on a terminal."""
+"""The only module that prints: data to stdout, everything else to stderr, colour and progress only on a terminal."""
 
 from __future__ import annotations
 
@@ -7,73 +7,110 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import lru_cache
 from itertools import islice
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from convert.core.errors import OutputError
+from convert.core.findings import Finding
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+HEADING, NOTE, GOOD, BAD = "bold", "dim", "green", "bold red"
 
 
 class Progress(Protocol):
-    """Where the work stands, in bytes."""
+    """Called with the bytes done and the bytes in all."""
 
     def __call__(self, done: int, total: int) -> None: ...
 
 
-def _harmless(text: str) -> str:
-    """Control characters written out: names in a checkpoint are a stranger's, and a terminal obeys what it is sent."""
+@dataclass(frozen=True)
+class Line:
+    """A line of output with a style for terminals, such as `HEADING`."""
+
+    text: str
+    style: str = ""
+
+
+def _escape(text: str) -> str:
+    """Escape control characters: names in a checkpoint are untrusted, and a terminal obeys what it is sent."""
     if text.replace("\n", "").replace("\t", "").isprintable():
         return text
     return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
 
 
-def data(text: str, end: str = "\n") -> None:
-    """A result that the user asked for: to stdout. Ends the program quietly when the reader has gone, as `head` does.
+def _print(text: str, stream: TextIO, end: str = "\n", style: str = "") -> None:
+    """Print plain text; on a terminal a styled line is coloured and wrapped to the width."""
+    if style and stream.isatty():
+        from rich.text import Text
+
+        _console(stream).print(Text(_escape(text), style), end=end)
+    else:
+        print(_escape(text), file=stream, end=end, flush=True)
+
+
+@lru_cache(maxsize=2)
+def _console(stream: TextIO) -> Console:
+    from rich.console import Console
+
+    return Console(file=stream)
+
+
+def data(text: str, end: str = "\n", style: str = "") -> None:
+    """Print a result to stdout. Exit quietly when the reader has closed the pipe, as `head` does.
 
     Raises:
-        OutputError: it cannot be written: the disk is full, say.
+        OutputError: stdout cannot be written, for example because the disk is full.
     """
     try:
-        print(_harmless(text), end=end, flush=True)
+        _print(text, sys.stdout, end, style)
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains when it flushes
         if isinstance(error, BrokenPipeError):
             sys.exit(0)
-        raise OutputError(f"stdout cannot be written: {error.strerror}") from None
+        raise OutputError(Finding("output-not-writable", path="stdout", problem=f"{error.strerror}")) from None
 
 
-def data_lines(lines: Iterable[str]) -> None:
-    """Such a result line by line, many of them at a time; a reader such as `head` stops those that are not yet made."""
-    lines = iter(lines)
-    while some := list(islice(lines, 1000)):
-        data("\n".join(some))
+def data_lines(lines: Iterable[str | Line]) -> None:
+    """Print lines to stdout. In a pipe they are written in blocks; a reader such as `head` stops the rest."""
+    if sys.stdout.isatty():
+        for line in lines:
+            data(line, style="default") if isinstance(line, str) else data(line.text, style=line.style or "default")
+        return
+    texts = (line if isinstance(line, str) else line.text for line in lines)
+    while block := list(islice(texts, 1000)):
+        data("\n".join(block))
 
 
 def data_json(value: Any) -> None:
-    """A result as JSON, to stdout; the text is not held as a whole."""
+    """Print a result as JSON to stdout, piece by piece."""
     pieces = json.JSONEncoder(indent=2).iterencode(value)
-    while some := list(islice(pieces, 10_000)):
-        data("".join(some), end="")
+    while block := list(islice(pieces, 10_000)):
+        data("".join(block), end="")
     data("")
 
 
-def say(text: str) -> None:
-    """Narration, to stderr; where that cannot be written, nobody is told, and the work is done all the same."""
+def status(text: str, style: str = "") -> None:
+    """Print a status message to stderr. Write errors are ignored."""
     with suppress(OSError):
-        print(_harmless(text), file=sys.stderr, flush=True)
+        _print(text, sys.stderr, style=style)
 
 
-def error(text: str) -> None:
-    """The last word of a failed command, to stderr."""
-    say(f"error: {text}")
+def error(code: str, text: str) -> None:
+    """Print the message of a failed command, with its code in the error index, to stderr."""
+    status(f"error[{code}]: {text}", BAD)
 
 
 def cell(text: str) -> str:
-    """A text that stays in its column and on its line."""
+    """Escape newlines and tabs, so that a text stays in its column and on its line."""
     return text.replace("\n", "\\n").replace("\t", "\\t")
 
 
 def table(rows: Iterable[Sequence[str]], right: Sequence[int] = ()) -> Iterator[str]:
-    """Lines with aligned columns, two spaces apart; the columns in `right` are aligned to the right. Nothing is cut."""
+    """Align columns, two spaces apart; the columns in `right` are aligned to the right. Nothing is cut."""
     rows = [tuple(map(cell, row)) for row in rows]
     widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))] if rows else []
     for row in rows:
@@ -83,8 +120,14 @@ def table(rows: Iterable[Sequence[str]], right: Sequence[int] = ()) -> Iterator[
         yield "  ".join(cells).rstrip()
 
 
+def headed(lines: Iterable[str]) -> Iterator[str | Line]:
+    """Style the first line of a table as its heading."""
+    for k, line in enumerate(lines):
+        yield Line(line, HEADING) if k == 0 else line
+
+
 def size(nbytes: int) -> str:
-    """Bytes for people, with the decimal units that file sizes have: ``925.1 MB``."""
+    """Format bytes with decimal units: ``925.1 MB``."""
     amount = float(nbytes)
     for unit in ("B", "kB", "MB", "GB"):
         if amount < 1000:
@@ -94,19 +137,19 @@ def size(nbytes: int) -> str:
 
 
 def count(number: int, word: str) -> str:
-    """``1 leaf``, ``2 leaves``."""
+    """Format a count with its noun: ``1 leaf``, ``2 leaves``."""
     plural = {"leaf": "leaves"}.get(word, word + "s")
     return f"{number:,} {word if number == 1 else plural}"
 
 
 def on_terminal() -> bool:
-    """Whether a person watches stderr."""
+    """Return whether stderr is a terminal."""
     return sys.stderr.isatty()
 
 
 @contextmanager
 def progress(quiet: bool) -> Iterator[Progress]:
-    """A bar with bytes, rate and time left on stderr when that is a terminal; nothing elsewhere."""
+    """Show a bar with bytes, rate and time left on stderr when that is a terminal; nothing elsewhere."""
     if quiet or not on_terminal():
         yield lambda done, total: None
         return

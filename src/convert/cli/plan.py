@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from convert.cli import options as o
 from convert.cli import output
+from convert.cli.folding import fold
+from convert.cli.output import HEADING, NOTE, Line
 from convert.core.errors import CheckpointError
+from convert.core.findings import Finding
 
 if TYPE_CHECKING:
     from convert.core.errors import PlanError
@@ -21,30 +24,26 @@ if TYPE_CHECKING:
     from convert.writing.writer import Layout
 
 
-@o.command(
-    o.MODEL,
-    o.CHECKPOINT,
-    *o.PLANNING,
-    o.JSON,
-)
 def plan(
-    model: str,
-    checkpoint: Path,
-    to: str | None,
-    dtype: str | None,
-    step: int | None,
-    item: str | None,
-    skeleton: Path | None,
-    settings: tuple[str, ...],
-    custom_cells: bool,
-    rules_dir: Path | None,
-    like: Path | None,
-    max_shard_size: str | None,
-    as_json: bool,
+    model: o.Model,
+    checkpoint: o.Checkpoint,
+    to: o.To = None,
+    dtype: o.Dtype = None,
+    step: o.Step = None,
+    item: o.Item = None,
+    skeleton: o.Skeleton = None,
+    settings: o.Settings = None,
+    custom_cells: o.CustomCells = False,
+    rules_dir: o.RulesDir = None,
+    like: o.Like = None,
+    max_shard_size: o.ShardSize = None,
+    full: o.Full = False,
+    as_json: o.Json = False,
 ) -> None:
-    """What would be written, from what, and what a shape check could not catch. Reads no arrays.
+    """Show what would be written, from what, and which tensors a shape check could not protect.
 
-    Where the rules do not fit, or are not finished: what they cover, what not, and the nearest rule; exit code 2.
+    Reads no arrays. Where the rules do not fit or are not finished, it shows which leaves they cover, which not,
+    and the nearest rule of each; the exit code is then 2.
     """
     from convert.api import plan_conversion
     from convert.core.errors import PlanError
@@ -64,29 +63,30 @@ def plan(
     try:
         made = plan_conversion(model, checkpoint, options)
     except PlanError as error:
-        _survey(model, checkpoint, options, error, as_json)
+        _print_survey(model, checkpoint, options, error, as_json)
         raise
-    print_plan(made, plan_layout(made, Path("model"), o.shard_bytes(max_shard_size, None))[1], as_json)
+    layout = plan_layout(made, Path("model"), o.shard_bytes(max_shard_size, None))[1]
+    print_plan(made, layout, full, as_json)
 
 
 def read_specs(like: Path) -> Mapping[str, TensorSpec]:
-    """The names and shapes that the result must have."""
+    """Read the names and shapes that the result must have."""
     from convert.verify.written import open_written
 
     written = open_written(like)
     for file, names in written.missing.items():
-        raise CheckpointError(f"{like}: {written.found} names {file} (for {names[0]}), and there is no such file")
+        raise CheckpointError(
+            Finding(
+                "output-incomplete",
+                f"{written.found} names {file} (for {names[0]}), and there is no such file",
+                path=str(like),
+            )
+        )
     return written.specs
 
 
-def _survey(
-    model: str,
-    checkpoint: Path,
-    options: ConversionOptions,
-    error: PlanError,
-    as_json: bool,
-) -> None:
-    """What rules that do not fit cover; nothing where a family's name leaves open which rules are meant."""
+def _print_survey(model: str, checkpoint: Path, options: ConversionOptions, error: PlanError, as_json: bool) -> None:
+    """Print what rules that do not fit cover; nothing where a family's name leaves open which rules are meant."""
     from convert.checkpoints import open_source
     from convert.drafting.survey import survey_rules
     from convert.rules.library import find_rules
@@ -98,17 +98,21 @@ def _survey(
     source = open_source(
         checkpoint, step=options.step, item=options.item, skeleton=options.skeleton, leaf_names=leaf_names
     )
-    found = survey_rules(candidates[0], source)
-    if found.covered and not error.findings:
-        return  # not the rules are wrong but an option
+    survey = survey_rules(candidates[0], source)
+    if survey.covered and not error.findings:
+        return  # an option is wrong, not the rules
     if as_json:
-        output.data_json({**found.to_dict(), "findings": list(error.findings)})
+        output.data_json({**survey.to_dict(), "findings": [_finding(f) for f in error.findings]})
         return
-    output.data_lines(_survey_lines(found))
+    output.data_lines(_survey_lines(survey))
 
 
-def _survey_lines(found: Survey) -> Iterator[str]:
-    yield f"Covered: {sum(c.leaves for c in found.covered):,} of {output.count(found.total, 'leaf')}"
+def _finding(finding: Any) -> Any:
+    return finding.to_dict() if isinstance(finding, Finding) else finding
+
+
+def _survey_lines(survey: Survey) -> Iterator[str | Line]:
+    yield Line(f"Covered: {sum(c.leaves for c in survey.covered):,} of {output.count(survey.total, 'leaf')}", HEADING)
     rows = [
         (
             c.path,
@@ -117,89 +121,113 @@ def _survey_lines(found: Survey) -> Iterator[str]:
             c.rule.line_only,
             f"open: {', '.join(c.asked)}" if c.asked else "",
         )
-        for c in found.covered
+        for c in survey.covered
     ]
     yield from _indent(output.table(rows))
-    if found.dropped:
+    if survey.dropped:
         yield ""
-        yield f"Left out: {output.count(sum(c.leaves for c in found.dropped), 'leaf')}"
-        rows = [(c.path, c.word, output.count(c.leaves, "leaf"), c.rule.line_only, "") for c in found.dropped]
+        yield Line(f"Dropped: {output.count(sum(c.leaves for c in survey.dropped), 'leaf')}", HEADING)
+        rows = [(c.path, c.word, output.count(c.leaves, "leaf"), c.rule.line_only, "") for c in survey.dropped]
         yield from _indent(output.table(rows))
-    if found.uncovered:
+    if survey.uncovered:
         yield ""
-        yield f"No rule: {output.count(sum(len(u.leaves) for u in found.uncovered), 'leaf')}"
-        for u in found.uncovered:
+        yield Line(f"No rule: {output.count(sum(len(u.leaves) for u in survey.uncovered), 'leaf')}", HEADING)
+        for u in survey.uncovered:
             yield f"  {u.path}  {u.spec}  {output.count(len(u.leaves), 'leaf')}"
             if u.near:
                 yield f"      nearest: {u.near.path} ({u.near.word}, {u.near.rule.line_only}): {'; '.join(u.near.why)}"
-    if found.questions:
+    if survey.questions:
         yield ""
-        yield f"Open: {output.count(len(found.questions), 'question')}"
-        more = [f", and {output.count(q.others, 'rule')} more" if q.others else "" for q in found.questions]
-        asked = [(str(q.at), q.key, q.path + m) for q, m in zip(found.questions, more, strict=True)]
-        yield from _indent(output.table(asked))
+        yield Line(f"Open: {output.count(len(survey.questions), 'question')}", HEADING)
+        more = [f", and {output.count(q.others, 'rule')} more" if q.others else "" for q in survey.questions]
+        rows3 = [(str(q.at), q.key, q.path + m) for q, m in zip(survey.questions, more, strict=True)]
+        yield from _indent(output.table(rows3))
 
 
-def print_plan(plan: Plan, layout: Layout, as_json: bool) -> None:
-    """The plan with the file that each tensor goes to, for people or as JSON."""
+def print_plan(plan: Plan, layout: Layout, full: bool, as_json: bool) -> None:
+    """Print the plan with the file of each tensor; repeated layers are folded unless `full`."""
     if as_json:
         value = plan.to_dict()
         for tensor in value["tensors"]:
-            place = layout.placements[tensor["name"]]
-            tensor |= {"file": place.file, "bytes": [place.start, place.stop]}
+            placement = layout.placements[tensor["name"]]
+            tensor |= {"file": placement.file, "bytes": [placement.start, placement.stop]}
         value["files"] = list(layout.files)
         output.data_json(value)
         return
-    output.data_lines(_lines(plan, layout))
+    output.data_lines(_plan_lines(plan, layout, full))
 
 
-def _lines(plan: Plan, layout: Layout) -> Iterator[str]:
+def _plan_lines(plan: Plan, layout: Layout, full: bool) -> Iterator[str | Line]:
     target = plan.rules.targets[plan.target]
-    yield f"{plan.found} -> {plan.target}: {target.loads}"
+    yield Line(f"{plan.found} -> {plan.target}: {target.loads}", HEADING)
     yield f"rules {plan.rules.path} (sha256 {plan.rules.sha256[:12]}), checkpoint {plan.source.format}"
     for note in (*plan.source.notes, *plan.notes, *plan.config_notes):
-        yield f"note: {note}"
+        yield Line(f"note: {note}", NOTE)
     axes = plan.rules.axes
     yield ""
-    yield "Sizes"
+    yield Line("Sizes", HEADING)
     yield from _indent(
         output.table([(f"{k} = {n}", axes[k].meaning if k in axes else "") for k, n in plan.sizes.items()])
     )
     yield ""
-    yield f"Tensors: {len(plan.steps)}, {output.size(plan.nbytes)} in {output.count(len(layout.files), 'file')}"
-    for step in plan.steps:
-        yield from _tensor(step, layout)
+    yield Line(
+        f"Tensors: {len(plan.steps)}, {output.size(plan.nbytes)} in {output.count(len(layout.files), 'file')}", HEADING
+    )
+    yield from _tensors(plan, layout, full)
     yield ""
-    yield f"Left out: {output.count(len(plan.dropped), 'leaf')}"
-    yield from _indent(output.table([(d.leaf, str(d.spec), f"{d.reason} ({d.rule.line_only})") for d in plan.dropped]))
-    if plan.layers:
+    yield Line(f"Dropped: {output.count(len(plan.dropped), 'leaf')}", HEADING)
+    dropped = [((), (f"{d.leaf}  {d.spec}  {d.reason} ({d.rule.line_only})",)) for d in plan.dropped]
+    yield from _indent(_unfolded(dropped) if full else _folded(dropped, "leaf"))
+    if plan.layers or plan.facts:
         yield ""
-        yield "Not weights: what the target must compute as the source does"
-        yield from _indent(output.table([(str(layer["layer"]), _facts(layer)) for layer in plan.layers]))
-    if plan.facts:
+        yield Line("Hyperparameters that the target must match (not stored in the weights)", HEADING)
+        layers = [((), (f"{layer['layer']}  {_facts(layer)}",)) for layer in plan.layers]
+        yield from _indent(_unfolded(layers) if full else _folded(layers, "layer"))
         yield from _indent(f"{name}: {_plain(value)}" for name, value in plan.facts.items())
     yield ""
-    yield from _unprotected(plan)
+    yield from _ambiguous(plan)
 
 
-def _tensor(step: Step, layout: Layout) -> Iterator[str]:
+def _tensors(plan: Plan, layout: Layout, full: bool) -> Iterator[str]:
+    one_file = len(layout.files) == 1
+    entries = []
+    for step in plan.steps:
+        file = layout.placements[step.name].file
+        name, *parts = _tensor(step)
+        shown = f"{name}  {file}" if full or one_file else name
+        entries.append((None if one_file else file, (shown, *parts)))
+    yield from _indent(_unfolded(entries) if full else _folded(entries, "tensor"))
+
+
+def _unfolded(entries: Iterable[tuple[Any, tuple[str, ...]]]) -> Iterator[str]:
+    for _, lines in entries:
+        yield from lines
+
+
+def _folded(entries: Iterable[tuple[Any, tuple[str, ...]]], noun: str) -> Iterator[str]:
+    for folded in fold((None, lines) for _, lines in entries):
+        first, *rest = folded.lines
+        yield f"{first}  ({output.count(folded.count, noun)})" if folded.count > 1 else first
+        yield from rest
+
+
+def _tensor(step: Step) -> Iterator[str]:
     from convert.core.ops import Cast
 
     widened = {str(op) for part in step.parts for op in part.ops if isinstance(op, Cast)} if not step.loses else set()
     tied = f"tied to {step.tied}" if step.tied else ""
     remarks = [text for text in (tied, step.arithmetic, step.loses, *sorted(widened)) if text]
-    shown = f"  ({'; '.join(remarks)})" if remarks else ""
-    yield f"  {step.name}  {step.spec}  {layout.placements[step.name].file}{shown}"
-    if len(step.parts) == 1 and step.parts[0].rows is None:  # as most are
+    yield f"{step.name}  {step.spec}" + (f"  ({'; '.join(remarks)})" if remarks else "")
+    if len(step.parts) == 1 and step.parts[0].rows is None:
         part = step.parts[0]
-        yield "      " + output.cell(f"{_from(part)}  {part.layout}").strip()
+        yield "    " + output.cell(f"{_from(part)}  {part.layout}").strip()
         return
     rows = []
     for part in step.parts:
         word = "rows" if part.axis == 0 else "columns"
         rows.append((f"{word} {part.rows[0]}:{part.rows[1]}" if part.rows else "", _from(part), part.layout))
     for line in output.table(rows):
-        yield f"      {line.strip()}" if not rows[0][0] else f"      {line}"
+        yield f"    {line.strip()}" if not rows[0][0] else f"    {line}"
 
 
 def _from(part: Part) -> str:
@@ -216,25 +244,30 @@ def _plain(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _unprotected(plan: Plan) -> Iterator[str]:
+def _ambiguous(plan: Plan) -> Iterator[str | Line]:
     total = sum(len(group.names) for group in plan.unprotected)
     if not total:
         yield "A shape check would catch every wrong layout."
         return
-    yield f"A shape check could not protect {total} of {output.count(len(plan.steps), 'tensor')}: these would load, and compute something else"
+    yield Line(
+        f"{total} of {output.count(len(plan.steps), 'tensor')} are shape-ambiguous: "
+        "with a wrong layout they would load with strict=True, too",
+        HEADING,
+    )
     for group in plan.unprotected:
         more = f" and {len(group.names) - 1} more" if len(group.names) > 1 else ""
         yield f"  {group.names[0]}{more}  ({group.rule})"
         if group.others:
             yield f"      {group.layout}; also fits: {', '.join(group.others)}"
         if group.parts:
-            yield f"      any order of its {len(group.parts)} parts fits; the rule's is {', '.join(_apart(group.parts))}"
+            parts = ", ".join(_differing_keys(group.parts))
+            yield f"      its {len(group.parts)} parts fit in any order; the rule's order is {parts}"
         if group.siblings > 1:
             yield f"      {group.siblings} tensors of this rule have the same shape; only their names tell them apart"
 
 
-def _apart(paths: tuple[str, ...]) -> list[str]:
-    """The keys in which paths differ: ``query, key, value``."""
+def _differing_keys(paths: tuple[str, ...]) -> list[str]:
+    """Return the keys in which paths differ: ``query, key, value``."""
     split = [path.split("/") for path in paths]
     if len({len(keys) for keys in split}) > 1:
         return list(paths)
@@ -242,6 +275,6 @@ def _apart(paths: tuple[str, ...]) -> list[str]:
     return ["/".join(keys[k] for k in differ) for keys in split]
 
 
-def _indent(lines: Iterator[str]) -> Iterator[str]:
+def _indent(lines: Iterable[str]) -> Iterator[str]:
     for line in lines:
         yield f"  {line}"

@@ -3,68 +3,64 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
-import click
+import typer
 
 from convert.cli import options as o
 from convert.cli import output
 
 
-@o.command(
-    o.MODEL,
-    o.CHECKPOINT,
-    o.Argument("out", "A .safetensors file.", metavar="OUT", type=o.PATH),
-    o.TO,
-    o.STEP,
-    o.ITEM,
-    o.SKELETON,
-    o.SETTINGS,
-    o.CUSTOM_CELLS,
-    o.RULES_DIR,
-    o.REFERENCE,
-    click.Option(
-        ["--precision"],
-        default="float32",
-        metavar="DTYPE",
-        help="What users run in: float32, bfloat16 or float64.",
-        show_default=True,
-    ),
-    click.Option(
-        ["--seed"], default=0, help="Of the random inputs, and of what is kept of large values.", show_default=True
-    ),
-    click.Option(
-        ["--max-size"],
-        default="64MB",
-        metavar="SIZE",
-        help="The most that OUT may take: larger values are kept in part, at random.",
-        show_default=True,
-    ),
-    o.OVERWRITE,
-    click.Option(["--quiet", "-q"], is_flag=True, help="No summary."),
-    o.JSON,
-)
 def record(
-    model: str,
-    checkpoint: Path,
-    out: Path,
-    to: str | None,
-    step: int | None,
-    item: str | None,
-    skeleton: Path | None,
-    settings: tuple[str, ...],
-    custom_cells: bool,
-    rules_dir: Path | None,
-    reference: str | None,
-    precision: str,
-    seed: int,
-    max_size: str,
-    overwrite: bool,
-    quiet: bool,
-    as_json: bool,
+    model: o.Model,
+    checkpoint: o.Checkpoint,
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="File ending in .safetensors.")],
+    to: o.To = None,
+    step: o.Step = None,
+    item: o.Item = None,
+    skeleton: o.Skeleton = None,
+    settings: o.Settings = None,
+    custom_cells: o.CustomCells = False,
+    rules_dir: o.RulesDir = None,
+    reference: o.Reference = None,
+    precision: Annotated[
+        str,
+        typer.Option(
+            "--precision",
+            metavar="DTYPE",
+            help="Precision in which users run the model: float32, bfloat16 or float64.",
+            rich_help_panel=o.PROOF,
+        ),
+    ] = "float32",
+    seed: Annotated[
+        int,
+        typer.Option(
+            "--seed",
+            metavar="N",
+            help="Seed of the random inputs, and of the sampling of large values.",
+            rich_help_panel=o.PROOF,
+        ),
+    ] = 0,
+    max_size: Annotated[
+        str,
+        typer.Option(
+            "--max-size",
+            metavar="SIZE",
+            help="Largest size of OUT; of larger values a random sample is kept.",
+            rich_help_panel=o.OUTPUT,
+        ),
+    ] = "64MB",
+    overwrite: o.Overwrite = False,
+    quiet: o.Quiet = False,
+    as_json: o.Json = False,
 ) -> None:
-    """Run the JAX model and keep what it gives, for `convert check --recorded` where there is no JAX."""
+    """Run the JAX model and record its inputs, outputs and layer values, for `convert check --recorded`.
+
+    The check then needs neither JAX nor the checkpoint.
+    """
     from convert.api import plan_conversion
     from convert.core.errors import ConvertError
+    from convert.core.findings import Finding
     from convert.planning.options import ConversionOptions
     from convert.verify.recording.record import record as run
     from convert.verify.run import load_reference
@@ -83,8 +79,10 @@ def record(
     )
     pair = load_reference(plan, reference)
     if isinstance(pair, str):
-        raise ConvertError(f"{checkpoint} cannot be recorded: {pair}")
-    done = run(
+        raise ConvertError(
+            Finding("reference-unavailable", path=str(checkpoint), problem=f"cannot be recorded: {pair}")
+        )
+    recording = run(
         plan,
         pair,
         out,
@@ -97,22 +95,22 @@ def record(
     if as_json:
         output.data_json(
             {
-                "out": str(done.out),
-                "bytes": done.nbytes,
-                "values": done.values,
-                "sampled": done.sampled,
+                "out": str(recording.out),
+                "bytes": recording.nbytes,
+                "values": recording.values,
+                "sampled": recording.sampled,
                 "model": plan.rules.model,
                 "target": plan.target,
                 "precision": precision,
                 "seed": seed,
-                "unlifted": list(done.evidence.unlifted),
+                "unlifted": list(recording.evidence.unlifted),
             }
         )
     elif not quiet:
-        if done.evidence.unlifted:
-            output.say(f"note: could not be lifted to float64: {', '.join(done.evidence.unlifted)}")
-        kept = f", {done.sampled} of them in part" if done.sampled else ""
-        output.say(
-            f"wrote {done.out}: {done.values} boundaries and outputs of {plan.found}{kept}, {output.size(done.nbytes)}, "
-            f"for {plan.rules.targets[plan.target].loads}"
+        if recording.evidence.unlifted:
+            output.status(f"note: not evaluated in float64: {', '.join(recording.evidence.unlifted)}", output.NOTE)
+        sampled = f", {recording.sampled} of them sampled" if recording.sampled else ""
+        output.status(
+            f"wrote {recording.out}: {recording.values} boundaries and outputs of {plan.found}{sampled}, "
+            f"{output.size(recording.nbytes)}, for {plan.rules.targets[plan.target].loads}"
         )

@@ -3,39 +3,37 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import click
+import typer
 
 from convert.cli import options as o
 from convert.cli import output
 
-NAME = o.Argument("name", "A name from `convert rules list`, or the path of a rule file.", metavar="NAME")
-FILES = o.Argument("files", "Rule files.", metavar="FILE...", type=o.PATH, nargs=-1, required=True)
-DRAFT = o.Argument(
-    "file", "Where to write it; must not exist. Without it: stdout.", metavar="[FILE]", type=o.PATH, required=False
-)
+if TYPE_CHECKING:
+    from convert.rules.file import RuleFile
+
+rules = typer.Typer(help="List, show, draft and validate rule files.", no_args_is_help=True, rich_markup_mode="rich")
 
 
-@o.command(o.RULES_DIR, o.JSON, name="list")
-def list_rules(rules_dir: Path | None, as_json: bool) -> None:
-    """The rules that can be named as MODEL."""
+@rules.command(name="list")
+def list_rules(rules_dir: o.RulesDir = None, as_json: o.Json = False) -> None:
+    """List the shipped rules, which can be named as MODEL."""
     from convert.rules.library import available_rules
 
-    known = available_rules(rules_dir)
+    available = available_rules(rules_dir)
     if as_json:
-        output.data_json([_describe(rules) for rules in known])
+        output.data_json([_to_dict(rules) for rules in available])
         return
     rows = [("NAME", "FAMILY", "TARGETS", "TITLE", "PUBLISHED SIZES")]
     rows += [
         (r.model, r.family or "-", ", ".join(r.targets), r.title, ", ".join(v.name for v in r.versions) or "-")
-        for r in known
+        for r in available
     ]
-    for line in output.table(rows):
-        output.data(line)
+    output.data_lines(output.headed(output.table(rows)))
 
 
-def _describe(rules: Any) -> dict[str, Any]:
+def _to_dict(rules: RuleFile) -> dict[str, Any]:
     return {
         "model": rules.model,
         "family": rules.family,
@@ -47,20 +45,42 @@ def _describe(rules: Any) -> dict[str, Any]:
     }
 
 
-@o.command(NAME, o.RULES_DIR)
-def show(name: str, rules_dir: Path | None) -> None:
-    """The text of a rule file; of a family, of all its files."""
+@rules.command()
+def show(
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME",
+            help="Name from `convert rules list`, or path of a rule file.",
+            autocompletion=o.complete_model,
+        ),
+    ],
+    rules_dir: o.RulesDir = None,
+) -> None:
+    """Print a rule file; for a family, all its files."""
     from convert.rules.library import find_rules
 
-    for text in dict.fromkeys(rules.text for rules in find_rules(name, rules_dir)):  # several models may be in one file
+    for text in dict.fromkeys(rules.text for rules in find_rules(name, rules_dir)):  # one file may hold several models
         output.data(text.rstrip("\n"))
 
 
-@o.command(o.CHECKPOINT, DRAFT, o.STEP, o.ITEM, o.SKELETON)
-def new(checkpoint: Path, file: Path | None, step: int | None, item: str | None, skeleton: Path | None) -> None:
-    """Draft a rule file from the tree of a checkpoint. Guesses are marked; what names and shapes do not tell says `ask`."""
+@rules.command()
+def new(
+    checkpoint: o.Checkpoint,
+    file: Annotated[
+        Path | None, typer.Argument(metavar="FILE", help="New file. Without it the draft goes to stdout.")
+    ] = None,
+    step: o.Step = None,
+    item: o.Item = None,
+    skeleton: o.Skeleton = None,
+) -> None:
+    """Draft a rule file from the tree of a checkpoint.
+
+    Guesses are marked. Where names and shapes leave a question open, the value is `ask`.
+    """
     from convert.checkpoints import open_source
     from convert.core.errors import OutputError
+    from convert.core.findings import Finding
     from convert.drafting import draft_rules
     from convert.rules.parse import parse_rules
 
@@ -73,56 +93,62 @@ def new(checkpoint: Path, file: Path | None, step: int | None, item: str | None,
         with file.open("x", encoding="utf-8") as stream:
             stream.write(text)
     except FileExistsError:
-        raise OutputError(f"{file} exists, and a draft would replace what you wrote; give another name") from None
+        raise OutputError(
+            Finding(
+                "output-exists",
+                "exists, and a draft would replace what you wrote",
+                path=str(file),
+                fix="give another name",
+            )
+        ) from None
     except OSError as error:
-        raise OutputError(f"{file}: cannot be written: {error.strerror}") from None
-    drafted = parse_rules(text, str(file))
-    output.say(
-        f"wrote {file}: {output.count(len(drafted.rules), 'rule')} for {output.count(len(source.leaves), 'leaf')}, "
-        f"{output.count(len(drafted.questions), 'question')} open; answer them, then `convert plan {file} {checkpoint}`"
+        raise OutputError(
+            Finding("output-not-writable", f"cannot be written: {error.strerror}", path=str(file))
+        ) from None
+    draft = parse_rules(text, str(file))
+    output.status(
+        f"wrote {file}: {output.count(len(draft.rules), 'rule')} for {output.count(len(source.leaves), 'leaf')}, "
+        f"{output.count(len(draft.questions), 'question')} open; answer them, then `convert plan {file} {checkpoint}`"
     )
 
 
-@o.command(FILES)
-def validate(files: tuple[Path, ...]) -> None:
-    """Check rule files: the words, the equations, that sources and targets pair up. What says `ask` is listed, and exits with 2."""
+@rules.command()
+def validate(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Rule files.")],
+) -> None:
+    """Validate rule files: keys, equations, and that sources and targets pair up.
+
+    Open questions (`ask`) are listed. Exit code 2 when a file is not valid or not finished.
+    """
     from convert.core.errors import RuleError
     from convert.rules.library import load_models
 
-    bad = 0
+    failed = False
     for file in files:
         try:
             models = load_models(file)
         except RuleError as error:
-            output.error(str(error))
-            bad += 1
+            output.error(error.code, str(error))
+            failed = True
         else:
             for rules in models:
-                called = f" {rules.model}:" if len(models) > 1 else ""
-                open_still = rules.questions
-                said = f", {output.count(len(open_still), 'question')} open" if open_still else ""
+                name = f" {rules.model}:" if len(models) > 1 else ""
+                questions = rules.questions
+                count = f", {output.count(len(questions), 'question')} open" if questions else ""
                 output.data(
-                    f"{file}:{called} valid{' so far' if open_still else ''}, {output.count(len(rules.rules), 'rule')} "
-                    f"for {', '.join(rules.targets)}{said}"
+                    f"{file}:{name} valid{' so far' if questions else ''}, {output.count(len(rules.rules), 'rule')} "
+                    f"for {', '.join(rules.targets)}{count}"
                 )
-                for question in open_still:
+                for question in questions:
                     output.data(f"  {question}")
-                bad += bool(open_still)
-    if bad:
-        raise click.exceptions.Exit(2)
+                failed |= bool(questions)
+    if failed:
+        raise typer.Exit(2)
 
 
-@o.command()
+@rules.command()
 def schema() -> None:
-    """The JSON Schema of rule files, for editors."""
+    """Print the JSON Schema of rule files, for editors."""
     from convert.rules.schema import schema as rule_schema
 
     output.data_json(rule_schema())
-
-
-rules = o.Commands(
-    "rules",
-    commands=[list_rules, show, new, validate, schema],
-    help="The rules: list, show, new, validate, schema.",
-    no_args_is_help=True,
-)

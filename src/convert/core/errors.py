@@ -29,7 +29,7 @@ class ConvertError(Exception):
     @property
     def code(self) -> str:
         """Key of the first finding in the error index."""
-        return self.findings[0].code if self.findings else ""
+        return getattr(self.findings[0], "code", "uncoded") if self.findings else "uncoded"
 
 
 class CheckpointError(ConvertError):
