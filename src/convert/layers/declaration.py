@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, ClassVar, Self
 
 from convert.core.fields import Key, Record
@@ -24,6 +24,7 @@ class Declaration(ABC):
     hints: ClassVar[tuple[tuple[str, str], ...]] = ()  # for words of other libraries in place of `keys`
     target: ClassVar[Record | None]  # the long form of the target; None: the rule has no target
     fuses: ClassVar[bool] = False  # several sources may become the rows of one target
+    settings: ClassVar[tuple[str, ...]] = ()  # names that --set knows because of this kind
     leaf_keys: ClassVar[Mapping[str, str]] = {"bias": "bias"}  # key of a rule that is a path -> role of its leaves
 
     @classmethod
@@ -81,6 +82,10 @@ class Declaration(ABC):
             ValueError: a leaf of this shape cannot have this role; the message is the bare fact.
         """
         return None
+
+    def implied_sizes(self, role: str, shape: tuple[int, ...]) -> Iterator[tuple[str, int, str]]:
+        """Yield the sizes that a leaf of this shape implies for letters that are none of its axes: letter, size, what the leaf holds."""
+        return iter(())
 
     def check_target(self, layer: TargetLayer, source: Pattern) -> None:  # noqa: B027 - most kinds have nothing to check
         """Whether the target can hold what the source has, as far as rules alone tell.

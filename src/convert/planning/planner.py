@@ -14,17 +14,15 @@ from convert.core.fields import nearest
 from convert.core.gc_pause import gc_paused
 from convert.core.ops import is_float
 from convert.core.tensor_spec import SAFETENSORS_TAGS, TensorSpec
-from convert.layers import DataPath, Recurrent, Rule, Timescales, weight_normalization, weight_transforms
+from convert.layers import Rule, weight_normalization, weight_transforms
 from convert.layers.base import Matched, Step
+from convert.layers.leaves import MisfitError
 from convert.layers.shared_keys import ACTIVATION_NAMES
 from convert.planning.burn.config import Call, burn_call, burn_notes, in_burn
 from convert.planning.burn.modules import CONVENTIONS, OUTPUT, Conventions, conventions_of, refusal, with_burn
 from convert.planning.burn.tensors import burn_steps
-from convert.planning.compile.buffers import fill_buffer
 from convert.planning.compile.compiler import Compiler
-from convert.planning.compile.control_path import path_steps
-from convert.planning.compile.named_leaf import MisfitError, constraints
-from convert.planning.compile.recurrent import CUSTOM_CELLS, cell_steps
+from convert.planning.compile.named_leaf import constraints
 from convert.planning.join import join
 from convert.planning.low_rank_source import Merge, with_merges
 from convert.planning.match import Coverage, cover
@@ -315,7 +313,8 @@ class _Planner:
         sizes: Mapping[str, int],
         facts: Mapping[str, Any],
     ) -> tuple[list[Step], list[Mapping[str, Any]], list[str], list[str]]:
-        compiler = Compiler(self.source, self.target, self.dtype, facts, self.settings, sizes, merges)
+        custom = self.burn is not None or bool(self.settings.get("custom_cells"))
+        compiler = Compiler(self.source, self.target, self.dtype, facts, self.settings, sizes, merges, custom)
         steps: list[Step] = []
         layers: list[Mapping[str, Any]] = []
         notes: list[str] = []
@@ -325,10 +324,6 @@ class _Planner:
         for matched in coverage.matched:
             rule = matched.rule
             layer = rule.layer(self.target)
-            if isinstance(rule.kind, Timescales):
-                if layer is not None:
-                    steps += fill_buffer(rule, rule.kind, layer.path.fill({}), sizes, facts, notes, findings)
-                continue
             if layer is None and not any(matched.leaves.values()):
                 continue
             if layer is None:
@@ -337,19 +332,13 @@ class _Planner:
             try:
                 if self.burn is not None and (said := refusal(rule, layer)):
                     raise MisfitError(f"{rule.at.line_only}: {said}")
-                made = list(
-                    cell_steps(
-                        compiler, matched, layer, custom=self.burn is not None or bool(self.settings.get(CUSTOM_CELLS))
-                    )
-                    if isinstance(rule.kind, Recurrent)
-                    else path_steps(compiler, matched, layer)
-                    if isinstance(rule.kind, DataPath)
-                    else compiler.steps(matched, layer, choices.get(rule.choice or ""))
-                )
+                compiled = rule.kind.compile(compiler, matched, layer, choices.get(rule.choice or ""))
             except MisfitError as misfit:
                 findings.append(str(misfit))
                 continue
+            made = compiled.steps
             steps += made
+            notes += compiled.notes
             told = {
                 k: _resolved(k, v, facts)
                 for k, v in {

@@ -8,8 +8,6 @@ from typing import Any
 
 from convert.core.errors import PlanError
 from convert.core.fields import nearest
-from convert.layers import Recurrent
-from convert.planning.compile.recurrent import CUSTOM_CELLS
 from convert.rules.file import ASK, RuleFile, references
 from convert.rules.validate import facts_of
 
@@ -23,7 +21,7 @@ def check_settings(rules: RuleFile, settings: Mapping[str, Any]) -> None:
     declared = _declared(rules)
     known = {k: v for k, v in settable(rules).items() if k not in declared or k in settings}
     for key, value in settings.items():
-        if key == CUSTOM_CELLS and key in known:
+        if key == "custom_cells" and key in known:
             if not isinstance(value, bool):
                 raise PlanError(f"{rules.path}: --set {key}={value}: it is true or false")
             continue
@@ -44,8 +42,8 @@ def check_settings(rules: RuleFile, settings: Mapping[str, Any]) -> None:
 
 def settable(rules: RuleFile) -> dict[str, Any]:
     """What --set may name."""
-    cells = {CUSTOM_CELLS: None} if any(isinstance(rule.kind, Recurrent) for rule in rules.rules) else {}
-    return {**rules.facts, **rules.axes, **rules.choices, **cells}
+    by_kinds = {name: None for rule in rules.rules for name in rule.kind.settings}
+    return {**rules.facts, **rules.axes, **rules.choices, **by_kinds}
 
 
 def _declared(rules: RuleFile) -> set[str]:

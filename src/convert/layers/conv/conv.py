@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -11,9 +12,10 @@ from convert.core.ops import Op
 from convert.core.path_pattern import Pattern
 from convert.core.weight_norm_ops import Standardize
 from convert.layers.annotations import NORMALIZED, PARAMETRIZATION
-from convert.layers.base import LayerKind
+from convert.layers.base import CompileContext, Compiled, LayerKind, Matched
 from convert.layers.conv.padding import KEYS, Geometry, TorchPadding, read_geometry, torch_padding
 from convert.layers.conv.standardization import STANDARDIZED, Standardized
+from convert.layers.leaves import MisfitError, unstacked
 from convert.layers.shared_keys import ACTIVATION, BIAS, module_target, parse_axes
 from convert.layers.target import TargetLayer
 
@@ -336,6 +338,28 @@ class Convolution(Convolving):
             return (outputs, self.letter("I"), *map(self.letter, self.numbers.spatial))
         same = dict(zip(layer.computes.spatial, self.numbers.spatial, strict=True))
         return tuple(self.letter(same.get(axis, axis)) for axis in layer.computes.kernel)
+
+    def compile(self, context: CompileContext, matched: Matched, layer: TargetLayer, variant: str | None) -> Compiled:
+        if len(self.numbers.outputs) > 1:
+            self._check_bias_sizes(context, matched)
+        return super().compile(context, matched, layer, variant)
+
+    def _check_bias_sizes(self, context: CompileContext, matched: Matched) -> None:
+        """A bias whose axis no letter names, as two axes of the kernel make it, has as many numbers as both."""
+        rule = matched.rule
+        letters = [self.letter(axis) for axis in self.numbers.outputs]
+        for key, bias in matched.leaves.get("bias", {}).items():
+            kernel = matched.leaves["weight"].get(key)
+            if kernel is None:
+                continue  # reported by match.cover
+            sizes = dict(zip(self.axes, unstacked(rule, kernel, context.spec(kernel))[1], strict=True))
+            channels = math.prod(sizes[letter] for letter in letters)
+            if math.prod(unstacked(rule, bias, context.spec(bias))[1]) != channels:
+                shown = " x ".join(f"{letter}={sizes[letter]}" for letter in letters)
+                raise MisfitError(
+                    f"{rule.at.line_only}: {bias}: {context.spec(bias)} is no bias for {kernel}: "
+                    f"{context.spec(kernel)}, which makes {shown} = {channels} channels; one of the two paths is wrong"
+                )
 
     def compute(self, role: str, layer: TargetLayer) -> tuple[Op, ...]:
         if role != "weight" or self.weight_standardization is None:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from convert.core.fields import Choice, Key, Record, Scalar
-from convert.layers.base import LayerKind
+from convert.core.tensor_spec import TensorSpec
+from convert.layers.base import CompileContext, Compiled, LayerKind, Matched, Sinusoids, Step
+from convert.layers.leaves import MisfitError
 from convert.layers.shared_keys import (
     TENSOR_TARGET,
     parse_letter,
 )
 from convert.layers.target import TargetLayer
+
+FACTS = ("min_timescale", "max_timescale")
+COMPUTED = "computed from sizes"
 
 
 def parse_positions(value: str | int) -> str | int:
@@ -86,3 +92,56 @@ class Timescales(LayerKind):
 
     def tensor_name(self, path: str, role: str, layer: TargetLayer) -> str:
         return path
+
+    def compile(self, context: CompileContext, matched: Matched, layer: TargetLayer, variant: str | None) -> Compiled:
+        rule, facts, name = matched.rule, context.facts, layer.path.fill({})
+        where = rule.at.line_only
+        if rule.when and rule.when not in facts:
+            note = (
+                f"{name} is left out: the target has it only when {rule.when} is true, and nothing says whether it is "
+                f"(--set {rule.when}=true|false)"
+            )
+            return Compiled((), (note,))
+        if rule.when and not isinstance(facts[rule.when], bool):
+            raise MisfitError(
+                f"{where}: {rule.when} is {facts[rule.when]!r}, neither true nor false; give it with "
+                f"--set {rule.when}=true|false"
+            )
+        if rule.when and not facts[rule.when]:
+            return Compiled(())
+        if self.width not in context.sizes:
+            raise MisfitError(
+                f"{where}: {name} has the width {self.width}, to which no leaf and no product of `axes` gives a size; "
+                "correct the letter"
+            )
+        width = context.sizes[self.width]
+        low, high = self._timescales(where, name, facts)
+        half = width // 2
+        step = math.log(high / low) / max(half - (self.last == "included"), 1)
+        if self.positions is None:
+            spec = TensorSpec((half,), "float32")
+            return Compiled((Step(name, spec, (), rule.word, rule.at, COMPUTED, value=(low, step)),))
+        rows = context.sizes.get(self.positions) if isinstance(self.positions, str) else self.positions
+        if rows is None:
+            raise MisfitError(
+                f"{where}: {name} has {self.positions} positions, to which no leaf and no product of `axes` gives a size; "
+                "correct the letter"
+            )
+        if width % 2:
+            raise MisfitError(
+                f"{where}: {name} has the width {self.width} = {width}, which is no pairs of a sine and a cosine; correct the letter"
+            )
+        table = Sinusoids(low, step, self.layout == "interleaved")
+        spec = TensorSpec((rows, 2 * half), "float32")
+        return Compiled((Step(name, spec, (), rule.word, rule.at, COMPUTED, value=table),))
+
+    def _timescales(self, where: str, name: str, facts: Mapping[str, Any]) -> tuple[float, float]:
+        """Return the facts min_timescale and max_timescale."""
+        scales = [facts.get(key) for key in FACTS]
+        low, high = (float(x) if isinstance(x, int | float) and x > 0 else None for x in scales)
+        if low is None or high is None:
+            raise MisfitError(
+                f"{where}: {name} needs min_timescale and max_timescale, two positive numbers, not "
+                f"{scales[0]} and {scales[1]}; give them with --set min_timescale=... --set max_timescale=..."
+            )
+        return low, high

@@ -10,7 +10,8 @@ from convert.core.fields import Choice, Key, Record
 from convert.core.ops import Add, Op
 from convert.core.path_pattern import Pattern
 from convert.layers.annotations import ROPE, TARGET_ROPE
-from convert.layers.base import LayerKind
+from convert.layers.base import CompileContext, Compiled, LayerKind, Matched
+from convert.layers.leaves import MisfitError
 from convert.layers.shared_keys import AXES, BIAS, EPSILON, module_target, named_axes
 from convert.layers.target import Constant, TargetLayer
 
@@ -116,6 +117,24 @@ class Norm(LayerKind):
                 raise ValueError(f"the source {does}, which would be lost: the target says `parameters: {layer.has}`")
         if layer.part is not None and self.constants(layer):
             raise ValueError("a norm without a scale or a bias makes whole tensors; leave `part` out")
+
+    def compile(self, context: CompileContext, matched: Matched, layer: TargetLayer, variant: str | None) -> Compiled:
+        self._check_shapes(context, matched)
+        return super().compile(context, matched, layer, variant)
+
+    def _check_shapes(self, context: CompileContext, matched: Matched) -> None:
+        """Check that scale, bias and statistics have one shape, whether the rule names their axes or not."""
+        rule = matched.rule
+        lead = rule.lead
+        called = "scale" if lead == "weight" else lead
+        for role, of_role in matched.leaves.items():
+            for key, other in of_role.items():
+                first = matched.leaves[lead].get(key)
+                if first is not None and context.spec(first).shape != context.spec(other).shape:
+                    raise MisfitError(
+                        f"{rule.at.line_only}: {other}: {context.spec(other)} is no {role} for {first}: {context.spec(first)}; a norm's "
+                        f"{called} and {role} have one shape, so one of the two paths is wrong"
+                    )
 
     def letters(self, role: str, shape: tuple[int, ...], variant: str | None) -> str | None:
         return named_axes(self.axes, shape)

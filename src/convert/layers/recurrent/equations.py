@@ -11,7 +11,7 @@ In the words used here a cell computes, for every gate k, from input x and state
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 TENSORS: Mapping[str, str] = {"weight_ih": "W", "weight_hh": "U", "bias_ih": "b", "bias_hh": "c"}
@@ -54,6 +54,30 @@ class Held:
     def gate_axis(self) -> int:
         """The axis along which they are."""
         return next(k for k, axis in enumerate(self.axes) if axis.islower())
+
+    def check(self, shape: tuple[int, ...]) -> None:
+        """Check that a leaf of this shape can hold it.
+
+        Raises:
+            ValueError: it cannot; the message is the bare fact.
+        """
+        if len(shape) != len(self.axes):
+            raise ValueError(f"it holds {self.text} and has the axes {', '.join(self.axes)}")
+        gates = shape[self.gate_axis]
+        if gates % len(self.gates):
+            raise ValueError(f"it holds {self.text}, and {gates} is no multiple of its {len(self.gates)} gates")
+        if any(axis == "2" and size != 2 for axis, size in zip(self.axes, shape, strict=True)):
+            raise ValueError(f"it holds {self.text}, {' and '.join(self.parts)} stacked on an axis of size 2")
+
+    def sizes(self, shape: tuple[int, ...]) -> Iterator[tuple[str, int]]:
+        """Yield the widths `I` and `H` of the cell that a leaf of this shape implies."""
+        hidden = shape[self.gate_axis] // len(self.gates)
+        yield "H", hidden
+        for axis, size in zip(self.axes, shape, strict=True):
+            if axis in ("I", "H"):
+                yield axis, size
+            if axis == "I+H":
+                yield "I", size - hidden
 
 
 _HELD = re.compile(r"(?P<parts>[WUbc](?: [WUbc])?) ?\[(?P<axes>[^\[\]]+)\]")

@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 
 from convert.core.fields import FLAG, Choice, Either, Key, MapOf, Record, Scalar
 from convert.core.path_pattern import Pattern, parse_pattern
-from convert.layers.base import LayerKind
+from convert.layers.base import CompileContext, Compiled, LayerKind, Matched
+from convert.layers.recurrent.compile import compile_cell
 from convert.layers.recurrent.equations import Cell, make_cell, parse_held
 from convert.layers.recurrent.library_cells import named_cell
 from convert.layers.shared_keys import PATTERN, parse_letter
@@ -62,6 +63,7 @@ class Recurrent(LayerKind):
     hidden: str | None = None
 
     word: ClassVar[str]
+    settings: ClassVar[tuple[str, ...]] = ("custom_cells",)  # which --allow-custom-cells sets
     doc: ClassVar[str]
     keys: ClassVar[Mapping[str, Key]] = {
         "cell": Key(
@@ -112,29 +114,16 @@ class Recurrent(LayerKind):
         return self.cell.may_lack
 
     def letters(self, role: str, shape: tuple[int, ...], variant: str | None) -> None:
-        held = self.cell.leaves[role]
-        if len(shape) != len(held.axes):
-            raise ValueError(f"it holds {held.text} and has the axes {', '.join(held.axes)}")
-        gates = shape[held.gate_axis]
-        if gates % len(held.gates):
-            raise ValueError(f"it holds {held.text}, and {gates} is no multiple of its {len(held.gates)} gates")
-        if any(axis == "2" and size != 2 for axis, size in zip(held.axes, shape, strict=True)):
-            raise ValueError(f"it holds {held.text}, {' and '.join(held.parts)} stacked on an axis of size 2")
+        self.cell.leaves[role].check(shape)
 
-    def sizes(self, role: str, shape: tuple[int, ...]) -> Iterator[tuple[str, int]]:
-        """The cell's `I` and `H`, as far as one leaf tells."""
-        held = self.cell.leaves[role]
-        hidden = shape[held.gate_axis] // len(held.gates)
-        yield "H", hidden
-        for axis, size in zip(held.axes, shape, strict=True):
-            if axis in ("I", "H"):
-                yield axis, size
-            if axis == "I+H":
-                yield "I", size - hidden
+    def implied_sizes(self, role: str, shape: tuple[int, ...]) -> Iterator[tuple[str, int, str]]:
+        held, names = self.cell.leaves[role], {"I": self.inputs, "H": self.hidden}
+        for axis, size in held.sizes(shape):
+            if letter := names[axis]:
+                yield letter, size, held.text
 
-    def file_letter(self, axis: str) -> str | None:
-        """The letter that the file gives to the cell's `I` or `H`."""
-        return self.inputs if axis == "I" else self.hidden
+    def compile(self, context: CompileContext, matched: Matched, layer: TargetLayer, variant: str | None) -> Compiled:
+        return Compiled(tuple(compile_cell(context, self.cell, matched, layer)))
 
     def facts(self, layer: TargetLayer) -> dict[str, Any]:
         said: dict[str, Any] = {"cell": self.cell.name, "equations": ", ".join(f"{k} = {v}" for k, v in self.cell.equations.items())}  # fmt: skip

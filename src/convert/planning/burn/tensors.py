@@ -14,11 +14,11 @@ from convert.core.ops import Add, AddIdentity, Cast, Multiply, Op, Pad, Permute,
 from convert.core.tensor_spec import TensorSpec
 from convert.layers import KINDS, Linear, Recurrent
 from convert.layers.base import LayerLeaves, Part, Step
+from convert.layers.casts import losses
 from convert.layers.norm.group_batch import COUNTER
 from convert.layers.norm.layer_rms import Norm
 from convert.planning.burn.modules import DTYPES, GATES, TRANSFORMS, Conventions
 from convert.planning.compile.axes import group_shown
-from convert.planning.compile.compiler import losses
 from convert.planning.plan import Held
 
 TURN = Permute((1, 0))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -11,34 +10,22 @@ from operator import attrgetter
 from typing import Any, TypeVar
 
 from convert.checkpoints.source import Source
-from convert.core.ops import Cast, Op, Slice, is_float, out_spec, widens
-from convert.core.tensor_spec import SAFETENSORS_TAGS, TensorSpec
-from convert.layers import Convolution, Rule, TargetLayer
+from convert.core.ops import Op, Slice, out_spec
+from convert.core.tensor_spec import TensorSpec
+from convert.layers import Rule, TargetLayer
 from convert.layers.annotations import BIAS_U
 from convert.layers.base import Matched, MatchKey, Part, Step
-from convert.layers.norm.layer_rms import Norm
+from convert.layers.casts import computing, losses, target_dtype
+from convert.layers.leaves import MisfitError
 from convert.layers.target import Constant
 from convert.layers.weight_normalization import kept as kept_apart
 from convert.layers.weight_transforms import undo
 from convert.planning.compile.axes import arranged
-from convert.planning.compile.named_leaf import MisfitError, NamedLeaf, read_leaf, unstacked
+from convert.planning.compile.named_leaf import NamedLeaf, read_leaf
 from convert.planning.compile.weight_norm import Folding, check_bias
 from convert.planning.low_rank_source import Merge
 
 T = TypeVar("T")
-
-
-def target_dtype(rule: Rule, spec: TensorSpec, asked: str | None) -> str:
-    """What a leaf is written in: the rule's dtype, the user's for floats, else its own or the narrowest that holds it."""
-    wanted = rule.dtype or (asked if is_float(spec.dtype) else None) or spec.dtype
-    if SAFETENSORS_TAGS[wanted] is not None:
-        return wanted
-    if wanted == rule.dtype:
-        raise MisfitError(f"safetensors cannot hold {wanted}; choose another `dtype:`")
-    for wider in ("uint8", "int8", "float16", "bfloat16", "float32"):
-        if widens(wanted, wider):
-            return wider
-    raise MisfitError(f"safetensors cannot hold {wanted}")
 
 
 @dataclass(frozen=True)
@@ -53,6 +40,7 @@ class Compiler:
         set_by_hand: names of the facts that the user gave.
         sizes: of the letters.
         merges: leaves that are computed from several others, by name.
+        custom_cells: whether a recurrent cell that torch lacks may be written, for a module of this package.
     """
 
     source: Source
@@ -62,18 +50,19 @@ class Compiler:
     set_by_hand: Collection[str] = ()
     sizes: Mapping[str, int] = field(default_factory=dict)
     merges: Mapping[str, Merge] = field(default_factory=dict)
+    custom_cells: bool = False
 
-    def steps(self, matched: Matched, layer: TargetLayer, variant: str | None) -> Iterator[Step]:
+    def spec(self, leaf: str) -> TensorSpec:
+        """Return shape and dtype of a leaf."""
+        return self.source.leaves[leaf].spec
+
+    def tensors(self, matched: Matched, layer: TargetLayer, variant: str | None) -> Iterator[Step]:
         """The output tensors of a rule, in the order of its leaves.
 
         Raises:
             MisfitError: they cannot be made; the message is a finding.
         """
         rule = matched.rule
-        if isinstance(rule.kind, Norm):
-            self._same_shapes(rule, matched)
-        if isinstance(rule.kind, Convolution) and len(rule.kind.numbers.outputs) > 1:
-            self._bias_of_each(rule, rule.kind, matched)
         folded = rule.normalized.paths if rule.normalized and not kept_apart(rule, layer) else {}
         sidecar = {role: matched.leaves.get(role, {}) for role in folded}
         leaves = self.source.leaves
@@ -108,36 +97,6 @@ class Compiler:
                 if role == rule.lead:
                     constants = rule.kind.constants(layer)
                     yield from (_constant(rule, layer, one, step) for step in made for one in constants)
-
-    def _same_shapes(self, rule: Rule, matched: Matched) -> None:
-        """A norm's scale, bias and statistics have one shape, whether the rule names their axes or not."""
-        leaves = self.source.leaves
-        lead = rule.lead
-        called = "scale" if lead == "weight" else lead
-        for role, of_role in matched.leaves.items():
-            for key, other in of_role.items():
-                sidecar = matched.leaves[lead].get(key)
-                if sidecar is not None and leaves[sidecar].spec.shape != leaves[other].spec.shape:
-                    raise MisfitError(
-                        f"{rule.at.line_only}: {other}: {leaves[other].spec} is no {role} for {sidecar}: {leaves[sidecar].spec}; a norm's "
-                        f"{called} and {role} have one shape, so one of the two paths is wrong"
-                    )
-
-    def _bias_of_each(self, rule: Rule, kind: Convolution, matched: Matched) -> None:
-        """A bias whose axis no letter names, as two axes of the kernel make it, has as many numbers as both."""
-        letters = [kind.letter(axis) for axis in kind.numbers.outputs]
-        for key, bias in matched.leaves.get("bias", {}).items():
-            kernel = matched.leaves["weight"].get(key)
-            if kernel is None:
-                continue  # reported by match.cover
-            sizes = dict(zip(kind.axes, unstacked(rule, kernel, self.source.leaves[kernel].spec)[1], strict=True))
-            channels = math.prod(sizes[letter] for letter in letters)
-            if math.prod(unstacked(rule, bias, self.source.leaves[bias].spec)[1]) != channels:
-                shown = " x ".join(f"{letter}={sizes[letter]}" for letter in letters)
-                raise MisfitError(
-                    f"{rule.at.line_only}: {bias}: {self.source.leaves[bias].spec} is no bias for {kernel}: "
-                    f"{self.source.leaves[kernel].spec}, which makes {shown} = {channels} channels; one of the two paths is wrong"
-                )
 
     def _tensor(
         self,
@@ -213,7 +172,7 @@ class Compiler:
                     notes.append(f"{name} keeps {at} of {leaf.name}; {self._left_out(rule, leaf, moved)}")
                 ops = (*moved.ops, *cut, *computing(compute, leaf.spec, dtype))
                 spec = out_spec(ops, leaf.spec)
-            except (ValueError, MisfitError) as error:
+            except ValueError as error:
                 raise MisfitError(f"{rule.at.line_only}: {leaf.name}: {leaf.spec} -> {name}: {error}") from None
             rows = (row, row + spec.shape[0]) if len(leaves) > 1 else None
             row += spec.shape[0] if spec.shape else 0
@@ -339,28 +298,8 @@ def _constant(rule: Rule, layer: TargetLayer, one: Constant, sidecar: Step) -> S
     return Step(name, spec, (), rule.word, rule.at, one.said, value=one.value, role=one.role)
 
 
-def computing(compute: tuple[Op, ...], spec: TensorSpec, dtype: str) -> tuple[Op, ...]:
-    """Arithmetic in float32 or wider between two casts; casts that change nothing are left out."""
-    if not compute:
-        return (Cast(dtype),) if dtype != spec.dtype else ()
-    if not is_float(spec.dtype):
-        raise MisfitError(f"{_words(compute)} needs floating-point values")
-    wide = "float64" if spec.dtype == "float64" else "float32"
-    before = (Cast(wide),) if spec.dtype != wide else ()
-    after = (Cast(dtype),) if dtype != wide else ()
-    return (*before, *compute, *after)
-
-
 def _words(compute: tuple[Op, ...], rule: Rule | None = None) -> str:
     said = [str(op) for op in compute]
     if rule is not None and rule.prescaled_by is not None:
         said[0] += f", as the source's weight carries {rule.prescaled_by.text}"
     return ", ".join(said)
-
-
-def losses(sources: list[str], target: str, computed: bool) -> str:
-    for source in sources:
-        wide = ("float64" if source == "float64" else "float32") if computed else source
-        if not widens(wide, target):
-            return f"rounded from {wide} to {target}"
-    return ""

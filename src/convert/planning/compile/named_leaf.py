@@ -7,13 +7,9 @@ from dataclasses import dataclass
 
 from convert.checkpoints.source import Source
 from convert.core.tensor_spec import TensorSpec
-from convert.layers import Recurrent, Rule
-from convert.layers.base import Matched
+from convert.layers.base import Matched, Rule
+from convert.layers.leaves import MisfitError, unstacked
 from convert.planning.sizes import Constraint
-
-
-class MisfitError(Exception):
-    """Leaves that contradict their rule; holds the finding."""
 
 
 @dataclass(frozen=True)
@@ -42,27 +38,6 @@ class NamedLeaf:
         for index, axis, size in sorted(self.stacked, key=lambda s: s[1]):
             named.insert(axis, (index, size))
         return tuple((name, size) for name, size in named if name != ".")
-
-
-def unstacked(rule: Rule, name: str, spec: TensorSpec) -> tuple[tuple[tuple[str, int, int], ...], tuple[int, ...]]:
-    """Index, axis and size of what is stacked, and the shape of one leaf of the stack.
-
-    Raises:
-        MisfitError: it has no such axis, or nothing is stacked there.
-    """
-    for index, axis in rule.stacked.items():
-        if not 0 <= axis < len(spec.shape):
-            raise MisfitError(
-                f"{rule.at.line_only}: {name}: {spec} has no axis {axis} to be stacked along ({{{index}: {axis}}}); "
-                "correct `stacked`, or the checkpoint is not stacked"
-            )
-        if spec.shape[axis] == 0:
-            raise MisfitError(
-                f"{rule.at.line_only}: {name}: {spec} stacks no {{{index}}} at all on axis {axis}; drop it, with the reason"
-            )
-    stacked = tuple((index, axis, spec.shape[axis]) for index, axis in rule.stacked.items())
-    taken = {axis for _, axis, _ in stacked}
-    return stacked, tuple(size for axis, size in enumerate(spec.shape) if axis not in taken)
 
 
 def read_leaf(rule: Rule, role: str, name: str, spec: TensorSpec, variant: str | None) -> NamedLeaf:
@@ -108,12 +83,8 @@ def constraints(matched: Matched, source: Source, variant: str | None, every: bo
                 if index in counted:  # places need not stack as many: 26 layers in units of 6
                     continue
                 yield Constraint(index, size, where, name, shown)
-            if isinstance(matched.rule.kind, Recurrent):
-                for axis, size in matched.rule.kind.sizes(role, leaf.own_shape):
-                    if known := matched.rule.kind.file_letter(axis):
-                        yield Constraint(
-                            known, size, where, name, f"{spec} as {matched.rule.kind.cell.leaves[role].text}"
-                        )
+            for letter, size, held in matched.rule.kind.implied_sizes(role, leaf.own_shape):
+                yield Constraint(letter, size, where, name, f"{spec} as {held}")
             for letter, size in zip(leaf.letters or "", leaf.own_shape, strict=False):
                 if letter != ".":
                     yield Constraint(letter, size, where, name, shown)

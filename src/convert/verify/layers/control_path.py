@@ -14,7 +14,8 @@ import numpy as np
 
 from convert.core.ops import apply, is_float
 from convert.layers.base import LayerLeaves, Step, assemble
-from convert.layers.control_path.kinds import TIMES, CubicSpline, DataPath
+from convert.layers.control_path.declaration import TIMES
+from convert.layers.control_path.kinds import CubicSpline, DataPath
 from convert.verify.numerics.compare import Tolerance, difference, epsilon
 from convert.verify.report.report import Measure
 

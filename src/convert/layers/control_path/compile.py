@@ -7,50 +7,45 @@ from dataclasses import replace
 
 from convert.core.ops import Op, Take, is_float, out_spec
 from convert.core.tensor_spec import TensorSpec
-from convert.layers import CubicSpline, DataPath, LinearInterpolation, TargetLayer
-from convert.layers.base import LayerLeaves, Matched, Part, Step
-from convert.layers.control_path.kinds import TIMES
-from convert.planning.compile.compiler import Compiler, computing, losses, target_dtype
-from convert.planning.compile.leaf_groups import leaf_groups
-from convert.planning.compile.named_leaf import MisfitError
+from convert.layers.base import CompileContext, LayerLeaves, Matched, Part, Step
+from convert.layers.casts import computing, losses, target_dtype
+from convert.layers.control_path.declaration import TIMES, PathDeclaration
+from convert.layers.leaves import MisfitError, leaf_groups
+from convert.layers.target import TargetLayer
 
 
-def path_steps(compiler: Compiler, matched: Matched, layer: TargetLayer) -> Iterator[Step]:
-    """The tensors of every path that the rule has leaves for.
+def compile_paths(
+    context: CompileContext, kind: PathDeclaration, matched: Matched, layer: TargetLayer
+) -> Iterator[Step]:
+    """Make the tensors of every path that the rule has leaves for.
 
     Raises:
         MisfitError: the leaves contradict each other or the rule; the message is a finding.
     """
-    rule, kind = matched.rule, matched.rule.kind
-    assert isinstance(kind, DataPath)
+    rule = matched.rule
     needed = set(kind.DEFAULT) - kind.may_lack
-    for found in leaf_groups(matched, layer, compiler.source, needed, kind.shared):
+    for found in leaf_groups(matched, layer, context.spec, needed, kind.shared):
         group = LayerLeaves(rule, layer.path.fill(found.where, found.choices), found.leaves)
-        yield from _path(compiler, kind, layer, group, found.where, found.choices)
+        yield from _path(context, kind, layer, group, found.where, found.choices)
 
 
 def _path(
-    compiler: Compiler,
-    kind: DataPath,
+    context: CompileContext,
+    kind: PathDeclaration,
     layer: TargetLayer,
     group: LayerLeaves,
     where: Mapping[str, int],
     choices: tuple[int, ...],
 ) -> Iterator[Step]:
     rule, target = group.rule, layer.computes
-    parts = {role: _part(compiler, kind, group, role) for role in group.leaves}
-    _fit(kind, group, {role: out_spec(takes, compiler.source.leaves[name].spec) for role, (name, takes) in group.leaves.items()})  # fmt: skip
-    if isinstance(kind, LinearInterpolation):
-        yield _step(compiler, kind, group, group.module, "knots", {"knots": parts["knots"]})
-    elif isinstance(kind, CubicSpline) and target.buffers:
-        for role, buffer in kind.ORDER.items():
-            yield _step(compiler, kind, group, f"{group.module}.{buffer}", role, {role: parts[role]})
-    else:
-        assert isinstance(kind, CubicSpline)
-        yield _step(compiler, kind, group, group.module, "coeffs", {role: parts[role] for role in kind.ORDER})
+    parts = {role: _part(context, kind, group, role) for role in group.leaves}
+    _fit(kind, group, {role: out_spec(takes, context.spec(name)) for role, (name, takes) in group.leaves.items()})  # fmt: skip
+    for name, roles in kind.tensors(group.module, target.buffers).items():
+        role = roles[0] if len(roles) == 1 else "coeffs"
+        yield _step(context, kind, group, name, role, {of: parts[of] for of in roles})
     name = f"{group.module}._t" if target.buffers else target.times.fill(where, choices) if target.times else ""
     if TIMES in parts and name:
-        yield _step(compiler, kind, group, name, TIMES, {TIMES: parts[TIMES]})
+        yield _step(context, kind, group, name, TIMES, {TIMES: parts[TIMES]})
     elif TIMES in parts:
         raise MisfitError(
             f"{rule.at.line_only}: {group.leaves[TIMES][0]} are the path's times, and without them {kind.module} takes 0, 1, 2, ...; "
@@ -60,7 +55,7 @@ def _path(
         raise MisfitError(f"{rule.at.line_only}: no leaf has the times of {group.module}, for {name}; name it with `leaves: {{times: ...}}`")  # fmt: skip
 
 
-def _fit(kind: DataPath, group: LayerLeaves, specs: dict[str, TensorSpec]) -> None:
+def _fit(kind: PathDeclaration, group: LayerLeaves, specs: dict[str, TensorSpec]) -> None:
     """All leaves of a path have one shape, and its times one more than its intervals."""
     first, *others = (role for role in specs if role != TIMES)
     rule = group.rule
@@ -86,11 +81,11 @@ def _fit(kind: DataPath, group: LayerLeaves, specs: dict[str, TensorSpec]) -> No
         )
 
 
-def _part(compiler: Compiler, kind: DataPath, group: LayerLeaves, role: str) -> Part:
+def _part(context: CompileContext, kind: PathDeclaration, group: LayerLeaves, role: str) -> Part:
     """One leaf, moved to (..., time, channels), with torchcde's factor, in the dtype that is written."""
     rule = group.rule
     leaf, takes = group.leaves[role]
-    spec = compiler.source.leaves[leaf].spec
+    spec = context.spec(leaf)
     own = out_spec(takes, spec)
     at = ", ".join(f"{take.index}" for take in takes if isinstance(take, Take))
     try:
@@ -99,11 +94,11 @@ def _part(compiler: Compiler, kind: DataPath, group: LayerLeaves, role: str) -> 
         if role == TIMES:  # rounded, two of them may become one; and the path would be another
             ops: tuple[Op, ...] = (*takes, *computing((), spec, target_dtype(replace(rule, dtype=None), spec, None)))
             return Part(leaf, ops, None, "times", at, (), (), rule=rule)
-        dtype = target_dtype(rule, spec, compiler.dtype)
+        dtype = target_dtype(rule, spec, context.dtype)
         letters, order = kind.order(len(own.shape))
         ops = (*takes, *kind.movement(own.shape), *computing(kind.arithmetic(role), spec, dtype))
         out_spec(ops, spec)
-    except (ValueError, MisfitError) as error:
+    except ValueError as error:
         raise MisfitError(f"{rule.at.line_only}: {leaf}: {spec} -> {group.module}: {error}") from None
     groups = (*(letters[k] for k in order), *(() if "C" in letters else ("",)))
     factor = "".join(f", {op}" for op in kind.arithmetic(role))
@@ -112,10 +107,12 @@ def _part(compiler: Compiler, kind: DataPath, group: LayerLeaves, role: str) -> 
     return Part(leaf, ops, None, said, at, axes, groups, axes, rule=rule)
 
 
-def _step(compiler: Compiler, kind: DataPath, group: LayerLeaves, name: str, role: str, parts: dict[str, Part]) -> Step:
+def _step(
+    context: CompileContext, kind: PathDeclaration, group: LayerLeaves, name: str, role: str, parts: dict[str, Part]
+) -> Step:
     """A tensor; of several parts, concatenated along the channels."""
     rule = group.rule
-    specs = [out_spec(part.ops, compiler.source.leaves[part.leaf].spec) for part in parts.values()]
+    specs = [out_spec(part.ops, context.spec(part.leaf)) for part in parts.values()]
     dtypes = sorted({spec.dtype for spec in specs})
     if len(dtypes) > 1:
         raise MisfitError(f"{rule.at.line_only}: {name} cannot hold {' and '.join(dtypes)}; give its leaves one dtype with `dtype:`")  # fmt: skip
@@ -126,6 +123,6 @@ def _step(compiler: Compiler, kind: DataPath, group: LayerLeaves, name: str, rol
     )
     spec = TensorSpec((*specs[0].shape[:-1], len(parts) * width), dtypes[0])
     words = [f"{of}: {op}" for of in parts if of != TIMES for op in kind.arithmetic(of)]
-    sources = [compiler.source.leaves[part.leaf].spec.dtype for part in parts.values()]
+    sources = [context.spec(part.leaf).dtype for part in parts.values()]
     lost = losses(sources, dtypes[0], bool(words))
     return Step(name, spec, placed, rule.word, rule.at, "; ".join(words), lost, role=role, group=group)

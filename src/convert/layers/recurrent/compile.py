@@ -7,33 +7,26 @@ from dataclasses import dataclass, replace
 
 from convert.core.ops import Add, AddIdentity, Multiply, Op, Pad, Permute, Slice, Take, out_spec
 from convert.core.tensor_spec import TensorSpec
-from convert.layers import Recurrent, Rule, TargetLayer
-from convert.layers.base import LayerLeaves, Matched, Part, Step
+from convert.layers.base import CompileContext, LayerLeaves, Matched, Part, Rule, Step
+from convert.layers.casts import computing, losses, target_dtype
+from convert.layers.leaves import MisfitError, leaf_groups
 from convert.layers.recurrent.equations import TENSORS, Cell, Held
-from convert.planning.compile.compiler import Compiler, computing, losses, target_dtype
-from convert.planning.compile.leaf_groups import leaf_groups
-from convert.planning.compile.named_leaf import MisfitError
-
-CUSTOM_CELLS = "custom_cells"  # the setting that --allow-custom-cells makes
+from convert.layers.target import TargetLayer
 
 
-def cell_steps(compiler: Compiler, matched: Matched, layer: TargetLayer, *, custom: bool) -> Iterator[Step]:
-    """The four tensors of each layer and direction that the rule has leaves for.
-
-    Args:
-        custom: whether a cell that torch cannot compute is written for our own module.
+def compile_cell(context: CompileContext, cell: Cell, matched: Matched, layer: TargetLayer) -> Iterator[Step]:
+    """Make the four tensors of each layer and direction that the rule has leaves for.
 
     Raises:
         MisfitError: the target cannot compute the cell, or the leaves contradict the rule; the message is a finding.
     """
-    rule, kind = matched.rule, matched.rule.kind
-    assert isinstance(kind, Recurrent)
-    if kind.cell.refusal and not custom:
-        raise MisfitError(f"{rule.at.line_only}: {kind.cell.refusal}")
-    needed = set(kind.cell.leaves) - set(kind.may_lack)
-    for group in leaf_groups(matched, layer, compiler.source, needed):
+    rule = matched.rule
+    if cell.refusal and not context.custom_cells:
+        raise MisfitError(f"{rule.at.line_only}: {cell.refusal}")
+    needed = set(cell.leaves) - cell.may_lack
+    for group in leaf_groups(matched, layer, context.spec, needed):
         path = layer.path.fill(group.where, group.choices)
-        yield from _layer(compiler, rule, kind, layer, path, group.leaves)
+        yield from _layer(context, rule, cell, layer, path, group.leaves)
 
 
 @dataclass(frozen=True)
@@ -47,17 +40,16 @@ class _Share:
 
 
 def _layer(
-    compiler: Compiler,
+    context: CompileContext,
     rule: Rule,
-    kind: Recurrent,
+    cell: Cell,
     layer: TargetLayer,
     path: str,
     leaves: Mapping[str, tuple[str, tuple[Take, ...]]],
 ) -> Iterator[Step]:
-    cell = kind.cell
     found = {role: name for role, (name, _) in leaves.items()}
-    specs = {role: out_spec(takes, compiler.source.leaves[name].spec) for role, (name, takes) in leaves.items()}
-    widths = _widths(rule, kind, found, specs)
+    specs = {role: out_spec(takes, context.spec(name)) for role, (name, takes) in leaves.items()}
+    widths = _widths(rule, cell, found, specs)
     module, _, suffix = path.rpartition(".")
     hidden = widths["H"]
     group = LayerLeaves(rule, module, leaves, suffix, widths)
@@ -69,14 +61,14 @@ def _layer(
     )
     dtype = ""
     for tensor, part in TENSORS.items():
-        name = kind.tensor_name(path, tensor, layer)
+        name = f"{module}.{tensor}_{suffix}"
         if part in "bc" and not biased:
             if held := next((role for role in found if part in cell.leaves[role].parts), None):
                 raise MisfitError(
                     f"{rule.at.line_only}: {found[held]} is a bias, and the target has `bias: false`; it would be lost"
                 )
             continue
-        step = _tensor(compiler, rule, cell, group, tensor, part, name)
+        step = _tensor(context, rule, cell, group, tensor, part, name)
         if step is None:
             spec = TensorSpec((len(cell.order) * hidden,), dtype)
             if any(cell.offsets.values()) and part == "b" and not _has_bias(cell, found):
@@ -97,27 +89,27 @@ def _has_bias(cell: Cell, found: Mapping[str, str]) -> bool:
     return any(set(cell.leaves[role].parts) & {"b", "c"} for role in found)
 
 
-def _widths(rule: Rule, kind: Recurrent, found: Mapping[str, str], specs: Mapping[str, TensorSpec]) -> dict[str, int]:
+def _widths(rule: Rule, cell: Cell, found: Mapping[str, str], specs: Mapping[str, TensorSpec]) -> dict[str, int]:
     """The cell's `I` and `H`, on which all leaves must agree."""
     known: dict[str, tuple[int, str]] = {}
     for role, spec in specs.items():
         try:
-            kind.letters(role, spec.shape, None)
+            cell.leaves[role].check(spec.shape)
         except ValueError as error:
             raise MisfitError(f"{rule.at.line_only}: {found[role]}: {spec} does not fit: {error}") from None
-        for axis, size in kind.sizes(role, spec.shape):
+        for axis, size in cell.leaves[role].sizes(spec.shape):
             first, other = known.setdefault(axis, (size, role))
             if first != size or size < 1:
                 word = "state" if axis == "H" else "input"
                 raise MisfitError(
-                    f"{rule.at.line_only}: {found[role]}: {spec} as {kind.cell.leaves[role].text} has {word} width {size}, and "
-                    f"{found[other]}: {specs[other]} as {kind.cell.leaves[other].text} has {first}; one of the two holds something else"
+                    f"{rule.at.line_only}: {found[role]}: {spec} as {cell.leaves[role].text} has {word} width {size}, and "
+                    f"{found[other]}: {specs[other]} as {cell.leaves[other].text} has {first}; one of the two holds something else"
                 )
     return {axis: size for axis, (size, _) in known.items()}
 
 
 def _tensor(
-    compiler: Compiler, rule: Rule, cell: Cell, group: LayerLeaves, tensor: str, part: str, name: str
+    context: CompileContext, rule: Rule, cell: Cell, group: LayerLeaves, tensor: str, part: str, name: str
 ) -> Step | None:
     """One tensor; None when the source has nothing for it."""
     rows: list[tuple[int, _Share]] = []
@@ -146,14 +138,14 @@ def _tensor(
         stop = count if k == len(rows) - 1 else rows[k + 1][0]
         pad = (Pad(0, (row - start) * hidden, (stop - row - len(share.letters)) * hidden),)
         leaf, takes = group.leaves[share.role]
-        spec = compiler.source.leaves[leaf].spec
+        spec = context.spec(leaf)
         try:
             held = cell.leaves[share.role]
             ops = (*takes, *_take_out(held, part, share, group, out_spec(takes, spec)))
-            dtype = target_dtype(rule, spec, compiler.dtype)
+            dtype = target_dtype(rule, spec, context.dtype)
             ops = (*ops, *computing(share.compute, spec, dtype), *(pad if pad[0].before or pad[0].after else ()))
             made = out_spec(ops, spec)
-        except (ValueError, MisfitError) as error:
+        except ValueError as error:
             raise MisfitError(f"{rule.at.line_only}: {leaf}: {spec} -> {name}: {error}") from None
         shape = made.shape[1:]
         side = {"W": " I", "U": " H"}.get(part, "")

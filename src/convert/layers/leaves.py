@@ -1,4 +1,4 @@
-"""Leaves that make a layer together, such as those of a recurrent cell: one group for each layer that a rule is for."""
+"""The leaves of a layer: what is stacked in them, and which of them make a layer together."""
 
 from __future__ import annotations
 
@@ -6,12 +6,35 @@ import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 
-from convert.checkpoints.source import Source
 from convert.core.ops import Take
 from convert.core.tensor_spec import TensorSpec
-from convert.layers import TargetLayer
-from convert.layers.base import Matched
-from convert.planning.compile.named_leaf import MisfitError, unstacked
+from convert.layers.base import Matched, Rule
+from convert.layers.target import TargetLayer
+
+
+class MisfitError(Exception):
+    """Leaves that contradict their rule; holds the finding."""
+
+
+def unstacked(rule: Rule, name: str, spec: TensorSpec) -> tuple[tuple[tuple[str, int, int], ...], tuple[int, ...]]:
+    """Index, axis and size of what is stacked, and the shape of one leaf of the stack.
+
+    Raises:
+        MisfitError: it has no such axis, or nothing is stacked there.
+    """
+    for index, axis in rule.stacked.items():
+        if not 0 <= axis < len(spec.shape):
+            raise MisfitError(
+                f"{rule.at.line_only}: {name}: {spec} has no axis {axis} to be stacked along ({{{index}: {axis}}}); "
+                "correct `stacked`, or the checkpoint is not stacked"
+            )
+        if spec.shape[axis] == 0:
+            raise MisfitError(
+                f"{rule.at.line_only}: {name}: {spec} stacks no {{{index}}} at all on axis {axis}; drop it, with the reason"
+            )
+    stacked = tuple((index, axis, spec.shape[axis]) for index, axis in rule.stacked.items())
+    taken = {axis for _, axis, _ in stacked}
+    return stacked, tuple(size for axis, size in enumerate(spec.shape) if axis not in taken)
 
 
 @dataclass(frozen=True)
@@ -32,13 +55,14 @@ class LeafGroup:
 def leaf_groups(
     matched: Matched,
     layer: TargetLayer,
-    source: Source,
+    spec: Callable[[str], TensorSpec],
     needed: Collection[str],
     shared: Callable[[str, tuple[int, ...]], bool] = lambda role, shape: False,
 ) -> Iterator[LeafGroup]:
     """The layers that a rule has all of the `needed` leaves for; what is missing is a finding of `convert.planning.match`.
 
     Args:
+        spec: gives shape and dtype of a leaf.
         shared: whether a leaf, by its role and shape, belongs to all layers of a stack.
 
     Raises:
@@ -51,7 +75,7 @@ def leaf_groups(
             found = {role: name for role, of_role in matched.leaves.items() if (name := of_role.get((values, choices)))}
             if not found.keys() >= set(needed):
                 continue
-            specs = {role: source.leaves[name].spec for role, name in found.items()}
+            specs = {role: spec(name) for role, name in found.items()}
             own = [role for role in found if not shared(role, specs[role].shape)]
             counts = _counts(matched, {found[role]: specs[role] for role in own})
             axes = sorted(rule.stacked.items(), key=lambda item: -item[1])
