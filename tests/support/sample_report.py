@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from convert.core.findings import Finding
-from convert.verify.numerics.compare import Difference, Tolerance, epsilon
+from convert.verify.numerics.compare import Agreement, Difference, Tolerance, epsilon
 from convert.verify.report.report import LevelReport, Measure, Report, Verdict
 
 RUN, LIFTED = Tolerance(5e-6, "4 x 1.2e-06: measured"), Tolerance(8e-14, "16 x 24 x eps(float64): measured")
@@ -58,3 +60,53 @@ LAYERS = LevelReport("layers", Verdict.SKIPPED, "jax is not installed")
 def report(levels: Sequence[LevelReport], required: tuple[str, ...] = (), **other: Any) -> Report:
     """A report with these levels."""
     return Report("out.safetensors", "ckpt", "mine", "torch", tuple(levels), required, **other)
+
+
+NO_TIMESFM = LevelReport("model", Verdict.SKIPPED, "timesfm is not installed")
+TRANSPOSED = LevelReport(
+    "weights",
+    Verdict.FAILED,
+    findings=(
+        Finding("weights-differ", "transposed: it is laid out as (N H) D", "r.yaml:12", "layers.1.attn.out.weight", data={"diagnosis": "transposed"}),
+        Finding("weights-differ", "4 of 4 values differ", "r.yaml:13", "layers.1.bias"),
+        Finding("weights-differ", "4 of 4 values differ", "r.yaml:13", "layers.2.bias"),
+    ),
+)  # fmt: skip
+EVIL = '<img src=x onerror="alert(1)">&\x00\x1b[31m\ud800]]>'  # a name in someone else's file
+
+
+def failing(**other: Any) -> Report:
+    return report([COVERAGE, TRANSPOSED, LAYERS, model_level(2)], **other)
+
+
+def passing(**other: Any) -> Report:
+    layers = LevelReport("layers", Verdict.PASSED, measures=(measure("a", rule="x/r.yaml:3"), measure("b")))
+    return report([COVERAGE, WEIGHTS, layers, model_level()], **other)
+
+
+def evil() -> Report:
+    level = LevelReport(
+        "model",
+        Verdict.FAILED,
+        findings=(Finding("weights-differ", EVIL, EVIL, EVIL, data={"diagnosis": EVIL}),),
+        measures=(measure(EVIL, lifted=1.0, rule=EVIL), measure("plain")),
+        notes=(EVIL,),
+        diagnosis={**(model_level(2).diagnosis or {}), "name": EVIL, "said": EVIL, "ruled_out": [EVIL]},
+    )
+    skipped = LevelReport("layers", Verdict.SKIPPED, EVIL)
+    return replace(report([skipped, level]), out=EVIL, source=EVIL, model=EVIL, environment={EVIL: EVIL})
+
+
+def backends(code: str = "backend-differs") -> LevelReport:
+    """A finding about backends, and the distances of their outputs."""
+    finding = Finding(code, "the weights are equal; it computes differently", path="torch.compile")
+    matrix = {"jax": {"jax": 0.0, "torch": 3e-7}, "torch": {"jax": math.nan, "torch": 0.0}}
+    return LevelReport("backends", Verdict.FAILED, findings=(finding,), matrix=matrix)
+
+
+def with_logits() -> Report:
+    """The last measure is of logits; as users run it, three of 70,000 positions have another first token."""
+    level = model_level()
+    run, lifted = Agreement(1.25e-7, 3.5e-3, 1 - 3 / 70_000, 70_000), Agreement(2e-27, 5e-26, 1.0, 70_000)
+    last = replace(level.measures[-1], logits=run, lifted_logits=lifted)
+    return report([replace(level, measures=(*level.measures[:-1], last))])

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from convert.cli import output
-from convert.verify.report.report import LEVELS, Verdict, predictions
+from convert.verify.report.report import FLOAT64, LEVELS, NATIVE, Verdict, predictions
 
 if TYPE_CHECKING:
     from convert.verify.report.report import LevelReport, Measure, Report
@@ -30,7 +30,7 @@ def _lines(report: Report) -> Iterator[str]:
     found = f"{report.plan.found}, by {_short(report.plan.rules.path)}" if report.plan else report.model
     yield f"{found} -> {report.target}"
     yield ""
-    rows = [(level.level, _word(level.verdict), f"{level.seconds:.1f} s", level.gist) for level in report.levels]
+    rows = [(level.level, _word(level.verdict), f"{level.seconds:.1f} s", level.summary) for level in report.levels]
     yield from output.table(rows, right=(2,))
     for level in report.levels:
         body = list(_level(level))
@@ -95,7 +95,7 @@ def _measures(level: LevelReport) -> Iterator[str]:
     ordered = [*([first] if first else []), *(measure for measure in level.worst_first if measure is not first)]
     beyond = sum(not measure.passed for measure in ordered)
     shown = ordered[: min(SHOWN, max(beyond, SHOWN_PASSED))]
-    head = ("", "first failure, then worst first" if first else "worst first", "lifted float64", "allowed", "as users run it", "allowed", "ULPs", "rule")  # fmt: skip
+    head = ("", "first failure, then worst first" if first else "worst first", FLOAT64, "allowed", NATIVE, "allowed", "ULPs", "rule")  # fmt: skip
     rows = [head, *(_row(measure, measure is first) for measure in shown)]
     if not any(row[-1] for row in rows[1:]):
         rows = [row[:-1] for row in rows]
@@ -107,10 +107,10 @@ def _measures(level: LevelReport) -> Iterator[str]:
         if measure.logits is not None:
             yield f"   {measure.name}: {predictions(measure.logits)}"
         if measure.lifted_logits is not None:
-            yield f"   {measure.name}, lifted: {predictions(measure.lifted_logits)}"
-    for word, tolerance in (("lifted", shown[0].lifted_tolerance), ("as run", shown[0].tolerance)):
+            yield f"   {measure.name}, {FLOAT64}: {predictions(measure.lifted_logits)}"
+    for word, tolerance in ((FLOAT64, shown[0].lifted_tolerance), (NATIVE, shown[0].tolerance)):
         if tolerance is not None:
-            yield f"   allowed {word}, {shown[0].name}: {tolerance.why}"
+            yield f"   allowed in {word}, {shown[0].name}: {tolerance.why}"
 
 
 def _matrix(level: LevelReport) -> Iterator[str]:
@@ -165,7 +165,7 @@ def _conclusion(report: Report) -> str:
         proved = {level.level for level in report.levels if level.verdict is Verdict.INCONCLUSIVE and level.measures}
         reasons = [
             f"{name} {'proves nothing' if name in proved else words.get(verdicts.get(name), 'was skipped')}"
-            for name in report.undecided
+            for name in report.inconclusive
         ]
         said = f"inconclusive: {', '.join(reasons)}"
     return f"{said} (exit code {report.exit_code})"

@@ -139,13 +139,13 @@ def _refuse_options(check: bool, dry_run: bool, reference: str | None, require: 
 
 def _add_figures_to_card(out: Path, report: Report) -> None:
     """Write the figures of a passed check into the model card of an output directory; a single file has no card."""
-    from convert.verify.report.card_rows import figures
+    from convert.verify.report.card_rows import card_rows
     from convert.writing.atomic import write_text
     from convert.writing.model_card import CARD, add_figures
 
     card = out / CARD
     if card.is_file():
-        write_text(card, add_figures(card.read_text(encoding="utf-8"), figures(report)))
+        write_text(card, add_figures(card.read_text(encoding="utf-8"), card_rows(report)))
 
 
 def _to_dict(plan: Plan, result: Result, plan_seconds: float) -> dict[str, Any]:

@@ -165,14 +165,14 @@ def test_the_same_in_the_reports(model: Path, run: Run) -> None:
     report = json.loads(out)
     levels = {level["level"]: level for level in report["levels"]}
     assert report["verdict"] == levels["model"]["verdict"] == levels["backends"]["verdict"] == "inconclusive"
-    assert report["undecided"] == ["model", "backends"] and "KeyError" in levels["model"]["reason"]
+    assert report["inconclusive"] == ["model", "backends"] and "KeyError" in levels["model"]["reason"]
     assert levels["model"]["notes"][-1].startswith(f"my_own_jax.py:{line('kernel = weights[')}, in apply: kernel = ")
     root = ET.parse("r.xml").getroot()
     assert (root.get("errors"), root.get("failures")) == ("2", "0")
     (error,) = root.findall("testsuite[@name='convert.model']/testcase/error")
     assert error.get("type") == "inconclusive" and "KeyError" in str(error.get("message"))
     page = Path("r.html").read_text()
-    assert '<span class="verdict inconclusive">' in page and "undecided: model" in page
+    assert '<span class="verdict inconclusive">' in page and "inconclusive: model" in page
 
 
 def test_a_difference_is_still_a_difference(model: Path, run: Run) -> None:

@@ -1,27 +1,26 @@
-"""What a check measured, for the model card: one row for each level. No time and no path, so that equal checks give equal rows."""
+"""The rows of a check in the model card, one for each level. They hold no time and no path, so that equal checks give equal rows."""
 
 from __future__ import annotations
 
-from convert.verify.report.report import LevelReport, Measure, Report, predictions
+from operator import itemgetter
+
+from convert.verify.report.report import FLOAT64, NATIVE, LevelReport, Report, predictions
 
 
-def figures(report: Report) -> tuple[tuple[str, str, str], ...]:
-    """Rows of level, verdict and figure, for `convert.writing.model_card.add_figures`."""
-    return tuple((level.level, str(level.verdict), _figure(level)) for level in report.levels)
+def card_rows(report: Report) -> tuple[tuple[str, str, str], ...]:
+    """Give level, verdict and figures of each level, for `convert.writing.model_card.add_figures`."""
+    return tuple((level.level, str(level.verdict), _figures(level)) for level in report.levels)
 
 
-def _figure(level: LevelReport) -> str:
+def _figures(level: LevelReport) -> str:
     if level.reason or not level.measures:
-        return level.gist
-    said = [f"{len(level.measures)} comparisons"]
-    lifted = [(m.lifted.relative, m) for m in level.measures if m.lifted is not None]
-    run = [(m.difference.relative, m) for m in level.measures]
-    for where, errors in (("in lifted float64", lifted), ("as users run it", run)):
+        return level.summary
+    parts = [f"{len(level.measures)} comparisons"]
+    float64 = [(m.lifted.relative, m.name) for m in level.measures if m.lifted is not None]
+    native = [(m.difference.relative, m.name) for m in level.measures]
+    for label, errors in ((f"{FLOAT64} (casts removed)", float64), (NATIVE, native)):
         if errors:
-            error, measure = max(errors, key=lambda pair: pair[0])
-            said.append(f"largest relative error {where} {error:.1e} ({measure.name})")
-    return "; ".join([*said, *(text for m in level.measures for text in _logits(m))])
-
-
-def _logits(measure: Measure) -> list[str]:
-    return [f"{measure.name}: {predictions(measure.logits)}"] if measure.logits is not None else []
+            error, name = max(errors, key=itemgetter(0))
+            parts.append(f"largest relative error in {label} {error:.1e} ({name})")
+    parts += [f"{m.name}: {predictions(m.logits)}" for m in level.measures if m.logits is not None]
+    return "; ".join(parts)

@@ -1,178 +1,166 @@
-"""A report as JUnit XML, which CI systems show: one test suite for each level, one test case for each measure and finding.
+"""A report as JUnit XML for CI systems: one test suite for each level, one test case for each measure and finding.
 
-The names do not depend on the outcome: a level is a case of its own, a measure is a case whether it passes or not, and a
-finding that concerns no measure is a case named after the tensor (or else what was found). The structure is the one that
-Jenkins' and GitLab's readers share (https://github.com/jenkinsci/xunit-plugin, junit-10.xsd).
+The names of the cases do not depend on the outcome. A level is a case, a measure is a case whether it passes or not, and a
+finding that concerns no measure is a case named after its path. The structure is the one that the readers of Jenkins and
+GitLab share (https://github.com/jenkinsci/xunit-plugin, junit-10.xsd).
 """
 
 from __future__ import annotations
 
 import re
+from collections import Counter, defaultdict
 from collections.abc import Iterator
+from dataclasses import dataclass
 from xml.etree import ElementTree as ET
 
 from convert.core.findings import Finding
 from convert.verify.numerics.compare import Difference, Tolerance
-from convert.verify.report.report import LevelReport, Measure, Report, Verdict, predictions
+from convert.verify.report.report import FLOAT64, NATIVE, LevelReport, Measure, Report, Verdict, predictions
 
-LEVEL = "level"  # name of the case for the level as a whole
+LEVEL = "level"  # name of the case for the level itself
+COUNTS = {"tests": "", "failures": "failure", "errors": "error", "skipped": "skipped"}
 _FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # XML 1.0, production 2 (Char)
 
 
+@dataclass(frozen=True)
+class _Case:
+    """A test case; `outcome` is ``failure``, ``error``, ``skipped`` or empty."""
+
+    name: str
+    outcome: str = ""
+    text: str = ""
+    kind: str = ""
+    output: str = ""
+    seconds: float = 0.0
+
+
 def to_junit(report: Report) -> str:
-    """The report as a JUnit XML document."""
-    suites = [_suite(level, level.level in report.undecided) for level in report.levels]
-    ran = {level.level for level in report.levels}
+    """Render the report as a JUnit XML document."""
+    suites = {level.level: (level.seconds, list(_cases(level, report))) for level in report.levels}
     if report.error:
-        suites.append(_stopped("check", report.error))
+        suites["check"] = 0.0, [_Case(LEVEL, "error", report.error, "required")]
     else:
-        suites += [_stopped(name, "is required and did not run") for name in report.undecided if name not in ran]
-    root = ET.Element("testsuites", name="convert check")
-    _totals(root, suites)
-    root.set("time", f"{sum(level.seconds for level in report.levels):.3f}")
-    for suite in suites:
-        suite.insert(0, _properties(report))
-        root.append(suite)
+        for name in report.inconclusive:
+            missing = _Case(LEVEL, "error", "is required and did not run", "required")
+            suites.setdefault(name, (0.0, [missing]))
+    seconds = sum(level.seconds for level in report.levels)
+    root = ET.Element("testsuites", name="convert check", time=f"{seconds:.3f}")
+    root.attrib |= _counts([case for _, cases in suites.values() for case in cases])
+    for name, (seconds, cases) in suites.items():
+        suite = ET.SubElement(
+            root, "testsuite", {"name": f"convert.{name}", "time": f"{seconds:.3f}", **_counts(cases)}
+        )
+        properties = ET.SubElement(suite, "properties")
+        for key, value in _properties(report).items():
+            ET.SubElement(properties, "property", name=clean(key), value=clean(value))
+        for case in cases:
+            _write(suite, case)
     ET.indent(root)
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + ET.tostring(root, encoding="unicode") + "\n"
 
 
-def _totals(element: ET.Element, of: list[ET.Element]) -> None:
-    for key in ("tests", "failures", "errors", "skipped"):
-        element.set(key, str(sum(int(child.get(key, "0")) for child in of)))
-
-
-def _properties(report: Report) -> ET.Element:
+def _properties(report: Report) -> dict[str, str]:
     values = {"out": report.out, "source": report.source, "model": report.model, "target": report.target}
-    if report.plan is not None:
-        values |= {
-            "rules": report.plan.rules.path,
-            "rules_sha256": report.plan.rules.sha256,
-            "found": report.plan.found,
-        }
-    element = ET.Element("properties")
-    for name, value in {**values, **report.environment}.items():
-        ET.SubElement(element, "property", name=clean(name), value=clean(str(value)))
-    return element
+    if (plan := report.plan) is not None:
+        values |= {"rules": plan.rules.path, "rules_sha256": plan.rules.sha256, "found": plan.found}
+    return {**values, **report.environment}
 
 
-def _suite(level: LevelReport, required: bool) -> ET.Element:
-    """A level: its own case, the measures in the order of the data, then findings about anything else.
+def _counts(cases: list[_Case]) -> dict[str, str]:
+    outcomes = Counter(case.outcome for case in cases)
+    return {key: str(outcomes[outcome] if outcome else len(cases)) for key, outcome in COUNTS.items()}
+
+
+def _write(suite: ET.Element, case: _Case) -> None:
+    element = ET.SubElement(
+        suite, "testcase", classname=suite.attrib["name"], name=clean(case.name), time=f"{case.seconds:.3f}"
+    )
+    if case.outcome:
+        problem = ET.SubElement(element, case.outcome, message=clean((case.text.splitlines() or [""])[0]))
+        if case.outcome != "skipped":
+            problem.set("type", case.kind)
+            problem.text = clean(case.text)
+    if case.output:
+        ET.SubElement(element, "system-out").text = clean(case.output)
+
+
+def _cases(level: LevelReport, report: Report) -> Iterator[_Case]:
+    """The level itself, its measures in the order of the data flow, then findings about anything else."""
+    yield _level_case(level, level.level in report.inconclusive)
+    about: dict[str, list[Finding]] = defaultdict(list)
+    for finding in level.findings:
+        about[_subject(finding)].append(finding)
+    for measure in level.measures:
+        figures = _figures(measure)
+        failures = [*([] if measure.passed else [figures]), *map(str, about.pop(measure.name, ()))]
+        yield _case(measure.name, failures, figures)
+    for name, findings in about.items():
+        yield _case(name, list(map(str, findings)))
+
+
+def _case(name: str, failures: list[str], output: str = "") -> _Case:
+    if not failures:
+        return _Case(name, output=output)
+    return _Case(name, "failure", "\n".join(failures), "different", output)
+
+
+def _level_case(level: LevelReport, required: bool) -> _Case:
+    """The case of the level.
 
     Args:
-        required: whether a skip of it must not go unnoticed: then it is an error.
+        required: a skip is an error, as CI systems show skips as no problem.
     """
-    cases = [_level_case(level, required)]
-    measured = {measure.name for measure in level.measures}
-    about: dict[str, list[Finding]] = {}
-    for finding in level.findings:
-        about.setdefault(_subject(finding), []).append(finding)
-    for measure in level.measures:
-        cases.append(
-            _case(level.level, measure.name, [*_beyond(measure), *(str(f) for f in about.get(measure.name, []))])
-        )
-        _out(cases[-1], _figures(measure))
-    cases += [
-        _case(level.level, name, [str(finding) for finding in findings])
-        for name, findings in about.items()
-        if name not in measured
-    ]
-    suite = ET.Element("testsuite", name=f"convert.{level.level}", time=f"{level.seconds:.3f}")
-    suite.extend(cases)
-    _count(suite)
-    return suite
-
-
-def _stopped(name: str, why: str) -> ET.Element:
-    """A level that is required and was not asked for, or a check that stopped."""
-    suite = ET.Element("testsuite", name=f"convert.{name}", time="0.000")
-    case = ET.SubElement(suite, "testcase", classname=f"convert.{name}", name=LEVEL, time="0.000")
-    _say(case, "error", why, "required")
-    _count(suite)
-    return suite
-
-
-def _count(suite: ET.Element) -> None:
-    cases = suite.findall("testcase")
-    suite.set("tests", str(len(cases)))
-    for key, tag in (("failures", "failure"), ("errors", "error"), ("skipped", "skipped")):
-        suite.set(key, str(sum(case.find(tag) is not None for case in cases)))
-
-
-def _level_case(level: LevelReport, required: bool) -> ET.Element:
-    case = ET.Element("testcase", classname=f"convert.{level.level}", name=LEVEL, time=f"{level.seconds:.3f}")
-    if level.verdict is Verdict.FAILED:
-        _say(case, "failure", _summary(level), "different")
+    pairs = (
+        f"{other} against {name}: {value:.1e}"
+        for name, row in level.matrix.items()
+        for other, value in row.items()
+        if other != name
+    )
+    outcome, text, kind = "skipped", level.reason or str(level.verdict), ""
+    if level.verdict is Verdict.PASSED:
+        outcome, text = "", ""
+    elif level.verdict is Verdict.FAILED:
+        outcome, text, kind = "failure", _describe(level), "different"
     elif level.verdict is Verdict.INCONCLUSIVE:
-        _say(case, "error", level.reason, str(level.verdict))
+        outcome, kind = "error", str(level.verdict)
     elif level.verdict is Verdict.SKIPPED and required:
-        _say(case, "error", level.reason or "skipped", "required")
-    elif level.verdict is not Verdict.PASSED:
-        ET.SubElement(case, "skipped", message=clean(level.reason or str(level.verdict)))
-    _out(case, "\n".join((*level.notes, *_pairs(level))))
-    return case
+        outcome, kind = "error", "required"
+    return _Case(LEVEL, outcome, text, kind, "\n".join((*level.notes, *pairs)), level.seconds)
 
 
-def _pairs(level: LevelReport) -> Iterator[str]:
-    """The matrix of backends, a line for each pair."""
-    for name, row in level.matrix.items():
-        yield from (f"{other} against {name}: {value:.1e}" for other, value in row.items() if other != name)
-
-
-def _summary(level: LevelReport) -> str:
-    """The diagnosis, and what was found."""
-    said = [str(finding) for finding in level.findings]
+def _describe(level: LevelReport) -> str:
+    """The diagnosis, then the findings."""
+    lines = list(map(str, level.findings))
     found = level.diagnosis
     if found and found["name"]:
-        said.insert(0, f"{found['name']}: {found['said']}\nrepair: {found['repair']}")
+        lines.insert(0, f"{found['name']}: {found['said']}\nfix: {found['repair']}")
     elif found:
-        said.insert(0, f"no diagnosis for {found['boundary']}; ruled out: {', '.join(found['ruled_out']) or 'nothing'}")
-    return "\n".join(said) or "different"
-
-
-def _case(level: str, name: str, failures: list[str]) -> ET.Element:
-    case = ET.Element("testcase", classname=f"convert.{level}", name=clean(name), time="0.000")
-    if failures:
-        _say(case, "failure", "\n".join(failures), "different")
-    return case
+        ruled_out = ", ".join(found["ruled_out"]) or "nothing"
+        lines.insert(0, f"no diagnosis for {found['boundary']}; ruled out: {ruled_out}")
+    return "\n".join(lines) or "different"
 
 
 def _subject(finding: Finding) -> str:
-    return finding.path or str(finding.data.get("diagnosis") or "") or finding.rule or "the whole"
-
-
-def _beyond(measure: Measure) -> list[str]:
-    return [] if measure.passed else [_figures(measure)]
+    return finding.path or str(finding.data.get("diagnosis") or "") or finding.rule or finding.code
 
 
 def _figures(measure: Measure) -> str:
-    said = [_figure("as users run it", measure.difference, measure.tolerance)]
-    if measure.lifted is not None:
-        said.insert(0, _figure("lifted float64", measure.lifted, measure.lifted_tolerance))
-    if measure.logits is not None:
-        said.append(f"logits as users run it: {predictions(measure.logits)}")
-    if measure.lifted_logits is not None:
-        said.append(f"logits in lifted float64: {predictions(measure.lifted_logits)}")
-    return "\n".join([*said, *([measure.rule] if measure.rule else [])])
+    """Every number of a measure, a line for each precision."""
+    lines = [_figure(FLOAT64, measure.lifted, measure.lifted_tolerance)] if measure.lifted is not None else []
+    lines.append(_figure(NATIVE, measure.difference, measure.tolerance))
+    for label, logits in ((NATIVE, measure.logits), (FLOAT64, measure.lifted_logits)):
+        lines += [f"logits, {label}: {predictions(logits)}"] if logits is not None else []
+    return "\n".join([*lines, *([measure.rule] if measure.rule else [])])
 
 
-def _figure(word: str, found: Difference, allowed: Tolerance | None) -> str:
-    bound = f"allowed {allowed.value:.1e}: {allowed.why}" if allowed else "no bound"
+def _figure(label: str, found: Difference, allowed: Tolerance | None) -> str:
+    bound = f"allowed {allowed.value:.1e}: {allowed.why}" if allowed else "no tolerance"
     return (
-        f"{word}: relative error {found.relative:.1e} (max abs {found.max_abs:.1e}, {found.ulps:.3g} ULPs, cosine "
-        f"{found.cosine:.9g}; {found.got:.6g} for {found.want:.6g} at {list(found.at)}); {bound}"
+        f"{label}: relative error {found.relative:.1e} (max abs {found.max_abs:.1e}, {found.ulps:.3g} ULPs, cosine "
+        f"{found.cosine:.9g}; expected {found.want:.6g}, got {found.got:.6g} at {list(found.at)}); {bound}"
     )
 
 
-def _say(case: ET.Element, tag: str, text: str, kind: str) -> None:
-    ET.SubElement(case, tag, message=clean((text.splitlines() or [""])[0]), type=kind).text = clean(text)
-
-
-def _out(case: ET.Element, text: str) -> None:
-    if text:
-        ET.SubElement(case, "system-out").text = clean(text)
-
-
 def clean(text: str) -> str:
-    """Names come out of foreign files: what XML cannot hold is replaced."""
-    return _FORBIDDEN.sub("�", text)
+    """Replace the characters that XML cannot hold: names come from files of others."""
+    return _FORBIDDEN.sub("\ufffd", text)

@@ -1,4 +1,4 @@
-"""What a check found: findings and measures per level, a verdict, and the same as JSON."""
+"""The outcome of a check: findings and measures of each level, a verdict, and the same as JSON."""
 
 from __future__ import annotations
 
@@ -14,33 +14,37 @@ from convert.verify.numerics.compare import Agreement, Difference, Tolerance
 if TYPE_CHECKING:
     from convert.planning.plan import Plan
 
-FORMAT = 2  # of Report.to_dict; a change that breaks readers raises it
+FORMAT = 2  # of `Report.to_dict`; raise it with each change that breaks readers
 LEVELS = ("coverage", "weights", "layers", "model")
+FLOAT64 = "float64"  # both models in float64, with the casts to narrower dtypes removed
+NATIVE = "native precision"  # the dtype in which the model runs in production
 
 
 class Verdict(StrEnum):
-    """How a level ended. A skip is never a pass."""
+    """How a level ended. A skip is never a pass. `INCONCLUSIVE`: it broke off, or what it compared proves nothing."""
 
     PASSED = "passed"
     FAILED = "failed"
     SKIPPED = "skipped"
     NOT_APPLICABLE = "not applicable"
-    INCONCLUSIVE = "inconclusive"  # it was to run, and broke off, or what it compared proves nothing
+    INCONCLUSIVE = "inconclusive"
 
 
 @dataclass(frozen=True)
 class Measure:
-    """A measured difference beside what is allowed.
+    """A measured difference and its tolerance.
+
+    "Lifted" means float64 with the casts to narrower dtypes removed from both models.
 
     Attributes:
         name: the layer, boundary or output.
-        difference: measured in the precision that users run.
-        tolerance: what is allowed there; None when the lifted run alone decides.
-        lifted: the same in lifted float64; None when it could not be had.
-        lifted_tolerance: what is allowed there.
-        rule: ``file:line`` of the rule, if one made the layer.
-        logits: how far the predictions are apart, where the output is logits, in the precision that users run.
-        lifted_logits: the same in lifted float64.
+        difference: measured in native precision, the dtype in which the model runs.
+        tolerance: of `difference`; None when the lifted run alone decides.
+        lifted: measured in float64; None when a model could not be run so.
+        lifted_tolerance: of `lifted`.
+        rule: ``file:line`` of the rule that made the layer; empty without one.
+        logits: distance of the predictions in native precision, where the output is logits.
+        lifted_logits: the same in float64.
     """
 
     name: str
@@ -54,12 +58,12 @@ class Measure:
 
     @property
     def passed(self) -> bool:
-        """Whether every figure that has a bound is within it (NaN is not)."""
+        """Whether each difference is within its tolerance; NaN is not."""
         return all(d.relative <= t.value for d, t in self._bounded)
 
     @property
     def excess(self) -> float:
-        """The largest error as a fraction of what is allowed; above 1 the measure has failed."""
+        """The largest error as a fraction of its tolerance; above 1 the measure has failed."""
         return max((_fraction(d.relative, t.value) for d, t in self._bounded), default=0.0)
 
     @property
@@ -70,11 +74,9 @@ class Measure:
 
     def to_dict(self) -> dict[str, Any]:
         def bound(tolerance: Tolerance | None) -> dict[str, Any] | None:
-            return (
-                None
-                if tolerance is None
-                else {"relative": tolerance.value, "tells": tolerance.tells, "why": tolerance.why}
-            )
+            if tolerance is None:
+                return None
+            return {"relative": tolerance.value, "tells": tolerance.tells, "why": tolerance.why}
 
         return {
             "name": self.name,
@@ -96,10 +98,12 @@ class LevelReport:
 
     Attributes:
         level: one of `LEVELS`, or ``backends``.
+        verdict: how it ended.
         reason: why it was skipped, does not apply, broke off or proves nothing; empty otherwise.
-        findings: what is wrong; a level with findings has failed.
+        findings: the problems; a level with findings has failed.
         measures: in the order in which data flows through the model.
-        notes: what a reader should know, such as what could not be lifted.
+        notes: what the reader should know, such as which code could not run in float64.
+        seconds: wall time.
         diagnosis: of the first layer that differs (`convert.verify.diagnosis.diagnose.Diagnosis.to_dict`).
         matrix: for ``backends``, the relative difference of each pair of them.
     """
@@ -116,31 +120,31 @@ class LevelReport:
 
     @property
     def first_failure(self) -> Measure | None:
-        """The first measure, as data flows, that is beyond what is allowed."""
+        """The first measure above its tolerance, in the order of the data flow."""
         return next((measure for measure in self.measures if not measure.passed), None)
 
     @property
     def worst_first(self) -> tuple[Measure, ...]:
-        """The measures, by how near they come to their bounds."""
+        """The measures, sorted by their share of the tolerance, largest first."""
         return tuple(sorted(self.measures, key=lambda measure: measure.excess, reverse=True))
 
     @property
-    def gist(self) -> str:
-        """One line: why it did not run, or what it found, or how near the worst measure came to its bound."""
+    def summary(self) -> str:
+        """One line: why the level did not run, its findings, or the measure that comes nearest to its tolerance."""
         if self.reason:
             return self.reason
-        said = []
+        parts = []
         if self.diagnosis and self.diagnosis["name"]:
-            said.append(str(self.diagnosis["name"]))
+            parts.append(str(self.diagnosis["name"]))
         if self.findings:
-            named = str(self.findings[0].data.get("diagnosis") or "")
-            said.append(_count(len(self.findings), "finding") + (f": {named}" if named else ""))
-        if beyond := sum(not measure.passed for measure in self.measures):
-            said.append(f"{beyond} of {_count(len(self.measures), 'measure')} beyond what is allowed")
-        if not said and self.measures:
-            worst = percent(self.worst_first[0].excess)
-            said.append(f"{_count(len(self.measures), 'measure')}, the worst at {worst} of what is allowed")
-        return "; ".join(said or self.notes[:1])
+            diagnosis = str(self.findings[0].data.get("diagnosis") or "")
+            parts.append(_count(len(self.findings), "finding") + (f": {diagnosis}" if diagnosis else ""))
+        if failed := sum(not measure.passed for measure in self.measures):
+            parts.append(f"{failed} of {_count(len(self.measures), 'measure')} above the tolerance")
+        if not parts and self.measures:
+            largest = percent(self.worst_first[0].excess)
+            parts.append(f"{_count(len(self.measures), 'measure')}, the largest at {largest} of its tolerance")
+        return "; ".join(parts or self.notes[:1])
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -161,12 +165,15 @@ class Report:
     """The outcome of a check.
 
     Attributes:
-        out: what was checked; source: against what.
-        model, target: of the conversion.
-        levels: in the order of `LEVELS`; levels that were not asked for are missing.
+        out: the conversion that was checked.
+        source: the checkpoint or recording that it was compared with.
+        model: of the rules.
+        target: of the rules.
+        levels: in the order of `LEVELS`, without those that were not requested.
         required: levels that must not be skipped.
-        plan: by which it was checked.
-        error: why the check stopped before it could tell; empty when it ran.
+        environment: versions of the packages that computed the figures.
+        plan: the plan of the conversion; None when the check stopped before it was made.
+        error: the error that stopped the check; empty when it ran.
     """
 
     out: str
@@ -185,8 +192,12 @@ class Report:
         return any(level.verdict is Verdict.FAILED for level in self.levels)
 
     @property
-    def undecided(self) -> tuple[str, ...]:
-        """Levels that broke off or prove nothing, and required ones that were skipped or not run; when none passed or failed, all that should have."""
+    def inconclusive(self) -> tuple[str, ...]:
+        """List the levels that leave the question open.
+
+        These are the levels that broke off or prove nothing, and the required levels that did not run. When no level passed or
+        failed, they are all levels of the check.
+        """
         decided = {level.level for level in self.levels if level.verdict in (Verdict.PASSED, Verdict.FAILED)}
         if not decided:
             return tuple(dict.fromkeys((*(level.level for level in self.levels), *self.required))) or LEVELS
@@ -197,25 +208,25 @@ class Report:
     @property
     def exit_code(self) -> int:
         """0 equal, 1 different, 2 inconclusive."""
-        return 1 if self.failed else 2 if self.undecided else 0
+        return 1 if self.failed else 2 if self.inconclusive else 0
 
     @property
     def verdict(self) -> str:
-        """The exit code, in words; all reports say it alike."""
+        """The exit code in words, the same in all forms of the report."""
         if self.only_backends:
             return "equal, but a backend computes differently"
         return {0: "equal", 1: "different", 2: "inconclusive"}[self.exit_code]
 
     @property
     def only_backends(self) -> bool:
-        """Whether all that differs is a backend: the conversion is equal, and one way of running it computes otherwise."""
+        """Whether the conversion is equal and only a backend computes another result."""
         failed = [level for level in self.levels if level.verdict is Verdict.FAILED]
-        said = {finding.data.get("diagnosis") for level in failed for finding in level.findings}
-        return [level.level for level in failed] == ["backends"] and said == {"a backend"}
+        codes = {finding.code for level in failed for finding in level.findings}
+        return [level.level for level in failed] == ["backends"] and codes == {"backend-differs"}
 
     @property
     def identity(self) -> dict[str, Any] | None:
-        """Which plan it was checked by: the part of `Plan.to_dict` that tells two checks apart."""
+        """The part of `Plan.to_dict` that identifies the plan of the check."""
         if self.plan is None:
             return None
         plan = self.plan
@@ -234,7 +245,7 @@ class Report:
         }
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able values. Numbers that JSON does not have are the strings ``inf``, ``-inf`` and ``nan``."""
+        """Give values for JSON. Numbers that JSON does not have become the strings ``inf``, ``-inf`` and ``nan``."""
         report: dict[str, Any] = _finite(self._to_dict())
         return report
 
@@ -248,7 +259,7 @@ class Report:
             "verdict": self.verdict,
             "exit_code": self.exit_code,
             "required": list(self.required),
-            "undecided": list(self.undecided),
+            "inconclusive": list(self.inconclusive),
             "error": self.error,
             "plan": self.identity,
             "levels": [level.to_dict() for level in self.levels],
@@ -261,18 +272,18 @@ def _count(number: int, word: str) -> str:
 
 
 def percent(fraction: float) -> str:
-    """``8.3%`` of what is allowed; above ``100%`` a measure has failed."""
+    """Format a share of a tolerance: ``8.3%``."""
     return f"{100 * fraction:.2g}%" if fraction < 0.995 else f"{100 * fraction:.0f}%" if fraction < 100 else ">9999%"
 
 
 def share(fraction: float) -> str:
-    """``99.998%``: never rounded up to ``100%``."""
+    """Format a fraction: ``99.998%``, never rounded up to ``100%``."""
     text = f"{100 * fraction:.6g}%"
     return text if fraction >= 1 or text != "100%" else "<100%"
 
 
 def predictions(found: Agreement) -> str:
-    """KL divergence and top-1 agreement of logits, in words."""
+    """Describe the KL divergence and the top-1 agreement of logits."""
     return (
         f"KL divergence {found.kl:.1e} nats (at most {found.kl_max:.1e} at a position), top-1 agreement "
         f"{share(found.top1)} of {_count(found.positions, 'position')}"

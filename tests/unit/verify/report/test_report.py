@@ -1,4 +1,4 @@
-"""What a report concludes: verdicts, exit codes, what is undecided, and the same as JSON."""
+"""What a report concludes: verdicts, exit codes, what is inconclusive, and the same as JSON."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NO_MODEL = LevelReport("model", Verdict.SKIPPED, "timesfm is not installed")
 
 
 def codes(made: Report) -> tuple[int, str, tuple[str, ...]]:
-    return made.exit_code, made.verdict, made.undecided
+    return made.exit_code, made.verdict, made.inconclusive
 
 
 def test_all_passed() -> None:
@@ -95,16 +95,16 @@ def test_first_in_flow_order_and_worst() -> None:
     assert excesses == sorted(excesses, reverse=True)
 
 
-def test_the_gist_of_a_level() -> None:
-    assert LAYERS.gist == "jax is not installed"
-    assert COVERAGE.gist == "45 tensors against 45 of the plan"
-    assert model_level().gist == "7 measures, the worst at 14% of what is allowed"
-    assert model_level(2).gist == "transposed; 1 finding; 5 of 7 measures beyond what is allowed"
-    assert FAILED.gist == "1 finding"
+def test_the_summary_of_a_level() -> None:
+    assert LAYERS.summary == "jax is not installed"
+    assert COVERAGE.summary == "45 tensors against 45 of the plan"
+    assert model_level().summary == "7 measures, the largest at 14% of its tolerance"
+    assert model_level(2).summary == "transposed; 1 finding; 5 of 7 measures above the tolerance"
+    assert FAILED.summary == "1 finding"
     named = dataclasses.replace(
         FAILED, findings=(Finding("weights-differ", "w", path="w", data={"diagnosis": "transposed"}),) * 2
     )
-    assert named.gist == "2 findings: transposed"
+    assert named.summary == "2 findings: transposed"
 
 
 def test_percent() -> None:
@@ -138,11 +138,11 @@ def test_json_fields() -> None:
     plan = plan_conversion("timesfm", checkpoint("timesfm-2.5"), dtype="bfloat16")
     made = report([COVERAGE, model_level(2)], ("layers",), plan=plan, environment={"jax": "0.10.2"}).to_dict()
     assert list(made) == [
-        "format", "out", "source", "model", "target", "verdict", "exit_code", "required", "undecided", "error", "plan", "levels",
+        "format", "out", "source", "model", "target", "verdict", "exit_code", "required", "inconclusive", "error", "plan", "levels",
         "environment",
     ]  # fmt: skip
     assert (made["format"], made["verdict"], made["exit_code"]) == (2, "different", 1)
-    assert made["undecided"] == ["layers"]
+    assert made["inconclusive"] == ["layers"]
     identity = made["plan"]
     assert identity["rules"] == {"model": "timesfm-2.5", "file": "rules/timesfm-2.5.yaml", "sha256": plan.rules.sha256}
     assert (identity["target"], identity["dtype"], identity["tensors"]) == ("timesfm", "bfloat16", 45)
