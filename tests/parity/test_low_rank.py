@@ -17,7 +17,7 @@ from safetensors.numpy import load_file, save_file
 import convert
 from convert import PlanError, RuleError
 from convert.core.tensor_spec import TensorSpec
-from convert.layers.linear.low_rank import parse_product, parse_scale
+from convert.layers.low_rank import parse_product, parse_scale
 from convert.planning.low_rank_source import Merge
 from convert.planning.planner import make_plan
 from convert.verify.layers.level import check_layers

@@ -13,7 +13,7 @@ from convert.core.path_pattern import parse_pattern
 from convert.core.similarity import closest_match
 from convert.core.yaml_nodes import Position
 from convert.drafting.path_groups import Group, Names, group
-from convert.layers import Drop, Rule
+from convert.layers import Rule
 from convert.planning.match import cover
 from convert.rules.file import RuleFile
 from convert.rules.placeholders import Question
@@ -125,7 +125,7 @@ def survey_rules(rules: RuleFile, source: Source) -> Survey:
     counts: dict[Position, int] = {}
     for claim in coverage.dropped:
         counts[claim.at] = counts.get(claim.at, 0) + 1
-    drops = [rule for rule in coverage.rules.rules if isinstance(rule.kind, Drop)]
+    drops = [rule for rule in coverage.rules.rules if rule.kind.drop_reason is not None]
     claimed = {leaf for m in coverage.matched for of_role in m.leaves.values() for leaf in of_role.values()}
     claimed |= {claim.leaf for claim in coverage.dropped}
     left = {name: leaf for name, leaf in source.leaves.items() if name not in claimed}
@@ -133,7 +133,7 @@ def survey_rules(rules: RuleFile, source: Source) -> Survey:
     paths = [
         _Path(rule, role, _from_top(prefix, pattern.text))
         for rule in coverage.rules.rules
-        if not isinstance(rule.kind, Drop)
+        if rule.kind.drop_reason is None
         for role, pattern in rule.sources.items()
     ]
     return Survey(

@@ -10,6 +10,7 @@ from convert.core.fields import Key, Record
 from convert.core.ops import Op
 from convert.core.path_pattern import Pattern
 from convert.layers.annotations import PARAMETRIZATIONS
+from convert.layers.low_rank import Pair
 from convert.layers.target import Constant, TargetLayer, Tied
 
 
@@ -24,6 +25,7 @@ class Declaration(ABC):
     hints: ClassVar[tuple[tuple[str, str], ...]] = ()  # for words of other libraries in place of `keys`
     target: ClassVar[Record | None]  # the long form of the target; None: the rule has no target
     fuses: ClassVar[bool] = False  # several sources may become the rows of one target
+    from_key: ClassVar[str] = "required"  # the key `from`: required; optional; or none, where no leaf is matched
     settings: ClassVar[tuple[str, ...]] = ()  # names that --set knows because of this kind
     leaf_keys: ClassVar[Mapping[str, str]] = {"bias": "bias"}  # key of a rule that is a path -> role of its leaves
 
@@ -35,6 +37,11 @@ class Declaration(ABC):
         Raises:
             ValueError: the keys contradict each other; the message is the bare fact.
         """
+
+    @classmethod
+    def schema(cls) -> dict[str, Any]:
+        """Return constraints of the kind's keys on each other, as JSON Schema."""
+        return {}
 
     @classmethod
     def layer(cls, values: Mapping[str, Any]) -> TargetLayer:
@@ -72,6 +79,55 @@ class Declaration(ABC):
     def variants(self) -> tuple[str, ...]:
         """Names of the variants that sizes, or the user, choose from; empty when there is nothing to choose."""
         return ()
+
+    @property
+    def drop_reason(self) -> str | None:
+        """Why the leaves are left out of the output; None: they are not."""
+        return None
+
+    @property
+    def weight_axes(self) -> tuple[tuple[str, str], ...]:
+        """For each variant: the letters of the weight's axes as stored, and those of its outputs; none where they have no letters."""
+        return ()
+
+    @property
+    def letters_used(self) -> str:
+        """All letters of the file that the kind names; a dot is an axis of size 1."""
+        return "".join(weight for weight, _ in self.weight_axes)
+
+    @property
+    def facts_used(self) -> tuple[str, ...]:
+        """Names of the facts that the kind refers to."""
+        return ()
+
+    def check_facts(self, facts: Mapping[str, Any]) -> None:  # noqa: B027 - most kinds refer to none
+        """Check the values of the facts that the kind refers to; `facts` has those that the rule file knows.
+
+        Raises:
+            ValueError: a value is not possible; the message is the bare fact.
+        """
+
+    @property
+    def pair(self) -> Pair | None:
+        """The low-rank pair of leaves that is merged into the weight before it is compiled."""
+        return None
+
+    @property
+    def merged(self) -> Self:
+        """The kind of the rule once its pair is merged."""
+        return self
+
+    @property
+    def weight_rank(self) -> int:
+        """Number of axes of the target's weight."""
+        return 2
+
+    def check_normalized(self, role: str) -> None:  # noqa: B027 - most kinds have nothing to check
+        """Check that a weight norm or spectral norm (`role`) of the weight can be computed.
+
+        Raises:
+            ValueError: it cannot; the message is the bare fact.
+        """
 
     def letters(self, role: str, shape: tuple[int, ...], variant: str | None) -> str | None:
         """Letters of the axes of a leaf with this role and shape (stacked axes left out); None: unnamed, kept as stored.
@@ -127,13 +183,13 @@ class Declaration(ABC):
         """Arithmetic on the values, done in float32 or wider."""
         return ()
 
-    def kept_rows(self, rows: int, facts: Mapping[str, Any], set_by_hand: Collection[str]) -> int:
-        """How many of the `rows` of the target tensor are written; the others are padding that the rule lets go.
+    def kept_rows(self, rows: int, facts: Mapping[str, Any], set_by_hand: Collection[str]) -> tuple[int, str]:
+        """Return how many of the `rows` of the target tensor are written, and why the others are not.
 
         Raises:
             ValueError: the number of rows is not one that the rule knows; the message is the bare fact.
         """
-        return rows
+        return rows, ""
 
     def constants(self, layer: TargetLayer) -> tuple[Constant, ...]:
         """Tensors that the target's module has and no leaf holds."""

@@ -93,6 +93,11 @@ def parse_fact(text: str) -> str:
     return text[1:]
 
 
+def referenced_fact(value: object) -> str | None:
+    """Return the name in a reference ``$name``; None for anything else."""
+    return value[1:] if isinstance(value, str) and value.startswith("$") else None
+
+
 def parse_part(text: str) -> tuple[int, int]:
     """The numbers of ``1 of 2``.
 

@@ -10,13 +10,11 @@ against all others. torch 2.13 ``torch.nn.utils.parametrizations.weight_norm`` (
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from convert.layers.annotations import V
-
-if TYPE_CHECKING:
-    from convert.layers.base import Rule
-    from convert.layers.target import TargetLayer
+from convert.layers.base import Rule
+from convert.layers.target import TargetLayer
 
 
 def check_normalized(rule: Rule) -> None:
@@ -36,10 +34,8 @@ def check_normalized(rule: Rule) -> None:
     for layer in rule.targets.values():
         if len(layer.path.groups) != len(rule.path.groups) or layer.computes is not None:
             raise ValueError(f"a weight with `{role}` is neither fused, nor split, nor one of an einsum in the target")
-    numbers = getattr(rule.kind, "numbers", None)
-    if numbers is not None and len(numbers.outputs) > 1:
-        raise ValueError(f"`{role}` is known for kernels with I, and that of {numbers.text} has C")
-    for letters, outputs in _letters(rule.kind):
+    rule.kind.check_normalized(role)
+    for letters, outputs in rule.kind.weight_axes:
         if strange := [x for x in rule.normalized.axes if x not in letters]:
             raise ValueError(f"`{role}` has the axis {strange[0]}, and the weight the axes {' '.join(letters)}")
         apart = rule.normalized.axes not in ("", outputs) or len(outputs) != 1
@@ -48,13 +44,6 @@ def check_normalized(rule: Rule) -> None:
                 "torch's weight norm has a scale for each row, g * v / |v|, the norm of the row; the source's are not those of "
                 f"one output axis ({' '.join(outputs)}). Leave `parametrization` out, and the scale is folded into the weight"
             )
-
-
-def _letters(kind: Any) -> list[tuple[str, str]]:
-    """The letters of the weight's axes, as stored, and those of its outputs, for each variant: of a convolution or a Linear."""
-    if hasattr(kind, "numbers"):
-        return [(kind.axes, kind.letter("O"))]
-    return [(equation.weight, equation.outputs) for equation in kind.equations.values()]
 
 
 def features(rule: Rule, letters: str, sizes: tuple[int, ...], own: tuple[int, ...]) -> str:
@@ -73,7 +62,7 @@ def features(rule: Rule, letters: str, sizes: tuple[int, ...], own: tuple[int, .
         return said
     if own == ():
         return ""  # one number: the norm is that of the whole weight (flax: feature_axes=None)
-    outputs = next((outputs for known, outputs in _letters(rule.kind) if known == letters), "")
+    outputs = next((outputs for known, outputs in rule.kind.weight_axes if known == letters), "")
     if len(outputs) == 1:
         return outputs
     count = 1 if rule.normalized.role == "spectral_norm" else len(own)

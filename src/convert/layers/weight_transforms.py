@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from convert.core.ops import Deinterleave, Interleave, Multiply, Op
-
-if TYPE_CHECKING:
-    from convert.layers.base import Rule
-    from convert.layers.target import TargetLayer
+from convert.layers.base import Rule
+from convert.layers.target import TargetLayer
 
 
 def check_flattened(rule: Rule) -> None:
@@ -27,8 +25,7 @@ def check_flattened(rule: Rule) -> None:
         if orders:
             raise ValueError("the target has `flattened:` and the rule has none; say what the source does, too")
         return
-    equations = getattr(rule.kind, "equations", None)
-    weights = [e.weight for e in equations.values()] if equations else [getattr(rule.kind, "axes", None) or ""]
+    weights = [weight for weight, _ in rule.kind.weight_axes] or [""]
     if any(rule.flattened.axis not in letters for letters in weights):
         raise ValueError(
             f"`flattened:` speaks of {rule.flattened.axis}, and the leaf has the axes {', '.join(map(' '.join, weights)) or 'nothing'}"
@@ -89,11 +86,11 @@ def check_rope(rule: Rule) -> None:
             raise ValueError("the target has `rope:` and the rule has none; say what the source does, too")
         return
     axis = rule.rope.axis
-    equations = getattr(rule.kind, "equations", None)
-    axes = [e.outputs for e in equations.values()] if equations else [getattr(rule.kind, "axes", None) or ""]
+    axes = [outputs for _, outputs in rule.kind.weight_axes] or [""]
     if any(axis not in letters for letters in axes):
-        known = f"output axes {', '.join(axes)}" if equations else f"`axes` {axes[0] or 'nothing'}"
-        raise ValueError(f"RoPE turns {axis}, which is not among the layer's {known}")
+        raise ValueError(
+            f"RoPE turns {axis}, which is not among the layer's output axes {', '.join(axes) or 'nothing'}"
+        )
 
 
 def undo(rule: Rule, sizes: Mapping[str, int]) -> tuple[Op, ...]:

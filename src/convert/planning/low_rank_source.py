@@ -18,7 +18,7 @@ import numpy as np
 from convert.checkpoints.chunks import PIECE, WHOLE, Box, Grid, Meter, Piece, in_one, tiles, undivided, whole
 from convert.checkpoints.source import Leaf, Source
 from convert.core.tensor_spec import TensorSpec, numpy_dtype
-from convert.layers.linear.low_rank import Product
+from convert.layers.low_rank import Product
 
 Array = np.ndarray[Any, np.dtype[Any]]
 BLOCK = 1 << 18  # elements of the result that are added up at a time: they stay in a cache

@@ -13,7 +13,7 @@ from convert.core.path_index import PathIndex, TemplateIndex, path_template
 from convert.core.path_pattern import Match, Pattern
 from convert.core.similarity import closest_match
 from convert.core.yaml_nodes import Position
-from convert.layers import Drop, Numbering, Rule
+from convert.layers import Numbering, Rule
 from convert.layers.base import Matched, MatchKey
 from convert.layers.embedding.embedding import TIES
 from convert.rules.file import LayerTypes, RuleFile
@@ -64,7 +64,7 @@ def choose_root(rules: RuleFile, index: PathIndex) -> str:
     groups = independent_groups(rules.rules, rules.path_variants) or [[]]
     every = (rule for group in groups for layout in each_combination(rules.rules, group) for rule in layout)
     patterns = list(
-        {p.text: p for rule in every if not isinstance(rule.kind, Drop) for p in rule.sources.values()}.values()
+        {p.text: p for rule in every if rule.kind.drop_reason is None for p in rule.sources.values()}.values()
     )
     fitting = (root for root in rules.root if any(index.below(root).matches(pattern) for pattern in patterns))
     return next(fitting, rules.root[0])
@@ -94,8 +94,8 @@ def cover(rules: RuleFile, source: Source, index: PathIndex | None = None) -> Co
                     rivals.setdefault(name, [claims[name]]).append(rule)
                 else:
                     claims[name] = rule
-                if isinstance(rule.kind, Drop):
-                    dropped.append(Claim(name, rule.kind.because, rule.at))
+                if rule.kind.drop_reason is not None:
+                    dropped.append(Claim(name, rule.kind.drop_reason, rule.at))
                     continue
                 key = (tuple([value for _, value in match.indices]), match.choices)
                 if key in of_role:
@@ -105,7 +105,7 @@ def cover(rules: RuleFile, source: Source, index: PathIndex | None = None) -> Co
                     )
                 of_role[key] = name
             found.leaves[role] = of_role
-        if not isinstance(rule.kind, Drop):
+        if rule.kind.drop_reason is None:
             matched.append(found)
     types = {name: _types(entry, inside) for name, entry in rules.layer_types.items()}
     by_type = {

@@ -9,9 +9,9 @@ from typing import Any
 from convert.checkpoints.source import Source
 from convert.core.ops import is_float, widens
 from convert.core.tensor_spec import TensorSpec
-from convert.layers import Linear, Rule
+from convert.layers import Rule
 from convert.layers.base import Matched
-from convert.layers.linear.low_rank import ONE, PLUS_FIRST, PLUS_SECOND, SECOND
+from convert.layers.low_rank import Pair
 from convert.planning.low_rank_source import Merge
 from convert.planning.match import Coverage
 
@@ -24,11 +24,11 @@ def merge(
     matched, findings = [], []
     for one in coverage.matched:
         kind = one.rule.kind
-        if not isinstance(kind, Linear) or (kind.product is None and kind.plus is None):
+        if kind.pair is None:
             matched.append(one)
             continue
         try:
-            made = _merges(one, kind, source, sizes, facts)
+            made = _merges(one, kind.pair, source, sizes, facts)
         except ValueError as error:
             findings.append(f"{one.rule.at.line_only}: {error}")
             made = {}
@@ -36,29 +36,26 @@ def merge(
         leaves = {"weight": {key: m.name for key, m in made.items()}}
         if "bias" in one.leaves:
             leaves["bias"] = one.leaves["bias"]
-        matched.append(Matched(_merged(one.rule, kind), leaves))
+        matched.append(Matched(_merged(one.rule), leaves))
     if not merges and not findings:
         return coverage, {}, []
     return replace(coverage, matched=tuple(matched)), merges, findings
 
 
-def _merged(rule: Rule, kind: Linear) -> Rule:
+def _merged(rule: Rule) -> Rule:
     kept = {role: path for role, path in rule.sources.items() if role in ("weight", "bias")}
-    return replace(rule, kind=kind.merged, sources=kept)
+    return replace(rule, kind=rule.kind.merged, sources=kept)
 
 
-def _merges(one: Matched, kind: Linear, source: Source, sizes: Mapping[str, int], facts: Mapping[str, Any]) -> dict[Any, Merge]:  # fmt: skip
-    product = kind.product or (kind.plus.product if kind.plus else None)
-    assert product is not None
-    scale = (kind.plus.scale if kind.plus else ONE).value(sizes, facts)
-    roles = ("weight", SECOND) if kind.product else (PLUS_FIRST, PLUS_SECOND)
-    firsts, seconds = (one.leaves.get(role, {}) for role in roles)
-    letters = next(iter(kind.equations.values())).weight
+def _merges(one: Matched, pair: Pair, source: Source, sizes: Mapping[str, int], facts: Mapping[str, Any]) -> dict[Any, Merge]:  # fmt: skip
+    scale = pair.scale.value(sizes, facts)
+    firsts, seconds = (one.leaves.get(role, {}) for role in pair.roles)
+    letters = one.rule.kind.weight_axes[0][0]
     stacked = tuple(sorted(one.rule.stacked.values()))
     made = {}
     for key, first in firsts.items():
-        base = None if kind.product else one.leaves["weight"].get(key)
-        if key not in seconds or (base is None and kind.plus is not None):
+        base = one.leaves["weight"].get(key) if pair.added else None
+        if key not in seconds or (base is None and pair.added):
             continue  # reported by match.cover
         names = [name for name in (base, first, seconds[key]) if name is not None]
         specs = [source.leaves[name].spec for name in names]
@@ -76,5 +73,7 @@ def _merges(one: Matched, kind: Linear, source: Source, sizes: Mapping[str, int]
         )
         wide = "float64" if any(spec.dtype == "float64" for spec in specs) else "float32"
         dtype = specs[0].dtype if base or widens(specs[1].dtype, specs[0].dtype) else specs[1].dtype
-        made[key] = Merge(first, seconds[key], base, product, letters, stacked, scale, TensorSpec(shape, wide), dtype)
+        made[key] = Merge(
+            first, seconds[key], base, pair.product, letters, stacked, scale, TensorSpec(shape, wide), dtype
+        )
     return made

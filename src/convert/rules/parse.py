@@ -12,7 +12,7 @@ from convert.core.path_pattern import Pattern, parse_pattern
 from convert.core.yaml_nodes import Node, load_yaml
 from convert.layers import KINDS, Drop, Numbering, Rule, TargetLayer
 from convert.layers.annotations import read_flattened, read_normalized, read_rope
-from convert.layers.linear.low_rank import PLUS_FIRST, PLUS_SECOND, SECOND
+from convert.layers.low_rank import PLUS_FIRST, PLUS_SECOND, SECOND
 from convert.layers.shared_keys import PATTERN, SHARED
 from convert.rules import attention_macro
 from convert.rules.file import (
@@ -243,12 +243,10 @@ def _read_file(node: Node, path: str, text: str) -> RuleFile:
         for said in facts_of(rule):
             if said not in facts:
                 raise RuleError(f"{rule.at}: there is no fact {said!r} in `facts`{nearest(said, facts)}")
-        epsilon = getattr(rule.kind, "epsilon", None)
-        value = facts.get(epsilon, ASK) if isinstance(epsilon, str) else ASK
-        if value != ASK and (isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1):
-            raise RuleError(
-                f"{rule.at}: the fact {epsilon!r} is {value!r}, and an epsilon is a small number such as 1e-6"
-            )
+        try:
+            rule.kind.check_facts({name: value for name, value in facts.items() if value != ASK})
+        except ValueError as error:
+            raise RuleError(f"{rule.at}: {error}") from None
     types = {
         name: LayerTypes(t["of"], t["leaves"], node.value["layer_types"].value[name].at)
         for name, t in values.get("layer_types", {}).items()

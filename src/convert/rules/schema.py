@@ -6,8 +6,7 @@ from typing import Any
 
 from convert.core.fields import INTEGER, TEXT, Anything, Choice, Either, Field, Key, ListOf, MapOf, Record, Scalar
 from convert.core.yaml_nodes import Node
-from convert.layers import KINDS, Drop, Timescales
-from convert.layers.norm.layer_rms import UNSCALED, Norm
+from convert.layers import KINDS
 from convert.layers.shared_keys import PATTERN, SHARED, parse_fact, parse_letter
 from convert.rules import attention_macro
 from convert.rules.file import CONVENTIONS
@@ -221,9 +220,9 @@ def rule_record(word: str) -> Record:
     """The keys of a rule of the kind that this word names."""
     kind = KINDS[word]
     shared = dict(SHARED)
-    if kind in (Drop, Timescales):
+    if kind.from_key == "none":
         shared = {}
-    elif not issubclass(kind, Norm):  # one without a scale has none, as it says itself
+    elif kind.from_key == "required":
         shared["from"] = Key(SHARED["from"].field, SHARED["from"].doc, required=True)
     return Record({word: _target_keys(word), **kind.keys, **shared}, f"a `{word}` rule", kind.hints)
 
@@ -245,10 +244,7 @@ def _rule_schema(word: str) -> dict[str, Any]:
             "propertyNames": {"not": {"enum": [*kind.target.keys]}},
         }
         schema["properties"][word] = {"description": f"where it goes. {kind.doc}", "anyOf": [layer, several]}
-    if issubclass(kind, Norm):
-        unscaled = {"properties": {"multiplies_by": {"const": int(UNSCALED)}}, "not": {"required": ["from"]}}
-        scaled = {"properties": {"multiplies_by": {"not": {"const": int(UNSCALED)}}}, "required": ["from"]}
-        schema["anyOf"] = [scaled, unscaled]
+    schema |= kind.schema()
     if (left := LEFT_TO_THE_TARGET.get(word)) is not None:  # what it computes follows from the answer
         schema["required"] = [key for key in schema["required"] if key != left]
         schema["anyOf"] = [{"required": [left]}, {"properties": {word: {"const": ASK}}}]

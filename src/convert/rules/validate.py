@@ -8,10 +8,10 @@ from typing import Any
 from convert.core.errors import RuleError
 from convert.core.fields import nearest
 from convert.core.yaml_nodes import Node
-from convert.layers import Linear, Recurrent, Rule, Timescales
+from convert.layers import Rule
 from convert.layers.annotations import BIAS_U, V
 from convert.layers.base import LayerKind
-from convert.layers.linear.low_rank import PLUS_FIRST, PLUS_SECOND, SECOND
+from convert.layers.low_rank import PLUS_FIRST, PLUS_SECOND, SECOND
 from convert.layers.weight_normalization import check_normalized
 from convert.layers.weight_transforms import check_flattened, check_rope
 from convert.rules.file import LayerTypes
@@ -128,32 +128,16 @@ def indices_of(rule: Rule) -> Iterator[str]:
 
 def letters_of(rule: Rule) -> Iterator[str]:
     """Letters of the axes that a rule names."""
-    if isinstance(rule.kind, Linear):
-        for equation in rule.kind.equations.values():
-            yield from equation.weight
-    yield from getattr(rule.kind, "axes", None) or ""
+    yield from rule.kind.letters_used
     yield from rule.flattened.order if rule.flattened else ""
     yield from rule.prescaled_by.of if rule.prescaled_by and isinstance(rule.prescaled_by.of, str) else ""
-    count = getattr(rule.kind, "feature_group_count", 1)
-    yield from count if isinstance(count, str) else ""
-    if isinstance(rule.kind, Recurrent):
-        yield from filter(None, (rule.kind.inputs, rule.kind.hidden))
 
 
 def facts_of(rule: Rule) -> Iterator[str]:
     """Names of the facts that a rule refers to."""
     if rule.when:
         yield rule.when
-    for said in (getattr(rule.kind, "epsilon", None), getattr(rule.kind, "rows", None)):
-        if isinstance(said, str):
-            yield said
-    activation = getattr(rule.kind, "activation", None)
-    if isinstance(activation, str) and activation.startswith("$"):
-        yield activation[1:]
-    if isinstance(rule.kind, Linear) and rule.kind.plus is not None and rule.kind.plus.scale.fact is not None:
-        yield rule.kind.plus.scale.fact
-    if isinstance(rule.kind, Timescales):
-        yield from ("min_timescale", "max_timescale")
+    yield from rule.kind.facts_used
 
 
 def check_types(types: Mapping[str, LayerTypes], rules: tuple[Rule, ...], facts: Mapping[str, Any]) -> None:

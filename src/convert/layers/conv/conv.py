@@ -16,7 +16,7 @@ from convert.layers.base import CompileContext, Compiled, LayerKind, Matched
 from convert.layers.conv.padding import KEYS, Geometry, TorchPadding, read_geometry, torch_padding
 from convert.layers.conv.standardization import STANDARDIZED, Standardized
 from convert.layers.leaves import MisfitError, unstacked
-from convert.layers.shared_keys import ACTIVATION, BIAS, module_target, parse_axes
+from convert.layers.shared_keys import ACTIVATION, BIAS, module_target, parse_axes, referenced_fact
 from convert.layers.target import TargetLayer
 
 MAX_SPATIAL = 3  # torch has Conv1d, Conv2d and Conv3d
@@ -172,6 +172,28 @@ class Convolving(LayerKind):
         if len(shape) != 1:
             made = " times ".join(map(self.letter, self.numbers.outputs))
             raise ValueError(f"a bias is a number for each of the output channels, which are {made}")
+
+    @property
+    def weight_axes(self) -> tuple[tuple[str, str], ...]:
+        return ((self.axes, self.letter("O")),)
+
+    @property
+    def letters_used(self) -> str:
+        count = self.feature_group_count
+        return self.axes + (count if isinstance(count, str) else "")
+
+    @property
+    def facts_used(self) -> tuple[str, ...]:
+        fact = referenced_fact(self.activation)
+        return (fact,) if fact else ()
+
+    @property
+    def weight_rank(self) -> int:
+        return 2 + len(self.numbers.spatial)
+
+    def check_normalized(self, role: str) -> None:
+        if len(self.numbers.outputs) > 1:
+            raise ValueError(f"`{role}` is known for kernels with I, and that of {self.numbers.text} has C")
 
     def kernel_sizes(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
         """The kernel's spatial sizes, in the order of the input's axes."""

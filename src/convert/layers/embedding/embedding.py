@@ -87,6 +87,10 @@ class Embedding(Stored):
             raise ValueError("`padded` needs `rows:`, the number of entries")
         return cls(values.get("axes"), values.get("rows"), values.get("padded", ()))
 
+    @property
+    def facts_used(self) -> tuple[str, ...]:
+        return (self.rows,) if self.rows is not None else ()
+
     def check_target(self, layer: TargetLayer, source: Pattern) -> None:
         if layer.tied and layer.part is not None:
             raise ValueError("a table that is tied is a whole tensor; leave `part` or `tied` out")
@@ -107,14 +111,19 @@ class Embedding(Stored):
                 raise ValueError(f"{tied.tensor} is named twice; `tied` gives the table's other names")
             names.append(tied.tensor.text)
 
-    def kept_rows(self, rows: int, facts: Mapping[str, Any], set_by_hand: Collection[str]) -> int:
+    def kept_rows(self, rows: int, facts: Mapping[str, Any], set_by_hand: Collection[str]) -> tuple[int, str]:
         if self.rows is None:
-            return rows
+            return rows, ""
         entries = facts.get(self.rows)
         if entries is None:
             raise ValueError(f"how many entries it has is not known; give it with --set {self.rows}=...")
         if rows == entries or (rows > entries and (rows in self.padded or self.rows in set_by_hand)):
-            return int(entries)
+            why = (
+                "the others are padding, which no entry has"
+                if rows in self.padded
+                else f"the others are left out whatever they hold, as --set {self.rows}={entries} says"
+            )
+            return int(entries), why
         known = " or ".join(map(str, (entries, *(n for n in self.padded if n > entries))))
         if self.rows in set_by_hand:
             raise ValueError(f"it has {rows} rows, fewer than --set {self.rows}={entries}; rows are never made up")

@@ -77,6 +77,7 @@ class Timescales(LayerKind):
         ),
         "when": Key(Scalar(str, "the name of a fact"), "a fact that must be true for the target to have this buffer"),
     }
+    from_key: ClassVar[str] = "none"
     target: ClassVar[Record] = TENSOR_TARGET
 
     @classmethod
@@ -89,6 +90,10 @@ class Timescales(LayerKind):
             values.get("layout", "concatenated"),
             values.get("endpoint", "included"),
         )
+
+    @property
+    def facts_used(self) -> tuple[str, ...]:
+        return FACTS
 
     def tensor_name(self, path: str, role: str, layer: TargetLayer) -> str:
         return path

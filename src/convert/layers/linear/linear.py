@@ -19,8 +19,8 @@ from convert.layers.annotations import (
     TARGET_ROPE,
 )
 from convert.layers.base import LayerKind
-from convert.layers.linear.low_rank import EITHER_EQUATION, ONE, PLUS, PLUS_FIRST, PLUS_SECOND, SECOND, Plus, Product
-from convert.layers.shared_keys import ACTIVATION, BIAS, PATTERN, module_target
+from convert.layers.low_rank import EITHER_EQUATION, ONE, PLUS, PLUS_FIRST, PLUS_SECOND, SECOND, Pair, Plus, Product
+from convert.layers.shared_keys import ACTIVATION, BIAS, PATTERN, module_target, referenced_fact
 from convert.layers.target import TargetLayer
 
 EQUATION = Scalar(str, "an einsum such as ...D,DNH->...NH", parse_projection)
@@ -94,8 +94,24 @@ class Linear(LayerKind):
         return cls({"": product.whole} if product else named, values.get("activation"), product, plus)
 
     @property
+    def weight_axes(self) -> tuple[tuple[str, str], ...]:
+        return tuple((equation.weight, equation.outputs) for equation in self.equations.values())
+
+    @property
+    def facts_used(self) -> tuple[str, ...]:
+        scale = self.plus.scale.fact if self.plus is not None else None
+        return tuple(fact for fact in (referenced_fact(self.activation), scale) if fact)
+
+    @property
+    def pair(self) -> Pair | None:
+        if self.product is not None:
+            return Pair(self.product, ONE, ("weight", SECOND), added=False)
+        if self.plus is not None:
+            return Pair(self.plus.product, self.plus.scale, (PLUS_FIRST, PLUS_SECOND), added=True)
+        return None
+
+    @property
     def merged(self) -> Linear:
-        """The same, its leaves merged into one."""
         return replace(self, product=None, plus=None)
 
     @property
@@ -121,11 +137,10 @@ class Linear(LayerKind):
 
     def _of_pair(self, role: str) -> str | None:
         """Letters of a leaf that is one of a pair."""
-        if self.product is not None:
-            return {"weight": self.product.first, SECOND: self.product.second}.get(role)
-        if self.plus is not None:
-            return {PLUS_FIRST: self.plus.product.first, PLUS_SECOND: self.plus.product.second}.get(role)
-        return None
+        if self.pair is None:
+            return None
+        product = self.pair.product
+        return dict(zip(self.pair.roles, (product.first, product.second), strict=True)).get(role)
 
     def check_target(self, layer: TargetLayer, source: Pattern) -> None:
         for equation in self.equations.values():

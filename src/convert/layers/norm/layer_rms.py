@@ -54,6 +54,7 @@ class Norm(LayerKind):
     axes: str | None = None
     roles: tuple[str, ...] = ("weight",)
 
+    from_key: ClassVar[str] = "optional"  # a norm without a scale has no `from`
     biased: ClassVar[bool] = False  # whether torch's module has a bias, whatever the source has
     bare: ClassVar[str] = ""  # torch's module without weight and bias
     keys: ClassVar[Mapping[str, Key]] = {
@@ -99,6 +100,26 @@ class Norm(LayerKind):
         if layer.has is not None:
             return HELD[layer.has]
         return ("weight", "bias") if self.biased or "bias" in self.roles else ("weight",)
+
+    @property
+    def weight_axes(self) -> tuple[tuple[str, str], ...]:
+        return ((self.axes, self.axes),) if self.axes else ()
+
+    @property
+    def facts_used(self) -> tuple[str, ...]:
+        return (self.epsilon,) if isinstance(self.epsilon, str) else ()
+
+    def check_facts(self, facts: Mapping[str, Any]) -> None:
+        for name in self.facts_used:
+            value = facts.get(name, 0.0)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
+                raise ValueError(f"the fact {name!r} is {value!r}, and an epsilon is a small number such as 1e-6")
+
+    @classmethod
+    def schema(cls) -> dict[str, Any]:
+        unscaled = {"properties": {"multiplies_by": {"const": int(UNSCALED)}}, "not": {"required": ["from"]}}
+        scaled = {"properties": {"multiplies_by": {"not": {"const": int(UNSCALED)}}}, "required": ["from"]}
+        return {"anyOf": [scaled, unscaled]}
 
     def constants(self, layer: TargetLayer) -> tuple[Constant, ...]:
         added = layer.multiplies_by == TARGET_FACTORS[1]

@@ -27,6 +27,12 @@ class Drop(LayerKind):
     keys: ClassVar[Mapping[str, Key]] = {"because": Key(REASON, "why these leaves are not wanted", required=True)}
     target: ClassVar[None] = None
 
+    from_key: ClassVar[str] = "none"
+
+    @property
+    def drop_reason(self) -> str:
+        return self.because
+
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> Drop:
         return cls(values["because"])

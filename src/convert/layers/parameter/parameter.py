@@ -32,6 +32,10 @@ class Stored(LayerKind):
     def read(cls, values: Mapping[str, Any]) -> Stored:
         return cls(values.get("axes"))
 
+    @property
+    def weight_axes(self) -> tuple[tuple[str, str], ...]:
+        return ((self.axes, self.axes),) if self.axes else ()
+
     def letters(self, role: str, shape: tuple[int, ...], variant: str | None) -> str | None:
         return named_axes(self.axes, shape)
 

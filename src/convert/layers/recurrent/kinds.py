@@ -113,6 +113,10 @@ class Recurrent(LayerKind):
     def may_lack(self) -> frozenset[str]:
         return self.cell.may_lack
 
+    @property
+    def letters_used(self) -> str:
+        return "".join(filter(None, (self.inputs, self.hidden)))
+
     def letters(self, role: str, shape: tuple[int, ...], variant: str | None) -> None:
         self.cell.leaves[role].check(shape)
 

@@ -75,9 +75,8 @@ def arranged(
             )
         layout = "as stored" if not leaf.stacked else f"stacked on axis {', '.join(str(a) for _, a, _ in leaf.stacked)}"
         if rule.normalized is not None and role == rule.normalized.role:  # kept: the scale, beside the direction
-            rank = 2 + len(getattr(getattr(rule.kind, "numbers", None), "spatial", ""))
             size = math.prod(leaf.own_shape)
-            ops.append(Reshape((size, *[1] * (rank - 1))))
+            ops.append(Reshape((size, *[1] * (rule.kind.weight_rank - 1))))
         unnamed = tuple(zip(_UNNAMED, leaf.own_shape, strict=False))
         groups = tuple(x for x, _ in unnamed)
         stored = leaf.stored("".join(groups), leaf.own_shape)

@@ -167,9 +167,9 @@ class Compiler:
                 dtype = target_dtype(rule, replace(leaf.spec, dtype=merged.dtype) if merged else leaf.spec, self.dtype)
                 if merged is not None and merged.said not in sums:
                     sums.append(merged.said)
-                cut, at = self._cut(rule, out_spec(moved.ops, leaf.spec), moved.at)
+                cut, at, why = self._cut(rule, out_spec(moved.ops, leaf.spec), moved.at)
                 if cut:
-                    notes.append(f"{name} keeps {at} of {leaf.name}; {self._left_out(rule, leaf, moved)}")
+                    notes.append(f"{name} keeps {at} of {leaf.name}; {why}")
                 ops = (*moved.ops, *cut, *computing(compute, leaf.spec, dtype))
                 spec = out_spec(ops, leaf.spec)
             except ValueError as error:
@@ -199,23 +199,15 @@ class Compiler:
             notes=tuple(notes),
         )
 
-    def _left_out(self, rule: Rule, leaf: NamedLeaf, moved: Part) -> str:
-        """Why rows of a table are not kept: what the source pads to is known, anything else is the user's word."""
-        rows = out_spec(moved.ops, leaf.spec).shape[0]
-        if rows in getattr(rule.kind, "padded", ()):
-            return "the others are padding, which no entry has"
-        fact = getattr(rule.kind, "rows", "")
-        return f"the others are left out whatever they hold, as --set {fact}={self.facts.get(fact)} says"
-
-    def _cut(self, rule: Rule, spec: TensorSpec, at: str) -> tuple[tuple[Op, ...], str]:
-        """Leaves out rows that the rule calls padding; says which are kept."""
+    def _cut(self, rule: Rule, spec: TensorSpec, at: str) -> tuple[tuple[Op, ...], str, str]:
+        """Leave out rows that the kind calls padding: return the operation, which rows are kept, and why not the others."""
         if not spec.shape:
-            return (), at
-        kept = rule.kind.kept_rows(spec.shape[0], self.facts, self.set_by_hand)
+            return (), at, ""
+        kept, why = rule.kind.kept_rows(spec.shape[0], self.facts, self.set_by_hand)
         if kept == spec.shape[0]:
-            return (), at
+            return (), at, ""
         shown = f"rows 0 to {kept - 1} of {spec.shape[0]}"
-        return (Slice(0, 0, kept),), f"{at}, {shown}" if at else shown
+        return (Slice(0, 0, kept),), f"{at}, {shown}" if at else shown, why
 
 
 @dataclass(frozen=True)

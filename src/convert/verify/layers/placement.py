@@ -6,7 +6,7 @@ from convert.core.ops import Take
 from convert.core.path_pattern import Match, Pattern
 from convert.layers import Rule
 from convert.layers.base import Part, Step
-from convert.layers.linear.low_rank import PLUS_FIRST, PLUS_SECOND, SECOND
+from convert.layers.low_rank import PLUS_FIRST, PLUS_SECOND, SECOND
 from convert.planning.low_rank_source import Merge
 from convert.planning.plan import Plan
 

@@ -143,6 +143,23 @@ class Plus:
     scale: Scale
 
 
+@dataclass(frozen=True)
+class Pair:
+    """The two leaves of a low-rank product, which are merged into one weight before it is compiled.
+
+    Attributes:
+        product: their equation.
+        scale: the factor of the product.
+        roles: of the leaves A and B.
+        added: whether the product is added to a leaf with the role ``weight``; otherwise it is the weight.
+    """
+
+    product: Product
+    scale: Scale
+    roles: tuple[str, str]
+    added: bool
+
+
 PLUS = Record(
     {
         "einsum": Key(
