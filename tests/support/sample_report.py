@@ -15,9 +15,9 @@ RUN, LIFTED = Tolerance(5e-6, "4 x 1.2e-06: measured"), Tolerance(8e-14, "16 x 2
 DIAGNOSIS: dict[str, Any] = {
     "boundary": "layers.1.attn.out",
     "name": "transposed",
-    "said": "layers.1.attn.out.weight is laid out as D (N H), and is wanted as (N H) D",
+    "problem": "layers.1.attn.out.weight is laid out as D (N H), and is wanted as (N H) D",
     "rule": "rules/mine.yaml:12",
-    "repair": "correct the rule at rules/mine.yaml:12",
+    "fix": "correct the rule at rules/mine.yaml:12",
     "error_before": 0.4,
     "error_after": 3e-16,
     "ruled_out": ["of another layer"],

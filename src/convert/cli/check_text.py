@@ -77,14 +77,14 @@ def _diagnosis(level: LevelReport) -> Iterator[str]:
         return
     if found["name"]:
         yield f"diagnosis: {found['name']}"
-        yield f"    {found['said']}"
+        yield f"    {found['problem']}"
         yield f"    relative error of {found['boundary']}: {found['error_before']:.1e} as it is, {found['error_after']:.1e} when that is undone"
-        yield f"    repair: {found['repair']}"
+        yield f"    repair: {found['fix']}"
     else:
-        yield f"no diagnosis: {found['said']} at {found['boundary']}, where the two differ first"
+        yield f"no diagnosis: {found['problem']} at {found['boundary']}, where the two differ first"
         yield f"    ruled out: {', '.join(found['ruled_out']) or 'nothing could be tried'}"
-        if found["repair"]:
-            yield f"    next: {found['repair']}"
+        if found["fix"]:
+            yield f"    next: {found['fix']}"
 
 
 def _measures(level: LevelReport) -> Iterator[str]:

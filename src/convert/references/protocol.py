@@ -41,12 +41,14 @@ class Variant:
         undoes: `make` takes the PyTorch model's own value at the boundary and undoes a mistake called `name` in it. Otherwise
             it computes the value anew from earlier ones.
         repair: what to change where the target computes this, in the words of its configuration; empty: compute what is meant.
+        params: the function as data, for code that compares two variants; None where the name is all there is.
     """
 
     name: str
     make: Callable[[Observed], Array]
     undoes: bool = False
     repair: str = ""
+    params: Any = None
 
 
 JaxSide = Callable[[Mapping[str, Any], Mapping[str, Any]], Mapping[str, Any]]

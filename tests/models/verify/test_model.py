@@ -129,12 +129,12 @@ def test_a_bound_that_allows_everything_proves_nothing(rules: Path, out: Path) -
     assert any(note.startswith(said) and note.endswith("there lifted float64 alone decides") for note in level.notes)
     assert level.to_dict()["measures"][-1]["tolerance"]["tells"] is False
 
-    alone = run(rules, out, deep, precision="bfloat16", evidence=lambda known: replace(known, exact=None))
+    alone = run(rules, out, deep, precision="bfloat16", evidence=lambda known: replace(known, float64_values=None))
     assert alone.verdict is Verdict.INCONCLUSIVE
     assert alone.reason.startswith(
         "y is known as run in bfloat16 alone, where rounding may change all of it (allowed 3.9e+00"
     )
-    known = run(rules, out, RIGHT, evidence=lambda known: replace(known, exact=None))
+    known = run(rules, out, RIGHT, evidence=lambda known: replace(known, float64_values=None))
     assert known.verdict is Verdict.PASSED
 
 
@@ -195,7 +195,10 @@ def test_an_output_that_is_not_in_the_evidence(rules: Path, out: Path) -> None:
     """Of a recording, say, of which the outputs were left out."""
 
     def without(known: Evidence) -> Evidence:
-        cut = {name: {k: v for k, v in getattr(known, name).items() if k != "y"} for name in ("exact", "drifted")}
+        cut = {
+            name: {k: v for k, v in getattr(known, name).items() if k != "y"}
+            for name in ("float64_values", "native_values")
+        }
         return replace(known, origin="recorded in r", **cut)
 
     level = run(rules, out, RIGHT, evidence=without)

@@ -185,10 +185,14 @@ def test_a_skip_is_never_a_pass(files: Files) -> None:
 
 def test_a_recording_gives_what_the_live_model_gives(files: Files) -> None:
     live, loaded = evidence_of(CASE), load_recording(files.recorded()).evidence
-    assert list(loaded.drifted) == list(live.drifted) and loaded.exact is not None and live.exact is not None
-    for name in live.drifted:
-        np.testing.assert_array_equal(loaded.drifted[name], live.drifted[name])
-        np.testing.assert_array_equal(loaded.exact[name], live.exact[name])
+    assert (
+        list(loaded.native_values) == list(live.native_values)
+        and loaded.float64_values is not None
+        and live.float64_values is not None
+    )
+    for name in live.native_values:
+        np.testing.assert_array_equal(loaded.native_values[name], live.native_values[name])
+        np.testing.assert_array_equal(loaded.float64_values[name], live.float64_values[name])
     assert loaded.masks.keys() == live.masks.keys() and not loaded.samples
     assert loaded.environment.keys() >= {"jax", "jaxlib", "numpy"}
 
@@ -209,8 +213,8 @@ def test_bfloat16_weights_are_no_false_alarm(files: Files) -> None:
 def test_a_precision_run_alone_is_evidence_too(files: Files, tmp_path: Path) -> None:
     """What could not be lifted is compared as users run it."""
     out = tmp_path / "r.safetensors"
-    keep(out, evidence=replace(evidence_of(CASE), exact=None))
-    assert load_recording(out).evidence.exact is None
+    keep(out, evidence=replace(evidence_of(CASE), float64_values=None))
+    assert load_recording(out).evidence.float64_values is None
     report = check(files.written(CASE), recorded=out)
     assert level(report, "model").verdict is Verdict.PASSED
     assert all(m.lifted is None and m.tolerance is not None for m in level(report, "model").measures)
@@ -343,11 +347,17 @@ def test_wrong_rules_are_found_and_named(rule: str, files: Files, tmp_path: Path
 def test_the_recordings_beside_the_goldens_are_what_the_references_give(case: str) -> None:
     """Else run tests/golden/make_recordings.py."""
     live, kept = evidence_of(case), load_recording(golden(case)).evidence
-    assert list(kept.drifted) == list(live.drifted) and kept.exact is not None and live.exact is not None
+    assert (
+        list(kept.native_values) == list(live.native_values)
+        and kept.float64_values is not None
+        and live.float64_values is not None
+    )
     for name, value in live.inputs.items():
         np.testing.assert_array_equal(kept.inputs[name], value)
-    for name, value in live.exact.items():
-        assert difference(kept.exact[name], kept.pick(name, value), mask=kept.masks.get(name)).relative < PROMISED
+    for name, value in live.float64_values.items():
+        assert (
+            difference(kept.float64_values[name], kept.pick(name, value), mask=kept.masks.get(name)).relative < PROMISED
+        )
 
 
 def test_the_same_bytes_every_time(files: Files, tmp_path: Path) -> None:
@@ -376,8 +386,8 @@ def test_the_size_is_bounded_and_faults_are_still_found(limit: int, files: Files
     evidence = load_recording(out).evidence
     assert len(evidence.samples) == done.sampled
     for name, sample in evidence.samples.items():
-        whole, mask = evidence_of(CASE).drifted[name], evidence_of(CASE).masks.get(name)
-        np.testing.assert_array_equal(evidence.drifted[name], sample.take(whole))
+        whole, mask = evidence_of(CASE).native_values[name], evidence_of(CASE).masks.get(name)
+        np.testing.assert_array_equal(evidence.native_values[name], sample.take(whole))
         if mask is not None:  # nothing that is masked; always the first place behind the padding
             keep_ = np.broadcast_to(mask.reshape(mask.shape + (1,) * (whole.ndim - 1 - mask.ndim)), whole.shape[:-1])
             assert keep_.reshape(-1)[sample.positions].all()
@@ -390,7 +400,9 @@ def test_the_size_is_bounded_and_faults_are_still_found(limit: int, files: Files
         model = level(check(wrong, recorded=out, levels=("model",)), "model")
         assert model.verdict is Verdict.FAILED and model.diagnosis is not None and model.diagnosis["name"]
         worst = next(m for m in model.measures if not m.passed)
-        assert len(worst.difference.at) == evidence_of(CASE).drifted[worst.name].ndim  # a place in the whole value
+        assert (
+            len(worst.difference.at) == evidence_of(CASE).native_values[worst.name].ndim
+        )  # a place in the whole value
 
 
 def test_an_impossible_size_is_refused(tmp_path: Path) -> None:
@@ -567,7 +579,7 @@ def test_a_recording_of_another_checkpoint_is_refused(files: Files, tmp_path: Pa
 def test_a_boundary_that_the_module_has_not_is_a_finding(files: Files, tmp_path: Path) -> None:
     """As when the recording was made for another version of the target's code."""
     live, out = evidence_of(CASE), tmp_path / "r.safetensors"
-    assert live.exact is not None
+    assert live.float64_values is not None
     gone, bent = "stacked_transformer.layers.9", OUT.removesuffix(".weight")
 
     def other(values: Values) -> dict[str, Any]:
@@ -575,7 +587,9 @@ def test_a_boundary_that_the_module_has_not_is_a_finding(files: Files, tmp_path:
 
     masks = {name: mask for name, mask in live.masks.items() if name not in (bent, "freq_emb")}
     for limit in (MAX_BYTES, 600_000):
-        evidence = replace(live, exact=other(live.exact), drifted=other(live.drifted), masks=masks)
+        evidence = replace(
+            live, float64_values=other(live.float64_values), native_values=other(live.native_values), masks=masks
+        )
         keep(out, evidence=evidence, max_bytes=limit, overwrite=True)
         model = level(check(files.written(CASE), recorded=out, levels=("model",)), "model")
         said = [str(finding) for finding in model.findings]

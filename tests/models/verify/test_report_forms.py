@@ -114,7 +114,9 @@ def test_text_of_a_failure() -> None:
 
 def test_text_without_a_diagnosis() -> None:
     level = model_level(2)
-    unknown = replace(level, diagnosis={**(level.diagnosis or {}), "name": "", "said": "no known mistake explains it"})
+    unknown = replace(
+        level, diagnosis={**(level.diagnosis or {}), "name": "", "problem": "no known mistake explains it"}
+    )
     text = "\n".join(lines(report([unknown])))
     assert "no diagnosis: no known mistake explains it at layers.1.attn.out, where the two differ first" in text
     assert "ruled out: of another layer" in text

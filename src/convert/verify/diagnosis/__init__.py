@@ -1,1 +1,6 @@
-"""diagnosis."""
+"""Name the mistake at the first place where the two models differ.
+
+`diagnose` builds a `Site` (site.py), then runs one search after another: weight_trials tries wrong tensors; norm, padding,
+recurrence and between_layers try other functions by comparing what each side computes (compare.py). The first hypothesis
+that restores parity is the diagnosis. May import `verify.sides`, `verify.mistakes` and what lies below them.
+"""

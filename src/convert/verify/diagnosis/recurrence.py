@@ -1,5 +1,4 @@
-"""What a recurrent layer of the target and the JAX model compute, where no weight is wrong: on which side of the matrix the
-reset gate is, whether a step sees the state of the step before, which state the update gate keeps."""
+"""Search for another recurrence: where the reset gate is applied, what each step starts from, which state the update gate keeps."""
 
 from __future__ import annotations
 
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from convert.references.protocol import INPUT, Observed, Variant
+from convert.verify.diagnosis.compare import Search, compare_variants
 from convert.verify.diagnosis.site import Site
 
 if TYPE_CHECKING:
@@ -21,78 +21,99 @@ WRONG_SIDE = "reset gate on the wrong side of the matmul"
 STALE = "stale state across steps"
 POLARITY = "update gate polarity"
 OUTSIDE = "b_hn outside of the reset"
-ROWS = {"gru": 3, "lstm": 4}
+CELLS = ("gru", "lstm")
 
 
 @dataclass(frozen=True)
-class _How:
-    """One way to compute a recurrence, in words that follow each other."""
+class Recurrence:
+    """How a recurrent layer computes its steps.
+
+    Attributes:
+        reset: whether a GRU applies the reset gate ``before`` or ``after`` the matmul; empty for an LSTM.
+        stale: whether every step starts from the first state, and not from the state of the step before.
+        keeps: whether a GRU's update gate weights the old state, and not the new one.
+        bias_inside: whether a GRU's b_hn is added before the reset gate multiplies.
+    """
 
     reset: str = ""
     stale: bool = False
     keeps: bool = True
-    inside: bool = True
+    bias_inside: bool = True
 
-    @property
-    def name(self) -> str:
+    def __str__(self) -> str:
         words = [f"reset {self.reset} the matmul"] if self.reset else []
         words += ["the first state at every step" if self.stale else "each step's state from the last"]
         words += [] if self.keeps else ["(1-z) h + z n"]
-        words += [] if self.inside else ["b_hn outside of the reset"]
+        words += [] if self.bias_inside else [OUTSIDE]
         return ", ".join(words)
 
 
-def recurrence_variants(site: Site) -> Iterator[Variant]:
-    """By the rule's declaration first; nothing where the boundary is not the output of a recurrent layer."""
+def other_recurrence(site: Site) -> Search:
+    """Search for another recurrence of the layer at the boundary."""
+    variants = list(_variants(site))
+    if not variants:
+        return Search()
+    return compare_variants(
+        site, variants, site.rule(site.name), lambda torch, jax: recurrence_mistake(torch.params, jax.params)
+    )
+
+
+def recurrence_mistake(torch: Recurrence, jax: Recurrence) -> str:
+    """Name the mistake by every property in which the two recurrences differ."""
+    differences = {
+        WRONG_SIDE: torch.reset != jax.reset,
+        STALE: torch.stale != jax.stale,
+        POLARITY: torch.keeps != jax.keeps,
+        OUTSIDE: torch.bias_inside != jax.bias_inside,
+    }
+    return " and ".join(name for name, differs in differences.items() if differs)
+
+
+def _variants(site: Site) -> Iterator[Variant]:
+    """Yield the recurrences that the layer may compute, the declared one first; nothing if it is no recurrent layer."""
     step = next((s for s in site.steps(site.name) if s.group is not None and s.group.sizes), None)
     call = site.calls.get(site.name)
-    if step is None or call is None or site.boundary.endswith(INPUT) or step.word not in ROWS:
+    if step is None or call is None or site.boundary.endswith(INPUT) or step.word not in CELLS:
         return
-    inner = site.module.get_submodule(site.name)
-    weights = {name: p.detach().double().cpu().numpy() for name, p in inner.named_parameters(recurse=False)}
+    module = site.module.get_submodule(site.name)
+    weights = {name: p.detach().double().cpu().numpy() for name, p in module.named_parameters(recurse=False)}
     args, kwargs = call
-    first = kwargs.get("hx", args[1] if len(args) > 1 else None)
+    initial = kwargs.get("hx", args[1] if len(args) > 1 else None)
     kind = step.group.rule.kind if step.group is not None else None
     declared = getattr(getattr(kind, "cell", None), "reset", "after")
     if declared == "none":
         return
-    ways = [_How(stale=stale) for stale in (False, True)]
+    recurrences = [Recurrence(stale=stale) for stale in (False, True)]
     if step.word == "gru":
         sides = (declared, "before" if declared == "after" else "after")
-        ways = [_How(*how) for how in itertools.product(sides, (False, True), (True, False), (True, False))]
-        ways = [how for how in ways if how.inside or how.reset == "after"]
-        ways.sort(key=lambda how: (how.reset != declared) + how.stale + (not how.keeps) + (not how.inside))
-    for how in ways:
-        yield Variant(how.name, lambda seen, how=how: _run(inner, weights, first, seen, site.name, how, step.word))  # type: ignore[misc]
-
-
-def recurrence_name(ours: str, theirs: str) -> str:
-    """By what differs between two ways."""
-    words = []
-    sides = [name.split(" the matmul")[0] for name in (ours, theirs)]
-    if "the matmul" in ours and sides[0] != sides[1]:
-        words.append(WRONG_SIDE)
-    for said, mistake in (("the first state", STALE), ("(1-z) h", POLARITY), ("outside", OUTSIDE)):
-        if (said in ours) != (said in theirs):
-            words.append(mistake)
-    return " and ".join(words)
+        recurrences = [
+            Recurrence(*how) for how in itertools.product(sides, (False, True), (True, False), (True, False))
+        ]
+        recurrences = [how for how in recurrences if how.bias_inside or how.reset == "after"]
+        recurrences.sort(key=lambda how: (how.reset != declared) + how.stale + (not how.keeps) + (not how.bias_inside))
+    for how in recurrences:
+        yield Variant(
+            str(how),
+            lambda seen, how=how: _run(module, weights, initial, seen, site.name, how, step.word),  # type: ignore[misc]
+            params=how,
+        )
 
 
 def _run(
-    inner: torch.nn.Module,
+    module: torch.nn.Module,
     weights: Mapping[str, Array],
-    first: Any,
+    initial: Any,
     seen: Observed,
     name: str,
-    how: _How,
+    how: Recurrence,
     word: str,
 ) -> Array:
     x = seen.values[name + INPUT]
-    batch_first = bool(getattr(inner, "batch_first", False))
+    batch_first = bool(getattr(module, "batch_first", False))
     x = x.swapaxes(0, 1) if batch_first else x
     suffixes = [key.removeprefix("weight_ih_") for key in weights if key.startswith("weight_ih_")]
     hidden = weights["weight_hh_l0"].shape[1]
-    states = first if isinstance(first, tuple) else (first,)
+    states = initial if isinstance(initial, tuple) else (initial,)
     given = [
         None if s is None else np.asarray(s.detach().double().cpu().numpy()).reshape(len(suffixes), x.shape[1], hidden)
         for s in states
@@ -116,7 +137,7 @@ def _run(
     return np.ascontiguousarray(x.swapaxes(0, 1) if batch_first else x)
 
 
-def _states(w: Mapping[str, Array], x: Array, start: list[Array], how: _How, word: str) -> Array:
+def _states(w: Mapping[str, Array], x: Array, start: list[Array], how: Recurrence, word: str) -> Array:
     zeros = np.zeros(w["weight_ih"].shape[0])
     wide, b, c = w["weight_hh"].T, w.get("bias_ih", zeros), w.get("bias_hh", zeros)
     given = x @ w["weight_ih"].T + b
@@ -136,8 +157,8 @@ def _states(w: Mapping[str, Array], x: Array, start: list[Array], how: _How, wor
         if how.reset == "before":
             inner = (r * h) @ wide[:, 2 * size :] + c[2 * size :]
         else:
-            inner = r * (h @ wide[:, 2 * size :] + (c[2 * size :] if how.inside else 0))
-            inner = inner + (0 if how.inside else c[2 * size :])
+            inner = r * (h @ wide[:, 2 * size :] + (c[2 * size :] if how.bias_inside else 0))
+            inner = inner + (0 if how.bias_inside else c[2 * size :])
         new = (1 - z) * np.tanh(step[:, 2 * size :] + inner) + z * h
         h = h if how.stale else new
         states.append(new)

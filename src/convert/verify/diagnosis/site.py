@@ -20,47 +20,47 @@ if TYPE_CHECKING:
     import torch
 
 Array = np.ndarray[Any, np.dtype[Any]]
-EXACT = 1e-9  # relative error of a layer that a hypothesis restores, in float64
-RESTORED = 1e-6  # of the error before, or so much: what other tensors of the layer may have lost to float32
-ROUGHLY = 1e-3  # the same where the JAX model is known from a run in float32 alone
+FLOAT64_ERROR = 1e-9  # relative error at a boundary that a hypothesis restores, in float64
+FLOAT32_SHARE = 1e-6  # of the error before: what float32 may have taken from other tensors of the layer
+NATIVE_SHARE = 1e-3  # of the error before, where only a run of the JAX model in native precision is known
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A hypothesis about a layer: what the layer gives if it is true.
+    """A hypothesis about the tensors of a layer.
 
     Attributes:
-        name: short and stable.
-        said: what is wrong, in words.
-        rule: ``file:line`` of the rule that made the layer, if one did.
-        repair: what to do.
-        run: computes the value at the boundary.
+        name: of the mistake, short and stable.
+        problem: what is wrong, as a sentence.
+        rule: ``file:line`` of the rule that made the layer; empty when no rule did.
+        fix: the next step.
+        run: computes the value at the boundary without the mistake.
     """
 
     name: str
-    said: str
+    problem: str
     rule: str
-    repair: str
+    fix: str
     run: Callable[[], Array]
 
 
 def holder_of(tensor: str) -> str:
-    """The submodule that a tensor belongs to; torch keeps those of a parametrization deeper than that."""
-    outer, inside, _ = tensor.partition(".parametrizations.")
-    return outer if inside else tensor.rpartition(".")[0]
+    """Return the submodule that a tensor belongs to; torch keeps those of a parametrization one level below it."""
+    outer, parametrized, _ = tensor.partition(".parametrizations.")
+    return outer if parametrized else tensor.rpartition(".")[0]
 
 
 @dataclass(frozen=True)
 class Site:
-    """The first place where two models differ.
+    """The first place where the two models differ.
 
     Attributes:
         plan: of the conversion, in float64 (`float64_plan`).
         module: the PyTorch model, in float64.
-        boundary: the place.
-        seen: what the PyTorch model computed up to there.
-        calls: arguments of the submodule at the boundary and of those around it.
-        evidence: what the JAX model gave.
+        boundary: name of the place.
+        seen: what the PyTorch model computed at all boundaries.
+        calls: arguments of the submodule at the boundary and of the one around it.
+        evidence: what the JAX model computed.
         allowed: the relative error that is still allowed there.
     """
 
@@ -74,41 +74,35 @@ class Site:
 
     @property
     def name(self) -> str:
-        """Of the submodule at the boundary."""
+        """Name of the submodule at the boundary."""
         return self.boundary.removesuffix(INPUT)
-
-    @property
-    def mask(self) -> Array | None:
-        """Where values count."""
-        return self.evidence.masks.get(self.boundary)
 
     @cached_property
     def want(self) -> Array:
-        """What the JAX model gives there, or the part of it that is known."""
-        known = self.evidence.exact if self.evidence.exact is not None else self.evidence.drifted
-        return known[self.boundary]
+        """The JAX model's value, or the recorded sample of it."""
+        return self.evidence.best_values[self.boundary]
 
     @cached_property
     def got(self) -> Array:
-        """What the PyTorch model gives there, likewise."""
+        """The PyTorch model's value, or the same sample of it."""
         return self.evidence.pick(self.boundary, self.seen.values[self.boundary])
 
     @cached_property
     def before(self) -> float:
-        """Relative error."""
+        """The relative error without a hypothesis."""
         return self.error(self.seen.values[self.boundary])
 
     @property
     def enough(self) -> float:
-        """The error at or below which a hypothesis explains the difference."""
+        """The error up to which a hypothesis explains the difference."""
         if not np.isfinite(self.before):
-            return EXACT
-        if self.evidence.exact is not None:
-            return max(EXACT, RESTORED * self.before)
-        return max(EXACT, ROUGHLY * self.before, min(self.allowed, self.before / 10))
+            return FLOAT64_ERROR
+        if self.evidence.float64_values is not None:
+            return max(FLOAT64_ERROR, FLOAT32_SHARE * self.before)
+        return max(FLOAT64_ERROR, NATIVE_SHARE * self.before, min(self.allowed, self.before / 10))
 
     def error(self, value: Array, against: Array | None = None) -> float:
-        """Relative error of a whole value against the JAX model's, or the PyTorch model's; infinite for another shape."""
+        """Return the relative error of a whole value, against the JAX model's by default; infinite for another shape."""
         against = self.want if against is None else against
         try:
             picked = self.evidence.pick(self.boundary, value)
@@ -116,19 +110,19 @@ class Site:
             return float("inf")
         if picked.shape != against.shape:
             return float("inf")
-        return difference(picked, against, mask=self.mask).relative
+        return difference(picked, against, mask=self.evidence.masks.get(self.boundary)).relative
 
-    def steps(self, name: str) -> list[Step]:
-        """The plan's steps for a submodule's own tensors."""
-        return [step for step in self.plan.steps if holder_of(step.name) == name]
+    def steps(self, module: str) -> list[Step]:
+        """Return the plan's steps for a submodule's direct tensors."""
+        return [step for step in self.plan.steps if holder_of(step.name) == module]
 
-    def rule(self, name: str) -> str:
-        """``file:line`` of the rule that made a submodule; empty when none did."""
-        return next((step.rule.line_only for step in self.steps(name)), "")
+    def rule(self, module: str) -> str:
+        """Return ``file:line`` of the rule that made a submodule; empty when no rule did."""
+        return next((step.rule.line_only for step in self.steps(module)), "")
 
     def replay(self, holder: str) -> Replay | None:
-        """The submodule `holder`, to be run again; None when it was not run, or the boundary is no submodule but an output."""
-        known = {name for name, _ in self.module.named_modules()}
-        if holder not in self.calls or self.name not in known:
+        """Return the submodule `holder` with its arguments; None if it did not run, or the boundary is an output."""
+        modules = {name for name, _ in self.module.named_modules()}
+        if holder not in self.calls or self.name not in modules:
             return None
         return Replay(self.module, holder, self.calls[holder], self.boundary)

@@ -1,17 +1,19 @@
-"""What may be wrong where two models differ first, as trials: each gives the value that the boundary would have."""
+"""Search for a wrong tensor: run the layer again with the tensors that each known mistake would need."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
+from convert.core.errors import ConvertError
 from convert.layers.base import Step
 from convert.layers.hypothesis import Hypothesis
 from convert.planning.plan import Plan
 from convert.references.protocol import INPUT
+from convert.verify.diagnosis.compare import Explanation, Search
 from convert.verify.diagnosis.site import Site, Trial
 from convert.verify.mistakes.catalogue import hypotheses
 from convert.verify.mistakes.hypothesis import expected
@@ -20,64 +22,80 @@ from convert.verify.sides.replay import Replay
 from convert.writing.execute import computed
 
 Array = np.ndarray[Any, np.dtype[Any]]
-NARROW = ("rounded", "folded")  # hypotheses about single bits: the weights level sees them, no output does
-TOGETHER = (("weight", "bias"), ("running_mean", "running_var"))  # roles of which a rule is wrong in the same way
+NARROW = ("rounded", "folded")  # mistakes in the last bits: the weights level sees them, outputs do not
+PAIRED_ROLES = (
+    ("weight", "bias"),
+    ("running_mean", "running_var"),
+)  # tensors about which a rule is wrong in the same way
+OTHER_VALUE, OTHER_VALUES = "another value in the file", "other values in the file"
+CONVERT_AGAIN = "convert again; the weights level says which values differ"
 MAX_PAIRS = 64  # of one hypothesis about a weight and one about its bias
 
 
+def wrong_tensor(site: Site) -> Search:
+    """Search for a mistake in the layer's tensors."""
+    ruled_out: list[str] = []
+    for trial in weight_trials(site):
+        try:
+            error = site.error(trial.run())
+        except (RuntimeError, ValueError, TypeError, KeyError, ConvertError):  # the layer does not take this shape
+            continue
+        if error <= site.enough:
+            return Search(Explanation(trial.name, trial.problem, trial.rule, trial.fix, error), tuple(ruled_out))
+        ruled_out.append(trial.name)
+    return Search(ruled_out=tuple(ruled_out))
+
+
 def weight_trials(site: Site) -> Iterator[Trial]:
-    """Mistakes in the tensors of the layer at the boundary, or in those of the module around it."""
-    holders = (
-        [site.name.rpartition(".")[0]] if site.boundary.endswith(INPUT) else [site.name, site.name.rpartition(".")[0]]
-    )
-    for holder in holders:
+    """Yield mistakes in the tensors of the layer at the boundary, then in those of the module around it."""
+    parent = site.name.rpartition(".")[0]
+    for holder in [parent] if site.boundary.endswith(INPUT) else [site.name, parent]:
         replay = site.replay(holder)
         if replay is not None:
-            yield from _of_holder(site, replay, site.steps(holder))
+            yield from _of_file(site, replay, site.steps(holder))
+            yield from _of_rules(site, replay, [step for step in site.steps(holder) if step.parts])
 
 
-def _of_holder(site: Site, replay: Replay, steps: list[Step]) -> Iterator[Trial]:
+def _of_file(site: Site, replay: Replay, steps: list[Step]) -> Iterator[Trial]:
+    """Yield trials in which the rule is right, and the file does not hold what the rule makes."""
     source = site.plan.source
-    made = [step for step in steps if step.parts]
+    from_leaves = [step for step in steps if step.parts]
+
+    def trial(name: str, problem: str, rule: str, tensors: Callable[[], dict[str, Array]]) -> Trial:
+        return Trial(name, problem, rule, CONVERT_AGAIN, lambda: replay.with_tensors(tensors()))
+
     for step in (step for step in steps if isinstance(step.value, float)):
-        yield Trial(
-            "another value in the file",
-            f"{step.name} in the file is not the {step.value:g} everywhere that {step.rule.line_only} makes it",
-            step.rule.line_only,
-            "convert again; the weights level says which values differ",
-            lambda step=step: replay.with_tensors({step.name: computed(step)}),  # type: ignore[misc]
-        )
-    for step in made:
-        yield Trial(
-            "another value in the file",
-            f"{step.name} in the file is not what {step.rule.line_only} makes of the checkpoint",
-            step.rule.line_only,
-            "convert again; the weights level says which values differ",
-            lambda step=step: replay.with_tensors({step.name: expected(step, source)}),  # type: ignore[misc]
-        )
-    if len(made) > 1:
-        yield Trial(
-            "other values in the file",
-            f"{' and '.join(step.name for step in made)} in the file are not what {made[0].rule.line_only} makes of the checkpoint",
-            made[0].rule.line_only,
-            "convert again; the weights level says which values differ",
-            lambda: replay.with_tensors({step.name: expected(step, source) for step in made}),
-        )
-    yield from _of_cells(replay, made, site.plan)
-    for step in made:
-        for h in _wide(step, site.plan):
+        rule = step.rule.line_only
+        problem = f"{step.name} in the file is not the constant {step.value:g} that {rule} makes it"
+        yield trial(OTHER_VALUE, problem, rule, lambda step=step: {step.name: computed(step)})  # type: ignore[misc]
+    for step in from_leaves:
+        rule = step.rule.line_only
+        problem = f"{step.name} in the file is not what {rule} makes of the checkpoint"
+        yield trial(OTHER_VALUE, problem, rule, lambda step=step: {step.name: expected(step, source)})  # type: ignore[misc]
+    if len(from_leaves) > 1:
+        rule = from_leaves[0].rule.line_only
+        names = " and ".join(step.name for step in from_leaves)
+        problem = f"{names} in the file are not what {rule} makes of the checkpoint"
+        yield trial(OTHER_VALUES, problem, rule, lambda: {step.name: expected(step, source) for step in from_leaves})
+
+
+def _of_rules(site: Site, replay: Replay, steps: list[Step]) -> Iterator[Trial]:
+    """Yield trials in which the file holds what the rule makes, and the rule is wrong."""
+    yield from _of_cells(replay, steps, site.plan)
+    for step in steps:
+        for h in _visible(step, site.plan):
             yield _of_rule(replay, {step: h})
-    pairs = [(w, b) for one, two in TOGETHER for w in made if w.role == one for b in made if b.role == two]
+    pairs = [(w, b) for one, two in PAIRED_ROLES for w in steps if w.role == one for b in steps if b.role == two]
     for weight, bias in pairs:
         # A rule that is wrong about a layer is wrong about both of its tensors, in the same way.
-        others = list(_wide(bias, site.plan))
-        alike = ((h, o) for h in _wide(weight, site.plan) for o in others if (h.name, h.key) == (o.name, o.key))
-        for h, o in itertools.islice(alike, MAX_PAIRS):
+        others = list(_visible(bias, site.plan))
+        same = ((h, o) for h in _visible(weight, site.plan) for o in others if (h.name, h.key) == (o.name, o.key))
+        for h, o in itertools.islice(same, MAX_PAIRS):
             yield _of_rule(replay, {weight: h, bias: o})
 
 
 def _of_cells(replay: Replay, steps: list[Step], plan: Plan) -> Iterator[Trial]:
-    """A mistake that is true of all tensors of a recurrent layer together, in each of its directions alike."""
+    """Yield mistakes that are made in all tensors of a recurrent layer together, in both directions."""
     groups: dict[tuple[str, str], dict[Step, Hypothesis]] = {}
     for step in steps:
         for h in cell_hypotheses(step, plan) if step.group is not None and step.group.sizes else ():
@@ -87,19 +105,20 @@ def _of_cells(replay: Replay, steps: list[Step], plan: Plan) -> Iterator[Trial]:
     yield from (_of_rule(replay, made) for (_, key), made in groups.items() if len(made) > 1 or key == "f")
 
 
-def _wide(step: Step, plan: Plan) -> Iterator[Hypothesis]:
+def _visible(step: Step, plan: Plan) -> Iterator[Hypothesis]:
+    """Return the mistakes whose effect an output can show."""
     return (h for h in hypotheses(step, plan) if not h.name.startswith(NARROW))
 
 
-def _of_rule(replay: Replay, made: Mapping[Step, Hypothesis]) -> Trial:
-    """The file is what the rule makes, and the rule is wrong."""
-    (step, first), *_ = made.items()
-    at = step.rule.line_only
-    said = [f"{step.name} is {h.instead}; what the JAX model computes with is {h.gives}" for step, h in made.items()]
+def _of_rule(replay: Replay, mistakes: Mapping[Step, Hypothesis]) -> Trial:
+    """Return the trial in which the rule makes these mistakes."""
+    (step, first), *_ = mistakes.items()
+    rule = step.rule.line_only
+    tensors = [f"{step.name} is {h.instead}, and the JAX model computes with {h.gives}" for step, h in mistakes.items()]
     return Trial(
         first.converse,
-        f"by {at} {', and '.join(said)}",
-        at,
-        f"correct the rule at {at}: its words do not say what the source computes",
-        lambda: replay.with_tensors({step.name: h.make() for step, h in made.items()}),
+        f"by {rule} {'; '.join(tensors)}",
+        rule,
+        f"correct the rule at {rule}: it does not describe what the source computes",
+        lambda: replay.with_tensors({step.name: h.make() for step, h in mistakes.items()}),
     )

@@ -56,7 +56,7 @@ class Run:
 def jax_runs(plan: Plan, reference: Reference, evidence: Evidence) -> Iterator[Run]:
     """JAX's backends; of a recorded model only what was recorded."""
     if evidence.origin != "live" or reference.jax is None:
-        yield Run(RECORDED, lambda: evidence.drifted)
+        yield Run(RECORDED, lambda: evidence.native_values)
         return
     for name in (OP_BY_OP, JITTED):
         yield Run(name, partial(_jax, plan, reference, evidence, name))
@@ -101,7 +101,7 @@ def _eager(written: Written, reference: Reference, evidence: Evidence, device: s
     with torch_pinned(), torch.no_grad():
         module = _module(written, reference, evidence, device)
         inputs = input_tensors(evidence.inputs, evidence.precision, device)
-        return observed(reference, module, inputs, list(evidence.drifted))
+        return observed(reference, module, inputs, list(evidence.native_values))
 
 
 def _cuda(written: Written, reference: Reference, evidence: Evidence) -> Values:
@@ -180,11 +180,11 @@ def _run(
     reference: Reference | None = None,
 ) -> dict[str, Array]:
     """What a backend gives; with a reference also what hooks see at its boundaries. In the order in which data flows."""
-    boundaries = boundaries_of(reference, module, evidence.drifted) if reference is not None else []
+    boundaries = boundaries_of(reference, module, evidence.native_values) if reference is not None else []
     with observe(module, boundaries) as values:
         outputs = function(module, inputs)
     known = {**values, **outputs}
-    return {name: known[name].detach().double().cpu().numpy() for name in evidence.drifted if name in known}
+    return {name: known[name].detach().double().cpu().numpy() for name in evidence.native_values if name in known}
 
 
 def _line(error: Exception) -> str:

@@ -94,12 +94,12 @@ def check_backends(
         only: names of backends to run; None is all of them.
     """
     started = time.monotonic()
-    torch_side = lifted_torch(plan, written, reference, evidence, list(evidence.drifted), "cpu")
-    ours, as_written, moved = (
-        {name: evidence.pick(name, values[name]) for name in evidence.drifted if name in values}
-        for values in (torch_side.exact, torch_side.written, torch_side.moved)
+    torch_side = lifted_torch(plan, written, reference, evidence, list(evidence.native_values), "cpu")
+    ours, as_written, perturbed = (
+        {name: evidence.pick(name, values[name]) for name in evidence.native_values if name in values}
+        for values in (torch_side.exact, torch_side.written, torch_side.perturbed)
     )
-    theirs = evidence.exact if evidence.exact is not None else {}
+    theirs = evidence.float64_values if evidence.float64_values is not None else {}
     lifted = {"JAX": theirs, "torch": as_written}
     runs, locate, skipped, failed = _run_all(plan, written, reference, evidence, only)
     backends = [_backend(name, values, lifted, evidence) for name, values in runs.items()]
@@ -112,7 +112,7 @@ def check_backends(
             for name, why in failed
         ),
         *(finding for backend in backends for finding in _incomplete(backend, context)),
-        *_verdicts(backends, odd, context, ours, moved, weights),
+        *_verdicts(backends, odd, context, ours, perturbed, weights),
     ]
     notes = [f"{len(backends)} backends in {evidence.precision}, {_said_of(backends)}"]
     notes += [f"{name} was skipped: {why}" for name, why in skipped]
@@ -166,7 +166,7 @@ def _picked(values: Values, evidence: Evidence, backend: str) -> Values:
     """What of a backend's values is known of the evidence's; a recording holds its own already."""
     if backend == RECORDED:
         return values
-    return {name: evidence.pick(name, values[name]) for name in evidence.drifted if name in values}
+    return {name: evidence.pick(name, values[name]) for name in evidence.native_values if name in values}
 
 
 def _located(backend: _Backend, locate: Locate | None, context: _Context) -> _Backend:
@@ -177,7 +177,7 @@ def _located(backend: _Backend, locate: Locate | None, context: _Context) -> _Ba
         values = {**_picked(locate(), context.evidence, backend.name), **backend.values}
     except Skip:
         return backend
-    order = {name: values[name] for name in context.evidence.drifted if name in values}
+    order = {name: values[name] for name in context.evidence.native_values if name in values}
     return _backend(backend.name, order, context.lifted, context.evidence)
 
 
@@ -276,12 +276,12 @@ def _verdicts(
     odd: list[tuple[_Backend, str]],
     context: _Context,
     ours: Values,
-    moved: Values,
+    perturbed: Values,
     weights: Verdict | None,
 ) -> list[Finding]:
     """Whether a backend computes differently, or the two sides do."""
     findings = []
-    conversion = _conversion(context, ours, moved)
+    conversion = _conversion(context, ours, perturbed)
     sound = [backend for backend in backends if all(backend is not other for other, _ in odd)]
     for backend, first in odd:
         findings.append(_odd(backend, first, sound, context, conversion is None, weights))
@@ -328,21 +328,23 @@ def _odd(
     )
 
 
-def _conversion(context: _Context, ours: Values, moved: Values) -> Finding | None:
+def _conversion(context: _Context, ours: Values, perturbed: Values) -> Finding | None:
     """Whether JAX's function and torch's differ, backends aside: both in lifted float64.
 
     Args:
-        moved: as in `LiftedTorch`.
+        perturbed: as in `LiftedTorch`.
     """
     theirs = context.lifted["JAX"]
     evidence, reference = context.evidence, context.reference
     for name in theirs:
         if name not in ours or ours[name].shape != theirs[name].shape:
             continue
-        drift = context.between(evidence.drifted[name], theirs[name], name).relative
+        drift = context.between(evidence.native_values[name], theirs[name], name).relative
         bound = lifted_tolerance(drift, evidence.precision, reference.reduction, reference.depth)
         if evidence.rounded:
-            bound = rounded_tolerance(bound, context.between(moved[name], ours[name], name).relative, evidence.rounded)
+            bound = rounded_tolerance(
+                bound, context.between(perturbed[name], ours[name], name).relative, evidence.rounded
+            )
         found = context.between(ours[name], theirs[name], name, "float64")
         if not found.relative <= bound.value:
             return Finding(

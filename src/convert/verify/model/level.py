@@ -33,7 +33,7 @@ def check_model(
     The level could not tell when an output was not compared, or only with numbers that say nothing.
     """
     started = time.monotonic()
-    names = list(evidence.exact if evidence.exact is not None else evidence.drifted)
+    names = list(evidence.float64_values if evidence.float64_values is not None else evidence.native_values)
     torch_side = lifted_torch(plan, written, reference, evidence, names, device, finest=evidence.precision)
     exact, inputs, precision = torch_side.exact, evidence.inputs, evidence.precision
     state = written_state(written, device, precision)
@@ -78,9 +78,11 @@ def check_model(
 
 def _jax_drift(name: str, evidence: Evidence) -> float:
     """How far JAX's run is from its lifted run; 0 where that is not known or not finite, so that it allows nothing."""
-    if evidence.exact is None:
+    if evidence.float64_values is None:
         return 0.0
-    drift = difference(evidence.drifted[name], evidence.exact[name], mask=evidence.masks.get(name)).relative
+    drift = difference(
+        evidence.native_values[name], evidence.float64_values[name], mask=evidence.masks.get(name)
+    ).relative
     return drift if math.isfinite(drift) else 0.0
 
 
@@ -99,22 +101,24 @@ def _measure(
     exact, written, drifted = (
         evidence.pick(name, values[name]) for values in (torch_side.exact, torch_side.written, run_values)
     )
-    run = _located(difference(drifted, evidence.drifted[name], precision=precision, mask=mask), name, evidence)
+    run = _located(difference(drifted, evidence.native_values[name], precision=precision, mask=mask), name, evidence)
     is_logits = name in reference.logits
-    predicted = agreement(drifted, evidence.drifted[name], mask=mask) if is_logits else None
+    predicted = agreement(drifted, evidence.native_values[name], mask=mask) if is_logits else None
     weights = 0.0
     lifted = lifted_bound = predicted_lifted = None
-    if evidence.exact is not None:  # else a recording of a precision run alone
-        lifted = _located(difference(exact, evidence.exact[name], precision="float64", mask=mask), name, evidence)
-        own = difference(evidence.drifted[name], evidence.exact[name], mask=mask).relative
+    if evidence.float64_values is not None:  # else a recording of a precision run alone
+        lifted = _located(
+            difference(exact, evidence.float64_values[name], precision="float64", mask=mask), name, evidence
+        )
+        own = difference(evidence.native_values[name], evidence.float64_values[name], mask=mask).relative
         lifted_bound = lifted_tolerance(own, precision, reduction, depth)
-        predicted_lifted = agreement(exact, evidence.exact[name], mask=mask) if is_logits else None
+        predicted_lifted = agreement(exact, evidence.float64_values[name], mask=mask) if is_logits else None
         if evidence.rounded:
-            moved = difference(evidence.pick(name, torch_side.moved[name]), exact, mask=mask).relative
-            lifted_bound = rounded_tolerance(lifted_bound, moved, evidence.rounded)
+            perturbed = difference(evidence.pick(name, torch_side.perturbed[name]), exact, mask=mask).relative
+            lifted_bound = rounded_tolerance(lifted_bound, perturbed, evidence.rounded)
             weights = lifted_bound.value  # as far as the lifted runs may be apart, so may the others
         if torch_side.written is not torch_side.exact:
-            weights += difference(written, evidence.exact[name], mask=mask).relative
+            weights += difference(written, evidence.float64_values[name], mask=mask).relative
     allowed = run_tolerance(drift, precision, reduction, depth, weights=weights, casts=torch_side.casts)
     return Measure(name, run, allowed, lifted, lifted_bound, logits=predicted, lifted_logits=predicted_lifted)
 

@@ -69,7 +69,7 @@ def undecided(measures: Sequence[Measure], outputs: Sequence[str], evidence: Evi
     """Why the outputs prove nothing although nothing differs, and what to do."""
     by_name = {measure.name: measure for measure in measures}
     for name in outputs:
-        if name not in evidence.drifted:
+        if name not in evidence.native_values:
             yield (
                 f"the output {name} was not compared: {evidence.origin}, and it is not in there; record it again with "
                 "`convert record`"
@@ -101,7 +101,7 @@ def silent(measures: Sequence[Measure], evidence: Evidence) -> Iterator[str]:
         yield (
             f"as run in {evidence.precision}, {len(wide)} of {len(measures)} comparisons say nothing: rounding alone may change all of "
             f"the values ({name}: {bound:.1e} is allowed)"
-            + ("; there lifted float64 alone decides" if evidence.exact is not None else "")
+            + ("; there lifted float64 alone decides" if evidence.float64_values is not None else "")
         )
     nan = [measure.name for measure in measures if _nan(measure)]
     if nan:

@@ -248,12 +248,12 @@ class _Kept:
 
     def __init__(self, evidence: Evidence, masks: Mapping[str, int], seed: int) -> None:
         self.evidence, self.masks, self.seed = evidence, masks, seed
-        self.dtypes = {name: _narrowest(value, evidence.precision) for name, value in evidence.drifted.items()}
+        self.dtypes = {name: _narrowest(value, evidence.precision) for name, value in evidence.native_values.items()}
 
     def costs(self, outputs: tuple[str, ...], limit: int) -> dict[str, Cost]:
         """What each value takes; `outputs` are kept whole if all of them take no more than `limit`."""
-        drifted = self.evidence.drifted
-        exact = 0 if self.evidence.exact is None else 8
+        drifted = self.evidence.native_values
+        exact = 0 if self.evidence.float64_values is None else 8
         item = {name: exact + numpy_dtype(dtype).itemsize for name, dtype in self.dtypes.items()}
         whole = sum(drifted[name].size * item[name] for name in outputs if name in drifted) <= limit
         costs = {}
@@ -268,7 +268,7 @@ class _Kept:
 
     def values(self, costs: Mapping[str, Cost], counts: Mapping[str, int]) -> tuple[Value, ...]:
         """The values as the manifest lists them."""
-        exact = self.evidence.exact is not None
+        exact = self.evidence.float64_values is not None
         return tuple(
             Value(
                 name,
@@ -277,7 +277,7 @@ class _Kept:
                 self.masks.get(name),
                 exact,
             )
-            for name, value in self.evidence.drifted.items()
+            for name, value in self.evidence.native_values.items()
         )
 
     def specs(self, values: tuple[Value, ...]) -> dict[str, TensorSpec]:
@@ -294,8 +294,12 @@ class _Kept:
         """The tensors that hold these values."""
         arrays = {}
         for value in values:
-            name, drifted = value.name, self.evidence.drifted[value.name]
-            exact = None if self.evidence.exact is None else np.asarray(self.evidence.exact[name], np.float64)
+            name, drifted = value.name, self.evidence.native_values[value.name]
+            exact = (
+                None
+                if self.evidence.float64_values is None
+                else np.asarray(self.evidence.float64_values[name], np.float64)
+            )
             if value.positions is not None:
                 mask = self.evidence.masks.get(name)
                 sample = Sample(value.shape, positions(value.shape, mask, value.positions, self.seed))

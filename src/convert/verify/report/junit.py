@@ -133,7 +133,7 @@ def _describe(level: LevelReport) -> str:
     lines = list(map(str, level.findings))
     found = level.diagnosis
     if found and found["name"]:
-        lines.insert(0, f"{found['name']}: {found['said']}\nfix: {found['repair']}")
+        lines.insert(0, f"{found['name']}: {found['problem']}\nfix: {found['fix']}")
     elif found:
         ruled_out = ", ".join(found["ruled_out"]) or "nothing"
         lines.insert(0, f"no diagnosis for {found['boundary']}; ruled out: {ruled_out}")

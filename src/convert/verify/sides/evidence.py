@@ -16,23 +16,26 @@ Values = Mapping[str, Array]
 
 @dataclass(frozen=True)
 class Evidence:
-    """What the JAX model gave.
+    """What the JAX model computed, live or recorded.
 
     Attributes:
         inputs: by name.
-        exact: values at boundaries and outputs in lifted float64, in the order in which data flows; None when unknown.
-        drifted: the same as the model computes them in `precision`.
-        masks: where values count.
-        unlifted: primitives that could not be lifted.
-        origin: live, or which recording.
-        samples: name -> the part of a value that is known, for those that a recording did not keep whole.
-        rounded: dtype to which the weights were rounded whose unrounded values are not known; empty when all are.
-        notes: what a reader should know of it.
+        float64_values: values at boundaries and outputs, computed in float64 throughout, in the order of the data; None when
+            unknown.
+        native_values: the same values as the model computes them in `precision`.
+        masks: true where a value counts, by name.
+        precision: the dtype that users run in.
+        unlifted: primitives that could not be computed in float64.
+        origin: ``live``, or which recording.
+        environment: package -> version, on the machine that ran the model.
+        samples: name -> the part of a value that a recording kept, for values that it did not keep whole.
+        rounded: the coarsest dtype of weights whose values before rounding are unknown; empty when all are known.
+        notes: remarks for the report.
     """
 
     inputs: Values
-    exact: Values | None
-    drifted: Values
+    float64_values: Values | None
+    native_values: Values
     masks: Values
     precision: str = "float32"
     unlifted: tuple[str, ...] = ()
@@ -42,14 +45,19 @@ class Evidence:
     rounded: str = ""
     notes: tuple[str, ...] = ()
 
+    @property
+    def best_values(self) -> Values:
+        """The float64 values, or the native ones where those are unknown."""
+        return self.native_values if self.float64_values is None else self.float64_values
+
     def pick(self, name: str, value: Array) -> Array:
-        """What is to be compared with the evidence: the whole value, or the sample that a recording kept.
+        """Return the part of a value that can be compared: all of it, or the sample that a recording kept.
 
         Raises:
-            ValueError: the value is of another shape than the recorded one.
+            ValueError: the value has another shape than the recorded one.
         """
         return self.samples[name].take(value) if name in self.samples else value
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """The shape of the whole value."""
-        return self.samples[name].shape if name in self.samples else self.drifted[name].shape
+        """Return the shape of the whole value."""
+        return self.samples[name].shape if name in self.samples else self.native_values[name].shape

@@ -134,14 +134,14 @@ class LiftedTorch:
 
     Attributes:
         exact: values with the weights before their last rounding; written: with the weights as they were written.
-        moved: with the weights moved at random by as much as rounding moved them, where the unrounded ones are not known; else
+        perturbed: with the weights perturbed at random by as much as rounding perturbed them, where the unrounded ones are not known; else
             the same as `exact`.
         casts: whether the code casts to narrower floats, so that without lifting it rounds.
     """
 
     exact: Values
     written: Values
-    moved: Values
+    perturbed: Values
     unlifted: tuple[str, ...]
     casts: bool
     module: torch.nn.Module
@@ -176,8 +176,8 @@ def lifted_torch(
         if is_float(spec.dtype)
     )
     as_written = run(rounded).values if coarser else lifted.values
-    moved = run(_moved(exact, written, evidence.rounded)).values if evidence.rounded else lifted.values
-    return LiftedTorch(lifted.values, as_written, moved, lifted.unlifted, lifted.casts, lifted.module)
+    perturbed = run(_perturbed(exact, written, evidence.rounded)).values if evidence.rounded else lifted.values
+    return LiftedTorch(lifted.values, as_written, perturbed, lifted.unlifted, lifted.casts, lifted.module)
 
 
 def written_state(written: Written, device: str, dtype: str = "float64") -> dict[str, torch.Tensor]:
@@ -190,8 +190,8 @@ def written_state(written: Written, device: str, dtype: str = "float64") -> dict
     }
 
 
-def _moved(state: Mapping[str, torch.Tensor], written: Written, dtype: str) -> dict[str, torch.Tensor]:
-    """The weights of a dtype, each moved by up to half a last place: one more rounding of numbers that nobody knows."""
+def _perturbed(state: Mapping[str, torch.Tensor], written: Written, dtype: str) -> dict[str, torch.Tensor]:
+    """The weights of a dtype, each perturbed by up to half a last place: one more rounding of numbers that nobody knows."""
     import torch
 
     rng = np.random.default_rng(0)
