@@ -6,6 +6,7 @@ the root of the repository (`COPIED`) are added to the site, and links that leav
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import importlib
 import json
@@ -15,10 +16,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import typer.main
+
 import convert
 from convert.cli.app import app
-from convert.rules.library import available_rules
-from convert.rules.schema import schema
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -47,53 +48,40 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def commands(command: Any = None, name: str = "convert") -> Iterator[tuple[str, Any]]:
     """List every command with its full name, in the order of the help."""
-    command = command or _click(app)
+    command = command or typer.main.get_command(app)
     inner = getattr(command, "commands", {})
     for child in inner:
-        yield from commands(inner[child], f"{name} {child}".replace("convert run", "convert"))
+        yield from commands(inner[child], name if child == "run" else f"{name} {child}")
     if not inner:
         yield name, command
 
 
-def _click(program: Any) -> Any:
-    """Get the click command of a Typer program; click's own commands are returned as they are."""
-    if hasattr(program, "registered_commands"):
-        import typer.main
-
-        return typer.main.get_command(program)
-    return program
-
-
 def command_line() -> str:
-    """Describe each command: usage, arguments, and one table of options per group."""
+    """Describe each command: usage, example, arguments, and one table of options per group."""
     parts = []
     for name, command in commands():
-        parts.append(f"## `{name}`\n\n{_help(command.help)}")
-        shown = [param for param in command.params if not getattr(param, "hidden", False) and param.name != "help"]
+        parts += [f"## `{name}`", _plain(command.help)]
+        shown = [param for param in command.params if not param.hidden and param.name != "help"]
         arguments = [param for param in shown if param.param_type_name == "argument"]
-        parts.append(f"```text\n{' '.join([name, *(_metavar(p) for p in arguments)])} [OPTIONS]\n```")
+        usage = " ".join([name, *(_metavar(param) for param in arguments), "[OPTIONS]"])
+        example = (command.epilog or "").removeprefix("Example: ")
+        parts.append("```text\n" + "\n".join(line for line in (usage, example) if line) + "\n```")
         if arguments:
-            rows = [[f"`{_metavar(p)}`", getattr(p, "explained", None) or p.help or ""] for p in arguments]
-            parts.append(table(["argument", "meaning"], rows))
+            parts.append(table(["argument", "meaning"], [[f"`{_metavar(p)}`", _plain(p.help)] for p in arguments]))
         groups: dict[str, list[Any]] = {}
         for param in shown:
             if param.param_type_name == "option":
-                groups.setdefault(getattr(param, "rich_help_panel", None) or "Options", []).append(param)
+                groups.setdefault(param.rich_help_panel or "Options", []).append(param)
         for group, options in groups.items():
             title = f"**{group}**\n\n" if len(groups) > 1 else ""
-            parts.append(title + table(["option", "meaning", "default"], [_option(p) for p in options]))
+            parts.append(title + table(["option", "meaning"], [_option(param) for param in options]))
     return "\n\n".join(parts)
 
 
-def _help(text: str | None) -> str:
-    """Turn a command's help into Markdown: paragraphs that click must not wrap are blocks of code."""
-    parts = []
-    for paragraph in re.split(r"\n\s*\n", (text or "").strip()):
-        if paragraph.startswith("\b"):
-            parts.append("```text\n" + re.sub(r"^\b?\n?", "", paragraph.removeprefix("\b")).strip("\n") + "\n```")
-        else:
-            parts.append(" ".join(line.strip() for line in paragraph.splitlines()))
-    return "\n\n".join(parts)
+def _plain(text: str | None) -> str:
+    """Remove rich's markup and the line breaks of a help text; paragraphs stay."""
+    text = re.sub(r"\[/?(?:bold|dim|italic|cyan|green|red)\]", "", text or "").strip()
+    return "\n\n".join(" ".join(part.split()) for part in re.split(r"\n\s*\n", text))
 
 
 def _metavar(param: Any) -> str:
@@ -101,13 +89,8 @@ def _metavar(param: Any) -> str:
 
 
 def _option(param: Any) -> list[str]:
-    flag = getattr(param, "is_flag", False)
-    choices = getattr(param.type, "choices", None)
-    value = "" if flag else param.metavar or ("|".join(map(str, choices)) if choices else param.type.name.upper())
-    names = ", ".join(f"`{name}{f' {value}' if value else ''}`" for name in (*param.opts, *param.secondary_opts))
-    default = param.show_default if isinstance(param.show_default, str) else param.default
-    plain = isinstance(default, str | int | float) and not isinstance(default, bool)
-    return [names, param.help or "", str(default) if plain and default != "" else ""]
+    value = "" if param.is_flag else f" {_metavar(param)}"
+    return [", ".join(f"`{name}{value}`" for name in param.opts), _plain(param.help)]
 
 
 # ---- rule files
@@ -115,7 +98,7 @@ def _option(param: Any) -> list[str]:
 
 def header_keys() -> str:
     """Describe the keys of a rule file's header, with the keys of their values."""
-    properties = schema()["properties"]
+    properties = _schema()
     rows = [row for key in properties if key not in ("rules", "models") for row in _rows(key, properties[key], ())]
     rows += [
         ["`models`", "mapping", "", _text(properties["models"])],
@@ -124,9 +107,13 @@ def header_keys() -> str:
     return table(["key", "value", "required", "meaning"], rows)
 
 
+def _schema() -> Mapping[str, Any]:
+    return dict(json.loads((ROOT / "rules" / "schema.json").read_text())["properties"])
+
+
 def rule_keys() -> str:
     """Describe the keys of every kind of rule: one table per kind, and one for the keys that most kinds share."""
-    kinds = {kind["title"]: kind for kind in schema()["properties"]["rules"]["items"]["oneOf"]}
+    kinds = {kind["title"]: kind for kind in _schema()["rules"]["items"]["oneOf"]}
     shared = [
         key for key in kinds["parameter"]["properties"] if sum(key in k["properties"] for k in kinds.values()) > 10
     ]
@@ -189,10 +176,10 @@ def _sentence(text: str) -> str:
 def shipped_rules() -> str:
     """List the models whose rules are shipped."""
     rows = []
-    for rules in available_rules():
+    for rules in convert.available_rules():
         targets = ", ".join(f"`{target}`" for target in rules.targets)
         sizes = ", ".join(version.name for version in rules.versions)
-        rows.append([f"`{rules.model}`", rules.family and f"`{rules.family}`", rules.title, targets, sizes])
+        rows.append([f"`{rules.model}`", f"`{rules.family}`" if rules.family else "", rules.title, targets, sizes])
     return table(["MODEL", "family", "title", "`--to`", "published sizes"], rows)
 
 
@@ -259,6 +246,40 @@ def report_fields() -> str:
     return "\n\n".join(parts)
 
 
+# ---- the fault catalogue
+
+
+def fault_count() -> str:
+    """Count the rows, those that were caught, and those that the report names."""
+    rows = _csv("faults.csv")
+    caught = sum(bool(row["caught at"]) for row in rows)
+    named = sum(not row["diagnosed as"].startswith("not named") for row in rows)
+    return f"**{len(rows)} faults, {caught} caught, {named} diagnosed by name.**"
+
+
+def faults() -> str:
+    """Write the catalogue, in a block that tables.js makes searchable."""
+    rows = _csv("faults.csv")
+
+    def cell(name: str, text: str) -> str:
+        parts = text.split("; ") if text else []
+        return "<br>".join(f"`{part}`" if name == "localised to" and part else part for part in parts)
+
+    body = table(list(rows[0]), [[cell(name, text) for name, text in row.items()] for row in rows])
+    return f'<div class="searchable" markdown>\n\n{body}\n\n</div>'
+
+
+def faults_by_family() -> str:
+    """Say where each fault of the project's list is planted, and why not elsewhere."""
+    rows = _csv("faults-by-family.csv")
+    return table(list(rows[0]), [[text.replace("; ", "<br>") for text in row.values()] for row in rows])
+
+
+def _csv(name: str) -> list[dict[str, str]]:
+    with (DOCS / "explanation" / name).open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
 def _attributes(docstring: str) -> dict[str, str]:
     """Read the ``Attributes:`` section of a docstring; several names may share a line."""
     section = re.search(r"Attributes:\n(.*?)(?:\n\s*\n\s*\w+:\n|\Z)", docstring, re.DOTALL)
@@ -285,6 +306,9 @@ GENERATED: Mapping[str, Callable[[], str]] = {
     "error-index": error_index,
     "rooms": rooms,
     "report-fields": report_fields,
+    "fault-count": fault_count,
+    "faults": faults,
+    "faults-by-family": faults_by_family,
 }
 
 

@@ -2,35 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from convert import draft_rules, open_source, parse_rules
+from support.console import holds, run_console
 from support.paths import DOCS
 
 TUTORIAL = DOCS / "getting-started" / "your-own-model.md"
-ENV = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "JAX_PLATFORMS": "cpu"}
-MEASURED = re.compile(r"[0-9.]+e[+-][0-9]+|[0-9.]+ s\b|[0-9.]+ [kM]?B/s|[0-9]+%")
-
-
-def shown(lines: Sequence[str]) -> list[str]:
-    """Lines with what depends on the machine taken out."""
-    return [MEASURED.sub("#", line).rstrip() for line in lines]
-
-
-def holds(expected: Sequence[str], printed: Sequence[str]) -> bool:
-    """Whether the lines are printed in this order; any lines may stand where `...` is, and no others."""
-    if not expected:
-        return not printed
-    if expected[0] == "...":
-        return any(holds(expected[1:], printed[k:]) for k in range(len(printed) + 1))
-    return bool(printed) and printed[0] == expected[0] and holds(expected[1:], printed[1:])
 
 
 def test_the_comparison_can_fail() -> None:
@@ -55,15 +36,7 @@ def test_tutorial(blocks: list[tuple[str, str]], tmp_path: Path) -> None:
             drafted = draft_rules(open_source(tmp_path / "ckpt"))
             assert body in drafted and (tmp_path / "my-net.yaml").read_text() == drafted
         elif language == "console":
-            for said in re.split(r"^\$ ", body, flags=re.MULTILINE)[1:]:
-                command, *expected = said.rstrip("\n").split("\n")
-                done = subprocess.run(["bash", "-c", command], cwd=tmp_path, env=ENV, capture_output=True, text=True, check=False)  # fmt: skip
-                wrong = next((line for line in expected if line.endswith("(exit code 1)")), None)
-                unfinished = any(line.startswith("Open:") for line in expected)
-                assert done.returncode == (1 if wrong else 2 if unfinished else 0), (command, done.stderr)
-                printed = (done.stdout + ("" if done.stdout else done.stderr)).splitlines()
-                assert holds(shown(expected), shown(printed)), (command, "\n".join(printed))
-                ran += 1
+            ran += run_console(body, tmp_path)
     assert ran == 9
     # The answers are lines of the draft, or stand in place of its questions.
     whole = next(body for _, body in blocks if body.startswith("# my-net.yaml"))

@@ -91,23 +91,18 @@ LIST: tuple[Listed, ...] = (
     listed("a backend with a wrong fused kernel", "fused kernel", (FAMILIES, "not of a model: the check of backends is the same for all; planted in `conv-norm`")),
 )  # fmt: skip
 
-HEAD = """\
-## The project's list, and what of it applies to which model
-
-Every fault that the project set out to catch has a row above. Small models (`conv-net`, `cells`, `cde-...`, `conv-norm`) have the layers
-that their faults are about, and no others. Of the model families:
-"""
+COLUMNS = ("fault", "planted in", "not planted in")
 
 
-def section(faults: Iterable[Fault]) -> str:
-    """The end of the page."""
-    lines, faults = [HEAD], list(faults)
+def rows(faults: Iterable[Fault]) -> list[list[str]]:
+    """Write the table: each fault of the list, where it is planted, and why it is not planted elsewhere."""
+    faults, table = list(faults), []
     for entry in LIST:
-        cases = sorted({fault.case for fault in entry.rows_of(faults)})
-        said = [f"*{entry.name}*: planted in {', '.join(f'`{case}`' for case in cases)}"]
         reasons: dict[str, list[str]] = {}
         for family, why in entry.without.items():
             reasons.setdefault(why, []).append(family)
-        said += [f"{', '.join(families)}: {why}" for why, families in reasons.items()]
-        lines.append(f"- {'; '.join(said)}.")
-    return "\n".join(lines) + "\n"
+        without = [f"{', '.join(families)}: {why}" for why, families in reasons.items()]
+        table.append(
+            [entry.name, ", ".join(sorted({fault.case for fault in entry.rows_of(faults)})), "; ".join(without)]
+        )
+    return table

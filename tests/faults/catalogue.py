@@ -1,16 +1,18 @@
 """Runs the fault catalogue: every fault of `faults.planted` goes through `convert check`, as a user would run it.
 
-The table in docs/explanation/faults.md is written by ``PYTHONPATH=tests python -m faults.catalogue`` from such a run.
+``PYTHONPATH=tests python -m faults.catalogue [CASE ...]`` writes the tables of docs/explanation/faults.md, which are CSV files,
+from such a run.
 """
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import os
 import re
 import sys
 import tempfile
-from collections.abc import Collection, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
@@ -28,14 +30,15 @@ from convert.verify.report.report import Report
 from convert.verify.run import check
 from convert.verify.sides import run_jax
 from convert.verify.sides.evidence import Evidence
-from faults.applies import section
+from faults import applies
 from faults.own_models import OWN
 from faults.planted import FAULTS, Fault
 from faults.plants import InRule, Plant
 from support import goldens, upstream
 from support.paths import DOCS
 
-PAGE = DOCS / "explanation" / "faults.md"
+TABLE, BY_FAMILY = (DOCS / "explanation" / name for name in ("faults.csv", "faults-by-family.csv"))
+COLUMNS = ("fault", "planted in", "model", "caught at", "localised to", "diagnosed as", "error before", "error after")
 CASES = [(case, to) for case in ("timesfm-1.0", "timesfm-2.0", "timesfm-2.5") for to in ("timesfm", "transformers")]
 CASES += [(case, "torch") for case in OWN]
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -214,86 +217,54 @@ def run_fault(fault: Fault) -> Outcome:
         return Outcome(("plan",), place[1] if place else "", "refused")
 
 
-# ---- the page
-
-HEAD = """\
-# Faults that the check is seen to catch
-
-Each row is a mistake that was planted into a conversion of a small checkpoint that loads with `strict=True` all the
-same (unless the level is coverage). `convert check` was then run as a user would run it. Planted in: the text of a *rule*, the
-written *file*, the *target* (the PyTorch model's code or configuration), the *reference* (the JAX side), or a further *backend*.
-
-The level is the cheapest that fails. Where the model level fails as well, the second line of a cell is what that level
-says, and the errors are those of the layer named there, relative and in lifted float64: as found, and with what the
-diagnosis says put right.
-
-This page is generated: `PYTHONPATH=tests python -m faults.catalogue` (with names of models: their rows alone)
-"""
+# ---- the tables
 
 
 def cells(fault: Fault, found: Outcome) -> list[str]:
-    """A row of the table, without its errors."""
+    """Write a row of the table, without its errors. Where the model level fails as well, its word follows a semicolon."""
     second = found.model if found.model and found.levels[0] != "model" else None
 
     def both(first: str, other: str) -> str:
-        return f"{first}<br>{other}" if second and other != first else first
+        return f"{first}; {other}" if second and other != first else first
 
-    levels = found.levels[0] + (f"<br>{', '.join(found.levels[1:])}" if len(found.levels) > 1 else "")
-    at = both(f"`{found.at}`" if found.at else "", f"`{second[0]}`" if second else "")
+    levels = found.levels[0] + (f"; {', '.join(found.levels[1:])}" if len(found.levels) > 1 else "")
+    at = both(found.at, second[0] if second else "")
     named = both(found.diagnosis or "not named", (second[1] or "not named") if second else "")
-    return [fault.name, fault.plant.where, f"{fault.case} → {fault.to}", levels, at, named]
+    return [*key(fault), levels, at, named]
 
 
-def page(found: list[tuple[Fault, Outcome]]) -> str:
-    """The whole page."""
-    rows = [["fault", "planted in", "model", "caught at", "localised to", "diagnosed as", "error before", "after"]]
-    rows.append(["---"] * len(rows[0]))
-    for fault, got in found:
-        errors = ["" if e is None else f"{float(e):.0e}" for e in (got.before, got.after)]
-        rows.append([*cells(fault, got), *errors])
-    caught = sum(bool(got.levels) for _, got in found)
-    named = sum(bool(got.diagnosis) for _, got in found)
-    count = f"\n{len(found)} faults, {caught} caught, {named} diagnosed by name.\n\n"
-    return HEAD + count + "\n".join(f"| {' | '.join(row)} |" for row in rows) + "\n"
+def key(fault: Fault) -> tuple[str, str, str]:
+    """Get the cells that identify a row."""
+    return fault.name, fault.plant.where, f"{fault.case} → {fault.to}"
 
 
-def whole(table: str) -> str:
-    """The page with what follows the table."""
-    return f"{table}\n{section(FAULTS)}"
+def documented() -> list[list[str]]:
+    """Read the rows of the table."""
+    with TABLE.open(newline="") as file:
+        return list(csv.reader(file))[1:]
 
 
-def add(cases: Collection[str]) -> None:
-    """Runs the faults of these models, and puts their rows in place of those that the page has."""
-    lines = PAGE.read_text().splitlines()
-    table = next(k for k, line in enumerate(lines) if line.startswith("| fault "))
-    known = {tuple(line.removeprefix("| ").split(" | ")[:3]): line for line in lines[table + 2 :] if line}
-    for fault in FAULTS:
-        if fault.case in cases:
-            row = page([(fault, got := run_fault(fault))]).splitlines()[-1]
-            known[fault.name, fault.plant.where, f"{fault.case} → {fault.to}"] = row
-            for problem in fault.problems(got):
-                sys.stderr.write(f"{fault.id}: {problem}\n")
-    rows = [known[f.name, f.plant.where, f"{f.case} → {f.to}"].split(" | ") for f in FAULTS]
-    caught, named = sum(bool(row[3]) for row in rows), sum(not row[5].startswith("not named") for row in rows)
-    said = f"{len(rows)} faults, {caught} caught, {named} diagnosed by name."
-    made = "\n".join([*HEAD.splitlines(), "", said, "", *lines[table : table + 2], *map(" | ".join, rows)]) + "\n"
-    PAGE.write_text(whole(made))
-    sys.stderr.write(said + "\n")
+def write(path: Path, head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Write a table."""
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(head)
+        writer.writerows(rows)
 
 
 def main() -> None:
-    """Runs everything, or the faults of the models that are named, and writes the page; shows what is not as expected."""
-    if sys.argv[1:]:
-        add(sys.argv[1:])
-        return
-    found = []
+    """Run all faults, or those of the cases that are named; write the tables, and show what is not as expected."""
+    cases = set(sys.argv[1:]) or {fault.case for fault in FAULTS}
+    rows = {tuple(row[:3]): row for row in documented()}
     for fault in FAULTS:
-        got = run_fault(fault)
-        found.append((fault, got))
-        for problem in fault.problems(got):
-            sys.stderr.write(f"{fault.id}: {problem}\n")
-    PAGE.write_text(whole(page(found)))
-    sys.stderr.write(page(found).split("\n\n")[-2] + "\n")
+        if fault.case in cases:
+            found = run_fault(fault)
+            errors = ["" if error is None else f"{float(error):.0e}" for error in (found.before, found.after)]
+            rows[key(fault)] = [*cells(fault, found), *errors]
+            for problem in fault.problems(found):
+                sys.stderr.write(f"{fault.id}: {problem}\n")
+    write(TABLE, COLUMNS, [rows[key(fault)] for fault in FAULTS])
+    write(BY_FAMILY, applies.COLUMNS, applies.rows(FAULTS))
 
 
 if __name__ == "__main__":

@@ -200,7 +200,7 @@ def test_heads_that_are_together_as_wide_as_torch_cannot_have_them_are_refused()
     tree = flat(layer.init(jax.random.key(0), x, x, x)["params"])
     with pytest.raises(PlanError) as caught:
         converted("", rule("flax.linen.MultiHeadDotProductAttention"), tree)
-    assert "width of torch.nn.MultiheadAttention, which is that of all heads together" in str(caught.value)
+    assert "width of torch.nn.MultiheadAttention, which has no other for all heads together" in str(caught.value)
     target = '{module: net.attn, projections: "{q,k,v}_proj"}'
     assert converted("", rule("flax.linen.MultiHeadDotProductAttention", target), tree)["q_proj.weight"].shape == (
         15,
@@ -219,9 +219,9 @@ def test_norms_of_queries_and_keys_are_not_lost() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("DNH", "DE", "D N H, or D N H K V if keys and values have their own widths, got 'DE'"),
+        ("DNH", "DE", "r.yaml:8:9: flax.linen.MultiHeadDotProductAttention has the axes D N H, or D N H K V where"),
         ("flax.linen", "flax.lenen", "expected one of flax.linen.MultiHeadDotProductAttention"),
-        ("net.attn", "{module: net, projections: qkv}", "expected names of three Linears in `projections`"),
+        ("net.attn", "{module: net, projections: qkv}", "`projections` names three Linears"),
         ("  bias: true\n", "  einsum: a\n", "unknown key 'einsum' in an `attention` rule"),
     ],
 )

@@ -1,0 +1,35 @@
+"""The prose of the project is plain technical English: phrases that a reader has to read twice are not used."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from support.paths import DOCS, ROOT
+
+PHRASES = (
+    "is told", "are told", "was told", "is said", "are said", "at hand", "of one's own", "had back", "made whole", "alike", "nobody",
+    "whatever", "for good", "nowhere", "lifted float64", "as users run it", "could not tell", "is no weight", "was wanted", "put right",
+)  # fmt: skip
+BANNED = re.compile("|".join(rf"\b{re.escape(phrase)}\b" for phrase in PHRASES), re.IGNORECASE)
+PAGES = [*(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "CHANGELOG")), *sorted(DOCS.rglob("*.md"))]
+OLD_WORDS = {"CHANGELOG.md"}  # names the words that were replaced
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_no_banned_phrase(page) -> None:  # type: ignore[no-untyped-def]
+    text = page.read_text()
+    found = (
+        [] if page.name in OLD_WORDS else [" ".join(hit[0].split()) for hit in BANNED.finditer(" ".join(text.split()))]
+    )
+    assert found == []
+
+
+def test_the_search_can_fail() -> None:
+    assert BANNED.search("what it IS TOLD") and not BANNED.search("a balike word")
+
+
+def test_short_pages_stay_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 120
+    assert len((ROOT / "CHANGELOG.md").read_text().splitlines()) <= 60
