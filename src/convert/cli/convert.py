@@ -71,7 +71,7 @@ def convert(
     _refuse_options(check, dry_run, reference, require)
     if check:  # wrong options of the check are errors before anything is written
         from convert.core.user_code import REFERENCE_OPTION, find_factory
-        from convert.verify.run import require_levels
+        from convert.verify.options import require_levels
 
         require_levels(o.split(require))
         _ = find_factory(reference, REFERENCE_OPTION) if reference else None

@@ -1,49 +1,145 @@
-"""Runs the levels of a check, cheapest first."""
+"""Run the levels of a check, cheapest first.
+
+`check` opens what was written, makes the plan again, finds the two models, and runs the requested levels. The levels read each
+source leaf and each written tensor once: weights and layers are compared in one pass, in threads.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import Any, Unpack
 
 from convert.api import plan_conversion
 from convert.checkpoints import Source
 from convert.core.errors import ConvertError, RuleError, UnavailableError, UserCodeError
-from convert.core.fields import nearest
+from convert.core.findings import Finding
 from convert.core.user_code import REFERENCE_OPTION, find_factory, user_code_errors
 from convert.planning.burn.modules import conventions_of
-from convert.planning.options import DEFAULTS, ConversionOptions, OptionKeywords
+from convert.planning.options import DEFAULTS, ConversionOptions
 from convert.planning.plan import Plan
+from convert.references.protocol import Reference
 from convert.rules.library import find_rules
-from convert.verify.config.unverified import on_trust
+from convert.verify.config.compare import check_facts, with_facts
+from convert.verify.config.unverified import note_unverified
 from convert.verify.coverage.hf_directory import other_class
 from convert.verify.coverage.level import check_coverage
-from convert.verify.layers.burn_as_torch import NOT_RUN
-from convert.verify.leaves import comparing, levels_of_leaves
-from convert.verify.numerics.precision import require_device, require_precision
+from convert.verify.layers.burn_as_torch import BACK, NOT_RUN, as_torch
+from convert.verify.layers.level import check_layers, missing
+from convert.verify.options import CheckKeywords, CheckOptions
 from convert.verify.recording.file import load_recording
-from convert.verify.recording.source import RecordedSource, evidence_of, recording_defaults
-from convert.verify.report.report import LEVELS, LevelReport, Report, Verdict
+from convert.verify.recording.source import (
+    RecordedSource,
+    check_recorded_weights,
+    evidence_of,
+    recording_defaults,
+)
+from convert.verify.report.report import LevelReport, Report, Verdict
+from convert.verify.sides.evidence import Evidence
 from convert.verify.sides.user_reference import require_arguments, require_reference
+from convert.verify.weights.level import WeightsPass
 from convert.verify.written import Written, open_written
 
-if TYPE_CHECKING:
-    from convert.references.protocol import Reference
-    from convert.verify.sides.evidence import Evidence
-
-SHIPPED = "convert.references."  # where the references of the shipped rule files lie
+SHIPPED = "convert.references."  # package of the references that the shipped rule files name
 
 
-def require_levels(levels: Iterable[str]) -> None:
-    """Whether these are words of `LEVELS`.
+def check(
+    out: str | Path,
+    checkpoint: str | Path | Source | None = None,
+    conversion: ConversionOptions = DEFAULTS,
+    options: CheckOptions | None = None,
+    *,
+    model: str | None = None,
+    **keywords: Unpack[CheckKeywords],
+) -> Report:
+    """Check a conversion against its checkpoint, against a recording of the JAX model, or against both.
+
+    Args:
+        out: the output, of this package or of other code.
+        checkpoint: the source; may be None when `options` name a recording.
+        conversion: options of the conversion; the metadata of the file gives the defaults.
+        options: options of the check.
+        model: as for the conversion; None is the model that the metadata of the file names.
+        keywords: fields of both options; they take precedence.
 
     Raises:
-        ConvertError: one is not.
+        ConvertError: something cannot be opened, found or read.
     """
-    for level in levels:
-        if level not in LEVELS:
-            raise ConvertError(f"there is no level {level!r}{nearest(level, LEVELS)} (known: {', '.join(LEVELS)})")
+    given: Mapping[str, Any] = keywords
+    names = {field.name for field in fields(CheckOptions)}
+    options = replace(options or CheckOptions(), **{name: value for name, value in given.items() if name in names})
+    conversion = replace(conversion, **{name: value for name, value in given.items() if name not in names})
+
+    written = open_written(out)
+    settings = {"--set": conversion.settings, f"the header of {written.path.name}": written.stated("settings")}
+    recording = None
+    if options.recorded is not None:
+        recording = load_recording(options.recorded)
+        model, conversion = recording_defaults(
+            recording, written, model, conversion, options.precision, options.reference, options.seed
+        )
+        options = replace(options, seed=recording.manifest.seed)
+        settings[f"the recording {recording.path.name}"] = recording.manifest.settings
+        checkpoint = RecordedSource(recording, written) if checkpoint is None else checkpoint
+    if checkpoint is None:
+        raise ConvertError(
+            Finding(
+                "usage",
+                "there is nothing to compare it with",
+                path=str(out),
+                fix="give its checkpoint (--from CKPT), a recording (--recorded FILE), or both",
+            )
+        )
+    plan = plan_of(written, checkpoint, conversion, model=model)
+    comparison = Comparison(
+        plan,
+        written,
+        _reference_of(plan, written, options),
+        user_factory(plan, options.reference),
+        evidence_of(recording, plan, written) if recording is not None else None,
+        options,
+    )
+    levels = tuple(_run_levels(comparison))
+    if unverified := note_unverified(plan, settings):
+        levels = tuple(
+            replace(level, notes=(*level.notes, unverified)) if level.level == "model" and level.measures else level
+            for level in levels
+        )
+    return Report(
+        str(out), str(plan.source.path), plan.rules.model, plan.target, levels, tuple(options.require), plan=plan
+    )
+
+
+# ---- what is compared
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The two sides of a check.
+
+    Attributes:
+        plan: how each tensor is made of the source.
+        written: the output.
+        reference: the two models; the reason, when there are none.
+        factory: the ``module:function`` that built them, when it is user code.
+        recorded: the recorded values of the JAX model; None runs it.
+        options: of the check.
+    """
+
+    plan: Plan
+    written: Written
+    reference: Reference | str
+    factory: str | None
+    recorded: Evidence | None
+    options: CheckOptions
+
+    @property
+    def from_recording(self) -> bool:
+        """Whether the leaves are known from a recording alone."""
+        return isinstance(self.plan.checkpoint, RecordedSource)
 
 
 def plan_of(
@@ -53,30 +149,31 @@ def plan_of(
     *,
     model: str | None = None,
 ) -> Plan:
-    """The plan that the file was made by: what the header says, where the caller says nothing else.
+    """Make the plan of the conversion again; the metadata of the file gives what the options leave open.
 
     Raises:
-        ConvertError: the header names no model and the caller neither; or as `plan_conversion`.
+        ConvertError: neither the metadata nor the caller names rules; or as `plan_conversion`.
     """
-    said = written.metadata
+    metadata = written.metadata
     if not model:
-        model = said.get("model")
+        model = metadata.get("model")
+        fix = "name the rules with --model, such as --model ./rules.yaml"
         if not model:
-            raise ConvertError(f"{written.path} does not say which rules made it; name them with --model")
+            raise ConvertError(
+                Finding("rules-not-found", "its metadata names no rules", path=str(written.path), fix=fix)
+            )
         try:
             find_rules(model, Path(options.rules_dir) if options.rules_dir else None)
         except RuleError as error:
-            raise ConvertError(
-                f"{written.path} was made by rules called {model!r}, which are not among the known ones; name their file with "
-                "--model, such as --model ./rules.yaml"
-            ) from error
+            problem = f"its metadata names the rules {model!r}, which are not available"
+            raise ConvertError(Finding("rules-not-found", problem, path=str(written.path), fix=fix)) from error
     return plan_conversion(
         model,
         checkpoint,
         replace(
             options,
-            to=options.to or said.get("target") or None,
-            dtype=options.dtype or said.get("dtype") or None,
+            to=options.to or metadata.get("target") or None,
+            dtype=options.dtype or metadata.get("dtype") or None,
             settings={**written.stated("settings"), **options.settings},
         ),
     )
@@ -88,8 +185,15 @@ def user_factory(plan: Plan, factory: str | None) -> str | None:
     return factory or (stated if stated and not stated.startswith(SHIPPED) else None)
 
 
+def _reference_of(plan: Plan, written: Written, options: CheckOptions) -> Reference | str:
+    reference = load_reference(replace(plan, written_config=written.config), options.reference)
+    if options.reference is None and written.path.is_dir() and (other := other_class(plan, written)):
+        return str(other)  # the reference of the rules does not know the other class
+    return reference
+
+
 def load_reference(plan: Plan, factory: str | None) -> Reference | str:
-    """The two models for the model level, or the reason why there are none.
+    """Build the two models for the model level, or give the reason why there are none.
 
     Args:
         factory: ``module:function``, called with the plan; None is the `reference` of the plan's rule file.
@@ -100,25 +204,24 @@ def load_reference(plan: Plan, factory: str | None) -> Reference | str:
     """
     if conventions_of(plan.loader) is not None:
         if factory is not None:
-            raise ConvertError(
-                f"--reference gives a PyTorch model, and the file is for Burn ({plan.target}), which is not run here"
-            )
+            problem = f"it builds a PyTorch model, and the target {plan.target} is Burn, which is not run here"
+            raise ConvertError(Finding("usage", problem, path=f"{REFERENCE_OPTION}{factory}", fix="leave it out"))
         return NOT_RUN
     name = factory or plan.rules.reference
     if not name:
         return f"{plan.rules.path} has no `reference`; give the two models with --reference module:factory"
     factory = user_factory(plan, factory)
     try:
-        made = find_factory(name, REFERENCE_OPTION)
+        make = find_factory(name, REFERENCE_OPTION)
     except ConvertError as error:
         if factory is None and isinstance(error.__cause__, ImportError):
             return f"{error.__cause__.name} is not installed"
         raise
     if factory is not None:
-        require_arguments(f"{REFERENCE_OPTION}{factory}: the factory", made, ("plan",))
+        require_arguments(f"{REFERENCE_OPTION}{factory}: the factory", make, ("plan",))
     try:
         with user_code_errors(factory, REFERENCE_OPTION):
-            reference: Reference = made(plan)
+            reference: Reference = make(plan)
     except UserCodeError:
         raise
     except ImportError as error:
@@ -130,178 +233,131 @@ def load_reference(plan: Plan, factory: str | None) -> Reference | str:
     return reference
 
 
-def check(
-    out: str | Path,
-    checkpoint: str | Path | Source | None = None,
-    options: ConversionOptions = DEFAULTS,
-    *,
-    model: str | None = None,
-    levels: Iterable[str] = LEVELS,
-    require: Iterable[str] = (),
-    reference: str | None = None,
-    recorded: str | Path | None = None,
-    device: str = "cpu",
-    precision: str | None = None,
-    seed: int | None = None,
-    backends: bool = False,
-    **keywords: Unpack[OptionKeywords],
-) -> Report:
-    """Checks a conversion against its checkpoint, or against a recording of the JAX model, or both.
+# ---- the levels
 
-    Args:
-        out: what was written, by this package or by any other code.
-        checkpoint: what it was made from; may be None when `recorded` is given.
-        options: as for the conversion; the file's header gives the defaults.
-        model: as for the conversion; None is the model that the file's header names.
-        levels: which of `LEVELS` to run. require: those of which a skip makes the check undecided.
-        reference: ``module:factory`` of the two models; None is the `reference` of the rule file.
-        recorded: what `convert.verify.recording.record.record` wrote, in place of running the JAX model.
-        device: where torch runs.
-        precision: the dtype that users run in, beside lifted float64; None is the recording's, or else float32.
-        seed: of the random inputs; None is the recording's, or else 0.
-        backends: whether to compare all backends at hand, too.
-        keywords: fields of `ConversionOptions`; they take precedence over `options`.
+
+def _run_levels(comparison: Comparison) -> Iterator[LevelReport]:
+    options = comparison.options
+    weights: Verdict | None = None
+    coverage: LevelReport | None = None
+    with _weights_pass(comparison) as weights_pass:
+        if "coverage" in options.levels or options.runs_models:
+            coverage = check_coverage(
+                comparison.plan, comparison.written, comparison.reference, factory=comparison.factory
+            )
+            if "coverage" in options.levels:
+                yield coverage
+        for level in _leaf_levels(comparison, weights_pass):
+            weights = level.verdict if level.level == "weights" else weights
+            yield level
+    if coverage is not None and options.runs_models:
+        yield from _model_levels(comparison, coverage, weights)
+
+
+def _weights_pass(comparison: Comparison) -> AbstractContextManager[WeightsPass | None]:
+    """Start the weights level in threads, where it is requested and the source can be read."""
+    if comparison.from_recording or "weights" not in comparison.options.levels:
+        return nullcontext()
+    return WeightsPass(comparison.plan, comparison.written)
+
+
+def _leaf_levels(comparison: Comparison, weights: WeightsPass | None) -> Iterator[LevelReport]:
+    """Run the levels weights and layers. The weights are compared while the layers level imports the frameworks."""
+    plan, written, levels = comparison.plan, comparison.written, comparison.options.levels
+    with ThreadPoolExecutor(2, thread_name_prefix="convert-check") as pool:
+        if "layers" in levels:
+            if not comparison.from_recording:
+                missing()  # imports the frameworks
+            layers = pool.submit(_layers_level, comparison, weights)
+            facts = pool.submit(check_facts, plan, written, comparison.reference)
+        if weights is not None:
+            yield weights.report()
+        elif "weights" in levels:
+            yield check_recorded_weights(plan, written)
+        if "layers" in levels:
+            yield with_facts(layers.result(), facts.result())
+
+
+def _layers_level(comparison: Comparison, weights: WeightsPass | None) -> LevelReport:
+    plan, written = comparison.plan, comparison.written
+    device, seed = comparison.options.device, comparison.options.seed or 0
+    if comparison.from_recording:
+        return LevelReport("layers", Verdict.SKIPPED, "needs the weights of the checkpoint: give it with --from")
+    if conventions_of(plan.loader) is None:
+        same = weights.same if weights is not None else None
+        return check_layers(plan, written, device=device, seed=seed, same=same)
+    torch_plan, file = as_torch(plan, written)
+    equal = None if weights is None else lambda step, part: all(map(weights.equal, file.held[step.name].names))
+    level = check_layers(torch_plan, file, device=device, seed=seed, same=equal)
+    return replace(level, notes=(*level.notes, BACK))
+
+
+def _model_levels(comparison: Comparison, coverage: LevelReport, weights: Verdict | None) -> Iterator[LevelReport]:
+    """Run the levels that need both models; without them, each is skipped or inconclusive, with the reason."""
+    options, reference = comparison.options, comparison.reference
+    requested = [*(["model"] if "model" in options.levels else []), *(["backends"] if options.backends else [])]
+    try:
+        if isinstance(reference, str):
+            raise _unavailable(reference)
+        if coverage.verdict is Verdict.FAILED:
+            raise _unavailable("the file does not hold the tensors of the model; see coverage")
+        evidence = _evidence(comparison, reference)
+    except (UserCodeError, UnavailableError) as error:
+        yield from (_stopped(level, error) for level in requested)
+        return
+    for level in requested:
+        try:
+            with user_code_errors(comparison.factory, REFERENCE_OPTION):
+                report = _model_level(level, comparison, reference, evidence, weights)
+        except (UserCodeError, UnavailableError) as error:
+            report = _stopped(level, error)
+        yield report
+
+
+def _stopped(level: str, error: UserCodeError | UnavailableError) -> LevelReport:
+    """An error of user code leaves a level inconclusive; a model that is not available skips it."""
+    if isinstance(error, UserCodeError):
+        return LevelReport(level, Verdict.INCONCLUSIVE, str(error.findings[0]), notes=error.frames)
+    return LevelReport(level, Verdict.SKIPPED, str(error))
+
+
+def _unavailable(reason: str) -> UnavailableError:
+    return UnavailableError(Finding("reference-unavailable", reason))
+
+
+def _evidence(comparison: Comparison, reference: Reference) -> Evidence:
+    """Give the recorded values of the JAX model, or run it.
 
     Raises:
-        ConvertError: something cannot be opened, found or understood.
+        UnavailableError: a framework is not installed, or there is neither a JAX model nor a recording.
+        UserCodeError: the user's JAX model failed.
     """
-    options = replace(options, **keywords)
-    levels, require = tuple(levels), tuple(require)
-    require_levels((*levels, *require))
-    if seed is not None and seed < 0:
-        raise ConvertError(f"--seed {seed}: a seed is 0 or more")
-    require_device(device)
-    if precision is not None:
-        require_precision(precision)
-    written = open_written(out)
-    said: dict[str, Mapping[str, Any]] = {"--set": options.settings}
-    recording = None
-    if recorded is not None:
-        recording = load_recording(recorded)
-        model, options = recording_defaults(recording, written, model, options, precision, reference, seed)
-        seed = recording.manifest.seed
-        checkpoint = RecordedSource(recording, written) if checkpoint is None else checkpoint
-    if checkpoint is None:
-        raise ConvertError(
-            f"{out} is checked against its checkpoint (--from CKPT), a recording (--recorded FILE), or both"
-        )
-    plan = plan_of(written, checkpoint, options, model=model)
-    evidence = evidence_of(recording, plan, written) if recording is not None else None
-    pair = load_reference(replace(plan, written_config=written.config), reference)
-    if reference is None and written.path.is_dir() and (other := other_class(plan, written)):
-        pair = other  # its module would be of that class: nothing that the reference knows
-    made_by = user_factory(plan, reference) if not isinstance(pair, str) else None
-    done = tuple(
-        _levels(
-            plan, written, pair, made_by, set(levels), device, precision or "float32", seed or 0, evidence, backends
-        )
-    )
-    said |= {f"the header of {written.path.name}": written.stated("settings")}
-    if recording is not None:
-        said |= {f"the recording {recording.path.name}": recording.manifest.settings}
-    if trusted := on_trust(plan, said):
-        done = tuple(
-            replace(level, notes=(*level.notes, trusted)) if level.level == "model" and level.measures else level
-            for level in done
-        )
-    return Report(str(out), str(plan.source.path), plan.rules.model, plan.target, done, require, plan=plan)
-
-
-def _levels(
-    plan: Plan,
-    written: Written,
-    reference: Reference | str,
-    factory: str | None,
-    levels: set[str],
-    device: str,
-    precision: str,
-    seed: int,
-    evidence: Evidence | None,
-    backends: bool,
-) -> Iterator[LevelReport]:
-    deep = "model" in levels or backends
-    weights: Verdict | None = None
-    with comparing(plan, written, levels) as compared:
-        covered = check_coverage(plan, written, reference, factory=factory) if deep or "coverage" in levels else None
-        if covered is not None and "coverage" in levels:
-            yield covered
-        for done in levels_of_leaves(plan, written, reference, levels, compared, device=device, seed=seed):
-            weights = done.verdict if done.level == "weights" else weights
-            yield done
-    if covered is None or not deep:
-        return
-    known: Evidence | UserCodeError | str
-    try:
-        known = _evidence(plan, covered, reference, factory, precision, seed, evidence)
-    except UserCodeError as error:
-        known = error
-    for level in ("model", "backends"):
-        if level in levels or (level == "backends" and backends):
-            if isinstance(known, UserCodeError):
-                yield _broken(level, known)
-                continue
-            if isinstance(known, str) or isinstance(reference, str):
-                yield LevelReport(level, Verdict.SKIPPED, str(known))
-                continue
-            try:
-                with user_code_errors(factory, REFERENCE_OPTION):
-                    done = _deep(level, plan, written, reference, known, device, weights)
-                yield done
-            except UserCodeError as error:
-                yield _broken(level, error)
-            except UnavailableError as error:
-                yield LevelReport(level, Verdict.SKIPPED, str(error))
-
-
-def _broken(level: str, error: UserCodeError) -> LevelReport:
-    return LevelReport(level, Verdict.INCONCLUSIVE, error.said, notes=error.frames)
-
-
-def _deep(
-    level: str,
-    plan: Plan,
-    written: Written,
-    reference: Reference,
-    evidence: Evidence,
-    device: str,
-    weights: Verdict | None,
-) -> LevelReport:
-    """The levels that run the whole model."""
-    if level == "model":
-        from convert.verify.model.level import check_model
-
-        return check_model(plan, written, reference, evidence, device=device)
-    from convert.verify.model.backends import check_backends
-
-    return check_backends(plan, written, reference, evidence, weights=weights)
-
-
-def _evidence(
-    plan: Plan,
-    covered: LevelReport,
-    reference: Reference | str,
-    factory: str | None,
-    precision: str,
-    seed: int,
-    recorded: Evidence | None,
-) -> Evidence | str:
-    """What the JAX model gave, recorded or live; or why there is nothing to compare with."""
-    if isinstance(reference, str):
-        return reference
-    if covered.verdict is Verdict.FAILED:
-        return "the file's tensors are not those of the model; see coverage"
+    options = comparison.options
     try:
         from convert.verify.sides.run_jax import live_evidence
 
-        if recorded is not None:
-            import torch  # noqa: F401 - its absence is a reason to skip
+        if comparison.recorded is not None:
+            import torch  # noqa: F401 - without it the level is skipped
 
-            return recorded
+            return comparison.recorded
         if reference.jax is None:
-            return "the reference has no JAX side; give a recording with --recorded"
-        with user_code_errors(factory, REFERENCE_OPTION):
-            return live_evidence(plan, reference, precision=precision, seed=seed)
+            raise _unavailable("the reference has no JAX model; give a recording with --recorded")
+        with user_code_errors(comparison.factory, REFERENCE_OPTION):
+            return live_evidence(
+                comparison.plan, reference, precision=options.precision or "float32", seed=options.seed or 0
+            )
     except ImportError as error:
-        return f"{error.name} is not installed"
-    except UnavailableError as error:
-        return str(error)
+        raise _unavailable(f"{error.name} is not installed") from error
+
+
+def _model_level(
+    level: str, comparison: Comparison, reference: Reference, evidence: Evidence, weights: Verdict | None
+) -> LevelReport:
+    plan, written = comparison.plan, comparison.written
+    if level == "model":
+        from convert.verify.model.level import check_model
+
+        return check_model(plan, written, reference, evidence, device=comparison.options.device)
+    from convert.verify.model.backends import check_backends
+
+    return check_backends(plan, written, reference, evidence, weights=weights)

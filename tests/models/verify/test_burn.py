@@ -260,5 +260,5 @@ def test_a_shipped_model_and_the_command_line(tmp_path: Path, run: Run) -> None:
 
 def test_a_reference_cannot_run_burn(ckpt: Path, tmp_path: Path) -> None:
     out = made(ckpt, tmp_path / "out.safetensors")
-    with pytest.raises(ConvertError, match="--reference gives a PyTorch model, and the file is for Burn"):
+    with pytest.raises(ConvertError, match="Burn, which is not run here"):
         report_of(out, ckpt, reference="support.cell_model:reference")

@@ -25,8 +25,7 @@ from convert.core.safetensors_header import read_header
 from convert.references.protocol import Reference
 from convert.references.timesfm import timesfm_1
 from convert.rules.library import find_rules
-from convert.verify import leaves
-from convert.verify.config.unverified import on_trust
+from convert.verify.config.unverified import note_unverified
 from convert.verify.numerics.compare import difference
 from convert.verify.recording.file import KEY, _read, checksum, load_recording
 from convert.verify.recording.record import MAX_BYTES, Recorded, record, write_recording
@@ -173,7 +172,7 @@ def test_with_the_checkpoint_all_levels_run(files: Files) -> None:
 
 def test_frameworks_are_not_imported_for_a_level_that_cannot_run(monkeypatch: pytest.MonkeyPatch, files: Files) -> None:
     """The layers level needs the checkpoint's own weights, so a recording alone never needs JAX."""
-    monkeypatch.setattr(leaves, "missing", lambda: pytest.fail("JAX would be imported"))
+    monkeypatch.setattr("convert.verify.run.missing", lambda: pytest.fail("JAX would be imported"))
     report = check(files.written(CASE), recorded=files.recorded(), levels=("weights", "layers"))
     assert [level.verdict for level in report.levels] == [Verdict.PASSED, Verdict.SKIPPED]
 
@@ -222,19 +221,16 @@ def test_a_precision_run_alone_is_evidence_too(files: Files, tmp_path: Path) -> 
     assert level(check(wrong, recorded=out), "model").verdict is Verdict.FAILED
 
 
-def test_what_is_taken_on_trust_is_said(files: Files, tmp_path: Path) -> None:
-    """No tree says it, so that a wrong value is on both sides and nothing differs; by whom it was said."""
+def test_settings_that_are_not_verified_are_noted_with_their_origin(files: Files, tmp_path: Path) -> None:
+    """No file of the checkpoint states them: a wrong value is on both sides, and nothing differs."""
 
     def note(path: Path, **options: Any) -> str:
         report = check(path, recorded=files.recorded(), levels=("model",), **options)
         assert level(report, "model").verdict is Verdict.PASSED
-        (said,) = (note for note in level(report, "model").notes if "taken on trust" in note)
-        start, end = said.split(" says use_positional_embedding = True. ")
-        assert (
-            end
-            == "Both models compute with this, so a wrong value would not show: compare it with what the model was trained with"
-        )
-        return start.removeprefix("taken on trust, as the checkpoint does not say it: ")
+        (text,) = (note for note in level(report, "model").notes if "not verified" in note)
+        origin = re.search(r"use_positional_embedding=True \(from (.*?)\)", text)
+        assert origin is not None
+        return origin[1]
 
     out = tmp_path / "out.safetensors"
     convert.convert(CASE.partition(".")[0], checkpoint(CASE), out, settings=SETTINGS[CASE])
@@ -244,16 +240,16 @@ def test_what_is_taken_on_trust_is_said(files: Files, tmp_path: Path) -> None:
     assert note(bare) == f"the recording {files.recorded().name}"
     assert note(out, settings={"use_positional_embedding": True}) == "--set"
     report = check(files.written("timesfm-2.5"), recorded=golden("timesfm-2.5"), levels=("model",))
-    assert not any("taken on trust" in note for note in level(report, "model").notes)
+    assert not any("not verified" in note for note in level(report, "model").notes)
 
 
-def test_what_lies_beside_the_checkpoint_is_not_on_trust() -> None:
+def test_what_the_sidecar_states_is_verified() -> None:
     said = json.loads((checkpoint("bert") / "config.json").read_text())
     settings = {key: said[key] for key in ("num_attention_heads", "layer_norm_eps")}
     plan = convert.plan_conversion("bert", checkpoint("bert"), settings=settings)
-    assert plan.settings == settings and on_trust(plan, {"--set": settings}) == ""
+    assert plan.settings == settings and note_unverified(plan, {"--set": settings}) == ""
     plan = convert.plan_conversion("bert", checkpoint("bert"), settings={**settings, "layer_norm_eps": 1e-3})
-    assert "--set says layer_norm_eps = 0.001. " in on_trust(plan, {"--set": settings})
+    assert "layer_norm_eps=0.001 (from --set)" in note_unverified(plan, {"--set": settings})
 
 
 # ---- what fails, and why

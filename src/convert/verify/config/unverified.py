@@ -1,4 +1,4 @@
-"""What a check takes on trust: facts that no checkpoint says, from the file's header, a recording or the user."""
+"""Settings that the comparison cannot verify, because no file of the checkpoint states them."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from convert.planning.plan import Plan
 from convert.planning.sidecar import facts_beside
 
 
-def on_trust(plan: Plan, said: Mapping[str, Mapping[str, Any]]) -> str:
-    """A note that names the settings which nothing beside the weights bears out; empty when there are none.
+def note_unverified(plan: Plan, stated: Mapping[str, Mapping[str, Any]]) -> str:
+    """Name the settings that only the user, the header or a recording states; empty when there are none.
 
-    Both models compute with them, so that a wrong one makes no difference.
+    Both models compute with these settings, so a wrong value makes no difference between them.
 
     Args:
-        said: who says settings, in words, and which; the first one that names a setting is the one who was believed.
+        stated: who states settings -> the settings; the first that names a setting is the one that was used.
     """
     known = facts_beside(plan.rules, plan.sidecar)
     groups: dict[str, list[str]] = {}
     for key, value in plan.settings.items():
         if key in known and known[key] == value:
             continue
-        who = next((who for who, settings in said.items() if key in settings), "--set")
-        groups.setdefault(who, []).append(f"{key} = {value}")
+        origin = next((origin for origin, settings in stated.items() if key in settings), "--set")
+        groups.setdefault(origin, []).append(f"{key}={value}")
     if not groups:
         return ""
-    listed = "; ".join(f"{who} says {', '.join(words)}" for who, words in groups.items())
+    listed = "; ".join(f"{', '.join(settings)} (from {origin})" for origin, settings in groups.items())
     return (
-        f"taken on trust, as the checkpoint does not say it: {listed}. Both models compute with this, so a wrong value would "
-        "not show: compare it with what the model was trained with"
+        f"not verified: {listed}. Both models use this value, so the comparison cannot detect an error in it. "
+        "Compare it with the training config"
     )
