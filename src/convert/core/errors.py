@@ -37,7 +37,11 @@ class CheckpointError(ConvertError):
 
 
 class RuleError(ConvertError):
-    """A rule file is not valid. The first finding's `rule` is ``file:line:column``."""
+    """A rule file is not valid. Each finding's `rule` is ``file:line:column``."""
+
+    def __init__(self, *findings: Finding | str, headline: str = "") -> None:
+        several = len(findings) > 1 and not headline
+        super().__init__(*findings, headline=f"The rules have {len(findings)} problems:" if several else headline)
 
 
 class PlanError(ConvertError):

@@ -1,15 +1,17 @@
-"""What a value in a rule file may be. One declaration reads it, words the error and gives the JSON Schema."""
+"""The values that keys of a rule file take. One declaration reads the value, words the error and gives the JSON Schema."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from convert.core.errors import RuleError
+from convert.core.findings import Finding
 from convert.core.similarity import did_you_mean
-from convert.core.yaml_nodes import Node
+from convert.core.yaml_nodes import Node, Position
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
@@ -18,20 +20,43 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f"; {said}" if said else ""
 
 
+def wrong_value(node: Node, expected: str, fix: str = "") -> RuleError:
+    """Make the error for a value that is not what its key takes."""
+    return RuleError(Finding("rule-wrong-value", rule=str(node.at), expected=expected, got=str(node), fix=fix))
+
+
+@contextmanager
+def located(at: Position, code: str = "rule-wrong-value") -> Iterator[None]:
+    """Turn a ValueError into a RuleError at this position; the ValueError's text is the problem."""
+    try:
+        yield
+    except ValueError as error:
+        raise RuleError(Finding(code, str(error), rule=str(at))) from None
+
+
+@contextmanager
+def gather(findings: list[Finding]) -> Iterator[None]:
+    """Add the findings of a RuleError to a list instead of raising it, so that one error can report several problems."""
+    try:
+        yield
+    except RuleError as error:
+        findings += error.findings
+
+
 class Field(ABC):
     """A kind of value: reads a node, and describes itself as JSON Schema."""
 
     @abstractmethod
     def read(self, node: Node) -> Any:
-        """The value of `node`.
+        """Return the value of `node`.
 
         Raises:
-            RuleError: the node is something else; the message has its position and what was expected.
+            RuleError: the node has another type or form.
         """
 
     @abstractmethod
     def schema(self) -> dict[str, Any]:
-        """JSON Schema (draft 2020-12) of the value."""
+        """Return the JSON Schema (draft 2020-12) of the value."""
 
 
 @dataclass(frozen=True)
@@ -39,31 +64,29 @@ class Scalar(Field):
     """A string, number or bool, optionally passed through `convert` (which raises ValueError with a reason)."""
 
     type: type | tuple[type, ...]
-    called: str
+    description: str
     convert: Callable[[Any], Any] | None = None
 
     def read(self, node: Node) -> Any:
         types = self.type if isinstance(self.type, tuple) else (self.type,)
         wrong_bool = isinstance(node.value, bool) and bool not in types  # a bool is an int to Python
         if wrong_bool or not isinstance(node.value, types):
-            raise RuleError(f"{node.at}: expected {self.called}, found {node}")
+            raise wrong_value(node, self.description)
         if self.convert is None:
             return node.value
-        try:
+        with located(node.at):
             return self.convert(node.value)
-        except ValueError as error:
-            raise RuleError(f"{node.at}: {error}") from None
 
     def schema(self) -> dict[str, Any]:
         names = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
         types = self.type if isinstance(self.type, tuple) else (self.type,)
-        found = [names[t] for t in types]
-        return {"type": found[0] if len(found) == 1 else found}
+        listed = [names[t] for t in types]
+        return {"type": listed[0] if len(listed) == 1 else listed}
 
 
 @dataclass(frozen=True)
 class Choice(Field):
-    """One of a few words, of which YAML reads some as numbers; `hints` adds a remark for words that users will try."""
+    """One of a few words, some of which YAML reads as numbers. `hints` explains words that users are likely to try."""
 
     words: tuple[str, ...]
     hints: tuple[tuple[str, str], ...] = ()
@@ -73,8 +96,9 @@ class Choice(Field):
         word = str(node.value) if number else node.value
         if not isinstance(word, str) or word not in self.words:
             hint = dict(self.hints).get(node.value) if isinstance(node.value, str) else None
-            said = f": {hint}" if hint else nearest(str(node.value), self.words)
-            raise RuleError(f"{node.at}: expected one of {', '.join(self.words)}, found {node}{said}")
+            raise wrong_value(
+                node, f"one of {', '.join(self.words)}", hint or did_you_mean(str(node.value), self.words)
+            )
         return word
 
     def schema(self) -> dict[str, Any]:
@@ -94,17 +118,17 @@ class Anything(Field):
 
 @dataclass(frozen=True)
 class ListOf(Field):
-    """A list, or a single item that stands for a list of one."""
+    """A list; with `or_one`, a single item stands for a list of one."""
 
     item: Field
     or_one: bool = False
 
     def read(self, node: Node) -> tuple[Any, ...]:
         if isinstance(node.value, tuple):
-            return tuple(self.item.read(child) for child in node.value)
+            return tuple(_read_each({str(k): (self.item, child) for k, child in enumerate(node.value)}).values())
         if self.or_one:
             return (self.item.read(node),)
-        raise RuleError(f"{node.at}: expected a list, found {node}")
+        raise wrong_value(node, "a list")
 
     def schema(self) -> dict[str, Any]:
         listed = {"type": "array", "items": self.item.schema()}
@@ -113,22 +137,19 @@ class ListOf(Field):
 
 @dataclass(frozen=True)
 class MapOf(Field):
-    """A mapping of free keys to values of one kind."""
+    """A mapping of free keys to values of one kind; `key` checks a key and raises ValueError with a reason."""
 
     item: Field
-    called: str = "a mapping"
+    description: str = "a mapping"
     key: Callable[[str], Any] | None = None
 
     def read(self, node: Node) -> dict[str, Any]:
-        if not node.is_mapping:
-            raise RuleError(f"{node.at}: expected {self.called}, found {node}")
-        for key in node.value:
-            try:
-                _ = self.key(key) if self.key else None
-            except ValueError as error:
-                assert node.keys_at is not None
-                raise RuleError(f"{node.keys_at[key]}: {error}") from None
-        return {key: self.item.read(child) for key, child in node.items()}
+        if node.keys_at is None:
+            raise wrong_value(node, self.description)
+        for key in node.value if self.key else ():
+            with located(node.keys_at[key]):
+                self.key(key)  # type: ignore[misc]
+        return _read_each({key: (self.item, child) for key, child in node.items()})
 
     def schema(self) -> dict[str, Any]:
         return {"type": "object", "additionalProperties": self.item.schema()}
@@ -150,7 +171,7 @@ class Either(Field):
 
 @dataclass(frozen=True)
 class Key:
-    """One key of a record: what it holds, what it means (for editors), whether it must be there."""
+    """One key of a record: the values that it takes, a description for people, and whether it is required."""
 
     field: Field
     doc: str
@@ -159,31 +180,50 @@ class Key:
 
 @dataclass(frozen=True)
 class Record(Field):
-    """A mapping with known keys. Reads to a dict of those that are there."""
+    """A mapping with known keys. Reads to a dict of the keys that are present. `hints` is as in `Choice`, for keys."""
 
     keys: dict[str, Key]
-    called: str
-    hints: tuple[tuple[str, str], ...] = ()  # for keys that users will try, as in `Choice`
+    description: str
+    hints: tuple[tuple[str, str], ...] = ()
 
     def part(self, **fields: Field) -> Record:
-        """The same with none of its keys required, and some of them read by other fields."""
+        """Return the same record with no key required, and some of its keys read by other fields."""
         keys = {key: Key(fields.get(key, declared.field), declared.doc) for key, declared in self.keys.items()}
-        return Record(keys, self.called)
+        return Record(keys, self.description)
 
     def read(self, node: Node) -> dict[str, Any]:
         if not node.is_mapping:
-            raise RuleError(f"{node.at}: expected {self.called}, found {node}")
+            raise wrong_value(node, self.description)
+        findings = [self._unknown(key, node) for key in node.value if key not in self.keys]
+        missing = [key for key, declared in self.keys.items() if declared.required and key not in node.value]
+        misspelt = {did_you_mean(key, missing) for key in node.value if key not in self.keys}
+        findings += [
+            Finding(
+                "rule-missing-key",
+                f"{self.description} needs the key {key!r}",
+                rule=str(node.at),
+                fix=f"add `{key}`: {self.keys[key].doc}",
+                data={"key": key},
+            )
+            for key in missing
+            if did_you_mean(key, [key]) not in misspelt
+        ]
+        with gather(findings):
+            values = _read_each({key: (self.keys[key].field, child) for key, child in node.items() if key in self.keys})
+        if findings:
+            raise RuleError(*findings)
+        return values
+
+    def _unknown(self, key: str, node: Node) -> Finding:
         assert node.keys_at is not None
-        for key in node.value:
-            if key not in self.keys:
-                known = ", ".join(self.keys)
-                hint = dict(self.hints).get(key)
-                said = f": {hint}" if hint else nearest(key, self.keys)
-                raise RuleError(f"{node.keys_at[key]}: unknown key {key!r} in {self.called}{said} (known: {known})")
-        for key, declared in self.keys.items():
-            if declared.required and key not in node.value:
-                raise RuleError(f"{node.at}: {self.called} needs the key {key!r}: {declared.doc}")
-        return {key: self.keys[key].field.read(child) for key, child in node.items()}
+        return Finding(
+            "rule-unknown-key",
+            f"unknown key {key!r} in {self.description}",
+            rule=str(node.keys_at[key]),
+            expected=f"one of {', '.join(self.keys)}",
+            fix=dict(self.hints).get(key) or did_you_mean(key, self.keys),
+            data={"key": key},
+        )
 
     def schema(self) -> dict[str, Any]:
         return {
@@ -192,6 +232,20 @@ class Record(Field):
             "required": [key for key, declared in self.keys.items() if declared.required],
             "properties": {key: {"description": k.doc, **k.field.schema()} for key, k in self.keys.items()},
         }
+
+
+def _read_each(children: dict[str, tuple[Field, Node]]) -> dict[str, Any]:
+    """Read every child, and raise one error with the findings of all."""
+    findings: list[Finding] = []
+    values = {}
+    for key, (field, child) in children.items():
+        try:
+            values[key] = field.read(child)
+        except RuleError as error:
+            findings += error.findings
+    if findings:
+        raise RuleError(*findings)
+    return values
 
 
 TEXT = Scalar(str, "text")

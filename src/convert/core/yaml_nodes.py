@@ -1,4 +1,4 @@
-"""YAML 1.2 into plain nodes that remember file, line and column, so that every later error can name them."""
+"""Parse YAML 1.2 into nodes that keep their file, line and column, so that every later error can name the place."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from convert.core.errors import RuleError
+from convert.core.findings import Finding
 
 
 @dataclass(frozen=True, order=True)
 class Position:
-    """A place in a rule file; prints as ``file:line:column``, both counted from 1."""
+    """A position in a rule file, printed as ``file:line:column``. Lines and columns count from 1."""
 
     file: str
     line: int
@@ -25,18 +26,18 @@ class Position:
 
     @property
     def line_only(self) -> str:
-        """``file:line``, for messages about a whole rule."""
+        """Return ``file:line``, for findings about a whole rule."""
         return f"{self.file}:{self.line}"
 
 
 @dataclass(frozen=True)
 class Node:
-    """A YAML value and where it stands.
+    """A YAML value and its position.
 
     Attributes:
         value: a str, int, float, bool or None; a tuple of nodes; or a mapping of str to nodes.
         at: where the value starts.
-        keys_at: for a mapping, where each key starts.
+        keys_at: for a mapping, where each key starts; otherwise None.
     """
 
     value: Any
@@ -48,11 +49,11 @@ class Node:
         return self.keys_at is not None
 
     def items(self) -> Iterator[tuple[str, Node]]:
-        """Keys and nodes of a mapping, in the order of the file."""
+        """Iterate over the keys and nodes of a mapping, in file order."""
         yield from self.value.items()
 
     def plain(self) -> Any:
-        """The value without positions: dicts, lists and scalars."""
+        """Return the value without positions: dicts, lists and scalars."""
         if self.is_mapping:
             return {key: node.plain() for key, node in self.value.items()}
         if isinstance(self.value, tuple):
@@ -65,18 +66,18 @@ class Node:
         return "a list" if isinstance(self.value, tuple) else repr(self.value)
 
 
-# YAML 1.2 core schema (yaml.org/spec/1.2.2, section 10.3.2), which is what a JSON Schema validator sees as well.
+# YAML 1.2 core schema (yaml.org/spec/1.2.2, section 10.3.2): the same values as a JSON Schema validator sees.
 _INT = re.compile(r"[-+]?[0-9]+")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _WORDS: dict[str, Any] = {"true": True, "false": False, "null": None, "~": None, "": None}
 MAX_DEPTH = 32
-MAX_VALUES = 100_000  # a rule file has hundreds; aliases of aliases grow without end
+MAX_VALUES = 100_000  # a rule file has hundreds; nested aliases can expand exponentially
 
 
 def _scalar(text: str) -> Any:
     if text.lower() in _WORDS:
         return _WORDS[text.lower()]
-    if _INT.fullmatch(text) and len(text) <= 300:  # which float64 can hold, and Python reads
+    if _INT.fullmatch(text) and len(text) <= 300:  # longer ones overflow float64 and exceed Python's limit for int()
         return int(text)
     if _FLOAT.fullmatch(text) and math.isfinite(float(text)):
         return float(text)
@@ -84,7 +85,7 @@ def _scalar(text: str) -> Any:
 
 
 def parse_scalar(text: str) -> Any:
-    """The value that YAML 1.2 gives to `text`: number, bool, None or string, or a list of them in brackets.
+    """Parse a scalar as YAML 1.2 does: a number, bool, None or string, or a list of them in brackets.
 
     Used for ``--set key=value``.
     """
@@ -94,14 +95,22 @@ def parse_scalar(text: str) -> Any:
     return _scalar(text)
 
 
+def _not_yaml(at: Position | str, problem: str, fix: str = "") -> RuleError:
+    return RuleError(Finding("rule-not-yaml", f"not YAML: {problem}", rule=str(at), fix=fix))
+
+
+def _too_large(at: Position | str, expected: str, fix: str = "") -> RuleError:
+    return RuleError(Finding("rule-too-large", rule=str(at), expected=expected, got="more", fix=fix))
+
+
 @dataclass(frozen=True)
-class _Whole:
-    """A finished value, and what an alias of it needs.
+class _Complete:
+    """A complete value, and what an alias of it needs.
 
     Attributes:
-        text: of a scalar, as it is written; None for a list or mapping.
-        values: how many there are in it, itself included.
-        height: how many levels there are below it.
+        text: source text of a scalar; None for a list or mapping.
+        values: number of values in it, itself included.
+        height: number of levels below it.
     """
 
     node: Node
@@ -111,52 +120,56 @@ class _Whole:
 
 
 @dataclass
-class _Level:
-    """A list or mapping whose end is still to come."""
+class _Open:
+    """A list or mapping whose end has not been read yet."""
 
     at: Position
     is_mapping: bool
     anchor: str | None
-    found: list[Node] = field(default_factory=list)
+    children: list[Node] = field(default_factory=list)
     keys_at: dict[str, Position] = field(default_factory=dict)
     values: int = 1
     height: int = 0
 
     @property
-    def wants_key(self) -> bool:
-        return self.is_mapping and len(self.keys_at) == len(self.found)
+    def expects_key(self) -> bool:
+        return self.is_mapping and len(self.keys_at) == len(self.children)
 
-    def add_key(self, key: _Whole) -> None:
+    def add_key(self, key: _Complete) -> None:
         if key.text is None:
-            raise RuleError(f"{key.node.at}: a key must be a plain word, not {key.node}")
+            finding = Finding(
+                "rule-wrong-value", rule=str(key.node.at), expected="a plain word as key", got=str(key.node)
+            )
+            raise RuleError(finding)
         if key.text in self.keys_at:
-            raise RuleError(f"{key.node.at}: the key {key.text!r} stands twice in one mapping (first in line "
-                            f"{self.keys_at[key.text].line}); remove one")  # fmt: skip
+            first = self.keys_at[key.text].line
+            problem = f"the key {key.text!r} occurs twice in one mapping (first in line {first})"
+            raise RuleError(Finding("rule-duplicate-key", problem, rule=str(key.node.at), fix="remove one of the two"))
         self.keys_at[key.text] = key.node.at
 
-    def add(self, value: _Whole) -> None:
-        self.found.append(value.node)
+    def add(self, value: _Complete) -> None:
+        self.children.append(value.node)
         self.values += value.values
         self.height = max(self.height, value.height + 1)
 
-    def whole(self) -> _Whole:
+    def complete(self) -> _Complete:
         if self.is_mapping:
-            node = Node(dict(zip(self.keys_at, self.found, strict=True)), self.at, self.keys_at)
+            node = Node(dict(zip(self.keys_at, self.children, strict=True)), self.at, self.keys_at)
         else:
-            node = Node(tuple(self.found), self.at)
-        return _Whole(node, None, self.values, self.height)
+            node = Node(tuple(self.children), self.at)
+        return _Complete(node, None, self.values, self.height)
 
 
 def _compose(events: Iterator[Any], file: str) -> Node | None:
-    """The value of the only document; None where there is none.
+    """Build the value of the only document; None if there is none.
 
-    Open levels are a list, so that no nesting is too deep for the interpreter. An alias is the very node that it names, and
-    counted as if it were written out. Tags are not looked at: a rule file has no types of its own.
+    Open collections are kept in a list, so that deep nesting cannot exhaust the interpreter's stack. An alias is the same
+    node object as its anchor, and counts as if it were written out. Tags are ignored: rule files have no custom types.
     """
     import yaml
 
-    levels: list[_Level] = []
-    anchors: dict[str, _Whole | _Level] = {}
+    stack: list[_Open] = []
+    anchors: dict[str, _Complete | _Open] = {}
     root: Node | None = None
     values = 0
     for event in events:
@@ -164,111 +177,125 @@ def _compose(events: Iterator[Any], file: str) -> Node | None:
         match event:
             case yaml.ScalarEvent():
                 quoted = event.style in ("'", '"', "|", ">")
-                done = _Whole(Node(event.value if quoted else _scalar(event.value), at), event.value)
+                value = _Complete(Node(event.value if quoted else _scalar(event.value), at), event.value)
                 if event.anchor is not None:
-                    anchors[event.anchor] = done
+                    anchors[event.anchor] = value
             case yaml.AliasEvent():
-                named = anchors.get(event.anchor)
-                if named is None:
-                    raise RuleError(f"{at}: not YAML: found undefined alias {event.anchor!r}")
-                if isinstance(named, _Level):
-                    raise RuleError(
-                        f"{at}: the alias {event.anchor!r} stands within what it names, in line {named.at.line}"
+                anchor = anchors.get(event.anchor)
+                if anchor is None:
+                    raise _not_yaml(at, f"undefined alias {event.anchor!r}")
+                if isinstance(anchor, _Open):
+                    raise _not_yaml(
+                        at, f"the alias {event.anchor!r} is inside its own anchor, in line {anchor.at.line}"
                     )
-                done = named
-                values += named.values - 1
+                value = anchor
+                values += anchor.values - 1
             case yaml.CollectionStartEvent():
-                level = _Level(at, isinstance(event, yaml.MappingStartEvent), event.anchor)
-                if levels and levels[-1].wants_key:
-                    levels[-1].add_key(level.whole())
-                if len(levels) > MAX_DEPTH:
-                    raise RuleError(f"{at}: nested deeper than {MAX_DEPTH} levels")
-                if level.anchor is not None:
-                    anchors[level.anchor] = level
-                levels.append(level)
+                collection = _Open(at, isinstance(event, yaml.MappingStartEvent), event.anchor)
+                if stack and stack[-1].expects_key:
+                    stack[-1].add_key(collection.complete())
+                if len(stack) > MAX_DEPTH:
+                    raise _too_large(at, f"at most {MAX_DEPTH} levels of nesting")
+                if collection.anchor is not None:
+                    anchors[collection.anchor] = collection
+                stack.append(collection)
                 continue
             case yaml.CollectionEndEvent():
-                level = levels.pop()
-                done = level.whole()
-                if level.anchor is not None and anchors[level.anchor] is level:
-                    anchors[level.anchor] = done
+                collection = stack.pop()
+                value = collection.complete()
+                if collection.anchor is not None and anchors[collection.anchor] is collection:
+                    anchors[collection.anchor] = value
             case yaml.DocumentStartEvent():
                 if root is not None:
-                    raise RuleError(f"{at}: not YAML: found another document")
-                if event.version not in (None, (1, 1), (1, 2)):  # libyaml has refused it already
-                    raise RuleError(f"{at}: not YAML: found incompatible YAML document, at '%'")
+                    raise _not_yaml(at, "a second document", "write one document per file")
+                if event.version not in (None, (1, 1), (1, 2)):  # libyaml has rejected it already
+                    raise _not_yaml(at, "incompatible YAML version, at '%'")
                 continue
             case _:
                 continue
-        if levels and levels[-1].wants_key:
-            levels[-1].add_key(done)
+        if stack and stack[-1].expects_key:
+            stack[-1].add_key(value)
             continue
-        if len(levels) + done.height > MAX_DEPTH:
-            raise RuleError(f"{at}: nested deeper than {MAX_DEPTH} levels")
+        if len(stack) + value.height > MAX_DEPTH:
+            raise _too_large(at, f"at most {MAX_DEPTH} levels of nesting")
         values += 1
         if values > MAX_VALUES:
-            raise RuleError(f"{file}: more than {MAX_VALUES} values, counting what its aliases repeat; write them out")
-        if levels:
-            levels[-1].add(done)
+            raise _too_large(file, f"at most {MAX_VALUES} values, with aliases expanded", "remove nested aliases")
+        if stack:
+            stack[-1].add(value)
         else:
-            root = done.node
+            root = value.node
     return root
 
 
-_BREAKS = re.compile("[\x85\u2028\u2029]")  # of lines to YAML 1.1, which libyaml reads, and not to YAML 1.2
+_BREAKS = re.compile("[\x85\u2028\u2029]")  # line breaks in YAML 1.1, which libyaml reads, but not in YAML 1.2
 
 
-def _place(text: str, index: int, file: str) -> Position:
-    """Where the character with this index stands, or the end of the text."""
+def _position(text: str, index: int, file: str) -> Position:
+    """Return the position of the character with this index."""
     before = text[:index]
     return Position(file, before.count("\n") + 1, len(before) - before.rfind("\n"))
 
 
 def load_yaml(text: str, file: str) -> Node:
-    """Parses one YAML document.
+    """Parse one YAML document.
 
     Args:
         text: the document.
-        file: its name for messages.
+        file: its name in error messages.
 
     Raises:
-        RuleError: not YAML, empty, a key twice, nested too deep.
+        RuleError: the text is not YAML, is empty, repeats a key, or is nested too deeply.
     """
     import yaml
 
     text = text.removeprefix("\ufeff")
-    if strange := _BREAKS.search(text):
-        code = f"\\u{ord(strange[0]):04x}"
-        raise RuleError(f"{_place(text, strange.start(), file)}: not YAML: the character {code} breaks lines for some readers "
-                        f"and not for others; write it as \"{code}\", in double quotes")  # fmt: skip
+    if character := _BREAKS.search(text):
+        code = f"\\u{ord(character[0]):04x}"
+        problem = f"YAML 1.1 and 1.2 disagree on whether the character {code} breaks a line"
+        raise _not_yaml(_position(text, character.start(), file), problem, f'write it as "{code}", in double quotes')
     try:
         node = _compose(yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)), file)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        found = repr(text[mark.index]) if mark.index < len(text) else "the end of the file"
-        said = error.problem or error.context
-        raise RuleError(f"{_place(text, mark.index, file)}: not YAML: {said}, at {found}") from None
-    except yaml.reader.ReaderError as error:
-        found = chr(error.character)
-        raise RuleError(
-            f"{_place(text, max(0, text.find(found)), file)}: not YAML: {error.reason}, at {found!r}"
+        character_read = repr(text[mark.index]) if mark.index < len(text) else "the end of the file"
+        raise _not_yaml(
+            _position(text, mark.index, file), f"{error.problem or error.context}, at {character_read}"
         ) from None
+    except yaml.reader.ReaderError as error:
+        bad = chr(error.character)
+        raise _not_yaml(_position(text, max(0, text.find(bad)), file), f"{error.reason}, at {bad!r}") from None
     except (yaml.YAMLError, ValueError) as error:
-        raise RuleError(f"{file}: not YAML: {str(error).splitlines()[0]}") from None
+        raise _not_yaml(file, str(error).splitlines()[0]) from None
     if node is None:
-        raise RuleError(f"{file}: the file is empty; see `convert rules show timesfm-2.5` for an example")
+        raise RuleError(
+            Finding(
+                "rule-file-empty",
+                "the file is empty",
+                rule=file,
+                fix="see `convert rules show timesfm-2.5` for an example",
+            )
+        )
     return node
 
 
-def read_text(path: Path, called: str) -> str:
-    """The text of a file, which messages call `called`.
+def read_text(path: Path, name: str) -> str:
+    """Return the text of a file, which error messages call `name`.
 
     Raises:
-        RuleError: unreadable, or not UTF-8.
+        RuleError: the file cannot be read, or is not UTF-8.
     """
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:
-        raise RuleError(f"{called}: cannot be read: {error.strerror}") from None
+        raise RuleError(Finding("rule-file-unreadable", f"cannot be read: {error.strerror}", rule=name)) from None
     except UnicodeDecodeError:
-        raise RuleError(f"{called}: not a text file in UTF-8") from None
+        raise RuleError(
+            Finding(
+                "rule-file-unreadable",
+                rule=name,
+                expected="a text file in UTF-8",
+                got="other bytes",
+                fix="save it as UTF-8",
+            )
+        ) from None

@@ -12,6 +12,7 @@ from typing import Any
 
 from convert.core.errors import RuleError
 from convert.core.fields import FLAG, Choice, Either, Key, MapOf, Record, Scalar
+from convert.core.findings import Finding
 from convert.core.yaml_nodes import Node
 from convert.layers.shared_keys import PATTERN, SHARED, parse_axes
 from convert.rules.placeholders import ASK
@@ -129,9 +130,16 @@ def expand(node: Node) -> tuple[list[Expanded], Fixed | None]:
     count = len(library.heads)
     letters: str = values["axes"]
     if len(letters) not in (1 + count, 3 + count):
+        expected = "D N H, or D N H K V" if count == 2 else "D E, or D E K V"
+        problem = f"{values['layer']} has other axes"
         raise RuleError(
-            f"{node.value['axes'].at}: {values['layer']} has the axes {'D N H' if count == 2 else 'D E'}, or "
-            f"{'D N H K V' if count == 2 else 'D E K V'} where keys and values have widths of their own, not {letters!r}"
+            Finding(
+                "rule-wrong-value",
+                problem,
+                rule=str(node.value["axes"].at),
+                expected=f"letters in the place of {expected} if keys and values have their own widths",
+                got=repr(letters),
+            )
         )
     width, heads = letters[0], letters[1 : 1 + count]
     widths = (width, *(letters[1 + count :] or width * 2))
@@ -166,7 +174,14 @@ def expand(node: Node) -> tuple[list[Expanded], Fixed | None]:
     kernels, biases = library.kernels[:3], library.biases[:3]
     whole = [_module(child)[1] is None for child in targets]
     if any(whole) and not all(whole):
-        raise RuleError(f"{layers.at}: one target is a torch.nn.MultiheadAttention and another has `projections:`; write two files, or `linear:` rules")  # fmt: skip
+        raise RuleError(
+            Finding(
+                "rule-layer-conflict",
+                "one target is a torch.nn.MultiheadAttention and another has `projections`",
+                rule=str(layers.at),
+                fix="write a file for each target, or `linear` rules",
+            )
+        )
     for k in range(3) if apart else ():
         if whole[0]:
             word = ("q", "k", "v")[k]
@@ -212,7 +227,8 @@ def _member(text: str, k: int, node: Node) -> str:
     inside, _, after = rest.partition("}")
     words = inside.split(",")
     if not brace or len(words) != 3:
-        raise RuleError(f"{node.at}: `projections` names three Linears, such as '{{q,k,v}}_proj', not {text!r}")
+        expected = "names of three Linears in `projections`, such as '{q,k,v}_proj'"
+        raise RuleError(Finding("rule-wrong-value", rule=str(node.at), expected=expected, got=repr(text)))
     return f"{before}{words[k]}{after}"
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from convert.core.errors import RuleError
-from convert.core.fields import TEXT, nearest
+from convert.core.fields import TEXT, wrong_value
+from convert.core.findings import Finding
+from convert.core.similarity import did_you_mean
 from convert.core.yaml_nodes import Node
 from convert.rules.schema import ONLY, SHARED_HEADER
 
@@ -33,14 +35,23 @@ def _taken_over(node: Node, declared: Node, name: str) -> Node:
     under, own = _without(node, "models"), declared.value[name]
     if "extends" not in own.value:
         return under
-    like = TEXT.read(own.value["extends"])
+    base = TEXT.read(own.value["extends"])
     known = list(itertools.takewhile(lambda other: other != name, declared.value))
-    if like not in known:
-        raise RuleError(
-            f"{own.value['extends'].at}: {like!r} is no model above {name}{nearest(like, known)} (known: {', '.join(known) or 'none'})"
-        )
-    other = declared.value[like]
-    return _merge(_lowered(_taken_over(node, declared, like), other), _above(other))
+    if base not in known:
+        raise RuleError(_unknown_model(own.value["extends"], base, f"a model declared above {name}", known))
+    other = declared.value[base]
+    return _merge(_lowered(_taken_over(node, declared, base), other), _above(other))
+
+
+def _unknown_model(node: Node, name: str, expected: str, known: Iterable[str]) -> Finding:
+    names = list(known)
+    return Finding(
+        "rule-unknown-name",
+        rule=str(node.at),
+        expected=f"{expected} ({', '.join(names) or 'none'})",
+        got=repr(name),
+        fix=did_you_mean(name, names),
+    )
 
 
 def _below(own: Node) -> dict[str, str]:
@@ -62,7 +73,13 @@ def _lowered(under: Node, own: Node) -> Node:
         if target is None or "config" not in target.value:
             at = own.value["targets"].value[name].value["sidecar_key"].at
             raise RuleError(
-                f"{at}: there is no config of {name!r} to put below {key!r}; the file, or the model it is like, has none"
+                Finding(
+                    "rule-unknown-name",
+                    f"`sidecar_key: {key}` needs a config of the target {name!r} to extend",
+                    rule=str(at),
+                    expected="a `config` of this target in the file, or in the model that this one extends",
+                    got="none",
+                )
             )
         config = target.value["config"]
         under = _put(under, ("targets", name, "config"), Node({key: config}, config.at, {key: config.at}))
@@ -92,7 +109,7 @@ def _check_shared(node: Node) -> None:
         for key, found in under.items():
             if not keys or key in keys:
                 if not found.is_mapping:
-                    raise RuleError(f"{found.at}: expected a mapping, found {found}")
+                    raise wrong_value(found, "a mapping")
                 yield found
 
     for found in check(
@@ -119,24 +136,25 @@ def each_model(node: Node) -> Iterator[Node]:
         return
     declared = node.value["models"]
     if not declared.is_mapping or not declared.value:
-        raise RuleError(f"{declared.at}: expected a mapping of model names to what is their own, found {declared}")
+        raise wrong_value(declared, "a mapping of model names to their headers")
     if "model" in node.value:
-        raise RuleError(f"{node.keys_at['model']}: a file has `model` or `models`, not both")  # type: ignore[index]
+        at = str(node.keys_at["model"])  # type: ignore[index]
+        raise RuleError(
+            Finding("rule-name-clash", "a file has `model` or `models`, not both", rule=at, fix="remove one")
+        )
     _check_shared(node)
     rules = node.value.get("rules")
     for rule in rules.value if rules is not None and isinstance(rules.value, tuple) else ():
         for name in ONLY.read(rule.value["only_models"]) if rule.is_mapping and "only_models" in rule.value else ():
             if name not in declared.value:
-                raise RuleError(
-                    f"{rule.value['only_models'].at}: {name!r} is no model of this file{nearest(name, declared.value)} "
-                    f"(known: {', '.join(declared.value)})"
-                )
+                raise RuleError(_unknown_model(rule.value["only_models"], name, "a model of this file", declared.value))
     for name, own in declared.items():
         if not own.is_mapping:
-            raise RuleError(f"{own.at}: expected what is {name}'s own (title, facts, versions, ...), found {own}")
+            raise wrong_value(own, f"the header of {name} (title, facts, versions, ...)")
         for key in ("model", "models", "rules", "family"):
             if key in own.value:
-                raise RuleError(f"{own.keys_at[key]}: `{key}` stands at the top of the file, not in `models`")
+                problem = f"`{key}` belongs at the top of the file, not in `models`"
+                raise RuleError(Finding("rule-unknown-key", problem, rule=str(own.keys_at[key]), fix="move it"))
         under = _lowered(_taken_over(node, declared, name), own)
         whole = _merge(under, _above(own))
         assert whole.keys_at is not None and declared.keys_at is not None

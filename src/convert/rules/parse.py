@@ -1,83 +1,187 @@
-"""Rule files: read and checked."""
+"""Parse rule files into `RuleFile`s. This module reads values; `convert.rules.validate` checks what they mean together."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from convert.core.errors import RuleError
-from convert.core.fields import Anything, Key, Record, nearest
+from convert.core.fields import Anything, Key, Record, gather, located, wrong_value
+from convert.core.findings import Finding
 from convert.core.path_pattern import Pattern, parse_pattern
+from convert.core.similarity import did_you_mean
 from convert.core.yaml_nodes import Node, load_yaml
 from convert.layers import KINDS, Drop, Numbering, Rule, TargetLayer
 from convert.layers.annotations import read_flattened, read_normalized, read_rope
+from convert.layers.base import LayerKind
 from convert.layers.low_rank import PLUS_FIRST, PLUS_SECOND, SECOND
 from convert.layers.shared_keys import PATTERN, SHARED
 from convert.rules import attention_macro
-from convert.rules.file import (
-    ASK,
-    TORCH,
-    Axis,
-    LayerTypes,
-    Requirement,
-    RuleFile,
-    SidecarConfig,
-    Target,
-    Version,
-    references,
-)
+from convert.rules.file import TORCH, Axis, LayerTypes, Requirement, RuleFile, SidecarConfig, Target, Version
 from convert.rules.multi_model import each_model
 from convert.rules.path_variants import PathVariants, VariantPath
 from convert.rules.placeholders import set_aside
 from convert.rules.schema import RULE_FILE, rule_record
-from convert.rules.validate import braces, check_rule, check_types, facts_of, indices_of, letters_of
+from convert.rules.validate import WrittenRule, validate
 
 
-def _read_layer(node: Node, word: str) -> TargetLayer:
-    kind = KINDS[word]
-    assert kind.target is not None
-    try:
-        return kind.layer(kind.target.read(node) if node.is_mapping else {"module": PATTERN.read(node)})
-    except ValueError as error:
-        raise RuleError(f"{node.at}: {error}") from None
+def parse_models(text: str, name: str = "rules.yaml") -> tuple[RuleFile, ...]:
+    """Parse and check the rules of every model that a file declares.
+
+    Raises:
+        RuleError: the file is not valid. The error has a finding for every problem that could be determined.
+    """
+    findings: list[Finding] = []
+    models = []
+    for node in list(each_model(load_yaml(text, name))):
+        with gather(findings):
+            models.append(_parse_model(node, name, text))
+    if findings:  # aliases, and headers that models share, repeat the same finding
+        raise RuleError(*{str(finding): finding for finding in findings}.values())
+    return tuple(models)
 
 
-def _read_targets(node: Node, word: str, targets: Mapping[str, Target]) -> dict[str | None, TargetLayer]:
-    if not node.is_mapping or {"module", "name", "coeffs"} & set(node.value):
-        layer = _read_layer(node, word)
-        return {
-            None: layer,
-            **{name: _renamed(layer, target) for name, target in targets.items() if target.rename_prefixes},
-        }
-    assert node.keys_at is not None
-    for name in node.value:
-        if name not in targets:
-            raise RuleError(
-                f"{node.keys_at[name]}: {name!r} is no target of this file{nearest(name, targets)} (known: {', '.join(targets)})"
-            )
-    return {name: _renamed(_read_layer(child, word), targets[name]) for name, child in node.items()}
+def parse_rules(text: str, name: str = "rules.yaml") -> RuleFile:
+    """Parse and check the rules of one model.
+
+    Raises:
+        RuleError: the file is not valid, or declares several models.
+    """
+    return single_model(parse_models(text, name), name)
 
 
-def _renamed(layer: TargetLayer, target: Target) -> TargetLayer:
-    tied = tuple(replace(one, path=target.rename(one.path)) for one in layer.tied)
-    return replace(layer, path=target.rename(layer.path), tied=tied)
+def single_model(models: tuple[RuleFile, ...], path: str) -> RuleFile:
+    """Return the only model of a file.
+
+    Raises:
+        RuleError: there are several.
+    """
+    if len(models) > 1:
+        names = ", ".join(rules.model for rules in models)
+        finding = Finding("rule-several-models", rule=path, expected="one model", got=names, fix="use `load_models`")
+        raise RuleError(finding)
+    return models[0]
 
 
-def _read_rules(node: Node, targets: Mapping[str, Target]) -> Iterator[Rule]:
-    """The rule that a node is, or the rules that it is short for."""
-    if not node.is_mapping or attention_macro.WORD not in node.value:
-        yield _read_rule(node, targets)
-        return
-    for one in attention_macro.expand(node)[0]:
-        rule = _read_rule(one.node, targets)
-        kept = rule.sources if one.roles is None else {role: rule.sources[role] for role in one.roles}
-        layers = {name: _packed(layer, one.inner) for name, layer in rule.targets.items()}
-        yield replace(rule, sources=kept, targets=layers, short=attention_macro.WORD)
+def _parse_model(node: Node, path: str, text: str) -> RuleFile:
+    values = RULE_FILE.read(node)
+    header = node.value
+    findings: list[Finding] = []
+    targets = {name: _target(name, target, header["targets"].value[name]) for name, target in values["targets"].items()}
+    written, attention_axes = _parse_rules(header["rules"], targets, findings)
+    facts = values.get("facts", {})
+    rules = RuleFile(
+        path=path,
+        model=values["model"],
+        family=values.get("family"),
+        title=values["title"],
+        reference=values.get("reference", ""),
+        root=tuple(prefix.strip("/") for prefix in values.get("root") or ("",)),
+        leaf_names=tuple(values.get("leaf_names", ())),
+        axes={
+            **attention_axes,
+            **{
+                name: Axis(axis["is"], axis.get("equals", ()), header["axes"].value[name].at)
+                for name, axis in values.get("axes", {}).items()
+            },
+        },
+        facts=facts,
+        layer_types={
+            name: LayerTypes(types["of"], types["leaves"], header["layer_types"].value[name].at)
+            for name, types in values.get("layer_types", {}).items()
+        },
+        versions=tuple(
+            Version(name, version["sizes"], version.get("facts", {}))
+            for name, version in values.get("versions", {}).items()
+        ),
+        targets=targets,
+        rules=tuple(one.rule for one in written),
+        text=text,
+        node=node,
+        path_variants=tuple(
+            _path_variants(part, listed, header["path_variants"].value[part], facts)
+            for part, listed in values.get("path_variants", {}).items()
+        ),
+        sidecar=_sidecar(values["sidecar"], header["sidecar"]) if "sidecar" in values else None,
+        must_divide=values.get("must_divide", {}),
+        needs_confirmation={name: text for name, text in values.get("needs_confirmation", {}).items() if text},
+    )
+    findings += validate(rules, written)
+    if findings:
+        raise RuleError(*findings)
+    return rules
+
+
+def _target(name: str, values: Mapping[str, Any], node: Node) -> Target:
+    return Target(
+        name,
+        values["loads"],
+        values.get("config", {}),
+        values.get("generation", {}),
+        values.get("rename_prefixes", {}),
+        {
+            fact: Requirement(required["is"], required["because"], node.value["requires"].value[fact].at)
+            for fact, required in values.get("requires", {}).items()
+        },
+        values.get("conventions", TORCH),
+    )
+
+
+def _sidecar(values: Mapping[str, Any], node: Node) -> SidecarConfig:
+    return SidecarConfig(values["file"], values.get("supported", {}), node.at.line_only)
+
+
+def _path_variants(
+    part: str, listed: Iterable[Iterable[VariantPath]], node: Node, facts: Mapping[str, Any]
+) -> PathVariants:
+    variants = tuple(tuple(_with_period(path, facts) for path in variant) for variant in listed)
+    return PathVariants(part, ((VariantPath(part, {}),), *variants), node.at)
+
+
+def _with_period(path: VariantPath, facts: Mapping[str, Any]) -> VariantPath:
+    """Replace a period that names a fact by the length of the list that the fact repeats."""
+    fact = facts.get(path.period) if isinstance(path.period, str) else None
+    repeated = fact.get("repeat") if isinstance(fact, dict) else None
+    return replace(path, period=len(repeated)) if isinstance(repeated, list) and repeated else path
+
+
+# --- rules ----------------------------------------------------------------------------------------------------------
+
+
+def _parse_rules(
+    listed: Node, targets: Mapping[str, Target], findings: list[Finding]
+) -> tuple[list[WrittenRule], dict[str, Axis]]:
+    """Parse the list of rules. Attention rules expand to `linear` rules, and tie sizes of axes."""
+    written: list[WrittenRule] = []
+    axes: dict[str, Axis] = {}
+    for node in listed.value if isinstance(listed.value, tuple) else ():
+        with gather(findings):
+            if not node.is_mapping:
+                raise wrong_value(node, "a rule")
+            if attention_macro.WORD in node.value:
+                expanded, width = attention_macro.expand(node)
+                written += [_expanded_rule(one, targets) for one in expanded]
+                axes |= {width.letter: Axis(ATTENTION_WIDTH, tuple(width.factors), node.at)} if width else {}
+            else:
+                written.append(_parse_rule(node, targets))
+    return written, axes
+
+
+ATTENTION_WIDTH = (
+    "width of torch.nn.MultiheadAttention, which is that of all heads together (otherwise use `projections:`)"
+)
+
+
+def _expanded_rule(one: attention_macro.Expanded, targets: Mapping[str, Target]) -> WrittenRule:
+    rule, node = (written := _parse_rule(one.node, targets)).rule, written.node
+    sources = rule.sources if one.roles is None else {role: rule.sources[role] for role in one.roles}
+    layers = {name: _packed(layer, one.inner) for name, layer in rule.targets.items()}
+    return WrittenRule(replace(rule, sources=sources, targets=layers, short=attention_macro.WORD), node)
 
 
 def _packed(layer: TargetLayer, inner: tuple[str, ...] | None) -> TargetLayer:
-    """A projection, with the torch.nn.MultiheadAttention that it is in."""
+    """Add the torch.nn.MultiheadAttention that a projection belongs to."""
     if inner is None:
         return layer
     text = layer.path.text
@@ -85,68 +189,21 @@ def _packed(layer: TargetLayer, inner: tuple[str, ...] | None) -> TargetLayer:
     return replace(layer, packed_in=layer.path if module == text else parse_pattern(module))
 
 
-def _fixed(nodes: tuple[Node, ...], axes: Mapping[str, Axis]) -> dict[str, Axis]:
-    """Sizes that torch.nn.MultiheadAttention ties together, where the file does not say so itself."""
-    found: dict[str, Axis] = {}
-    for node in nodes:
-        tied = attention_macro.expand(node)[1] if node.is_mapping and attention_macro.WORD in node.value else None
-        if tied is not None and tied.letter not in axes:
-            said = "width of torch.nn.MultiheadAttention, which has no other for all heads together: else give `projections:`"
-            found[tied.letter] = Axis(said, tuple(tied.factors), node.at)
-    return found
-
-
-def _read_rule(node: Node, targets: Mapping[str, Target]) -> Rule:
-    if not node.is_mapping:
-        raise RuleError(f"{node.at}: expected a rule, found {node}")
-    assert node.keys_at is not None
-    words = [key for key in node.value if key in KINDS]
-    if len(words) != 1:
-        found = f"it has {' and '.join(words)}" if words else "it has none of them"
-        known = [*KINDS, attention_macro.WORD, *SHARED, *(key for kind in KINDS.values() for key in kind.keys)]
-        typo = next(
-            (
-                f" {key!r}{said}"
-                for key in node.value
-                if key not in known and (said := nearest(key, [*KINDS, attention_macro.WORD]))
-            ),
-            "",
-        )
-        raise RuleError(
-            f"{node.at}: a rule names its target with one of {', '.join((*KINDS, attention_macro.WORD))}; {found}{typo and ';' + typo}"
-        )
-    word = words[0]
-    node, asked = set_aside(node, word)
-    record = rule_record(word)
+def _parse_rule(node: Node, targets: Mapping[str, Target]) -> WrittenRule:
+    word = _kind_name(node)
     kind = KINDS[word]
-    if kind.target is not None:  # read apart, as its form depends on the targets of the file
-        record = Record(
-            {**record.keys, word: Key(Anything(), record.keys[word].doc, required=True)}, record.called, record.hints
-        )
-    values = record.read(node)
-    try:
+    node, asked = set_aside(node, word)
+    values = _record(word).read(node)
+    with located(node.at, "rule-layer-conflict"):
         layer, rope = kind.read(values), read_rope(values.get("rope"))
         flattened, normalized = read_flattened(values.get("flattened")), read_normalized(values)
-    except ValueError as error:
-        raise RuleError(f"{node.at}: {error}") from None
-    sources: dict[str, Pattern] = {}
-    if kind is Drop:
-        sources["weight"] = values[word]
-    else:
-        sources |= layer.patterns(values["from"]) if "from" in values else {}
-        if "times" in values:
-            sources[SECOND] = values["times"]
-        if "plus" in values:
-            sources |= {PLUS_FIRST: values["plus"]["from"], PLUS_SECOND: values["plus"]["times"]}
-        sources |= {role: values[key] for key, role in kind.leaf_keys.items() if key in values}
-        sources |= normalized.paths if normalized else {}
     rule = Rule(
         at=node.at,
         word=word,
         kind=layer,
-        sources=sources,
+        sources={**_sources(kind, layer, values, word), **(normalized.paths if normalized else {})},
         stacked=values.get("stacked", {}),
-        targets={} if kind.target is None else _read_targets(node.value[word], word, targets),
+        targets={} if kind.target is None else _targets(node.value[word], kind, targets),
         optional=values.get("optional", kind is Drop),
         layer_type=values.get("layer_type"),
         when=values.get("when"),
@@ -160,214 +217,91 @@ def _read_rule(node: Node, targets: Mapping[str, Target]) -> Rule:
         normalized=normalized,
         asked=asked,
     )
-    check_rule(rule, node)
-    return rule
+    return WrittenRule(rule, node)
 
 
-def _period(place: VariantPath, facts: Mapping[str, Any]) -> VariantPath:
-    """The place with the number that its period stands for.
+def _kind_name(node: Node) -> str:
+    """Return the key of a rule that names its kind.
 
     Raises:
-        ValueError: the fact does not repeat a list, or nothing is counted.
+        RuleError: it has none, or several.
     """
-    if place.period is not None and not place.order:
-        raise ValueError(f"{place.path} has a `period:` and no `order:`, whose last index it is of")
-    if not isinstance(place.period, str):
-        return place
-    fact = facts.get(place.period)
-    repeated = fact.get("repeat") if isinstance(fact, dict) else None
-    if not repeated or not isinstance(repeated, list):
-        raise ValueError(f"the period ${place.period} is no fact that repeats a list")
-    return replace(place, period=len(repeated))
-
-
-def _read_path_variants(values: Mapping[str, Any], node: Node, facts: Mapping[str, Any]) -> tuple[PathVariants, ...]:
-    found = []
-    for written, listed in values.items():
-        at = node.value[written].at
-        try:
-            listed = tuple(tuple(_period(place, facts) for place in layout) for layout in listed)
-            indices = parse_pattern(written).indices
-            for place in (place for layout in listed for place in layout):
-                own = set(parse_pattern(place.path).indices) | set(place.stacked)
-                wanted = set(place.order) if place.order else set(indices)
-                if own != wanted or len(set(place.order)) < len(place.order):
-                    raise ValueError(
-                        f"{place.path} has the indices {braces(own)}, and {written} is counted by {braces(wanted)}; "
-                        "`order` lists those of the path and of `stacked`, each once"
-                    )
-            if len(indices) > 1 or (not indices and any(p.order for layout in listed for p in layout)):
-                raise ValueError(f"{written} has {len(indices)} indices; layers are counted by one")
-        except ValueError as error:
-            raise RuleError(f"{at}: {error}") from None
-        found.append(PathVariants(written, indices[0] if indices else None, ((VariantPath(written, {}),), *listed)))
-    return tuple(found)
-
-
-def _read_file(node: Node, path: str, text: str) -> RuleFile:
-    values = RULE_FILE.read(node)
-    facts = values.get("facts", {})
-    targets = {
-        name: Target(
-            name,
-            t["loads"],
-            t.get("config", {}),
-            t.get("generation", {}),
-            t.get("rename_prefixes", {}),
-            {
-                fact: Requirement(
-                    need["is"], need["because"], node.value["targets"].value[name].value["requires"].value[fact].at
-                )
-                for fact, need in t.get("requires", {}).items()
-            },
-            t.get("conventions", TORCH),
+    words: list[str] = [key for key in node.value if key in KINDS]
+    if len(words) == 1:
+        return words[0]
+    kinds = [*KINDS, attention_macro.WORD]
+    known = {*kinds, *SHARED, *(key for kind in KINDS.values() for key in kind.keys)}
+    suggestions = (did_you_mean(key, kinds) for key in node.value if key not in known)
+    raise RuleError(
+        Finding(
+            "rule-kind",
+            "a rule has one key that names its kind",
+            rule=str(node.at),
+            expected=f"one of {', '.join(kinds)}",
+            got=" and ".join(words) or "none of them",
+            fix=next(filter(None, suggestions), "") if not words else "write one rule for each",
         )
-        for name, t in values["targets"].items()
-    }
-    if not targets:
-        raise RuleError(f"{node.value['targets'].at}: a rule file needs at least one target")
-    listed = node.value["rules"]
-    if not listed.value:
-        raise RuleError(f"{listed.at}: a rule file needs at least one rule")
-    rules = tuple(rule for child in listed.value for rule in _read_rules(child, targets))
-    axes = {
-        name: Axis(axis["is"], axis.get("equals", ()), node.value["axes"].value[name].at)
-        for name, axis in values.get("axes", {}).items()
-    }
-    for name, axis in axes.items():
-        for factor in axis.equals:
-            if isinstance(factor, str) and factor not in axes:
-                raise RuleError(f"{axis.at}: {name} equals a product with {factor}, which `axes` does not declare")
-    axes = {**_fixed(listed.value, axes), **axes}
-    for rule in rules:
-        for said in facts_of(rule):
-            if said not in facts:
-                raise RuleError(f"{rule.at}: there is no fact {said!r} in `facts`{nearest(said, facts)}")
-        try:
-            rule.kind.check_facts({name: value for name, value in facts.items() if value != ASK})
-        except ValueError as error:
-            raise RuleError(f"{rule.at}: {error}") from None
-    types = {
-        name: LayerTypes(t["of"], t["leaves"], node.value["layer_types"].value[name].at)
-        for name, t in values.get("layer_types", {}).items()
-    }
-    check_types(types, rules, facts)
-    versions = tuple(Version(name, v["sizes"], v.get("facts", {})) for name, v in values.get("versions", {}).items())
-    for version in versions:
-        for key in version.facts:
-            if key not in facts:
-                raise RuleError(
-                    f"{node.value['versions'].at}: version {version.name} sets {key!r}, which `facts` does not declare"
-                )
-        for key in version.sizes:
-            if key not in axes:
-                raise RuleError(
-                    f"{node.value['versions'].at}: version {version.name} has a size of {key!r}, which `axes` does not declare"
-                )
-    for letter in values.get("must_divide", {}).values():
-        if letter not in axes:
-            raise RuleError(
-                f"{node.value['must_divide'].at}: `must_divide` speaks of {letter}, which `axes` does not declare"
-            )
-    for called, named in (
-        ("needs_confirmation", values.get("needs_confirmation", {})),
-        ("must_divide", values.get("must_divide", {})),
-        *(("requires", t.requires) for t in targets.values()),
-    ):
-        for name in named:
-            if name not in facts:
-                raise RuleError(
-                    f"{node.at}: `{called}` speaks of {name!r}, which is no fact of `facts`{nearest(name, facts)}"
-                )
-    path_variants = (
-        _read_path_variants(values["path_variants"], node.value["path_variants"], facts)
-        if "path_variants" in values
-        else ()
-    )
-    for name, fact in facts.items():
-        if isinstance(fact, dict) and set(fact) == {"repeat", "length"} and str(fact["length"])[1:] not in axes:
-            raise RuleError(
-                f"{node.value['facts'].value[name].at}: the length {fact['length']} is no size that `axes` declares"
-            )
-    indices = {name: rule for rule in reversed(rules) for name in indices_of(rule) if rule.word != "drop"}
-    for rule in rules:
-        for letter in () if rule.asked else letters_of(rule):
-            if letter in indices:
-                raise RuleError(
-                    f"{rule.at}: {letter} is an axis here and the index {{{letter}}} in line {indices[letter].at.line}; "
-                    "call the index otherwise, such as {layer}"
-                )
-    variants: dict[str, Rule] = {}
-    for rule in rules:
-        first = variants.setdefault(rule.choice, rule) if rule.choice else rule
-        if first.kind.variants != rule.kind.variants:
-            raise RuleError(
-                f"{rule.at}: {rule.choice!r} chooses among {', '.join(rule.kind.variants)} here and among "
-                f"{', '.join(first.kind.variants)} in line {first.at.line}; name them alike, or give one of the two another name"
-            )
-    for target in targets.values():
-        for said in (*references(target.config), *references(target.generation)):
-            if said not in facts and said not in axes and said not in types:
-                raise RuleError(
-                    f"{node.value['targets'].value[target.name].at}: config refers to ${said}, which is in neither `facts` "
-                    f"nor `axes`{nearest(said, [*facts, *axes, *types])}"
-                )
-    return RuleFile(
-        path=path,
-        model=values["model"],
-        family=values.get("family"),
-        title=values["title"],
-        reference=values.get("reference", ""),
-        root=tuple(prefix.strip("/") for prefix in values.get("root") or ("",)),
-        leaf_names=tuple(values.get("leaf_names", ())),
-        axes=axes,
-        facts=facts,
-        layer_types=types,
-        versions=versions,
-        targets=targets,
-        rules=rules,
-        text=text,
-        node=node,
-        path_variants=path_variants,
-        sidecar=_read_sidecar(values["sidecar"], node.value["sidecar"]) if "sidecar" in values else None,
-        must_divide=values.get("must_divide", {}),
-        needs_confirmation={name: text for name, text in values.get("needs_confirmation", {}).items() if text},
     )
 
 
-def _read_sidecar(values: Mapping[str, Any], node: Node) -> SidecarConfig:
-    name = values["file"]
-    if "/" in name or "\\" in name or name in ("", ".", ".."):
-        raise RuleError(f"{node.value['file'].at}: {name!r} is no name of a file beside the checkpoint")
-    return SidecarConfig(name, values.get("supported", {}), node.at.line_only)
+def _record(word: str) -> Record:
+    """Return the keys of a rule. Its target is read separately, as its form depends on the targets of the file."""
+    record = rule_record(word)
+    if KINDS[word].target is None:
+        return record
+    keys = {**record.keys, word: Key(Anything(), record.keys[word].doc, required=True)}
+    return Record(keys, record.description, record.hints)
 
 
-def parse_models(text: str, name: str = "rules.yaml") -> tuple[RuleFile, ...]:
-    """Reads the rules of every model that a file declares.
-
-    Raises:
-        RuleError: not a valid rule file; the message has line and column.
-    """
-    return tuple(_read_file(node, name, text) for node in each_model(load_yaml(text, name)))
-
-
-def parse_rules(text: str, name: str = "rules.yaml") -> RuleFile:
-    """Reads the rules of one model from a string.
-
-    Raises:
-        RuleError: not a valid rule file (the message has line and column), or one that declares several models.
-    """
-    return single_model(parse_models(text, name), name)
+def _sources(kind: type[LayerKind], layer: LayerKind, values: Mapping[str, Any], word: str) -> dict[str, Pattern]:
+    """Return the patterns of a rule's leaves by role."""
+    if kind is Drop:
+        return {"weight": values[word]}
+    sources = dict(layer.patterns(values["from"])) if "from" in values else {}
+    if "times" in values:
+        sources[SECOND] = values["times"]
+    if "plus" in values:
+        sources |= {PLUS_FIRST: values["plus"]["from"], PLUS_SECOND: values["plus"]["times"]}
+    return sources | {role: values[key] for key, role in kind.leaf_keys.items() if key in values}
 
 
-def single_model(models: tuple[RuleFile, ...], path: str) -> RuleFile:
-    """The only model of a file.
+def _targets(node: Node, kind: type[LayerKind], targets: Mapping[str, Target]) -> dict[str | None, TargetLayer]:
+    """Read where a rule's tensors go: one place for all targets (key None), or one for each."""
+    if node.keys_at is None or {"module", "name", "coeffs"} & set(node.value):
+        layer = _target_layer(node, kind)
+        renamed: dict[str | None, TargetLayer] = {
+            name: _renamed(layer, target) for name, target in targets.items() if target.rename_prefixes
+        }
+        return {None: layer} | renamed
+    layers: dict[str | None, TargetLayer] = {}
+    findings: list[Finding] = []
+    for name, child in node.items():
+        with gather(findings):
+            if name not in targets:
+                raise RuleError(_unknown_target(name, node, targets))
+            layers[name] = _renamed(_target_layer(child, kind), targets[name])
+    if findings:
+        raise RuleError(*findings)
+    return layers
 
-    Raises:
-        RuleError: there are several.
-    """
-    if len(models) > 1:
-        raise RuleError(
-            f"{path} declares several models, {', '.join(m.model for m in models)}; read it with `load_models`"
-        )
-    return models[0]
+
+def _unknown_target(name: str, node: Node, targets: Iterable[str]) -> Finding:
+    assert node.keys_at is not None
+    return Finding(
+        "rule-unknown-name",
+        f"{name!r} is not a target of this file",
+        rule=str(node.keys_at[name]),
+        expected=f"one of {', '.join(targets)}",
+        fix=did_you_mean(name, targets),
+    )
+
+
+def _target_layer(node: Node, kind: type[LayerKind]) -> TargetLayer:
+    assert kind.target is not None
+    with located(node.at, "rule-layer-conflict"):
+        return kind.layer(kind.target.read(node) if node.is_mapping else {"module": PATTERN.read(node)})
+
+
+def _renamed(layer: TargetLayer, target: Target) -> TargetLayer:
+    tied = tuple(replace(one, path=target.rename(one.path)) for one in layer.tied)
+    return replace(layer, path=target.rename(layer.path), tied=tied)

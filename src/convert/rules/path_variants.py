@@ -13,26 +13,32 @@ from dataclasses import dataclass, replace
 
 from convert.core.path_pattern import Index, Match, Pattern, parse_pattern
 from convert.core.tensor_spec import TensorSpec
+from convert.core.yaml_nodes import Position
 from convert.layers.base import Rule
 from convert.layers.target import Numbering
 
 
 @dataclass(frozen=True)
 class VariantPath:
-    """One place of leaves.
+    """A path that may stand in the tree instead of the one in the rules.
 
     Attributes:
-        path: what stands there.
-        stacked: index -> axis that stacks it.
-        order: the indices that the layers are counted by, the slowest first; empty when the path has the index itself.
-        period: how many values the last index of `order` has in every tree, or the fact whose list repeats so often;
-            None: as many as the tree shows.
+        path: the path in the tree.
+        stacked: index -> axis of the leaf that stacks it.
+        order: the indices that number the layers, the slowest first; empty if the path has the index itself.
+        period: number of values of the last index in `order`, or the name of a fact that could not be resolved to one;
+            None: as many as the tree has.
     """
 
     path: str
     stacked: Mapping[str, int]
     order: tuple[str, ...] = ()
     period: int | str | None = None
+
+    @property
+    def indices(self) -> set[str]:
+        """Indices of the path and of stacked axes."""
+        return set(parse_pattern(self.path).indices) | set(self.stacked)
 
 
 @dataclass(frozen=True)
@@ -41,13 +47,23 @@ class PathVariants:
 
     Attributes:
         written: the part as the rules write it.
-        index: the index that it holds, None for a part without one.
-        layouts: each a sequence of places, counted one after the other; the first is the part as written.
+        variants: each a sequence of paths whose layers are numbered one after the other; the first is the part as written.
+        at: where it is declared.
     """
 
     written: str
-    index: str | None
     variants: tuple[tuple[VariantPath, ...], ...]
+    at: Position
+
+    @property
+    def indices(self) -> tuple[str, ...]:
+        """Indices of the part as written: none, or the one that numbers the layers."""
+        return parse_pattern(self.written).indices
+
+    @property
+    def index(self) -> str | None:
+        """The index that numbers the layers; None if the part has none."""
+        return next(iter(self.indices), None)
 
 
 def each_combination(rules: Sequence[Rule], places: Sequence[PathVariants]) -> Iterator[tuple[Rule, ...]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from convert.core.fields import INTEGER, TEXT, Anything, Choice, Either, Field, Key, ListOf, MapOf, Record, Scalar
+from convert.core.path_pattern import parse_pattern
 from convert.core.yaml_nodes import Node
 from convert.layers import KINDS
 from convert.layers.shared_keys import PATTERN, SHARED, parse_fact, parse_letter
@@ -113,7 +114,7 @@ def _parse_period(value: int | str) -> int | str:
 
 _VARIANT_PATH = Record(
     {
-        "path": Key(TEXT, "what stands in the tree in place of the key", required=True),
+        "path": Key(PATTERN, "what stands in the tree in place of the key", required=True),
         "stacked": Key(MapOf(INTEGER), "index -> axis of the leaf that stacks it"),
         "order": Key(
             ListOf(Scalar(str, "the name of an index")),
@@ -128,19 +129,21 @@ _VARIANT_PATH = Record(
 )
 
 
-class _Layout(Field):
+class _Variant(Field):
     """A place: its path alone, with more, or several that are counted one after the other."""
 
     def read(self, node: Node) -> tuple[VariantPath, ...]:
         if isinstance(node.value, tuple):
             return tuple(place for child in node.value for place in self.read(child))
         if not node.is_mapping:
-            return (VariantPath(TEXT.read(node), {}),)
+            return (VariantPath(PATTERN.read(node).text, {}),)
         values = _VARIANT_PATH.read(node)
-        return (VariantPath(values["path"], values.get("stacked", {}), values.get("order", ()), values.get("period")),)
+        return (
+            VariantPath(values["path"].text, values.get("stacked", {}), values.get("order", ()), values.get("period")),
+        )
 
     def schema(self) -> dict[str, Any]:
-        one = {"anyOf": [TEXT.schema(), _VARIANT_PATH.schema()]}
+        one = {"anyOf": [PATTERN.schema(), _VARIANT_PATH.schema()]}
         return {"anyOf": [*one["anyOf"], {"type": "array", "items": one}]}
 
 
@@ -176,7 +179,7 @@ RULE_FILE = Record(
             "names of the leaves in the order of the file, where the checkpoint has none (Equinox)",
         ),
         "path_variants": Key(
-            MapOf(ListOf(_Layout(), or_one=True)),
+            MapOf(ListOf(_Variant(), or_one=True), "a mapping of a part of a path to its variants", parse_pattern),
             "part of a path, as the rules write it -> what else may stand there in a tree",
         ),
         "axes": Key(MapOf(_AXIS, "a mapping of letters", parse_axis_name), "what each axis letter and index means"),

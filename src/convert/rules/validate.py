@@ -1,170 +1,453 @@
-"""What a rule file must be to make sense, whatever the checkpoint."""
+"""Check that a parsed rule file makes sense, before any checkpoint is read.
+
+Each check is a small function that yields findings: those in `RULE_CHECKS` look at one rule, those in `FILE_CHECKS` at
+the whole file.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 
-from convert.core.errors import RuleError
-from convert.core.fields import nearest
-from convert.core.yaml_nodes import Node
-from convert.layers import Rule
+from convert.core.findings import Finding
+from convert.core.path_pattern import Pattern
+from convert.core.similarity import did_you_mean
+from convert.core.yaml_nodes import Node, Position
+from convert.layers import Rule, TargetLayer
 from convert.layers.annotations import BIAS_U, V
 from convert.layers.base import LayerKind
 from convert.layers.low_rank import PLUS_FIRST, PLUS_SECOND, SECOND
 from convert.layers.weight_normalization import check_normalized
 from convert.layers.weight_transforms import check_flattened, check_rope
-from convert.rules.file import LayerTypes
-
-ROLES = {SECOND: "times", PLUS_FIRST: "plus: from", PLUS_SECOND: "plus: times"}
-
-
-def _key_of(role: str, kind: LayerKind, node: Node) -> tuple[str, Node]:
-    """What the path of the leaves of this role is called in a rule, and the path."""
-    if role in (PLUS_FIRST, PLUS_SECOND):
-        return ROLES[role], node.value["plus"].value["from" if role == PLUS_FIRST else "times"]
-    if role in (V, BIAS_U):
-        key = "v" if role == V else "bias"
-        return f"spectral_norm: {key}", node.value["spectral_norm"].value[key]
-    word = ROLES.get(role) or next((key for key, of in (*kind.leaf_keys.items(), (role, role)) if of == role), "from")
-    return word, node.value[word if word in node.value else "from"]
+from convert.rules.file import RuleFile, references
+from convert.rules.placeholders import ASK
 
 
-def check_rule(rule: Rule, node: Node) -> None:
-    """Everything about one rule that needs no checkpoint.
+@dataclass(frozen=True)
+class WrittenRule:
+    """A rule, and the node that it was read from, which has the positions of its keys."""
 
-    Raises:
-        RuleError: it contradicts itself.
-    """
-    _check_leaves(rule, node)
-    _check_absent_if(rule, node)
+    rule: Rule
+    node: Node
 
 
-def _check_leaves(rule: Rule, node: Node) -> None:
-    if not rule.sources:
-        for layer in rule.targets.values():
-            if layer.path.wild or layer.path.indices or layer.path.groups:
-                raise RuleError(f"{node.at}: {layer.path} is not the name of one tensor; a `{rule.word}` fills one")
+def validate(rules: RuleFile, written: Iterable[WrittenRule]) -> Iterator[Finding]:
+    """Yield every problem of a rule file. Of one rule, later checks run only if the earlier ones pass."""
+    for one in written:
+        yield from next(filter(None, (list(check(one.rule, one.node)) for check in RULE_CHECKS)), ())
+    for check in FILE_CHECKS:
+        yield from check(rules)
+
+
+# --- one rule -------------------------------------------------------------------------------------------------------
+
+
+def _buffer_names_one_tensor(rule: Rule, node: Node) -> Iterator[Finding]:
+    for layer in rule.targets.values() if not rule.sources else ():
+        if layer.path.wild or layer.path.indices or layer.path.groups:
+            yield Finding(
+                "rule-index-mismatch",
+                rule=str(node.at),
+                expected=f"the name of one tensor, as a `{rule.word}` fills one",
+                got=str(layer.path),
+                fix="write one rule for each tensor",
+            )
+
+
+def _only_drop_has_wildcards(rule: Rule, node: Node) -> Iterator[Finding]:
+    for role, pattern in rule.sources.items() if rule.word != "drop" else ():
+        if pattern.wild:
+            yield Finding(
+                "rule-wildcard",
+                f"{pattern} has a wildcard, which only `drop` takes",
+                rule=str(_key_of(role, rule.kind, node)[1].at),
+                fix="name the leaves with {i} and {a,b}",
+            )
+    for name, layer in _targets(rule):
+        if layer.path.wild:
+            yield Finding("rule-wildcard", f"the target {layer.path} has a wildcard{_of(name)}", rule=str(node.at), fix="write the tensor's name with {i} and {a,b}")  # fmt: skip
+
+
+def _all_roles_have_the_same_indices(rule: Rule, node: Node) -> Iterator[Finding]:
     if rule.word == "drop" or not rule.sources:
         return
-    weight = rule.path
     lead = "from" if "from" in node.value else _key_of(rule.lead, rule.kind, node)[0]
     for role, pattern in rule.sources.items():
-        said, key = _key_of(role, rule.kind, node)
-        if pattern.wild:
-            raise RuleError(
-                f"{key.at}: {pattern} has a wildcard; name the leaves with {{i}} and {{a,b}} (only `drop` takes wildcards)"
+        key, value = _key_of(role, rule.kind, node)
+        if pattern.indices != rule.path.indices or _group_sizes(pattern) != _group_sizes(rule.path):
+            yield Finding(
+                "rule-index-mismatch",
+                f"`{key}` and `{lead}` do not have the same indices and alternatives",
+                rule=str(value.at),
+                expected=f"the indices and the number of alternatives of {rule.path}, in the same order",
+                got=str(pattern),
             )
-        if pattern.indices != weight.indices or [len(g.words) for g in pattern.groups] != [
-            len(g.words) for g in weight.groups
-        ]:
-            raise RuleError(
-                f"{key.at}: `{said}` must have the same indices and as many alternatives as `{lead}`, in the same order"
-            )
+
+
+def _each_index_has_its_axis(rule: Rule, node: Node) -> Iterator[Finding]:
     if len(set(rule.stacked.values())) < len(rule.stacked):
-        raise RuleError(f"{node.value['stacked'].at}: two indices are stacked on one axis; each has an axis of its own")
-    clash = sorted(set(weight.indices) & set(rule.stacked))
-    if clash:
-        raise RuleError(f"{node.at}: {clash[0]} is both in the path and stacked on an axis")
-    sizes = [len(g.words) for g in weight.groups]
-    for name, layer in rule.targets.items() if rule.word not in rule.asked else ():
-        of = f" (target {name})" if name else ""
-        counted = {name for numbering in rule.index_from.values() for name in numbering.order}
-        known = {*weight.indices, *rule.stacked}
-        if strange := sorted(counted - known):
-            raise RuleError(f"{node.at}: {strange[0]} of `index_from` is neither in the path nor stacked on an axis")
-        known = (known - counted) | set(rule.index_from)
-        if layer.path.wild:
-            raise RuleError(f"{node.at}: the target {layer.path} has a wildcard{of}")
-        if set(layer.path.indices) != known:
-            raise RuleError(
-                f"{node.at}: the source has the indices {braces(known)} and the target {braces(layer.path.indices)}{of}; "
-                "each index of the source must be in the target, or two leaves would become one tensor"
+        yield Finding(
+            "rule-index-mismatch",
+            "two indices are stacked on the same axis",
+            rule=str(node.value["stacked"].at),
+            fix="give each index its own axis",
+        )
+    for name in sorted(set(rule.stacked) & set(rule.path.indices)) if rule.sources else ():
+        yield Finding(
+            "rule-index-mismatch",
+            f"{{{name}}} is both in the path and in `stacked`",
+            rule=str(node.at),
+            fix="remove it from one of the two",
+        )
+
+
+def _target_has_the_indices_of_the_source(rule: Rule, node: Node) -> Iterator[Finding]:
+    counted = {name for numbering in rule.index_from.values() for name in numbering.order}
+    for name, layer in _targets(rule):
+        indices = {*rule.path.indices, *rule.stacked}
+        if unknown := sorted(counted - indices):
+            yield Finding(
+                "rule-index-mismatch",
+                f"{unknown[0]} of `index_from` is neither an index of the path nor in `stacked`",
+                rule=str(node.at),
+                expected=f"some of {braces(indices)}",
+                got=unknown[0],
             )
-        if rule.asked:
-            continue  # what is asked for would be needed
+            return
+        indices = (indices - counted) | set(rule.index_from)
+        if set(layer.path.indices) != indices:
+            yield Finding(
+                "rule-index-mismatch",
+                f"the source and the target {layer.path}{_of(name)} have different indices, so several leaves would become "
+                "one tensor, or one leaf several",
+                rule=str(node.at),
+                expected=f"a target with the source's indices: {braces(indices)}",
+                got=braces(layer.path.indices),
+            )
+
+
+def _kind_accepts_the_target(rule: Rule, node: Node) -> Iterator[Finding]:
+    for name, layer in _targets(rule) if not rule.asked else ():
         try:
-            rule.kind.check_target(layer, weight)
+            rule.kind.check_target(layer, rule.path)
             check_rope(rule)
             check_flattened(rule)
             check_normalized(rule)
         except ValueError as error:
-            raise RuleError(f"{node.at}: {error}{of}") from None
-        to = [len(g.words) for g in layer.path.groups]
-        fused = bool(sizes) and to == sizes[:-1]
-        split = bool(to) and to[:-1] == sizes
+            yield Finding("rule-layer-conflict", f"{error}{_of(name)}", rule=str(node.at))
+
+
+def _alternatives_pair_up(rule: Rule, node: Node) -> Iterator[Finding]:
+    for name, layer in _targets(rule) if not rule.asked else ():
+        source, target = _group_sizes(rule.path), _group_sizes(layer.path)
+        fused = bool(source) and target == source[:-1]
+        split = bool(target) and target[:-1] == source
         if fused and not rule.kind.fuses:
-            raise RuleError(
-                f"{node.at}: {weight} lists more leaves than {layer.path} has tensors, and a `{rule.word}` cannot be fused{of}"
+            yield Finding(
+                "rule-index-mismatch",
+                f"{rule.path} lists more leaves than {layer.path} has tensors{_of(name)}, and a `{rule.word}` cannot be fused",
+                rule=str(node.at),
+                fix="list as many alternatives in the target",
             )
-        if not (to == sizes or fused or split):
-            raise RuleError(
-                f"{node.at}: the alternatives of {weight} and {layer.path} do not pair up{of}: as many on both sides, "
-                "or one group less on the target to fuse its members, or one more to split"
+        elif not (target == source or fused or split):
+            yield Finding(
+                "rule-index-mismatch",
+                f"the alternatives of {rule.path} and {layer.path} do not pair up{_of(name)}",
+                rule=str(node.at),
+                expected="as many alternatives on both sides, or one group less in the target (fused), or one more (split)",
+                got=f"groups of {source} in the source and of {target} in the target",
             )
 
 
-def braces(names: object) -> str:
-    """Names of indices for a message, as a path has them."""
-    return ", ".join(f"{{{name}}}" for name in sorted(names)) or "none"  # type: ignore[call-overload]
-
-
-def _check_absent_if(rule: Rule, node: Node) -> None:
-    if rule.absent_if is None:
-        return
-    if rule.absent_if.wild or set(rule.absent_if.indices) != set(rule.path.indices):
-        raise RuleError(
-            f"{node.value['absent_if'].at}: `absent_if` must have the indices of `from`, {braces(rule.path.indices)}, "
-            f"and no wildcard; {rule.absent_if} has {braces(rule.absent_if.indices)}"
+def _absent_if_has_the_indices_of_the_source(rule: Rule, node: Node) -> Iterator[Finding]:
+    pattern = rule.absent_if
+    if pattern is not None and (pattern.wild or set(pattern.indices) != set(rule.path.indices)):
+        yield Finding(
+            "rule-index-mismatch",
+            "`absent_if` and `from` have different indices, or `absent_if` has a wildcard",
+            rule=str(node.value["absent_if"].at),
+            expected=f"the indices {braces(rule.path.indices)} and no wildcard",
+            got=str(pattern),
         )
 
 
+RULE_CHECKS: tuple[Callable[[Rule, Node], Iterator[Finding]], ...] = (
+    _buffer_names_one_tensor,
+    _only_drop_has_wildcards,
+    _all_roles_have_the_same_indices,
+    _each_index_has_its_axis,
+    _target_has_the_indices_of_the_source,
+    _kind_accepts_the_target,
+    _alternatives_pair_up,
+    _absent_if_has_the_indices_of_the_source,
+)
+
+
+def _targets(rule: Rule) -> Iterable[tuple[str | None, TargetLayer]]:
+    """Return the names and layers of the targets, unless the rule drops its leaves, has none, or leaves its target open."""
+    checked = rule.word != "drop" and rule.sources and rule.word not in rule.asked
+    return rule.targets.items() if checked else ()
+
+
+def _of(target: str | None) -> str:
+    return f" (target {target})" if target else ""
+
+
+def _group_sizes(pattern: Pattern) -> list[int]:
+    return [len(group.words) for group in pattern.groups]
+
+
+_KEYS = {SECOND: "times", PLUS_FIRST: "plus: from", PLUS_SECOND: "plus: times"}
+
+
+def _key_of(role: str, kind: LayerKind, node: Node) -> tuple[str, Node]:
+    """Return the key of a rule that gives the path of the leaves of this role, and the path."""
+    if role in (PLUS_FIRST, PLUS_SECOND):
+        return _KEYS[role], node.value["plus"].value["from" if role == PLUS_FIRST else "times"]
+    if role in (V, BIAS_U):
+        key = "v" if role == V else "bias"
+        return f"spectral_norm: {key}", node.value["spectral_norm"].value[key]
+    word = _KEYS.get(role) or next((key for key, of in (*kind.leaf_keys.items(), (role, role)) if of == role), "from")
+    return word, node.value[word if word in node.value else "from"]
+
+
+# --- the file -------------------------------------------------------------------------------------------------------
+
+
+def _has_targets_and_rules(rules: RuleFile) -> Iterator[Finding]:
+    for key in ("targets", "rules"):
+        if not rules.node.value[key].value:
+            at = rules.node.value[key].at
+            yield Finding(
+                "rule-missing-key", f"`{key}` is empty", rule=str(at), expected="at least one entry", got="none"
+            )
+
+
+def _axis_factors_are_declared(rules: RuleFile) -> Iterator[Finding]:
+    for name, axis in rules.axes.items():
+        for factor in axis.equals:
+            if isinstance(factor, str) and factor not in rules.axes:
+                yield _undeclared(axis.at, f"`equals` of {name}", factor, axes=rules.axes)
+
+
+def _facts_of_rules_are_declared(rules: RuleFile) -> Iterator[Finding]:
+    for rule in rules.rules:
+        for fact in facts_of(rule):
+            if fact not in rules.facts:
+                yield _undeclared(rule.at, f"this `{rule.word}` rule", fact, facts=rules.facts)
+
+
+def _facts_have_values_that_their_rules_take(rules: RuleFile) -> Iterator[Finding]:
+    known = {name: value for name, value in rules.facts.items() if value != ASK}
+    for rule in rules.rules:
+        try:
+            rule.kind.check_facts(known)
+        except ValueError as error:
+            yield Finding("rule-wrong-value", str(error), rule=str(rule.at))
+
+
+def _layer_types_are_distinct(rules: RuleFile) -> Iterator[Finding]:
+    known: dict[str, Position] = {}
+    for name, entry in rules.layer_types.items():
+        at = str(entry.at)
+        if name in rules.facts:
+            problem = f"{name!r} is in `layer_types` and in `facts`"
+            yield Finding(
+                "rule-name-clash", problem, rule=at, fix="remove the fact: layer types are read from the tree"
+            )
+        if len(entry.leaves) < 2:
+            yield Finding("rule-layer-types", rule=at, expected="at least two types", got=str(len(entry.leaves)), fix=f"remove {name!r}: layers of one type need no `layer_types`")  # fmt: skip
+        for word, pattern in entry.leaves.items():
+            if word in known:
+                problem = f"the type {word!r} is declared twice, first in line {known[word].line}"
+                yield Finding("rule-name-clash", problem, rule=at, fix="rename one of the two")
+            known[word] = entry.at
+            if pattern.indices != (entry.index,):
+                expected = f"a path with the index {{{entry.index}}} and no other"
+                yield Finding("rule-layer-types", rule=at, expected=expected, got=str(pattern))
+
+
+def _layer_types_of_rules_are_declared(rules: RuleFile) -> Iterator[Finding]:
+    index_of = {word: entry.index for entry in rules.layer_types.values() for word in entry.leaves}
+    for rule in rules.rules:
+        if rule.layer_type is None:
+            continue
+        if rule.layer_type not in index_of:
+            yield _undeclared(rule.at, "`layer_type`", rule.layer_type, layer_types=index_of)
+        elif index_of[rule.layer_type] not in rule.path.indices:
+            yield Finding(
+                "rule-layer-types",
+                f"{rule.layer_type!r} is a type of the layers {{{index_of[rule.layer_type]}}}",
+                rule=str(rule.at),
+                expected=f"a path with the index {{{index_of[rule.layer_type]}}}",
+                got=str(rule.path),
+            )
+
+
+def _versions_use_declared_names(rules: RuleFile) -> Iterator[Finding]:
+    for version in rules.versions:
+        at = rules.node.value["versions"].value[version.name].at
+        for fact in version.facts:
+            if fact not in rules.facts:
+                yield _undeclared(at, f"version {version.name}", fact, facts=rules.facts)
+        for letter in version.sizes:
+            if letter not in rules.axes:
+                yield _undeclared(at, f"version {version.name}", letter, axes=rules.axes)
+
+
+def _header_uses_declared_facts(rules: RuleFile) -> Iterator[Finding]:
+    header = rules.node.value
+    used = [(f"`{key}`", header[key]) for key in ("needs_confirmation", "must_divide") if key in header]
+    for name, target in header["targets"].items():
+        used += [(f"`requires` of {name}", target.value["requires"])] if "requires" in target.value else []
+    for key, node in used:
+        for fact in node.value:
+            if fact not in rules.facts:
+                yield _undeclared(node.keys_at[fact], key, fact, facts=rules.facts)
+    for fact, letter in rules.must_divide.items():
+        if letter not in rules.axes:
+            yield _undeclared(header["must_divide"].value[fact].at, "`must_divide`", letter, axes=rules.axes)
+
+
+def _lengths_of_facts_are_declared(rules: RuleFile) -> Iterator[Finding]:
+    for name, fact in rules.facts.items():
+        if isinstance(fact, dict) and set(fact) == {"repeat", "length"}:
+            letter = str(fact["length"])[1:]
+            if letter not in rules.axes:
+                yield _undeclared(
+                    rules.node.value["facts"].value[name].at, f"`length` of {name}", letter, axes=rules.axes
+                )
+
+
+def _path_variants_count_by_one_index(rules: RuleFile) -> Iterator[Finding]:
+    for variants in rules.path_variants:
+        paths = [path for variant in variants.variants[1:] for path in variant]
+        if len(variants.indices) > 1 or (not variants.indices and any(path.order for path in paths)):
+            yield Finding(
+                "rule-path-variants",
+                rule=str(variants.at),
+                expected="one index, by which layers are counted",
+                got=f"{braces(variants.indices)} in {variants.written}",
+            )
+            continue
+        for path in paths:
+            counted = set(path.order) if path.order else set(variants.indices)
+            if path.indices != counted or len(set(path.order)) < len(path.order):
+                yield Finding(
+                    "rule-path-variants",
+                    f"{path.path} does not have the indices that {variants.written} is counted by",
+                    rule=str(variants.at),
+                    expected=braces(counted),
+                    got=braces(path.indices),
+                    fix="list in `order` the indices of the path and of `stacked`, each once",
+                )
+            if path.period is not None and not path.order:
+                problem = f"{path.path} has a `period` and no `order`"
+                yield Finding("rule-path-variants", problem, rule=str(variants.at), fix="add `order`: the period is that of its last index")  # fmt: skip
+            if isinstance(path.period, str):
+                expected = "a fact of the form {repeat: [...], length: $letter}"
+                yield Finding(
+                    "rule-path-variants", rule=str(variants.at), expected=expected, got=f"the period ${path.period}"
+                )
+
+
+def _letters_are_not_indices(rules: RuleFile) -> Iterator[Finding]:
+    indices = {name: rule for rule in reversed(rules.rules) for name in indices_of(rule) if rule.word != "drop"}
+    for rule in rules.rules:
+        for letter in dict.fromkeys(letters_of(rule)) if not rule.asked else ():
+            if letter in indices:
+                problem = f"{letter} is an axis here and the index {{{letter}}} in line {indices[letter].at.line}"
+                fix = "rename the index, for example to {layer}"
+                yield Finding("rule-name-clash", problem, rule=str(rule.at), fix=fix)
+
+
+def _choices_have_the_same_variants(rules: RuleFile) -> Iterator[Finding]:
+    first_of: dict[str, Rule] = {}
+    for rule in rules.rules:
+        first = first_of.setdefault(rule.choice, rule) if rule.choice else rule
+        if first.kind.variants != rule.kind.variants:
+            yield Finding(
+                "rule-name-clash",
+                f"the choice {rule.choice!r} has other variants in line {first.at.line}",
+                rule=str(rule.at),
+                expected=", ".join(first.kind.variants),
+                got=", ".join(rule.kind.variants),
+                fix="name the variants the same way, or rename one of the two choices",
+            )
+
+
+def _configs_use_declared_names(rules: RuleFile) -> Iterator[Finding]:
+    for target in rules.targets.values():
+        for name in dict.fromkeys((*references(target.config), *references(target.generation))):
+            if name not in rules.facts and name not in rules.axes and name not in rules.layer_types:
+                at = rules.node.value["targets"].value[target.name].at
+                yield _undeclared(
+                    at, "`config`", name, facts=rules.facts, axes=rules.axes, layer_types=rules.layer_types
+                )
+
+
+def _sidecar_is_a_file_name(rules: RuleFile) -> Iterator[Finding]:
+    name = rules.sidecar.file if rules.sidecar is not None else "config.json"
+    if "/" in name or "\\" in name or name in ("", ".", ".."):
+        at = rules.node.value["sidecar"].value["file"].at
+        yield Finding("rule-wrong-value", rule=str(at), expected="a file name without a folder, such as config.json", got=repr(name))  # fmt: skip
+
+
+FILE_CHECKS: tuple[Callable[[RuleFile], Iterator[Finding]], ...] = (
+    _has_targets_and_rules,
+    _axis_factors_are_declared,
+    _facts_of_rules_are_declared,
+    _facts_have_values_that_their_rules_take,
+    _layer_types_are_distinct,
+    _layer_types_of_rules_are_declared,
+    _versions_use_declared_names,
+    _header_uses_declared_facts,
+    _lengths_of_facts_are_declared,
+    _path_variants_count_by_one_index,
+    _letters_are_not_indices,
+    _choices_have_the_same_variants,
+    _configs_use_declared_names,
+    _sidecar_is_a_file_name,
+)
+
+
+def _undeclared(at: Position, user: str, name: str, **known: Iterable[str]) -> Finding:
+    """Make the finding for a name that `user` refers to and no header key of `known` declares."""
+    names = [name for declared in known.values() for name in declared]
+    keys = " or ".join(f"`{key}`" for key in known)
+    return Finding(
+        "rule-unknown-name",
+        f"{user} refers to {name!r}, which is not declared in {keys}",
+        rule=str(at),
+        expected=f"one of {', '.join(names)}" if names else "",
+        fix=did_you_mean(name, names) or f"declare it in {keys}",
+    )
+
+
+# --- what a rule refers to ------------------------------------------------------------------------------------------
+
+
+def braces(names: Iterable[str]) -> str:
+    """Write names of indices as a path has them: ``{i}, {layer}``."""
+    return ", ".join(f"{{{name}}}" for name in sorted(names)) or "none"
+
+
 def indices_of(rule: Rule) -> Iterator[str]:
-    """Names of the indices of a rule's leaves."""
+    """Yield the names of the indices of a rule's leaves."""
     for pattern in rule.sources.values():
         yield from pattern.indices
     yield from rule.stacked
 
 
 def letters_of(rule: Rule) -> Iterator[str]:
-    """Letters of the axes that a rule names."""
+    """Yield the letters of the axes that a rule names."""
     yield from rule.kind.letters_used
     yield from rule.flattened.order if rule.flattened else ""
     yield from rule.prescaled_by.of if rule.prescaled_by and isinstance(rule.prescaled_by.of, str) else ""
 
 
 def facts_of(rule: Rule) -> Iterator[str]:
-    """Names of the facts that a rule refers to."""
+    """Yield the names of the facts that a rule refers to."""
     if rule.when:
         yield rule.when
     yield from rule.kind.facts_used
-
-
-def check_types(types: Mapping[str, LayerTypes], rules: tuple[Rule, ...], facts: Mapping[str, Any]) -> None:
-    """Everything about the types of layers that needs no checkpoint.
-
-    Raises:
-        RuleError: a type is told twice or is none, or what a rule names is none.
-    """
-    known: dict[str, LayerTypes] = {}
-    for name, entry in types.items():
-        if name in facts:
-            raise RuleError(f"{entry.at}: {name!r} is in `facts` too; the types of the layers are read off the tree")
-        if len(entry.leaves) < 2:
-            raise RuleError(f"{entry.at}: layers of one type need no `layer_types`")
-        for word, pattern in entry.leaves.items():
-            if word in known:
-                raise RuleError(f"{entry.at}: {word!r} is a type in line {known[word].at.line} already")
-            known[word] = entry
-            if pattern.indices != (entry.index,):
-                raise RuleError(f"{entry.at}: {pattern} must have the index {{{entry.index}}}, and no other")
-    for rule in rules:
-        if rule.layer_type is None:
-            continue
-        if rule.layer_type not in known:
-            raise RuleError(f"{rule.at}: no type of layers is called {rule.layer_type!r}{nearest(rule.layer_type, known)} (known: {', '.join(known) or 'none'})")  # fmt: skip
-        if known[rule.layer_type].index not in rule.path.indices:
-            raise RuleError(
-                f"{rule.at}: {rule.layer_type!r} is a type of the layers {{{known[rule.layer_type].index}}}, which "
-                f"{rule.path} does not have"
-            )

@@ -37,12 +37,14 @@ NUMBER = Scalar((float, int), "a number", float)
 
 
 @contextmanager
-def refused(message: str, seconds: float = 5.0) -> Iterator[None]:
-    """The whole message; and no hanging."""
+def rejected(code: str, at: str, *words: str, seconds: float = 5.0) -> Iterator[None]:
+    """Expect one finding with this code and position, whose text has these words, within a time."""
     started = time.perf_counter()
     with pytest.raises(RuleError) as error:
         yield
-    assert str(error.value) == message
+    (finding,) = error.value.findings
+    assert (finding.code, finding.rule) == (code, at)
+    assert all(word in str(finding) for word in words), finding
     assert time.perf_counter() - started < seconds
 
 
@@ -110,43 +112,42 @@ def test_scalars_are_those_of_yaml_1_2(text: str, value: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "error"),
     [
-        ("", "f: the file is empty; see `convert rules show timesfm-2.5` for an example"),
-        ("# only a comment\n", "f: the file is empty; see `convert rules show timesfm-2.5` for an example"),
-        ("a: 1\nb: 2\na: 3\n", "f:3:1: the key 'a' stands twice in one mapping (first in line 1); remove one"),
-        ("x: {a: 1, 'a': 2}", "f:1:11: the key 'a' stands twice in one mapping (first in line 1); remove one"),
-        ("? [a]\n: 1", "f:1:3: a key must be a plain word, not a list"),
-        ("? {a: 1}\n: 1", "f:1:3: a key must be a plain word, not a mapping"),
-        ("a: [1", "f:1:6: not YAML: did not find expected ',' or ']', at the end of the file"),
-        ("a: b: c", "f:1:5: not YAML: mapping values are not allowed in this context, at ':'"),
-        ("a:\n\t- b", "f:2:1: not YAML: found character that cannot start any token, at '\\t'"),
-        ("a: 'x", "f:1:6: not YAML: found unexpected end of stream, at the end of the file"),
-        ("a: !own!word x", "f:1:4: not YAML: found undefined tag handle, at '!'"),
-        ("a: 1\nä: \x00", r"f:2:4: not YAML: control characters are not allowed, at '\x00'"),
+        ("", ("rule-file-empty", "f", "convert rules show")),
+        ("# only a comment\n", ("rule-file-empty", "f", "convert rules show")),
+        ("a: 1\nb: 2\na: 3\n", ("rule-duplicate-key", "f:3:1", "'a'", "line 1")),
+        ("x: {a: 1, 'a': 2}", ("rule-duplicate-key", "f:1:11", "'a'", "line 1")),
+        ("? [a]\n: 1", ("rule-wrong-value", "f:1:3", "plain word", "a list")),
+        ("? {a: 1}\n: 1", ("rule-wrong-value", "f:1:3", "plain word", "a mapping")),
+        ("a: [1", ("rule-not-yaml", "f:1:6", "at the end of the file")),
+        ("a: b: c", ("rule-not-yaml", "f:1:5", "at ':'")),
+        ("a:\n\t- b", ("rule-not-yaml", "f:2:1", "at '\\t'")),
+        ("a: 'x", ("rule-not-yaml", "f:1:6", "at the end of the file")),
+        ("a: !own!word x", ("rule-not-yaml", "f:1:4", "at '!'")),
+        ("a: 1\nä: \x00", ("rule-not-yaml", "f:2:4", "at '\\x00'")),
     ],
 )
-def test_what_is_not_yaml(text: str, message: str) -> None:
-    with refused(message):
+def test_what_is_not_yaml(text: str, error: tuple[str, ...]) -> None:
+    with rejected(*error):
         load_yaml(text, "f")
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "error"),
     [
-        ("a: *nope", "f:1:4: not YAML: found undefined alias 'nope'"),
-        ("a: [*b, &b 1]", "f:1:5: not YAML: found undefined alias 'b'"),
-        ("a: 1\n---\nb: 2", "f:2:1: not YAML: found another document"),
-        ("%YAML 1.3\n---\na: 1", "f:1:1: not YAML: found incompatible YAML document, at '%'"),
+        ("a: *nope", ("rule-not-yaml", "f:1:4", "undefined alias 'nope'")),
+        ("a: [*b, &b 1]", ("rule-not-yaml", "f:1:5", "undefined alias 'b'")),
+        ("a: 1\n---\nb: 2", ("rule-not-yaml", "f:2:1", "a second document")),
+        ("%YAML 1.3\n---\na: 1", ("rule-not-yaml", "f:1:1", "at '%'")),
         (
             "\ufeffa: 1\nb: x\u2028c: 2",
-            'f:2:5: not YAML: the character \\u2028 breaks lines for some readers and not for others; write it as "\\u2028", in '
-            "double quotes",
+            ("rule-not-yaml", "f:2:5", "in double quotes"),
         ),
     ],
 )
-def test_what_is_no_rule_file(text: str, message: str, reader: str) -> None:
-    with refused(message):
+def test_what_is_no_rule_file(text: str, error: tuple[str, ...], reader: str) -> None:
+    with rejected(*error):
         load_yaml(text, "f")
 
 
@@ -162,21 +163,21 @@ def laughs(levels: int, width: int = 9) -> str:
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "error"),
     [
-        (laughs(30), f"f: more than {MAX_VALUES} values, counting what its aliases repeat; write them out"),
+        (laughs(30), ("rule-too-large", "f", "100000 values")),
         (
             f"a: &a [{', '.join('x' * 400)}]\nb: [{', '.join(['*a'] * 300)}]",
-            f"f: more than {MAX_VALUES} values, counting what its aliases repeat; write them out",
+            ("rule-too-large", "f", "100000 values"),
         ),
-        ("a: &a [*a, *a, *a]", "f:1:8: the alias 'a' stands within what it names, in line 1"),
-        ("a: &a\n  b: [c, *a]", "f:2:10: the alias 'a' stands within what it names, in line 1"),
-        ("[" * 40 + "]" * 40, f"f:1:34: nested deeper than {MAX_DEPTH} levels"),
-        ("{a: " * 40 + "1" + "}" * 40, f"f:1:133: nested deeper than {MAX_DEPTH} levels"),
-        ("[" * 100_000, f"f:1:34: nested deeper than {MAX_DEPTH} levels"),
-        ("{a: " * 100_000, f"f:1:133: nested deeper than {MAX_DEPTH} levels"),
-        ("\n".join(" " * k + "a:" for k in range(2000)), f"f:34:34: nested deeper than {MAX_DEPTH} levels"),
-        (f"- &a {nested(20)}\n- {nested(13, '*a')}", f"f:2:16: nested deeper than {MAX_DEPTH} levels"),
+        ("a: &a [*a, *a, *a]", ("rule-not-yaml", "f:1:8", "'a'", "line 1")),
+        ("a: &a\n  b: [c, *a]", ("rule-not-yaml", "f:2:10", "'a'", "line 1")),
+        ("[" * 40 + "]" * 40, ("rule-too-large", "f:1:34", "32 levels")),
+        ("{a: " * 40 + "1" + "}" * 40, ("rule-too-large", "f:1:133", "32 levels")),
+        ("[" * 100_000, ("rule-too-large", "f:1:34", "32 levels")),
+        ("{a: " * 100_000, ("rule-too-large", "f:1:133", "32 levels")),
+        ("\n".join(" " * k + "a:" for k in range(2000)), ("rule-too-large", "f:34:34", "32 levels")),
+        (f"- &a {nested(20)}\n- {nested(13, '*a')}", ("rule-too-large", "f:2:16", "32 levels")),
     ],
     ids=[
         "laughs",
@@ -191,8 +192,8 @@ def laughs(levels: int, width: int = 9) -> str:
         "two",
     ],
 )
-def test_hostile_files_are_refused_quickly(text: str, message: str, reader: str) -> None:
-    with refused(message, seconds=20):  # measured: at most 0.2 s; without the limit the first would take 9**30 steps
+def test_hostile_files_are_refused_quickly(text: str, error: tuple[str, ...], reader: str) -> None:
+    with rejected(*error, seconds=20):  # measured: at most 0.2 s; without the limit the first would take 9**30 steps
         load_yaml(text, "f")
 
 
@@ -200,7 +201,7 @@ def test_as_deep_and_as_many_as_may_be(reader: str) -> None:
     load_yaml(nested(MAX_DEPTH), "f")
     load_yaml(f"- &a {nested(20)}\n- {nested(11, '*a')}", "f")
     assert len(load_yaml(f"[{'x,' * (MAX_VALUES - 1)}]", "f").value) == MAX_VALUES - 1
-    with refused(f"f: more than {MAX_VALUES} values, counting what its aliases repeat; write them out"):
+    with rejected("rule-too-large", "f", f"{MAX_VALUES} values", seconds=20):
         load_yaml(f"[{'x,' * MAX_VALUES}]", "f")
 
 
@@ -229,13 +230,13 @@ def test_tags_construct_nothing(reader: str) -> None:
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     latin = tmp_path / "latin.yaml"
     latin.write_bytes("title: Zürich".encode("latin-1"))
-    with refused("called: not a text file in UTF-8"):
-        read_text(latin, "called")
-    with refused(f"{tmp_path}: cannot be read: Is a directory"):
+    with rejected("rule-file-unreadable", "name", "UTF-8"):
+        read_text(latin, "name")
+    with rejected("rule-file-unreadable", str(tmp_path), "Is a directory"):
         load_rules(tmp_path)
-    with refused(f"{tmp_path}/none.yaml: cannot be read: No such file or directory"):
+    with rejected("rule-file-unreadable", f"{tmp_path}/none.yaml", "No such file"):
         load_rules(tmp_path / "none.yaml")
-    with refused(f"{latin}: not a text file in UTF-8"):
+    with rejected("rule-file-unreadable", str(latin), "UTF-8"):
         load_rules(latin)
 
 
@@ -328,51 +329,80 @@ def test_fields_read(field: Field, text: str, value: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "text", "message"),
+    ("field", "text", "error"),
     [
-        (TEXT, "1", "f:1:4: expected text, found 1"),
-        (TEXT, "[a]", "f:1:4: expected text, found a list"),
-        (NUMBER, "true", "f:1:4: expected a number, found True"),
-        (NUMBER, "abc", "f:1:4: expected a number, found 'abc'"),
-        (INTEGER, "1.5", "f:1:4: expected an integer, found 1.5"),
-        (INTEGER, "'1'", "f:1:4: expected an integer, found '1'"),
-        (FLAG, "yes", "f:1:4: expected true or false, found 'yes'"),
-        (FLAG, "1", "f:1:4: expected true or false, found 1"),
-        (Choice(("left", "right")), "lefft", "f:1:4: expected one of left, right, found 'lefft'; did you mean 'left'?"),
-        (Choice(("left", "right")), "7", "f:1:4: expected one of left, right, found 7"),
-        (Choice(("left", "right")), "[left]", "f:1:4: expected one of left, right, found a list"),
-        (ListOf(INTEGER), "1", "f:1:4: expected a list, found 1"),
-        (ListOf(INTEGER), "[1, x]", "f:1:8: expected an integer, found 'x'"),
-        (MapOf(INTEGER, "a mapping of letters"), "1", "f:1:4: expected a mapping of letters, found 1"),
-        (MapOf(INTEGER), "{a: x}", "f:1:8: expected an integer, found 'x'"),
-        (POINT, "x", "f:1:4: expected a point, found 'x'"),
-        (POINT, "{word: hi}", "f:1:4: a point needs the key 'x': how far"),
+        (TEXT, "1", ("rule-wrong-value", "f:1:4", "expected text, got 1")),
+        (TEXT, "[a]", ("rule-wrong-value", "f:1:4", "expected text, got a list")),
+        (NUMBER, "true", ("rule-wrong-value", "f:1:4", "expected a number, got True")),
+        (NUMBER, "abc", ("rule-wrong-value", "f:1:4", "expected a number, got 'abc'")),
+        (INTEGER, "1.5", ("rule-wrong-value", "f:1:4", "expected an integer, got 1.5")),
+        (INTEGER, "'1'", ("rule-wrong-value", "f:1:4", "expected an integer, got '1'")),
+        (FLAG, "yes", ("rule-wrong-value", "f:1:4", "expected true or false, got 'yes'")),
+        (FLAG, "1", ("rule-wrong-value", "f:1:4", "expected true or false, got 1")),
+        (
+            Choice(("left", "right")),
+            "lefft",
+            ("rule-wrong-value", "f:1:4", "expected one of left, right, got 'lefft'", "did you mean 'left'?"),
+        ),
+        (Choice(("left", "right")), "7", ("rule-wrong-value", "f:1:4", "expected one of left, right, got 7")),
+        (Choice(("left", "right")), "[left]", ("rule-wrong-value", "f:1:4", "expected one of left, right, got a list")),
+        (ListOf(INTEGER), "1", ("rule-wrong-value", "f:1:4", "expected a list, got 1")),
+        (ListOf(INTEGER), "[1, x]", ("rule-wrong-value", "f:1:8", "expected an integer, got 'x'")),
+        (
+            MapOf(INTEGER, "a mapping of letters"),
+            "1",
+            ("rule-wrong-value", "f:1:4", "expected a mapping of letters, got 1"),
+        ),
+        (MapOf(INTEGER), "{a: x}", ("rule-wrong-value", "f:1:8", "expected an integer, got 'x'")),
+        (POINT, "x", ("rule-wrong-value", "f:1:4", "expected a point, got 'x'")),
+        (POINT, "{word: hi}", ("rule-missing-key", "f:1:4", "'x'", "how far")),
         (
             POINT,
             "{x: 1, wrod: hi}",
-            "f:1:11: unknown key 'wrod' in a point; did you mean 'word'? (known: x, word)",
+            ("rule-unknown-key", "f:1:11", "'wrod'", "x, word", "did you mean 'word'?"),
         ),
-        (POINT, "{x: 1, zzz: hi}", "f:1:11: unknown key 'zzz' in a point (known: x, word)"),
+        (POINT, "{x: 1, zzz: hi}", ("rule-unknown-key", "f:1:11", "'zzz'", "x, word")),
     ],
 )
-def test_fields_refuse(field: Field, text: str, message: str) -> None:
+def test_fields_refuse(field: Field, text: str, error: tuple[str, ...]) -> None:
     node = load_yaml(f"k: {text}", "f").value["k"]
-    with refused(message):
+    with rejected(*error):
         field.read(node)
     with pytest.raises(jsonschema.ValidationError):  # an editor shows it, too
         jsonschema.validate(node.plain(), field.schema(), cls=jsonschema.Draft202012Validator)
 
 
 def test_fields_refuse_what_only_code_can_tell() -> None:
-    with refused("f:1:4: 3 is odd"):
+    with rejected("rule-wrong-value", "f:1:4", "3 is odd"):
         Scalar(int, "an even number", parse_even).read(load_yaml("k: 3", "f").value["k"])
-    with refused("f:1:5: 'b' is no key"):
+    with rejected("rule-wrong-value", "f:1:5", "'b' is no key"):
         MapOf(INTEGER, key=key_a).read(load_yaml("k: {b: 1}", "f").value["k"])
     hinted = Choice(("a",), (("b", "b was renamed to a"),))
-    with refused("f:1:4: expected one of a, found 'b': b was renamed to a"):
+    with rejected("rule-wrong-value", "f:1:4", "expected one of a, got 'b'", "b was renamed to a"):
         hinted.read(load_yaml("k: b", "f").value["k"])
 
 
 def key_a(text: str) -> None:
     if text != "a":
         raise ValueError(f"{text!r} is no key")
+
+
+def test_all_problems_of_a_value_are_reported_at_once() -> None:
+    pair = Record({"first": Key(POINT, "one"), "points": Key(ListOf(POINT), "more")}, "a pair")
+    node = load_yaml("first: {x: a, wrd: b}\npoints: [{x: 1}, {}, 3]\nthird: 1", "f")
+    with pytest.raises(RuleError) as error:
+        pair.read(node)
+    assert [(finding.code, finding.rule) for finding in error.value.findings] == [
+        ("rule-unknown-key", "f:3:1"),
+        ("rule-unknown-key", "f:1:15"),
+        ("rule-wrong-value", "f:1:12"),
+        ("rule-missing-key", "f:2:18"),
+        ("rule-wrong-value", "f:2:22"),
+    ]
+    assert str(error.value).startswith("The rules have 5 problems:")
+
+
+def test_a_misspelt_key_is_not_reported_as_missing_as_well() -> None:
+    record = Record({"title": Key(TEXT, "a title", required=True)}, "a file")
+    with rejected("rule-unknown-key", "f:1:1", "did you mean 'title'?"):
+        record.read(load_yaml("titel: x", "f"))

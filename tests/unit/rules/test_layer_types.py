@@ -97,29 +97,30 @@ def test_a_layer_is_of_one_type_and_complete(change: Any, message: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "message"),
+    ("old", "new", "code", "got"),
     [
-        ("layer_type: look", "layer_type: lok", "no type of layers is called 'lok'; did you mean 'look'? (known: loop, look)"),
-        ("{of: i, leaves: {loop: 'b.{i}/loop/**', ", "{of: i, leaves: {", "layers of one type need no `layer_types`"),
-        ("{of: i,", "{of: j,", "b.{i}/loop/** must have the index {j}, and no other"),
-        ("facts: {window: 7}", "facts: {window: 7, kinds: 3}", "'kinds' is in `facts` too; the types of the layers are read off the tree"),
-        ("$window+1", "$windw+1", "config refers to $windw, which is in neither `facts` nor `axes`"),
+        ("layer_type: look", "layer_type: lok", "rule-unknown-name", "did you mean 'look'?"),
+        ("{of: i, leaves: {loop: 'b.{i}/loop/**', ", "{of: i, leaves: {", "rule-layer-types", "got 1"),
+        ("{of: i,", "{of: j,", "rule-layer-types", "got b.{i}/loop/**"),
+        ("facts: {window: 7}", "facts: {window: 7, kinds: 3}", "rule-name-clash", "'kinds'"),
+        ("$window+1", "$windw+1", "rule-unknown-name", "did you mean 'window'?"),
+        ("- from: b.{i}/norm\n", "- from: norm\n  layer_type: look\n", "rule-index-mismatch", "{i}"),
     ],
-)  # fmt: skip
-def test_errors_in_words(old: str, new: str, message: str) -> None:
+)
+def test_errors(old: str, new: str, code: str, got: str) -> None:
     head, rules = HEAD.replace(old, new), RULES.replace(old, new)
     assert (head, rules) != (HEAD, RULES)
-    with pytest.raises(RuleError) as refused:
+    with pytest.raises(RuleError) as error:
         rule_file(rules, head)
-    assert message in str(refused.value)
+    assert error.value.code == code and got in str(error.value.findings[0])
 
 
 def test_a_type_needs_the_index_of_its_layers() -> None:
-    with pytest.raises(RuleError) as refused:
-        rule_file(
-            RULES.replace("- from: b.{i}/norm\n", "- from: norm\n  layer_type: look\n").replace("n.{i}", "n"), HEAD
-        )
-    assert "'look' is a type of the layers {i}, which norm does not have" in str(refused.value)
+    rules = RULES.replace("- from: b.{i}/norm\n", "- from: norm\n  layer_type: look\n").replace("n.{i}", "n")
+    with pytest.raises(RuleError) as error:
+        rule_file(rules, HEAD)
+    finding = error.value.findings[0]
+    assert finding.code == "rule-layer-types" and "{i}" in finding.expected and finding.got == "norm"
 
 
 def test_a_word_has_no_one_more() -> None:
