@@ -219,9 +219,9 @@ def test_norms_of_queries_and_keys_are_not_lost() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("DNH", "DE", "r.yaml:8:9: flax.linen.MultiHeadDotProductAttention has the axes D N H, or D N H K V where"),
+        ("DNH", "DE", "D N H, or D N H K V if keys and values have their own widths, got 'DE'"),
         ("flax.linen", "flax.lenen", "expected one of flax.linen.MultiHeadDotProductAttention"),
-        ("net.attn", "{module: net, projections: qkv}", "`projections` names three Linears"),
+        ("net.attn", "{module: net, projections: qkv}", "expected names of three Linears in `projections`"),
         ("  bias: true\n", "  einsum: a\n", "unknown key 'einsum' in an `attention` rule"),
     ],
 )

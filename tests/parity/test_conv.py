@@ -195,12 +195,13 @@ def test_what_are_no_dimension_numbers(text: str, message: str) -> None:
         ),
         (
             "- dimension_numbers: NWC,WIO->NWC\n  axes: KIE\n  groups: 2\n  from: w\n  conv: m",
-            "r.yaml:7:3: unknown key 'groups' in a `conv` rule: write feature_group_count, jax.lax's word for torch's and Keras' groups "
-            f"(known: {', '.join(rule_record('conv').keys)})",
+            f"r.yaml:7:3: unknown key 'groups' in a `conv` rule: expected one of {', '.join(rule_record('conv').keys)}; "
+            "write feature_group_count, jax.lax's word for torch's and Keras' groups",
         ),
         (
             "- dimension_numbers: NWC,WIO->NWC\n  axes: KIE\n  stride: 2\n  padding: SAME\n  from: w\n  conv_transpose: m",
-            f"r.yaml:7:3: unknown key 'stride' in a `conv_transpose` rule: write strides (known: {', '.join(rule_record('conv_transpose').keys)})",
+            "r.yaml:7:3: unknown key 'stride' in a `conv_transpose` rule: "
+            f"expected one of {', '.join(rule_record('conv_transpose').keys)}; write strides",
         ),
     ],
 )

@@ -175,7 +175,7 @@ CONV = "- dimension_numbers: NHWC,HWIO->NHWC\n  axes: PQIO\n  from: k\n  {}\n  {
         ("padding: SAME\n  strides: [1, 2, 3]", "conv", "r.yaml:5:3: `strides:` has 3 numbers, and the convolution 2 spatial axes"),
         ("padding: SAME\n  dilation: 0", "conv", "r.yaml:5:3: `dilation:` is 1 or more, not 0"),
         ("padding: SAME\n  transpose_kernel: true\n  feature_group_count: 2", "conv_transpose", "r.yaml:5:3: jax.lax.conv_transpose has no groups, so `transpose_kernel` goes with one group"),
-        ("weight_standardization: w / std", "conv", "r.yaml:8:17: 'w / std' is no standardisation that is known: (w - mean) / (std + 1e-5) (big_vision), or (w - mean) / sqrt(var + 1e-5)"),
+        ("weight_standardization: w / std", "conv", "r.yaml:8:27: 'w / std' is no standardisation that is known: (w - mean) / (std + 1e-5) (big_vision), or (w - mean) / sqrt(var + 1e-5)"),
         ("weight_norm: g\n  spectral_norm: u", "conv", "r.yaml:5:3: a weight has `weight_norm` or `spectral_norm`, not both"),
         ("normalization_epsilon: 1e-12", "conv", "r.yaml:5:3: `normalization_epsilon` goes with `weight_norm` or `spectral_norm`"),
     ],

@@ -316,8 +316,8 @@ def test_the_layers_level_does_not_trust_the_merge(tmp_path: Path, monkeypatch: 
         ("- einsum: ...D,DE->...E\n  from: u\n  times: v\n  linear: m\n", "one weight has no `times:`"),
         (LORA.replace("...D,DR,RE->...E", "...D,ER,RD->...E").replace("SCALE", "1").replace("TARGET", '"{q,v}"'), None),
         (LORA.replace("...D,DR,RE->...E", "...E,ER,RD->...D").replace("SCALE", "1").replace("TARGET", '"{q,v}"'), "does not map what ...D,DE->...E does"),
-        (LORA.replace("{q,v}/lora/lora_b", "q/lora/lora_b").replace("SCALE", "1").replace("TARGET", '"{q,v}"'), "`plus: times` must have the same indices and as many alternatives"),
-        (LORA.replace("SCALE", "$alpha/R").replace("TARGET", '"{q,v}"'), "there is no fact 'alpha'"),
+        (LORA.replace("{q,v}/lora/lora_b", "q/lora/lora_b").replace("SCALE", "1").replace("TARGET", '"{q,v}"'), "`plus: times` and `from` do not have the same indices"),
+        (LORA.replace("SCALE", "$alpha/R").replace("TARGET", '"{q,v}"'), "refers to 'alpha', which is not declared in `facts`"),
         (LORA.replace("SCALE", "R").replace("TARGET", '"{q,v}"'), "expected a factor such as 2, 16/R"),
     ],
 )  # fmt: skip

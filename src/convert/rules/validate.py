@@ -224,7 +224,8 @@ def _has_targets_and_rules(rules: RuleFile) -> Iterator[Finding]:
 
 
 def _axis_factors_are_declared(rules: RuleFile) -> Iterator[Finding]:
-    for name, axis in rules.axes.items():
+    for name in rules.node.value["axes"].value if "axes" in rules.node.value else ():
+        axis = rules.axes[name]
         for factor in axis.equals:
             if isinstance(factor, str) and factor not in rules.axes:
                 yield _undeclared(axis.at, f"`equals` of {name}", factor, axes=rules.axes)

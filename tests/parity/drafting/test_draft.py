@@ -380,7 +380,7 @@ def test_what_several_rules_ask_alike_is_asked_once() -> None:
     made = run(plan_conversion(parse_rules(differs), source))
     np.testing.assert_array_equal(made["mid.weight"], source.arrays["mid/scale"])
     np.testing.assert_array_equal(made["post.weight"], source.arrays["post/scale"] + 1)
-    with pytest.raises(ConvertError, match=r"rules.yaml:\d+:\d+: not YAML: found undefined alias 'epsilon'"):
+    with pytest.raises(ConvertError, match=r"rules.yaml:\d+:\d+: not YAML: undefined alias 'epsilon'"):
         parse_rules(whole.replace("&epsilon ", ""))
 
 

@@ -113,7 +113,7 @@ def test_the_scale_of_a_norm_and_a_bias_follow_their_layer() -> None:
         ("prescaled_by: 0.5", "prescaled_by: sqrt(HD)", "r.yaml:7:17: expected a factor above 0 such as 1/sqrt(H), sqrt(D) or 0.125, not 'sqrt(HD)'"),
         ("prescaled_by: 0.5", "prescaled_by: 0", "r.yaml:7:17: expected a factor above 0 such as 1/sqrt(H), sqrt(D) or 0.125, not 0"),
         ("prescaled_by: 0.5", "prescaled_by: -1.5", "not -1.5"),
-        ("{H: half-split}", "{H: halves}", "r.yaml:8:13: expected one of interleaved, half-split, found 'halves'"),
+        ("{H: half-split}", "{H: halves}", "r.yaml:8:13: expected one of interleaved, half-split, got 'halves'"),
         ("{H: half-split}", "{H: half-split, N: half-split}", "r.yaml:5:3: `rope:` names one axis, such as {H: interleaved}, not 2"),
         ("{H: half-split}", "{D: half-split}", "r.yaml:5:3: RoPE turns D, which is not among the layer's output axes NH"),
         ("  rope: {H: half-split}\n", "", "r.yaml:5:3: the target has `rope:` and the rule has none; say what the source does, too"),
