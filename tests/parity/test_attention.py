@@ -200,7 +200,7 @@ def test_heads_that_are_together_as_wide_as_torch_cannot_have_them_are_refused()
     tree = flat(layer.init(jax.random.key(0), x, x, x)["params"])
     with pytest.raises(PlanError) as caught:
         converted("", rule("flax.linen.MultiHeadDotProductAttention"), tree)
-    assert "width of torch.nn.MultiheadAttention, which has no other for all heads together" in str(caught.value)
+    assert "width of torch.nn.MultiheadAttention, which is that of all heads together" in str(caught.value)
     target = '{module: net.attn, projections: "{q,k,v}_proj"}'
     assert converted("", rule("flax.linen.MultiHeadDotProductAttention", target), tree)["q_proj.weight"].shape == (
         15,
