@@ -12,9 +12,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import convert
+from convert.layers.base import expected
 from convert.references.gemma import jax_model, text
 from convert.references.protocol import Observed
-from convert.verify.mistakes.catalogue import expected
 from convert.verify.numerics.lift_torch import lifted
 from convert.verify.numerics.precision import torch_pinned
 from convert.verify.report.report import Report, Verdict

@@ -28,9 +28,9 @@ from convert.api import convert, plan_conversion  # noqa: E402
 from convert.core.errors import PlanError, RuleError  # noqa: E402
 from convert.core.ops import apply, inverse  # noqa: E402
 from convert.layers import CubicSpline, LinearInterpolation  # noqa: E402
+from convert.layers.control_path.probe import jax_path, torch_path  # noqa: E402
 from convert.references import neural_cde  # noqa: E402
 from convert.rules.parse import parse_rules  # noqa: E402
-from convert.verify.layers.control_path import jax_path, torch_path  # noqa: E402
 from convert.verify.report.report import Verdict  # noqa: E402
 from convert.verify.run import check  # noqa: E402
 from support.memory_source import MemorySource, rule_file  # noqa: E402
@@ -197,17 +197,18 @@ def test_the_layers_level_computes_as_the_libraries_do(data: str | None) -> None
     batch = YS[:1, :, :1] if data == "T" else YS
     linear, cubic = LinearInterpolation(data), CubicSpline(data)
     want = {k: np.stack([of_torchcde(k, m, batch) for m in ("evaluate", "derivative")]).swapaxes(1, 2) for k in ("linear", "cubic")}  # fmt: skip
-    own = {"knots": ys, "times": TS}
+    own = {"knots": linear.series(ys)}
     roles = {"knots": apply(linear.movement(ys.shape), ys), "times": TS}
-    assert relative(jax_path(linear, own, AT, "float64"), want["linear"].swapaxes(1, 2).swapaxes(1, 2)) < EXACT
-    assert relative(torch_path(linear, roles, AT, "float64"), want["linear"]) < EXACT
+    assert relative(jax_path(own, TS, AT, "float64", cubic=False), want["linear"]) < EXACT
+    assert relative(torch_path(roles, AT, "float64", cubic=False), want["linear"]) < EXACT
     pieces = dict(zip("dcba", coefficients(batch), strict=True))
     stored = {role: x[0, :, 0] if data == "T" else x.transpose(order) for role, x in pieces.items()}
-    assert relative(jax_path(cubic, {**stored, "times": TS}, AT, "float64"), want["cubic"]) < EXACT
+    series = {role: cubic.series(x) for role, x in stored.items()}
+    assert relative(jax_path(series, TS, AT, "float64", cubic=True), want["cubic"]) < EXACT
     buffers = {role: apply((*cubic.movement(x.shape), *cubic.arithmetic(role)), x) for role, x in stored.items()}
-    assert relative(torch_path(cubic, {**buffers, "times": TS}, AT, "float64"), want["cubic"]) < EXACT
+    assert relative(torch_path({**buffers, "times": TS}, AT, "float64", cubic=True), want["cubic"]) < EXACT
     whole = {"coeffs": np.concatenate([buffers[role] for role in "abcd"], -1), "times": TS}
-    assert relative(torch_path(cubic, whole, AT, "float64"), want["cubic"]) < EXACT
+    assert relative(torch_path(whole, AT, "float64", cubic=True), want["cubic"]) < EXACT
 
 
 def test_softplus_is_cut_off_in_torch() -> None:
@@ -242,7 +243,7 @@ def written(rules: str, source: MemorySource, folder: Path, **options: Any) -> d
 
 def tensors(rules: str, source: MemorySource) -> dict[str, Array]:
     """What a plan makes, without a file."""
-    from convert.verify.mistakes.hypothesis import expected
+    from convert.layers.base import expected
 
     plan = plan_conversion(parse_rules(rules), source)
     return {step.name: expected(step, source) for step in plan.steps}

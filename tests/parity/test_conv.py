@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from convert import PlanError, RuleError
 from convert.layers import Convolution
-from convert.layers.conv.conv import parse_dimension_numbers
+from convert.layers.conv.dimension_numbers import parse_dimension_numbers
 from convert.planning.planner import make_plan
 from convert.rules.schema import rule_record
 from support.memory_source import MemorySource, rule_file, run

@@ -18,8 +18,8 @@ from convert.core.ops import AddIdentity
 from convert.core.tensor_spec import TensorSpec
 from convert.layers.recurrent.equations import parse_held
 from convert.layers.recurrent.library_cells import CELLS, named_cell
+from convert.layers.recurrent.probe import jax_states, torch_layer, torch_states
 from convert.planning.planner import make_plan
-from convert.verify.layers.recurrent import jax_states, torch_layer, torch_states
 from support.cell_trees import HIDDEN, INPUTS, LIVE, given
 from support.memory_source import MemorySource, rule_file, run
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-from convert.core.ops import Op
+from convert.core.ops import Op, apply
 from convert.core.path_pattern import Pattern
-from convert.core.tensor_spec import TensorSpec
+from convert.core.tensor_spec import TensorSpec, numpy_dtype
 from convert.core.yaml_nodes import Position
 from convert.layers.annotations import Factor, Flattened, Normalized, Rope
 from convert.layers.declaration import Declaration
-from convert.layers.hypothesis import Hypothesis
-from convert.layers.probe import Probe
+from convert.layers.mistake import Mistake
+from convert.layers.probe import LowRankPair, Probe, probe_of_values
 from convert.layers.target import Numbering, TargetLayer
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -218,9 +218,42 @@ class Step:
         return tuple(dict.fromkeys(part.layout for part in self.parts))
 
 
-def assemble(parts: tuple[Part, ...], made: Sequence[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
-    """The output tensor, from what each of its parts makes."""
+class StoredLeaf(Protocol):
+    """What is known of a leaf before it is read."""
+
+    @property
+    def spec(self) -> TensorSpec:
+        """Shape and dtype."""
+
+
+class LeafReader(Protocol):
+    """A checkpoint, as far as probes and mistakes use it."""
+
+    @property
+    def leaves(self) -> Mapping[str, StoredLeaf]:
+        """The leaves by name."""
+
+    def read(self, name: str) -> Array:
+        """Read a leaf."""
+
+
+def assemble(parts: tuple[Part, ...], made: Sequence[Array]) -> Array:
+    """Put together the output tensor, from what each of its parts makes."""
     return made[0] if len(made) == 1 else np.concatenate(made, axis=parts[0].axis)
+
+
+def expected(step: Step, source: LeafReader, parts: tuple[Part, ...] | None = None) -> Array:
+    """Compute the tensor that a step makes, in memory; or what other parts make of it."""
+    used = parts or step.parts
+    if not used:
+        assert isinstance(step.value, float)
+        return np.full(step.spec.shape, step.value, numpy_dtype(step.spec.dtype))
+    return assemble(used, [apply(part.ops, source.read(part.leaf)) for part in used])
+
+
+def maker(step: Step, source: LeafReader, parts: tuple[Part, ...]) -> Callable[[], Array]:
+    """Return what computes the tensor of a step from other parts."""
+    return lambda: expected(step, source, parts)
 
 
 @dataclass
@@ -289,16 +322,14 @@ class PlanView(Protocol):
     def facts(self) -> Mapping[str, Any]:
         """Hyperparameters that no leaf holds."""
 
-    def spec(self, leaf: str) -> TensorSpec:
-        """Return shape and dtype of a leaf."""
-
-    def read(self, leaf: str) -> Array:
-        """Read a leaf."""
+    @property
+    def source(self) -> LeafReader:
+        """The leaves that the steps read."""
 
 
 @dataclass(frozen=True)
 class ProbeSample:
-    """One tensor of a converted file, beside the weight in the checkpoint that it comes from.
+    """One tensor of a converted file, and the weight in the checkpoint that it comes from.
 
     Attributes:
         plan: the plan that made it.
@@ -306,12 +337,15 @@ class ProbeSample:
         part: its share that is probed.
         rule, layer: the rule of the part, and the target of the rule.
         variant: of the rule's equation, where it has several.
-        stored: the source's weight of this layer, without stacked axes, as the source computes with it.
+        stored: the leaf, without stacked axes.
+        operands: other leaves that the source computes the weight with (weight norm, spectral norm), without stacked axes.
+        pair: the leaves of a low-rank pair that the plan merges into the weight; None: it merges none.
         written: what the part fills of the tensor in the file.
         precision: dtype of the second run; the first one is in float64.
         device: where torch runs.
         rng: for inputs.
-        tensor: reads another tensor of the file.
+        leaf: reads the leaf of another tensor of this layer, by the tensor's role, without stacked axes.
+        tensor: reads another tensor of the file, by its name in the module.
     """
 
     plan: PlanView
@@ -321,10 +355,13 @@ class ProbeSample:
     layer: TargetLayer
     variant: str | None
     stored: Array
+    operands: tuple[Array, ...]
+    pair: LowRankPair | None
     written: Array
     precision: str
     device: str
     rng: np.random.Generator
+    leaf: Callable[[str], Array]
     tensor: Callable[[str], Array]
 
 
@@ -333,6 +370,10 @@ class LayerKind(Declaration):
 
     Subclasses are frozen dataclasses, one for each key in `convert.layers.KINDS`.
     """
+
+    rowwise: ClassVar[bool] = (
+        False  # whether each row of the weight is used alone, so that some rows can be probed for all
+    )
 
     def compile(self, context: CompileContext, matched: Matched, layer: TargetLayer, variant: str | None) -> Compiled:
         """Derive the output tensors of a rule, in the order of its leaves.
@@ -343,22 +384,39 @@ class LayerKind(Declaration):
         return Compiled(tuple(context.tensors(matched, layer, variant)))
 
     def probe(self, sample: ProbeSample) -> Probe:
-        """Run the declared JAX operation with the stored weight, and torch's layer with the written one."""
-        raise NotImplementedError
+        """Return the declared JAX operation with the stored weight, and torch's layer with the written one, ready to be run.
+
+        A kind without an operation of its own compares the values.
+        """
+        return probe_of_values(sample.written, sample.stored)
 
     def probe_group(
-        self,
-        group: LayerLeaves,
-        steps: Sequence[Step],
-        leaves: Mapping[str, Array],
-        written: Mapping[str, Array],
-        *,
-        device: str,
-        rng: np.random.Generator,
-    ) -> Iterator[Probe]:
-        """Run a layer whose tensors belong together (`Step.group`)."""
+        self, leaves: Mapping[str, Array], tensors: Mapping[str, Array], *, device: str, rng: np.random.Generator
+    ) -> Probe:
+        """Return the probe of a layer whose tensors belong together (`Step.group`).
+
+        Args:
+            leaves: role of the leaf -> values, without stacked axes.
+            tensors: role of the tensor -> written values.
+        """
         raise NotImplementedError
 
-    def mistakes(self, step: Step, plan: PlanView) -> Iterator[Hypothesis]:
-        """Yield the mistakes known for a tensor of this kind, the most frequent first."""
+    def random_leaf(self, role: str, leaf: Array, rng: np.random.Generator) -> Array:
+        """Return random values for a leaf of such a layer: those of the checkpoint may hide a difference, as zeros do."""
+        return np.asarray(rng.standard_normal(leaf.shape)).astype(leaf.dtype)
+
+    def mistakes(self, step: Step, plan: PlanView) -> Iterator[Mistake]:
+        """Yield the mistakes known for a tensor of this kind, the most frequent first.
+
+        A step without a group has one part.
+        """
         return iter(())
+
+    def layout_mistake(self, right: tuple[str, ...], wrong: tuple[str, ...], stored: str) -> str:
+        """Return the name of another order of the axes of a weight; empty where this kind has none.
+
+        Args:
+            right, wrong: letters of each axis of the target tensor.
+            stored: letters of the leaf's axes.
+        """
+        return ""

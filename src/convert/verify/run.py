@@ -285,10 +285,10 @@ def _layers_level(comparison: Comparison, weights: WeightsPass | None) -> LevelR
         return LevelReport("layers", Verdict.SKIPPED, "needs the weights of the checkpoint: give it with --from")
     if conventions_of(plan.loader) is None:
         same = weights.same if weights is not None else None
-        return check_layers(plan, written, device=device, seed=seed, same=same)
+        return check_layers(plan, written, device=device, seed=seed, is_equal=same)
     torch_plan, file = as_torch(plan, written)
     equal = None if weights is None else lambda step, part: all(map(weights.equal, file.held[step.name].names))
-    level = check_layers(torch_plan, file, device=device, seed=seed, same=equal)
+    level = check_layers(torch_plan, file, device=device, seed=seed, is_equal=equal)
     return replace(level, notes=(*level.notes, BACK))
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import ml_dtypes
 import numpy as np
 
-from convert.verify.mistakes.weight_transforms import HALVED, NEEDLESSLY
+from convert.layers.transforms.mistakes import DEINTERLEAVED, INTERLEAVED
 from faults.expected import BOTH, HUGGING, ONE, TWO_FIVE, UPSTREAM, Fault, layer
 from faults.plants import InFile, Tensors, exchange, tensor
 
@@ -201,8 +201,8 @@ MOVED = [
                 attention(to, "q"),
             )
             for name, order, diagnosis in (
-                ("q's pairs brought to RoPE's halves, as for Llama", [0, 2, 4, 6, 1, 3, 5, 7], HALVED),
-                ("q's halves brought to RoPE's pairs", [0, 4, 1, 5, 2, 6, 3, 7], NEEDLESSLY),
+                ("q's pairs brought to RoPE's halves, as for Llama", [0, 2, 4, 6, 1, 3, 5, 7], DEINTERLEAVED),
+                ("q's halves brought to RoPE's pairs", [0, 4, 1, 5, 2, 6, 3, 7], INTERLEAVED),
             )
         ),
         file(

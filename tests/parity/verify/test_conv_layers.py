@@ -14,9 +14,9 @@ import convert
 from convert.core import weight_norm_ops
 from convert.layers import BatchNorm, Convolution, ConvTranspose, weight_transforms
 from convert.layers.conv import padding as geometry
+from convert.layers.conv import probe as probe_conv
 from convert.references.protocol import Reference
 from convert.verify.config.compare import check_facts
-from convert.verify.layers import conv as probe_conv
 from convert.verify.report.report import Verdict
 from convert.verify.run import check
 from convert.verify.written import open_written

@@ -14,8 +14,8 @@ import convert
 from convert.core import ops
 from convert.core.tensor_spec import TensorSpec
 from convert.layers.annotations import parse_factor
+from convert.layers.transforms.probe import rope_pairs
 from convert.planning.planner import make_plan
-from convert.verify.layers.rope_pairs import pairs
 from support.memory_source import MemorySource, rule_file, run
 
 RULE = """
@@ -31,7 +31,7 @@ CONVENTIONS = ("interleaved", "half-split")
 def turned(y: np.ndarray, convention: str) -> np.ndarray:
     """RoPE on axes (..., time, heads, features), each pair by an angle of its own, as the definition has it."""
     out = np.empty_like(y)
-    for k, (one, other) in enumerate(pairs(y.shape[-1], convention)):
+    for k, (one, other) in enumerate(rope_pairs(y.shape[-1], convention)):
         angle = np.arange(y.shape[-3])[:, None] / 10.0**k
         out[..., one] = y[..., one] * np.cos(angle) - y[..., other] * np.sin(angle)
         out[..., other] = y[..., other] * np.cos(angle) + y[..., one] * np.sin(angle)

@@ -9,18 +9,26 @@ Source: diffrax 0.7.2 `_global_interpolation.py`, torchcde 0.2.5 `interpolation_
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
+
 from convert.core.fields import Key, Record, Scalar
-from convert.core.ops import Multiply, Op
+from convert.core.ops import Multiply, Op, apply
 from convert.core.path_pattern import Pattern
-from convert.layers.base import CompileContext, Compiled, Matched
+from convert.layers.base import CompileContext, Compiled, Matched, PlanView, Step
 from convert.layers.control_path.compile import compile_paths
 from convert.layers.control_path.declaration import TIMES, PathDeclaration, parse_below, parse_data
+from convert.layers.control_path.mistakes import buffer_mistakes, coefficient_mistakes
+from convert.layers.control_path.probe import probe_path
+from convert.layers.mistake import Mistake
+from convert.layers.probe import Probe
 from convert.layers.shared_keys import PATTERN
 from convert.layers.target import TargetLayer
+
+Array = np.ndarray[Any, np.dtype[Any]]
 
 
 @dataclass(frozen=True)
@@ -29,6 +37,31 @@ class DataPath(PathDeclaration):
 
     def compile(self, context: CompileContext, matched: Matched, layer: TargetLayer, variant: str | None) -> Compiled:
         return Compiled(tuple(compile_paths(context, self, matched, layer)))
+
+    def probe_group(
+        self, leaves: Mapping[str, Array], tensors: Mapping[str, Array], *, device: str, rng: np.random.Generator
+    ) -> Probe:
+        series = {role: self.series(leaves[role]) for role in self.DEFAULT if role != TIMES}
+        return probe_path(series, tensors, self.knot_times(leaves), cubic=self.PIECES, device=device)
+
+    def random_leaf(self, role: str, leaf: Array, rng: np.random.Generator) -> Array:
+        return leaf if role == TIMES else super().random_leaf(role, leaf, rng)
+
+    def series(self, leaf: Array) -> Array:
+        """The coefficients as (batch, time, channels)."""
+        moved = apply(self.movement(leaf.shape), leaf)
+        return moved.reshape(-1, *moved.shape[-2:])
+
+    def knot_times(self, leaves: Mapping[str, Array]) -> Array:
+        """The times of the knots; 0, 1, 2, ... where the source has none, as torchcde then takes them."""
+        if TIMES in leaves:
+            return leaves[TIMES]
+        leaf = leaves[next(iter(self.DEFAULT))]
+        count = leaf.shape[self.order(leaf.ndim)[0].index("T")]
+        return np.arange(count + self.PIECES, dtype=leaf.dtype)
+
+    def mistakes(self, step: Step, plan: PlanView) -> Iterator[Mistake]:
+        return buffer_mistakes(step, plan.source)
 
 
 _TARGET = Record(
@@ -84,6 +117,11 @@ class CubicSpline(DataPath):
 
     def arithmetic(self, role: str) -> tuple[Op, ...]:
         return (Multiply(self.FACTORS[role]),) if role in self.FACTORS else ()
+
+    def mistakes(self, step: Step, plan: PlanView) -> Iterator[Mistake]:
+        if step.role == "coeffs":
+            yield from coefficient_mistakes(step, plan.source, tuple(self.ORDER))
+        yield from super().mistakes(step, plan)
 
 
 @dataclass(frozen=True)

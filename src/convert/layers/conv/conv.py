@@ -3,93 +3,33 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
+
+import numpy as np
 
 from convert.core.fields import Key, Record, Scalar
 from convert.core.ops import Op
 from convert.core.path_pattern import Pattern
 from convert.core.weight_norm_ops import Standardize
 from convert.layers.annotations import NORMALIZED, PARAMETRIZATION
-from convert.layers.base import CompileContext, Compiled, LayerKind, Matched
+from convert.layers.base import CompileContext, Compiled, LayerKind, Matched, PlanView, ProbeSample, Step
+from convert.layers.conv.dimension_numbers import DimensionNumbers, parse_dimension_numbers
+from convert.layers.conv.mistakes import flipped_kernel, layout_mistake, standardization_mistakes
 from convert.layers.conv.padding import KEYS, Geometry, TorchPadding, read_geometry, torch_padding
+from convert.layers.conv.probe import probe_kernel, standardized
 from convert.layers.conv.standardization import STANDARDIZED, Standardized
 from convert.layers.leaves import MisfitError, unstacked
+from convert.layers.mistake import Mistake
+from convert.layers.probe import Probe, probe_of_values
 from convert.layers.shared_keys import ACTIVATION, BIAS, module_target, parse_axes, referenced_fact
 from convert.layers.target import TargetLayer
+from convert.layers.transforms.mistakes import normalization_mistakes
+from convert.layers.transforms.probe import normalized_bias, normalized_weight
 
-MAX_SPATIAL = 3  # torch has Conv1d, Conv2d and Conv3d
-
-
-@dataclass(frozen=True)
-class DimensionNumbers:
-    """What each axis of a convolution's input, kernel and result is, in the letters of ``jax.lax.conv_general_dilated``.
-
-    Attributes:
-        text: as written, spaces removed.
-        input: N, C and the spatial axes.
-        kernel: O, I and the spatial axes, as stored. Without I every channel is convolved on its own: to one result, or with
-            C in place of I, to O results each (Keras: its `depth_multiplier`).
-        result: N, C and the spatial axes.
-    """
-
-    text: str
-    input: str
-    kernel: str
-    result: str
-
-    @property
-    def spatial(self) -> str:
-        """The spatial axes in the input's order, which is what torch's kernel has them in."""
-        return "".join(x for x in self.input if x not in "NC")
-
-    @property
-    def depthwise(self) -> bool:
-        """Whether every channel is convolved on its own."""
-        return "I" not in self.kernel
-
-    @property
-    def outputs(self) -> str:
-        """The kernel's axes that make the channels of the result, the slowest first: results of one channel are neighbours."""
-        return "CO" if "C" in self.kernel else "O"
-
-
-def parse_dimension_numbers(text: str) -> DimensionNumbers:
-    """Reads ``NHWC,HWIO->NHWC``: what `jax.lax.conv_dimension_numbers` takes as three words.
-
-    >>> parse_dimension_numbers("NWC,WIO->NWC").spatial
-    'W'
-
-    Raises:
-        ValueError: not such words, with the reason.
-    """
-    bare = "".join(text.split())
-    operands, arrow, result = bare.partition("->")
-    given, comma, kernel = operands.partition(",")
-    if not arrow or not comma or not (given + kernel + result).isalpha():
-        raise ValueError(f"{text!r} is no dimension numbers of a convolution, such as NHWC,HWIO->NHWC")
-    for word in (given, kernel, result):
-        if len(set(word)) < len(word):
-            raise ValueError(f"{word!r} in {text!r} has a letter twice")
-    for word in (given, result):
-        if not {"N", "C"} <= set(word):
-            raise ValueError(f"{word!r} in {text!r} needs N (the batch) and C (the channels)")
-    if "O" not in kernel:
-        raise ValueError(f"the kernel {kernel!r} in {text!r} needs O, its output channels")
-    spatial = set(given) - set("NC")
-    if not 1 <= len(spatial) <= MAX_SPATIAL:
-        raise ValueError(f"{text!r} has {len(spatial)} spatial axes; torch convolves along one to {MAX_SPATIAL}")
-    if {"C", "I"} <= set(kernel):
-        raise ValueError(
-            f"the kernel {kernel!r} in {text!r} has C and I: it has I where the channels of a group are summed, and C where each "
-            "channel is convolved on its own"
-        )
-    if set(result) - set("NC") != spatial or set(kernel) - set("OIC") != spatial:
-        raise ValueError(f"input, kernel and result of {text!r} have different spatial axes")
-    return DimensionNumbers(bare, given, kernel, result)
-
-
+Array = np.ndarray[Any, np.dtype[Any]]
 DIMENSIONS = Scalar(str, "dimension numbers such as NHWC,HWIO->NHWC", parse_dimension_numbers)
 
 
@@ -246,6 +186,24 @@ class Convolving(LayerKind):
             "allowed_padding": list(found.allowed),
             **more,
         }
+
+    def probe(self, sample: ProbeSample) -> Probe:
+        if sample.step.role == "weight":
+            return self._probe_kernel(sample, normalized_weight(sample, sample.stored, self.axes))
+        if sample.step.role == "bias":
+            return probe_of_values(sample.written, normalized_bias(sample))
+        return super().probe(sample)
+
+    @abstractmethod
+    def _probe_kernel(self, sample: ProbeSample, kernel: Array) -> Probe:
+        """Probe the kernel that the source computes with."""
+
+    def _groups(self, kernel: Array) -> int:
+        """Groups of channels of a stored kernel."""
+        return self.group_count(dict(zip(self.axes, kernel.shape, strict=True)))
+
+    def layout_mistake(self, right: tuple[str, ...], wrong: tuple[str, ...], stored: str) -> str:
+        return layout_mistake(right, wrong, stored, set(map(self.letter, self.numbers.spatial)))
 
 
 def check_order(numbers: DimensionNumbers) -> None:
@@ -405,3 +363,23 @@ class Convolution(Convolving):
     def facts(self, layer: TargetLayer) -> dict[str, Any]:
         baked = {"weight_standardization": self.weight_standardization.text} if self.weight_standardization else {}
         return {**super().facts(layer), **baked}
+
+    def probe(self, sample: ProbeSample) -> Probe:
+        if sample.step.role == "weight" and self.weight_standardization is not None:
+            stored = standardized(sample.stored, self.numbers, self.weight_standardization)
+            return super().probe(replace(sample, stored=stored))
+        return super().probe(sample)
+
+    def _probe_kernel(self, sample: ProbeSample, kernel: Array) -> Probe:
+        return probe_kernel(sample, kernel, self.numbers, self._groups(kernel), self.geometry)
+
+    def mistakes(self, step: Step, plan: PlanView) -> Iterator[Mistake]:
+        rule = step.parts[0].rule
+        layer = rule.layer(plan.target) if rule is not None else None
+        if rule is None or layer is None:
+            return
+        if step.role == "weight":
+            yield flipped_kernel(step, plan.source, self.spatial_axes(layer))
+            axis = self.output_axis(layer)
+            yield from standardization_mistakes(step, plan.source, self.weight_standardization, axis)
+        yield from normalization_mistakes(step, rule, plan)

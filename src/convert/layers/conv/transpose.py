@@ -7,15 +7,20 @@ is torch's but for the order of its axes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from convert.core.fields import FLAG, Key, Record
 from convert.core.ops import Flip, Op
 from convert.core.path_pattern import Pattern
-from convert.layers.conv.conv import AXES, DIMENSIONS, GROUP_COUNT, Convolving, check_axes, check_order
+from convert.layers.base import PlanView, ProbeSample, Step
+from convert.layers.conv.conv import AXES, DIMENSIONS, GROUP_COUNT, Array, Convolving, check_axes, check_order
+from convert.layers.conv.mistakes import flipped_kernel, other_transpose_kernel
 from convert.layers.conv.padding import KEYS, TorchPadding, read_geometry, torch_transposed_padding
+from convert.layers.conv.probe import probe_kernel
+from convert.layers.mistake import Mistake
+from convert.layers.probe import Probe
 from convert.layers.shared_keys import ACTIVATION, BIAS, module_target
 from convert.layers.target import TargetLayer
 
@@ -116,3 +121,14 @@ class ConvTranspose(Convolving):
     def torch_padding(self, kernel: tuple[int, ...]) -> TorchPadding:
         assert self.geometry is not None
         return torch_transposed_padding(self.geometry, kernel)
+
+    def _probe_kernel(self, sample: ProbeSample, kernel: Array) -> Probe:
+        groups, turned = self._groups(kernel), self.transpose_kernel
+        return probe_kernel(
+            sample, kernel, self.numbers, groups, self.geometry, transposed=True, transpose_kernel=turned
+        )
+
+    def mistakes(self, step: Step, plan: PlanView) -> Iterator[Mistake]:
+        if step.role == "weight":
+            yield flipped_kernel(step, plan.source, tuple(range(2, len(step.spec.shape))))
+            yield from other_transpose_kernel(step, plan.source, transpose_kernel=self.transpose_kernel)

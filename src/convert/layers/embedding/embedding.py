@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -11,7 +11,12 @@ from convert.core.fields import INTEGER, Either, Key, ListOf, Record, Scalar
 from convert.core.path_pattern import Pattern
 from convert.core.yaml_nodes import Node
 from convert.layers.annotations import CARRIES
+from convert.layers.base import PlanView, ProbeSample, Step
+from convert.layers.embedding.mistakes import table_mistakes
+from convert.layers.embedding.probe import probe_table
+from convert.layers.mistake import Mistake
 from convert.layers.parameter.parameter import Stored
+from convert.layers.probe import Probe, without_unit_axes
 from convert.layers.shared_keys import (
     AXES,
     PATTERN,
@@ -60,6 +65,7 @@ class Embedding(Stored):
     rows: str | None = None
     padded: tuple[int, ...] = ()
 
+    rowwise: ClassVar[bool] = True
     doc: ClassVar[str] = "torch.nn.Embedding: a row for each entry, kept as stored"
     keys: ClassVar[Mapping[str, Key]] = {
         "axes": AXES,
@@ -136,3 +142,10 @@ class Embedding(Stored):
         if len(shape) - (self.axes or "").count(".") != 2:
             raise ValueError("an embedding table has two axes, entries and width")
         return super().letters(role, shape, variant)
+
+    def probe(self, sample: ProbeSample) -> Probe:
+        return probe_table(sample, without_unit_axes(sample.stored, self.axes))
+
+    def mistakes(self, step: Step, plan: PlanView) -> Iterator[Mistake]:
+        rule = step.parts[0].rule
+        return table_mistakes(step, rule, plan, self.axes or "") if rule is not None else iter(())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -18,8 +18,12 @@ from convert.layers.annotations import (
     TARGET_FLATTENED,
     TARGET_ROPE,
 )
-from convert.layers.base import LayerKind
+from convert.layers.base import LayerKind, PlanView, ProbeSample, Step
+from convert.layers.linear.mistakes import linear_mistakes
+from convert.layers.linear.probe import probe_linear
 from convert.layers.low_rank import EITHER_EQUATION, ONE, PLUS, PLUS_FIRST, PLUS_SECOND, SECOND, Pair, Plus, Product
+from convert.layers.mistake import Mistake
+from convert.layers.probe import Probe
 from convert.layers.shared_keys import ACTIVATION, BIAS, PATTERN, module_target, referenced_fact
 from convert.layers.target import TargetLayer
 
@@ -172,6 +176,14 @@ class Linear(LayerKind):
 
     def facts(self, layer: TargetLayer) -> dict[str, Any]:
         return {"activation": self.activation} if self.activation else {}
+
+    def probe(self, sample: ProbeSample) -> Probe:
+        if sample.step.role not in ("weight", "bias"):  # the scale of a weight norm
+            return super().probe(sample)
+        return probe_linear(sample, self._equation(sample.variant))
+
+    def mistakes(self, step: Step, plan: PlanView) -> Iterator[Mistake]:
+        return linear_mistakes(step, plan)
 
 
 def _alike(source: Projection, target: Projection) -> None:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from convert.core.fields import Key, Record, Scalar
-from convert.layers.norm.layer_rms import FACTOR, HAS, TARGET_FACTOR, Norm
+from convert.layers.base import PlanView, ProbeSample, Step
+from convert.layers.mistake import Mistake
+from convert.layers.norm.layer_rms import FACTOR, HAS, TARGET_FACTOR, Array, Norm
+from convert.layers.norm.mistakes import exchanged_mistakes, factor_of_norm_mistakes
+from convert.layers.norm.probe import POSITIONS, batch_norm, group_norm, normal_input
+from convert.layers.probe import BATCH, Probe, probe_of_sum
 from convert.layers.shared_keys import AXES, BIAS, EPSILON, PATTERN, module_target
 from convert.layers.target import Constant, TargetLayer
 
@@ -25,6 +30,7 @@ def _parse_momentum(value: float | int) -> float:
 
 
 COUNT = Scalar(int, "a number above 0", _parse_count)
+STATISTICS = ("running_mean", "running_var")
 COUNTER = "num_batches_tracked"  # of torch.nn.BatchNorm: the batches that it has seen
 
 
@@ -88,6 +94,17 @@ class GroupNorm(Norm):
             return {"group_size": self.group_size}
         return {"num_groups": self.num_groups or self.count(channels or 1)}
 
+    def _probe_norm(self, sample: ProbeSample, leaf: Array) -> Probe:
+        x = normal_input(sample.rng, BATCH, POSITIONS, leaf.size)
+        factors = (self.multiplies_by, sample.layer.multiplies_by)
+        written, eps = self._affine(sample), self._epsilon(sample)
+        run = group_norm(x, leaf.reshape(-1), written, self.count(leaf.size), eps, factors, sample.device)
+        return probe_of_sum(run, leaf.size * POSITIONS)
+
+    def mistakes(self, step: Step, plan: PlanView) -> Iterator[Mistake]:
+        yield from factor_of_norm_mistakes(step, plan)
+        yield from exchanged_mistakes(step, plan)
+
 
 @dataclass(frozen=True)
 class BatchNorm(Norm):
@@ -131,3 +148,18 @@ class BatchNorm(Norm):
     def facts(self, layer: TargetLayer) -> dict[str, Any]:
         said = {} if self.momentum is None else {"source_momentum": self.momentum, "target_momentum": round(1 - self.momentum, 12)}  # fmt: skip
         return {**super().facts(layer), **said}
+
+    def _probe_norm(self, sample: ProbeSample, leaf: Array) -> Probe:
+        """Run the whole layer, with all of its tensors."""
+        leaves = {role: sample.leaf(role).reshape(-1) for role in self.roles}
+        names = {role: sample.layer.names.get(role, role) for role in self.held(sample.layer)}
+        names |= {role: role for role in STATISTICS}  # which torch reads by their names
+        written = {role: sample.tensor(name).reshape(-1) for role, name in names.items()}
+        x = normal_input(sample.rng, 4 * BATCH, leaf.size)
+        factors = (self.multiplies_by, sample.layer.multiplies_by)
+        run = batch_norm(x, leaves, written, self._epsilon(sample), factors, sample.device)
+        return probe_of_sum(run, leaf.size)
+
+    def mistakes(self, step: Step, plan: PlanView) -> Iterator[Mistake]:
+        yield from factor_of_norm_mistakes(step, plan)
+        yield from exchanged_mistakes(step, plan)

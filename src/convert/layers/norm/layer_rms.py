@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
+
+import numpy as np
 
 from convert.core.fields import Choice, Key, Record
 from convert.core.ops import Add, Op
 from convert.core.path_pattern import Pattern
 from convert.layers.annotations import ROPE, TARGET_ROPE
-from convert.layers.base import CompileContext, Compiled, LayerKind, Matched
+from convert.layers.base import CompileContext, Compiled, LayerKind, Matched, PlanView, ProbeSample, Step
 from convert.layers.leaves import MisfitError
+from convert.layers.mistake import Mistake
+from convert.layers.norm.mistakes import factor_of_norm_mistakes
+from convert.layers.norm.probe import probe_layer_or_rms_norm
+from convert.layers.probe import Probe, without_unit_axes
 from convert.layers.shared_keys import AXES, BIAS, EPSILON, module_target, named_axes
 from convert.layers.target import Constant, TargetLayer
+from convert.layers.transforms.mistakes import rope_mistakes
+
+Array = np.ndarray[Any, np.dtype[Any]]
 
 SOURCE_FACTORS = ("scale", "1+scale")
 UNSCALED = "1"  # the source multiplies by nothing
@@ -56,6 +65,7 @@ class Norm(LayerKind):
 
     from_key: ClassVar[str] = "optional"  # a norm without a scale has no `from`
     biased: ClassVar[bool] = False  # whether torch's module has a bias, whatever the source has
+    centred: ClassVar[bool] = False  # whether the mean is subtracted
     bare: ClassVar[str] = ""  # torch's module without weight and bias
     keys: ClassVar[Mapping[str, Key]] = {
         "multiplies_by": FACTOR,
@@ -175,11 +185,38 @@ class Norm(LayerKind):
             **said,
         }
 
+    def probe(self, sample: ProbeSample) -> Probe:
+        """Run the norm once, with the first tensor of the rule; the values of its other tensors are compared."""
+        if sample.step.role != sample.rule.lead:
+            return super().probe(sample)
+        return self._probe_norm(sample, without_unit_axes(sample.stored, self.axes))
+
+    def _probe_norm(self, sample: ProbeSample, leaf: Array) -> Probe:
+        axes, written, eps = (self.axes or "").replace(".", ""), self._affine(sample), self._epsilon(sample)
+        return probe_layer_or_rms_norm(sample, leaf, written, axes, eps, self.multiplies_by, centred=self.centred)
+
+    def _epsilon(self, sample: ProbeSample) -> float:
+        return float(sample.plan.facts[self.epsilon] if isinstance(self.epsilon, str) else self.epsilon)
+
+    def _affine(self, sample: ProbeSample) -> tuple[Array | None, Array | None]:
+        """Weight and bias of the target's norm: the tensor that is probed, and the constant that the target has besides."""
+        written = {sample.step.role: sample.written}
+        for constant in self.constants(sample.layer):
+            written[constant.role] = sample.tensor(sample.layer.names.get(constant.role, constant.role))
+        return written.get("weight"), written.get("bias")
+
+    def mistakes(self, step: Step, plan: PlanView) -> Iterator[Mistake]:
+        rule = step.parts[0].rule
+        yield from factor_of_norm_mistakes(step, plan)
+        if rule is not None:
+            yield from rope_mistakes(step, rule, plan.source)
+
 
 @dataclass(frozen=True)
 class LayerNorm(Norm):
     """Normalises mean and variance."""
 
+    centred: ClassVar[bool] = True
     doc: ClassVar[str] = "layer norm: subtracts the mean, divides by the standard deviation"
     bare: ClassVar[str] = "torch.nn.LayerNorm(..., elementwise_affine=False)"
 

@@ -7,14 +7,22 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
+
 from convert.core.fields import FLAG, Choice, Either, Key, MapOf, Record, Scalar
 from convert.core.path_pattern import Pattern, parse_pattern
-from convert.layers.base import CompileContext, Compiled, LayerKind, Matched
+from convert.layers.base import CompileContext, Compiled, LayerKind, Matched, PlanView, Step
+from convert.layers.mistake import Mistake
+from convert.layers.probe import Probe
 from convert.layers.recurrent.compile import compile_cell
 from convert.layers.recurrent.equations import Cell, make_cell, parse_held
 from convert.layers.recurrent.library_cells import named_cell
+from convert.layers.recurrent.mistakes import cell_mistakes
+from convert.layers.recurrent.probe import probe_cell, random_weights
 from convert.layers.shared_keys import PATTERN, parse_letter
 from convert.layers.target import TargetLayer
+
+Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def _parse_leaf_path(text: str) -> str:
@@ -136,6 +144,17 @@ class Recurrent(LayerKind):
     def tensor_name(self, path: str, role: str, layer: TargetLayer) -> str:
         module, _, suffix = path.rpartition(".")
         return f"{module}.{role}_{suffix}"
+
+    def probe_group(
+        self, leaves: Mapping[str, Array], tensors: Mapping[str, Array], *, device: str, rng: np.random.Generator
+    ) -> Probe:
+        return probe_cell(self.cell, leaves, tensors, device, rng)
+
+    def random_leaf(self, role: str, leaf: Array, rng: np.random.Generator) -> Array:
+        return random_weights(leaf, rng)
+
+    def mistakes(self, step: Step, plan: PlanView) -> Iterator[Mistake]:
+        return cell_mistakes(self.cell, step, plan)
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ import numpy as np
 
 from convert.core.ops import Add
 from convert.core.path_pattern import parse_pattern
+from convert.layers.norm.mistakes import ADDED, DOUBLED, MISSING
 from convert.references.protocol import INPUT, Observed, Variant
 from convert.verify.diagnosis.compare import Search, compare_variants, matching_variant
 from convert.verify.diagnosis.site import Site
-from convert.verify.mistakes.catalogue import ADDED, DOUBLED, MISSING
 
 if TYPE_CHECKING:
     import torch

@@ -9,27 +9,24 @@ from typing import Any
 import numpy as np
 
 from convert.core.errors import ConvertError
-from convert.layers.base import Step
-from convert.layers.hypothesis import Hypothesis
+from convert.layers.base import Step, expected
+from convert.layers.mistake import Mistake
 from convert.planning.plan import Plan
 from convert.references.protocol import INPUT
 from convert.verify.diagnosis.compare import Explanation, Search
 from convert.verify.diagnosis.site import Site, Trial
-from convert.verify.mistakes.catalogue import hypotheses
-from convert.verify.mistakes.hypothesis import expected
-from convert.verify.mistakes.recurrent import cell_hypotheses
+from convert.verify.mistakes.catalogue import group_mistakes, known_mistakes
 from convert.verify.sides.replay import Replay
 from convert.writing.execute import computed
 
 Array = np.ndarray[Any, np.dtype[Any]]
-NARROW = ("rounded", "folded")  # mistakes in the last bits: the weights level sees them, outputs do not
 PAIRED_ROLES = (
     ("weight", "bias"),
     ("running_mean", "running_var"),
 )  # tensors about which a rule is wrong in the same way
 OTHER_VALUE, OTHER_VALUES = "another value in the file", "other values in the file"
 CONVERT_AGAIN = "convert again; the weights level says which values differ"
-MAX_PAIRS = 64  # of one hypothesis about a weight and one about its bias
+MAX_PAIRS = 64  # of one mistake with a weight and one with its bias
 
 
 def wrong_tensor(site: Site) -> Search:
@@ -96,21 +93,21 @@ def _of_rules(site: Site, replay: Replay, steps: list[Step]) -> Iterator[Trial]:
 
 def _of_cells(replay: Replay, steps: list[Step], plan: Plan) -> Iterator[Trial]:
     """Yield mistakes that are made in all tensors of a recurrent layer together, in both directions."""
-    groups: dict[tuple[str, str], dict[Step, Hypothesis]] = {}
+    groups: dict[tuple[str, str], dict[Step, Mistake]] = {}
     for step in steps:
-        for h in cell_hypotheses(step, plan) if step.group is not None and step.group.sizes else ():
+        for h in group_mistakes(step, plan) if step.group is not None else ():
             if h.key:
                 groups.setdefault((h.name, h.key), {})[step] = h
     # A forget bias is in one tensor; any other mistake of a rule shows in several.
     yield from (_of_rule(replay, made) for (_, key), made in groups.items() if len(made) > 1 or key == "f")
 
 
-def _visible(step: Step, plan: Plan) -> Iterator[Hypothesis]:
+def _visible(step: Step, plan: Plan) -> Iterator[Mistake]:
     """Return the mistakes whose effect an output can show."""
-    return (h for h in hypotheses(step, plan) if not h.name.startswith(NARROW))
+    return (mistake for mistake in known_mistakes(step, plan) if not mistake.rounding)
 
 
-def _of_rule(replay: Replay, mistakes: Mapping[Step, Hypothesis]) -> Trial:
+def _of_rule(replay: Replay, mistakes: Mapping[Step, Mistake]) -> Trial:
     """Return the trial in which the rule makes these mistakes."""
     (step, first), *_ = mistakes.items()
     rule = step.rule.line_only

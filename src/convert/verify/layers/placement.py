@@ -1,7 +1,10 @@
-"""What names alone tell: a leaf called ``layers_3/key/w`` belongs into the tensor that its rule calls ``layers.3.k_proj``."""
+"""Compare names: the values of a leaf called ``layers_3/key/w`` belong in the tensor that its rule calls ``layers.3.k_proj``."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from convert.core.findings import Finding
 from convert.core.ops import Take
 from convert.core.path_pattern import Match, Pattern
 from convert.layers import Rule
@@ -11,66 +14,82 @@ from convert.planning.low_rank_source import Merge
 from convert.planning.plan import Plan
 
 
-def misplaced(plan: Plan, rule: Rule, step: Step, part: Part) -> str:
-    """What is wrong with the place of a leaf's values, by the names of both and the elements taken; empty when nothing is.
+def misplaced(plan: Plan, rule: Rule, step: Step, part: Part) -> Finding | None:
+    """Return a finding where the names say that the values of a leaf belong in another tensor, or in other rows.
 
-    Goes the other way than the plan: from the leaf's name, the element of each stacked axis and the order of the rows to
-    the name of the tensor.
+    This goes the other way than the plan: from the name of the leaf, the elements of the stacked axes and the order of the rows
+    to the name of the tensor.
     """
+
+    def finding(problem: str, expected: str, got: str) -> Finding:
+        fix = "correct the indices and the alternatives in the paths of the rule"
+        return Finding("layer-misplaced", problem, rule.at.line_only, step.name, expected, got, fix)
+
     layer = rule.layer(plan.target)
     pattern = rule.sources[step.role]
     merge = plan.merges.get(part.leaf)
-    found = _bound(pattern, plan.root, part.leaf if merge is None else merge.base or merge.first)
-    if layer is None or found is None:
-        return f"{part.leaf} is no leaf of this rule"
-    if merge is not None and (stranger := _unpaired(plan, rule, merge, found)):
-        return f"{part.leaf}: {stranger} belongs to another layer"
-    axes = sorted(rule.stacked.items(), key=lambda item: -item[1])
+    match = _match(pattern, plan.root, part.leaf if merge is None else merge.base or merge.first)
+    if layer is None or match is None:
+        return finding("it takes a leaf that the rule does not name", pattern.text, part.leaf)
+    if merge is not None and (stranger := _leaf_of_another_layer(plan, rule, merge, match)):
+        return finding("the leaves of a low-rank pair belong to different layers", f"leaves of {part.leaf}", stranger)
+    axes = [name for name, _ in sorted(rule.stacked.items(), key=lambda item: -item[1])]
     split = len(layer.path.groups) > len(pattern.groups)
     takes = part.ops[: len(axes) + split]
-    if len(takes) < len(axes) + split or not all(isinstance(op, Take) for op in takes):
-        return f"no element is taken of the stacked axes of {part.leaf}"
     elements = [op.index for op in takes if isinstance(op, Take)]
-    indices = {**dict(found.indices), **{index: k for (index, _), k in zip(axes, elements, strict=False)}}
-    choices = found.choices
+    if len(elements) < len(axes) + split:
+        return finding(
+            "it takes no element of a stacked axis", f"one element of each of {len(axes) + split} axes", part.leaf
+        )
+    indices = {**dict(match.indices), **dict(zip(axes, elements, strict=False))}
+    choices, place = match.choices, _place(step, part)
     if split:
         choices = (*choices, elements[-1])
     elif len(layer.path.groups) < len(pattern.groups):
-        rank = sorted(p.rows or (0, 0) for p in step.parts).index(part.rows or (0, 0))
-        if rank != choices[-1]:
-            wanted = pattern.fill(dict(found.indices), (*choices[:-1], rank))
-            return f"rows {part.rows} are those of {wanted}, and take the values of {part.leaf}"
+        if place != choices[-1]:
+            wanted = pattern.fill(dict(match.indices), (*choices[:-1], place))
+            return finding(f"rows {part.rows} hold the values of another leaf", wanted, part.leaf)
         choices = choices[:-1]
-    if layer.part and sorted(p.rows or (0, 0) for p in step.parts).index(part.rows or (0, 0)) != layer.part[0] - 1:
-        return f"rows {part.rows} are not those of part {layer.part[0]} of {layer.part[1]}, and take the values of {part.leaf}"
+    if layer.part and place != layer.part[0] - 1:
+        right = f"part {layer.part[0]} of {layer.part[1]}"
+        return finding(f"{part.leaf} is in rows of another part", right, f"part {place + 1}, rows {part.rows}")
     numbers = rule.resolve(indices)
-    name = rule.kind.tensor_name(layer.path.fill(numbers, choices), step.role, layer)
+    names = [rule.kind.tensor_name(layer.path.fill(numbers, choices), step.role, layer)]
     if step.tied:
-        others = [tied.tensor.fill(numbers, choices) for tied in layer.tied if tied.word == step.word]
-        if step.tied == name and step.name in others:
-            return ""
-        name = " or ".join((name, *others))
-    if name == step.name:
-        return ""
-    taken = ", ".join(f"{index}={k}" for (index, _), k in zip(axes, elements, strict=False))
-    return f"{part.leaf}{f' at {taken}' if taken else ''} belongs to {name}"
+        tied = [other.tensor.fill(numbers, choices) for other in layer.tied if other.word == step.word]
+        if step.tied == names[0] and step.name in tied:
+            return None
+        names += tied
+    if names == [step.name]:
+        return None
+    leaf = part.leaf + _elements(dict(zip(axes, elements, strict=False)))
+    return finding("it takes the values of another tensor", step.name, f"{leaf}, which belongs to {' or '.join(names)}")
 
 
-def _unpaired(plan: Plan, rule: Rule, merge: Merge, found: Match) -> str:
-    """A leaf of a pair that the rule's own paths do not lead to from where the weight is; empty when all is well."""
+def _place(step: Step, part: Part) -> int:
+    """Return the place of a part among the rows of its tensor, counted from 0."""
+    return sorted(p.rows or (0, 0) for p in step.parts).index(part.rows or (0, 0))
+
+
+def _elements(elements: Mapping[str, int]) -> str:
+    return f" at {', '.join(f'{name}={index}' for name, index in elements.items())}" if elements else ""
+
+
+def _leaf_of_another_layer(plan: Plan, rule: Rule, merge: Merge, match: Match) -> str:
+    """Return a leaf of a low-rank pair whose name has other indices than the weight's; empty where there is none."""
     declared = next(other for other in plan.rules.rules if other.at == rule.at).sources
     roles = {PLUS_FIRST: merge.first, PLUS_SECOND: merge.second} if PLUS_FIRST in declared else {SECOND: merge.second}
     strangers = (
         leaf
         for role, leaf in roles.items()
-        if (other := _bound(declared[role], plan.root, leaf)) is None
-        or (dict(other.indices), other.choices) != (dict(found.indices), found.choices)
+        if (other := _match(declared[role], plan.root, leaf)) is None
+        or (dict(other.indices), other.choices) != (dict(match.indices), match.choices)
     )
     return next(strangers, "")
 
 
-def _bound(pattern: Pattern, root: str, leaf: str) -> Match | None:
-    """How the rule's pattern reads a leaf's name: below the root or from the top, with and without flax nnx's ``value``."""
+def _match(pattern: Pattern, root: str, leaf: str) -> Match | None:
+    """Match the name of a leaf: below the root or from the top, with and without the ``value`` of flax nnx."""
     inside = leaf.removeprefix(f"{root}/" if root else "")
     spellings = (inside, inside.removesuffix("/value"), f"/{leaf}", f"/{leaf}".removesuffix("/value"))
     return next((match for text in spellings if (match := pattern.match(text)) is not None), None)

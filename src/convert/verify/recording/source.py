@@ -36,13 +36,13 @@ from convert.core.ops import (
 )
 from convert.core.tensor_spec import TensorSpec, numpy_dtype
 from convert.core.weight_norm_ops import LossyError
-from convert.layers.base import Part, Step
-from convert.layers.hypothesis import Hypothesis
+from convert.layers.base import Part, Step, expected
+from convert.layers.mistake import Mistake
 from convert.planning.low_rank_source import HoldsMerged, Merge
 from convert.planning.options import ConversionOptions
 from convert.planning.plan import Plan
-from convert.verify.mistakes.catalogue import hypotheses, nearly, same_bits
-from convert.verify.mistakes.hypothesis import expected
+from convert.verify.mistakes.catalogue import known_mistakes
+from convert.verify.numerics.bits import nearly, same_bits
 from convert.verify.numerics.compare import epsilon
 from convert.verify.recording.file import AGAIN, Recording
 from convert.verify.report.report import LevelReport, Verdict
@@ -348,16 +348,16 @@ def _finding(plan: Plan, leaf: str, wrong: list[Step], written: Written) -> Find
     return Finding("weights-differ", said, step.rule.line_only, step.name, data=data)
 
 
-def _match(plan: Plan, step: Step, got: Array) -> Hypothesis | None:
+def _match(plan: Plan, step: Step, got: Array) -> Mistake | None:
     """The first mistake that gives these values, bit for bit or within a few roundings, where the leaf is known."""
     right = expected(step, plan.source)
-    for hypothesis in hypotheses(step, plan):
+    for mistake in known_mistakes(step, plan):
         try:
-            made = hypothesis.make()
+            made = mistake.make()
         except CheckpointError:  # of leaves that were not recorded: those that a merged one was computed from
             continue
         if same_bits(got, made) or (nearly(got, made) and not nearly(right, made)):
-            return hypothesis
+            return mistake
     return None
 
 

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from convert.core.ops import is_float
-from convert.layers.base import Step
+from convert.layers.base import Step, expected
 from convert.planning.plan import Plan
 from convert.references.protocol import INPUT, Reference, observe
-from convert.verify.mistakes.catalogue import same_bits
-from convert.verify.mistakes.hypothesis import expected
+from convert.verify.numerics.bits import same_bits
 from convert.verify.numerics.compare import epsilon
 from convert.verify.numerics.precision import torch_pinned
 from convert.verify.sides.evidence import Evidence, Values

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from convert.layers.base import Step
+from convert.layers.transforms.mistakes import DEINTERLEAVED, INTERLEAVED
 from convert.planning.plan import Plan
-from convert.verify.mistakes.catalogue import unequal
-from convert.verify.mistakes.weight_transforms import HALVED, NEEDLESSLY
+from convert.verify.numerics.bits import unequal
 
 Array = np.ndarray[Any, np.dtype[Any]]
 MAX_ROWS = 1 << 17  # of which the order is compared
@@ -189,8 +189,8 @@ def _pairs(order: Array, axis: int, step: Step | None) -> Damage | None:
     own = np.arange(width)
     apart = np.concatenate([own[::2], own[1::2]])
     for name, said, features in (
-        (HALVED, f"{', '.join(map(str, own[:6:2]))}, ..., 1, 3, ...: RoPE's pairs (0, 1) brought to (0, {width // 2})", apart),
-        (NEEDLESSLY, f"0, {width // 2}, 1, ...: RoPE's pairs (0, {width // 2}) brought to (0, 1)", np.argsort(apart)),
+        (DEINTERLEAVED, f"{', '.join(map(str, own[:6:2]))}, ..., 1, 3, ...: RoPE's pairs (0, 1) brought to (0, {width // 2})", apart),
+        (INTERLEAVED, f"0, {width // 2}, 1, ...: RoPE's pairs (0, {width // 2}) brought to (0, 1)", np.argsort(apart)),
     ):  # fmt: skip
         moved = np.all(heads == width * np.arange(len(heads))[:, None] + features, axis=1)
         kept = np.all(heads == width * np.arange(len(heads))[:, None] + own, axis=1)

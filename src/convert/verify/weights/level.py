@@ -17,11 +17,11 @@ import numpy as np
 from convert.checkpoints.digest import combine
 from convert.core.findings import Finding
 from convert.core.ops import Slice, is_float
-from convert.layers.base import Part, Step
-from convert.layers.hypothesis import Hypothesis
+from convert.layers.base import Part, Step, expected
+from convert.layers.mistake import Mistake
 from convert.planning.plan import Plan
-from convert.verify.mistakes.catalogue import NOT_IN_SOURCE, NOT_SCALED, count_unequal, hypotheses, nearly, same_bits
-from convert.verify.mistakes.hypothesis import expected
+from convert.verify.mistakes.catalogue import NOT_IN_SOURCE, NOT_SCALED, known_mistakes
+from convert.verify.numerics.bits import count_unequal, nearly, same_bits
 from convert.verify.numerics.special_values import odd_values
 from convert.verify.report.report import LevelReport, Verdict
 from convert.verify.weights.corruption import damage
@@ -41,13 +41,13 @@ CLAIMS = {  # of the header, and their words
 }
 REPAIR = "convert again with these rules; correct a rule only where the JAX model computes what the file holds, which the model level tells"
 MAX_UNKNOWN = 8  # tensors without a diagnosis after which no more is tried: it is another checkpoint
-MAX_DIAGNOSED = 64  # tensors for which hypotheses are computed; a conversion with more wrong ones repeats itself
+MAX_DIAGNOSED = 64  # tensors for which mistakes are tried; a conversion with more wrong ones repeats itself
 
 
 def check_weights(plan: Plan, written: Written) -> LevelReport:
     """Compares every written tensor with what the plan makes of the source, piece by piece.
 
-    Memory: that of `move`. Where a tensor is wrong, what one hypothesis needs comes on top.
+    Memory: that of `move`. Where a tensor is wrong, what one known mistake needs comes on top.
     """
     with WeightsPass(plan, written) as comparison:
         return comparison.report()
@@ -244,7 +244,7 @@ def _incomplete(plan: Plan, names: set[str]) -> Finding:
 def _diagnose(plan: Plan, written: Written, wrong: dict[str, int]) -> list[Finding]:
     """Names the mistake behind each wrong tensor; tensors of one rule with the same mistake are one finding."""
     steps = {step.name: step for step in plan.steps}
-    groups: dict[tuple[str, str], dict[str, Hypothesis]] = defaultdict(dict)
+    groups: dict[tuple[str, str], dict[str, Mistake]] = defaultdict(dict)
     findings = []
     unknown = 0
     for k, (name, count) in enumerate(wrong.items()):
@@ -276,7 +276,7 @@ def _diagnose(plan: Plan, written: Written, wrong: dict[str, int]) -> list[Findi
     return [*(_named(rule, name, matches, steps) for (rule, name), matches in groups.items()), *findings]
 
 
-def _named(rule: str, diagnosis: str, matches: dict[str, Hypothesis], steps: dict[str, Step]) -> Finding:
+def _named(rule: str, diagnosis: str, matches: dict[str, Mistake], steps: dict[str, Step]) -> Finding:
     """Tensors of one rule with the same mistake."""
     name, first = next(iter(matches.items()))
     more = f" (and {len(matches) - 1} more like it)" if len(matches) > 1 else ""
@@ -290,19 +290,19 @@ def _named(rule: str, diagnosis: str, matches: dict[str, Hypothesis], steps: dic
     )
 
 
-def _match(step: Step, plan: Plan, got: Array) -> Hypothesis | None:
+def _match(step: Step, plan: Plan, got: Array) -> Mistake | None:
     """The first mistake that gives these values, bit for bit, or else within a few roundings (the right tensor excluded)."""
-    near: Hypothesis | None = None
+    near: Mistake | None = None
     right = expected(step, plan.source)
-    for hypothesis in hypotheses(step, plan):
+    for mistake in known_mistakes(step, plan):
         try:
-            made = hypothesis.make()
+            made = mistake.make()
         except OverflowError:  # a tensor that the file's dtype cannot hold is not in it
             continue
         if same_bits(got, made):
-            return hypothesis
+            return mistake
         if near is None and nearly(got, made) and not nearly(right, made):
-            near = hypothesis
+            near = mistake
     return near
 
 

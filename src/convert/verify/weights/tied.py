@@ -12,7 +12,7 @@ import numpy as np
 
 from convert.core.findings import Finding
 from convert.planning.plan import Plan
-from convert.verify.mistakes.catalogue import count_unequal
+from convert.verify.numerics.bits import count_unequal
 from convert.verify.written import Written
 
 Array = np.ndarray[Any, np.dtype[Any]]

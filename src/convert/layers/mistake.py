@@ -1,0 +1,39 @@
+"""A known wrong conversion of one tensor: its name, and the tensor that it gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """A known wrong conversion of one tensor.
+
+    Attributes:
+        name: short and stable, such as ``transposed``; the fault catalogue refers to it.
+        converse: the name where the written tensor is right, and the rule is wrong.
+        gives: what the mistake makes of the tensor, in words.
+        instead: what the rule makes of it, in words.
+        make: computes the tensor of the mistake.
+        key: equal in mistakes about several tensors of a layer that one wrong rule makes together; empty: no such mistakes are known.
+        rounding: whether only the last bits differ, so that no output of a model shows it.
+    """
+
+    name: str
+    converse: str
+    gives: str
+    instead: str
+    make: Callable[[], Array]
+    key: str = ""
+    rounding: bool = False
+
+
+def symmetric(name: str, gives: str, instead: str, make: Callable[[], Array], key: str = "") -> Mistake:
+    """Return a mistake that is its own converse."""
+    return Mistake(name, name, gives, instead, make, key)

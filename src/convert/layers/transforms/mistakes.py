@@ -1,0 +1,203 @@
+"""Mistakes with what a rule says of a weight: a factor, RoPE pairs, a flattened map, a weight norm or spectral norm.
+
+Where the rule says nothing of the kind, the converse is tried: the weight that it would make if it did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from convert.core.ops import Cast, Deinterleave, Interleave, Multiply, Op, Permute, Reshape, Take, apply
+from convert.core.tensor_spec import numpy_dtype
+from convert.core.weight_norm_ops import SpectralNorm, Standardize, WeightNorm
+from convert.layers.annotations import Factor
+from convert.layers.base import LeafReader, PlanView, Rule, Step, expected, maker
+from convert.layers.mistake import Mistake, symmetric
+from convert.layers.weight_normalization import kept
+from convert.layers.weight_transforms import target_order
+
+Array = np.ndarray[Any, np.dtype[Any]]
+LEFT_IN = "carried factor left in"
+NEEDLESS_FACTOR = "factor taken out of a weight that carries none"
+TWICE = "carried factor folded in twice"
+STILL_INTERLEAVED = "RoPE pairs still interleaved"
+DEINTERLEAVED = "RoPE pairs de-interleaved needlessly"
+INTERLEAVED = "RoPE pairs interleaved needlessly"
+SOURCE_ORDER, NEEDLESS_ORDER = "flattened in the source's order", "flattened in another order needlessly"
+NOT_FOLDED, STORED_SIGMA = "normalisation of the weight left out", "divided by the stored sigma"
+STEPPED = "a step of the power iteration too many"
+NORM_FOR_SCALE = "the norm of the kernel for its scale"
+
+
+def with_ops(step: Step, source: LeafReader, ops: tuple[Op, ...]) -> Callable[[], Array]:
+    """Return what computes the tensor of a step of one part by other operations."""
+    return maker(step, source, (replace(step.parts[0], ops=ops),))
+
+
+def without_norms(ops: tuple[Op, ...]) -> tuple[Op, ...]:
+    """Return the operations without those that normalise or standardise the weight."""
+    return tuple(op for op in ops if not isinstance(op, (Standardize, WeightNorm, SpectralNorm)))
+
+
+# ---- a factor
+
+
+def factor_mistakes(step: Step, rule: Rule, source: LeafReader, likely: Factor | None) -> Iterator[Mistake]:
+    """Yield mistakes with the factor that a weight carries.
+
+    Args:
+        likely: a factor that sources fold into such a weight; it is tried where the rule names none.
+    """
+    part = step.parts[0]
+    if rule.prescaled_by is not None:
+        text = rule.prescaled_by.text
+        instead = f"the weight without the factor {text} that the source folds into it"
+        left_in = with_ops(step, source, tuple(op for op in part.ops if not isinstance(op, Multiply)))
+        yield Mistake(LEFT_IN, NEEDLESS_FACTOR, f"the weight with its factor {text}", instead, left_in, LEFT_IN)
+        inverted = tuple(Multiply(1 / op.value) if isinstance(op, Multiply) else op for op in part.ops)
+        yield symmetric(
+            TWICE, f"the weight with the factor {text} twice", instead, with_ops(step, source, inverted), TWICE
+        )
+    elif likely is not None:
+        wide = "float64" if step.spec.dtype == "float64" else "float32"
+        bare = tuple(op for op in part.ops if not isinstance(op, Cast))
+        undone = (*bare, Cast(wide), Multiply(1 / likely.value(dict(part.axes))), Cast(step.spec.dtype))
+        gives = f"the weight without a factor {likely.text}, as if the source had folded it in"
+        make = with_ops(step, source, undone)
+        yield Mistake(NEEDLESS_FACTOR, LEFT_IN, gives, "the weight as the source stores it", make, NEEDLESS_FACTOR)
+
+
+# ---- RoPE
+
+
+def rope_mistakes(step: Step, rule: Rule, source: LeafReader, *, heads: bool = False) -> Iterator[Mistake]:
+    """Yield mistakes with the order of the pairs that RoPE rotates.
+
+    Args:
+        heads: whether the outputs may be heads, though the rule says nothing of RoPE.
+    """
+    part = step.parts[0]
+    letter = rule.rope.axis if rule.rope is not None else part.groups[0][-1:] if part.groups else ""
+    halves, neighbours = f"pairs of features (0, {letter}/2)", "pairs of features (0, 1)"
+    moves = [op for op in part.ops if isinstance(op, (Deinterleave, Interleave))]
+    if moves:
+        bare = with_ops(step, source, tuple(op for op in part.ops if op not in moves))
+        split = isinstance(moves[0], Deinterleave)
+        name, converse = (STILL_INTERLEAVED, DEINTERLEAVED) if split else (DEINTERLEAVED, STILL_INTERLEAVED)
+        stored, wanted = (neighbours, halves) if split else (halves, neighbours)
+        gives, instead = f"in the source's order, {stored}", f"in the order of the target, {wanted}"
+        yield Mistake(name, converse, gives, instead, bare, name)
+        return
+    axis = "".join(letter for letter, _ in part.axes).find(letter)
+    if (rule.rope is None and not heads) or axis < 0 or part.axes[axis][1] % 2:
+        return
+    taken = len(part.apart)
+    moved = with_ops(step, source, (*part.ops[:taken], Deinterleave(axis), *part.ops[taken:]))
+    gives = f"in the order of {halves}, as if the source had {neighbours}"
+    yield Mistake(DEINTERLEAVED, STILL_INTERLEAVED, gives, "in the source's order", moved, DEINTERLEAVED)
+
+
+# ---- a map that is flattened
+
+
+def flattened_mistakes(step: Step, rule: Rule, plan: PlanView) -> Iterator[Mistake]:
+    """Yield the weight with a flattened map in the order of the source, where the rule names a map."""
+    part, layer = step.parts[0], rule.layer(plan.target)
+    if rule.flattened is None or layer is None:
+        return
+    order = target_order(rule, layer)
+    groups = tuple(group.replace(order, rule.flattened.order) for group in part.groups)
+    if groups == part.groups:
+        return
+    letters = [letter for letter, _ in part.axes]
+    takes = tuple(op for op in part.ops if isinstance(op, Take))
+    behind = tuple(op for op in part.ops if not isinstance(op, (Take, Permute, Reshape)))
+    moved = (
+        Reshape(tuple(size for _, size in part.axes)),
+        Permute(tuple(letters.index(x) for x in "".join(groups))),
+        Reshape(step.spec.shape),
+    )
+    gives, instead = (f"in the order {' '.join(letters)}" for letters in (rule.flattened.order, order))
+    make = with_ops(step, plan.source, (*takes, *moved, *behind))
+    yield Mistake(SOURCE_ORDER, NEEDLESS_ORDER, gives, instead, make, SOURCE_ORDER)
+
+
+def undeclared_map(step: Step, source: LeafReader) -> Iterator[Mistake]:
+    """Yield the weight as if the source had flattened a map of any number of channels, where the rule names no map."""
+    width = step.spec.shape[-1]
+    for channels in range(2, width // 2 + 1):
+        if width % channels:
+            continue
+
+        def make(channels: int = channels) -> Array:
+            right = expected(step, source)
+            split = right.reshape(*right.shape[:-1], width // channels, channels)
+            return np.ascontiguousarray(split.swapaxes(-1, -2)).reshape(right.shape)
+
+        gives = f"with its {width} columns as a map of {channels} channels, channels first"
+        yield Mistake(NEEDLESS_ORDER, SOURCE_ORDER, gives, "with its columns in the source's order", make)
+
+
+# ---- weight norm and spectral norm
+
+
+def normalization_mistakes(step: Step, rule: Rule, plan: PlanView) -> Iterator[Mistake]:
+    """Yield mistakes with a weight that the source normalises at every call."""
+    layer = rule.layer(plan.target)
+    if rule.normalized is None or layer is None:
+        return
+    if step.role == rule.normalized.role:
+        yield from _norm_for_scale(step, plan)
+    elif not kept(rule, layer):
+        yield from _not_folded(step, plan)
+
+
+def _norm_for_scale(step: Step, plan: PlanView) -> Iterator[Mistake]:
+    """Yield the norm of the kernel in place of its scale, where the target keeps both."""
+    stem = step.name.rstrip("0123456789g_")
+    weights = (s for s in plan.steps if s.role == "weight" and s.rule == step.rule and s.name.startswith(stem))
+    weight = next(weights, None)
+    if weight is None or weight.spec.shape[0] != step.spec.shape[0]:
+        return
+
+    def make() -> Array:
+        kernel = expected(weight, plan.source).astype(np.float64)
+        norms = np.sqrt(np.sum(np.square(kernel), axis=tuple(range(1, kernel.ndim))))
+        return np.asarray(norms.reshape(step.spec.shape).astype(numpy_dtype(step.spec.dtype)))
+
+    yield symmetric(NORM_FOR_SCALE, "the norm of each row of the kernel", "the scale", make)
+
+
+def _not_folded(step: Step, plan: PlanView) -> Iterator[Mistake]:
+    source, ops = plan.source, step.parts[0].ops
+    fold = next((op for op in ops if isinstance(op, (WeightNorm, SpectralNorm))), None)
+    if fold is None:
+        return
+    bare = with_ops(step, source, without_norms(ops))
+    yield symmetric(NOT_FOLDED, "the kernel as stored", str(fold), bare)
+    if not isinstance(fold, SpectralNorm):
+        return
+    if fold.v is not None:
+        stepped = replace(fold, v=None, steps=1)
+        moved = tuple(stepped if op is fold else op for op in ops)
+        yield symmetric(STEPPED, str(stepped), str(fold), with_ops(step, source, moved))
+    sigma = f"{fold.u.leaf[:-1]}sigma"  # flax calls the vector .../u, and the norm beside it .../sigma
+    if not fold.u.leaf.endswith("u") or sigma not in source.leaves:
+        return
+    stack = tuple(op for op in fold.u.ops if isinstance(op, Take))
+
+    def divided() -> Array:
+        kernel = apply(without_norms(ops), source.read(step.parts[0].leaf)).astype(np.float64)
+        value = apply(stack, source.read(sigma)).astype(np.float64)
+        return np.asarray((kernel / value).astype(numpy_dtype(step.spec.dtype)))
+
+    yield symmetric(STORED_SIGMA, f"the kernel over {sigma}", str(fold), divided)
+
+
+def likely_factor(letter: str, *, inverse: bool) -> Factor:
+    """Return ``sqrt(LETTER)``, or ``1/sqrt(LETTER)``."""
+    return Factor(f"1/sqrt({letter})" if inverse else f"sqrt({letter})", letter, root=True, over=inverse)

@@ -1,0 +1,72 @@
+"""Mistakes with the order of axes, and of the parts of a fused tensor."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+
+from convert.core.ops import Deinterleave, Interleave, Permute, Reshape, Slice, Take
+from convert.layers.base import LeafReader, Part, Step, maker
+from convert.layers.mistake import Mistake, symmetric
+from convert.planning.ambiguity import MAX_AXES, other_layouts
+
+MAX_PARTS = 4  # of a fused tensor, all orders of which are tried
+
+
+def layout_mistakes(step: Step, source: LeafReader) -> Iterator[Mistake]:
+    """Yield the tensor with its leaves in other orders of their axes."""
+    part = step.parts[0]
+    if not part.axes or any((p.axes, p.groups) != (part.axes, part.groups) for p in step.parts):
+        return
+    if len(part.axes) > MAX_AXES or any(isinstance(op, Slice) for p in step.parts for op in p.ops):
+        return
+    right = " ".join(x if len(x) == 1 else f"({' '.join(x)})" for x in part.groups)
+    for layout in other_layouts(part.axes, part.groups):
+        groups = tuple("".join(flat.split()) or letter for flat, letter in re.findall(r"\(([^)]*)\)|(\S)", layout))
+        order = [letter for letter in "".join(groups) if letter != "1"]
+        parts = tuple(_reordered(p, order, step) for p in step.parts)
+        name = _name(part, groups)
+        yield symmetric(name, f"laid out as {layout}", f"laid out as {right}", maker(step, source, parts))
+
+
+def _name(part: Part, groups: tuple[str, ...]) -> str:
+    """Return the name that the kind of layer has for an order of axes; otherwise what was moved."""
+    stored = "".join(letter for letter, _ in part.axes)
+    if part.rule is not None and (name := part.rule.kind.layout_mistake(part.groups, groups, stored)):
+        return name
+    if len(groups) == 2 and len(part.groups) == 2 and "".join(groups) == part.groups[1] + part.groups[0]:
+        return "transposed"
+    if sorted(map(sorted, groups)) == sorted(map(sorted, part.groups)):
+        return "axes of a head swapped"
+    return "axes permuted"
+
+
+def _reordered(part: Part, order: list[str], step: Step) -> Part:
+    """Return the part with its axes permuted to `order`, in place of its own permutation, and flattened to the same shape."""
+    letters = [letter for letter, _ in part.axes]
+    kept = [op for op in part.ops if not isinstance(op, (Permute, Reshape))]
+    rows = part.rows or (0, step.spec.shape[part.axis])
+    shape = list(step.spec.shape)
+    shape[part.axis] = rows[1] - rows[0]
+    # Operations on the axes of the leaf stay before the permutation; casts, arithmetic and those on the target's axes after it.
+    before = [op for op in kept if isinstance(op, (Take, Deinterleave, Interleave))]
+    after = [op for op in kept if op not in before]
+    unflattened = Reshape(tuple(size for _, size in part.axes))
+    moved = (unflattened, Permute(tuple(letters.index(x) for x in order)), Reshape(tuple(shape)))
+    return replace(part, ops=(*before, *moved, *after))
+
+
+def fused_order_mistakes(step: Step, source: LeafReader) -> Iterator[Mistake]:
+    """Yield a fused tensor with its parts in other orders."""
+    if not 1 < len(step.parts) <= MAX_PARTS or len({p.rows[1] - p.rows[0] for p in step.parts if p.rows}) != 1:
+        return
+    word = "rows" if step.parts[0].axis == 0 else "columns"
+    right = f"{word} in the order {', '.join(part.leaf for part in step.parts)}"
+    for order in itertools.permutations(range(len(step.parts))):
+        if order == tuple(range(len(step.parts))):
+            continue
+        parts = tuple(step.parts[k] for k in order)
+        wrong = f"{word} in the order {', '.join(part.leaf for part in parts)}"
+        yield symmetric("fused parts in another order", wrong, right, maker(step, source, parts), str(order))
