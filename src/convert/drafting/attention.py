@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from convert.drafting.axis_letters import Letters
-from convert.drafting.path_groups import Group, Step
+from convert.layers.draft import Group, Step
 from convert.rules.attention_macro import LIBRARIES, Library
 
 Shapes = Mapping[str, tuple[int, ...]]  # role -> sizes of a kernel

@@ -8,11 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from convert.checkpoints.source import Leaf
-from convert.drafting.path_groups import Step, escape
+from convert.drafting.path_groups import escape
 from convert.drafting.tree_paths import Paths, counts
-from convert.drafting.yaml_entry import Layer
+from convert.layers.draft import KERNELS, Layer, Step
 
-KERNELS = ("kernel", "w", "weight", "weights")
 SCALES = ("scale", "gamma", "weight", "w", "g")
 BIASES = ("bias", "b", "beta", "offset")
 LORA = (("lora_a", "lora_b"), ("lora_A", "lora_B"))

@@ -12,10 +12,11 @@ from convert.drafting.axis_letters import Letters, NoLetterError
 from convert.drafting.companions import find_partners, reparametrized
 from convert.drafting.equinox_state import find_statistics
 from convert.drafting.layer_rules import LayerRules
-from convert.drafting.path_groups import Group, Names, Step
+from convert.drafting.path_groups import Names
 from convert.drafting.recurrent_cells import find_cells
 from convert.drafting.tree_paths import Paths, optimizer, random, unwanted
-from convert.drafting.yaml_entry import Entry, Layer, flow, plain, written
+from convert.drafting.yaml_entry import written
+from convert.layers.draft import Entry, Group, Layer, Step, flow, plain
 from convert.layers.shared_keys import ACTIVATIONS
 from convert.rules.placeholders import ASK
 

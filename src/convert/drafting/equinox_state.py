@@ -8,11 +8,9 @@ from dataclasses import dataclass
 
 from convert.checkpoints.source import Leaf
 from convert.drafting.companions import Partners
-from convert.drafting.path_groups import Group, Step
 from convert.drafting.tree_paths import Paths
-from convert.drafting.yaml_entry import Layer
-
-DEBIASED = "debiased"  # role: the statistics are not those that it computes with
+from convert.layers.draft import Group, Layer, Step
+from convert.layers.norm.draft import DEBIASED
 
 
 @dataclass(frozen=True)

@@ -7,14 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from convert.drafting.axis_letters import Letters
-from convert.drafting.einsum_guess import Form
 from convert.drafting.stacked_axes import STACK_INDICES
-from convert.drafting.yaml_entry import flow, plain
+from convert.layers.conv.kernel_forms import conv_axes, conv_forms
+from convert.layers.draft import flow, plain
+from convert.layers.linear.einsum_guess import Form
 
 Shape = tuple[int, ...]
-SPATIAL = ("W", "HW", "DHW")
 # What the libraries themselves call a module that nobody named: such a name is that of its class.
-CLASS_OF_CONV = re.compile(r"Conv_[0-9]+|conv[123]_d(_[0-9]+)?|conv[123]d(_([0-9]+|\{[0-9,]+\}))?")
 CLASS_OF_DENSE = re.compile(r"(Dense|DenseGeneral|Einsum)_[0-9]+|(einsum_)?dense(_[0-9]+)?")
 
 
@@ -41,80 +40,6 @@ class Reading:
         named = f"{module}.{{{STACK_INDICES[0]}}}" if self.stacked else module
         target = f"{{module: {flow(named)}, {self.inside}}}" if self.inside else plain(named)
         return "\n".join((f"{self.word}: {target}", *self.lines))
-
-
-@dataclass(frozen=True)
-class ConvForm:
-    """A convolution that a kernel could be: its dimension numbers, and whether it is transposed, by JAX's flag or without."""
-
-    numbers: str
-    transposed: bool
-    turned: bool
-    out: int
-    why: str
-
-    @property
-    def word(self) -> str:
-        return "conv_transpose" if self.transposed else "conv"
-
-    @property
-    def lines(self) -> tuple[str, ...]:
-        return ("transpose_kernel: true",) if self.turned else ()
-
-
-def conv_forms(key: str, shape: Shape, bias: Shape | None, name: str) -> list[ConvForm]:
-    """The convolutions that a kernel with three to five axes could be.
-
-    Which axis is which, and what a transposed one does, is the library's own: flax 0.12.8 ``linen/linear.py`` (ConvTranspose: its
-    kernel is turned round, and has its channels exchanged, with `transpose_kernel`), Keras 3.15.1 ``backend/jax/nn.py`` conv_transpose
-    (always so), Haiku 0.0.17 ``_src/conv.py`` ConvNDTranspose (H W O I, not turned round), Equinox 0.13.8 ``nn/_conv.py`` (O I H W).
-
-    Args:
-        key: what the leaf is called, which tells the library.
-        shape: of the kernel.
-        bias: shape of the bias beside it.
-        name: what the module is called.
-    """
-    words = SPATIAL[len(shape) - 3]
-    last = f"N{words}C,{words}IO->N{words}C"
-    if key == "weight":
-        first = f"NC{words},OI{words}->NC{words}"
-        forms = [
-            ConvForm(first, False, False, shape[0], "a convolution"),
-            ConvForm(first, True, False, shape[0], "Equinox's ConvTranspose"),
-        ]
-    else:
-        forms = [ConvForm(last, False, False, shape[-1], "a convolution")]
-        if key.isdecimal():
-            forms.append(ConvForm(last, True, True, shape[-2], f"Keras's Conv{len(words)}DTranspose"))
-        elif key == "w":
-            swapped = last.replace("IO", "OI")
-            forms.append(ConvForm(swapped, True, False, shape[-2], f"Haiku's Conv{len(words)}DTranspose"))
-        else:
-            forms += [
-                ConvForm(last, True, False, shape[-1], "flax's ConvTranspose, as it is by default"),
-                ConvForm(last, True, True, shape[-2], "flax's ConvTranspose with transpose_kernel=True"),
-            ]
-    if "transpose" in name.lower() or "deconv" in name.lower():
-        forms = [form for form in forms if form.transposed]
-    elif CLASS_OF_CONV.fullmatch(name):
-        forms = [form for form in forms if not form.transposed]
-    sizes = [n for n in bias or () if n > 1]
-    fitting = [form for form in forms if bias is None or sizes in ([form.out], [] if form.out == 1 else [form.out])]
-    return fitting or forms
-
-
-def conv_axes(form: ConvForm, shape: Shape, letters: Letters) -> str:
-    """The letters of a kernel's axes, as stored."""
-    order = form.numbers.split(",")[1].split("->")[0]
-    sizes = dict(zip(order, shape, strict=True))
-    spatial = [x for x in order if x not in "OIC"]
-    made = {x: letters.named("kernel", sizes[x], k) for k, x in enumerate(spatial)}
-    first, second = ("C", "O") if "C" in order else ("O", "I")  # Keras's depthwise kernels: channels, results of each
-    made[first] = letters.named("width", sizes[first])
-    alike = int(sizes[first] == sizes[second] > 1)
-    made[second] = letters.named("one" if sizes[second] == 1 else "width", sizes[second], alike)
-    return "".join(made[x] for x in order)
 
 
 def line_readings(

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from convert.checkpoints.source import Leaf
+from convert.layers.draft import Beside, Group, Step
 
 # Keys of one layer that read well together, when their leaves are alike.
 SIBLINGS: tuple[tuple[str, ...], ...] = (
@@ -26,47 +27,6 @@ _NUMBER = re.compile(r"(?<![0-9])[0-9]{1,9}(?![0-9])")
 _RECORDS = "vars"  # Keras numbers the arrays of one layer below this key: they are no copies of each other
 
 Entry = tuple[tuple[str, ...], str, Leaf]  # the keys that are left of a path, the whole name, the leaf
-Beside = tuple[tuple[str, tuple[int, ...], str], ...]
-
-
-@dataclass(frozen=True)
-class Step:
-    """One key of a path, or several that are alike.
-
-    Attributes:
-        words: the key, or the keys in order.
-        stem: what is in front of the index, when the keys are ``stem0`` to ``stem(n-1)``; None when they are no index.
-        tail: what is behind the index.
-    """
-
-    words: tuple[str, ...]
-    stem: str | None = None
-    tail: str = ""
-
-
-@dataclass(frozen=True)
-class Group:
-    """Leaves of one shape and dtype.
-
-    Attributes:
-        steps: their path.
-        shape: of each.
-        dtype: of each.
-        leaves: their names, the last index or alternative running fastest.
-        sidecar: last key, shape and dtype of what lies in the same dict, or path, shape and dtype of what lies in the same
-            layer: the leaves of one layer are grouped alike.
-    """
-
-    steps: tuple[Step, ...]
-    shape: tuple[int, ...]
-    dtype: str
-    leaves: tuple[str, ...]
-    sidecar: Beside = ()
-
-    @property
-    def shown(self) -> str:
-        """``float32[12,3,4]``."""
-        return f"{self.dtype}[{','.join(map(str, self.shape))}]"
 
 
 def escape(key: str) -> str:

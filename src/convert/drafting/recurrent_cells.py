@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from convert.drafting.path_groups import Group, Step
+from convert.layers.draft import Group, Step
 from convert.layers.recurrent.equations import Cell
 from convert.layers.recurrent.library_cells import CELLS, named_cell
 

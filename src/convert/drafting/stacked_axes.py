@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from convert.drafting.path_groups import Group, Step
+from convert.layers.draft import Group, Step
 
 STACK_INDICES = "stuv"
 

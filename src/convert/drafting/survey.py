@@ -12,8 +12,9 @@ from convert.checkpoints.source import Source
 from convert.core.path_pattern import parse_pattern
 from convert.core.similarity import closest_match
 from convert.core.yaml_nodes import Position
-from convert.drafting.path_groups import Group, Names, group
+from convert.drafting.path_groups import Names, group
 from convert.layers import Rule
+from convert.layers.draft import Group
 from convert.planning.match import cover
 from convert.rules.file import RuleFile
 from convert.rules.placeholders import Question

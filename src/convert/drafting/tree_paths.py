@@ -7,10 +7,10 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from convert.checkpoints.source import Source
-from convert.drafting.path_groups import Group, Names, Step, group, keys_of
+from convert.drafting.path_groups import Names, group, keys_of
 from convert.drafting.recurrent_cells import find_cells
 from convert.drafting.stacked_axes import stacks
-from convert.drafting.yaml_entry import Entry
+from convert.layers.draft import Entry, Group, Step
 
 ROOTS = ("mdl_vars/params", "params/params", "state/params", "model/params", "params", "target")
 OPTIMIZERS = ("opt_state", "opt_states", "optimizer", "optimizer_state", "opt", "state/opt_state", "state/param_states")

@@ -19,22 +19,25 @@ from convert.layers.recurrent.kinds import GRU, LSTM, RNN, Recurrent
 from convert.layers.target import Numbering, TargetLayer
 
 KINDS: Mapping[str, type[LayerKind]] = {
-    "linear": Linear,
-    "conv": Convolution,
-    "conv_transpose": ConvTranspose,
-    "gru": GRU,
-    "lstm": LSTM,
-    "rnn": RNN,
-    "cubic_spline": CubicSpline,
-    "linear_interpolation": LinearInterpolation,
-    "embedding": Embedding,
-    "layer_norm": LayerNorm,
-    "rms_norm": RMSNorm,
-    "group_norm": GroupNorm,
-    "batch_norm": BatchNorm,
-    "parameter": Parameter,
-    "buffer": Timescales,
-    "drop": Drop,
+    kind.word: kind
+    for kind in (
+        Linear,
+        Convolution,
+        ConvTranspose,
+        GRU,
+        LSTM,
+        RNN,
+        CubicSpline,
+        LinearInterpolation,
+        Embedding,
+        LayerNorm,
+        RMSNorm,
+        GroupNorm,
+        BatchNorm,
+        Parameter,
+        Timescales,
+        Drop,
+    )
 }
 
 __all__ = [

@@ -14,6 +14,7 @@ from convert.core.tensor_spec import TensorSpec, numpy_dtype
 from convert.core.yaml_nodes import Position
 from convert.layers.annotations import Factor, Flattened, Normalized, Rope
 from convert.layers.declaration import Declaration
+from convert.layers.draft import DraftContext, Entry, Layer
 from convert.layers.mistake import Mistake
 from convert.layers.probe import LowRankPair, Probe, probe_of_values
 from convert.layers.target import Numbering, TargetLayer
@@ -382,6 +383,26 @@ class LayerKind(Declaration):
             MisfitError: the leaves contradict the rule, or the target cannot hold them.
         """
         return Compiled(tuple(context.tensors(matched, layer, variant)))
+
+    @classmethod
+    def draft(
+        cls, context: DraftContext, layer: Layer, main: str | None, bias: str | None, either: bool = False
+    ) -> Entry:
+        """Write the rule of a layer that is guessed to be of this kind.
+
+        Args:
+            context: the tree.
+            layer: the module and its leaves.
+            main, bias: the keys of the leaves; None where there is none.
+            either: whether `main` may be the bias as well, as its name does not tell.
+        """
+        entry = Entry(next(iter(layer.leaves.values())).leaves[0])
+        if main is not None:
+            context.say_leaves(entry, layer, main, bias)
+        elif bias is not None:
+            context.say_bias(entry, layer, bias, "")
+        context.ask_target(entry, layer, {cls.word: "guess: by its name"})
+        return entry
 
     def probe(self, sample: ProbeSample) -> Probe:
         """Return the declared JAX operation with the stored weight, and torch's layer with the written one, ready to be run.

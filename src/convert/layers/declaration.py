@@ -20,7 +20,11 @@ class Declaration(ABC):
     A kind only declares; `convert.planning.compile.compiler` derives the operations from what it declares.
     """
 
+    word: ClassVar[str]  # the key that names the kind in a rule
     doc: ClassVar[str]
+    module_names: ClassVar[str] = (
+        ""  # regular expression of what libraries call a module of this kind, in small letters
+    )
     keys: ClassVar[Mapping[str, Key]]  # of a rule, besides those in SHARED
     hints: ClassVar[tuple[tuple[str, str], ...]] = ()  # for words of other libraries in place of `keys`
     target: ClassVar[Record | None]  # the long form of the target; None: the rule has no target

@@ -12,6 +12,8 @@ from convert.core.path_pattern import parse_pattern
 from convert.core.tensor_spec import SAFETENSORS_TAGS
 from convert.core.yaml_nodes import Node
 
+ASK = "ask"  # the value of a key, or of a fact, that the rule file leaves open
+
 PATTERN = Scalar(str, "a tree path such as layers_{i}/{query,key}/w", parse_pattern)
 REASON = Scalar(str, "a reason, in words")
 

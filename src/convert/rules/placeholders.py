@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from convert.core.yaml_nodes import Node, Position
-
-ASK = "ask"  # also the value of a fact that the tree does not hold and the rules do not know
+from convert.layers.shared_keys import ASK as ASK
 
 # Key -> a value that stands in for it while the rest of the rule is read; None: the key is left out meanwhile. Paths
 # cannot be asked for: a rule without its leaves says nothing.

@@ -17,10 +17,12 @@ from convert.core.weight_norm_ops import Standardize
 from convert.layers.annotations import NORMALIZED, PARAMETRIZATION
 from convert.layers.base import CompileContext, Compiled, LayerKind, Matched, PlanView, ProbeSample, Step
 from convert.layers.conv.dimension_numbers import DimensionNumbers, parse_dimension_numbers
+from convert.layers.conv.draft import draft_conv
 from convert.layers.conv.mistakes import flipped_kernel, layout_mistake, standardization_mistakes
 from convert.layers.conv.padding import KEYS, Geometry, TorchPadding, read_geometry, torch_padding
 from convert.layers.conv.probe import probe_kernel, standardized
 from convert.layers.conv.standardization import STANDARDIZED, Standardized
+from convert.layers.draft import DraftContext, Entry, Layer
 from convert.layers.leaves import MisfitError, unstacked
 from convert.layers.mistake import Mistake
 from convert.layers.probe import Probe, probe_of_values
@@ -259,6 +261,7 @@ class Convolution(Convolving):
 
     weight_standardization: Standardized | None = None
 
+    word: ClassVar[str] = "conv"
     doc: ClassVar[str] = "torch.nn.Conv1d, 2d or 3d; the layout is derived from the dimension numbers of the source"
     keys: ClassVar[Mapping[str, Key]] = {
         "dimension_numbers": Key(
@@ -293,6 +296,13 @@ class Convolution(Convolving):
             check_order(numbers)
         groups, weight_standardization = values.get("feature_group_count", 1), values.get("weight_standardization")
         return cls(numbers, axes, groups, values.get("activation"), geometry, weight_standardization)
+
+    @classmethod
+    def draft(
+        cls, context: DraftContext, layer: Layer, main: str | None, bias: str | None, either: bool = False
+    ) -> Entry:
+        assert main is not None
+        return draft_conv(context, layer, main, bias)
 
     def check_target(self, layer: TargetLayer, source: Pattern) -> None:
         if len(layer.path.groups) != len(source.groups):

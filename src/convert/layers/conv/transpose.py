@@ -36,6 +36,7 @@ class ConvTranspose(Convolving):
 
     transpose_kernel: bool = False
 
+    word: ClassVar[str] = "conv_transpose"
     doc: ClassVar[str] = (
         "torch.nn.ConvTranspose1d, 2d or 3d; the order of axes and whether the kernel is turned round are derived"
     )

@@ -12,6 +12,8 @@ from convert.core.path_pattern import Pattern
 from convert.core.yaml_nodes import Node
 from convert.layers.annotations import CARRIES
 from convert.layers.base import PlanView, ProbeSample, Step
+from convert.layers.draft import DraftContext, Entry, Layer
+from convert.layers.embedding.draft import draft_table
 from convert.layers.embedding.mistakes import table_mistakes
 from convert.layers.embedding.probe import probe_table
 from convert.layers.mistake import Mistake
@@ -66,6 +68,7 @@ class Embedding(Stored):
     padded: tuple[int, ...] = ()
 
     rowwise: ClassVar[bool] = True
+    word: ClassVar[str] = "embedding"
     doc: ClassVar[str] = "torch.nn.Embedding: a row for each entry, kept as stored"
     keys: ClassVar[Mapping[str, Key]] = {
         "axes": AXES,
@@ -92,6 +95,13 @@ class Embedding(Stored):
         if "padded" in values and "rows" not in values:
             raise ValueError("`padded` needs `rows:`, the number of entries")
         return cls(values.get("axes"), values.get("rows"), values.get("padded", ()))
+
+    @classmethod
+    def draft(
+        cls, context: DraftContext, layer: Layer, main: str | None, bias: str | None, either: bool = False
+    ) -> Entry:
+        assert main is not None
+        return draft_table(context, layer, main)
 
     @property
     def facts_used(self) -> tuple[str, ...]:

@@ -19,6 +19,8 @@ from convert.layers.annotations import (
     TARGET_ROPE,
 )
 from convert.layers.base import LayerKind, PlanView, ProbeSample, Step
+from convert.layers.draft import DraftContext, Entry, Layer
+from convert.layers.linear.draft import draft_weight
 from convert.layers.linear.mistakes import linear_mistakes
 from convert.layers.linear.probe import probe_linear
 from convert.layers.low_rank import EITHER_EQUATION, ONE, PLUS, PLUS_FIRST, PLUS_SECOND, SECOND, Pair, Plus, Product
@@ -46,6 +48,7 @@ class Linear(LayerKind):
     product: Product | None = None
     plus: Plus | None = None
 
+    word: ClassVar[str] = "linear"
     doc: ClassVar[str] = "torch.nn.Linear, from the einsum of the source; the layout is derived from the equation"
     keys: ClassVar[Mapping[str, Key]] = {
         "einsum": Key(
@@ -96,6 +99,13 @@ class Linear(LayerKind):
             plus = Plus(values["plus"]["einsum"], values["plus"].get("scale", ONE))
             _same_map(equations, plus.product)
         return cls({"": product.whole} if product else named, values.get("activation"), product, plus)
+
+    @classmethod
+    def draft(
+        cls, context: DraftContext, layer: Layer, main: str | None, bias: str | None, either: bool = False
+    ) -> Entry:
+        assert main is not None
+        return draft_weight(context, layer, main, bias)
 
     @property
     def weight_axes(self) -> tuple[tuple[str, str], ...]:

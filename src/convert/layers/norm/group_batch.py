@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from convert.core.fields import Key, Record, Scalar
 from convert.layers.base import PlanView, ProbeSample, Step
+from convert.layers.draft import Entry, Layer
 from convert.layers.mistake import Mistake
 from convert.layers.norm.layer_rms import FACTOR, HAS, TARGET_FACTOR, Array, Norm
 from convert.layers.norm.mistakes import exchanged_mistakes, factor_of_norm_mistakes
@@ -46,6 +48,7 @@ class GroupNorm(Norm):
     num_groups: int | None = None
     group_size: int | None = None
 
+    word: ClassVar[str] = "group_norm"
     doc: ClassVar[str] = "torch.nn.GroupNorm: groups of neighbouring channels, normalised over all positions"
     keys: ClassVar[Mapping[str, Key]] = {
         "multiplies_by": FACTOR,
@@ -56,6 +59,7 @@ class GroupNorm(Norm):
         "axes": AXES,
     }
     target: ClassVar[Record] = module_target(multiplies_by=TARGET_FACTOR, parameters=HAS)
+    module_names: ClassVar[str] = r"(group|instance)_?norm(alization)?$"
     biased: ClassVar[bool] = True
     bare: ClassVar[str] = "torch.nn.GroupNorm(..., affine=False)"
 
@@ -71,6 +75,20 @@ class GroupNorm(Norm):
             values.get("num_groups"),
             values.get("group_size"),
         )
+
+    @classmethod
+    def draft_keys(cls, entry: Entry, layer: Layer, channels: int) -> None:
+        if "instance" in layer.hint:
+            entry.say("group_size", "1", "guess: an instance norm, by its name: each channel is a group")
+            return
+        count = math.gcd(channels, 32)
+        remark = (
+            "the default of flax and Keras"
+            if count == 32
+            else f"flax's and Keras's default, 32, does not divide {channels}"
+        )
+        remark += "; where the source says how many channels a group has: `group_size`"
+        entry.ask("num_groups", "how many groups?", [(f"num_groups: {count}", remark)], "groups")
 
     def count(self, channels: int) -> int:
         """The number of groups of so many channels.
@@ -117,6 +135,7 @@ class BatchNorm(Norm):
 
     momentum: float | None = None
 
+    word: ClassVar[str] = "batch_norm"
     doc: ClassVar[str] = (
         "torch.nn.BatchNorm1d, 2d or 3d: weight, bias, running_mean, running_var, and num_batches_tracked (0)"
     )

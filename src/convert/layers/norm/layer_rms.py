@@ -13,8 +13,10 @@ from convert.core.ops import Add, Op
 from convert.core.path_pattern import Pattern
 from convert.layers.annotations import ROPE, TARGET_ROPE
 from convert.layers.base import CompileContext, Compiled, LayerKind, Matched, PlanView, ProbeSample, Step
+from convert.layers.draft import DraftContext, Entry, Layer
 from convert.layers.leaves import MisfitError
 from convert.layers.mistake import Mistake
+from convert.layers.norm.draft import NamedNorm, draft_norm
 from convert.layers.norm.mistakes import factor_of_norm_mistakes
 from convert.layers.norm.probe import probe_layer_or_rms_norm
 from convert.layers.probe import Probe, without_unit_axes
@@ -104,6 +106,17 @@ class Norm(LayerKind):
                 f"{cls.bare}"
             )
         return found
+
+    @classmethod
+    def draft(
+        cls, context: DraftContext, layer: Layer, main: str | None, bias: str | None, either: bool = False
+    ) -> Entry:
+        named = NamedNorm(cls.word, cls.draft_keys) if cls.module_names else None
+        return draft_norm(context, layer, main, bias, either, named)
+
+    @classmethod
+    def draft_keys(cls, entry: Entry, layer: Layer, channels: int) -> None:
+        """Write the keys that this kind has besides those of every norm."""
 
     def held(self, layer: TargetLayer) -> tuple[str, ...]:
         """Which of weight and bias the target's module has."""
@@ -217,6 +230,7 @@ class LayerNorm(Norm):
     """Normalises mean and variance."""
 
     centred: ClassVar[bool] = True
+    word: ClassVar[str] = "layer_norm"
     doc: ClassVar[str] = "layer norm: subtracts the mean, divides by the standard deviation"
     bare: ClassVar[str] = "torch.nn.LayerNorm(..., elementwise_affine=False)"
 
@@ -225,5 +239,6 @@ class LayerNorm(Norm):
 class RMSNorm(Norm):
     """Normalises the root mean square; has no bias in any library known to us, yet may have one here."""
 
+    word: ClassVar[str] = "rms_norm"
     doc: ClassVar[str] = "RMS norm: divides by the root mean square"
     bare: ClassVar[str] = "torch.nn.RMSNorm(..., elementwise_affine=False)"

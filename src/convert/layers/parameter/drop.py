@@ -23,6 +23,7 @@ class Drop(LayerKind):
 
     because: str
 
+    word: ClassVar[str] = "drop"
     doc: ClassVar[str] = "leaves that are left out, with the reason"
     keys: ClassVar[Mapping[str, Key]] = {"because": Key(REASON, "why these leaves are not wanted", required=True)}
     target: ClassVar[None] = None

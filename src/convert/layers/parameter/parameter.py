@@ -8,6 +8,8 @@ from typing import Any, ClassVar
 
 from convert.core.fields import Key, Record
 from convert.layers.base import LayerKind
+from convert.layers.draft import DraftContext, Entry, Layer
+from convert.layers.parameter.draft import draft_parameter
 from convert.layers.shared_keys import (
     AXES,
     TENSOR_TARGET,
@@ -44,8 +46,16 @@ class Stored(LayerKind):
 class Parameter(Stored):
     """A tensor that both sides store alike; what they do with it is the same code."""
 
+    word: ClassVar[str] = "parameter"
     doc: ClassVar[str] = "a raw parameter, kept as stored; the target is the tensor's full name"
     target: ClassVar[Record] = TENSOR_TARGET
+
+    @classmethod
+    def draft(
+        cls, context: DraftContext, layer: Layer, main: str | None, bias: str | None, either: bool = False
+    ) -> Entry:
+        assert main is not None
+        return draft_parameter(context, layer, main)
 
     def tensor_name(self, path: str, role: str, layer: TargetLayer) -> str:
         return path

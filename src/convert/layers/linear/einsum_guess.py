@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from convert.drafting.axis_letters import Letters
+from convert.layers.draft import AxisLetters
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ KNOWN: Mapping[str, tuple[tuple[str, str], ...]] = {
 _ROLES = {"D": "width", "N": "heads", "K": "heads", "H": "head", "C": "parts", "F": "width"}
 
 
-def known_forms(name: str, shape: tuple[int, ...], widths: Collection[int], letters: Letters) -> list[Form]:
+def known_forms(name: str, shape: tuple[int, ...], widths: Collection[int], letters: AxisLetters) -> list[Form]:
     """The equations of a weight whose name says what it is: those whose D is a width of the tree, if any is."""
     forms, wide = [], []
     for equation, apart in KNOWN.get(name, ()):
@@ -49,7 +49,7 @@ def known_forms(name: str, shape: tuple[int, ...], widths: Collection[int], lett
     return wide or forms
 
 
-def lora_form(shape: tuple[int, ...], letters: Letters) -> Form:
+def lora_form(shape: tuple[int, ...], letters: AxisLetters) -> Form:
     """The equation of a matrix to which a LoRA pair is added: the first of the pair has the axis of the inputs."""
     into, out = letters.named("width", shape[0]), letters.named("width", shape[1], int(shape[0] == shape[1]))
     return Form(f"...{into},{into}{out}->...{out}", into, "(in, out), as the first of its pair has the inputs")
@@ -61,7 +61,7 @@ def projections(
     key: str,
     role: str | None,
     widths: Collection[int],
-    letters: Letters,
+    letters: AxisLetters,
 ) -> list[Form]:
     """The equations that a weight may have: one when names and shapes tell, several when they do not.
 
@@ -88,7 +88,7 @@ def projections(
     ]
 
 
-def _matrices(shape: tuple[int, ...], bias: tuple[int, ...] | None, key: str, letters: Letters) -> list[Form]:
+def _matrices(shape: tuple[int, ...], bias: tuple[int, ...] | None, key: str, letters: AxisLetters) -> list[Form]:
     a, b = shape
     if a == b:
         d, e = letters.named("width", a), letters.named("width", a, 1)
@@ -107,7 +107,11 @@ def _matrices(shape: tuple[int, ...], bias: tuple[int, ...] | None, key: str, le
 
 
 def _heads(
-    shape: tuple[int, ...], bias: tuple[int, ...] | None, role: str | None, widths: Collection[int], letters: Letters
+    shape: tuple[int, ...],
+    bias: tuple[int, ...] | None,
+    role: str | None,
+    widths: Collection[int],
+    letters: AxisLetters,
 ) -> list[Form]:
     wide = [k for k, n in enumerate(shape) if n in widths]
     forms: list[Form] = []
@@ -120,7 +124,7 @@ def _heads(
     return forms
 
 
-def _split(shape: tuple[int, ...], k: int, way: str, letters: Letters) -> Form:
+def _split(shape: tuple[int, ...], k: int, way: str, letters: AxisLetters) -> Form:
     """The equation in which axis `k` is split into heads, or put together from them."""
     heads, head = (n for j, n in enumerate(shape) if j != k)
     d, n, h = letters.named("width", shape[k]), letters.named("heads", heads), letters.named("head", head)
