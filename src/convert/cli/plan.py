@@ -78,7 +78,7 @@ def read_specs(like: Path) -> Mapping[str, TensorSpec]:
         raise CheckpointError(
             Finding(
                 "output-incomplete",
-                f"{written.found} names {file} (for {names[0]}), and there is no such file",
+                f"{written.index} names {file} (for {names[0]}), and there is no such file",
                 path=str(like),
             )
         )

@@ -1,4 +1,4 @@
-"""A written conversion, opened for checking: one file, or a directory with shards and an index. Nothing is loaded whole."""
+"""Open a converted model for checking: one file, or a directory with shards and an index. Tensors are mapped, not loaded."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from typing import Any
 import numpy as np
 
 from convert.core.errors import CheckpointError
+from convert.core.findings import Finding
 from convert.core.safetensors_header import Entry, read_header
 from convert.core.tensor_spec import TensorSpec, numpy_dtype
 
 Array = np.ndarray[Any, np.dtype[Any]]
 INDEX = "model.safetensors.index.json"
-WHOLE = "model.safetensors"
-NAMED = "transformers_weights"  # a key of config.json: the file to load
+SINGLE_FILE = "model.safetensors"
+WEIGHTS_KEY = "transformers_weights"  # key of config.json: the file to load
 
 
 @dataclass(frozen=True)
@@ -27,19 +28,19 @@ class Written:
     """Safetensors files, as one mapping of tensors.
 
     Attributes:
-        path: what the user named.
-        metadata: of the first file (all files of a conversion have the same).
+        path: file or directory that the user named.
+        metadata: of the first file; all files of a conversion have the same.
         tensors: name -> (file, entry).
-        config: contents of ``config.json`` beside them; None without one.
-        found: of a directory, the file or index by which its tensors are found; empty when it is all the files there are.
-        missing: file that the index names, and that is not there -> the tensors that it should hold.
+        config: contents of ``config.json`` in the directory; None without one.
+        index: name of the file or index by which the tensors of a directory are found; empty when all files are read.
+        missing: file that the index names and that does not exist -> the tensors that it should hold.
     """
 
     path: Path
     metadata: Mapping[str, str]
     tensors: Mapping[str, tuple[Path, Entry]]
     config: Mapping[str, Any] | None
-    found: str = ""
+    index: str = ""
     missing: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @cached_property
@@ -48,119 +49,140 @@ class Written:
         return {name: entry.spec for name, (_, entry) in self.tensors.items()}
 
     def stated(self, key: str) -> Any:
-        """What the header says under ``facts``, ``layers``, ``sizes`` or ``settings``; empty when it says nothing.
+        """Read ``facts``, ``layers``, ``sizes`` or ``settings`` from the metadata; empty when it lacks the key.
 
         Raises:
-            CheckpointError: it is not what a conversion writes; someone else's file may say anything there.
+            CheckpointError: the value has another form than a conversion writes; files of other code may hold anything.
         """
-        wanted = list if key == "layers" else dict
+        expected = list if key == "layers" else dict
         try:
-            value = json.loads(self.metadata.get(key, "[]" if wanted is list else "{}"))
+            value = json.loads(self.metadata.get(key, "[]" if expected is list else "{}"))
         except (ValueError, RecursionError):
             value = None
-        if not isinstance(value, wanted):
+        if not isinstance(value, expected):
             raise CheckpointError(
-                f"{self.path}: `{key}` in its header is not a JSON {'list' if wanted is list else 'object'}; was it written by "
-                f"other code? Remove `{key}` from the header, or write the file again"
+                Finding(
+                    "converted-metadata-invalid",
+                    f"`{key}` of its metadata was written by other code",
+                    path=str(self.path),
+                    expected=f"a JSON {'list' if expected is list else 'object'}",
+                    got=self.metadata[key][:40],
+                    fix=f"remove `{key}` from the metadata, or convert again",
+                )
             )
         return value
 
     def read(self, name: str) -> Array:
-        """One tensor, as a read-only view of the mapped file."""
+        """Read a tensor, as a read-only view of the mapped file."""
         path, entry = self.tensors[name]
         dtype = numpy_dtype(entry.spec.dtype)
         if entry.stop == entry.start:
             return np.zeros(entry.spec.shape, dtype)
         with path.open("rb") as file:
             view = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        return (
-            np.frombuffer(view, np.uint8, entry.stop - entry.start, entry.start).view(dtype).reshape(entry.spec.shape)
-        )
+        values = np.frombuffer(view, np.uint8, entry.stop - entry.start, entry.start)
+        return values.view(dtype).reshape(entry.spec.shape)
 
 
 def open_written(path: str | Path) -> Written:
-    """Opens what a conversion wrote, by ours or by someone else's code.
+    """Open a converted model, of this package or of other code.
 
-    Of a directory, what `from_pretrained` loads (transformers 5.23, ``_get_resolved_checkpoint_files``): what ``config.json``
-    names as `transformers_weights`, or ``model.safetensors``, or what the index names. Without any of them, all files.
+    Of a directory, open what ``from_pretrained`` loads (transformers 5.23, ``_get_resolved_checkpoint_files``): the file that
+    `transformers_weights` of ``config.json`` names, or ``model.safetensors``, or the files of the index. Without any of them,
+    open all files.
 
     Raises:
-        CheckpointError: no such file, not safetensors, or an index that leads elsewhere or lies about a file.
+        CheckpointError: no such file, not safetensors, or an index that contradicts the files.
     """
     path = Path(path)
-    config = _config(path / "config.json") if path.is_dir() and (path / "config.json").exists() else None
-    found = _found(path, config) if path.is_dir() else ""
-    places: dict[str, str] | None = None
+    config = _read_config(path / "config.json") if path.is_dir() and (path / "config.json").exists() else None
+    index = _find_index(path, config) if path.is_dir() else ""
+    indexed: dict[str, str] | None = None  # tensor -> file
     missing: dict[str, tuple[str, ...]] = {}
-    if found.endswith(".index.json"):
-        places = _indexed(path / found)
-        files = sorted({path / file for file in places.values()})
-        missing = {
-            file.name: tuple(name for name, place in places.items() if place == file.name)
-            for file in files
-            if not file.exists()
-        }
-        files = [file for file in files if file.name not in missing]
-        places = {name: place for name, place in places.items() if place not in missing}
-    elif found:
-        files = [path / found]
+    if index.endswith(".index.json"):
+        indexed = _read_index(path / index)
+        names = sorted(set(indexed.values()))
+        absent = [name for name in names if not (path / name).exists()]
+        missing = {name: tuple(tensor for tensor, file in indexed.items() if file == name) for name in absent}
+        indexed = {tensor: file for tensor, file in indexed.items() if file not in missing}
+        files = [path / name for name in names if name not in missing]
+    elif index:
+        files = [path / index]
     elif path.is_dir():
         files = sorted(path.glob("*.safetensors"))
-        if not files:
-            raise CheckpointError(f"{path}: there is no .safetensors file in it")
-    elif path.exists():
-        files = [path]
     else:
-        raise CheckpointError(f"{path}: there is no such file or directory")
+        files = [path] if path.exists() else []
+    if not files and not missing:
+        problem = "there is no .safetensors file in it" if path.is_dir() else "there is no such file or directory"
+        raise CheckpointError(Finding("converted-not-found", problem, path=str(path)))
     tensors: dict[str, tuple[Path, Entry]] = {}
     metadata: dict[str, str] = {}
     for k, file in enumerate(files):
-        said, entries = read_header(file)
-        metadata = said if k == 0 else metadata
+        header, entries = read_header(file)
+        metadata = header if k == 0 else metadata
         for name, entry in entries.items():
             if name in tensors:
-                raise CheckpointError(f"{path}: {name} is in both {tensors[name][0].name} and {file.name}")
+                files_of = f"{tensors[name][0].name} and {file.name}"
+                raise CheckpointError(
+                    Finding("converted-index-invalid", f"{name} is in both {files_of}", path=str(path))
+                )
             tensors[name] = (file, entry)
-    if places is not None:
-        _compare(path / found, places, {name: file.name for name, (file, _) in tensors.items()})
-    return Written(path, metadata, tensors, config, found, missing)
+    if indexed is not None:
+        _compare_index(path / index, indexed, {name: file.name for name, (file, _) in tensors.items()})
+    return Written(path, metadata, tensors, config, index, missing)
 
 
-def _found(path: Path, config: Mapping[str, Any] | None) -> str:
-    """The file or index in a directory by which `from_pretrained` finds the tensors; empty when there is none."""
-    named = (config or {}).get(NAMED)
-    if named is None:
-        return next((name for name in (WHOLE, INDEX) if (path / name).is_file()), "")
-    if not isinstance(named, str) or Path(named).name != named or not (path / named).is_file():
-        raise CheckpointError(f"{path / 'config.json'}: {NAMED} names {named!r}, which is no file beside it")
-    return named
+def _find_index(path: Path, config: Mapping[str, Any] | None) -> str:
+    """Return the file or index of a directory by which `from_pretrained` finds the tensors; empty when there is none."""
+    name = (config or {}).get(WEIGHTS_KEY)
+    if name is None:
+        return next((name for name in (SINGLE_FILE, INDEX) if (path / name).is_file()), "")
+    if not isinstance(name, str) or Path(name).name != name or not (path / name).is_file():
+        raise _outside(path / "config.json", f"`{WEIGHTS_KEY}`", name)
+    return name
 
 
-def _indexed(index: Path) -> dict[str, str]:
-    """Tensor -> name of its file, as the index says."""
+def _read_index(index: Path) -> dict[str, str]:
+    """Read which file holds each tensor."""
     try:
-        places = dict(json.loads(index.read_text())["weight_map"].items())
+        files = dict(json.loads(index.read_text())["weight_map"].items())
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{index}: not an index of safetensors files: {error}") from None
-    for name in places.values():
-        if not isinstance(name, str) or Path(name).name != name:  # a foreign file may not lead out of its directory
-            raise CheckpointError(f"{index}: names {name!r}, which is no file beside it")
-    return places
+        problem = f"it is not an index of safetensors files: {error}"
+        raise CheckpointError(Finding("converted-index-invalid", problem, path=str(index))) from None
+    for name in files.values():
+        if not isinstance(name, str) or Path(name).name != name:  # an index must not lead out of its directory
+            raise _outside(index, "an entry", name)
+    return files
 
 
-def _compare(index: Path, said: Mapping[str, str], found: Mapping[str, str]) -> None:
-    """The index against the files' headers: loaders go by the index, and would miss what it misplaces."""
-    for name in sorted(said.keys() | found.keys()):
-        if said.get(name) != found.get(name):
-            places = [f"in {place}" if place else "nowhere" for place in (said.get(name), found.get(name))]
-            raise CheckpointError(f"{index}: says that {name} is {places[0]}, and it is {places[1]}; write both again")
+def _outside(path: Path, entry: str, name: object) -> CheckpointError:
+    return CheckpointError(
+        Finding("converted-index-invalid", entry, path=str(path), expected="a file in this directory", got=repr(name))
+    )
 
 
-def _config(path: Path) -> dict[str, Any]:
+def _compare_index(index: Path, indexed: Mapping[str, str], actual: Mapping[str, str]) -> None:
+    """Compare the index with the headers of the files: loaders trust the index, and miss what it misplaces."""
+    for name in sorted(indexed.keys() | actual.keys()):
+        if indexed.get(name) != actual.get(name):
+            raise CheckpointError(
+                Finding(
+                    "converted-index-invalid",
+                    f"the index and the files disagree about {name}",
+                    path=str(index),
+                    expected=f"{actual.get(name, 'no file')} (where it is)",
+                    got=indexed.get(name, "no entry"),
+                    fix="write both again",
+                )
+            )
+
+
+def _read_config(path: Path) -> dict[str, Any]:
     try:
         config = json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path}: cannot be read: {error}") from None
+        problem = f"cannot be read: {error}"
+        raise CheckpointError(Finding("converted-metadata-invalid", problem, path=str(path))) from None
     if not isinstance(config, dict):
-        raise CheckpointError(f"{path}: not a JSON object")
+        raise CheckpointError(Finding("converted-metadata-invalid", path=str(path), expected="a JSON object"))
     return config

@@ -19,7 +19,7 @@ from convert.core.errors import CheckpointError
 from convert.planning.plan import Plan
 from convert.references.protocol import Reference
 from convert.verify.coverage.level import check_coverage
-from convert.verify.coverage.names import other_prefix
+from convert.verify.coverage.names import find_prefix_change
 from convert.verify.report.report import LevelReport, Verdict
 from convert.verify.run import load_reference
 from convert.verify.written import open_written
@@ -57,8 +57,8 @@ def test_what_was_written_is_covered(plan: Plan, file: Path) -> None:
     level = check_coverage(plan, open_written(file), ABSENT)
     assert level.verdict is Verdict.PASSED and level.findings == ()
     assert level.notes == (
-        "45 tensors against 45 of the plan",
-        "the target's own module was not asked: timesfm is not installed",
+        "45 tensors in the file, 45 in the plan",
+        "load_state_dict of the target's module was not run: timesfm is not installed",
     )
 
 
@@ -67,33 +67,35 @@ def test_a_missing_tensor(plan: Plan, file: Path) -> None:
     assert level.verdict is Verdict.FAILED
     (finding,) = level.findings
     assert finding.path == OUT and finding.rule == "rules/timesfm-2.5.yaml:103"
-    assert f"{OUT} (float32[32,32], from stacked_xf/attn/out/kernel/value) is not in the file" in str(finding)
+    assert finding.code == "tensor-missing" and finding.got == "no such tensor"
+    assert finding.expected == "float32[32,32] (from stacked_xf/attn/out/kernel/value)"
 
 
 def test_a_tensor_too_many(plan: Plan, file: Path) -> None:
     (finding,) = edited(file, lambda t: t.update({"lm_head.weight": np.zeros((2, 3), np.float32)}), plan).findings
     assert finding.path == "lm_head.weight" and finding.rule == ""
-    assert "lm_head.weight (float32[2,3]) is in the file, and no rule makes it" in str(finding)
+    assert finding.code == "tensor-unexpected" and finding.got == "float32[2,3]"
 
 
 def test_a_misspelt_name_suggests_the_right_one(plan: Plan, file: Path) -> None:
     level = edited(file, lambda t: t.update({"stacked_xf.1.attn.oot.weight": t.pop(OUT)}), plan)
     missing, extra = level.findings
-    assert missing.path == OUT and "did you mean 'stacked_xf.1.attn.oot.weight'?" in str(missing)
-    assert extra.path == "stacked_xf.1.attn.oot.weight" and f"did you mean '{OUT}'?" in str(extra)
+    assert missing.path == OUT and missing.fix == "did you mean 'stacked_xf.1.attn.oot.weight'?"
+    assert extra.path == "stacked_xf.1.attn.oot.weight" and f"did you mean '{OUT}'?" == extra.fix
 
 
 @pytest.mark.parametrize(
-    ("make", "said"),
+    ("make", "got"),
     [
-        (lambda x: x.reshape(16, 64), "is float32[16,64] in the file and float32[32,32] by the rules"),
-        (lambda x: x.astype(np.float16), "is float16[32,32] in the file and float32[32,32] by the rules"),
-        (lambda x: x.reshape(-1), "is float32[1024] in the file"),
+        (lambda x: x.reshape(16, 64), "float32[16,64]"),
+        (lambda x: x.astype(np.float16), "float16[32,32]"),
+        (lambda x: x.reshape(-1), "float32[1024]"),
     ],
 )
-def test_another_shape_or_dtype(plan: Plan, file: Path, make: Callable[[np.ndarray], np.ndarray], said: str) -> None:
+def test_another_shape_or_dtype(plan: Plan, file: Path, make: Callable[[np.ndarray], np.ndarray], got: str) -> None:
     (finding,) = edited(file, lambda t: t.update({OUT: make(t[OUT])}), plan).findings
-    assert finding.path == OUT and said in str(finding) and "stacked_xf/attn/out/kernel/value" in str(finding)
+    assert (finding.code, finding.path, finding.got) == ("tensor-spec-differs", OUT, got)
+    assert finding.expected == "float32[32,32] (from stacked_xf/attn/out/kernel/value)"
 
 
 # ---- a whole file that differs in one thing
@@ -108,35 +110,38 @@ def renamed(new: Callable[[str], str]) -> Callable[[Tensors], object]:
 
 
 @pytest.mark.parametrize(
-    ("new", "said"),
+    ("new", "ours", "theirs"),
     [
-        (lambda name: f"model.{name}", "have 'model.' before the name that the rules give: model."),
-        (lambda name: name.replace("stacked_xf.", "xf.layers."), "begin with 'xf.layers.' where the rules have 'stacked_xf.': xf."),
-        (lambda name: name.removeprefix("stacked_xf."), "lack 'stacked_xf.' at the start: "),
+        (lambda name: f"model.{name}", "", "model."),
+        (lambda name: name.replace("stacked_xf.", "xf.layers."), "stacked_xf.", "xf.layers."),
+        (lambda name: name.removeprefix("stacked_xf."), "stacked_xf.", ""),
     ],
-)  # fmt: skip
-def test_another_prefix_is_one_finding(plan: Plan, file: Path, new: Callable[[str], str], said: str) -> None:
+)
+def test_anfind_prefix_change_is_one_finding(
+    plan: Plan, file: Path, new: Callable[[str], str], ours: str, theirs: str
+) -> None:
     (finding,) = edited(file, renamed(new), plan).findings
-    assert said in str(finding) and finding.data["diagnosis"] == "another prefix", str(finding)
+    assert finding.code == "prefix-differs" and (finding.data["ours"], finding.data["theirs"]) == (ours, theirs)
+    assert repr(ours) in finding.expected and repr(theirs) in finding.got and "--model" in finding.fix
     assert finding.data["tensors"] == sum(step.name != new(step.name) for step in plan.steps)
 
 
-def test_beside_another_prefix_the_rest_is_found(plan: Plan, file: Path) -> None:
+def test_beside_anfind_prefix_change_the_rest_is_found(plan: Plan, file: Path) -> None:
     def edit(tensors: Tensors) -> None:
         tensors.pop(OUT)
         tensors["stacked_xf.0.attn.out.weight"] = tensors["stacked_xf.0.attn.out.weight"][:3].copy()
         renamed(lambda name: f"model.{name}")(tensors)
         tensors["tail"] = np.zeros(2, np.float32)
 
-    said = [finding.data["diagnosis"] for finding in edited(file, edit, plan).findings]
-    assert said == ["another prefix", "another shape or dtype", "not in the file", "no rule makes it"]
+    codes = [finding.code for finding in edited(file, edit, plan).findings]
+    assert codes == ["prefix-differs", "tensor-spec-differs", "tensor-missing", "tensor-unexpected"]
 
 
 def test_single_names_are_no_prefix() -> None:
-    assert other_prefix(["a.weight", "b.weight"], ["c.weight", "d.weight"]) is None
-    assert other_prefix(["a.x.weight"], ["b.x.weight"]) is None
-    assert other_prefix(["a.x.w", "a.y.w", "a.z.w"], ["b.x.w", "b.y.w", "c"]) == ("a.", "b.")
-    assert other_prefix([], ["b"]) is None and other_prefix(["b"], []) is None
+    assert find_prefix_change(["a.weight", "b.weight"], ["c.weight", "d.weight"]) is None
+    assert find_prefix_change(["a.x.weight"], ["b.x.weight"]) is None
+    assert find_prefix_change(["a.x.w", "a.y.w", "a.z.w"], ["b.x.w", "b.y.w", "c"]) == ("a.", "b.")
+    assert find_prefix_change([], ["b"]) is None and find_prefix_change(["b"], []) is None
 
 
 def test_everything_in_bfloat16_is_one_finding(run: Run, plan: Plan, file: Path, tmp_path: Path) -> None:
@@ -144,8 +149,8 @@ def test_everything_in_bfloat16_is_one_finding(run: Run, plan: Plan, file: Path,
     narrow = tmp_path / "narrow.safetensors"
     convert.convert("timesfm", checkpoint("timesfm-2.5"), narrow, dtype="bfloat16")
     (finding,) = check_coverage(plan, open_written(narrow), ABSENT).findings
-    assert "all 45 floating-point tensors are bfloat16, where the rules make float32 of 45" in str(finding)
-    assert "check with --dtype bfloat16, if that was meant" in str(finding)
+    assert (finding.code, finding.expected, finding.got) == ("dtype-differs", "float32 for 45 of them", "bfloat16")
+    assert "--dtype bfloat16" in finding.fix
 
     tensors = {name: open_written(narrow).read(name) for name in open_written(narrow).tensors}
     foreign = tmp_path / "foreign.safetensors"
@@ -156,7 +161,7 @@ def test_everything_in_bfloat16_is_one_finding(run: Run, plan: Plan, file: Path,
     tensors["stacked_xf.0.attn.out.weight"] = tensors["stacked_xf.0.attn.out.weight"].astype(np.float32)
     save_file(tensors, foreign)  # not all: no choice of a dtype, but a mistake of each
     findings = check_coverage(plan, open_written(foreign), ABSENT).findings
-    assert len(findings) == 44 and all(f.data["diagnosis"] == "another shape or dtype" for f in findings)
+    assert len(findings) == 44 and all(f.code == "tensor-spec-differs" for f in findings)
 
 
 def test_a_head_beside_the_table_that_it_is_tied_to(tmp_path: Path) -> None:
@@ -165,7 +170,7 @@ def test_a_head_beside_the_table_that_it_is_tied_to(tmp_path: Path) -> None:
     file, table = out / "model.safetensors", "model.embed_tokens.weight"
     level = edited(file, lambda t: t.update({"lm_head.weight": t[table]}), plan)
     assert level.verdict is Verdict.PASSED
-    assert f"lm_head.weight equals {table} bit for bit: it is stored twice, and does no harm" in level.notes
+    assert any(note.startswith(f"lm_head.weight equals {table} bit for bit") for note in level.notes)
     planted: dict[str, float] = {}
 
     def one_value(tensors: Tensors) -> None:
@@ -174,14 +179,14 @@ def test_a_head_beside_the_table_that_it_is_tied_to(tmp_path: Path) -> None:
         planted["by"] = float(abs(np.float64(head[5, 7]) - np.float64(tensors[table][5, 7])))
 
     (finding,) = edited(file, one_value, plan).findings
-    assert f"differs from {table}, which the rules make of the same leaf and to which it is tied" in str(finding)
-    assert "1 of 12288 values" in str(finding) and finding.data["max_abs"] == planted["by"] > 0.2
+    assert finding.code == "tied-weights-differ" and table in finding.expected
+    assert "1 of 12288 values" in finding.got and finding.data["max_abs"] == planted["by"] > 0.2
     from transformers import AutoModelForCausalLM
 
     loaded = AutoModelForCausalLM.from_pretrained(out)  # as the finding says of transformers
     assert not torch.equal(loaded.lm_head.weight, loaded.model.embed_tokens.weight)
     (finding,) = edited(file, lambda t: t.update({"lm_head.weight": t[table][:9].copy()}), plan).findings
-    assert finding.data["diagnosis"] == "no rule makes it"
+    assert finding.code == "tensor-unexpected"
 
 
 # ---- upstream's own module
@@ -195,7 +200,7 @@ def test_upstreams_module_accepts_what_was_written(to: str, tmp_path: Path) -> N
     reference = load_reference(plan, None)
     level = check_coverage(plan, open_written(out), reference)
     assert level.verdict is Verdict.PASSED, level.findings
-    assert level.notes[1:] == ("the target's own module, on the meta device, was asked with strict=True",)
+    assert level.notes[1:] == ("load_state_dict(strict=True) of the target's module was run on the meta device",)
 
 
 def test_upstreams_module_is_asked_beyond_the_rules(plan: Plan, file: Path) -> None:
@@ -203,7 +208,7 @@ def test_upstreams_module_is_asked_beyond_the_rules(plan: Plan, file: Path) -> N
     less = dataclasses.replace(plan, steps=tuple(step for step in plan.steps if step.name != OUT))
     level = edited(file, lambda t: t.pop(OUT), less, load_reference(less, None))
     (finding,) = level.findings
-    assert finding.problem.startswith("the target's module does not accept the file: ") and OUT in str(finding)
+    assert finding.code == "module-rejects-file" and OUT in finding.got
 
 
 def test_a_package_that_turns_out_to_be_missing(plan: Plan, file: Path) -> None:
@@ -213,7 +218,7 @@ def test_a_package_that_turns_out_to_be_missing(plan: Plan, file: Path) -> None:
     reference = Reference(lambda seed: {}, build, lambda module, inputs: {}, (), 1, 1)
     level = check_coverage(plan, open_written(file), reference)
     assert level.verdict is Verdict.PASSED
-    assert level.notes[-1] == "the target's own module was not asked: flux is not installed"
+    assert level.notes[-1] == "load_state_dict of the target's module was not run: flux is not installed"
 
 
 # ---- files
@@ -250,17 +255,17 @@ def change_index(folder: Path, change: Callable[[dict[str, Any]], object]) -> No
 def test_an_index_that_lies(folder: Path) -> None:
     """Loaders go by the index: a tensor that it puts elsewhere, or leaves out, would not be loaded."""
     change_index(folder, lambda places: places.pop("model.layers.0.mlp.fc1.weight"))
-    with pytest.raises(
-        CheckpointError, match=r"index.json: says that model.layers.0.mlp.fc1.weight is nowhere, and it is in"
-    ):
+    with pytest.raises(CheckpointError) as error:
         open_written(folder)
+    (finding,) = error.value.findings
+    assert finding.code == "converted-index-invalid" and "model.layers.0.mlp.fc1.weight" in finding.problem
+    assert finding.got == "no entry" and "model-0000" in finding.expected
     change_index(
         folder, lambda places: places.update({"model.layers.0.mlp.fc1.weight": "model-00004-of-00004.safetensors"})
     )
-    with pytest.raises(
-        CheckpointError, match=r"fc1.weight is in model-00004-of-00004.safetensors, and it is in model-0000"
-    ):
+    with pytest.raises(CheckpointError) as error:
         open_written(folder)
+    assert error.value.findings[0].got == "model-00004-of-00004.safetensors"
 
 
 def test_the_file_that_from_pretrained_loads_is_the_one_that_is_checked(run: Run, folder: Path) -> None:
@@ -275,7 +280,7 @@ def test_the_file_that_from_pretrained_loads_is_the_one_that_is_checked(run: Run
     loaded = AutoModel.from_pretrained(folder).state_dict()[name.removeprefix("model.")].numpy()
     assert np.array_equal(loaded, stale[name]) and np.array_equal(open_written(folder).read(name), stale[name])
     said, _ = run("check", folder, "--from", checkpoint("timesfm-2.5"), "--level", "coverage,weights", code=1)
-    assert "model.safetensors lies beside model.safetensors.index.json: from_pretrained loads model.safetensors" in said
+    assert "model.safetensors: it stands next to model.safetensors.index.json" in said
     assert "delete model.safetensors if the shards are meant" in said
     assert "weights: FAILED" in said and "all values are multiplied by 1.1" in said
 
@@ -296,10 +301,10 @@ def test_a_file_that_config_json_names(run: Run, folder: Path) -> None:
     loaded = AutoModel.from_pretrained(folder).state_dict()[name.removeprefix("model.")].numpy()
     assert np.array_equal(loaded, tensors[name])
     said, _ = run("check", folder, "--from", checkpoint("timesfm-2.5"), "--level", "coverage,weights", code=1)
-    assert "config.json says transformers_weights other.safetensors" in said and f"{name} (float32[" in said
+    assert "transformers_weights: config.json names other.safetensors" in said and f": {name}: " in said
     for named in ("../x.safetensors", "absent.safetensors", 3):
         (folder / "config.json").write_text(json.dumps({**config, "transformers_weights": named}))
-        with pytest.raises(CheckpointError, match="transformers_weights names .* which is no file beside it"):
+        with pytest.raises(CheckpointError, match="transformers_weights.*expected a file in this directory"):
             open_written(folder)
 
 
@@ -307,18 +312,18 @@ def test_an_adapter_beside_the_weights(folder: Path) -> None:
     plan = plan_conversion("timesfm", checkpoint("timesfm-2.5"), to="transformers")
     (folder / "adapter_config.json").write_text("{}")
     (finding,) = check_coverage(plan, open_written(folder), ABSENT).findings
-    assert "from_pretrained puts that adapter on top of these weights" in str(finding)
+    assert "from_pretrained adds the adapter to these weights" in finding.problem
 
 
 @pytest.mark.parametrize("name", ["../x.safetensors", "/etc/passwd", 7])
 def test_an_index_that_leads_elsewhere(folder: Path, name: object) -> None:
     change_index(folder, lambda places: places.update({"model.layers.0.mlp.fc1.weight": name}))
-    with pytest.raises(CheckpointError, match="which is no file beside it"):
+    with pytest.raises(CheckpointError, match="expected a file in this directory"):
         open_written(folder)
 
 
 def test_a_missing_shard(folder: Path, run: Run) -> None:
-    """`from_pretrained` cannot load such a directory, so the check fails, and does not stay undecided."""
+    """`from_pretrained` cannot load such a directory, so the check fails, and is not inconclusive."""
     from transformers import AutoModel
 
     places = {name: path.name for name, (path, _) in open_written(folder).tensors.items()}
@@ -330,9 +335,10 @@ def test_a_missing_shard(folder: Path, run: Run) -> None:
         AutoModel.from_pretrained(folder)
     said, _ = run("check", folder, "--from", checkpoint("timesfm-2.5"), "--level", "coverage,weights", code=1)
     assert (
-        f"model.safetensors.index.json names {gone}, which holds {lost[0]} and {len(lost) - 1} more, and "
-        "there is no such file: the directory does not load; copy the file there, or convert again"
-    ) in said
+        f"{gone}: there is no such file, and model.safetensors.index.json names it for {lost[0]} and {len(lost) - 1} more"
+        in said
+    )
+    assert "copy the file there, or convert again" in said
     assert f"{lost[0]} (" not in said.partition("weights: ")[0], "its tensors are no findings of their own"
     assert "coverage: FAILED" in said and f"{len(lost)} of the plan's 51 tensors are not in the file" in said
     _, stderr = run("plan", "timesfm", checkpoint("timesfm-2.5"), "--to", "transformers", "--like", folder, code=2)

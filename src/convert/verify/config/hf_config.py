@@ -15,7 +15,7 @@ from typing import Any
 from convert.core.findings import Finding
 from convert.planning.plan import Plan
 from convert.verify.coverage.hf_directory import other_class
-from convert.verify.written import NAMED, Written
+from convert.verify.written import WEIGHTS_KEY, Written
 
 # Which class loads it and in what precision, who wrote it, what training, generating or labelling alone reads, and what
 # changes memory or rounding but not the function.
@@ -115,7 +115,7 @@ def harmless(key: str) -> bool:
         any(part.startswith("_") or part in HARMLESS for part in parts)
         or token in TOKENS
         or "dropout" in last
-        or last == NAMED
+        or last == WEIGHTS_KEY
     )
 
 

@@ -1,11 +1,10 @@
-"""Level 1: the names, shapes and dtypes in the file, against the plan and against the target's own state_dict."""
+"""Level 1: compare the names, shapes and dtypes in the file with the plan and with the state_dict of the target."""
 
 from __future__ import annotations
 
 import time
 import traceback
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from convert.core.errors import UnavailableError, UserCodeError
 from convert.core.findings import Finding
@@ -15,190 +14,181 @@ from convert.core.tensor_spec import TensorSpec
 from convert.core.user_code import user_code_errors
 from convert.layers.base import Step
 from convert.planning.plan import Plan
+from convert.references.protocol import Reference
 from convert.verify.coverage.hf_directory import directory_findings
-from convert.verify.coverage.names import FEWEST, other_prefix
+from convert.verify.coverage.names import MIN_TENSORS, find_prefix_change
 from convert.verify.report.report import LevelReport, Verdict
-from convert.verify.weights.tied import UNTIED, apart
+from convert.verify.weights.tied import UNTIED, compare_tensors
 from convert.verify.written import Written
 
-if TYPE_CHECKING:
-    from convert.references.protocol import Reference
-
-# Endings of the names under which a table is stored a second time: a tied head, the tables of an encoder and a decoder.
+# Ends of the names under which a table is stored again: a tied head, the tables of an encoder and a decoder.
 COPIES = ("lm_head.weight", "predictions.decoder.weight", "proj_out.weight", "embed_tokens.weight")
 
 
 def check_coverage(
     plan: Plan, written: Written, reference: Reference | str, *, factory: str | None = None
 ) -> LevelReport:
-    """Every tensor that the plan makes is there, and no other; upstream's module, if it can be had, accepts the names.
+    """Check that the file holds every tensor of the plan and no other, and that the target's module loads it strictly.
 
     Args:
-        reference: builds upstream's module; or the reason why there is none.
-        factory: ``module:function`` that made the reference, if it is the user's own.
+        reference: builds the target's module; the reason, when there is none.
+        factory: ``module:function`` that built the reference, when it is user code.
     """
     started = time.monotonic()
-    findings, notes = _against_plan(plan, written)
+    findings, notes = _compare_with_plan(plan, written)
     findings += directory_findings(plan, written)
-    notes.insert(0, f"{len(written.tensors)} tensors against {len(plan.steps)} of the plan")
+    notes.insert(0, f"{len(written.tensors)} tensors in the file, {len(plan.steps)} in the plan")
     if not isinstance(reference, str):
         try:
             with user_code_errors(factory):
-                refused = _strict_load(written.specs, reference, own=factory is not None)
+                refusal = _load_strictly(written.specs, reference, user_code=factory is not None)
         except ImportError as error:
             reference = f"{error.name} is not installed"
         except UnavailableError as error:
             reference = str(error)
-        except UserCodeError as error:  # on the meta device some code cannot run; the model level has the weights
-            reference = error.said
+        except UserCodeError as error:  # some code cannot run on the meta device; the model level has the weights
+            reference = str(error.findings[0])
         else:
-            notes.append("the target's own module, on the meta device, was asked with strict=True")
-            findings += (
-                [Finding("module-rejects-file", f"the target's module does not accept the file: {refused}")]
-                if refused
-                else []
-            )
+            notes.append("load_state_dict(strict=True) of the target's module was run on the meta device")
+            if refusal:
+                problem = "load_state_dict(strict=True) of the target's module rejects the file"
+                findings.append(Finding("module-rejects-file", problem, path=str(written.path), got=refusal))
     if isinstance(reference, str):
-        notes.append(f"the target's own module was not asked: {reference}")
+        notes.append(f"load_state_dict of the target's module was not run: {reference}")
     verdict = Verdict.FAILED if findings else Verdict.PASSED
     return LevelReport("coverage", verdict, "", tuple(findings), notes=tuple(notes), seconds=time.monotonic() - started)
 
 
-def _against_plan(plan: Plan, written: Written) -> tuple[list[Finding], list[str]]:
-    """Findings and notes."""
-    lost = {name for names in written.missing.values() for name in names}  # with their file, which is one finding
+def _compare_with_plan(plan: Plan, written: Written) -> tuple[list[Finding], list[str]]:
+    """Return findings and notes. The tensors of a missing shard are not listed: the shard is one finding."""
+    lost = {name for names in written.missing.values() for name in names}
     steps = {step.name: step for step in plan.steps if step.name not in lost}
     specs: Mapping[str, TensorSpec] = written.specs
     findings: list[Finding] = []
-    missing, extra = _unlike(steps, specs)
-    if (prefixes := other_prefix(missing, extra)) is not None:
+    missing, extra = _name_differences(steps, specs)
+    if (prefixes := find_prefix_change(missing, extra)) is not None:
         ours, theirs = prefixes
-        known = {name: _renamed(name, theirs, ours) for name in extra}
-        moved = {name: new for name, new in known.items() if new in steps and new not in specs}
+        renamed = {name: _rename(name, theirs, ours) for name in extra}
+        moved = {name: new for name, new in renamed.items() if new in steps and new not in specs}
         specs = {moved.get(name, name): spec for name, spec in specs.items()}
-        findings.append(_prefixed(ours, theirs, list(moved.items()), len(steps)))
-        missing, extra = _unlike(steps, specs)
-    narrow = _all_narrow(plan, specs)
-    findings += [narrow] if narrow is not None else []
-    near_extra, near_missing = ClosestNames(extra), ClosestNames(missing)
+        findings.append(_prefix_finding(ours, theirs, list(moved.items()), len(steps)))
+        missing, extra = _name_differences(steps, specs)
+    other_dtype = _dtype_finding(plan, specs)
+    findings += [other_dtype] if other_dtype is not None else []
+    explained = other_dtype.data["tensors"] if other_dtype is not None else ()
+    unexpected, unwritten = ClosestNames(extra), ClosestNames(missing)
     for name, step in steps.items():
         leaves = ", ".join(part.leaf for part in step.parts) or step.arithmetic
-        if name not in specs:
-            findings.append(
-                Finding(
-                    "tensor-missing",
-                    f"{name} ({step.spec}, from {leaves}) is not in the file",
-                    fix=near_extra.did_you_mean(name),
-                    rule=step.rule.line_only,
-                    path=name,
-                    data={"diagnosis": "not in the file"},
-                )
+        spec = specs.get(name)
+        if spec is None:
+            code, diagnosis, got, fix = (
+                "tensor-missing",
+                "not in the file",
+                "no such tensor",
+                unexpected.did_you_mean(name),
             )
-        elif specs[name] != step.spec and not (narrow is not None and name in narrow.data["tensors"]):
-            findings.append(
-                Finding(
-                    "tensor-spec-differs",
-                    f"{name} is {specs[name]} in the file and {step.spec} by the rules (from {leaves})",
-                    rule=step.rule.line_only,
-                    path=name,
-                    data={"diagnosis": "another shape or dtype"},
-                )
-            )
-    copies, notes = _copies(plan, written, extra)
+        elif spec != step.spec and name not in explained:
+            code, diagnosis, got, fix = "tensor-spec-differs", "another shape or dtype", str(spec), ""
+        else:
+            continue
+        expected = f"{step.spec} (from {leaves})"
+        data = {"diagnosis": diagnosis}
+        findings.append(Finding(code, "", step.rule.line_only, name, expected, got, fix, data))
+    copies, harmless = _compare_copies(plan, written, extra)
     findings += copies
-    said = {finding.path for finding in copies} | {name for name, _ in notes}
+    known = {finding.path for finding in copies} | set(harmless)
     findings += [
         Finding(
             "tensor-unexpected",
-            f"{name} ({specs[name]}) is in the file, and no rule makes it",
-            fix=near_missing.did_you_mean(name),
+            "no rule makes this tensor",
             path=name,
+            got=str(specs[name]),
+            fix=unwritten.did_you_mean(name),
             data={"diagnosis": "no rule makes it"},
         )
         for name in extra
-        if name not in said
+        if name not in known
     ]
-    return findings, [text for _, text in notes]
+    return findings, list(harmless.values())
 
 
-def _unlike(steps: Mapping[str, Step], specs: Mapping[str, TensorSpec]) -> tuple[list[str], list[str]]:
-    """Names that the file lacks, and those that it has beyond the plan."""
+def _name_differences(steps: Mapping[str, Step], specs: Mapping[str, TensorSpec]) -> tuple[list[str], list[str]]:
+    """Return the names that the file lacks, and the names that the plan lacks."""
     return [name for name in steps if name not in specs], [name for name in specs if name not in steps]
 
 
-def _renamed(name: str, theirs: str, ours: str) -> str:
+def _rename(name: str, theirs: str, ours: str) -> str:
     return ours + name[len(theirs) :] if name.startswith(theirs) else name
 
 
-def _prefixed(ours: str, theirs: str, moved: list[tuple[str, str]], total: int) -> Finding:
+def _prefix_finding(ours: str, theirs: str, moved: list[tuple[str, str]], total: int) -> Finding:
     name, new = moved[0]
-    how = (
-        f"have {theirs!r} before the name that the rules give"
-        if not ours
-        else f"lack {ours!r} at the start"
-        if not theirs
-        else f"begin with {theirs!r} where the rules have {ours!r}"
-    )
     return Finding(
         "prefix-differs",
-        f"the names of {len(moved)} tensors (of {total} by the rules) {how}: {name} is {new}; rename them, or name rules with "
-        "--model that write names for this class",
+        f"the names of {len(moved)} of {total} tensors have another prefix",
+        expected=f"prefix {ours!r} ({new})",
+        got=f"prefix {theirs!r} ({name})",
+        fix="rename them, or give with --model the rules that write the names of this class",
         data={"diagnosis": "another prefix", "theirs": theirs, "ours": ours, "tensors": len(moved)},
     )
 
 
-def _all_narrow(plan: Plan, specs: Mapping[str, TensorSpec]) -> Finding | None:
-    """All tensors in one other floating-point dtype, as published files often are: a choice, not a mistake of each."""
-    made = {step.name: step.spec for step in plan.steps if step.parts and is_float(step.spec.dtype)}
-    held = {name: specs[name].dtype for name in made if name in specs and specs[name].shape == made[name].shape}
-    other = sorted(name for name, dtype in held.items() if dtype != made[name].dtype)
-    dtypes = set(held.values())
-    if len(other) < FEWEST or len(dtypes) != 1 or not is_float(dtype := dtypes.pop()):
+def _dtype_finding(plan: Plan, specs: Mapping[str, TensorSpec]) -> Finding | None:
+    """Report all tensors in one other floating-point dtype as one finding: published files often choose one dtype."""
+    planned = {step.name: step.spec for step in plan.steps if step.parts and is_float(step.spec.dtype)}
+    dtypes = {name: specs[name].dtype for name in planned if name in specs and specs[name].shape == planned[name].shape}
+    other = sorted(name for name, dtype in dtypes.items() if dtype != planned[name].dtype)
+    if len(other) < MIN_TENSORS or len(set(dtypes.values())) != 1 or not is_float(dtype := dtypes[other[0]]):
         return None
-    by_rules = " and ".join(sorted({made[name].dtype for name in other}))
     return Finding(
         "dtype-differs",
-        f"all {len(held)} floating-point tensors are {dtype}, where the rules make {by_rules} of {len(other)}: check with "
-        f"--dtype {dtype}, if that was meant",
+        f"all {len(dtypes)} floating-point tensors have the same other dtype",
+        expected=f"{' and '.join(sorted({planned[name].dtype for name in other}))} for {len(other)} of them",
+        got=dtype,
+        fix=f"if that is intended, check with --dtype {dtype}",
         data={"diagnosis": "another dtype", "dtype": dtype, "tensors": other},
     )
 
 
-def _copies(plan: Plan, written: Written, extra: list[str]) -> tuple[list[Finding], list[tuple[str, str]]]:
-    """A head, or another table, that the model shares with the embedding, and that the file holds beside it.
+def _compare_copies(plan: Plan, written: Written, extra: list[str]) -> tuple[list[Finding], dict[str, str]]:
+    """Compare further copies of an embedding table, such as a tied head, with the table.
 
-    transformers 5.23 ties the two where both are equal, and leaves them apart where they differ (``tie_weights``).
+    transformers 5.23 ties the two where they are equal, and keeps them apart where they differ (``tie_weights``).
+
+    Returns:
+        Findings for copies that differ, and a note for each copy that is equal.
     """
     tables = [step for step in plan.steps if step.word == "embedding" and step.name in written.specs]
-    findings, notes = [], []
+    findings, notes = [], {}
     for name in (name for name in extra if name.endswith(COPIES)):
-        alike = [step for step in tables if written.specs[step.name] == written.specs[name]]
-        if not alike:
+        candidates = [step for step in tables if written.specs[step.name] == written.specs[name]]
+        if not candidates:
             continue
-        table = max(alike, key=lambda step: step.spec.size)
-        count, size = apart(written.read(name), written.read(table.name))
+        table = max(candidates, key=lambda step: step.spec.size)
+        count, size = compare_tensors(written.read(name), written.read(table.name))
         if not count:
-            notes.append((name, f"{name} equals {table.name} bit for bit: it is stored twice, and does no harm"))
+            notes[name] = f"{name} equals {table.name} bit for bit: a second copy, which is harmless"
             continue
         findings.append(
             Finding(
                 "tied-weights-differ",
-                f"{name} is in the file, and differs from {table.name}, which the rules make of the same leaf and to which it is "
-                f"tied, by {size:.1e} at most ({count} of {table.spec.size} values): transformers keeps the two apart then, and "
-                f"computes with {name}; remove it, or set tie_word_embeddings to false if the source has a head of its own",
-                rule=table.rule.line_only,
-                path=name,
-                data={"diagnosis": UNTIED, "values": count, "max_abs": size},
+                f"{UNTIED}: transformers does not tie the two then, and computes with {name}",
+                table.rule.line_only,
+                name,
+                expected=f"the values of {table.name}, to which it is tied",
+                got=f"{count} of {table.spec.size} values differ, by at most {size:.1e}",
+                fix="remove it, or set tie_word_embeddings to false if the source has a separate head",
+                data={"diagnosis": UNTIED, "values": count, "max_abs": size, "tied_to": table.name},
             )
         )
     return findings, notes
 
 
-def _strict_load(specs: Mapping[str, TensorSpec], reference: Reference, *, own: bool) -> str:
-    """What upstream's module says to these names and shapes; empty when it takes them.
+def _load_strictly(specs: Mapping[str, TensorSpec], reference: Reference, *, user_code: bool) -> str:
+    """Load tensors of these names and shapes into the target's module; return its error, empty when it accepts them.
 
     Args:
-        own: the user's code builds the module: what that raises is not about the file, but for what ``load_state_dict`` does.
+        user_code: the user's code builds the module: only an error of ``load_state_dict`` is about the file.
     """
     import torch
 
@@ -209,7 +199,8 @@ def _strict_load(specs: Mapping[str, TensorSpec], reference: Reference, *, own: 
         except (ImportError, UnavailableError):
             raise
         except Exception as error:
-            if own and "load_state_dict" not in {frame.name for frame in traceback.extract_tb(error.__traceback__)}:
+            functions = {frame.name for frame in traceback.extract_tb(error.__traceback__)}
+            if user_code and "load_state_dict" not in functions:
                 raise
             return f"{type(error).__name__}: {' '.join(str(error).split())}"
     return ""

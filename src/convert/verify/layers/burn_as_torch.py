@@ -60,5 +60,5 @@ class AsTorch(Written):
 def as_torch(plan: Plan, written: Written) -> tuple[Plan, AsTorch]:
     """The plan and the file as torch's layers have them."""
     held = {one.step.name: one for one in plan.held}
-    seen = AsTorch(written.path, written.metadata, written.tensors, written.config, written.found, held=held)
+    seen = AsTorch(written.path, written.metadata, written.tensors, written.config, written.index, held=held)
     return plan.in_torch, seen

@@ -48,7 +48,7 @@ from convert.verify.recording.file import AGAIN, Recording
 from convert.verify.report.report import LevelReport, Verdict
 from convert.verify.sides.evidence import Evidence
 from convert.verify.weights.level import unlike_computed
-from convert.verify.weights.tied import untied
+from convert.verify.weights.tied import compare_tied
 from convert.verify.written import Written
 from convert.writing.transfer import used_leaves
 
@@ -295,7 +295,7 @@ def check_recorded_weights(plan: Plan, written: Written) -> LevelReport:
     findings: list[Finding] = []
     unknown: list[str] = []
     compared = 0
-    findings += untied(plan, written).values()
+    findings += compare_tied(plan, written).values()
     for leaf, work in used_leaves(plan).items():
         work = [(step, part) for step, part in work if not step.tied]  # equal to others, or in `loose`
         steps = {step.name: step for step, _ in work if step.name in written.tensors}

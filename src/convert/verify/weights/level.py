@@ -25,7 +25,7 @@ from convert.verify.numerics.bits import count_unequal, nearly, same_bits
 from convert.verify.numerics.special_values import odd_values
 from convert.verify.report.report import LevelReport, Verdict
 from convert.verify.weights.corruption import damage
-from convert.verify.weights.tied import untied
+from convert.verify.weights.tied import compare_tied
 from convert.verify.written import Written
 from convert.writing.execute import computed, metadata
 from convert.writing.transfer import default_jobs, move
@@ -132,7 +132,7 @@ class WeightsPass:
         odd = [said for t in tensors if t.step.name not in wrong for said in t.odd_values()]
         findings = [t.narrow for t in tensors if t.narrow is not None]
         findings += unlike_computed(plan, written)
-        loose = untied(plan, written)
+        loose = compare_tied(plan, written)
         wrong = {name: count for name, count in wrong.items() if name not in loose}
         findings = [*loose.values(), *_diagnose(plan, written, wrong), *findings]
         if tensors and len(tensors) < len(plan.steps):
