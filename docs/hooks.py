@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import html
 import importlib
 import json
 import os
@@ -41,6 +42,11 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(
         "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in line) + " |" for line in lines
     )
+
+
+def code(name: str) -> str:
+    """Write a dotted name or a path as code that may break behind its dots and slashes."""
+    return f"<code>{re.sub(r'(?<=[./])', '<wbr>', html.escape(name))}</code>"
 
 
 # ---- command line
@@ -95,16 +101,18 @@ def _option(param: Any) -> list[str]:
 
 # ---- rule files
 
+KEYS = ("key", "value", "meaning")
+
 
 def header_keys() -> str:
     """Describe the keys of a rule file's header, with the keys of their values."""
     properties = _schema()
     rows = [row for key in properties if key not in ("rules", "models") for row in _rows(key, properties[key], ())]
     rows += [
-        ["`models`", "mapping", "", _text(properties["models"])],
-        ["`rules`", "list", "yes", "the rules; see below"],
+        ["`models`", "mapping", _text(properties["models"])],
+        ["`rules`", "list", "the rules; see below"],
     ]
-    return table(["key", "value", "required", "meaning"], rows)
+    return table(KEYS, rows)
 
 
 def _schema() -> Mapping[str, Any]:
@@ -118,24 +126,24 @@ def rule_keys() -> str:
         key for key in kinds["parameter"]["properties"] if sum(key in k["properties"] for k in kinds.values()) > 10
     ]
     first = kinds["linear"]["properties"]
-    rows = [[f"`{key}`", _value(first[key]), "", _text(first[key])] for key in shared if key in first]
-    parts = ["### Keys of every rule that reads leaves", table(["key", "value", "required", "meaning"], rows)]
+    rows = [[f"`{key}`", _value(first[key]), _text(first[key])] for key in shared if key in first]
+    parts = ["### Keys of every rule that reads leaves", table(KEYS, rows)]
     for name, kind in kinds.items():
         required = kind.get("required", ())
         parts.append(f"### `{name}` {{#{name}}}")
         parts.append(_sentence(_text(kind["properties"][name]).removeprefix("where it goes. ")))
         own = [key for key in kind["properties"] if key not in shared or (key == "from" and key in required)]
         rows = [row for key in own for row in _rows(key, kind["properties"][key], required, own=key == name)]
-        parts.append(table(["key", "value", "required", "meaning"], rows))
+        parts.append(table(KEYS, rows))
     return "\n\n".join(parts)
 
 
 def _rows(key: str, value: Mapping[str, Any], required: Sequence[str], own: bool = False) -> Iterator[list[str]]:
     """Write a key's row, and those of the keys that its value may have."""
     meaning = "name of the target's module, or a mapping with the keys below" if own else _text(value)
-    yield [f"`{key}`", _value(value), "yes" if key in required else "", meaning]
+    yield [code(key), _value(value), f"**required**: {meaning}" if key in required else meaning]
     for name, inner in _inner(value).items():
-        yield [f"`{key}.{name}`", _value(inner), "", _text(inner)]
+        yield [code(f"{key}.{name}"), _value(inner), _text(inner)]
 
 
 def _inner(value: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -263,7 +271,7 @@ def faults() -> str:
 
     def cell(name: str, text: str) -> str:
         parts = text.split("; ") if text else []
-        return "<br>".join(f"`{part}`" if name == "localised to" and part else part for part in parts)
+        return "<br>".join(code(part) if name == "localised to" and part else part for part in parts)
 
     body = table(list(rows[0]), [[cell(name, text) for name, text in row.items()] for row in rows])
     return f'<div class="searchable" markdown>\n\n{body}\n\n</div>'
