@@ -57,7 +57,7 @@ class UnavailableError(ConvertError):
 
 
 class UserCodeError(ConvertError):
-    """A function that the user named on the command line raised, or returned the wrong thing.
+    """A function that the user named on the command line raised an error, or returned a wrong value.
 
     Attributes:
         frames: the user's stack frames, the innermost last: ``file:line, in function: source``.
@@ -69,10 +69,6 @@ class UserCodeError(ConvertError):
 
     def render(self) -> str:
         return "\n".join((super().render(), *(f"  {frame}" for frame in self.frames)))
-
-    @property
-    def said(self) -> str:
-        return str(self.findings[0])
 
 
 class OutputError(ConvertError):

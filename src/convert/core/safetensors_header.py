@@ -1,4 +1,4 @@
-"""The header of a safetensors file: how it is written, and how it is read back without trusting the file.
+"""Write the header of a safetensors file, and read it without trusting the file.
 
 Format (safetensors 0.8, README.md and safetensors/src/tensor.rs): eight bytes with the header's length, little-endian;
 the header, JSON padded with spaces to a multiple of eight; the tensors' bytes, without gaps.
@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TypeGuard
 
 from convert.core.errors import CheckpointError, OutputError
+from convert.core.findings import Finding
 from convert.core.tensor_spec import SAFETENSORS_TAGS, TensorSpec
 
-MAX_HEADER = 100_000_000  # bytes; readers refuse longer ones (MAX_HEADER_SIZE)
+MAX_HEADER = 100_000_000  # bytes; readers reject longer ones (MAX_HEADER_SIZE)
 
-# The enum Dtype in its order of declaration, by which safetensors' own writer sorts, descending. Sizes do not decrease
+# The enum Dtype in its order of declaration; safetensors' own writer sorts by it, descending. Item sizes never decrease
 # along it, so every tensor starts at a multiple of its item size.
 # fmt: off
 _DTYPE_ORDER = (
@@ -29,7 +30,7 @@ _NAMES = {tag: name for name, tag in SAFETENSORS_TAGS.items() if tag is not None
 
 
 class Entry(NamedTuple):
-    """A tensor in a file: its spec, and where its bytes start and stop, counted from the start of the file."""
+    """A tensor in a file: its spec, and the offsets of its first and last+1 byte from the start of the file."""
 
     spec: TensorSpec
     start: int
@@ -37,21 +38,23 @@ class Entry(NamedTuple):
 
 
 def tag(name: str, spec: TensorSpec) -> str:
-    """The dtype as safetensors spells it.
+    """Return the dtype as safetensors spells it.
 
     Raises:
-        OutputError: the format has no such dtype; the message names the tensor.
+        OutputError: the format has no such dtype; the finding's path is the tensor's name.
     """
     found = SAFETENSORS_TAGS.get(spec.dtype)
     if found is None:
+        expected = f"one of {', '.join(_NAMES.values())}"
+        problem = "the dtype cannot be stored in a safetensors file"
         raise OutputError(
-            f"{name}: safetensors has no dtype for {spec.dtype}; cast the tensor to one of {', '.join(_NAMES.values())}"
+            Finding("dtype-not-storable", problem, path=name, expected=expected, got=spec.dtype, fix="cast the tensor")
         )
     return found
 
 
 def file_order(tensors: Iterable[tuple[str, TensorSpec]]) -> list[tuple[str, TensorSpec]]:
-    """The order in which safetensors' own writer lays tensors into a file: larger dtypes first, then by name.
+    """Sort tensors as safetensors' own writer does: larger dtypes first, then by name.
 
     Raises:
         OutputError: the format has no such dtype.
@@ -60,8 +63,9 @@ def file_order(tensors: Iterable[tuple[str, TensorSpec]]) -> list[tuple[str, Ten
 
 
 def encode(tensors: Iterable[tuple[str, TensorSpec]], metadata: Mapping[str, str]) -> bytes:
-    """Length and header of a file that holds `tensors` in this order without gaps. The metadata's keys are sorted:
-    safetensors' own writer puts them in the random order of a hash map.
+    """Return the length and header of a file that holds `tensors` in this order without gaps.
+
+    The metadata's keys are sorted, as safetensors' own writer stores them in the random order of a hash map.
 
     Raises:
         OutputError: a name or the metadata is not Unicode text, or the header is longer than readers accept.
@@ -74,19 +78,23 @@ def encode(tensors: Iterable[tuple[str, TensorSpec]], metadata: Mapping[str, str
     try:
         text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
     except UnicodeEncodeError as error:
-        raise OutputError(f"a tensor's name or the metadata is not Unicode text: {error}") from None
+        problem = f"the name of a tensor or the metadata is not Unicode text: {error}"
+        raise OutputError(Finding("header-not-writable", problem)) from None
     text += b" " * (-len(text) % 8)
     if len(text) > MAX_HEADER:
-        raise OutputError(f"the header takes {len(text)} bytes; readers accept {MAX_HEADER}. Write several files")
+        expected, got = f"a safetensors header of at most {MAX_HEADER} bytes", f"{len(text)} bytes"
+        raise OutputError(
+            Finding("header-not-writable", expected=expected, got=got, fix="write several files (--max-shard-size)")
+        )
     return len(text).to_bytes(8, "little") + text
 
 
 def read_header(path: Path) -> tuple[dict[str, str], dict[str, Entry]]:
-    """Metadata and tensors of a safetensors file, in the order of their bytes. Reads the header only.
+    """Read the metadata and the tensors of a safetensors file, in the order of their bytes. Reads only the header.
 
     Raises:
-        CheckpointError: not a safetensors file, truncated, or offsets that overlap, leave gaps, or do not fit the shape
-            and dtype.
+        CheckpointError: the file is not in this format, is truncated, or has offsets that overlap, leave gaps, or do not
+            fit the shape and dtype.
     """
     try:
         with path.open("rb") as file:
@@ -97,7 +105,8 @@ def read_header(path: Path) -> tuple[dict[str, str], dict[str, Entry]]:
                 _fail(path, f"the header would take {length} bytes, the file has {size}, readers accept {MAX_HEADER}")
             text = file.read(length)
     except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from None
+        problem = f"cannot be read: {error.strerror or error}"
+        raise CheckpointError(Finding("file-not-readable", problem, path=str(path))) from None
     try:
         header = json.loads(text, object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
@@ -147,4 +156,6 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _fail(path: Path, what: str) -> NoReturn:
-    raise CheckpointError(f"{path}: not a whole safetensors file: {what}; write or copy it again")
+    problem = f"not a complete safetensors file: {what}"
+    fix = "write or copy it again"
+    raise CheckpointError(Finding("safetensors-damaged", problem, path=str(path), fix=fix))

@@ -1,4 +1,4 @@
-"""What is known of a tensor without its data, and the one table of dtypes."""
+"""Shape and dtype of a tensor, and the table of known dtypes."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import ml_dtypes
 import numpy as np
 
 from convert.core.errors import ConvertError
+from convert.core.findings import Finding
 
 # name (as NumPy, ml_dtypes, TensorStore and zarr spell it) -> tag in a safetensors header.
 # Tags: safetensors 0.8, `safetensors/src/tensor.rs`, enum Dtype. None: the format has no such dtype.
@@ -43,31 +44,37 @@ SAFETENSORS_TAGS: dict[str, str | None] = {
 
 
 def numpy_dtype(name: str) -> np.dtype:
-    """The NumPy dtype called `name` in `SAFETENSORS_TAGS`.
+    """Return the NumPy dtype with this name in `SAFETENSORS_TAGS`.
 
     Raises:
         ConvertError: the name is not in the table.
     """
     if name not in SAFETENSORS_TAGS:
-        raise ConvertError(f"unknown dtype {name!r}; known are {', '.join(SAFETENSORS_TAGS)}")
+        raise _unknown(name)
     return np.dtype(getattr(ml_dtypes, name, None) or name)
 
 
 def dtype_name(dtype: object) -> str:
-    """The name in the table of a NumPy (or ml_dtypes) dtype or scalar type.
+    """Return the name in the table for a NumPy (or ml_dtypes) dtype or scalar type.
 
     Raises:
         ConvertError: the dtype is not in the table (strings, objects, structured dtypes).
     """
     name = np.dtype(dtype).name  # type: ignore[call-overload]
     if name not in SAFETENSORS_TAGS:
-        raise ConvertError(f"unknown dtype {name!r}; known are {', '.join(SAFETENSORS_TAGS)}")
+        raise _unknown(name)
     return str(name)
+
+
+def _unknown(name: str) -> ConvertError:
+    return ConvertError(
+        Finding("dtype-unknown", "unknown dtype", expected=f"one of {', '.join(SAFETENSORS_TAGS)}", got=repr(name))
+    )
 
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """Shape and dtype of an array, without its data; one is shared by all that are alike, and works out once what follows from it.
+    """Shape and dtype of an array. Arrays of the same shape and dtype share one object, which caches what it derives.
 
     Attributes:
         shape: sizes of the axes; `()` is a scalar.

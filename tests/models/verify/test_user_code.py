@@ -95,7 +95,7 @@ def reference(plan):
     )
 """
 LINES = REFERENCE.splitlines()
-NEXT = "This is code of your own, or was called by it: correct it there, and try again"
+NEXT = "correct your code there, or the code that it calls, and try again"
 LEVELS = ("--level", "coverage,weights,model")
 
 
@@ -152,7 +152,7 @@ def test_what_the_functions_raise(fails: str, model: Path, run: Run) -> None:
     file = factory.replace(":reference", ".py")
     place = f"{file}:{line(text)}, in {function}"
     (level,) = re.findall(r"^model +inconclusive +[\d.]+ s +(.*)$", out, re.M)
-    assert level == f"--reference {factory}: {said} ({place}). {NEXT}"
+    assert level == f"--reference {factory}: {said} ({place}); {NEXT}"
     assert f"  note: {place}: {text}" in out
     assert out.splitlines()[-1] == "inconclusive: model broke off (exit code 2)"
     assert err == "" and re.search(r"^coverage +passed", out, re.M)
@@ -315,7 +315,7 @@ def test_a_factory_and_an_import_that_fail(model: Path, run: Run) -> None:
     _, err = check(run, factory)
     place = f"my_own_factory.py:{line('print(plan.size)')}, in reference"
     assert err.startswith(
-        f"error: --reference {factory}: AttributeError: 'Plan' object has no attribute 'size' ({place}). {NEXT}"
+        f"error[user-code-failed]: --reference {factory}: AttributeError: 'Plan' object has no attribute 'size' ({place}); {NEXT}"
     )
     assert err.splitlines()[-1] == f"  {place}: print(plan.size)"
     for name, code, said in (
@@ -326,7 +326,8 @@ def test_a_factory_and_an_import_that_fail(model: Path, run: Run) -> None:
     ):  # fmt: skip
         Path(f"my_own_{name}.py").write_text(code)
         _, err = check(run, f"my_own_{name}:reference")
-        assert f"error: --reference my_own_{name}:reference: {said}" in err, err
+        problem = "not-found" if name == "absent" else "failed"
+        assert f"error[user-code-{problem}]: --reference my_own_{name}:reference: {said}" in err, err
         assert "internal error" not in err
 
 
@@ -340,7 +341,7 @@ def test_a_recording_says_the_same(model: Path, run: Run) -> None:
     _, err = run("record", "./rules.yaml", "ckpt.npz", "r.safetensors", "--reference", module("jax"), code=2)
     place = f"my_own_jax.py:{line('kernel = weights[')}, in apply"
     assert err.startswith(
-        f"error: --reference my_own_jax:reference: KeyError: 'params/head/kernel' ({place}). {NEXT}\n"
+        f"error[user-code-failed]: --reference my_own_jax:reference: KeyError: 'params/head/kernel' ({place}); {NEXT}\n"
     )
     assert not Path("r.safetensors").exists()
 
@@ -362,7 +363,7 @@ def test_a_skeleton_says_the_same(model: Path, run: Run) -> None:
     )
     _, err = run("skeleton", "my_own_skeleton:make", code=2)
     assert err.splitlines() == [
-        f"error: my_own_skeleton:make: KeyError: 3 (my_own_skeleton.py:6, in layer). {NEXT}",
+        f"error[user-code-failed]: my_own_skeleton:make: KeyError: 3 (my_own_skeleton.py:6, in layer); {NEXT}",
         "  my_own_skeleton.py:2, in make: return layer(3)",
         "  my_own_skeleton.py:6, in layer: return {}[n]",
     ]

@@ -525,8 +525,8 @@ CHUNKED = {"__msgpack_chunked_array__": True, "shape": {"0": 2}, "chunks": {"0":
     ("leaf", "message"),
     [
         (ndarray([2, 3], "float32", bytes(20)), r"float32\[2,3\] takes 24 bytes, but 20 are there"),
-        (ndarray([2], "float33", bytes(8)), "unknown dtype 'float33'; known are bool, int8"),
-        (ndarray([2], "str32", bytes(8)), "unknown dtype 'str32'"),
+        (ndarray([2], "float33", bytes(8)), "unknown dtype: expected one of bool, int8"),
+        (ndarray([2], "str32", bytes(8)), "unknown dtype"),
         (ndarray([2], b"\xff", bytes(8)), "is not UTF-8"),
         (ndarray([2], 3, bytes(8)), "expected a string before byte .*, found int"),
         (ndarray([-1], "int8", b""), "holds -1, which is no size"),
