@@ -21,6 +21,7 @@ import typer.main
 
 import convert
 from convert.cli.app import app
+from convert.layers import KINDS
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -136,6 +137,16 @@ def rule_keys() -> str:
         rows = [row for key in own for row in _rows(key, kind["properties"][key], required, own=key == name)]
         parts.append(table(KEYS, rows))
     return "\n\n".join(parts)
+
+
+def layer_kinds() -> str:
+    """List every kind of layer, what it becomes, and the guide that describes it."""
+    guides = {kind.guide: (DOCS / "guides" / f"{kind.guide}.md").read_text() for kind in KINDS.values()}
+    titles = {guide: text.partition("\n")[0].removeprefix("# ") for guide, text in guides.items()}
+    rows = [
+        [f"`{word}`", _sentence(kind.doc), f"[{titles[kind.guide]}]({kind.guide}.md)"] for word, kind in KINDS.items()
+    ]
+    return table(["key", "target", "guide"], rows)
 
 
 def _rows(key: str, value: Mapping[str, Any], required: Sequence[str], own: bool = False) -> Iterator[list[str]]:
@@ -309,6 +320,7 @@ GENERATED: Mapping[str, Callable[[], str]] = {
     "command-line": command_line,
     "header-keys": header_keys,
     "rule-keys": rule_keys,
+    "layer-kinds": layer_kinds,
     "shipped-rules": shipped_rules,
     "python-api": python_api,
     "error-index": error_index,

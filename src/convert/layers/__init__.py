@@ -1,4 +1,10 @@
-"""The kinds of layer, by the key that names them in a rule."""
+"""The kinds of layer: `KINDS` maps the key that names a kind in a rule to its class.
+
+A folder holds each family of kinds: the class (what it declares), `compile` (how it becomes steps, where that does not follow
+from the declaration), `probe` (both sides of a check), `mistakes` (known wrong conversions) and `draft` (a rule from a tree).
+`base` has the types: a `Rule` names its `LayerKind`, which compiles the leaves that the rule matches to `Step`s.
+Imports `convert.core` only; jax and torch are imported when a probe runs.
+"""
 
 from __future__ import annotations
 

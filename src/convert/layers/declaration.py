@@ -22,6 +22,7 @@ class Declaration(ABC):
 
     word: ClassVar[str]  # the key that names the kind in a rule
     doc: ClassVar[str]
+    guide: ClassVar[str] = "layers"  # page of docs/guides that describes the kind
     module_names: ClassVar[str] = (
         ""  # regular expression of what libraries call a module of this kind, in small letters
     )

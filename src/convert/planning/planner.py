@@ -14,10 +14,11 @@ from convert.core.fields import nearest
 from convert.core.gc_pause import gc_paused
 from convert.core.ops import is_float
 from convert.core.tensor_spec import SAFETENSORS_TAGS, TensorSpec
-from convert.layers import Rule, weight_normalization, weight_transforms
+from convert.layers import Rule
 from convert.layers.base import Matched, Step
 from convert.layers.leaves import MisfitError
 from convert.layers.shared_keys import ACTIVATION_NAMES
+from convert.layers.transforms import weight_normalization, weight_transforms
 from convert.planning.burn.config import Call, burn_call, burn_notes, in_burn
 from convert.planning.burn.modules import CONVENTIONS, OUTPUT, Conventions, conventions_of, refusal, with_burn
 from convert.planning.burn.tensors import burn_steps

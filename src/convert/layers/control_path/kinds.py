@@ -35,6 +35,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 class DataPath(PathDeclaration):
     """A piecewise polynomial path through data: what its two kinds share."""
 
+    guide: ClassVar[str] = "neural-cdes"
+
     def compile(self, context: CompileContext, matched: Matched, layer: TargetLayer, variant: str | None) -> Compiled:
         return Compiled(tuple(compile_paths(context, self, matched, layer)))
 

@@ -77,6 +77,7 @@ class Convolving(LayerKind):
     activation: str | None = None
     geometry: Geometry | None = None
 
+    guide: ClassVar[str] = "convolutions"
     hints: ClassVar[tuple[tuple[str, str], ...]] = HINTS
 
     @property

@@ -56,6 +56,7 @@ class Timescales(LayerKind):
     layout: str = "concatenated"
     last: str = "included"
 
+    guide: ClassVar[str] = "attention"
     word: ClassVar[str] = "buffer"
     doc: ClassVar[str] = "a buffer that no leaf holds: the inverse timescales of a sinusoidal position embedding"
     keys: ClassVar[Mapping[str, Key]] = {

@@ -65,6 +65,7 @@ class Norm(LayerKind):
     axes: str | None = None
     roles: tuple[str, ...] = ("weight",)
 
+    guide: ClassVar[str] = "norms"
     from_key: ClassVar[str] = "optional"  # a norm without a scale has no `from`
     biased: ClassVar[bool] = False  # whether torch's module has a bias, whatever the source has
     centred: ClassVar[bool] = False  # whether the mean is subtracted

@@ -23,6 +23,7 @@ class Drop(LayerKind):
 
     because: str
 
+    guide: ClassVar[str] = "rules"
     word: ClassVar[str] = "drop"
     doc: ClassVar[str] = "leaves that are left out, with the reason"
     keys: ClassVar[Mapping[str, Key]] = {"because": Key(REASON, "why these leaves are not wanted", required=True)}

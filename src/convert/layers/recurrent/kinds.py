@@ -70,6 +70,7 @@ class Recurrent(LayerKind):
     inputs: str | None = None
     hidden: str | None = None
 
+    guide: ClassVar[str] = "recurrent-cells"
     word: ClassVar[str]
     settings: ClassVar[tuple[str, ...]] = ("custom_cells",)  # which --allow-custom-cells sets
     doc: ClassVar[str]

@@ -17,8 +17,8 @@ from convert.core.weight_norm_ops import SpectralNorm, Standardize, WeightNorm
 from convert.layers.annotations import Factor
 from convert.layers.base import LeafReader, PlanView, Rule, Step, expected, maker
 from convert.layers.mistake import Mistake, symmetric
-from convert.layers.weight_normalization import kept
-from convert.layers.weight_transforms import target_order
+from convert.layers.transforms.weight_normalization import kept
+from convert.layers.transforms.weight_transforms import target_order
 
 Array = np.ndarray[Any, np.dtype[Any]]
 LEFT_IN = "carried factor left in"

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from convert.layers.base import ProbeSample
-from convert.layers.weight_normalization import features, kept
-from convert.layers.weight_transforms import target_order, target_pairs
+from convert.layers.transforms.weight_normalization import features, kept
+from convert.layers.transforms.weight_transforms import target_order, target_pairs
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -10,7 +10,7 @@ from convert.core.ops import Flip, Op, Permute, Reshape, Take
 from convert.layers import Rule, TargetLayer
 from convert.layers.base import Part
 from convert.layers.leaves import MisfitError
-from convert.layers.weight_transforms import repair, target_pairs, unflattened
+from convert.layers.transforms.weight_transforms import repair, target_pairs, unflattened
 from convert.planning.compile.named_leaf import NamedLeaf
 
 _UNNAMED = "abcdefghijklmnopqrstuvwxyz"  # letters for axes that a rule does not name

@@ -18,8 +18,8 @@ from convert.layers.base import Matched, MatchKey, Part, Step
 from convert.layers.casts import computing, losses, target_dtype
 from convert.layers.leaves import MisfitError
 from convert.layers.target import Constant
-from convert.layers.weight_normalization import kept as kept_apart
-from convert.layers.weight_transforms import undo
+from convert.layers.transforms.weight_normalization import kept as kept_apart
+from convert.layers.transforms.weight_transforms import undo
 from convert.planning.compile.axes import arranged
 from convert.planning.compile.named_leaf import NamedLeaf, read_leaf
 from convert.planning.compile.weight_norm import Folding, check_bias

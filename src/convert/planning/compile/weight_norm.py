@@ -12,8 +12,8 @@ from convert.core.weight_norm_ops import Features, Operand, SpectralNorm, Weight
 from convert.layers import Rule, TargetLayer
 from convert.layers.annotations import BIAS_U, V
 from convert.layers.leaves import MisfitError, unstacked
-from convert.layers.weight_normalization import features
-from convert.layers.weight_transforms import repair, unflattened
+from convert.layers.transforms.weight_normalization import features
+from convert.layers.transforms.weight_transforms import repair, unflattened
 from convert.planning.compile.axes import arranged, movement, taken_out
 from convert.planning.compile.named_leaf import NamedLeaf
 
