@@ -132,7 +132,7 @@ def converted(case: str, to: str, dtype: str | None) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "out.safetensors")
         rules = Plant().rules(case, Path(folder))
-        convert.convert(rules, checkpoint_of(case), out, to=to, dtype=dtype, settings=SETTINGS.get(case))
+        convert.convert(rules, checkpoint_of(case), out, to=to, dtype=dtype, settings=SETTINGS.get(case, {}))
         return out.read_bytes()
 
 
@@ -152,7 +152,7 @@ def run(case: str, to: str, plant: Plant | None = None, *, dtype: str | None = N
         if not isinstance(plant, InRule):
             out.write_bytes(converted(case, to, dtype))
         else:
-            convert.convert(rules, checkpoint, out, to=to, dtype=dtype, settings=SETTINGS.get(case))
+            convert.convert(rules, checkpoint, out, to=to, dtype=dtype, settings=SETTINGS.get(case, {}))
         plant.file(out)
         with plant.code(case):
             if plant.jax:

@@ -372,9 +372,8 @@ class LayerKind(Declaration):
     Subclasses are frozen dataclasses, one for each key in `convert.layers.KINDS`.
     """
 
-    rowwise: ClassVar[bool] = (
-        False  # whether each row of the weight is used alone, so that some rows can be probed for all
-    )
+    # Whether each row of the weight is used alone, so that some rows can be probed for all.
+    rowwise: ClassVar[bool] = False
 
     def compile(self, context: CompileContext, matched: Matched, layer: TargetLayer, variant: str | None) -> Compiled:
         """Derive the output tensors of a rule, in the order of its leaves.

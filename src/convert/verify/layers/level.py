@@ -231,7 +231,7 @@ def _differs(measure: Measure, names: list[str]) -> Finding:
         measure.name,
         expected=f"{exact.want:.6g} at {list(exact.at)}",
         got=f"{exact.got:.6g} (relative error {exact.relative:.1e} in float64, {measure.difference.relative:.1e} in the weights' dtype)",
-        fix="see the weights level: where it fails, convert again; where it passes, correct the layout or the factor in the rule",
+        fix="see the weights level: where it fails, convert again; where it passes, report the rule as a bug",
         data={"tensors": names},
     )
 
@@ -239,9 +239,11 @@ def _differs(measure: Measure, names: list[str]) -> Finding:
 def _not_run(step: Step, part: Part, error: Exception) -> Finding:
     return Finding(
         "layer-not-run",
-        f"the layer cannot be run with what the plan makes of {part.leaf}: {' '.join(str(error).split())}",
+        f"the layer cannot be run with the values of {part.leaf}",
         step.rule.line_only,
         step.name,
+        expected="shapes that fit the operation of the rule",
+        got=f"the error: {' '.join(str(error).split())}",
         fix="correct the axes or the equation in the rule, so that its shapes fit",
     )
 
