@@ -91,7 +91,7 @@ def evil() -> Report:
         findings=(Finding("weights-differ", EVIL, EVIL, EVIL, data={"diagnosis": EVIL}),),
         measures=(measure(EVIL, lifted=1.0, rule=EVIL), measure("plain")),
         notes=(EVIL,),
-        diagnosis={**(model_level(2).diagnosis or {}), "name": EVIL, "said": EVIL, "ruled_out": [EVIL]},
+        diagnosis={**(model_level(2).diagnosis or {}), "name": EVIL, "problem": EVIL, "ruled_out": [EVIL]},
     )
     skipped = LevelReport("layers", Verdict.SKIPPED, EVIL)
     return replace(report([skipped, level]), out=EVIL, source=EVIL, model=EVIL, environment={EVIL: EVIL})

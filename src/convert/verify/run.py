@@ -31,12 +31,9 @@ from convert.verify.layers.burn_as_torch import BACK, NOT_RUN, as_torch
 from convert.verify.layers.level import check_layers, missing
 from convert.verify.options import CheckKeywords, CheckOptions
 from convert.verify.recording.file import load_recording
-from convert.verify.recording.source import (
-    RecordedSource,
-    check_recorded_weights,
-    evidence_of,
-    recording_defaults,
-)
+from convert.verify.recording.match import evidence_of, recording_defaults
+from convert.verify.recording.source import RecordedSource, with_written_leaves
+from convert.verify.recording.weights import check_recorded_weights
 from convert.verify.report.report import LevelReport, Report, Verdict
 from convert.verify.sides.evidence import Evidence
 from convert.verify.sides.user_reference import require_arguments, require_reference
@@ -93,7 +90,7 @@ def check(
                 fix="give its checkpoint (--from CKPT), a recording (--recorded FILE), or both",
             )
         )
-    plan = plan_of(written, checkpoint, conversion, model=model)
+    plan = with_written_leaves(plan_of(written, checkpoint, conversion, model=model))
     comparison = Comparison(
         plan,
         written,

@@ -1,4 +1,4 @@
-"""Records a JAX model, so that a conversion can be checked where JAX is not installed."""
+"""Run a JAX model and write its values to a recording, so that a conversion can be checked where JAX is not installed."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ import numpy as np
 from convert.checkpoints.digest import digest_leaf
 from convert.core import safetensors_header
 from convert.core.errors import ConvertError, OutputError
+from convert.core.findings import Finding
 from convert.core.tensor_spec import TensorSpec, numpy_dtype
 from convert.core.user_code import REFERENCE_OPTION, user_code_errors
 from convert.planning.plan import Plan
 from convert.planning.sidecar import facts_beside
 from convert.verify.numerics.precision import require_precision
-from convert.verify.recording.file import DRIFTED, EXACT, INPUT, KEY, LEAF, MASK, Manifest, Value, checksum
+from convert.verify.recording.file import FLOAT64, INPUT, KEY, LEAF, MASK, NATIVE, checksum
+from convert.verify.recording.manifest import Manifest, Value
 from convert.verify.recording.source import computes
 from convert.verify.sides.evidence import Evidence
 from convert.verify.sides.run_jax import live_evidence
@@ -39,12 +41,12 @@ UNKNOWN = "0" * (len("xxh3_128:") + 32)  # stands for the checksum while the hea
 
 @dataclass(frozen=True)
 class Recorded:
-    """What was recorded.
+    """A recording that was written.
 
     Attributes:
         out: the file; nbytes: its size.
-        values: boundaries and outputs; sampled: how many of them were not kept whole.
-        evidence: what the JAX model gave, whole.
+        values: number of boundaries and outputs; sampled: how many of them were not kept whole.
+        evidence: all values of the JAX model.
     """
 
     out: Path
@@ -65,29 +67,39 @@ def record(
     max_bytes: int = MAX_BYTES,
     overwrite: bool = False,
 ) -> Recorded:
-    """Runs the JAX model, in `precision` and lifted to float64, and writes what it gave.
+    """Run the JAX model in `precision` and in float64, and write its values to `out`.
 
     Args:
         plan: of the conversion that will be checked.
-        factory: ``module:function`` that made `reference`, where it is not a shipped one.
-        max_bytes: the most that the file may take; values that are too large for it are kept in part.
+        factory: ``module:function`` that made `reference`; empty for a shipped reference.
+        max_bytes: upper limit of the file's size; values that are too large for it are sampled.
 
     Raises:
-        ConvertError: the reference has no JAX side, JAX or the model's package is not installed, or the output is in the
-            way or cannot be written.
-        UserCodeError: the reference is the user's, and its code failed.
+        ConvertError: the reference has no JAX side, JAX or the model's package is not installed, or the output exists or
+            cannot be written.
+        UserCodeError: the user's reference failed.
     """
     require_precision(precision)
     if seed < 0:
-        raise ConvertError(f"--seed {seed}: a seed is 0 or more")
+        raise ConvertError(Finding("usage", "--seed", expected="0 or more", got=str(seed)))
     _check_out(Path(out), plan, overwrite)
     if reference.jax is None:
-        raise ConvertError("the reference has no JAX side, so there is nothing to record")
+        raise ConvertError(
+            Finding(
+                "reference-unavailable", "the reference has no JAX side to record", fix="set `jax` of the reference"
+            )
+        )
     try:
         with user_code_errors(factory or None, REFERENCE_OPTION):
             evidence = live_evidence(plan, reference, precision=precision, seed=seed)
     except ImportError as error:
-        raise ConvertError(f"recording runs the JAX model: {error}; record where JAX runs, check anywhere") from error
+        raise ConvertError(
+            Finding(
+                "reference-unavailable",
+                f"the JAX model cannot run here: {error}",
+                fix="record where JAX and the model's package are installed; the check itself needs neither",
+            )
+        ) from error
     return write_recording(
         plan,
         evidence,
@@ -111,14 +123,13 @@ def write_recording(
     max_bytes: int = MAX_BYTES,
     overwrite: bool = False,
 ) -> Recorded:
-    """Writes evidence, as `record` does; appears whole or not at all.
+    """Write evidence to a recording; an interrupted write leaves no file.
 
     Args:
-        outputs: names of values that are kept whole as long as they take no more than half of `max_bytes`.
+        outputs: names of values that are kept whole if they take no more than half of `max_bytes`.
 
     Raises:
-        OutputError: the name is no ``.safetensors`` file, something is there already, `max_bytes` is too small, or the
-            system refuses.
+        OutputError: `out` has another suffix than ``.safetensors``, exists, or cannot be written; or `max_bytes` is too small.
     """
     out = Path(out)
     _check_out(out, plan, overwrite)
@@ -135,10 +146,7 @@ def write_recording(
         target=plan.target,
         reference=factory,
         rules_sha256=plan.rules.sha256,
-        settings={
-            **facts_beside(plan.rules, plan.sidecar),
-            **plan.settings,
-        },  # where it is checked, no file lies beside it
+        settings={**facts_beside(plan.rules, plan.sidecar), **plan.settings},  # the check has no sidecar config.json
         sizes=plan.sizes,
         source_format=plan.source.format,
         leaves=plan.checkpoint.leaves,
@@ -152,17 +160,19 @@ def write_recording(
         values=(),
         data=UNKNOWN,
     )
-    kept = _Kept(evidence, numbers, seed)
+    selection = _Selection(evidence, numbers, seed)
     budget, nbytes = max_bytes, max_bytes + 1
-    while nbytes > max_bytes:  # once, or twice: how long the header is depends on what is kept
-        costs = kept.costs(outputs, max_bytes // 2)
-        manifest = replace(manifest, values=kept.values(costs, _allot(costs, budget - _size(fixed), max_bytes)))
-        specs = {name: TensorSpec(a.shape, a.dtype.name) for name, a in fixed.items()} | kept.specs(manifest.values)
+    while nbytes > max_bytes:  # once or twice: the length of the header depends on what is kept
+        costs = selection.costs(outputs, max_bytes // 2)
+        manifest = replace(manifest, values=selection.values(costs, _allot(costs, budget - _size(fixed), max_bytes)))
+        specs = {name: TensorSpec(a.shape, a.dtype.name) for name, a in fixed.items()} | selection.specs(
+            manifest.values
+        )
         order = safetensors_header.file_order(specs.items())
         header = safetensors_header.encode(order, {KEY: manifest.to_json(), "format": "pt"})
         nbytes = len(header) + sum(spec.nbytes for spec in specs.values())
         budget -= max(nbytes - max_bytes, 0)
-    arrays = {**fixed, **kept.arrays(manifest.values)}
+    arrays = {**fixed, **selection.arrays(manifest.values)}
     _write(out, arrays, replace(manifest, data=checksum(manifest.to_json(), arrays)), overwrite)
     sampled = sum(value.positions is not None for value in manifest.values)
     return Recorded(out, nbytes, len(manifest.values), sampled, evidence)
@@ -178,15 +188,22 @@ def _write(out: Path, arrays: Mapping[str, Array], manifest: Manifest, overwrite
 
 
 def _check_out(out: Path, plan: Plan, overwrite: bool) -> None:
-    """Whether `out` can be written: before the model is run, which may take long."""
+    """Check that `out` can be written, before the model runs for long."""
     if out.suffix != ".safetensors":
-        raise OutputError(f"{out}: a recording is one file; give it a name that ends in .safetensors")
+        raise OutputError(
+            Finding(
+                "output-name-invalid",
+                path=str(out),
+                expected="a name that ends in .safetensors, as a recording is one file",
+                got=out.name,
+            )
+        )
     refuse_overlap(out, plan.source)
     Stage(out, directory=False, overwrite=overwrite).discard()
 
 
 def _leaves(plan: Plan, room: int) -> tuple[dict[str, Array], dict[str, str]]:
-    """The leaves that converted weights do not give back, and the checksums of all that a conversion reads.
+    """Return the leaves that cannot be computed back from converted weights, and the checksums of all leaves that are read.
 
     Args:
         room: bytes that the leaves may take; a leaf that does not fit is left out.
@@ -203,7 +220,7 @@ def _leaves(plan: Plan, room: int) -> tuple[dict[str, Array], dict[str, str]]:
 
 
 def _masks(evidence: Evidence) -> tuple[list[Array], dict[str, int]]:
-    """The distinct masks, and which of them each value has."""
+    """Return the distinct masks, and the number of each value's mask."""
     found: dict[tuple[tuple[int, ...], bytes], int] = {}
     masks: list[Array] = []
     numbers = {}
@@ -218,7 +235,7 @@ def _masks(evidence: Evidence) -> tuple[list[Array], dict[str, int]]:
 
 
 def _versions() -> dict[str, str]:
-    """Of the packages that a JAX model may come from, as far as they are installed."""
+    """Return the versions of installed packages that a JAX model may come from."""
     found = {}
     for package in PACKAGES:
         try:
@@ -238,26 +255,31 @@ def _allot(costs: Mapping[str, Cost], budget: int, max_bytes: int) -> dict[str, 
     except ValueError as error:
         needed = int(error.args[0]) + max_bytes - budget
         raise OutputError(
-            f"a recording of {len(costs)} boundaries and outputs, each of them at a few positions only, takes "
-            f"{needed:,} bytes, and --max-size allows {max_bytes:,}; allow more"
+            Finding(
+                "recording-too-large",
+                f"{len(costs)} boundaries and outputs at the fewest possible positions",
+                expected=f"at most {max_bytes:,} bytes (--max-size)",
+                got=f"{needed:,} bytes",
+                fix="allow more with --max-size",
+            )
         ) from None
 
 
-class _Kept:
-    """Which part of the evidence goes into the file."""
+class _Selection:
+    """The part of the evidence that goes into the file."""
 
     def __init__(self, evidence: Evidence, masks: Mapping[str, int], seed: int) -> None:
         self.evidence, self.masks, self.seed = evidence, masks, seed
         self.dtypes = {name: _narrowest(value, evidence.precision) for name, value in evidence.native_values.items()}
 
     def costs(self, outputs: tuple[str, ...], limit: int) -> dict[str, Cost]:
-        """What each value takes; `outputs` are kept whole if all of them take no more than `limit`."""
-        drifted = self.evidence.native_values
-        exact = 0 if self.evidence.float64_values is None else 8
-        item = {name: exact + numpy_dtype(dtype).itemsize for name, dtype in self.dtypes.items()}
-        whole = sum(drifted[name].size * item[name] for name in outputs if name in drifted) <= limit
+        """Return the size of each value; `outputs` are kept whole if together they take no more than `limit`."""
+        native = self.evidence.native_values
+        float64_size = 0 if self.evidence.float64_values is None else 8
+        item = {name: float64_size + numpy_dtype(dtype).itemsize for name, dtype in self.dtypes.items()}
+        whole = sum(native[name].size * item[name] for name in outputs if name in native) <= limit
         costs = {}
-        for name, value in drifted.items():
+        for name, value in native.items():
             fewest, counted = (0, 0) if value.ndim < 2 else least(value.shape, self.evidence.masks.get(name))
             if not counted or not value.size or (whole and name in outputs):  # as it is, or not at all
                 costs[name] = Cost(value.size * item[name], 1, 1, 1)
@@ -267,35 +289,35 @@ class _Kept:
         return costs
 
     def values(self, costs: Mapping[str, Cost], counts: Mapping[str, int]) -> tuple[Value, ...]:
-        """The values as the manifest lists them."""
-        exact = self.evidence.float64_values is not None
+        """Return the values as the manifest lists them."""
+        float64 = self.evidence.float64_values is not None
         return tuple(
             Value(
                 name,
                 value.shape,
                 None if counts[name] == costs[name].whole else counts[name],
                 self.masks.get(name),
-                exact,
+                float64,
             )
             for name, value in self.evidence.native_values.items()
         )
 
     def specs(self, values: tuple[Value, ...]) -> dict[str, TensorSpec]:
-        """The tensors that hold these values, without drawing a sample."""
+        """Return shape and dtype of the tensors that hold these values, without drawing a sample."""
         specs = {}
         for value in values:
             shape = value.shape if value.positions is None else (value.positions, value.shape[-1])
-            specs[DRIFTED + value.name] = TensorSpec(shape, self.dtypes[value.name])
-            if value.exact:
-                specs[EXACT + value.name] = TensorSpec(shape, "float64")
+            specs[NATIVE + value.name] = TensorSpec(shape, self.dtypes[value.name])
+            if value.float64:
+                specs[FLOAT64 + value.name] = TensorSpec(shape, "float64")
         return specs
 
     def arrays(self, values: tuple[Value, ...]) -> dict[str, Array]:
-        """The tensors that hold these values."""
+        """Return the tensors that hold these values."""
         arrays = {}
         for value in values:
-            name, drifted = value.name, self.evidence.native_values[value.name]
-            exact = (
+            name, native = value.name, self.evidence.native_values[value.name]
+            float64 = (
                 None
                 if self.evidence.float64_values is None
                 else np.asarray(self.evidence.float64_values[name], np.float64)
@@ -303,15 +325,15 @@ class _Kept:
             if value.positions is not None:
                 mask = self.evidence.masks.get(name)
                 sample = Sample(value.shape, positions(value.shape, mask, value.positions, self.seed))
-                drifted, exact = sample.take(drifted), None if exact is None else sample.take(exact)
-            arrays[DRIFTED + name] = drifted.astype(numpy_dtype(self.dtypes[name]))
-            if exact is not None:
-                arrays[EXACT + name] = exact
+                native, float64 = sample.take(native), None if float64 is None else sample.take(float64)
+            arrays[NATIVE + name] = native.astype(numpy_dtype(self.dtypes[name]))
+            if float64 is not None:
+                arrays[FLOAT64 + name] = float64
         return arrays
 
 
 def _narrowest(value: Array, precision: str) -> str:
-    """The dtype that holds all of `value`: `precision`, unless the model computes in a wider one here."""
+    """Return the narrowest dtype that holds `value` exactly: `precision`, unless the model computed it in a wider one."""
     for dtype in dict.fromkeys((precision, "float32")):
         with np.errstate(over="ignore", invalid="ignore"):
             back = value.astype(numpy_dtype(dtype)).astype(np.float64)
