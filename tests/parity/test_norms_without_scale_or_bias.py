@@ -243,9 +243,8 @@ def test_the_check_passes_and_catches_a_fault(
     assert finding.path == name and finding.data["diagnosis"] == diagnosis
     said = next(step.arithmetic for step in plan.steps if step.name == name)
     number = said.startswith("ones") * 1
-    assert (
-        finding.problem == f"{name} (float32[6]): 2 of 6 values are not {number}, which r.yaml:5 has them be ({said})"
-    )
+    assert (finding.code, finding.rule) == ("weights-differ", "r.yaml:5") and finding.got == "2 of 6 values differ"
+    assert finding.expected == f"{number} everywhere ({said})"
     assert check_layers(plan, open_written(out)).verdict is Verdict.FAILED
 
 

@@ -1,4 +1,4 @@
-"""Values that are worth a word, though a conversion has no part in them: zeros, denormals, infinities, NaN."""
+"""Count the suspicious values that already exist in the source: zeros, subnormals, Inf, NaN."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from convert.core.tensor_spec import numpy_dtype
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-def odd_values(x: Array) -> dict[str, int]:
-    """How many values are ``zero``, ``denormal``, ``infinite`` and ``NaN``, of floats of any width."""
+def count_special_values(x: Array) -> dict[str, int]:
+    """Count the values that are ``zero``, ``subnormal``, ``infinite`` and ``NaN``; floats of any width."""
     code = _encoding(x.dtype.name)
     if code.widened:
         x = x.astype(np.float32)
@@ -22,21 +22,24 @@ def odd_values(x: Array) -> dict[str, int]:
     bits = x.view(code.unsigned) & code.magnitude
     low, top = int(np.count_nonzero(bits < code.normal)), bits.max()
     zero = int(np.count_nonzero(bits == 0)) if low else 0
-    odd = {"zero": zero, "denormal": low - zero}
+    counts = {"zero": zero, "subnormal": low - zero}
     if top >= code.infinity:
-        odd |= {
+        counts |= {
             "infinite": int(np.count_nonzero(bits == code.infinity)),
             "NaN": int(np.count_nonzero(bits > code.infinity)),
         }
-    return odd
+    return counts
 
 
 class _Encoding(NamedTuple):
-    """How a float dtype stands in unsigned integers.
+    """The bits of a float dtype as unsigned integers.
 
     Attributes:
-        unsigned: the integers' dtype. widened: whether it is that of float32, as the small ones have encodings of their own.
-        magnitude: all bits but the sign. normal, infinity: the smallest normal number's, and infinity's.
+        unsigned: dtype of the integers.
+        widened: whether values are cast to float32 first; float8 and smaller dtypes have other encodings.
+        magnitude: mask of all bits except the sign.
+        normal: bits of the smallest normal number.
+        infinity: bits of infinity.
     """
 
     unsigned: np.dtype[Any]

@@ -1,4 +1,4 @@
-"""What happened to a tensor whose values are no other tensor's: bits, values and rows changed, rows in another order."""
+"""Name the corruption of a tensor: bits, values or rows that changed, or rows in another order."""
 
 from __future__ import annotations
 
@@ -14,84 +14,86 @@ from convert.planning.plan import Plan
 from convert.verify.numerics.bits import unequal
 
 Array = np.ndarray[Any, np.dtype[Any]]
-MAX_ROWS = 1 << 17  # of which the order is compared
-CANDIDATES = 64  # rows of a larger table that begin as its first one does
+MAX_ROWS = 1 << 17  # rows whose order is looked up
+CANDIDATES = 64  # rows of a larger table that start like its first row
 
 
 @dataclass(frozen=True)
-class Damage:
-    """A known kind of damage.
+class Corruption:
+    """A known kind of corruption.
 
     Attributes:
         name: short and stable, such as ``one bit flipped``; the fault catalogue refers to it.
-        said: the same with its place, in words.
+        description: the same with its place.
     """
 
     name: str
-    said: str
+    description: str
 
 
-def damage(got: Array, want: Array, step: Step | None = None, plan: Plan | None = None) -> Damage | None:
-    """What happened to `want` to become `got`; None when it is not one of the known kinds.
+def find_corruption(got: Array, want: Array, step: Step | None = None, plan: Plan | None = None) -> Corruption | None:
+    """Return the corruption that makes `got` of `want`; None when it is not one of the known kinds.
 
     Args:
-        step, plan: by which `want` was made; they give names to the axes.
+        step: made `want`; with `plan`, it gives the names of the axes.
+        plan: of `step`.
     """
     differ = np.argwhere(unequal(got, want))
     if len(differ) == 1:
         return _one_value(got, want, tuple(int(k) for k in differ[0]))
-    if found := _not_finite(got, want):
-        return found
+    if corruption := _not_finite(got, want):
+        return corruption
     if got.size > 1 and not np.any(got.astype(np.float64)):
-        return Damage("all zeros", f"all {got.size} values are zeros, and the source's are not")
+        return Corruption("all zeros", f"all {got.size} values are zeros, those of the source are not")
     for axis in range(got.ndim):
         rows = [int(k) for k in np.unique(differ[:, axis])]
         if len(rows) == got.shape[axis]:  # the whole tensor
             continue
         if not np.any(np.take(got, rows, axis).astype(np.float64)):
-            names = "index " + str(rows[0]) if len(rows) == 1 else f"{len(rows)} indices, {_few(rows)},"
-            return Damage(
+            names = "index " + str(rows[0]) if len(rows) == 1 else f"{len(rows)} indices, {_first_few(rows)},"
+            return Corruption(
                 "row zeroed" if len(rows) == 1 else "rows zeroed",
                 f"{names} of axis {axis} {'is' if len(rows) == 1 else 'are'} all zeros",
             )
     for axis in range(got.ndim):
-        if found := _moved(got, want, axis, step, plan):
-            return found
+        if corruption := _moved(got, want, axis, step, plan):
+            return corruption
     for axis in range(got.ndim):
         rows = [int(k) for k in np.unique(differ[:, axis])]
         if len(rows) == 1 and got.shape[axis] > 1:
-            return Damage("one row changed", f"only index {rows[0]} of axis {axis} differs")
+            return Corruption("one row changed", f"only index {rows[0]} of axis {axis} differs")
     return _scaled(got, want)
 
 
-def _one_value(got: Array, want: Array, at: tuple[int, ...]) -> Damage:
+def _one_value(got: Array, want: Array, at: tuple[int, ...]) -> Corruption:
     a, b = (np.frombuffer(np.asarray(x[at]).tobytes(), np.uint8) for x in (got, want))
     shown = f"{got[at]!s} for {want[at]!s}"
     if int(np.unpackbits(a ^ b).sum()) == 1:
-        return Damage("one bit flipped", f"one bit of the value at {list(at)} is flipped: {shown}")
+        return Corruption("one bit flipped", f"one bit of the value at {list(at)} is flipped: {shown}")
     if _floating(got) and not np.isfinite(float(got[at])):
-        return Damage("NaN or Inf", f"one value, at {list(at)}, is {shown}")
-    return Damage("one value changed", f"one value, at {list(at)}, is {shown}")
+        return Corruption("NaN or Inf", f"one value, at {list(at)}, is {shown}")
+    return Corruption("one value changed", f"one value, at {list(at)}, is {shown}")
 
 
 def _floating(x: Array) -> bool:
     return x.dtype.kind not in "iub"
 
 
-def _not_finite(got: Array, want: Array) -> Damage | None:
+def _not_finite(got: Array, want: Array) -> Corruption | None:
     if not _floating(got):
         return None
     bad = ~np.isfinite(got.astype(np.float64)) & np.isfinite(want.astype(np.float64))
     if not bad.any():
         return None
     at = [int(k) for k in np.argwhere(bad)[0]]
-    return Damage(
-        "NaN or Inf", f"{int(bad.sum())} values are NaN or infinite where the source's are finite, the first at {at}"
+    return Corruption(
+        "NaN or Inf",
+        f"{int(bad.sum())} values are NaN or infinite where those of the source are finite, the first at {at}",
     )
 
 
-def _moved(got: Array, want: Array, axis: int, step: Step | None, plan: Plan | None) -> Damage | None:
-    """The same rows along an axis, in another order."""
+def _moved(got: Array, want: Array, axis: int, step: Step | None, plan: Plan | None) -> Corruption | None:
+    """Find the same rows along an axis in another order."""
     size = got.shape[axis]
     if size > MAX_ROWS and axis == 0:
         return _rolled_table(got.reshape(size, -1), want.reshape(size, -1))
@@ -103,31 +105,31 @@ def _moved(got: Array, want: Array, axis: int, step: Step | None, plan: Plan | N
     if len(places) != size or sorted(found) != list(range(size)):  # rows that repeat, or others
         return None
     order = np.array(found)
-    for name, said, wanted in _orders(size, axis, step, plan):
+    for name, description, wanted in _orders(size, axis, step, plan):
         if np.array_equal(order, wanted):
-            return Damage(name, said)
-    if found_in_heads := _heads(order, axis, step) or _pairs(order, axis, step):
-        return found_in_heads
+            return Corruption(name, description)
+    if (corruption := _heads(order, axis, step) or _pairs(order, axis, step)) is not None:
+        return corruption
     if np.array_equal(order, np.roll(np.arange(size), -int(order[0]))):
         return _rolled(axis, size, int(order[0]))
     changed = [int(k) for k in np.flatnonzero(order != np.arange(size))]
     if len(changed) == 2:
-        return Damage("two rows swapped", f"indices {changed[0]} and {changed[1]} of axis {axis} are swapped")
-    return Damage("rows in another order", f"{len(changed)} of the {size} rows along axis {axis} are in another order")
-
-
-def _rolled(axis: int, size: int, first: int) -> Damage:
-    """Rows that are moved on together; `first` is the one that has come to index 0."""
-    if 2 * first == size:
-        return Damage("halves swapped", f"the two halves of axis {axis}, of {first} indices each, are swapped")
-    by, way = min((size - first, "on"), (first, "back"))
-    return Damage(
-        "rows rolled", f"the rows along axis {axis} are moved {way} by {by}: index 0 has what belongs to {first}"
+        return Corruption("two rows swapped", f"indices {changed[0]} and {changed[1]} of axis {axis} are swapped")
+    return Corruption(
+        "rows in another order", f"{len(changed)} of the {size} rows along axis {axis} are in another order"
     )
 
 
-def _rolled_table(got: Array, want: Array) -> Damage | None:
-    """The same of a table with so many rows that their order is not looked up; takes no memory but for one column."""
+def _rolled(axis: int, size: int, first: int) -> Corruption:
+    """Describe rows that moved together; `first` is the row that is now at index 0."""
+    if 2 * first == size:
+        return Corruption("halves swapped", f"the two halves of axis {axis}, of {first} indices each, are swapped")
+    by, way = min((size - first, "forward"), (first, "back"))
+    return Corruption("rows rolled", f"the rows along axis {axis} are moved {way} by {by}: index 0 holds row {first}")
+
+
+def _rolled_table(got: Array, want: Array) -> Corruption | None:
+    """Find rows that moved together in a table with more than `MAX_ROWS` rows; takes the memory of one column."""
     for first in (int(k) for k in np.flatnonzero(want[:, 0] == got[0, 0])[:CANDIDATES]):
         if np.array_equal(got[: len(got) - first], want[first:]) and np.array_equal(
             got[len(got) - first :], want[:first]
@@ -137,14 +139,14 @@ def _rolled_table(got: Array, want: Array) -> Damage | None:
 
 
 def _letters(axis: int, step: Step | None) -> str:
-    """The letters that are flattened into an axis; of a fused tensor, those of its parts."""
+    """Return the letters that are flattened into an axis; of a fused tensor, those of its parts."""
     if step is None or not step.parts or len(step.parts[0].groups) <= axis:
         return ""
     return step.parts[0].groups[axis]
 
 
 def _orders(size: int, axis: int, step: Step | None, plan: Plan | None) -> Iterator[tuple[str, str, Array]]:
-    """Orders of an axis that is a product, such as steps times quantiles."""
+    """Yield orders of an axis that is a product, such as steps times quantiles."""
     letters = _letters(axis, step)
     factors = plan.rules.axes[letters].equals if plan is not None and letters in plan.rules.axes else ()
     sizes = [f if isinstance(f, int) else plan.sizes.get(f, 0) if plan is not None else 0 for f in factors]
@@ -163,8 +165,8 @@ def _orders(size: int, axis: int, step: Step | None, plan: Plan | None) -> Itera
         yield "halves swapped", f"the second half of axis {axis} comes before the first", np.roll(grid, size // 2)
 
 
-def _heads(order: Array, axis: int, step: Step | None) -> Damage | None:
-    """Whole heads in another order."""
+def _heads(order: Array, axis: int, step: Step | None) -> Corruption | None:
+    """Find whole heads in another order."""
     letters = _letters(axis, step)
     if step is None or len(letters) < 2:
         return None
@@ -174,11 +176,13 @@ def _heads(order: Array, axis: int, step: Step | None) -> Damage | None:
     if not np.array_equal(blocks, blocks[:, :1] + np.arange(width)) or np.any(blocks[:, 0] % width):
         return None
     heads = [int(k) for k in blocks[:, 0] // width]
-    return Damage("heads in another order", f"blocks of {width} along axis {axis} are in the order {_few(heads)}")
+    return Corruption(
+        "heads in another order", f"blocks of {width} along axis {axis} are in the order {_first_few(heads)}"
+    )
 
 
-def _pairs(order: Array, axis: int, step: Step | None) -> Damage | None:
-    """The features of heads in the order of RoPE's other convention; of a fused tensor, those of some of its parts."""
+def _pairs(order: Array, axis: int, step: Step | None) -> Corruption | None:
+    """Find features of heads in the order of the other RoPE convention; of a fused tensor, in some of its parts."""
     letters = _letters(axis, step)
     if step is None or not letters:
         return None
@@ -186,22 +190,25 @@ def _pairs(order: Array, axis: int, step: Step | None) -> Damage | None:
     if width < 4 or width % 2:
         return None
     heads = order.reshape(-1, width)
-    own = np.arange(width)
-    apart = np.concatenate([own[::2], own[1::2]])
-    for name, said, features in (
-        (DEINTERLEAVED, f"{', '.join(map(str, own[:6:2]))}, ..., 1, 3, ...: RoPE's pairs (0, 1) brought to (0, {width // 2})", apart),
-        (INTERLEAVED, f"0, {width // 2}, 1, ...: RoPE's pairs (0, {width // 2}) brought to (0, 1)", np.argsort(apart)),
-    ):  # fmt: skip
-        moved = np.all(heads == width * np.arange(len(heads))[:, None] + features, axis=1)
-        kept = np.all(heads == width * np.arange(len(heads))[:, None] + own, axis=1)
+    kept_order = np.arange(width)
+    halves = np.concatenate([kept_order[::2], kept_order[1::2]])
+    even = ", ".join(map(str, kept_order[:6:2]))
+    for name, text, features in (
+        (DEINTERLEAVED, f"{even}, ..., 1, 3, ...: the RoPE pairs (0, 1) became (0, {width // 2})", halves),
+        (INTERLEAVED, f"0, {width // 2}, 1, ...: the RoPE pairs (0, {width // 2}) became (0, 1)", np.argsort(halves)),
+    ):
+        first = width * np.arange(len(heads))[:, None]
+        moved = np.all(heads == first + features, axis=1)
+        kept = np.all(heads == first + kept_order, axis=1)
         if np.all(moved | kept):
-            of = "" if moved.all() else f" in {int(moved.sum())} of {len(heads)} blocks of {width}"
-            return Damage(name, f"features along axis {axis} are{of} in the order {said}, which the rules do not do")
+            where = "" if moved.all() else f" in {int(moved.sum())} of {len(heads)} blocks of {width}"
+            problem = f"features along axis {axis} are{where} in the order {text}, and the rules do not reorder them"
+            return Corruption(name, problem)
     return None
 
 
-def _scaled(got: Array, want: Array) -> Damage | None:
-    """All values multiplied by one number."""
+def _scaled(got: Array, want: Array) -> Corruption | None:
+    """Find one factor of all values."""
     if not _floating(got) or got.size < 2:
         return None
     x, y = got.astype(np.float64), want.astype(np.float64)
@@ -212,8 +219,8 @@ def _scaled(got: Array, want: Array) -> Damage | None:
     bound = 4 * float(np.finfo(np.float32).eps if got.dtype.itemsize >= 4 else 2.0**-8) * float(np.abs(y).max())
     if float(np.abs(x / factor - y).max()) > bound:
         return None
-    return Damage("multiplied by a number", f"all values are multiplied by {factor:.7g}")
+    return Corruption("multiplied by a number", f"all values are multiplied by {factor:.7g}")
 
 
-def _few(numbers: list[int]) -> str:
+def _first_few(numbers: list[int]) -> str:
     return ", ".join(map(str, numbers[:8])) + (", ..." if len(numbers) > 8 else "")
