@@ -1,12 +1,12 @@
-"""Drafts a rule file from a tree: what names and shapes tell is a guess, what they do not tell is a question."""
+"""Draft a rule file from a tree: names and shapes give guesses; what they do not determine becomes a question."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 
 from convert.checkpoints.source import Source
 from convert.core.errors import CheckpointError
+from convert.core.findings import Finding
 from convert.drafting.attention import Attention, find_attention
 from convert.drafting.axis_letters import Letters, NoLetterError
 from convert.drafting.companions import find_partners, reparametrized
@@ -15,30 +15,29 @@ from convert.drafting.layer_rules import LayerRules
 from convert.drafting.path_groups import Names
 from convert.drafting.recurrent_cells import find_cells
 from convert.drafting.tree_paths import Paths, optimizer, random, unwanted
-from convert.drafting.yaml_entry import written
+from convert.drafting.yaml_entry import Draft, render
 from convert.layers.draft import Entry, Group, Layer, Step, flow, plain
-from convert.layers.shared_keys import ACTIVATIONS
 from convert.rules.placeholders import ASK
 
 
 def draft_rules(source: Source, name: str = "my-model") -> str:
-    """The text of a rule file that covers every leaf of a checkpoint. Reads no array.
+    """Draft a rule file that covers every leaf of a checkpoint. Reads no array.
 
     Args:
         source: from `convert.open_source`.
-        name: what the file calls the model.
+        name: name of the model in the file.
 
     Returns:
-        YAML. What was guessed is marked ``# guess:``; what names and shapes do not tell is a value ``ask`` with a comment
-        ``# question:`` and the alternatives below it. What several rules ask alike is asked once: the others refer to it by
-        an alias. `convert.parse_rules` reads it; its `questions` are open.
+        YAML. A guess has the comment ``# guess:``. What names and shapes do not determine is a value ``ask`` with a comment
+        ``# question:`` and the alternatives below it. A question that several rules share is asked once; the others refer
+        to it by an alias. `convert.parse_rules` reads the text and lists its `questions`.
 
     Raises:
         CheckpointError: the tree has no leaves.
     """
     if not source.leaves:
-        raise CheckpointError(f"{source.called}: it has no leaves, so there is nothing to draft rules for")
-    return _Drafter(source).text(name)
+        raise CheckpointError(Finding("tree-empty", "the tree has no leaves", path=str(source.called)))
+    return render(_Drafter(source).draft(name))
 
 
 class _Drafter:
@@ -48,46 +47,11 @@ class _Drafter:
         normalized = reparametrized(source.leaves)
         self.paths.take_apart({*normalized, *(name for roles in normalized.values() for name in roles.values())})
 
-    def text(self, name: str) -> str:
-        order = {name: k for k, name in enumerate(self.source.leaves)}
-        found = sorted(self._entries(), key=lambda entry: order.get(entry.first, len(order)))
-        rules = list(written(found))
-        follows = any(
-            line.lstrip("- ").startswith(("linear:", "conv:")) for rule in rules for line in rule.splitlines()
-        )
-        marks = any("    # question, for " in rule for rule in rules)
-        root = self.paths.root
-        said = [f"root: {plain(root)}    # guess: every leaf that a model needs lies below it"] if root else []
-        axes = [f"  {line}" for line in self.letters.declared()]
-        return "\n".join(
-            [
-                f"# A draft, from the tree of {json.dumps(self.source.called.name)}. Each `# guess:` may be wrong. Each `{ASK}` is a question: write one of the",
-                "# lines below it in its place (and take the comments away). `convert plan` and `convert rules validate` say what is still open.",
-                *(
-                    [
-                        "# `*name` is what the question at `&name` is answered with; keep the mark, and write another value in a rule that differs."
-                    ]
-                    * marks
-                ),
-                *(
-                    [
-                        f"# `activation: gelu_tanh`, added to a rule, says what the source applies next: no weight, but a check compares it. {_activations()}"
-                    ]
-                    * follows
-                ),
-                f"model: {plain(name)}",
-                f"title: {plain(name)}",
-                *said,
-                *(["", "axes:    # guess: axes of one size are called alike", *axes] if axes else []),
-                "",
-                "targets:",
-                '  torch: {loads: "a module of your own"}',
-                "",
-                "rules:",
-                "\n\n".join(rules),
-                "",
-            ]
-        )
+    def draft(self, name: str) -> Draft:
+        """Return the draft, its rules in the order of the tree."""
+        order = {leaf: k for k, leaf in enumerate(self.source.leaves)}
+        rules = sorted(self._entries(), key=lambda entry: order.get(entry.first, len(order)))
+        return Draft(self.source.called.name, name, self.paths.root, tuple(self.letters.declared()), tuple(rules))
 
     def _entries(self) -> Iterator[Entry]:
         needless = [g for g in self.paths.groups if unwanted(g)]
@@ -179,11 +143,6 @@ class _Drafter:
                 entry.say("drop", plain(self.paths.drop(g)), "guess")
                 entry.say("because", "the state of a random generator" if random(g) else why)
             yield entry
-
-
-def _activations() -> str:
-    others = [word for word in ACTIVATIONS if word not in ("none", "gelu_tanh", "gelu_erf")]
-    return f"Known: {', '.join(others)}, gelu_tanh (flax's nn.gelu), gelu_erf (nn.gelu with approximate=False)."
 
 
 def _layers(groups: list[Group]) -> list[Layer]:

@@ -1,30 +1,105 @@
-"""The rules of a draft as text."""
+"""Print a draft as YAML: the last step of drafting, which decides nothing."""
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
 
-from convert.layers.draft import Entry, Line
+from convert.layers.draft import Entry, Line, plain
+from convert.layers.shared_keys import ACTIVATIONS, ASK
+
+ACTIVATED = ("linear", "conv")  # kinds of rules whose result usually goes through an activation
 
 
-def written(entries: Sequence[Entry]) -> Iterator[str]:
-    """The text of the rules. What several ask alike is asked by the first, whose value has a name (``&epsilon``) that the
-    others refer to (``*epsilon``)."""
+@dataclass(frozen=True)
+class Draft:
+    """A drafted rule file.
 
-    def question(line: Line) -> Hashable:
-        return None if line.same is None else (line.key, line.below, line.same)
+    Attributes:
+        checkpoint: name of the checkpoint.
+        model: name of the model.
+        root: the prefix below which the leaves are; may be empty.
+        axes: declarations of the axis letters, one line each.
+        rules: one entry for each rule.
+    """
 
-    counts = Counter(key for entry in entries for line in entry.lines if (key := question(line)) is not None)
+    checkpoint: str
+    model: str
+    root: str
+    axes: tuple[str, ...]
+    rules: tuple[Entry, ...]
+
+    @property
+    def kinds(self) -> set[str]:
+        """Names of the kinds of rules, and all other keys that the rules have."""
+        return {line.key for entry in self.rules for line in entry.lines}
+
+    @property
+    def shares_questions(self) -> bool:
+        """Whether several rules have the same question."""
+        return any(count > 1 for count in _questions(self.rules).values())
+
+
+def render(draft: Draft) -> str:
+    """Return the text of the rule file."""
+    lines = [
+        f"# A draft, from the tree of {json.dumps(draft.checkpoint)}. Each `# guess:` may be wrong. Each `{ASK}` is a question: replace it by one of",
+        "# the lines below it, and remove the comments. `convert plan` and `convert rules validate` list the open questions.",
+    ]
+    if draft.shares_questions:
+        lines.append(
+            "# `*name` repeats the answer to the question at `&name`. Keep the mark `&name`; write another value in a rule that differs."
+        )
+    if draft.kinds & set(ACTIVATED):
+        lines.append(
+            f"# Add `activation: gelu_tanh` to a rule to state what the source applies next: no weight depends on it, but a check compares it. {_activations()}"
+        )
+    lines += [f"model: {plain(draft.model)}", f"title: {plain(draft.model)}"]
+    if draft.root:
+        lines.append(f"root: {plain(draft.root)}    # guess: every leaf that a model needs is below it")
+    if draft.axes:
+        lines += [
+            "",
+            "axes:    # guess: axes of the same size have the same letter",
+            *(f"  {axis}" for axis in draft.axes),
+        ]
+    lines += ["", "targets:", '  torch: {loads: "your own module"}', "", "rules:", "\n\n".join(_rules(draft.rules)), ""]
+    return "\n".join(lines)
+
+
+def _activations() -> str:
+    others = [word for word in ACTIVATIONS if word not in ("none", "gelu_tanh", "gelu_erf")]
+    return f"Known: {', '.join(others)}, gelu_tanh (flax's nn.gelu), gelu_erf (nn.gelu with approximate=False)."
+
+
+def _question(line: Line) -> Hashable:
+    """Return what a question that several rules may share is about; None for any other line."""
+    return None if line.same is None else (line.key, line.below, line.same)
+
+
+def _questions(entries: Sequence[Entry]) -> Counter[Hashable]:
+    """Count how many rules ask each question that can be shared."""
+    return Counter(key for entry in entries for line in entry.lines if (key := _question(line)) is not None)
+
+
+def _rules(entries: Sequence[Entry]) -> Iterator[str]:
+    """Yield the text of each rule.
+
+    The first rule with a shared question asks it and gives its value a name (``&epsilon``); the others refer to the
+    name (``*epsilon``).
+    """
+    counts = _questions(entries)
     names: dict[Hashable, str] = {}
     offered: set[Hashable] = set()
     for entry in entries:
         lines: list[str] = []
         for line in entry.lines:
-            key, anchor, value, remark, below = question(line), "", line.value, line.remark, line.below
+            key, anchor, value, remark, below = _question(line), "", line.value, line.remark, line.below
             remark = f"question: {remark}" if line.asks else remark
             if key in names:
-                value, remark, below = f"*{names[key]}", f"what the question at &{names[key]} is answered with", ()
+                value, remark, below = f"*{names[key]}", f"the answer to the question at &{names[key]}", ()
             elif key is not None and counts[key] > 1:
                 of_key = sum(name.rsplit("_", 1)[0] == line.key or name == line.key for name in names.values())
                 names[key] = line.key if not of_key else f"{line.key}_{of_key + 1}"
@@ -35,14 +110,14 @@ def written(entries: Sequence[Entry]) -> Iterator[str]:
                 offered.add(below)
             if line.key:
                 lines.append(f"{line.key}: {anchor}{value}" + (f"    # {remark}" if remark else ""))
-            for text, said in below:
+            for text, note in below:
                 head, *more = (text.replace(": ", f": {anchor}", 1) if anchor else text).split("\n")
-                lines.append(f"# {head}" + (f"    # {_with_more(said, len(more))}" if said or more else ""))
+                lines.append(f"# {head}" + (f"    # {_with_more(note, len(more))}" if note or more else ""))
                 lines += [f"# {added}" for added in more]
         first, *rest = lines
         yield "\n".join([f"- {first}", *(f"  {line}" for line in rest)])
 
 
-def _with_more(said: str, more: int) -> str:
+def _with_more(note: str, more: int) -> str:
     below = "" if not more else "with the line below" if more == 1 else f"with the {more} lines below"
-    return "; ".join(filter(None, (said, below)))
+    return "; ".join(filter(None, (note, below)))
