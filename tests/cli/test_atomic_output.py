@@ -175,7 +175,7 @@ def test_what_appears_meanwhile_is_kept(tmp_path: Path, name: str) -> None:
     out = tmp_path / name
     layout = lay_out(TENSORS, single=name if "." in name else None)
     with (
-        pytest.raises(OutputError, match=f"{name}: appeared while this run was writing, and is kept"),
+        pytest.raises(OutputError, match=f"{name}: another program created it while this run was writing; it is kept"),
         Writer(out, layout, TENSORS) as writer,
     ):
         writer.region("a")[...] = writer.region("b")[...] = 1
@@ -187,7 +187,7 @@ def test_what_appears_meanwhile_is_kept(tmp_path: Path, name: str) -> None:
 
 def test_a_file_that_appears_where_a_directory_was_to_be(tmp_path: Path) -> None:
     with (
-        pytest.raises(OutputError, match="model: appeared"),
+        pytest.raises(OutputError, match="model: another program created it"),
         Writer(tmp_path / "model", lay_out(TENSORS), TENSORS) as writer,
     ):
         writer.region("a")[...] = writer.region("b")[...] = 1
@@ -224,9 +224,9 @@ def test_places_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Monke
         tmp_path / "file" / "model": "the directory .*/file does not exist",
         tmp_path / "d.safetensors": "is a directory; give another name for the file",
         tmp_path / "p.safetensors": "is not a regular file",
-        tmp_path / "file": r"is a file; give a directory, or a name that ends in \.safetensors",
-        tmp_path / "cwd": "holds the current directory, and is replaced as a whole; run from elsewhere",
-        Path("/"): "not a name that can be written",
+        tmp_path / "file": r"is a file; give a directory, or a name ending in \.safetensors",
+        tmp_path / "cwd": "contains the current directory and would be replaced; run from another directory",
+        Path("/"): "is a root directory",
     }.items():
         with pytest.raises(OutputError, match=message):
             write(out, overwrite=True)
@@ -255,7 +255,8 @@ def test_permission_denied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code
     monkeypatch.setattr(os, "open", refuse)
     for name in ("x.safetensors", "model"):
         with pytest.raises(
-            OutputError, match=f"{name}: {os.strerror(code)}: {tmp_path} must be writable, for the output"
+            OutputError,
+            match=f"{name}: {os.strerror(code)}: the temporary file lies in {tmp_path}; make that directory writable",
         ):
             write(tmp_path / name)
 
@@ -279,7 +280,7 @@ def test_full_disk_is_an_error_before_anything_is_read(
     with pytest.raises(OutputError) as caught:
         write(tmp_path / name)
     assert re.search(
-        rf"{name}: No space left on device: 2\d\d bytes are needed in {tmp_path}, [\d,]+ are free; make room, or write",
+        rf"{name}: No space left on device: expected 2\d\d free bytes in {tmp_path}, got [\d,]+; make room, or write",
         str(caught.value),
     )
     assert names(tmp_path) == []
@@ -297,7 +298,7 @@ def test_really_full_disk(tmp_path: Path, name: str) -> None:
         layout = lay_out(
             tensors, single=name if "." in name else None, max_shard_bytes=None if "." in name else 600_000
         )
-        with pytest.raises(OutputError, match=r"1,200,\d\d\d bytes are needed in .*, 1,048,576 are free"):
+        with pytest.raises(OutputError, match=r"expected 1,200,\d\d\d free bytes in .*, got 1,048,576"):
             Writer(tmp_path / name, layout, tensors).__enter__()
         assert names(tmp_path) == []
         write(tmp_path / name)
@@ -432,7 +433,7 @@ def test_a_temporary_lost_to_another_run_is_made_again(tmp_path: Path, monkeypat
     (tmp_path / "model" / "model.safetensors").unlink()
     (tmp_path / "model").rmdir()
     monkeypatch.setattr(atomic, "_is_at", lambda fd, path: False)
-    with pytest.raises(OutputError, match="other runs keep removing this one's temporary"):
+    with pytest.raises(OutputError, match="other runs keep removing the temporary of this run"):
         write(tmp_path / "model")
 
 
@@ -459,7 +460,7 @@ def test_runs_at_the_same_time_leave_one_whole_output(tmp_path: Path) -> None:
 CRASHES = """
     import os, shutil, sys
     from pathlib import Path
-    from convert import staging
+    from convert.writing import atomic as staging
     from convert.core.tensor_spec import TensorSpec
     from convert.writing.writer import OutTensor, Writer, lay_out
 

@@ -326,7 +326,7 @@ def test_output_within_the_checkpoint(run: Run, tmp_path: Path) -> None:
     copy = damaged(tmp_path, "timesfm-2.5") / "ckpt"
     for out in (copy, copy / "x.safetensors", copy.parent):
         _, err = run("timesfm", copy, out, "--overwrite", code=2)
-        assert "lie within each other" in err
+        assert "contain each other" in err
     assert not (copy / "x.safetensors").exists()
 
 
@@ -343,7 +343,7 @@ def test_output_within_a_paxml_checkpoint(run: Run, place: str, tmp_path: Path) 
     ):
         out = copy / place
         if named in out.parents or "checkpoint_1100000" in place:
-            assert "lie within each other" in run("timesfm", named, out, code=2)[1]
+            assert "contain each other" in run("timesfm", named, out, code=2)[1]
     assert not (copy / place).exists()
 
 
@@ -356,7 +356,7 @@ def test_output_within_another_step(run: Run, tmp_path: Path) -> None:
     rules.write_text("model: m\ntitle: m\ntargets: {torch: {loads: x}}\nrules:\n" + "".join(names.values()))
     assert leaf
     for out in (steps / "x.safetensors", next(p for p in steps.iterdir() if p.is_dir())):
-        assert "lie within each other" in run(rules, steps, out, "--overwrite", code=2)[1]
+        assert "contain each other" in run(rules, steps, out, "--overwrite", code=2)[1]
 
 
 @pytest.mark.parametrize(
@@ -381,7 +381,8 @@ def test_float16_overflow_names_the_tensor(run: Run, tmp_path: Path) -> None:
     arrays = {name: source.read(name).copy() for name in source.leaves}
     arrays["stacked_xf/ff0/kernel/value"][1, 2, 3] = 1e6
     with pytest.raises(
-        convert.PlanError, match=r"timesfm-2.5.yaml:\d+: stacked_xf.1.ff0.weight from stacked_xf/ff0/kernel/value: 1 of"
+        convert.PlanError,
+        match=r"timesfm-2.5.yaml:\d+: stacked_xf.1.ff0.weight: from stacked_xf/ff0/kernel/value: 1 of",
     ) as error:
         convert.convert("timesfm", MemorySource(arrays), tmp_path / "out.safetensors", dtype="float16")
     assert "dtype: float32" in str(error.value) and nothing_but(tmp_path)
@@ -625,7 +626,7 @@ def test_an_output_that_no_path_leads_to(tmp_path: Path) -> None:
     lost = subprocess.run(["bash", "-c", command], cwd=gone, capture_output=True, text=True, check=False)
     assert lost.returncode == 2, lost.stderr
     assert (
-        "o.safetensors: the current directory cannot be told (No such file or directory); give a whole path"
+        "o.safetensors: the current directory is not known (No such file or directory); give an absolute path"
         in lost.stderr
     )
 

@@ -74,7 +74,7 @@ def test_a_source_that_vanishes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     source, out = copied(tmp_path), tmp_path / "out"
     out.mkdir()
     after(5, lambda: shutil.rmtree(source), monkeypatch)
-    with pytest.raises(CheckpointError, match=r"/ckpt/\S+: it was removed while the checkpoint was read"):
+    with pytest.raises(CheckpointError, match=r"/ckpt/\S+: was removed while the checkpoint was read"):
         convert.convert("timesfm", source, out / "m.safetensors", jobs=1)
     assert not any(out.iterdir())
 
@@ -97,7 +97,7 @@ def test_a_directory_that_is_saved_again(
             new.rename(source)
 
     after(5, saved, monkeypatch)
-    with pytest.raises(CheckpointError, match=r"/ckpt/\S+: it was written anew while the checkpoint was read, so that"):
+    with pytest.raises(CheckpointError, match=r"/ckpt/\S+: was rewritten while the checkpoint was read; run again"):
         convert.convert("timesfm", source, out / "m.safetensors", jobs=jobs)
     assert not any(out.iterdir())
 

@@ -189,7 +189,7 @@ def test_dtypes_and_overflow(tmp_path: Path) -> None:
     tree = arrays("gemma1-mqa")
     tree["transformer/final_norm/scale"] = tree["transformer/final_norm/scale"] * 0 + 70000
     with pytest.raises(
-        convert.PlanError, match=r"model\.norm\.weight from transformer/final_norm/scale: .* do not fit float16"
+        convert.PlanError, match=r"model\.norm\.weight: from transformer/final_norm/scale: .* do not fit float16"
     ):
         convert.convert("gemma", MemorySource(tree), tmp_path / "x", dtype="float16", settings=settings("gemma1-mqa"))
     assert sorted(p.name for p in tmp_path.iterdir()) == ["half"]

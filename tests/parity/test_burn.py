@@ -19,7 +19,7 @@ from convert import Plan, PlanError, RuleError
 from convert.core.ops import Permute, Slice
 from convert.planning.burn.tensors import turned_ops
 from convert.planning.planner import make_plan
-from convert.writing.scatter import place
+from convert.writing.scatter import destination_view
 from support import burn_modules as burn
 from support.cell_trees import HIDDEN, INPUTS, LIVE, flat, given, noise
 from support.memory_source import HEAD, MemorySource, rule_file, run
@@ -361,7 +361,9 @@ def test_the_published_adapters_lead_from_one_file_to_the_other_bit_for_bit() ->
     plan = planned(MODEL, tree)
     for step in plan.steps:  # each piece of a leaf has its place in the file: no leaf is held whole for Burn's sake
         region = np.empty(step.spec.shape, step.spec.dtype)
-        assert all(place(part.ops, plan.source.leaves[part.leaf].spec, part.share(region)) for part in step.parts)
+        assert all(
+            destination_view(part.ops, plan.source.leaves[part.leaf].spec, part.share(region)) for part in step.parts
+        )
     qkv = next(step for step in plan.steps if step.name == "qkv.weight")
     assert [(part.axis, part.rows, part.layout) for part in qkv.parts] == [(-1, (6 * k, 6 * k + 6), "F N H -> F (N H)") for k in range(3)]  # fmt: skip
 

@@ -58,7 +58,7 @@ app.add_typer(rules, name="rules")
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from convert.writing.execute import tool_version
+        from convert.writing.provenance import tool_version
 
         output.data(tool_version())
         raise typer.Exit()

@@ -1,9 +1,9 @@
-"""Output that appears whole or not at all: written beside its place, synced, then moved there in one step.
+"""An output appears complete or not at all: it is written to a temporary, synced, then renamed in one step.
 
-The temporary is called ``.NAME.tmp-HOST-RANDOM`` and lies in the directory of OUT, because a rename is atomic only
-within a file system. Its writer holds a lock on it (``flock``), which the kernel drops when the process dies, however
-it dies; so the next run for the same OUT on the same machine can tell the leftovers of a killed one from a run that is
-under way, and removes them. The host is part of the name because some network file systems do not pass locks on.
+The temporary is ``.NAME.tmp-HOST-RANDOM`` in the directory of OUT, because a rename is atomic only within one file
+system. Its writer holds a lock on it (``flock``). The kernel drops the lock when the process dies, however it dies.
+So the next run for the same OUT on the same machine can tell the temporary of a killed run from that of a running one,
+and removes it. The host is part of the name because some network file systems do not share locks.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from convert.core.errors import OutputError
+from convert.core.findings import Finding
 
 _ATTEMPTS = 10
 _ZEROS = 8 << 20  # bytes written at once where the file system cannot reserve space
@@ -32,99 +33,132 @@ _UNSUPPORTED = (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP)
 
 @contextmanager
 def os_errors(out: Path, needed: int | None = None) -> Iterator[None]:
-    """Turns the system's refusals into OutputErrors that say what to do; `needed` bytes if that is known."""
+    """Turn an OSError into an OutputError with the next step.
+
+    Args:
+        out: the output, for the message.
+        needed: bytes that the output takes, where they are known.
+
+    Raises:
+        OutputError: the block raised OSError.
+    """
     free = shutil.disk_usage(out.parent).free if needed is not None else 0  # before anything is written
     try:
         yield
     except OSError as error:
         reason = error.strerror or str(error)
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            room = f": {needed:,} bytes are needed in {out.parent}, {free:,} are free" if needed is not None else ""
             raise OutputError(
-                f"{out}: {reason}{room}; make room, or write elsewhere. An output that is overwritten stays until the "
-                "new one is complete"
+                Finding(
+                    "disk-full",
+                    reason,
+                    path=str(out),
+                    expected=f"{needed:,} free bytes in {out.parent}" if needed is not None else "",
+                    got=f"{free:,}" if needed is not None else "",
+                    fix="make room, or write elsewhere. An existing output stays until the new one is complete",
+                )
             ) from error
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise OutputError(
-                f"{out}: {reason}: {out.parent} must be writable, for the output is written beside its place first"
+                Finding(
+                    "output-not-writable",
+                    f"{reason}: the temporary file lies in {out.parent}",
+                    path=str(out),
+                    fix="make that directory writable, or write elsewhere",
+                )
             ) from error
-        raise OutputError(f"{out}: cannot be written: {reason}") from error
+        raise OutputError(Finding("output-not-writable", f"cannot be written: {reason}", path=str(out))) from error
 
 
 def real(path: Path) -> Path:
-    """The whole path, symbolic links resolved.
+    """Return the absolute path with symbolic links resolved.
 
     Raises:
-        OutputError: it is relative, and the current directory does not exist any more.
+        OutputError: `path` is relative, and the current directory no longer exists.
     """
     try:
         return Path(os.path.realpath(path))
     except OSError as error:
         raise OutputError(
-            f"{path}: the current directory cannot be told ({error.strerror}); give a whole path"
+            Finding(
+                "output-not-writable",
+                f"the current directory is not known ({error.strerror})",
+                path=str(path),
+                fix="give an absolute path",
+            )
         ) from None
 
 
 def refuse_existing(out: Path, overwrite: bool, *, directory: bool | None = None) -> None:
-    """Checks that something may be written at `out`.
+    """Check that `out` may be written.
 
     Args:
-        directory: whether `out` will be a directory; None: unless its name ends in ``.safetensors``.
+        overwrite: whether an existing output may be replaced.
+        directory: whether `out` will be a directory; None means yes, unless its name ends in ``.safetensors``.
 
     Raises:
-        OutputError: `out` exists and `overwrite` is not set, is of the other kind, cannot be replaced, or its parent is
-            missing.
+        OutputError: `out` exists and `overwrite` is False, it is a file where a directory is needed or the reverse, it
+            cannot be replaced, or its parent is missing.
     """
+
+    def refuse(code: str, problem: str, fix: str) -> OutputError:
+        return OutputError(Finding(code, problem, path=str(out), fix=fix))
+
     directory = out.suffix != ".safetensors" if directory is None else directory
     out = real(out)
     if not out.name:
-        raise OutputError(f"{out}: not a name that can be written; give a name below it")
+        raise refuse("output-kind", "is a root directory", "give a name inside it")
     if not out.parent.is_dir():
-        raise OutputError(f"{out}: the directory {out.parent} does not exist; create it first")
+        raise refuse("output-not-writable", f"the directory {out.parent} does not exist", "create it first")
     if not os.path.lexists(out):
         return
     if not directory:
         if out.is_dir():
-            raise OutputError(f"{out}: is a directory; give another name for the file")
+            raise refuse("output-kind", "is a directory", "give another name for the file")
         if not out.is_file():
-            raise OutputError(f"{out}: is not a regular file; give another name")
+            raise refuse("output-kind", "is not a regular file", "give another name")
         if not overwrite:
-            raise OutputError(f"{out}: exists and is kept; replace it with --overwrite, or give another name")
+            raise refuse("output-exists", "exists and is kept", "replace it with --overwrite, or give another name")
         return
     if not out.is_dir():
-        raise OutputError(f"{out}: is a file; give a directory, or a name that ends in .safetensors for one file")
+        raise refuse("output-kind", "is a file", "give a directory, or a name ending in .safetensors for one file")
     with os_errors(out):
         empty = not any(out.iterdir())
     if not empty and not overwrite:
-        raise OutputError(f"{out}: exists and is not empty; replace its model with --overwrite, or give another name")
+        raise refuse(
+            "output-exists", "exists and is not empty", "replace its model with --overwrite, or give another name"
+        )
     if out.is_mount():
-        raise OutputError(f"{out}: is a mount point, which cannot be replaced; give a directory in it: {out / 'model'}")
+        raise refuse(
+            "output-kind", "is a mount point, which cannot be replaced", f"give a directory in it: {out / 'model'}"
+        )
     if _cwd().is_relative_to(out):
-        raise OutputError(f"{out}: holds the current directory, and is replaced as a whole; run from elsewhere")
+        raise refuse(
+            "output-kind", "contains the current directory and would be replaced", "run from another directory"
+        )
 
 
-class Stage:
-    """The temporary beside `out`, and the step that puts it in place.
+class AtomicOutput:
+    """The temporary for an output, and the step that renames it.
 
     Attributes:
-        out: the output's place, symbolic links resolved, so that a link stays and what it points to is replaced.
-        path: the temporary: a file, or a directory to put files into.
-        directory: which of both.
+        out: the output, with symbolic links resolved: a link stays, and its target is replaced.
+        path: the temporary, a file or a directory.
+        directory: whether `path` is a directory.
     """
 
     def __init__(self, out: Path, *, directory: bool, overwrite: bool) -> None:
-        """Checks that `out` may be written, removes what killed runs left, and makes the temporary.
+        """Check that `out` may be written, remove temporaries of killed runs, and create the temporary.
 
         Raises:
-            OutputError: `out` exists and `overwrite` is not set, is of the other kind, cannot be replaced, or its
-                parent is missing or not writable.
+            OutputError: as `refuse_existing`, or the parent directory is not writable.
         """
         self.out = real(out)
         self.directory = directory
         self.overwrite = overwrite
         self._fd = -1
         refuse_existing(out, overwrite, directory=directory)
-        with suppress(OSError):  # tidiness only
+        with suppress(OSError):  # a stale temporary does no harm
             _remove_stale(self.out)
         with os_errors(self.out):
             self._make()
@@ -138,31 +172,38 @@ class Stage:
                     self._fd = os.open(self.path, os.O_RDONLY)
                 else:
                     self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
-                with suppress(OSError):  # without locks nobody's leftovers are removed
+                with suppress(OSError):  # without locks, temporaries of killed runs stay
                     fcntl.flock(self._fd, fcntl.LOCK_EX)
                 if _is_at(self._fd, self.path):
                     return
-                self._close()  # another run took it for stale between its creation and its lock
+                self._close()  # another run removed it as stale before it was locked
             except FileExistsError:
                 continue
             except BaseException:
                 _remove(self.path)
                 raise
-        raise OutputError(f"{self.out}: other runs keep removing this one's temporary; run one at a time")
+        raise OutputError(
+            Finding(
+                "output-changed",
+                "other runs keep removing the temporary of this run",
+                path=str(self.out),
+                fix="run one at a time",
+            )
+        )
 
     def publish(self, ours: Callable[[str], bool]) -> None:
-        """Puts the temporary in the output's place. Whatever happens, `out` is the old output or the new one.
+        """Rename the temporary to `out`. Whatever happens, `out` is the old output or the new one.
 
-        A directory that is overwritten keeps its other entries: they are hard-linked into the temporary first (copied
-        where links are not possible), then both directories change places. Where the file system cannot exchange them
-        (NFS, macOS), the old one is moved to ``.NAME.old-RANDOM`` and the new one into its place; a crash between these
-        two renames leaves no OUT, and the old one under that name, which no later run removes.
+        An overwritten directory keeps its other entries. They are hard-linked into the temporary first, or copied where
+        links are not possible; then both directories are exchanged. Where the file system cannot exchange them (NFS,
+        macOS), the old one is renamed to ``.NAME.old-RANDOM`` and the new one to OUT. A crash between these two renames
+        leaves no OUT, and the old output under that name; no later run removes it.
 
         Args:
-            ours: tells, by name, an entry of an overwritten directory that belongs to its model and must go.
+            ours: returns whether an entry of the overwritten directory belongs to its model, and must go.
 
         Raises:
-            OutputError: something appeared at `out` meanwhile, or the system refuses.
+            OutputError: another program created `out` meanwhile, or the system refused.
         """
         out = self.out
         with os_errors(out):
@@ -174,7 +215,7 @@ class Stage:
                 except OSError as error:
                     if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
                         raise
-                    raise OutputError(f"{out}: appeared while this run was writing, and is kept") from None
+                    raise _appeared(out) from None
             else:
                 self._replace_directory(ours)
             self._close()
@@ -187,10 +228,10 @@ class Stage:
         try:
             os.link(self.path, self.out)  # unlike a rename, it fails if something is there
         except FileExistsError:
-            raise OutputError(f"{self.out}: appeared while this run was writing, and is kept") from None
+            raise _appeared(self.out) from None
         except OSError:  # no hard links here
             if self.out.exists():
-                raise OutputError(f"{self.out}: appeared while this run was writing, and is kept") from None
+                raise _appeared(self.out) from None
             self.path.replace(self.out)
         else:
             self.path.unlink()
@@ -219,7 +260,7 @@ class Stage:
         shutil.rmtree(old, ignore_errors=True)
 
     def discard(self) -> None:
-        """Removes the temporary. Does nothing after `publish`."""
+        """Remove the temporary. Does nothing after `publish`."""
         if self._fd >= 0:
             _remove(self.path)
             self._close()
@@ -230,25 +271,27 @@ class Stage:
 
 
 def write_text(out: str | Path, text: str) -> None:
-    """Writes a text file whole or not at all; one that is there already is replaced.
+    """Write a text file atomically; an existing file is replaced.
 
     Raises:
-        OutputError: `out` is a directory, its parent is missing, or the system refuses.
+        OutputError: `out` is a directory, its parent is missing, or the system refused.
     """
-    stage = Stage(Path(out), directory=False, overwrite=True)
+    output = AtomicOutput(Path(out), directory=False, overwrite=True)
     try:
-        with os_errors(stage.out), stage.path.open("w", encoding="utf-8", newline="\n") as file:
+        with os_errors(output.out), output.path.open("w", encoding="utf-8", newline="\n") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        stage.publish(lambda name: False)
+        output.publish(lambda name: False)
     finally:
-        stage.discard()
+        output.discard()
 
 
 def allocate(fd: int, size: int) -> None:
-    """Makes the file `size` bytes long and reserves them, so that a full disk is an OSError here and not a SIGBUS when
-    the mapped file is written to."""
+    """Extend the file to `size` bytes and reserve them on the disk.
+
+    A full disk is then an OSError here, not a SIGBUS when the mapped file is written.
+    """
     try:
         os.posix_fallocate(fd, 0, size)
     except AttributeError:  # macOS
@@ -264,15 +307,28 @@ def allocate(fd: int, size: int) -> None:
 
 
 def write_back(fd: int, start: int, size: int) -> None:
-    """Begins to write a range of a file to the disk, without waiting for it. Only a hint: what fails here shows when the
-    file is synced. Nothing is done where the system has no such call (Linux has: sync_file_range(2))."""
+    """Start to write a range of a file to the disk, without waiting (Linux, sync_file_range(2); a no-op elsewhere).
+
+    It is only a hint: an error shows when the file is synced.
+    """
     begin = getattr(ctypes.CDLL(None), "sync_file_range", None)
     if begin is not None:
         begin(fd, ctypes.c_int64(start), ctypes.c_int64(size), ctypes.c_uint(_SYNC_FILE_RANGE_WRITE))
 
 
+def _appeared(out: Path) -> OutputError:
+    return OutputError(
+        Finding(
+            "output-changed",
+            "another program created it while this run was writing; it is kept",
+            path=str(out),
+            fix="give another name, or run again with --overwrite",
+        )
+    )
+
+
 def sync_directory(path: Path) -> None:
-    """Makes the names in a directory survive a power cut."""
+    """Sync a directory, so that its names survive a power cut."""
     fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)
@@ -290,7 +346,7 @@ def _remove_stale(out: Path) -> None:
     for path in out.parent.iterdir():
         if not pattern.fullmatch(path.name):
             continue
-        with suppress(OSError):  # locked by its writer, gone by now, or another user's
+        with suppress(OSError):  # locked by its writer, removed meanwhile, or owned by another user
             fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -329,7 +385,7 @@ def _link(source: str | Path, target: str | Path) -> None:
 
 
 def _exchange(a: Path, b: Path) -> bool:
-    """Swaps two names in one step. False where the system or the file system cannot."""
+    """Exchange two names in one step. Return False where the system or the file system cannot."""
     try:
         renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
     except (OSError, AttributeError):

@@ -1,4 +1,4 @@
-"""Streams a plan: every leaf is read once, its parts go straight to their place in the output. Draws nothing."""
+"""Execute a plan: read every leaf once and write its parts directly to their place in the output."""
 
 from __future__ import annotations
 
@@ -8,23 +8,24 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from convert.checkpoints.chunks import Meter
-from convert.checkpoints.digest import LENGTH, combine
+from convert.checkpoints.digest import combine
 from convert.checkpoints.source import Source
 from convert.core.errors import OutputError, PlanError
+from convert.core.findings import Finding
 from convert.core.tensor_spec import numpy_dtype
 from convert.layers.base import Part, Sinusoids, Step
-from convert.planning.burn.modules import VERIFIED, conventions_of
+from convert.planning.burn.modules import conventions_of
 from convert.planning.plan import Plan
 from convert.writing.atomic import real
 from convert.writing.model_card import CARD, render_card
-from convert.writing.transfer import default_jobs, move, used_leaves
+from convert.writing.provenance import header_metadata, tool_version
+from convert.writing.transfer import default_jobs, stream_leaves, used_leaves
 from convert.writing.writer import Layout, OutTensor, Writer, lay_out
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -35,8 +36,9 @@ class Event:
     """A leaf has been read, transformed and written.
 
     Attributes:
-        leaf: its name; empty for the first event, when nothing has been read yet.
-        done: bytes of leaves dealt with so far, of `total`.
+        leaf: its name; empty for the first event, before anything is read.
+        done: bytes of the leaves that are complete.
+        total: bytes of all leaves that the plan reads.
     """
 
     leaf: str
@@ -54,9 +56,9 @@ class Result:
         tensors, nbytes: number and bytes of the tensors.
         seconds: from the first read to the last rename.
         source_digest: checksum of the leaves that were used (see `convert.checkpoints.digest`).
-        spent: seconds by activity. By one thread: ``prepare`` (the layout, the headers, the files) and ``sync`` (to the disk, and
-            what puts the output in place). Summed over the threads: ``read``, ``decode`` (with ``read``, where they are one),
-            ``checksum``, ``transform``, ``write`` (into the mapped output), ``steps`` (the interpreter's between all these) and
+        spent: seconds by activity. On the main thread: ``prepare`` (layout, headers, files) and ``sync`` (to the disk, and
+            the final rename). Summed over all threads: ``read``, ``decode`` (part of ``read`` where the two are one),
+            ``checksum``, ``transform``, ``write`` (into the mapped output), ``steps`` (the interpreter between these) and
             ``wait`` (for memory, a turn, or work).
     """
 
@@ -69,44 +71,11 @@ class Result:
     spent: Mapping[str, float]
 
 
-def tool_version() -> str:
-    """``ckpt-convert 0.1.0``, as it goes into the provenance."""
-    try:
-        return f"ckpt-convert {version('ckpt-convert')}"
-    except PackageNotFoundError:  # run from a source tree that was never installed
-        return "ckpt-convert unknown"
-
-
-def metadata(plan: Plan) -> dict[str, str]:
-    """What goes into the safetensors header: its format, provenance, and the facts that are no weights.
-
-    No timestamps and no paths of this machine, so that the same conversion gives the same bytes.
-    """
-    burn = conventions_of(plan.loader)
-    return {
-        "format": "pt" if burn is None else burn.format,
-        **({} if burn is None else {"conventions": VERIFIED}),
-        "converter": tool_version(),
-        "model": plan.rules.model,
-        "version": plan.version or "",
-        "target": plan.target,
-        "rules_sha256": plan.rules.sha256,
-        "source_format": plan.source.format,
-        "source_digest": "0" * LENGTH,
-        "dtype": plan.dtype or "",
-        "settings": json.dumps(plan.settings, sort_keys=True),
-        "choices": json.dumps(plan.choices, sort_keys=True),
-        "sizes": json.dumps(plan.sizes, sort_keys=True),
-        "facts": json.dumps(plan.facts, sort_keys=True),
-        "layers": json.dumps(plan.layers, sort_keys=True),
-    }
-
-
 def plan_layout(plan: Plan, out: Path, max_shard_bytes: int | None) -> tuple[list[OutTensor], Layout]:
-    """The files that `out` will consist of, and where each tensor lies in them.
+    """Return the tensors, and the files and bytes that each gets.
 
     Raises:
-        OutputError: a single file was asked for and it would exceed `max_shard_bytes`.
+        OutputError: `out` is a single file and would exceed `max_shard_bytes`.
     """
     tensors = [OutTensor(step.name, step.spec) for step in plan.steps]
     single = out.name if out.suffix == ".safetensors" else None
@@ -114,22 +83,27 @@ def plan_layout(plan: Plan, out: Path, max_shard_bytes: int | None) -> tuple[lis
 
 
 def prepare(plan: Plan, out: Path, max_shard_bytes: int | None) -> tuple[list[OutTensor], Layout, dict[str, bytes]]:
-    """Everything of a conversion that can be refused before a byte is read or written; ``--dry-run`` stops here.
+    """Check everything that can be refused before a byte is read or written; ``--dry-run`` stops here.
 
     Returns:
-        The tensors, the files that they go to, and what lies beside them, by name.
+        The tensors, their layout, and the further files of the output by name.
 
     Raises:
-        OutputError: the output lies in the checkpoint, a single file would exceed `max_shard_bytes`, or what loads the output
-            reads one file alone.
+        OutputError: the output lies in the checkpoint, a single file would exceed `max_shard_bytes`, or the target loads
+            only single files.
         PlanError: ``config.json`` needs a fact that is not known.
     """
     refuse_overlap(out, plan.source)
     tensors, layout = plan_layout(plan, out, max_shard_bytes)
     if conventions_of(plan.loader) is not None and len(layout.files) > 1:
         raise OutputError(
-            f"{out}: burn-store reads one safetensors file, and this would be {len(layout.files)}; write a .safetensors file, "
-            "or give a larger --max-shard-size"
+            Finding(
+                "output-too-large",
+                path=str(out),
+                expected="one safetensors file, the only form that burn-store reads",
+                got=f"{len(layout.files)} files",
+                fix="write a .safetensors file, or give a larger --max-shard-size",
+            )
         )
     return tensors, layout, {} if out.suffix == ".safetensors" else _extra_files(plan)
 
@@ -142,9 +116,9 @@ def execute(
     max_shard_bytes: int | None = None,
     jobs: int | None = None,
 ) -> Iterator[Event | Result]:
-    """Runs a plan; yields an `Event` after each leaf and a `Result` at the end.
+    """Execute a plan; yield an `Event` after each leaf and a `Result` at the end.
 
-    The output appears whole when the `Result` has been yielded, or not at all. Memory: see `convert.writing.transfer.move`.
+    The output is complete when the `Result` is yielded; after an error it is unchanged. Memory: see `stream_leaves`.
 
     Args:
         out: a name ending in ``.safetensors`` for one file, anything else for a directory (with a model card, and
@@ -165,20 +139,20 @@ def execute(
     total = sum(plan.source.leaves[leaf].spec.nbytes for leaf in used)
     digests: dict[str, str] = {}
     meter = Meter()
-    with Writer(out, layout, tensors, metadata=metadata(plan), overwrite=overwrite, extra_files=extra) as writer:
+    with Writer(out, layout, tensors, metadata=header_metadata(plan), overwrite=overwrite, extra_files=extra) as writer:
         for step in plan.steps:
             if step.value is not None:
                 writer.region(step.name)[...] = computed(step)
         meter.add("prepare", time.monotonic() - started)
         yield Event("", 0, total)
         done, jobs = 0, jobs or default_jobs()
-        moving, before = time.perf_counter(), sum(meter.seconds.values())
-        for leaf, digest in move(plan, _Write(writer, meter), jobs=jobs, meter=meter):
+        streaming, before = time.perf_counter(), sum(meter.seconds.values())
+        for leaf, digest in stream_leaves(plan, _Write(writer, meter), jobs=jobs, meter=meter):
             digests[leaf] = digest
             done += plan.source.leaves[leaf].spec.nbytes
             yield Event(leaf, done, total)
-        moving, busy = time.perf_counter() - moving, sum(meter.seconds.values()) - before
-        meter.add("wait", max(0.0, jobs * moving - busy))
+        streaming, busy = time.perf_counter() - streaming, sum(meter.seconds.values()) - before
+        meter.add("wait", max(0.0, jobs * streaming - busy))
         syncing = time.perf_counter()
         source_digest = combine(digests)
         writer.set_metadata("source_digest", source_digest)
@@ -189,7 +163,7 @@ def execute(
 
 
 class _Write:
-    """Puts every piece into its place in the output."""
+    """Write every piece into the mapped output."""
 
     def __init__(self, writer: Writer, meter: Meter) -> None:
         self._writer, self._meter = writer, meter
@@ -200,23 +174,28 @@ class _Write:
     def piece(self, step: Step, part: Part, region: Array, values: Callable[[], Array]) -> None:
         started = time.perf_counter()
         try:
-            made = values()
+            computed = values()
         except OverflowError as error:
             raise PlanError(
-                f"{step.rule.line_only}: {step.name} from {part.leaf}: {error}; keep a wider dtype for it with "
-                "`dtype: float32` in its rule, or choose another --dtype"
+                Finding(
+                    "value-overflow",
+                    f"from {part.leaf}: {error}",
+                    rule=step.rule.line_only,
+                    path=step.name,
+                    fix="keep a wider dtype with `dtype: float32` in its rule, or choose another --dtype",
+                )
             ) from None
         between = time.perf_counter()
-        region[...] = made
+        region[...] = computed
         self._meter.add("transform", between - started)
         self._meter.add("write", time.perf_counter() - between)
 
-    def whole(self, step: Step) -> None:
+    def complete(self, step: Step) -> None:
         self._writer.done(step.name)
 
 
 def computed(step: Step) -> np.ndarray[Any, Any]:
-    """The tensor of a step that no leaf goes into."""
+    """Compute the tensor of a step that reads no leaf."""
     assert step.value is not None
     if isinstance(step.value, float):
         return np.full(step.spec.shape, step.value, numpy_dtype(step.spec.dtype))
@@ -231,7 +210,7 @@ def computed(step: Step) -> np.ndarray[Any, Any]:
 
 
 def _extra_files(plan: Plan) -> dict[str, bytes]:
-    """What lies beside the weights in a directory, by name."""
+    """Return the further files of an output directory, by name."""
     files = {"config.json": plan.config, "generation_config.json": plan.generation_config}
     written = {
         name: (json.dumps(content, indent=2, sort_keys=True) + "\n").encode()
@@ -242,19 +221,28 @@ def _extra_files(plan: Plan) -> dict[str, bytes]:
 
 
 def refuse_overlap(out: Path, source: Source) -> None:
-    """Writing into the checkpoint, or replacing a directory that holds it, would damage the source."""
+    """Refuse to write into the checkpoint, or to replace a directory that contains it.
+
+    Raises:
+        OutputError: one of the two paths contains the other.
+    """
     here, stored = real(out), real(source.path)
     for there in (stored, real(source.called), _outermost(stored)):
         if here == there or (there in here.parents and there.is_dir()) or here in there.parents:
             raise OutputError(
-                f"{out} and the checkpoint {source.called} lie within each other; choose another place for the output"
+                Finding(
+                    "output-within-input",
+                    f"the output and the checkpoint {source.called} contain each other",
+                    path=str(out),
+                    fix="choose another place for the output",
+                )
             )
 
 
 def _outermost(path: Path) -> Path:
-    """The directory of the step that a leaf's file lies in: ``checkpoint_N`` of paxml, or a save of Orbax."""
-    found = path
+    """Return the directory of the step that contains a leaf's file: ``checkpoint_N`` of paxml, or a save of Orbax."""
+    outermost = path
     for parent in (path, *list(path.parents)[:3]):
         if re.fullmatch(r"checkpoint_[0-9]+", parent.name) or (parent / "_CHECKPOINT_METADATA").is_file():
-            found = parent
-    return found
+            outermost = parent
+    return outermost

@@ -1,9 +1,9 @@
-"""Where the elements of a leaf go in an output tensor: the tensor's memory, seen through the leaf's own axes.
+"""Map the elements of a leaf to their destination in an output tensor: the tensor's memory, viewed in the leaf's axes.
 
-Operations that move elements are views, so their inverses are views of the result: a piece of the leaf can be put into
-its place, or compared with what lies there, as soon as it is read, whatever comes before and after it. Where an operation
-regroups axes, or exchanges the halves of an axis with its pairs, an axis of the leaf becomes several of the view: its
-*digits*, which number its elements as the digits of a clock number seconds.
+Ops that move elements are views, so their inverses are views of the result. A piece of the leaf can therefore be written
+to its destination, or compared with it, as soon as it is read, in any order. Where an op regroups axes, or interleaves
+the halves of an axis, one axis of the leaf becomes several axes of the view: its *digits*. They number the elements in a
+mixed radix, as hours, minutes and seconds number the seconds of a day.
 """
 
 from __future__ import annotations
@@ -43,27 +43,27 @@ MOVING = (Permute, Reshape, Flip, Take, Slice, Deinterleave, Interleave)
 
 
 @dataclass(frozen=True)
-class Place:
-    """A region of memory as the leaf has it.
+class DestinationView:
+    """A region of memory, viewed in the axes of the leaf.
 
     Attributes:
-        view: the region, with the digits of the leaf's axes as its axes.
-        origin: the digits of the leaf's element that its first element is.
+        region: the memory; its axes are the digits of the leaf's axes.
+        origin: digits of the leaf's element that is the first of `region`.
         digits: for each axis of the leaf, the sizes of its digits, the slowest first.
-        ops: what is done to each value on its way there.
+        ops: elementwise ops that are applied to each value.
     """
 
-    view: Array
+    region: Array
     origin: tuple[int, ...]
     digits: tuple[tuple[int, ...], ...]
     ops: tuple[Op, ...]
 
     def parts(self, origin: Sequence[int], values: Array) -> Iterator[tuple[Array, Array]]:
-        """What goes there of a piece of the leaf: parts of the region, each with the values for it, of the same shape."""
-        here = Box(self.origin, self.view.shape)
-        if len(self.origin) == len(self.digits):  # one for each axis: the common case, and there may be many leaves
+        """Yield the parts of the region that a piece of the leaf fills, each with its values, of the same shape."""
+        here = Box(self.origin, self.region.shape)
+        if len(self.origin) == len(self.digits):  # one digit for each axis: the common case, and the fast one
             if (common := here.overlap(origin, values.shape)) is not None:
-                yield self.view[common.within(self.origin)], values[common.within(origin)]
+                yield self.region[common.within(self.origin)], values[common.within(origin)]
             return
         runs = (list(_runs(sizes, a, a + n)) for sizes, a, n in zip(self.digits, origin, values.shape, strict=True))
         for boxes in itertools.product(*runs):
@@ -77,7 +77,7 @@ class Place:
                 ...,
             )
             given = values[cut].reshape(box.shape)  # axes are split, none are joined: a view
-            yield self.view[common.within(self.origin)], given[common.within(box.origin)]
+            yield self.region[common.within(self.origin)], given[common.within(box.origin)]
 
 
 def _number(sizes: Sequence[int], digits: Sequence[int]) -> int:
@@ -88,7 +88,7 @@ def _number(sizes: Sequence[int], digits: Sequence[int]) -> int:
 
 
 def _runs(sizes: tuple[int, ...], start: int, stop: int) -> Iterator[Box]:
-    """The elements ``start <= k < stop`` of an axis as boxes of its digits, in order; each is a range of elements."""
+    """Split the elements ``start <= k < stop`` of an axis into boxes of its digits, in order."""
     if len(sizes) == 1:
         yield Box((start,), (stop - start,))
         return
@@ -108,22 +108,22 @@ def _runs(sizes: tuple[int, ...], start: int, stop: int) -> Iterator[Box]:
 
 
 class _Digit(NamedTuple):
-    """Its size, and where the view's first element is on it."""
+    """Size of a digit, and its value at the view's first element."""
 
     size: int
     origin: int
 
 
-class _UnlikeError(Exception):
-    """The region is no box of digits."""
+class _NotABoxError(Exception):
+    """The region is not a box of digits."""
 
 
-class _Backwards:
-    """A region of the result, taken back through one operation after the other.
+class _InverseView:
+    """A region of the result, taken backwards through one op after the other.
 
     Attributes:
         view: the region; its axes are the digits in order.
-        axes: the digits of each axis that the array has there.
+        axes: the digits of each axis of the array before the op.
     """
 
     def __init__(self, region: Array) -> None:
@@ -135,7 +135,7 @@ class _Backwards:
         return tuple(digit.origin for axis in self.axes for digit in axis)
 
     def through(self, op: Op, before: tuple[int, ...]) -> None:
-        """To the array before `op`, which has the shape `before`."""
+        """Go back to the array before `op`, of the shape `before`."""
         if isinstance(op, Permute):
             self._reorder([op.axes.index(axis) for axis in range(len(op.axes))])
         elif isinstance(op, Reshape):
@@ -147,10 +147,10 @@ class _Backwards:
             first, *rest = self.axes[op.axis]
             below = math.prod(digit.size for digit in rest)
             if op.start % below or before[op.axis] % below:
-                raise _UnlikeError
+                raise _NotABoxError
             self.axes[op.axis][0] = _Digit(before[op.axis] // below, first.origin + op.start // below)
         elif isinstance(op, Flip):
-            for axis in op.axes:  # the last number has the last of every digit
+            for axis in op.axes:  # the last element has the last value of every digit
                 for k, digit in enumerate(self.axes[axis]):
                     at = self._at(axis) + k
                     self.axes[axis][k] = _Digit(digit.size, digit.size - digit.origin - self.view.shape[at])
@@ -160,10 +160,10 @@ class _Backwards:
         elif isinstance(op, Interleave):
             self._exchange(op.axis, before[op.axis] // 2)
         else:
-            raise _UnlikeError
+            raise _NotABoxError
 
     def _at(self, axis: int) -> int:
-        """The first digit of an axis, among all."""
+        """Return the position of the first digit of an axis."""
         return sum(map(len, self.axes[:axis]))
 
     def _reorder(self, order: Sequence[int]) -> None:
@@ -172,7 +172,7 @@ class _Backwards:
         self.axes = [self.axes[axis] for axis in order]
 
     def _exchange(self, axis: int, first: int) -> None:
-        """An axis is taken as two, the first of this size; they change places."""
+        """Split an axis in two, the first of size `first`, and exchange the two."""
         shape = [math.prod(digit.size for digit in digits) for digits in self.axes]
         self._regroup((*shape[:axis], first, shape[axis] // first, *shape[axis + 1 :]))
         count = len(self.axes)
@@ -180,7 +180,7 @@ class _Backwards:
         self.axes[axis : axis + 2] = [self.axes[axis] + self.axes[axis + 1]]
 
     def _regroup(self, shape: Sequence[int]) -> None:
-        """The digits are those of axes of other sizes; one that belongs to two of them is split."""
+        """Assign the digits to axes of other sizes; a digit that belongs to two axes is split."""
         digits = [digit for axis in self.axes for digit in axis]
         self.view = self.view.squeeze(tuple(k for k, digit in enumerate(digits) if digit.size == 1))
         digits = [digit for digit in digits if digit.size > 1]
@@ -196,7 +196,7 @@ class _Backwards:
                 if size % digit.size:
                     below, extent = digit.size // size, self.view.shape[at]
                     if digit.size % size or digit.origin % below or extent % below:
-                        raise _UnlikeError
+                        raise _NotABoxError
                     old = self.view.shape
                     split = (*old[:at], extent // below, below, *old[at + 1 :])
                     self.view = np.reshape(self.view, split, copy=False)
@@ -207,78 +207,82 @@ class _Backwards:
             self.axes.append(axis)
 
 
-def nowhere(spec: TensorSpec) -> Place:
-    """Of a leaf of which nothing is needed."""
+def empty_view(spec: TensorSpec) -> DestinationView:
+    """Return the view of a leaf from which no element is needed."""
     rank = len(spec.shape)
-    return Place(np.empty((0,) * rank), (0,) * rank, tuple((n,) for n in spec.shape), ())
+    return DestinationView(np.empty((0,) * rank), (0,) * rank, tuple((n,) for n in spec.shape), ())
 
 
-def place(ops: Sequence[Op], spec: TensorSpec, region: Array) -> Place | None:
-    """The region that `ops` fill from a leaf of `spec`, in the leaf's axes; None where they do more than move elements.
+def destination_view(ops: Sequence[Op], spec: TensorSpec, region: Array) -> DestinationView | None:
+    """View the region that `ops` fill from a leaf of `spec` in the leaf's axes.
+
+    Returns None where the ops do more than move elements and change them one by one.
 
     >>> region = np.zeros((3, 2))
-    >>> found = place((Take(0, 5), Permute((1, 0))), TensorSpec((7, 2, 3), "float64"), region)
-    >>> found.view.shape, found.origin
+    >>> found = destination_view((Take(0, 5), Permute((1, 0))), TensorSpec((7, 2, 3), "float64"), region)
+    >>> found.region.shape, found.origin
     ((1, 2, 3), (5, 0, 0))
     """
     specs = [spec]
     try:
         for op in ops:
             specs.append(op.out_spec(specs[-1]))
-    except ValueError:  # as the plan would never have it; applying them says why
+    except ValueError:  # a plan never has such ops; applying them raises with the reason
         return None
     if not region.size:
-        return nowhere(spec)
-    back, values = _Backwards(region), list[Op]()
+        return empty_view(spec)
+    back, values = _InverseView(region), list[Op]()
     try:
         for k in range(len(ops) - 1, -1, -1):
             if isinstance(ops[k], ELEMENTWISE):
                 values.insert(0, ops[k])
             else:
                 back.through(ops[k], specs[k].shape)
-    except _UnlikeError:
+    except _NotABoxError:
         return None
-    return Place(back.view, back.origin, tuple(tuple(d.size for d in axis) for axis in back.axes), tuple(values))
+    return DestinationView(
+        back.view, back.origin, tuple(tuple(d.size for d in axis) for axis in back.axes), tuple(values)
+    )
 
 
-class Gathered:
-    """A part of a leaf whose operations need all of it at once: it is collected first, in the dtype that they are computed in.
+class BufferedLeaf:
+    """A part of a leaf whose ops need all its elements: they are buffered in the dtype of the computation.
 
     Attributes:
-        place: the memory that it is collected in.
+        view: the buffer, in the axes of the leaf.
     """
 
     def __init__(self, ops: Sequence[Op], spec: TensorSpec) -> None:
         first = tuple(takewhile(lambda op: isinstance(op, Take | Slice), ops))
         kept = at = out_spec(first, spec)
         early, moves, rest = list[Op](), list[Op](), list(ops[len(first) :])
-        # What changes values one by one is done as they come; that they are moved first would make no difference.
+        # Elementwise ops are applied as values arrive. They commute with the ops that move elements.
         while rest and isinstance(rest[0], (*ELEMENTWISE, *MOVING)):
             if isinstance(rest[0], Cast) and not widens(at.dtype, rest[0].dtype):
-                break  # which may fail: that is for who asks for the result
+                break  # it may overflow, which `result` reports
             at = rest[0].out_spec(at)
             (early if isinstance(rest[0], ELEMENTWISE) else moves).append(rest.pop(0))
         count = len(list(takewhile(lambda op: isinstance(op, ELEMENTWISE), reversed(rest))))
-        self._whole, self._late = (*moves, *rest[: len(rest) - count]), tuple(rest[len(rest) - count :])
+        self._buffered_ops, self._late_ops = (*moves, *rest[: len(rest) - count]), tuple(rest[len(rest) - count :])
         self._memory = np.empty(kept.shape, numpy_dtype(at.dtype))
-        self._made: Array | None = None
+        self._result: Array | None = None
         self._error: OverflowError | None = None
-        found = place(first, spec, self._memory)
-        assert found is not None
-        self.place = replace(found, ops=tuple(early))
+        view = destination_view(first, spec, self._memory)
+        assert view is not None
+        self.view = replace(view, ops=tuple(early))
 
-    def made(self, cut: tuple[Any, ...]) -> Array:
-        """A part of what the operations make of it, once it is complete; in its own memory as far as they can.
+    def result(self, cut: tuple[Any, ...]) -> Array:
+        """Return a part of the result of the ops; call it when the buffer is complete. The ops work in place where they can.
 
         Raises:
             OverflowError: a value does not fit its new dtype.
         """
         if self._error is not None:
             raise self._error
-        if self._made is None:
+        if self._result is None:
             try:
-                self._made = overwrite(self._whole, self._memory)
-            except OverflowError as error:  # the memory has been given up
+                self._result = overwrite(self._buffered_ops, self._memory)
+            except OverflowError as error:  # the buffer is overwritten already
                 self._error = error
                 raise
-        return apply(self._late, self._made[cut])
+        return apply(self._late_ops, self._result[cut])

@@ -1,4 +1,4 @@
-"""Moves the leaves of a plan, piece by piece, to where they go: one pass over the source, in parallel, in bounded memory."""
+"""Stream the leaves of a plan: one pass over the checkpoint, piece by piece, in parallel, in bounded memory."""
 
 from __future__ import annotations
 
@@ -20,66 +20,68 @@ from convert.checkpoints.digest import ChunkDigest, join
 from convert.checkpoints.memory_budget import Budget
 from convert.checkpoints.source import Source
 from convert.core.errors import CheckpointError, ConvertError
+from convert.core.findings import Finding
 from convert.core.ops import apply
 from convert.core.tensor_spec import TensorSpec
 from convert.core.weight_norm_ops import operand_leaves, with_operands
 from convert.layers.base import Part, Step
 from convert.planning.plan import Plan
-from convert.writing.scatter import Gathered, nowhere, place
+from convert.writing.scatter import BufferedLeaf, destination_view, empty_view
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Work = list[tuple[Step, Part]]
-TOGETHER = 4 << 20  # bytes of small chunks that a thread deals with before it asks for more
-TINY = (
-    1 << 14
-)  # bytes of leaves that threads deal with in turn: in competition for the interpreter, two are slower than one
+BATCH = 4 << 20  # bytes of small chunks that a thread takes at once
+# Leaves of at most so many bytes are processed by one thread at a time: two threads that compete for the GIL are slower.
+TINY = 1 << 14
 
 
-class Deal(Protocol):
-    """What is done with each piece. Called from several threads, never with the same elements."""
+class ChunkSink(Protocol):
+    """Receives each piece. Called from several threads, never twice with the same elements."""
 
     def region(self, step: Step) -> Array | None:
-        """The memory of a tensor; None where nothing is to be done about it."""
+        """Return the memory of a tensor; None to skip the tensor."""
 
     def piece(self, step: Step, part: Part, region: Array, values: Callable[[], Array]) -> None:
-        """Deals with some elements.
+        """Receive some elements of a tensor.
 
         Args:
-            region: their place, a part of the tensor's memory, with axes in any order.
-            values: what the plan makes of the leaf for it, of the same shape; raises OverflowError where a value does not
-                fit the dtype of the tensor.
+            region: their destination, a part of the tensor's memory, with its axes in any order.
+            values: computes the elements, of the shape of `region`; raises OverflowError where a value does not fit the
+                dtype of the tensor.
         """
 
-    def whole(self, step: Step) -> None:
-        """All pieces of a tensor were dealt with."""
+    def complete(self, step: Step) -> None:
+        """Called once for each tensor, after its last piece."""
 
 
 def used_leaves(plan: Plan) -> dict[str, Work]:
-    """The leaves that a plan reads, each with all its shares of output tensors."""
+    """Map each leaf that a plan reads to the parts of tensors that it contributes to."""
     used: dict[str, Work] = {}
-    sidecar: list[str] = []
+    operands: list[str] = []
     for step in plan.steps:
         for part in step.parts:
             used.setdefault(part.leaf, []).append((step, part))
-            sidecar.extend(operand_leaves(part.ops))
-    for leaf in sidecar:  # read beside others; their values count for the digest
+            operands.extend(operand_leaves(part.ops))
+    for leaf in operands:  # read together with others; their values count for the digest
         used.setdefault(leaf, [])
     return used
 
 
 def default_jobs() -> int:
-    """The processors that this process may use."""
+    """Return the number of processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def move(plan: Plan, deal: Deal, *, jobs: int, meter: Meter | None = None) -> Generator[tuple[str, str], None, None]:
-    """Reads every leaf of a plan once and has its pieces dealt with; gives each leaf's name and `digest_leaf`.
+def stream_leaves(
+    plan: Plan, sink: ChunkSink, *, jobs: int, meter: Meter | None = None
+) -> Generator[tuple[str, str], None, None]:
+    """Read every leaf of a plan once and pass its pieces to `sink`; yield each leaf's name and `digest_leaf`.
 
-    Memory: `jobs` times a piece and what a thread needs to decode it; and what is held whole, as far as a `Budget` allows, or one
-    thing that exceeds it: chunks that can only be read at once, and the parts of leaves whose operations need them whole.
+    Memory: for each of `jobs` threads a piece and what decodes it. In addition, as far as a `Budget` allows, or one
+    object that exceeds it: chunks that can only be read in one, and leaves whose operations need all elements.
 
     Raises:
-        CheckpointError: a leaf cannot be read, or the checkpoint was written anew meanwhile. And what `deal` raises.
+        CheckpointError: a leaf cannot be read, or the checkpoint was rewritten meanwhile. And what `sink` raises.
     """
     meter = meter or Meter()
     used = used_leaves(plan)
@@ -91,21 +93,22 @@ def move(plan: Plan, deal: Deal, *, jobs: int, meter: Meter | None = None) -> Ge
             unfilled[step.name] -= 1
             last = not unfilled[step.name]
         if last:
-            deal.whole(step)
+            sink.complete(step)
 
-    # That threads wait for each other's memory cannot come to a standstill. A thread takes the memory that a leaf is gathered in
-    # before that of a chunk that is read at once, and who has the latter waits for nothing (see `Budget`). A leaf that is gathered
-    # is in no batch with others, so that who has his turn with tiny ones does not wait for memory; and the chunks of a leaf are submitted in a row: when one thread waits to open the next leaf, the
-    # chunks of those that were opened are with threads that do not wait, or next in the queue of one that does not.
-    gathered, turn = Budget(), Lock()
-    leaves = [_Leaf(plan.source, name, work, deal, filled, meter, gathered) for name, work in used.items()]
+    # Threads that wait for memory cannot deadlock:
+    # - A thread takes the memory of a buffered leaf before that of a chunk. A thread that has the latter never waits.
+    # - A buffered leaf shares no batch with other leaves, so a thread that holds `turn` never waits for memory.
+    # - The chunks of a leaf are submitted in a row. While one thread waits to open the next leaf, the chunks of opened
+    #   leaves are with threads that do not wait, or next in the queue of such a thread.
+    buffers, turn = Budget(), Lock()
+    leaves = [_Leaf(plan.source, name, work, sink, filled, meter, buffers) for name, work in used.items()]
     pool = ThreadPoolExecutor(jobs, thread_name_prefix="convert")
     waiting = _batches(leaves)
     running: set[Future[list[_Leaf]]] = set()
     try:
         while True:
             running.update(
-                pool.submit(_deal_with, batch, meter, turn) for batch in islice(waiting, 2 * jobs - len(running))
+                pool.submit(_process, batch, meter, turn) for batch in islice(waiting, 2 * jobs - len(running))
             )
             if not running:
                 break
@@ -117,59 +120,63 @@ def move(plan: Plan, deal: Deal, *, jobs: int, meter: Meter | None = None) -> Ge
     except CheckpointError as error:
         _require_unchanged(plan.checkpoint, error)
         raise
-    finally:  # an error, or a consumer that stopped: nothing may write into a file that is about to vanish
-        gathered.stop()  # the chunks after which there would be room are not dealt with any more
+    finally:  # after an error, or when the consumer stops: no thread may write into a file that is about to be removed
+        buffers.stop()  # the chunks that would free memory are cancelled
         pool.shutdown(wait=True, cancel_futures=True)
 
 
 def _require_unchanged(source: Source, error: CheckpointError | None = None) -> None:
     if (file := source.changed()) is not None:
-        what = "written anew" if file.exists() else "removed"
+        change = "rewritten" if file.exists() else "removed"
         raise CheckpointError(
-            f"{file}: it was {what} while the checkpoint was read, so that what was read is of no use; try again when nothing "
-            "else writes there"
+            Finding(
+                "checkpoint-changed",
+                f"was {change} while the checkpoint was read",
+                path=str(file),
+                fix="run again when no other program writes the checkpoint",
+            )
         ) from error
 
 
 class _Leaf:
-    """A leaf on its way: which of its chunks were dealt with."""
+    """A leaf, and which of its chunks were processed."""
 
     def __init__(
         self,
         source: Source,
         name: str,
         work: Work,
-        deal: Deal,
+        sink: ChunkSink,
         filled: Callable[[Step], None],
         meter: Meter,
-        gathered: Budget,
+        buffers: Budget,
     ) -> None:
         self.name = name
         self.spec = source.leaves[name].spec
-        self._source, self._work, self._deal, self._filled, self._meter = source, work, deal, filled, meter
+        self._source, self._work, self._sink, self._filled, self._meter = source, work, sink, filled, meter
         self.chunks = source.chunks(name)
         self._digests: list[bytes] = [b""] * len(self.chunks)
         self._left = len(self.chunks)
         self._shares: list[_Share] | None = None
-        self._gathered = gathered
+        self._buffers = buffers
         self._lock = Lock()
 
     @property
     def tiny(self) -> bool:
-        """Whether dealing with it is mostly the interpreter's work."""
+        """Whether the interpreter, not the data, takes most of the time."""
         return self.spec.nbytes <= TINY
 
     @property
     def large(self) -> bool:
-        """Whether to gather it may have to wait, so that no other leaf may wait for it in turn."""
-        return self.spec.nbytes > TOGETHER
+        """Whether buffering it may have to wait, so that no other leaf may wait for it in turn."""
+        return self.spec.nbytes > BATCH
 
     def digest(self) -> str:
-        """`digest_leaf`, once all chunks were dealt with."""
+        """Return `digest_leaf`; call it after the last chunk."""
         return join(self.name, self.spec, self._digests)
 
-    def deal_with(self, k: int) -> bool:
-        """Deals with one chunk; whether it was the last. Of a leaf without elements there is nothing to read."""
+    def process(self, k: int) -> bool:
+        """Process one chunk and return whether it was the last. A leaf without elements has nothing to read."""
         shares = self._open()
         if not self.chunks:
             return True
@@ -179,18 +186,22 @@ class _Leaf:
         try:
             for origin, values in pieces:
                 if values.dtype.name != self.spec.dtype:
-                    raise ConvertError(f"{self.name}: read as {values.dtype.name}, announced as {self.spec}")
+                    raise ConvertError(
+                        Finding("reader-contract", path=self.name, expected=str(self.spec), got=values.dtype.name)
+                    )
                 started = time.perf_counter()
                 digest.update(values)
                 self._meter.add("checksum", time.perf_counter() - started)
                 for share in shares:
-                    share.see(origin, values)
+                    share.take(origin, values)
                 size += values.size
-        finally:  # an error would keep alive what it holds
+        finally:  # the traceback of an error would keep its buffers alive
             if isinstance(pieces, Generator):
                 pieces.close()
         if size != chunk.size:
-            raise ConvertError(f"{self.name}: {size} values were read of a part that has {chunk.size}")
+            raise ConvertError(
+                Finding("reader-contract", path=self.name, expected=f"{chunk.size} elements of a chunk", got=str(size))
+            )
         self._digests[k] = digest.digest()
         with self._lock:
             self._left -= 1
@@ -206,14 +217,14 @@ class _Leaf:
                 for leaf in dict.fromkeys(leaf for _, part in self._work for leaf in operand_leaves(part.ops)):
                     operands[leaf] = self._source.read(leaf)  # once, for all layers of a stack
                 shares = [
-                    _Share(step, part, self.spec, region, self._deal, self._filled, operands)
+                    _Share(step, part, self.spec, region, self._sink, self._filled, operands)
                     for step, part in self._work
-                    if (region := self._deal.region(step)) is not None
+                    if (region := self._sink.region(step)) is not None
                 ]
                 nbytes = sum(share.nbytes for share in shares)
-                if nbytes and self.large:  # nothing was put into the memory yet, so it was not made use of
+                if nbytes and self.large:  # the buffers are allocated, but no page of them is used yet
                     started = time.perf_counter()
-                    give_back = self._gathered.take(nbytes, self)
+                    give_back = self._buffers.take(nbytes, self)
                     self._meter.add("wait", time.perf_counter() - started)
                     for share in shares:
                         share.give_back = give_back
@@ -222,11 +233,11 @@ class _Leaf:
 
 
 class _Share:
-    """A leaf's part of a tensor, on its way.
+    """The part of a tensor that a leaf contributes.
 
     Attributes:
-        nbytes: of the memory that the leaf is gathered in; 0 where its pieces go straight to their place.
-        give_back: is told when that is not needed any more.
+        nbytes: bytes of the buffer; 0 where pieces go directly to their destination.
+        give_back: called with bytes of the buffer that are free again.
     """
 
     def __init__(
@@ -235,44 +246,44 @@ class _Share:
         part: Part,
         spec: TensorSpec,
         region: Array,
-        deal: Deal,
+        sink: ChunkSink,
         filled: Callable[[Step], None],
         operands: Mapping[str, Array],
     ) -> None:
-        self._step, self._part, self._deal, self._filled = step, part, deal, filled
+        self._step, self._part, self._sink, self._filled = step, part, sink, filled
         self._spec, self._rows = spec, part.share(region)
-        found = place(part.ops, spec, self._rows)
-        self._gathered = Gathered(with_operands(part.ops, operands), spec) if found is None else None
-        self._place = found or self._gathered.place  # type: ignore[union-attr]
-        self._left = self._place.view.size
+        direct = destination_view(part.ops, spec, self._rows)
+        self._buffer = BufferedLeaf(with_operands(part.ops, operands), spec) if direct is None else None
+        self._view = direct or self._buffer.view  # type: ignore[union-attr]
+        self._left = self._view.region.size
         self._lock = Lock()
-        self.nbytes = self._place.view.nbytes if self._gathered is not None else 0
+        self.nbytes = self._view.region.nbytes if self._buffer is not None else 0
         self.give_back: Callable[[int], None] | None = None
         if not self._left:
             filled(step)
 
-    def see(self, origin: tuple[int, ...], values: Array) -> None:
-        """Deals with what it needs of a piece."""
+    def take(self, origin: tuple[int, ...], values: Array) -> None:
+        """Take what it needs from a piece."""
         last = False
-        for here, given in self._place.parts(origin, values):
-            if self._gathered is not None:
-                here[...] = apply(self._place.ops, given)
+        for region, given in self._view.parts(origin, values):
+            if self._buffer is not None:
+                region[...] = apply(self._view.ops, given)
             else:
-                self._deal.piece(self._step, self._part, here, partial(apply, self._place.ops, given))
+                self._sink.piece(self._step, self._part, region, partial(apply, self._view.ops, given))
             with self._lock:
                 self._left -= given.size
                 last = not self._left
         if last:
-            del here, given  # which would keep what was gathered
+            del region, given  # they would keep the buffer alive
             self._finish()
 
     def _finish(self) -> None:
-        if self._gathered is not None:
-            for tile in tiles(self._rows.shape, self._place.view.itemsize):
+        if self._buffer is not None:
+            for tile in tiles(self._rows.shape, self._view.region.itemsize):
                 cut = tile.within((0,) * self._rows.ndim)
-                self._deal.piece(self._step, self._part, self._rows[cut], partial(self._gathered.made, cut))
-            self._gathered = None
-            self._place = nowhere(self._spec)
+                self._sink.piece(self._step, self._part, self._rows[cut], partial(self._buffer.result, cut))
+            self._buffer = None
+            self._view = empty_view(self._spec)
             if self.give_back is not None:
                 self.give_back(self.nbytes)
         self._filled(self._step)
@@ -282,7 +293,7 @@ _Batch = list[tuple[_Leaf, int]]
 
 
 def _batches(leaves: Iterable[_Leaf]) -> Iterator[_Batch]:
-    """All chunks, those of large leaves first, so that no thread is left with one at the end; small ones together."""
+    """Yield all chunks in batches: large leaves first, so that the threads end together; small chunks share a batch."""
     batch: _Batch = []
     nbytes = 0
     for leaf in sorted(leaves, key=lambda leaf: -leaf.spec.nbytes / max(1, len(leaf.chunks))):
@@ -293,14 +304,14 @@ def _batches(leaves: Iterable[_Leaf]) -> Iterator[_Batch]:
         for k in range(max(1, len(leaf.chunks))):
             batch.append((leaf, k))
             nbytes += each
-            if nbytes >= TOGETHER or len(batch) == 64:
+            if nbytes >= BATCH or len(batch) == 64:
                 yield batch
                 batch, nbytes = [], 0
     if batch:
         yield batch
 
 
-def _deal_with(batch: _Batch, meter: Meter, turn: Lock) -> list[_Leaf]:
-    """Deals with chunks; the leaves that are done with it."""
+def _process(batch: _Batch, meter: Meter, turn: Lock) -> list[_Leaf]:
+    """Process chunks and return the leaves that are complete with them."""
     with meter.rest("wait"), turn if batch[0][0].tiny else nullcontext(), meter.rest("steps"):
-        return [leaf for leaf, k in batch if leaf.deal_with(k)]
+        return [leaf for leaf, k in batch if leaf.process(k)]

@@ -1,7 +1,7 @@
-"""Writes safetensors: one file, or a directory with shards, index and whatever lies beside them.
+"""Write safetensors: one file, or a directory with shards, an index and further files.
 
-`lay_out` decides from specs alone which file and which bytes each tensor gets. `Writer` maps the files into memory, so
-that tensors are filled in any order, from any thread, each exactly in its place, and publishes all of it at once.
+`lay_out` assigns a file and a range of bytes to each tensor, from specs alone. `Writer` maps the files into memory:
+tensors are filled in any order and from any thread. All files appear at once.
 """
 
 from __future__ import annotations
@@ -21,20 +21,21 @@ import numpy as np
 
 from convert.core import safetensors_header
 from convert.core.errors import OutputError
+from convert.core.findings import Finding
 from convert.core.tensor_spec import TensorSpec, numpy_dtype
 from convert.writing import atomic
 
 SUFFIX = ".safetensors"
 STEM = "model"  # of the files in a directory: huggingface_hub/constants.py, SAFETENSORS_WEIGHTS_FILE_PATTERN
 
-# What `from_pretrained` may load from a directory, variants (model.fp16.safetensors) included: none of an older output
-# may stay beside a new one.
+# What `from_pretrained` may load from a directory, variants (model.fp16.safetensors) included: files of an older output
+# must not stay in a new one.
 _MODEL_FILES = re.compile(
     r"(generation_)?config\.json|model(\.\w+)?(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index(\.\w+)?\.json"
 )
 _PAGE = mmap.ALLOCATIONGRANULARITY
-# Bytes from which on a call of its own is worth it: to let go of pages, and to have them written out before the end.
-_FEW, _WORTH = 1 << 15, 1 << 20
+# Smallest tensor, in bytes, for which a system call pays: to release its pages, and to start writing them out early.
+_MIN_RELEASE, _MIN_WRITE_BACK = 1 << 15, 1 << 20
 
 
 @dataclass(frozen=True)
@@ -56,12 +57,12 @@ class Placement:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where every tensor goes.
+    """The file and bytes of every tensor.
 
     Attributes:
         files: names of the safetensors files.
-        placements: tensor name -> place, in the order of the bytes.
-        index: name of the index file, None where there is one file only.
+        placements: tensor name -> placement, in the order of the bytes.
+        index: name of the index file; None for a single file.
     """
 
     files: tuple[str, ...]
@@ -70,32 +71,40 @@ class Layout:
 
 
 def lay_out(tensors: Sequence[OutTensor], *, single: str | None = None, max_shard_bytes: int | None = None) -> Layout:
-    """Decides which file and which bytes each tensor gets.
+    """Assign a file and a range of bytes to each tensor.
 
-    Shards are filled in the order of `tensors`, as huggingface_hub fills them: a tensor that no longer fits starts the
-    next one, a tensor above the limit gets one of its own. Within a file the order is that of safetensors' own writer,
-    whatever the order of `tensors`.
+    Shards are filled in the order of `tensors`, as huggingface_hub fills them: a tensor that does not fit starts the
+    next shard; a tensor above the limit gets its own shard. Within a file the order is that of safetensors' writer.
 
     Args:
-        tensors: what will be written.
-        single: name of the one file, for an output that is a file. None: files of a directory, ``model.safetensors``
+        tensors: the tensors to write.
+        single: name of the file, for an output that is one file. None: files of a directory, ``model.safetensors``
             or ``model-00001-of-00002.safetensors``, ...
         max_shard_bytes: limit of the tensors' bytes in one file; headers are not counted.
 
     Raises:
-        OutputError: no tensors; a name is empty, reserved or used twice; safetensors lacks the dtype; or one file was
-            asked for and the limit asks for more.
+        OutputError: there are no tensors; a name is empty, reserved or used twice; safetensors lacks the dtype; or a
+            single file would exceed the limit.
     """
     _check_names(tensors)
     total = sum(tensor.spec.nbytes for tensor in tensors)
     if max_shard_bytes is not None and max_shard_bytes < 1:
-        raise OutputError(f"a shard of at most {max_shard_bytes} bytes holds nothing")
+        raise OutputError(
+            Finding(
+                "usage", expected="a shard size of at least 1 byte", got=str(max_shard_bytes), fix="give a larger one"
+            )
+        )
     if max_shard_bytes is None or total <= max_shard_bytes:
         return Layout(*_place([(single or STEM + SUFFIX, list(tensors))]))
     if single is not None:
         raise OutputError(
-            f"{single}: {total:,} bytes do not fit into one file of at most {max_shard_bytes:,}; give a "
-            "directory, which can hold several, or a larger --max-shard-size"
+            Finding(
+                "output-too-large",
+                path=single,
+                expected=f"at most {max_shard_bytes:,} bytes in one file",
+                got=f"{total:,}",
+                fix="give a directory, which can hold several files, or a larger --max-shard-size",
+            )
         )
     shards = _split(tensors, max_shard_bytes)
     if len(shards) == 1:
@@ -106,13 +115,21 @@ def lay_out(tensors: Sequence[OutTensor], *, single: str | None = None, max_shar
 
 def _check_names(tensors: Sequence[OutTensor]) -> None:
     if not tensors:
-        raise OutputError("there are no tensors to write")
+        raise OutputError(Finding("nothing-to-write", "the plan has no tensors", fix="add rules that take leaves"))
     seen: set[str] = set()
     for tensor in tensors:
         if not tensor.name or tensor.name == "__metadata__":
-            raise OutputError(f"a tensor cannot be called {tensor.name!r}")
+            raise OutputError(
+                Finding(
+                    "tensor-name", f"{tensor.name!r} is not a valid tensor name", fix="correct the target of its rule"
+                )
+            )
         if tensor.name in seen:
-            raise OutputError(f"two tensors are called {tensor.name}")
+            raise OutputError(
+                Finding(
+                    "tensor-name", "two tensors have this name", path=tensor.name, fix="correct one of the two rules"
+                )
+            )
         seen.add(tensor.name)
         safetensors_header.tag(tensor.name, tensor.spec)
 
@@ -155,7 +172,7 @@ class _File:
 
 
 class Writer:
-    """Writes a layout. A context manager: leaving it without `commit` removes everything that was written.
+    """Write a layout. A context manager: leaving it without `commit` removes everything that was written.
 
     >>> with Writer(out, layout, tensors) as writer:  # doctest: +SKIP
     ...     for tensor in tensors:
@@ -173,20 +190,20 @@ class Writer:
         overwrite: bool = False,
         extra_files: Mapping[str, bytes] | None = None,
     ) -> None:
-        """Only takes notes; the files are made on entering the context.
+        """Store the arguments; entering the context creates the files.
 
         Args:
             out: a file if it ends in ``.safetensors``, else a directory.
-            layout: what `lay_out` gave for `tensors`.
+            layout: the result of `lay_out` for `tensors`.
             tensors: the same tensors.
-            metadata: goes into every file's header; ``format`` is ``pt`` where it says no other.
-            overwrite: replace what is at `out`. In a directory only files of a model are replaced or removed (weights,
-                index, config.json, and what `extra_files` names); all others stay.
+            metadata: metadata of every file's header; ``format`` defaults to ``pt``.
+            overwrite: whether to replace `out`. In a directory only files of a model are replaced or removed (weights,
+                index, config.json, and those in `extra_files`); all others stay.
             extra_files: name -> content of further files of a directory, such as ``config.json``.
 
         Raises:
-            OutputError: `out` is a file and the layout is not of one file of that name, or an extra file's name has a
-                directory in it or is one of the layout's.
+            OutputError: `out` is a file and the layout has other files, or an extra file's name is a path or is used by
+                the layout.
         """
         self._out = out
         self._layout = layout
@@ -195,25 +212,34 @@ class Writer:
         self._overwrite = overwrite
         self._extra = dict(extra_files or {})
         self._directory = out.suffix != SUFFIX
-        self._stage: atomic.Stage | None = None
+        self._output: atomic.AtomicOutput | None = None
         self._files: dict[str, _File] = {}
         self._handed_out: set[str] = set()
         if self._specs.keys() != layout.placements.keys():
             raise ValueError("the layout is not of these tensors")
         if not self._directory and (layout.files != (out.name,) or self._extra):
             raise OutputError(
-                f"{out}: a single file holds no {', '.join((*layout.files, *self._extra))}; give a directory"
+                Finding(
+                    "output-kind",
+                    path=str(out),
+                    expected="one file",
+                    got=", ".join((*layout.files, *self._extra)),
+                    fix="give a directory",
+                )
             )
         for name in self._extra:
             if name in ("", ".", "..") or "/" in name or "\0" in name or name in (*layout.files, layout.index):
-                raise OutputError(f"{out}: an extra file cannot be called {name!r}")
+                raise OutputError(
+                    Finding(
+                        "output-kind", f"{name!r} is not a valid name of an extra file", path=str(out), fix="rename it"
+                    )
+                )
 
     def __enter__(self) -> Self:
-        """Makes the files beside their place, with their full size reserved on the disk.
+        """Create the temporary files, with their full size reserved on the disk.
 
         Raises:
-            OutputError: `out` exists and may not be replaced, is of the other kind, its parent is missing or not
-                writable, or the disk lacks the space.
+            OutputError: as `AtomicOutput`, or the disk lacks the space.
         """
         tensors: dict[str, list[tuple[str, TensorSpec]]] = {file: [] for file in self._layout.files}
         for name, place in self._layout.placements.items():
@@ -223,13 +249,13 @@ class Writer:
         if self._layout.index is not None:
             self._extra[self._layout.index] = self._index(sum(data.values()))
         needed = sum(map(len, headers.values())) + sum(data.values()) + sum(map(len, self._extra.values()))
-        self._stage = atomic.Stage(self._out, directory=self._directory, overwrite=self._overwrite)
+        self._output = atomic.AtomicOutput(self._out, directory=self._directory, overwrite=self._overwrite)
         try:
-            with atomic.os_errors(self._stage.out, needed):
+            with atomic.os_errors(self._output.out, needed):
                 for file, header in headers.items():
                     self._files[file] = self._map(file, header, data[file], tensors[file])
                 for name, content in self._extra.items():
-                    with (self._stage.path / name).open("wb") as opened:
+                    with (self._output.path / name).open("wb") as opened:
                         opened.write(content)
                         opened.flush()
                         os.fsync(opened.fileno())
@@ -244,8 +270,9 @@ class Writer:
         self._discard()
 
     def region(self, name: str) -> np.ndarray:
-        """The place of a tensor in its file, zeros until filled: writable, of its shape and dtype. May be called and
-        filled from any thread. Not to be used after `commit`: it still points into the published file.
+        """Return the memory of a tensor in its mapped file: writable, of its shape and dtype, zeros until filled.
+
+        Any thread may call this and fill it. Do not use it after `commit`: it still points into the published file.
 
         Raises:
             KeyError: the layout has no such tensor.
@@ -261,24 +288,26 @@ class Writer:
         )
 
     def done(self, name: str) -> None:
-        """Says that a tensor is filled: its pages need not stay in this process's memory, and the system may begin to write
-        them out, so that `commit` waits less. Optional; filling on afterwards is slower, not wrong."""
+        """Release the pages of a filled tensor and start to write them out, so that `commit` waits less.
+
+        Optional. Filling more of it afterwards is slower, but correct.
+        """
         place = self._layout.placements[name]
-        if place.stop - place.start < _FEW:
+        if place.stop - place.start < _MIN_RELEASE:
             return
         file = self._open(place.file)
         start = (file.header + place.start) // _PAGE * _PAGE
         size = min(-(-(file.header + place.stop) // _PAGE) * _PAGE, len(file.data)) - start
         if hasattr(mmap, "MADV_DONTNEED"):
             file.data.madvise(mmap.MADV_DONTNEED, start, size)
-        if size >= _WORTH:
+        if size >= _MIN_WRITE_BACK:
             atomic.write_back(file.fd, start, size)
 
     def set_metadata(self, key: str, value: str) -> None:
-        """Replaces a placeholder in the metadata by a value known only now, such as a checksum.
+        """Replace a placeholder in the metadata by a value that is known only at the end, such as a checksum.
 
         Raises:
-            ValueError: there is no such key, or the value is not as long as the placeholder: the header cannot grow.
+            ValueError: there is no such key, or the value has another length: the header cannot grow.
         """
         length = len(json.dumps(value, ensure_ascii=False).encode())
         if key not in self._metadata or length != len(json.dumps(self._metadata[key], ensure_ascii=False).encode()):
@@ -286,29 +315,35 @@ class Writer:
         self._metadata[key] = value
 
     def commit(self) -> None:
-        """Syncs everything to the disk and puts it in place: see `staging.Stage.publish` for how atomic that is.
+        """Sync everything to the disk and publish it atomically (`AtomicOutput.publish`).
 
         Raises:
-            OutputError: a tensor's region was never asked for, so it would be zeros; something appeared at `out`
-                meanwhile; or the system refuses. Nothing is at `out` then that was not there before.
+            OutputError: a tensor was never filled; another program created `out` meanwhile; or the system refused.
+                `out` is then unchanged.
         """
-        if self._stage is None:
+        if self._output is None:
             raise ValueError("the writer is not open")
         missing = [name for name in self._layout.placements if name not in self._handed_out]
         if missing:
-            raise OutputError(f"{self._out}: {len(missing)} tensors were never filled: {', '.join(missing[:10])}")
-        stage = self._stage
-        with atomic.os_errors(stage.out):
+            raise OutputError(
+                Finding(
+                    "output-incomplete",
+                    f"{len(missing)} tensors were never filled: {', '.join(missing[:10])}",
+                    path=str(self._out),
+                )
+            )
+        output = self._output
+        with atomic.os_errors(output.out):
             for file in self._files.values():
                 header = safetensors_header.encode(file.tensors, self._metadata)
                 file.data[: len(header)] = header
                 file.data.flush()
                 os.fsync(file.fd)
             if self._directory:
-                atomic.sync_directory(stage.path)
+                atomic.sync_directory(output.path)
         self._close()
-        stage.publish(lambda name: name in self._extra or _MODEL_FILES.fullmatch(name) is not None)
-        self._stage = None
+        output.publish(lambda name: name in self._extra or _MODEL_FILES.fullmatch(name) is not None)
+        self._output = None
 
     def _open(self, file: str) -> _File:
         if file not in self._files:
@@ -316,14 +351,14 @@ class Writer:
         return self._files[file]
 
     def _index(self, total: int) -> bytes:
-        """As transformers writes it: two spaces, sorted keys, a newline at the end."""
+        """Encode the index as transformers does: two spaces, sorted keys, a newline at the end."""
         weight_map = {name: place.file for name, place in self._layout.placements.items()}
         index = {"metadata": {"total_size": total}, "weight_map": weight_map}
         return (json.dumps(index, indent=2, sort_keys=True) + "\n").encode()
 
     def _map(self, file: str, header: bytes, nbytes: int, tensors: list[tuple[str, TensorSpec]]) -> _File:
-        assert self._stage is not None
-        path = self._stage.path / file if self._directory else self._stage.path
+        assert self._output is not None
+        path = self._output.path / file if self._directory else self._output.path
         fd = os.open(path, os.O_RDWR | (os.O_CREAT | os.O_EXCL if self._directory else 0), 0o666)
         try:
             atomic.allocate(fd, len(header) + nbytes)
@@ -334,13 +369,13 @@ class Writer:
 
     def _close(self) -> None:
         for file in self._files.values():
-            with suppress(BufferError):  # regions are still held; the last of them unmaps
+            with suppress(BufferError):  # arrays still point into the map; the last of them unmaps it
                 file.data.close()
             os.close(file.fd)
         self._files = {}
 
     def _discard(self) -> None:
         self._close()
-        if self._stage is not None:
-            self._stage.discard()
-            self._stage = None
+        if self._output is not None:
+            self._output.discard()
+            self._output = None

@@ -38,7 +38,7 @@ from convert.core.ops import (
 from convert.core.tensor_spec import TensorSpec
 from convert.planning.planner import make_plan
 from convert.writing.execute import execute
-from convert.writing.scatter import Gathered, place
+from convert.writing.scatter import BufferedLeaf, destination_view
 from support.memory_source import MemorySource, rule_file
 
 # ---- a tensor seen through its leaf's axes
@@ -90,12 +90,12 @@ def test_pieces_in_any_order_give_what_the_operations_give(
     leaf = np.arange(1, spec.size + 1, dtype=np.float32).reshape(spec.shape)
     made = out_spec(ops, spec)
     region = np.full(made.shape, np.nan, made.dtype)
-    found = place(ops, spec, region)
-    gathered = Gathered(ops, spec) if found is None else None
-    target = found or gathered.place  # type: ignore[union-attr]
+    found = destination_view(ops, spec, region)
+    gathered = BufferedLeaf(ops, spec) if found is None else None
+    target = found or gathered.view  # type: ignore[union-attr]
     given = [(box, leaf[box.within((0,) * leaf.ndim)]) for box in _split(spec.shape, nbytes)]
     random.shuffle(given)
-    left = target.view.size
+    left = target.region.size
     for box, values in given:
         for view, part in target.parts(box.origin, values):
             assert np.shares_memory(part, leaf) and view.shape == part.shape
@@ -105,7 +105,7 @@ def test_pieces_in_any_order_give_what_the_operations_give(
     if gathered is not None:
         for box in _split(made.shape, nbytes):
             cut = box.within((0,) * region.ndim)
-            region[cut] = gathered.made(cut)
+            region[cut] = gathered.result(cut)
     np.testing.assert_array_equal(region, apply(ops, leaf))
 
 
@@ -119,7 +119,7 @@ def test_movements_need_no_copy_of_the_leaf() -> None:
         (Reshape((35, 6)), Permute((1, 0))),
     ]
     for ops in chains:
-        assert place(ops, spec, np.zeros(*_region(ops, spec))) is not None
+        assert destination_view(ops, spec, np.zeros(*_region(ops, spec))) is not None
     even = TensorSpec((6, 4, 10), "float32")
     turned: list[tuple[Op, ...]] = [
         (Take(0, 1), Deinterleave(1), Permute((1, 0))),
@@ -129,8 +129,8 @@ def test_movements_need_no_copy_of_the_leaf() -> None:
         (Deinterleave(0), Flip((0, 2)), Deinterleave(1)),
     ]
     for ops in turned:
-        assert place(ops, even, np.zeros(*_region(ops, even))) is not None, ops
-    assert place((AddIdentity(1.0),), TensorSpec((3, 3), "float32"), np.zeros((3, 3))) is None
+        assert destination_view(ops, even, np.zeros(*_region(ops, even))) is not None, ops
+    assert destination_view((AddIdentity(1.0),), TensorSpec((3, 3), "float32"), np.zeros((3, 3))) is None
 
 
 def _region(ops: tuple[Op, ...], spec: TensorSpec) -> tuple[tuple[int, ...], Any]:

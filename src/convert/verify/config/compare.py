@@ -23,7 +23,7 @@ from convert.verify.config.hf_config import OtherKeys, class_config, flat, other
 from convert.verify.config.impact import worst
 from convert.verify.report.report import LevelReport, Verdict
 from convert.verify.written import Written
-from convert.writing.execute import metadata
+from convert.writing.provenance import header_metadata
 
 if TYPE_CHECKING:
     from convert.references.protocol import Reference
@@ -194,7 +194,7 @@ def _shown(value: Any) -> str:
 
 def _header(plan: Plan, written: Written, comparison: _Comparison) -> Iterator[Finding]:
     """What the file says that it was made with; a file of other code says nothing."""
-    known = metadata(plan)
+    known = header_metadata(plan)
     if all(key not in written.metadata or written.metadata[key] == known[key] for key in ("facts", "layers")):
         return
     repair = "Convert again with these rules, or check with those that made the file"

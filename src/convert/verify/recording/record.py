@@ -25,8 +25,9 @@ from convert.verify.recording.source import computes
 from convert.verify.sides.evidence import Evidence
 from convert.verify.sides.run_jax import live_evidence
 from convert.verify.sides.sampling import Cost, Sample, allot, least, positions
-from convert.writing.atomic import Stage
-from convert.writing.execute import refuse_overlap, tool_version
+from convert.writing.atomic import AtomicOutput
+from convert.writing.execute import refuse_overlap
+from convert.writing.provenance import tool_version
 from convert.writing.transfer import used_leaves
 from convert.writing.writer import OutTensor, Writer, lay_out
 
@@ -199,7 +200,7 @@ def _check_out(out: Path, plan: Plan, overwrite: bool) -> None:
             )
         )
     refuse_overlap(out, plan.source)
-    Stage(out, directory=False, overwrite=overwrite).discard()
+    AtomicOutput(out, directory=False, overwrite=overwrite).discard()
 
 
 def _leaves(plan: Plan, room: int) -> tuple[dict[str, Array], dict[str, str]]:

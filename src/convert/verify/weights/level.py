@@ -27,8 +27,9 @@ from convert.verify.report.report import LevelReport, Verdict
 from convert.verify.weights.corruption import find_corruption
 from convert.verify.weights.tied import compare_tied
 from convert.verify.written import Written
-from convert.writing.execute import computed, metadata
-from convert.writing.transfer import default_jobs, move
+from convert.writing.execute import computed
+from convert.writing.provenance import header_metadata
+from convert.writing.transfer import default_jobs, stream_leaves
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Rows = tuple[int, int] | None  # of a tensor that several leaves make; None is the whole
@@ -78,7 +79,7 @@ class WeightsPass:
 
     def _compare(self) -> None:
         started = time.monotonic()
-        with closing(move(self._plan, self, jobs=default_jobs())) as moved:
+        with closing(stream_leaves(self._plan, self, jobs=default_jobs())) as moved:
             for leaf, digest in moved:
                 self._digests[leaf] = digest
                 if self._stopped:
@@ -98,7 +99,7 @@ class WeightsPass:
         if region.size:
             tensor.add(part, want, 0 if same_bits(region, want) else count_unequal(region, want))
 
-    def whole(self, step: Step) -> None:
+    def complete(self, step: Step) -> None:
         pass
 
     def wait(self) -> None:
@@ -323,7 +324,7 @@ def _check_provenance(plan: Plan, written: Written, digest: str, *, equal: bool)
     Returns:
         Findings and notes.
     """
-    recorded, current = written.metadata, metadata(plan)
+    recorded, current = written.metadata, header_metadata(plan)
     if "source_digest" not in recorded:
         return [], ["the file does not record its checkpoint"]
     findings = []
