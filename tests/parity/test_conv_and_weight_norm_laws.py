@@ -15,7 +15,8 @@ import convert
 from convert.core import ops
 from convert.core.tensor_spec import TensorSpec
 from convert.core.weight_norm_ops import Features, Operand, SpectralNorm, Standardize, WeightNorm
-from convert.layers import ConvTranspose, weight_transforms
+from convert.layers import ConvTranspose
+from convert.layers.transforms import weight_transforms
 from convert.planning.planner import make_plan
 from support.memory_source import MemorySource, rule_file, run
 from support.weight_matrix import back, matrix

@@ -12,9 +12,10 @@ from torch import nn
 
 import convert
 from convert.core import weight_norm_ops
-from convert.layers import BatchNorm, Convolution, ConvTranspose, weight_transforms
+from convert.layers import BatchNorm, Convolution, ConvTranspose
 from convert.layers.conv import padding as geometry
 from convert.layers.conv import probe as probe_conv
+from convert.layers.transforms import weight_transforms
 from convert.references.protocol import Reference
 from convert.verify.config.compare import check_facts
 from convert.verify.report.report import Verdict
