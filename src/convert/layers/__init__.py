@@ -18,6 +18,7 @@ from convert.layers.embedding.embedding import Embedding
 from convert.layers.embedding.sinusoids import Timescales
 from convert.layers.linear.linear import Linear
 from convert.layers.norm.group_batch import BatchNorm, GroupNorm
+from convert.layers.norm.instance import InstanceNorm
 from convert.layers.norm.layer_rms import LayerNorm, RMSNorm
 from convert.layers.parameter.drop import Drop
 from convert.layers.parameter.parameter import Parameter
@@ -40,6 +41,7 @@ KINDS: Mapping[str, type[LayerKind]] = {
         RMSNorm,
         GroupNorm,
         BatchNorm,
+        InstanceNorm,
         Parameter,
         Timescales,
         Drop,

@@ -623,20 +623,14 @@ def test_keras_slopes_of_several_axes_are_a_parameter() -> None:
 
 
 @pytest.mark.parametrize("has", [("scale", "bias"), ("scale",), ("bias",)], ids="+".join)
-@pytest.mark.parametrize(
-    "name", ["GroupNorm_0", "group_norm", "group_normalization", "InstanceNorm_0", "instance_norm"]
-)
+@pytest.mark.parametrize("name", ["GroupNorm_0", "group_norm", "group_normalization"])
 def test_the_name_that_libraries_give_a_norm_decides_its_kind(name: str, has: tuple[str, ...]) -> None:
-    """And the number of groups is asked for; an instance norm has as many as channels."""
+    """And the number of groups is asked for."""
     source = tree(**{f"params__{name}__{key}": (64,) for key in has}, params__gn__scale=(64,), params__gn__bias=(64,))
     text = draft_rules(source)
     rule = next(block for block in text.split("\n\n") if f"{name}/" in block)
     assert "group_norm: ask    # question: what is" in rule and f"# group_norm: {name}    # guess: by its name" in rule
-    instance = "instance" in name.lower()
-    assert ("  group_size: 1    # guess: " in rule, "  num_groups: ask    # question: " in rule) == (
-        instance,
-        not instance,
-    )
+    assert "  num_groups: ask    # question: " in rule
     assert "layer_norm: gn    # guess: a bias" in text and text.count("layer_norm: ask") == 1
 
 

@@ -59,7 +59,7 @@ class GroupNorm(Norm):
         "axes": AXES,
     }
     target: ClassVar[Record] = module_target(multiplies_by=TARGET_FACTOR, parameters=HAS)
-    module_names: ClassVar[str] = r"(group|instance)_?norm(alization)?$"
+    module_names: ClassVar[str] = r"group_?norm(alization)?$"
     biased: ClassVar[bool] = True
     bare: ClassVar[str] = "torch.nn.GroupNorm(..., affine=False)"
 
@@ -78,9 +78,6 @@ class GroupNorm(Norm):
 
     @classmethod
     def draft_keys(cls, entry: Entry, layer: Layer, channels: int) -> None:
-        if "instance" in layer.hint:
-            entry.say("group_size", "1", "guess: an instance norm, by its name: each channel is a group")
-            return
         count = math.gcd(channels, 32)
         remark = (
             "the default of flax and Keras"
