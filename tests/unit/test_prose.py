@@ -6,14 +6,15 @@ import re
 
 import pytest
 
-from support.paths import DOCS, ROOT
+from support.paths import DOCS, EXAMPLES, GOLDEN, ROOT
 
 PHRASES = (
     "is told", "are told", "was told", "is said", "are said", "at hand", "of one's own", "had back", "made whole", "alike", "nobody",
     "whatever", "for good", "nowhere", "lifted float64", "as users run it", "could not tell", "is no weight", "was wanted", "put right",
 )  # fmt: skip
 BANNED = re.compile("|".join(rf"\b{re.escape(phrase)}\b" for phrase in PHRASES), re.IGNORECASE)
-PAGES = [*(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "CHANGELOG")), *sorted(DOCS.rglob("*.md"))]
+PAGES = [*ROOT.glob("*.md"), *DOCS.rglob("*.md"), *EXAMPLES.rglob("*.md"), *GOLDEN.glob("*.md")]
+PAGES = sorted([*PAGES, ROOT / "rules" / "README.md", ROOT / "benchmarks" / "README.md"])
 OLD_WORDS = {"CHANGELOG.md"}  # names the words that were replaced
 
 
