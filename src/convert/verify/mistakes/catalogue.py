@@ -12,7 +12,7 @@ from convert.core.ops import Add, Cast, Multiply, apply, is_float
 from convert.core.tensor_spec import numpy_dtype
 from convert.layers.base import LeafReader, PlanView, Step, expected, maker
 from convert.layers.mistake import Mistake, symmetric
-from convert.planning.plan import Plan
+from convert.planning.plan import Held, Plan
 from convert.verify.mistakes.layouts import fused_order_mistakes, layout_mistakes
 from convert.verify.mistakes.low_rank import pair_mistakes
 
@@ -28,7 +28,7 @@ def known_mistakes(step: Step, plan: Plan) -> Iterator[Mistake]:
     source = plan.source
     yield from group_mistakes(step, plan)
     yield from pair_mistakes(step, plan)
-    if step.group is None and len(step.parts) == 1:
+    if step.group is None and len(step.parts) == 1 and _gates_of(step, plan) is None:
         yield from _of_kind(step, plan)
     yield from layout_mistakes(step, source)
     yield from fused_order_mistakes(step, source)
@@ -41,11 +41,10 @@ def group_mistakes(step: Step, plan: Plan) -> Iterator[Mistake]:
     """Yield the mistakes with a tensor of a layer whose tensors belong together; a file may hold its gates in tensors of their own."""
     if step.group is not None:
         yield from _of_kind(step, plan)
-    if step.name not in plan.holders:
+    gates = _gates_of(step, plan)
+    if gates is None:
         return
-    held, place = plan.holders[step.name]
-    if held.step.group is None:
-        return
+    held, place = gates
 
     def share(tensor: Array) -> Array:
         rows = np.split(tensor, len(held.names))[place]
@@ -53,6 +52,12 @@ def group_mistakes(step: Step, plan: Plan) -> Iterator[Mistake]:
 
     for mistake in _of_kind(held.step, plan.in_torch):
         yield replace(mistake, make=lambda make=mistake.make: share(make()))  # type: ignore[misc]
+
+
+def _gates_of(step: Step, plan: Plan) -> tuple[Held, int] | None:
+    """Return the tensor of torch's recurrent layer of which this one holds a gate, and which one; None for other tensors."""
+    held = plan.holders.get(step.name)
+    return held if held is not None and held[0].step.group is not None else None
 
 
 def _of_kind(step: Step, plan: PlanView) -> Iterator[Mistake]:
