@@ -36,7 +36,7 @@ from convert.verify.recording.source import RecordedSource, with_written_leaves
 from convert.verify.recording.weights import check_recorded_weights
 from convert.verify.report.report import LevelReport, Report, Verdict
 from convert.verify.sides.evidence import Evidence
-from convert.verify.sides.user_reference import require_arguments, require_reference
+from convert.verify.sides.user_reference import require_factory, require_reference
 from convert.verify.weights.level import WeightsPass
 from convert.verify.written import Written, open_written
 
@@ -215,7 +215,7 @@ def load_reference(plan: Plan, factory: str | None) -> Reference | str:
             return f"{error.__cause__.name} is not installed"
         raise
     if factory is not None:
-        require_arguments(f"{REFERENCE_OPTION}{factory}: the factory", make, ("plan",))
+        require_factory(factory, make)
     try:
         with user_code_errors(factory, REFERENCE_OPTION):
             reference: Reference = make(plan)

@@ -1,16 +1,17 @@
-"""What a reference of the user's own must be, asked before it is used: an error then says what is wrong with it, and is theirs."""
+"""Validate a user's reference and the values that its functions return, so that an error names the user's mistake."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
 from convert.core.errors import ConvertError, UserCodeError
 from convert.core.fields import nearest
-from convert.core.user_code import signature_error
+from convert.core.findings import Finding
+from convert.core.user_code import REFERENCE_OPTION, signature_error
 from convert.references.protocol import Deferred, Reference
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -23,89 +24,99 @@ ARGUMENTS = {
     "facts": ("module",),
     "variants": ("name",),
 }
-EXAMPLE = "docs/guides/check.md has an example"
+EXAMPLE = "see docs/guides/own-reference.md"
 
 
-def require_arguments(name: str, function: Callable[..., Any], arguments: Sequence[str]) -> None:
-    """Refuses a function that cannot be called with these arguments.
+def require_factory(factory: str, function: Callable[..., Any]) -> None:
+    """Check that a factory can be called with a plan.
 
     Raises:
-        ConvertError: it takes others, or it is none.
+        ConvertError: it takes other arguments.
     """
-    if not callable(function):
-        raise ConvertError(f"{name} is {function!r}, and must be a function of ({', '.join(arguments)}); {EXAMPLE}")
-    if signature_error(function, arguments) is not None:
-        raise ConvertError(
-            f"{name} takes {inspect.signature(function)}, and is called with ({', '.join(arguments)}); {EXAMPLE}"
-        )
+    _require_arguments(factory, "the factory", function, ("plan",))
 
 
 def require_reference(made: Any, factory: str) -> None:
-    """Refuses what a factory gave if it cannot serve as a reference.
+    """Check that the value which a factory returned can serve as a reference.
 
     Raises:
-        ConvertError: with what is wrong, and what it should be.
+        ConvertError: a field has a value that cannot be used.
     """
-    said = f"--reference {factory}: "
+
+    def reject(field: str, expected: str, got: str) -> NoReturn:
+        _reject(factory, f"`{field}`", expected, got)
+
     if not isinstance(made, Reference):
-        raise ConvertError(
-            f"{said}gave {type(made).__name__}, and a factory gives a convert.references.protocol.Reference; {EXAMPLE}"
-        )
+        _reject(factory, "the factory's value", "a convert.references.protocol.Reference", type(made).__name__)
     for name, arguments in ARGUMENTS.items():
         function = getattr(made, name)
         if not (name == "jax" and (function is None or isinstance(function, Deferred))):
-            require_arguments(f"{said}`{name}`", function, arguments)
+            _require_arguments(factory, f"`{name}`", function, arguments)
     if not isinstance(made.backends, Mapping):
-        raise ConvertError(f"{said}`backends` is {type(made.backends).__name__}, and must be functions by name")
+        reject("backends", "functions by name", type(made.backends).__name__)
     for name, function in made.backends.items():
-        require_arguments(f"{said}`backends[{name!r}]`", function, ("module", "inputs"))
+        _require_arguments(factory, f"`backends[{name!r}]`", function, ("module", "inputs"))
     if isinstance(made.outputs, str) or not made.outputs or not all(isinstance(name, str) for name in made.outputs):
-        raise ConvertError(
-            f"{said}`outputs` is {made.outputs!r}, and must list the names of the outputs: they are what is compared"
-        )
+        reject("outputs", "the names of the outputs, which are compared", repr(made.outputs))
     if unknown := next((name for name in made.logits if name not in made.outputs), None):
-        raise ConvertError(
-            f"{said}`logits` names {unknown!r}{nearest(unknown, made.outputs)}, which is none of `outputs`"
-        )
+        reject("logits", "names of outputs", f"{unknown!r}{nearest(unknown, made.outputs)}")
     for name in ("reduction", "depth"):
         number = getattr(made, name)
         if not isinstance(number, int | np.integer) or number < 1:
-            raise ConvertError(
-                f"{said}`{name}` is {number!r}, and must be a whole number, at least 1: tolerances follow from it"
-            )
+            reject(name, "an integer of at least 1, from which tolerances are derived", repr(number))
+
+
+def _require_arguments(factory: str, name: str, function: Callable[..., Any], arguments: Sequence[str]) -> None:
+    expected = f"a function of ({', '.join(arguments)})"
+    if not callable(function):
+        _reject(factory, name, expected, repr(function))
+    if signature_error(function, arguments) is not None:
+        _reject(factory, name, expected, f"one of {inspect.signature(function)}")
+
+
+def _reject(factory: str, problem: str, expected: str, got: str) -> NoReturn:
+    path = f"{REFERENCE_OPTION}{factory}"
+    raise ConvertError(Finding("reference-invalid", problem, path=path, expected=expected, got=got, fix=EXAMPLE))
 
 
 def require_inputs(made: Any) -> None:
-    """Raises UserCodeError where `inputs` does not give arrays of numbers by name."""
+    """Check the value of `inputs`.
+
+    Raises:
+        UserCodeError: it is not a mapping from names to arrays of numbers.
+    """
     if not isinstance(made, Mapping) or not made:
-        raise UserCodeError(f"`inputs` gave {_said(made)}; it must give NumPy arrays by name")
+        _wrong_value("inputs", "NumPy arrays by name", _kind(made))
     for name, value in made.items():
         if np.asarray(value).dtype.kind not in "biuf" and np.asarray(value).dtype.name != "bfloat16":
-            raise UserCodeError(f"`inputs` gave {_said(value)} for {name!r}; it must be a NumPy array of numbers")
+            _wrong_value("inputs", f"a NumPy array of numbers for {name!r}", _kind(value))
 
 
 def require_outputs(outputs: Sequence[str], function: str, made: Any) -> None:
-    """Raises UserCodeError where a function does not give each of `Reference.outputs` by name: it would go uncompared."""
+    """Check that a function returned each of `Reference.outputs`; a missing one would not be compared.
+
+    Raises:
+        UserCodeError: it is not a mapping from names to arrays, or an output is missing.
+    """
     if not isinstance(made, Mapping):
-        raise UserCodeError(
-            f"`{function}` gave {type(made).__name__}; it must give values by name: {', '.join(outputs)}"
-        )
+        _wrong_value(function, f"values by name ({', '.join(outputs)})", type(made).__name__)
     for name in outputs:
         if name not in made:
-            raise UserCodeError(f"`{function}` gave no value for the output {name!r}{nearest(name, made)}; `outputs` of the reference lists what it must give")  # fmt: skip
+            got = f"values for {', '.join(map(str, made)) or 'no name'}{nearest(name, made)}"
+            _wrong_value(function, f"a value for the output {name!r}, which `outputs` lists", got)
     for name, value in made.items():
         if not hasattr(value, "shape") or not hasattr(value, "dtype"):
-            raise UserCodeError(f"`{function}` gave {_said(value)} for {name!r}; it must be an array")
+            _wrong_value(function, f"an array for {name!r}", _kind(value))
 
 
 def require_masks(masks: Any, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, Array]]:
-    """The masks of these values.
+    """Yield the masks by the names of the values.
 
     Raises:
-        UserCodeError: one does not fit its value, or leaves nothing to compare.
+        UserCodeError: a mask does not fit its value, or excludes all of it.
     """
     if not isinstance(masks, Mapping):
-        raise UserCodeError(f"`masks` gave {_said(masks)}; it must give masks by the names of the values")
+        _wrong_value("masks", "masks by the names of the values", _kind(masks))
     for name, given in masks.items():
         mask = np.asarray(given)
         shape = shapes.get(name)
@@ -114,16 +125,18 @@ def require_masks(masks: Any, shapes: Mapping[str, tuple[int, ...]]) -> Iterator
             continue
         fits = mask.ndim <= len(shape) and all(n in (1, size) for n, size in zip(mask.shape, shape, strict=False))
         if mask.dtype != bool or not fits:
-            raise UserCodeError(
-                f"`masks` gave for {name!r} {mask.dtype} of shape {list(mask.shape)}, and the value has the shape {list(shape)}; a mask is "
-                "bool and has the value's leading axes, with 1 for an axis along which all count alike"
-            )
+            axes = f"the leading axes of {list(shape)}, with 1 for an axis along which all elements count the same"
+            _wrong_value("masks", f"bool for {name!r}, with {axes}", f"{mask.dtype} of shape {list(mask.shape)}")
         if not mask.any():
-            raise UserCodeError(
-                f"`masks` leaves nothing of {name!r} to compare: it is false everywhere; it must be true where the value counts"
-            )
+            _wrong_value("masks", f"true where {name!r} counts", "false everywhere, so that nothing is compared")
         yield name, mask
 
 
-def _said(value: Any) -> str:
+def _wrong_value(function: str, expected: str, got: str) -> NoReturn:
+    raise UserCodeError(
+        Finding("reference-values-invalid", f"the value of `{function}`", expected=expected, got=got, fix=EXAMPLE)
+    )
+
+
+def _kind(value: Any) -> str:
     return f"an array of {value.dtype}" if isinstance(value, np.ndarray) else type(value).__name__
