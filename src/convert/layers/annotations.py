@@ -86,13 +86,16 @@ class Rope:
 
 CARRIES = Key(
     Scalar((str, int, float), "a factor such as 1/sqrt(H)", parse_factor),
-    "a factor that the source folds into the weight and the target's code applies itself: 1/sqrt(H), sqrt(D), a number",
+    "Factor that the source folds into the weight and that the target's code applies itself: a number, sqrt(D) or 1/sqrt(H). Default: none.",
 )
 ROPE = Key(
     MapOf(Choice(PAIRS), "a mapping of an axis to its pairs, such as {H: interleaved}"),
-    "axis that the source turns by RoPE next -> which features are a pair: interleaved (0, 1), or half-split (0, H/2)",
+    "Mapping of the axis that the source rotates with RoPE to the features that form a pair: `interleaved` (0, 1) or `half-split` (0, H/2). Default: no RoPE.",
 )
-TARGET_ROPE = Key(Choice(PAIRS), "which features the target's code turns as a pair (default: half-split)")
+TARGET_ROPE = Key(
+    Choice(PAIRS),
+    "Features that the target's code rotates as a pair, `interleaved` or `half-split`. Default: half-split.",
+)
 
 
 @dataclass(frozen=True)
@@ -119,10 +122,10 @@ def _parse_order(text: str) -> str:
 _ORDER = Scalar(str, "letters such as HWC", _parse_order)
 FLATTENED = Key(
     MapOf(_ORDER, "a mapping of an axis to the axes that it is made of, such as {D: HWC}"),
-    "axis that the source makes by flattening a map -> the map's axes in its order: {D: HWC}. `axes` gives their sizes",
+    "Mapping of an axis that the source gets by flattening a map to the map's axes in the source's order, such as {D: HWC}; `axes` gives their sizes. Default: nothing was flattened.",
 )
 TARGET_FLATTENED = Key(
-    _ORDER, "the order in which the target's code flattens the map (default: channels first, such as CHW)"
+    _ORDER, "Order in which the target's code flattens the map. Default: channels first, such as CHW."
 )
 
 
@@ -163,42 +166,37 @@ V = "spectral_norm_v"  # role of the second vector's leaf
 BIAS_U = "spectral_norm_bias"  # role of the leaf that holds the bias's vector u
 _FEATURES = Key(
     Scalar(str, "axis letters such as NH", parse_axes),
-    "letters of the weight's axes for which this leaf has numbers, where they are not the output's: of several output axes flax takes the "
-    "last that is stored",
+    "Letters of the weight's axes that this leaf has values for. Default: the output axes (of several, flax uses the last stored one).",
 )
 NORMALIZED: Mapping[str, Key] = {
     "weight_norm": Key(
         Either(
             PATTERN,
-            Record({"scale": Key(PATTERN, "path of the scale", required=True), "axes": _FEATURES}, "a weight norm"),
+            Record({"scale": Key(PATTERN, "Path of the scale.", required=True), "axes": _FEATURES}, "a weight norm"),
         ),
-        "path of the scale of a flax or Equinox WeightNorm around this layer: the source computes with scale * kernel / |kernel|, the "
-        "norm taken for each output; or {scale: path, axes: H}. It is folded into the weight, unless the target has a `parametrization`",
+        "Path of the scale of a flax or Equinox WeightNorm around this layer, or {scale: path, axes: H}. The weight scale * kernel / |kernel| is folded into one tensor, unless the target has a `parametrization`. Default: no weight norm.",
     ),
     "spectral_norm": Key(
         Either(
             PATTERN,
             Record(
                 {
-                    "u": Key(PATTERN, "path of the vector u, of a number for each output", required=True),
-                    "v": Key(PATTERN, "path of the vector v, where the source divides by u w v as both are stored (Equinox, at inference)"),
-                    "steps": Key(INTEGER, "steps of the power iteration that the source takes from u at every call (flax: n_steps, 1)"),
-                    "bias": Key(PATTERN, "path of the vector u of the bias, which flax normalises, too, where it has two axes or more"),
+                    "u": Key(PATTERN, "Path of the vector u, which has one value per output.", required=True),
+                    "v": Key(PATTERN, "Path of the vector v, if the source divides by u w v as stored (Equinox at inference). Default: v is computed by power iteration."),
+                    "steps": Key(INTEGER, "Number of power iterations that the source runs from u at every call. Default: 1, as in flax."),
+                    "bias": Key(PATTERN, "Path of the vector u of the bias; flax also normalizes a bias with two or more axes. Default: the bias is not normalized."),
                     "axes": _FEATURES,
                 },
                 "a spectral norm",
             ),
         ),
-        "path of the vector u of a flax SpectralNorm around this layer: the source takes one more step of the power iteration "
-        "from u at every call, and divides by the sigma that it finds, not by the stored one; or {u: path, steps: 3}; or {u: path, v: path} "
-        "of an Equinox SpectralNorm, which takes none at inference. It is folded into the weight",
+        "Path of the vector u of a flax SpectralNorm around this layer, or {u: path, steps: 3}; {u: path, v: path} for Equinox. The weight divided by sigma is folded into one tensor; flax computes sigma with one more power iteration at every call, so the stored one is not used. Default: no spectral norm.",
     ),
-    "normalization_epsilon": Key(Scalar((float, int), "a number", parse_epsilon), f"what weight_norm or spectral_norm adds to a squared norm (default: flax's {EPSILON:g}; Equinox's weight norm adds 0)"),
+    "normalization_epsilon": Key(Scalar((float, int), "a number", parse_epsilon), f"Number that weight_norm or spectral_norm adds to a squared norm; 0 for Equinox's weight norm. Default: {EPSILON:g}, as in flax."),
 }  # fmt: skip
 PARAMETRIZATION = Key(
     Choice(tuple(PARAMETRIZATIONS)),
-    "the target keeps a weight norm's two tensors: weight_norm (torch.nn.utils.parametrizations: original0 and original1), "
-    "old_weight_norm (torch.nn.utils.weight_norm: weight_g and weight_v)",
+    "Keeps the two tensors of a weight norm in the target: weight_norm (torch.nn.utils.parametrizations: original0, original1) or old_weight_norm (torch.nn.utils.weight_norm: weight_g, weight_v). Default: the norm is folded into one weight.",
 )
 
 

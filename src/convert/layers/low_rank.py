@@ -164,14 +164,14 @@ PLUS = Record(
     {
         "einsum": Key(
             Scalar(str, "an einsum such as ...D,DR,RE->...E", parse_product),
-            "the source's equation, X,A,B->Y, with the pair behind the input",
+            "Equation of the source, X,A,B->Y, with the pair after the input.",
             required=True,
         ),
-        "from": Key(PATTERN, "path of A", required=True),
-        "times": Key(PATTERN, "path of B", required=True),
+        "from": Key(PATTERN, "Path of A.", required=True),
+        "times": Key(PATTERN, "Path of B.", required=True),
         "scale": Key(
             Scalar((str, int, float), "a factor such as 16/R", parse_scale),
-            "what the source multiplies the product by: 2, 16/R, $lora_alpha/R, $lora_alpha/sqrt(R) (default: 1)",
+            "Factor that the source multiplies the product by: 2, 16/R, $lora_alpha/R or $lora_alpha/sqrt(R). Default: 1.",
         ),
     },
     "a pair that is added",

@@ -119,13 +119,13 @@ def module_target(**extra: Key) -> Record:
     return Record(
         {
             "module": Key(
-                PATTERN, "the module's name in the state_dict, with {i} and {a,b} as in `from`", required=True
+                PATTERN, "Name of the module in the state_dict, with {i} and {a,b} as in `from`.", required=True
             ),
-            "weight": Key(Scalar(str, "a name"), "the parameter's name in the module, when it is not `weight`"),
-            "bias": Key(Scalar(str, "a name"), "the bias's name in the module, when it is not `bias`"),
+            "weight": Key(Scalar(str, "a name"), "Name of the parameter in the module. Default: weight."),
+            "bias": Key(Scalar(str, "a name"), "Name of the bias in the module. Default: bias."),
             "part": Key(
                 Scalar(str, "a part such as 1 of 2", parse_part),
-                "these are the first (1 of 2) or the next rows of the tensor; another rule makes the others",
+                "Part of the tensor's rows that this rule writes, such as `1 of 2`; other rules write the other parts. Default: the whole tensor.",
             ),
             **extra,
         },
@@ -133,37 +133,41 @@ def module_target(**extra: Key) -> Record:
     )
 
 
-TENSOR_TARGET = Record({"name": Key(PATTERN, "the tensor's full name in the state_dict", required=True)}, "a target")
+TENSOR_TARGET = Record({"name": Key(PATTERN, "Full name of the tensor in the state_dict.", required=True)}, "a target")
 
 SHARED: Mapping[str, Key] = {
     "from": Key(
         PATTERN,
-        "path of the source leaf (the kernel, scale or table), with {i} for an index and {a,b} for alternatives",
+        "Path of the source leaf (the kernel, scale or table), with {i} for an index and {a,b} for alternatives.",
     ),
     "stacked": Key(
         MapOf(INTEGER, "a mapping of an index to the axis that stacks it, such as {i: 0}"),
-        "index of the target that the source stacks on an axis (scanned or vmapped layers)",
+        "Mapping of an index of the target to the axis that the source stacks it on (scanned or vmapped layers). Default: nothing is stacked.",
     ),
     "index_from": Key(
         MapOf(ListOf(Scalar(str, "the name of an index")), "a mapping such as {i: [s, p]}"),
-        "index of the target that counts through several of the source, the slowest first: {i: [s, p]}",
+        "Mapping of an index of the target to several indices of the source that together number it, the slowest first: {i: [s, p]}. Default: both sides have the same indices.",
     ),
-    "absent_if": Key(PATTERN, "path of a leaf that stands in place of these: where it is, they may be absent"),
-    "optional": Key(FLAG, "true: some or all of these leaves may be absent"),
+    "absent_if": Key(PATTERN, "Path of leaves that may exist instead of these: where they exist, these may be absent."),
+    "optional": Key(FLAG, "Whether the leaves may be absent. Default: false."),
     "layer_type": Key(
-        Scalar(str, "a word"), "the type of layers that has these leaves, of those that `layer_types` tells apart"
+        Scalar(str, "a word"),
+        "Type of the layers that have these leaves, one of those that the header's `layer_types` declares. Default: all layers.",
     ),
-    "dtype": Key(Choice(tuple(SAFETENSORS_TAGS)), "what these tensors are written in, whatever --dtype says"),
+    "dtype": Key(
+        Choice(tuple(SAFETENSORS_TAGS)),
+        "Dtype of these tensors in the output, regardless of --dtype. Default: that of --dtype, or of the source.",
+    ),
 }
-BIAS = Key(PATTERN, "path of the bias's leaf")
+BIAS = Key(PATTERN, "Path of the leaf of the bias. Default: no bias.")
 KEPT_AXES = Scalar(str, "axis letters such as ED, or .ED", parse_kept_axes)
 AXES = Key(
     KEPT_AXES,
-    "letters of the leaf's axes, in stored order, without stacked ones; a dot is an axis of size 1, which goes",
+    "Letters of the leaf's axes in stored order, without stacked axes; a dot is an axis of size 1, which is removed. Default: the leaf is kept as stored.",
 )
 EPSILON = Key(
     Scalar((float, int, str), "a number or $fact", parse_epsilon),
-    "added to the variance: a number, or $name of a fact",
+    "Number that is added to the variance, or $name of a fact.",
 )
 
 # jax.nn / flax.linen names on the left; what is stored in the metadata and compared by a check.
@@ -225,5 +229,7 @@ ACTIVATION = Key(
             ("swish", "write silu, the same function"),
         ),
     ),
-    "what the source applies to this layer's result: " + "; ".join(f"{k} is {v}" for k, v in ACTIVATIONS.items()),
+    "Activation that the source applies to the result of this layer; a check compares it. "
+    + "; ".join(f"{name}: {formula}" for name, formula in ACTIVATIONS.items())
+    + ". Default: not stated, and not compared.",
 )

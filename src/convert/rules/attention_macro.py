@@ -65,30 +65,33 @@ LIBRARIES: Mapping[str, Library] = {
 }
 _TARGET = Record(
     {
-        "module": Key(PATTERN, "the module's name in the state_dict", required=True),
+        "module": Key(PATTERN, "Name of the module in the state_dict.", required=True),
         "projections": Key(
             PATTERN,
-            "names of three Linears in the module, such as '{q,k,v}_proj', where it is no torch.nn.MultiheadAttention",
+            "Names of the three Linears in the module, such as '{q,k,v}_proj'. Default: the module is a torch.nn.MultiheadAttention.",
         ),
-        "output": Key(PATTERN, "name of the Linear behind the heads (default: out_proj)"),
+        "output": Key(PATTERN, "Name of the Linear after the heads. Default: out_proj."),
     },
     "a target",
 )
 KEYS: Mapping[str, Key] = {
     WORD: Key(
         Either(PATTERN, MapOf(Either(PATTERN, _TARGET))),
-        "torch.nn.MultiheadAttention, or its projections apart; from a library's layer as a whole",
+        "Target of the whole attention layer: a torch.nn.MultiheadAttention, or separate projections.",
         required=True,
     ),
-    "layer": Key(Choice(tuple(LIBRARIES)), "the source's layer, by the library's name for it", required=True),
-    "from": Key(PATTERN, "where the layer's leaves are", required=True),
+    "layer": Key(
+        Choice(tuple(LIBRARIES)),
+        "Class of the source's layer, such as flax.linen.MultiHeadDotProductAttention.",
+        required=True,
+    ),
+    "from": Key(PATTERN, "Path of the layer whose leaves are read.", required=True),
     "axes": Key(
         Scalar(str, "letters such as DNH", parse_axes),
-        "letters of the width, the heads and a head's width (DNH); with those of keys and values where they have their own "
-        "(DNHKV); of libraries that keep the heads in one axis: DE, DEKV",
+        "Letters of the width, the heads and the width of a head (DNH); DNHKV if keys and values have their own widths. Libraries that keep all heads in one axis take DE or DEKV.",
         required=True,
     ),
-    "bias": Key(FLAG, "whether the layer has biases (default: as the library has)"),
+    "bias": Key(FLAG, "Whether the layer has biases. Default: as in the library."),
     **{key: SHARED[key] for key in ("stacked", "index_from", "optional", "layer_type", "dtype", "absent_if")},
 }
 RECORD = Record(dict(KEYS), "an `attention` rule")

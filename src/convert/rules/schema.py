@@ -1,4 +1,4 @@
-"""The keys of a rule file, what each may hold, and the JSON Schema that follows from them."""
+"""Declare the keys of a rule file and their values, from which the JSON Schema follows."""
 
 from __future__ import annotations
 
@@ -29,32 +29,34 @@ def _parse_factors(value: str | int) -> tuple[int | str, ...]:
 
 
 def parse_axis_name(text: str) -> str:
-    """A letter, or the name of an index such as ``i`` or ``layer``.
+    """Check a letter, or the name of an index such as ``i`` or ``layer``.
 
     Raises:
         ValueError: something else.
     """
     if not text.isidentifier():
-        raise ValueError(f"an axis is called by a letter (or an index by its name), not {text!r}")
+        raise ValueError(f"expected a letter for an axis, or the name of an index, not {text!r}")
     return text
 
 
 _AXIS = Record(
     {
-        "is": Key(TEXT, "what the axis means", required=True),
+        "is": Key(TEXT, "Meaning of the axis, in words.", required=True),
         "equals": Key(
             Scalar((str, int), "a product such as 2*P", _parse_factors),
-            "its size, as a product of integers and letters",
+            "Size of the axis, as a product of integers and letters such as 2*P. Default: any size.",
         ),
     },
     "an axis",
 )
 _TYPES = Record(
     {
-        "of": Key(Scalar(str, "the name of an index", parse_axis_name), "index of the layers", required=True),
+        "of": Key(
+            Scalar(str, "the name of an index", parse_axis_name), "Index that numbers the layers.", required=True
+        ),
         "leaves": Key(
             MapOf(PATTERN, "a mapping of a type to the leaves that only layers of this type have"),
-            "type -> leaves that every layer of this type has, and no other",
+            "Mapping of each type to a path that every layer of this type has, and no layer of another type.",
             required=True,
         ),
     },
@@ -63,33 +65,43 @@ _TYPES = Record(
 _VERSION = Record(
     {
         "sizes": Key(
-            MapOf(Scalar(int, "an integer")), "sizes by which the published model is recognised", required=True
+            MapOf(Scalar(int, "an integer")),
+            "Sizes of axes by which this published model is recognized.",
+            required=True,
         ),
-        "facts": Key(MapOf(Anything()), "facts that hold for it"),
+        "facts": Key(MapOf(Anything()), "Facts of this published model. Default: none."),
     },
     "a version",
 )
 _REQUIREMENT = Record(
     {
-        "is": Key(Anything(), "the only value that the target's code computes with", required=True),
-        "because": Key(TEXT, "why", required=True),
+        "is": Key(Anything(), "The only value that the target's code supports.", required=True),
+        "because": Key(TEXT, "Reason, in words.", required=True),
     },
-    "a need of a target",
+    "a requirement of a target",
 )
 _TARGET = Record(
     {
-        "loads": Key(TEXT, "the class that loads the result", required=True),
-        "config": Key(MapOf(Anything()), "contents of config.json; $name is a size or a fact, $name+1 one more"),
-        "generation": Key(MapOf(Anything()), "contents of generation_config.json, likewise"),
+        "loads": Key(TEXT, "Class that loads the output, for people.", required=True),
+        "config": Key(
+            MapOf(Anything()),
+            "Contents of config.json; $name is replaced by a size or a fact, $name+1 by one more. Default: no config.json.",
+        ),
+        "generation": Key(
+            MapOf(Anything()), "Contents of generation_config.json, as in `config`. Default: no such file."
+        ),
         "rename_prefixes": Key(
             MapOf(Scalar(str, "the beginning of a module's name")),
-            "beginning of a module's name as the rules write it -> as this target has it",
+            "Mapping of a prefix of module names, as the rules write them, to the prefix that this target uses. Default: the same names.",
         ),
         "conventions": Key(
             Choice(CONVENTIONS),
             "whose layers this target has: PyTorch's (the default), Burn's own, or Burn's for its PyTorchToBurnAdapter",
         ),
-        "requires": Key(MapOf(_REQUIREMENT), "fact -> the only value that this target's code computes with, and why"),
+        "requires": Key(
+            MapOf(_REQUIREMENT),
+            "Mapping of a fact to the only value that this target's code supports, with the reason. Default: any value.",
+        ),
     },
     "a target",
 )
@@ -97,40 +109,43 @@ _TARGET = Record(
 
 _SIDECAR = Record(
     {
-        "file": Key(TEXT, "its name, such as config.json", required=True),
+        "file": Key(TEXT, "File name, such as config.json.", required=True),
         "supported": Key(
-            MapOf(ListOf(Anything())), "key -> the values of which these rules are true; any other is refused"
+            MapOf(ListOf(Anything())),
+            "Mapping of a key to the values that these rules support; other values are rejected. Default: any value.",
         ),
     },
-    "a file beside the checkpoint",
+    "a sidecar file",
 )
 
 
 def _parse_period(value: int | str) -> int | str:
     if isinstance(value, int) and value < 1:
-        raise ValueError(f"a period is 1 or more, not {value}")
+        raise ValueError(f"expected a period of at least 1, not {value}")
     return value if isinstance(value, int) else parse_fact(value)
 
 
 _VARIANT_PATH = Record(
     {
-        "path": Key(PATTERN, "what stands in the tree in place of the key", required=True),
-        "stacked": Key(MapOf(INTEGER), "index -> axis of the leaf that stacks it"),
+        "path": Key(PATTERN, "Path in the tree that replaces the key.", required=True),
+        "stacked": Key(
+            MapOf(INTEGER), "Mapping of an index to the axis of the leaf that stacks it. Default: nothing is stacked."
+        ),
         "order": Key(
             ListOf(Scalar(str, "the name of an index")),
-            "the indices that the layers are counted by, the slowest first: [s, p] counts p within s",
+            "Indices that number the layers, the slowest first: [s, p] counts p within s. Default: the path has the index itself.",
         ),
         "period": Key(
             Scalar((int, str), "a number, or a reference to a fact that repeats, such as $pattern", _parse_period),
-            "how many values the last index of `order` has in every tree: a number, or the fact whose list repeats",
+            "Number of values of the last index in `order`, or $name of a fact that repeats a list. Default: as many as the tree has.",
         ),
     },
-    "a place",
+    "a path variant",
 )
 
 
 class _Variant(Field):
-    """A place: its path alone, with more, or several that are counted one after the other."""
+    """A variant: a path alone, a path with more keys, or a list of paths whose layers are numbered one after the other."""
 
     def read(self, node: Node) -> tuple[VariantPath, ...]:
         if isinstance(node.value, tuple):
@@ -148,7 +163,7 @@ class _Variant(Field):
 
 
 class _Rules(ListOf):
-    """The list of rules; its schema has one alternative per kind."""
+    """The list of rules. Its schema has one alternative per kind."""
 
     def schema(self) -> dict[str, Any]:
         return {
@@ -164,48 +179,61 @@ class _Rules(ListOf):
 
 RULE_FILE = Record(
     {
-        "model": Key(Scalar(str, "a name"), "the name to call these rules by", required=True),
-        "family": Key(Scalar(str, "a name"), "a name shared by files of which the tree chooses one"),
-        "title": Key(TEXT, "the model's name, for people", required=True),
+        "model": Key(Scalar(str, "a name"), "Name of the rules, as given on the command line.", required=True),
+        "family": Key(
+            Scalar(str, "a name"),
+            "Name that several models share; the tree decides which of them is used. Default: none.",
+        ),
+        "title": Key(TEXT, "Name of the model, for people.", required=True),
         "reference": Key(
-            TEXT, "`module:function` that builds the JAX and the PyTorch model which `convert check` compares"
+            TEXT,
+            "`module:function` that builds the JAX and the PyTorch model for `convert check`. Default: none, so the model level needs --reference.",
         ),
         "root": Key(
             ListOf(Scalar((str, type(None)), "a path", lambda v: v or ""), or_one=True),
-            "prefixes below which the leaves may lie",
+            "Prefix of all paths in the rules, or several prefixes to try in order. Default: none.",
         ),
         "leaf_names": Key(
             ListOf(Scalar((str, int), "a path", str)),
-            "names of the leaves in the order of the file, where the checkpoint has none (Equinox)",
+            "Names of the leaves in file order, for checkpoints that have no names (Equinox). Default: the checkpoint's names.",
         ),
         "path_variants": Key(
             MapOf(ListOf(_Variant(), or_one=True), "a mapping of a part of a path to its variants", parse_pattern),
-            "part of a path, as the rules write it -> what else may stand there in a tree",
+            "Mapping of a part of a path, as the rules write it, to the other forms that it may have in a tree. Default: paths are as written.",
         ),
-        "axes": Key(MapOf(_AXIS, "a mapping of letters", parse_axis_name), "what each axis letter and index means"),
+        "axes": Key(
+            MapOf(_AXIS, "a mapping of letters", parse_axis_name),
+            "Mapping of each axis letter or index to its meaning. Default: letters without a description.",
+        ),
         "facts": Key(
-            MapOf(Anything()), "what the source computes that is no weight; `ask` when only --set or a version knows"
+            MapOf(Anything()),
+            "Hyperparameters of the source that no weight shows; `ask` if only --set, a version or the sidecar knows the value. Default: none.",
         ),
         "sidecar": Key(
             _SIDECAR,
-            "a JSON file beside the checkpoint: facts of the same names are read from it, and the rest of it goes over to the "
-            "output's config.json",
+            "JSON file next to the checkpoint: facts with the same names are read from it, and its other keys are copied to the output's config.json. Default: no file is read.",
         ),
         "must_divide": Key(
             MapOf(Scalar(str, "an axis letter", parse_letter)),
-            "fact -> letter of a size of which it is a divisor, such as a number of heads that share a width; another is refused",
+            "Mapping of a fact to the letter of a size that it must divide, such as a number of heads that divides the width. Default: no condition.",
         ),
         "needs_confirmation": Key(
             MapOf(TEXT),
-            "fact of the configuration -> what to know of it, as no tree tells its value; said until it is --set",
+            "Mapping of a fact that no checkpoint contains to a note, which the plan prints until --set gives the value. Default: no notes.",
         ),
         "layer_types": Key(
             MapOf(_TYPES),
-            "layers of several types: a name for the list of their types, and how to tell them apart",
+            "Mapping of a list name to the types of layers in it, and the leaves by which each type is recognized. Default: all layers have one type.",
         ),
-        "versions": Key(MapOf(_VERSION), "published sizes"),
-        "targets": Key(MapOf(_TARGET), "PyTorch code that loads the result; the first is the default", required=True),
-        "rules": Key(_Rules(Anything()), "one entry per layer, or per group of layers that are alike", required=True),
+        "versions": Key(MapOf(_VERSION), "Published sizes of the model, by name, with their facts. Default: none."),
+        "targets": Key(
+            MapOf(_TARGET),
+            "Code that loads the output, by the name for --to; the first target is the default.",
+            required=True,
+        ),
+        "rules": Key(
+            _Rules(Anything()), "List of rules, one for each layer or group of similar layers.", required=True
+        ),
     },
     "a rule file",
 )
@@ -214,13 +242,17 @@ RULE_FILE = Record(
 def _target_keys(word: str) -> Key:
     kind = KINDS[word]
     if kind.target is None:
-        return Key(PATTERN, "paths of the leaves to leave out", required=True)
+        return Key(PATTERN, "Path pattern of the leaves that are not converted; may have wildcards.", required=True)
     layer = Either(PATTERN, kind.target)
-    return Key(Either(PATTERN, MapOf(layer)), f"where it goes. {kind.doc}", required=True)
+    return Key(
+        Either(PATTERN, MapOf(layer)),
+        f"Target of the rule: one for all targets of the file, or one for each. {kind.doc}",
+        required=True,
+    )
 
 
 def rule_record(word: str) -> Record:
-    """The keys of a rule of the kind that this word names."""
+    """Return the keys of a rule of this kind."""
     kind = KINDS[word]
     shared = dict(SHARED)
     if kind.from_key == "none":
@@ -238,7 +270,10 @@ def _rule_schema(word: str) -> dict[str, Any]:
     for where, key in [*((keys, key) for key in keys if key in STAND_INS), *((pair, key) for key in pair if key == "scale")]:  # fmt: skip
         said = where[key]
         doc = said.pop("description")
-        where[key] = {"description": doc, "anyOf": [said, {"const": ASK, "description": "left open"}]}
+        where[key] = {
+            "description": doc,
+            "anyOf": [said, {"const": ASK, "description": "Open question: not answered yet."}],
+        }
     if kind.target is not None:  # either one target for all, in short or long form, or one for each of several
         layer = Either(PATTERN, kind.target).schema()
         several = {
@@ -246,7 +281,10 @@ def _rule_schema(word: str) -> dict[str, Any]:
             "additionalProperties": layer,
             "propertyNames": {"not": {"enum": [*kind.target.keys]}},
         }
-        schema["properties"][word] = {"description": f"where it goes. {kind.doc}", "anyOf": [layer, several]}
+        schema["properties"][word] = {
+            "description": f"Target of the rule: one for all targets of the file, or one for each. {kind.doc}",
+            "anyOf": [layer, several],
+        }
     schema |= kind.schema()
     if (left := LEFT_TO_THE_TARGET.get(word)) is not None:  # what it computes follows from the answer
         schema["required"] = [key for key in schema["required"] if key != left]
@@ -254,34 +292,37 @@ def _rule_schema(word: str) -> dict[str, Any]:
     return {"title": word, **schema}
 
 
-# A model may add to a target or to a version that the file describes, and the reverse.
+# The header that models share may have a part of a target or version; each model adds the rest.
 SHARED_HEADER = RULE_FILE.part(targets=MapOf(_TARGET.part()), versions=MapOf(_VERSION.part()))
 ONLY = ListOf(Scalar(str, "the name of a model"), or_one=True)
 
 
 def schema() -> dict[str, Any]:
-    """JSON Schema (draft 2020-12) of a rule file, for editors."""
+    """Return the JSON Schema (draft 2020-12) of a rule file, for editors."""
     file = RULE_FILE.schema()
     header = {key: value for key, value in file["properties"].items() if key not in ("model", "family", "rules")}
     for rule in file["properties"]["rules"]["items"]["oneOf"]:
         rule["properties"]["only_models"] = {
-            "description": "models that the rule is for (with `models`)",
+            "description": "Models that the rule is for, in a file with `models`. Default: all.",
             **ONLY.schema(),
         }
     target = _TARGET.part().schema()
     header["targets"] = {"type": "object", "additionalProperties": target}
     file["properties"]["targets"] = {**file["properties"]["targets"], "additionalProperties": target}
-    below = {"type": "string", "description": "key of config.json under which the config that is taken over stands"}
+    below = {
+        "type": "string",
+        "description": "Key of config.json below which the config of the extended model is put. Default: it is merged at the top.",
+    }
     targets = {
         "type": "object",
         "additionalProperties": {**target, "properties": {**target["properties"], "sidecar_key": below}},
     }
-    taken = {"type": "string", "description": "a model above, whose header this one takes over"}
+    taken = {"type": "string", "description": "Model declared above whose header this one extends. Default: none."}
     versions = {**header["versions"], "additionalProperties": _VERSION.part().schema()}
     own = {**header, "extends": taken, "targets": {**header["targets"], **targets}, "versions": versions}
     model = {"type": "object", "additionalProperties": False, "properties": own}
     file["properties"]["models"] = {
-        "description": "several models in one file: name -> what its header has besides, or instead of, the file's",
+        "description": "Several models in one file: mapping of a name to the header keys that this model adds or replaces.",
         "type": "object",
         "additionalProperties": model,
     }

@@ -181,7 +181,7 @@ def test_a_truncated_stack_is_named(layout: str, damage: Any, said: str | None) 
         ("order: [s, p]", "order: [s]", "rule-path-variants", "{s}", "{p}, {s}"),
         ("w/w: w", "w/w: w_{k}", "rule-path-variants", "none", "{k}"),
         ("order: [s, p]", "order: [s, p], period: $pattern", "rule-path-variants", "repeat", "$pattern"),
-        ("order: [s, p]", "order: [s, p], period: 0", "rule-wrong-value", "1 or more", "0"),
+        ("order: [s, p]", "order: [s, p], period: 0", "rule-wrong-value", "at least 1", "0"),
         ("stacked: {i: 1}", "stacked: {i: 1}, period: 3", "rule-path-variants", "`order`", "`period`"),
     ],
 )

@@ -68,23 +68,23 @@ class DataPath(PathDeclaration):
 
 _TARGET = Record(
     {
-        "module": Key(PATTERN, "name of a torchcde module that is part of the model: its buffers"),
-        "coeffs": Key(PATTERN, "name of one tensor: what the constructor of torchcde's module takes"),
-        "times": Key(PATTERN, "name of the tensor of times that goes with `coeffs`"),
+        "module": Key(PATTERN, "Name of a torchcde module that is part of the model; its buffers are written."),
+        "coeffs": Key(PATTERN, "Name of the one tensor that the constructor of the torchcde module takes."),
+        "times": Key(PATTERN, "Name of the tensor of times that belongs to `coeffs`. Default: no such tensor."),
     },
     "a target",
 )
 _DATA = Key(
     Scalar(str, "the axes of a path's data such as NTC", parse_data),
-    "what each axis of a leaf is: T time, C channels, other letters a batch (default: time and channels last)",
+    "Meaning of each axis of a leaf: T for time, C for channels, other letters for batch axes. Default: time and channels are last.",
 )
 
 
 def _leaves(*roles: str) -> Key:
     path = Scalar(str, "a path below `from`, or from the top of the tree with a slash in front", parse_below)
     return Key(
-        Record({role: Key(path, f"path of {role}") for role in roles}, "`leaves`"),
-        "where the leaves are below `from`, when they are not called as diffrax calls them",
+        Record({role: Key(path, f"Path of {role}.") for role in roles}, "`leaves`"),
+        "Paths of the leaves below `from`, by their names in diffrax. Default: diffrax's names.",
     )
 
 
@@ -105,7 +105,7 @@ class CubicSpline(DataPath):
     source: ClassVar[str] = "diffrax.CubicInterpolation"
     module: ClassVar[str] = "torchcde.CubicSpline"
     word: ClassVar[str] = "cubic_spline"
-    doc: ClassVar[str] = "torchcde.CubicSpline, from diffrax.CubicInterpolation: cat[a, b, 2c, 3d] of (d, c, b, a)"
+    doc: ClassVar[str] = "torchcde.CubicSpline, from diffrax.CubicInterpolation: cat[a, b, 2c, 3d] of (d, c, b, a)."
     keys: ClassVar[Mapping[str, Key]] = {"data": _DATA, "leaves": _leaves("d", "c", "b", "a", TIMES)}
     target: ClassVar[Record] = _TARGET
 
@@ -136,7 +136,7 @@ class LinearInterpolation(DataPath):
     source: ClassVar[str] = "diffrax.LinearInterpolation"
     module: ClassVar[str] = "torchcde.LinearInterpolation"
     word: ClassVar[str] = "linear_interpolation"
-    doc: ClassVar[str] = "the knots that torchcde.LinearInterpolation takes, from diffrax.LinearInterpolation"
+    doc: ClassVar[str] = "Knots of a torchcde.LinearInterpolation, from diffrax.LinearInterpolation."
     keys: ClassVar[Mapping[str, Key]] = {"data": _DATA, "leaves": _leaves("knots", TIMES)}
     target: ClassVar[Record] = _TARGET
 

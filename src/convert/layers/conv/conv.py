@@ -238,12 +238,12 @@ def check_axes(numbers: DimensionNumbers, axes: str) -> None:
 
 AXES = Key(
     Scalar(str, "axis letters such as KIO", parse_axes),
-    "letters of the kernel's axes, in stored order, without stacked ones",
+    "Letters of the kernel's axes in stored order, without stacked axes.",
     required=True,
 )
 GROUP_COUNT = Key(
     Scalar((int, str), "a number or an axis letter", _parse_group_count),
-    "groups of channels that are convolved apart: a number, or the letter whose size it is (default: 1)",
+    "Number of groups of channels that are convolved separately, or the letter whose size it is. Default: 1.",
 )
 
 
@@ -263,12 +263,11 @@ class Convolution(Convolving):
     weight_standardization: Standardized | None = None
 
     word: ClassVar[str] = "conv"
-    doc: ClassVar[str] = "torch.nn.Conv1d, 2d or 3d; the layout is derived from the dimension numbers of the source"
+    doc: ClassVar[str] = "torch.nn.Conv1d, 2d or 3d; the layout is derived from the dimension numbers of the source."
     keys: ClassVar[Mapping[str, Key]] = {
         "dimension_numbers": Key(
             DIMENSIONS,
-            "the source's, as jax.lax takes them: NHWC,HWIO->NHWC; a kernel without I has one filter for each channel, and one with C "
-            "in place of I has O of them (Keras's depthwise kernels: NHWC,HWCO->NHWC)",
+            "Dimension numbers of the source, as jax.lax takes them: NHWC,HWIO->NHWC. A kernel without I has one filter per channel; a kernel with C instead of I has O filters per channel (Keras's depthwise kernels: NHWC,HWCO->NHWC).",
             required=True,
         ),
         "axes": AXES,
@@ -280,7 +279,10 @@ class Convolution(Convolving):
         **NORMALIZED,
     }
     target: ClassVar[Record] = module_target(
-        dimension_numbers=Key(DIMENSIONS, "those of the target's own code, where it is no torch.nn.Conv"),
+        dimension_numbers=Key(
+            DIMENSIONS,
+            "Dimension numbers of the target's own code, if it is not a torch.nn.Conv. Default: those of torch.nn.Conv.",
+        ),
         parametrization=PARAMETRIZATION,
     )
 

@@ -59,17 +59,18 @@ class PaddingField(Field):
 KEYS: Mapping[str, Key] = {
     "padding": Key(
         PaddingField(),
-        "the source's: SAME (flax's default), SAME_LOWER, VALID, CAUSAL, or [low, high] for each spatial axis, as jax.lax "
-        "takes it; what torch needs for the same is told, and compared",
+        "Padding of the source: SAME (flax's default), SAME_LOWER, VALID, CAUSAL, or [low, high] for each spatial axis. The plan prints the equivalent torch arguments, and a check compares them. Default: not stated, and not compared.",
     ),
-    "strides": Key(ListOf(INTEGER, or_one=True), "the source's, for each spatial axis (default: 1); needs `padding`"),
+    "strides": Key(
+        ListOf(INTEGER, or_one=True), "Strides of the source for each spatial axis; requires `padding`. Default: 1."
+    ),
     "dilation": Key(
         ListOf(INTEGER, or_one=True),
-        "the source's kernel_dilation, for each spatial axis (default: 1); needs `padding`",
+        "Kernel dilation of the source for each spatial axis; requires `padding`. Default: 1.",
     ),
     "input_size": Key(
         ListOf(INTEGER, or_one=True),
-        "sizes of the source's input along the spatial axes, where they are always the same: what SAME pads follows from them",
+        "Sizes of the source's input along the spatial axes, if they are fixed; the amount of SAME padding depends on them. Default: any size.",
     ),
 }
 

@@ -48,6 +48,6 @@ def parse_standardized(text: str) -> Standardized:
 
 STANDARDIZED = Key(
     Scalar(str, f"an equation such as {FORMS[0]}", parse_standardized),
-    "the source computes with the kernel standardised over the spatial axes and I: what it writes, "
-    f"{FORMS[0]} or {FORMS[1]}. It is baked into the weight, in float32 or wider",
+    f"Equation by which the source standardizes the kernel over the spatial axes and I: {FORMS[0]} or {FORMS[1]}. "
+    "The standardized kernel is written, computed in float32 or wider. Default: no standardization.",
 )

@@ -38,18 +38,17 @@ class ConvTranspose(Convolving):
 
     word: ClassVar[str] = "conv_transpose"
     doc: ClassVar[str] = (
-        "torch.nn.ConvTranspose1d, 2d or 3d; the order of axes and whether the kernel is turned round are derived"
+        "torch.nn.ConvTranspose1d, 2d or 3d; the order of the axes and whether the kernel is flipped are derived."
     )
     keys: ClassVar[Mapping[str, Key]] = {
         "dimension_numbers": Key(
             DIMENSIONS,
-            "the source's, as jax.lax.conv_transpose takes them: NHWC,HWIO->NHWC (flax), NHWC,HWOI->NHWC (Haiku)",
+            "Dimension numbers of the source, as jax.lax.conv_transpose takes them: NHWC,HWIO->NHWC (flax) or NHWC,HWOI->NHWC (Haiku).",
             required=True,
         ),
         "transpose_kernel": Key(
             FLAG,
-            "true: the source passes it, and the letters I and O of the kernel are those of the forward convolution "
-            "(flax stores H, W, channels out, channels in, and calls it HWIO; so does Keras)",
+            "Whether the source passes transpose_kernel=True: the letters I and O of the kernel are then those of the forward convolution (flax and Keras store H, W, channels out, channels in, and call it HWIO). Default: false.",
         ),
         "axes": AXES,
         "feature_group_count": GROUP_COUNT,

@@ -46,9 +46,11 @@ TIED = _Tied(
     _MODULES,
     Record(
         {
-            "linear": Key(_MODULES, "modules whose weight is the table, as a Linear without a bias: a tied head"),
-            "embedding": Key(_MODULES, "modules whose weight is the table, as an Embedding"),
-            "parameter": Key(_MODULES, "full names of tensors that are the table"),
+            "linear": Key(
+                _MODULES, "Modules whose weight is the table, used as a Linear without a bias (a tied head)."
+            ),
+            "embedding": Key(_MODULES, "Modules whose weight is the table, used as an Embedding."),
+            "parameter": Key(_MODULES, "Full names of tensors that are the table."),
         },
         "`tied`",
     ),
@@ -69,24 +71,23 @@ class Embedding(Stored):
 
     rowwise: ClassVar[bool] = True
     word: ClassVar[str] = "embedding"
-    doc: ClassVar[str] = "torch.nn.Embedding: a row for each entry, kept as stored"
+    doc: ClassVar[str] = "torch.nn.Embedding: one row per entry, copied as stored."
     keys: ClassVar[Mapping[str, Key]] = {
         "axes": AXES,
         "rows": Key(
             Scalar(str, "a reference to a fact such as $vocab_size", parse_fact),
-            "how many entries there are: a table with other numbers of rows is refused, unless they are `padded`",
+            "Number of entries, or $name of a fact. A table with another number of rows is rejected, unless the number is in `padded`. Default: the number of rows.",
         ),
         "padded": Key(
             ListOf(INTEGER, or_one=True),
-            "numbers of rows that the source pads its table to; rows beyond the entries are left out, never filled",
+            "Numbers of rows that the source pads its table to; the rows beyond the entries are dropped. Default: no padding.",
         ),
         "prescaled_by": CARRIES,
     }
     target: ClassVar[Record] = module_target(
         tied=Key(
             TIED,
-            "where else the state_dict has the same table: a Linear's name (`head.weight = emb.weight`, flax's Embed.attend), or "
-            "{linear: ..., embedding: ..., parameter: ...}",
+            "Other names of the same table in the state_dict: the name of a Linear (`head.weight = emb.weight`, flax's Embed.attend), or {linear: ..., embedding: ..., parameter: ...}. Default: one name.",
         )
     )
 

@@ -58,26 +58,31 @@ class Timescales(LayerKind):
 
     guide: ClassVar[str] = "attention"
     word: ClassVar[str] = "buffer"
-    doc: ClassVar[str] = "a buffer that no leaf holds: the inverse timescales of a sinusoidal position embedding"
+    doc: ClassVar[str] = (
+        "A buffer that is computed, not read: the inverse timescales of a sinusoidal position embedding."
+    )
     keys: ClassVar[Mapping[str, Key]] = {
         "timescales": Key(
             Scalar(str, "an axis letter", parse_letter),
-            "letter of the embedding's width; needs the facts min_timescale and max_timescale",
+            "Letter of the embedding's width; requires the facts min_timescale and max_timescale.",
             required=True,
         ),
         "positions": Key(
             Scalar((str, int), "an axis letter or a number", parse_positions),
-            "how many rows: the buffer is the table of sines and cosines itself, not the timescales",
+            "Number of positions: the buffer is the table of sines and cosines. Default: the buffer has the timescales.",
         ),
         "layout": Key(
             Choice(("concatenated", "interleaved")),
-            "of the table: all sines, then all cosines (concatenated), or each sine beside its cosine (interleaved)",
+            "Order of the table: `concatenated` (all sines, then all cosines) or `interleaved` (each sine next to its cosine).",
         ),
         "endpoint": Key(
             Choice(("included", "excluded")),
-            "whether max_timescale is the last one: exponents k / (D/2 - 1) (included, the default) or k / (D/2) (excluded)",
+            "Whether max_timescale is the last timescale: `included` (exponents k / (D/2 - 1)) or `excluded` (k / (D/2)). Default: included.",
         ),
-        "when": Key(Scalar(str, "the name of a fact"), "a fact that must be true for the target to have this buffer"),
+        "when": Key(
+            Scalar(str, "the name of a fact"),
+            "Fact that must be true for the target to have this buffer. Default: the target always has it.",
+        ),
     }
     from_key: ClassVar[str] = "none"
     target: ClassVar[Record] = TENSOR_TARGET

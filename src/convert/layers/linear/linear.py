@@ -49,17 +49,25 @@ class Linear(LayerKind):
     plus: Plus | None = None
 
     word: ClassVar[str] = "linear"
-    doc: ClassVar[str] = "torch.nn.Linear, from the einsum of the source; the layout is derived from the equation"
+    doc: ClassVar[str] = "torch.nn.Linear; the layout is derived from the equation of the source."
     keys: ClassVar[Mapping[str, Key]] = {
         "einsum": Key(
             Either(EITHER_EQUATION, MapOf(EQUATION, "variants such as {plain: ..., transposed: ...}")),
-            "the source's equation, X,W->Y with the weight second, or X,A,B->Y with a pair that makes it; or several, named, "
-            "to be told apart by sizes",
+            "Equation of the layer as the source writes it: X,W->Y with the weight second, or X,A,B->Y for a low-rank pair. Several named equations are variants, of which sizes or --set choose one.",
             required=True,
         ),
-        "times": Key(PATTERN, "path of the second leaf of a pair, X,A,B->Y; `from` is the first"),
-        "plus": Key(PLUS, "a low-rank product that the source adds to this one (LoRA); it is merged into the weight"),
-        "choice": Key(Scalar(str, "a word"), "the name under which --set chooses among several equations"),
+        "times": Key(
+            PATTERN,
+            "Path of the second leaf of a low-rank pair X,A,B->Y; `from` is the path of the first. Default: one weight.",
+        ),
+        "plus": Key(
+            PLUS,
+            "Low-rank product that the source adds to the result (LoRA); it is merged into the weight. Default: none.",
+        ),
+        "choice": Key(
+            Scalar(str, "a word"),
+            "Name by which --set chooses among several named equations; required if there are several.",
+        ),
         "bias": BIAS,
         "activation": ACTIVATION,
         "prescaled_by": CARRIES,
@@ -69,7 +77,8 @@ class Linear(LayerKind):
     }
     target: ClassVar[Record] = module_target(
         einsum=Key(
-            EQUATION, "the target's own equation, in the letters of the source's, where it is no torch.nn.Linear"
+            EQUATION,
+            "Equation of the target's own code, in the letters of the source's equation, if it is not a torch.nn.Linear. Default: that of torch.nn.Linear.",
         ),
         rope=TARGET_ROPE,
         flattened=TARGET_FLATTENED,

@@ -49,12 +49,14 @@ class GroupNorm(Norm):
     group_size: int | None = None
 
     word: ClassVar[str] = "group_norm"
-    doc: ClassVar[str] = "torch.nn.GroupNorm: groups of neighbouring channels, normalised over all positions"
+    doc: ClassVar[str] = "torch.nn.GroupNorm: groups of adjacent channels, normalized over all positions."
     keys: ClassVar[Mapping[str, Key]] = {
         "multiplies_by": FACTOR,
         "epsilon": Key(EPSILON.field, EPSILON.doc, required=True),
-        "num_groups": Key(COUNT, "how many groups the source makes of the channels (flax's default: 32)"),
-        "group_size": Key(COUNT, "how many channels a group has, where the source says that instead"),
+        "num_groups": Key(
+            COUNT, "Number of groups of channels in the source (32 in flax by default). Give this or `group_size`."
+        ),
+        "group_size": Key(COUNT, "Number of channels per group in the source. Give this or `num_groups`."),
         "bias": BIAS,
         "axes": AXES,
     }
@@ -134,16 +136,16 @@ class BatchNorm(Norm):
 
     word: ClassVar[str] = "batch_norm"
     doc: ClassVar[str] = (
-        "torch.nn.BatchNorm1d, 2d or 3d: weight, bias, running_mean, running_var, and num_batches_tracked (0)"
+        "torch.nn.BatchNorm1d, 2d or 3d: weight, bias, running_mean, running_var, and num_batches_tracked (0)."
     )
     keys: ClassVar[Mapping[str, Key]] = {
         "multiplies_by": FACTOR,
         "epsilon": Key(EPSILON.field, EPSILON.doc, required=True),
-        "mean": Key(PATTERN, "path of the running mean (flax: batch_stats/.../mean)", required=True),
-        "var": Key(PATTERN, "path of the running variance (flax: batch_stats/.../var)", required=True),
+        "mean": Key(PATTERN, "Path of the running mean (flax: batch_stats/.../mean).", required=True),
+        "var": Key(PATTERN, "Path of the running variance (flax: batch_stats/.../var).", required=True),
         "momentum": Key(
             Scalar((float, int), "a number", _parse_momentum),
-            "the source's: the share of the running statistics that a step keeps (flax: 0.99). torch's `momentum` is 1 minus it",
+            "Momentum of the source: the share of the running statistics that a training step keeps (flax: 0.99). torch's `momentum` is 1 minus it. Default: not stated, and not compared.",
         ),
         "bias": BIAS,
         "axes": AXES,

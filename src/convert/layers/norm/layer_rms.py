@@ -37,15 +37,15 @@ FACTOR = Key(
         (*SOURCE_FACTORS, UNSCALED),
         (("1 + scale", "write it without spaces: 1+scale"), ("weight", "in the source it is called scale")),
     ),
-    "what the source multiplies by: scale, 1+scale, or 1 where it has no scale; then there is no `from`, and the paths of the "
-    "bias and of the statistics name the leaves",
+    "Factor that the source applies: `scale`, `1+scale`, or `1` if it has no scale. With `1` there is no `from`; the paths of the bias and of the statistics name the leaves.",
     required=True,
 )
-TARGET_FACTOR = Key(Choice(TARGET_FACTORS), "what the target's code multiplies by (default: weight)")
+TARGET_FACTOR = Key(
+    Choice(TARGET_FACTORS), "Factor that the target's code applies: `weight` or `1+weight`. Default: weight."
+)
 HAS = Key(
     Choice(tuple(HELD)),
-    "which of the two the target's module has. Default: weight and bias for batch_norm and group_norm, as torch makes them; else "
-    "weight, and bias where the source has one. What the source has not is written as ones and zeros",
+    "Parameters of the target's module: weight, bias or both. Parameters that the source lacks are written as ones and zeros. Default: weight and bias for batch_norm and group_norm, as torch creates them; otherwise weight, and bias if the source has one.",
 )
 
 
@@ -232,7 +232,7 @@ class LayerNorm(Norm):
 
     centred: ClassVar[bool] = True
     word: ClassVar[str] = "layer_norm"
-    doc: ClassVar[str] = "layer norm: subtracts the mean, divides by the standard deviation"
+    doc: ClassVar[str] = "Layer norm: subtracts the mean and divides by the standard deviation."
     bare: ClassVar[str] = "torch.nn.LayerNorm(..., elementwise_affine=False)"
 
 
@@ -241,5 +241,5 @@ class RMSNorm(Norm):
     """Normalises the root mean square; has no bias in any library known to us, yet may have one here."""
 
     word: ClassVar[str] = "rms_norm"
-    doc: ClassVar[str] = "RMS norm: divides by the root mean square"
+    doc: ClassVar[str] = "RMS norm: divides by the root mean square."
     bare: ClassVar[str] = "torch.nn.RMSNorm(..., elementwise_affine=False)"

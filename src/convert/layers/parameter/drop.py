@@ -25,8 +25,10 @@ class Drop(LayerKind):
 
     guide: ClassVar[str] = "rules"
     word: ClassVar[str] = "drop"
-    doc: ClassVar[str] = "leaves that are left out, with the reason"
-    keys: ClassVar[Mapping[str, Key]] = {"because": Key(REASON, "why these leaves are not wanted", required=True)}
+    doc: ClassVar[str] = "Leaves that are not converted, with the reason."
+    keys: ClassVar[Mapping[str, Key]] = {
+        "because": Key(REASON, "Reason why these leaves are not converted.", required=True)
+    }
     target: ClassVar[None] = None
 
     from_key: ClassVar[str] = "none"

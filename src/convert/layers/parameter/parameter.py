@@ -47,7 +47,7 @@ class Parameter(Stored):
     """A tensor that both sides store alike; what they do with it is the same code."""
 
     word: ClassVar[str] = "parameter"
-    doc: ClassVar[str] = "a raw parameter, kept as stored; the target is the tensor's full name"
+    doc: ClassVar[str] = "A parameter that is copied as stored; the target is the full name of the tensor."
     target: ClassVar[Record] = TENSOR_TARGET
 
     @classmethod

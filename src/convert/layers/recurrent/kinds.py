@@ -33,10 +33,10 @@ def _parse_leaf_path(text: str) -> str:
 
 _CELL = Record(
     {
-        "n": Key(Scalar(str, "an equation"), "a GRU's candidate: tanh(W x + b + r * (U h + c)), or tanh(W x + b + U (r * h))"),
-        "h": Key(Scalar(str, "an equation"), "the new state: (1 - z) * n + z * h, or tanh(W x + b + U h + c)"),
-        "f": Key(Scalar(str, "an equation"), "an LSTM's forget gate, where something is added: sigmoid(W x + U h + b + 1)"),
-        "c": Key(Scalar(str, "an equation"), "an LSTM's cell state: f * c + i * g"),
+        "n": Key(Scalar(str, "an equation"), "Candidate of a GRU: tanh(W x + b + r * (U h + c)) or tanh(W x + b + U (r * h))."),
+        "h": Key(Scalar(str, "an equation"), "New state: (1 - z) * n + z * h, or tanh(W x + b + U h + c)."),
+        "f": Key(Scalar(str, "an equation"), "Forget gate of an LSTM, if the source adds a constant: sigmoid(W x + U h + b + 1). Default: nothing is added."),
+        "c": Key(Scalar(str, "an equation"), "Cell state of an LSTM: f * c + i * g."),
     },
     "a cell's equations",
 )  # fmt: skip
@@ -77,24 +77,28 @@ class Recurrent(LayerKind):
     keys: ClassVar[Mapping[str, Key]] = {
         "cell": Key(
             Either(Scalar(str, "a cell such as flax.linen.GRUCell, or keras.layers.GRU(reset_after=False)"), _CELL),
-            "the source's cell, by its name and arguments in its library, or its equations",
+            "Cell of the source: its name and arguments in its library, or its equations.",
             required=True,
         ),
         "leaves": Key(
             MapOf(Scalar(str, "what a leaf holds, such as W [I, zrn]", parse_held), key=_parse_leaf_path),
-            "path below `from` -> what the leaf holds; needed for equations, and for leaves that are called otherwise",
+            "Mapping of a path below `from` to the meaning of the leaf; required with equations, and if the leaves have other names than in the library. Default: the library's names.",
         ),
-        "inputs": Key(Scalar(str, "an axis letter", parse_letter), "letter of the input's width"),
-        "hidden": Key(Scalar(str, "an axis letter", parse_letter), "letter of the state's width"),
+        "inputs": Key(Scalar(str, "an axis letter", parse_letter), "Letter of the input's width. Default: no letter."),
+        "hidden": Key(Scalar(str, "an axis letter", parse_letter), "Letter of the state's width. Default: no letter."),
     }
     target: ClassVar[Record] = Record(
         {
-            "module": Key(PATTERN, "the module's name in the state_dict", required=True),
-            "layer": Key(Scalar((int, str), "a number or an index", _parse_layer), "which of its layers (default: 0)"),
-            "direction": Key(
-                Choice(tuple(DIRECTIONS)), "forward, or backward in a bidirectional one; both as in `from`"
+            "module": Key(PATTERN, "Name of the module in the state_dict.", required=True),
+            "layer": Key(
+                Scalar((int, str), "a number or an index", _parse_layer),
+                "Index of the layer in the torch module. Default: 0.",
             ),
-            "bias": Key(FLAG, "false: the target was made with bias=False"),
+            "direction": Key(
+                Choice(tuple(DIRECTIONS)),
+                "Direction of the layer in a bidirectional torch module, `forward` or `backward`. Default: forward.",
+            ),
+            "bias": Key(FLAG, "Whether the target was created with bias=True. Default: true."),
         },
         "a target",
     )
@@ -163,7 +167,7 @@ class GRU(Recurrent):
     """``torch.nn.GRU``: one layer in one direction."""
 
     word: ClassVar[str] = "gru"
-    doc: ClassVar[str] = "torch.nn.GRU (rows r, z, n): weight_ih_l0, weight_hh_l0, bias_ih_l0, bias_hh_l0"
+    doc: ClassVar[str] = "torch.nn.GRU (rows r, z, n): weight_ih_l0, weight_hh_l0, bias_ih_l0, bias_hh_l0."
 
 
 @dataclass(frozen=True)
@@ -171,7 +175,7 @@ class LSTM(Recurrent):
     """``torch.nn.LSTM``: one layer in one direction."""
 
     word: ClassVar[str] = "lstm"
-    doc: ClassVar[str] = "torch.nn.LSTM (rows i, f, g, o): weight_ih_l0, weight_hh_l0, bias_ih_l0, bias_hh_l0"
+    doc: ClassVar[str] = "torch.nn.LSTM (rows i, f, g, o): weight_ih_l0, weight_hh_l0, bias_ih_l0, bias_hh_l0."
 
 
 @dataclass(frozen=True)
@@ -180,5 +184,5 @@ class RNN(Recurrent):
 
     word: ClassVar[str] = "rnn"
     doc: ClassVar[str] = (
-        "torch.nn.RNN, with tanh or nonlinearity='relu': weight_ih_l0, weight_hh_l0, bias_ih_l0, bias_hh_l0"
+        "torch.nn.RNN, with tanh or nonlinearity='relu': weight_ih_l0, weight_hh_l0, bias_ih_l0, bias_hh_l0."
     )
