@@ -17,15 +17,13 @@ import pytest
 
 from convert.api import plan_conversion
 from convert.checkpoints.chunks import Box
-from convert.core.findings import Finding
 from convert.core.ops import Add, Flip, Op, Permute, Take
 from convert.layers import probe
-from convert.layers.base import Part, Step
+from convert.layers.base import Part
 from convert.planning.plan import Plan
 from convert.planning.planner import make_plan
 from convert.verify.layers import level as layers
 from convert.verify.layers.level import check_layers
-from convert.verify.layers.placement import misplaced
 from convert.verify.report.report import LevelReport, Verdict
 from convert.verify.weights.level import WeightsPass, check_weights
 from convert.verify.written import open_written
@@ -359,34 +357,6 @@ def test_shapes_that_do_not_fit_are_a_finding(tmp_path: Path) -> None:
     level = check_layers(dataclasses.replace(plan, steps=tuple(steps)), open_written(tmp_path / "out.safetensors"))
     assert level.verdict is Verdict.FAILED and {finding.path for finding in level.findings} == {GATE}
     assert {finding.code for finding in level.findings} == {"layer-misplaced", "layer-not-run"}
-
-
-# ---- names
-
-
-def test_names_agree_in_all_goldens() -> None:
-    for case in ("timesfm-1.0", "timesfm-2.0", "timesfm-2.5"):
-        for to in ("timesfm", "transformers"):
-            plan = plan_conversion("timesfm", checkpoint(case), to=to)
-            assert not any(place(plan, step, part) for step in plan.steps for part in step.parts)
-
-
-def place(plan: Plan, step: Step, part: Part) -> Finding | None:
-    rule = next(rule for rule in plan.rules.rules if rule.at == step.rule)
-    return misplaced(plan, rule, step, part)
-
-
-def test_lexical_order_is_misplaced() -> None:
-    """`x_layers_10` lies before `x_layers_2`: whoever numbers the sorted leaves gets 2.0 wrong."""
-    plan = plan_conversion("timesfm", checkpoint("timesfm-2.0"))
-    step = next(step for step in plan.steps if step.name == "stacked_transformer.layers.2.self_attn.o_proj.weight")
-    part = dataclasses.replace(step.parts[0], leaf=step.parts[0].leaf.replace("x_layers_2", "x_layers_10"))
-    finding = place(plan, step, part)
-    assert finding is not None and finding.code == "layer-misplaced" and finding.expected == step.name
-    assert finding.got.endswith("belongs to stacked_transformer.layers.10.self_attn.o_proj.weight")
-    part = dataclasses.replace(step.parts[0], leaf="mdl_vars/params/freq_emb/emb_var")
-    finding = place(plan, step, part)
-    assert finding is not None and finding.got == part.leaf and finding.path == step.name
 
 
 # ---- skips

@@ -1,0 +1,37 @@
+"""The names of leaves and tensors agree, and a leaf in another tensor is found by them."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from convert.api import plan_conversion
+from convert.core.findings import Finding
+from convert.layers.base import Part, Step
+from convert.planning.plan import Plan
+from convert.verify.layers.placement import misplaced
+from support.goldens import checkpoint
+
+
+def test_names_agree_in_all_goldens() -> None:
+    for case in ("timesfm-1.0", "timesfm-2.0", "timesfm-2.5"):
+        for to in ("timesfm", "transformers"):
+            plan = plan_conversion("timesfm", checkpoint(case), to=to)
+            assert not any(place(plan, step, part) for step in plan.steps for part in step.parts)
+
+
+def place(plan: Plan, step: Step, part: Part) -> Finding | None:
+    rule = next(rule for rule in plan.rules.rules if rule.at == step.rule)
+    return misplaced(plan, rule, step, part)
+
+
+def test_lexical_order_is_misplaced() -> None:
+    """`x_layers_10` lies before `x_layers_2`: whoever numbers the sorted leaves gets 2.0 wrong."""
+    plan = plan_conversion("timesfm", checkpoint("timesfm-2.0"))
+    step = next(step for step in plan.steps if step.name == "stacked_transformer.layers.2.self_attn.o_proj.weight")
+    part = dataclasses.replace(step.parts[0], leaf=step.parts[0].leaf.replace("x_layers_2", "x_layers_10"))
+    finding = place(plan, step, part)
+    assert finding is not None and finding.code == "layer-misplaced" and finding.expected == step.name
+    assert finding.got.endswith("belongs to stacked_transformer.layers.10.self_attn.o_proj.weight")
+    part = dataclasses.replace(step.parts[0], leaf="mdl_vars/params/freq_emb/emb_var")
+    finding = place(plan, step, part)
+    assert finding is not None and finding.got == part.leaf and finding.path == step.name
