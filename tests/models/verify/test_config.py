@@ -18,7 +18,7 @@ from convert.core.errors import CheckpointError
 from convert.planning.plan import Plan
 from convert.references.protocol import Reference
 from convert.verify.config.compare import canonical, check_facts, same, with_facts
-from convert.verify.config.impact import of_activation, of_epsilon, of_numbers, of_rope_theta, worst
+from convert.verify.config.impact import impact_of, of_activation, of_epsilon, of_numbers, of_rope_theta
 from convert.verify.report.report import LevelReport, Verdict
 from convert.verify.run import load_reference
 from convert.verify.written import Written, open_written
@@ -111,10 +111,10 @@ def test_names_of_transformers_mean_ours() -> None:
 def test_another_activation_in_config(made: Any, activation: str) -> None:
     plan, out, reference = made("timesfm-2.5", "transformers")
     finding = only(check_facts(plan, with_config(out, activation=activation), reference))
-    assert "silu" in str(finding) and activation in str(finding) and "config.json's activation" in str(finding)
+    assert "silu" in str(finding) and activation in str(finding) and "config.json's activation" in finding.got
     assert finding.rule.startswith("rules/timesfm-2.5.yaml:")
-    assert finding.data["diagnosis"] == "activation" and finding.data["worst"]["max_abs"] > 0.1
-    assert 'Set activation to "silu"' in finding.data["repair"]
+    assert finding.data["diagnosis"] == "activation" and finding.data["impact"]["max_abs"] > 0.1
+    assert 'set activation to "silu"' in finding.fix
 
 
 def test_swish_is_silu(made: Any) -> None:
@@ -139,7 +139,7 @@ def test_another_epsilon_in_config(made: Any) -> None:
         plan, out, reference = made(case, "transformers")
         finding = only(check_facts(plan, with_config(out, rms_norm_eps=1e-5), reference))
         assert "1e-06" in str(finding) and "1e-05" in str(finding)
-        assert finding.data["worst"]["relative"] == pytest.approx(1 - math.sqrt(1.01e-4 / 1.1e-4), rel=1e-6)
+        assert finding.data["impact"]["relative"] == pytest.approx(1 - math.sqrt(1.01e-4 / 1.1e-4), rel=1e-6)
 
 
 def test_another_rope_base_in_config(made: Any) -> None:
@@ -147,7 +147,7 @@ def test_another_rope_base_in_config(made: Any) -> None:
     changed = with_config(out, rope_parameters={"rope_type": "default", "rope_theta": 1e6})
     finding = only(check_facts(plan, changed, reference))
     assert finding.path == "rope_parameters.rope_theta" and finding.data["fact"] == "rope_theta"
-    assert finding.data["worst"]["max_abs"] > 1 and "1e+06" in str(finding)
+    assert finding.data["impact"]["max_abs"] > 1 and "1e+06" in str(finding)
 
 
 def test_a_size_and_other_facts_in_config(made: Any) -> None:
@@ -161,7 +161,7 @@ def test_a_key_that_is_left_out_has_the_default_of_transformers(made: Any) -> No
     plan, out, reference = made("timesfm-2.5", "transformers")
     assert not check_facts(plan, with_config(out, rms_norm_eps=None), reference).findings  # the default is right
     finding = only(check_facts(plan, with_config(out, num_hidden_layers=None), reference))
-    assert "transformers' default says 20" in str(finding)
+    assert "20 (the default of transformers" in finding.got
 
 
 def test_a_key_that_is_left_out_of_an_unknown_class_is_listed(made: Any) -> None:
@@ -194,7 +194,7 @@ def test_a_module_with_another_epsilon(made: Any) -> None:
     finding = only(check_facts(plan, open_written(out), dataclasses.replace(reference, build=build)))
     assert finding.path == "stacked_xf.1.attn.key_ln" and finding.rule.startswith("rules/timesfm-2.5.yaml:")
     assert finding.data["modules"] == ["stacked_xf.1.attn.key_ln", "stacked_xf.2.attn.key_ln"]
-    assert "1 more module" in str(finding) and finding.data["worst"]["relative"] > 0.01
+    assert "1 more module" in finding.problem and finding.data["impact"]["relative"] > 0.01
 
 
 def test_a_module_with_another_activation_and_another_base(made: Any) -> None:
@@ -230,7 +230,7 @@ def test_a_module_that_cannot_be_asked_is_listed(made: Any) -> None:
         raise RuntimeError("no")
 
     facts = check_facts(plan, open_written(out), dataclasses.replace(reference, build=build))
-    assert not facts.findings and any("did not tell its facts: no" in note for note in facts.notes)
+    assert not facts.findings and any("could not be read: no" in note for note in facts.notes)
     assert "epsilon" in facts.notes[-1]
 
     vague = dataclasses.replace(reference, facts=lambda module: {"stacked_xf.0.ff0": {"activation": "unknown"}})
@@ -256,13 +256,17 @@ def test_a_file_that_was_made_with_other_facts(made: Any) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "said"),
     [
-        ("facts", "{", "`facts` in its header is not a JSON object"),
-        ("facts", "[]", "`facts` in its header is not a JSON object"),
-        ("layers", "{", "`layers` in its header is not a JSON list"),
-        ("layers", "{}", "`layers` in its header is not a JSON list"),
-        ("layers", "[7]", "has '7', which names no layer and its kind"),
-        ("layers", '[{"layer": "a{", "kind": "x"}]', "names no layer and its kind"),
-        ("layers", '[{"layer": "a", "kind": "x", "padding": 3, "allowed_padding": 7}]', "names no layer and its kind"),
+        ("facts", "{", "expected a JSON object"),
+        ("facts", "[]", "expected a JSON object"),
+        ("layers", "{", "expected a JSON list"),
+        ("layers", "{}", "expected a JSON list"),
+        ("layers", "[7]", "expected a layer and its kind, got 7"),
+        ("layers", '[{"layer": "a{", "kind": "x"}]', "expected a layer and its kind"),
+        (
+            "layers",
+            '[{"layer": "a", "kind": "x", "padding": 3, "allowed_padding": 7}]',
+            "expected a layer and its kind",
+        ),
     ],
 )
 def test_a_header_of_other_code(made: Any, key: str, value: str, said: str) -> None:
@@ -276,7 +280,7 @@ def test_a_header_of_other_code(made: Any, key: str, value: str, said: str) -> N
 
 def test_sizes_in_a_header_of_other_code(made: Any) -> None:
     written = open_written(made("timesfm-2.5", "timesfm")[1])
-    with pytest.raises(CheckpointError, match="`sizes` in its header is not a JSON object"):
+    with pytest.raises(CheckpointError, match="`sizes` .* expected a JSON object"):
         check_facts(None, dataclasses.replace(written, metadata={**written.metadata, "sizes": "["}))
 
 
@@ -297,12 +301,12 @@ def test_sizes_of_differences() -> None:
     assert gelu.data["max_abs"] == pytest.approx(4.73e-4, rel=2e-3) and abs(gelu.data["at"]) == pytest.approx(
         2.70, abs=5e-3
     )
-    assert "|x| = 2.70" in gelu.said
-    assert "without bound" in of_activation("relu", "tanh").said
-    assert not of_activation("silu", "something").said
+    assert "|x| = 2.70" in gelu.text
+    assert "without bound" in of_activation("relu", "tanh").text
+    assert not of_activation("silu", "something").text
     assert of_epsilon(1e-6, 1e-5).data["relative"] > of_epsilon(1e-6, 1e-5).data["ordinary"]
-    assert "without bound" in of_epsilon(1e-6, 0.0).said
+    assert "without bound" in of_epsilon(1e-6, 0.0).text
     assert of_rope_theta(1e4, 1e4, {}, 100).data["max_abs"] == 0
-    assert of_numbers([0.1, 0.2], [0.1]).said == "2 numbers against 1"
-    assert of_numbers("a", 1).said == "" and worst("rope", "half-split", "interleaved", {}, 1).said == ""
+    assert of_numbers([0.1, 0.2], [0.1]).text == "2 numbers against 1"
+    assert of_numbers("a", 1).text == "" and impact_of("rope", "half-split", "interleaved", {}, 1).text == ""
     assert same("", [1, 2.0], (1.0, 2)) and not same("", True, 1) and same("activation", "swish", "silu")

@@ -1,4 +1,4 @@
-"""What the source's side computes and no weight tells, as the rules declare it or the header of the written file records it."""
+"""The hyperparameters of the source that no weight holds: declared by the rules, or recorded in the metadata of the file."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from convert.core.errors import CheckpointError
+from convert.core.findings import Finding
 from convert.core.path_pattern import Pattern, parse_pattern
 from convert.core.yaml_nodes import Node
 from convert.planning.plan import Plan
 from convert.verify.written import Written
 
-OF_A_LAYER = (
+LAYER_FACTS = (
     "activation",
     "epsilon",
     "multiplies_by",
@@ -26,16 +27,16 @@ OF_A_LAYER = (
 
 
 @dataclass(frozen=True)
-class Stated:
-    """A fact as the source's side states it.
+class DeclaredFact:
+    """A fact of the source.
 
     Attributes:
         name: ``activation``, ``epsilon``, ``multiplies_by``, or a fact of the whole model.
-        value: for ``multiplies_by`` the target's factor that the weights were written for.
-        at: ``file:line`` of the rule or fact, or the header of the written file.
-        layer: pattern of the target's modules that it holds for; None: the whole model.
+        value: for ``multiplies_by``, the factor of the target for which the weights were written.
+        at: ``file:line`` of the rule or fact, or the header of the file.
+        layer: pattern of the modules that it holds for; None for the whole model.
         kind: of the layer.
-        allowed: values of the target's that are the same, where `value` is words; see `convert.layers.conv.padding.TorchPadding`.
+        allowed: values of the target that mean the same, where `value` is a text; see `convert.layers.conv.padding.TorchPadding`.
     """
 
     name: str
@@ -47,52 +48,58 @@ class Stated:
 
     @property
     def where(self) -> str:
-        """``of LAYER (FILE:LINE)``, for messages."""
+        """``of LAYER (FILE:LINE)``."""
         return f"{f'of {self.layer.text} ' if self.layer else ''}({self.at})"
 
 
-def declared(plan: Plan) -> list[Stated]:
-    """What the rules say."""
-    said: list[Stated] = []
+def declared_facts(plan: Plan) -> list[DeclaredFact]:
+    """List the facts that the rules declare."""
+    facts: list[DeclaredFact] = []
     for entry in plan.layers:
         for rule in plan.rules.rules:
             layer = rule.layer(plan.target)
             if layer is not None and rule.word == entry["kind"] and layer.path.text == entry["layer"]:
-                said += _of_layer(entry, layer.path, rule.at.line_only)
+                facts += _layer_facts(entry, layer.path, rule.at.line_only)
                 break
     node = plan.rules.node
-    return said + [Stated(name, value, _place(plan, node, name)) for name, value in plan.facts.items()]
+    return facts + [DeclaredFact(name, value, _origin(plan, node, name)) for name, value in plan.facts.items()]
 
 
-def declared_in_header(written: Written) -> list[Stated]:
-    """The same, as the written file's header has recorded it; empty when it was written by other code.
+def recorded_facts(written: Written) -> list[DeclaredFact]:
+    """List the facts that the metadata of the file records; empty for files of other code.
 
     Raises:
-        CheckpointError: the header says it in a way that no conversion does.
+        CheckpointError: the metadata has another form than a conversion writes.
     """
     at = f"header of {written.path}"
-    said: list[Stated] = []
+    facts: list[DeclaredFact] = []
     for entry in written.stated("layers"):
         try:
-            said += _of_layer(entry, parse_pattern(entry["layer"]), at)
+            facts += _layer_facts(entry, parse_pattern(entry["layer"]), at)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(
-                f"{written.path}: `layers` in its header has {str(entry)[:80]!r}, which names no layer and its kind ({error}); write "
-                "the file again"
+                Finding(
+                    "converted-metadata-invalid",
+                    f"an entry of `layers` in its metadata was written by other code ({error})",
+                    path=str(written.path),
+                    expected="a layer and its kind",
+                    got=str(entry)[:80],
+                    fix="remove `layers` from the metadata, or convert again",
+                )
             ) from None
-    return said + [Stated(name, value, at) for name, value in written.stated("facts").items()]
+    return facts + [DeclaredFact(name, value, at) for name, value in written.stated("facts").items()]
 
 
-def _of_layer(entry: Mapping[str, Any], layer: Pattern, at: str) -> Iterator[Stated]:
+def _layer_facts(entry: Mapping[str, Any], layer: Pattern, at: str) -> Iterator[DeclaredFact]:
     for key, value in entry.items():
         name = key.removeprefix("target_")
-        if name in OF_A_LAYER and value is not None:
+        if name in LAYER_FACTS and value is not None:
             allowed = tuple(entry.get("allowed_padding", ())) if name == "padding" else ()
-            yield Stated(name, value, at, layer, str(entry["kind"]), allowed)
+            yield DeclaredFact(name, value, at, layer, str(entry["kind"]), allowed)
 
 
-def _place(plan: Plan, node: Node, name: str) -> str:
-    """Where a fact of the model got its value."""
+def _origin(plan: Plan, node: Node, name: str) -> str:
+    """Return where a fact of the model got its value."""
     if name in plan.settings:
         return f"--set {name}={plan.settings[name]}"
     if name in plan.rules.layer_types:

@@ -1,7 +1,7 @@
-"""Keys of ``config.json`` that the rules do not write: what the target's configuration class makes of them.
+"""Find what the keys of ``config.json`` that the rules do not write change in the target's configuration class.
 
-The class is asked twice, with what the rules write and with the key beside it. So defaults, aliases, keys of older versions
-and keys from which others follow are known as transformers knows them, and nothing about them is written down here.
+The class is built twice: from the keys of the rules, and with one more key. Defaults, aliases, keys of older versions and keys
+that others depend on are therefore those of transformers, and none of them is listed here.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from convert.planning.plan import Plan
 from convert.verify.coverage.hf_directory import other_class
 from convert.verify.written import WEIGHTS_KEY, Written
 
-# Which class loads it and in what precision, who wrote it, what training, generating or labelling alone reads, and what
-# changes memory or rounding but not the function.
+# Class, precision and provenance; keys that only training, generation or labelling read; keys that change memory or rounding,
+# but not the function.
 # fmt: off
 HARMLESS = frozenset({
     "architectures", "model_type", "dtype", "torch_dtype", "transformers_version", "name_or_path", "auto_map",
@@ -33,20 +33,20 @@ HARMLESS = frozenset({
 # fmt: on
 RUNNING = ("reorder_and_upcast_attn", "chunk_size_feed_forward")  # how the same function is computed
 TOKENS = ("pad", "bos", "eos", "sep", "cls", "mask", "unk", "decoder_start", "forced_bos", "forced_eos")
-LOADER = ("quantization_config", "compression_config", "fusion_config")  # read by from_pretrained, and by no class
+LOADER = ("quantization_config", "compression_config", "fusion_config")  # read by from_pretrained, not by the class
 UNUSED = ("architectures", "model_type", "dtype", "torch_dtype", "transformers_version")
-SHOWN = 4  # settings that follow from a key
+MAX_SETTINGS = 4  # settings that depend on a key, in a message
 
 
 @dataclass(frozen=True)
 class OtherKeys:
-    """What came of asking.
+    """The outcome.
 
     Attributes:
-        findings: keys that change what is loaded.
+        findings: keys that change the loaded model.
         notes: keys that were not compared.
         unread: keys that the class does not read.
-        causes: a setting of the class -> the key that changes it.
+        causes: setting of the class -> the key that changes it.
     """
 
     findings: tuple[Finding, ...] = ()
@@ -55,53 +55,51 @@ class OtherKeys:
     causes: Mapping[str, str] = field(default_factory=dict)
 
 
-def other_keys(plan: Plan, written: Written) -> OtherKeys:
-    """Compares the keys of ``config.json`` that the rules do not write with the class's defaults, or lists them.
+def compare_other_keys(plan: Plan, written: Written) -> OtherKeys:
+    """Compare the keys of ``config.json`` that the rules do not write with the defaults of the class, or list them.
 
-    What the source's own ``config.json`` says beside its checkpoint is meant, and counts as written by the rules.
+    Values that the sidecar ``config.json`` of the source states are intended, like those of the rules.
     """
     templates = plan.rules.targets[plan.target].config
     if not templates or written.config is None or other_class(plan, written):
         return OtherKeys()
     config = {"model_type": templates.get("model_type"), **written.config}
     running = [_shown(key, config[key]) for key in RUNNING if config.get(key)]
-    notes = _note(running, "it says how the same function is computed; the models are run without it")
+    notes = _note(running, "it changes how the same function is computed; the models run without it")
     sidecar = {key: value for key, value in plan.sidecar.config.items() if key not in templates and not harmless(key)}
-    keys = list(_beyond(config, templates, sidecar))
+    keys = list(_unplanned(config, templates, sidecar))
     lost = [key for key in sidecar if key not in config]
     if not keys and not lost:
         return OtherKeys(notes=notes)
-    meant = {**sidecar, **_meant(config, templates)}
+    planned = {**sidecar, **_planned(config, templates)}
     try:
-        plain = class_config(config, meant)
-    except Exception as error:  # noqa: BLE001 - not installed, or a configuration that it refuses in a way of its own
+        base = class_config(config, planned)
+    except Exception as error:  # noqa: BLE001 - not installed, or it rejects the configuration with any exception
         why = f"{error.name} is not installed" if isinstance(error, ImportError) else " ".join(str(error).split())[:200]
-        return _by_hand(keys, why)
-    asked = _Asked(config, plain, sidecar)
+        return _without_class(keys, why)
+    probe = _ClassProbe(config, base, sidecar)
     for path, value in keys:
-        asked.ask(".".join(path), value, _with(meant, path, value))
+        probe.try_key(".".join(path), value, _with(planned, path, value))
     if lost:
-        asked.ask(", ".join(lost), None, {key: value for key, value in meant.items() if key not in lost})
-    asked.ask("all keys together", None, {**meant, **config})
-    said = asked.said()
-    return replace(said, notes=(*notes, *said.notes))
+        probe.try_key(", ".join(lost), None, {key: value for key, value in planned.items() if key not in lost})
+    probe.try_key("all keys together", None, {**planned, **config})
+    outcome = probe.outcome()
+    return replace(outcome, notes=(*notes, *outcome.notes))
 
 
 def class_config(config: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """``a.b`` -> value of transformers' configuration class for the `model_type` of `config`, made from what is `given`."""
+    """Build the transformers class for the `model_type` of `config` from `given`; return its values as ``a.b`` -> value."""
     from transformers import AutoConfig
 
-    kept = {
-        key: deepcopy(value) for key, value in given.items() if key not in UNUSED
-    }  # the class changes what it is given
-    return dict(flat(AutoConfig.for_model(config.get("model_type", ""), **kept).to_dict()))
+    kept = {key: deepcopy(value) for key, value in given.items() if key not in UNUSED}  # the class modifies them
+    return dict(flatten(AutoConfig.for_model(config.get("model_type", ""), **kept).to_dict()))
 
 
-def flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """``rope_parameters.rope_theta`` and its value; lists are values."""
+def flatten(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield paths such as ``rope_parameters.rope_theta`` with their values; lists are values."""
     for key, value in config.items():
         if isinstance(value, Mapping):
-            yield from flat(value, f"{prefix}{key}.")
+            yield from flatten(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
 
@@ -119,22 +117,22 @@ def harmless(key: str) -> bool:
     )
 
 
-def _beyond(
+def _unplanned(
     config: Mapping[str, Any], templates: Mapping[str, Any], sidecar: Mapping[str, Any], path: tuple[str, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Keys that neither the rules nor the source's own file has so."""
+    """Yield the keys that neither the rules nor the sidecar of the source state with this value."""
     for key, value in config.items():
         if key not in templates:
             if not harmless(key) and (key not in sidecar or sidecar[key] != value):
                 yield (*path, key), value
         elif isinstance(value, Mapping) and isinstance(templates[key], Mapping):
-            yield from _beyond(value, templates[key], {}, (*path, key))
+            yield from _unplanned(value, templates[key], {}, (*path, key))
 
 
-def _meant(config: Mapping[str, Any], templates: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys that the rules write, with the values of the file: whether these are right is compared elsewhere."""
+def _planned(config: Mapping[str, Any], templates: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys that the rules write, with the values of the file; `compare` checks these values."""
     return {
-        key: _meant(value, templates[key])
+        key: _planned(value, templates[key])
         if isinstance(value, Mapping) and isinstance(templates[key], Mapping)
         else value
         for key, value in config.items()
@@ -147,11 +145,11 @@ def _with(config: Mapping[str, Any], path: tuple[str, ...], value: Any) -> dict[
     return {**config, key: _with(config.get(key, {}), tuple(rest), value) if rest else value}
 
 
-def _by_hand(keys: list[tuple[tuple[str, ...], Any]], why: str) -> OtherKeys:
-    """Without the class: its loader's own keys are findings, all others are listed."""
-    findings = tuple(_of_loader(path[0], value) for path, value in keys if path[0] in LOADER)
+def _without_class(keys: list[tuple[tuple[str, ...], Any]], why: str) -> OtherKeys:
+    """Report the keys of the loader, and list all others: without the class, their effect is unknown."""
+    findings = tuple(_loader_finding(path[0], value) for path, value in keys if path[0] in LOADER)
     listed = [_shown(".".join(path), value) for path, value in keys if path[0] not in LOADER]
-    return OtherKeys(findings, _note(listed, f"the class's defaults are not known here: {why}"))
+    return OtherKeys(findings, _note(listed, f"the defaults of the class are unknown: {why}"))
 
 
 def _note(listed: list[str], why: str) -> tuple[str, ...]:
@@ -162,25 +160,21 @@ def _shown(key: str, value: Any) -> str:
     return f"{key} = {_value(value)}"
 
 
-def _of_loader(key: str, value: Any) -> Finding:
+def _loader_finding(key: str, value: Any) -> Finding:
     return _finding(
         key,
-        f"config.json has a {key}, which the rules do not write: from_pretrained loads another model by it than the tensors here "
-        "are. Remove the key, or check the model before it was changed",
+        "from_pretrained loads another model because of this key of config.json",
         [],
         value,
+        expected="no such key, as the rules do not write it",
+        fix="remove the key, or check the model before it was changed",
     )
 
 
-def _finding(key: str, what: str, changes: list[str], value: Any) -> Finding:
-    data = {
-        "diagnosis": key.rsplit(".", 1)[-1],
-        "key": key,
-        "value": value,
-        "changes": changes,
-        "repair": "remove the key",
-    }
-    return Finding("config-key-unexpected", what, path=key, data=data)
+def _finding(key: str, problem: str, changes: list[str], value: Any, *, expected: str = "", fix: str) -> Finding:
+    data = {"diagnosis": key.rsplit(".", 1)[-1], "key": key, "value": value, "changes": changes}
+    got = _value(value) if value is not None else ""
+    return Finding("config-key-unexpected", problem, path=key, expected=expected, got=got, fix=fix, data=data)
 
 
 def _within(name: str, key: str) -> bool:
@@ -192,73 +186,66 @@ def _value(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-class _Asked:
-    """Asks the class what each key changes."""
+class _ClassProbe:
+    """Build the class with one more key at a time, and collect what each key changes."""
 
-    def __init__(self, config: Mapping[str, Any], plain: Mapping[str, Any], sidecar: Collection[str]) -> None:
-        self._config, self._plain, self._beside = config, plain, sidecar
+    def __init__(self, config: Mapping[str, Any], base: Mapping[str, Any], sidecar: Collection[str]) -> None:
+        self._config, self._base, self._sidecar = config, base, sidecar
         self._findings: list[Finding] = []
         self._unread: dict[str, Any] = {}
-        self._kept: set[str] = set()  # by the class, under their own names
+        self._kept: set[str] = set()  # keys that the class keeps under their own names
         self._causes: dict[str, str] = {}
 
-    def ask(self, key: str, value: Any, given: Mapping[str, Any]) -> None:
+    def try_key(self, key: str, value: Any, given: Mapping[str, Any]) -> None:
         if key in LOADER:
-            self._findings.append(_of_loader(key, value))
+            self._findings.append(_loader_finding(key, value))
             return
         try:
             made = class_config(self._config, given)
-        except Exception as error:  # noqa: BLE001 - upstream's code says in its own ways that a configuration is wrong
+        except Exception as error:  # noqa: BLE001 - upstream code rejects a configuration with any exception
             if not self._findings:
-                said = " ".join(str(error).split())[:300]
-                text = f"config.json says {_shown(key, value)}, which transformers' class does not take: {said}. Remove the key"
-                self._findings.append(_finding(key, text, [], value))
+                text = " ".join(str(error).split())[:300]
+                problem = f"the transformers class rejects this value in config.json: {text}"
+                self._findings.append(_finding(key, problem, [], value, fix="remove the key"))
             return
         changed = [
             name
-            for name in {**self._plain, **made}
-            if self._plain.get(name) != made.get(name)
+            for name in {**self._base, **made}
+            if self._base.get(name) != made.get(name)
             and name not in self._causes
             and not harmless(name)
             and not any(_within(name, unread) for unread in (*self._kept, *LOADER))
         ]
-        if not any(_within(name, key) for name in self._plain):  # kept as it is
-            follows = [name for name in changed if not _within(name, key)]
-            if len(follows) < len(changed):
+        if not any(_within(name, key) for name in self._base):  # kept as it is
+            dependent = [name for name in changed if not _within(name, key)]
+            if len(dependent) < len(changed):
                 self._kept.add(key)
-                if not follows:
+                if not dependent:
                     self._unread[key] = value
-            changed = follows
-        if not changed:
-            return
-        self._causes |= dict.fromkeys(changed, key)
-        said = f"config.json says {_shown(key, value)}" if value is not None else f"config.json: {key}"
-        repair = (
-            "The conversion would carry that over: set it back, or check with the source that has this value"
-            if key in self._beside
-            else "The rules do not write it: remove it, or correct them if the source computes so"
-        )
-        whose = "the source's own file has" if key in self._beside else "transformers' default is"
-        default = [f"{whose} {_value(self._plain[key])}"] if key in changed else []
-        follows = [f"{n} is {_value(made.get(n))}, not {_value(self._plain.get(n))}" for n in changed if n != key]
-        more = f" and {len(follows) - SHOWN} more settings" if len(follows) > SHOWN else ""
-        what = "; with it ".join(
-            [said + (f"; {default[0]}" if default else ""), *([", ".join(follows[:SHOWN]) + more] if follows else [])]
-        )
-        self._findings.append(
-            _finding(
-                key,
-                f"{what}. {repair}",
-                changed,
-                value,
-            )
-        )
+            changed = dependent
+        if changed:
+            self._causes |= dict.fromkeys(changed, key)
+            self._findings.append(self._changing(key, value, changed, made))
 
-    def said(self) -> OtherKeys:
-        listed = [_shown(key, value) for key, value in self._unread.items()]
-        notes = _note(
-            listed,
-            "transformers' class does not read them" if len(listed) > 1 else "transformers' class does not read it",
+    def _changing(self, key: str, value: Any, changed: list[str], made: Mapping[str, Any]) -> Finding:
+        """Report a key that changes settings of the class."""
+        from_sidecar = key in self._sidecar
+        origin = "the sidecar of the source" if from_sidecar else "the default of transformers"
+        fix = (
+            "set it back, or check with the source that has this value: the conversion would carry it over"
+            if from_sidecar
+            else "remove the key, which the rules do not write, or correct the rules if the source computes so"
         )
+        dependent = [f"{n} is {_value(made.get(n))}, not {_value(self._base.get(n))}" for n in changed if n != key]
+        more = f" and {len(dependent) - MAX_SETTINGS} more settings" if len(dependent) > MAX_SETTINGS else ""
+        problem = "this key of config.json changes the loaded model"
+        if dependent:
+            problem += f": {', '.join(dependent[:MAX_SETTINGS])}{more}"
+        expected = f"{_value(self._base[key])} ({origin})" if key in changed else ""
+        return _finding(key, problem, changed, value, expected=expected, fix=fix)
+
+    def outcome(self) -> OtherKeys:
+        listed = [_shown(key, value) for key, value in self._unread.items()]
+        notes = _note(listed, f"the transformers class does not read {'them' if len(listed) > 1 else 'it'}")
         causes = {name.rsplit(".", 1)[-1]: key for name, key in self._causes.items() if not name.endswith(key)}
         return OtherKeys(tuple(self._findings), notes, frozenset(self._unread), causes)

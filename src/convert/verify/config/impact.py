@@ -1,4 +1,4 @@
-"""How much a fact that differs can matter at most: computed from the two values, whatever the weights are."""
+"""Bound the effect of a wrong hyperparameter from its two values alone, without the weights."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from convert.layers.activations import NUMPY_ACTIVATIONS
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
-RANGE = 12.0  # of an activation's argument; beyond it every one of them is flat, or a straight line
+RANGE = 12.0  # of the argument of an activation; beyond it, all of them are straight lines
 STEP = 1e-3
 FINE = 1e-6
-SMALLEST_VARIANCE = 1e-4  # of what a norm gets: values around 0.01, as of an embedding initialised with 0.02
+SMALLEST_VARIANCE = 1e-4  # of the input of a norm: values around 0.01, as of an embedding initialised with 0.02
 MAX_POSITIONS = 16384
-HEAD_DIM = 64  # where the model does not say
+HEAD_DIM = 64  # where the model does not state it
 
 
 @dataclass(frozen=True)
-class Worst:
+class Impact:
     """The largest effect of a difference.
 
     Attributes:
-        said: in words; empty when it cannot be computed.
+        text: a sentence; empty when the effect cannot be computed.
         data: the same as numbers.
     """
 
-    said: str = ""
+    text: str = ""
     data: Mapping[str, float] = field(default_factory=dict)
 
 
-def of_activation(one: str, two: str) -> Worst:
-    """The largest difference of two activations, and where."""
+def of_activation(one: str, two: str) -> Impact:
+    """Find the largest difference of two activations, and where it is."""
     if one not in NUMPY_ACTIVATIONS or two not in NUMPY_ACTIVATIONS:
-        return Worst()
+        return Impact()
 
     def gap(x: Array) -> Array:
         return np.abs(NUMPY_ACTIVATIONS[one](x) - NUMPY_ACTIVATIONS[two](x))
@@ -48,24 +48,24 @@ def of_activation(one: str, two: str) -> Worst:
     largest = float(gap(np.asarray([at]))[0])
     data = {"max_abs": largest, "at": at}
     if RANGE - abs(at) < 2 * STEP and gap(np.asarray([2 * at]))[0] > 1.01 * largest:
-        return Worst(f"their difference grows without bound: {largest:.3g} at x = {at:.3g}", data)
+        return Impact(f"their difference grows without bound: {largest:.3g} at x = {at:.3g}", data)
     where = "|x|" if abs(float(gap(np.asarray([-at]))[0]) - largest) < 1e-9 else "x"
     value = abs(at) if where == "|x|" else at
-    return Worst(f"at most {largest:.2e}, at {where} = {value:.2f}", data)
+    return Impact(f"at most {largest:.2e}, at {where} = {value:.2f}", data)
 
 
-def of_epsilon(one: float, two: float) -> Worst:
-    """The largest relative change of a norm's output: that of the smallest variance that is plausible, and the limit."""
+def of_epsilon(one: float, two: float) -> Impact:
+    """Find the largest relative change of the output of a norm: at the smallest plausible variance, and in the limit."""
     if min(one, two) < 0 or max(one, two) == 0:
-        return Worst()
+        return Impact()
 
     def change(variance: float) -> float:
         with np.errstate(divide="ignore"):
             return float(abs(np.sqrt(np.float64(variance + one) / (variance + two)) - 1))
 
     data = {"relative": change(SMALLEST_VARIANCE), "variance": SMALLEST_VARIANCE, "ordinary": change(1.0)}
-    limit = change(0.0)  # not for machines: infinite where one of the two is 0, which JSON does not have
-    return Worst(
+    limit = change(0.0)  # not in `data`: it is infinite where one of the two is 0
+    return Impact(
         f"changes a norm's output by {data['relative']:.1e} where the variance is {SMALLEST_VARIANCE:g}, "
         f"by {data['ordinary']:.1e} where it is 1"
         + (f", by {limit:.1e} where it tends to 0" if np.isfinite(limit) else ", without bound near 0"),
@@ -73,46 +73,46 @@ def of_epsilon(one: float, two: float) -> Worst:
     )
 
 
-def of_rope_theta(one: float, two: float, sizes: Mapping[str, int], context: int) -> Worst:
-    """The largest change of a cosine or sine over the positions, and how early half of it is reached."""
+def of_rope_theta(one: float, two: float, sizes: Mapping[str, int], context: int) -> Impact:
+    """Find the largest change of a cosine or sine over the positions, and how early it exceeds 1."""
     if min(one, two) <= 0:
-        return Worst()
+        return Impact()
     width = sizes.get("H", HEAD_DIM)
     powers = np.arange(0, width, 2) / width
     positions = np.arange(1, min(context, MAX_POSITIONS) + 1)[:, None]
-    turned = 2 * np.abs(np.sin(positions * (one**-powers - two**-powers) / 2)).max(axis=1)  # |exp(ia) - exp(ib)|
-    first, largest = float(turned[0]), float(turned.max())
-    at = int(positions[int(np.argmax(turned)), 0])
-    half = int(positions[int(np.argmax(turned >= 1.0)), 0]) if largest >= 1.0 else 0
-    said = f"turns a pair of a query's numbers by up to {largest:.2g} of its length (position {at}, heads of {width})"
-    return Worst(
-        f"{said}; at position 1 by {first:.1e}" + (f", from position {half} by more than 1" if half else ""),
+    change = 2 * np.abs(np.sin(positions * (one**-powers - two**-powers) / 2)).max(axis=1)  # |exp(ia) - exp(ib)|
+    first, largest = float(change[0]), float(change.max())
+    at = int(positions[int(np.argmax(change)), 0])
+    half = int(positions[int(np.argmax(change >= 1.0)), 0]) if largest >= 1.0 else 0
+    text = f"rotates a pair of features by up to {largest:.2g} of its length (position {at}, head width {width})"
+    return Impact(
+        f"{text}; at position 1 by {first:.1e}" + (f", from position {half} by more than 1" if half else ""),
         {"max_abs": largest, "at": at, "first": first},
     )
 
 
-def of_factor() -> Worst:
-    """A norm whose factor is larger by one."""
-    return Worst("every output of the norm is off by the normalised input itself", {"max_abs": 1.0})
+def of_factor() -> Impact:
+    """Describe a norm whose factor is larger by one."""
+    return Impact("every output of the norm is wrong by the normalised input", {"max_abs": 1.0})
 
 
-def of_numbers(one: Any, two: Any) -> Worst:
-    """The relative difference of two numbers, or of two lists of them."""
+def of_numbers(one: Any, two: Any) -> Impact:
+    """Find the relative difference of two numbers, or of two lists of numbers."""
     try:
         a, b = np.atleast_1d(np.asarray(one, np.float64)), np.atleast_1d(np.asarray(two, np.float64))
     except (TypeError, ValueError):
-        return Worst()
+        return Impact()
     if a.shape != b.shape:
-        return Worst(f"{a.size} numbers against {b.size}", {"declared": float(a.size), "configured": float(b.size)})
+        return Impact(f"{a.size} numbers against {b.size}", {"declared": float(a.size), "configured": float(b.size)})
     gap = np.abs(a - b)
     k = int(np.argmax(gap))
     scale = max(abs(float(a[k])), abs(float(b[k])))
     relative = float(gap[k]) / scale if scale else 0.0
-    return Worst(f"a relative difference of {relative:.1e}", {"max_abs": float(gap[k]), "relative": relative})
+    return Impact(f"a relative difference of {relative:.1e}", {"max_abs": float(gap[k]), "relative": relative})
 
 
-def worst(fact: str, declared: Any, configured: Any, sizes: Mapping[str, int], context: int) -> Worst:
-    """The largest effect of `configured` in place of `declared`; by the fact's name."""
+def impact_of(fact: str, declared: Any, configured: Any, sizes: Mapping[str, int], context: int) -> Impact:
+    """Bound the effect of `configured` in place of `declared`, by the name of the fact."""
     if fact == "activation":
         return of_activation(str(declared), str(configured))
     if fact == "multiplies_by":
@@ -124,4 +124,4 @@ def worst(fact: str, declared: Any, configured: Any, sizes: Mapping[str, int], c
         return of_rope_theta(float(declared), float(configured), sizes, context)
     if len(both) == 2 or (isinstance(declared, list | tuple) and isinstance(configured, list | tuple)):
         return of_numbers(declared, configured)
-    return Worst()
+    return Impact()

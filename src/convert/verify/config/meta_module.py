@@ -1,4 +1,4 @@
-"""The target's module with weights that take no memory: enough to ask what it is configured to compute."""
+"""Build the target's module with weights that take no memory, and read what it is configured to compute."""
 
 from __future__ import annotations
 
@@ -7,21 +7,20 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from convert.core.ops import is_float
+from convert.references.protocol import Reference
 from convert.verify.written import Written
 
 if TYPE_CHECKING:
     import torch
 
-    from convert.references.protocol import Reference
-
 SEED = 0
 
 
-def hollow_state(written: Written) -> dict[str, torch.Tensor]:
-    """Weights of the file's names and shapes, in float32, whose rows lie over each other in memory.
+def shared_memory_state(written: Written) -> dict[str, torch.Tensor]:
+    """Make float32 weights with the names and shapes of the file, whose rows share memory.
 
-    Matrices are random and scaled as at initialisation (each row is the one before, moved by one), so that a model of any
-    size has numbers to compute with and takes a few megabytes. Vectors are around 1, so that every norm lets something pass.
+    Matrices are random and scaled as at initialisation. Each row is the previous row, shifted by one, so a model of any size
+    takes a few megabytes. Vectors are around 1, so that no norm returns zeros.
     """
     import torch
 
@@ -42,10 +41,10 @@ def hollow_state(written: Written) -> dict[str, torch.Tensor]:
 
 
 def facts_of(written: Written, reference: Reference) -> tuple[Mapping[str, Mapping[str, Any]], str]:
-    """`Reference.facts` of a module that is built from weights as in `hollow_state`, and why it gave none if so.
+    """Return `Reference.facts` of a module with the weights of `shared_memory_state`, and the error if there is none.
 
-    The module is made on the meta device first, so that it never exists in full; one that cannot be asked there, because
-    it does not take over the tensors that it is given or needs a buffer of its own, is made in memory.
+    The module is built on the meta device first, which takes no memory. A module that copies its tensors, or that needs a
+    computed buffer, is built on the CPU.
     """
     try:
         import torch
@@ -57,17 +56,17 @@ def facts_of(written: Written, reference: Reference) -> tuple[Mapping[str, Mappi
     for device in ("meta", "cpu"):
         try:
             with torch.device(device):
-                module = reference.build(hollow_state(written) if device == "cpu" else _outside(written))
+                module = reference.build(shared_memory_state(written) if device == "cpu" else _on_cpu(written))
             if any(parameter.is_meta for parameter in module.parameters()):
                 continue
-            return reference.facts(module) or facts(module), ""  # those of its norms, when the reference tells none
-        except Exception as error:  # noqa: BLE001 - upstream's code says in its own ways that a configuration is wrong
+            return reference.facts(module) or facts(module), ""  # without `Reference.facts`: those of its norms
+        except Exception as error:  # noqa: BLE001 - upstream code rejects a configuration with any exception
             problem = " ".join(str(error).split())[:300]
     return {}, problem or "it has parameters without values"
 
 
-def _outside(written: Written) -> dict[str, torch.Tensor]:
+def _on_cpu(written: Written) -> dict[str, torch.Tensor]:
     import torch
 
     with torch.device("cpu"):
-        return hollow_state(written)
+        return shared_memory_state(written)
