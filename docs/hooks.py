@@ -132,7 +132,7 @@ def rule_keys() -> str:
     for name, kind in kinds.items():
         required = kind.get("required", ())
         parts.append(f"### `{name}` {{#{name}}}")
-        parts.append(_sentence(_text(kind["properties"][name]).removeprefix("where it goes. ")))
+        parts.append(_sentence(re.sub(r"^Target of the rule: [^.]*\. ", "", _text(kind["properties"][name]))))
         own = [key for key in kind["properties"] if key not in shared or (key == "from" and key in required)]
         rows = [row for key in own for row in _rows(key, kind["properties"][key], required, own=key == name)]
         parts.append(table(KEYS, rows))
@@ -357,7 +357,7 @@ def link(text: str, home: Path, page: str) -> str:
         inside = path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else ""
         if inside in COPIED:
             moved = DOCS / COPIED[inside]
-        elif path.is_relative_to(DOCS):
+        elif path.is_relative_to(DOCS) and not path.is_dir():
             moved = path
         elif path.suffix == ".svg":
             moved = DOCS / "assets" / path.name
