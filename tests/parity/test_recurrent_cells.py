@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 import torch
-from click.testing import CliRunner
+from typer.testing import CliRunner
 
 from convert import Plan, PlanError, RuleError
 from convert.cli.app import app

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from click.testing import CliRunner
 from safetensors.numpy import load_file, save_file
+from typer.testing import CliRunner
 
 from convert.api import convert
 from convert.cli.app import app
