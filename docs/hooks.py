@@ -103,6 +103,7 @@ def _option(param: Any) -> list[str]:
 # ---- rule files
 
 KEYS = ("key", "value", "meaning")
+LONG = 10  # a list of more values is shortened
 
 
 def header_keys() -> str:
@@ -170,7 +171,8 @@ def _inner(value: Mapping[str, Any]) -> Mapping[str, Any]:
 def _value(value: Mapping[str, Any]) -> str:
     """Name the type of a value, as a reader of YAML says it."""
     if "enum" in value:
-        return ", ".join(f"`{json.dumps(x) if not isinstance(x, str) else x}`" for x in value["enum"])
+        named = [f"`{json.dumps(x) if not isinstance(x, str) else x}`" for x in value["enum"]]
+        return ", ".join(named if len(named) <= LONG else [*named[:3], "..."])
     if "const" in value:
         return f"`{value['const']}`"
     choices = (*value.get("anyOf", ()), *value.get("oneOf", ()))

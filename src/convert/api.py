@@ -104,8 +104,9 @@ def convert(
 ) -> Result:
     """Converts a checkpoint to safetensors.
 
-    >>> convert("timesfm", "timesfm-2.5/ckpt", "timesfm.safetensors").tensors  # doctest: +SKIP
-    232
+    Examples:
+        >>> convert("timesfm", "timesfm-2.5/ckpt", "timesfm.safetensors").tensors  # doctest: +SKIP
+        232
 
     Args:
         out: a name ending in ``.safetensors`` for one file; anything else is a directory, with ``config.json`` where the
