@@ -321,13 +321,13 @@ def test_times_are_never_rounded() -> None:
 
 class TestRefusals:
     CASES: ClassVar[dict[str, tuple[str, MemorySource, str]]] = {
-        "times of another length": (CUBIC, MemorySource({"x/ts": TS[:-1], **{f"x/coeffs/{k}": np.zeros((T - 1, C)) for k in range(4)}}), "as T C has 6 intervals, so there should be 7 times, and x/ts has 6; say which axis is time with `data:`"),
-        "time first, not said": (LINEAR, MemorySource({"x/ts": TS, "x/ys": YS.swapaxes(0, 1)}), "x/ys: float64[7,2,3] as N T C has 2 knots, and there should be 2 times, and x/ts has 7"),
-        "a grid for each series": (LINEAR, MemorySource({"x/ts": np.stack([TS, TS]), "x/ys": YS}), "has times of its own for each series, and torchcde.LinearInterpolation one grid for a whole batch"),
-        "coefficients of two shapes": (CUBIC, MemorySource({"x/ts": TS, **{f"x/coeffs/{k}": np.zeros((T - 1, C + (k == 2))) for k in range(4)}}), "are coefficients of one path, and have two shapes"),
+        "times of another length": (CUBIC, MemorySource({"x/ts": TS[:-1], **{f"x/coeffs/{k}": np.zeros((T - 1, C)) for k in range(4)}}), "x/ts: expected 7 times for the 6 intervals of x/coeffs/0: float64[6,3] as T C, got 6; name the time axis with `data:`"),
+        "time first, not said": (LINEAR, MemorySource({"x/ts": TS, "x/ys": YS.swapaxes(0, 1)}), "x/ts: expected 2 times for the 2 knots of x/ys: float64[7,2,3] as N T C, got 7"),
+        "a grid for each series": (LINEAR, MemorySource({"x/ts": np.stack([TS, TS]), "x/ys": YS}), "torchcde.LinearInterpolation has the same times for all series of a batch, got "),
+        "coefficients of two shapes": (CUBIC, MemorySource({"x/ts": TS, **{f"x/coeffs/{k}": np.zeros((T - 1, C + (k == 2))) for k in range(4)}}), "expected the shape of x/coeffs/0: "),
         "three coefficients": (CUBIC, MemorySource({"x/ts": TS, **{f"x/coeffs/{k}": np.zeros((T - 1, C)) for k in range(3)}}), "no leaf matches x/coeffs/3 (cubic_spline, a)"),
-        "times that go nowhere": (LINEAR.replace(", times: t", ""), MemorySource({"x/ts": TS, "x/ys": YS}), "without them torchcde.LinearInterpolation takes 0, 1, 2, ...; say where they go with `times:`"),
-        "times that nobody has": (LINEAR, MemorySource({"x/ys": YS}), "no leaf has the times of x, for t; name it with `leaves: {times: ...}`"),
+        "times that go nowhere": (LINEAR.replace(", times: t", ""), MemorySource({"x/ts": TS, "x/ys": YS}), "without them torchcde.LinearInterpolation takes 0, 1, 2, ...; name their tensor in the target with `times:`"),
+        "times that nobody has": (LINEAR, MemorySource({"x/ys": YS}), "no leaf has the times of x, for t; name the leaf with `leaves: {times: ...}`"),
         "integers": (LINEAR, MemorySource({"x/ys": YS.astype(np.int32), "x/ts": TS}), "a path's coefficients and times are floats"),
         "axes that do not fit": (LINEAR + "  data: TC\n", MemorySource({"x/ys": YS, "x/ts": TS}), "the rule gives its data the axes T C"),
     }  # fmt: skip
@@ -453,6 +453,6 @@ def test_coefficients_that_stack_different_numbers_of_paths_are_refused() -> Non
     """It was an internal error: the third path had no c."""
     leaves = {f"c/coeffs/{k}": np.zeros((2 if k == 1 else 3, 5, 2), np.float32) for k in range(4)}
     rules = rule_file("- cubic_spline: m.{s}.X\n  from: c\n  stacked: {s: 0}")
-    said = r"r.yaml:5: c/coeffs/0 \(float32\[3,5,2\]\) and c/coeffs/1 \(float32\[2,5,2\]\) stack different numbers of layers on axis 0"
+    said = r"r.yaml:5: c/coeffs/1: expected 3 layers on the stacked axis 0, as c/coeffs/0: float32\[3,5,2\] has, got float32\[2,5,2\]"
     with pytest.raises(PlanError, match=said):
         plan_conversion(rules, MemorySource({**leaves, "c/ts": np.zeros(6, np.float32)}))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from convert.core.findings import Finding
 from convert.core.ops import Take
 from convert.core.tensor_spec import TensorSpec
 from convert.layers.base import Matched, Rule
@@ -13,7 +14,40 @@ from convert.layers.target import TargetLayer
 
 
 class MisfitError(Exception):
-    """Leaves that contradict their rule; holds the finding."""
+    """Leaves contradict their rule, or the target cannot hold them. Holds the finding, whose text is the error's."""
+
+    def __init__(self, finding: Finding) -> None:
+        super().__init__(finding)
+        self.finding = finding
+
+
+def shape_mismatch(rule: Rule, leaf: str, *, problem: str = "", expected: str, got: str, fix: str) -> MisfitError:
+    """Return the error of a leaf whose shape contradicts its rule, or another leaf of the rule."""
+    return MisfitError(
+        Finding("shape-mismatch", problem, rule=rule.at.line_only, path=leaf, expected=expected, got=got, fix=fix)
+    )
+
+
+def dtype_mismatch(rule: Rule, tensor: str, dtypes: Iterable[str], problem: str) -> MisfitError:
+    """Return the error of a tensor, or a layer, whose leaves are written in several dtypes."""
+    return MisfitError(
+        Finding(
+            "dtype-mismatch",
+            problem,
+            rule=rule.at.line_only,
+            path=tensor,
+            expected="one dtype",
+            got=" and ".join(dtypes),
+            fix="give the rule a `dtype:`",
+        )
+    )
+
+
+def not_convertible(rule: Rule, leaf: str, spec: TensorSpec, tensor: str, reason: object) -> MisfitError:
+    """Return the error of a leaf that cannot become the tensor that the rule names."""
+    return MisfitError(
+        Finding("leaf-not-convertible", f"{spec} -> {tensor}: {reason}", rule=rule.at.line_only, path=leaf)
+    )
 
 
 def unstacked(rule: Rule, name: str, spec: TensorSpec) -> tuple[tuple[tuple[str, int, int], ...], tuple[int, ...]]:
@@ -24,13 +58,20 @@ def unstacked(rule: Rule, name: str, spec: TensorSpec) -> tuple[tuple[tuple[str,
     """
     for index, axis in rule.stacked.items():
         if not 0 <= axis < len(spec.shape):
-            raise MisfitError(
-                f"{rule.at.line_only}: {name}: {spec} has no axis {axis} to be stacked along ({{{index}: {axis}}}); "
-                "correct `stacked`, or the checkpoint is not stacked"
+            raise shape_mismatch(
+                rule,
+                name,
+                expected=f"an axis {axis} that stacks the layers (`stacked: {{{index}: {axis}}}`)",
+                got=str(spec),
+                fix="correct `stacked`, or leave it out if the checkpoint does not stack its layers",
             )
         if spec.shape[axis] == 0:
-            raise MisfitError(
-                f"{rule.at.line_only}: {name}: {spec} stacks no {{{index}}} at all on axis {axis}; drop it, with the reason"
+            raise shape_mismatch(
+                rule,
+                name,
+                expected=f"at least one layer on the stacked axis {axis}",
+                got=str(spec),
+                fix="give the leaf a `drop:` rule with the reason",
             )
     stacked = tuple((index, axis, spec.shape[axis]) for index, axis in rule.stacked.items())
     taken = {axis for _, axis, _ in stacked}
@@ -94,5 +135,11 @@ def _counts(matched: Matched, specs: Mapping[str, TensorSpec]) -> dict[str, int]
     for name, other in others:
         for index, axis in rule.stacked.items():
             if other[index] != counts[index]:
-                raise MisfitError(f"{rule.at.line_only}: {first} ({specs[first]}) and {name} ({specs[name]}) stack different numbers of layers on axis {axis}")  # fmt: skip
+                raise shape_mismatch(
+                    rule,
+                    name,
+                    expected=f"{counts[index]} layers on the stacked axis {axis}, as {first}: {specs[first]} has",
+                    got=str(specs[name]),
+                    fix="correct one of the two paths, or `stacked`",
+                )
     return counts

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from convert.core.errors import RuleError
-from convert.core.fields import FLAG, INTEGER, Choice, Key, ListOf, MapOf, Record, Scalar
+from convert.core.fields import FLAG, INTEGER, Choice, Key, ListOf, MapOf, Record, Scalar, located
 from convert.core.path_pattern import parse_pattern
 from convert.core.tensor_spec import SAFETENSORS_TAGS
 from convert.core.yaml_nodes import Node
@@ -207,10 +206,8 @@ class _Activation(Choice):
 
     def read(self, node: Node) -> str:
         if isinstance(node.value, str) and node.value.startswith("$"):
-            try:
+            with located(node.at):
                 parse_fact(node.value)
-            except ValueError as error:
-                raise RuleError(f"{node.at}: {error}") from None
             return node.value
         return super().read(node)
 

@@ -11,6 +11,7 @@ from typing import Any, Unpack
 from convert.checkpoints.source import Source
 from convert.core.errors import PlanError
 from convert.core.fields import nearest
+from convert.core.findings import Finding
 from convert.core.gc_pause import gc_paused
 from convert.core.ops import is_float
 from convert.core.tensor_spec import SAFETENSORS_TAGS, TensorSpec
@@ -332,7 +333,7 @@ class _Planner:
                 continue
             try:
                 if self.burn is not None and (said := refusal(rule, layer)):
-                    raise MisfitError(f"{rule.at.line_only}: {said}")
+                    raise MisfitError(Finding("burn-has-no-layer", said, rule=rule.at.line_only))
                 compiled = rule.kind.compile(compiler, matched, layer, choices.get(rule.choice or ""))
             except MisfitError as misfit:
                 findings.append(str(misfit))

@@ -332,25 +332,20 @@ def test_a_split_whose_count_differs() -> None:
 
 
 def test_what_cannot_be_split() -> None:
-    assert findings("- einsum: ...D,DH->...H\n  from: w\n  linear: 'm.{k,v}'", zeros(w=(5, 2))) == [
-        "r.yaml:5: w: float32[5,2] as D H: ...D,DH->...H has one output axis, so there is nothing to split among several "
-        "targets"
-    ]
-    assert findings("- from: w\n  parameter: 'm.{k,v}'", zeros(w=(5, 2))) == [
-        "r.yaml:5: w has fewer sources than targets, and a `parameter` cannot be split"
-    ]
-    assert findings("- from: w\n  axes: AB\n  parameter: 'm.{k,v}'", zeros(w=(2, 2))) == [
-        "r.yaml:5: w: float32[2,2] as A B: it has fewer sources than targets, and this kind of layer cannot be split"
-    ]
+    (one,) = findings("- einsum: ...D,DH->...H\n  from: w\n  linear: 'm.{k,v}'", zeros(w=(5, 2)))
+    assert "r.yaml:5: w: float32[5,2] as D H: ...D,DH->...H has one output axis" in one
+    (raw,) = findings("- from: w\n  parameter: 'm.{k,v}'", zeros(w=(5, 2)))
+    assert raw.startswith("r.yaml:5: w: ") and "a `parameter` cannot be split" in raw
+    (named,) = findings("- from: w\n  axes: AB\n  parameter: 'm.{k,v}'", zeros(w=(2, 2)))
+    assert "r.yaml:5: w: float32[2,2] as A B: " in named and "cannot be split" in named
 
 
 def test_fused_parts_of_different_dtypes() -> None:
     rule = "- einsum: ...D,DH->...H\n  from: '{q,k}'\n  linear: qk"
     tree = {"q": np.zeros((3, 4), np.float32), "k": np.zeros((3, 4), BF16)}
-    assert findings(rule, tree) == [
-        "r.yaml:5: qk.weight cannot hold q (float32[4,3]) and k (bfloat16[4,3]) as its rows; give them one dtype with "
-        "`dtype:`, or write them as separate tensors"
-    ]
+    (finding,) = findings(rule, tree)
+    assert finding.startswith("r.yaml:5: qk.weight: q and k ")
+    assert "expected float32[4,3]" in finding and "got bfloat16[4,3]; " in finding and "`dtype:`" in finding
     for made in (plan(rule + "\n  dtype: float32", tree), plan(rule, tree, dtype="float32")):
         assert [str(step.spec) for step in made.steps] == ["float32[8,3]"]
         assert made.steps[0].loses == ""
@@ -359,10 +354,8 @@ def test_fused_parts_of_different_dtypes() -> None:
 def test_a_stacked_axis_that_is_not_there() -> None:
     rule = "- einsum: ...D,DH->...H\n  from: w\n  stacked: {i: %d}\n  linear: m.{i}"
     for axis in (2, -1):
-        assert findings(rule % axis, zeros(w=(5, 2))) == [
-            f"r.yaml:5: w: float32[5,2] has no axis {axis} to be stacked along ({{i: {axis}}}); correct `stacked`, or the "
-            "checkpoint is not stacked"
-        ]
+        (finding,) = findings(rule % axis, zeros(w=(5, 2)))
+        assert f"r.yaml:5: w: expected an axis {axis} " in finding and "got float32[5,2]; correct `stacked`" in finding
     assert findings(rule % 0, zeros(w=(5, 2))) == [
         "r.yaml:5: w: float32[5,2] (2 without stacked axes) does not fit: ...D,DH->...H has a weight with 2 axes (D H)"
     ]
@@ -729,16 +722,12 @@ def test_timescales_with_the_fact_true_false_unknown() -> None:
 
 def test_timescales_that_cannot_be_computed() -> None:
     on = {"use": True}
-    assert findings(BUFFER, zeros(w=(8,)), TIMES, settings={"use": "yes"}) == [
-        "r.yaml:9: use is 'yes', neither true nor false; give it with --set use=true|false"
-    ]
-    assert findings(BUFFER.replace("axes: D", "axes: E"), zeros(w=(8,)), TIMES, settings=on) == [
-        "r.yaml:9: t.inv has the width D, to which no leaf and no product of `axes` gives a size; correct the letter"
-    ]
-    assert findings(BUFFER, zeros(w=(8,)), TIMES.replace("10000", "ask"), settings=on) == [
-        "r.yaml:9: t.inv needs min_timescale and max_timescale, two positive numbers, not 1 and None; give them with "
-        "--set min_timescale=... --set max_timescale=..."
-    ]
+    (finding,) = findings(BUFFER, zeros(w=(8,)), TIMES, settings={"use": "yes"})
+    assert "expected true or false, got 'yes'; set it with --set use=true" in finding
+    (finding,) = findings(BUFFER.replace("axes: D", "axes: E"), zeros(w=(8,)), TIMES, settings=on)
+    assert finding.startswith("r.yaml:9: t.inv: ") and "its width D" in finding and "`axes`" in finding
+    (finding,) = findings(BUFFER, zeros(w=(8,)), TIMES.replace("10000", "ask"), settings=on)
+    assert "expected two positive numbers, got 1 and None; " in finding and "--set max_timescale=..." in finding
     with pytest.raises(PlanError, match="--set max_timescale=0: expected an integer above 0, such as 10000"):
         plan(BUFFER, zeros(w=(8,)), TIMES, settings={**on, "max_timescale": 0})
 
@@ -930,16 +919,15 @@ def test_a_state_dict_of_another_model_is_refused_quickly() -> None:
 
 def test_a_norm_whose_bias_has_another_shape() -> None:
     rules = "- from: s\n  bias: b\n  multiplies_by: scale\n  epsilon: 1e-6\n  layer_norm: n\n"
-    assert findings(rules, zeros(s=(7,), b=(3, 4))) == [
-        "r.yaml:5: b: float32[3,4] is no bias for s: float32[7]; a norm's scale and bias have one shape, so one of the two "
-        "paths is wrong"
-    ]
+    (finding,) = findings(rules, zeros(s=(7,), b=(3, 4)))
+    assert finding.startswith("r.yaml:5: b: ")
+    assert "expected the shape of s: float32[7], got float32[3,4]; correct one of the two paths" in finding
 
 
 def test_a_stack_of_no_layers() -> None:
     rules = "- from: w\n  stacked: {i: 0}\n  parameter: w.{i}\n- from: v\n  parameter: v\n"
     (said,) = findings(rules, zeros(w=(0, 4), v=(2,)))
-    assert said == "r.yaml:5: w: float32[0,4] stacks no {i} at all on axis 0; drop it, with the reason"
+    assert "r.yaml:5: w: expected at least one layer on the stacked axis 0, got float32[0,4]; " in said
 
 
 def test_rules_that_only_drop() -> None:

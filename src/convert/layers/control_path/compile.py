@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
+from convert.core.findings import Finding
 from convert.core.ops import Op, Take, is_float, out_spec
 from convert.core.tensor_spec import TensorSpec
 from convert.layers.base import CompileContext, LayerLeaves, Matched, Part, Step
 from convert.layers.casts import computing, losses, target_dtype
 from convert.layers.control_path.declaration import TIMES, PathDeclaration
-from convert.layers.leaves import MisfitError, leaf_groups
+from convert.layers.leaves import MisfitError, dtype_mismatch, leaf_groups, not_convertible, shape_mismatch
 from convert.layers.target import TargetLayer
 
 
@@ -48,11 +49,24 @@ def _path(
         yield _step(context, kind, group, name, TIMES, {TIMES: parts[TIMES]})
     elif TIMES in parts:
         raise MisfitError(
-            f"{rule.at.line_only}: {group.leaves[TIMES][0]} are the path's times, and without them {kind.module} takes 0, 1, 2, ...; "
-            "say where they go with `times:`"
+            Finding(
+                "leaf-would-be-lost",
+                f"this leaf holds the times of the path, and without them {kind.module} takes 0, 1, 2, ...",
+                rule=rule.at.line_only,
+                path=group.leaves[TIMES][0],
+                fix="name their tensor in the target with `times:`",
+            )
         )
     elif name:
-        raise MisfitError(f"{rule.at.line_only}: no leaf has the times of {group.module}, for {name}; name it with `leaves: {{times: ...}}`")  # fmt: skip
+        raise MisfitError(
+            Finding(
+                "leaf-missing",
+                f"no leaf has the times of {group.module}, for {name}",
+                rule=rule.at.line_only,
+                path=name,
+                fix="name the leaf with `leaves: {times: ...}`",
+            )
+        )
 
 
 def _fit(kind: PathDeclaration, group: LayerLeaves, specs: dict[str, TensorSpec]) -> None:
@@ -61,23 +75,37 @@ def _fit(kind: PathDeclaration, group: LayerLeaves, specs: dict[str, TensorSpec]
     rule = group.rule
     for role in others:
         if specs[role].shape != specs[first].shape:
-            raise MisfitError(f"{rule.at.line_only}: {group.leaves[role][0]}: {specs[role]} and {group.leaves[first][0]}: {specs[first]} are coefficients of one path, and have two shapes")  # fmt: skip
+            raise shape_mismatch(
+                rule,
+                group.leaves[role][0],
+                problem="the coefficients of a path have the same shape",
+                expected=f"the shape of {group.leaves[first][0]}: {specs[first]}",
+                got=str(specs[role]),
+                fix="correct one of the two paths",
+            )
     if TIMES not in specs:
         return
     name, times = group.leaves[TIMES][0], specs[TIMES]
     if len(times.shape) != 1:
-        raise MisfitError(
-            f"{rule.at.line_only}: {name}: {times} has times of its own for each series, and {kind.module} one grid for a whole "
-            "batch; write each series as a path of its own with `stacked`"
+        raise shape_mismatch(
+            rule,
+            name,
+            expected=f"one axis: {kind.module} has the same times for all series of a batch",
+            got=str(times),
+            fix="write each series as its own path with `stacked`",
         )
     letters, _ = kind.order(len(specs[first].shape))
     pieces = specs[first].shape[letters.index("T")]
     wanted = pieces + 1 if kind.PIECES else pieces
     if times.shape[0] != wanted:
-        word = "intervals, so" if kind.PIECES else "knots, and"
-        raise MisfitError(
-            f"{rule.at.line_only}: {group.leaves[first][0]}: {specs[first]} as {' '.join(letters)} has {pieces} {word} there should be "
-            f"{wanted} times, and {name} has {times.shape[0]}; say which axis is time with `data:`"
+        word = "intervals" if kind.PIECES else "knots"
+        leaf = group.leaves[first][0]
+        raise shape_mismatch(
+            rule,
+            name,
+            expected=f"{wanted} times for the {pieces} {word} of {leaf}: {specs[first]} as {' '.join(letters)}",
+            got=str(times.shape[0]),
+            fix="name the time axis with `data:`",
         )
 
 
@@ -99,7 +127,7 @@ def _part(context: CompileContext, kind: PathDeclaration, group: LayerLeaves, ro
         ops = (*takes, *kind.movement(own.shape), *computing(kind.arithmetic(role), spec, dtype))
         out_spec(ops, spec)
     except ValueError as error:
-        raise MisfitError(f"{rule.at.line_only}: {leaf}: {spec} -> {group.module}: {error}") from None
+        raise not_convertible(rule, leaf, spec, group.module, error) from None
     groups = (*(letters[k] for k in order), *(() if "C" in letters else ("",)))
     factor = "".join(f", {op}" for op in kind.arithmetic(role))
     said = f"{' '.join(letters)} -> {' '.join(x or '1' for x in groups)}{factor}"
@@ -115,7 +143,7 @@ def _step(
     specs = [out_spec(part.ops, context.spec(part.leaf)) for part in parts.values()]
     dtypes = sorted({spec.dtype for spec in specs})
     if len(dtypes) > 1:
-        raise MisfitError(f"{rule.at.line_only}: {name} cannot hold {' and '.join(dtypes)}; give its leaves one dtype with `dtype:`")  # fmt: skip
+        raise dtype_mismatch(rule, name, dtypes, "the leaves become one tensor")
     width = specs[0].shape[-1] if specs[0].shape else 1
     placed = tuple(
         part if len(parts) == 1 else replace(part, rows=(k * width, (k + 1) * width), axis=-1)

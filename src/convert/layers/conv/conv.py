@@ -23,7 +23,7 @@ from convert.layers.conv.padding import KEYS, Geometry, TorchPadding, read_geome
 from convert.layers.conv.probe import probe_kernel, standardized
 from convert.layers.conv.standardization import STANDARDIZED, Standardized
 from convert.layers.draft import DraftContext, Entry, Layer
-from convert.layers.leaves import MisfitError, unstacked
+from convert.layers.leaves import shape_mismatch, unstacked
 from convert.layers.mistake import Mistake
 from convert.layers.probe import Probe, probe_of_values
 from convert.layers.shared_keys import ACTIVATION, BIAS, module_target, parse_axes, referenced_fact
@@ -349,9 +349,12 @@ class Convolution(Convolving):
             channels = math.prod(sizes[letter] for letter in letters)
             if math.prod(unstacked(rule, bias, context.spec(bias))[1]) != channels:
                 shown = " x ".join(f"{letter}={sizes[letter]}" for letter in letters)
-                raise MisfitError(
-                    f"{rule.at.line_only}: {bias}: {context.spec(bias)} is no bias for {kernel}: "
-                    f"{context.spec(kernel)}, which makes {shown} = {channels} channels; one of the two paths is wrong"
+                raise shape_mismatch(
+                    rule,
+                    bias,
+                    expected=f"a bias for {shown} = {channels} channels, which {kernel}: {context.spec(kernel)} makes",
+                    got=str(context.spec(bias)),
+                    fix="correct one of the two paths",
                 )
 
     def compute(self, role: str, layer: TargetLayer) -> tuple[Op, ...]:

@@ -14,7 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from convert.core.fields import INTEGER, Field, Key, ListOf, nearest
+from convert.core.fields import INTEGER, Field, Key, ListOf, wrong_value
+from convert.core.similarity import did_you_mean
 from convert.core.yaml_nodes import Node
 
 NAMED = ("SAME", "SAME_LOWER", "VALID", "CAUSAL")  # jax.lax's, and flax's CAUSAL
@@ -25,19 +26,20 @@ class PaddingField(Field):
     """A word of `NAMED`, or (low, high) for each spatial axis; one number stands for both."""
 
     def read(self, node: Node) -> str | Pads:
-        from convert.core.errors import RuleError
-
         if node.value in NAMED:
             return str(node.value)
         if isinstance(node.value, tuple) and node.value:
             pairs = [self._pair(child) for child in node.value]
             if None not in pairs:
                 return tuple(pair for pair in pairs if pair is not None)
-        circular = " (wrapped or reflected padding is not in the language: torch has `padding_mode`)"
         word = str(node.value).upper() if isinstance(node.value, str) else ""
-        said = circular if word in ("CIRCULAR", "REFLECT") else nearest(word, NAMED) if word else ""
-        raise RuleError(
-            f"{node.at}: expected one of {', '.join(NAMED)}, or a pair for each spatial axis such as [[0, 1], [0, 1]], found {node}{said}"
+        fix = (
+            "leave it out: a rule cannot express wrapped or reflected padding (torch's `padding_mode`)"
+            if word in ("CIRCULAR", "REFLECT")
+            else did_you_mean(word, sorted(NAMED))
+        )
+        raise wrong_value(
+            node, f"one of {', '.join(NAMED)}, or a pair for each spatial axis such as [[0, 1], [0, 1]]", fix
         )
 
     def _pair(self, node: Node) -> tuple[int, int] | None:

@@ -6,8 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from convert.core.errors import RuleError
-from convert.core.fields import INTEGER, Either, Key, ListOf, Record, Scalar
+from convert.core.fields import INTEGER, Either, Key, ListOf, Record, Scalar, wrong_value
 from convert.core.path_pattern import Pattern
 from convert.core.yaml_nodes import Node
 from convert.layers.annotations import CARRIES
@@ -38,7 +37,7 @@ class _Tied(Either):
         found = super().read(node)
         named = found if isinstance(found, dict) else {"linear": found}
         if not any(named.values()):
-            raise RuleError(f"{node.at}: `tied` names no tensor; leave it out where the table has one name")
+            raise wrong_value(node, "the name of at least one tensor", "leave `tied` out where the table has one name")
         return named
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from convert.core.fields import Choice, Key, Record, Scalar
+from convert.core.findings import Finding
 from convert.core.tensor_spec import TensorSpec
 from convert.layers.base import CompileContext, Compiled, LayerKind, Matched, Sinusoids, Step
 from convert.layers.leaves import MisfitError
@@ -116,16 +117,20 @@ class Timescales(LayerKind):
             return Compiled((), (note,))
         if rule.when and not isinstance(facts[rule.when], bool):
             raise MisfitError(
-                f"{where}: {rule.when} is {facts[rule.when]!r}, neither true nor false; give it with "
-                f"--set {rule.when}=true|false"
+                Finding(
+                    "setting-invalid",
+                    f"{rule.when} decides whether the target has {name}",
+                    rule=where,
+                    path=rule.when,
+                    expected="true or false",
+                    got=repr(facts[rule.when]),
+                    fix=f"set it with --set {rule.when}=true or --set {rule.when}=false",
+                )
             )
         if rule.when and not facts[rule.when]:
             return Compiled(())
         if self.width not in context.sizes:
-            raise MisfitError(
-                f"{where}: {name} has the width {self.width}, to which no leaf and no product of `axes` gives a size; "
-                "correct the letter"
-            )
+            raise _size_unknown(where, name, f"its width {self.width}")
         width = context.sizes[self.width]
         low, high = self._timescales(where, name, facts)
         half = width // 2
@@ -135,13 +140,18 @@ class Timescales(LayerKind):
             return Compiled((Step(name, spec, (), rule.word, rule.at, COMPUTED, value=(low, step)),))
         rows = context.sizes.get(self.positions) if isinstance(self.positions, str) else self.positions
         if rows is None:
-            raise MisfitError(
-                f"{where}: {name} has {self.positions} positions, to which no leaf and no product of `axes` gives a size; "
-                "correct the letter"
-            )
+            raise _size_unknown(where, name, f"its number of positions {self.positions}")
         if width % 2:
             raise MisfitError(
-                f"{where}: {name} has the width {self.width} = {width}, which is no pairs of a sine and a cosine; correct the letter"
+                Finding(
+                    "shape-mismatch",
+                    "each position has pairs of a sine and a cosine",
+                    rule=where,
+                    path=name,
+                    expected=f"an even width {self.width}",
+                    got=str(width),
+                    fix="correct the letter",
+                )
             )
         table = Sinusoids(low, step, self.layout == "interleaved")
         spec = TensorSpec((rows, 2 * half), "float32")
@@ -153,7 +163,21 @@ class Timescales(LayerKind):
         low, high = (float(x) if isinstance(x, int | float) and x > 0 else None for x in scales)
         if low is None or high is None:
             raise MisfitError(
-                f"{where}: {name} needs min_timescale and max_timescale, two positive numbers, not "
-                f"{scales[0]} and {scales[1]}; give them with --set min_timescale=... --set max_timescale=..."
+                Finding(
+                    "fact-missing",
+                    "the timescales are computed from min_timescale and max_timescale",
+                    rule=where,
+                    path=name,
+                    expected="two positive numbers",
+                    got=f"{scales[0]} and {scales[1]}",
+                    fix="set them with --set min_timescale=... --set max_timescale=...",
+                )
             )
         return low, high
+
+
+def _size_unknown(rule: str, name: str, what: str) -> MisfitError:
+    fix = "correct the letter, or give it a size in `axes`"
+    return MisfitError(
+        Finding("size-unknown", f"no leaf and no product in `axes` gives {what} a size", rule=rule, path=name, fix=fix)
+    )

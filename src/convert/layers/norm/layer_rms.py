@@ -14,7 +14,7 @@ from convert.core.path_pattern import Pattern
 from convert.layers.annotations import ROPE, TARGET_ROPE
 from convert.layers.base import CompileContext, Compiled, LayerKind, Matched, PlanView, ProbeSample, Step
 from convert.layers.draft import DraftContext, Entry, Layer
-from convert.layers.leaves import MisfitError
+from convert.layers.leaves import shape_mismatch
 from convert.layers.mistake import Mistake
 from convert.layers.norm.draft import NamedNorm, draft_norm
 from convert.layers.norm.mistakes import factor_of_norm_mistakes
@@ -176,9 +176,13 @@ class Norm(LayerKind):
             for key, other in of_role.items():
                 first = matched.leaves[lead].get(key)
                 if first is not None and context.spec(first).shape != context.spec(other).shape:
-                    raise MisfitError(
-                        f"{rule.at.line_only}: {other}: {context.spec(other)} is no {role} for {first}: {context.spec(first)}; a norm's "
-                        f"{called} and {role} have one shape, so one of the two paths is wrong"
+                    raise shape_mismatch(
+                        rule,
+                        other,
+                        problem=f"the {called} and the {role} of a norm have the same shape",
+                        expected=f"the shape of {first}: {context.spec(first)}",
+                        got=str(context.spec(other)),
+                        fix="correct one of the two paths",
                     )
 
     def letters(self, role: str, shape: tuple[int, ...], variant: str | None) -> str | None:

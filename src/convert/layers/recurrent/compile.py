@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from convert.core.findings import Finding
 from convert.core.ops import Add, AddIdentity, Multiply, Op, Pad, Permute, Slice, Take, out_spec
 from convert.core.tensor_spec import TensorSpec
 from convert.layers.base import CompileContext, LayerLeaves, Matched, Part, Rule, Step
 from convert.layers.casts import computing, losses, target_dtype
-from convert.layers.leaves import MisfitError, leaf_groups
+from convert.layers.leaves import MisfitError, dtype_mismatch, leaf_groups, not_convertible, shape_mismatch
 from convert.layers.recurrent.equations import TENSORS, Cell, Held
 from convert.layers.target import TargetLayer
 
@@ -21,8 +22,8 @@ def compile_cell(context: CompileContext, cell: Cell, matched: Matched, layer: T
         MisfitError: the target cannot compute the cell, or the leaves contradict the rule; the message is a finding.
     """
     rule = matched.rule
-    if cell.refusal and not context.custom_cells:
-        raise MisfitError(f"{rule.at.line_only}: {cell.refusal}")
+    if cell.module and not context.custom_cells:
+        raise MisfitError(cell.refusal(rule.at.line_only))
     needed = set(cell.leaves) - cell.may_lack
     for group in leaf_groups(matched, layer, context.spec, needed):
         path = layer.path.fill(group.where, group.choices)
@@ -65,7 +66,13 @@ def _layer(
         if part in "bc" and not biased:
             if held := next((role for role in found if part in cell.leaves[role].parts), None):
                 raise MisfitError(
-                    f"{rule.at.line_only}: {found[held]} is a bias, and the target has `bias: false`; it would be lost"
+                    Finding(
+                        "leaf-would-be-lost",
+                        "the target has `bias: false`, and this leaf is a bias",
+                        rule=rule.at.line_only,
+                        path=found[held],
+                        fix="leave `bias: false` out",
+                    )
                 )
             continue
         step = _tensor(context, rule, cell, group, tensor, part, name)
@@ -73,14 +80,19 @@ def _layer(
             spec = TensorSpec((len(cell.order) * hidden,), dtype)
             if any(cell.offsets.values()) and part == "b" and not _has_bias(cell, found):
                 raise MisfitError(
-                    f"{rule.at.line_only}: {name}: {cell.name} adds {cell.offsets} to its gates and has no bias to add it to"
+                    Finding(
+                        "layer-not-representable",
+                        f"{cell.name} adds {cell.offsets} to its gates and has no bias leaf that could hold it",
+                        rule=rule.at.line_only,
+                        path=name,
+                    )
                 )
             step = Step(
                 name, spec, (), rule.word, rule.at, "zeros: the source has no such bias", "", 0.0, tensor, group=group
             )
         dtype = dtype or step.spec.dtype
         if step.spec.dtype != dtype and part in "WU":
-            raise MisfitError(f"{rule.at.line_only}: {name} ({step.spec.dtype}) and its other weights ({dtype}) have two dtypes; give them one with `dtype:`")  # fmt: skip
+            raise dtype_mismatch(rule, name, (dtype, step.spec.dtype), "the weights of a layer have one dtype")
         yield replace(step, notes=notes)
         notes = ()
 
@@ -96,14 +108,24 @@ def _widths(rule: Rule, cell: Cell, found: Mapping[str, str], specs: Mapping[str
         try:
             cell.leaves[role].check(spec.shape)
         except ValueError as error:
-            raise MisfitError(f"{rule.at.line_only}: {found[role]}: {spec} does not fit: {error}") from None
+            raise shape_mismatch(
+                rule,
+                found[role],
+                problem=str(error),
+                expected=cell.leaves[role].text,
+                got=str(spec),
+                fix="correct `leaves` or the path",
+            ) from None
         for axis, size in cell.leaves[role].sizes(spec.shape):
             first, other = known.setdefault(axis, (size, role))
             if first != size or size < 1:
                 word = "state" if axis == "H" else "input"
-                raise MisfitError(
-                    f"{rule.at.line_only}: {found[role]}: {spec} as {cell.leaves[role].text} has {word} width {size}, and "
-                    f"{found[other]}: {specs[other]} as {cell.leaves[other].text} has {first}; one of the two holds something else"
+                raise shape_mismatch(
+                    rule,
+                    found[role],
+                    expected=f"{word} width {first}, as {found[other]}: {specs[other]} has ({cell.leaves[other].text})",
+                    got=f"{spec} with {word} width {size} ({cell.leaves[role].text})",
+                    fix="correct what `leaves` says of one of the two, or its path",
                 )
     return {axis: size for axis, (size, _) in known.items()}
 
@@ -146,7 +168,7 @@ def _tensor(
             ops = (*ops, *computing(share.compute, spec, dtype), *(pad if pad[0].before or pad[0].after else ()))
             made = out_spec(ops, spec)
         except ValueError as error:
-            raise MisfitError(f"{rule.at.line_only}: {leaf}: {spec} -> {name}: {error}") from None
+            raise not_convertible(rule, leaf, spec, name, error) from None
         shape = made.shape[1:]
         side = {"W": " I", "U": " H"}.get(part, "")
         packed = f"({' '.join(share.letters)})" if len(share.letters) > 1 else share.letters
@@ -160,7 +182,7 @@ def _tensor(
         dtypes.append(made.dtype)
         sources.append(spec.dtype)
     if len(set(dtypes)) > 1:
-        raise MisfitError(f"{rule.at.line_only}: {name} cannot hold {' and '.join(sorted(set(dtypes)))} as its rows; give them one dtype with `dtype:`")  # fmt: skip
+        raise dtype_mismatch(rule, name, sorted(set(dtypes)), "the leaves become rows of one tensor")
     words = [f"{', '.join(share.letters)}: {op}" for _, share in rows for op in share.compute]
     spec = TensorSpec((count * hidden, *shape), dtypes[0])
     lost = losses(sources, dtypes[0], any(share.compute for _, share in rows))

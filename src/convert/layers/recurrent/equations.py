@@ -14,6 +14,8 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from convert.core.findings import Finding
+
 TENSORS: Mapping[str, str] = {"weight_ih": "W", "weight_hh": "U", "bias_ih": "b", "bias_hh": "c"}
 GATES: Mapping[str, tuple[str, ...]] = {"gru": ("r", "z", "n"), "lstm": ("i", "f", "g", "o"), "rnn": ("h",)}
 UNRESET = ("z", "n")  # of our own module, for a cell without a reset gate
@@ -155,20 +157,24 @@ class Cell:
             else ""
         )
 
-    @property
-    def refusal(self) -> str:
-        """Why torch's layer cannot compute this cell, with both equations; empty when it can."""
-        if not self.module:
-            return ""
+    def refusal(self, rule: str) -> Finding:
+        """Say why torch's layer cannot compute this cell, with both equations.
+
+        Args:
+            rule: where the rule stands.
+        """
         letter = self.gates.get("r", "r")
-        differs = {
-            "before": f"the reset gate {letter} multiplies the state before the matrix U, in torch behind it",
-            "none": "there is no reset gate, in torch there is",
+        problem = {
+            "before": f"the reset gate {letter} multiplies the state before the matrix U; in torch it multiplies the product",
+            "none": "the cell has no reset gate; torch.nn.GRU has one, and no weights disable it",
         }[self.reset]
-        return (
-            f"{self.name} computes n = {self.equations['n']}, torch.nn.GRU n = {EQUATIONS['gru']['n']}: {differs}. No weights "
-            f"make the two equal. --allow-custom-cells writes them for {self.module}, which computes the source's equation; "
-            "use that in place of torch.nn.GRU"
+        return Finding(
+            "layer-not-representable",
+            f"{self.name}: {problem}",
+            rule=rule,
+            expected=f"n = {EQUATIONS['gru']['n']} (torch.nn.GRU)",
+            got=f"n = {self.equations['n']}",
+            fix=f"pass --allow-custom-cells to write the weights for {self.module}, and use that module in place of torch.nn.GRU",
         )
 
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
+from convert.core.findings import Finding
 from convert.core.ops import Flip, Op, Permute, Reshape, Take
 from convert.layers import Rule, TargetLayer
 from convert.layers.base import Part
@@ -71,7 +72,13 @@ def arranged(
     if leaf.letters is None:
         if member:
             raise MisfitError(
-                f"{rule.at.line_only}: {leaf.name} has fewer sources than targets, and a `{rule.word}` cannot be split"
+                Finding(
+                    "layer-not-representable",
+                    f"the rule has fewer sources than targets, and a `{rule.word}` cannot be split",
+                    rule=rule.at.line_only,
+                    path=leaf.name,
+                    fix="name one target for each leaf",
+                )
             )
         layout = "as stored" if not leaf.stacked else f"stacked on axis {', '.join(str(a) for _, a, _ in leaf.stacked)}"
         if rule.normalized is not None and role == rule.normalized.role:  # kept: the scale, beside the direction
@@ -101,7 +108,9 @@ def arranged(
         inner = rule.kind.inner_axes(role, leaf.letters, leaf.own_shape, sizes)
         full = unflattened(rule, layer, *inner, (), sizes)[:2]
     except ValueError as error:
-        raise MisfitError(f"{rule.at.line_only}: {leaf.name}: {leaf.spec} as {before}: {error}") from None
+        raise MisfitError(
+            Finding("shape-mismatch", f"{leaf.spec} as {before}: {error}", rule=rule.at.line_only, path=leaf.name)
+        ) from None
     turned = rule.kind.turned(role, layer)
     apart_ = (Reshape(shape),) if shape != whole else ()
     ops += (*paired, *apart_, *movement(letters, shape, groups), *turned)

@@ -10,13 +10,14 @@ from operator import attrgetter
 from typing import Any, TypeVar
 
 from convert.checkpoints.source import Source
+from convert.core.findings import Finding
 from convert.core.ops import Op, Slice, out_spec
 from convert.core.tensor_spec import TensorSpec
 from convert.layers import Rule, TargetLayer
 from convert.layers.annotations import BIAS_U
 from convert.layers.base import Matched, MatchKey, Part, Step
 from convert.layers.casts import computing, losses, target_dtype
-from convert.layers.leaves import MisfitError
+from convert.layers.leaves import MisfitError, not_convertible
 from convert.layers.target import Constant
 from convert.layers.transforms.weight_normalization import kept as kept_apart
 from convert.layers.transforms.weight_transforms import undo
@@ -156,7 +157,9 @@ class Compiler:
         try:
             compute = (*undo(rule, self.sizes), *fold, *rule.kind.compute(role, layer))
         except ValueError as error:
-            raise MisfitError(f"{rule.at.line_only}: {name}: {error}; correct the letter") from None
+            raise MisfitError(
+                Finding("size-unknown", str(error), rule=rule.at.line_only, path=name, fix="correct the letter")
+            ) from None
         parts, specs, row = [], [], 0
         sums: list[str] = []
         notes: list[str] = []
@@ -173,7 +176,7 @@ class Compiler:
                 ops = (*moved.ops, *cut, *computing(compute, leaf.spec, dtype))
                 spec = out_spec(ops, leaf.spec)
             except ValueError as error:
-                raise MisfitError(f"{rule.at.line_only}: {leaf.name}: {leaf.spec} -> {name}: {error}") from None
+                raise not_convertible(rule, leaf.name, leaf.spec, name, error) from None
             rows = (row, row + spec.shape[0]) if len(leaves) > 1 else None
             row += spec.shape[0] if spec.shape else 0
             parts.append(replace(moved, ops=ops, rows=rows, at=at, rule=rule))
@@ -181,8 +184,15 @@ class Compiler:
         for leaf, spec in zip(leaves, specs, strict=True):
             if spec.dtype != specs[0].dtype or spec.shape[1:] != specs[0].shape[1:]:
                 raise MisfitError(
-                    f"{rule.at.line_only}: {name} cannot hold {leaves[0].name} ({specs[0]}) and {leaf.name} ({spec}) as its rows; "
-                    "give them one dtype with `dtype:`, or write them as separate tensors"
+                    Finding(
+                        "dtype-mismatch" if spec.dtype != specs[0].dtype else "shape-mismatch",
+                        f"{leaves[0].name} and {leaf.name} become rows of one tensor",
+                        rule=rule.at.line_only,
+                        path=name,
+                        expected=f"{specs[0]} but for the number of rows",
+                        got=str(spec),
+                        fix="give them one dtype with `dtype:`, or write them as separate tensors",
+                    )
                 )
         whole = specs[0] if len(specs) == 1 else TensorSpec((row, *specs[0].shape[1:]), specs[0].dtype)
         loses = losses([leaf.spec.dtype for leaf in leaves], whole.dtype, bool(compute or sums))

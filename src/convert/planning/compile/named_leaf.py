@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from convert.checkpoints.source import Source
+from convert.core.findings import Finding
 from convert.core.tensor_spec import TensorSpec
 from convert.layers.base import Matched, Rule
 from convert.layers.leaves import MisfitError, unstacked
@@ -52,7 +53,9 @@ def read_leaf(rule: Rule, role: str, name: str, spec: TensorSpec, variant: str |
         letters = None if second else rule.kind.letters(role, own, variant)
     except ValueError as error:
         apart = f" ({'x'.join(map(str, own))} without stacked axes)" if stacked else ""
-        raise MisfitError(f"{rule.at.line_only}: {name}: {spec}{apart} does not fit: {error}") from None
+        raise MisfitError(
+            Finding("shape-mismatch", f"{spec}{apart} does not fit: {error}", rule=rule.at.line_only, path=name)
+        ) from None
     return NamedLeaf(name, spec, stacked, letters, own)
 
 

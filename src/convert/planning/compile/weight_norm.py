@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from convert.checkpoints.source import Source
+from convert.core.findings import Finding
 from convert.core.ops import Op, Reshape, out_spec
 from convert.core.weight_norm_ops import Features, Operand, SpectralNorm, WeightNorm
 from convert.layers import Rule, TargetLayer
@@ -60,7 +61,14 @@ class Folding:
             rest = "".join(x for x in leaf.letters if x not in axes)
             made = {of: self._operand(rule, layer, leaf, stack, of_name, axes if of != V else rest, target) for of, of_name in second.items()}  # fmt: skip
         except ValueError as error:
-            raise MisfitError(f"{rule.at.line_only}: {name}: {spec} beside {leaf.name}: {leaf.spec}: {error}") from None
+            raise MisfitError(
+                Finding(
+                    "shape-mismatch",
+                    f"{spec} does not fit the weight {leaf.name}: {leaf.spec}: {error}",
+                    rule=rule.at.line_only,
+                    path=name,
+                )
+            ) from None
         apart = unflattened(rule, layer, axes, tuple(dict(zip(leaf.letters, leaf.own_shape, strict=True))[x] for x in axes), (), self.sizes)[0]  # fmt: skip
         sizes = dict(moved.axes)
         of = Features(tuple(sizes[x] for x in target), tuple(k for k, x in enumerate(target) if x in apart))
@@ -111,6 +119,11 @@ def check_bias(rule: Rule, role: str, leaf: NamedLeaf, second: Mapping[str, str]
     stepped = said is not None and said.role == "spectral_norm" and V not in said.paths
     if role == "bias" and stepped and not second and len(leaf.own_shape) > 1:
         raise MisfitError(
-            f"{rule.at.line_only}: {leaf.name}: {leaf.spec} has {len(leaf.own_shape)} axes, and a flax SpectralNorm divides such a bias by "
-            "its own sigma, too; give its u: `spectral_norm: {u: ..., bias: path}`"
+            Finding(
+                "leaf-missing",
+                f"a flax SpectralNorm also divides a bias of {len(leaf.own_shape)} axes ({leaf.spec}) by its own sigma",
+                rule=rule.at.line_only,
+                path=leaf.name,
+                fix="give the path of its u: `spectral_norm: {u: ..., bias: path}`",
+            )
         )
