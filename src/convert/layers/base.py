@@ -8,16 +8,17 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-from convert.core.ops import Op, apply
+from convert.core.ops import Op
 from convert.core.path_pattern import Pattern
-from convert.core.tensor_spec import TensorSpec, numpy_dtype
+from convert.core.tensor_spec import TensorSpec
 from convert.core.yaml_nodes import Position
 from convert.layers.annotations import Factor, Flattened, Normalized, Rope
 from convert.layers.declaration import Declaration
 from convert.layers.draft import DraftContext, Entry, Layer
+from convert.layers.leaf_reader import LeafReader
 from convert.layers.mistake import Mistake
 from convert.layers.probe import LowRankPair, Probe, probe_of_values
-from convert.layers.target import Numbering, TargetLayer
+from convert.layers.target import Numbering, Sinusoids, TargetLayer
 
 Array = np.ndarray[Any, np.dtype[Any]]
 MatchKey = tuple[tuple[int, ...], tuple[int, ...]]  # values of the pattern's indices, and choices of its alternatives
@@ -161,20 +162,6 @@ class LayerLeaves:
     sizes: Mapping[str, int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Sinusoids:
-    """A table of sines and cosines by position.
-
-    Attributes:
-        first: the largest factor of a position (upstream calls it the shortest timescale); step: logarithm of the factor between two.
-        interleaved: whether each sine lies beside its cosine, and not all sines before all cosines.
-    """
-
-    first: float
-    step: float
-    interleaved: bool
-
-
 @dataclass(frozen=True, slots=True)
 class Step:
     """An output tensor.
@@ -217,44 +204,6 @@ class Step:
     def layouts(self) -> tuple[str, ...]:
         """The distinct layouts of its parts."""
         return tuple(dict.fromkeys(part.layout for part in self.parts))
-
-
-class StoredLeaf(Protocol):
-    """What is known of a leaf before it is read."""
-
-    @property
-    def spec(self) -> TensorSpec:
-        """Shape and dtype."""
-
-
-class LeafReader(Protocol):
-    """A checkpoint, as far as probes and mistakes use it."""
-
-    @property
-    def leaves(self) -> Mapping[str, StoredLeaf]:
-        """The leaves by name."""
-
-    def read(self, name: str) -> Array:
-        """Read a leaf."""
-
-
-def assemble(parts: tuple[Part, ...], made: Sequence[Array]) -> Array:
-    """Put together the output tensor, from what each of its parts makes."""
-    return made[0] if len(made) == 1 else np.concatenate(made, axis=parts[0].axis)
-
-
-def expected(step: Step, source: LeafReader, parts: tuple[Part, ...] | None = None) -> Array:
-    """Compute the tensor that a step makes, in memory; or what other parts make of it."""
-    used = parts or step.parts
-    if not used:
-        assert isinstance(step.value, float)
-        return np.full(step.spec.shape, step.value, numpy_dtype(step.spec.dtype))
-    return assemble(used, [apply(part.ops, source.read(part.leaf)) for part in used])
-
-
-def maker(step: Step, source: LeafReader, parts: tuple[Part, ...]) -> Callable[[], Array]:
-    """Return what computes the tensor of a step from other parts."""
-    return lambda: expected(step, source, parts)
 
 
 @dataclass

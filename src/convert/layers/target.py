@@ -99,3 +99,17 @@ class Numbering:
         for name, count in zip(rest, self.counts, strict=True):
             number = number * count + indices[name]
         return number + self.offset
+
+
+@dataclass(frozen=True)
+class Sinusoids:
+    """A table of sines and cosines by position.
+
+    Attributes:
+        first: the largest factor of a position (upstream calls it the shortest timescale); step: logarithm of the factor between two.
+        interleaved: whether each sine lies beside its cosine, and not all sines before all cosines.
+    """
+
+    first: float
+    step: float
+    interleaved: bool

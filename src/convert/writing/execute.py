@@ -19,7 +19,8 @@ from convert.checkpoints.source import Source
 from convert.core.errors import OutputError, PlanError
 from convert.core.findings import Finding
 from convert.core.tensor_spec import numpy_dtype
-from convert.layers.base import Part, Sinusoids, Step
+from convert.layers.base import Part, Step
+from convert.layers.target import Sinusoids
 from convert.planning.burn.modules import conventions_of
 from convert.planning.plan import Plan
 from convert.writing.atomic import real

@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 
 from convert.core.ops import Multiply
-from convert.layers.base import LeafReader, Part, Step, expected, maker
+from convert.layers.base import Part, Step
+from convert.layers.in_memory import expected, maker
+from convert.layers.leaf_reader import LeafReader
 from convert.layers.mistake import Mistake, symmetric
 
 Array = np.ndarray[Any, np.dtype[Any]]

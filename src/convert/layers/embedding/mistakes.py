@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from convert.core.ops import Slice
-from convert.layers.base import PlanView, Rule, Step, maker
+from convert.layers.base import PlanView, Rule, Step
+from convert.layers.in_memory import maker
 from convert.layers.mistake import Mistake, symmetric
 from convert.layers.transforms.mistakes import factor_mistakes, likely_factor
 

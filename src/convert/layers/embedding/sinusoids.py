@@ -10,13 +10,13 @@ from typing import Any, ClassVar
 from convert.core.fields import Choice, Key, Record, Scalar
 from convert.core.findings import Finding
 from convert.core.tensor_spec import TensorSpec
-from convert.layers.base import CompileContext, Compiled, LayerKind, Matched, Sinusoids, Step
+from convert.layers.base import CompileContext, Compiled, LayerKind, Matched, Step
 from convert.layers.leaves import MisfitError
 from convert.layers.shared_keys import (
     TENSOR_TARGET,
     parse_letter,
 )
-from convert.layers.target import TargetLayer
+from convert.layers.target import Sinusoids, TargetLayer
 
 FACTS = ("min_timescale", "max_timescale")
 COMPUTED = "computed from sizes"

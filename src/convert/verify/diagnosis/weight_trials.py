@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from convert.core.errors import ConvertError
-from convert.layers.base import Step, expected
+from convert.layers.base import Step
+from convert.layers.in_memory import expected
 from convert.layers.mistake import Mistake
 from convert.planning.plan import Plan
 from convert.references.protocol import INPUT

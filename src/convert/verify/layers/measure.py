@@ -9,7 +9,8 @@ import numpy as np
 
 from convert.core.ops import Add, AddIdentity, Multiply, apply, is_float
 from convert.layers.activations import ACTIVATIONS, activation_pair
-from convert.layers.base import LayerLeaves, ProbeSample, Step, assemble
+from convert.layers.base import LayerLeaves, ProbeSample, Step
+from convert.layers.in_memory import assemble
 from convert.layers.probe import Probe, probe_of_sum
 from convert.planning.plan import Plan
 from convert.verify.numerics.compare import Tolerance, difference, epsilon

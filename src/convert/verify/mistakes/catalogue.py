@@ -10,7 +10,9 @@ import numpy as np
 
 from convert.core.ops import Add, Cast, Multiply, apply, is_float
 from convert.core.tensor_spec import numpy_dtype
-from convert.layers.base import LeafReader, PlanView, Step, expected, maker
+from convert.layers.base import PlanView, Step
+from convert.layers.in_memory import expected, maker
+from convert.layers.leaf_reader import LeafReader
 from convert.layers.mistake import Mistake, symmetric
 from convert.planning.plan import Held, Plan
 from convert.verify.mistakes.layouts import fused_order_mistakes, layout_mistakes

@@ -8,7 +8,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from convert.core.ops import Deinterleave, Interleave, Permute, Reshape, Slice, Take
-from convert.layers.base import LeafReader, Part, Step, maker
+from convert.layers.base import Part, Step
+from convert.layers.in_memory import maker
+from convert.layers.leaf_reader import LeafReader
 from convert.layers.mistake import Mistake, symmetric
 from convert.planning.ambiguity import MAX_AXES, other_layouts
 

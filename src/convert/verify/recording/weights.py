@@ -12,7 +12,8 @@ from convert.checkpoints.digest import digest_leaf
 from convert.core.errors import CheckpointError
 from convert.core.findings import Finding
 from convert.core.ops import apply
-from convert.layers.base import Part, Step, expected
+from convert.layers.base import Part, Step
+from convert.layers.in_memory import expected
 from convert.layers.mistake import Mistake
 from convert.planning.plan import Plan
 from convert.verify.mistakes.catalogue import known_mistakes

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from convert.core.ops import is_float
-from convert.layers.base import Step, expected
+from convert.layers.base import Step
+from convert.layers.in_memory import expected
 from convert.planning.plan import Plan
 from convert.references.protocol import INPUT, Reference, observe
 from convert.verify.numerics.bits import same_bits

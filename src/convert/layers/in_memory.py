@@ -1,0 +1,34 @@
+"""The tensor of a step, computed in memory: for probes and mistakes, which look at one tensor at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from convert.core.ops import apply
+from convert.core.tensor_spec import numpy_dtype
+from convert.layers.base import Part, Step
+from convert.layers.leaf_reader import LeafReader
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+def assemble(parts: tuple[Part, ...], made: Sequence[Array]) -> Array:
+    """Put together the output tensor, from what each of its parts makes."""
+    return made[0] if len(made) == 1 else np.concatenate(made, axis=parts[0].axis)
+
+
+def expected(step: Step, source: LeafReader, parts: tuple[Part, ...] | None = None) -> Array:
+    """Compute the tensor that a step makes, in memory; or what other parts make of it."""
+    used = parts or step.parts
+    if not used:
+        assert isinstance(step.value, float)
+        return np.full(step.spec.shape, step.value, numpy_dtype(step.spec.dtype))
+    return assemble(used, [apply(part.ops, source.read(part.leaf)) for part in used])
+
+
+def maker(step: Step, source: LeafReader, parts: tuple[Part, ...]) -> Callable[[], Array]:
+    """Return what computes the tensor of a step from other parts."""
+    return lambda: expected(step, source, parts)

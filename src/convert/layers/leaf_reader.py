@@ -1,0 +1,31 @@
+"""What probes and mistakes use of a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import numpy as np
+
+from convert.core.tensor_spec import TensorSpec
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class StoredLeaf(Protocol):
+    """What is known of a leaf before it is read."""
+
+    @property
+    def spec(self) -> TensorSpec:
+        """Shape and dtype."""
+
+
+class LeafReader(Protocol):
+    """A checkpoint, as far as probes and mistakes use it."""
+
+    @property
+    def leaves(self) -> Mapping[str, StoredLeaf]:
+        """The leaves by name."""
+
+    def read(self, name: str) -> Array:
+        """Read a leaf."""
