@@ -353,7 +353,7 @@ def test_letters_of_the_file() -> None:
 
 
 def test_identity_is_added_to_square_matrices_alone() -> None:
-    with pytest.raises(ValueError, match="which is no square matrix"):
+    with pytest.raises(ValueError, match="which is not a square matrix"):
         AddIdentity().out_spec(TensorSpec((2, 3), "float32"))
     with pytest.raises(ValueError, match="would lose bits"):
         AddIdentity().out_spec(TensorSpec((3, 3), "bfloat16"))

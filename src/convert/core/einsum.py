@@ -1,8 +1,8 @@
-"""A projection's einsum tells its layout: which axes of the weight are inputs, outputs or batch, and in what order.
+"""Derive the layout of a projection from its einsum: which axes of the weight are inputs, outputs or batch axes.
 
 For ``X,W->Y``: a letter of W that is in X and not in Y is an *input* axis; one that is in Y and not in X is an
 *output* axis; one in all three is a *batch* axis. ``torch.nn.Linear.weight`` is W with its axes permuted to (output
-axes in Y's order, input axes in X's order) and flattened to two. Nothing else decides about a transpose.
+axes in Y's order, input axes in X's order) and flattened to two. Whether a transpose is needed follows from this alone.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ _OPERAND = re.compile(r"([A-Za-z]*)(\.\.\.)?([A-Za-z]*)")
 
 @dataclass(frozen=True)
 class Projection:
-    """What an equation says about its weight.
+    """The axes of the weight of an equation.
 
     Attributes:
-        equation: as written in the source, spaces removed.
+        equation: as in the source, without spaces.
         weight: letters of W as stored, such as ``DNH``.
         outputs: output axes, in Y's order.
         inputs: input axes, in X's order.
-        batch: axes in all three operands, in W's order; a Linear cannot hold them, a target with an einsum can.
-        result: letters of Y before and after its ellipsis, against which a bias broadcasts; without an ellipsis,
-            all of them stand in the second.
+        batch: axes in all three operands, in W's order; only a target with its own einsum can hold them.
+        result: letters of Y before and after its ellipsis, for broadcasting a bias; without an ellipsis, all letters
+            are in the second.
     """
 
     equation: str
@@ -37,14 +37,14 @@ class Projection:
 
     @property
     def linear_axes(self) -> str:
-        """The axes of the flattened Linear weight: outputs, then inputs."""
+        """Axes of the flattened Linear weight: outputs, then inputs."""
         return self.outputs + self.inputs
 
     def bias_axes(self, shape: tuple[int, ...]) -> str:
-        """Letters of the axes of a bias of this shape: it is added to Y, so it lines up as NumPy broadcasts it.
+        """Return the letters of a bias of this shape. It is added to Y, so it is aligned as NumPy broadcasts it.
 
         A bias ``(N, H)`` of ``...D,DNH->...NH`` is ``NH``; a bias ``(C, 1, 1, F)`` of ``...TD,CDF->C...TF`` is
-        ``C..F``, a dot standing for an axis that is no output and must have size 1.
+        ``C..F``; a dot is an axis that is not an output and must have size 1.
 
         A batch axis counts as an output here: each block of a block-diagonal matrix has its own bias.
 
@@ -64,18 +64,18 @@ class Projection:
                 f"a bias with {len(shape)} axes lines up with {' '.join(letters) or 'no axis'} of the result of "
                 f"{self.equation} and leaves out {', '.join(missing)}"
             )
-        own = self.outputs + self.batch
-        spread = [x for x, size in zip(letters, shape, strict=True) if x not in own and size != 1]
+        of_weight = self.outputs + self.batch
+        spread = [x for x, size in zip(letters, shape, strict=True) if x not in of_weight and size != 1]
         if spread:
             raise ValueError(
                 f"the bias of {self.equation} has a size above 1 on an axis of the input ({', '.join(spread)})"
             )
-        return "".join(letter if letter in own else "." for letter in letters)
+        return "".join(letter if letter in of_weight else "." for letter in letters)
 
 
 @lru_cache
 def parse_projection(equation: str) -> Projection:
-    """Reads a two-operand einsum ``X,W->Y`` whose second operand is the weight.
+    """Parse a two-operand einsum ``X,W->Y`` whose second operand is the weight.
 
     >>> parse_projection("...NH,DNH->...D").linear_axes
     'DNH'
@@ -83,7 +83,7 @@ def parse_projection(equation: str) -> Projection:
     'DNH'
 
     Raises:
-        ValueError: not such an equation, with the reason.
+        ValueError: the equation has another form; the text is the reason.
     """
     text = re.sub(r"\s", "", equation)
     left, arrow, y = text.partition("->")
@@ -99,14 +99,14 @@ def parse_projection(equation: str) -> Projection:
     if w_dots:
         raise ValueError(f"the weight of {equation!r} has an ellipsis; name its axes")
     if bool(x_dots) != bool(y_dots):
-        raise ValueError(f"'...' of {equation!r} stands on one side only; the input's batch axes must come out again")
+        raise ValueError(f"'...' of {equation!r} is on one side only, but the result has the input's batch axes")
     if not w:
         raise ValueError(f"the weight of {equation!r} has no axes")
     for operand in (x, w, y):
         repeated = sorted({letter for letter in operand if operand.count(letter) > 1})
         if repeated:
             raise ValueError(
-                f"{', '.join(repeated)} stands twice in {operand!r} of {equation!r}: a diagonal is no projection"
+                f"{', '.join(repeated)} occurs twice in {operand!r} of {equation!r}: a diagonal is not a projection"
             )
     unknown = [letter for letter in y if letter not in x + w]
     if unknown:
@@ -132,5 +132,5 @@ def parse_projection(equation: str) -> Projection:
 
 
 def group(axes: str) -> str:
-    """Axes as einops writes them: ``N H`` flattened into one is ``(N H)``; none is ``1``."""
+    """Write axes as einops does: ``(N H)`` for N and H flattened into one, ``1`` for none."""
     return axes if len(axes) == 1 else f"({' '.join(axes)})" if axes else "1"

@@ -1,8 +1,8 @@
-"""The primitive operations. Layer kinds compile to them; a plan is nothing else.
+"""The primitive operations on arrays. Layer kinds compile to them, and plans consist of them.
 
-Each knows the spec that comes out (`out_spec`), what to do with an array (`apply`), and its `inverse`. The laws, which
-the tests state for random specs: ``apply(x)`` has the spec that `out_spec` says, and applying an operation to what its
-inverse made of ``y`` gives ``y`` back, bit for bit for operations that only move elements.
+Each has the spec of its result (`out_spec`), the computation (`apply`) and an `inverse`. Two laws hold, which the tests
+check for random specs: ``apply(x)`` has the spec of `out_spec`, and ``apply(inverse(y))`` equals ``y``, bit for bit if the
+operation only moves elements.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class Op(ABC):
-    """One operation on one array. Wrong shapes raise ValueError with the bare fact; the plan adds where."""
+    """One operation on one array. A wrong shape raises ValueError with the fact only; the plan adds the place."""
 
     @abstractmethod
     def out_spec(self, spec: TensorSpec) -> TensorSpec:
-        """The spec of the result.
+        """Return the spec of the result.
 
         Raises:
             ValueError: the operation does not fit `spec`.
@@ -33,19 +33,19 @@ class Op(ABC):
 
     @abstractmethod
     def apply(self, x: Array) -> Array:
-        """The result; a view where one is possible."""
+        """Return the result, as a view if possible."""
 
     def overwrite(self, x: Array) -> Array:
-        """As `apply`; the memory of `x` is given up for it."""
+        """Do the same as `apply`, and reuse the memory of `x`."""
         return self.apply(x)
 
     @abstractmethod
     def inverse(self, spec: TensorSpec) -> Op:
-        """The operation that leads back from the result to an array of `spec` (zeros where elements were left out)."""
+        """Return the operation that maps the result back to an array of `spec`; removed elements become zeros."""
 
     @abstractmethod
     def __str__(self) -> str:
-        """For people, in a plan."""
+        """Describe the operation for people, as in a printed plan."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Permute(Op):
 
 @dataclass(frozen=True)
 class Reshape(Op):
-    """The same elements in C order under another shape."""
+    """Give the same elements, in C order, another shape."""
 
     shape: tuple[int, ...]
 
@@ -92,7 +92,7 @@ class Reshape(Op):
 
 @dataclass(frozen=True)
 class Slice(Op):
-    """The elements ``start <= k < stop`` of one axis."""
+    """Take the elements ``start <= k < stop`` of one axis."""
 
     axis: int
     start: int
@@ -117,7 +117,7 @@ class Slice(Op):
 
 @dataclass(frozen=True)
 class Pad(Op):
-    """Zeros before and after the elements of one axis."""
+    """Add zeros before and after the elements of one axis."""
 
     axis: int
     before: int
@@ -146,7 +146,7 @@ class Pad(Op):
 
 @dataclass(frozen=True)
 class Take(Op):
-    """Element `index` of one axis, which disappears: one layer of a stack, one part of a fused weight."""
+    """Take element `index` of one axis and remove the axis: one layer of a stack, or one part of a fused weight."""
 
     axis: int
     index: int
@@ -168,7 +168,7 @@ class Take(Op):
 
 @dataclass(frozen=True)
 class Place(Op):
-    """A new axis of `size`, the array at `index` and zeros elsewhere."""
+    """Add an axis of `size` with the array at `index` and zeros elsewhere."""
 
     axis: int
     index: int
@@ -193,7 +193,7 @@ class Place(Op):
 
 @dataclass(frozen=True)
 class Flip(Op):
-    """Axes in reverse order of elements."""
+    """Reverse the order of the elements of some axes."""
 
     axes: tuple[int, ...]
 
@@ -214,7 +214,7 @@ class Flip(Op):
 
 @dataclass(frozen=True)
 class Deinterleave(Op):
-    """Elements 0, 2, 4, ... of one axis, then 1, 3, 5, ...: pairs of neighbours become pairs a half apart."""
+    """Reorder one axis to 0, 2, 4, ..., 1, 3, 5, ...: adjacent pairs become pairs at a distance of half the axis."""
 
     axis: int
 
@@ -233,7 +233,7 @@ class Deinterleave(Op):
 
 @dataclass(frozen=True)
 class Interleave(Op):
-    """The elements of the first half of one axis, each followed by its partner of the second half."""
+    """Reorder one axis to 0, n/2, 1, n/2 + 1, ...: pairs at a distance of half the axis become adjacent pairs."""
 
     axis: int
 
@@ -263,7 +263,7 @@ def _pairs(x: Array, axis: int, split: tuple[int, int]) -> Array:
 
 @dataclass(frozen=True)
 class Add(Op):
-    """Adds a constant, in the dtype that comes in: cast to float32 or wider first."""
+    """Add a constant in the input's dtype, which must be float32 or wider."""
 
     value: float
 
@@ -282,7 +282,7 @@ class Add(Op):
 
 @dataclass(frozen=True)
 class Multiply(Op):
-    """Multiplies by a constant other than zero, in the dtype that comes in: cast to float32 or wider first."""
+    """Multiply by a constant other than zero in the input's dtype, which must be float32 or wider."""
 
     value: float
 
@@ -309,13 +309,13 @@ def _wide(op: Op, spec: TensorSpec) -> TensorSpec:
 
 @dataclass(frozen=True)
 class AddIdentity(Op):
-    """Adds a number times the identity to a square matrix, in the dtype that comes in: cast to float32 or wider first."""
+    """Add a multiple of the identity to a square matrix in the input's dtype, which must be float32 or wider."""
 
     value: float = 1.0
 
     def out_spec(self, spec: TensorSpec) -> TensorSpec:
         if len(spec.shape) != 2 or spec.shape[0] != spec.shape[1]:
-            raise ValueError(f"the identity cannot be added to {spec}, which is no square matrix")
+            raise ValueError(f"the identity cannot be added to {spec}, which is not a square matrix")
         return _wide(self, spec)
 
     def apply(self, x: Array) -> Array:
@@ -330,7 +330,7 @@ class AddIdentity(Op):
 
 @dataclass(frozen=True)
 class Cast(Op):
-    """Another dtype, rounded to nearest even. A finite number that becomes infinite is an error, never a value."""
+    """Cast to another dtype, rounded to nearest even. A finite number that would become infinite is an error."""
 
     dtype: str
 
@@ -341,7 +341,7 @@ class Cast(Op):
         return TensorSpec(spec.shape, self.dtype)
 
     def apply(self, x: Array) -> Array:
-        """The cast array.
+        """Return the cast array.
 
         Raises:
             OverflowError: a finite number does not fit the range of the new dtype.
@@ -352,7 +352,7 @@ class Cast(Op):
         with np.errstate(over="ignore", invalid="ignore"):
             out = _nearest(x, to)
         if not widens(x.dtype.name, self.dtype):
-            _refuse_overflow(x, out)
+            _reject_overflow(x, out)
         return out
 
     def inverse(self, spec: TensorSpec) -> Op:
@@ -363,12 +363,12 @@ class Cast(Op):
 
 
 def _is_native(dtype: np.dtype[Any]) -> bool:
-    """Whether NumPy itself has the dtype, and not ml_dtypes; float32 holds every value of the latter."""
+    """Whether the dtype is one of NumPy's and not of ml_dtypes, all of whose values are exact in float32."""
     return dtype.isbuiltin == 1
 
 
 def _nearest(x: Array, to: np.dtype[Any]) -> Array:
-    """`x` in another dtype, rounded once, to nearest even.
+    """Cast `x`, rounding once to nearest even.
 
     ml_dtypes rounds float64 to float32 first, and has no casts between some of its own dtypes.
     """
@@ -378,7 +378,7 @@ def _nearest(x: Array, to: np.dtype[Any]) -> Array:
         return x.astype(np.float32).astype(to)
     if x.dtype.kind == "c" or not is_float(to.name):
         return x.astype(to)
-    # Rounding to odd keeps in the last bit that something was cut off, so that the second rounding is the only one
+    # Rounding to odd records in the last bit whether bits were lost, so that only the second rounding counts
     # (Boldo and Melquiond, "Emulation of FMA and correctly rounded sums: proved algorithms using rounding to odd", 2008).
     wide = x.astype(np.float64)
     odd = np.asarray(wide.astype(np.float32))
@@ -388,7 +388,7 @@ def _nearest(x: Array, to: np.dtype[Any]) -> Array:
     return bits.view(np.float32).astype(to)
 
 
-def _refuse_overflow(x: Array, out: Array) -> None:
+def _reject_overflow(x: Array, out: Array) -> None:
     with np.errstate(invalid="ignore"):
         before, after = (y if _is_native(y.dtype) else y.astype(np.float32) for y in (x, out))
     if out.dtype.kind == "c" or is_float(out.dtype.name):
@@ -402,7 +402,7 @@ def _refuse_overflow(x: Array, out: Array) -> None:
 
 
 def is_float(dtype: str) -> bool:
-    """Whether the dtype is a real floating-point type, the small ones of ml_dtypes included."""
+    """Whether the dtype is a real floating-point type, including those of ml_dtypes."""
     return dtype.startswith(("float", "bfloat"))
 
 
@@ -413,7 +413,7 @@ def widens(source: str, target: str) -> bool:
     parts = {"complex64": "float32", "complex128": "float64"}
     if target in parts:
         return widens(parts.get(source, source), parts[target])
-    if "e8m0" in target:  # neither zero nor a sign
+    if "e8m0" in target:  # it has no zero and no sign
         return False
     if source == "bool":
         return True
@@ -436,28 +436,28 @@ def widens(source: str, target: str) -> bool:
 
 
 def out_spec(ops: tuple[Op, ...], spec: TensorSpec) -> TensorSpec:
-    """The spec after all `ops`, in order."""
+    """Return the spec after all `ops`, in order."""
     for op in ops:
         spec = op.out_spec(spec)
     return spec
 
 
 def apply(ops: tuple[Op, ...], x: Array) -> Array:
-    """The array after all `ops`, in order."""
+    """Apply all `ops`, in order."""
     for op in ops:
         x = op.apply(x)
     return x
 
 
 def overwrite(ops: tuple[Op, ...], x: Array) -> Array:
-    """As `apply`; the memory of `x`, which nothing else uses, is given up for it."""
+    """Do the same as `apply`, and reuse the memory of `x`, which must not be used elsewhere."""
     for op in ops:
         x = op.overwrite(x)
     return x
 
 
 def inverse(ops: tuple[Op, ...], spec: TensorSpec) -> tuple[Op, ...]:
-    """The operations that lead back to an array of `spec`."""
+    """Return the operations that map the result back to an array of `spec`."""
     back: list[Op] = []
     for op in ops:
         back.insert(0, op.inverse(spec))

@@ -1,8 +1,8 @@
 """Patterns for tree paths: ``layers_{i}/{query,key,value}/w``, ``opt_state/**``.
 
-``{i}`` captures an index (digits), ``{p:local,global}`` one that is written as words (counted from 0), ``{a,b,c}`` lists
-alternatives, ``*`` is any text within one key, ``**`` any text.
-A backslash takes the special meaning from the next character. The same name twice must capture the same index.
+``{i}`` captures an index (digits), ``{p:local,global}`` an index that is written as words (numbered from 0), ``{a,b,c}``
+lists alternatives, ``*`` is any text within one key, ``**`` any text. A backslash escapes the next character. The same
+name twice must capture the same index.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _TOKEN = re.compile(
     r"\\(?P<escaped>.)|(?P<any>\*\*)|(?P<star>\*)|\{(?P<index>[A-Za-z_][A-Za-z0-9_]*)(?::(?P<spelt>(?:[^{}\\]|\\.)*))?\}|\{(?P<words>(?:[^{}\\]|\\.)*)\}|(?P<bad>[{}\\])|(?P<text>[^{}*\\]+)"
 )
 
-_WORD = re.compile(r"(?:^|,)((?:[^,\\]|\\.)*)")  # a comma after a backslash does not separate
+_WORD = re.compile(r"(?:^|,)((?:[^,\\]|\\.)*)")  # an escaped comma does not separate
 
 
 @dataclass(frozen=True)
@@ -30,14 +30,16 @@ class Words:
 
 @dataclass(frozen=True)
 class Index:
-    """A captured index ``{i}``; with `words`, the k-th of them stands for k."""
+    """A captured index ``{i}``; with `words`, the k-th word has the value k."""
 
     name: str
     words: tuple[str, ...] = ()
 
     @property
     def regex(self) -> str:
-        return "|".join(map(re.escape, self.words)) or "[0-9]{1,18}"  # 18 digits fit 64 bits; a longer key is no index
+        return (
+            "|".join(map(re.escape, self.words)) or "[0-9]{1,18}"
+        )  # 18 digits fit 64 bits; a longer key is not an index
 
     def value(self, text: str) -> int:
         return self.words.index(text) if self.words else int(text)
@@ -56,8 +58,8 @@ class Wild:
 Piece = str | Words | Index | Wild
 
 
-class Match(NamedTuple):  # made for every leaf, in half the time of a dataclass
-    """What a path bound: indices by name, and for each group of alternatives which one (counted from 0)."""
+class Match(NamedTuple):  # created for every leaf, twice as fast as a dataclass
+    """The values that a path binds: indices by name, and the number of the alternative in each group, from 0."""
 
     indices: tuple[tuple[str, int], ...]
     choices: tuple[int, ...]
@@ -65,7 +67,7 @@ class Match(NamedTuple):  # made for every leaf, in half the time of a dataclass
 
 @dataclass(frozen=True)
 class Pattern:
-    """A parsed pattern; made by `parse_pattern`."""
+    """A parsed pattern, created by `parse_pattern`."""
 
     text: str
     pieces: tuple[Piece, ...]
@@ -77,7 +79,7 @@ class Pattern:
 
     @cached_property
     def _captures(self) -> tuple[list[tuple[str, int, Callable[[str], int]]], list[tuple[int, Callable[[str], int]]]]:
-        """Which groups of the regular expression are indices and which are alternatives, and what their text stands for."""
+        """Groups of the regular expression that are indices and that are alternatives, each with the value of its text."""
         indices: dict[str, tuple[str, int, Callable[[str], int]]] = {}
         words: list[tuple[int, Callable[[str], int]]] = []
         for piece in self.pieces:
@@ -95,7 +97,7 @@ class Pattern:
 
     @cached_property
     def wild(self) -> bool:
-        """Whether ``*`` or ``**`` occurs: such a pattern matches, but cannot be written out."""
+        """Whether ``*`` or ``**`` occurs: such a pattern can match paths, but cannot name one."""
         return any(isinstance(piece, Wild) for piece in self.pieces)
 
     @cached_property
@@ -120,8 +122,8 @@ class Pattern:
         return self.pieces[0] if self.pieces and isinstance(self.pieces[0], str) else ""
 
     def match(self, path: str) -> Match | None:
-        """What `path` binds when the whole of it fits the pattern, else None."""
-        if not path.startswith(self._head):  # most paths end here, without the regular expression
+        """Return what `path` binds if all of it matches the pattern, else None."""
+        if not path.startswith(self._head):  # excludes most paths without the regular expression
             return None
         found = self._regex.fullmatch(path)
         if found is None:
@@ -134,10 +136,10 @@ class Pattern:
         )
 
     def fill(self, indices: Mapping[str, int], choices: tuple[int, ...] = ()) -> str:
-        """The path with the indices and choices put in; a wildcard stays as it is written.
+        """Return the path with these indices and choices; a wildcard stays as it is.
 
         Raises:
-            KeyError: an index is not given.
+            KeyError: an index is missing.
         """
         if choices not in self._forms:
             self._forms[choices] = self._form(choices)
@@ -149,7 +151,7 @@ class Pattern:
         return {}
 
     def _form(self, choices: tuple[int, ...]) -> tuple[str, list[Index]]:
-        """The path with the choices put in, ``%s`` for each index, and the indices in this order."""
+        """Return the path with these choices and ``%s`` for each index, and the indices in this order."""
         left, form, named = iter(choices), "", []
         for piece in self.pieces:
             if isinstance(piece, Index):
@@ -164,7 +166,7 @@ class Pattern:
         return form, named
 
     def all_choices(self) -> Iterator[tuple[int, ...]]:
-        """Every combination of alternatives, the last group running fastest; one empty tuple without groups."""
+        """Iterate over all combinations of alternatives, the last group fastest; without groups there is one, empty."""
         return itertools.product(*(range(len(words.words)) for words in self.groups))
 
     def __str__(self) -> str:
@@ -182,7 +184,7 @@ def _alternatives(listed: str, text: str) -> tuple[str, ...]:
 
 @lru_cache(maxsize=4096)
 def parse_pattern(text: str) -> Pattern:
-    """Parses a pattern; the same text, of which the models of a family have much, gives the same object.
+    """Parse a pattern. The same text gives the same object, as the models of a family share many patterns.
 
     >>> parse_pattern("x_layers_{i}/{query,key}/w").match("x_layers_10/key/w")
     Match(indices=(('i', 10),), choices=(1,))

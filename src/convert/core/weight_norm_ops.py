@@ -1,4 +1,4 @@
-"""Operations that fold what the source computes on a weight at every call into the weight, once. None can be undone."""
+"""Operations that fold a normalization, which the source computes at every call, into the weight. None has an inverse."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from convert.core.ops import Op, apply
 from convert.core.tensor_spec import TensorSpec
 
 Array = np.ndarray[Any, np.dtype[Any]]
-BLOCK = 1 << 18  # numbers of a weight that are dealt with at a time: they stay in a cache
+BLOCK = 1 << 18  # elements of a weight that are processed at once, so that they stay in the cache
 
 
 @dataclass(frozen=True)
 class Operand:
-    """A second leaf, small, that an operation on another one needs.
+    """A second, small leaf that an operation on another leaf needs.
 
     Attributes:
         leaf: its name.
-        ops: what is done to it first.
-        size: how many numbers it then has.
-        read: reads it, by name.
+        ops: operations that are applied to it first.
+        size: number of elements after `ops`.
+        read: function that reads a leaf by name.
     """
 
     leaf: str
@@ -34,21 +34,21 @@ class Operand:
     read: Callable[[str], Array] = field(repr=False, compare=False)
 
     def value(self) -> Array:
-        """The operand, as it is in the checkpoint after `ops`."""
+        """Read the leaf and apply `ops`."""
         return apply(self.ops, self.read(self.leaf))
 
 
 class LossyError(ValueError):
-    """An operation that cannot be undone."""
+    """The operation has no inverse."""
 
 
 @dataclass(frozen=True)
 class Features:
-    """Which axes of a weight have a number each in a second leaf, and which are summed over.
+    """The axes of a weight that have one value per element in a second leaf; the others are summed over.
 
     Attributes:
-        inner: sizes of the axes that the weight's are made of, the flattened ones apart.
-        axes: those of them that are features.
+        inner: sizes of the weight's axes before any were flattened together.
+        axes: the feature axes among them.
     """
 
     inner: tuple[int, ...]
@@ -56,25 +56,24 @@ class Features:
 
     @property
     def count(self) -> int:
-        """How many features there are."""
+        """Number of features."""
         return math.prod(self.inner[axis] for axis in self.axes)
 
     @property
     def rest(self) -> int:
-        """How many numbers there are of each."""
+        """Number of elements per feature."""
         return math.prod(self.inner) // max(1, self.count)
 
     def blocks(self, x: Array, out: Array) -> Iterator[tuple[Array, Array]]:
-        """Some features of a weight at a time, a row of float64 for each, and their place in an array of the inner axes, in which
-        features are the axes in front.
+        """Yield blocks of features: a float64 row for each feature, and the view of `out` that the block fills.
 
-        A sum over the other axes has the same bits as that over the whole weight: NumPy's order of summation depends on how an array
-        lies in memory, which is kept. So no block is of a single feature, of which any axis would lie the same.
+        A sum over a row has the same bits as a sum over the whole weight: NumPy's order of summation depends on the memory
+        layout, which blocks preserve. A block never has a single feature, as its layout would be ambiguous.
         """
         extent = x.itemsize + sum((n - 1) * stride for n, stride in zip(x.shape, x.strides, strict=True))
         if (
             extent != x.nbytes or min(x.strides, default=0) < 0
-        ):  # it has gaps, which a conversion to float64 would close
+        ):  # conversion to float64 would remove the gaps between its elements
             x = x.copy("K")
         fronts = [np.moveaxis(array, self.axes, range(len(self.axes))) for array in (x.reshape(self.inner), out)]
         many = fronts[0].shape[0] if self.axes else 1
@@ -85,13 +84,13 @@ class Features:
             yield given.astype(np.float64).reshape(-1, self.rest), made
 
     def rows(self, x: Array) -> Iterator[Array]:
-        """The first of each of `blocks`."""
+        """Yield only the rows of `blocks`."""
         return (given for given, _ in self.blocks(x, x.reshape(self.inner)))
 
 
 @dataclass(frozen=True)
 class _Fold(Op):
-    """On floats of at least 32 bits; the shape stays."""
+    """An operation on float32 or float64 that keeps the shape."""
 
     def out_spec(self, spec: TensorSpec) -> TensorSpec:
         if spec.dtype not in ("float32", "float64"):
@@ -106,11 +105,11 @@ class _Fold(Op):
 
     @abstractmethod
     def features(self, shape: tuple[int, ...]) -> Features:
-        """Of a weight of this shape."""
+        """Return the features of a weight of this shape."""
 
     @abstractmethod
     def fold(self, x: Array, out: Array) -> None:
-        """Puts the result into an array of the features' inner axes, whose memory may be that of `x`."""
+        """Write the result to `out`, which has the inner axes of the features and may share the memory of `x`."""
 
     def apply(self, x: Array) -> Array:
         out = np.empty(self.features(x.shape).inner, x.dtype)
@@ -119,33 +118,33 @@ class _Fold(Op):
 
     def overwrite(self, x: Array) -> Array:
         inner = x.reshape(self.features(x.shape).inner)
-        if not np.shares_memory(inner, x):  # axes that lie as no view has them
+        if not np.shares_memory(inner, x):  # the inner axes are not a view of `x`
             return self.apply(x)
         self.fold(x, inner)
         return x
 
     def sizes(self) -> tuple[tuple[Operand, int, str], ...]:
-        """Operands, how many numbers each must have, and of what."""
+        """Return each operand, the number of elements that it must have, and what they belong to."""
         return ()
 
     def operands(self) -> tuple[Operand, ...]:
-        """Leaves that are read beside the weight's."""
+        """Return the second leaves that the operation reads."""
         return ()
 
     def inverse(self, spec: TensorSpec) -> Op:
-        raise LossyError(f"'{self}' cannot be undone")
+        raise LossyError(f"'{self}' has no inverse")
 
 
 @dataclass(frozen=True)
 class Standardize(_Fold):
-    """Mean 0 and deviation 1 over all axes but one: ``(w - mean) / (std + epsilon)``, or ``/ sqrt(var + epsilon)``.
+    """Standardize over all axes but one: ``(w - mean) / (std + epsilon)``, or ``(w - mean) / sqrt(var + epsilon)``.
 
-    The deviation is that of the population, as `jnp.std` has it.
+    The standard deviation is that of the population, as in `jnp.std`.
 
     Attributes:
-        axis: that of the output channels.
-        epsilon: what is added.
-        inside: whether to the variance, inside of the root.
+        axis: axis of the output channels.
+        epsilon: number that is added.
+        inside: whether it is added to the variance, inside the root.
     """
 
     axis: int
@@ -168,11 +167,11 @@ class Standardize(_Fold):
 
 @dataclass(frozen=True)
 class WeightNorm(_Fold):
-    """``scale * w / sqrt(sum(w ** 2) + epsilon)``, the sum over all axes that are no features.
+    """Compute ``scale * w / sqrt(sum(w ** 2) + epsilon)``, with the sum over all axes that are not features.
 
     Attributes:
-        scale: for each feature.
-        epsilon: what is added.
+        scale: one value per feature.
+        epsilon: number that is added to the squared norm.
         of: the features.
     """
 
@@ -204,14 +203,14 @@ class WeightNorm(_Fold):
 
 @dataclass(frozen=True)
 class SpectralNorm(_Fold):
-    """Divided by ``u w v``: the largest singular value, as far as a power iteration has found its vectors.
+    """Divide by ``u w v``, an estimate of the largest singular value by power iteration.
 
     Attributes:
-        u: the vector of a number for each feature.
-        epsilon: added to a squared norm.
+        u: vector with one value per feature.
+        epsilon: number that is added to a squared norm.
         of: the features.
-        steps: of the iteration that are taken from u; none where v is stored, too.
-        v: the other vector.
+        steps: number of power iterations from u; 0 if v is stored as well.
+        v: the other vector, if it is stored.
     """
 
     u: Operand
@@ -242,7 +241,7 @@ class SpectralNorm(_Fold):
             made[...] = wide.reshape(made.shape)
 
     def _down(self, u: Array, x: Array) -> Array:
-        """``u @ w``, with a row of w for each feature."""
+        """Compute ``u @ w``, with one row of w per feature."""
         total, start = np.zeros(self.of.rest), 0
         for rows in self.of.rows(x):
             total += u[start : start + len(rows)] @ rows
@@ -260,19 +259,19 @@ def _unit(x: Array, epsilon: float) -> Array:
 
 
 def operand_leaves(ops: tuple[Op, ...]) -> tuple[str, ...]:
-    """Names of the leaves that operations read beside the one that they are applied to."""
+    """Return the names of the second leaves that operations read."""
     return tuple(second.leaf for op in ops if isinstance(op, _Fold) for second in op.operands())
 
 
 def with_operands(ops: tuple[Op, ...], values: Mapping[str, Array]) -> tuple[Op, ...]:
-    """The operations, with the leaves that they read beside the one that they are applied to: by name, as they were read."""
-    return tuple(_given(op, values) if isinstance(op, _Fold) else op for op in ops)
+    """Return the operations with values for the second leaves that they read, by name."""
+    return tuple(_with_values(op, values) if isinstance(op, _Fold) else op for op in ops)
 
 
-def _given(op: _Fold, values: Mapping[str, Array]) -> Op:
-    held = {
+def _with_values(op: _Fold, values: Mapping[str, Array]) -> Op:
+    operands = {
         each.name: replace(second, read=values.__getitem__)
         for each in fields(op)
         if isinstance(second := getattr(op, each.name), Operand)
     }
-    return replace(op, **held)
+    return replace(op, **operands)

@@ -1,7 +1,7 @@
-"""Multi-head attention of five libraries: projections of queries, keys and values, and one behind the heads.
+"""Expand an `attention` rule to `linear` rules: projections of queries, keys and values, and one after the heads.
 
-An `attention` rule is short for `linear` rules. ``torch.nn.MultiheadAttention`` holds the first three in one tensor, or in three
-where keys and values have widths of their own, and their biases in one tensor either way.
+It describes the multi-head attention of five libraries. ``torch.nn.MultiheadAttention`` holds the first three projections
+in one tensor, or in three if keys and values have their own widths, and their biases always in one tensor.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ class Library:
     """How a library stores its attention.
 
     Attributes:
-        kernels: leaves of queries, keys, values and of the projection behind the heads, below the module.
-        biases: likewise.
-        inward, outward: equations of a kernel; ``X`` is the input's width and ``Y`` the result's.
-        heads: letters of the heads' axes.
-        biased: whether it has biases unless it is told otherwise.
+        kernels: leaves of the projections of queries, keys and values, and after the heads, below the module.
+        biases: leaves of their biases.
+        inward, outward: equations before and after the heads; ``X`` is the width of the input, ``Y`` that of the result.
+        heads: letters of the axes of the heads.
+        biased: whether it has biases by default.
     """
 
     kernels: tuple[str, str, str, str]
@@ -51,7 +51,7 @@ _KERAS = ("query_dense", "key_dense", "value_dense", "output_dense")
 _EQUINOX = ("query_proj", "key_proj", "value_proj", "output_proj")
 _SPLIT = ("...X,XNH->...NH", "...NH,NHY->...Y", "NH")
 # flax 0.12.8 linen/attention.py and nnx/nn/attention.py, keras 3.15 layers/attention/multi_head_attention.py, dm-haiku 0.0.17
-# _src/attention.py, equinox 0.13.8 nn/_attention.py. All split the width of all heads with the heads outside.
+# _src/attention.py, equinox 0.13.8 nn/_attention.py. All split the joint width into heads first, then the width of a head.
 LIBRARIES: Mapping[str, Library] = {
     "flax.linen.MultiHeadDotProductAttention": Library(_named("*/kernel", _FLAX), _named("*/bias", _FLAX), *_SPLIT),
     "flax.nnx.MultiHeadAttention": Library(_named("*/kernel", _FLAX), _named("*/bias", _FLAX), *_SPLIT),
@@ -99,13 +99,13 @@ RECORD = Record(dict(KEYS), "an `attention` rule")
 
 @dataclass(frozen=True)
 class Expanded:
-    """A rule that an `attention` rule stands for.
+    """A rule that an `attention` rule expands to.
 
     Attributes:
-        node: as it would be written.
-        roles: of its leaves, those that it is for; None: all.
-        inner: what its Linear may be called below the torch.nn.MultiheadAttention; empty: its tensors are the module's own; None:
-            there is no such module.
+        node: the rule, as YAML.
+        roles: roles of the leaves that it uses; None: all.
+        inner: names that its Linear may have below the torch.nn.MultiheadAttention; empty if the tensors belong to that
+            module directly; None if there is no such module.
     """
 
     node: Node
@@ -115,7 +115,7 @@ class Expanded:
 
 @dataclass(frozen=True)
 class Fixed:
-    """What torch.nn.MultiheadAttention demands of sizes: `letter` is the product of `factors`."""
+    """A size that torch.nn.MultiheadAttention determines: `letter` is the product of `factors`."""
 
     letter: str
     factors: str
@@ -123,7 +123,7 @@ class Fixed:
 
 
 def expand(node: Node) -> tuple[list[Expanded], Fixed | None]:
-    """The `linear` rules of an `attention` rule, and what its target demands.
+    """Return the `linear` rules that an `attention` rule expands to, and the size that its target determines.
 
     Raises:
         RuleError: the keys contradict each other.
@@ -225,7 +225,7 @@ def _module(node: Node) -> tuple[str, str | None, str]:
 
 
 def _member(text: str, k: int, node: Node) -> str:
-    """One name of ``{q,k,v}_proj``."""
+    """Return the k-th name of ``{q,k,v}_proj``."""
     before, brace, rest = text.partition("{")
     inside, _, after = rest.partition("}")
     words = inside.split(",")

@@ -1,4 +1,4 @@
-"""What a rule file says, once it is read."""
+"""The contents of a rule file, after parsing."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from convert.rules.placeholders import Question, questions
 
 @dataclass(frozen=True)
 class Axis:
-    """What an axis letter (or an index) means.
+    """The declaration of an axis letter or an index.
 
     Attributes:
-        meaning: in words.
-        equals: factors whose product is its size: integers and letters; empty when it is free.
-        at: where it is declared.
+        meaning: description, in words.
+        equals: factors of its size: integers and letters; empty if any size is allowed.
+        at: position of the declaration.
     """
 
     meaning: str
@@ -33,12 +33,12 @@ class Axis:
 
 @dataclass(frozen=True)
 class LayerTypes:
-    """Layers of several types, told apart by the leaves that they have.
+    """Types of layers, each recognized by leaves that only layers of this type have.
 
     Attributes:
-        index: of the layers.
-        leaves: type -> leaves that only layers of this type have.
-        at: where it is declared.
+        index: index that numbers the layers.
+        leaves: type -> pattern of the leaves that only its layers have.
+        at: position of the declaration.
     """
 
     index: str
@@ -48,7 +48,7 @@ class LayerTypes:
 
 @dataclass(frozen=True)
 class Version:
-    """A published size: how to recognise it, and the facts that its tree does not hold."""
+    """A published model: the sizes by which it is recognized, and the facts that its tree does not contain."""
 
     name: str
     sizes: Mapping[str, int]
@@ -57,12 +57,12 @@ class Version:
 
 @dataclass(frozen=True)
 class SidecarConfig:
-    """A file beside the checkpoint that says what the tree does not hold.
+    """A JSON file next to the checkpoint that has facts which the tree does not contain.
 
     Attributes:
-        file: its name.
-        supported: key -> the values of which these rules are true.
-        at: ``file:line`` where it is declared.
+        file: name of the file.
+        supported: key -> the values that the rules support.
+        at: ``file:line`` of the declaration.
     """
 
     file: str
@@ -72,12 +72,12 @@ class SidecarConfig:
 
 @dataclass(frozen=True)
 class Requirement:
-    """A fact that a target's code cannot compute otherwise.
+    """The only value of a fact that a target's code supports.
 
     Attributes:
-        value: what the fact must be.
-        because: why, in words.
-        at: where it is declared.
+        value: the value.
+        because: the reason, in words.
+        at: position of the declaration.
     """
 
     value: Any
@@ -91,15 +91,15 @@ CONVENTIONS = (TORCH, "burn", "burn_pytorch")  # whose layers a target has; see 
 
 @dataclass(frozen=True)
 class Target:
-    """Code that loads the result: PyTorch's, or Burn's.
+    """Code that loads the output.
 
     Attributes:
-        name: as given to ``--to``.
-        loads: which class loads it, for people.
-        config: contents of ``config.json``, with ``$name`` for sizes and facts; empty when the target has none.
-        generation: contents of ``generation_config.json``, likewise.
-        rename_prefixes: first keys of a module's name as the rules write it -> as this target has them.
-        requires: fact -> the only value that this target's code computes with.
+        name: value of ``--to``.
+        loads: class that loads the output, for people.
+        config: contents of ``config.json``, with ``$name`` for sizes and facts; empty if the target has none.
+        generation: contents of ``generation_config.json``, in the same way.
+        rename_prefixes: prefix of module names in the rules -> prefix in this target.
+        requires: fact -> the only value that this target's code supports.
         conventions: one of `CONVENTIONS`.
     """
 
@@ -112,7 +112,7 @@ class Target:
     conventions: str = TORCH
 
     def rename(self, path: Pattern) -> Pattern:
-        """What this target calls a module."""
+        """Return the name of a module in this target."""
         for written in sorted(self.rename_prefixes, key=len, reverse=True):
             if path.text == written or path.text.startswith(f"{written}."):
                 return parse_pattern(self.rename_prefixes[written] + path.text.removeprefix(written))
@@ -121,22 +121,28 @@ class Target:
 
 @dataclass(frozen=True)
 class RuleFile:
-    """The rules of one model, checked. A file that declares several gives one of these for each.
+    """The rules of one model, after all checks. A file with several models gives several of these.
 
     Attributes:
         path: the file.
-        model: its name; family: a name that it shares with files of which one is chosen by the tree.
-        title: for people.
+        model: name of the model.
+        family: name that it shares with other models, of which the tree chooses one.
+        title: name for people.
         reference: ``module:function`` that builds the JAX and the PyTorch model for a check; empty without one.
-        root: prefixes below which the leaves may lie.
-        layer_types: name of a list, one word for each layer -> what tells the types apart.
-        leaf_names: names of the leaves, in the order of the file, for a checkpoint that holds no names (Equinox).
-        path_variants: where the leaves of a layer lie, when the model comes in several layouts.
-        sidecar: a file beside the checkpoint from which facts are read.
-        must_divide: fact -> letter of a size that it must_divide: of attention heads that share a width, which no leaf shows.
-        needs_confirmation: fact of the configuration -> what a person should know of it, as no tree tells its value.
-        text: what the file says.
-        node: the same with the line of every word, for this model.
+        root: prefixes below which the leaves may be.
+        leaf_names: names of the leaves in file order, for a checkpoint without names (Equinox).
+        axes: letter or index -> its declaration.
+        facts: hyperparameters that no leaf contains; ``ask`` if the rules do not know the value.
+        layer_types: name of a list of types, one per layer -> the types.
+        versions: published models.
+        targets: name -> target; the first is the default.
+        rules: the rules, in file order.
+        text: text of the file.
+        node: the parsed YAML of this model, with positions.
+        path_variants: parts of paths that may have another form in a tree.
+        sidecar: JSON file next to the checkpoint from which facts are read.
+        needs_confirmation: fact that no checkpoint contains -> note for the user.
+        must_divide: fact -> letter of the size that it must divide.
     """
 
     path: str
@@ -161,23 +167,23 @@ class RuleFile:
 
     @property
     def sha256(self) -> str:
-        """Checksum of the text, for the provenance."""
+        """Checksum of the text, for the provenance in the output."""
         return hashlib.sha256(self.text.encode()).hexdigest()
 
     @property
     def questions(self) -> tuple[Question, ...]:
-        """What the rules leave open, in the order of the file; a file with questions converts nothing."""
+        """Open questions, in file order. Rules with questions cannot convert anything."""
         return questions(
             (rule.at, str(rule.path) if rule.sources else rule.word, rule.open_keys) for rule in self.rules
         )
 
     def supports(self, target: str) -> bool:
-        """Whether every rule that takes leaves says where they go for this target."""
+        """Whether every rule that matches leaves has a place for them in this target."""
         return all(rule.layer(target) for rule in self.rules if rule.sources and rule.word != "drop")
 
     @property
     def choices(self) -> dict[str, tuple[str, ...]]:
-        """Names that ``--set`` may give a variant for, and the variants."""
+        """Names for which ``--set`` may choose a variant, and the variants."""
         return {rule.choice: rule.kind.variants for rule in self.rules if rule.choice}
 
 
@@ -185,7 +191,7 @@ _REFERENCE = re.compile(r"\$(?P<name>\w+)(?P<more>[+-]\d+)?")
 
 
 def parse_reference(value: Any) -> tuple[str, int] | None:
-    """The name in a value of `config`, and the number added to what it stands for; None when it is no reference.
+    """Return the name in a reference in `config`, and the number added to its value; None for any other value.
 
     >>> parse_reference("$window+1")
     ('window', 1)
@@ -195,6 +201,7 @@ def parse_reference(value: Any) -> tuple[str, int] | None:
 
 
 def references(value: Any) -> Iterator[str]:
+    """Yield the names of all references in a value of `config`."""
     if isinstance(value, str) and value.startswith("$"):
         found = parse_reference(value)
         yield found[0] if found else value[1:]

@@ -1,4 +1,4 @@
-"""Several models in one rule file: each is read as a file of its own, its header over the shared one."""
+"""Split a rule file with several models into one file per model: its header merged over the shared one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from convert.rules.schema import ONLY, SHARED_HEADER
 
 
 def _merge(under: Node, over: Node) -> Node:
-    """`over` on top of `under`: mappings merge key by key, anything else of `over` stands in place of what is below."""
+    """Merge `over` into `under`: mappings merge key by key, any other value of `over` replaces that of `under`."""
     if not (under.is_mapping and over.is_mapping):
         return over
     assert under.keys_at is not None and over.keys_at is not None
@@ -31,7 +31,7 @@ def _without(node: Node, *keys: str) -> Node:
 
 
 def _taken_over(node: Node, declared: Node, name: str) -> Node:
-    """The header that a model has besides its own: the file's, and that of the model it is `like`."""
+    """Return the header that a model inherits: that of the file, and that of the model it `extends`."""
     under, own = _without(node, "models"), declared.value[name]
     if "extends" not in own.value:
         return under
@@ -55,7 +55,7 @@ def _unknown_model(node: Node, name: str, expected: str, known: Iterable[str]) -
 
 
 def _below(own: Node) -> dict[str, str]:
-    """Target -> the key of config.json under which what it takes over stands."""
+    """Return target -> key of config.json below which the inherited config is put."""
     targets = own.value.get("targets")
     if targets is None or not targets.is_mapping:
         return {}
@@ -67,7 +67,7 @@ def _below(own: Node) -> dict[str, str]:
 
 
 def _lowered(under: Node, own: Node) -> Node:
-    """The header that a model takes over, its configs moved below the keys that the model names."""
+    """Return an inherited header, with its configs moved below the keys that the model names in `sidecar_key`."""
     for name, key in _below(own).items():
         target = under.value["targets"].value.get(name) if "targets" in under.value else None
         if target is None or "config" not in target.value:
@@ -87,14 +87,14 @@ def _lowered(under: Node, own: Node) -> Node:
 
 
 def _put(node: Node, path: tuple[str, ...], value: Node) -> Node:
-    """The node with another value at a path that it has."""
+    """Return the node with another value at a path that it has."""
     if not path:
         return value
     return Node({**node.value, path[0]: _put(node.value[path[0]], path[1:], value)}, node.at, node.keys_at)
 
 
 def _above(own: Node) -> Node:
-    """A model's own header without the words that say what it takes over."""
+    """Return the header of a model without `extends` and `sidecar_key`."""
     own = _without(own, "extends")
     for name in _below(own):
         own = _put(own, ("targets", name), _without(own.value["targets"].value[name], "sidecar_key"))
@@ -102,8 +102,11 @@ def _above(own: Node) -> Node:
 
 
 def _check_shared(node: Node) -> None:
-    """What models lay a mapping over is one, as theirs would just stand in its place otherwise; and the whole can be read, also
-    what every model puts something else in place of."""
+    """Check the shared header by itself.
+
+    Values that models merge into must be mappings, or the models would replace them; and a value is read even if every
+    model replaces it.
+    """
 
     def check(under: Node, *keys: str) -> Iterator[Node]:
         for key, found in under.items():
@@ -130,7 +133,7 @@ def _check_shared(node: Node) -> None:
 
 
 def each_model(node: Node) -> Iterator[Node]:
-    """A file that declares several models, as a file for each: its header over the shared one, its rules alone."""
+    """Yield one file for each model of a file: the merged header, and the rules for this model."""
     if not node.is_mapping or "models" not in node.value:
         yield node
         return

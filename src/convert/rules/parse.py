@@ -21,7 +21,7 @@ from convert.rules import attention_macro
 from convert.rules.file import TORCH, Axis, LayerTypes, Requirement, RuleFile, SidecarConfig, Target, Version
 from convert.rules.multi_model import each_model
 from convert.rules.path_variants import PathVariants, VariantPath
-from convert.rules.placeholders import set_aside
+from convert.rules.placeholders import replace_placeholders
 from convert.rules.schema import RULE_FILE, rule_record
 from convert.rules.validate import WrittenRule, validate
 
@@ -192,7 +192,7 @@ def _packed(layer: TargetLayer, inner: tuple[str, ...] | None) -> TargetLayer:
 def _parse_rule(node: Node, targets: Mapping[str, Target]) -> WrittenRule:
     word = _kind_name(node)
     kind = KINDS[word]
-    node, asked = set_aside(node, word)
+    node, asked = replace_placeholders(node, word)
     values = _record(word).read(node)
     with located(node.at, "rule-layer-conflict"):
         layer, rope = kind.read(values), read_rope(values.get("rope"))

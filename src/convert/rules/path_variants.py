@@ -1,8 +1,8 @@
-"""Where the leaves of a layer lie: one model comes in several layouts, and a rule is written for one of them.
+"""Resolve path variants: one model comes in trees of several forms, and its rules are written for one of them.
 
-A rule file says ``path_variants: {"layer_{i}": [...]}``: where a path of its rules begins or goes on with ``layer_{i}``, the tree may
-have another text in its place, with layers stacked on an axis. `resolve_path_variants` looks which layout a tree has and rewrites the
-rules for it, so that matching, sizes, steps and checks know of one layout only.
+A rule file says ``path_variants: {"layer_{i}": [...]}``: where a path in its rules has the part ``layer_{i}``, a tree may
+have another path, with layers stacked on an axis. `resolve_path_variants` finds the form of a tree and rewrites the rules
+for it, so that matching, sizes, steps and checks handle only one form.
 """
 
 from __future__ import annotations
@@ -66,25 +66,28 @@ class PathVariants:
         return next(iter(self.indices), None)
 
 
-def each_combination(rules: Sequence[Rule], places: Sequence[PathVariants]) -> Iterator[tuple[Rule, ...]]:
-    """The rules in every layout that a tree may have, the one that they are written in first."""
-    moves = [any(_moves(rule, p) for p in places) for rule in rules]  # most are as they are in all of them
-    for layout in itertools.product(*(p.variants for p in places)):
-        chosen = list(zip(places, layout, strict=True))
-        yield tuple(itertools.chain(*(_rewrite(r, chosen) if m else (r,) for r, m in zip(rules, moves, strict=True))))
+def each_combination(rules: Sequence[Rule], path_variants: Sequence[PathVariants]) -> Iterator[tuple[Rule, ...]]:
+    """Yield the rules for every combination of variants, first the one that they are written in."""
+    affected = [any(_is_affected(rule, variants) for variants in path_variants) for rule in rules]
+    for combination in itertools.product(*(variants.variants for variants in path_variants)):
+        chosen = list(zip(path_variants, combination, strict=True))
+        rewritten = (
+            _rewrite(rule, chosen) if changes else (rule,) for rule, changes in zip(rules, affected, strict=True)
+        )
+        yield tuple(itertools.chain(*rewritten))
 
 
-def independent_groups(rules: Sequence[Rule], places: Sequence[PathVariants]) -> list[list[PathVariants]]:
-    """The places in groups: no path of a rule holds places of two groups, so each group is settled on its own."""
+def independent_groups(rules: Sequence[Rule], path_variants: Sequence[PathVariants]) -> list[list[PathVariants]]:
+    """Group the variants so that no rule has parts of two groups: each group can then be resolved separately."""
     groups: list[list[PathVariants]] = []
-    for one in places:
-        near = [group for group in groups if any(_together(rules, one, other) for other in group)]
+    for one in path_variants:
+        near = [group for group in groups if any(_occur_together(rules, one, other) for other in group)]
         groups = [group for group in groups if group not in near] + [[*itertools.chain(*near), one]]
     return groups
 
 
-def _together(rules: Sequence[Rule], a: PathVariants, b: PathVariants) -> bool:
-    return any(all(any(_holds(p, x.written) for p in _patterns(rule).values()) for x in (a, b)) for rule in rules)
+def _occur_together(rules: Sequence[Rule], a: PathVariants, b: PathVariants) -> bool:
+    return any(all(any(_has_part(p, x.written) for p in _patterns(rule).values()) for x in (a, b)) for rule in rules)
 
 
 def _patterns(rule: Rule) -> dict[str, Pattern]:
@@ -92,112 +95,111 @@ def _patterns(rule: Rule) -> dict[str, Pattern]:
 
 
 def _rewrite(rule: Rule, chosen: list[tuple[PathVariants, tuple[VariantPath, ...]]]) -> list[Rule]:
-    variants = [rule]
-    for places, layout in chosen:
-        variants = [moved for variant in variants for moved in _moved(variant, places, layout)]
-    return variants
+    rules = [rule]
+    for variants, paths in chosen:
+        rules = [rewritten for one in rules for rewritten in _rewrite_part(one, variants, paths)]
+    return rules
 
 
-def _moves(rule: Rule, places: PathVariants) -> bool:
-    return rule.word != "drop" and any(_holds(pattern, places.written) for pattern in _patterns(rule).values())
+def _is_affected(rule: Rule, variants: PathVariants) -> bool:
+    return rule.word != "drop" and any(_has_part(pattern, variants.written) for pattern in _patterns(rule).values())
 
 
-def _moved(rule: Rule, places: PathVariants, layout: tuple[VariantPath, ...]) -> Iterator[Rule]:
-    if not _moves(rule, places):
+def _rewrite_part(rule: Rule, variants: PathVariants, paths: tuple[VariantPath, ...]) -> Iterator[Rule]:
+    """Yield the rule once for each path of the chosen variant."""
+    if not _is_affected(rule, variants):
         yield rule
         return
     patterns = _patterns(rule)
-    for place in layout:
-        if place.path == places.written:
+    for path in paths:
+        if path.path == variants.written:
             yield rule
             continue
-        moved = {role: _put(pattern, places.written, place.path) for role, pattern in patterns.items()}
-        absent_if = moved.pop("absent_if", None)
-        counted = (
-            {places.index: Numbering(place.order, period=_number(place.period))} if places.index and place.order else {}
-        )
-        index_from = {**rule.index_from, **counted}
-        stacked = {**rule.stacked, **place.stacked}
-        yield replace(rule, sources=moved, absent_if=absent_if, stacked=stacked, index_from=index_from)
+        sources = {role: _replace_part(pattern, variants.written, path.path) for role, pattern in patterns.items()}
+        absent_if = sources.pop("absent_if", None)
+        index_from = dict(rule.index_from)
+        if variants.index and path.order:
+            assert not isinstance(path.period, str), "periods of a valid rule file are numbers"
+            index_from[variants.index] = Numbering(path.order, period=path.period)
+        stacked = {**rule.stacked, **path.stacked}
+        yield replace(rule, sources=sources, absent_if=absent_if, stacked=stacked, index_from=index_from)
 
 
-def _number(period: int | str | None) -> int | None:
-    assert not isinstance(period, str), "a rule file's periods are numbers once it is read"
-    return period
+def _has_part(pattern: Pattern, part: str) -> bool:
+    return f"/{part}/" in f"/{pattern.text}/"
 
 
-def _holds(pattern: Pattern, written: str) -> bool:
-    return f"/{written}/" in f"/{pattern.text}/"
-
-
-def _put(pattern: Pattern, written: str, text: str) -> Pattern:
-    if not _holds(pattern, written):
+def _replace_part(pattern: Pattern, part: str, text: str) -> Pattern:
+    if not _has_part(pattern, part):
         return pattern
-    return parse_pattern(f"/{pattern.text}/".replace(f"/{written}/", f"/{text}/", 1)[1:-1])
+    return parse_pattern(f"/{pattern.text}/".replace(f"/{part}/", f"/{text}/", 1)[1:-1])
 
 
 Find = Callable[[Pattern], list[tuple[str, Match]]]
 
 
 def resolve_path_variants(
-    rules: Sequence[Rule], places: Sequence[PathVariants], specs: Mapping[str, TensorSpec], find: Find
+    rules: Sequence[Rule], path_variants: Sequence[PathVariants], specs: Mapping[str, TensorSpec], find: Find
 ) -> tuple[Rule, ...]:
-    """The rules as the tree lies: in the layout in which they find most leaves, their numberings filled in.
+    """Rewrite the rules for the variants in which they match most leaves, and fill in their numberings.
 
     Args:
-        specs: the leaves.
-        find: the leaves that a pattern matches, and what it binds in each.
+        rules: as written.
+        path_variants: of the rule file.
+        specs: shape and dtype of the leaves.
+        find: returns the leaves that a pattern matches, and what it binds in each.
     """
-    found: Sequence[Rule] = rules
-    for group in independent_groups(rules, places):
-        counted = [(len(_taken(candidate, find)), candidate) for candidate in each_combination(found, group)]
-        found = max(counted, key=lambda pair: pair[0])[1]  # the first of those that find as many
-    return _count(found, specs, find)
+    resolved: Sequence[Rule] = rules
+    for group in independent_groups(rules, path_variants):
+        counted = [(len(_matched(candidate, find)), candidate) for candidate in each_combination(resolved, group)]
+        resolved = max(counted, key=lambda pair: pair[0])[1]  # the first of equally good ones
+    return _number_layers(resolved, specs, find)
 
 
-def _taken(rules: Sequence[Rule], find: Find) -> set[str]:
+def _matched(rules: Sequence[Rule], find: Find) -> set[str]:
     return {name for rule in rules if rule.word != "drop" for p in rule.sources.values() for name, _ in find(p)}
 
 
-def _count(rules: Sequence[Rule], specs: Mapping[str, TensorSpec], find: Find) -> tuple[Rule, ...]:
-    """Fills in how many values the indices of a numbering have in the tree, and what comes before."""
-    spelt = {
-        i.name: len(i.words) for rule in rules for p in rule.sources.values() for i in p.pieces if isinstance(i, Index)
-    }
-    most: dict[str, int] = {}  # name of an index -> how many values it has
-    for rule in rules:
-        if not rule.index_from:
-            continue
-        for pattern in rule.sources.values():
-            for name, match in find(pattern):
-                shape = specs[name].shape
-                stacked = {index: shape[a] - 1 for index, a in rule.stacked.items() if 0 <= a < len(shape)}
-                for index, value in {**dict(match.indices), **stacked}.items():
-                    most[index] = max(most.get(index, 0), value + 1)
-    most |= {name: words for name, words in spelt.items() if words}
-    # A tree from which the last of the alternating layers is missing shows fewer: its layers must not be counted anew.
-    most |= {n.order[-1]: n.period for rule in rules for n in rule.index_from.values() if n.period is not None}
+def _number_layers(rules: Sequence[Rule], specs: Mapping[str, TensorSpec], find: Find) -> tuple[Rule, ...]:
+    """Fill in how many values the indices of each numbering have in the tree, and how many layers come before."""
+    counts = _index_counts(rules, specs, find)
     before: dict[tuple[int, int, str, str], dict[tuple[str, ...], int]] = {}
     return tuple(
-        replace(rule, index_from={i: _filled(i, n, rule, most, before) for i, n in rule.index_from.items()})
+        replace(rule, index_from={i: _filled(i, n, rule, counts, before) for i, n in rule.index_from.items()})
         if rule.index_from
         else rule
         for rule in rules
     )
 
 
+def _index_counts(rules: Sequence[Rule], specs: Mapping[str, TensorSpec], find: Find) -> dict[str, int]:
+    """Return how many values each index has that a numbering counts by."""
+    counts: dict[str, int] = {}
+    for rule in rules:
+        for pattern in rule.sources.values() if rule.index_from else ():
+            for name, match in find(pattern):
+                shape = specs[name].shape
+                stacked = {index: shape[a] - 1 for index, a in rule.stacked.items() if 0 <= a < len(shape)}
+                for index, value in {**dict(match.indices), **stacked}.items():
+                    counts[index] = max(counts.get(index, 0), value + 1)
+    pieces = (piece for rule in rules for p in rule.sources.values() for piece in p.pieces)
+    counts |= {piece.name: len(piece.words) for piece in pieces if isinstance(piece, Index) and piece.words}
+    # The last of the alternating layers may be missing from a tree; its other layers keep their numbers.
+    return counts | {n.order[-1]: n.period for rule in rules for n in rule.index_from.values() if n.period is not None}
+
+
 def _filled(
     index: str,
     numbering: Numbering,
     rule: Rule,
-    most: Mapping[str, int],
+    counts: Mapping[str, int],
     before: dict[tuple[int, int, str, str], dict[tuple[str, ...], int]],
 ) -> Numbering:
-    """A rule that was rewritten for several places comes several times: the later count on where the earlier end."""
+    """Fill in a numbering. A rule that was rewritten for several paths occurs several times; each continues the count."""
     earlier = before.setdefault((rule.at.line, rule.at.column, rule.at.file, index), {})
     offset = sum(earlier.values())
     size = 1
     for name in numbering.order:
-        size *= most.get(name, 0)
+        size *= counts.get(name, 0)
     earlier[numbering.order] = size
-    return replace(numbering, counts=tuple(most.get(name, 1) for name in numbering.order[1:]), offset=offset)
+    return replace(numbering, counts=tuple(counts.get(name, 1) for name in numbering.order[1:]), offset=offset)

@@ -1,7 +1,7 @@
-"""Open questions of a rule file: a key of a rule whose value is ``ask``.
+"""Unresolved placeholders: keys of a rule whose value is ``ask``, which leave a question open.
 
-Such a rule says which leaves it takes and not yet what they are. The file is read, and its coverage planned; nothing is
-converted before every question is answered.
+Such a rule names its leaves, but not yet what they are. The file can be parsed and its coverage planned; nothing can be
+converted until every question is answered.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any
 from convert.core.yaml_nodes import Node, Position
 from convert.layers.shared_keys import ASK as ASK
 
-# Key -> a value that stands in for it while the rest of the rule is read; None: the key is left out meanwhile. Paths
-# cannot be asked for: a rule without its leaves says nothing.
-STAND_INS: Mapping[str, Any] = {
+# Key -> value that replaces a placeholder while the rest of the rule is parsed; None: the key is removed. Paths cannot be
+# placeholders, as a rule must name its leaves.
+REPLACEMENTS: Mapping[str, Any] = {
     "activation": None,
     "prescaled_by": None,
     "dimension_numbers": "NWC,WIO->NWC",
@@ -34,8 +34,8 @@ STAND_INS: Mapping[str, Any] = {
     "strides": None,
     "transpose_kernel": None,
 }
-# Where the target is asked for, what the layer computes may be left to the answer: word -> the key, and what stands in for it.
-LEFT_TO_THE_TARGET: Mapping[str, str] = {
+# If the target is a placeholder, this key of the kind may be missing as well: the answer decides what the layer computes.
+OPTIONAL_WITHOUT_TARGET: Mapping[str, str] = {
     "linear": "einsum",
     "conv": "dimension_numbers",
     "conv_transpose": "dimension_numbers",
@@ -46,13 +46,13 @@ _ARGUMENT = re.compile(rf"\(\w+={ASK}\)$")  # of a cell: ``flax.linen.SimpleCell
 
 @dataclass(frozen=True)
 class Question:
-    """What a rule leaves open.
+    """An open question of a rule.
 
     Attributes:
-        at: where the ``ask`` stands.
-        key: whose value it is.
-        path: the rule's path.
-        others: how many other rules have this value, as an alias (``*epsilon``) of it.
+        at: position of the ``ask``.
+        key: key whose value it is.
+        path: path of the rule.
+        others: number of other rules that have the value as an alias (``*epsilon``).
     """
 
     at: Position
@@ -66,10 +66,10 @@ class Question:
 
 
 def questions(rules: Iterable[tuple[Position, str, Mapping[str, Position]]]) -> tuple[Question, ...]:
-    """The questions of rules, in the order of the file; what aliases repeat is one.
+    """Return the questions of rules, in file order. A question that aliases repeat is returned once.
 
     Args:
-        rules: where each stands, its path, and what it leaves open where.
+        rules: the position of each, its path, and its open keys with their positions.
     """
     found: dict[Position, tuple[Question, set[Position]]] = {}
     for rule, path, asked in rules:
@@ -78,18 +78,18 @@ def questions(rules: Iterable[tuple[Position, str, Mapping[str, Position]]]) -> 
     return tuple(replace(question, others=len(places) - 1) for question, places in found.values())
 
 
-def set_aside(node: Node, word: str) -> tuple[Node, dict[str, Position]]:
-    """A rule with stand-ins for what it asks, and where it asks what.
+def replace_placeholders(node: Node, word: str) -> tuple[Node, dict[str, Position]]:
+    """Replace the placeholders of a rule; return the rule and the positions of the placeholders by key.
 
     Args:
         node: the rule, a mapping.
-        word: its kind's key, whose value is the target: a target that is asked for is called as the leaf for now.
+        word: the key of its kind, whose value is the target; a placeholder there is replaced by the path of the leaf.
     """
     assert node.keys_at is not None
     asked = {
         key: child.at
         for key, child in node.items()
-        if child.value == ASK and (key in STAND_INS or key == word != "drop")
+        if child.value == ASK and (key in REPLACEMENTS or key == word != "drop")
     }
     cell = node.value.get("cell")
     if cell is not None and isinstance(cell.value, str) and _ARGUMENT.search(cell.value):
@@ -108,17 +108,17 @@ def set_aside(node: Node, word: str) -> tuple[Node, dict[str, Position]]:
     if not asked:
         return node, {}
     called = start.value if start is not None else ASK  # a buffer has no leaf
-    values = {key: called if key == word else STAND_INS.get(key) for key in asked if key not in ("cell", "scale")}
+    values = {key: called if key == word else REPLACEMENTS.get(key) for key in asked if key not in ("cell", "scale")}
     kept = {
         key: Node(values[key], child.at) if key in values else child
         for key, child in node.items()
         if key not in values or values[key] is not None
     }
     keys_at = {key: node.keys_at[key] for key in kept}
-    left = LEFT_TO_THE_TARGET.get(word, "") if word in asked else ""
+    left = OPTIONAL_WITHOUT_TARGET.get(word, "") if word in asked else ""
     if left and left not in kept:
         axes = kept["axes"].value if "axes" in kept else ""
-        numbers = _BY_AXES.get(len(axes) if isinstance(axes, str) else 0, STAND_INS["dimension_numbers"])
-        kept[left] = Node(STAND_INS[left] if left == "einsum" else numbers, asked[word])
+        numbers = _BY_AXES.get(len(axes) if isinstance(axes, str) else 0, REPLACEMENTS["dimension_numbers"])
+        kept[left] = Node(REPLACEMENTS[left] if left == "einsum" else numbers, asked[word])
         keys_at[left] = asked[word]
     return Node(kept, node.at, keys_at), asked

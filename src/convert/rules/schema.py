@@ -12,7 +12,7 @@ from convert.layers.shared_keys import PATTERN, SHARED, parse_fact, parse_letter
 from convert.rules import attention_macro
 from convert.rules.file import CONVENTIONS
 from convert.rules.path_variants import VariantPath
-from convert.rules.placeholders import ASK, LEFT_TO_THE_TARGET, STAND_INS
+from convert.rules.placeholders import ASK, OPTIONAL_WITHOUT_TARGET, REPLACEMENTS
 
 
 def _parse_factors(value: str | int) -> tuple[int | str, ...]:
@@ -267,14 +267,14 @@ def _rule_schema(word: str) -> dict[str, Any]:
     kind = KINDS[word]
     keys = schema["properties"]
     pair = keys["plus"]["properties"] if "plus" in keys else {}
-    for where, key in [*((keys, key) for key in keys if key in STAND_INS), *((pair, key) for key in pair if key == "scale")]:  # fmt: skip
+    for where, key in [*((keys, key) for key in keys if key in REPLACEMENTS), *((pair, key) for key in pair if key == "scale")]:  # fmt: skip
         said = where[key]
         doc = said.pop("description")
         where[key] = {
             "description": doc,
             "anyOf": [said, {"const": ASK, "description": "Open question: not answered yet."}],
         }
-    if kind.target is not None:  # either one target for all, in short or long form, or one for each of several
+    if kind.target is not None:  # one target for all, in short or long form, or one for each
         layer = Either(PATTERN, kind.target).schema()
         several = {
             "type": "object",
@@ -286,7 +286,7 @@ def _rule_schema(word: str) -> dict[str, Any]:
             "anyOf": [layer, several],
         }
     schema |= kind.schema()
-    if (left := LEFT_TO_THE_TARGET.get(word)) is not None:  # what it computes follows from the answer
+    if (left := OPTIONAL_WITHOUT_TARGET.get(word)) is not None:  # the answer decides what the layer computes
         schema["required"] = [key for key in schema["required"] if key != left]
         schema["anyOf"] = [{"required": [left]}, {"properties": {word: {"const": ASK}}}]
     return {"title": word, **schema}

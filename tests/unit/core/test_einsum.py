@@ -385,16 +385,16 @@ def test_a_broadcast_axis_of_a_bias_binds_no_letter() -> None:
         ("...D,...DF->...F", "the weight of '...D,...DF->...F' has an ellipsis; name its axes"),
         (
             "...D,DF->F",
-            "'...' of '...D,DF->F' stands on one side only; the input's batch axes must come out again",
+            "'...' of '...D,DF->F' is on one side only, but the result has the input's batch axes",
         ),
         (
             "D,DF->...F",
-            "'...' of 'D,DF->...F' stands on one side only; the input's batch axes must come out again",
+            "'...' of 'D,DF->...F' is on one side only, but the result has the input's batch axes",
         ),
         ("BD,->BD", "the weight of 'BD,->BD' has no axes"),
-        ("BDD,DF->BF", "D stands twice in 'BDD' of 'BDD,DF->BF': a diagonal is no projection"),
-        ("BD,DFF->BF", "F stands twice in 'DFF' of 'BD,DFF->BF': a diagonal is no projection"),
-        ("BD,DF->BFF", "F stands twice in 'BFF' of 'BD,DF->BFF': a diagonal is no projection"),
+        ("BDD,DF->BF", "D occurs twice in 'BDD' of 'BDD,DF->BF': a diagonal is not a projection"),
+        ("BD,DFF->BF", "F occurs twice in 'DFF' of 'BD,DFF->BF': a diagonal is not a projection"),
+        ("BD,DF->BFF", "F occurs twice in 'BFF' of 'BD,DF->BFF': a diagonal is not a projection"),
         ("BD,DF->BFG", "G of the result of 'BD,DF->BFG' is in no operand"),
         (
             "BD,DFG->BF",
