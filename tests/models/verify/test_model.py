@@ -77,7 +77,7 @@ def in_torch(change: Callable[[Any], Any]) -> Reference:
 def test_a_right_one_passes(rules: Path, out: Path, precision: str) -> None:
     level = run(rules, out, RIGHT, precision=precision)
     assert level.verdict is Verdict.PASSED and not level.findings
-    assert all(m.tolerance is not None and m.tolerance.tells for m in level.measures)
+    assert all(m.tolerance is not None and m.tolerance.conclusive for m in level.measures)
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
@@ -127,7 +127,7 @@ def test_a_bound_that_allows_everything_proves_nothing(rules: Path, out: Path) -
     assert level.verdict is Verdict.PASSED
     said = f"as run in bfloat16, {len(level.measures)} of {len(level.measures)} comparisons say nothing"
     assert any(note.startswith(said) and note.endswith("there lifted float64 alone decides") for note in level.notes)
-    assert level.to_dict()["measures"][-1]["tolerance"]["tells"] is False
+    assert level.to_dict()["measures"][-1]["tolerance"]["conclusive"] is False
 
     alone = run(rules, out, deep, precision="bfloat16", evidence=lambda known: replace(known, float64_values=None))
     assert alone.verdict is Verdict.INCONCLUSIVE

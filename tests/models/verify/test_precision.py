@@ -55,7 +55,7 @@ def golden(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.mark.parametrize(
     ("device", "said"),
-    [("gpu", "torch runs on cpu or cuda"), ("cuda:x", "such as cuda:1"), ("", "cpu or cuda"), ("mps", "cpu or cuda")],
+    [("gpu", "got gpu"), ("cuda:x", "cuda:1, got cuda:x"), ("", "expected cpu, cuda"), ("mps", "expected cpu, cuda")],
 )
 def test_unknown_devices_are_refused(device: str, said: str) -> None:
     with pytest.raises(ConvertError, match=said):
@@ -72,7 +72,9 @@ def test_cuda_without_cuda_is_one_clear_error(
         main()
     said = capsys.readouterr()
     assert stop.value.code == 2 and not said.out
-    assert len(said.err.splitlines()) == 1 and said.err.startswith("error: --device cuda: ") and "cpu" in said.err
+    assert (
+        len(said.err.splitlines()) == 1 and said.err.startswith("error[usage]: --device cuda: ") and "cpu" in said.err
+    )
 
 
 def test_what_is_wrong_with_cuda(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,21 +79,13 @@ def _compare_with_plan(plan: Plan, written: Written) -> tuple[list[Finding], lis
     unexpected, unwritten = ClosestNames(extra), ClosestNames(missing)
     for name, step in steps.items():
         leaves = ", ".join(part.leaf for part in step.parts) or step.arithmetic
-        spec = specs.get(name)
+        spec, rule, expected = specs.get(name), step.rule.line_only, f"{step.spec} (from {leaves})"
         if spec is None:
-            code, diagnosis, got, fix = (
-                "tensor-missing",
-                "not in the file",
-                "no such tensor",
-                unexpected.did_you_mean(name),
-            )
+            fix, data = unexpected.did_you_mean(name), {"diagnosis": "not in the file"}
+            findings.append(Finding("tensor-missing", "", rule, name, expected, "no such tensor", fix, data))
         elif spec != step.spec and name not in explained:
-            code, diagnosis, got, fix = "tensor-spec-differs", "another shape or dtype", str(spec), ""
-        else:
-            continue
-        expected = f"{step.spec} (from {leaves})"
-        data = {"diagnosis": diagnosis}
-        findings.append(Finding(code, "", step.rule.line_only, name, expected, got, fix, data))
+            data = {"diagnosis": "another shape or dtype"}
+            findings.append(Finding("tensor-spec-differs", "", rule, name, expected, str(spec), data=data))
     copies, harmless = _compare_copies(plan, written, extra)
     findings += copies
     known = {finding.path for finding in copies} | set(harmless)

@@ -83,9 +83,9 @@ def undecided(measures: Sequence[Measure], outputs: Sequence[str], evidence: Evi
                 "compared there: see what makes them NaN (the weights level names tensors with NaN), or leave padding out by "
                 "the reference's `masks`"
             )
-        if found.lifted_tolerance is not None and not found.lifted_tolerance.tells:
+        if found.lifted_tolerance is not None and not found.lifted_tolerance.conclusive:
             yield f"{name}: lifted float64 proves nothing, as rounding alone may change all of it (allowed {found.lifted_tolerance.value:.1e}: {found.lifted_tolerance.why})"
-        if found.lifted is None and found.tolerance is not None and not found.tolerance.tells:
+        if found.lifted is None and found.tolerance is not None and not found.tolerance.conclusive:
             yield (
                 f"{name} is known as run in {evidence.precision} alone, where rounding may change all of it (allowed "
                 f"{found.tolerance.value:.1e}: {found.tolerance.why}); check in a wider --precision, or against a recording "
@@ -95,7 +95,7 @@ def undecided(measures: Sequence[Measure], outputs: Sequence[str], evidence: Evi
 
 def silent(measures: Sequence[Measure], evidence: Evidence) -> Iterator[str]:
     """Notes on comparisons that say nothing: the bound is as large as the values, or both sides are NaN."""
-    wide = [(m.name, m.tolerance.value) for m in measures if m.tolerance is not None and not m.tolerance.tells]
+    wide = [(m.name, m.tolerance.value) for m in measures if m.tolerance is not None and not m.tolerance.conclusive]
     if wide:
         name, bound = wide[0]
         yield (

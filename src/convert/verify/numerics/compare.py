@@ -1,4 +1,4 @@
-"""How far two arrays are apart, in the units that people ask for, and how far they may be, with the derivation."""
+"""Measure the distance of two arrays, and derive how large it may be."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def epsilon(dtype: str) -> float:
-    """Distance from 1 to the next number of a floating-point dtype."""
+    """Return the distance from 1 to the next number of a floating-point dtype."""
     return float(ml_dtypes.finfo(dtype).eps)
 
 
@@ -24,12 +24,13 @@ class Difference:
     Attributes:
         max_abs: largest absolute error.
         relative: `max_abs` over the largest absolute value of the reference.
-        ulps: `max_abs` in units in the last place that the reference's largest value has in the precision.
-        cosine: of the angle between the two as vectors; 1 is parallel.
+        ulps: `max_abs` in units in the last place of the largest reference value, in the compared precision.
+        cosine: of the angle between the two vectors; 1 is parallel.
         at: index of the largest error.
-        got, want: the two values there.
-        size: elements compared, masked ones left out.
-        nan: those of them that are NaN on both sides: no difference, and no proof of anything.
+        got: the value there.
+        want: the reference value there.
+        size: number of elements compared, without masked ones.
+        nan: number of elements that are NaN on both sides; they count as equal and prove nothing.
     """
 
     max_abs: float
@@ -47,11 +48,11 @@ class Difference:
 
 
 def difference(got: Any, want: Any, *, precision: str = "float32", mask: Array | None = None) -> Difference:
-    """Compares `got` with the reference `want`.
+    """Compare `got` with the reference `want`.
 
     Args:
-        precision: dtype in whose last places `ulps` is counted.
-        mask: true where positions count; its shape is a prefix of the arrays' shape, with 1 where all along an axis do.
+        precision: dtype that defines the unit of `ulps`.
+        mask: true where positions count; its shape is a prefix of the shape of the arrays, with 1 for axes that count entirely.
 
     Raises:
         ValueError: the shapes differ, or nothing is left to compare.
@@ -95,17 +96,17 @@ def difference(got: Any, want: Any, *, precision: str = "float32", mask: Array |
 
 
 def _last_place(value: float, precision: str) -> float:
-    """Distance of a number of `precision` to the next one, as ``numpy.spacing`` gives it."""
+    """Return the distance of a number of `precision` to the next one, like ``numpy.spacing``."""
     smallest = float(ml_dtypes.finfo(precision).smallest_subnormal)
     return max(math.ldexp(epsilon(precision), math.frexp(value)[1] - 1), smallest)
 
 
 def _cosine(a: Array, b: Array, max_abs: float) -> float:
-    """Of the angle between two vectors; NaN where there is none. Scaled first, so that squares neither overflow nor vanish."""
+    """Return the cosine of the angle between two vectors, or NaN. Scaling keeps the squares from overflow and underflow."""
     if max_abs == 0:
         return 1.0
     scales = [float(np.max(np.abs(x))) for x in (a, b)]
-    if not all(0 < scale < math.inf for scale in scales):  # false for NaN, too
+    if not all(0 < scale < math.inf for scale in scales):  # also false for NaN
         return math.nan
     a, b = a / scales[0], b / scales[1]
     return float(a @ b / (np.linalg.norm(a) * np.linalg.norm(b)))
@@ -113,13 +114,13 @@ def _cosine(a: Array, b: Array, max_abs: float) -> float:
 
 @dataclass(frozen=True)
 class Agreement:
-    """How far the predictions of two arrays of logits are apart.
+    """The distance of the predictions of two arrays of logits.
 
     Attributes:
-        kl: Kullback-Leibler divergence of the candidate's distribution from the reference's, in nats: the mean over positions.
-        kl_max: the largest of a position.
-        top1: fraction of the positions at which both find the same token the most probable; of tokens equally probable, any.
-        positions: that were compared; masked ones are left out.
+        kl: Kullback-Leibler divergence of the candidate from the reference in nats, the mean over positions.
+        kl_max: the largest divergence of a position.
+        top1: fraction of positions where both have the same most probable token; of equally probable tokens, any.
+        positions: number of positions compared, without masked ones.
     """
 
     kl: float
@@ -132,14 +133,14 @@ class Agreement:
 
 
 def agreement(got: Any, want: Any, *, mask: Array | None = None) -> Agreement:
-    """Compares logits [..., tokens] with the reference's: in float64, and each addend of the divergence at least 0.
+    """Compare logits [..., tokens] with those of the reference, in float64; each addend of the divergence is at least 0.
 
-    A position with NaN or with an infinite logit that is not a masked token's (``-inf`` on both sides) has no finite
-    divergence, or none at all (NaN), and NaN agrees with nothing.
+    The divergence of a position is infinite or NaN where a logit is NaN, or infinite for a token that is not masked (``-inf``
+    on both sides). NaN agrees with nothing.
 
     Args:
-        mask: true where positions count; its shape is a prefix of the arrays' shape, with 1 where all along an axis do.
-            Where it reaches to the last axis, tokens that do not count have no probability.
+        mask: true where positions count; its shape is a prefix of the shape of the arrays, with 1 for axes that count entirely.
+            Where it includes the last axis, masked tokens have no probability.
 
     Raises:
         ValueError: the shapes differ, or nothing is left to compare.
@@ -158,7 +159,7 @@ def agreement(got: Any, want: Any, *, mask: Array | None = None) -> Agreement:
         log_q, log_p = _log_softmax(got), _log_softmax(want)
         p, q = np.exp(log_p), np.exp(log_q)
         d = log_q - log_p
-        # sum(p log(p/q)) is sum(p log(p/q) - p + q), whose addends are p (exp(d) - 1 - d); for a small d by its series
+        # sum(p log(p/q)) equals sum(p log(p/q) - p + q), with the addends p (exp(d) - 1 - d); a series for small d
         small = p * d * d * (1 / 2 + d * (1 / 6 + d / 24))
         addends = np.where(np.abs(d) < 1e-3, small, np.maximum(q - p - p * d, 0))
         addends = np.where(p == 0, q, addends)
@@ -174,10 +175,10 @@ def _log_softmax(x: Array) -> Array:
 
 @dataclass(frozen=True)
 class Tolerance:
-    """How large a relative error may be, and why.
+    """An upper bound of a relative error, with its derivation.
 
     Attributes:
-        value: the bound on `Difference.relative`.
+        value: the bound of `Difference.relative`.
         why: the derivation, with its numbers.
     """
 
@@ -185,66 +186,69 @@ class Tolerance:
     why: str
 
     @property
-    def tells(self) -> bool:
-        """Whether to be within it says anything: an error of 1 is as large as the values themselves."""
+    def conclusive(self) -> bool:
+        """Whether an error within the tolerance proves anything: an error of 1 is as large as the values."""
         return self.value < 1
 
 
-# An honest difference of two runs is the sum of two rounding errors of the size that was measured; sixteen is the
-# margin for the reference and the candidate being two different orders of the same sums (Higham, Accuracy and Stability
-# of Numerical Algorithms, 2nd ed., section 2.8: the bound is linear in n, the typical error its square root).
+# Two correct runs differ by two rounding errors of the measured size. The factor allows for two different orders of the same
+# sums (Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., section 2.8: the bound is linear in n, the typical
+# error its square root).
 MARGIN = 16.0
 
 
 def lifted_tolerance(drift: float, precision: str, reduction: int, depth: int) -> Tolerance:
-    """The bound for two float64 runs of the same function.
+    """Derive the bound for two float64 runs of the same function.
 
-    The model itself tells how much it amplifies rounding: its float32 run is `drift` away from its lifted run, which is
-    drift / eps32 epsilons; in float64 the same function drifts by as many epsilons of float64.
+    The model shows how much it amplifies rounding: its run in `precision` is `drift` away from its lifted run, which is
+    drift / eps epsilons. In float64 the same function drifts by as many epsilons of float64.
 
     Args:
-        drift: relative distance of one side's run in `precision` from its own lifted run; when it is not finite (a run
-            that overflows), it tells nothing and the floor stands in for it.
-        reduction: length of the longest sum; depth: number of layers; both give the floor below which no model stays.
+        drift: relative distance of the run of one side in `precision` from its lifted run; where it is not finite (an
+            overflow), the floor replaces it.
+        precision: native precision of the model.
+        reduction: length of the longest sum.
+        depth: number of layers; with `reduction`, it gives the floor of the amplification.
     """
     floor = math.sqrt(reduction) * depth
-    # A float64 run of code that casts to float32 in the middle drifts by float32's epsilons; half-way between is far from both.
+    # A float64 run of code with casts to float32 drifts by epsilons of float32; the geometric mean separates the two cases.
     coarse = precision == "float64" and drift > math.sqrt(epsilon("float64") * epsilon("float32"))
     unit = epsilon("float32" if coarse else precision)
     amplification = max(drift / unit, floor) if math.isfinite(drift) else floor
     return Tolerance(
         MARGIN * amplification * epsilon("float64"),
         f"{MARGIN:.0f} x {amplification:.3g} x eps(float64): the model amplifies rounding {amplification:.3g} times "
-        f"(its {precision} run is {drift:.1e} from its lifted run; sqrt of {reduction} summands x {depth} layers is the floor)",
+        f"(its {precision} run is {drift:.1e} from its float64 run; the floor is sqrt of {reduction} summands x {depth} layers)",
     )
 
 
-# Torch's run may be this many times as far from the lifted run as JAX's is: it is another draw of the same roundings, fused
-# and ordered otherwise. Over the goldens, in float32 and bfloat16, at every boundary, it was at most 2.6 times as far.
+# The PyTorch run may be this many times as far from its lifted run as the JAX run: it rounds the same operations, fused and
+# ordered differently. Over the goldens, in float32 and bfloat16, at every boundary, the factor was at most 2.6.
 OTHER = 4.0
 
 
-def rounded_tolerance(lifted: Tolerance, moved: float, dtype: str) -> Tolerance:
-    """The bound for two lifted runs when one side's weights are known only as they were rounded.
+def rounded_tolerance(lifted: Tolerance, perturbed: float, dtype: str) -> Tolerance:
+    """Derive the bound for two lifted runs when the weights of one side are known only after rounding.
 
     Args:
-        lifted: the bound without that.
-        moved: what moving the rounded weights at random by up to half a last place changes: another draw of the rounding that
-            nobody knows.
+        lifted: the bound without rounding.
+        perturbed: change of the output when the rounded weights move at random by up to half a unit in the last place, which
+            is one more sample of the unknown rounding.
+        dtype: the dtype to which the weights were rounded.
     """
-    rounding = max(moved, epsilon(dtype) / 2) if math.isfinite(moved) else epsilon(dtype) / 2
+    rounding = max(perturbed, epsilon(dtype) / 2) if math.isfinite(perturbed) else epsilon(dtype) / 2
     return Tolerance(
         OTHER * rounding + lifted.value,
-        f"{OTHER:.0f} x {rounding:.1e} + {lifted.value:.1e}: the weights are known in {dtype} alone, and rounding them to {dtype} once more "
-        f"changes this by {moved:.1e}; besides, {lifted.why}",
+        f"{OTHER:.0f} x {rounding:.1e} + {lifted.value:.1e}: the weights are known only in {dtype}, and rounding them to {dtype} again "
+        f"changes this by {perturbed:.1e}; plus {lifted.why}",
     )
 
 
 def run_floor(precision: str, reduction: int, depth: int) -> float:
-    """The least rounding that is expected of a model in `precision`, relative to its largest value.
+    """Return the least rounding error expected of a model in `precision`, relative to its largest value.
 
-    Products are summed in float32 at least, and sums of n terms drift by about sqrt(n) epsilons (Higham, section 2.8); what a
-    layer hands on is rounded to `precision`, and independent roundings of so many layers add up as their root.
+    Products are summed in float32 or wider, and sums of n terms drift by about sqrt(n) epsilons (Higham, section 2.8). The
+    output of each layer is rounded to `precision`, and independent roundings of n layers add up to sqrt(n) of them.
     """
     summed = min(epsilon(precision), epsilon("float32"))
     return max(math.sqrt(reduction) * depth * summed / 4, math.sqrt(depth) * epsilon(precision))
@@ -253,24 +257,27 @@ def run_floor(precision: str, reduction: int, depth: int) -> float:
 def run_tolerance(
     drift: float, precision: str, reduction: int, depth: int, *, weights: float = 0.0, casts: bool = False
 ) -> Tolerance:
-    """The bound for torch's run in `precision` against JAX's. Torch's own error has no part in it.
+    """Derive the bound for the PyTorch run in `precision` against the JAX run, without using the PyTorch error.
 
-    By the triangle inequality: JAX's distance from its lifted run, torch's from its own, which is taken to be at most
-    `OTHER` times JAX's, and the distance of the two lifted runs.
+    By the triangle inequality it is the sum of three distances: the JAX run from its lifted run, the PyTorch run from its
+    lifted run (at most `OTHER` times as far), and the two lifted runs from each other.
 
     Args:
-        drift: how far JAX's run is from its lifted run: the largest relative distance up to here, as data flows. When it is
-            not finite (a run that overflows) or not known (0), the floor stands in for it.
-        weights: distance of the lifted runs, where torch's weights were rounded more coarsely than `precision`.
-        casts: torch's code casts to float32 in the middle, so that in float64, too, it rounds as float32 does.
+        drift: largest relative distance of the JAX run from its lifted run, up to here in the order of the data flow. Where it
+            is not finite (an overflow) or unknown (0), the floor replaces it.
+        precision: native precision of the model.
+        reduction: as in `lifted_tolerance`.
+        depth: as in `lifted_tolerance`.
+        weights: distance of the lifted runs, where the PyTorch weights were rounded to a narrower dtype than `precision`.
+        casts: the PyTorch code casts to float32, so in float64 it rounds like float32.
     """
     unit = "float32" if casts and precision == "float64" else precision
     floor = run_floor(unit, reduction, depth)
     rounding = max(drift, floor) if math.isfinite(drift) else floor
-    more = f" + {weights:.1e}, what rounding the weights changes in float64" if weights else ""
-    cast = f", as torch's code casts to {unit}" if unit != precision else ""
+    more = f" + {weights:.1e} for the rounding of the weights" if weights else ""
+    cast = f", as the PyTorch code casts to {unit}" if unit != precision else ""
     return Tolerance(
         (1 + OTHER) * rounding + weights,
-        f"(1 + {OTHER:.0f}) x {rounding:.1e}{more}: JAX's run in {precision} is up to {drift:.1e} from its lifted run here, and "
-        f"torch's may be {OTHER:.0f} times as far (floor {floor:.1e}: sqrt of {reduction} summands, {depth} layers, in {unit}{cast})",
+        f"(1 + {OTHER:.0f}) x {rounding:.1e}{more}: the JAX run in {precision} is up to {drift:.1e} from its float64 run here, and "
+        f"the PyTorch run may be {OTHER:.0f} times as far (floor {floor:.1e}: sqrt of {reduction} summands, {depth} layers, in {unit}{cast})",
     )

@@ -1,16 +1,16 @@
-"""Evaluates a JAX function in float64 throughout, although its code casts to float32 in the middle.
+"""Evaluate a JAX function in float64, with the casts to narrower dtypes in its code removed ("lifted").
 
-Two ways, both with every narrower float (conversions, output dtypes, iotas, constants) replaced by float64:
+Every narrower float is replaced by float64: conversions, output dtypes, iotas and constants. There are two modes.
 
-*Eager*: the function runs as Python, without jit and with loops unrolled, and each primitive is lifted as it comes. What
-Python sees is float64, so that a scalar which it multiplies with is not rounded to float32 on the way. What NumPy rounds
-stays rounded: arrays that it gives are named in `Lifted.unlifted`, scalars such as ``np.float32(0.1)`` cannot be seen.
+*Eager* runs the function as Python, without jit and with loops unrolled, and lifts each primitive when it is bound. Python code
+sees float64, so its scalars are not rounded to float32. Arrays that NumPy rounded stay rounded and are listed in
+`Lifted.unlifted`; rounded NumPy scalars, such as ``np.float32(0.1)``, cannot be detected.
 
-*Staged*: the function is traced as it is, and its jaxpr evaluated. Loops stay loops, and code that insists on float32 works.
-Python's scalars were rounded in the trace; they get their decimal digits back, which is exact for ``0.1`` and not for
-``math.log(1e4)``. It is also what becomes of loops that the eager way finds already traced.
+*Staged* traces the function and evaluates its jaxpr. Loops stay loops, and code that requires float32 works. The trace has
+rounded Python scalars; they are restored to their shortest decimal, which is exact for ``0.1`` but not for ``math.log(1e4)``.
+Loops that the eager mode finds already traced are evaluated in this mode, too.
 
-What remains between two lifted runs is a difference of the functions, not of rounding.
+Two lifted runs differ only where the functions differ, not by rounding.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
-try:  # how JAX itself finds what interprets a primitive; without it there is the staged way
+try:  # JAX's own hook to interpret primitives; without it, only the staged mode is available
     from jax._src import core as interpreter
 
     _EvalTrace: Any = interpreter.EvalTrace
@@ -37,7 +37,7 @@ except (ImportError, AttributeError):
 # Calls whose body is evaluated in place; the custom derivative rules do not matter here.
 _INLINE = {"jit", "pjit", "closed_call", "core_call", "core_closed_call", "custom_jvp_call", "custom_vjp_call"}
 _INLINE |= {"custom_vjp_call_jaxpr", "remat", "remat2", "checkpoint", "custom_lin", "composite"}
-# What a primitive raises that exists for its own dtypes only: callbacks, foreign and Pallas kernels.
+# Errors of primitives that support only their own dtypes: callbacks, foreign and Pallas kernels.
 _REFUSALS = (TypeError, ValueError, NotImplementedError, RuntimeError)
 
 
@@ -45,7 +45,7 @@ def _narrow(dtype: Any) -> bool:
     """Whether a dtype is floating, real or complex, and narrower than float64."""
     if not isinstance(dtype, np.dtype):
         if not (isinstance(dtype, type) and issubclass(dtype, np.generic)) and not hasattr(dtype, "dtype"):
-            return False  # keys of random numbers have dtypes of their own
+            return False  # random keys have special dtypes
         try:
             dtype = np.dtype(dtype)
         except TypeError:
@@ -64,7 +64,7 @@ def _up(x: Any) -> Any:
 
 
 def _digits(x: Any) -> float:
-    """The shortest decimal that rounds to this scalar: most likely what was typed."""
+    """Return the shortest decimal that rounds to this scalar, most likely the literal in the source code."""
     for precision in range(1, 18):
         typed = float(f"{float(x):.{precision}g}")
         if np.asarray(typed).astype(x.dtype) == x:
@@ -76,14 +76,14 @@ class _Lifter:
     """Evaluates primitives in float64.
 
     Attributes:
-        unlifted: what gave a rounded value all the same.
+        unlifted: primitives and constants with rounded values.
     """
 
     def __init__(self) -> None:
         self.unlifted: set[str] = set()
 
     def constant(self, x: Any) -> Any:
-        """A value that no lifted primitive gave: an argument to a primitive, a literal or constant of a jaxpr."""
+        """Lift a value that no lifted primitive returned: an argument of a primitive, or a literal or constant of a jaxpr."""
         if not hasattr(x, "dtype") or not _narrow(x.dtype) or isinstance(x, jax.core.Tracer):
             return _up(x)
         value = np.asarray(x)
@@ -91,11 +91,13 @@ class _Lifter:
             return jnp.asarray(_digits(value), jnp.float64)
         wide = value.astype(_wide(value.dtype))
         if not np.array_equal(wide, np.asarray(value, jnp.bfloat16).astype(wide.dtype), equal_nan=True):
-            self.unlifted.add(f"constant {value.dtype}{list(value.shape)}")  # more digits than are exact by intent
+            self.unlifted.add(
+                f"constant {value.dtype}{list(value.shape)}"
+            )  # more digits than a bfloat16 holds: it was rounded
         return jnp.asarray(wide)
 
     def bind(self, primitive: Any, ins: Sequence[Any], params: dict[str, Any]) -> list[Any]:
-        """The primitive's results on arguments that are float64 already."""
+        """Evaluate a primitive on arguments that are already float64."""
         name = primitive.name
         if name in _INLINE:
             return self.closed(params.get("jaxpr") or params.get("call_jaxpr") or params["fun_jaxpr"], ins)
@@ -114,7 +116,7 @@ class _Lifter:
         return self.results(name, out if primitive.multiple_results else [out])
 
     def param(self, value: Any) -> Any:
-        """A parameter, lifted: dtypes, and jaxprs such as what a scatter combines by. An algorithm of products goes."""
+        """Lift a parameter: a dtype, or a jaxpr such as the update of a scatter. Algorithms of matrix products are dropped."""
         if isinstance(value, core.Jaxpr | core.ClosedJaxpr):
             avals = [
                 jax.ShapeDtypeStruct(v.shape, _wide(v.dtype) if _narrow(v.dtype) else v.dtype) for v in _avals(value)
@@ -126,13 +128,13 @@ class _Lifter:
         return _wide(value) if _narrow(value) else value
 
     def results(self, name: str, out: Sequence[Any]) -> list[Any]:
-        """Results in float64; those that are not by themselves are noted."""
+        """Convert results to float64, and record the primitive if they were narrower."""
         if any(hasattr(x, "dtype") and _narrow(x.dtype) for x in out):
             self.unlifted.add(name)
         return [_up(x) for x in out]
 
     def bits(self, primitive: Any, x: Any, params: dict[str, Any]) -> list[Any]:
-        """Bits of a float, or a float of bits, are those of the dtype that the code knows."""
+        """Cast between floats and bits in the dtype that the code expects."""
         width = np.dtype(params["new_dtype"]).itemsize
         if x.dtype == jnp.float64 and width < 8:
             self.unlifted.add(primitive.name)
@@ -142,7 +144,7 @@ class _Lifter:
     # ---- jaxprs
 
     def run(self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
-        """Evaluates a jaxpr."""
+        """Evaluate a jaxpr."""
         env: dict[Any, Any] = dict(zip(jaxpr.constvars, map(self.constant, consts), strict=True))
         env |= zip(jaxpr.invars, map(_up, args), strict=True)
 
@@ -156,7 +158,7 @@ class _Lifter:
         return [read(var) for var in jaxpr.outvars]
 
     def closed(self, body: Any, ins: Sequence[Any]) -> list[Any]:
-        """Evaluates a jaxpr, with constants or without."""
+        """Evaluate a jaxpr or a closed jaxpr."""
         return self.run(body.jaxpr, body.consts, ins) if hasattr(body, "consts") else self.run(body, [], ins)
 
     def scan(self, params: Any, ins: Sequence[Any]) -> list[Any]:
@@ -179,17 +181,17 @@ class _Lifter:
         conditions, bodies = params["cond_nconsts"], params["body_nconsts"]
         first, second = ins[:conditions], ins[conditions : conditions + bodies]
 
-        def going_on(state: Any) -> Any:
+        def proceeds(state: Any) -> Any:
             return self.closed(params["cond_jaxpr"], [*first, *state])[0]
 
         def body(state: Any) -> Any:
-            on, new = going_on(state), self.closed(params["body_jaxpr"], [*second, *state])
-            if not on.ndim:
+            active, new = proceeds(state), self.closed(params["body_jaxpr"], [*second, *state])
+            if not active.ndim:
                 return new
-            # A loop under vmap: rows that have ended stay as they are.
-            return [jnp.where(on.reshape(on.shape + (1,) * (a.ndim - on.ndim)), a, b) for a, b in zip(new, state, strict=True)]  # fmt: skip
+            # A loop under vmap: rows that have finished keep their values.
+            return [jnp.where(active.reshape(active.shape + (1,) * (a.ndim - active.ndim)), a, b) for a, b in zip(new, state, strict=True)]  # fmt: skip
 
-        return list(jax.lax.while_loop(lambda state: going_on(state).any(), body, list(ins[conditions + bodies :])))
+        return list(jax.lax.while_loop(lambda state: proceeds(state).any(), body, list(ins[conditions + bodies :])))
 
     def branch(self, params: Any, ins: Sequence[Any]) -> list[Any]:
         index, *operands = ins
@@ -198,18 +200,18 @@ class _Lifter:
 
 
 def _typed(literal: Any) -> Any:
-    """A literal's value in the dtype that it has in the jaxpr."""
+    """Return the value of a literal in its dtype of the jaxpr."""
     value = np.asarray(literal.val)
     return value.astype(literal.aval.dtype) if isinstance(literal.aval.dtype, np.dtype) else literal.val
 
 
 def _avals(body: Any) -> list[Any]:
-    """Of a jaxpr's arguments."""
+    """Return the abstract values of the arguments of a jaxpr."""
     return [var.aval for var in (body.jaxpr if hasattr(body, "jaxpr") else body).invars]
 
 
 class _Eager(_EvalTrace):  # type: ignore[misc]
-    """What interprets primitives while the function runs as Python: computes them at once, lifted."""
+    """Interprets primitives while the function runs as Python: evaluates each of them lifted."""
 
     def __init__(self, lifter: _Lifter) -> None:
         super().__init__()
@@ -230,9 +232,9 @@ class _Eager(_EvalTrace):  # type: ignore[misc]
 
 @contextmanager
 def _float64() -> Iterator[None]:
-    """float64 exists and matrix products are exact to it; JAX's configuration is as before afterwards."""
+    """Enable float64 and full precision of matrix products; restore the configuration of JAX afterwards."""
     enable_x64: Any = getattr(jax, "enable_x64", None)
-    if enable_x64 is None:  # where older JAX has it
+    if enable_x64 is None:  # older JAX
         experimental: Any = jax.experimental
         enable_x64 = experimental.enable_x64
     with enable_x64(True), jax.default_matmul_precision("highest"):
@@ -244,10 +246,9 @@ class Lifted:
     """A lifted function.
 
     Attributes:
-        function: what is lifted.
-        staged: whether the last call went the staged way; True beforehand to go no other way.
-        unlifted: of the last call: primitives that gave a narrower float all the same, and constants that had one. Their
-            values are rounded.
+        function: the function to evaluate.
+        staged: whether the last call used the staged mode; set it to True to use no other.
+        unlifted: primitives and constants of the last call that still gave narrower floats; their values are rounded.
     """
 
     function: Callable[..., Any]
@@ -255,13 +256,13 @@ class Lifted:
     unlifted: tuple[str, ...] = ()
 
     def __call__(self, *args: Any) -> Any:
-        """The function's value with float64 in place of narrower floats; arguments are pytrees of arrays."""
+        """Evaluate the function in float64; the arguments are pytrees of arrays."""
         with _float64():
             args = jax.tree.map(jnp.asarray, args)
             if not self.staged and _set_current_trace is not None:
                 try:
                     return self._eager(jax.tree.map(_up, args))
-                except (*_REFUSALS, AssertionError):  # code that insists on its dtypes, a scan of length zero
+                except (*_REFUSALS, AssertionError):  # code that requires its dtypes, or a scan of length zero
                     pass
             self.staged = True
             return self._staged(args)
@@ -278,8 +279,8 @@ class Lifted:
         lifter = _Lifter()
         trace = jax.make_jaxpr(self.function, return_shape=True)
         try:
-            closed, shape = trace(*jax.tree.map(_up, args))  # so that fewer scalars are rounded
-        except TypeError:  # float64 does not go with what the code makes itself
+            closed, shape = trace(*jax.tree.map(_up, args))  # rounds fewer scalars
+        except TypeError:  # float64 arguments conflict with arrays that the code makes
             closed, shape = trace(*args)
         outputs = lifter.run(closed.jaxpr, closed.consts, jax.tree.leaves(args))
         self.unlifted = tuple(sorted(lifter.unlifted))
@@ -287,10 +288,10 @@ class Lifted:
 
 
 def lift(function: Callable[..., Any], *, staged: bool = False) -> Lifted:
-    """`function`, evaluated with every float32, bfloat16 and float16 in it replaced by float64.
+    """Replace every float32, bfloat16 and float16 in a function by float64.
 
     Args:
         function: traceable by JAX, from pytrees of arrays to a pytree of arrays.
-        staged: evaluate its jaxpr rather than run it as Python; the module's docstring says what the difference is.
+        staged: evaluate the jaxpr instead of running the function as Python; see the docstring of the module.
     """
     return Lifted(function, staged)

@@ -1,4 +1,4 @@
-"""Runs PyTorch code in float64 throughout, although it casts to float32 in the middle."""
+"""Run PyTorch code in float64, with the casts to narrower dtypes in its code removed ("lifted")."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _WIDE = dict.fromkeys(_NARROW, torch.float64) | {torch.complex64: torch.complex1
 
 
 def _wide(x: Any) -> Any:
-    """The same with wide dtypes, in an argument that may be a dtype or a tensor."""
+    """Widen an argument that is a narrow dtype or a narrow tensor."""
     if isinstance(x, torch.dtype):
         return _WIDE.get(x, x)
     return x.to(_WIDE[x.dtype]) if isinstance(x, torch.Tensor) and x.dtype in _WIDE else x
 
 
 class _Names(TorchFunctionMode):
-    """Replaces dtypes that are asked for by name, before PyTorch rounds a Python number to one."""
+    """Widens dtypes in arguments, before PyTorch rounds a Python number to them."""
 
     def __init__(self, mode: Lift) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class _Names(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        if func is torch.Tensor.view:  # with a dtype: other bits, not another precision
+        if func is torch.Tensor.view:  # with a dtype it reinterprets bits
             return func(*args, **(kwargs or {}))
         self.mode.casts |= any(isinstance(x, torch.dtype) and x in _WIDE for x in (*args, *(kwargs or {}).values()))
         dtypes = {k: _wide(v) if isinstance(v, torch.dtype) else v for k, v in (kwargs or {}).items()}
@@ -41,11 +41,11 @@ class _Names(TorchFunctionMode):
 
 
 class Lift(TorchDispatchMode):
-    """Every operation gets float64 in place of narrower floats.
+    """Widens the arguments of every operation to float64.
 
     Attributes:
-        unlifted: operations that gave a narrower float all the same; their results are rounded.
-        casts: whether the code asks for narrower floats, or has data of them, so that without lifting it rounds.
+        unlifted: operations that still gave narrower floats; their results are rounded.
+        casts: whether the code casts to narrower floats, or contains data in them: without lifting, it rounds.
     """
 
     def __init__(self) -> None:
@@ -58,12 +58,14 @@ class Lift(TorchDispatchMode):
     ) -> Any:
         kwargs = dict(kwargs or {})
         self.casts |= any(isinstance(x, torch.dtype) and x in _WIDE for x in (*args, *kwargs.values()))
-        if func is torch.ops.aten.lift_fresh.default:  # a tensor of data, which nobody else has
+        if func is torch.ops.aten.lift_fresh.default:  # a new tensor from data; nothing else refers to it
             self.casts |= args[0].dtype in _WIDE
             return _wide(args[0])
         if func is torch.ops.aten.view.dtype:
             return self.bits(func, *args)
-        if any(argument.alias_info is not None for argument in func._schema.arguments):  # a view, or in place
+        if any(
+            argument.alias_info is not None for argument in func._schema.arguments
+        ):  # a view, or an in-place operation
             args = tuple(_wide(x) if isinstance(x, torch.dtype) else x for x in args)
             kwargs = {k: _wide(v) if isinstance(v, torch.dtype) else v for k, v in kwargs.items()}
             out = func(*args, **kwargs)
@@ -77,7 +79,7 @@ class Lift(TorchDispatchMode):
         return out
 
     def bits(self, func: Any, x: torch.Tensor, dtype: torch.dtype) -> Any:
-        """The bits of a float are those of the dtype that the code knows."""
+        """Reinterpret bits in the dtype that the code expects."""
         if x.dtype == torch.float64 and dtype.itemsize in (2, 4):
             x = x.to({4: torch.float32, 2: torch.bfloat16}[dtype.itemsize])
             self.unlifted.add(str(func))
@@ -86,10 +88,10 @@ class Lift(TorchDispatchMode):
 
 @contextmanager
 def lifted() -> Iterator[Lift]:
-    """Within this context modules are built and run in float64, whatever their code casts to.
+    """Build and run modules in float64 within this context.
 
-    Build the module inside, load the weights as float64, and run it inside. Attribute `unlifted` of what
-    the context gives names the operations that produced a narrower float all the same.
+    Build the module inside, load the weights as float64, and run it inside. `Lift.unlifted` lists the operations that still
+    gave narrower floats.
     """
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)

@@ -1,4 +1,4 @@
-"""Where a check runs and in what precision: asked for, refused when it cannot be had, and pinned on both sides."""
+"""Validate the device and the native precision of a check, and fix both frameworks to full-precision products."""
 
 from __future__ import annotations
 
@@ -9,48 +9,60 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 
 from convert.core.errors import ConvertError
-from convert.core.fields import nearest
+from convert.core.findings import Finding
+from convert.core.similarity import did_you_mean
 
 PRECISIONS = ("float32", "bfloat16", "float64")
 CUBLAS = "CUBLAS_WORKSPACE_CONFIG"  # without it, CUDA's matrix products are not deterministic
 
 
 def require_precision(precision: str) -> None:
-    """Refuses a precision that models are not checked in.
+    """Refuse a precision that is none of `PRECISIONS`.
 
     Raises:
-        ConvertError: it is none of `PRECISIONS`.
+        ConvertError: with the known precisions.
     """
     if precision not in PRECISIONS:
         raise ConvertError(
-            f"--precision {precision}: not a precision to check in{nearest(precision, PRECISIONS)} "
-            f"(known: {', '.join(PRECISIONS)})"
+            Finding(
+                "usage",
+                path="--precision",
+                expected=f"one of {', '.join(PRECISIONS)}",
+                got=precision,
+                fix=did_you_mean(precision, PRECISIONS),
+            )
         )
 
 
 def require_device(device: str) -> None:
-    """Refuses a device that torch cannot compute on.
+    """Refuse a device that PyTorch cannot compute on.
 
     Raises:
-        ConvertError: no such device, or this torch cannot use it; the message says what is missing.
+        ConvertError: no such device, or this PyTorch cannot use it, and why.
     """
     kind, _, index = device.partition(":")
     if kind not in ("cpu", "cuda") or (index and not index.isdecimal()):
-        raise ConvertError(f"--device {device}: torch runs on cpu or cuda here, or on one of several, such as cuda:1")
+        raise ConvertError(
+            Finding("usage", path="--device", expected="cpu, cuda, or one of several: cuda:1", got=device)
+        )
     if kind == "cuda" and (problem := cuda_problem(int(index or 0))):
-        raise ConvertError(f"--device {device}: {problem}. Check on --device cpu, or where there is a GPU")
+        raise ConvertError(
+            Finding(
+                "usage", problem, path=f"--device {device}", fix="check with --device cpu, or on a machine with a GPU"
+            )
+        )
 
 
 def cuda_problem(index: int = 0) -> str:
-    """Why torch cannot compute on a CUDA device; empty when it can."""
+    """Return why PyTorch cannot compute on a CUDA device; empty when it can."""
     try:
         import torch
     except ImportError:
-        return "torch is not installed"
+        return "PyTorch is not installed"
     if not torch.backends.cuda.is_built():
-        return f"this torch ({torch.__version__}) was built without CUDA"
+        return f"this PyTorch ({torch.__version__}) was built without CUDA"
     if not torch.cuda.is_available():
-        return f"torch {torch.__version__} finds no CUDA device"
+        return f"PyTorch {torch.__version__} finds no CUDA device"
     if index >= torch.cuda.device_count():
         return f"there are {torch.cuda.device_count()} CUDA devices, counted from 0"
     os.environ.setdefault(CUBLAS, ":4096:8")
@@ -59,12 +71,12 @@ def cuda_problem(index: int = 0) -> str:
 
 @contextmanager
 def jax_with_float64() -> Iterator[None]:
-    """JAX has float64 in all threads; afterwards it is as it was."""
+    """Enable float64 in JAX for all threads; restore the setting afterwards."""
     import jax
 
-    # A thread of its own says what holds for the process: in this one, `with jax.enable_x64(...)` may stand around the check.
-    with ThreadPoolExecutor(1) as aside:
-        before = aside.submit(jax.config.read, "jax_enable_x64").result()
+    # Read the global setting in another thread: the caller may run this within `with jax.enable_x64(...)`.
+    with ThreadPoolExecutor(1) as thread:
+        before = thread.submit(jax.config.read, "jax_enable_x64").result()
     jax.config.update("jax_enable_x64", True)
     try:
         yield
@@ -74,7 +86,7 @@ def jax_with_float64() -> Iterator[None]:
 
 @contextmanager
 def jax_precision(precision: str) -> Iterator[None]:
-    """Within this context JAX multiplies matrices as precisely as their dtype is; float64 exists when it is asked for."""
+    """Multiply matrices in JAX at the full precision of their dtype; enable float64 for the precision ``float64``."""
     import jax
 
     wide = jax_with_float64() if precision == "float64" else nullcontext()
@@ -84,7 +96,7 @@ def jax_precision(precision: str) -> Iterator[None]:
 
 @contextmanager
 def torch_pinned() -> Iterator[None]:
-    """Within this context torch multiplies as precisely as its dtypes are (no TF32) and, where it can, deterministically."""
+    """Multiply in PyTorch at the full precision of the dtypes (no TF32), and deterministically where it can."""
     import torch
 
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
@@ -94,7 +106,7 @@ def torch_pinned() -> Iterator[None]:
     matmul.allow_tf32 = cudnn.allow_tf32 = matmul.allow_bf16_reduced_precision_reduction = cudnn.benchmark = False
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
-        with warnings.catch_warnings():  # an operation that has no deterministic kernel runs with the one that it has
+        with warnings.catch_warnings():  # an operation without a deterministic kernel uses another
             warnings.filterwarnings("ignore", message=".*deterministic", category=UserWarning)
             yield
     finally:

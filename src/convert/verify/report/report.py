@@ -76,7 +76,7 @@ class Measure:
         def bound(tolerance: Tolerance | None) -> dict[str, Any] | None:
             if tolerance is None:
                 return None
-            return {"relative": tolerance.value, "tells": tolerance.tells, "why": tolerance.why}
+            return {"relative": tolerance.value, "conclusive": tolerance.conclusive, "why": tolerance.why}
 
         return {
             "name": self.name,

@@ -150,6 +150,10 @@ def test_json_fields() -> None:
     level = made["levels"][1]
     assert level["diagnosis"]["name"] == "transposed" and level["verdict"] == "failed"
     first = level["measures"][2]
-    assert first["passed"] is False and first["tolerance"] == {"relative": RUN.value, "tells": True, "why": RUN.why}
+    assert first["passed"] is False and first["tolerance"] == {
+        "relative": RUN.value,
+        "conclusive": True,
+        "why": RUN.why,
+    }
     assert first["lifted"]["at"] == [1, 2]
     assert report([COVERAGE]).to_dict()["plan"] is None

@@ -368,7 +368,7 @@ def with_rules(tmp_path: Path, old: str, new: str) -> Plan:
 
 def test_rules_with_another_comment_are_a_note(tmp_path: Path) -> None:
     out = write(planned("timesfm-2.5"), tmp_path / "out.safetensors")
-    level = checked(with_rules(tmp_path, "# plain, although", "# Plain, although"), out)
+    level = checked(with_rules(tmp_path, "\ntitle: ", "\n# A new comment.\ntitle: "), out)
     assert level.verdict is Verdict.PASSED
     assert "the text of the rules has changed since the conversion" in level.notes[1]
 
