@@ -1,19 +1,19 @@
-"""The two calls that most programs need; the command line is a thin layer over them."""
+"""The two calls that most programs need: open, select, plan, write."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Unpack
 
 from convert.checkpoints import Source, open_source
-from convert.core.errors import PlanError
+from convert.core.errors import OptionError, PlanError
 from convert.core.gc_pause import gc_paused
-from convert.planning.match import cover
 from convert.planning.options import DEFAULTS, ConversionOptions, OptionKeywords
 from convert.planning.plan import Plan
-from convert.planning.select_rules import choose_plan
+from convert.planning.planner import Match, plan_match
+from convert.planning.select_rules import explain, pick, score, suggest_relative
 from convert.rules.file import RuleFile
 from convert.rules.library import available_rules, find_rules
 from convert.writing.execute import Event, Result, execute
@@ -26,7 +26,7 @@ def plan_conversion(
     options: ConversionOptions = DEFAULTS,
     **keywords: Unpack[OptionKeywords],
 ) -> Plan:
-    """Plans a conversion: opens the checkpoint, finds the rules, decides everything that needs no data.
+    """Open a checkpoint, select the rules that fit it, and decide everything that needs no array.
 
     Args:
         model: a shipped name (``timesfm``), the path of a rule file, or a loaded one.
@@ -40,54 +40,17 @@ def plan_conversion(
         PlanError: rules and checkpoint do not fit.
     """
     options = replace(options, **keywords)
-    extra = Path(options.rules_dir) if options.rules_dir else None
-    candidates = (model,) if isinstance(model, RuleFile) else find_rules(model, extra)
-    if isinstance(checkpoint, Source):
-        source = checkpoint
-    else:
-        leaf_names = [rules.leaf_names for rules in candidates if rules.leaf_names]
-        source = open_source(
-            checkpoint, step=options.step, item=options.item, skeleton=options.skeleton, leaf_names=leaf_names
-        )
+    candidates = (model,) if isinstance(model, RuleFile) else find_rules(model, _rules_dir(options))
+    source = _open(checkpoint, candidates, options)
+    choice = pick(score(candidates, source, options))
+    if not isinstance(choice, Match):
+        raise explain(choice)
     try:
-        return choose_plan(candidates, source, options)
+        return plan_match(choice)
+    except OptionError:
+        raise
     except PlanError as error:
-        relative = _relative_that_fits(candidates, source, extra)
-        if relative is None:
-            able = _relative_that_goes_there(candidates, source, extra, options.to)
-            if able is None:
-                raise
-            raise PlanError(
-                f"{error}\nName {able.model} in place of {candidates[0].model} to go without the leaves that it leaves out",
-                error.findings,
-            ) from None
-        raise PlanError(
-            f"{error}\nThe tree is that of {relative.model} ({relative.title}): name {relative.model} in place of "
-            f"{candidates[0].model}, or {relative.family} to have it recognised",
-            error.findings,
-        ) from None
-
-
-def _relative_that_goes_there(
-    candidates: tuple[RuleFile, ...], source: Source, extra: Path | None, to: str | None
-) -> RuleFile | None:
-    """Another model of the family that has a place for all that it takes in a target for which the one named has not."""
-    if len(candidates) != 1 or to not in candidates[0].targets or to is None or candidates[0].supports(to):
-        return None
-    relatives = [r for r in available_rules(extra) if r.family and r.family == candidates[0].family]
-    fitting = [r for r in relatives if to in r.targets and r.supports(to) and not cover(r, source).findings]
-    return fitting[0] if len(fitting) == 1 else None
-
-
-def _relative_that_fits(candidates: tuple[RuleFile, ...], source: Source, extra: Path | None) -> RuleFile | None:
-    """Another model of the family that the one named belongs to, whose rules account for every leaf of the checkpoint."""
-    if len(candidates) != 1 or candidates[0].family is None:
-        return None
-    relatives = [
-        r for r in available_rules(extra) if r.family == candidates[0].family and r.model != candidates[0].model
-    ]
-    fitting = [rules for rules in relatives if not cover(rules, source).findings]
-    return fitting[0] if len(fitting) == 1 and cover(candidates[0], source).findings else None
+        raise error.with_hint(suggest_relative(choice, _relatives(choice.rules, options))) from None
 
 
 def convert(
@@ -102,24 +65,24 @@ def convert(
     on_event: Callable[[Event], None] | None = None,
     **keywords: Unpack[OptionKeywords],
 ) -> Result:
-    """Converts a checkpoint to safetensors.
+    """Convert a checkpoint to safetensors.
 
     Examples:
         >>> convert("timesfm", "timesfm-2.5/ckpt", "timesfm.safetensors").tensors  # doctest: +SKIP
         232
 
     Args:
-        out: a name ending in ``.safetensors`` for one file; anything else is a directory, with ``config.json`` where the
+        out: a name ending in ``.safetensors`` for one file; any other name is a directory, with ``config.json`` if the
             target has one.
         overwrite: whether an existing output may be replaced.
-        max_shard_bytes: for a directory, the most bytes in one file; None is no limit.
-        jobs: leaves dealt with at a time; None is the number of processors.
+        max_shard_bytes: for a directory, the largest size of one file; None is no limit.
+        jobs: leaves that are processed at a time; None is the number of processors.
         on_event: called after each leaf.
 
-    The other arguments, and their errors, are those of `plan_conversion`.
+    The other arguments and their errors are those of `plan_conversion`.
 
     Raises:
-        OutputError: the output exists, lies in the checkpoint, or cannot be written. Nothing is left behind.
+        OutputError: the output exists, lies in the checkpoint, or cannot be written. No unfinished output is left.
     """
     plan = plan_conversion(model, checkpoint, options, **keywords)
     for event in execute(plan, out, overwrite=overwrite, max_shard_bytes=max_shard_bytes, jobs=jobs):
@@ -128,3 +91,26 @@ def convert(
         if on_event is not None:
             on_event(event)
     raise AssertionError("execute ends with a Result")
+
+
+def _open(checkpoint: str | Path | Source, candidates: Sequence[RuleFile], options: ConversionOptions) -> Source:
+    if isinstance(checkpoint, Source):
+        return checkpoint
+    leaf_names = [rules.leaf_names for rules in candidates if rules.leaf_names]
+    return open_source(
+        checkpoint, step=options.step, item=options.item, skeleton=options.skeleton, leaf_names=leaf_names
+    )
+
+
+def _relatives(rules: RuleFile, options: ConversionOptions) -> list[RuleFile]:
+    """List the other models of a family."""
+    family = rules.family
+    return [
+        other
+        for other in available_rules(_rules_dir(options))
+        if family and other.family == family and other.model != rules.model
+    ]
+
+
+def _rules_dir(options: ConversionOptions) -> Path | None:
+    return Path(options.rules_dir) if options.rules_dir else None

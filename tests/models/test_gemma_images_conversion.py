@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 import convert
-from convert.planning.select_rules import choose_plan
+from convert.planning.planner import make_plan
 from convert.rules.library import load_models, shipped_rules_dir
 from convert.verify.report.report import Verdict
 from convert.verify.run import check
@@ -418,7 +418,7 @@ def test_like_and_below_and_names(tmp_path: Path) -> None:
     one, other = models(two, tmp_path)
     assert one.targets["t"].config == {"width": "$A", "kind": "one"}
     assert other.targets["t"].config == {"inner": {"width": "$A", "kind": "one"}, "kind": "two"}
-    plan = choose_plan((other,), MemorySource({"x": np.zeros(3, np.float32)}))
+    plan = make_plan(other, MemorySource({"x": np.zeros(3, np.float32)}))
     assert [step.name for step in plan.steps] == ["in.top.x"]
     assert plan.config == {"inner": {"width": 3, "kind": "one"}, "kind": "two", "dtype": "float32"}
 

@@ -17,7 +17,7 @@ import torch
 
 from convert import Plan, PlanError, RuleError
 from convert.core.ops import Permute, Slice
-from convert.planning.burn.tensors import turned_ops
+from convert.planning.burn.tensors import transposed_ops
 from convert.planning.planner import make_plan
 from convert.writing.scatter import destination_view
 from support import burn_modules as burn
@@ -155,9 +155,9 @@ def test_one_direction_alone_is_refused() -> None:
     tree = {f"params/cell/{k}": v for k, v in LIVE["flax.linen.GRUCell"][1]()[0].items()}
     with pytest.raises(PlanError) as error:
         planned(rules, tree)
-    assert error.value.findings == (
-        "r.yaml:5: enc: its layer 0 has the direction backward and not forward, and Burn's bidirectional layers have both",
-    )
+    (finding,) = error.value.findings
+    assert (finding.code, finding.rule, finding.path) == ("burn-has-no-layer", "r.yaml:5", "enc")
+    assert "direction backward and not forward" in finding.problem
 
 
 # ---- attention
@@ -197,20 +197,17 @@ def test_packed_attention_that_burn_has_not_is_refused() -> None:
     rules = MHA.replace("ENH", "ENHKV") + "  bias: false\n"
     with pytest.raises(PlanError) as error:
         planned(rules, tree)
-    assert error.value.findings[0] == (
-        "r.yaml:5: at: queries, keys and values have widths of their own here, and Burn's MultiHeadAttention has one, d_model, "
-        "for all three; give the target `projections:`, as Linears of your own module"
-    )
+    finding = error.value.findings[0]
+    assert (finding.code, finding.rule, finding.path) == ("burn-has-no-layer", "r.yaml:5", "at")
+    assert "different widths" in finding.problem and "`projections:`" in finding.fix
     by_hand = (
         "- einsum: ...D,DNH->...NH\n  from: at/{query,key}/kernel\n  linear: {module: at, weight: in_proj_weight}\n"
     )
     with pytest.raises(PlanError) as error:
         planned(by_hand, {f"at/{k}/kernel": np.zeros((12, 3, 4)) for k in ("query", "key")})
-    assert error.value.findings == (
-        "r.yaml:5: at: in_proj_weight is no parameter of Burn's Linear, which has `weight` and `bias`; write the layer as an "
-        "`attention:` rule, from which Burn's MultiHeadAttention follows, or declare a target with `conventions: burn` and the names of "
-        "your Rust module",
-    )
+    (finding,) = error.value.findings
+    assert (finding.code, finding.path) == ("burn-has-no-layer", "at") and "in_proj_weight" in finding.problem
+    assert "`attention:`" in finding.fix and "`format: burn`" in finding.fix
 
 
 def test_rope_pairs_are_those_of_burns_rotary_encoding() -> None:
@@ -316,7 +313,6 @@ def test_one_plus_scale_is_folded_since_burn_multiplies_by_gamma() -> None:
     scale = RNG.standard_normal(9)
     assert np.array_equal(run(planned(rules, {"s": scale}, to="torch"))["n.scale"], scale)
     assert np.array_equal(run(planned(rules, {"s": scale}))["n.gamma"], scale + 1)
-    assert np.array_equal(run(planned(rules, {"s": scale}, to="burn_pytorch"))["n.weight"], scale + 1)
 
 
 # ---- the adapters
@@ -351,10 +347,9 @@ def equal(a: Tree, b: Tree) -> bool:
 def test_the_published_adapters_lead_from_one_file_to_the_other_bit_for_bit() -> None:
     """Native file <-> PyTorchToBurnAdapter / BurnToPyTorchAdapter <-> the ordinary PyTorch conversion."""
     tree = model_tree()
-    native, adapter, ordinary = (run(planned(MODEL, tree, to=to)) for to in ("burn", "burn_pytorch", "torch"))
-    assert equal(burn.adapted(native, TYPES, burn.TO_PYTORCH), adapter)
-    assert equal(burn.adapted(adapter, TYPES, burn.TO_BURN), native)
-    assert equal(adapter, ordinary)  # nothing here is packed as torch packs gates and attention
+    native, ordinary = (run(planned(MODEL, tree, to=to)) for to in ("burn", "torch"))
+    assert equal(burn.adapted(native, TYPES, burn.TO_PYTORCH), ordinary)
+    assert equal(burn.adapted(ordinary, TYPES, burn.TO_BURN), native)
     assert not equal(native, ordinary)
     shapes = {"d.weight": (6, 6), "d.bias": (6,), "qkv.weight": (6, 18), "o.weight": (6, 6), "n.gamma": (6,), "n.beta": (6,), "r.gamma": (6,), "e.weight": (11, 6), "c.weight": (7, 4, 3, 5), "c.bias": (7,), "t.weight": (4, 7, 3), "g.w": (3, 2, 2), "x": (2, 6)}  # fmt: skip
     assert burn.load(native, shapes).keys() == native.keys()
@@ -368,29 +363,25 @@ def test_the_published_adapters_lead_from_one_file_to_the_other_bit_for_bit() ->
     assert [(part.axis, part.rows, part.layout) for part in qkv.parts] == [(-1, (6 * k, 6 * k + 6), "F N H -> F (N H)") for k in range(3)]  # fmt: skip
 
 
-def test_gates_for_the_adapter_are_apart_and_out_in() -> None:
+def test_packed_gates_of_pytorch_do_not_load() -> None:
     """PyTorch's packed tensors do not load with the adapter, which renames and transposes and cannot split."""
     name = "flax.linen.GRUCell"
     tree = {f"params/cell/{k}": v for k, v in LIVE[name][1]()[0].items()}
-    native, adapter = (run(planned(cell_rules(name), tree, to=to)) for to in ("burn", "burn_pytorch"))
+    native = run(planned(cell_rules(name), tree))
     types = {
         f"net.rnn.{g}_gate.{t}_transform": "Linear" for g in ("reset", "update", "new") for t in ("input", "hidden")
     }
-    assert equal(burn.adapted(adapter, types, burn.TO_BURN), native)
     ordinary = burn.adapted(run(planned(cell_rules(name), tree, to="torch")), types, burn.TO_BURN)
     with pytest.raises(KeyError):
         burn.load(ordinary, {k: v.shape for k, v in native.items()})
 
 
 def test_a_matrix_of_the_targets_own_code_is_burns_linear() -> None:
-    """GPT-2's Conv1D of transformers is (in, out); in Rust it is a Linear, which the adapter turns."""
+    """GPT-2's Conv1D of transformers is (in, out); in Rust it is a Linear."""
     rules = '- {einsum: "...D,FD->...F", from: c/kernel, linear: {module: c, einsum: "...D,DF->...F"}}'
     kernel = RNG.standard_normal((5, 3))
-    ordinary, native, adapter = (
-        run(planned(rules, {"c/kernel": kernel}, to=to)) for to in ("torch", "burn", "burn_pytorch")
-    )
+    ordinary, native = (run(planned(rules, {"c/kernel": kernel}, to=to)) for to in ("torch", "burn"))
     assert np.array_equal(ordinary["c.weight"], kernel.T) and np.array_equal(native["c.weight"], kernel.T)
-    assert equal(burn.adapted(adapter, {"c": "Linear"}, burn.TO_BURN), native)
 
 
 def test_kernels_of_the_targets_own_code_are_burns_convolutions() -> None:
@@ -422,11 +413,11 @@ def test_the_gelu_that_burn_has_not_by_default_is_said() -> None:
 
 
 def test_turning_twice_is_nothing() -> None:
-    assert turned_ops((Permute((1, 0)), Slice(0, 2, 4))) == (Slice(1, 2, 4),)
-    assert turned_ops(turned_ops(())) == ()
+    assert transposed_ops((Permute((1, 0)), Slice(0, 2, 4))) == (Slice(1, 2, 4),)
+    assert transposed_ops(transposed_ops(())) == ()
     x = RNG.standard_normal((3, 4, 5))
     ops = (Permute((1, 2, 0)),)
-    assert turned_ops(ops) == (*ops, Permute((1, 0))) and x.ndim == 3
+    assert transposed_ops(ops) == (*ops, Permute((1, 0))) and x.ndim == 3
 
 
 # ---- convolutions
@@ -525,89 +516,84 @@ CELL = {f"params/cell/{g}/{w}": np.zeros(5 if w == "bias" else (5, 5)) for g in 
         (
             "- {from: s, bias: b, multiplies_by: scale, epsilon: 1e-6, rms_norm: n}",
             {"s": np.zeros(3), "b": np.zeros(3)},
-            "r.yaml:5: n: Burn's RmsNorm has gamma alone, and b would be lost",
+            ("n", "Burn's RmsNorm has gamma only, and b would be lost"),
         ),
         (
             "- {from: s, multiplies_by: scale, epsilon: 0, rms_norm: n}",
             {"s": np.zeros(3)},
-            "r.yaml:5: n: Burn's RmsNorm panics at an epsilon of 0; write a module of your own, and keep its scale as a `parameter:`",
+            ("n", "Burn's RmsNorm panics at an epsilon of 0"),
         ),
         (
             "- {from: s, multiplies_by: scale, epsilon: 1e-6, rms_norm: n}",
             {"s": np.zeros((2, 3))},
-            "r.yaml:5: n.weight: float64[2,3]: Burn's norms have one axis, the last one of what they normalise, and this scale has 2; "
-            "keep it as a `parameter:` of your own module",
+            ("n.weight (float64[2,3])", "Burn's norms normalize the last axis only, and this scale has 2 axes"),
         ),
         (
             "- {from: s, parameter: x}",
             {"s": np.zeros(3, np.uint16)},
-            "r.yaml:5: x: uint16[3]: burn-store reads no uint16 (it reads float64, float32, float16, bfloat16, int64, int32, int16, "
-            "int8, uint64, uint32, uint8, bool); write another with --dtype or `dtype:`",
+            ("x (uint16[3])", "burn-store does not read uint16; it reads float64, float32"),
         ),
         (
             "- {einsum: '...D,DF->...F', from: k, weight_norm: g, linear: {module: d, parametrization: weight_norm}}",
             {"k": np.zeros((2, 3)), "g": np.zeros(3)},
-            "r.yaml:5: d: Burn's layers hold one weight, and the target keeps the two of a weight norm; leave `parametrization` out, "
-            "and they are folded",
+            ("d", "Burn's layers hold one weight, and the target keeps the two tensors of a weight norm"),
         ),
         (
             "- {from: e, embedding: {module: e, weight: table}}",
             {"e": np.zeros((2, 3))},
-            "r.yaml:5: e: table is no parameter of Burn's Embedding, which has `weight` and `bias`; declare a target with "
-            "`conventions: burn` and the names of your Rust module",
+            ("e", "table is not a parameter of Burn's Embedding"),
         ),
         (
             "- {linear_interpolation: {coeffs: path, times: t}, from: p}",
             {"p/ys": np.zeros((4, 2)), "p/ts": np.zeros(4)},
-            "r.yaml:5: path: Burn has no torchcde.LinearInterpolation; leave the path's coefficients to your own code",
+            ("path", "Burn has no torchcde.LinearInterpolation"),
         ),
         (
             "- {gru: net.rnn, cell: 'flax.linen.MGUCell(reset_gate=False)', from: params/cell}",
             CELL,
-            "r.yaml:5: net.rnn: flax.linen.MGUCell(reset_gate=False) computes n = tanh(W x + b + U h), and Burn's Gru has a reset gate "
-            "wherever it stands: n = tanh(W x + b + r * (U h + c)), or with reset_after false n = tanh(W x + b + U (r * h) + c). No "
-            "weights make the two equal",
+            ("net.rnn", "flax.linen.MGUCell(reset_gate=False) computes n = tanh(W x + b + U h), and Burn's Gru always has a reset"),
         ),
     ],
 )  # fmt: skip
-def test_what_burn_has_not_is_refused_by_name(rules: str, tree: Tree, finding: str) -> None:
+def test_what_burn_has_not_is_refused_by_name(rules: str, tree: Tree, finding: tuple[str, str]) -> None:
     with pytest.raises(PlanError) as error:
         planned(rules, tree)
-    assert error.value.findings == (finding,)
+    (refused,) = error.value.findings
+    assert (refused.code, refused.rule, refused.path) == ("burn-has-no-layer", "r.yaml:5", finding[0])
+    assert refused.problem.startswith(finding[1]) and refused.fix
 
 
 def test_a_target_of_the_rule_files_own() -> None:
     """Names of a Rust module; attention by its fields; what is no word of Burn's is refused where the rule says it."""
-    head = "model: m\ntitle: M\ntargets: {torch: {loads: T}, rust: {loads: my_crate::Model, conventions: burn, rename_prefixes: {at: blocks.0.attention}}}\n"
+    head = "model: m\ntitle: M\ntargets: {torch: {loads: T}, rust: {loads: my_crate::Model, format: burn, rename_prefixes: {at: blocks.0.attention}}}\n"
     tree, x, want = flax_attention()
     file = run(planned(MHA, tree, to="rust", head=head))
     close(burn.attention(file, "blocks.0.attention", x, 3, np.tril(np.ones((7, 7), bool))), want)
     norm = "- {from: s, multiplies_by: 1+scale, epsilon: 1e-6, rms_norm: {torch: n, rust: {module: n, multiplies_by: 1+weight}}}"
     with pytest.raises(PlanError) as error:
         planned(norm, {"s": np.zeros(3)}, to="rust", head=head)
-    assert error.value.findings == (
-        "r.yaml:5: n: Burn's norms multiply by gamma, not by 1+weight; leave `multiplies_by` out of the target, and 1 is added once",
-    )
+    (finding,) = error.value.findings
+    assert (finding.code, finding.path) == ("burn-has-no-layer", "n") and "not by 1+weight" in finding.problem
     shared = "- {from: s, multiplies_by: 1+scale, epsilon: 1e-6, rms_norm: {module: n, weight: scale, multiplies_by: 1+weight}}"
     assert np.array_equal(
         run(planned(shared, {"s": np.zeros(3)}, to="rust", head=head))["n.gamma"], np.ones(3)
     )  # of torch, too
-    alone = "model: m\ntitle: M\ntargets: {rust: {loads: my_crate::Model, conventions: burn}}\n"
-    with pytest.raises(
-        PlanError, match="scale is no parameter of Burn's norms, which have `gamma` and `beta`; leave the names out"
-    ):
+    alone = "model: m\ntitle: M\ntargets: {rust: {loads: my_crate::Model, format: burn}}\n"
+    with pytest.raises(PlanError, match="scale is not a parameter of Burn's norms, which have `gamma` and `beta`"):
         make_plan(rule_file(shared, alone), MemorySource({"s": np.zeros(3)}))
     assert "at.query.weight" in run(
         make_plan(rule_file(MHA, alone), MemorySource(tree))
     )  # the first target, without --to
-    with pytest.raises(RuleError, match=r"r.yaml:3:\d+: expected one of torch, burn, burn_pytorch"):
-        rule_file(MHA, head.replace("conventions: burn", "conventions: bun"))
+    with pytest.raises(RuleError, match=r"r.yaml:3:\d+: .*torch, burn"):
+        rule_file(MHA, head.replace("format: burn", "format: bun"))
 
 
 def test_an_unknown_target_names_burn_too() -> None:
     with pytest.raises(PlanError) as error:
         planned("- {from: s, parameter: x}", {"s": np.zeros(3)}, to="brun")
-    assert (
-        str(error.value)
-        == "r.yaml: there is no target 'brun'; did you mean 'burn'? (--to takes torch, burn, burn_pytorch)"
+    (finding,) = error.value.findings
+    assert (finding.code, finding.expected, finding.fix) == (
+        "target-unknown",
+        "one of torch, burn",
+        "did you mean 'burn'?",
     )

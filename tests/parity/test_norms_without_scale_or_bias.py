@@ -303,7 +303,7 @@ def test_burn_has_gamma_and_beta(target: str, tmp_path: Path) -> None:
 
 
 def test_what_burn_cannot_be_without() -> None:
-    head = "model: m\ntitle: M\ntargets: {rust: {loads: T, conventions: burn}}\n"
+    head = "model: m\ntitle: M\ntargets: {rust: {loads: T, format: burn}}\n"
     tree = {"mean": (6,), "var": (6,)}
     with pytest.raises(PlanError) as refused:
         make_plan(

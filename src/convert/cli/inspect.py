@@ -102,20 +102,18 @@ def _rules(fits: list[dict[str, Any]], checkpoint: Path, full: bool) -> Iterator
 
 def _fit(rules: RuleFile, source: Source, index: PathIndex) -> dict[str, Any]:
     from convert.core.errors import PlanError
-    from convert.planning.match import cover
-    from convert.planning.planner import make_plan
-    from convert.planning.select_rules import share
+    from convert.planning.planner import match_rules, plan_match
 
-    coverage = cover(rules, source, index)
-    fit: dict[str, Any] = {"model": rules.model, "family": rules.family, "share": round(share(coverage, source), 4)}
+    match = match_rules(rules, source, index=index)
+    fit: dict[str, Any] = {"model": rules.model, "family": rules.family, "share": round(match.coverage.fraction, 4)}
     fit |= {"problems": 0, "problem": None}
     if not fit["share"]:
         return {**fit, "fits": False, "found": None}
     try:
-        return {**fit, "fits": True, "found": make_plan(rules, source, coverage=coverage).found}
+        return {**fit, "fits": True, "found": plan_match(match).found}
     except PlanError as error:
-        findings = error.findings or (str(error),)
-        return {**fit, "fits": False, "found": None, "problems": len(findings), "problem": str(findings[0])}
+        problems = len(error.findings)
+        return {**fit, "fits": False, "found": None, "problems": problems, "problem": str(error.findings[0])}
 
 
 def _shape(shape: tuple[int, ...]) -> str:

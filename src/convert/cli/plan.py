@@ -46,7 +46,7 @@ def plan(
     and the nearest rule of each; the exit code is then 2.
     """
     from convert.api import plan_conversion
-    from convert.core.errors import PlanError
+    from convert.core.errors import OptionError, PlanError
     from convert.planning.options import ConversionOptions
     from convert.writing.execute import plan_layout
 
@@ -62,6 +62,8 @@ def plan(
     )
     try:
         made = plan_conversion(model, checkpoint, options)
+    except OptionError:
+        raise  # an option is wrong, not the rules
     except PlanError as error:
         _print_survey(model, checkpoint, options, error, as_json)
         raise
@@ -99,16 +101,10 @@ def _print_survey(model: str, checkpoint: Path, options: ConversionOptions, erro
         checkpoint, step=options.step, item=options.item, skeleton=options.skeleton, leaf_names=leaf_names
     )
     survey = survey_rules(candidates[0], source)
-    if survey.covered and not error.findings:
-        return  # an option is wrong, not the rules
     if as_json:
-        output.data_json({**survey.to_dict(), "findings": [_finding(f) for f in error.findings]})
+        output.data_json({**survey.to_dict(), "findings": [finding.to_dict() for finding in error.findings]})
         return
     output.data_lines(_survey_lines(survey))
-
-
-def _finding(finding: Any) -> Any:
-    return finding.to_dict() if isinstance(finding, Finding) else finding
 
 
 def _survey_lines(survey: Survey) -> Iterator[str | Line]:

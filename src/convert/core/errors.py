@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from convert.core.findings import Finding
+from convert.core.findings import Finding, group_similar
 
 
 class ConvertError(Exception):
@@ -32,6 +32,9 @@ class ConvertError(Exception):
         return getattr(self.findings[0], "code", "uncoded") if self.findings else "uncoded"
 
 
+MAX_LINES = 12  # lines of findings in the text of a `PlanError`; its `findings` holds all of them
+
+
 class CheckpointError(ConvertError):
     """The checkpoint cannot be read: it is missing, unfinished, truncated or corrupt, or a choice is open."""
 
@@ -45,11 +48,33 @@ class RuleError(ConvertError):
 
 
 class PlanError(ConvertError):
-    """The rules and the checkpoint do not fit. Holds every finding, not only the first."""
+    """The rules and the checkpoint do not fit. Holds every finding, not only the first.
 
-    def __init__(self, message: Finding | str, findings: tuple[Any, ...] = ()) -> None:
-        super().__init__(message)
-        self.findings = findings
+    Attributes:
+        hint: what else could be tried, such as another model of the same family; empty without one.
+    """
+
+    def __init__(self, *findings: Finding, headline: str = "", hint: str = "") -> None:
+        self.hint = hint
+        super().__init__(*findings, headline=headline)
+
+    def with_hint(self, hint: str) -> PlanError:
+        """Return the same error with a hint."""
+        return type(self)(*self.findings, headline=self.headline, hint=hint)
+
+    def render(self) -> str:
+        """The text: similar findings as one line, and at most `MAX_LINES` lines of findings."""
+        if not self.headline:
+            return "\n".join((*map(str, self.findings), *filter(None, (self.hint,))))
+        groups = group_similar(self.findings)
+        lines = [f"{group[0]} ({len(group) - 1} more like it)" if group[1:] else str(group[0]) for group in groups]
+        rest = sum(len(group) for group in groups[MAX_LINES:])
+        shown = [f"  - {line}" for line in lines[:MAX_LINES]] + ([f"  ... and {rest} more"] if rest else [])
+        return "\n".join((self.headline, *shown, *filter(None, (self.hint,))))
+
+
+class OptionError(PlanError):
+    """An option does not suit the rules: an unknown target, dtype or setting, or a value that it cannot have."""
 
 
 class UnavailableError(ConvertError):

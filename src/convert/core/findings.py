@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,3 +54,15 @@ class Finding:
             "fix": self.fix,
             "data": dict(self.data),
         }
+
+
+MIN_SIMILAR = 3  # fewer similar findings are shown one by one
+
+
+def group_similar(findings: Iterable[Finding]) -> list[list[Finding]]:
+    """Group findings of one code and one rule whose paths differ in numbers only: they have one cause."""
+    groups: dict[tuple[str, str, str], list[Finding]] = {}
+    for finding in findings:
+        groups.setdefault((finding.code, finding.rule, re.sub(r"\d+", "#", finding.path)), []).append(finding)
+    parts = ([group] if len(group) >= MIN_SIMILAR else [[finding] for finding in group] for group in groups.values())
+    return list(itertools.chain.from_iterable(parts))

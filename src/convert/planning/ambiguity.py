@@ -1,5 +1,8 @@
-"""Which tensors a shape check could not protect: another order of the same axes, of the parts of a fused tensor, or of
-tensors of one layer that differ in a name only, fits as well."""
+"""Find tensors that a shape check cannot protect.
+
+Another order of the same axes, of the parts of a fused tensor, or of the tensors of one layer that differ only in their names, has
+the same shape.
+"""
 
 from __future__ import annotations
 
@@ -11,20 +14,20 @@ from typing import Any
 
 from convert.layers.base import Step
 
-MAX_AXES = 6  # 720 orders; no projection known to us has more axes
+MAX_AXES = 6  # 720 orders; no known projection has more axes
 
 
 @dataclass(frozen=True)
-class Unprotected:
-    """A group of tensors that a wrong layout would fit, too.
+class ShapeAmbiguity:
+    """A group of tensors whose shape a wrong layout has, too.
 
     Attributes:
         rule: ``file:line``.
         names: the tensors.
-        layout: the derived one.
+        layout: the layout that the rule gives.
         others: other orders of the axes that give the same shape, in einops notation; at most three.
-        parts: leaves whose order within a fused tensor no shape shows.
-        siblings: how many tensors of one layer have this shape and differ in a name such as q, k, v; 1 when none do.
+        parts: leaves of one shape that are fused into the tensor; the shape does not show their order.
+        siblings: number of tensors of one layer that have this shape, such as q, k, v; 1 when there is no other.
     """
 
     rule: str
@@ -47,13 +50,13 @@ class Unprotected:
 
 @lru_cache(maxsize=4096)
 def other_layouts(axes: tuple[tuple[str, int], ...], groups: tuple[str, ...]) -> tuple[str, ...]:
-    """Orders of the axes that flatten to the same shape as `groups` and place elements differently.
+    """Return the other orders of the axes that flatten to the same shape as `groups`.
 
     >>> other_layouts((("N", 4), ("H", 8), ("D", 32)), ("D", "NH"))
     ('(N H) D', '(H N) D', 'D (H N)')
 
-    The order as stored comes first when it fits (a forgotten transpose), then the others. More axes than can be tried are
-    no protection: the answer is words then.
+    The stored order comes first if it fits (a forgotten transpose). With more than `MAX_AXES` axes the search would take too long;
+    the result is then a sentence.
     """
     sizes = dict(axes)
     target = tuple(math.prod(sizes[x] for x in group) for group in groups)
@@ -62,7 +65,7 @@ def other_layouts(axes: tuple[tuple[str, int], ...], groups: tuple[str, ...]) ->
         return ()
     if len(letters) > MAX_AXES:
         return (f"some other order of the {len(letters)} axes, perhaps",)
-    seen = [[x for x in "".join(groups) if sizes[x] > 1]]  # the right order; axes of size 1 may stand anywhere
+    seen = [[x for x in "".join(groups) if sizes[x] > 1]]  # the correct order; axes of size 1 may stand anywhere
     found = []
     for order in itertools.permutations(letters):
         moving = [x for x in order if sizes[x] > 1]
@@ -74,7 +77,7 @@ def other_layouts(axes: tuple[tuple[str, int], ...], groups: tuple[str, ...]) ->
 
 
 def _cut(order: tuple[str, ...], sizes: dict[str, int], target: tuple[int, ...]) -> list[str] | None:
-    """Cuts axes in this order into groups with the sizes of `target`; None when no cut does."""
+    """Cut axes in this order into groups with the sizes of `target`; None if that is impossible."""
     groups, at = [], 0
     for k, size in enumerate(target):
         group, product = "", 1
@@ -91,7 +94,7 @@ def _cut(order: tuple[str, ...], sizes: dict[str, int], target: tuple[int, ...])
 
 @lru_cache(maxsize=4096)
 def _others(stored: tuple[tuple[str, int], ...], apart: tuple[str, ...], groups: tuple[str, ...]) -> tuple[str, ...]:
-    """`other_layouts` of a part with the axes that were taken apart: a stack on another axis of the same size fits, too."""
+    """Return `other_layouts` of a part with its stacked axes: a stack on another axis of the same size fits, too."""
     # Indices may have long names; the search wants one character each.
     short = {name: name if len(name) == 1 else chr(0xE000 + k) for k, (name, _) in enumerate(stored)}
     axes = tuple((short[name], size) for name, size in stored)
@@ -100,20 +103,20 @@ def _others(stored: tuple[tuple[str, int], ...], apart: tuple[str, ...], groups:
     return tuple("".join(long.get(character, character) for character in layout) for layout in found)
 
 
-def unprotected(steps: tuple[Step, ...]) -> tuple[Unprotected, ...]:
-    """Tensors whose shape fits another layout or another order of parts, grouped by rule and layout."""
+def shape_ambiguities(steps: tuple[Step, ...]) -> tuple[ShapeAmbiguity, ...]:
+    """Group the tensors whose shape fits another layout, or another order of parts, by rule and layout."""
     groups: dict[tuple[str, str, tuple[str, ...], int, int], list[Step]] = {}
     for step in steps:
         if not step.parts:
             continue
         part = step.parts[0]
         others = _others(part.stored, part.apart, part.groups) if part.stored else ()
-        alike = len(step.parts) > 1 and len({(p.axes, p.groups) for p in step.parts}) == 1
-        if others or alike or step.siblings > 1:
-            key = (step.rule.line_only, part.layout, others, len(step.parts) if alike else 0, step.siblings)
+        same_shape = len(step.parts) > 1 and len({(p.axes, p.groups) for p in step.parts}) == 1
+        if others or same_shape or step.siblings > 1:
+            key = (step.rule.line_only, part.layout, others, len(step.parts) if same_shape else 0, step.siblings)
             groups.setdefault(key, []).append(step)
     return tuple(
-        Unprotected(
+        ShapeAmbiguity(
             rule=rule,
             names=tuple(step.name for step in members),
             layout=layout,

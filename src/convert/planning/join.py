@@ -1,24 +1,25 @@
-"""Puts the parts of a tensor together whose rows several rules make."""
+"""Join the parts of tensors whose rows come from several rules."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from convert.core.findings import Finding
 from convert.core.tensor_spec import TensorSpec
 from convert.layers.base import Step
 
 
-def join(steps: list[Step]) -> tuple[list[Step], list[str]]:
-    """Puts the parts of tensors together whose rows several rules make.
+def join(steps: list[Step]) -> tuple[list[Step], list[Finding]]:
+    """Join the parts of tensors whose rows come from several rules.
 
     Returns:
-        The steps, each tensor where its first part stood, and what does not fit.
+        The steps, each tensor in the place of its first part, and findings.
     """
     parts: dict[str, list[Step]] = {}
     for step in steps:
         if step.part:
             parts.setdefault(step.name, []).append(step)
-    findings: list[str] = []
+    findings: list[Finding] = []
     joined: dict[str, Step] = {}
     for name, found in parts.items():
         found.sort(key=lambda step: step.part or (0, 0))
@@ -27,17 +28,28 @@ def join(steps: list[Step]) -> tuple[list[Step], list[str]]:
         if [step.part for step in found] != wanted:
             have = ", ".join(f"{step.part[0]} of {step.part[1]} ({step.rule.line_only})" for step in found if step.part)
             findings.append(
-                f"{first.rule.line_only}: {name} is made of {wanted[0][1]} parts, each by one rule, and there is {have}; "
-                "a leaf or a rule is missing, or two rules make the same part"
+                Finding(
+                    "tensor-parts-incomplete",
+                    rule=first.rule.line_only,
+                    path=name,
+                    expected=f"{wanted[0][1]} parts, each from one rule",
+                    got=have,
+                    fix="a leaf or a rule is missing, or two rules make the same part",
+                )
             )
             continue
-        odd = next(
+        mismatch = next(
             (s for s in found if s.spec.shape[1:] != first.spec.shape[1:] or s.spec.dtype != first.spec.dtype), None
         )
-        if odd is not None:
+        if mismatch is not None:
             findings.append(
-                f"{odd.rule.line_only}: {name} cannot hold {odd.spec} as rows beside {first.spec} ({first.rule.line_only}); "
-                "give them one dtype with `dtype:`, or correct one of the equations"
+                Finding(
+                    "tensor-parts-incomplete",
+                    f"{mismatch.spec} and {first.spec} ({first.rule.line_only}) cannot be rows of one tensor",
+                    rule=mismatch.rule.line_only,
+                    path=name,
+                    fix="give them one dtype with `dtype:`, or correct one of the equations",
+                )
             )
             continue
         row, moved = 0, []

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from convert.checkpoints.source import Source
+from convert.core.findings import Finding
 from convert.core.ops import is_float, widens
 from convert.core.tensor_spec import TensorSpec
 from convert.layers import Rule
@@ -18,10 +19,11 @@ from convert.planning.match import Coverage
 
 def merge(
     coverage: Coverage, source: Source, sizes: Mapping[str, int], facts: Mapping[str, Any]
-) -> tuple[Coverage, dict[str, Merge], list[str]]:
+) -> tuple[Coverage, dict[str, Merge], list[Finding]]:
     """Merge every low-rank pair: return the coverage of the merged leaves, the merges by leaf name, and findings."""
     merges: dict[str, Merge] = {}
-    matched, findings = [], []
+    matched: list[Matched] = []
+    findings: list[Finding] = []
     for one in coverage.matched:
         kind = one.rule.kind
         if kind.pair is None:
@@ -30,7 +32,7 @@ def merge(
         try:
             made = _merges(one, kind.pair, source, sizes, facts)
         except ValueError as error:
-            findings.append(f"{one.rule.at.line_only}: {error}")
+            findings.append(Finding("low-rank-mismatch", str(error), rule=one.rule.at.line_only))
             made = {}
         merges |= {m.name: m for m in made.values()}
         leaves = {"weight": {key: m.name for key, m in made.items()}}

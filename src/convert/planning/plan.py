@@ -1,4 +1,4 @@
-"""What will be written, from what, and how: everything that is decided before a byte is read."""
+"""The plan of a conversion: everything that is decided before an array is read."""
 
 from __future__ import annotations
 
@@ -9,67 +9,27 @@ from typing import Any
 
 from convert.checkpoints.source import Source
 from convert.core.errors import PlanError
+from convert.core.findings import Finding
 from convert.core.tensor_spec import TensorSpec
 from convert.core.yaml_nodes import Position
 from convert.layers.base import Step
-from convert.planning.ambiguity import Unprotected, unprotected
+from convert.planning.ambiguity import ShapeAmbiguity, shape_ambiguities
+from convert.planning.facts import truncation_note
 from convert.planning.low_rank_source import Merge, in_float64, with_merges
-from convert.planning.sidecar import Found, carried
+from convert.planning.sidecar import NO_SIDECAR, Sidecar, merge_config
+from convert.planning.target_format import TargetFormat, TranslatedTensor
+from convert.planning.targets import format_of
 from convert.rules.file import RuleFile, Target, parse_reference, references
 
 
 @dataclass(frozen=True)
 class Dropped:
-    """A leaf that is left out."""
+    """A leaf that is not converted."""
 
     leaf: str
     spec: TensorSpec
     reason: str
     rule: Position
-
-
-@dataclass(frozen=True)
-class Held:
-    """Where the file has a tensor of torch's, when its layout is another's.
-
-    Attributes:
-        step: the tensor, as torch has it.
-        names: tensors of the file that hold its rows, in their order; empty: it is left out.
-        turned: whether each is transposed.
-    """
-
-    step: Step
-    names: tuple[str, ...]
-    turned: bool
-
-
-def expand(value: Any, sizes: Mapping[str, int]) -> Any:
-    """A fact that is a list of the length of a size, ``{repeat: [a, a, b], length: $i}``, written out; others as they are."""
-    if isinstance(value, dict) and set(value) == {"repeat", "length"} and isinstance(value["repeat"], list):
-        length = sizes.get(str(value["length"]).removeprefix("$"))
-        if length is not None:
-            return [value["repeat"][k % len(value["repeat"])] for k in range(length)]
-    return value
-
-
-def one_off(rules: RuleFile, sizes: Mapping[str, int], settings: Mapping[str, Any]) -> str:
-    """What to say of a tree that differs from a published size in the number of its layers alone; empty for others.
-
-    A truncated stack looks like that. A number that the user gives (``--set i=17``) is meant.
-    """
-    counted = {
-        index for rule in rules.rules if rule.sources for index in (*rule.path.indices, *rule.stacked, *rule.index_from)
-    }
-    for version in rules.versions:
-        differs = [name for name, size in version.sizes.items() if sizes.get(name) != size]
-        if len(differs) == 1 and differs[0] in counted and differs[0] in sizes and differs[0] not in settings:
-            (name,) = differs
-            meaning = rules.axes[name].meaning if name in rules.axes else name
-            return (
-                f"the tree has {sizes[name]} {meaning} and is otherwise {version.name}, which has {version.sizes[name]}: "
-                f"it may be truncated; --set {name}={sizes[name]} says that it is whole"
-            )
-    return ""
 
 
 @dataclass(frozen=True)
@@ -81,20 +41,20 @@ class Plan:
         checkpoint: the source that the user named, opened.
         merges: leaves that are computed from several of the checkpoint's (low-rank pairs), by name.
         target: name of the target.
-        version: name of the published size that the tree has; None: none of them.
+        version: name of the published size with the sizes of this tree; None if there is none.
         root: prefix of the tree under which the rules apply.
         steps: one for each output tensor, in the order of the rules.
         dropped: leaves left out, with the reason.
         sizes: axis letters and indices -> size.
-        facts: what is no weight; those that nothing gave a value for are missing.
+        facts: hyperparameters that no leaf holds; those without a known value are missing.
         layers: facts of single layers (activation, epsilon, factors), in the order of the rules.
-        choices: variants that sizes or the user chose.
-        dtype: what was asked for floating-point tensors; None keeps each leaf's.
+        choices: name of a choice -> the variant that the sizes or the user chose.
+        dtype: dtype that the user chose for floating-point tensors; None keeps the dtype of each leaf.
         settings: what the user set.
-        notes: what a person should know, such as a tensor left out because a fact is unknown.
-        sidecar: files beside the checkpoint that say what its tree does not hold.
-        held: for a file that is not laid out as torch's layers are: where it has each of their tensors.
-        written_config: contents of the ``config.json`` of a directory that is being checked: its model is built by that.
+        notes: remarks for the user, such as a tensor left out because a fact is unknown.
+        sidecar: files next to the checkpoint that hold facts.
+        translated: for an output that is not laid out for torch: torch's tensors and where the output has them.
+        written_config: contents of the ``config.json`` of a directory that is being checked; its model is built from it.
     """
 
     rules: RuleFile
@@ -113,8 +73,8 @@ class Plan:
     notes: tuple[str, ...]
     merges: Mapping[str, Merge] = field(default_factory=dict, repr=False)
     written_config: Mapping[str, Any] | None = field(default=None, repr=False)
-    sidecar: Found = field(default=Found({}, {}), repr=False)
-    held: tuple[Held, ...] = field(default=(), repr=False)
+    sidecar: Sidecar = field(default=NO_SIDECAR, repr=False)
+    translated: tuple[TranslatedTensor, ...] = field(default=(), repr=False)
 
     @cached_property
     def source(self) -> Source:
@@ -127,18 +87,25 @@ class Plan:
         return with_merges(self.checkpoint, in_float64(self.merges))
 
     @cached_property
-    def holders(self) -> Mapping[str, tuple[Held, int]]:
-        """Tensor of the file -> the tensor of torch's that it holds rows of, and its place among those that do."""
-        return {name: (one, k) for one in self.held for k, name in enumerate(one.names)}
+    def torch_tensors(self) -> Mapping[str, tuple[TranslatedTensor, int]]:
+        """Tensor of the output -> the tensor of torch whose rows it holds, and its position among those that do."""
+        return {name: (tensor, k) for tensor in self.translated for k, name in enumerate(tensor.names)}
 
     @property
-    def in_torch(self) -> Plan:
-        """The plan as torch's layers have it, for a file that is laid out otherwise."""
-        return replace(self, steps=tuple(one.step for one in self.held), held=()) if self.held else self
+    def as_torch(self) -> Plan:
+        """The plan for torch's layers; the plan itself, unless the output is for another format."""
+        if not self.translated:
+            return self
+        return replace(self, steps=tuple(tensor.torch for tensor in self.translated), translated=())
+
+    @property
+    def format(self) -> TargetFormat:
+        """The layout of the output."""
+        return format_of(self.loader)
 
     @property
     def loader(self) -> Target:
-        """What loads the result."""
+        """The target: the code that loads the result."""
         return self.rules.targets[self.target]
 
     @property
@@ -148,22 +115,22 @@ class Plan:
 
     @property
     def found(self) -> str:
-        """What the checkpoint is, in words: ``TimesFM 2.5 (flax nnx), 2.5-200m``."""
+        """Name of the model and its size: ``TimesFM 2.5 (flax nnx), 2.5-200m``."""
         if self.version:
             return f"{self.rules.title}, {self.version}"
         if not self.rules.versions:
             return self.rules.title
         shown = ", ".join(f"{name}={self.sizes[name]}" for name in self.rules.versions[0].sizes if name in self.sizes)
-        return f"{self.rules.title}, no published size ({shown})"
+        return f"{self.rules.title}, not a published size ({shown})"
 
     @cached_property
-    def unprotected(self) -> tuple[Unprotected, ...]:
-        """Tensors that a wrong layout would fit, too."""
-        return unprotected(self.steps)
+    def unprotected(self) -> tuple[ShapeAmbiguity, ...]:
+        """Tensors whose shape a wrong layout has, too."""
+        return shape_ambiguities(self.steps)
 
     @property
     def config_notes(self) -> tuple[str, ...]:
-        """What a person should know of an output directory: facts of its configuration that no tree tells."""
+        """Remarks on facts of ``config.json`` that no tree holds."""
         target = self.rules.targets[self.target]
         used = {*references(target.config), *references(target.generation)}
         needs_confirmation = self.rules.needs_confirmation.items()
@@ -174,21 +141,21 @@ class Plan:
         """Contents of ``config.json``; None when the target has none.
 
         Raises:
-            PlanError: a fact that it needs is not known; the message asks for it by name.
+            PlanError: a required fact is unknown.
         """
         if self.written_config is not None:
             return dict(self.written_config)
         config = self._filled(self.rules.targets[self.target].config)
         if config is None:
             return None
-        config = carried(self.sidecar, config)
+        config = merge_config(self.sidecar, config)
         if len(self.float_dtypes) == 1:
             config.setdefault("dtype", next(iter(self.float_dtypes)))
         return config
 
     @property
     def float_dtypes(self) -> dict[str, int]:
-        """Floating-point dtype -> how many tensors have it, those that no leaf goes into left out."""
+        """Floating-point dtype -> number of tensors with it; tensors that no leaf goes into do not count."""
         found: dict[str, int] = {}
         for step in self.steps:
             if step.parts and step.spec.dtype in ("float32", "bfloat16", "float16", "float64"):
@@ -213,7 +180,7 @@ class Plan:
         missing: dict[str, list[str]] = {}
         filled = {key: self._fill(value, key, missing) for key, value in templates.items()}
         if missing:
-            raise PlanError(self._ask(missing), tuple(missing))
+            raise PlanError(self._missing_facts(missing))
         return filled
 
     def _fill(self, value: Any, key: str, missing: dict[str, list[str]]) -> Any:
@@ -223,7 +190,16 @@ class Plan:
                 return self.sizes[name] + more
             if name in self.facts:
                 if more and not isinstance(self.facts[name], int | float):
-                    raise PlanError(f"{self.rules.path}: config.json's {key} is {value}, and {name} is no number but {self.facts[name]!r}")  # fmt: skip
+                    raise PlanError(
+                        Finding(
+                            "fact-not-a-number",
+                            f"config.json's {key} is {value}",
+                            rule=self.rules.path,
+                            expected=f"{name} to be a number",
+                            got=repr(self.facts[name]),
+                            fix=f"correct the fact {name}, or the template of {key}",
+                        )
+                    )
                 return self.facts[name] + more if more else self.facts[name]
             missing.setdefault(name, []).append(key)
             return None
@@ -233,22 +209,26 @@ class Plan:
             return [self._fill(child, key, missing) for child in value]
         return value
 
-    def _ask(self, missing: Mapping[str, list[str]]) -> str:
+    def _missing_facts(self, missing: Mapping[str, list[str]]) -> Finding:
         published = "; ".join(
             f"{version.name} has {', '.join(f'{k}={v}' for k, v in version.sizes.items())}"
             for version in self.rules.versions
         )
-        wanted = " ".join(f"--set {name}=..." for name in missing)
-        return (
-            f"{self.rules.path}: config.json needs {', '.join(missing)}, which the tree does not hold"
-            + (f", and this is no published size ({published})" if published else "")
-            + (f"; {said}" if (said := one_off(self.rules, self.sizes, self.settings)) else "")
-            + (f". Put {sidecar.file} beside the checkpoint, or give" if (sidecar := self.rules.sidecar) else ". Give")
-            + f" {'it' if len(missing) == 1 else 'them'} with {wanted}, or write the weights alone to a .safetensors file"
+        truncated = truncation_note(self.rules, self.sizes, self.settings)
+        settings = " ".join(f"--set {name}=..." for name in missing)
+        sidecar = f"put {self.rules.sidecar.file} next to the checkpoint, or " if self.rules.sidecar else ""
+        return Finding(
+            "fact-missing",
+            f"config.json needs {', '.join(missing)}, which the tree does not hold"
+            + (f", and this is not a published size ({published})" if published else "")
+            + (f"; {truncated}" if truncated else ""),
+            rule=self.rules.path,
+            fix=f"{sidecar}give {'it' if len(missing) == 1 else 'them'} with {settings}, or write only the weights, to a .safetensors file",
+            data={"facts": list(missing)},
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """The whole plan as JSON-able values."""
+        """Return the plan as plain values for JSON."""
         return {
             "rules": {"model": self.rules.model, "file": self.rules.path, "sha256": self.rules.sha256},
             "found": self.found,

@@ -1,95 +1,159 @@
-"""Which rules of several fit a checkpoint."""
+"""Select the rule file that fits a checkpoint among those of a family: score, pick, explain."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from convert.checkpoints.source import Source
-from convert.core.errors import PlanError
+from convert.core.errors import OptionError, PlanError
+from convert.core.findings import Finding
 from convert.core.path_index import PathIndex
-from convert.planning.burn.modules import with_burn
-from convert.planning.match import Coverage, cover
+from convert.planning.match import cover
 from convert.planning.options import DEFAULTS, ConversionOptions
-from convert.planning.plan import Plan
-from convert.planning.planner import make_plan
+from convert.planning.planner import Match, check_options, match_rules, plan_match
 from convert.planning.settings import settable
 from convert.rules.file import RuleFile
 
 
-def choose_plan(
-    candidates: tuple[RuleFile, ...],
-    source: Source,
-    options: ConversionOptions = DEFAULTS,
-) -> Plan:
-    """The plan of the rule file that fits the checkpoint; arguments as in `make_plan`.
+@dataclass(frozen=True)
+class Ambiguous:
+    """Several rule files fit equally well."""
 
-    Where several fit, it is the one that drops fewest leaves: the model with a vision tower, for a tree that has one.
+    matches: tuple[Match, ...]
 
-    Raises:
-        PlanError: none fits (the findings are those of the nearest), or several do.
+
+@dataclass(frozen=True)
+class NoMatch:
+    """No rule file fits.
+
+    Attributes:
+        nearest: the match to report.
+        matches: all, those that match most leaves first.
+        smaller: a match that fits but drops leaves which `nearest` converts.
     """
-    candidates = tuple(with_burn(rules, options.to) for rules in candidates)
-    if len(candidates) == 1:
-        return make_plan(candidates[0], source, options)
+
+    nearest: Match
+    matches: tuple[Match, ...]
+    smaller: Match | None = None
+
+
+def score(candidates: Sequence[RuleFile], source: Source, options: ConversionOptions = DEFAULTS) -> list[Match]:
+    """Match each rule file with the checkpoint; those that match the largest fraction of the leaves come first.
+
+    Each is matched with the settings that it knows, and with those that none of them knows.
+    """
     index = PathIndex(source.leaves)
-    coverages = {rules.model: cover(rules, source, index) for rules in candidates}
-    shares = {model: share(coverage, source) for model, coverage in coverages.items()}
-    best = sorted(candidates, key=lambda rules: -shares[rules.model])
-    misspelt = set(options.settings) - {key for rules in candidates for key in settable(rules)}
-    errors: dict[str, PlanError] = {}
-    fitting: list[Plan] = []
-    left_out = {
-        model: len(source.leaves) - coverage.claimed + len(coverage.dropped) for model, coverage in coverages.items()
-    }
-    for rules in sorted(best, key=lambda rules: left_out[rules.model]):
-        whole = any(not plan.dropped for plan in fitting)  # then none that leaves some out can be meant
-        if shares[rules.model] == 0 or (whole and (left_out[rules.model] or coverages[rules.model].findings)):
-            continue
-        own = {k: v for k, v in options.settings.items() if k in settable(rules)}
-        only = options.settings if rules is best[0] and misspelt else own  # which is an error of the nearest file
-        try:
-            fitting.append(make_plan(rules, source, replace(options, settings=only), coverage=coverages[rules.model]))
-        except PlanError as error:
-            errors[rules.model] = error
-    fewest = min((len(plan.dropped) for plan in fitting), default=0)
-    fitting = [plan for plan in fitting if len(plan.dropped) == fewest]
-    for rules in best if fitting else ():  # a damaged tower is no reason to leave it out
-        knows_more = (
-            len(coverages[rules.model].dropped) < fewest and shares[rules.model] >= shares[fitting[0].rules.model]
-        )
-        if rules.model in errors and knows_more and rules.supports(fitting[0].target):
-            raise PlanError(
-                f"{errors[rules.model]}\nName {fitting[0].rules.model} in place of {best[0].family} to go without the leaves "
-                "that it leaves out",
-                errors[rules.model].findings,
+    known = {rules.model: settable(rules) for rules in candidates}
+    known_to_any = {key for names in known.values() for key in names}
+    matches = []
+    for rules in candidates:
+        settings = {
+            key: value
+            for key, value in options.settings.items()
+            if len(candidates) == 1 or key in known[rules.model] or key not in known_to_any
+        }
+        matches.append(match_rules(rules, source, replace(options, settings=settings), index))
+    return sorted(matches, key=lambda match: -match.coverage.fraction)
+
+
+def pick(matches: Sequence[Match]) -> Match | Ambiguous | NoMatch:
+    """Pick the match that fits and drops the fewest leaves. A single candidate is picked in any case."""
+    if len(matches) == 1:
+        return matches[0]
+    fitting = [match for match in matches if _fits(match)]
+    fewest = min((match.coverage.left_out for match in fitting), default=0)
+    best = [match for match in fitting if match.coverage.left_out == fewest]
+    if not best:
+        return NoMatch(_nearest(matches), tuple(matches))
+    for match in matches:  # a damaged part of a model is no reason to leave it out
+        converts_more = len(match.coverage.dropped) < len(best[0].coverage.dropped)
+        covers_as_much = match.coverage.fraction >= best[0].coverage.fraction
+        if match not in fitting and converts_more and covers_as_much and match.rules.supports(best[0].target):
+            return NoMatch(match, tuple(matches), smaller=best[0])
+    return best[0] if len(best) == 1 else Ambiguous(tuple(best))
+
+
+def _fits(match: Match) -> bool:
+    """Whether leaves, sizes, facts and options suit the rules."""
+    if match.coverage.fraction == 0 or match.coverage.findings:
+        return False
+    try:
+        check_options(match)
+    except OptionError:
+        return False
+    return match.rules.supports(match.target) and not match.sized[1]
+
+
+def _nearest(matches: Sequence[Match]) -> Match:
+    """Return the first match that converts most of the leaves and supports the target, or the first one."""
+    supporting = (m for m in matches if m.target not in m.rules.targets or m.rules.supports(m.target))
+    return next((match for match in supporting if match.coverage.fraction > 0.5), matches[0])
+
+
+def explain(outcome: Ambiguous | NoMatch) -> PlanError:
+    """Return the error that says why no rule file could be picked."""
+    if isinstance(outcome, Ambiguous):
+        first = outcome.matches[0]
+        names = [match.rules.model for match in outcome.matches]
+        return PlanError(
+            Finding(
+                "rules-ambiguous",
+                f"{first.source.called} fits {' and '.join(names)}",
+                fix=f"name one of them in place of {first.rules.family}",
             )
-    if len(fitting) == 1:
-        return fitting[0]
-    if fitting:
-        names = " and ".join(plan.rules.model for plan in fitting)
-        raise PlanError(f"{source.called} fits {names} alike; name one of them in place of {best[0].family}")
-    said = ", ".join(f"{rules.model} knows {round(100 * shares[rules.model])} % of the leaves" for rules in best)
-    able = [
-        rules for rules in best if options.to is None or options.to not in rules.targets or rules.supports(options.to)
-    ]  # the others would say only that
-    first = next((rules for rules in able if rules.model in errors and shares[rules.model] > 0.5), best[0])
-    nearest_error = errors.get(first.model)
-    if nearest_error is None:
-        found = next(iter(source.leaves), "no leaves")
-        raise PlanError(
-            f"{source.called} ({source.format}) fits none of {', '.join(rules.model for rules in best)}: none of its "
-            f"{len(source.leaves)} leaves matches a rule; the first is {found}. See the tree with `convert inspect`, and the "
-            "models that are known with `convert rules list`"
         )
-    if not coverages[first.model].findings:  # the model is known; the mistake is another
-        raise nearest_error
-    raise PlanError(
-        f"{nearest_error}\nThat is the nearest of {best[0].family or best[0].model}: {said}", nearest_error.findings
+    nearest = outcome.nearest
+    if nearest.coverage.fraction == 0:
+        return PlanError(_no_match(outcome))
+    error = _plan_error(nearest)
+    if outcome.smaller is not None:
+        return error.with_hint(
+            f"Name {outcome.smaller.rules.model} in place of {nearest.rules.family} to convert without the leaves that it drops"
+        )
+    if isinstance(error, OptionError) or not nearest.coverage.findings:
+        return error  # the model is recognized; the problem is another
+    shares = ", ".join(f"{m.rules.model} matches {round(100 * m.coverage.fraction)} %" for m in outcome.matches)
+    return error.with_hint(
+        f"{nearest.rules.model} is the closest of {nearest.rules.family or nearest.rules.model}: {shares} of the leaves"
     )
 
 
-def share(coverage: Coverage, source: Source) -> float:
-    """The share of leaves that rules know, from 0 to 1; leaves that they only drop do not count."""
-    dropped = {claim.leaf for claim in coverage.dropped}
-    rest = len(source.leaves) - len(dropped)
-    return (coverage.claimed - len(dropped)) / rest if rest else 0.0
+def _plan_error(match: Match) -> PlanError:
+    try:
+        plan_match(match)
+    except PlanError as error:
+        return error
+    raise AssertionError(f"{match.rules.model} does not fit and can be planned")
+
+
+def _no_match(outcome: NoMatch) -> Finding:
+    source = outcome.nearest.source
+    return Finding(
+        "rules-of-another-model",
+        f"{source.called} ({source.format}) fits none of {', '.join(match.rules.model for match in outcome.matches)}: no rule "
+        f"matches any of its {len(source.leaves)} leaves",
+        got=f"the first is {next(iter(source.leaves), 'missing')}",
+        fix="list the leaves with `convert inspect`, and the known models with `convert rules list`",
+    )
+
+
+def suggest_relative(named: Match, family: Sequence[RuleFile]) -> str:
+    """Suggest another model of the family for a checkpoint that the named model does not fit; empty without one.
+
+    Args:
+        family: the other models.
+    """
+    rules, to = named.rules, named.options.to
+    fitting = [relative for relative in family if not cover(relative, named.source).findings]
+    if named.coverage.findings and len(fitting) == 1:
+        relative = fitting[0]
+        return (
+            f"The tree is that of {relative.model} ({relative.title}): name {relative.model} in place of {rules.model}, or "
+            f"{relative.family} to have it recognized"
+        )
+    if to in rules.targets and to is not None and not rules.supports(to):
+        able = [relative for relative in fitting if to in relative.targets and relative.supports(to)]
+        if len(able) == 1:
+            return f"Name {able[0].model} in place of {rules.model} to convert without the leaves that it drops"
+    return ""

@@ -1,4 +1,4 @@
-"""What --set may name, and what it must be."""
+"""Check the names and values of ``--set``."""
 
 from __future__ import annotations
 
@@ -6,63 +6,95 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from convert.core.errors import PlanError
-from convert.core.fields import nearest
+from convert.core.errors import OptionError
+from convert.core.findings import Finding
+from convert.core.similarity import did_you_mean
 from convert.rules.file import ASK, RuleFile, references
 from convert.rules.validate import facts_of
 
 
 def check_settings(rules: RuleFile, settings: Mapping[str, Any]) -> None:
-    """Whether these rules have what is set, and take such values.
+    """Check that the rules know each setting and accept its value.
 
     Raises:
-        PlanError: they do not.
+        OptionError: a name is unknown, or a value is of the wrong kind.
     """
-    declared = _declared(rules)
-    known = {k: v for k, v in settable(rules).items() if k not in declared or k in settings}
+    descriptive = _descriptive_facts(rules)
+    known = {key: value for key, value in settable(rules).items() if key not in descriptive or key in settings}
     for key, value in settings.items():
-        if key == "custom_cells" and key in known:
-            if not isinstance(value, bool):
-                raise PlanError(f"{rules.path}: --set {key}={value}: it is true or false")
-            continue
         if key not in known:
-            raise PlanError(f"{rules.path}: --set {key}: there is nothing called {key!r} to set{nearest(key, known)} (known: {', '.join(known)})")  # fmt: skip
-        if key in rules.choices and value not in rules.choices[key]:
-            raise PlanError(f"{rules.path}: --set {key}={value}: it is one of {', '.join(rules.choices[key])}")
-        if key in rules.axes and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-            raise PlanError(f"{rules.path}: --set {key}={value}: a size is a positive integer")
-        if key in rules.facts and key in declared:
-            raise PlanError(
-                f"{rules.path}: --set {key}={value}: {key} says what the source computes ({rules.facts[key]}), "
-                "and nothing that is written follows it; a source that computes otherwise needs rules of its own"
+            near = did_you_mean(key, sorted(known))
+            raise OptionError(
+                Finding(
+                    "setting-unknown",
+                    "the rules have no such setting",
+                    rule=rules.path,
+                    path=f"--set {key}",
+                    expected=f"one of {', '.join(known)}",
+                    got=key,
+                    fix=near or "leave it out",
+                )
             )
-        if key in rules.facts and (wanted := _misfit(key, value, _examples(rules, key))):
-            raise PlanError(f"{rules.path}: --set {key}={value}: expected {wanted}")
+        if key in descriptive:
+            raise OptionError(
+                Finding(
+                    "setting-has-no-effect",
+                    f"{key} describes what the source computes ({rules.facts[key]}), and nothing in the output depends on it",
+                    rule=rules.path,
+                    path=f"--set {key}={value}",
+                    fix="write separate rules for a source that computes something else",
+                )
+            )
+        if expected := _expected(rules, key, value):
+            raise OptionError(
+                Finding(
+                    "setting-invalid",
+                    rule=rules.path,
+                    path=f"--set {key}={value}",
+                    expected=expected,
+                    got=repr(value),
+                    fix=f"correct the value of {key}",
+                )
+            )
 
 
 def settable(rules: RuleFile) -> dict[str, Any]:
-    """What --set may name."""
+    """Return the names that ``--set`` may give, with their declarations."""
     by_kinds = {name: None for rule in rules.rules for name in rule.kind.settings}
     return {**rules.facts, **rules.axes, **rules.choices, **by_kinds}
 
 
-def _declared(rules: RuleFile) -> set[str]:
-    """Facts in words, or true or false, that nothing refers to: they describe the source, and nothing can follow them."""
+def _descriptive_facts(rules: RuleFile) -> set[str]:
+    """Return text and boolean facts that nothing refers to: they describe the source and change no output."""
     used = {
-        said for t in rules.targets.values() for said in (*references(t.config), *references(t.generation), *t.requires)
+        name for t in rules.targets.values() for name in (*references(t.config), *references(t.generation), *t.requires)
     }
-    used |= {said for rule in rules.rules for said in facts_of(rule)}
+    used |= {name for rule in rules.rules for name in facts_of(rule)}
     return {k for k, v in rules.facts.items() if isinstance(v, str | bool) and v != ASK and k not in used}
 
 
-SEVERAL = ("eos_token_id",)  # integers of which transformers' configuration takes a list, too: generation stops at any
+def _expected(rules: RuleFile, key: str, value: Any) -> str:
+    """Return what the value should have been; empty if it is valid."""
+    if key in rules.choices and value not in rules.choices[key]:
+        return f"one of {', '.join(rules.choices[key])}"
+    if key in rules.axes and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+        return "a positive integer, as the size of an axis"
+    if key in rules.facts:
+        return _expected_fact(key, value, _examples(rules, key))
+    by_kinds = any(key in rule.kind.settings for rule in rules.rules)
+    return "true or false" if by_kinds and not isinstance(value, bool) else ""
 
 
-def _misfit(key: str, value: Any, examples: list[Any]) -> str:
-    """What a setting should have been, going by the values that are known; empty when it will do."""
+LISTS_ALLOWED = (
+    "eos_token_id",
+)  # integers for which transformers' configuration accepts a list: generation stops at any
+
+
+def _expected_fact(key: str, value: Any, examples: list[Any]) -> str:
+    """Return what the value of a fact should have been, judged by the values that the rules give it."""
     if not examples:
         return ""
-    if key in SEVERAL:
+    if key in LISTS_ALLOWED:
         listed = value if isinstance(value, list) and value else [value]
         if all(isinstance(v, int) and not isinstance(v, bool) and v >= 0 for v in listed):
             return ""
@@ -87,6 +119,6 @@ def _misfit(key: str, value: Any, examples: list[Any]) -> str:
 
 
 def _examples(rules: RuleFile, fact: str) -> list[Any]:
-    """Values that the rule file itself gives to a fact: they tell what kind of value it takes."""
+    """Return the values that the rule file gives to a fact; they show its type."""
     values = [rules.facts[fact], *(v.facts[fact] for v in rules.versions if fact in v.facts)]
     return [value for value in values if value != ASK]

@@ -1,99 +1,137 @@
-"""Binds axis letters to sizes across all leaves that a rule file names, and finds contradictions."""
+"""Stage 2a of planning: solve for the size of every axis letter, and choose the variants that the sizes decide."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from convert.rules.file import Axis
+from convert.checkpoints.source import Source
+from convert.core.findings import Finding
+from convert.layers.base import Matched
+from convert.layers.leaves import MisfitError
+from convert.planning.compile.named_leaf import constraints
+from convert.planning.constraints import Constraint, bind
+from convert.planning.match import Coverage
 
 
 @dataclass(frozen=True)
-class Constraint:
-    """One leaf says that a letter has a size.
+class Sizes:
+    """The solution.
 
     Attributes:
-        letter: the axis letter, or the name of an index.
-        size: what the leaf's shape makes it.
-        where: ``file:line`` of the rule.
-        leaf: path of the leaf, empty when it is the number of leaves that says so.
-        shown: the leaf's spec with its letters, for messages.
+        sizes: axis letters and indices -> size.
+        variants: name of a choice -> the variant that fits; those of choices without leaves are missing.
     """
 
-    letter: str
-    size: int
-    where: str
-    leaf: str
-    shown: str
-
-    def __str__(self) -> str:
-        return f"{self.where}: {self.leaf + ': ' if self.leaf else ''}{self.shown}"
+    sizes: Mapping[str, int]
+    variants: Mapping[str, str]
 
 
-def bind(constraints: Iterable[Constraint], axes: Mapping[str, Axis]) -> tuple[dict[str, int], list[str]]:
-    """Sizes of all letters that the constraints and the products declared in `axes` determine.
+def solve_sizes(coverage: Coverage, source: Source, settings: Mapping[str, Any]) -> tuple[Sizes, list[Finding]]:
+    """Bind letters to sizes; of the variants of a choice, choose the only one that does not contradict them.
 
-    Returns:
-        The sizes, and one finding for each contradiction: both leaves, both shapes.
+    Leaves of one shape constrain the sizes in the same way. So one leaf of each shape is read first; only where that
+    shows a contradiction, every leaf is read, so that each wrong leaf becomes a finding.
     """
-    bound: dict[str, Constraint] = {}
-    findings: list[str] = []
-    for new in constraints:
-        old = bound.setdefault(new.letter, new)
-        if old.size != new.size:
-            findings.append(
-                f"{new} makes {new.letter} = {new.size}{_meaning(new.letter, axes)}, but {old.leaf or old.shown} "
-                f"({old.where}{', ' + old.shown if old.leaf else ''}) makes it {old.size}; {_which(old, new)}"
-            )
-    sizes = {letter: constraint.size for letter, constraint in bound.items()}
-    findings += _solve(sizes, bound, axes)
-    return sizes, findings
+    solution, findings = _Solver(coverage, source, settings, every_leaf=False).solve()
+    if findings:
+        return _Solver(coverage, source, settings, every_leaf=True).solve()
+    return solution, findings
 
 
-def _which(old: Constraint, new: Constraint) -> str:
-    set_by_hand = next((c.where for c in (old, new) if c.where.startswith("--set")), None)
-    return f"leave out {set_by_hand}" if set_by_hand else "one of the two shapes or equations is wrong"
+@dataclass(frozen=True)
+class _Solver:
+    coverage: Coverage
+    source: Source
+    settings: Mapping[str, Any]
+    every_leaf: bool
+
+    def solve(self) -> tuple[Sizes, list[Finding]]:
+        axes = self.coverage.rules.axes
+        known = [*self._from_settings(), *self._from_counts()]
+        findings: list[Finding] = []
+        variants: dict[str, str] = {}
+        undecided: dict[str, list[Matched]] = {}
+        for matched in self.coverage.matched:
+            choice = matched.rule.choice
+            if choice and not any(matched.leaves.values()):
+                continue  # absent: there is nothing to choose
+            if choice and choice not in self.settings:
+                undecided.setdefault(choice, []).append(matched)
+                continue
+            if choice:
+                variants[choice] = self.settings[choice]
+            findings += self._collect(known, matched, variants.get(choice or ""))
+        progress = True
+        while undecided and progress:
+            progress = False
+            for choice, group in list(undecided.items()):
+                trials = {variant: self._try(known, group, variant) for variant in group[0].rule.kind.variants}
+                fitting = [variant for variant, (_, problems) in trials.items() if not problems]
+                if len(fitting) == 1:
+                    progress, variants[choice] = True, fitting[0]
+                    known = trials[fitting[0]][0]
+                    del undecided[choice]
+                elif not fitting:
+                    del undecided[choice]
+                    findings.append(_no_variant(choice, group, {v: problems[0] for v, (_, problems) in trials.items()}))
+        findings += [self._several_variants(choice, group) for choice, group in undecided.items()]
+        sizes, conflicts = bind(known, axes)
+        return Sizes(sizes, variants), [*findings, *conflicts]
+
+    def _from_settings(self) -> list[Constraint]:
+        return [
+            Constraint(key, value, "", "", "the setting", f"--set {key}={value}")
+            for key, value in self.settings.items()
+            if key in self.coverage.rules.axes
+        ]
+
+    def _from_counts(self) -> list[Constraint]:
+        found = []
+        for name, count in self.coverage.counts.items():
+            rules = (m.rule for m in self.coverage.matched if m.rule.sources and name in m.rule.path.indices)
+            place = next((rule.at.line_only for rule in rules), "")
+            found.append(Constraint(name, count, place, "", f"the number of {{{name}}} in the tree"))
+        return found
+
+    def _collect(self, known: list[Constraint], matched: Matched, variant: str | None) -> list[Finding]:
+        """Add the constraints of a rule to `known`; return the leaves that contradict the rule on their own."""
+        try:
+            known.extend(constraints(matched, self.source, variant, self.every_leaf))
+        except MisfitError as misfit:
+            return [misfit.finding]
+        return []
+
+    def _try(
+        self, known: Sequence[Constraint], group: Sequence[Matched], variant: str
+    ) -> tuple[list[Constraint], list[Finding]]:
+        """Return the constraints with this variant, and the problems that it adds."""
+        axes = self.coverage.rules.axes
+        trial = list(known)
+        problems: list[Finding] = []
+        for matched in group:
+            problems += self._collect(trial, matched, variant)
+        before = bind(known, axes)[1]
+        return trial, problems + [finding for finding in bind(trial, axes)[1] if finding not in before]
+
+    def _several_variants(self, choice: str, group: Sequence[Matched]) -> Finding:
+        variants = group[0].rule.kind.variants
+        leaf = next(iter(group[0].leaves["weight"].values()), "")
+        spec = f" ({self.source.leaves[leaf].spec})" if leaf in self.source.leaves else ""
+        return Finding(
+            "variant-undecided",
+            f"this leaf{spec} fits {' and '.join(variants)}; the sizes do not decide between them",
+            rule=group[0].rule.at.line_only,
+            path=leaf,
+            fix=f"choose with {' or '.join(f'--set {choice}={variant}' for variant in variants)}",
+        )
 
 
-def _meaning(letter: str, axes: Mapping[str, Axis]) -> str:
-    return f" ({axes[letter].meaning})" if letter in axes else ""
-
-
-def _root(number: int, power: int) -> int | None:
-    """The integer whose `power` is the number, if there is one."""
-    near = round(number ** (1 / power))
-    return next((root for root in (near - 1, near, near + 1) if root > 0 and root**power == number), None)
-
-
-def _solve(sizes: dict[str, int], bound: Mapping[str, Constraint], axes: Mapping[str, Axis]) -> list[str]:
-    """Fills in letters that a product determines; a product that does not come out is a finding."""
-    findings = []
-    open_axes = {name: axis for name, axis in axes.items() if axis.equals}
-    progress = True
-    while progress:
-        progress = False
-        for name, axis in list(open_axes.items()):
-            unknown = [factor for factor in axis.equals if isinstance(factor, str) and factor not in sizes]
-            known = math.prod(sizes[f] if isinstance(f, str) else f for f in axis.equals if f not in unknown)
-            product = "*".join(map(str, axis.equals))
-            if not unknown:
-                progress, _ = True, open_axes.pop(name)
-                if sizes.setdefault(name, known) != known:
-                    findings.append(
-                        f"{axis.at.line_only}: {name} = {product} ({axis.meaning}) is {known}, but "
-                        f"{bound.get(name, 'another product')} makes it {sizes[name]}"
-                    )
-            elif len(set(unknown)) == 1 and name in sizes:
-                progress, _ = True, open_axes.pop(name)
-                why = f"; {bound[name]} makes it {sizes[name]}" if name in bound else ""
-                where = f"{axis.at.line_only}: {name} = {product} ({axis.meaning}): {sizes[name]}"
-                if known == 0 or sizes[name] % known:
-                    findings.append(f"{where} does not divide by {known}{why}")
-                    continue
-                root = _root(sizes[name] // known, len(unknown))
-                if root is None:
-                    findings.append(f"{where} is not such a product of integers{why}")
-                else:
-                    sizes[unknown[0]] = root
-    return findings
+def _no_variant(choice: str, group: Sequence[Matched], problems: Mapping[str, Finding]) -> Finding:
+    shown = "; ".join(f"{variant}: {finding}" for variant, finding in problems.items())
+    return Finding(
+        "variant-undecided",
+        f"no variant of {choice!r} fits the checkpoint: {shown}",
+        rule=group[0].rule.at.line_only,
+    )

@@ -33,9 +33,12 @@ def config_of(plan: Plan) -> dict[str, Any]:
     try:
         config = plan.config
     except PlanError as error:
-        wanted = " ".join(f"--set {name}=..." for name in error.findings)
+        facts = error.findings[0].data.get("facts", ())
+        if not facts:
+            raise
+        wanted = " ".join(f"--set {name}=..." for name in facts)
         raise UnavailableError(
-            f"the target's configuration needs {', '.join(error.findings)}, which neither the tree nor the file says: {wanted}"
+            f"the target's configuration needs {', '.join(facts)}, which neither the tree nor the file says: {wanted}"
         ) from error
     return {key: value for key, value in (config or {}).items() if key not in UNUSED}
 

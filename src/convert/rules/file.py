@@ -86,7 +86,7 @@ class Requirement:
 
 
 TORCH = "torch"
-CONVENTIONS = (TORCH, "burn", "burn_pytorch")  # whose layers a target has; see `convert.planning.burn.modules`
+FORMATS = (TORCH, "burn")  # layouts of an output; see `convert.planning.targets`
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class Target:
         generation: contents of ``generation_config.json``, in the same way.
         rename_prefixes: prefix of module names in the rules -> prefix in this target.
         requires: fact -> the only value that this target's code supports.
-        conventions: one of `CONVENTIONS`.
+        format: layout of the output, one of `FORMATS`.
     """
 
     name: str
@@ -109,7 +109,7 @@ class Target:
     generation: Mapping[str, Any] = field(default_factory=dict)
     rename_prefixes: Mapping[str, str] = field(default_factory=dict)
     requires: Mapping[str, Requirement] = field(default_factory=dict)
-    conventions: str = TORCH
+    format: str = TORCH
 
     def rename(self, path: Pattern) -> Pattern:
         """Return the name of a module in this target."""

@@ -124,7 +124,7 @@ def _target(name: str, values: Mapping[str, Any], node: Node) -> Target:
             fact: Requirement(required["is"], required["because"], node.value["requires"].value[fact].at)
             for fact, required in values.get("requires", {}).items()
         },
-        values.get("conventions", TORCH),
+        values.get("format", TORCH),
     )
 
 

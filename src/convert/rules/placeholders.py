@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from convert.core.findings import Finding
 from convert.core.yaml_nodes import Node, Position
 from convert.layers.shared_keys import ASK as ASK
 
@@ -61,8 +62,18 @@ class Question:
     others: int = 0
 
     def __str__(self) -> str:
+        return str(self.finding)
+
+    @property
+    def finding(self) -> Finding:
+        """The question as a problem of the plan."""
         others = f" (and of {self.others} rule{'s' if self.others > 1 else ''} more)" if self.others else ""
-        return f"{self.at}: `{self.key}` of {self.path}{others} is open; write what the source does in place of `{ASK}`"
+        return Finding(
+            "rule-unfinished",
+            f"`{self.key}` of {self.path}{others} is open",
+            rule=str(self.at),
+            fix=f"write what the source does in place of `{ASK}`",
+        )
 
 
 def questions(rules: Iterable[tuple[Position, str, Mapping[str, Position]]]) -> tuple[Question, ...]:

@@ -10,7 +10,7 @@ from convert.core.yaml_nodes import Node
 from convert.layers import KINDS
 from convert.layers.shared_keys import PATTERN, SHARED, parse_fact, parse_letter
 from convert.rules import attention_macro
-from convert.rules.file import CONVENTIONS
+from convert.rules.file import FORMATS
 from convert.rules.path_variants import VariantPath
 from convert.rules.placeholders import ASK, OPTIONAL_WITHOUT_TARGET, REPLACEMENTS
 
@@ -94,10 +94,7 @@ _TARGET = Record(
             MapOf(Scalar(str, "the beginning of a module's name")),
             "Mapping of a prefix of module names, as the rules write them, to the prefix that this target uses. Default: the same names.",
         ),
-        "conventions": Key(
-            Choice(CONVENTIONS),
-            "whose layers this target has: PyTorch's (the default), Burn's own, or Burn's for its PyTorchToBurnAdapter",
-        ),
+        "format": Key(Choice(FORMATS), "Layout of the output: that of PyTorch or of Burn. Default: torch."),
         "requires": Key(
             MapOf(_REQUIREMENT),
             "Mapping of a fact to the only value that this target's code supports, with the reason. Default: any value.",

@@ -18,7 +18,6 @@ from convert.checkpoints import Source
 from convert.core.errors import ConvertError, RuleError, UnavailableError, UserCodeError
 from convert.core.findings import Finding
 from convert.core.user_code import REFERENCE_OPTION, find_factory, user_code_errors
-from convert.planning.burn.modules import conventions_of
 from convert.planning.options import DEFAULTS, ConversionOptions
 from convert.planning.plan import Plan
 from convert.references.protocol import Reference
@@ -27,7 +26,7 @@ from convert.verify.config.compare import check_facts, with_facts
 from convert.verify.config.unverified import note_unverified
 from convert.verify.coverage.hf_directory import other_class
 from convert.verify.coverage.level import check_coverage
-from convert.verify.layers.burn_as_torch import BACK, NOT_RUN, as_torch
+from convert.verify.layers.as_torch import as_torch
 from convert.verify.layers.level import check_layers, missing
 from convert.verify.options import CheckKeywords, CheckOptions
 from convert.verify.recording.file import load_recording
@@ -199,11 +198,11 @@ def load_reference(plan: Plan, factory: str | None) -> Reference | str:
         ConvertError: the caller's factory cannot be imported, or gives no `Reference`.
         UserCodeError: the caller's code failed.
     """
-    if conventions_of(plan.loader) is not None:
+    if plan.format.not_run:
         if factory is not None:
             problem = f"it builds a PyTorch model, and the target {plan.target} is Burn, which is not run here"
             raise ConvertError(Finding("usage", problem, path=f"{REFERENCE_OPTION}{factory}", fix="leave it out"))
-        return NOT_RUN
+        return plan.format.not_run
     name = factory or plan.rules.reference
     if not name:
         return f"{plan.rules.path} has no `reference`; give the two models with --reference module:factory"
@@ -280,13 +279,13 @@ def _layers_level(comparison: Comparison, weights: WeightsPass | None) -> LevelR
     device, seed = comparison.options.device, comparison.options.seed or 0
     if comparison.from_recording:
         return LevelReport("layers", Verdict.SKIPPED, "needs the weights of the checkpoint: give it with --from")
-    if conventions_of(plan.loader) is None:
+    if not plan.format.not_run:
         same = weights.same if weights is not None else None
         return check_layers(plan, written, device=device, seed=seed, is_equal=same)
     torch_plan, file = as_torch(plan, written)
-    equal = None if weights is None else lambda step, part: all(map(weights.equal, file.held[step.name].names))
+    equal = None if weights is None else lambda step, part: all(map(weights.equal, file.translated[step.name].names))
     level = check_layers(torch_plan, file, device=device, seed=seed, is_equal=equal)
-    return replace(level, notes=(*level.notes, BACK))
+    return replace(level, notes=(*level.notes, plan.format.run_as_torch))
 
 
 def _model_levels(comparison: Comparison, coverage: LevelReport, weights: Verdict | None) -> Iterator[LevelReport]:

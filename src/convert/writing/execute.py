@@ -21,7 +21,6 @@ from convert.core.findings import Finding
 from convert.core.tensor_spec import numpy_dtype
 from convert.layers.base import Part, Step
 from convert.layers.target import Sinusoids
-from convert.planning.burn.modules import conventions_of
 from convert.planning.plan import Plan
 from convert.writing.atomic import real
 from convert.writing.model_card import CARD, render_card
@@ -96,12 +95,13 @@ def prepare(plan: Plan, out: Path, max_shard_bytes: int | None) -> tuple[list[Ou
     """
     refuse_overlap(out, plan.source)
     tensors, layout = plan_layout(plan, out, max_shard_bytes)
-    if conventions_of(plan.loader) is not None and len(layout.files) > 1:
+    if plan.format.one_file and len(layout.files) > 1:
         raise OutputError(
             Finding(
                 "output-too-large",
+                plan.format.one_file,
                 path=str(out),
-                expected="one safetensors file, the only form that burn-store reads",
+                expected="1 file",
                 got=f"{len(layout.files)} files",
                 fix="write a .safetensors file, or give a larger --max-shard-size",
             )

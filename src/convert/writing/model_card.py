@@ -7,9 +7,6 @@ from collections.abc import Sequence
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
-from convert.planning.burn.config import MADE_BY, module_name
-from convert.planning.burn.modules import VERIFIED, conventions_of
-
 if TYPE_CHECKING:
     from convert.planning.plan import Plan
 
@@ -37,8 +34,7 @@ def render_card(plan: Plan, tool: str) -> str:
         ),
         ("Sizes", "; ".join(f"{meaning} ({name}): {size}" for name, meaning, size in _sizes(plan))),
     ]
-    if conventions_of(plan.loader) is not None:
-        rows.append(("Layout", VERIFIED))
+    rows += plan.format.card_rows()
     if plan.facts:
         rows.append(("Facts", ", ".join(f"{key} {_shown(plan, key)}" for key in plan.facts)))
     if plan.settings:
@@ -47,7 +43,7 @@ def render_card(plan: Plan, tool: str) -> str:
     lines = ["---", "library_name: " + plan.target] if plan.target == "transformers" else ["---"]
     lines += ["tags: [converted-from-jax]", "---", "", f"# {plan.found}", "", "| | |", "|---|---|"]
     lines += [f"| {name} | {_cell(text)} |" for name, text in rows]
-    lines += _loading(plan)
+    lines += plan.format.loading_code(target, plan.layers)
     said = [*plan.notes, *plan.config_notes]
     reasons: dict[str, list[str]] = {}
     for dropped in plan.dropped:
@@ -97,22 +93,6 @@ def _shown(plan: Plan, fact: str) -> str:
     if isinstance(declared, dict) and isinstance(declared.get("repeat"), list):
         return f"({', '.join(map(str, declared['repeat']))}) again and again"
     return value if isinstance(value, str) else json.dumps(value)
-
-
-def _loading(plan: Plan) -> list[str]:
-    """How a directory is loaded, where that is known."""
-    if (burn := conventions_of(plan.loader)) is not None:
-        adapter = "" if burn.transposed else ".with_from_adapter(PyTorchToBurnAdapter)"
-        store = f'let mut store = SafetensorsStore::from_file("path/of/this/directory/model.safetensors"){adapter};'
-        made = [f"- `{module_name(layer)}`: `{layer[MADE_BY]}`" for layer in plan.layers if MADE_BY in layer]
-        told = ["", "How modules are made whose sizes do not tell all:", "", *made] if made else []
-        return ["", "```rust", store, "model.load_from(&mut store)?;", "```", *told]
-    config = plan.rules.targets[plan.target].config
-    names = config.get("architectures")
-    if plan.target != "transformers" or not names:
-        return []
-    code = [f"from transformers import {names[0]}", "", f'model = {names[0]}.from_pretrained("path/of/this/directory")']
-    return ["", "```python", *code, "```"]
 
 
 def add_figures(card: str, figures: Sequence[tuple[str, str, str]]) -> str:

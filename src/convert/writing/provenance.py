@@ -6,7 +6,6 @@ import json
 from importlib.metadata import PackageNotFoundError, version
 
 from convert.checkpoints.digest import LENGTH
-from convert.planning.burn.modules import VERIFIED, conventions_of
 from convert.planning.plan import Plan
 
 
@@ -24,10 +23,8 @@ def header_metadata(plan: Plan) -> dict[str, str]:
     It has no timestamps and no paths, so that the same conversion writes the same bytes. ``source_digest`` is a
     placeholder until all leaves were read.
     """
-    burn = conventions_of(plan.loader)
     return {
-        "format": "pt" if burn is None else burn.format,
-        **({} if burn is None else {"conventions": VERIFIED}),
+        **plan.format.metadata(),
         "converter": tool_version(),
         "model": plan.rules.model,
         "version": plan.version or "",

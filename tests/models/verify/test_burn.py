@@ -13,7 +13,8 @@ from safetensors.numpy import load_file, save_file
 
 import convert
 from convert import ConvertError
-from convert.planning.burn.modules import COMMIT, VERIFIED
+from convert.planning.burn.format import BURN, LAYOUT
+from convert.planning.burn.modules import COMMIT
 from convert.verify.report.report import Report, Verdict
 from convert.verify.run import check
 from support import burn_modules as burn
@@ -90,18 +91,12 @@ def verdicts(report: Report) -> dict[str, Verdict]:
     return {level.level: level.verdict for level in report.levels}
 
 
-@pytest.mark.parametrize("to", ["burn", "burn_pytorch"])
-def test_what_runs_without_burn_passes_and_the_rest_is_skipped(ckpt: Path, tmp_path: Path, to: str) -> None:
-    report = report_of(made(ckpt, tmp_path / "out.safetensors", to), ckpt)
+def test_what_runs_without_burn_passes_and_the_rest_is_skipped(ckpt: Path, tmp_path: Path) -> None:
+    report = report_of(made(ckpt, tmp_path / "out.safetensors"), ckpt)
     passed = dict.fromkeys(("coverage", "weights", "layers"), Verdict.PASSED)
     assert verdicts(report) == {**passed, "model": Verdict.SKIPPED}, report.to_dict()
     levels = {level.level: level for level in report.levels}
-    assert (
-        levels["model"].reason == "Burn is Rust code, which is not run here: only its published conventions are gone by"
-    )
-    assert any(
-        "brought back as burn-store's BurnToPyTorchAdapter does; Burn was not run" in n for n in levels["layers"].notes
-    )
+    assert levels["model"].reason == BURN.not_run and BURN.run_as_torch in levels["layers"].notes
     names = {measure.name for measure in levels["layers"].measures}
     assert {
         "enc (l0)",
@@ -195,7 +190,7 @@ def test_a_derivation_that_is_wrong_fails_the_layers(
     ckpt: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The weights level goes by the plan; that gates belong elsewhere shows when they are run."""
-    from convert.planning.compile import recurrent
+    from convert.layers.recurrent import compile as recurrent
 
     original = recurrent._arithmetic
     monkeypatch.setattr(recurrent, "_arithmetic", lambda *a: (*original(*a), recurrent.Multiply(-1.0)))
@@ -208,26 +203,23 @@ def test_the_header_says_how_the_file_is_laid_out_and_what_no_weight_tells(ckpt:
         with safe_open(made(ckpt, tmp_path / f"{to}.safetensors", to), "numpy") as file:
             return dict(file.metadata())
 
-    native, adapter, torch = header("burn"), header("burn_pytorch"), made(ckpt, tmp_path / "mine", "burn")
+    native, torch = header("burn"), made(ckpt, tmp_path / "mine", "burn")
     assert native["format"] == "safetensors"  # as burn-store writes: it is not PyTorch's layout
-    assert adapter["format"] == "pt"
-    assert native["conventions"] == adapter["conventions"] == VERIFIED and COMMIT in VERIFIED and "not run" in VERIFIED
+    assert native["layout"] == LAYOUT and COMMIT in LAYOUT and "not run" in LAYOUT
     layers = {layer["layer"]: layer.get("burn") for layer in json.loads(native["layers"])}
     assert layers["n"] == "LayerNormConfig::new(..).with_epsilon(1e-06)"
     assert layers["enc.l0"] == "GruConfig::new(.., true).with_reset_after(false)"
     assert layers["dec.l0{,_reverse}"] == "BiLstmConfig::new(.., true)"
     card = (torch / "README.md").read_text()
     assert 'SafetensorsStore::from_file("path/of/this/directory/model.safetensors");' in card
-    assert "- `enc`: `GruConfig::new(.., true).with_reset_after(false)`" in card and f"| Layout | {VERIFIED} |" in card
+    assert "- `enc`: `GruConfig::new(.., true).with_reset_after(false)`" in card and f"| Layout | {LAYOUT} |" in card
     assert "- in Burn n is LayerNormConfig::new(..).with_epsilon(1e-06): the defaults compute something else" in card
-    assert ".with_from_adapter(PyTorchToBurnAdapter)" in (made(ckpt, tmp_path / "theirs", "burn_pytorch") / "README.md").read_text()  # fmt: skip
 
 
 def test_burn_store_reads_one_file(ckpt: Path, tmp_path: Path, run: Run) -> None:
     out = tmp_path / "shards"
     _, err = run(ckpt.parent / "rules.yaml", ckpt, out, "--to", "burn", "--max-shard-size", "1KB", code=2)
-    assert f"{out}: burn-store reads one safetensors file, and this would be " in err
-    assert "write a .safetensors file, or give a larger --max-shard-size" in err and not out.exists()
+    assert f"{out}: {BURN.one_file}" in err and "expected 1 file" in err and not out.exists()
 
 
 def test_a_shipped_model_and_the_command_line(tmp_path: Path, run: Run) -> None:

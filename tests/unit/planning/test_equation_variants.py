@@ -31,7 +31,13 @@ def plan(tree: Mapping[str, np.ndarray], rules: str = RULES, head: str = HEAD, *
 def findings(tree: Mapping[str, np.ndarray], rules: str = RULES, head: str = HEAD, **settings: Any) -> list[str]:
     with pytest.raises(PlanError) as refused:
         plan(tree, rules, head, **settings)
-    return list(refused.value.findings)
+    return [str(finding) for finding in refused.value.findings]
+
+
+def places(tree: Mapping[str, np.ndarray], **settings: Any) -> list[tuple[str, str, str]]:
+    with pytest.raises(PlanError) as refused:
+        plan(tree, **settings)
+    return [(finding.code, finding.rule, finding.path) for finding in refused.value.findings]
 
 
 def tree(out: tuple[int, ...], width: int = 7) -> dict[str, np.ndarray]:
@@ -54,10 +60,10 @@ def test_sizes_choose(shape: tuple[int, ...], variant: str) -> None:
 def test_sizes_that_leave_both_open_are_refused() -> None:
     """Square: D = 7, N = 3 heads of 7, or N = 7 heads of 3."""
     shape = (7, 3, 7)
-    assert findings(tree(shape)) == [
-        "r.yaml:8: layers_0/out (float32[7,3,7]) fits old and new alike; the sizes do not tell them apart. Choose with "
-        "--set output_layout=old or --set output_layout=new"
-    ]
+    assert places(tree(shape)) == [("variant-undecided", "r.yaml:8", "layers_0/out")]
+    (text,) = findings(tree(shape))
+    assert "(float32[7,3,7]) fits old and new" in text
+    assert text.endswith("--set output_layout=old or --set output_layout=new")
 
 
 @pytest.mark.parametrize("variant", ["old", "new"])
@@ -77,21 +83,20 @@ def test_a_size_from_the_user_tells_them_apart() -> None:
 
 
 def test_a_choice_that_contradicts_the_sizes() -> None:
-    assert findings(tree((3, 5, 7)), output_layout="old") == [
-        f"r.yaml:8: layers_{i}/out: float32[3,5,7] as D N H makes D = 3, but table (r.yaml:5, float32[11,7] as V D) makes it "
-        "7; one of the two shapes or equations is wrong"
-        for i in (0, 1)
+    assert places(tree((3, 5, 7)), output_layout="old") == [
+        ("size-conflict", "r.yaml:8", f"layers_{i}/out") for i in (0, 1)
     ]
+    for text in findings(tree((3, 5, 7)), output_layout="old"):
+        assert "float32[3,5,7] as D N H makes D = 3, but table (r.yaml:5, float32[11,7] as V D) makes it 7" in text
 
 
 def test_no_variant_fits() -> None:
-    assert findings(tree((3, 5, 2))) == [
-        "r.yaml:8: no variant of 'output_layout' fits the checkpoint: "
-        "old: r.yaml:8: layers_0/out: float32[3,5,2] as D N H makes D = 3, but table (r.yaml:5, float32[11,7] as V D) makes "
-        "it 7; one of the two shapes or equations is wrong; "
-        "new: r.yaml:8: layers_0/out: float32[3,5,2] as N H D makes D = 2, but table (r.yaml:5, float32[11,7] as V D) makes "
-        "it 7; one of the two shapes or equations is wrong"
-    ]
+    assert places(tree((3, 5, 2))) == [("variant-undecided", "r.yaml:8", "")]
+    (text,) = findings(tree((3, 5, 2)))
+    for variant, axes, size in (("old", "D N H", 3), ("new", "N H D", 2)):
+        assert (
+            f"{variant}: r.yaml:8: layers_0/out: float32[3,5,2] as {axes} makes D = {size}, but table (r.yaml:5" in text
+        )
     fits_no = "layers_0/out: float32[3,5] does not fit: {} has a weight with 3 axes ({})"
     (finding,) = {f for f in findings(tree((3, 5))) if "no variant" in f}
     assert finding == (
@@ -127,7 +132,8 @@ def test_a_choice_shared_by_two_rules() -> None:
 def test_an_unknown_variant() -> None:
     with pytest.raises(PlanError) as refused:
         plan(tree((7, 3, 5)), output_layout="newer")
-    assert str(refused.value) == "r.yaml: --set output_layout=newer: it is one of old, new"
+    (finding,) = refused.value.findings
+    assert (finding.code, finding.expected, finding.got) == ("setting-invalid", "one of old, new", "'newer'")
 
 
 def test_a_choice_about_absent_leaves_is_no_question() -> None:

@@ -17,9 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from convert import Plan, PlanError, RuleFile, TensorSpec
-from convert.planning.match import cover
-from convert.planning.planner import MAX_FINDINGS, make_plan
-from convert.planning.select_rules import choose_plan, share
+from convert.core.errors import MAX_LINES, OptionError
+from convert.core.findings import Finding
+from convert.planning.planner import make_plan
+from convert.planning.select_rules import Ambiguous, Match, NoMatch, explain, pick, score
 from support.memory_source import HEAD, MemorySource, rule_file, run, zeros
 
 BF16 = ml_dtypes.bfloat16
@@ -65,7 +66,7 @@ def findings(rules: str, tree: Mapping[str, np.ndarray], head: str = HEAD, **opt
     """The findings, each of which must stand in the message as well."""
     with pytest.raises(PlanError) as refused:
         plan(rules, tree, head, **options)
-    found = list(refused.value.findings)
+    found = [str(finding) for finding in refused.value.findings]
     said = "1 problem" if len(found) == 1 else f"{len(found)} problems"
     head_line, *lines = str(refused.value).splitlines()
     assert head_line == f"r.yaml does not fit /memory: {said}"
@@ -75,17 +76,25 @@ def findings(rules: str, tree: Mapping[str, np.ndarray], head: str = HEAD, **opt
     shown = [line[: end.start()] if end else line for line, end in zip(lines, ends, strict=True)][
         : -1 if last else None
     ]
-    assert len(shown) <= MAX_FINDINGS and len(shown) + sum(folded) == len(found)
+    assert len(shown) <= MAX_LINES and len(shown) + sum(folded) == len(found)
     assert all(line.removeprefix("  - ") in found for line in shown)
     return found
 
 
-def refusal(rules: str, tree: Mapping[str, np.ndarray], head: str = HEAD, **options: Any) -> str:
-    """The message when there are no single findings."""
+def places(rules: str, tree: Mapping[str, np.ndarray], head: str = HEAD, **options: Any) -> list[tuple[str, str, str]]:
+    """Code, rule and path of each finding."""
     with pytest.raises(PlanError) as refused:
         plan(rules, tree, head, **options)
-    assert refused.value.findings == ()
-    return str(refused.value)
+    return [(finding.code, finding.rule, finding.path) for finding in refused.value.findings]
+
+
+def refusal(rules: str, tree: Mapping[str, np.ndarray], head: str = HEAD, **options: Any) -> Finding:
+    """The finding of an error with one finding and no headline."""
+    with pytest.raises(PlanError) as refused:
+        plan(rules, tree, head, **options)
+    assert len(refused.value.findings) == 1 and not refused.value.headline
+    finding: Finding = refused.value.findings[0]
+    return finding
 
 
 def names(made: Plan) -> list[str]:
@@ -129,42 +138,44 @@ def test_a_plan() -> None:
 
 
 def test_a_leaf_claimed_by_two_rules() -> None:
-    assert findings(MLP + "- from: layers_{i}/norm/scale\n  parameter: x.{i}\n", mlp(1)) == [
-        "layers_0/norm/scale (float32[7]) is claimed by two rules, r.yaml:12 (layer_norm) and r.yaml:19 (parameter); "
-        "remove one or narrow its path"
-    ]
-    assert findings(MLP + "- drop: '*/norm/**'\n  because: x\n", mlp(1)) == [
-        "layers_0/norm/scale (float32[7]) is claimed by two rules, r.yaml:12 (layer_norm) and r.yaml:19 (drop); "
-        "remove one or narrow its path"
-    ]
-    assert findings(MLP + "- drop: opt/mu/*\n  because: x\n", mlp(1)) == [
-        "opt/mu/0 (float32[3]) is claimed by two rules, r.yaml:17 (drop) and r.yaml:19 (drop); remove one or narrow its path"
-    ]
+    for more, leaf, rules in (
+        (
+            "- from: layers_{i}/norm/scale\n  parameter: x.{i}\n",
+            "layers_0/norm/scale",
+            "r.yaml:12 (layer_norm) and r.yaml:19 (parameter)",
+        ),
+        ("- drop: '*/norm/**'\n  because: x\n", "layers_0/norm/scale", "r.yaml:12 (layer_norm) and r.yaml:19 (drop)"),
+        ("- drop: opt/mu/*\n  because: x\n", "opt/mu/0", "r.yaml:17 (drop) and r.yaml:19 (drop)"),
+    ):
+        assert places(MLP + more, mlp(1)) == [("leaf-claimed-twice", "", leaf)]
+        assert rules in findings(MLP + more, mlp(1))[0]
 
 
 def test_a_drop_that_takes_everything_is_no_other_model() -> None:
-    found = findings(MLP + "- drop: layers_0/**\n  because: x\n", mlp(1))
-    assert len(found) == 4
-    assert all("is claimed by two rules" in finding for finding in found)
+    found = places(MLP + "- drop: layers_0/**\n  because: x\n", mlp(1))
+    assert len(found) == 4 and {code for code, _, _ in found} == {"leaf-claimed-twice"}
 
 
 def test_a_leaf_without_a_rule() -> None:
     extra = {"layers_0/up/c": np.zeros(3), "layers_1/up/c": np.zeros(3), "zzz": np.zeros((), np.int32)}
-    assert findings(MLP, {**mlp(), **extra}) == [
-        "r.yaml: layers_0/up/c (float64[3]) has no rule, nor have 1 more like it; the nearest is layers_{i}/up/w "
-        "(r.yaml:5); add a rule, or `drop:` it with a reason",
-        "r.yaml: zzz (int32[]) has no rule; add a rule, or `drop:` it with a reason",
+    assert places(MLP, {**mlp(), **extra}) == [
+        ("leaf-without-rule", "r.yaml", "layers_0/up/c"),
+        ("leaf-without-rule", "r.yaml", "zzz"),
     ]
+    first, second = findings(MLP, {**mlp(), **extra})
+    assert "(float64[3]) and 1 more" in first and "closest is layers_{i}/up/w (r.yaml:5)" in first
+    assert "int32[]" in second and "closest" not in second
 
 
 def test_a_rule_without_a_leaf() -> None:
     tree = {**mlp(), "embedder/table": np.zeros((3, 7))}
-    assert findings(MLP + "- from: embed/table\n  embedding: e\n", tree) == [
-        "r.yaml:19: no leaf matches embed/table (embedding, weight); the nearest leaf is embedder/table; "
-        "write `optional: true` if it may be absent",
-        "r.yaml: embedder/table (float64[3,7]) has no rule; the nearest is embed/table (r.yaml:19); "
-        "add a rule, or `drop:` it with a reason",
-    ]
+    rules = MLP + "- from: embed/table\n  embedding: e\n"
+    assert places(rules, tree) == [("leaf-missing", "r.yaml:19", ""), ("leaf-without-rule", "r.yaml", "embedder/table")]
+    missing, extra = findings(rules, tree)
+    assert (
+        "embed/table (embedding, weight); the closest leaf is embedder/table" in missing and "optional: true" in missing
+    )
+    assert "the closest is embed/table (r.yaml:19)" in extra
 
 
 def test_a_missing_layer_in_the_middle() -> None:
@@ -188,25 +199,20 @@ def test_an_index_far_away_costs_nothing() -> None:
     ("leaf", "rule"), [("layers_1/up/w", 5), ("layers_1/up/b", 5), ("layers_0/down/w", 9), ("layers_2/norm/scale", 12)]
 )
 def test_a_leaf_missing_in_one_layer(leaf: str, rule: int) -> None:
-    assert findings(MLP, without(mlp(), leaf)) == [
-        f"r.yaml:{rule}: {leaf} is not in the checkpoint; the target's tensor has no source. The checkpoint is incomplete, "
-        "or `optional: true` is missing"
-    ]
+    assert places(MLP, without(mlp(), leaf)) == [("leaf-missing", f"r.yaml:{rule}", leaf)]
 
 
 def test_a_bias_missing_everywhere() -> None:
-    assert findings(MLP, without(mlp(), "layers_0/up/b", "layers_1/up/b", "layers_2/up/b")) == [
-        "r.yaml:5: no leaf matches layers_{i}/up/b (linear, bias); the nearest leaf is layers_2/up/w; remove `bias:` if "
-        "there is none"
-    ]
+    tree = without(mlp(), "layers_0/up/b", "layers_1/up/b", "layers_2/up/b")
+    assert places(MLP, tree) == [("leaf-missing", "r.yaml:5", "")]
+    (text,) = findings(MLP, tree)
+    assert "layers_{i}/up/b (linear, bias); the closest leaf is layers_2/up/w" in text and "remove `bias:`" in text
 
 
 def test_a_tree_of_another_model() -> None:
-    assert refusal(MLP, zeros(x=(3,), y=(3,))) == (
-        "r.yaml does not fit /memory: none of its 2 leaves matches a rule. The rules look for layers_{i}/up/w, the "
-        "checkpoint has x. See the tree with `convert inspect`, and the models that are known with `convert rules list`"
-    )
-    assert "none of its 0 leaves matches a rule" in refusal(MLP, {})
+    finding = refusal(MLP, zeros(x=(3,), y=(3,)))
+    assert (finding.code, finding.expected, finding.got) == ("rules-of-another-model", "layers_{i}/up/w", "x")
+    assert refusal(MLP, {}).got == "no leaves"
 
 
 def test_findings_beyond_the_first_dozen_are_counted() -> None:
@@ -218,9 +224,7 @@ def test_findings_that_differ_in_numbers_alone_are_one_line() -> None:
     with pytest.raises(PlanError) as refused:
         plan(MLP + "- drop: '**/norm/*'\n  because: x", mlp(20))
     said = str(refused.value).splitlines()
-    assert (
-        len(said) == 2 and said[0].endswith(": 20 problems") and said[1].endswith("narrow its path (19 more like it)")
-    )
+    assert len(said) == 2 and said[0].endswith(": 20 problems") and said[1].endswith("(19 more like it)")
     with pytest.raises(PlanError) as refused:
         plan(MLP + "- drop: '**/norm/*'\n  because: x", mlp(2))
     assert len(str(refused.value).splitlines()) == 3
@@ -246,21 +250,18 @@ def test_a_rank_that_contradicts_the_equation() -> None:
 
 
 def test_two_leaves_that_contradict_each_other() -> None:
-    assert findings(MLP, {**mlp(), "layers_1/down/w": np.zeros((13, 7), np.float32)}) == [
-        "r.yaml:9: layers_1/down/w: float32[13,7] as F D makes F = 13, but layers_0/up/w (r.yaml:5, float32[7,11] as D F) "
-        "makes it 11; one of the two shapes or equations is wrong"
-    ]
+    tree = {**mlp(), "layers_1/down/w": np.zeros((13, 7), np.float32)}
+    assert places(MLP, tree) == [("size-conflict", "r.yaml:9", "layers_1/down/w")]
+    (text,) = findings(MLP, tree)
+    assert "float32[13,7] as F D makes F = 13, but layers_0/up/w (r.yaml:5, float32[7,11] as D F) makes it 11" in text
 
 
 def test_a_transposed_leaf_contradicts_twice() -> None:
     head = HEAD + "axes: {D: {is: model width}}\n"
-    found = findings(MLP, {**mlp(), "layers_1/down/w": np.zeros((7, 11), np.float32)}, head)
-    assert found == [
-        "r.yaml:10: layers_1/down/w: float32[7,11] as F D makes F = 7, but layers_0/up/w (r.yaml:6, float32[7,11] as D F) "
-        "makes it 11; one of the two shapes or equations is wrong",
-        "r.yaml:10: layers_1/down/w: float32[7,11] as F D makes D = 11 (model width), but layers_0/up/w (r.yaml:6, "
-        "float32[7,11] as D F) makes it 7; one of the two shapes or equations is wrong",
-    ]
+    tree = {**mlp(), "layers_1/down/w": np.zeros((7, 11), np.float32)}
+    assert places(MLP, tree, head) == [("size-conflict", "r.yaml:10", "layers_1/down/w")] * 2
+    for text, sizes in zip(findings(MLP, tree, head), ("F = 7, ", "D = 11 (model width), "), strict=True):
+        assert f"float32[7,11] as F D makes {sizes}but layers_0/up/w (r.yaml:6, float32[7,11] as D F) makes it" in text
 
 
 PRODUCTS = (
@@ -275,52 +276,52 @@ def test_products_are_solved() -> None:
 
 
 @pytest.mark.parametrize(
-    ("shape", "finding"),
+    ("shape", "rule", "problem"),
     [
-        ((7, 30), "r.yaml:5: I = 2*P (input): 7 does not divide by 2; r.yaml:11: w: float32[7,30] as I O makes it 7"),
+        (
+            (7, 30),
+            "r.yaml:5",
+            "I = 2*P (input): 7 is not divisible by 2 (r.yaml:11: w: float32[7,30] as I O makes it 7)",
+        ),
         (
             (8, 25),
-            "r.yaml:7: O = T*Q (output): 25 does not divide by 10; r.yaml:11: w: float32[8,25] as I O makes it 25",
+            "r.yaml:7",
+            "O = T*Q (output): 25 is not divisible by 10 (r.yaml:11: w: float32[8,25] as I O makes it 25)",
         ),
     ],
 )
-def test_an_axis_that_does_not_divide(shape: tuple[int, ...], finding: str) -> None:
-    assert findings(IO, zeros(w=shape), PRODUCTS) == [finding]
+def test_an_axis_that_does_not_divide(shape: tuple[int, ...], rule: str, problem: str) -> None:
+    assert places(IO, zeros(w=shape), PRODUCTS) == [("size-conflict", rule, "")]
+    assert problem in findings(IO, zeros(w=shape), PRODUCTS)[0]
 
 
 def test_a_product_that_contradicts() -> None:
-    assert findings(IO + "\n- from: p\n  axes: P\n  parameter: p", zeros(w=(8, 20), p=(5,)), PRODUCTS) == [
-        "r.yaml:5: I = 2*P (input) is 10, but r.yaml:11: w: float32[8,20] as I O makes it 8"
-    ]
-    assert findings(IO, zeros(w=(8, 20)), PRODUCTS, settings={"P": 5}) == [
-        "r.yaml:5: I = 2*P (input) is 10, but r.yaml:11: w: float32[8,20] as I O makes it 8"
-    ]
-    assert findings(IO, zeros(w=(8, 20)), PRODUCTS, settings={"T": 3}) == [
-        "r.yaml:7: O = T*Q (output): 20 does not divide by 3; r.yaml:11: w: float32[8,20] as I O makes it 20"
-    ]
-    assert findings(IO, zeros(w=(8, 20)), PRODUCTS, settings={"I": 6}) == [
-        "r.yaml:11: w: float32[8,20] as I O makes I = 8 (input), but the setting (--set I=6) makes it 6; leave out "
-        "--set I=6"
-    ]
+    tree = zeros(w=(8, 20))
+    for rules, leaves, sizes in (
+        (IO + "\n- from: p\n  axes: P\n  parameter: p", {**tree, **zeros(p=(5,))}, {}),
+        (IO, tree, {"P": 5}),
+    ):
+        assert places(rules, leaves, PRODUCTS, settings=sizes) == [("size-conflict", "r.yaml:5", "")]
+        (text,) = findings(rules, leaves, PRODUCTS, settings=sizes)
+        assert "is 10, but r.yaml:11: w: float32[8,20] as I O makes it 8" in text
+    assert places(IO, tree, PRODUCTS, settings={"T": 3}) == [("size-conflict", "r.yaml:7", "")]
+    assert places(IO, tree, PRODUCTS, settings={"I": 6}) == [("size-conflict", "r.yaml:11", "w")]
+    assert findings(IO, tree, PRODUCTS, settings={"I": 6})[0].endswith("leave out --set I=6")
 
 
 # --- targets --------------------------------------------------------------------------------------------------------
 
 
 def test_two_rules_that_make_one_tensor() -> None:
-    assert findings("- from: a\n  parameter: x\n- from: b\n  parameter: x", zeros(a=(3,), b=(4,))) == [
-        "r.yaml:7: the target tensor x (float32[4]) is already made by r.yaml:5 (float32[3]); each target has one source, so "
-        "change one of the two paths"
-    ]
+    rules, tree = "- from: a\n  parameter: x\n- from: b\n  parameter: x", zeros(a=(3,), b=(4,))
+    assert places(rules, tree) == [("tensor-made-twice", "r.yaml:7", "x")]
+    assert "float32[4]" in findings(rules, tree)[0] and "r.yaml:5 (float32[3])" in findings(rules, tree)[0]
 
 
 def test_one_rule_that_makes_a_tensor_twice() -> None:
     """Two captures side by side do not show where one ends: ``p112`` is made from 1/12 and from 11/2."""
     tree = zeros(**{f"{i}/{j}": (2,) for i in range(12) for j in range(13)})
-    assert (
-        "r.yaml:5: the target tensor p112 (float32[2]) is already made by r.yaml:5 (float32[2]); each target has one source, "
-        "so change one of the two paths"
-    ) in findings("- from: '{i}/{j}'\n  parameter: 'p{i}{j}'", tree)
+    assert ("tensor-made-twice", "r.yaml:5", "p112") in places("- from: '{i}/{j}'\n  parameter: 'p{i}{j}'", tree)
 
 
 def test_a_split_whose_count_differs() -> None:
@@ -363,14 +364,12 @@ def test_a_stacked_axis_that_is_not_there() -> None:
 
 def test_depths_that_differ() -> None:
     stacked = "- from: w\n  stacked: {i: 1}\n  parameter: w.{i}\n"
-    assert findings("- from: v\n  stacked: {i: 0}\n  parameter: v.{i}\n" + stacked, zeros(v=(5, 3), w=(5, 2))) == [
-        "r.yaml:8: w: float32[5,2] as stored makes i = 2, but v (r.yaml:5, float32[5,3] as stored) makes it 5; one of the "
-        "two shapes or equations is wrong"
-    ]
-    assert findings("- from: v_{i}\n  parameter: v.{i}\n" + stacked, zeros(v_0=(3,), v_1=(3,), v_2=(3,), w=(5, 2))) == [
-        "r.yaml:7: w: float32[5,2] as stored makes i = 2, but the number of {i} in the tree (r.yaml:5) makes it 3; one of "
-        "the two shapes or equations is wrong"
-    ]
+    two = "- from: v\n  stacked: {i: 0}\n  parameter: v.{i}\n" + stacked
+    assert places(two, zeros(v=(5, 3), w=(5, 2))) == [("size-conflict", "r.yaml:8", "w")]
+    assert "but v (r.yaml:5, float32[5,3] as stored) makes it 5" in findings(two, zeros(v=(5, 3), w=(5, 2)))[0]
+    counted, tree = "- from: v_{i}\n  parameter: v.{i}\n" + stacked, zeros(v_0=(3,), v_1=(3,), v_2=(3,), w=(5, 2))
+    assert places(counted, tree) == [("size-conflict", "r.yaml:7", "w")]
+    assert "but the number of {i} in the tree (r.yaml:5) makes it 3" in findings(counted, tree)[0]
 
 
 TWO_TARGETS = HEAD.replace("{torch: {loads: T}}", "{torch: {loads: T}, hf: {loads: H}}")
@@ -391,20 +390,23 @@ def test_a_rule_without_this_target() -> None:
 
 def test_wrong_arguments() -> None:
     tree = zeros(w=(8, 20))
-    assert refusal(IO, tree, PRODUCTS, settings={"PP": 3}) == (
-        "r.yaml: --set PP: there is nothing called 'PP' to set; did you mean 'P'? (known: I, P, O, T, Q)"
-    )
+    finding = refusal(IO, tree, PRODUCTS, settings={"PP": 3})
+    assert (finding.code, finding.path, finding.fix) == ("setting-unknown", "--set PP", "did you mean 'P'?")
+    assert finding.expected == "one of I, P, O, T, Q"
     for wrong in ("x", 0, -1, 1.5, True):
-        assert refusal(IO, tree, PRODUCTS, settings={"P": wrong}) == (
-            f"r.yaml: --set P={wrong}: a size is a positive integer"
-        )
-    assert refusal(IO, tree, PRODUCTS, to="trch") == (
-        "r.yaml: there is no target 'trch'; did you mean 'torch'? (--to takes torch, burn, burn_pytorch)"
+        finding = refusal(IO, tree, PRODUCTS, settings={"P": wrong})
+        assert (finding.code, finding.path, finding.got) == ("setting-invalid", f"--set P={wrong}", repr(wrong))
+    finding = refusal(IO, tree, PRODUCTS, to="trch")
+    assert (finding.code, finding.expected, finding.fix) == (
+        "target-unknown",
+        "one of torch, burn",
+        "did you mean 'torch'?",
     )
     for dtype in ("bf16", "int8", "float8_e4m3fnuz"):
-        assert refusal(IO, tree, PRODUCTS, dtype=dtype).startswith(
-            f"--dtype {dtype}: not a floating-point dtype of safetensors"
-        )
+        finding = refusal(IO, tree, PRODUCTS, dtype=dtype)
+        assert (finding.code, finding.got) == ("dtype-unknown", dtype)
+    with pytest.raises(OptionError):
+        plan(IO, tree, PRODUCTS, dtype="int8")
 
 
 def test_like() -> None:
@@ -413,16 +415,17 @@ def test_like() -> None:
 
     like = {"layers.0.up.weight": f32(11, 7), "layers.0.up.bias": f32(11), "layers.0.norm.weight": f32(7)}
     assert len(plan(MLP, mlp(1), like={**like, "layers.0.down.weight": f32(7, 11)}).steps) == 4
-    assert findings(
-        MLP, mlp(1), like={**like, "layers.0.up.bias": f32(12), "layers.0.down.wieght": f32(7, 11), "zz": f32()}
-    ) == [
-        "r.yaml:5: layers.0.up.bias comes out as float32[11] and the wanted state_dict has float32[12]; correct the rule",
-        "layers.0.down.wieght (float32[7,11]) of the wanted state_dict has no source; add a rule for it; did you mean "
-        "'layers.0.down.weight'?",
-        "zz (float32[]) of the wanted state_dict has no source; add a rule for it",
-        "r.yaml:9: layers.0.down.weight (float32[7,11]) is not in the wanted state_dict; correct its name or drop it; did "
-        "you mean 'layers.0.down.wieght'?",
+    wanted = {**like, "layers.0.up.bias": f32(12), "layers.0.down.wieght": f32(7, 11), "zz": f32()}
+    assert places(MLP, mlp(1), like=wanted) == [
+        ("state-dict-mismatch", "r.yaml:5", "layers.0.up.bias"),
+        ("state-dict-mismatch", "", "layers.0.down.wieght"),
+        ("state-dict-mismatch", "", "zz"),
+        ("state-dict-mismatch", "r.yaml:9", "layers.0.down.weight"),
     ]
+    shape, missing, _, extra = findings(MLP, mlp(1), like=wanted)
+    assert "float32[12]" in shape and "float32[11]" in shape
+    assert missing.endswith("did you mean 'layers.0.down.weight'?")
+    assert extra.endswith("did you mean 'layers.0.down.wieght'?")
 
 
 # --- facts and config -----------------------------------------------------------------------------------------------
@@ -460,19 +463,15 @@ def test_config_of_a_published_size() -> None:
 
 def test_facts_that_config_needs_are_asked_for_by_name() -> None:
     made = plan(ONE, zeros(w=(7, 13)), CONFIG)
-    assert (made.version, made.found) == (None, "M, no published size (D=7, F=13)")
+    assert (made.version, made.found) == (None, "M, not a published size (D=7, F=13)")
     with pytest.raises(PlanError) as refused:
         _ = made.config
-    assert str(refused.value) == (
-        "r.yaml: config.json needs theta, mask, which the tree does not hold, and this is no published size (small has "
-        "D=7, F=11). Give them with --set theta=... --set mask=..., or write the weights alone to a .safetensors file"
-    )
-    assert refused.value.findings == ("theta", "mask")
+    (finding,) = refused.value.findings
+    assert (finding.code, finding.rule, finding.data) == ("fact-missing", "r.yaml", {"facts": ["theta", "mask"]})
+    assert "small has D=7, F=11" in finding.problem and "--set theta=... --set mask=..." in finding.fix
     with pytest.raises(PlanError) as refused:
         _ = plan(ONE, zeros(w=(7, 13)), CONFIG, settings={"mask": "full"}).config
-    assert "config.json needs theta, which" in str(refused.value) and "Give it with --set theta=...," in str(
-        refused.value
-    )
+    assert refused.value.findings[0].data == {"facts": ["theta"]}
     config = plan(ONE, zeros(w=(7, 13)), CONFIG, settings={"mask": "full", "theta": 3}).config
     assert config is not None and config["list"] == ["full", 1]
 
@@ -500,10 +499,7 @@ def test_optional_leaves_all_there_or_none() -> None:
 
 @pytest.mark.parametrize("leaf", MAYBE)
 def test_optional_leaves_half_there(leaf: str) -> None:
-    assert findings(OPTIONAL, {**ALWAYS, **without(MAYBE, leaf)}) == [
-        f"r.yaml:7: {leaf} is not in the checkpoint, but other leaves of this optional layer are; it is there as a whole or "
-        "not at all"
-    ]
+    assert places(OPTIONAL, {**ALWAYS, **without(MAYBE, leaf)}) == [("leaf-missing", "r.yaml:7", leaf)]
 
 
 def test_root_alternatives() -> None:
@@ -516,9 +512,7 @@ def test_root_alternatives() -> None:
         assert (made.root, names(made)) == (root, ["p"])
         assert {d.leaf: d.reason for d in made.dropped} == {f"{prefix}junk/x": "x", "step": "y"}
     both = {"params/w": np.zeros(2), "w": np.zeros(2)}
-    assert findings(rules, both, head) == [
-        "r.yaml: w (float64[2]) has no rule; add a rule, or `drop:` it with a reason"
-    ]
+    assert places(rules, both, head) == [("leaf-without-rule", "r.yaml", "w")]
     made = plan(rules, {"params/w/value": np.zeros(2), "step/value": np.zeros(())}, head)
     assert (made.root, names(made), [d.leaf for d in made.dropped]) == ("params", ["p"], ["step/value"])
 
@@ -533,12 +527,12 @@ def test_value_suffix_of_nnx_present_or_absent() -> None:
 
 
 def test_two_leaves_that_differ_only_by_the_suffix() -> None:
-    assert findings("- from: w\n  parameter: p", zeros(**{"w": (3,), "w/value": (3,)})) == [
-        "r.yaml:5: w and w/value both match w; one of them would be lost. Make the pattern fit one, or drop the other"
-    ]
-    assert findings("- from: w_{i}\n  parameter: p.{i}", zeros(w_0=(3,), w_00=(3,))) == [
-        "r.yaml:5: w_0 and w_00 both match w_{i}; one of them would be lost. Make the pattern fit one, or drop the other"
-    ]
+    twins = zeros(**{"w": (3,), "w/value": (3,)})
+    assert places("- from: w\n  parameter: p", twins) == [("pattern-matches-two-leaves", "r.yaml:5", "")]
+    numbered = zeros(w_0=(3,), w_00=(3,))
+    assert places("- from: w_{i}\n  parameter: p.{i}", numbered) == [("pattern-matches-two-leaves", "r.yaml:5", "")]
+    (text,) = findings("- from: w_{i}\n  parameter: p.{i}", numbered)
+    assert "w_0 and w_00 both match w_{i}" in text
 
 
 def test_drops_with_wildcards() -> None:
@@ -549,9 +543,7 @@ def test_drops_with_wildcards() -> None:
         "opt/a/b/count": "deep",
         "x/count": "deep",
     }
-    assert findings(rules, zeros(**{"w": (1,), "opt/0/0/m": (1,)})) == [
-        "r.yaml: opt/0/0/m (float32[1]) has no rule; add a rule, or `drop:` it with a reason"
-    ]
+    assert places(rules, zeros(**{"w": (1,), "opt/0/0/m": (1,)})) == [("leaf-without-rule", "r.yaml", "opt/0/0/m")]
 
 
 # --- dtypes and arithmetic ------------------------------------------------------------------------------------------
@@ -735,58 +727,54 @@ def test_timescales_that_cannot_be_computed() -> None:
 # --- choosing among rule files --------------------------------------------------------------------------------------
 
 
-def test_only_what_can_be_meant_is_planned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The others must be planned in full only where none knows every leaf, as their findings are what to say then."""
+def family(rules: str, model: str) -> RuleFile:
+    return rule_file(rules, HEAD.replace("model: m", f"model: {model}\nfamily: fam"))
+
+
+def picked(candidates: tuple[RuleFile, ...], source: MemorySource) -> str:
+    choice = pick(score(candidates, source))
+    assert isinstance(choice, Match), choice
+    return choice.rules.model
+
+
+def test_the_match_that_drops_fewest_leaves_is_picked() -> None:
     tree = MemorySource(zeros(w=(2,), v=(3,)))
-    both, first, drops, tower = (
-        rule_file(rules, HEAD.replace("model: m", f"model: {name}\nfamily: fam"))
-        for name, rules in {
-            "both": "- from: w\n  parameter: p\n- from: v\n  parameter: q",
-            "first": "- from: w\n  parameter: p",
-            "drops": "- from: w\n  parameter: p\n- drop: v\n  because: not here",
-            "tower": "- from: w\n  parameter: p\n- from: v\n  parameter: q\n- from: u\n  parameter: r",
-        }.items()
-    )
-    planned: list[str] = []
-
-    def make(rules: RuleFile, *args: Any, **kwargs: Any) -> Plan:
-        planned.append(rules.model)
-        return make_plan(rules, *args, **kwargs)
-
-    monkeypatch.setattr("convert.planning.select_rules.make_plan", make)
+    both = family("- from: w\n  parameter: p\n- from: v\n  parameter: q", "both")
+    first = family("- from: w\n  parameter: p", "first")
+    drops = family("- from: w\n  parameter: p\n- drop: v\n  because: not here", "drops")
+    tower = family("- from: w\n  parameter: p\n- from: v\n  parameter: q\n- from: u\n  parameter: r", "tower")
     for candidates in ((first, drops, both, tower), (both, drops, first), (both, tower)):
-        planned.clear()
-        assert choose_plan(candidates, tree).rules.model == "both"
-        assert planned == ["both"]
-    planned.clear()
-    assert choose_plan((first, drops), tree).rules.model == "drops"
-    assert planned == ["drops", "first"]
-    with pytest.raises(PlanError, match="r.yaml:.*no leaf matches u"):
-        choose_plan((first, tower), tree)
+        assert picked(candidates, tree) == "both"
+    assert picked((first, drops), tree) == "drops"
+    outcome = pick(score((first, tower), tree))
+    assert isinstance(outcome, NoMatch) and outcome.nearest.rules is not first
+    assert "leaf-missing" in {finding.code for finding in explain(outcome).findings}
 
 
-def test_the_tree_chooses_the_rule_file() -> None:
-    a = rule_file("- from: w\n  parameter: p", HEAD.replace("model: m", "model: a\nfamily: fam"))
-    b = rule_file("- from: v\n  parameter: q", HEAD.replace("model: m", "model: b\nfamily: fam"))
+def test_a_damaged_tower_is_not_left_out() -> None:
+    text = "- from: w\n  parameter: p\n- drop: t/*\n  because: text only"
+    full = family("- from: w\n  parameter: p\n- from: t/a\n  parameter: a\n- from: t/b\n  parameter: b", "full")
+    outcome = pick(score((full, family(text, "text")), MemorySource(zeros(w=(2,), **{"t/a": (3,)}))))
+    assert isinstance(outcome, NoMatch) and outcome.nearest.rules.model == "full"
+    error = explain(outcome)
+    assert error.code == "leaf-missing" and error.hint.startswith("Name text in place of fam")
+
+
+def test_the_tree_picks_the_rule_file() -> None:
+    a, b = family("- from: w\n  parameter: p", "a"), family("- from: v\n  parameter: q", "b")
     w = MemorySource(zeros(w=(2,)))
-    assert choose_plan((a, b), w).rules.model == choose_plan((b, a), w).rules.model == "a"
-    assert (share(cover(a, w), w), share(cover(b, w), w)) == (1.0, 0.0)
-    with pytest.raises(PlanError) as refused:
-        choose_plan((a, b), MemorySource(zeros(x=(2,))))
-    assert str(refused.value) == (
-        "/memory (memory) fits none of a, b: none of its 1 leaves matches a rule; the first is x. See the tree with "
-        "`convert inspect`, and the models that are known with `convert rules list`"
-    )
-    with pytest.raises(PlanError) as refused:
-        choose_plan((a, rule_file("- from: w\n  parameter: r", HEAD)), w)
-    assert str(refused.value) == "/memory fits a and m alike; name one of them in place of fam"
-    with pytest.raises(PlanError) as refused:
-        choose_plan((a, b), MemorySource(zeros(w=(2,), y=(1,))))
-    assert str(refused.value) == (
-        "r.yaml does not fit /memory: 1 problem\n  - r.yaml: y (float32[1]) has no rule; add a rule, or `drop:` it with a "
-        "reason\nThat is the nearest of fam: a knows 50 % of the leaves, b knows 0 % of the leaves"
-    )
-    assert len(refused.value.findings) == 1
+    assert picked((a, b), w) == picked((b, a), w) == "a"
+    assert [(match.rules.model, match.coverage.fraction) for match in score((b, a), w)] == [("a", 1.0), ("b", 0.0)]
+    nothing = pick(score((a, b), MemorySource(zeros(x=(2,)))))
+    assert isinstance(nothing, NoMatch)
+    assert explain(nothing).code == "rules-of-another-model" and "a, b" in str(explain(nothing))
+    several = pick(score((a, rule_file("- from: w\n  parameter: r", HEAD)), w))
+    assert isinstance(several, Ambiguous) and explain(several).code == "rules-ambiguous"
+    half = pick(score((a, b), MemorySource(zeros(w=(2,), y=(1,)))))
+    assert isinstance(half, NoMatch)
+    error = explain(half)
+    assert [finding.code for finding in error.findings] == ["leaf-without-rule"] and error.findings[0].path == "y"
+    assert error.hint == "a is the closest of fam: a matches 50 %, b matches 0 % of the leaves"
 
 
 # --- coverage as a property -----------------------------------------------------------------------------------------
@@ -896,10 +884,8 @@ def test_one_axis_longer_is_refused(model: tuple[list[str], dict[str, tuple[int,
         return
     with pytest.raises(PlanError) as refused:
         plan("\n".join(rules), zeros(**{**shapes, leaf: tuple(shape)}))
-    assert any(
-        leaf in finding and "one of the two shapes or equations is wrong" in finding
-        for finding in refused.value.findings
-    )
+    conflicts = [finding for finding in refused.value.findings if finding.code == "size-conflict"]
+    assert any(leaf in str(finding) for finding in conflicts)
 
 
 def test_planning_a_large_tree_is_quick() -> None:
@@ -931,5 +917,4 @@ def test_a_stack_of_no_layers() -> None:
 
 
 def test_rules_that_only_drop() -> None:
-    with pytest.raises(PlanError, match="nothing would be written, as no rule of this file takes a leaf"):
-        plan("- drop: '**'\n  because: all of it\n", zeros(w=(2,)))
+    assert refusal("- drop: '**'\n  because: all of it\n", zeros(w=(2,))).code == "rules-empty"

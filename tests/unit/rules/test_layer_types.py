@@ -71,29 +71,27 @@ def test_a_type_that_no_layer_has_is_no_gap() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "code", "place", "got"),
     [
-        (
-            lambda t: [t.pop(name) for name in ("b.1/look/w",)],
-            "r.yaml:6: {i} = 1 must have b.{i}/loop/** (loop) or b.{i}/look/** (look), and has neither; the checkpoint is "
-            "incomplete, or of another model",
-        ),
+        (lambda t: t.pop("b.1/look/w"), "layer-type-unknown", "r.yaml:6", "neither"),
         (
             lambda t: t.update({"b.1/loop/w": t["b.0/loop/w"], "b.1/loop/b": t["b.0/loop/b"]}),
-            "{i} = 1 must have b.{i}/loop/** (loop) or b.{i}/look/** (look), and has leaves of look and of loop",
+            "layer-type-unknown",
+            "r.yaml:6",
+            "leaves of look and of loop",
         ),
-        (
-            lambda t: t.pop("b.2/loop/b"),
-            "b.2/loop/b is not in the checkpoint; the target's tensor has no source",
-        ),
+        (lambda t: t.pop("b.2/loop/b"), "leaf-missing", "b.2/loop/b", ""),
     ],
 )
-def test_a_layer_is_of_one_type_and_complete(change: Any, message: str) -> None:
+def test_a_layer_is_of_one_type_and_complete(change: Any, code: str, place: str, got: str) -> None:
     leaves = tree("loop", "look", "loop")
     change(leaves)
     with pytest.raises(PlanError) as refused:
         make_plan(rule_file(RULES, HEAD), MemorySource(leaves))
-    assert message in str(refused.value)
+    (finding,) = refused.value.findings
+    assert (finding.code, finding.got) == (code, got) and place in (finding.rule, finding.path)
+    if code == "layer-type-unknown":
+        assert finding.expected == "b.{i}/loop/** (loop) or b.{i}/look/** (look)" and "{i} = 1" in finding.problem
 
 
 @pytest.mark.parametrize(
@@ -127,7 +125,7 @@ def test_a_word_has_no_one_more() -> None:
     head = HEAD.replace("window: 7", "window: wide")
     with pytest.raises(PlanError) as refused:
         _ = make_plan(rule_file(RULES, head), MemorySource(tree("loop", "look"))).config
-    assert str(refused.value) == "r.yaml: config.json's reach is $window+1, and window is no number but 'wide'"
+    assert (refused.value.code, refused.value.findings[0].got) == ("fact-not-a-number", "'wide'")
 
 
 def test_references() -> None:

@@ -1,14 +1,13 @@
-"""How to make Burn's modules so that they compute what the source does: epsilons, groups, biases, windows, where the reset stands.
+"""Constructors of Burn's modules: epsilons, groups, biases, padding, the place of the reset gate.
 
-No weight tells these, and Burn's defaults are others than flax's. They go into the header of the file and the model card as the
-call of the module's configuration, with ``..`` for the sizes, which the tensors tell.
+No weight holds these, and Burn's defaults differ from flax's. The header of the file and the model card name them as the call of
+the module's configuration, with ``..`` for sizes, which the tensors determine.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from convert.layers import (
@@ -27,80 +26,65 @@ from convert.layers.base import Step
 from convert.layers.conv.conv import Convolving
 from convert.layers.conv.padding import pads_by_rest, pads_shown, torch_transposed
 from convert.planning.burn.modules import GATES, OUTPUT
+from convert.planning.target_format import LayerFacts
 
 EPSILON = 1e-5  # of all of Burn's norms: burn-nn modules/norm/{layer,rms,group,batch}.rs, `#[config(default = 1e-5)]`
 MOMENTUM = 0.1  # norm/batch.rs; the share that a step replaces, as in torch
 GELU = "Gelu::new_approximate()"  # activation/gelu.rs, since 0.21; Gelu::new() is the exact one, JAX's default is this
-MADE_BY = "burn"  # key of a layer's facts
+CONSTRUCTOR = "burn"  # key of a layer's facts
 _SUFFIX = re.compile(r"\.l[^.]*$")
-_TORCH_WORDS = ("target_padding", "allowed_padding", "output_padding", "module")  # of a layer's facts, in torch's terms
+_TORCH_KEYS = ("target_padding", "allowed_padding", "output_padding", "module")  # of a layer's facts, in torch's terms
 
 
-@dataclass(frozen=True)
-class Call:
-    """How a module is made.
-
-    Attributes:
-        module: its name, or a pattern of names.
-        text: the call of its configuration.
-        default: whether all that it is told is Burn's default.
-    """
-
-    module: str
-    text: str
-    default: bool
-
-
-def in_burn(said: Mapping[str, Any], call: Call | None) -> dict[str, Any]:
-    """A layer's facts with what Burn needs in place of what torch needs."""
-    facts = {key: value for key, value in said.items() if key not in _TORCH_WORDS}
-    return {**facts, MADE_BY: call.text} if call is not None else facts
-
-
-def burn_notes(calls: Sequence[Call]) -> Iterator[str]:
-    """What a person must do for the layers that Burn's defaults do not fit; layers that need the same are one note."""
-    wanted: dict[str, list[str]] = {}
-    for call in calls:
-        if not call.default:
-            wanted.setdefault(call.text, []).append(call.module)
-    for text, names in wanted.items():
-        named = list(dict.fromkeys(names))
-        more = f" and {len(named) - 3} more" if len(named) > 3 else ""
-        verb = "is" if len(named) == 1 else "are"
-        yield f"in Burn {', '.join(named[:3])}{more} {verb} {text}: the defaults compute something else"
+def constructor_notes(layers: Sequence[LayerFacts]) -> Iterator[str]:
+    """Name the layers that Burn's defaults do not fit; layers with the same constructor are one note."""
+    modules: dict[str, list[str]] = {}
+    for layer in layers:
+        if layer.constructor and not layer.is_default:
+            modules.setdefault(layer.constructor, []).append(layer.module)
+    for constructor, found in modules.items():
+        names = list(dict.fromkeys(found))
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        verb = "is" if len(names) == 1 else "are"
+        yield f"in Burn {', '.join(names[:3])}{more} {verb} {constructor}: the defaults compute something else"
 
 
 def module_name(layer: Mapping[str, Any]) -> str:
-    """The module of a layer's facts; recurrent ones are listed by torch's suffix of their tensors."""
+    """Return the module of a layer's facts; for a recurrent layer without the suffix that torch adds to its tensors."""
     return _SUFFIX.sub("", str(layer["layer"])) if layer["kind"] in GATES else str(layer["layer"])
 
 
-def burn_call(
-    rule: Rule, layer: TargetLayer, said: Mapping[str, Any], made: Sequence[Step], sizes: Mapping[str, int]
-) -> Call | None:
-    """How the module of a rule is made; None when its tensors tell all, or the rule says nothing.
+def layer_facts(
+    rule: Rule, layer: TargetLayer, facts: Mapping[str, Any], steps: Sequence[Step], sizes: Mapping[str, int]
+) -> LayerFacts:
+    """Replace torch's facts of a layer by the constructor of its module in Burn, where its tensors do not say everything.
 
     Args:
-        said: the layer's facts, as for torch.
-        made: its tensors, as torch has them.
-        sizes: of the file's letters.
+        facts: as for torch.
+        steps: tensors of the layer, as torch has them.
+        sizes: of the rule file's letters.
     """
+    kept = {key: value for key, value in facts.items() if key not in _TORCH_KEYS}
+    name = layer.path.text.removesuffix(f".{OUTPUT}") if layer.packed_in is not None else layer.path.text
     kind = rule.kind
     if layer.packed_in is not None and isinstance(kind, Linear):
         if not layer.path.text.endswith(f".{OUTPUT}"):
-            return None
+            return LayerFacts(name, kept)
         heads = next(iter(kind.equations.values())).inputs
         count = sizes.get(heads[0], "..") if len(heads) > 1 else ".."
-        return Call(layer.packed_in.text, f"MultiHeadAttentionConfig::new(.., {count})", True)
-    text, default = _call(rule, said, made, sizes)
-    if said.get("activation") == "gelu_tanh":
-        text, default = f"{text}, followed by {GELU}" if text else f"followed by {GELU}", False
-    module = module_name({"layer": layer.path.text, "kind": rule.word})
-    return Call(module, text, default) if text else None
+        module, text, default = layer.packed_in.text, f"MultiHeadAttentionConfig::new(.., {count})", True
+    else:
+        text, default = _call(rule, facts, steps, sizes)
+        if facts.get("activation") == "gelu_tanh":
+            text, default = f"{text}, followed by {GELU}" if text else f"followed by {GELU}", False
+        module = module_name({"layer": layer.path.text, "kind": rule.word})
+    if not text:
+        return LayerFacts(name, kept)
+    return LayerFacts(name, {**kept, CONSTRUCTOR: text}, text, default, module)
 
 
 def _call(rule: Rule, said: Mapping[str, Any], made: Sequence[Step], sizes: Mapping[str, int]) -> tuple[str, bool]:
-    """The call that makes the module, and whether all that it is told is Burn's default."""
+    """Return the constructor of the module, and whether it passes nothing but Burn's defaults."""
     kind = rule.kind
     if isinstance(kind, LayerNorm):
         biased = any(step.role == "bias" for step in made)

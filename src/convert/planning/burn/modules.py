@@ -6,9 +6,10 @@ All of it is read from Burn's source at `COMMIT`, and compared with the releases
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 
+from convert.core.findings import Finding
 from convert.core.path_pattern import parse_pattern
 from convert.layers import (
     BatchNorm,
@@ -27,37 +28,8 @@ from convert.layers.norm.layer_rms import Norm
 from convert.rules.file import RuleFile, Target
 
 COMMIT = "tracel-ai/burn 2c06be351006 (0.22.0-pre.2)"
-VERIFIED = f"Burn's as its source at {COMMIT} has them; Burn was not run"
-
-
-@dataclass(frozen=True)
-class Conventions:
-    """How a file is laid out for burn-store.
-
-    Attributes:
-        called: what loads it, for people.
-        transposed: whether a Linear's weight is (in, out), as Burn has it, and not (out, in), as PyTorch has it.
-        norms: role of a norm's tensor -> what it is called, where it is not its role.
-        format: in the header of the file. burn-store writes ``safetensors`` and reads none; ``pt`` would say that PyTorch code can
-            load it, which would have square weights the wrong way round.
-    """
-
-    called: str
-    transposed: bool
-    norms: Mapping[str, str]
-    format: str
-
-
-# burn-nn modules/linear.rs (`Linear.weight`), modules/norm/*.rs; burn-store adapter.rs (`PyTorchToBurnAdapter`)
-CONVENTIONS: Mapping[str, Conventions] = {
-    "burn": Conventions(
-        "Burn: burn-store's SafetensorsStore, without an adapter",
-        True,
-        {"weight": "gamma", "bias": "beta"},
-        "safetensors",
-    ),
-    "burn_pytorch": Conventions("Burn: burn-store's SafetensorsStore with PyTorchToBurnAdapter", False, {}, "pt"),
-}
+# burn-nn modules/norm/*.rs: fields of the norms; ours are torch's
+NORM_PARAMETERS: Mapping[str, str] = {"weight": "gamma", "bias": "beta"}
 # burn-store safetensors/store.rs, `safetensor_dtype_to_burn`
 DTYPES = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint64", "uint32", "uint8", "bool")  # fmt: skip
 # burn-nn modules/rnn/gru.rs, lstm/lstm_module.rs, basic.rs: fields of the modules; ours are torch's letters
@@ -79,37 +51,18 @@ IN_PROJ = {"in_proj_weight", "in_proj_bias"}  # of torch.nn.MultiheadAttention: 
 NAMES = {Linear: "Linear", Convolution: "Conv", ConvTranspose: "ConvTranspose", Embedding: "Embedding"}
 
 
-def conventions_of(target: Target) -> Conventions | None:
-    """How the target's file is laid out; None for PyTorch code."""
-    return CONVENTIONS.get(target.conventions)
+def with_burn_layers(rules: RuleFile, target: Target) -> RuleFile:
+    """Return the rules with the layers of `target` as Burn has them.
 
-
-def with_burn(rules: RuleFile, to: str | None) -> RuleFile:
-    """The rules, with what their layers are in Burn where `to` asks for that.
-
-    Every file goes to ``burn`` and ``burn_pytorch``: under the names of its first target, with Burn's own layers in place of
-    torch's. A target that says ``conventions: burn`` has names of its own.
+    A target that the rule file does not declare takes the names of the file's first target, and Burn's layers in place of torch's.
     """
-    first = next(iter(rules.targets.values()))
-    if to is None or to in rules.targets:
-        target = rules.targets[to] if to else first
-        if target.conventions not in CONVENTIONS:
-            return rules
-        return _with_layers(rules, target, target.name)
-    if to not in CONVENTIONS:
-        return rules
-    target = Target(to, f"{CONVENTIONS[to].called}; modules called as in {first.loads}", {}, conventions=to)
-    return _with_layers(rules, target, first.name)
-
-
-def _with_layers(rules: RuleFile, target: Target, like: str) -> RuleFile:
-    """The rules with a target whose layers are those of the target `like`, as Burn has them."""
+    like = target.name if target.name in rules.targets else next(iter(rules.targets))
+    burn_only = all(other.format == target.format for other in rules.targets.values())
     changed = []
-    alone = all(other.conventions in CONVENTIONS for other in rules.targets.values())
     for rule in rules.rules:
         layer = rule.layer(like)
         if layer is not None:
-            own = alone or (like == target.name and None not in rule.targets)
+            own = burn_only or (like == target.name and None not in rule.targets)
             rule = replace(rule, targets={**rule.targets, target.name: _as_burn(rule, layer, own=own)})
         changed.append(rule)
     return replace(rules, targets={**rules.targets, target.name: target}, rules=tuple(changed))
@@ -148,46 +101,70 @@ def _unpacked(rule: Rule, layer: TargetLayer) -> str:
     return "" if layer.path.text.endswith(f".{QUERY_KEY_VALUE}") else OUTPUT
 
 
-def refusal(rule: Rule, layer: TargetLayer) -> str:
-    """Why Burn has no layer for this rule; empty when it has one. The message is the bare fact."""
-    kind, called = rule.kind, layer.path.text
+def refusal(rule: Rule, layer: TargetLayer) -> Finding | None:
+    """Explain why Burn has no layer for a rule; None when it has one."""
+    kind, path = rule.kind, layer.path.text
+
+    def no_layer(problem: str, fix: str, path: str = path) -> Finding:
+        return Finding("burn-has-no-layer", problem, rule=rule.at.line_only, path=path, fix=fix)
+
     if isinstance(kind, DataPath):
-        return f"{called}: Burn has no {kind.module}; leave the path's coefficients to your own code"
+        return no_layer(f"Burn has no {kind.module}", "leave the path's coefficients to your own code")
     if isinstance(kind, Recurrent) and kind.cell.word == "gru" and kind.cell.reset == "none":
-        return (
-            f"{called.rpartition('.')[0]}: {kind.cell.name} computes n = {kind.cell.equations['n']}, and Burn's Gru has a reset gate wherever it "
-            "stands: n = tanh(W x + b + r * (U h + c)), or with reset_after false n = tanh(W x + b + U (r * h) + c). No weights "
-            "make the two equal"
+        return no_layer(
+            f"{kind.cell.name} computes n = {kind.cell.equations['n']}, and Burn's Gru always has a reset gate: "
+            "n = tanh(W x + b + r * (U h + c)), or with reset_after false n = tanh(W x + b + U (r * h) + c). No weights make "
+            "the two equal",
+            "write a module for this cell",
+            path.rpartition(".")[0],
         )
     if layer.parametrization:
-        return f"{called}: Burn's layers hold one weight, and the target keeps the two of a weight norm; leave `parametrization` out, and they are folded"
-    if layer.packed_in is not None and layer.names:
-        return (
-            f"{called}: queries, keys and values have widths of their own here, and Burn's MultiHeadAttention has one, d_model, for "
-            "all three; give the target `projections:`, as Linears of your own module"
+        return no_layer(
+            "Burn's layers hold one weight, and the target keeps the two tensors of a weight norm",
+            "leave `parametrization` out; the two are then folded into one",
         )
-    odd = [name for role, name in layer.names.items() if name != role]
-    named = f"{' and '.join(odd)} {'is no parameter' if len(odd) == 1 else 'are no parameters'}"
-    if type(kind) in NAMES and odd and layer.computes is None:
-        packed = "write the layer as an `attention:` rule, from which Burn's MultiHeadAttention follows, or " if IN_PROJ & set(odd) else ""  # fmt: skip
-        return (
-            f"{called}: {named} of Burn's {NAMES[type(kind)]}, which has `weight` and `bias`; {packed}declare a target with "
-            "`conventions: burn` and the names of your Rust module"
+    if layer.packed_in is not None and layer.names:
+        return no_layer(
+            "queries, keys and values have different widths, and Burn's MultiHeadAttention has one width, d_model, for all three",
+            "give the target `projections:`, as Linears of your own module",
+        )
+    renamed = [name for role, name in layer.names.items() if name != role]
+    named = f"{' and '.join(renamed)} {'is not a parameter' if len(renamed) == 1 else 'are not parameters'}"
+    if type(kind) in NAMES and renamed and layer.computes is None:
+        packed = "write the layer as an `attention:` rule, which gives Burn's MultiHeadAttention, or " if IN_PROJ & set(renamed) else ""  # fmt: skip
+        return no_layer(
+            f"{named} of Burn's {NAMES[type(kind)]}, which has `weight` and `bias`",
+            f"{packed}declare a target with `format: burn` and the names of your Rust module",
         )
     if isinstance(kind, Norm):
-        if odd:
-            return f"{called}: {named} of Burn's norms, which have `gamma` and `beta`; leave the names out"
-        if layer.multiplies_by != "weight":
-            return (
-                f"{called}: Burn's norms multiply by gamma, not by {layer.multiplies_by}; leave `multiplies_by` out of the target, and "
-                "1 is added once"
-            )
-        alone = isinstance(kind, BatchNorm) or (isinstance(kind, GroupNorm) and layer.has == "weight")
-        if layer.has not in (None, "weight and bias") and alone:
-            choice = "both, always" if isinstance(kind, BatchNorm) else "both or neither"
-            return f"{called}: Burn's {type(kind).__name__} has gamma and beta, {choice}; leave `parameters` out, and what the source has not is written"
-        if isinstance(kind, RMSNorm) and "bias" in rule.sources:
-            return f"{called}: Burn's RmsNorm has gamma alone, and {rule.sources['bias']} would be lost"
-        if isinstance(kind, RMSNorm) and kind.epsilon == 0:
-            return f"{called}: Burn's RmsNorm panics at an epsilon of 0; write a module of your own, and keep its scale as a `parameter:`"
-    return ""
+        return _norm_refusal(rule, kind, layer, named if renamed else "", no_layer)
+    return None
+
+
+def _norm_refusal(
+    rule: Rule, kind: Norm, layer: TargetLayer, renamed: str, no_layer: Callable[[str, str], Finding]
+) -> Finding | None:
+    if renamed:
+        return no_layer(f"{renamed} of Burn's norms, which have `gamma` and `beta`", "leave the names out")
+    if layer.multiplies_by != "weight":
+        return no_layer(
+            f"Burn's norms multiply by gamma, not by {layer.multiplies_by}",
+            "leave `multiplies_by` out of the target; 1 is then added to the weight",
+        )
+    fixed = isinstance(kind, BatchNorm) or (isinstance(kind, GroupNorm) and layer.has == "weight")
+    if layer.has not in (None, "weight and bias") and fixed:
+        choice = "always" if isinstance(kind, BatchNorm) else "or neither"
+        return no_layer(
+            f"Burn's {type(kind).__name__} has both gamma and beta, {choice}",
+            "leave `parameters` out; a constant is then written for what the source does not have",
+        )
+    if isinstance(kind, RMSNorm) and "bias" in rule.sources:
+        return no_layer(
+            f"Burn's RmsNorm has gamma only, and {rule.sources['bias']} would be lost", "write a module for this norm"
+        )
+    if isinstance(kind, RMSNorm) and kind.epsilon == 0:
+        return no_layer(
+            "Burn's RmsNorm panics at an epsilon of 0",
+            "write a module for this norm, and keep its scale as a `parameter:`",
+        )
+    return None

@@ -1,15 +1,15 @@
-"""The tensors of Burn's modules, from those of torch's: gates apart, Linears (in, out), norms by Burn's names.
+"""Translate the tensors of torch's layers to those of Burn's modules.
 
-A plan is made for torch's layers first, whose layouts and arithmetic the rules' kinds derive; Burn's differ in where the same
-numbers lie. Which Burn tensors hold a torch tensor is kept (`Held`), so that a file can be looked at either way.
+Gates of recurrent layers are split, Linears are transposed to (in, out), norms take Burn's parameter names. The plan for torch's
+layers comes first, because their kinds derive layouts and arithmetic; Burn stores the same numbers elsewhere.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from convert.checkpoints.source import Source
+from convert.core.findings import Finding
 from convert.core.ops import Add, AddIdentity, Cast, Multiply, Op, Pad, Permute, Slice, out_spec
 from convert.core.tensor_spec import TensorSpec
 from convert.layers import KINDS, Linear, Recurrent
@@ -17,72 +17,73 @@ from convert.layers.base import LayerLeaves, Part, Step
 from convert.layers.casts import losses
 from convert.layers.norm.group_batch import COUNTER
 from convert.layers.norm.layer_rms import Norm
-from convert.planning.burn.modules import DTYPES, GATES, TRANSFORMS, Conventions
+from convert.planning.burn.modules import DTYPES, GATES, NORM_PARAMETERS, TRANSFORMS
 from convert.planning.compile.axes import group_shown
-from convert.planning.plan import Held
+from convert.planning.target_format import TranslatedTensor, Translation
 
-TURN = Permute((1, 0))
+TRANSPOSE = Permute((1, 0))
 
 
 @dataclass(frozen=True)
-class _Made:
+class _Translated:
     """What a torch tensor becomes.
 
     Attributes:
-        steps: Burn's tensors, in the order of the torch tensor's rows; others that Burn's module has besides, after them.
-        held: how many of them hold the torch tensor.
-        turned: whether each is transposed.
+        steps: Burn's tensors, in the order of the torch tensor's rows.
+        transposed: whether each is transposed.
     """
 
     steps: tuple[Step, ...]
-    held: int = 1
-    turned: bool = False
+    transposed: bool = False
 
 
-def burn_steps(
-    steps: Iterable[Step], source: Source, target: str, conventions: Conventions
-) -> tuple[list[Step], tuple[Held, ...], list[str]]:
-    """Burn's tensors, in the order of torch's.
+def translate(steps: Iterable[Step], spec_of: Callable[[str], TensorSpec], target: str) -> Translation:
+    """Translate torch's tensors to Burn's, in the same order.
 
     Args:
         steps: of a plan for torch's layers, parts joined.
-        source: the checkpoint.
+        spec_of: spec of a leaf.
         target: the name of the target.
-        conventions: of the file.
-
-    Returns:
-        Burn's steps; for each torch tensor what holds it; and what Burn cannot hold.
     """
     steps = list(steps)
-    modules = _Cells(steps, target)
+    modules = _RecurrentModules(steps, target)
     made: list[Step] = []
-    held: list[Held] = []
+    tensors: list[TranslatedTensor] = []
     findings = [*modules.findings]
     for step in steps:
-        if said := _unfit(step):
-            findings.append(f"{step.rule.line_only}: {step.name}: {step.spec}: {said}")
+        if (finding := _unsupported(step)) is not None:
+            findings.append(finding)
             continue
-        found = _translated(step, source, target, conventions, modules)
+        found = _translated(step, spec_of, target, modules)
         made += found.steps
-        held.append(Held(step, tuple(one.name for one in found.steps[: found.held]), found.turned))
+        tensors.append(TranslatedTensor(step, tuple(one.name for one in found.steps), found.transposed))
     made += _missing(made, steps, target)
-    return made, tuple(held), findings
+    return Translation(tuple(made), tuple(tensors), tuple(findings))
 
 
-def _unfit(step: Step) -> str:
+def _unsupported(step: Step) -> Finding | None:
     if step.spec.dtype not in DTYPES:
-        return f"burn-store reads no {step.spec.dtype} (it reads {', '.join(DTYPES)}); write another with --dtype or `dtype:`"
-    if not issubclass(KINDS[step.word], Norm) or not step.parts:
-        return ""
-    rule = step.parts[0].rule
-    lead = rule is None or step.role == rule.lead  # the others have its shape, and it is said once
-    if lead and len(step.spec.shape) != 1:
-        called = {"weight": "scale"}.get(step.role, step.role)
-        return (
-            f"Burn's norms have one axis, the last one of what they normalise, and this {called} has "
-            f"{len(step.spec.shape)}; keep it as a `parameter:` of your own module"
+        return Finding(
+            "burn-has-no-layer",
+            f"burn-store does not read {step.spec.dtype}; it reads {', '.join(DTYPES)}",
+            rule=step.rule.line_only,
+            path=f"{step.name} ({step.spec})",
+            fix="write another dtype with --dtype or `dtype:`",
         )
-    return ""
+    if not issubclass(KINDS[step.word], Norm) or not step.parts:
+        return None
+    rule = step.parts[0].rule
+    lead = rule is None or step.role == rule.lead  # the other parameters have its shape, and one finding is enough
+    if lead and len(step.spec.shape) != 1:
+        parameter = {"weight": "scale"}.get(step.role, step.role)
+        return Finding(
+            "burn-has-no-layer",
+            f"Burn's norms normalize the last axis only, and this {parameter} has {len(step.spec.shape)} axes",
+            rule=step.rule.line_only,
+            path=f"{step.name} ({step.spec})",
+            fix="keep it as a `parameter:` of your own module",
+        )
+    return None
 
 
 def _kind(step: Step) -> object:
@@ -90,24 +91,27 @@ def _kind(step: Step) -> object:
     return rule.kind if rule is not None else None
 
 
-def _translated(step: Step, source: Source, target: str, conventions: Conventions, modules: _Cells) -> _Made:
+def _translated(
+    step: Step, spec_of: Callable[[str], TensorSpec], target: str, modules: _RecurrentModules
+) -> _Translated:
     if step.group is not None:
-        return _gates(step, step.group, source, conventions, modules.path(step.group))
-    if step.role == COUNTER and not step.parts:  # Burn's BatchNorm counts nothing
-        return _Made((), 0)
+        return _gates(step, step.group, spec_of, modules.path(step.group))
+    if step.role == COUNTER and not step.parts:  # Burn's BatchNorm does not count batches
+        return _Translated(())
     kind = _kind(step)
-    if step.tied:  # Burn's Linear has its weight (in, out), and so a copy of the table, turned
-        turned = step.word == "linear" and conventions.transposed
-        return _Made((_turned(step) if turned else step,), turned=turned)
-    if isinstance(kind, Linear) and step.role == "weight" and conventions.transposed and not _own(step, target):
-        return _Made((_turned(step),), turned=True)
-    if issubclass(KINDS[step.word], Norm) and step.role in conventions.norms:
+    if (
+        step.tied and step.word == "linear"
+    ):  # Burn's Linear stores (in, out), so it needs a transposed copy of the table
+        return _Translated((_transposed(step),), transposed=True)
+    if not step.tied and isinstance(kind, Linear) and step.role == "weight" and not _computes_own_einsum(step, target):
+        return _Translated((_transposed(step),), transposed=True)
+    if not step.tied and issubclass(KINDS[step.word], Norm) and step.role in NORM_PARAMETERS:
         module = step.name.rpartition(".")[0]
-        return _Made((replace(step, name=f"{module}.{conventions.norms[step.role]}"),))
-    return _Made((step,))
+        return _Translated((replace(step, name=f"{module}.{NORM_PARAMETERS[step.role]}"),))
+    return _Translated((step,))
 
 
-def _own(step: Step, target: str) -> bool:
+def _computes_own_einsum(step: Step, target: str) -> bool:
     """Whether the target computes an einsum of its own with this weight: then it is laid out as that says."""
     rule = step.parts[0].rule
     layer = rule.layer(target) if rule is not None else None
@@ -137,41 +141,41 @@ def _in_attention(step: Step, target: str) -> bool:
 # ---- transposing
 
 
-def _turned(step: Step) -> Step:
+def _transposed(step: Step) -> Step:
     """The same matrix, (in, out); what were rows of its parts are columns."""
     spec = TensorSpec(step.spec.shape[::-1], step.spec.dtype)
-    return replace(step, spec=spec, parts=tuple(_turned_part(part) for part in step.parts))
+    return replace(step, spec=spec, parts=tuple(_transposed_part(part) for part in step.parts))
 
 
-def _turned_part(part: Part) -> Part:
+def _transposed_part(part: Part) -> Part:
     groups = part.groups[::-1]
     head, arrow, tail = part.layout.partition(" -> ")
     before, after = (" ".join([*part.apart, *map(group_shown, of)]) for of in (part.groups, groups))
     layout = (
         f"{head}{arrow}{after}{tail.removeprefix(before)}" if tail.startswith(before) else f"{part.layout}, transposed"
     )
-    return replace(part, ops=turned_ops(part.ops), groups=groups, layout=layout, axis=-1 if part.rows else 0)
+    return replace(part, ops=transposed_ops(part.ops), groups=groups, layout=layout, axis=-1 if part.rows else 0)
 
 
-def turned_ops(ops: tuple[Op, ...]) -> tuple[Op, ...]:
+def transposed_ops(ops: tuple[Op, ...]) -> tuple[Op, ...]:
     """The operations with a transposition of the matrix behind them; two that follow each other are none.
 
-    >>> turned_ops((Permute((1, 0)), Slice(0, 2, 4)))
+    >>> transposed_ops((Permute((1, 0)), Slice(0, 2, 4)))
     (Slice(axis=1, start=2, stop=4),)
     """
     for k in range(len(ops) - 1, -1, -1):
-        if ops[k] == TURN:
+        if ops[k] == TRANSPOSE:
             behind = (replace(op, axis=1 - op.axis) if isinstance(op, Slice) else op for op in ops[k + 1 :])
             return (*ops[:k], *behind)
         if not isinstance(ops[k], Cast | Add | Multiply | Slice):
             break
-    return (*ops, TURN)
+    return (*ops, TRANSPOSE)
 
 
 # ---- recurrent layers
 
 
-class _Cells:
+class _RecurrentModules:
     """What the recurrent layers of a plan are called in Burn: ``rnn``, ``rnn.0``, ``rnn.forward``, ``rnn.0.reverse``.
 
     Burn's Gru, Lstm and Rnn are one layer in one direction; BiGru, BiLstm and BiRnn have the fields ``forward`` and ``reverse``;
@@ -189,16 +193,19 @@ class _Cells:
                     self._counted.add(step.group.module)
 
     @property
-    def findings(self) -> Iterator[str]:
+    def findings(self) -> Iterator[Finding]:
         """Directions without the other one."""
         for module, places in self._seen.items():
             backward = any(reverse for _, reverse in places)
-            for (layer, reverse), cell in places.items():
+            for (layer, reverse), leaves in places.items():
                 if backward and (layer, not reverse) not in places:
                     has, lacks = ("backward", "forward") if reverse else ("forward", "backward")
-                    yield (
-                        f"{cell.rule.at.line_only}: {module}: its layer {layer} has the direction {has} and not {lacks}, and Burn's "
-                        "bidirectional layers have both"
+                    yield Finding(
+                        "burn-has-no-layer",
+                        f"layer {layer} has the direction {has} and not {lacks}; Burn's bidirectional layers have both",
+                        rule=leaves.rule.at.line_only,
+                        path=module,
+                        fix=f"add a rule for the {lacks} direction, or write a module of your own",
                     )
 
     def path(self, cell: LayerLeaves) -> str:
@@ -217,41 +224,40 @@ def _place(cell: LayerLeaves) -> tuple[str, bool]:
     return layer, bool(reverse)
 
 
-def _gates(step: Step, cell: LayerLeaves, source: Source, conventions: Conventions, path: str) -> _Made:
-    """One tensor of torch's as one for each gate."""
-    kind = cell.rule.kind
+def _gates(step: Step, layer: LayerLeaves, spec_of: Callable[[str], TensorSpec], path: str) -> _Translated:
+    """Split one tensor of torch into one for each gate."""
+    kind = layer.rule.kind
     assert isinstance(kind, Recurrent)
-    order = kind.cell.order
+    order, hidden = kind.cell.order, layer.sizes["H"]
     inner, parameter = TRANSFORMS[step.role]
-    turned = parameter == "weight" and conventions.transposed
+    transposed = parameter == "weight"
     made = []
     for k, gate in enumerate(order):
         name = f"{path}.{GATES[kind.cell.word][gate]}.{inner}.{parameter}"
-        one = _rows(step, name, k * cell.sizes["H"], (k + 1) * cell.sizes["H"], kind.cell.gates[gate], source)
+        one = _rows(step, name, k * hidden, (k + 1) * hidden, kind.cell.gates[gate], spec_of)
         one = replace(one, role=parameter, siblings=len(order), group=None, notes=())
-        made.append(_turned(one) if turned else one)
-    return _Made(tuple(made), len(made), turned)
+        made.append(_transposed(one) if transposed else one)
+    return _Translated(tuple(made), transposed)
 
 
-def _rows(step: Step, name: str, start: int, stop: int, letter: str, source: Source) -> Step:
-    """The rows of one gate, which one leaf makes, or none."""
+def _rows(step: Step, name: str, start: int, stop: int, letter: str, spec_of: Callable[[str], TensorSpec]) -> Step:
+    """Return the rows of one gate, which are those of one leaf, or zeros."""
     spec = TensorSpec((stop - start, *step.spec.shape[1:]), step.spec.dtype)
     for part in step.parts:
         first, last = part.rows or (0, step.spec.shape[0])
         if not (first <= start and stop <= last):
             continue
-        ops = _sliced(part.ops, start - first, stop - first, source.leaves[part.leaf].spec)
+        ops = _sliced(part.ops, start - first, stop - first, spec_of(part.leaf))
         if ops is None:
             break
-        said, side = part.layout.partition(" -> ")[0], part.groups[1:]
+        stored, side = part.layout.partition(" -> ")[0], part.groups[1:]
         sizes = tuple(zip((letter, *side), spec.shape, strict=True))
-        layout = f"{said} -> {' '.join((letter, *side))}"
+        layout = f"{stored} -> {' '.join((letter, *side))}"
         one = replace(part, ops=ops, rows=None, layout=layout, groups=(letter, *side), stored=sizes)
         computed = [op for op in ops if isinstance(op, Add | Multiply | AddIdentity)]
-        lost = losses([source.leaves[part.leaf].spec.dtype], spec.dtype, bool(computed))
+        lost = losses([spec_of(part.leaf).dtype], spec.dtype, bool(computed))
         return replace(step, name=name, spec=spec, parts=(one,), arithmetic=", ".join(map(str, computed)), loses=lost)
-    said = "zeros: the source has no such bias"
-    return Step(name, spec, (), step.word, step.rule, said, "", 0.0, step.role)
+    return Step(name, spec, (), step.word, step.rule, "zeros: the source has no such bias", "", 0.0, step.role)
 
 
 def _sliced(ops: tuple[Op, ...], start: int, stop: int, spec: TensorSpec) -> tuple[Op, ...] | None:

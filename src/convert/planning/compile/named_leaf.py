@@ -10,7 +10,7 @@ from convert.core.findings import Finding
 from convert.core.tensor_spec import TensorSpec
 from convert.layers.base import Matched, Rule
 from convert.layers.leaves import MisfitError, unstacked
-from convert.planning.sizes import Constraint
+from convert.planning.constraints import Constraint
 
 
 @dataclass(frozen=True)

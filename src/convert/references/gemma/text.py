@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from convert.core.errors import ConvertError, UnavailableError
-from convert.planning.plan import Plan, expand
+from convert.planning.facts import expand_fact
+from convert.planning.plan import Plan
 from convert.references.gemma import jax_model
 from convert.references.gemma.jax_model import LOGITS, Gemma
 from convert.references.gemma.variants import HEAD, TABLE, variants
@@ -67,7 +68,7 @@ def reference(plan: Plan) -> Reference:
 def _fact(plan: Plan, name: str) -> Any:
     if name not in plan.facts:
         raise ConvertError(f"{plan.source.path}: the tree does not tell the {name}; say it with --set {name}=...")
-    return expand(plan.facts[name], plan.sizes)
+    return expand_fact(plan.facts[name], plan.sizes)
 
 
 def model_of(plan: Plan, generation: str) -> Gemma:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from convert.planning.plan import Plan
-from convert.planning.sidecar import facts_beside
+from convert.planning.sidecar import sidecar_facts
 
 
 def note_unverified(plan: Plan, stated: Mapping[str, Mapping[str, Any]]) -> str:
@@ -17,7 +17,7 @@ def note_unverified(plan: Plan, stated: Mapping[str, Mapping[str, Any]]) -> str:
     Args:
         stated: who states settings -> the settings; the first that names a setting is the one that was used.
     """
-    known = facts_beside(plan.rules, plan.sidecar)
+    known = sidecar_facts(plan.rules, plan.sidecar)
     groups: dict[str, list[str]] = {}
     for key, value in plan.settings.items():
         if key in known and known[key] == value:

@@ -14,7 +14,8 @@ from convert.layers.base import PlanView, Step
 from convert.layers.in_memory import expected, maker
 from convert.layers.leaf_reader import LeafReader
 from convert.layers.mistake import Mistake, symmetric
-from convert.planning.plan import Held, Plan
+from convert.planning.plan import Plan
+from convert.planning.target_format import TranslatedTensor
 from convert.verify.mistakes.layouts import fused_order_mistakes, layout_mistakes
 from convert.verify.mistakes.low_rank import pair_mistakes
 
@@ -46,20 +47,20 @@ def group_mistakes(step: Step, plan: Plan) -> Iterator[Mistake]:
     gates = _gates_of(step, plan)
     if gates is None:
         return
-    held, place = gates
+    tensor, place = gates
 
-    def share(tensor: Array) -> Array:
-        rows = np.split(tensor, len(held.names))[place]
-        return rows.T if held.turned else rows
+    def share(values: Array) -> Array:
+        rows = np.split(values, len(tensor.names))[place]
+        return rows.T if tensor.transposed else rows
 
-    for mistake in _of_kind(held.step, plan.in_torch):
+    for mistake in _of_kind(tensor.torch, plan.as_torch):
         yield replace(mistake, make=lambda make=mistake.make: share(make()))  # type: ignore[misc]
 
 
-def _gates_of(step: Step, plan: Plan) -> tuple[Held, int] | None:
+def _gates_of(step: Step, plan: Plan) -> tuple[TranslatedTensor, int] | None:
     """Return the tensor of torch's recurrent layer of which this one holds a gate, and which one; None for other tensors."""
-    held = plan.holders.get(step.name)
-    return held if held is not None and held[0].step.group is not None else None
+    found = plan.torch_tensors.get(step.name)
+    return found if found is not None and found[0].torch.group is not None else None
 
 
 def _of_kind(step: Step, plan: PlanView) -> Iterator[Mistake]:

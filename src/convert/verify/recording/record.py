@@ -17,7 +17,7 @@ from convert.core.findings import Finding
 from convert.core.tensor_spec import TensorSpec, numpy_dtype
 from convert.core.user_code import REFERENCE_OPTION, user_code_errors
 from convert.planning.plan import Plan
-from convert.planning.sidecar import facts_beside
+from convert.planning.sidecar import sidecar_facts
 from convert.verify.numerics.precision import require_precision
 from convert.verify.recording.file import FLOAT64, INPUT, KEY, LEAF, MASK, NATIVE, checksum
 from convert.verify.recording.manifest import Manifest, Value
@@ -147,7 +147,7 @@ def write_recording(
         target=plan.target,
         reference=factory,
         rules_sha256=plan.rules.sha256,
-        settings={**facts_beside(plan.rules, plan.sidecar), **plan.settings},  # the check has no sidecar config.json
+        settings={**sidecar_facts(plan.rules, plan.sidecar), **plan.settings},  # the check has no sidecar config.json
         sizes=plan.sizes,
         source_format=plan.source.format,
         leaves=plan.checkpoint.leaves,

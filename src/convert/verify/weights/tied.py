@@ -26,7 +26,7 @@ def compare_tied(plan: Plan, written: Written) -> dict[str, Finding]:
     for step in plan.steps:
         if not step.tied or any(written.specs.get(name) != steps[name].spec for name in (step.name, step.tied)):
             continue
-        transposed = step.name in plan.holders and plan.holders[step.name][0].turned
+        transposed = step.name in plan.torch_tensors and plan.torch_tensors[step.name][0].transposed
         copy = written.read(step.name)
         count, size = compare_tensors(copy.T if transposed else copy, written.read(step.tied))
         if count:

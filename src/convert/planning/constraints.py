@@ -1,0 +1,114 @@
+"""Bind axis letters to sizes across all leaves that a rule file matches, and find contradictions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from convert.core.findings import Finding
+from convert.rules.file import Axis
+
+
+@dataclass(frozen=True)
+class Constraint:
+    """One statement about the size of a letter.
+
+    Attributes:
+        letter: the axis letter, or the name of an index.
+        size: the size.
+        rule: ``file:line`` of the rule; empty for a setting.
+        leaf: path of the leaf whose shape gives the size; empty when the number of leaves gives it.
+        shown: the leaf's spec with its letters, or another description of the evidence.
+        setting: ``--set D=7`` when the user gave the size.
+    """
+
+    letter: str
+    size: int
+    rule: str
+    leaf: str
+    shown: str
+    setting: str = ""
+
+    @property
+    def place(self) -> str:
+        """The rule or the setting."""
+        return self.setting or self.rule
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.leaf + ': ' if self.leaf else ''}{self.shown}"
+
+
+def bind(constraints: Iterable[Constraint], axes: Mapping[str, Axis]) -> tuple[dict[str, int], list[Finding]]:
+    """Return the sizes of all letters that the constraints and the products in `axes` determine, and contradictions."""
+    bound: dict[str, Constraint] = {}
+    findings: list[Finding] = []
+    for new in constraints:
+        old = bound.setdefault(new.letter, new)
+        if old.size != new.size:
+            findings.append(_conflict(old, new, axes))
+    sizes = {letter: constraint.size for letter, constraint in bound.items()}
+    findings += _solve_products(sizes, bound, axes)
+    return sizes, findings
+
+
+def _conflict(old: Constraint, new: Constraint, axes: Mapping[str, Axis]) -> Finding:
+    meaning = f" ({axes[new.letter].meaning})" if new.letter in axes else ""
+    setting = old.setting or new.setting
+    return Finding(
+        "size-conflict",
+        f"{new.shown} makes {new.letter} = {new.size}{meaning}, but {old.leaf or old.shown} "
+        f"({old.place}{', ' + old.shown if old.leaf else ''}) makes it {old.size}",
+        rule=new.rule,
+        path=new.leaf or new.setting,
+        fix=f"leave out {setting}"
+        if setting
+        else "correct one of the two equations, unless one of the shapes is wrong",
+        data={"letter": new.letter, "sizes": [old.size, new.size]},
+    )
+
+
+def _solve_products(sizes: dict[str, int], bound: Mapping[str, Constraint], axes: Mapping[str, Axis]) -> list[Finding]:
+    """Add the letters that a product determines to `sizes`, and report products that do not hold."""
+    findings = []
+    unsolved = {name: axis for name, axis in axes.items() if axis.equals}
+    progress = True
+    while progress:
+        progress = False
+        for name, axis in list(unsolved.items()):
+            unknown = [factor for factor in axis.equals if isinstance(factor, str) and factor not in sizes]
+            known = math.prod(sizes[f] if isinstance(f, str) else f for f in axis.equals if f not in unknown)
+            if not unknown:
+                progress, _ = True, unsolved.pop(name)
+                if sizes.setdefault(name, known) != known:
+                    reason = str(bound.get(name, "another product"))
+                    findings.append(_broken_product(name, axis, f"is {known}, but {reason} makes it {sizes[name]}"))
+            elif len(set(unknown)) == 1 and name in sizes:
+                progress, _ = True, unsolved.pop(name)
+                reason = f" ({bound[name]} makes it {sizes[name]})" if name in bound else ""
+                if known == 0 or sizes[name] % known:
+                    findings.append(_broken_product(name, axis, f"{sizes[name]} is not divisible by {known}{reason}"))
+                    continue
+                root = _integer_root(sizes[name] // known, len(unknown))
+                if root is None:
+                    findings.append(
+                        _broken_product(name, axis, f"{sizes[name]} is not such a product of integers{reason}")
+                    )
+                else:
+                    sizes[unknown[0]] = root
+    return findings
+
+
+def _broken_product(name: str, axis: Axis, problem: str) -> Finding:
+    return Finding(
+        "size-conflict",
+        f"{name} = {'*'.join(map(str, axis.equals))} ({axis.meaning}): {problem}",
+        rule=axis.at.line_only,
+        fix="correct the product, or the equation that names the letter",
+    )
+
+
+def _integer_root(number: int, power: int) -> int | None:
+    """Return the integer whose `power` is the number, if there is one."""
+    near = round(number ** (1 / power))
+    return next((root for root in (near - 1, near, near + 1) if root > 0 and root**power == number), None)

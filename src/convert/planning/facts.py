@@ -1,0 +1,118 @@
+"""Facts: hyperparameters that no leaf holds, from the rules, the published size, the sidecar and the settings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from convert.core.findings import Finding
+from convert.planning.sidecar import Sidecar, sidecar_facts
+from convert.rules.file import ASK, RuleFile, Version
+
+
+def published_version(rules: RuleFile, sizes: Mapping[str, int]) -> Version | None:
+    """Return the published version with these sizes."""
+    return next((v for v in rules.versions if all(sizes.get(name) == size for name, size in v.sizes.items())), None)
+
+
+def collect_facts(
+    rules: RuleFile, version: Version | None, sidecar: Sidecar, sizes: Mapping[str, int], settings: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the known facts; settings take precedence over the sidecar, the published version and the rules."""
+    given = {key: value for key, value in settings.items() if key in rules.facts}
+    facts = {**rules.facts, **(version.facts if version else {}), **sidecar_facts(rules, sidecar), **given}
+    return {key: expand_fact(value, sizes) for key, value in facts.items() if value != ASK}
+
+
+def expand_fact(value: Any, sizes: Mapping[str, int]) -> Any:
+    """Expand a list as long as a size, ``{repeat: [a, a, b], length: $i}``; return other facts unchanged."""
+    if isinstance(value, dict) and set(value) == {"repeat", "length"} and isinstance(value["repeat"], list):
+        length = sizes.get(str(value["length"]).removeprefix("$"))
+        if length is not None:
+            return [value["repeat"][k % len(value["repeat"])] for k in range(length)]
+    return value
+
+
+def unmet_requirements(rules: RuleFile, target: str, facts: Mapping[str, Any]) -> Iterator[Finding]:
+    """Find facts that differ from the only value with which the target's code computes."""
+    code = rules.targets[target]
+    for name, need in code.requires.items():
+        if name in facts and facts[name] != need.value:
+            others = [other for other in rules.targets if other != target]
+            yield Finding(
+                "target-requirement",
+                f"{code.loads} computes only with {name} = {need.value}: {need.because}",
+                rule=need.at.line_only,
+                expected=f"{name} = {need.value}",
+                got=f"{name} = {facts[name]}",
+                fix=f"choose another target: --to {' or '.join(others)}"
+                if others
+                else "use other code to load the model",
+            )
+
+
+def unknown_requirements(rules: RuleFile, target: str, facts: Mapping[str, Any]) -> Iterator[str]:
+    """Name facts that the target's code requires and that are unknown."""
+    code = rules.targets[target]
+    for name, need in code.requires.items():
+        if name not in facts:
+            yield f"{code.loads} computes with {name} = {need.value}, and the tree does not show it: {need.because}"
+
+
+def indivisible(
+    rules: RuleFile,
+    sizes: Mapping[str, int],
+    facts: Mapping[str, Any],
+    sidecar: Sidecar,
+    settings: Mapping[str, Any],
+) -> Iterator[Finding]:
+    """Check that widths are divisible by the facts of `must_divide`, such as the number of attention heads."""
+    for name, letter in rules.must_divide.items():
+        if name not in facts or letter not in sizes:
+            continue
+        value, size = facts[name], sizes[letter]
+        positive = isinstance(value, int) and not isinstance(value, bool) and value > 0
+        if positive and size % value == 0:
+            continue
+        if name in settings:
+            place = f"--set {name}={value}"
+        elif sidecar.config.get(name) is not None and rules.sidecar is not None:
+            place = f"{rules.sidecar.file} of the checkpoint"
+        else:
+            place = rules.path
+        meaning = f" ({rules.axes[letter].meaning})" if letter in rules.axes else ""
+        yield Finding(
+            "size-conflict",
+            f"the tree has {letter} = {size}{meaning}",
+            path=place,
+            expected=f"{name} to be a positive integer that divides {size}",
+            got=f"{name} = {value!r}",
+            fix="one of the two is of another checkpoint",
+        )
+
+
+def truncation_note(rules: RuleFile, sizes: Mapping[str, int], settings: Mapping[str, Any]) -> str:
+    """Warn of a tree that differs from a published size only in the number of layers; empty for other trees.
+
+    A truncated stack of layers looks like that. A number that the user sets (``--set i=17``) is intended.
+    """
+    counted = {
+        index for rule in rules.rules if rule.sources for index in (*rule.path.indices, *rule.stacked, *rule.index_from)
+    }
+    for version in rules.versions:
+        differs = [name for name, size in version.sizes.items() if sizes.get(name) != size]
+        if len(differs) == 1 and differs[0] in counted and differs[0] in sizes and differs[0] not in settings:
+            (name,) = differs
+            meaning = rules.axes[name].meaning if name in rules.axes else name
+            return (
+                f"the tree has {sizes[name]} {meaning} and otherwise the sizes of {version.name}, which has "
+                f"{version.sizes[name]}: it may be truncated; --set {name}={sizes[name]} confirms the number"
+            )
+    return ""
+
+
+def missing_sidecar_note(rules: RuleFile, sidecar: Sidecar) -> Iterator[str]:
+    """Say which facts are assumed because there is no sidecar."""
+    if rules.sidecar is not None and not sidecar.config:
+        assumed = ", ".join(f"{key} {value}" for key, value in rules.facts.items() if value != ASK)
+        yield f"there is no {rules.sidecar.file} next to the checkpoint; the rules assume {assumed}"

@@ -1,0 +1,361 @@
+"""Findings about matching: leaves without a rule, leaves with two, and leaves that a rule expects and the tree lacks."""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from convert.checkpoints.source import Leaf
+from convert.core.findings import Finding
+from convert.core.path_index import path_template
+from convert.core.path_pattern import Pattern
+from convert.core.similarity import closest_match
+from convert.core.yaml_nodes import Position
+from convert.layers import Rule
+from convert.layers.base import Matched
+from convert.layers.embedding.embedding import TIES
+from convert.rules.file import LayerTypes, RuleFile
+
+INCOMPLETE = "the stack of layers is truncated, or the checkpoint is incomplete"
+LISTED = 8  # missing indices that one finding names
+
+
+@dataclass(frozen=True)
+class LayerNumbers:
+    """Layers that one leaf pattern of a rule with `index_from` provides.
+
+    Attributes:
+        matched: the rule and its leaves.
+        name: the index of the target.
+        role: of the leaves.
+        numbers: values of the index for which there is a leaf.
+    """
+
+    matched: Matched
+    name: str
+    role: str
+    numbers: frozenset[int]
+
+
+@dataclass(frozen=True)
+class MatchFacts:
+    """The outcome of matching, as far as findings follow from it.
+
+    Attributes:
+        rules: the rule file, with the path variants of this tree.
+        root: the prefix under which the paths of the rules were matched.
+        leaves: all leaves of the checkpoint.
+        matched: one for each rule that is not a `drop`.
+        claims: leaf -> the first rule that matches it.
+        rivals: leaf -> all rules that match it, where there are several.
+        collisions: two leaves that match one rule with the same indices.
+        domain: index name -> its values in the tree.
+        types: list name -> layer -> types whose leaves the layer has.
+        numbers: layers that are counted through `index_from`.
+        counts: index name -> number of its values.
+    """
+
+    rules: RuleFile
+    root: str
+    leaves: Mapping[str, Leaf]
+    matched: Sequence[Matched]
+    claims: Mapping[str, Rule]
+    rivals: Mapping[str, Sequence[Rule]]
+    collisions: Sequence[tuple[Rule, Pattern, str, str]]
+    domain: Mapping[str, set[int]]
+    types: Mapping[str, Mapping[int, set[str]]]
+    numbers: Sequence[LayerNumbers]
+    counts: Mapping[str, int]
+
+    def full(self, path: Pattern | str) -> str:
+        """Return a rule's path from the top of the tree."""
+        return full_path(self.root, path)
+
+    @cached_property
+    def unclaimed(self) -> list[str]:
+        """One leaf of each path template among those that no rule matches, or among all if every leaf is matched."""
+        free = {path_template(name): name for name in self.leaves if name not in self.claims}
+        return sorted((free or {path_template(name): name for name in self.leaves}).values())
+
+
+def full_path(root: str, path: Pattern | str) -> str:
+    """Return a rule's path from the top of the tree."""
+    text = str(path)
+    return text.removeprefix("/") if text.startswith("/") or not root else f"{root}/{text}"
+
+
+def match_findings(facts: MatchFacts) -> tuple[Finding, ...]:
+    """Compare the rules with the leaves in both directions. Takes a while: names the closest match of what is missing."""
+    return (
+        *_collisions(facts),
+        *_claimed_twice(facts),
+        *_gaps(facts),
+        *_missing(facts),
+        *_beyond_period(facts),
+        *_gaps_of_numbered(facts),
+        *_missing_numbers(facts),
+        *_layers_without_type(facts),
+        *_without_rule(facts),
+    )
+
+
+def _collisions(facts: MatchFacts) -> Iterator[Finding]:
+    for rule, pattern, first, second in facts.collisions:
+        yield Finding(
+            "pattern-matches-two-leaves",
+            f"{first} and {second} both match {pattern}; one of them would be lost",
+            rule=rule.at.line_only,
+            fix="make the pattern match one of them, or drop the other",
+        )
+
+
+def _claimed_twice(facts: MatchFacts) -> Iterator[Finding]:
+    for name in facts.claims:
+        if name not in facts.rivals:
+            continue
+        rules = facts.rivals[name]
+        yield Finding(
+            "leaf-claimed-twice",
+            f"two rules match this leaf ({facts.leaves[name].spec}), "
+            + " and ".join(f"{rule.at.line_only} ({rule.word})" for rule in rules),
+            path=name,
+            fix=f"remove one or narrow its path{_tied_table(rules)}",
+        )
+
+
+def _tied_table(rules: Sequence[Rule]) -> str:
+    """Say how to write a leaf that is an embedding table and, under another name, a head."""
+    table = next((rule for rule in rules if rule.word == "embedding" and rule.targets), None)
+    others = [rule for rule in rules if rule is not table and rule.word in TIES and rule.targets]
+    if table is None or not others:
+        return ""
+    here, there = (_in_braces(next(iter(rule.targets.values())).path.text) for rule in (table, others[0]))
+    tied = there if others[0].word == "linear" else f"{{{others[0].word}: {there}}}"
+    return (
+        f". If the model has one table under two names (tied weights, flax's Embed.attend), remove {others[0].at.line_only} "
+        f"and write `embedding: {{module: {here}, tied: {tied}}}` in {table.at.line_only}"
+    )
+
+
+def _in_braces(path: str) -> str:
+    """Quote a path for a YAML flow mapping."""
+    return f'"{path}"' if "{" in path else path
+
+
+def _gaps(facts: MatchFacts) -> Iterator[Finding]:
+    for name, present in facts.domain.items():
+        first = next(found.rule for found in facts.matched if found.indices and name in found.rule.path.indices)
+        gaps = list(itertools.islice((k for k in range(max(present) + 1) if k not in present), LISTED + 1))
+        if gaps:
+            yield Finding(
+                "layers-missing",
+                f"{{{name}}} runs from 0 to {max(present)} in the tree, without {_list(gaps)}",
+                rule=first.at.line_only,
+                path=facts.full(first.path),
+                fix="the checkpoint is incomplete, or the pattern matches something else",
+            )
+
+
+def _list(numbers: Sequence[int]) -> str:
+    return f"{', '.join(map(str, numbers[:LISTED]))}{' ...' if len(numbers) > LISTED else ''}"
+
+
+def _missing(facts: MatchFacts) -> Iterator[Finding]:
+    """Find leaves that a rule expects for each value of its indices, each alternative and each role."""
+    by_type = {
+        word: (entry.index, {k for k, words in facts.types[name].items() if word in words})
+        for name, entry in facts.rules.layer_types.items()
+        for word in entry.leaves
+    }
+    for found in facts.matched:
+        rule = found.rule
+        if rule.optional:
+            yield from _incomplete_optional(facts, found)
+            continue
+        index, layers = by_type[rule.layer_type] if rule.layer_type else ("", set())
+        if rule.layer_type and not layers:
+            continue  # no layer of this type
+        for role, pattern in rule.sources.items():
+            values = (sorted(layers if name == index else facts.domain.get(name, ())) for name in pattern.indices)
+            keys = [(key, choices) for key in itertools.product(*values) for choices in pattern.all_choices()]
+            missing = [key for key in keys if key not in found.leaves[role] and not _replaced(facts, rule, key[0])]
+            if found.leaves[role] or role not in rule.kind.may_lack:
+                yield from _missing_of_role(facts, found, role, missing, expects_some=bool(keys))
+
+
+def _missing_of_role(
+    facts: MatchFacts,
+    found: Matched,
+    role: str,
+    missing: Sequence[tuple[tuple[int, ...], tuple[int, ...]]],
+    *,
+    expects_some: bool,
+) -> Iterator[Finding]:
+    rule, pattern = found.rule, found.rule.sources[role]
+    if not found.leaves[role] and (missing or not expects_some):
+        near = closest_match(facts.full(pattern), facts.unclaimed, 0.5)
+        instead = f" or {facts.full(rule.absent_if)}" if rule.absent_if else ""
+        yield Finding(
+            "leaf-missing",
+            f"no leaf matches {facts.full(pattern)}{instead} ({rule.word}, {role})"
+            + (f"; the closest leaf is {near}" if near else ""),
+            rule=rule.at.line_only,
+            fix="write `optional: true` if it may be absent"
+            if role == rule.lead
+            else f"remove `{role}:` if there is none",
+        )
+    elif missing:
+        values, choices = missing[0]
+        path = pattern.fill(dict(zip(pattern.indices, values, strict=True)), choices)
+        more = f", nor are {len(missing) - 1} more" if len(missing) > 1 else ""
+        yield Finding(
+            "leaf-missing",
+            f"this leaf is not in the checkpoint{more}; the target's tensor has no source",
+            rule=rule.at.line_only,
+            path=facts.full(path),
+            fix="the checkpoint is incomplete, or `optional: true` is missing",
+        )
+
+
+def _replaced(facts: MatchFacts, rule: Rule, values: tuple[int, ...]) -> bool:
+    """Whether the leaf of `absent_if` stands in place of a missing one."""
+    if rule.absent_if is None:
+        return False
+    indices = dict(zip(rule.path.indices, values, strict=True))
+    paths = [facts.full(rule.absent_if.fill(indices, choices)) for choices in rule.absent_if.all_choices()]
+    return any(path in facts.leaves or f"{path}/value" in facts.leaves for path in paths)
+
+
+def _incomplete_optional(facts: MatchFacts, found: Matched) -> Iterator[Finding]:
+    """Find optional layers of which some leaves are present and others missing."""
+    for indices in found.indices:
+        missing = [
+            pattern.fill(dict(zip(pattern.indices, indices, strict=True)), choices)
+            for role, pattern in found.rule.sources.items()
+            for choices in pattern.all_choices()
+            if (indices, choices) not in found.leaves[role]
+        ]
+        if missing:
+            yield Finding(
+                "leaf-missing",
+                "this leaf is not in the checkpoint, but other leaves of the same optional layer are",
+                rule=found.rule.at.line_only,
+                path=facts.full(missing[0]),
+                fix="an optional layer is complete or absent",
+            )
+
+
+def _beyond_period(facts: MatchFacts) -> Iterator[Finding]:
+    """Find leaves whose position in a unit of layers exceeds the declared period."""
+    for found in facts.matched:
+        for name, numbering in found.rule.index_from.items():
+            last = numbering.order[-1]
+            for role, of_role in found.leaves.items():
+                indices = found.rule.sources[role].indices
+                seen = [dict(zip(indices, values, strict=True)).get(last, 0) for values, _ in of_role]
+                if numbering.period is not None and max(seen, default=0) >= numbering.period:
+                    yield Finding(
+                        "layers-missing",
+                        f"{{{last}}} runs from 0 to {max(seen)} in the tree, and {{{name}}} is counted in units of "
+                        f"{numbering.period}",
+                        rule=found.rule.at.line_only,
+                        path=facts.full(found.rule.sources[role]),
+                        fix="the checkpoint is of another model",
+                    )
+
+
+def _gaps_of_numbered(facts: MatchFacts) -> Iterator[Finding]:
+    for name, numbers in _every_number(facts).items():
+        gaps = [k for k in range(max(numbers) + 1) if k not in numbers][:LISTED]
+        if gaps:
+            rule = next(given.matched.rule for given in facts.numbers if given.name == name)
+            numbering = rule.index_from[name]
+            units = ""
+            if numbering.period:
+                units = f" (units of {numbering.period}: {{{numbering.order[-1]}}} from 0 to {numbering.period - 1})"
+            yield Finding(
+                "layers-missing",
+                f"{{{name}}} runs from 0 to {max(numbers)} in the tree, without {', '.join(map(str, gaps))}{units}",
+                rule=rule.at.line_only,
+                path=facts.full(rule.path),
+                fix=INCOMPLETE,
+            )
+
+
+def _every_number(facts: MatchFacts) -> dict[str, set[int]]:
+    """Collect the values of each index that is counted through `index_from`."""
+    every: dict[str, set[int]] = defaultdict(set)
+    for given in facts.numbers:
+        every[given.name] |= given.numbers
+    return every
+
+
+def _missing_numbers(facts: MatchFacts) -> Iterator[Finding]:
+    """Find rules whose leaves lack layers that leaves of other rules have; rules that lack the same are one finding."""
+    every = _every_number(facts)
+    of_rule: dict[tuple[Position, str, str], set[int]] = defaultdict(set)  # over the path variants of one rule
+    for given in facts.numbers:
+        of_rule[given.matched.rule.at, given.name, given.role] |= given.numbers
+    lacking: dict[tuple[str, tuple[int, ...]], list[tuple[Rule, str]]] = defaultdict(list)
+    for given in facts.numbers:
+        rule, name = given.matched.rule, given.name
+        missing = tuple(sorted(every[name] - of_rule.pop((rule.at, name, given.role), every[name])))
+        if missing and not rule.optional and (rule.absent_if is None or len(missing) < len(every[name])):
+            lacking[name, missing].append((rule, facts.full(rule.sources[given.role])))
+    for (name, missing), rules in lacking.items():
+        rule, path = rules[0]
+        more = f" ({len(rules) - 1} more rules lack them, too)" if len(rules) > 1 else ""
+        yield Finding(
+            "layers-missing",
+            f"no leaf for {{{name}}} = {_list(missing)}, which other leaves have{more}",
+            rule=rule.at.line_only,
+            path=path,
+            fix=INCOMPLETE,
+        )
+
+
+def _layers_without_type(facts: MatchFacts) -> Iterator[Finding]:
+    """Find layers that have the leaves of no type, or of two."""
+    for name, entry in facts.rules.layer_types.items():
+        yield from _untyped(facts, entry, facts.types[name])
+
+
+def _untyped(facts: MatchFacts, entry: LayerTypes, types: Mapping[int, set[str]]) -> Iterator[Finding]:
+    known = " or ".join(f"{facts.full(pattern)} ({word})" for word, pattern in entry.leaves.items())
+    for k in range(facts.counts.get(entry.index, 0)):
+        words = sorted(types.get(k, ()))
+        if len(words) != 1:
+            yield Finding(
+                "layer-type-unknown",
+                f"layer {{{entry.index}}} = {k}",
+                rule=entry.at.line_only,
+                expected=known,
+                got=f"leaves of {' and of '.join(words)}" if words else "neither",
+                fix="the checkpoint is incomplete, or of another model",
+            )
+
+
+def _without_rule(facts: MatchFacts) -> Iterator[Finding]:
+    """Find leaves that no rule matches; leaves whose names differ in numbers only are one finding."""
+    groups: dict[str, list[str]] = defaultdict(list)
+    for name in facts.leaves:
+        if name not in facts.claims:
+            key = "/".join("#" if part.isdigit() else part.rstrip("0123456789") for part in name.split("/"))
+            groups[key].append(name)
+    patterns = {
+        facts.full(p.text): rule for rule in facts.rules.rules if rule.word != "drop" for p in rule.sources.values()
+    }
+    for names in groups.values():
+        near = closest_match(names[0], patterns)
+        yield Finding(
+            "leaf-without-rule",
+            f"no rule matches this leaf ({facts.leaves[names[0]].spec})"
+            + (f" and {len(names) - 1} more like it" if len(names) > 1 else "")
+            + (f"; the closest is {near} ({patterns[near].at.line_only})" if near else ""),
+            rule=facts.rules.path,
+            path=names[0],
+            fix="add a rule, or `drop:` it with a reason",
+        )
