@@ -1,4 +1,4 @@
-"""Attention of a library that a tree holds, told by what its leaves are called and by how their shapes go together."""
+"""Recognize the attention layers of known libraries by the names and shapes of their leaves."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Shapes = Mapping[str, tuple[int, ...]]  # role -> sizes of a kernel
 
 @dataclass(frozen=True)
 class Attention:
-    """A library's layer as a whole.
+    """An attention layer of a library.
 
     Attributes:
         layer: the library's name for it.
@@ -39,7 +39,7 @@ class Attention:
         return LIBRARIES[self.layer]
 
     def axes(self, letters: Letters) -> str:
-        """Its axes in letters.
+        """Return its axes as letters.
 
         Raises:
             NoLetterError: there are no more.
@@ -51,7 +51,7 @@ class Attention:
 
 
 def find_attention(groups: Sequence[Group]) -> dict[tuple[Step, ...], Attention]:
-    """Path of a layer -> what it is. Leaves that it has besides (norms of queries and keys) are not among its leaves."""
+    """Return path -> attention layer. Other leaves of the layer (norms of queries and keys) are not included."""
     below: dict[tuple[Step, ...], dict[str, Group]] = {}
     for g in groups:
         for k in range(1, len(g.steps)):

@@ -1,4 +1,4 @@
-"""Letters for the axes of a drafted rule file: one for each role and size."""
+"""Assign letters to the axes of a drafted rule file, one for each role and size."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ class NoLetterError(Exception):
 
 
 class Letters:
-    """Gives out letters. The same role and size have the same letter."""
+    """Assigns letters. The same role and size have the same letter."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, int, int], str] = {}
 
     def named(self, role: str, size: int, again: int = 0) -> str:
-        """The letter of an axis; with `again` another one of the same size, for a tensor that has it twice.
+        """Return the letter of an axis; with `again`, another one for a second axis of the same size in a tensor.
 
         Raises:
             NoLetterError: there are no more.
@@ -57,7 +57,7 @@ class Letters:
         return self._known[key]
 
     def declared(self) -> Iterator[str]:
-        """Lines for ``axes``."""
+        """Yield the lines of ``axes``."""
         for (role, size, again), letter in self._known.items():
             first = self._known.get((role, size, 0))
             equals = f", equals: {first}" if again and first else ""

@@ -1,4 +1,4 @@
-"""Leaves that belong to a layer elsewhere in the tree: running statistics, norms of weights, LoRA pairs, biases apart."""
+"""Find leaves that belong to a layer elsewhere in the tree: running statistics, weight norms, LoRA pairs, separate biases."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STATISTICS = {"mean": "mean_ema/average", "var": "var_ema/average"}  # of Haiku,
 
 @dataclass
 class Partners:
-    """What the layers of a tree have elsewhere.
+    """The leaves that layers have elsewhere in the tree.
 
     Attributes:
         of: layer and role -> path as a rule writes it.
@@ -45,7 +45,7 @@ class Partners:
 
 
 def find_partners(layers: Sequence[Layer], paths: Paths, known: Mapping[str, Leaf]) -> Partners:
-    """The partners of all layers; `known` are the leaves of the tree."""
+    """Return the companions of all layers; `known` are the leaves of the tree."""
     partners = Partners()
     by_steps = {layer.steps: layer for layer in layers}
     tops = list(dict.fromkeys(name.split("/")[0] for name in known))
@@ -66,7 +66,7 @@ def find_partners(layers: Sequence[Layer], paths: Paths, known: Mapping[str, Lea
 
 
 def _flax_statistics(partners: Partners, layer: Layer, key: str, paths: Paths, known: Mapping[str, Leaf]) -> None:
-    """``params/norm/scale`` has ``batch_stats/norm/mean``."""
+    """Add flax statistics: ``params/norm/scale`` has ``batch_stats/norm/mean``."""
     g, path = layer.leaves[key], paths.path(layer.leaves[key].steps)
     if not path.startswith("params/"):
         return
@@ -80,7 +80,7 @@ def _flax_statistics(partners: Partners, layer: Layer, key: str, paths: Paths, k
 def _haiku_statistics(
     partners: Partners, layer: Layer, key: str, paths: Paths, known: Mapping[str, Leaf], tops: Sequence[str]
 ) -> None:
-    """``params/norm/scale`` has ``state/norm/~/mean_ema/average``; in a tree of both ``norm/scale`` has ``norm/~/mean_ema/average``."""
+    """Add Haiku averages: ``params/norm/scale`` has ``state/norm/~/mean_ema/average``; in a joint tree, without both prefixes."""
     g, path = layer.leaves[key], paths.path(layer.leaves[key].steps)
     sidecar = {role: [f"{x.rpartition('/')[0]}/~/{below}" for x in g.leaves] for role, below in STATISTICS.items()}
     if all(x in known and known[x].spec.shape == g.shape for leaves in sidecar.values() for x in leaves):
@@ -104,7 +104,7 @@ def _haiku_statistics(
 
 
 def _haiku_spare(partners: Partners, state: str, known: Mapping[str, Leaf]) -> None:
-    """What the averages are made of. Counters that are integers are dropped with all others that no model needs.
+    """Drop the values that averages are computed from. Integer counters are dropped with all other counters.
 
     Args:
         state: the key below which all statistics lie, or none.
@@ -120,13 +120,13 @@ def _haiku_spare(partners: Partners, state: str, known: Mapping[str, Leaf]) -> N
 
 
 def _one_tree(known: Mapping[str, Leaf]) -> bool:
-    """Whether Haiku's parameters and its state are in one tree: a norm's scale lies beside its averages, or no key is in front of one."""
+    """Whether Haiku's parameters and state are in one tree: the scale of a norm is next to its averages, or at the top."""
     averaged = [name.removesuffix("/~/mean_ema/average") for name in known if name.endswith("/~/mean_ema/average")]
     return any("/" not in norm or f"{norm}/scale" in known or f"{norm}/offset" in known for norm in averaged)
 
 
 def _haiku_bare(partners: Partners, layer: Layer, by_steps: Mapping[tuple[Step, ...], Layer], paths: Paths, known: Mapping[str, Leaf]) -> None:  # fmt: skip
-    """``state/norm/~/mean_ema/average`` of a norm without scale and offset."""
+    """Yield Haiku norms without scale and offset, which have only ``state/norm/~/mean_ema/average``."""
     twin = by_steps.get((*layer.steps[:-1], Step(("var_ema",)))) if layer.steps[-1:] == (Step(("mean_ema",)),) else None
     mean, var = layer.leaves.get("average"), twin.leaves.get("average") if twin else None
     if mean is None or var is None or mean.shape != var.shape or partners.taken & set(mean.leaves):
@@ -137,7 +137,7 @@ def _haiku_bare(partners: Partners, layer: Layer, by_steps: Mapping[tuple[Step, 
 
 
 def reparametrized(known: Mapping[str, Leaf]) -> dict[str, dict[str, str]]:
-    """What normalises weights at every call, by the weight's name: role -> name of a leaf.
+    """Return the leaves that normalize a weight at every call, by the name of the weight: role -> name of a leaf.
 
     ``params/block/Dense_0/kernel`` (or ``block/Dense_0/kernel``) has ``params/block/WeightNorm_0/Dense_0/kernel/scale`` or, in ``batch_stats``, ``u`` and ``sigma``
     (flax linen); ``sn/layer/weight`` beside ``sn/inference`` has two vectors in Equinox's State, which has them in the order of the
@@ -179,7 +179,7 @@ def _of_kernel(
     role: str,
     name: str,
 ) -> None:
-    """Adds a leaf to the kernel whose path it has, with the module that normalises in between."""
+    """Add a leaf to the kernel with the same path, except for the module that normalizes it."""
     for k in range(len(keys) - 1):
         kernel = "/".join((*root, *keys[:k], *keys[k + 1 :]))
         if kernel in known and len(known[kernel].spec.shape) > 1:
@@ -187,7 +187,7 @@ def _of_kernel(
 
 
 def _reparametrized(partners: Partners, layer: Layer, key: str, found: Mapping[str, str], paths: Paths) -> None:
-    """What flax linen's and Equinox's norms of a weight keep."""
+    """Add the leaves of the weight norms of flax linen and Equinox."""
     for role, name in found.items():
         path = paths.path([Step((k,)) for k in name.split("/")])
         if role == "sigma":
@@ -198,7 +198,7 @@ def _reparametrized(partners: Partners, layer: Layer, key: str, found: Mapping[s
 
 
 def _wrapped(partners: Partners, layer: Layer, by_steps: Mapping[tuple[Step, ...], Layer], paths: Paths) -> None:
-    """What nnx's norms of a weight keep, ``scales/('kernel',)`` and ``batch_stats/('kernel', 'u')``, and Equinox's WeightNorm, ``g``."""
+    """Add the leaves of nnx's weight norms, ``scales/('kernel',)`` and ``batch_stats/('kernel', 'u')``, and Equinox's ``g``."""
     for key, g in layer.leaves.items():
         inside = re.findall(r"'([^']+)'", key)
         container = layer.steps[-1].words[0] if layer.steps else ""
@@ -227,7 +227,7 @@ def _wrapped(partners: Partners, layer: Layer, by_steps: Mapping[tuple[Step, ...
 
 
 def _lora(partners: Partners, layer: Layer, by_steps: Mapping[tuple[Step, ...], Layer], paths: Paths) -> None:
-    """A pair in the layer's own dict, in one called ``lora`` (flax nnx LoRALinear) or around it (nnx LoRA)."""
+    """Add a LoRA pair in the dict of the layer, in a dict ``lora`` (flax nnx LoRALinear) or around it (nnx LoRA)."""
     for first, second in LORA:
         if not (first in layer.leaves and second in layer.leaves):
             continue
@@ -245,7 +245,7 @@ def _lora(partners: Partners, layer: Layer, by_steps: Mapping[tuple[Step, ...], 
 
 
 def _bias(partners: Partners, layer: Layer, by_steps: Mapping[tuple[Step, ...], Layer], paths: Paths) -> None:
-    """praxis: ``hidden_layer/linear/w`` has ``hidden_layer/bias/b``."""
+    """Add praxis biases: ``hidden_layer/linear/w`` has ``hidden_layer/bias/b``."""
     kernel = layer.find(KERNELS, (2,)) if len(layer.leaves) == 1 and layer.hint == "linear" else None
     sidecar = by_steps.get((*layer.steps[:-1], Step(("bias",))))
     if kernel is None or sidecar is None or set(sidecar.leaves) != {"b"}:

@@ -122,7 +122,7 @@ class _Drafter:
         return entry
 
     def _first(self, prefix: tuple[Step, ...]) -> str:
-        """The first leaf below a path."""
+        """Return the first leaf below a path."""
         return next(g.leaves[0] for g in self.paths.groups if g.steps[: len(prefix)] == prefix)
 
     def _drops(self, needless: list[Group]) -> Iterator[Entry]:

@@ -1,4 +1,4 @@
-"""Equinox keeps what a model changes as it runs in a State: arrays without names, in the order in which the model has its layers."""
+"""Find the statistics of Equinox's BatchNorms: a State keeps them as arrays without names, in the order of the layers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from convert.layers.norm.draft import DEBIASED
 
 @dataclass(frozen=True)
 class _Statistics:
-    """The State of a BatchNorm: a flag (mode="ema") or a counter (mode="batch"), then mean and variance.
+    """Return the State of a BatchNorm: a flag (mode="ema") or a counter (mode="batch"), then mean and variance.
 
     Source: equinox 0.13 ``nn/_batch_norm.py``.
     """
@@ -28,7 +28,7 @@ class _Statistics:
 def find_statistics(
     partners: Partners, layers: Sequence[Layer], paths: Paths, known: Mapping[str, Leaf]
 ) -> Iterator[Layer]:
-    """Adds the statistics of Equinox's BatchNorms to their layers; gives the layers that have nothing else.
+    """Add the statistics of Equinox's BatchNorms to their layers; yield the layers that have no other leaf.
 
     The first statistics belong to the first layer, and so on, where there are as many of both and the shapes agree.
     """
@@ -71,7 +71,7 @@ def _statistics(known: Mapping[str, Leaf]) -> Iterator[_Statistics]:
 
 
 def _owners(known: Mapping[str, Leaf]) -> Iterator[str]:
-    """Modules that may be a BatchNorm: they have `inference`, and weight and bias of one axis, or nothing else."""
+    """Return modules that may be a BatchNorm: they have `inference`, and weight and bias with one axis, or nothing else."""
     for name in known:
         owner, _, last = name.rpartition("/")
         if last == "inference" and owner:
@@ -87,7 +87,7 @@ def _owners(known: Mapping[str, Leaf]) -> Iterator[str]:
 
 
 def _whole(layers: Sequence[Layer], taken: set[str]) -> bool:
-    """Whether no other leaves are in a group with these."""
+    """Whether these leaves are groups without other leaves."""
     groups = (set(g.leaves) for layer in layers for g in layer.leaves.values())
     return all(not (group & taken) or group <= taken for group in groups)
 

@@ -1,4 +1,4 @@
-"""What a kernel with three axes or more could be: every reading that its names and shapes leave open, as the lines of a rule."""
+"""List what a kernel with three or more axes could be: every reading that names and shapes allow, as lines of a rule."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CLASS_OF_DENSE = re.compile(r"(Dense|DenseGeneral|Einsum)_[0-9]+|(einsum_)?dense
 
 @dataclass(frozen=True)
 class Reading:
-    """One of the things that a kernel could be.
+    """One possible meaning of a kernel.
 
     Attributes:
         word: the kind of the target.
@@ -36,7 +36,7 @@ class Reading:
     stacked: bool = False
 
     def text(self, module: str) -> str:
-        """Its lines, the target first."""
+        """Return its lines, the target first."""
         named = f"{module}.{{{STACK_INDICES[0]}}}" if self.stacked else module
         target = f"{{module: {flow(named)}, {self.inside}}}" if self.inside else plain(named)
         return "\n".join((f"{self.word}: {target}", *self.lines))
@@ -45,7 +45,7 @@ class Reading:
 def line_readings(
     key: str, shape: Shape, bias: Shape | None, name: str, forms: Sequence[Form], letters: Letters
 ) -> list[Reading]:
-    """What a kernel with three axes could be: a convolution along time, layers that are stacked, blocks, heads.
+    """List what a kernel with three axes could be: a convolution over time, stacked layers, blocks, heads.
 
     Args:
         forms: the equations that split an axis into heads, or put heads together.
@@ -75,7 +75,7 @@ def line_readings(
 
 
 def map_readings(key: str, shape: Shape, bias: Shape | None, name: str, letters: Letters) -> list[Reading]:
-    """What a kernel with four axes could be that is not called a convolution."""
+    """List what a kernel with four axes could be if its name is not that of a convolution."""
     a, b, c, d = (letters.named("width", n, sum(m == n for m in shape[:k])) for k, n in enumerate(shape))
     split = (
         (f"...{a}{b},{a}{b}{c}{d}->...{c}{d}", shape[2:], "axes 0 and 1 are the inputs"),

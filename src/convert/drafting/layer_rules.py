@@ -1,4 +1,4 @@
-"""The rules of a draft for the layers of a tree: its tables, norms, projections and convolutions."""
+"""Draft the rules of layers: tables, norms, projections and convolutions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TABLES = ("embedding", "embeddings", "input_embedding", "emb_var", "embed")
 
 
 class LayerRules:
-    """Writes the rules of layers.
+    """Drafts the rules of layers.
 
     Args:
         groups: the leaves that are not in rules yet.
@@ -42,7 +42,7 @@ class LayerRules:
                 )
 
     def rules(self, layer: Layer) -> Iterator[Entry]:
-        """The rules of one layer's leaves, but for those that belong to another layer."""
+        """Yield the rules of a layer, without leaves that belong to another layer."""
         left = {key: g for key, g in layer.leaves.items() if not self.partners.taken >= set(g.leaves)}
         rest = Layer(layer.steps, left)
         used: set[str | None]
@@ -75,7 +75,7 @@ class LayerRules:
                 yield from self._alone(rest, key, g)
 
     def _keras(self, layer: Layer) -> Iterator[Entry]:
-        """Keras numbers the arrays of a layer in the order in which they were made."""
+        """Yield the rules of a Keras layer, whose arrays are numbered in the order of their creation."""
         left = layer.leaves
         ones = all(len(g.shape) == 1 for g in left.values())
         slopes = layer.hint == "p_re_lu" and len(left) == 1
@@ -113,7 +113,7 @@ class LayerRules:
                 yield from self._alone(layer, key, g)
 
     def _keras_spectral(self, layer: Layer) -> Iterator[Entry]:
-        """A SpectralNormalization: the kernel of the layer in it once more, and the vector u. Keras uses neither at inference."""
+        """Yield `drop` rules for a SpectralNormalization: a copy of the inner kernel, and u. Keras uses neither at inference."""
         kernel, u = (layer.leaves.get(key) for key in "01")
         if kernel is None or u is None or len(layer.leaves) > 2 or u.shape != (1, kernel.shape[-1]):
             return
@@ -133,11 +133,11 @@ class LayerRules:
             yield entry
 
     def bare(self, layer: Layer) -> Entry:
-        """The rule of a norm that has statistics alone, which lie elsewhere."""
+        """Return the rule of a norm whose only leaves are statistics elsewhere in the tree."""
         return self._norm(layer, None, None)
 
     def _bare(self, layer: Layer, bias: str | None) -> bool:
-        """Whether these leaves are a norm without a scale: by its statistics, or by its name."""
+        """Whether these leaves are a norm without a scale, by its statistics or its name."""
         if bias is not None and sum(n > 1 for n in layer.leaves[bias].shape) > 1:
             return False
         stats = all(self.partners.get(layer, role) for role in ("mean", "var"))
@@ -162,7 +162,7 @@ class LayerRules:
             yield from self._raws(layer, main, bias)
 
     def _raws(self, layer: Layer, main: str, bias: str | None) -> Iterator[Entry]:
-        """The leaves of a layer, each by itself."""
+        """Yield a rule for each leaf of a layer."""
         for key in (main, *((bias,) if bias else ())):
             yield Parameter.draft(self, layer, key, None)
         for role in ("mean", "var", "lora_a", "lora_b", "bias", "weight_norm", "spectral_norm", "spectral_norm_v"):
@@ -170,7 +170,7 @@ class LayerRules:
                 yield self._raw_path(path, self.paths.module(layer.steps) + f".{role}")
 
     def _alone(self, layer: Layer, key: str, g: Group) -> Iterator[Entry]:
-        """A leaf beside the others of its layer."""
+        """Yield the rule of an additional leaf of a layer."""
         gemma = key == "linear" and len(g.shape) == 2 and "gating_einsum" in layer.leaves
         if gemma or (key in KNOWN and known_forms(key, g.shape, self.widths, Letters())):
             yield from self._with(layer, key, None, "kernel")
@@ -220,7 +220,7 @@ class LayerRules:
     def ask_target(
         self, entry: Entry, layer: Layer, words: Mapping[str, str], question: str = "", name: str = ""
     ) -> None:
-        """The target, asked for: its name, and which of several kinds it is; the first is the guess."""
+        """Ask for the target: its name, and which of several kinds it is; the first is the guess."""
         module = name or self.paths.module(layer.steps)
         first = next(iter(words))
         asked = f"{question} And {NAME}" if question else NAME
@@ -229,11 +229,11 @@ class LayerRules:
     # ---- kinds
 
     def _norm(self, layer: Layer, main: str | None, bias: str | None, either: bool = False) -> Entry:
-        """A norm: of the kind that its name says, or of one that its leaves allow."""
+        """Return the rule of a norm: of the kind that its name suggests, or of one that its leaves allow."""
         return (kind_named(layer) or RMSNorm).draft(self, layer, main, bias, either)
 
     def _kernel(self, layer: Layer, main: str, bias: str | None) -> Entry:
-        """A kernel with two axes or more: of a convolution, or of what an equation says."""
+        """Return the rule of a kernel with two or more axes: a convolution, or an equation."""
         g = layer.leaves[main]
         if _named_conv(layer, g):
             return Convolution.draft(self, layer, main, bias)
@@ -259,7 +259,7 @@ class LayerRules:
         return self._readings(layer, main, bias, readings)
 
     def _readings(self, layer: Layer, main: str, bias: str | None, readings: Sequence[Reading]) -> Entry:
-        """A rule whose target says what the layer computes, as names and shapes leave several things open."""
+        """Return a rule whose target decides what the layer computes, as names and shapes allow several readings."""
         g = layer.leaves[main]
         entry = Entry(g.leaves[0])
         module = self.paths.module(layer.steps)
@@ -279,14 +279,14 @@ class LayerRules:
         return entry
 
     def _matrix_or_table(self, g: Group) -> list[Reading]:
-        """What a lone matrix of a Keras layer could be."""
+        """Return what a single matrix of a Keras layer could be."""
         forms = projections(g.shape, None, "0", None, self.widths, self.letters)
         rows = self.letters.named("entries", g.shape[0]) + self.letters.named("width", g.shape[1])
         known = [Reading("linear", (f"einsum: {form.equation}",), form.why) for form in forms]
         return [*known, Reading("embedding", (f"axes: {rows}",), "an Embedding, a row for each entry")]
 
     def say_normalized(self, entry: Entry, layer: Layer) -> None:
-        """What the source does to the weight at every call."""
+        """Write how the source normalizes the weight at every call."""
         u, v = (self.partners.get(layer, role) for role in ("spectral_norm", "spectral_norm_v"))
         if u and v:
             said = "guess: by their sizes and their place in Equinox's State"
@@ -307,14 +307,14 @@ def kind_named(layer: Layer) -> type[LayerKind] | None:
 
 
 def _convolves(layer: Layer, g: Group) -> bool:
-    """Whether a kernel is likely a convolution's, by its name and its axes."""
+    """Whether a kernel is probably that of a convolution, by its name and axes."""
     axes = len(g.shape)
     heads = layer.hint in (*QUERIES, *OUTPUTS, *KNOWN) or g.steps[-1].words[0] in KNOWN
     return _named_conv(layer, g) or (g.steps[-1].words[0] in (*KERNELS, "0", "1") and axes == 4 and not heads)
 
 
 def _named_conv(layer: Layer, g: Group) -> bool:
-    """Whether it is one by its name, or has as many axes as only the kernels of convolutions have."""
+    """Whether it is a convolution by its name, or by a number of axes that only convolutions have."""
     axes = len(g.shape)
     named = "conv" in layer.hint
     alone = named and axes == 2 and g.shape[0] < g.shape[1]
@@ -322,7 +322,7 @@ def _named_conv(layer: Layer, g: Group) -> bool:
 
 
 def _local(layer: Layer, main: str, bias: str | None) -> bool:
-    """Whether a kernel that a name calls a convolution's has filters for each place (flax's ConvLocal), by that name or by its bias."""
+    """Whether a convolution kernel has its own filters for each position (flax's ConvLocal), by its name or bias."""
     if "conv" not in layer.hint or len(layer.leaves[main].shape) < 3:
         return False
     several = bias is not None and sum(n > 1 for n in layer.leaves[bias].shape) > 1
@@ -330,7 +330,7 @@ def _local(layer: Layer, main: str, bias: str | None) -> bool:
 
 
 def _a_map(shape: tuple[int, ...], bias: tuple[int, ...] | None) -> bool:
-    """Whether a kernel with four axes is that of a convolution over a map: by its bias, or by small sizes that are alike."""
+    """Whether a kernel with four axes is that of a 2d convolution: by its bias, or by two small equal sizes."""
     if bias is not None:
         return len(bias) == 1
     return shape[0] == shape[1] <= 11

@@ -1,4 +1,4 @@
-"""Leaves that differ only in an index, or in which of some siblings they belong to, grouped into patterns of paths."""
+"""Group leaves whose paths differ only in an index, or in the name of a sibling, into patterns."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ Entry = tuple[tuple[str, ...], str, Leaf]  # the keys that are left of a path, t
 
 
 def escape(key: str) -> str:
-    """A key as a pattern that matches it alone."""
+    """Return a pattern that matches only this key."""
     return re.sub(r"([\\{}*])", r"\\\1", key)
 
 
 def group(leaves: Mapping[str, Leaf], layers: Collection[tuple[str, ...]] = ()) -> tuple[Group, ...]:
-    """Groups all leaves, in the order of the tree.
+    """Group all leaves, in the order of the tree.
 
     An index runs from 0 without gaps, and all its leaves have one shape; what only some of them have is written out. The
     ``value`` that flax nnx appends to every path is left out.
@@ -51,7 +51,7 @@ def group(leaves: Mapping[str, Leaf], layers: Collection[tuple[str, ...]] = ()) 
 
 
 def keys_of(name: str) -> tuple[str, ...]:
-    """The keys of a leaf's path, without the ``value`` that flax nnx appends."""
+    """Return the keys of a path, without the ``value`` that flax nnx appends."""
     return tuple(name.removesuffix("/value").split("/"))
 
 
@@ -91,7 +91,7 @@ def _below(
 
 
 def _families(keys: Sequence[str]) -> Iterator[tuple[str, str, bool, list[str]]]:
-    """Keys that differ in one number: what is before and behind it, whether it runs from 0 without gaps, and the keys.
+    """Find keys that differ in one number: the text before and after it, whether it runs from 0 without gaps, and the keys.
 
     First those that end in such an index, then those that have it elsewhere, then those that end in other numbers.
     """
@@ -109,7 +109,7 @@ def _families(keys: Sequence[str]) -> Iterator[tuple[str, str, bool, list[str]]]
 
 
 def _kernels(groups: Iterable[Group]) -> tuple[tuple[int, ...], ...]:
-    """Shapes of a key's leaves with two axes or more: siblings are alike in these."""
+    """Return the shapes of a key's leaves with two or more axes; siblings have the same."""
     return tuple(sorted(g.shape for g in groups if len(g.shape) > 1))
 
 
@@ -122,7 +122,7 @@ def _records(entries: Sequence[Entry]) -> list[Group]:
 
 
 def _merged(members: Mapping[str, Sequence[Group]], stem: str | None, tail: str) -> Iterator[Group]:
-    """The groups of several keys, those that are alike made one."""
+    """Return the groups of several keys, with similar ones merged."""
     alike: dict[tuple[object, ...], list[tuple[str, Group]]] = defaultdict(list)
     for key, groups in members.items():
         for g in groups:
@@ -137,7 +137,7 @@ def _merged(members: Mapping[str, Sequence[Group]], stem: str | None, tail: str)
 
 
 class Names:
-    """Calls each index by a name of its own: stacks of layers are counted apart.
+    """Give each index its own name: stacks of layers are numbered separately.
 
     With `most`, longer lists of alternatives are cut, for people: such text is no pattern.
     """
@@ -147,7 +147,7 @@ class Names:
         self._known: dict[tuple[tuple[str, ...], str, int], str] = {}
 
     def text(self, steps: Sequence[Step]) -> str:
-        """The steps as a pattern: ``block_{i}/{query,key,value}/kernel``."""
+        """Return the steps as a pattern: ``block_{i}/{query,key,value}/kernel``."""
         out: list[str] = []
         for step in steps:
             if step.stem is not None:

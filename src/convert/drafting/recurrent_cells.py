@@ -1,4 +1,4 @@
-"""Recurrent cells that a tree holds, told by what their leaves are called and by how their shapes go together."""
+"""Recognize the recurrent cells of known libraries by the names and shapes of their leaves."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NAMES = {"gru": ("gru", "mgu"), "lstm": ("lstm",), "rnn": ("rnn", "simple")}
 
 
 def find_cells(groups: Sequence[Group]) -> dict[tuple[Step, ...], tuple[str, str]]:
-    """Path of a cell -> its kind and its name, the first of several that have such a tree and compute alike.
+    """Return path -> kind and name of the cell; the first of several cells with the same tree and computation.
 
     Trees that could be of several kinds are left out, unless their names say which.
     """
@@ -53,7 +53,7 @@ def _known() -> Iterator[tuple[str, str, Cell]]:
 
 
 def _called(word: str, prefix: Sequence[Step]) -> bool:
-    """Whether the module, or the one that it is the ``cell`` of, is called as cells of this kind are."""
+    """Whether the module, or the module that has it as ``cell``, is named like cells of this kind."""
     named = [step for step in prefix if step.words[0] != "cell"]
     last = (named[-1].stem or named[-1].words[0]).lower() if named else ""
     return any(name in last for name in NAMES[word]) and not (word == "rnn" and "rnn" in last and "lstm" in last)
@@ -66,7 +66,7 @@ def _may_be(name: str, word: str, prefix: Sequence[Step]) -> bool:
 
 
 def _fits(cell: Cell, leaves: Mapping[str, Group]) -> bool:
-    """Whether the leaves are called as the cell's, and their shapes agree on the widths of the input and of the state."""
+    """Whether the leaves have the names of the cell, and their shapes agree on the widths of input and state."""
     if not (cell.leaves.keys() - cell.may_lack <= leaves.keys() <= cell.leaves.keys()):
         return False
     sizes: dict[str, int] = {}

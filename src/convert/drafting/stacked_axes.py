@@ -1,4 +1,4 @@
-"""Layers that a tree stacks on an axis (scanned, vmapped)."""
+"""Find layers that a tree stacks on an axis (scanned, vmapped)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ STACK_INDICES = "stuv"
 
 
 def stacks(groups: Sequence[Group]) -> dict[tuple[Step, ...], tuple[str, int]]:
-    """Paths below which every leaf has an axis that enumerates layers (scanned, vmapped) -> index and axis.
+    """Return the paths below which every leaf has an axis that numbers layers -> index and axis.
 
     They are told by a norm's scale with two axes: all leaves below the path have an axis of that size at the same place.
     """
@@ -30,7 +30,7 @@ def stacks(groups: Sequence[Group]) -> dict[tuple[Step, ...], tuple[str, int]]:
 
 
 def _scale(g: Group) -> bool:
-    """Whether it is a norm's scale by its name: Equinox calls it `weight`, and a norm's bias has the shape of its weight."""
+    """Whether the name is that of a norm's scale; Equinox calls it `weight`, and its bias has the same shape."""
     key = g.steps[-1].words[0]
     norm = len(g.steps) > 1 and "norm" in (g.steps[-2].stem or g.steps[-2].words[0]).lower()
     return key in ("scale", "gamma") or (key == "weight" and (norm or ("bias", g.shape, g.dtype) in g.sidecar))

@@ -1,4 +1,4 @@
-"""What an unfinished rule file covers of a checkpoint, what it does not, and which rule comes near."""
+"""Report what a rule file, finished or not, covers of a checkpoint, and which rule is closest to each leaf without one."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from convert.planning.match import cover
 from convert.rules.file import RuleFile
 from convert.rules.placeholders import Question
 
-LISTED = 8  # alternatives that are written out
+LISTED = 8  # alternatives that a path lists before it is abbreviated
 
 
 @dataclass(frozen=True)
 class Covered:
-    """Leaves that a rule takes.
+    """The leaves that a rule matches.
 
     Attributes:
-        path: the rule's pattern, from the top of the tree; empty where it finds nothing.
-        word: the rule's kind.
-        leaves: how many, those of its biases and the like included.
-        rule: where it stands.
-        asked: keys that it leaves open.
+        path: pattern of the rule, from the top of the tree.
+        word: kind of the rule.
+        leaves: number of leaves, including biases.
+        rule: position of the rule.
+        asked: keys with a placeholder.
     """
 
     path: str
@@ -43,13 +43,13 @@ class Covered:
 
 @dataclass(frozen=True)
 class Near:
-    """The rule whose path is most like that of leaves without a rule.
+    """The rule whose path is closest to that of leaves without a rule.
 
     Attributes:
-        path: its path, from the top of the tree.
-        word: its kind.
-        rule: where it stands.
-        why: why it does not match, in words.
+        path: path of the rule, from the top of the tree.
+        word: kind of the rule.
+        rule: position of the rule.
+        why: reasons why it does not match, in words.
     """
 
     path: str
@@ -60,7 +60,7 @@ class Near:
 
 @dataclass(frozen=True)
 class Uncovered:
-    """Leaves of one shape and dtype that no rule takes."""
+    """Leaves of one shape and dtype that no rule matches."""
 
     path: str
     spec: str
@@ -70,7 +70,7 @@ class Uncovered:
 
 @dataclass(frozen=True)
 class Survey:
-    """What `survey_rules` finds; `total` is the number of leaves."""
+    """The result of `survey_rules`; `total` is the number of leaves."""
 
     total: int
     covered: tuple[Covered, ...]
@@ -79,7 +79,7 @@ class Survey:
     questions: tuple[Question, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
+        """Return plain values, for JSON."""
 
         def taken(c: Covered) -> dict[str, Any]:
             return {"path": c.path, "kind": c.word, "leaves": c.leaves, "rule": c.rule.line_only, "open": list(c.asked)}
@@ -109,7 +109,7 @@ class Survey:
 
 
 def survey_rules(rules: RuleFile, source: Source) -> Survey:
-    """What of a checkpoint the rules cover, finished or not. Reads no array."""
+    """Return what the rules, finished or not, cover of a checkpoint. Reads no array."""
     coverage = cover(rules, source)
     prefix = f"{coverage.root}/" if coverage.root else ""
     taken = [
@@ -156,7 +156,7 @@ def _from_top(prefix: str, text: str) -> str:
 
 @dataclass(frozen=True)
 class _Path:
-    """The path of a rule's leaf, from the top of the tree."""
+    """The path of a leaf of a rule, from the top of the tree."""
 
     rule: Rule
     role: str
@@ -168,11 +168,11 @@ class _Path:
 
     @cached_property
     def _open(self) -> list[int]:
-        """Keys that may match another text than their own."""
+        """Positions of the keys that match other texts than their own."""
         return [k for k, key in enumerate(self.keys) if re.search(r"[{}*\\]", key)]
 
     def filled(self, keys: list[str]) -> str:
-        """The path with its keys replaced by those that they match."""
+        """Return the path with its keys replaced by the keys of a leaf that they match."""
         if not self._open:
             return self.text
         there = list(self.keys)
@@ -183,7 +183,7 @@ class _Path:
 
 
 def _nearest(g: Group, paths: list[_Path]) -> Near | None:
-    """The rule of the most similar path; None when no path has a key in common."""
+    """Return the rule of the closest path; None if no path is similar."""
     keys = g.leaves[0].removesuffix("/value").split("/")
     by_text: dict[str, _Path] = {}
     for path in paths:
@@ -196,7 +196,7 @@ def _nearest(g: Group, paths: list[_Path]) -> Near | None:
 
 
 def _keys(pattern: str) -> list[str]:
-    """The keys of a pattern; slashes inside of braces separate none."""
+    """Return the keys of a pattern; a slash inside braces does not separate keys."""
     return re.findall(r"(?:\{[^{}]*\}|\\.|[^/])+", pattern)
 
 
@@ -209,23 +209,23 @@ def _matches(pattern: str, key: str) -> bool:
 
 
 def _why(keys: list[str], g: Group, path: _Path) -> Iterator[str]:
-    """What keeps the pattern from matching: names, indices, the number of keys; and whether the shape would fit."""
+    """Yield what prevents the pattern from matching: names, indices, the number of keys; and whether the shape would fit."""
     there = path.keys
     if len(there) != len(keys):
-        yield f"its path has {len(there)} keys, this one {len(keys)}"
+        yield f"its path has {len(there)} keys, this one has {len(keys)}"
     for p, key in zip(there, keys, strict=False):
         if _matches(p, key):
             continue
         number = re.fullmatch(r"(.*?)([0-9]+)", key)
         if number and re.fullmatch(rf"{re.escape(number[1])}([0-9]+|\{{[0-9,]+\}})", p):
-            yield f"the index is missing: it has {p}, and {number[1]}{{i}} would match {key}, too"
+            yield f"the index is missing: it has {p}; {number[1]}{{i}} would also match {key}"
         elif "{" in p and not number and re.sub(r"\{[^{},]*\}$", "", p) == key:
-            yield f"it has an index, {p}, and this is {key}"
+            yield f"it has the index {p}, but this key is {key}"
         else:
-            yield f"another name: {p} there, {key} here"
+            yield f"other name: the rule has {p}, the leaf has {key}"
     if path.rule.asked:
         return
     try:
         path.rule.kind.letters(path.role, g.shape, next(iter(path.rule.kind.variants), None))
     except ValueError as error:
-        yield f"another shape, {g.shown}: {error}"
+        yield f"other shape, {g.shown}: {error}"

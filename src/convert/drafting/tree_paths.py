@@ -1,4 +1,4 @@
-"""Where the leaves of a drafted rule file are: groups of paths, stacks of layers, and what a tree has besides weights."""
+"""Group the leaves of a tree for drafting: patterns of paths, stacks of layers, and leaves that are not weights."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SILENT = (
 
 
 class Paths:
-    """The leaves of a checkpoint in groups, and how they are written in rules.
+    """The leaves of a checkpoint in groups, and their paths as rules write them.
 
     Attributes:
         groups: each with the shape that one layer of its stack has.
@@ -39,7 +39,7 @@ class Paths:
         self.root = self._root()
 
     def take_apart(self, names: Collection[str]) -> None:
-        """Makes groups of one leaf of those that have one of these leaves, and of what lies beside it."""
+        """Split the groups that have one of these leaves, and the groups of the same dict, into groups of one leaf."""
         dicts = {g.steps[:-1] for g in self.groups if len(g.leaves) > 1 and not set(g.leaves).isdisjoint(names)}
         self.groups = tuple(
             single
@@ -57,7 +57,7 @@ class Paths:
         return ""
 
     def _stack(self, steps: Sequence[Step]) -> tuple[int, str, int] | None:
-        """How many keys lead to the stack that a path is in, the index that it is counted by, and the axis."""
+        """Return the number of keys above the stack that a path is in, its index and its axis; None if it is in no stack."""
         for prefix, (index, axis) in self._stacks.items():
             if tuple(steps[: len(prefix)]) == prefix:
                 return len(prefix), index, axis
@@ -70,20 +70,20 @@ class Paths:
         return replace(g, shape=g.shape[: stack[2]] + g.shape[stack[2] + 1 :])
 
     def say_stacked(self, entry: Entry, steps: Sequence[Step]) -> None:
-        """Says that the leaves of a rule are stacked, where they are."""
+        """Add the key `stacked` to a rule whose leaves are stacked."""
         if stack := self._stack(steps):
             remark = "guess: all leaves here have this axis, the norms' scales too"
             entry.say("stacked", f"{{{stack[1]}: {stack[2]}}}", remark)
 
     def path(self, steps: Sequence[Step]) -> str:
-        """The path as a rule writes it."""
+        """Return the path as a rule writes it."""
         text = self._names.text(steps)
         if self.root and text.startswith(f"{self.root}/"):
             return text.removeprefix(f"{self.root}/")
         return f"/{text}" if self.root else text
 
     def module(self, steps: Sequence[Step]) -> str:
-        """What the module would be called if PyTorch's names were those of the tree."""
+        """Return the name of the module if PyTorch's names were those of the tree."""
         keys = self.path(steps).removeprefix("/").split("/")
         if stack := self._stack(steps):
             at = stack[0] - (self.root.count("/") + 1 if self.root else 0)
@@ -92,7 +92,7 @@ class Paths:
         return ".".join(kept) or "module"
 
     def drop(self, g: Group) -> str:
-        """A pattern of leaves that no model needs, for a `drop` rule."""
+        """Return a pattern for a `drop` rule of leaves that no model needs."""
         return re.sub(r"\{[a-z][a-z0-9]*\}", "*", self.path(g.steps))
 
 
@@ -101,7 +101,7 @@ def _steps(name: str) -> tuple[Step, ...]:
 
 
 def optimizer(g: Group) -> str | None:
-    """The key below which the optimizer's state is that these leaves belong to."""
+    """Return the key of the optimizer's state that these leaves belong to; None if they belong to none."""
     first = g.leaves[0]
     return next((word for word in OPTIMIZERS if first == word or first.startswith(f"{word}/")), None)
 
@@ -112,7 +112,7 @@ def random(g: Group) -> bool:
 
 
 def unwanted(g: Group) -> bool:
-    """Whether no model needs the leaves: the optimizer's state, counters, random generators."""
+    """Whether no model needs the leaves: state of the optimizer, counters, random generators."""
     return optimizer(g) is not None or counts(g.shape, g.dtype) or random(g)
 
 

@@ -348,7 +348,7 @@ def test_reports_of_a_check_that_stopped(run: Run, file: Path, tmp_path: Path, m
     stopped("there is no level 'weight'", "--level", "weight")
     whole = file.read_bytes()
     file.write_bytes(whole[:-100])
-    stopped("not a whole safetensors file")
+    stopped("not a complete safetensors file")
     file.write_bytes(whole)
     run(file, *FROM, *QUICK, *reports, code=0)
     assert "Equal" in Page(html.read_text(encoding="utf-8")).words

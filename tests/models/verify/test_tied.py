@@ -305,7 +305,7 @@ def test_two_rules_for_one_table_name_this_form() -> None:
         ("{module: emb, tied: []}", "`tied` names no tensor; leave it out where the table has one name"),
         ("{module: emb, tied: 'head.{i}'}", "head.{i} is tied to emb, so it has the same indices (none), as many alternatives, and no wildcard"),
         ("{module: emb, tied: '{a,b}'}", "{a,b} is tied to emb, so it has the same indices (none), as many alternatives, and no wildcard"),
-        ("{module: emb, tied: {liner: head}}", "unknown key 'liner' in `tied`; did you mean 'linear'? (known: linear, embedding, parameter)"),
+        ("{module: emb, tied: {liner: head}}", "unknown key 'liner' in `tied`: expected one of linear, embedding, parameter; did you mean 'linear'?"),
         ("{module: emb, part: 1 of 2, tied: head}", "a table that is tied is a whole tensor; leave `part` or `tied` out"),
     ],
 )  # fmt: skip
