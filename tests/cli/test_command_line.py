@@ -104,7 +104,7 @@ def test_like_compares_with_an_existing_state_dict(run: Run, tmp_path: Path) -> 
     run("timesfm", checkpoint("timesfm-2.5"), ours)
     run("timesfm", checkpoint("timesfm-2.5"), tmp_path / "again.safetensors", "--like", ours)
     _, stderr = run("timesfm", checkpoint("timesfm-2.5"), other, "--to", "transformers", "--like", ours, code=2)
-    assert "of the wanted state_dict has no source" in stderr and not other.exists()
+    assert "error[state-dict-mismatch]" in stderr and not other.exists()
 
 
 # ---- inspect, plan, rules
@@ -265,7 +265,9 @@ def test_not_a_checkpoint(run: Run, tmp_path: Path) -> None:
 
 def test_another_models_checkpoint(run: Run, tmp_path: Path) -> None:
     _, err = run("timesfm-1", checkpoint("timesfm-2.5"), tmp_path / "out.safetensors", code=2)
-    assert f"rules/timesfm-1.yaml does not fit {checkpoint('timesfm-2.5')}: none of its 25 leaves matches a rule" in err
+    assert err.startswith(
+        "error[rules-of-another-model]: rules/timesfm-1.yaml: no rule matches any of the 25 leaves of "
+    )
     assert nothing_but(tmp_path)
 
 
@@ -277,9 +279,8 @@ def test_unknown_model(run: Run, tmp_path: Path) -> None:
 
 def test_unknown_target_and_setting(run: Run, tmp_path: Path) -> None:
     args = ("timesfm", checkpoint("timesfm-2.5"), tmp_path / "out.safetensors")
-    assert (
-        "there is no target 'transformer'; did you mean 'transformers'?" in run(*args, "--to", "transformer", code=2)[1]
-    )
+    err = run(*args, "--to", "transformer", code=2)[1]
+    assert err.startswith("error[target-unknown]") and "did you mean 'transformers'?" in err
     assert "did you mean 'rope_theta'?" in run(*args, "--set", "rope_thetha=1", code=2)[1]
     assert "expected key=value, got 'rope_theta'" in run(*args, "--set", "rope_theta", code=2)[1]
     assert nothing_but(tmp_path)
@@ -365,7 +366,7 @@ def test_output_within_another_step(run: Run, tmp_path: Path) -> None:
         ("context_length=foo", "expected an integer above 0, such as 512"),
         ("context_length=-5", "expected an integer above 0, such as 512"),
         ("use_positional_embedding=1", "expected true or false"),
-        ("attention_mask=3", "attention_mask says what the source computes (causal and padding), and nothing"),
+        ("attention_mask=3", "attention_mask describes what the source computes (causal and padding), and nothing"),
     ],
 )
 def test_settings_of_the_wrong_kind(run: Run, setting: str, said: str, tmp_path: Path) -> None:
@@ -406,17 +407,17 @@ COVERAGE = {
     "two layers from one leaf": (
         "- from: freq_emb/emb_var\n  axes: ED\n",
         "- from: freq_emb/emb_var\n  parameter: {timesfm: x, transformers: x}\n\n- from: freq_emb/emb_var\n  axes: ED\n",
-        "mdl_vars/params/freq_emb/emb_var (float32[3,32]) is claimed by two rules, {rules}:97 (parameter) and {rules}:100 (embedding)",
+        "mdl_vars/params/freq_emb/emb_var: two rules match this leaf (float32[3,32]), {rules}:97 (parameter) and {rules}:100 (embedding)",
     ),
     "two rules on one leaf": (
         "- drop: /step",
         "- drop: '/*tep'\n  because: again\n\n- drop: /step",
-        "step (int32[]) is claimed by two rules, {rules}:184 (drop) and {rules}:187 (drop); remove one or narrow its path",
+        "step: two rules match this leaf (int32[]), {rules}:184 (drop) and {rules}:187 (drop); remove one or narrow its path",
     ),
     "a leaf without a rule": (
         "- drop: /step\n  because: the training step\n",
         "",
-        "{rules}: step (int32[]) has no rule; add a rule, or `drop:` it with a reason",
+        "{rules}: step: no rule matches this leaf (int32[]); add a rule, or `drop:` it with a reason",
     ),
     "a target without a source": (
         f"bias: {POST}/b",
@@ -431,13 +432,13 @@ COVERAGE = {
     "an axis that does not divide": (
         "equals: 2*P",
         "equals: 3*P",
-        "{rules}:19: I = 3*P (input of the first block (a patch and its padding mask)): 64 does not divide by 3; {rules}:75: "
-        "mdl_vars/params/input_ff_layer/hidden_layer/linear/w: float32[64,32] as I F makes it 64",
+        "{rules}:19: I = 3*P (input of the first block (a patch and its padding mask)): 64 is not divisible by 3 ({rules}:75: "
+        "mdl_vars/params/input_ff_layer/hidden_layer/linear/w: float32[64,32] as I F makes it 64)",
     ),
     "two rules make one tensor": (
         "timesfm: input_ff_layer.residual_layer",
         "timesfm: input_ff_layer.output_layer",
-        "the target tensor input_ff_layer.output_layer.weight (float32[32,64]) is already made by {rules}:83 (float32[32,32])",
+        "input_ff_layer.output_layer.weight: this target tensor (float32[32,64]) is already made by {rules}:83 (float32[32,32])",
     ),
 }
 

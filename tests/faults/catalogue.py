@@ -9,7 +9,6 @@ from __future__ import annotations
 import csv
 import dataclasses
 import os
-import re
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
@@ -213,8 +212,7 @@ def run_fault(fault: Fault) -> Outcome:
     try:
         return outcome(run(fault.case, fault.to, fault.plant))
     except convert.PlanError as error:
-        place = re.match(r".*?\.yaml:\d+: (\S+): ", error.findings[0])
-        return Outcome(("plan",), place[1] if place else "", "refused")
+        return Outcome(("plan",), error.findings[0].path, "refused")
 
 
 # ---- the tables

@@ -95,9 +95,9 @@ def test_what_the_tree_does_not_hold_is_asked_for_by_name_without_config_json(tm
     plan = convert.plan_conversion("bert", alone)
     with pytest.raises(convert.PlanError, match="--set num_attention_heads=") as caught:
         _ = plan.config
-    assert "Put config.json beside the checkpoint, or give it with --set num_attention_heads=..." in str(caught.value)
+    assert "put config.json next to the checkpoint, or give it with --set num_attention_heads=..." in str(caught.value)
     assert plan.notes == (
-        "there is no config.json beside the checkpoint; layer_norm_eps 1e-12, hidden_act gelu are what the rules take for granted",
+        "there is no config.json next to the checkpoint; the rules assume layer_norm_eps 1e-12, hidden_act gelu",
     )
     out = tmp_path / "out"
     convert.convert("bert", alone, out, settings={"num_attention_heads": 3})
@@ -120,11 +120,14 @@ def test_a_number_of_heads_that_the_width_does_not_make_is_refused(case: str, ke
     (source / "config.json").write_text(json.dumps({**said, key: wrong}))
     with pytest.raises(convert.PlanError) as refused:
         convert.plan_conversion(case, source)
-    assert (
-        f"the config.json beside the checkpoint says {key} = {wrong}, and the tree has D = {width} (model width), which does not "
-        f"divide by {wrong}; one of the two is of another checkpoint"
-    ) in str(refused.value)
-    with pytest.raises(convert.PlanError, match=f"--set {key}={wrong} says {wrong}"):
+    (finding,) = refused.value.findings
+    assert (finding.code, finding.path, finding.got) == (
+        "size-conflict",
+        "config.json of the checkpoint",
+        f"{key} = {wrong}",
+    )
+    assert f"D = {width} (model width)" in finding.problem
+    with pytest.raises(convert.PlanError, match=f"--set {key}={wrong}: the tree has D = {width}"):
         convert.plan_conversion(case, source, settings={key: wrong})
     assert convert.plan_conversion(case, source, settings={key: said[key]}).facts[key] == said[key]
 

@@ -229,10 +229,10 @@ def test_a_tree_of_another_generation(tmp_path: Path) -> None:
     said = refuse(checkpoint("gemma2-2b"), "gemma3", tmp_path / "x", settings=settings("gemma2-2b"))
     assert "no leaf matches transformer/layer_{i}/attn/_{query,key}_norm/scale" in said
     assert (
-        "The tree is that of gemma2 (Gemma 2): name gemma2 in place of gemma3, or gemma to have it recognised" in said
+        "The tree is that of gemma2 (Gemma 2): name gemma2 in place of gemma3, or gemma to have it recognized" in said
     )
     said = refuse(checkpoint("gemma3"), "gemma1", tmp_path / "x", settings={"vocab_size": 256})
-    assert "has no rule" in said and "The tree is that of gemma3" in said
+    assert "no rule matches this leaf" in said and "The tree is that of gemma3" in said
 
 
 def test_truncated_stacks(tmp_path: Path) -> None:
@@ -241,16 +241,16 @@ def test_truncated_stacks(tmp_path: Path) -> None:
     name = "transformer/stacked_layers/attention_type_2/attn/q_einsum/w"
     one = {**tree, name: tree[name][:1]}
     said = refuse(MemorySource(one), "gemma", tmp_path / "x", **options)
-    assert "attn/q_einsum/w has no {i} = 8, which other leaves have; the stack of layers is truncated" in said
+    assert "attn/q_einsum/w: no leaf for {i} = 8, which other leaves have; the stack of layers is truncated" in said
     kind = {n: x[:1] if "attention_type_2/" in n else x for n, x in tree.items()}
     said = refuse(MemorySource(kind), "gemma", tmp_path / "x", **options)
     assert "{i} runs from 0 to 11 in the tree, without 8 (units of 6: {p} from 0 to 5); the stack of layers" in said
     gone = {n: x for n, x in tree.items() if n != name}
     said = refuse(MemorySource(gone), "gemma", tmp_path / "x", **options)
-    assert f"{name} is not in the checkpoint" in said
+    assert f"{name}: this leaf is not in the checkpoint" in said
     nested = {n: x for n, x in arrays("gemma3").items() if n != "layer_7/attn/kv_einsum/w"}
     said = refuse(MemorySource(nested), "gemma", tmp_path / "x", **options)
-    assert "layer_7/attn/kv_einsum/w is not in the checkpoint" in said
+    assert "layer_7/attn/kv_einsum/w: this leaf is not in the checkpoint" in said
 
 
 @pytest.mark.parametrize(
@@ -281,7 +281,7 @@ def test_an_unpublished_size_is_asked_for_by_name(tmp_path: Path) -> None:
     said = refuse(checkpoint("gemma3"), "gemma", tmp_path / "x", settings={"vocab_size": 256})
     for name in ("sliding_window", "query_pre_attn_scalar", "rope_factor_global", "context_length"):
         assert f"--set {name}=..." in said
-    assert "or write the weights alone to a .safetensors file" in said
+    assert "or write only the weights, to a .safetensors file" in said
     convert.convert("gemma", checkpoint("gemma3"), tmp_path / "x.safetensors", settings={"vocab_size": 256})
 
 

@@ -61,7 +61,7 @@ def truncated(version: str, layers: int) -> SpecsOnly:
 def test_one_layer_less_than_published(version: str, layers: int, wanted: str, tmp_path: Path) -> None:
     """A directory is refused; weights alone come with a warning. The number of layers, or the facts, say that it is meant."""
     tree = truncated(version, layers)
-    said = f"the tree has {layers} layers and is otherwise {version}, which has {layers + 1}: it may be truncated; --set i={layers} says"
+    said = f"the tree has {layers} layers and otherwise the sizes of {version}, which has {layers + 1}: it may be truncated; --set i={layers} confirms"
     refused = refuse(tree, "gemma", tmp_path / "x")
     assert said in refused and f"--set {wanted}=..." in refused
     plan = convert.plan_conversion("gemma", tree)
@@ -82,9 +82,8 @@ def test_one_layer_less_than_published(version: str, layers: int, wanted: str, t
 @pytest.mark.parametrize("version", ["3-4b", "3-12b", "3-27b"])
 def test_gemma_pytorch_does_not_divide_positions(version: str, tmp_path: Path) -> None:
     said = refuse(published(version), "gemma", tmp_path / "x.safetensors", to="gemma_pytorch")
-    assert (
-        "rope_factor_global is 8.0, and google/gemma_pytorch `gemma.model.GemmaForCausalLM` computes with 1.0" in said
-    )
+    assert "google/gemma_pytorch `gemma.model.GemmaForCausalLM` computes only with rope_factor_global = 1.0" in said
+    assert "got rope_factor_global = 8.0" in said
     assert "never gives `rope_scaling_factor`" in said and "--to transformers or plain_norms" in said
     assert len(said.splitlines()) == 2
 
@@ -92,7 +91,7 @@ def test_gemma_pytorch_does_not_divide_positions(version: str, tmp_path: Path) -
 def test_gemma_pytorch_where_the_factor_is_not_known() -> None:
     assert convert.plan_conversion("gemma", published("3-1b"), to="gemma_pytorch").notes == ()
     plan = convert.plan_conversion("gemma", truncated("3-1b", 20), to="gemma_pytorch", settings={"i": 20})
-    assert [n for n in plan.notes if "computes with rope_factor_global 1.0, and the tree does not tell it" in n]
+    assert [n for n in plan.notes if "computes with rope_factor_global = 1.0, and the tree does not show it" in n]
 
 
 def test_a_tower_has_no_place_in_gemma_pytorch(tmp_path: Path) -> None:
@@ -100,7 +99,7 @@ def test_a_tower_has_no_place_in_gemma_pytorch(tmp_path: Path) -> None:
     said = refuse(path("gemma3-vision"), "gemma3_vision", tmp_path / "x", to="gemma_pytorch", settings=VISION)
     (finding,) = [line for line in said.splitlines() if line.startswith("  - ")]
     assert "has no target for 'gemma_pytorch', so /" in finding
-    assert finding.endswith("gemma3_vision goes to transformers as a whole: --to transformers")
+    assert finding.endswith("convert all of gemma3_vision with --to transformers")
     assert "Name gemma3 in place of gemma3_vision" in said
 
 
@@ -110,9 +109,12 @@ def test_a_tower_has_no_place_in_gemma_pytorch(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("setting", "said"),
     [
-        ({"tied_embeddings": False}, "--set tied_embeddings: there is nothing called 'tied_embeddings' to set"),
-        ({"rope": "interleaved"}, "rope says what the source computes (half-split), and nothing that is written"),
-        ({"embedding_scale": "none"}, "embedding_scale says what the source computes (sqrt(D)), and nothing"),
+        ({"tied_embeddings": False}, "--set tied_embeddings: the rules have no such setting"),
+        (
+            {"rope": "interleaved"},
+            "rope describes what the source computes (half-split), and nothing in the output depends on it",
+        ),
+        ({"embedding_scale": "none"}, "embedding_scale describes what the source computes (sqrt(D)), and nothing"),
         ({"eos_token_id": [1, 1.5]}, "--set eos_token_id=[1, 1.5]: expected an integer, or a list of integers such as"),
         ({"eos_token_id": []}, "expected an integer, or a list of integers such as [1, 106]"),
         ({"sliding_window": "x"}, "--set sliding_window=x: expected an integer above 0, such as 512"),

@@ -379,11 +379,12 @@ def test_a_truncated_tower_is_refused() -> None:
     del tree["vision_encoder/siglip_encoder/Transformer/encoderblock_1/MlpBlock_0/Dense_1/bias"]
     with pytest.raises(
         convert.PlanError,
-        match=r": vision_encoder/siglip_encoder/Transformer/encoderblock_1/MlpBlock_0/Dense_1/bias is not in the checkpoint",
+        match=r": vision_encoder/siglip_encoder/Transformer/encoderblock_1/MlpBlock_0/Dense_1/bias: this leaf is not in the checkpoint",
     ):
         convert.plan_conversion("gemma3_vision", MemorySource(tree), settings=CASES["gemma3-vision"][1])
     with pytest.raises(
-        convert.PlanError, match=r"(?s)Dense_1/bias is not in the .*\nName gemma3 in place of gemma to go"
+        convert.PlanError,
+        match=r"(?s)Dense_1/bias: this leaf is not in the .*\nName gemma3 in place of gemma to convert",
     ):
         convert.plan_conversion("gemma", MemorySource(tree), settings=CASES["gemma3-vision"][1])
 

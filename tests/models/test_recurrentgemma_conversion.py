@@ -140,10 +140,10 @@ def lose_a_block(tree: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lose_a_block, "{i} = 4 must have params/blocks.{i}/recurrent_block/** (recurrent) or"),
+        (lose_a_block, "layer {i} = 4: expected params/blocks.{i}/recurrent_block/** (recurrent) or"),
         (
             lambda tree: tree.pop("params/blocks.3/recurrent_block/rg_lru/a_gate/b"),
-            "params/blocks.3/recurrent_block/rg_lru/a_gate/b is not in the checkpoint",
+            "params/blocks.3/recurrent_block/rg_lru/a_gate/b: this leaf is not in the checkpoint",
         ),
         (
             lambda tree: tree.update({"params/blocks.2/attention_block/proj_k/kernel": np.zeros((48, 16), np.float32)}),

@@ -212,7 +212,7 @@ def test_norms_of_queries_and_keys_are_not_lost() -> None:
     layer = linen.MultiHeadDotProductAttention(HEADS, normalize_qk=True)
     x = jnp.zeros((1, 2, WIDTH))
     tree = flat(layer.init(jax.random.key(0), x, x, x)["params"])
-    with pytest.raises(PlanError, match=r"params/attn/query_ln/scale .* has no rule"):
+    with pytest.raises(PlanError, match="params/attn/query_ln/scale: no rule matches this leaf"):
         converted("", rule("flax.linen.MultiHeadDotProductAttention"), tree)
 
 

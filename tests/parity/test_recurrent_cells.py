@@ -329,7 +329,7 @@ def test_missing_and_strange_leaves() -> None:
     lost = {name: value for name, value in tree.items() if name != "hn/bias"}
     with pytest.raises(PlanError, match="no leaf matches params/cell/hn/bias \\(gru, hn/bias\\)"):
         plan_of("flax.linen.GRUCell", lost)
-    with pytest.raises(PlanError, match="params/cell/hz/bias .* has no rule"):
+    with pytest.raises(PlanError, match="params/cell/hz/bias: no rule matches this leaf"):
         plan_of("flax.linen.GRUCell", tree | {"hz/bias": np.zeros(HIDDEN)})
 
 

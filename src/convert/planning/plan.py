@@ -121,7 +121,7 @@ class Plan:
         if not self.rules.versions:
             return self.rules.title
         shown = ", ".join(f"{name}={self.sizes[name]}" for name in self.rules.versions[0].sizes if name in self.sizes)
-        return f"{self.rules.title}, not a published size ({shown})"
+        return f"{self.rules.title}, no published size ({shown})"
 
     @cached_property
     def unprotected(self) -> tuple[ShapeAmbiguity, ...]:
@@ -220,7 +220,7 @@ class Plan:
         return Finding(
             "fact-missing",
             f"config.json needs {', '.join(missing)}, which the tree does not hold"
-            + (f", and this is not a published size ({published})" if published else "")
+            + (f", and this is no published size ({published})" if published else "")
             + (f"; {truncated}" if truncated else ""),
             rule=self.rules.path,
             fix=f"{sidecar}give {'it' if len(missing) == 1 else 'them'} with {settings}, or write only the weights, to a .safetensors file",

@@ -284,17 +284,17 @@ def test_two_rules_for_one_table_name_this_form() -> None:
     with pytest.raises(convert.PlanError) as error:
         make_plan(rules, MemorySource({"e": np.ones((5, 3), np.float32)}))
     assert str(error.value.findings[0]).endswith(
-        "remove one or narrow its path. If the model has one table under two names (a tied head, flax's Embed.attend), remove "
+        "remove one or narrow its path. If the model has one table under two names (tied weights, flax's Embed.attend), remove "
         "r.yaml:8 and write `embedding: {module: emb, tied: head}` in r.yaml:5"
     )
     rules = rule_file("- from: e\n  parameter: w_out\n- from: e\n  embedding: 'emb'")
     with pytest.raises(convert.PlanError) as error:
         make_plan(rules, MemorySource({"e": np.ones((5, 3), np.float32)}))
-    assert "`embedding: {module: emb, tied: {parameter: w_out}}` in r.yaml:7" in error.value.findings[0]
+    assert "`embedding: {module: emb, tied: {parameter: w_out}}` in r.yaml:7" in error.value.findings[0].fix
     rules = rule_file("- from: e\n  parameter: a\n- from: e\n  parameter: b")
     with pytest.raises(convert.PlanError) as error:
         make_plan(rules, MemorySource({"e": np.ones((5, 3), np.float32)}))
-    assert error.value.findings[0].endswith("remove one or narrow its path")
+    assert error.value.findings[0].fix.endswith("remove one or narrow its path")
 
 
 @pytest.mark.parametrize(
@@ -320,7 +320,7 @@ def test_only_tables_are_tied_and_no_name_is_made_twice() -> None:
     with pytest.raises(convert.RuleError, match="unknown key 'tied'"):
         rule_file("- from: e\n  einsum: ...D,VD->...V\n  linear: {module: head, tied: emb}")
     rules = rule_file("- from: e\n  embedding: {module: emb, tied: head}\n- from: f\n  parameter: head.weight")
-    with pytest.raises(convert.PlanError, match="the target tensor head.weight .* is already made by r.yaml:5"):
+    with pytest.raises(convert.PlanError, match="head.weight: this target tensor .* is already made by r.yaml:5"):
         make_plan(rules, MemorySource({"e": np.ones((5, 3), np.float32), "f": np.ones((5, 3), np.float32)}))
 
 

@@ -463,7 +463,7 @@ def test_config_of_a_published_size() -> None:
 
 def test_facts_that_config_needs_are_asked_for_by_name() -> None:
     made = plan(ONE, zeros(w=(7, 13)), CONFIG)
-    assert (made.version, made.found) == (None, "M, not a published size (D=7, F=13)")
+    assert (made.version, made.found) == (None, "M, no published size (D=7, F=13)")
     with pytest.raises(PlanError) as refused:
         _ = made.config
     (finding,) = refused.value.findings
