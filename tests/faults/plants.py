@@ -15,7 +15,7 @@ import torch
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-from convert.references.flax_transformers import bert_and_gpt2
+from convert.references.flax_transformers import transformers_module
 from convert.references.gemma import text as gemma
 from convert.references.recurrentgemma import recurrentgemma
 from convert.references.timesfm import timesfm_1, timesfm_2p5
@@ -42,10 +42,10 @@ ADAPTERS: dict[str, Any] = {
     "timesfm-2.5": timesfm_2p5,
     "recurrentgemma": recurrentgemma,
     "gemma": gemma,
-    "bert": bert_and_gpt2,
-    "gpt2": bert_and_gpt2,
-    "t5": bert_and_gpt2,  # whose `build` both references call
-    "whisper": bert_and_gpt2,
+    "bert": transformers_module,
+    "gpt2": transformers_module,
+    "t5": transformers_module,
+    "whisper": transformers_module,
 }
 
 

@@ -13,7 +13,7 @@ from flax import serialization
 from transformers.models.t5.modeling_t5 import T5Attention
 
 import convert
-from convert.references.flax_transformers import encoder_decoder_variants, t5_jax
+from convert.references.flax_transformers import t5, t5_and_whisper_variants, t5_jax
 from convert.references.protocol import Reference
 from convert.verify.numerics.lift_jax import lift
 from convert.verify.recording.record import record
@@ -72,7 +72,7 @@ def test_distances_fall_into_the_same_buckets_in_every_precision(count: int, fur
     want = T5Attention._relative_position_bucket(distance, not causal, count, furthest).numpy()
     ours = jax.numpy.asarray(t5_jax.buckets(steps, steps, count, furthest, causal=causal))
     lifted = lift(lambda: {"at": t5_jax.buckets(steps, steps, count, furthest, causal=causal)})()["at"]
-    wide = encoder_decoder_variants.buckets(steps, steps, count, furthest, causal=causal)
+    wide = t5_and_whisper_variants.buckets(steps, steps, count, furthest, causal=causal)
     for made in (ours, lifted, wide):
         assert np.array_equal(np.asarray(made), want)
     assert want.max() == count - 1 and len(np.unique(want)) == count - (not causal)
@@ -88,18 +88,16 @@ def test_the_inputs_reach_what_the_models_tell_apart() -> None:
 
 
 def test_rules_of_another_model_and_facts_that_nobody_told(tmp_path: Path) -> None:
-    from convert.references.flax_transformers import encoder_decoder
-
-    with pytest.raises(convert.ConvertError, match="rules of gpt2_lm, not of t5_tied, t5_untied, t5_encoder, whisper"):
-        encoder_decoder.reference(convert.plan_conversion("gpt2", checkpoint("gpt2")))
+    with pytest.raises(convert.ConvertError) as error:
+        t5.reference(convert.plan_conversion("gpt2", checkpoint("gpt2")))
+    (finding,) = error.value.findings
+    assert finding.code == "reference-unavailable" and finding.got == "gpt2_lm"
+    assert finding.expected == "t5_tied or t5_untied or t5_encoder"
     alone = shutil.copy(checkpoint("whisper") / "flax_model.msgpack", tmp_path)
     convert.convert("whisper", alone, tmp_path / "out.safetensors")
     model = check(tmp_path / "out.safetensors", alone, levels=["model"]).levels[-1]
     assert model.verdict is Verdict.SKIPPED
-    assert (
-        "the tree does not tell the encoder_attention_heads; say it with --set encoder_attention_heads=..."
-        in model.reason
-    )
+    assert "--set encoder_attention_heads=..." in model.reason
 
 
 def reference_of(case: str) -> Reference:

@@ -30,11 +30,8 @@ def test_a_correct_conversion_passes(to: str) -> None:
 
 def test_the_window_must_be_known() -> None:
     plan = convert.plan_conversion(CASE, goldens.checkpoint(CASE), settings={"logits_soft_cap": 3.0})
-    with pytest.raises(
-        convert.ConvertError, match="the tree does not tell the attention_window; say it with --set attention_window="
-    ):
-        said = load_reference(plan, None)
-        raise convert.ConvertError(said if isinstance(said, str) else "no")
+    reason = load_reference(plan, None)
+    assert isinstance(reason, str) and "--set attention_window=..." in reason
 
 
 def test_sequences_are_longer_than_the_window_and_hold_two_documents() -> None:

@@ -1,4 +1,4 @@
-"""How every reference loads a PyTorch module and feeds it."""
+"""Build a PyTorch module from a plan and weights, and feed it."""
 
 from __future__ import annotations
 
@@ -18,35 +18,31 @@ UNUSED = ("architectures", "model_type", "dtype", "torch_dtype", "transformers_v
 
 
 def on(device: torch.device, value: Any) -> torch.Tensor:
-    """An input, array or tensor of any dtype and on any device, as a tensor on this one."""
+    """Return an array or tensor as a tensor on this device."""
     import torch
 
     return (value if isinstance(value, torch.Tensor) else torch.as_tensor(np.array(value))).to(device)
 
 
 def config_of(plan: Plan) -> dict[str, Any]:
-    """What transformers' configuration class takes: ``config.json`` without what says who loads it, and in what dtype.
+    """Return the arguments of transformers' configuration class: ``config.json`` without class names and dtypes.
 
     Raises:
-        UnavailableError: a fact that it needs is not known.
+        UnavailableError: a fact that it needs is unknown.
     """
     try:
         config = plan.config
     except PlanError as error:
-        facts = error.findings[0].data.get("facts", ())
-        if not facts:
+        if error.code != "fact-missing":
             raise
-        wanted = " ".join(f"--set {name}=..." for name in facts)
-        raise UnavailableError(
-            f"the target's configuration needs {', '.join(facts)}, which neither the tree nor the file says: {wanted}"
-        ) from error
+        raise UnavailableError(*error.findings) from error
     return {key: value for key, value in (config or {}).items() if key not in UNUSED}
 
 
 def class_of(plan: Plan) -> tuple[str, str]:
-    """transformers' class and its `model_type`: those of ``config.json``, or the rules' where it names none.
+    """Return transformers' class and its `model_type`: those of ``config.json``, or of the rules where it has none.
 
-    Loading needs no `architectures`: who loads the model names the class.
+    A ``config.json`` without `architectures` loads, too: the caller of `from_pretrained` names the class.
     """
     written, meant = plan.config or {}, plan.rules.targets[plan.target].config
     names = written.get("architectures") or meant["architectures"]
@@ -54,10 +50,10 @@ def class_of(plan: Plan) -> tuple[str, str]:
 
 
 def load(module: torch.nn.Module, weights: Mapping[str, torch.Tensor]) -> torch.nn.Module:
-    """The module in eval mode with these weights and in their dtype; buffers that are not saved keep theirs.
+    """Load these weights with strict=True, in their dtype, and return the module in eval mode; other buffers are unchanged.
 
     Raises:
-        RuntimeError: PyTorch's, the weights are not those of this module.
+        RuntimeError: the weights do not belong to this module.
     """
     module.load_state_dict(dict(weights), strict=True, assign=True)
     return module.requires_grad_(False).eval()
@@ -65,10 +61,9 @@ def load(module: torch.nn.Module, weights: Mapping[str, torch.Tensor]) -> torch.
 
 @contextmanager
 def ready(module: torch.nn.Module) -> Iterator[tuple[torch.device, torch.dtype]]:
-    """Where and in what dtype the module wants its inputs.
+    """Yield the device and dtype of the module's weights, and make that dtype the default within this context.
 
-    Within this context, what upstream's code makes without naming a dtype (statistics, caches) has the weights' dtype:
-    upstream has no other way to run in bfloat16 or float64.
+    Upstream's code creates tensors without a dtype (statistics, caches), and has no other way to run in bfloat16 or float64.
     """
     import torch
 

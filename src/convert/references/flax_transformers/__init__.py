@@ -1,1 +1,5 @@
-"""flax_transformers."""
+"""BERT, GPT-2, T5 and Whisper of transformers' flax classes, which transformers 5 no longer has.
+
+A module per model has the factory; its ``_jax`` module has the model's equations in plain JAX. jax_layers.py and
+transformers_module.py have what the four share.
+"""

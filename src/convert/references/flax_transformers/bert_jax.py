@@ -1,7 +1,7 @@
-"""BERT in plain JAX: the equations of transformers' flax classes, which transformers 5 has no more.
+"""BERT in plain JAX: the equations of transformers' flax classes, which transformers 5 no longer has.
 
-Source: transformers 4.46.3 ``models/bert/modeling_flax_bert.py``. It is proven against what the real classes gave for the golden
-checkpoints (``tests/models/test_flax_transformers_check.py``).
+Source: transformers 4.46.3 ``models/bert/modeling_flax_bert.py``. tests/models/test_flax_transformers_check.py compares the values
+with those that the real classes gave for the golden checkpoints.
 """
 
 from __future__ import annotations
@@ -12,18 +12,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from convert.layers.activations import activation_pair
+from convert.references.flax_transformers.jax_layers import attend, layer_norm
 from convert.references.protocol import INPUT
 
 
 @dataclass(frozen=True)
 class Bert:
-    """What no weight tells.
+    """Hyperparameters that no weight holds.
 
     Attributes:
         layers, heads: how many.
         epsilon: of the norms.
-        activation: by its name in a rule.
-        bare: whether the tree and the module have no key for the encoder itself (FlaxBertModel).
+        activation: its name in rules.
+        bare: whether tree and module are the encoder alone, with no key for it (FlaxBertModel).
     """
 
     layers: int
@@ -33,31 +34,8 @@ class Bert:
     bare: bool
 
 
-def layer_norm(w: Mapping[str, Any], leaf: str, x: Any, epsilon: float) -> Any:
-    """flax.linen.LayerNorm."""
-    import jax
-    import jax.numpy as jnp
-
-    x = x - jnp.mean(x, axis=-1, keepdims=True)
-    y = x * jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + epsilon)
-    return y * w[f"{leaf}/scale"] + w[f"{leaf}/bias"]
-
-
-def attend(q: Any, k: Any, v: Any, heads: int, seen: Any, factor: float | None = None, bias: Any = 0) -> Any:
-    """flax.linen.dot_product_attention of [batch, time, heads x width]; `seen` is true where a query may look."""
-    import jax
-    import jax.numpy as jnp
-
-    q, k, v = (x.reshape(*x.shape[:2], heads, -1) for x in (q, k, v))
-    factor = q.shape[-1] ** -0.5 if factor is None else factor
-    logits = jnp.einsum("btnh,bsnh->bnts", q, k) * factor + bias
-    probs = jax.nn.softmax(jnp.where(seen, logits, jnp.finfo(logits.dtype).min), axis=-1)
-    y = jnp.einsum("bnts,bsnh->btnh", probs, v)
-    return y.reshape(*y.shape[:2], -1)
-
-
 def run(model: Bert, w: Mapping[str, Any], inputs: Mapping[str, Any]) -> OrderedDict[str, Any]:
-    """Values at the boundaries by the names of transformers' modules, and the outputs of the head that the tree has."""
+    """Return the values at boundaries, by the names of transformers' submodules, and the outputs of the head that the tree has."""
     import jax.numpy as jnp
 
     values: OrderedDict[str, Any] = OrderedDict()
@@ -79,11 +57,11 @@ def run(model: Bert, w: Mapping[str, Any], inputs: Mapping[str, Any]) -> Ordered
         values[f"{module}embeddings.{part}_embeddings"] = table[chosen][None] if part == "position" else table[chosen]
     x = sum(values[f"{module}embeddings.{part}_embeddings"] for part in ("word", "position", "token_type"))
     x = norm(f"{module}embeddings.LayerNorm", f"{tree}embeddings/LayerNorm", x)
-    seen = inputs["attention_mask"][:, None, None, :] > 0
+    visible = inputs["attention_mask"][:, None, None, :] > 0
     for i in range(model.layers):
         name, leaf = f"{module}encoder.layer.{i}", f"{tree}encoder/layer/{i}"
         q, k, v = (dense(f"{name}.attention.self.{p}", f"{leaf}/attention/self/{p}", x) for p in ("query", "key", "value"))  # fmt: skip
-        y = values[f"{name}.attention.output.dense{INPUT}"] = attend(q, k, v, model.heads, seen)
+        y = values[f"{name}.attention.output.dense{INPUT}"] = attend(q, k, v, model.heads, visible)
         y = dense(f"{name}.attention.output.dense", f"{leaf}/attention/output/dense", y)
         x = norm(f"{name}.attention.output.LayerNorm", f"{leaf}/attention/output/LayerNorm", x + y)
         y = values[f"{name}.output.dense{INPUT}"] = act(

@@ -1,7 +1,7 @@
-"""T5 1.0 and 1.1 in plain JAX: the equations of transformers' flax classes, which transformers 5 has no more.
+"""T5 1.0 and 1.1 in plain JAX: the equations of transformers' flax classes, which transformers 5 no longer has.
 
-Source: transformers 4.46.3 ``models/t5/modeling_flax_t5.py``. It is proven against what the real classes gave for the golden
-checkpoints (``tests/models/test_flax_transformers_check.py``).
+Source: transformers 4.46.3 ``models/t5/modeling_flax_t5.py``. tests/models/test_flax_transformers_check.py compares the values
+with those that the real classes gave for the golden checkpoints.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from convert.layers.activations import activation_pair
-from convert.references.flax_transformers.bert_jax import attend
+from convert.references.flax_transformers.jax_layers import attend, causal_mask
 from convert.references.protocol import INPUT
 
 
 @dataclass(frozen=True)
 class T5:
-    """What no weight tells.
+    """Hyperparameters that no weight holds.
 
     Attributes:
         encoder, decoder: numbers of layers; without a decoder the model is the encoder alone.
         heads: of each attention.
         epsilon: of the norms.
-        activation: by its name in a rule.
+        activation: its name in rules.
         furthest: distances from here on share a bucket.
     """
 
@@ -62,7 +62,7 @@ def buckets(queries: int, keys: int, count: int, furthest: int, *, causal: bool)
 
 
 def run(model: T5, w: Mapping[str, Any], inputs: Mapping[str, Any]) -> OrderedDict[str, Any]:
-    """Values at the boundaries by the names of transformers' modules, and the logits, or the encoder's last hidden state."""
+    """Return the values at boundaries, by the names of transformers' submodules, and the logits, or the encoder's last hidden state."""
     import jax.numpy as jnp
 
     values: OrderedDict[str, Any] = OrderedDict()
@@ -78,10 +78,10 @@ def run(model: T5, w: Mapping[str, Any], inputs: Mapping[str, Any]) -> OrderedDi
         y = values[name] = x @ w[f"{name.replace('.', '/')}/kernel"]
         return y
 
-    def attention(name: str, x: Any, of: Any, seen: Any, bias: Any) -> Any:
+    def attention(name: str, x: Any, of: Any, visible: Any, bias: Any) -> Any:
         """Nothing divides the scores; `bias` is added to them."""
         q, k, v = dense(f"{name}.q", x), dense(f"{name}.k", of), dense(f"{name}.v", of)
-        y = values[f"{name}.o{INPUT}"] = attend(q, k, v, model.heads, seen, factor=1.0, bias=bias)
+        y = values[f"{name}.o{INPUT}"] = attend(q, k, v, model.heads, visible, factor=1.0, bias=bias)
         return dense(f"{name}.o", y)
 
     def positions(stack: str, length: int) -> Any:
@@ -102,7 +102,7 @@ def run(model: T5, w: Mapping[str, Any], inputs: Mapping[str, Any]) -> OrderedDi
         values[f"{name}.wo{INPUT}"] = y
         return dense(f"{name}.wo", y)
 
-    def stack(side: str, layers: int, ids: Any, seen: Any, across: tuple[Any, Any] | None = None) -> Any:
+    def stack(side: str, layers: int, ids: Any, visible: Any, across: tuple[Any, Any] | None = None) -> Any:
         """A stack; `across` is what its second attention looks at, and where it may."""
         x = values[f"{side}.embed_tokens"] = w["shared/embedding"][ids]
         bias: Any = None
@@ -110,7 +110,7 @@ def run(model: T5, w: Mapping[str, Any], inputs: Mapping[str, Any]) -> OrderedDi
             name = f"{side}.block.{i}.layer"
             y = norm(f"{name}.0.layer_norm", x)
             bias = positions(side, ids.shape[1]) if bias is None else bias
-            x = x + attention(f"{name}.0.SelfAttention", y, y, seen, bias)
+            x = x + attention(f"{name}.0.SelfAttention", y, y, visible, bias)
             if across is not None:
                 x = x + attention(f"{name}.1.EncDecAttention", norm(f"{name}.1.layer_norm", x), *across, 0)
             x = x + feed_forward(f"{name}.{1 if across is None else 2}", x)
@@ -122,8 +122,7 @@ def run(model: T5, w: Mapping[str, Any], inputs: Mapping[str, Any]) -> OrderedDi
         values["last_hidden_state"] = x
         return values
     ids = inputs["decoder_input_ids"]
-    steps = jnp.arange(ids.shape[1])
-    causal = (steps[None, :] <= steps[:, None])[None, None] & (inputs["decoder_attention_mask"][:, None, None, :] > 0)
+    causal = causal_mask(ids.shape[1]) & (inputs["decoder_attention_mask"][:, None, None, :] > 0)
     x = stack("decoder", model.decoder, ids, causal, (x, real))
     if "lm_head/kernel" in w:
         values[f"lm_head{INPUT}"] = x

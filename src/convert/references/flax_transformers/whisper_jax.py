@@ -1,7 +1,7 @@
-"""Whisper in plain JAX: the equations of transformers' flax classes, which transformers 5 has no more.
+"""Whisper in plain JAX: the equations of transformers' flax classes, which transformers 5 no longer has.
 
-Source: transformers 4.46.3 ``models/whisper/modeling_flax_whisper.py``. It is proven against what the real classes gave for the
-golden checkpoint (``tests/models/test_flax_transformers_check.py``).
+Source: transformers 4.46.3 ``models/whisper/modeling_flax_whisper.py``. tests/models/test_flax_transformers_check.py compares the values
+with those that the real classes gave for the golden checkpoint.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from convert.layers.activations import activation_pair
-from convert.references.flax_transformers.bert_jax import attend, layer_norm
+from convert.references.flax_transformers.jax_layers import attend, causal_mask, layer_norm
 from convert.references.protocol import INPUT
 
 
 @dataclass(frozen=True)
 class Whisper:
-    """What no weight tells.
+    """Hyperparameters that no weight holds.
 
     Attributes:
         encoder, decoder: numbers of layers.
         encoder_heads, decoder_heads: of each attention.
         epsilon: of the norms.
-        activation: of the feed-forward blocks, by its name in a rule.
+        activation: of the feed-forward blocks, its name in rules.
     """
 
     encoder: int
@@ -36,7 +36,7 @@ class Whisper:
 
 
 def run(model: Whisper, w: Mapping[str, Any], inputs: Mapping[str, Any]) -> OrderedDict[str, Any]:
-    """Values at the boundaries by the names of transformers' modules, and the logits."""
+    """Return the values at boundaries, by the names of transformers' submodules, and the logits."""
     import jax
     import jax.numpy as jnp
 
@@ -67,9 +67,9 @@ def run(model: Whisper, w: Mapping[str, Any], inputs: Mapping[str, Any]) -> Orde
         values[name] = y.transpose(0, 2, 1)
         return y
 
-    def attention(name: str, x: Any, of: Any, heads: int, seen: Any) -> Any:
+    def attention(name: str, x: Any, of: Any, heads: int, visible: Any) -> Any:
         q, k, v = dense(f"{name}.q_proj", x), dense(f"{name}.k_proj", of), dense(f"{name}.v_proj", of)
-        y = values[f"{name}.out_proj{INPUT}"] = attend(q, k, v, heads, seen)
+        y = values[f"{name}.out_proj{INPUT}"] = attend(q, k, v, heads, visible)
         return dense(f"{name}.out_proj", y)
 
     def feed_forward(name: str, x: Any) -> Any:
@@ -95,7 +95,7 @@ def run(model: Whisper, w: Mapping[str, Any], inputs: Mapping[str, Any]) -> Orde
     places = w["decoder/embed_positions/embedding"][steps]
     values["model.decoder.embed_positions"] = jnp.broadcast_to(places, words.shape)
     x = words + places
-    causal = (steps[None, :] <= steps[:, None])[None, None]
+    causal = causal_mask(ids.shape[1])
     for i in range(model.decoder):
         name = f"model.decoder.layers.{i}"
         y = norm(f"{name}.self_attn_layer_norm", x)

@@ -1,1 +1,1 @@
-"""gemma."""
+"""Gemma 1, 2 and 3 (text.py), and Gemma 3 with images and PaliGemma (images.py), on the equations of jax_model.py."""

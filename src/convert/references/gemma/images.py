@@ -1,8 +1,8 @@
-"""Gemma 3 with its vision tower, PaliGemma 1 and 2: the equations of gemma and big_vision in plain JAX; transformers on the other side.
+"""Gemma 3 with its vision tower, PaliGemma 1 and 2: the equations of gemma and big_vision in plain JAX, against transformers.
 
 Sources: gemma 3.3.0 ``gemma/multimodal/vision_utils.py``, ``vision.py``, ``gm/nn/_modules.py`` (Embedder.encode_vision);
-google-research/big_vision@0127fb6 ``models/vit.py``, ``models/ppp/gemma.py``, ``models/proj/paligemma/paligemma.py``. Proven against what
-their real code recorded for the golden checkpoints (``tests/models/test_gemma_images_check.py``).
+google-research/big_vision@0127fb6 ``models/vit.py``, ``models/ppp/gemma.py``, ``models/proj/paligemma/paligemma.py``.
+tests/models/test_gemma_images_check.py compares the values with those that the real code gave for the golden checkpoints.
 """
 
 from __future__ import annotations
@@ -12,11 +12,10 @@ import re
 from collections import OrderedDict
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from convert.core.errors import ConvertError
 from convert.planning.plan import Plan
 from convert.references.gemma import jax_model
 from convert.references.gemma.jax_model import LOGITS, Gemma
@@ -24,29 +23,24 @@ from convert.references.gemma.text import BEYOND, UNLIMITED, build, config_facts
 from convert.references.loading import on, ready
 from convert.references.module_facts import Block
 from convert.references.module_facts import facts as common_facts
+from convert.references.plan_facts import require_model
 from convert.references.protocol import INPUT, Arrays, Reference
 
-if TYPE_CHECKING:
-    pass
-
-TEXT = {"gemma3_vision": "gemma3", "paligemma1": "gemma1", "paligemma2": "gemma2"}  # model -> that of its text
+TEXT = {"gemma3_vision": "gemma3", "paligemma1": "gemma1", "paligemma2": "gemma2"}  # model -> its text model
 TABLE = "model.language_model.embed_tokens.weight"
 TOWER, PROJECTOR = "model.vision_tower", "model.multi_modal_projector"
-BEFORE, PREFIX = 3, 4  # tokens before an image of Gemma 3; tokens of PaliGemma's prefix behind the image
+BEFORE, PREFIX = 3, 4  # tokens before an image of Gemma 3; tokens of PaliGemma's prefix after the image
 _BLOCK = re.compile(r"(?P<before>.*)Transformer/encoderblock/(?P<inner>.+)")
 _LAYER = re.compile(r"layers/(?P<rest>(?P<i>\d+)/)?(?P<inner>.+)")
 
 
 def reference(plan: Plan) -> Reference:
-    """The two models at the size of the plan's checkpoint: an image in each sequence, text before or behind it.
+    """Return the two models at the size of the plan's checkpoint, for sequences with an image and text before or after it.
 
     Raises:
         ConvertError: the plan is not of one of these models to transformers, or lacks a fact.
     """
-    if plan.rules.model not in TEXT or plan.target != "transformers":
-        raise ConvertError(
-            f"{plan.rules.path}: this reference knows {', '.join(TEXT)} to transformers, not {plan.rules.model} to {plan.target}"
-        )
+    require_model(plan, TEXT, ("transformers",))
     model, sizes = model_of(plan, TEXT[plan.rules.model]), plan.sizes
     soft = int(plan.facts.get("mm_tokens_per_image", sizes["L"]))
     steps = max(max((window + BEYOND for window in model.windows if window), default=0), soft + UNLIMITED)
@@ -85,7 +79,7 @@ def reference(plan: Plan) -> Reference:
 
 
 def unstacked(weights: Mapping[str, Any]) -> dict[str, Any]:
-    """The leaves with a name for each layer: ``layer_2/...`` and ``img/Transformer/encoderblock_1/...``, whatever the layout."""
+    """Return the leaves of each layer apart, from any layout: ``layer_2/...``, ``img/Transformer/encoderblock_1/...``."""
     (prefix,) = {name.removesuffix("pos_embedding") for name in weights if name.endswith("pos_embedding")}
     out: dict[str, Any] = {}
     for name, value in weights.items():
@@ -106,13 +100,13 @@ def unstacked(weights: Mapping[str, Any]) -> dict[str, Any]:
 def run_jax(
     model: Gemma, epsilon: float, soft: int, weights: Mapping[str, Any], inputs: Mapping[str, Any]
 ) -> OrderedDict[str, Any]:
-    """Values at the boundaries by the names of transformers' modules, and the logits [batch, time, token].
+    """Return the values at boundaries, by the names of transformers' submodules, and the logits [batch, time, token].
 
     Args:
         epsilon: of the tower's norms.
-        soft: how many tokens an image becomes.
-        inputs: ``tokens`` and ``image`` (1 where an image stands) and ``prefix`` (1 where all is seen by all), [batch, time];
-            ``pixels`` [images, height, width, colours], in the order in which they stand in the batch.
+        soft: number of tokens of an image.
+        inputs: ``tokens``, ``image`` (1 at the tokens of an image) and ``prefix`` (1 where every position sees every other),
+            [batch, time]; ``pixels`` [images, height, width, colours], in the order of the batch.
     """
     import jax.numpy as jnp
 
@@ -130,9 +124,9 @@ def run_jax(
     tokens, image = inputs["tokens"], inputs["image"] > 0
     places = jnp.arange(tokens.shape[1])
     first = image & ~jnp.pad(image, ((0, 0), (1, 0)))[:, :-1]
-    block = jnp.cumsum(first, axis=1) * image  # 1, 2, ...: the image that a position belongs to
+    block = jnp.cumsum(first, axis=1) * image  # 1, 2, ...: the image of a position
     if "img/head/kernel" in w:
-        both = (inputs["prefix"] > 0)[:, None, :]  # all see the prefix, and it sees nothing of the rest
+        both = (inputs["prefix"] > 0)[:, None, :]  # every position sees the prefix, which sees nothing else
     else:
         both = (block[:, :, None] == block[:, None, :]) & image[:, None, :]
     sees = (places[None, None, :] <= places[None, :, None]) | both
@@ -143,7 +137,7 @@ def run_jax(
 
 
 def tower(w: Mapping[str, Any], values: Any, pixels: Any, epsilon: float) -> Any:
-    """SigLIP's encoder, [images, patches, width]; its values by the names of transformers' modules go into `values`."""
+    """Run SigLIP's encoder, [images, patches, width], and put the values at its boundaries into `values`."""
     import jax
     import jax.numpy as jnp
 

@@ -1,7 +1,7 @@
-"""Gemma 1, 2 and 3, text models, in plain JAX: gemma's equations without the gemma package, which needs TensorFlow.
+"""Text models Gemma 1, 2 and 3 in plain JAX: gemma's equations without the gemma package, which needs TensorFlow.
 
-Sources: gemma 3.3.0 ``gm/nn/_modules.py``, ``gm/nn/_layers.py``, ``gm/nn/_transformer.py``, ``gm/math/_positional_embeddings.py``. It is
-proven against the logits that the real package gave for the golden checkpoints (``tests/models/test_gemma_check.py``).
+Sources: gemma 3.3.0 ``gm/nn/_modules.py``, ``gm/nn/_layers.py``, ``gm/nn/_transformer.py``, ``gm/math/_positional_embeddings.py``.
+tests/models/test_gemma_check.py compares the logits with those that the real package gave for the golden checkpoints.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from convert.core.errors import ConvertError
+from convert.core.findings import Finding
 from convert.references.protocol import INPUT
 
 MASKED = -2.3819763e38  # _modules.py, K_MASK
@@ -23,16 +24,16 @@ _STACKED = re.compile(r"stacked_layers/attention_type_(\d+)/(.+)")
 
 @dataclass(frozen=True)
 class Gemma:
-    """What no weight tells.
+    """Hyperparameters that no weight holds.
 
     Attributes:
         bases: base of the rotation, by layer.
-        factors: what positions are divided by, by layer.
-        windows: how many positions a query sees, itself included, by layer; None: all.
-        query_scale: what queries are multiplied with.
-        attention_cap, logits_cap: soft caps; None: none.
-        vocabulary: rows of the table that have a token.
-        transposed: whether gate and up are stored as [2, F, D] (upstream's transpose_gating_einsum), not [2, D, F].
+        factors: by which positions are divided, by layer.
+        windows: number of positions that a query sees, itself included, by layer; None for all.
+        query_scale: by which queries are multiplied.
+        attention_cap, logits_cap: soft caps; None for none.
+        vocabulary: number of tokens; the table may have more rows.
+        transposed: whether gate and up have the layout [2, F, D] (upstream's transpose_gating_einsum), instead of [2, D, F].
     """
 
     bases: Sequence[float]
@@ -50,9 +51,9 @@ class Images:
     """Images among the tokens.
 
     Attributes:
-        at: [batch, time], true where an image stands.
-        soft: [batch, n, width], what stands there, in order.
-        sees: [batch, query, key], which positions see which, but for windows.
+        at: [batch, time], true at the tokens of an image.
+        soft: [batch, n, width], their embeddings, in order.
+        sees: [batch, query, key], true where a query sees a key, before windows apply.
     """
 
     at: Any
@@ -61,10 +62,10 @@ class Images:
 
 
 def layered(weights: Mapping[str, Any]) -> dict[str, Any]:
-    """The leaves by the names of the NESTED layout, whatever the layout: ``layer_7/attn/q_einsum/w``.
+    """Return the leaves by their names in the NESTED layout, from any layout: ``layer_7/attn/q_einsum/w``.
 
     Raises:
-        ConvertError: stacked layers and others beside them, whose order is not known.
+        ConvertError: there are stacked and single layers, whose order is unknown.
     """
     names = [found for name in weights if (found := _STACKED.fullmatch(name))]
     kinds = 1 + max((int(found[1]) for found in names), default=-1)
@@ -74,7 +75,12 @@ def layered(weights: Mapping[str, Any]) -> dict[str, Any]:
         if found is None:
             if kinds and name.startswith("layer_"):
                 raise ConvertError(
-                    f"{name} lies beside stacked_layers; the reference of gemma does not know their order"
+                    Finding(
+                        "reference-unavailable",
+                        "the tree has this layer and stacked_layers, and their order is unknown",
+                        path=name,
+                        fix="give a reference of your own with --reference",
+                    )
                 )
             out[_short(name)] = value
             continue
@@ -88,7 +94,7 @@ def _short(name: str) -> str:
 
 
 def run(model: Gemma, weights: Mapping[str, Any], tokens: Any, images: Images | None = None) -> OrderedDict[str, Any]:
-    """Values at the boundaries by the names of transformers' modules, in their layouts, and the logits [batch, time, token]."""
+    """Return the values at boundaries, by the names of transformers' submodules and in their layouts, and the logits."""
     import jax
     import jax.numpy as jnp
 

@@ -1,7 +1,4 @@
-"""Gemma 1, 2 and 3, text models: gemma's equations in plain JAX; transformers on the other side.
-
-Sources: see `convert.references.gemma.jax_model`; transformers 5.23 (``models/gemma``, ``models/gemma2``, ``models/gemma3``).
-"""
+"""Text models Gemma 1, 2 and 3: gemma's equations in plain JAX (jax_model.py), against transformers 5.23 (``models/gemma*``)."""
 
 from __future__ import annotations
 
@@ -12,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from convert.core.errors import ConvertError, UnavailableError
 from convert.planning.facts import expand_fact
 from convert.planning.plan import Plan
 from convert.references.gemma import jax_model
@@ -21,29 +17,26 @@ from convert.references.gemma.variants import HEAD, TABLE, variants
 from convert.references.loading import class_of, config_of, load, on, ready
 from convert.references.module_facts import Block
 from convert.references.module_facts import facts as common_facts
+from convert.references.plan_facts import not_installed, require_fact, require_model
 from convert.references.protocol import Arrays, Reference
 
 if TYPE_CHECKING:
     import torch
 
 MODELS = ("gemma1", "gemma2", "gemma3")
-BEYOND = 19  # positions of a sequence beside the window: more than a query sees
-NONE = "none"  # what a soft cap is where the configuration has null
-UNLIMITED = 27  # length of a sequence where there is no window
+INSTALL = "pip install 'transformers>=5.23'"
+BEYOND = 19  # positions of a sequence in addition to the window, so that no query sees all
+NONE = "none"  # value of the fact where the configuration of a soft cap is null
+UNLIMITED = 27  # length of a sequence if there is no window
 
 
 def reference(plan: Plan) -> Reference:
-    """The two models at the size of the plan's checkpoint: whole sequences, without padding, cache or images.
+    """Return the two models at the size of the plan's checkpoint, for whole sequences without padding, cache or images.
 
     Raises:
         ConvertError: the plan is not of Gemma 1, 2 or 3 to transformers, or lacks a fact.
     """
-    if plan.rules.model not in MODELS:
-        raise ConvertError(f"{plan.rules.path}: rules of {plan.rules.model}, not of {', '.join(MODELS)}")
-    if plan.target != "transformers":
-        raise ConvertError(
-            f"{plan.rules.path}: the reference of gemma knows the target transformers, not {plan.target}"
-        )
+    require_model(plan, MODELS, ("transformers",))
     model = model_of(plan, plan.rules.model)
     steps = max((window + BEYOND for window in model.windows if window is not None), default=UNLIMITED)
 
@@ -66,16 +59,18 @@ def reference(plan: Plan) -> Reference:
 
 
 def _fact(plan: Plan, name: str) -> Any:
-    if name not in plan.facts:
-        raise ConvertError(f"{plan.source.path}: the tree does not tell the {name}; say it with --set {name}=...")
-    return expand_fact(plan.facts[name], plan.sizes)
+    """Return a fact; a list for all layers where the fact repeats."""
+    return expand_fact(require_fact(plan, name), plan.sizes)
 
 
 def model_of(plan: Plan, generation: str) -> Gemma:
-    """What no weight tells of the text model, which is of a generation: ``gemma1``, ``gemma2``, ``gemma3``.
+    """Return the hyperparameters of the text model.
+
+    Args:
+        generation: ``gemma1``, ``gemma2`` or ``gemma3``.
 
     Raises:
-        ConvertError: a fact is not known.
+        ConvertError: a fact is unknown.
     """
     layers = plan.sizes["i"]
     rest = (int(_fact(plan, "vocab_size")), plan.choices.get("gating") == "FD")
@@ -104,23 +99,23 @@ def _jax(model: Gemma, weights: Mapping[str, Any], inputs: Mapping[str, Any]) ->
 
 
 def build(plan: Plan, weights: Mapping[str, torch.Tensor], table: str = TABLE) -> torch.nn.Module:
-    """The transformers model of a Gemma, with or without a tower, as its config.json has it.
+    """Build transformers' model of a Gemma, with or without a vision tower, by its config.json.
 
     Args:
-        table: name of the embedding, which is the head as well where the config ties them.
+        table: name of the embedding; it is the head as well if the config ties them.
 
     Raises:
-        UnavailableError: transformers is missing, or too old.
+        UnavailableError: transformers is not installed.
     """
     try:
         import transformers
     except ImportError as error:
-        raise UnavailableError(f"target transformers of gemma needs transformers 5.23 or newer ({error})") from error
+        raise not_installed("transformers", error, INSTALL) from error
     config = config_of(plan)
     name, model_type = class_of(plan)
     built = transformers.AutoConfig.for_model(model_type, **config)
     for part in (built, *(getattr(built, key) for key in ("text_config", "vision_config") if hasattr(built, key))):
-        part._attn_implementation = "eager"  # the others have no soft cap
+        part._attn_implementation = "eager"  # other implementations have no soft cap
     tied = {HEAD: weights[table]} if table in weights and built.tie_word_embeddings else {}
     return load(getattr(transformers, name)(built), {**tied, **weights})
 
@@ -131,7 +126,7 @@ def _run(module: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _facts(module: Any) -> Mapping[str, Mapping[str, Any]]:
-    """What the module is configured to compute."""
+    """Return what the module is configured to compute."""
     blocks = [
         Block(f"{layer}.mlp", f"{layer}.mlp.gate_proj", f"{layer}.mlp.down_proj", f"{layer}.mlp.up_proj")
         for layer in (f"model.layers.{i}" for i in range(module.config.num_hidden_layers))
@@ -140,7 +135,7 @@ def _facts(module: Any) -> Mapping[str, Mapping[str, Any]]:
 
 
 def config_facts(config: Any) -> dict[str, Any]:
-    """What the configuration of a text model says, by the names that the rules have for it."""
+    """Return the facts in the configuration of a text model, by their names in rules."""
     names = (
         "sliding_window",
         "query_pre_attn_scalar",
@@ -148,16 +143,16 @@ def config_facts(config: Any) -> dict[str, Any]:
         "final_logit_softcapping",
         "vocab_size",
     )
-    said = {
+    facts = {
         name: NONE if getattr(config, name) is None else getattr(config, name)
         for name in names
         if hasattr(config, name)
     }
     rope = config.rope_parameters
     if "rope_theta" in rope:
-        said["rope_theta"] = rope["rope_theta"]
+        facts["rope_theta"] = rope["rope_theta"]
     else:
-        said["rope_theta_local"] = rope["sliding_attention"]["rope_theta"]
-        said["rope_theta_global"] = rope["full_attention"]["rope_theta"]
-        said["rope_factor_global"] = rope["full_attention"].get("factor", 1.0)
-    return said
+        facts["rope_theta_local"] = rope["sliding_attention"]["rope_theta"]
+        facts["rope_theta_global"] = rope["full_attention"]["rope_theta"]
+        facts["rope_factor_global"] = rope["full_attention"].get("factor", 1.0)
+    return facts

@@ -1,1 +1,1 @@
-"""recurrentgemma."""
+"""RecurrentGemma: upstream's flax model, against upstream's PyTorch model or transformers'."""

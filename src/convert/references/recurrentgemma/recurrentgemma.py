@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from convert.core.errors import ConvertError, UnavailableError
 from convert.planning.plan import Plan
 from convert.references.loading import config_of, load, on, ready
 from convert.references.module_facts import Block
 from convert.references.module_facts import facts as common_facts
+from convert.references.plan_facts import not_installed, require_fact, require_model
 from convert.references.protocol import INPUT, Arrays, Reference
 from convert.references.recurrentgemma.variants import variants
 
@@ -25,27 +25,25 @@ if TYPE_CHECKING:
     import torch
 
 INSTALL = "pip install 'recurrentgemma[jax]==1.0.1'"
-BEYOND = 19  # positions of a sequence behind those that the first of them can see: more than its own and the window
+INSTALL_TRANSFORMERS = "pip install 'transformers>=5.23'"
+BEYOND = 19  # positions of a sequence in addition to the window, so that no query sees all
 LOGITS = "logits"
 HEAD, TABLE = "lm_head.weight", "model.embed_tokens.weight"
 
 
 def reference(plan: Plan) -> Reference:
-    """The two models at the size of the plan's checkpoint, without a cache.
+    """Return the two models at the size of the plan's checkpoint, without a cache.
 
     One sequence starts at position 0 and one in the middle of a document. Target ``recurrentgemma`` also gets a sequence of
-    two documents, between which nothing passes; transformers keeps documents apart in the recurrence but not in the
+    two documents, between which no information may pass. transformers separates documents in the recurrence, but not in the
     convolution before it.
 
     Raises:
-        ConvertError: the plan is not of RecurrentGemma, or the window or the soft cap is not known.
+        ConvertError: the plan is of another model, or the window or the soft cap is unknown.
     """
-    if plan.rules.model != "recurrentgemma":
-        raise ConvertError(f"{plan.rules.path}: rules of {plan.rules.model}, not of recurrentgemma")
-    for name in ("attention_window", "logits_soft_cap"):
-        if name not in plan.facts:
-            raise ConvertError(f"{plan.source.path}: the tree does not tell the {name}; say it with --set {name}=...")
-    size, window = plan.sizes, int(plan.facts["attention_window"])
+    require_model(plan, ("recurrentgemma",))
+    require_fact(plan, "logits_soft_cap")
+    size, window = plan.sizes, int(require_fact(plan, "attention_window"))
     steps = window + BEYOND
     upstream = plan.target == "recurrentgemma"
 
@@ -74,16 +72,14 @@ def _upstream(module: str) -> Any:
     try:
         return import_module(f"recurrentgemma.{module}")
     except ImportError as error:
-        raise UnavailableError(
-            f"the reference of recurrentgemma needs upstream's package ({error}): {INSTALL}"
-        ) from error
+        raise not_installed("recurrentgemma", error, INSTALL) from error
 
 
 def _config(plan: Plan) -> Any:
-    """Upstream's configuration at the plan's sizes."""
+    """Return upstream's configuration at the plan's sizes."""
     common, size = _upstream("common"), plan.sizes
     types = {"recurrent": common.TemporalBlockType.RECURRENT, "attention": common.TemporalBlockType.ATTENTION}
-    # One of upstream's own ways to run the recurrence. The default one for CPUs is compiled anew in every layer.
+    # One of upstream's implementations of the recurrence. The default for CPUs is compiled again for every layer.
     return common.GriffinConfig(
         vocab_size=size["V"],
         width=size["D"],
@@ -98,12 +94,12 @@ def _config(plan: Plan) -> Any:
     )
 
 
-# ---- names of the boundaries, in the order in which data flows. JAX's: those of the PyTorch module, which are transformers'
+# ---- names of the boundaries, in the order of the data: flax's name -> transformers' name
 
 _RECURRENT = {
     "recurrent_block.linear_y": "temporal_block.linear_y",
     "recurrent_block.linear_x": "temporal_block.linear_x",
-    "recurrent_block.conv_1d": "",  # transformers cuts its result to length behind the module
+    "recurrent_block.conv_1d": "",  # transformers cuts the result to length after the module
     f"recurrent_block.rg_lru{INPUT}": f"temporal_block.rg_lru{INPUT}",
     "recurrent_block.rg_lru.input_gate": "",
     "recurrent_block.rg_lru.a_gate": "",
@@ -129,14 +125,14 @@ _MLP = {
 
 
 def _names(plan: Plan) -> Iterator[tuple[str, str]]:
-    """Boundary in flax, and its name in the target's module."""
+    """Yield the boundaries: the name in flax, and the name in the target's module."""
     upstream = plan.target == "recurrentgemma"
     for i, word in enumerate(plan.facts["block_types"]):
         flax, torch = f"blocks.{i}", f"blocks.{i}" if upstream else f"model.layers.{i}"
         norm = {f"temporal_pre_norm{INPUT}": f"temporal_pre_norm{INPUT}", "temporal_pre_norm": "temporal_pre_norm"}
         for name, other in (norm | (_RECURRENT if word == "recurrent" else _ATTENTION) | _MLP).items():
-            if (own := name if upstream else other) and not own.endswith("[1]"):
-                yield f"{flax}.{name}", f"{torch}.{own}"
+            if (boundary := name if upstream else other) and not boundary.endswith("[1]"):
+                yield f"{flax}.{name}", f"{torch}.{boundary}"
         yield flax, torch
     yield "final_norm", "final_norm" if upstream else "model.final_norm"
 
@@ -145,7 +141,7 @@ def _names(plan: Plan) -> Iterator[tuple[str, str]]:
 
 
 def _flax(plan: Plan) -> Callable[..., Any]:
-    """`Reference.jax`. Upstream is imported here and not within it: what an import computes must not be traced or lifted."""
+    """Return the function for `Reference.jax`. Upstream is imported outside of it, so that no import is traced."""
     try:
         griffin = import_module("recurrentgemma.jax.griffin")
     except ImportError as error:
@@ -158,7 +154,7 @@ def _absent(error: ImportError, weights: Mapping[str, Any], inputs: Mapping[str,
 
 
 def _jax(plan: Plan, module: Any, weights: Mapping[str, Any], inputs: Mapping[str, Any]) -> OrderedDict[str, Any]:
-    """Boundaries, then the logits. An `OrderedDict`, since JAX sorts the keys of other dictionaries."""
+    """Return the boundaries, then the logits. JAX sorts the keys of dictionaries other than `OrderedDict`."""
     from flax import linen as nn
 
     seen: dict[str, Any] = {}
@@ -184,7 +180,7 @@ def _jax(plan: Plan, module: Any, weights: Mapping[str, Any], inputs: Mapping[st
 
 
 def _nested(weights: Mapping[str, Any]) -> dict[str, Any]:
-    """The tree of the leaves; only a slash parts keys, since some have a dot in them."""
+    """Return the tree of the leaves. Keys are separated by slashes; some contain a dot."""
     tree: dict[str, Any] = {}
     for path, value in weights.items():
         *parents, last = path.split("/")
@@ -213,7 +209,7 @@ def _build_transformers(plan: Plan, weights: Mapping[str, torch.Tensor]) -> torc
     try:
         from transformers import RecurrentGemmaConfig, RecurrentGemmaForCausalLM
     except ImportError as error:
-        raise UnavailableError(f"target transformers of recurrentgemma needs transformers ({error})") from error
+        raise not_installed("transformers", error, INSTALL_TRANSFORMERS) from error
     tied = {HEAD: weights[TABLE]} if TABLE in weights else {}
     return load(RecurrentGemmaForCausalLM(RecurrentGemmaConfig(**config_of(plan))), {**tied, **weights})
 
@@ -230,7 +226,7 @@ def _tensors(inputs: Mapping[str, Any], device: torch.device) -> tuple[torch.Ten
 
 
 def _facts(plan: Plan, module: Any) -> Mapping[str, Mapping[str, Any]]:
-    """What the module is configured to compute; the window as JAX counts it, without the position itself."""
+    """Return what the module is configured to compute; the window as JAX counts it, without the position itself."""
     upstream = plan.target == "recurrentgemma"
     blocks = []
     for i, word in enumerate(plan.facts["block_types"]):
@@ -243,12 +239,12 @@ def _facts(plan: Plan, module: Any) -> Mapping[str, Mapping[str, Any]]:
         if word == "recurrent":
             blocks.append(Block(recurrent, f"{recurrent}.linear_y", f"{recurrent}.linear_out", f"{recurrent}.rg_lru"))
     config = module.config
-    said: dict[str, Any] = {"logits_soft_cap": config.logits_soft_cap}
+    global_facts: dict[str, Any] = {"logits_soft_cap": config.logits_soft_cap}
     if upstream:
-        said["attention_window"] = config.attention_window_size
-        said["block_types"] = [word.name.lower() for word in config.block_types]
+        global_facts["attention_window"] = config.attention_window_size
+        global_facts["block_types"] = [word.name.lower() for word in config.block_types]
     else:
-        said["attention_window"] = config.attention_window_size - 1
-        said["block_types"] = list(config.block_types)
-        said["rotated"] = config.rope_parameters["partial_rotary_factor"]
-    return {**common_facts(module, blocks), "": said}
+        global_facts["attention_window"] = config.attention_window_size - 1
+        global_facts["block_types"] = list(config.block_types)
+        global_facts["rotated"] = config.rope_parameters["partial_rotary_factor"]
+    return {**common_facts(module, blocks), "": global_facts}

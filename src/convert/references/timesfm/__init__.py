@@ -1,1 +1,1 @@
-"""timesfm."""
+"""TimesFM 1.0, 2.0 (timesfm_1.py, with praxis' layers in praxis.py) and 2.5 (timesfm_2p5.py)."""

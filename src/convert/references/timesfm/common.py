@@ -1,4 +1,4 @@
-"""What the references of all TimesFM versions share: the series that they are run on."""
+"""The series on which the references of all TimesFM versions run."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ CONSTANT = 2.5  # exact in every precision, so that the standard deviation of a 
 
 
 def series(seed: int, patch: int, constant: slice, patches: int = PATCHES) -> tuple[Array, Array]:
-    """Four series, float32, and which points are padding.
+    """Return four series, float32, and which points are padding.
 
-    They are waves on random walks. The first jumps to a hundred times its range; the second has three whole patches of
-    padding in front, the third one patch and a part of the next; the fourth is constant for a while. Padding is not zero,
-    so that a model which looks at it is found out.
+    They are waves on random walks. The first jumps to a hundred times its range. The second has three patches of padding at
+    its start, the third one patch and a part of the next. The fourth is constant for some patches. Padding is not zero, so
+    that a model which reads it gives other values.
 
     Args:
         patch: points in a patch.
         constant: the patches of the constant stretch.
-        patches: how many there are.
+        patches: number of patches.
     """
     rng = np.random.default_rng(seed)
     points = patches * patch
@@ -40,9 +40,9 @@ def series(seed: int, patch: int, constant: slice, patches: int = PATCHES) -> tu
 
 
 def counted(padding: Array, patch: int) -> Array:
-    """True for patches that are not padding throughout: [batch, patch].
+    """Return true for patches that have a point without padding: [batch, patch].
 
-    A patch of padding alone attends to nothing. JAX's softmax over masked logits is uniform then; PyTorch's is another
-    constant or NaN, depending on the kernel. Nothing that counts looks at it.
+    A patch that is all padding attends to nothing. JAX's softmax over masked logits is uniform then; PyTorch's is another
+    constant or NaN, depending on the kernel. No other patch attends to it.
     """
     return np.asarray(~np.asarray(padding, bool).reshape(len(padding), -1, patch).all(-1))

@@ -1,7 +1,6 @@
-"""TimesFM 1.0 and 2.0: praxis' equations in plain JAX; upstream's PyTorch code, or transformers', on the other side.
+"""TimesFM 1.0 and 2.0: praxis' equations in plain JAX (praxis.py), against upstream's PyTorch code or transformers'.
 
-Sources: timesfm 1.3.0 ``pytorch_patched_decoder.py``, transformers 5.23 ``models/timesfm/modeling_timesfm.py``; for JAX's
-side see `convert.references.timesfm.praxis`.
+Sources: timesfm 1.3.0 ``pytorch_patched_decoder.py``, transformers 5.23 ``models/timesfm/modeling_timesfm.py``.
 """
 
 from __future__ import annotations
@@ -21,9 +20,11 @@ from unittest import mock
 import numpy as np
 
 from convert.core.errors import ConvertError, UnavailableError
+from convert.core.findings import Finding
 from convert.planning.plan import Plan
 from convert.references.loading import config_of, load, on, ready
 from convert.references.module_facts import Block, facts
+from convert.references.plan_facts import not_installed, require_model
 from convert.references.protocol import INPUT, Arrays, Reference
 from convert.references.timesfm.common import PATCHES, counted, series
 from convert.references.timesfm.variants import variants_1
@@ -34,8 +35,8 @@ if TYPE_CHECKING:
 VARIABLE = "CONVERT_TIMESFM_1"
 MODULE = Path("timesfm", "pytorch_patched_decoder.py")
 INSTALL = (
-    f"pip install --no-deps --target DIR timesfm==1.3.0, and set {VARIABLE}=DIR (timesfm 3 has the same package name, so "
-    "it must lie in a folder of its own)"
+    f"pip install --no-deps --target DIR timesfm==1.3.0, and set {VARIABLE}=DIR (a separate folder, because timesfm 3 has the "
+    "same package name)"
 )
 OUTPUTS = ("output_ts", "mean", "full")
 STEPS = 2  # output patches of the forecast; the second is decoded from the first
@@ -43,28 +44,39 @@ ROUNDING = 1e-6  # of exp(-x) in float32, x up to log(max_timescale)
 
 
 def reference(plan: Plan) -> Reference:
-    """The two models at the size of the plan's checkpoint.
+    """Return the two models at the size of the plan's checkpoint.
 
-    Compared are the outputs of every patch in one pass, and mean and quantiles as far ahead as the model decodes: two
-    output patches for target ``timesfm`` (the second pass sees the first's forecast), one for ``transformers``, whose
-    `forward` stops there. Boundaries are those of the first pass.
+    The check compares the outputs of every patch in one pass, and the mean and quantiles of the forecast: two output patches
+    for target ``timesfm`` (the second pass sees the first's forecast), one for ``transformers``, whose `forward` stops there.
+    Boundaries are those of the first pass.
 
-    The series are not constant where the statistics are taken from (the first patch with three valid points): JAX replaces
-    a standard deviation below 1e-7 by 1, timesfm's PyTorch code one below 1e-6, and transformers clamps it to 1e-6.
+    Where statistics are computed (the first patch with three valid points), the series are not constant: JAX replaces a
+    standard deviation below 1e-7 by 1, timesfm's PyTorch code one below 1e-6, and transformers clamps it to 1e-6.
 
     Raises:
-        ConvertError: the plan is not of TimesFM 1.0 or 2.0, or does not say whether positions are embedded.
+        ConvertError: the plan is of another model, or it is unknown whether positions are embedded.
     """
-    if plan.rules.model != "timesfm-1":
-        raise ConvertError(f"{plan.rules.path}: rules of {plan.rules.model}, not of timesfm-1")
+    require_model(plan, ("timesfm-1",))
     positions = plan.facts.get("use_positional_embedding")
     if not isinstance(positions, bool):
         raise ConvertError(
-            f"{plan.source.path}: the tree does not tell whether the model embeds positions (1.0 does, 2.0 does not); say "
-            "it with --set use_positional_embedding=true|false"
+            Finding(
+                "fact-missing",
+                "the tree does not say whether the model embeds positions",
+                path=str(plan.source.path),
+                fix="give --set use_positional_embedding=true for TimesFM 1.0, =false for 2.0",
+            )
         )
     if "i" not in plan.sizes:
-        raise ConvertError(f"{plan.rules.path}: no rule names the layers {{i}}, so the depth of the model is not known")
+        raise ConvertError(
+            Finding(
+                "reference-unavailable",
+                "the number of layers is unknown",
+                path=plan.rules.path,
+                expected="a rule with the index {i} of the layers",
+                got="none",
+            )
+        )
     layers, patch, horizon = plan.sizes["i"], plan.sizes["P"], plan.sizes["T"]
     upstream = plan.target == "timesfm"
     steps = STEPS if upstream else 1
@@ -100,11 +112,11 @@ def reference(plan: Plan) -> Reference:
     )
 
 
-# ---- names of the boundaries, in the order in which data flows
+# ---- names of the boundaries, in the order of the data
 
 
 def _names(plan: Plan) -> dict[str, str]:
-    """Boundary in the target's module -> the same in `Decoder`, which names them as upstream's PyTorch module does."""
+    """Map boundaries in the target's module to those in `Decoder`, which has the names of upstream's PyTorch module."""
     layer = [
         "input_layernorm",
         *(f"self_attn.{part}_proj" for part in ("q", "k", "v")),
@@ -134,7 +146,7 @@ def _names(plan: Plan) -> dict[str, str]:
         yield from block("horizon_ff_layer")
 
     def target(name: str) -> str | None:
-        if plan.target == "timesfm":  # its fused projection is known when the last of the three is
+        if plan.target == "timesfm":  # one fused projection, at the place of the last of the three
             if name.endswith(("q_proj", "k_proj")):
                 return None
             return name.replace("v_proj", "qkv_proj")
@@ -149,7 +161,7 @@ def _names(plan: Plan) -> dict[str, str]:
 
 
 def _blocks(plan: Plan) -> list[Block]:
-    """Where the target has an activation: the module that holds it, the layer before it, the layer behind."""
+    """Return where the target has an activation."""
     upstream = plan.target == "timesfm"
     prefix, hidden = ("", "hidden_layer.0") if upstream else ("decoder.", "input_layer")
     stack = "stacked_transformer" if upstream else "decoder"
@@ -165,7 +177,7 @@ def _blocks(plan: Plan) -> list[Block]:
 
 
 def _jax(plan: Plan, weights: Mapping[str, Any], inputs: Mapping[str, Any]) -> OrderedDict[str, Any]:
-    """Boundaries of the first pass, then the outputs; `Reference.jax`."""
+    """Return the boundaries of the first pass, then the outputs: the function for `Reference.jax`."""
     import jax.numpy as jnp
 
     from convert.references.timesfm.praxis import Decoder
@@ -198,10 +210,10 @@ def _jax(plan: Plan, weights: Mapping[str, Any], inputs: Mapping[str, Any]) -> O
 
 @cache
 def _load_module(path: Path) -> ModuleType:
-    """A module from its file, under a name of its own: the package around it needs JAX and praxis, and clashes with timesfm 3."""
+    """Import a module from its file, under another name: its package needs JAX and praxis, and clashes with timesfm 3."""
     spec = importlib.util.spec_from_file_location(f"_convert_{path.stem}", path)
     if spec is None or spec.loader is None:
-        raise UnavailableError(f"{path}: cannot be imported")
+        raise UnavailableError(Finding("reference-unavailable", "cannot be imported", path=str(path)))
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look their module up
     spec.loader.exec_module(module)
@@ -209,22 +221,24 @@ def _load_module(path: Path) -> ModuleType:
 
 
 def upstream_module() -> ModuleType:
-    """``timesfm.pytorch_patched_decoder`` of timesfm 1.3.0: of the folder that CONVERT_TIMESFM_1 names, or as installed.
+    """Import ``timesfm.pytorch_patched_decoder`` of timesfm 1.3.0, from the folder CONVERT_TIMESFM_1 or as installed.
 
     Raises:
-        ConvertError: it is in neither place.
+        UnavailableError: it is in neither place.
     """
     folder = os.environ.get(VARIABLE)
     if folder:
         if not Path(folder, MODULE).is_file():
-            raise UnavailableError(f"{VARIABLE}={folder}: there is no {MODULE} in it; {INSTALL}")
+            problem = f"the folder that {VARIABLE} names does not contain {MODULE}"
+            raise UnavailableError(Finding("reference-unavailable", problem, path=folder, fix=INSTALL))
         return _load_module(Path(folder, MODULE).resolve())
     spec = importlib.util.find_spec("timesfm")
     for location in (spec.submodule_search_locations if spec else None) or ():
         path = Path(location, MODULE.name)
         if path.is_file():
             return _load_module(path.resolve())
-    raise UnavailableError(f"the PyTorch side of timesfm-1 is upstream's {MODULE}, which is not installed: {INSTALL}")
+    problem = f"{MODULE} of timesfm 1.3.0, the PyTorch side, is not installed"
+    raise UnavailableError(Finding("reference-unavailable", problem, fix=INSTALL))
 
 
 def _build_upstream(plan: Plan, weights: Mapping[str, torch.Tensor]) -> torch.nn.Module:
@@ -255,9 +269,11 @@ def _run_upstream(plan: Plan, module: Any, inputs: Mapping[str, Any]) -> dict[st
 
 @contextmanager
 def _masks_of_float32() -> Iterator[None]:
-    """Upstream masks logits with a number near float64's largest when it runs in float64, and then casts them to float32 for
-    the softmax: infinity, and NaN in rows of padding, which spreads to all others. Within this context the number is that of
-    float32, which is as good as infinite in float64, too."""
+    """Within this context, upstream masks logits with float32's largest number in float64, too.
+
+    Upstream's number for float64 becomes infinite when it is cast to float32 for the softmax. Rows of padding are NaN then,
+    which spreads to all others.
+    """
     import torch
 
     upstream = upstream_module()
@@ -275,7 +291,7 @@ def _build_transformers(plan: Plan, weights: Mapping[str, torch.Tensor]) -> torc
     try:
         from transformers import TimesFmConfig, TimesFmModelForPrediction
     except ImportError as error:
-        raise UnavailableError(f"target transformers of timesfm-1 needs transformers ({error})") from error
+        raise not_installed("transformers", error, "pip install 'transformers>=5.23'") from error
     module = TimesFmModelForPrediction(TimesFmConfig(**config_of(plan)))
     embedding = getattr(module.decoder, "position_emb", None)
     exact = embedding.inv_timescales if embedding is not None else None
@@ -286,10 +302,10 @@ def _build_transformers(plan: Plan, weights: Mapping[str, torch.Tensor]) -> torc
 
 
 def _keep_exact(embedding: Any, exact: torch.Tensor) -> None:
-    """Puts back the table of timescales that the module computed for itself, if that is the more precise of two equal ones.
+    """Keep the table of timescales that the module computed in float64, if the table in the file is the same but for rounding.
 
-    The table is no weight, but it is saved, in float32. A module that is built in float64 has it in float64; the float32
-    table of the file would hide differences of the models behind its own rounding. A table that differs by more is kept.
+    The table is a buffer that is saved in float32. Its rounding would hide differences of the models. A table that differs by
+    more is used as it is in the file.
     """
     import torch
 

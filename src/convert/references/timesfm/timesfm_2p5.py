@@ -16,10 +16,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from convert.core.errors import ConvertError, UnavailableError
+from convert.core.errors import ConvertError
+from convert.core.findings import Finding
 from convert.planning.plan import Plan
 from convert.references.loading import config_of, load, on, ready
 from convert.references.module_facts import Block, facts
+from convert.references.plan_facts import not_installed, require_model
 from convert.references.protocol import INPUT, Arrays, Deferred, JaxSide, Reference
 from convert.references.timesfm.common import PATCHES, counted, series
 from convert.references.timesfm.variants import variants_2p5
@@ -27,6 +29,7 @@ from convert.references.timesfm.variants import variants_2p5
 if TYPE_CHECKING:
     import torch
 
+INSTALL_TRANSFORMERS = "pip install 'transformers>=5.23'"
 INSTALL = "pip install 'timesfm==3.0.2' flax einshape jaxtyping orbax-checkpoint"
 QUANTILES = 9
 STEPS = 3  # output patches of the forecast: the first comes from the prefill, the others are decoded one after another
@@ -34,26 +37,30 @@ OUTPUTS = ("renormed_outputs", "quantile_spread", "ar_outputs")
 
 
 def reference(plan: Plan) -> Reference:
-    """The two models at the size of the plan's checkpoint.
+    """Return the two models at the size of the plan's checkpoint.
 
-    Target ``timesfm`` compares everything that ``decode`` gives: the point outputs of every patch, the quantile head, and
-    two steps of autoregressive decoding with the cache. Target ``transformers`` compares what
-    ``TimesFm2_5ModelForPrediction._decode_and_project`` computes: the point outputs of every patch, not only of the last,
-    and the quantile head. It has no autoregressive part. Its ``forward`` computes something else than ``decode``: it
-    normalises the whole series, averages with the negated series and overwrites quantiles.
+    Target ``timesfm`` compares all outputs of ``decode``: the point outputs of every patch, the quantile head, and two steps
+    of autoregressive decoding with the cache. Target ``transformers`` compares the values of
+    ``TimesFm2_5ModelForPrediction._decode_and_project``: the point outputs of every patch and the quantile head. It has no
+    autoregressive part. Its ``forward`` computes another function than ``decode``: it normalises the whole series, averages
+    with the negated series and overwrites quantiles.
 
     Boundaries are those of the first forward pass (the prefill, with a decode cache as ``decode`` makes it).
 
     Raises:
         ConvertError: the plan is not of TimesFM 2.5, or upstream's code cannot have this size.
     """
-    if plan.rules.model != "timesfm-2.5":
-        raise ConvertError(f"{plan.rules.path}: rules of {plan.rules.model}, not of timesfm-2.5")
+    require_model(plan, ("timesfm-2.5",))
     size = plan.sizes
     if size["N"] * size["H"] != size["D"]:
         raise ConvertError(
-            f"{plan.source.path}: {size['N']} heads of width {size['H']} do not make up the model width {size['D']}; "
-            "upstream's code derives the width of a head from the other two, so it cannot run this model"
+            Finding(
+                "reference-unavailable",
+                "upstream's code derives the width of a head from the model width, and cannot run this model",
+                path=str(plan.source.path),
+                expected=f"{size['D']} // {size['N']} = {size['D'] // size['N']} features in a head",
+                got=str(size["H"]),
+            )
         )
     layers, patch = size["i"], size["P"]
     upstream = plan.target == "timesfm"
@@ -88,10 +95,10 @@ FLAX = "timesfm.timesfm_2p5.timesfm_2p5_flax"
 
 
 def _upstream(module: str) -> Any:
-    """A module of the timesfm package.
+    """Import a module of the timesfm package.
 
-    Importing its flax code builds a whole model of 200M parameters, and the package tries to import it along with anything
-    else. It takes an ImportError there for an answer, so only who asks for flax's code gets it.
+    Importing its flax code builds a model of 200M parameters, and the package tries that on every import. It accepts an
+    ImportError, so the flax code is blocked unless it is asked for.
     """
     if module.startswith("flax.") or f"timesfm.{module}" == FLAX or FLAX in sys.modules:
         return import_module(f"timesfm.{module}")
@@ -103,11 +110,11 @@ def _upstream(module: str) -> Any:
 
 
 def _definition(plan: Plan) -> Any:
-    """Upstream's framework-agnostic definition at the plan's sizes."""
+    """Return upstream's framework-agnostic definition at the plan's sizes."""
     try:
         base = _upstream("timesfm_2p5.timesfm_2p5_base")
     except ImportError as error:
-        raise UnavailableError(f"the reference of timesfm-2.5 needs upstream's package ({error}): {INSTALL}") from error
+        raise not_installed("timesfm 2.5", error, INSTALL) from error
     layers, D, N, F, G, P, T, S = (plan.sizes[letter] for letter in "iDNFGPTS")
     replace, c = dataclasses.replace, base.TimesFM_2p5_200M_Definition()
     stack, heads = c.stacked_transformers, QUANTILES + 1
@@ -196,14 +203,13 @@ def _blocks(layers: int, target: str) -> list[Block]:
 
 
 def _flax(plan: Plan) -> JaxSide:
-    """`Reference.jax`. Upstream is imported here and not within it: what an import computes must not be traced or lifted."""
+    """Return the function for `Reference.jax`. Upstream is imported outside of it, so that no import is traced."""
     try:
         from flax import nnx
 
         dense, upstream = _upstream("flax.dense"), _upstream("timesfm_2p5.timesfm_2p5_flax")
     except ImportError as error:
-        said = f"the JAX side of timesfm-2.5 needs upstream's package ({error}): {INSTALL}"
-        raise ImportError(said, name=error.name) from error
+        raise ImportError(f"{error}; install upstream's package: {INSTALL}", name=error.name) from error
     definition = _definition(plan)
     base: Any = upstream.TimesFM_2p5_200M_flax_module
 
@@ -211,7 +217,7 @@ def _flax(plan: Plan) -> JaxSide:
         config = definition
 
         def __init__(self) -> None:
-            # The default of ResidualBlock's `rngs` lives outside of any trace and must not be advanced within one.
+            # The default of ResidualBlock's `rngs` was created outside of any trace and must not change within one.
             with mock.patch.dict(dense.ResidualBlock.__init__.__kwdefaults__, rngs=nnx.Rngs(0)):
                 super().__init__()
 
@@ -232,9 +238,9 @@ def _jax(
     weights: Mapping[str, Any],
     inputs: Mapping[str, Any],
 ) -> OrderedDict[str, Any]:
-    """Boundaries of the prefill, then the outputs of `decode`.
+    """Return the boundaries of the prefill, then the outputs of `decode`.
 
-    An `OrderedDict`, since JAX sorts the keys of other dictionaries.
+    JAX sorts the keys of dictionaries other than `OrderedDict`.
     """
     names = OUTPUTS if plan.target == "timesfm" else OUTPUTS[:2]
     horizon = (STEPS if plan.target == "timesfm" else 1) * plan.sizes["T"]
@@ -244,7 +250,7 @@ def _jax(
 
 
 def _filled(graph: Any, state: Any, weights: Mapping[str, Any]) -> Any:
-    """The nnx module with these weights."""
+    """Return the nnx module with these weights."""
     from flax import nnx
 
     leaves = [(path, leaf.replace(weights["/".join(map(str, path))])) for path, leaf in nnx.to_flat_state(state)]
@@ -252,17 +258,17 @@ def _filled(graph: Any, state: Any, weights: Mapping[str, Any]) -> Any:
 
 
 class _PrefilledError(Exception):
-    """Ends `decode` behind its first forward pass."""
+    """End `decode` after its first forward pass."""
 
 
 def _boundaries(upstream: Any, model: Any, horizon: int, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """The values at all boundaries of the first forward pass of upstream's `decode`, its layers unrolled."""
+    """Return the values at all boundaries of the first forward pass of upstream's `decode`, with unrolled layers."""
     import jax
     from flax import nnx
 
     names: dict[int, str] = {}
     values: dict[str, Any] = {}
-    layers: list[Any] = []  # alive, so that no other module gets the id of one
+    layers: list[Any] = []  # keeps them alive, so that their ids stay unique
 
     def name(module: Any, prefix: str) -> None:
         for path, node in nnx.iter_modules(module):
@@ -279,7 +285,7 @@ def _boundaries(upstream: Any, model: Any, horizon: int, inputs: Mapping[str, An
         return x, cache
 
     name(model, "")
-    decode = type(model).decode.__wrapped__  # as it is without jit, so that the values are of this trace
+    decode = type(model).decode.__wrapped__  # without jit, so that the values belong to this trace
     with mock.patch.object(upstream, "_apply_stacked_transformers", unrolled), _recording(names, values):
         try:
             decode(model, horizon, inputs["inputs"], inputs["masks"])
@@ -290,7 +296,7 @@ def _boundaries(upstream: Any, model: Any, horizon: int, inputs: Mapping[str, An
 
 @contextmanager
 def _recording(names: Mapping[int, str], values: dict[str, Any]) -> Iterator[None]:
-    """Within this context, upstream's layers put their first input and output into `values`, at their first call."""
+    """Within this context, upstream's layers put the input and output of their first call into `values`."""
     from flax import nnx
 
     transformer = _upstream("flax.transformer")
@@ -366,9 +372,7 @@ def _build_transformers(plan: Plan, weights: Mapping[str, torch.Tensor]) -> torc
     try:
         from transformers import TimesFm2_5Config, TimesFm2_5ModelForPrediction
     except ImportError as error:
-        raise UnavailableError(
-            f"target transformers of timesfm-2.5 needs transformers 5.23 or newer ({error})"
-        ) from error
+        raise not_installed("transformers", error, INSTALL_TRANSFORMERS) from error
     return load(TimesFm2_5ModelForPrediction(TimesFm2_5Config(**config_of(plan))), weights)
 
 

@@ -1,4 +1,4 @@
-"""What BERT and GPT-2 compute between their layers, and what else it may be: for the diagnosis (`Reference.variants`)."""
+"""What BERT and GPT-2 compute between their layers, and known mistakes in it, for the diagnosis (`Reference.variants`)."""
 
 from __future__ import annotations
 

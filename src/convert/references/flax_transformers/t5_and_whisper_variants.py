@@ -1,4 +1,4 @@
-"""What T5 and Whisper compute between their layers, and what else it may be: for the diagnosis (`Reference.variants`)."""
+"""What T5 and Whisper compute between their layers, and known mistakes in it, for the diagnosis (`Reference.variants`)."""
 
 from __future__ import annotations
 

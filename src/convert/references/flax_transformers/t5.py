@@ -1,0 +1,85 @@
+"""T5 1.0 and 1.1: transformers' flax classes in plain JAX (t5_jax.py), against transformers 5.23 (``models/t5``)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from convert.planning.plan import Plan
+from convert.references.flax_transformers import t5_jax
+from convert.references.flax_transformers.t5_and_whisper_variants import T5Sizes, t5_variants
+from convert.references.flax_transformers.transformers_module import PADDING, build, run
+from convert.references.module_facts import Block
+from convert.references.module_facts import facts as common_facts
+from convert.references.plan_facts import activation_fact, require_fact, require_model
+from convert.references.protocol import Arrays, Reference
+
+OUTPUTS: Mapping[str, tuple[str, ...]] = {
+    "t5_tied": ("logits",),
+    "t5_untied": ("logits",),
+    "t5_encoder": ("last_hidden_state",),
+}
+BEYOND = 6  # tokens behind the distance from which on all share a bucket
+MAX_LENGTH = 256  # of a text
+TABLE = "shared.weight"
+TIED = {"encoder.embed_tokens.weight": TABLE, "decoder.embed_tokens.weight": TABLE, "lm_head.weight": TABLE}
+
+
+def reference(plan: Plan) -> Reference:
+    """Return the two models at the size of the plan's checkpoint, for two texts and two answers.
+
+    They have different lengths, are longer than the largest distance with a bucket of its own, and the second of each is
+    padded at its end.
+
+    Raises:
+        ConvertError: the plan is of another model, or lacks a fact.
+    """
+    require_model(plan, OUTPUTS)
+    sizes, outputs = plan.sizes, OUTPUTS[plan.rules.model]
+    decodes = plan.rules.model != "t5_encoder"
+    furthest = int(require_fact(plan, "relative_attention_max_distance"))
+    gate, epsilon = activation_fact(plan, "feed_forward_proj"), float(require_fact(plan, "layer_norm_epsilon"))
+    length = min(furthest + BEYOND, MAX_LENGTH)
+    gated = any(leaf.endswith("/DenseReluDense/wi_0/kernel") for leaf in plan.source.leaves)
+    model = t5_jax.T5(sizes["i"], sizes["j"] if decodes else 0, sizes["N"], epsilon, gate, furthest)
+    tied_head = plan.rules.model == "t5_tied"
+
+    def inputs(seed: int) -> Arrays:
+        rng = np.random.default_rng(seed)
+        given: dict[str, Any] = {}
+        for side, steps in (("", length), ("decoder_", length - 2))[: 1 + decodes]:
+            mask = np.ones((2, steps), np.int32)
+            mask[1, -PADDING:] = 0
+            given[f"{side}input_ids"] = rng.integers(0, sizes["V"], (2, steps)).astype(np.int32)
+            given[f"{side}attention_mask"] = mask
+        return given
+
+    return Reference(
+        inputs=inputs,
+        jax=partial(t5_jax.run, model),
+        build=partial(build, plan, TIED),
+        run=partial(run, outputs, {"use_cache": False} if decodes else {}),
+        outputs=outputs,
+        logits=("logits",) if decodes else (),
+        reduction=max(sizes[letter] for letter in "DEF"),
+        depth=model.encoder + model.decoder,
+        facts=_facts,
+        variants=partial(
+            t5_variants, T5Sizes(sizes["N"], sizes["E"], sizes["D"], furthest, gate if gated else "", tied_head)
+        ),
+    )
+
+
+def _facts(module: Any) -> Mapping[str, Mapping[str, Any]]:
+    """Return what the module is configured to compute."""
+    blocks = []
+    for name, submodule in module.named_modules():
+        if name.endswith(".DenseReluDense"):
+            gated = hasattr(submodule, "wi_0")
+            before = f"{name}.wi_0" if gated else f"{name}.wi"
+            blocks.append(Block(name, before, f"{name}.wo", f"{name}.wi_1" if gated else ""))
+    furthest = {"relative_attention_max_distance": module.config.relative_attention_max_distance}
+    return {**common_facts(module, blocks), "": furthest}
