@@ -29,7 +29,7 @@ class AsTorch(Written):
         """Shape and dtype of torch's tensors whose parts are all in the file."""
         found = {}
         for name, tensor in self.translated.items():
-            parts = [entry.spec for part in tensor.names if (entry := self._entry(part)) is not None]
+            parts = [self.tensors[part][1].spec for part in tensor.names if part in self.tensors]
             if len(parts) < len(tensor.names):
                 continue
             if not parts:
@@ -39,9 +39,6 @@ class AsTorch(Written):
             rows = sum(shape[0] for shape in shapes) if len(shapes) > 1 else None
             found[name] = TensorSpec(shapes[0] if rows is None else (rows, *shapes[0][1:]), parts[0].dtype)
         return found
-
-    def _entry(self, name: str) -> Any:
-        return self.tensors[name][1] if name in self.tensors else None
 
     def read(self, name: str) -> Array:
         """Read one tensor of torch's."""
