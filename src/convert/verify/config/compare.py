@@ -149,7 +149,7 @@ class _Comparison:
         expected = " or ".join(dict.fromkeys(_shown(fact.value) for fact in facts))
         return Finding(
             "fact-differs",
-            f"{first.name}: the target is configured with another value" + (f" ({impact.text})" if impact.text else ""),
+            f"the target is configured with another {first.name}" + (f" ({impact.text})" if impact.text else ""),
             first.at,
             path,
             f"{expected}{f' of {first.layer.text}' if first.layer else ''}",
@@ -222,7 +222,7 @@ def _config(
     """
     templates = dict(flatten(plan.rules.targets[plan.target].config)) if plan is not None else {}
     if written.config is None:
-        note = "there is no config.json in the directory, so the configuration of the target's class is unknown"
+        note = "there is no config.json next to the weights, so the configuration of the target's class is unknown"
         return [], [note] if templates else []
     stated = dict(flatten(written.config))
     findings: list[Finding | None] = []
