@@ -1,4 +1,4 @@
-"""A rule, the kind of its layer, and the steps that it compiles to. These types refer to each other, and so share a module."""
+"""A rule, the kind of its layer, and the steps that it compiles to. These types refer to each other, so they share a module."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ class Rule:
     """One entry of a rule file.
 
     Attributes:
-        at: where it stands.
-        word: its key in `KINDS`.
-        kind: what the layer is.
+        at: its position in the rule file.
+        word: its key in `convert.layers.KINDS`.
+        kind: the kind of layer, with the values of its keys.
         sources: role -> pattern of the leaves.
         stacked: index name -> axis of the leaf that enumerates it.
-        targets: target name (None: all) -> layer.
+        targets: target name (None: all targets) -> layer.
         optional: whether some or all of its leaves may be absent.
-        layer_type: the type of layers that it holds for, of those that the file's `layer_types` tell apart; None: every layer.
-        when: for buffers, a fact that must be true for the target to have it.
-        dtype: what its tensors are written in, whatever ``--dtype`` says.
-        choice: name under which `kind.variants` is chosen.
-        absent_if: a leaf in whose place these leaves stand: where it is, they may be absent.
-        index_from: index of the target -> how it follows from indices of the source.
-        prescaled_by: a factor that the source folds into the weight.
-        rope: the axis that the source turns by RoPE next, and its pairs.
-        flattened: an axis that the source makes of the axes of a map.
-        normalized: what the source does to the weight at every call.
-        asked: key -> where it says ``ask``; such a rule has its leaves and nothing else that is true (`convert.rules.placeholders`).
-        short: kind of the rule that the file has in place of this one and of others, such as ``attention``.
+        layer_type: the type of layers that the rule applies to, one of the file's `layer_types`; None: all layers.
+        when: of a buffer: the fact that must be true for the target to have it.
+        dtype: dtype of its tensors; overrides ``--dtype``.
+        choice: the name that ``--set`` uses to choose one of `kind.variants`.
+        absent_if: a leaf that replaces these leaves: where it exists, they may be absent.
+        index_from: index of the target -> how it is computed from indices of the source.
+        prescaled_by: a factor that the source has multiplied into the weight.
+        rope: the axis that RoPE rotates after this layer, and which features form a pair.
+        flattened: an axis that the source makes by flattening a map.
+        normalized: weight norm or spectral norm of the weight.
+        asked: key -> position of its value ``ask``; only the leaves of such a rule are known (`convert.rules.placeholders`).
+        short: the kind of the rule in the file that expands to this rule and others, such as ``attention``.
     """
 
     at: Position
@@ -72,45 +72,44 @@ class Rule:
 
     @property
     def open_keys(self) -> dict[str, Position]:
-        """What it leaves open, by the keys that the file has."""
+        """Keys whose value is ``ask``, by their names in the file."""
         return {self.short if self.short and key == self.word else key: at for key, at in self.asked.items()}
 
     def resolve(self, indices: Mapping[str, int]) -> dict[str, int]:
-        """The indices of the source, and those of the target that follow from them."""
+        """Add the indices of the target that are computed from these indices of the source."""
         return {**indices, **{name: numbering.value(indices) for name, numbering in self.index_from.items()}}
 
     @property
     def lead(self) -> str:
-        """The role of its first leaves: ``weight``, or of a norm without a scale that of the first leaf that it has."""
+        """Role of the first leaves: ``weight``, but for a norm without a scale."""
         return next(iter(self.sources))
 
     @property
     def path(self) -> Pattern:
-        """The pattern of its first leaves, which has the indices and alternatives of them all."""
+        """Pattern of the first leaves; it has the indices and alternatives of all others."""
         return self.sources[self.lead]
 
     def layer(self, target: str) -> TargetLayer | None:
-        """Where the rule's tensors go for this target."""
+        """Return where the tensors of the rule go in this target."""
         return self.targets.get(target) or self.targets.get(None)
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A leaf's share of an output tensor.
+    """What one leaf contributes to an output tensor.
 
     Attributes:
         leaf: name of the source leaf.
-        ops: from the leaf to the rows.
-        rows: first and last+1 element of an axis of the output that it fills; None: the whole tensor.
-        layout: einops notation of the leaf's axes, stacked ones included.
-        at: what was taken from the leaf, such as ``i=3``; empty when all of it.
-        axes: letters and sizes of the axes that take part, as stored.
-        groups: the same letters as they are flattened into the result's axes.
-        stored: names and sizes of all axes of the leaf, as stored: those that were taken apart (stacked layers, members of
-            a split) included.
-        apart: names of the axes that were taken apart, in the order in which `layout` lists them.
-        rule: the rule that it is made by, as settled for this tree.
-        axis: of the output, which `rows` are along: 0, or -1 where leaves are concatenated along the last one.
+        ops: operations from the leaf to this part.
+        rows: start and stop of the part along an axis of the output; None: it is the whole tensor.
+        layout: the leaf's axes and the result's, in einops notation, stacked axes included.
+        at: which element of the leaf is used, such as ``i=3``; empty: the whole leaf.
+        axes: letters and sizes of the axes that remain, as stored.
+        groups: the same letters, one group per axis of the result.
+        stored: names and sizes of all axes of the leaf, as stored, including the axes in `apart`.
+        apart: names of the axes along which the leaf is split (stacked layers, several targets), in the order of `layout`.
+        rule: the rule that makes it, with the path variants of this tree.
+        axis: the axis of the output that `rows` refers to: 0, or -1 where leaves are concatenated along the last axis.
     """
 
     leaf: str
@@ -126,7 +125,7 @@ class Part:
     axis: int = 0
 
     def share(self, whole: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """What this part fills of the output tensor: a view of it."""
+        """Return a view of what this part fills of the output tensor."""
         if self.rows is None:
             return whole
         taken = slice(*self.rows)
@@ -148,11 +147,11 @@ class LayerLeaves:
     """The leaves of one layer whose tensors are computed, probed and diagnosed together, such as a recurrent layer.
 
     Attributes:
-        rule: as settled for this tree.
-        module: name of the target's module, or of its tensor where there is no module.
-        leaves: role -> name of the leaf, and the operations that take this layer out of a stack.
-        suffix: of the tensors' names in the module: ``l0``, ``l1_reverse``; empty where there is none.
-        sizes: widths by their letters in the kind: ``I`` and ``H`` of a recurrent layer.
+        rule: the rule, with the path variants of this tree.
+        module: name of the target's module; of its tensor where the target has no module.
+        leaves: role -> name of the leaf, and the operations that select this layer in a stack.
+        suffix: suffix of the tensors' names in the module: ``l0``, ``l1_reverse``; may be empty.
+        sizes: widths by the letters of the kind: ``I`` and ``H`` of a recurrent layer.
     """
 
     rule: Rule
@@ -167,22 +166,21 @@ class Step:
     """An output tensor.
 
     Attributes:
-        name: in the state_dict.
+        name: name in the state_dict.
         spec: shape and dtype as written.
-        parts: what it is made of, in the order of its rows.
+        parts: the leaves that it is made of, in the order of its rows; empty: no leaf holds it, see `value`.
         word: the kind of layer.
-        rule: where the rule stands.
-        arithmetic: what is computed on the values, in words; empty when they are only moved.
-        loses: what a cast loses, in words; empty when nothing.
-        value: for a tensor that no leaf holds: the first timescale and the logarithm of the factor between two; a number that
-            all its values have; or a table of positions.
-        role: ``weight`` or ``bias``; of a recurrent layer, ``weight_ih`` and so on.
-        siblings: how many tensors of this spec its rule makes for the same layer, by alternatives in the target's name;
-            itself included.
-        part: (k, n): its rows are the k-th of n parts of the tensor; `join` puts the parts together.
-        notes: what a person should know, such as rows left out.
-        group: for a layer whose tensors belong together, such as a recurrent one: all of its leaves.
-        tied: of an embedding's table under another name: the name of the tensor that it equals; `word` says what it is there.
+        rule: position of the rule.
+        arithmetic: what is computed on the values, as text; empty: the values are only moved.
+        loses: what a cast loses, as text; empty: nothing.
+        value: of a tensor without parts: one number for all elements; a table of positions; or the first inverse timescale and
+            the logarithm of the factor between two.
+        role: ``weight`` or ``bias``; of a recurrent layer ``weight_ih`` and so on.
+        siblings: number of tensors with this spec that the rule makes for one layer, this one included.
+        part: (k, n): its rows are the k-th of n parts of the tensor; `convert.planning.join` joins the parts.
+        notes: notes for the user, such as rows that are left out.
+        group: all leaves of the layer, where its tensors belong together, as those of a recurrent layer do.
+        tied: of a tied table: name of the tensor that it equals; `word` is then the kind of layer that uses it.
     """
 
     name: str
@@ -202,7 +200,7 @@ class Step:
 
     @property
     def layouts(self) -> tuple[str, ...]:
-        """The distinct layouts of its parts."""
+        """The different layouts of its parts."""
         return tuple(dict.fromkeys(part.layout for part in self.parts))
 
 
@@ -215,13 +213,13 @@ class Matched:
 
     @property
     def indices(self) -> list[tuple[int, ...]]:
-        """The values of the path's indices for which there is a leaf, sorted."""
+        """Values of the path's indices that have a leaf, sorted."""
         return sorted({indices for found in self.leaves.values() for indices, _ in found})
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """What a rule compiles to: its output tensors, and notes for the user that belong to none of them."""
+    """What a rule compiles to: its output tensors, and notes that belong to no tensor."""
 
     steps: tuple[Step, ...]
     notes: tuple[str, ...] = ()

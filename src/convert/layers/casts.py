@@ -1,4 +1,4 @@
-"""The dtype that a tensor is written in, and the casts around its arithmetic."""
+"""The dtype that a tensor is written in, and the casts before and after its arithmetic."""
 
 from __future__ import annotations
 
@@ -7,9 +7,15 @@ from convert.core.tensor_spec import SAFETENSORS_TAGS, TensorSpec
 from convert.layers.base import Rule
 
 
-def target_dtype(rule: Rule, spec: TensorSpec, asked: str | None) -> str:
-    """What a leaf is written in: the rule's dtype, the user's for floats, else its own or the narrowest that holds it."""
-    wanted = rule.dtype or (asked if is_float(spec.dtype) else None) or spec.dtype
+def target_dtype(rule: Rule, spec: TensorSpec, requested: str | None) -> str:
+    """Return the dtype that a leaf is written in.
+
+    It is the rule's dtype; for floats the one that the user requested; otherwise the leaf's, or the narrowest that holds it.
+
+    Raises:
+        ValueError: safetensors cannot hold it.
+    """
+    wanted = rule.dtype or (requested if is_float(spec.dtype) else None) or spec.dtype
     if SAFETENSORS_TAGS[wanted] is not None:
         return wanted
     if wanted == rule.dtype:
@@ -21,7 +27,11 @@ def target_dtype(rule: Rule, spec: TensorSpec, asked: str | None) -> str:
 
 
 def computing(compute: tuple[Op, ...], spec: TensorSpec, dtype: str) -> tuple[Op, ...]:
-    """Arithmetic in float32 or wider between two casts; casts that change nothing are left out."""
+    """Return the arithmetic between two casts, so that it is computed in float32 or wider.
+
+    Raises:
+        ValueError: the values are not floats.
+    """
     if not compute:
         return (Cast(dtype),) if dtype != spec.dtype else ()
     if not is_float(spec.dtype):
@@ -33,6 +43,7 @@ def computing(compute: tuple[Op, ...], spec: TensorSpec, dtype: str) -> tuple[Op
 
 
 def losses(sources: list[str], target: str, computed: bool) -> str:
+    """Say what the cast to the target dtype loses; empty: nothing."""
     for source in sources:
         wide = ("float64" if source == "float64" else "float32") if computed else source
         if not widens(wide, target):

@@ -15,9 +15,9 @@ from convert.layers.target import Constant, TargetLayer, Tied
 
 
 class Declaration(ABC):
-    """What a layer computes on both sides. Subclasses are frozen dataclasses, one for each key in `KINDS`.
+    """What a layer computes on both sides, without any code that runs it.
 
-    A kind only declares; `convert.planning.compile.compiler` derives the operations from what it declares.
+    `convert.planning.compile.compiler` derives the operations from it.
     """
 
     word: ClassVar[str]  # the key that names the kind in a rule
@@ -26,21 +26,21 @@ class Declaration(ABC):
     module_names: ClassVar[str] = (
         ""  # regular expression of what libraries call a module of this kind, in small letters
     )
-    keys: ClassVar[Mapping[str, Key]]  # of a rule, besides those in SHARED
-    hints: ClassVar[tuple[tuple[str, str], ...]] = ()  # for words of other libraries in place of `keys`
-    target: ClassVar[Record | None]  # the long form of the target; None: the rule has no target
-    fuses: ClassVar[bool] = False  # several sources may become the rows of one target
+    keys: ClassVar[Mapping[str, Key]]  # keys of a rule; `shared_keys.SHARED` has those of all kinds
+    hints: ClassVar[tuple[tuple[str, str], ...]] = ()  # word of another library -> which key to write instead
+    target: ClassVar[Record | None]  # keys of the long form of the target; None: the rule has no target
+    fuses: ClassVar[bool] = False  # whether several sources may become the rows of one target
     from_key: ClassVar[str] = "required"  # the key `from`: required; optional; or none, where no leaf is matched
     settings: ClassVar[tuple[str, ...]] = ()  # names that --set knows because of this kind
-    leaf_keys: ClassVar[Mapping[str, str]] = {"bias": "bias"}  # key of a rule that is a path -> role of its leaves
+    leaf_keys: ClassVar[Mapping[str, str]] = {"bias": "bias"}  # key of a rule that holds a path -> role of its leaves
 
     @classmethod
     @abstractmethod
     def read(cls, values: Mapping[str, Any]) -> Self:
-        """The kind, from the keys of its rule.
+        """Read the kind from the keys of its rule.
 
         Raises:
-            ValueError: the keys contradict each other; the message is the bare fact.
+            ValueError: the keys contradict each other; the message is the reason.
         """
 
     @classmethod
@@ -50,7 +50,7 @@ class Declaration(ABC):
 
     @classmethod
     def layer(cls, values: Mapping[str, Any]) -> TargetLayer:
-        """Where the rule's tensors go, from the keys of the long form of its target."""
+        """Read where the tensors go from the keys of the long form of the target."""
         return TargetLayer(
             path=values.get("module") or values["name"],
             names={
@@ -68,11 +68,11 @@ class Declaration(ABC):
         )
 
     def patterns(self, start: Pattern) -> dict[str, Pattern]:
-        """Role -> pattern of the leaves, but for the bias: `from` itself, or leaves below it."""
+        """Return role -> pattern of the leaves but the bias: `from` itself, or leaves below it."""
         return {"weight": start}
 
     def shared(self, role: str, shape: tuple[int, ...]) -> bool:
-        """Whether a leaf with this role and shape serves all layers of a stack, and has no stacked axis itself."""
+        """Return whether a leaf with this role and shape belongs to all layers of a stack and has no stacked axis."""
         return False
 
     @property
@@ -82,7 +82,7 @@ class Declaration(ABC):
 
     @property
     def variants(self) -> tuple[str, ...]:
-        """Names of the variants that sizes, or the user, choose from; empty when there is nothing to choose."""
+        """Names of the variants among which the sizes, or the user, choose; empty: there is one."""
         return ()
 
     @property
@@ -109,7 +109,7 @@ class Declaration(ABC):
         """Check the values of the facts that the kind refers to; `facts` has those that the rule file knows.
 
         Raises:
-            ValueError: a value is not possible; the message is the bare fact.
+            ValueError: a value is not possible; the message is the reason.
         """
 
     @property
@@ -131,16 +131,16 @@ class Declaration(ABC):
         """Check that a weight norm or spectral norm (`role`) of the weight can be computed.
 
         Raises:
-            ValueError: it cannot; the message is the bare fact.
+            ValueError: it cannot; the message is the reason.
         """
 
     def letters(self, role: str, shape: tuple[int, ...], variant: str | None) -> str | None:
-        """Letters of the axes of a leaf with this role and shape (stacked axes left out); None: unnamed, kept as stored.
+        """Return the letters of the axes of a leaf, stacked axes excluded; None: unnamed, kept as stored.
 
-        A dot stands for an axis of size 1 that has no letter.
+        A dot is an axis of size 1 without a letter.
 
         Raises:
-            ValueError: a leaf of this shape cannot have this role; the message is the bare fact.
+            ValueError: a leaf of this shape cannot have this role; the message is the reason.
         """
         return None
 
@@ -149,21 +149,21 @@ class Declaration(ABC):
         return iter(())
 
     def check_target(self, layer: TargetLayer, source: Pattern) -> None:  # noqa: B027 - most kinds have nothing to check
-        """Whether the target can hold what the source has, as far as rules alone tell.
+        """Check that the target can hold what the source has, as far as the rule alone shows.
 
         Raises:
-            ValueError: it cannot; the message is the bare fact.
+            ValueError: it cannot; the message is the reason.
         """
 
     def groups(self, role: str, letters: str, variant: str | None, layer: TargetLayer) -> tuple[str, ...]:
-        """The axes of the target tensor, each a group of letters that are flattened into it, outermost first.
+        """Return the axes of the target tensor, each as the group of letters that are flattened into it, outermost first.
 
-        A group without letters is an axis of size 1.
+        An empty group is an axis of size 1.
         """
         return tuple(letter for letter in letters if letter != ".")
 
     def split_axis(self, role: str, letters: str, variant: str | None) -> str:
-        """The axis whose elements go to different targets, when a rule names more targets than sources.
+        """Return the axis whose elements go to different targets, where a rule names more targets than sources.
 
         Raises:
             ValueError: this kind has none.
@@ -173,41 +173,41 @@ class Declaration(ABC):
     def inner_axes(
         self, role: str, letters: str, shape: tuple[int, ...], sizes: Mapping[str, int]
     ) -> tuple[str, tuple[int, ...]]:
-        """The axes that the stored ones are made of, where `groups` tears one apart.
+        """Split stored axes into the axes that `groups` uses, where it splits one.
 
         Raises:
-            ValueError: a size does not divide; the message is the bare fact.
+            ValueError: a size does not divide; the message is the reason.
         """
         return letters, shape
 
     def turned(self, role: str, layer: TargetLayer) -> tuple[Op, ...]:
-        """Movements on the target's axes."""
+        """Return operations that move values along the target's axes."""
         return ()
 
     def compute(self, role: str, layer: TargetLayer) -> tuple[Op, ...]:
-        """Arithmetic on the values, done in float32 or wider."""
+        """Return arithmetic on the values; it is computed in float32 or wider."""
         return ()
 
     def kept_rows(self, rows: int, facts: Mapping[str, Any], set_by_hand: Collection[str]) -> tuple[int, str]:
         """Return how many of the `rows` of the target tensor are written, and why the others are not.
 
         Raises:
-            ValueError: the number of rows is not one that the rule knows; the message is the bare fact.
+            ValueError: the number of rows is not one that the rule knows; the message is the reason.
         """
         return rows, ""
 
     def constants(self, layer: TargetLayer) -> tuple[Constant, ...]:
-        """Tensors that the target's module has and no leaf holds."""
+        """Return the tensors of the target's module that no leaf holds."""
         return ()
 
     def facts(self, layer: TargetLayer) -> dict[str, Any]:
-        """What is no weight: activation, epsilon, the factor on either side."""
+        """Return hyperparameters: activation, epsilon, the factor on either side."""
         return {}
 
     def sized_facts(self, layer: TargetLayer, sizes: Mapping[str, int]) -> dict[str, Any]:
-        """More facts, which follow from the sizes of the file's letters."""
+        """Return more hyperparameters, which depend on the sizes of the letters."""
         return {}
 
     def tensor_name(self, path: str, role: str, layer: TargetLayer) -> str:
-        """Full name of the target tensor."""
+        """Return the full name of the target tensor."""
         return f"{path}.{layer.names.get(role, role)}"

@@ -1,4 +1,4 @@
-"""The leaves of a layer: what is stacked in them, and which of them make a layer together."""
+"""The leaves of a layer: their stacked axes, and which leaves form one layer."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ def not_convertible(rule: Rule, leaf: str, spec: TensorSpec, tensor: str, reason
 
 
 def unstacked(rule: Rule, name: str, spec: TensorSpec) -> tuple[tuple[tuple[str, int, int], ...], tuple[int, ...]]:
-    """Index, axis and size of what is stacked, and the shape of one leaf of the stack.
+    """Return index, axis and size of each stacked axis, and the shape of one layer's leaf.
 
     Raises:
-        MisfitError: it has no such axis, or nothing is stacked there.
+        MisfitError: the leaf has no such axis, or the axis is empty.
     """
     for index, axis in rule.stacked.items():
         if not 0 <= axis < len(spec.shape):
@@ -83,9 +83,9 @@ class LeafGroup:
     """The leaves of one layer.
 
     Attributes:
-        leaves: role -> name, and what takes the layer out of the stack that the leaf is.
-        where: the indices that the target has.
-        choices: which of the rule's alternatives.
+        leaves: role -> name of the leaf, and the operations that select this layer in a stack.
+        where: the indices of the target.
+        choices: which alternatives of the rule's path.
     """
 
     leaves: Mapping[str, tuple[str, tuple[Take, ...]]]
@@ -100,11 +100,11 @@ def leaf_groups(
     needed: Collection[str],
     shared: Callable[[str, tuple[int, ...]], bool] = lambda role, shape: False,
 ) -> Iterator[LeafGroup]:
-    """The layers that a rule has all of the `needed` leaves for; what is missing is a finding of `convert.planning.match`.
+    """Yield the layers for which the tree has all `needed` leaves; `convert.planning.match` reports what is missing.
 
     Args:
-        spec: gives shape and dtype of a leaf.
-        shared: whether a leaf, by its role and shape, belongs to all layers of a stack.
+        spec: returns shape and dtype of a leaf.
+        shared: returns whether a leaf, by its role and shape, belongs to all layers of a stack.
 
     Raises:
         MisfitError: the leaves stack different numbers of layers, or none.
@@ -128,7 +128,7 @@ def leaf_groups(
 
 
 def _counts(matched: Matched, specs: Mapping[str, TensorSpec]) -> dict[str, int]:
-    """How many layers are stacked, for each index; the same in all leaves."""
+    """Return the number of stacked layers for each index; it is the same in all leaves."""
     rule = matched.rule
     sizes = {name: {index: size for index, _, size in unstacked(rule, name, spec)[0]} for name, spec in specs.items()}
     (first, counts), *others = sizes.items()

@@ -11,11 +11,11 @@ from convert.core.path_pattern import Pattern, parse_pattern
 
 @dataclass(frozen=True)
 class Tied:
-    """A second name of an embedding's table in the target's state_dict.
+    """Another name of an embedding's table in the target's state_dict.
 
     Attributes:
-        word: what the table is there: ``linear`` (a head), ``embedding``, or ``parameter``.
-        path: the module, or the whole tensor name of a parameter.
+        word: what uses the table under that name: ``linear`` (a head), ``embedding`` or ``parameter``.
+        path: path of the module; full tensor name of a parameter.
     """
 
     word: str
@@ -23,26 +23,26 @@ class Tied:
 
     @property
     def tensor(self) -> Pattern:
-        """The tensor's full name."""
+        """Full name of the tensor."""
         return self.path if self.word == "parameter" else parse_pattern(f"{self.path.text}.weight")
 
 
 @dataclass(frozen=True)
 class TargetLayer:
-    """Where a rule's tensors go.
+    """Where the tensors of a rule go.
 
     Attributes:
-        path: the module (``layers.{i}.norm``), or the whole tensor name for kinds with one tensor and no module.
-        names: role (``weight``, ``bias``) -> name of the parameter within the module, where it is not the role.
-        multiplies_by: for norms, the factor that the target's code applies: ``weight`` or ``1+weight``.
-        computes: the equation or dimension numbers of the target's code, where it is not PyTorch's own layer.
-        part: (k, n) when these rows are the k-th of n parts of the tensor, counted from 1; other rules make the others.
-        rope: how the target's code pairs the features that RoPE turns, where the target says so.
-        flattened: the order in which the target's code flattens the axes of a map, where the target says so.
-        parametrization: how the target keeps a normalised weight's two tensors, where it does.
-        packed_in: the torch.nn.MultiheadAttention that it is a projection of, where the rule is an `attention`.
-        tied: of an embedding, where else the target has the same table.
-        has: which of weight and bias the target's norm has, where the target says so.
+        path: path of the module (``layers.{i}.norm``); full tensor name for kinds without a module.
+        names: role (``weight``, ``bias``) -> name of the parameter in the module, where it differs from the role.
+        multiplies_by: of a norm: the factor that the target's code applies, ``weight`` or ``1+weight``.
+        computes: equation or dimension numbers of the target's code, where it is no torch layer.
+        part: (k, n): these rows are the k-th of n parts of the tensor, counted from 1; other rules make the other parts.
+        rope: how the target's code pairs the features that RoPE rotates; None: the default.
+        flattened: the order in which the target's code flattens the axes of a map; None: the default.
+        parametrization: how the target stores a weight norm; None: the norm is folded into the weight.
+        packed_in: the torch.nn.MultiheadAttention that this projection is part of, where the rule is an `attention`.
+        tied: of an embedding: the other names of the table.
+        has: of a norm: which of weight and bias the target has; None: the default.
     """
 
     path: Pattern
@@ -60,31 +60,30 @@ class TargetLayer:
 
 @dataclass(frozen=True)
 class Constant:
-    """A tensor of the target's module that no leaf holds, as the source does nothing with it.
+    """A tensor of the target's module that no leaf holds, because the source has no such parameter.
 
     Attributes:
-        role: of the tensor: ``weight``, ``bias``, or its own name.
-        value: of all its elements.
-        said: what it is and why, for a plan.
-        dtype: of a single number; empty: it has the shape and the dtype of the tensors beside it.
+        role: ``weight``, ``bias``, or the name of the tensor.
+        value: value of all its elements.
+        reason: what it is and why, for the plan.
+        dtype: dtype of a single number; empty: the tensor has shape and dtype of the layer's other tensors.
     """
 
     role: str
     value: float
-    said: str
+    reason: str
     dtype: str = ""
 
 
 @dataclass(frozen=True)
 class Numbering:
-    """How an index of the target follows from several of the source, as the digits of a number follow each other.
+    """How an index of the target is computed from several of the source, as a number from its digits.
 
     Attributes:
-        order: names of the source's indices, the slowest first; the last one counts through first.
-        counts: how many values each of them has in the tree, the first (slowest) one left out; filled in when a rule is
-            settled for a tree.
-        offset: how many values come before, in another place.
-        period: how many values the last index has by what the rules declare; None: as many as the tree shows.
+        order: names of the source's indices, the slowest first.
+        counts: number of values of each index but the first, in this tree; empty until the tree is known.
+        offset: number of values that come before.
+        period: number of values of the last index that the rules declare; None: the tree has it.
     """
 
     order: tuple[str, ...]
@@ -93,7 +92,7 @@ class Numbering:
     period: int | None = None
 
     def value(self, indices: Mapping[str, int]) -> int:
-        """The target's index."""
+        """Return the index of the target."""
         first, *rest = self.order
         number = indices[first]
         for name, count in zip(rest, self.counts, strict=True):
@@ -106,8 +105,9 @@ class Sinusoids:
     """A table of sines and cosines by position.
 
     Attributes:
-        first: the largest factor of a position (upstream calls it the shortest timescale); step: logarithm of the factor between two.
-        interleaved: whether each sine lies beside its cosine, and not all sines before all cosines.
+        first: the largest factor of a position (upstream: the shortest timescale).
+        step: logarithm of the factor between two.
+        interleaved: whether sines and cosines alternate; otherwise all sines come first.
     """
 
     first: float

@@ -297,7 +297,7 @@ def _constant(rule: Rule, layer: TargetLayer, one: Constant, sidecar: Step) -> S
     """A tensor of the module that the source does not have, beside one that it has."""
     name = rule.kind.tensor_name(sidecar.name.rpartition(".")[0], one.role, layer)
     spec = TensorSpec((), one.dtype) if one.dtype else sidecar.spec
-    return Step(name, spec, (), rule.word, rule.at, one.said, value=one.value, role=one.role)
+    return Step(name, spec, (), rule.word, rule.at, one.reason, value=one.value, role=one.role)
 
 
 def _words(compute: tuple[Op, ...], rule: Rule | None = None) -> str:
