@@ -66,15 +66,15 @@ def test_zeros_of_a_convolution_are_those_of_jax(case: Any, seed: int) -> None:
     np.testing.assert_allclose(run(torch.nn.functional.pad(torch.tensor(x), sides)), want, **tolerance)
     said = torch_padding(Geometry(geometry.padding, geometry.strides, geometry.dilation, size), kernel, "HWD"[:many])
     for allowed in said.allowed:
-        if "F.pad" in said.said and allowed != "same":
+        if "F.pad" in said.text and allowed != "same":
             continue
         padding = allowed if isinstance(allowed, str) else tuple(allowed)
         np.testing.assert_allclose(run(torch.tensor(x), padding=padding), want, **tolerance)
-    if "F.pad" in said.said:  # the numbers are those that are written
-        numbers = [int(n) for n in said.said.split("F.pad(x, (")[1].split(")")[0].strip(",").split(",")]
+    if "F.pad" in said.text:  # the numbers are those that are written
+        numbers = [int(n) for n in said.text.split("F.pad(x, (")[1].split(")")[0].strip(",").split(",")]
         np.testing.assert_allclose(run(torch.nn.functional.pad(torch.tensor(x), numbers)), want, **tolerance)
     whatever = torch_padding(geometry, kernel, "HWD"[:many])
-    if whatever.said.startswith("padding=("):  # said without knowing the size
+    if whatever.text.startswith("padding=("):  # said without knowing the size
         np.testing.assert_allclose(run(torch.tensor(x), padding=tuple(whatever.allowed[0])), want, **tolerance)
 
 
@@ -135,7 +135,7 @@ def test_arguments_of_a_transposed_convolution_give_jaxs(case: Any, seed: int) -
     ],
 )  # fmt: skip
 def test_what_is_said_of_a_convolution(padding: Any, kernel: int, strides: int, size: Any, said: str) -> None:
-    assert torch_padding(Geometry(padding, (strides,), (1,), size), (kernel,), "W").said == said
+    assert torch_padding(Geometry(padding, (strides,), (1,), size), (kernel,), "W").text == said
 
 
 @pytest.mark.parametrize(

@@ -107,10 +107,10 @@ class Convolving(LayerKind):
         return self.axes
 
     def _check_bias_of_each(self, shape: tuple[int, ...]) -> None:
-        """The bias of a convolution whose channels are made by two axes of its kernel, C and O: it has no letter of its own.
+        """Check the shape of a bias whose channels are made by two axes of the kernel, C and O.
 
         Raises:
-            ValueError: it has several axes; the message is the bare fact.
+            ValueError: it has several axes; the message is the reason.
         """
         if len(shape) != 1:
             made = " times ".join(map(self.letter, self.numbers.outputs))
@@ -143,7 +143,7 @@ class Convolving(LayerKind):
         return tuple(sizes[self.letter(axis)] for axis in self.numbers.spatial)
 
     def torch_padding(self, kernel: tuple[int, ...]) -> TorchPadding:
-        """What torch must be told for the geometry that the rule gives."""
+        """Return the equivalent arguments of torch for the geometry of the rule."""
         assert self.geometry is not None
         return torch_padding(self.geometry, kernel, self.numbers.spatial)
 
@@ -185,7 +185,7 @@ class Convolving(LayerKind):
             "source_padding": said if isinstance(said, str) else [list(pair) for pair in said],
             "strides": list(self.geometry.strides),
             "dilation": list(self.geometry.dilation),
-            "target_padding": found.said,
+            "target_padding": found.text,
             "allowed_padding": list(found.allowed),
             **more,
         }
@@ -248,7 +248,7 @@ GROUP_COUNT = Key(
 
 
 def _form(numbers: DimensionNumbers) -> tuple[int, str]:
-    """What must be alike on both sides: how many spatial axes, and which channels the kernel has an axis for."""
+    """Return what must be equal on both sides: the number of spatial axes, and the channels that the kernel has axes for."""
     return len(numbers.spatial), "".join(x for x in "CIO" if x in numbers.kernel)
 
 

@@ -1,8 +1,8 @@
-"""Where a convolution's window stands: the source's strides, dilation and padding, and what torch must be told for the same.
+"""Strides, dilation and padding of a convolution in JAX, and the equivalent arguments of torch.
 
-A convolution's padding is part of no weight, and JAX and torch do not mean the same by it: ``SAME`` with strides pads more at
-the end than at the start, by an amount that depends on the size of the input; torch's `padding` is symmetric. A transposed
-convolution's ``SAME`` crops torch's whole result by another amount at each end.
+They are no part of the weights, and JAX and torch define padding differently: ``SAME`` with strides pads more at the end than
+at the start, by an amount that depends on the size of the input, and torch's `padding` is symmetric. For a transposed
+convolution, ``SAME`` crops torch's result by a different amount at each end.
 
 Sources of the formulas: jax 0.10.2 ``lax/convolution.py`` (``padtype_to_pads``, ``_conv_transpose_padding``); torch 2.13
 ``torch.nn.ConvTranspose2d``, "Shape". `tests/parity/test_conv_padding.py` runs both.
@@ -79,7 +79,7 @@ KEYS: Mapping[str, Key] = {
 
 @dataclass(frozen=True)
 class Geometry:
-    """What the source's call says beside its weights.
+    """Arguments of the source's convolution.
 
     Attributes:
         padding: one of `NAMED`, or numbers for each spatial axis.
@@ -93,12 +93,12 @@ class Geometry:
     input_size: tuple[int, ...] = ()
 
     def widths(self, kernel: Sequence[int]) -> tuple[int, ...]:
-        """What a kernel of these sizes covers, dilated."""
+        """Return how many positions a dilated kernel of these sizes covers."""
         return tuple(d * (k - 1) + 1 for k, d in zip(kernel, self.dilation, strict=True))
 
 
 def read_geometry(values: Mapping[str, Any], spatial: int) -> Geometry | None:
-    """What the keys of a rule say; None when they say nothing.
+    """Read the keys of a rule; None where it has none of them.
 
     Raises:
         ValueError: not as many numbers as spatial axes, or strides without a padding.
@@ -129,7 +129,7 @@ def read_geometry(values: Mapping[str, Any], spatial: int) -> Geometry | None:
 
 
 def pads(geometry: Geometry, kernel: Sequence[int], size: Sequence[int]) -> Pads:
-    """Zeros before and after each spatial axis of an input of this size."""
+    """Return how many zeros come before and after each spatial axis of an input of this size."""
     widths = geometry.widths(kernel)
     if not isinstance(geometry.padding, str):
         return geometry.padding
@@ -144,22 +144,21 @@ def pads(geometry: Geometry, kernel: Sequence[int], size: Sequence[int]) -> Pads
 
 @dataclass(frozen=True)
 class TorchPadding:
-    """What torch must be told.
+    """The equivalent arguments of torch.
 
     Attributes:
-        said: in words of Python, for people.
-        allowed: values of a torch module's `padding` with which it computes the same; zeros where something before or
-            behind the module does the rest.
-        output_padding: of a transposed convolution.
+        text: the arguments as Python code.
+        allowed: values of the module's `padding` that compute the same; zeros where code around the module pads.
+        output_padding: that of a transposed convolution.
     """
 
-    said: str
+    text: str
     allowed: tuple[Any, ...]
     output_padding: tuple[int, ...] | None = None
 
 
 def torch_padding(geometry: Geometry, kernel: Sequence[int], names: str) -> TorchPadding:
-    """What a torch convolution needs for the source's padding.
+    """Return the arguments of torch's convolution that are equivalent to the source's padding.
 
     Args:
         kernel: its spatial sizes.
@@ -186,7 +185,7 @@ def torch_padding(geometry: Geometry, kernel: Sequence[int], names: str) -> Torc
 
 
 def pads_by_rest(geometry: Geometry, kernel: Sequence[int], axis: int) -> dict[int, tuple[int, int]]:
-    """Padding of one axis by the rest that its size leaves over when divided by the stride: nothing else matters."""
+    """Return the padding of one axis for each remainder of its size divided by the stride; it depends on nothing else."""
     stride = geometry.strides[axis]
     wide = stride * (geometry.widths(kernel)[axis] + 1)
     sizes = [geometry.input_size[axis]] if geometry.input_size else [wide + rest for rest in range(stride)]
@@ -199,11 +198,11 @@ def pads_by_rest(geometry: Geometry, kernel: Sequence[int], axis: int) -> dict[i
 
 
 def pads_shown(name: str, by_rest: Mapping[int, tuple[int, int]], stride: int) -> str:
-    """Padding (low, high) of one axis in words, by the rest that its size leaves over when divided by the stride."""
+    """Format the padding (low, high) of one axis, for each remainder of its size divided by the stride."""
     if len(set(by_rest.values())) == 1:
         return f"{next(iter(by_rest.values()))} for {name}"
-    said = [f"{pair} for sizes {stride}m{f'+{rest}' if rest else ''}" for rest, pair in by_rest.items()]
-    return f"{' and '.join(said)} of {name}"
+    cases = [f"{pair} for sizes {stride}m{f'+{rest}' if rest else ''}" for rest, pair in by_rest.items()]
+    return f"{' and '.join(cases)} of {name}"
 
 
 def _tuple(numbers: Sequence[int]) -> str:
@@ -214,7 +213,7 @@ def _tuple(numbers: Sequence[int]) -> str:
 
 
 def transposed_pads(geometry: Geometry, kernel: Sequence[int]) -> Pads:
-    """What `jax.lax.conv_transpose` pads its dilated input with."""
+    """Return how `jax.lax.conv_transpose` pads its dilated input."""
     if not isinstance(geometry.padding, str):
         return geometry.padding
     found = []
@@ -229,18 +228,18 @@ def transposed_pads(geometry: Geometry, kernel: Sequence[int]) -> Pads:
 
 
 def crops(geometry: Geometry, kernel: Sequence[int]) -> Pads:
-    """What to take off either end of torch's whole result (padding=0, output_padding=0); negative: zeros to add."""
+    """Return how much to crop from each end of torch's result (padding=0, output_padding=0); negative: zeros to add."""
     widths = geometry.widths(kernel)
     return tuple((k - 1 - low, k - 1 - high) for k, (low, high) in zip(widths, transposed_pads(geometry, kernel), strict=True))  # fmt: skip
 
 
 @dataclass(frozen=True)
 class TorchTransposed:
-    """Arguments of torch's transposed convolution, and what is left to do with its result.
+    """Arguments of torch's transposed convolution, and what remains to be done with its result.
 
     Attributes:
         padding, output_padding: for each spatial axis.
-        extra: what to take off either end of the result, negative: zeros to add (before the bias is added).
+        extra: how much to crop from each end of the result; negative: zeros to add (before the bias is added).
     """
 
     padding: tuple[int, ...]
@@ -249,7 +248,7 @@ class TorchTransposed:
 
 
 def torch_transposed(geometry: Geometry, kernel: Sequence[int]) -> TorchTransposed:
-    """Torch's arguments, as far as they go; they can shorten both ends alike, and lengthen the end by less than a stride."""
+    """Return torch's arguments as far as they suffice: they crop both ends equally, and extend the end by less than a stride."""
     padding, output, extra = [], [], []
     for (low, high), s, d in zip(crops(geometry, kernel), geometry.strides, geometry.dilation, strict=True):
         fits = low >= 0 and 0 <= low - high < max(s, d)
@@ -264,11 +263,11 @@ def torch_transposed(geometry: Geometry, kernel: Sequence[int]) -> TorchTranspos
 
 
 def torch_transposed_padding(geometry: Geometry, kernel: Sequence[int]) -> TorchPadding:
-    """What a torch transposed convolution needs for the source's padding, in words and numbers."""
+    """Return the arguments of torch's transposed convolution that are equivalent to the source's padding."""
     made = torch_transposed(geometry, kernel)
-    said = f"padding={_tuple(made.padding)}, output_padding={_tuple(made.output_padding)}"
+    text = f"padding={_tuple(made.padding)}, output_padding={_tuple(made.output_padding)}"
     if any(low or high for low, high in made.extra):
         flat = [-n for pair in reversed(made.extra) for n in pair]
         late = ", without the bias, which is added behind it" if any(n > 0 for n in flat) else ""
-        said += f", then F.pad(y, {_tuple(flat)}){late}, which takes off what is negative: torch's arguments alone cannot say it"
-    return TorchPadding(said, (list(made.padding),), made.output_padding)
+        text += f", then F.pad(y, {_tuple(flat)}){late}, which takes off what is negative: torch's arguments alone cannot say it"
+    return TorchPadding(text, (list(made.padding),), made.output_padding)

@@ -1,1 +1,5 @@
-"""compile."""
+"""From a rule and its leaves to steps: the part of compiling that follows from what every kind declares.
+
+`named_leaf` names the axes of a leaf, `axes` moves them into the target's order, `weight_norm` folds norms into the weight, and
+`compiler` makes the steps. Kinds with a computation of their own override `LayerKind.compile`. Imports `convert.layers`.
+"""

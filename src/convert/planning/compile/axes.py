@@ -1,4 +1,4 @@
-"""How the axes of one leaf become those of a target tensor: what is taken out of stacks, permuted and flattened."""
+"""Moves the axes of a leaf to those of a target tensor: selects in stacks, permutes, flattens."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _UNNAMED = "abcdefghijklmnopqrstuvwxyz"  # letters for axes that a rule does not
 
 
 def group_shown(letters: str) -> str:
-    """Letters that are flattened into one axis, in einops notation."""
+    """Format the letters that are flattened into one axis, in einops notation."""
     return letters if len(letters) == 1 else f"({' '.join(letters)})" if letters else "1"
 
 
 @lru_cache(maxsize=4096)
 def movement(letters: str, shape: tuple[int, ...], groups: tuple[str, ...]) -> tuple[Op, ...]:
-    """Permutes axes called `letters` into `groups`, each flattened into one; axes in no group have size 1 and go."""
+    """Permute axes called `letters` into `groups`, each flattened into one axis; axes of no group have size 1 and are removed."""
     ops: list[Op] = []
     kept = "".join(groups)
     for axis in reversed(range(len(letters))):
@@ -43,7 +43,7 @@ def movement(letters: str, shape: tuple[int, ...], groups: tuple[str, ...]) -> t
 
 
 def taken_out(stacked: Iterable[tuple[str, int, int]], stack: Mapping[str, int]) -> list[Op]:
-    """What takes one element of each axis that is stacked, the last axis first, so that the others stay where they are."""
+    """Select one element of each stacked axis, the last axis first, so that the numbers of the others stay valid."""
     return [Take(axis, stack[index]) for index, axis, _ in sorted(stacked, key=lambda s: -s[1])]
 
 
@@ -57,7 +57,7 @@ def arranged(
     member: tuple[int, int] | None,
     sizes: Mapping[str, int],
 ) -> Part:
-    """The movements of one leaf, without arithmetic and dtype.
+    """Return what one leaf contributes to a tensor, without arithmetic and cast.
 
     Args:
         stack: which element of each stacked axis.
@@ -65,7 +65,7 @@ def arranged(
         sizes: of the letters.
 
     Raises:
-        MisfitError: its shape does not fit the rule; the message is a finding.
+        MisfitError: its shape contradicts the rule.
     """
     ops: list[Op] = taken_out(leaf.stacked, stack)
     taken = [f"{index}={stack[index]}" for index, _, _ in leaf.stacked]

@@ -1,4 +1,4 @@
-"""Compiles rules to steps: from what a rule declares follow the primitive operations, tensor for tensor."""
+"""Compiles rules to steps: derives the primitive operations of each output tensor from what its rule declares."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Compiler:
-    """Turns a rule and its leaves into steps.
+    """Compiles a rule and its leaves to steps.
 
     Attributes:
-        source: the leaves' specs.
+        source: the checkpoint, low-rank pairs merged.
         target: name of the target.
-        dtype: what floating-point tensors are written in; None keeps each leaf's.
-        facts: what is no weight, as far as it is known.
-        set_by_hand: names of the facts that the user gave.
-        sizes: of the letters.
+        dtype: dtype of floating-point tensors in the output; None keeps each leaf's.
+        facts: hyperparameters that no leaf holds, as far as they are known.
+        set_by_hand: names of the facts that the user set.
+        sizes: sizes of the axis letters.
         merges: leaves that are computed from several others, by name.
         custom_cells: whether a recurrent cell that torch lacks may be written, for a module of this package.
     """
@@ -58,38 +58,40 @@ class Compiler:
         return self.source.leaves[leaf].spec
 
     def tensors(self, matched: Matched, layer: TargetLayer, variant: str | None) -> Iterator[Step]:
-        """The output tensors of a rule, in the order of its leaves.
+        """Yield the output tensors of a rule, in the order of its leaves.
 
         Raises:
-            MisfitError: they cannot be made; the message is a finding.
+            MisfitError: a leaf contradicts the rule, or cannot become its tensor.
         """
         rule = matched.rule
         folded = rule.normalized.paths if rule.normalized and not kept_apart(rule, layer) else {}
-        sidecar = {role: matched.leaves.get(role, {}) for role in folded}
+        second_leaves = {role: matched.leaves.get(role, {}) for role in folded}
         leaves = self.source.leaves
         for role, of_role in matched.leaves.items():
             if role in folded:
                 continue  # it is folded into the weight
             pattern = rule.sources[role]
             every = list(pattern.all_choices())
-            # Layers and experts are made alike by the ten thousand: all but the names is worked out once.
-            alike: dict[tuple[TensorSpec | None, ...], list[_Tensor]] = {}
+            # Thousands of layers and experts differ in their names only: everything else is derived once.
+            derived: dict[tuple[TensorSpec | None, ...], list[_Tensor]] = {}
             for values in sorted({indices for indices, _ in of_role}):
                 indices = dict(zip(pattern.indices, values, strict=True))
                 names = {choices: of_role.get((values, choices)) for choices in every}
                 specs = tuple([None if name is None else leaves[name].spec for name in names.values()])
-                tensors = alike.get(specs)
+                tensors = derived.get(specs)
                 if tensors is not None:
                     made = [tensor.renamed(rule, role, layer, indices, names) for tensor in tensors]
                 else:
                     tensors = _among_siblings(
                         tensor
                         for choices in layer.path.all_choices()
-                        for tensor in self._tensor(rule, role, layer, variant, indices, values, names, choices, sidecar)
+                        for tensor in self._tensor(
+                            rule, role, layer, variant, indices, values, names, choices, second_leaves
+                        )
                     )
                     made = [tensor.step for tensor in tensors]
                     if not any(tensor.own for tensor in tensors):
-                        alike[specs] = tensors
+                        derived[specs] = tensors
                 for tensor, step in zip(tensors, made, strict=True):
                     yield step
                     for tied in layer.tied:
@@ -109,9 +111,9 @@ class Compiler:
         values: tuple[int, ...],
         names: Mapping[tuple[int, ...], str | None],
         choices: tuple[int, ...],
-        sidecar: Mapping[str, Mapping[MatchKey, str]],
+        second_leaves: Mapping[str, Mapping[MatchKey, str]],
     ) -> Iterator[_Tensor]:
-        """The tensors of one target name: one for each element of the stacked axes."""
+        """Yield the tensors of one target name: one for each element of the stacked axes."""
         groups = rule.sources[role].groups
         split = len(choices) > len(groups)
         fused = len(groups[-1].words) if len(choices) < len(groups) else 0
@@ -128,8 +130,8 @@ class Compiler:
             stack = dict(zip((index for index, _, _ in leaves[0].stacked), elements, strict=True))
             name = _name(rule, role, layer, {**indices, **stack}, choices)
             key = (values, sources[0])
-            wanted = [of for of in sidecar if (of == BIAS_U) == (role == "bias")]
-            second = {of: sidecar[of][key] for of in wanted if key in sidecar[of]}
+            wanted = [of for of in second_leaves if (of == BIAS_U) == (role == "bias")]
+            second = {of: second_leaves[of][key] for of in wanted if key in second_leaves[of]}
             if len(second) < len(wanted):
                 return  # reported by match.cover
             step = self._step(rule, role, layer, variant, leaves, stack, member, name, second)
@@ -222,14 +224,14 @@ class Compiler:
 
 @dataclass(frozen=True)
 class _Tensor:
-    """A tensor of a layer, and what its name and its leaves follow from.
+    """A tensor of one layer, and what is needed to rename it for another layer.
 
     Attributes:
-        step: what makes it.
-        stack: which element of each stacked axis it is.
-        choices: which alternatives of the target's path.
-        sources: which alternatives of the leaves' path.
-        own: whether the step says something that leaves of the same shapes would not.
+        step: the step that makes it.
+        stack: its element of each stacked axis.
+        choices: its alternatives of the target's path.
+        sources: its alternatives of the leaves' path.
+        own: whether the step depends on more than the shapes of its leaves.
     """
 
     step: Step
@@ -246,7 +248,7 @@ class _Tensor:
         indices: Mapping[str, int],
         names: Mapping[tuple[int, ...], str | None],
     ) -> Step:
-        """The step of another layer, which has the leaves `names`, of the same shapes."""
+        """Return the step of another layer, whose leaves `names` have the same shapes."""
         name = _name(rule, role, layer, {**indices, **self.stack}, self.choices)
         return _renamed(self.step, name, [names[choices] or "" for choices in self.sources])
 
@@ -258,7 +260,7 @@ def _renamed(step: Step, name: str, leaves: Sequence[str]) -> Step:
 
 
 def _copy(made: T, *first: object) -> T:
-    """`dataclasses.replace` of the first fields, in a fifth of the time."""
+    """Replace the first fields, in a fifth of the time that `dataclasses.replace` takes."""
     other = object.__new__(type(made))
     read, write = _ACCESS[type(made)]
     for put, value in zip(write, (*first, *read(made)[len(first) :]), strict=True):
@@ -267,7 +269,7 @@ def _copy(made: T, *first: object) -> T:
 
 
 def _access(of: type) -> tuple[Callable[[Any], tuple[Any, ...]], list[Callable[[Any, Any], None]]]:
-    """What reads all fields of a class with slots, and what writes each."""
+    """Return a reader of all fields of a class with slots, and a writer of each."""
     names = [one.name for one in fields(of)]
     return attrgetter(*names), [vars(of)[name].__set__ for name in names]
 
@@ -278,7 +280,7 @@ _ACCESS: dict[type, tuple[Callable[[Any], tuple[Any, ...]], list[Callable[[Any, 
 
 
 def _among_siblings(tensors: Iterable[_Tensor]) -> list[_Tensor]:
-    """The tensors of a layer, each told how many of them are of its spec and of its elements of the stacked axes."""
+    """Set `Step.siblings`: how many tensors of a layer have the same spec."""
     tensors = list(tensors)
     kinds = [(tuple(tensor.stack.values()), tensor.step.spec) for tensor in tensors]
     many = Counter(kinds)
@@ -289,19 +291,19 @@ def _among_siblings(tensors: Iterable[_Tensor]) -> list[_Tensor]:
 
 
 def _name(rule: Rule, role: str, layer: TargetLayer, indices: Mapping[str, int], choices: tuple[int, ...]) -> str:
-    """The full name of a target tensor."""
+    """Return the full name of a target tensor."""
     return rule.kind.tensor_name(layer.path.fill(rule.resolve(indices), choices), role, layer)
 
 
-def _constant(rule: Rule, layer: TargetLayer, one: Constant, sidecar: Step) -> Step:
-    """A tensor of the module that the source does not have, beside one that it has."""
-    name = rule.kind.tensor_name(sidecar.name.rpartition(".")[0], one.role, layer)
-    spec = TensorSpec((), one.dtype) if one.dtype else sidecar.spec
+def _constant(rule: Rule, layer: TargetLayer, one: Constant, neighbour: Step) -> Step:
+    """Make the step of a tensor that the source lacks, for the module of a tensor that it has."""
+    name = rule.kind.tensor_name(neighbour.name.rpartition(".")[0], one.role, layer)
+    spec = TensorSpec((), one.dtype) if one.dtype else neighbour.spec
     return Step(name, spec, (), rule.word, rule.at, one.reason, value=one.value, role=one.role)
 
 
 def _words(compute: tuple[Op, ...], rule: Rule | None = None) -> str:
-    said = [str(op) for op in compute]
+    words = [str(op) for op in compute]
     if rule is not None and rule.prescaled_by is not None:
-        said[0] += f", as the source's weight carries {rule.prescaled_by.text}"
-    return ", ".join(said)
+        words[0] += f", as the source's weight carries {rule.prescaled_by.text}"
+    return ", ".join(words)

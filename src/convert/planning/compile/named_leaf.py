@@ -1,4 +1,4 @@
-"""A leaf as its rule reads it: each axis has a name, and so each size."""
+"""Names the axes of a leaf as its rule declares them, which gives the letters their sizes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from convert.planning.constraints import Constraint
 
 @dataclass(frozen=True)
 class NamedLeaf:
-    """A matched leaf with its axes named."""
+    """A matched leaf with named axes."""
 
     name: str
     spec: TensorSpec
@@ -25,7 +25,7 @@ class NamedLeaf:
 
     @property
     def axes(self) -> str:
-        """Its axes for people: ``i D N H``; an axis without a letter is ``1``."""
+        """Its axes as text: ``i D N H``; an axis without a letter is ``1``."""
         if self.letters is None:
             return ""
         names = ["1" if letter == "." else letter for letter in self.letters]
@@ -34,7 +34,7 @@ class NamedLeaf:
         return " ".join(names)
 
     def stored(self, letters: str, shape: tuple[int, ...]) -> tuple[tuple[str, int], ...]:
-        """Names and sizes of all axes as stored; those of size 1 without a letter are left out."""
+        """Return names and sizes of all axes as stored, but those of size 1 without a letter."""
         named = list(zip(letters, shape, strict=False))
         for index, axis, size in sorted(self.stacked, key=lambda s: s[1]):
             named.insert(axis, (index, size))
@@ -42,7 +42,7 @@ class NamedLeaf:
 
 
 def read_leaf(rule: Rule, role: str, name: str, spec: TensorSpec, variant: str | None) -> NamedLeaf:
-    """Names the axes of a leaf.
+    """Name the axes of a leaf.
 
     Raises:
         MisfitError: its shape contradicts the rule.
@@ -60,22 +60,22 @@ def read_leaf(rule: Rule, role: str, name: str, spec: TensorSpec, variant: str |
 
 
 def constraints(matched: Matched, source: Source, variant: str | None, every: bool) -> Iterator[Constraint]:
-    """What the shapes of a rule's leaves say about the sizes of its letters.
+    """Yield the sizes that the shapes of a rule's leaves give to its letters.
 
     Args:
-        every: whether each leaf has its say; else, as leaves of one shape say the same, the first of each shape.
+        every: whether every leaf is read; otherwise one leaf of each shape, since equal shapes give equal sizes.
 
     Raises:
         MisfitError: a leaf's shape contradicts the rule.
     """
     for role, of_role in matched.leaves.items():
-        heard: set[TensorSpec] = set()
+        seen: set[TensorSpec] = set()
         last: TensorSpec | None = None
         for name in of_role.values():
             spec = source.leaves[name].spec
-            if not every and (spec is last or spec in heard):
+            if not every and (spec is last or spec in seen):
                 continue
-            heard.add(last := spec)
+            seen.add(last := spec)
             if matched.rule.kind.shared(role, spec.shape):
                 continue
             leaf = read_leaf(matched.rule, role, name, spec, variant)

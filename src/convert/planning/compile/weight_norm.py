@@ -1,4 +1,4 @@
-"""A weight that is made of a leaf and of those beside it: what divides it by its norm or its sigma."""
+"""Folds weight norm and spectral norm into the weight: the division by the norm, or by sigma."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from convert.planning.compile.named_leaf import NamedLeaf
 
 @dataclass(frozen=True)
 class Folding:
-    """Makes the operations that fold leaves into another.
+    """Derives the operations that fold the leaves of a weight norm or spectral norm into the weight.
 
     Attributes:
-        source: the leaves.
-        sizes: of the letters.
+        source: the checkpoint.
+        sizes: sizes of the axis letters.
     """
 
     source: Source
@@ -41,18 +41,18 @@ class Folding:
         stack: Mapping[str, int],
         second: Mapping[str, str],
     ) -> tuple[Op, ...]:
-        """What makes one weight of a leaf and those beside it."""
-        said = rule.normalized
-        assert said is not None and leaf.letters is not None
+        """Return the operation that folds the `second` leaves (role -> name) into a leaf."""
+        norm = rule.normalized
+        assert norm is not None and leaf.letters is not None
         moved = arranged(rule, role, layer, variant, leaf, stack, None, self.sizes)
         target = "".join(moved.groups)
-        first = said.role if role == "weight" else BIAS_U
+        first = norm.role if role == "weight" else BIAS_U
         name = second[first]
         spec = self.source.leaves[name].spec
         own = unstacked(rule, name, spec)[1]
         try:
             axes = features(rule, leaf.letters, leaf.own_shape, own) if role == "weight" else leaf.letters[-1]
-            if said.role == "spectral_norm" and said.steps is None and len(own) == 1:
+            if norm.role == "spectral_norm" and norm.steps is None and len(own) == 1:
                 raise ValueError(
                     f"it has one axis, and the u of a flax SpectralNorm two, [1, {own[0]}]; an Equinox SpectralNorm, whose u has one, takes "
                     "no step from it at inference, and divides by u w v of both stored vectors: `spectral_norm: {u: ..., v: ...}`. Write "
@@ -72,10 +72,10 @@ class Folding:
         apart = unflattened(rule, layer, axes, tuple(dict(zip(leaf.letters, leaf.own_shape, strict=True))[x] for x in axes), (), self.sizes)[0]  # fmt: skip
         sizes = dict(moved.axes)
         of = Features(tuple(sizes[x] for x in target), tuple(k for k, x in enumerate(target) if x in apart))
-        if said.role == "weight_norm":
-            return (WeightNorm(made[first], said.epsilon, of),)
-        steps = 1 if said.steps is None else said.steps
-        return (SpectralNorm(made[first], said.epsilon, of, steps, made.get(V)),)
+        if norm.role == "weight_norm":
+            return (WeightNorm(made[first], norm.epsilon, of),)
+        steps = 1 if norm.steps is None else norm.steps
+        return (SpectralNorm(made[first], norm.epsilon, of, steps, made.get(V)),)
 
     def _operand(
         self,
@@ -87,14 +87,14 @@ class Folding:
         axes: str,
         target: str,
     ) -> Operand:
-        """A leaf with numbers for some axes of a weight, moved as the weight is.
+        """Return a leaf that has values for some axes of a weight, with its axes moved like the weight's.
 
         Args:
-            axes: their letters, in the order in which the leaf has them.
-            target: letters of the weight's axes in the target's order, the flattened ones apart.
+            axes: letters of these axes, in the order of the leaf.
+            target: letters of the weight's axes in the target's order; a flattened axis is split.
 
         Raises:
-            ValueError: it is stacked otherwise; the message is the bare fact.
+            ValueError: it is stacked differently; the message is the reason.
         """
         spec = self.source.leaves[name].spec
         stacked, own = unstacked(rule, name, spec)
@@ -105,7 +105,7 @@ class Folding:
             raise ValueError(f"{error}; it is stacked otherwise than the weight") from None
         size = dict(zip(leaf.letters or "", leaf.own_shape, strict=True))
         shape = tuple(size[x] for x in axes)
-        if math.prod(shape) != math.prod(own):  # said by the operation, which knows what the numbers are of
+        if math.prod(shape) != math.prod(own):  # the operation reports it: it knows what the values are for
             return Operand(name, tuple(ops), math.prod(own), self.source.read)
         letters, inner, _ = unflattened(rule, layer, axes, shape, (), self.sizes)
         ops += [Reshape(shape), *repair(rule, layer, axes), Reshape(inner)]
@@ -114,9 +114,9 @@ class Folding:
 
 
 def check_bias(rule: Rule, role: str, leaf: NamedLeaf, second: Mapping[str, str]) -> None:
-    """A flax SpectralNorm divides every parameter of two axes or more by its sigma: the bias of heads, too."""
-    said = rule.normalized
-    stepped = said is not None and said.role == "spectral_norm" and V not in said.paths
+    """Check that a bias of several axes has a vector u: a flax SpectralNorm divides it by its own sigma, too."""
+    norm = rule.normalized
+    stepped = norm is not None and norm.role == "spectral_norm" and V not in norm.paths
     if role == "bias" and stepped and not second and len(leaf.own_shape) > 1:
         raise MisfitError(
             Finding(
