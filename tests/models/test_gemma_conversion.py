@@ -259,11 +259,11 @@ def test_truncated_stacks(tmp_path: Path) -> None:
 def test_a_vocabulary_that_fits_neither_size(version: str, rows: int, known: str, tmp_path: Path) -> None:
     said = refuse(published(version, rows), "gemma", tmp_path / "x")
     assert (
-        f"it has {rows} rows, and the vocabulary {known}; give its number of entries with --set vocab_size={rows}"
+        f"it has {rows} rows, and the vocabulary {known}; set the number of entries with --set vocab_size={rows}"
         in said
     )
     said = refuse(published(version, rows), "gemma", tmp_path / "x", settings={"vocab_size": rows + 1})
-    assert f"it has {rows} rows, fewer than --set vocab_size={rows + 1}; rows are never made up" in said
+    assert f"it has {rows} rows, fewer than --set vocab_size={rows + 1}; rows cannot be added" in said
     plan = convert.plan_conversion("gemma", published(version, rows), settings={"vocab_size": rows - 100})
     table = next(step for step in plan.steps if step.name == "model.embed_tokens.weight")
     assert table.spec.shape[0] == rows - 100

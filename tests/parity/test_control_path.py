@@ -343,10 +343,10 @@ class TestRefusals:
         ("rules", "said"),
         [
             (HEADER + "- linear_interpolation: path\n  from: x\n", "keeps its slopes, (x[i+1] - x[i]) / (t[i+1] - t[i]), in a buffer `_derivs` that no leaf holds; write its knots"),
-            (HEADER + "- cubic_spline: {times: t, module: x}\n  from: x\n", "the module keeps its times in a buffer of its own; leave `times:` out"),
+            (HEADER + "- cubic_spline: {times: t, module: x}\n  from: x\n", "the module keeps its times in its own buffer; leave `times:` out"),
             (HEADER + "- cubic_spline: {coeffs: x, module: x}\n  from: x\n", "give one of the two"),
             (CUBIC + "  data: NC\n", "'NC' has no T: one axis of a path's data is time"),
-            (CUBIC + "  data: TT\n", "are capital letters, each once, such as NTC, not 'TT'"),
+            (CUBIC + "  data: TT\n", "are different capital letters, such as NTC, not 'TT'"),
             (CUBIC + "  leaves: {e: x}\n", "unknown key 'e' in `leaves`"),
         ],
     )  # fmt: skip

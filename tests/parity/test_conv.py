@@ -153,7 +153,7 @@ def test_flax_conv_and_depthwise() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("NHWC", "'NHWC' is no dimension numbers of a convolution, such as NHWC,HWIO->NHWC"),
+        ("NHWC", "'NHWC' is not the dimension numbers of a convolution, such as NHWC,HWIO->NHWC"),
         ("NHC,HWIO->NHC", "input, kernel and result of 'NHC,HWIO->NHC' have different spatial axes"),
         ("NWW,WIO->NWC", "'NWW' in 'NWW,WIO->NWC' has a letter twice"),
         ("NW,WIO->NW", "'NW' in 'NW,WIO->NW' needs N (the batch) and C (the channels)"),
@@ -177,12 +177,12 @@ def test_what_are_no_dimension_numbers(text: str, message: str) -> None:
         ),
         (
             "- dimension_numbers: NWC,WO->NWC\n  axes: KE\n  feature_group_count: E\n  from: w\n  conv: m",
-            "r.yaml:5:3: the kernel of NWC,WO->NWC has no I, so every channel is a group of its own; leave "
+            "r.yaml:5:3: the kernel of NWC,WO->NWC has no I, so every channel is its own group; leave "
             "feature_group_count out",
         ),
         (
             "- dimension_numbers: NWC,WIO->NWC\n  axes: KIE\n  from: '{a,b}/w'\n  conv: m",
-            "r.yaml:5:3: a convolution's leaf becomes one tensor; it is neither fused nor split",
+            "r.yaml:5:3: a convolution's leaf becomes one tensor; it can be neither fused nor split",
         ),
         (
             "- dimension_numbers: NWC,WIO->NWC\n  axes: KIE\n  from: w\n"
@@ -237,7 +237,7 @@ def test_groups_that_do_not_divide_the_channels(rule: str, said: str) -> None:
         ({"k": (4, 8), "b": (8,)}, "k: float32[4,8] does not fit: the rule gives it the axes K I E"),
         (
             {"k": (4, 3, 8), "b": (2, 8)},
-            "b: float32[2,8] does not fit: a bias is a number for each of the output channels E",
+            "b: float32[2,8] does not fit: a bias has one value for each of the output channels E",
         ),
     ],
 )

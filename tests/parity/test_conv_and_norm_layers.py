@@ -574,9 +574,9 @@ LEAVES: dict[str, Callable[[], Tree]] = {"dense": lambda: {"kernel": draw(60, 7)
 @pytest.mark.parametrize(
     ("axes", "key", "said"),
     [
-        ("", "flattened: {D: HWC}", "kernel: float64[60,7] as D K: D is H W C flattened, and nothing gives H and W and C a size; say it in `axes`, such as H: {is: ..., equals: 7}, or with --set H=7"),
+        ("", "flattened: {D: HWC}", "kernel: float64[60,7] as D K: D is H W C flattened, and nothing gives H and W and C a size; declare it in `axes`, such as H: {is: ..., equals: 7}, or with --set H=7"),
         ("axes: {H: {is: r, equals: 3}, W: {is: c, equals: 4}, C: {is: d, equals: 4}}\n", "flattened: {D: HWC}", "D has 60 elements, and the map H=3 x W=4 x C=4 = 48"),
-        ("", "flattened: {X: HWC}", "r.yaml:5:3: `flattened:` speaks of X, and the leaf has the axes D K"),
+        ("", "flattened: {X: HWC}", "r.yaml:5:3: `flattened:` names X, and the leaf has the axes D K"),
         ("", "flattened: {D: DC}", "r.yaml:5:3: `flattened:` makes D of DC, which has D itself; give the axes of the map other letters"),
         ("", "flattened: {D: H}", "r.yaml:7:18: expected the letters of a map's axes in the order in which they are flattened, such as HWC, not 'H'"),
     ],
@@ -597,15 +597,15 @@ def test_what_cannot_be_flattened(axes: str, key: str, said: str) -> None:
     ("rules", "tree", "said"),
     [
         (normalized("weight_norm", "g"), {"params/dense/kernel": (3, 4), "params/dense/bias": (4,), "g": (3,)}, "params/dense/kernel: float64[3,4] -> m.weight: g has 3 numbers, and the weight 4 outputs"),
-        (normalized("spectral_norm", "g", target="{module: m, parametrization: weight_norm}"), {}, "the target keeps a weight norm's scale, and the rule has no `weight_norm:`, the path of it"),
+        (normalized("spectral_norm", "g", target="{module: m, parametrization: weight_norm}"), {}, "the target stores the scale of a weight norm, and the rule has no `weight_norm:` with its path"),
         (DEPTHWISE.format(strides=1), {"k": (3, 2, 4, 3), "b": (4,)}, "r.yaml:5: b: float64[4] is no bias for k: float64[3,2,4,3], which makes C=4 x M=3 = 12 channels; one of the two paths is wrong"),
-        (DEPTHWISE.format(strides=1), {"k": (3, 2, 4, 3), "b": (4, 3)}, "b: float64[4,3] does not fit: a bias is a number for each of the output channels, which are C times M"),
+        (DEPTHWISE.format(strides=1), {"k": (3, 2, 4, 3), "b": (4, 3)}, "b: float64[4,3] does not fit: a bias has one value for each of the output channels, which are C times M"),
         (DEPTHWISE.format(strides=1).replace("HWCO", "HWICO").replace("PQCM", "PQICM"), {}, "the kernel 'HWICO' in 'NHWC,HWICO->NHWC' has C and I: it has I where the channels of a group are summed, and C where each channel is convolved on its own"),
-        (DEPTHWISE.format(strides=1) + "  feature_group_count: 4", {}, "the kernel of NHWC,HWCO->NHWC has no I, so every channel is a group of its own; leave feature_group_count out"),
+        (DEPTHWISE.format(strides=1) + "  feature_group_count: 4", {}, "the kernel of NHWC,HWCO->NHWC has no I, so every channel is its own group; leave feature_group_count out"),
         ("- from: s\n  multiplies_by: scale\n  epsilon: 1e-6\n  group_norm: m", {}, "a group norm has `num_groups` or `group_size`, one of the two"),
         ("- from: s\n  multiplies_by: scale\n  epsilon: 1e-6\n  num_groups: 4\n  group_norm: m", {"s": (6,)}, "s: float64[6] does not fit: 6 channels do not make 4 groups"),
         ("- from: s\n  multiplies_by: scale\n  epsilon: 1e-6\n  mean: m\n  var: v\n  batch_norm: m", {"s": (6,), "m": (6,), "v": (5,)}, "v: float64[5] is no running_var for s: float64[6]; a norm's scale and running_var have one shape, so one of the two paths is wrong"),
-        ("- from: s\n  multiplies_by: scale\n  epsilon: 1e-6\n  mean: m\n  var: v\n  momentum: 99\n  batch_norm: m", {}, "momentum is a share between 0 and 1, not 99"),
+        ("- from: s\n  multiplies_by: scale\n  epsilon: 1e-6\n  mean: m\n  var: v\n  momentum: 99\n  batch_norm: m", {}, "momentum is between 0 and 1, not 99"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit(rules: str, tree: dict[str, tuple[int, ...]], said: str) -> None:

@@ -154,7 +154,7 @@ def test_what_is_said_of_a_transposed_one(
     padding: Any, kernel: int, strides: int, said: str, crop: tuple[int, int]
 ) -> None:
     geometry = Geometry(padding, (strides,), (1,))
-    assert torch_transposed_padding(geometry, (kernel,)).said == said
+    assert torch_transposed_padding(geometry, (kernel,)).text == said
     assert crops(geometry, (kernel,)) == (crop,)
 
 
@@ -164,20 +164,20 @@ CONV = "- dimension_numbers: NHWC,HWIO->NHWC\n  axes: PQIO\n  from: k\n  {}\n  {
 @pytest.mark.parametrize(
     ("key", "kind", "said"),
     [
-        ("padding: SAEM", "conv", "r.yaml:8:12: expected one of SAME, SAME_LOWER, VALID, CAUSAL, or a pair for each spatial axis such as [[0, 1], [0, 1]], found 'SAEM'; did you mean 'SAME'?"),
-        ("padding: same", "conv", "r.yaml:8:12: expected one of SAME, SAME_LOWER, VALID, CAUSAL, or a pair for each spatial axis such as [[0, 1], [0, 1]], found 'same'; did you mean 'SAME'?"),
-        ("padding: CIRCULAR", "conv", "found 'CIRCULAR' (wrapped or reflected padding is not in the language: torch has `padding_mode`)"),
+        ("padding: SAEM", "conv", "r.yaml:8:12: expected one of SAME, SAME_LOWER, VALID, CAUSAL, or a pair for each spatial axis such as [[0, 1], [0, 1]], got 'SAEM'; did you mean 'SAME'?"),
+        ("padding: same", "conv", "r.yaml:8:12: expected one of SAME, SAME_LOWER, VALID, CAUSAL, or a pair for each spatial axis such as [[0, 1], [0, 1]], got 'same'; did you mean 'SAME'?"),
+        ("padding: CIRCULAR", "conv", "got 'CIRCULAR'; leave it out: a rule cannot express wrapped or reflected padding (torch's `padding_mode`)"),
         ("padding: [[0, 1, 2]]", "conv", "r.yaml:8:12: expected one of"),
         ("padding: [1]", "conv", "r.yaml:5:3: `padding:` has 1 pairs, and the convolution 2 spatial axes"),
         ("padding: CAUSAL", "conv", "r.yaml:5:3: `padding: CAUSAL` is flax's for one spatial axis, time"),
         ("padding: SAME_LOWER", "conv_transpose", "r.yaml:5:3: a transposed convolution has no padding SAME_LOWER: SAME, VALID or pairs"),
-        ("strides: 2", "conv", "r.yaml:5:3: `strides:` needs `padding:` beside it (flax's default is SAME, that of Equinox VALID)"),
+        ("strides: 2", "conv", "r.yaml:5:3: `strides:` requires `padding:` (the default is SAME in flax, VALID in Equinox)"),
         ("padding: SAME\n  strides: [1, 2, 3]", "conv", "r.yaml:5:3: `strides:` has 3 numbers, and the convolution 2 spatial axes"),
         ("padding: SAME\n  dilation: 0", "conv", "r.yaml:5:3: `dilation:` is 1 or more, not 0"),
         ("padding: SAME\n  transpose_kernel: true\n  feature_group_count: 2", "conv_transpose", "r.yaml:5:3: jax.lax.conv_transpose has no groups, so `transpose_kernel` goes with one group"),
-        ("weight_standardization: w / std", "conv", "r.yaml:8:27: 'w / std' is no standardisation that is known: (w - mean) / (std + 1e-5) (big_vision), or (w - mean) / sqrt(var + 1e-5)"),
+        ("weight_standardization: w / std", "conv", "r.yaml:8:27: 'w / std' is not a known standardization: (w - mean) / (std + 1e-5) (big_vision), or (w - mean) / sqrt(var + 1e-5)"),
         ("weight_norm: g\n  spectral_norm: u", "conv", "r.yaml:5:3: a weight has `weight_norm` or `spectral_norm`, not both"),
-        ("normalization_epsilon: 1e-12", "conv", "r.yaml:5:3: `normalization_epsilon` goes with `weight_norm` or `spectral_norm`"),
+        ("normalization_epsilon: 1e-12", "conv", "r.yaml:5:3: `normalization_epsilon` requires `weight_norm` or `spectral_norm`"),
     ],
 )  # fmt: skip
 def test_errors_of_a_rule(key: str, kind: str, said: str) -> None:

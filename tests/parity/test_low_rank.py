@@ -64,7 +64,7 @@ def test_a_pair_is_one_weight() -> None:
         ("...D,DR->...R", "not an einsum of three operands"),
         ("...D,DR,SE->...E", "share no axis"),
         ("...hD,hDR,hRE->...hE", "block diagonal"),
-        ("...D,D.,RE->...E", "is not letters, each once"),
+        ("...D,D.,RE->...E", "is not a sequence of different letters"),
         ("...D,DR,RE->...EF", "is in no operand"),
     ],
 )

@@ -285,19 +285,19 @@ def test_a_cell_by_its_equations() -> None:
 @pytest.mark.parametrize(
     ("rule", "message"),
     [
-        ("- gru: m\n  cell: flax.linen.GRUCel\n  from: a", "r.yaml:5:3: 'flax.linen.GRUCel' is no cell that is known; did you mean 'flax.linen.GRUCell'? (known: flax.linen.GRUCell,"),
+        ("- gru: m\n  cell: flax.linen.GRUCel\n  from: a", "r.yaml:5:3: 'flax.linen.GRUCel' is not a known cell; did you mean 'flax.linen.GRUCell'? (known: flax.linen.GRUCell,"),
         ("- lstm: m\n  cell: flax.linen.GRUCell\n  from: a", "r.yaml:5:3: flax.linen.GRUCell is not a `lstm`, but a `gru`: torch.nn.GRU has its equations"),
-        ("- gru: m\n  cell: keras.layers.GRU(reset_before=True)\n  from: a", "r.yaml:5:3: keras.layers.GRU has no argument 'reset_before' that changes what it computes, as far as is known (known: reset_after=True, use_bias=True)"),
+        ("- gru: m\n  cell: keras.layers.GRU(reset_before=True)\n  from: a", "r.yaml:5:3: keras.layers.GRU has no argument 'reset_before' that changes the computation (known: reset_after=True, use_bias=True)"),
         ("- gru: m\n  cell: keras.layers.GRU(reset_after=no)\n  from: a", "r.yaml:5:3: keras.layers.GRU(reset_after=no): expected True or False"),
         ("- gru: m\n  cell: {n: tanh(W x + U h), h: (1-z)*n + z*h}\n  from: a", "r.yaml:5:3: a cell given by its equations needs `leaves:`, what each leaf holds"),
-        ("- gru: m\n  cell: {n: relu(W x + r * U h), h: (1-z)*n + z*h}\n  leaves:\n    k: W [I, rzn]\n  from: a", "r.yaml:5:3: n = relu(W x + r * U h) is no candidate of a GRU that is known: tanh(W x + b + r * (U h + c)) (reset after the matrix); tanh(W x + b + U (r * h)) (reset before the matrix); tanh(W x + b + U h)"),
-        ("- gru: m\n  cell: {n: tanh(W x + r * U h), h: z*n + z*h}\n  leaves:\n    k: W [I, rzn]\n  from: a", "r.yaml:5:3: h = z*n + z*h is no update of a GRU: (1 - z) * n + z * h, or (1 - z) * h + z * n"),
+        ("- gru: m\n  cell: {n: relu(W x + r * U h), h: (1-z)*n + z*h}\n  leaves:\n    k: W [I, rzn]\n  from: a", "r.yaml:5:3: n = relu(W x + r * U h) is not a known candidate of a GRU: tanh(W x + b + r * (U h + c)) (reset after the matrix); tanh(W x + b + U (r * h)) (reset before the matrix); tanh(W x + b + U h)"),
+        ("- gru: m\n  cell: {n: tanh(W x + r * U h), h: z*n + z*h}\n  leaves:\n    k: W [I, rzn]\n  from: a", "r.yaml:5:3: h = z*n + z*h is not the update of a GRU: (1 - z) * n + z * h, or (1 - z) * h + z * n"),
         ("- gru: m\n  cell: {n: tanh(W x + r * U h), h: (1-z)*n + z*h}\n  leaves:\n    k: W [I, rzn]\n  from: a", "r.yaml:5:3: no leaf of the cell of this rule holds U of the gate r; `leaves` says what each holds"),
         ("- gru: m\n  cell: {n: tanh(W x + r * U h), h: (1-z)*n + z*h}\n  leaves:\n    k: W [I, rzn]\n    u: U [H, rzn]\n    v: U [H, n]\n  from: a", "r.yaml:5:3: u and v both hold U of the gate n"),
         ("- gru: m\n  cell: {n: tanh(W x + r * U h), h: (1-z)*n + z*h}\n  leaves:\n    k: W [I, rzq]\n    u: U [H, rzn]\n  from: a", "r.yaml:5:3: no leaf of the cell of this rule holds W of the gate n"),
-        ("- lstm: m\n  cell: {c: f * c + i * g + p}\n  leaves:\n    k: W [I, ifgo]\n  from: a", "r.yaml:5:3: c = f * c + i * g + p is no equation of an LSTM: c = f * c + i * g; torch has no other"),
-        ("- gru: m\n  cell: haiku.GRU\n  leaves:\n    k: W [I]\n  from: a", "r.yaml:8:8: 'W [I]' has not the axes of W: a leaf holds W [I, zrn], U [H, zrn]"),
-        ("- gru: m\n  cell: haiku.GRU\n  leaves:\n    k: matrix\n  from: a", "r.yaml:8:8: 'matrix' does not say what a leaf of a cell holds"),
+        ("- lstm: m\n  cell: {c: f * c + i * g + p}\n  leaves:\n    k: W [I, ifgo]\n  from: a", "r.yaml:5:3: c = f * c + i * g + p is not an equation of an LSTM: c = f * c + i * g; torch has no other"),
+        ("- gru: m\n  cell: haiku.GRU\n  leaves:\n    k: W [I]\n  from: a", "r.yaml:8:8: 'W [I]' lacks the axes of W: a leaf holds W [I, zrn], U [H, zrn]"),
+        ("- gru: m\n  cell: haiku.GRU\n  leaves:\n    k: matrix\n  from: a", "r.yaml:8:8: 'matrix' does not describe a leaf of a cell"),
         ("- gru: {module: m, layer: one}\n  cell: haiku.GRU\n  from: a", "r.yaml:5:27: a layer is a number, an index such as '{k}', or numbers such as '{1,2}', not 'one'"),
         ("- gru: m\n  cell: haiku.GRU\n  from: a_{i}", "expected a target with the source's indices: {i}, got none"),
     ],
@@ -311,10 +311,10 @@ def test_errors_of_a_rule(rule: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        ({"dense_i/kernel": (INPUTS, 14)}, "dense_i/kernel: float64[3,14] does not fit: it holds W [I, rzn], and 14 is no multiple of its 3 gates"),
+        ({"dense_i/kernel": (INPUTS, 14)}, "dense_i/kernel: float64[3,14] does not fit: it holds W [I, rzn], and 14 is not a multiple of its 3 gates"),
         ({"dense_i/kernel": (INPUTS, 18)}, "expected state width 6, as params/cell/dense_i/kernel: float64[3,18] has (W [I, rzn]), got float64[15] with state width 5"),
         ({"dense_i/kernel": (15,)}, "dense_i/kernel: float64[15] does not fit: it holds W [I, rzn] and has the axes I, rzn"),
-        ({"dense_h/kernel": (15, 5)}, "does not fit: it holds U [H, rzn], and 5 is no multiple of its 3 gates"),
+        ({"dense_h/kernel": (15, 5)}, "does not fit: it holds U [H, rzn], and 5 is not a multiple of its 3 gates"),
     ],
 )  # fmt: skip
 def test_leaves_that_do_not_fit(edit: dict[str, tuple[int, ...]], message: str) -> None:

@@ -318,18 +318,18 @@ def test_the_layers_level_goes_by_the_features_that_are_declared(tmp_path: Path)
     ("rules", "tree", "said"),
     [
         (EQUINOX.format(how="einsum: ...D,FD->...F", word="linear").replace("{u: u, v: v}", "u"), {"w": (6, 4), "b": (6,), "u": (6,)},
-         "r.yaml:5: u: float64[6] beside w: float64[6,4]: it has one axis, and the u of a flax SpectralNorm two, [1, 6]; an Equinox SpectralNorm, whose u has one, takes no step from it at inference, and divides by u w v of both stored vectors: `spectral_norm: {u: ..., v: ...}`. Write `{u: ..., steps: 1}` if the source does take one"),
+         "r.yaml:5: u: float64[6] does not fit the weight w: float64[6,4]: it has one axis, and the u of a flax SpectralNorm two, [1, 6]; an Equinox SpectralNorm, whose u has one, takes no step from it at inference, and divides by u w v of both stored vectors: `spectral_norm: {u: ..., v: ...}`. Write `{u: ..., steps: 1}` if the source does take one"),
         (EQUINOX.format(how="einsum: ...D,FD->...F", word="linear"), {"w": (6, 4), "b": (6,), "u": (6,), "v": (5,)}, "v has 5 numbers, and the weight 4 inputs"),
         (EQUINOX.format(how="einsum: ...D,FD->...F", word="linear").replace("v: v", "v: v, steps: 2"), {}, "a spectral norm with `v` takes no steps: it divides by u w v of the two stored vectors; leave `steps` out"),
         (EQUINOX.format(how="einsum: ...D,FD->...F", word="linear").replace("v: v", "steps: 0"), {}, "a power iteration takes one step or more, not 0; without any the source has `v`, too"),
         (EQUINOX.format(how="einsum: ...D,FD->...F", word="linear").replace("{u: u, v: v}", "{u: u, v: 'v_{i}'}"), {}, "r.yaml:8:28: `spectral_norm: v` and `from` do not have the same indices"),
-        (heads("weight_norm", "g"), {"params/dense/kernel": (4, 5, 3), "params/dense/bias": (5, 3), "g": (5,)}, "g: float64[5] beside params/dense/kernel: float64[4,5,3]: its shape does not tell which axes of the weight it has numbers for (D=4, N=5, H=3); say it: `weight_norm: {scale: ..., axes: NH}`"),
+        (heads("weight_norm", "g"), {"params/dense/kernel": (4, 5, 3), "params/dense/bias": (5, 3), "g": (5,)}, "g: float64[5] does not fit the weight params/dense/kernel: float64[4,5,3]: its shape does not determine for which axes of the weight it has values (D=4, N=5, H=3); say it: `weight_norm: {scale: ..., axes: NH}`"),
         (heads("spectral_norm", "{u: u, v: v}"), {"params/dense/kernel": (4, 5, 3), "params/dense/bias": (5, 3), "u": (15,), "v": (4,)}, "say it: `spectral_norm: {u: ..., v: ..., axes: NH}`"),
-        (heads("spectral_norm", "u"), {"params/dense/kernel": (4, 5, 3), "params/dense/bias": (5, 3), "u": (1, 3)}, "r.yaml:5: params/dense/bias: float64[5,3] has 2 axes, and a flax SpectralNorm divides such a bias by its own sigma, too; give its u: `spectral_norm: {u: ..., bias: path}`"),
+        (heads("spectral_norm", "u"), {"params/dense/kernel": (4, 5, 3), "params/dense/bias": (5, 3), "u": (1, 3)}, "r.yaml:5: params/dense/bias: a flax SpectralNorm also divides a bias of 2 axes (float64[5,3]) by its own sigma; give the path of its u: `spectral_norm: {u: ..., bias: path}`"),
         (heads("spectral_norm", "{u: u, v: v, bias: c}"), {}, "a spectral norm has `bias:`, the path of the bias's u, and `v`, whose source leaves the bias as it is; leave one of the two out"),
         (heads("weight_norm", "{scale: g, axes: K}"), {}, "r.yaml:5:3: `weight_norm` has the axis K, and the weight the axes D N H"),
         (heads("weight_norm", "g", "{module: m, parametrization: weight_norm}"), {}, "torch's weight norm has a scale for each row, g * v / |v|, the norm of the row; the source's are not those of one output axis (N H). Leave `parametrization` out, and the scale is folded into the weight"),
-        ("- dimension_numbers: NWC,WCO->NWC\n  axes: PCM\n  from: k\n  weight_norm: g\n  conv: m", {}, "`weight_norm` is known for kernels with I, and that of NWC,WCO->NWC has C"),
+        ("- dimension_numbers: NWC,WCO->NWC\n  axes: PCM\n  from: k\n  weight_norm: g\n  conv: m", {}, "`weight_norm` requires a kernel with I, and that of NWC,WCO->NWC has C"),
     ],
 )  # fmt: skip
 def test_what_is_refused(rules: str, tree: dict[str, tuple[int, ...]], said: str) -> None:

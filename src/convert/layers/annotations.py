@@ -15,7 +15,7 @@ from convert.core.fields import INTEGER, Choice, Either, Key, MapOf, Record, Sca
 from convert.core.path_pattern import Pattern
 from convert.layers.shared_keys import PATTERN, parse_axes, parse_epsilon
 
-# RoPE turns pairs of a head's H features. interleaved: (0, 1), (2, 3), ...; half-split: (0, H/2), (1, H/2 + 1), ...
+# RoPE rotates pairs of a head's H features. interleaved: (0, 1), (2, 3), ...; half-split: (0, H/2), (1, H/2 + 1), ...
 PAIRS = ("interleaved", "half-split")
 # How torch keeps a weight norm: names in the module, of the scale (role weight_norm) and of the direction (role weight).
 PARAMETRIZATIONS: Mapping[str, Mapping[str, str]] = {
@@ -48,7 +48,7 @@ class Factor:
             ValueError: no leaf gives its letter a size.
         """
         if isinstance(self.of, str) and self.of not in sizes:
-            raise ValueError(f"the weight carries {self.text}, and no leaf gives {self.of} a size")
+            raise ValueError(f"the weight is prescaled by {self.text}, and no leaf gives {self.of} a size")
         number = float(sizes[self.of] if isinstance(self.of, str) else self.of)
         number = math.sqrt(number) if self.root else number
         return 1 / number if self.over else number
@@ -73,7 +73,7 @@ def parse_factor(text: str | int | float) -> Factor:
 
 @dataclass(frozen=True)
 class Rope:
-    """A head's features, whose pairs RoPE turns after this layer.
+    """A head's features, whose pairs RoPE rotates after this layer.
 
     Attributes:
         axis: letter of the axis.
@@ -229,7 +229,7 @@ def read_normalized(values: Mapping[str, Any]) -> Normalized | None:
     if len(said) > 1:
         raise ValueError("a weight has `weight_norm` or `spectral_norm`, not both")
     if not said and "normalization_epsilon" in values:
-        raise ValueError("`normalization_epsilon` goes with `weight_norm` or `spectral_norm`")
+        raise ValueError("`normalization_epsilon` requires `weight_norm` or `spectral_norm`")
     if not said:
         return None
     role, epsilon = said[0], float(values.get("normalization_epsilon", EPSILON))

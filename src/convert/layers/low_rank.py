@@ -54,11 +54,11 @@ def parse_product(equation: str) -> Product:
     left, arrow, y = text.partition("->")
     operands = left.split(",")
     if not arrow or len(operands) != 3:
-        raise ValueError(f"{equation!r} is not an einsum of three operands, X,A,B->Y with the two weights behind X")
+        raise ValueError(f"{equation!r} is not an einsum of three operands, X,A,B->Y with the two weights after X")
     x, a, b = operands
     for operand in (a, b):
         if not operand.isalpha() or not operand.isascii() or len(set(operand)) < len(operand):
-            raise ValueError(f"{operand!r} in {equation!r} is not letters, each once")
+            raise ValueError(f"{operand!r} in {equation!r} is not a sequence of different letters")
     shared = [letter for letter in a if letter in b]
     if not shared:
         raise ValueError(
@@ -68,7 +68,7 @@ def parse_product(equation: str) -> Product:
     if outside:
         raise ValueError(
             f"{', '.join(outside)} of {equation!r} is in both weights and in the input or the result as well: their product "
-            "is block diagonal, which is no single matrix"
+            "is block diagonal, not a single matrix"
         )
     whole = "".join(letter for letter in a + b if letter not in shared)
     return Product(text, a, b, parse_projection(f"{x},{whole}->{y}"))

@@ -24,7 +24,7 @@ def parse_letter(text: str) -> str:
         ValueError: something else.
     """
     if len(text) != 1 or not (text.isascii() and text.isalpha()):
-        raise ValueError(f"an axis is called by one letter, as in an einsum, not {text!r}")
+        raise ValueError(f"the name of an axis is one letter, as in an einsum, not {text!r}")
     return text
 
 
@@ -38,7 +38,7 @@ def parse_axes(text: str) -> str:
     for letter in letters:
         parse_letter(letter)
     if not letters or len(set(letters)) < len(letters):
-        raise ValueError(f"axes are letters, each once, such as ED, not {text!r}")
+        raise ValueError(f"axes are different letters, such as ED, not {text!r}")
     return letters
 
 

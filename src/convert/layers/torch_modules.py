@@ -49,7 +49,7 @@ class GRU(nn.Module):
         super().__init__()
         if reset not in ROWS:
             raise ValueError(
-                f"reset is 'before' or 'none', not {reset!r}; with the reset behind the matrix, use torch.nn.GRU"
+                f"reset is 'before' or 'none', not {reset!r}; with the reset gate after the matrix, use torch.nn.GRU"
             )
         self.input_size, self.hidden_size, self.num_layers = input_size, hidden_size, num_layers
         self.bias, self.batch_first, self.bidirectional, self.reset = bias, batch_first, bidirectional, reset

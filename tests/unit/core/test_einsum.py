@@ -297,7 +297,7 @@ def test_block_diagonal_is_refused() -> None:
         rule_file('- einsum: "...hi,hij->...hj"\n  from: w\n  linear: m')
     assert str(refused.value) == (
         "r.yaml:5:3: h of ...hi,hij->...hj is an axis of all three operands: the matrices are block diagonal, "
-        "which a Linear cannot hold; give the target the `einsum:` of its own code, or keep them as stored with `parameter:`"
+        "which a Linear cannot hold; give the target the `einsum:` of its code, or keep them as stored with `parameter:`"
     )
     assert parse_projection("...hi,hij->...hj").batch == "h"
 

@@ -115,8 +115,8 @@ def test_the_scale_of_a_norm_and_a_bias_follow_their_layer() -> None:
         ("prescaled_by: 0.5", "prescaled_by: -1.5", "not -1.5"),
         ("{H: half-split}", "{H: halves}", "r.yaml:8:13: expected one of interleaved, half-split, got 'halves'"),
         ("{H: half-split}", "{H: half-split, N: half-split}", "r.yaml:5:3: `rope:` names one axis, such as {H: interleaved}, not 2"),
-        ("{H: half-split}", "{D: half-split}", "r.yaml:5:3: RoPE turns D, which is not among the layer's output axes NH"),
-        ("  rope: {H: half-split}\n", "", "r.yaml:5:3: the target has `rope:` and the rule has none; say what the source does, too"),
+        ("{H: half-split}", "{D: half-split}", "r.yaml:5:3: RoPE rotates D, which is not among the layer's output axes NH"),
+        ("  rope: {H: half-split}\n", "", "r.yaml:5:3: the target has `rope:` and the rule has none; write the key for the source, too"),
     ],
 )  # fmt: skip
 def test_errors_in_rules(old: str, new: str, said: str) -> None:
@@ -130,7 +130,7 @@ def test_errors_in_rules(old: str, new: str, said: str) -> None:
 @pytest.mark.parametrize(
     ("factor", "shape", "said"),
     [
-        ("1/sqrt(Q)", (3, 2, 4), "r.yaml:5: q.weight: the weight carries 1/sqrt(Q), and no leaf gives Q a size; correct the letter"),
+        ("1/sqrt(Q)", (3, 2, 4), "r.yaml:5: q.weight: the weight is prescaled by 1/sqrt(Q), and no leaf gives Q a size; correct the letter"),
         ("0.5", (3, 2, 5), "r.yaml:5: w: float32[3,2,5] -> q.weight: axis 2 of float32[3,2,5] has no pairs"),
     ],
 )  # fmt: skip

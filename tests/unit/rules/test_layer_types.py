@@ -168,7 +168,7 @@ def test_the_targets_own_einsum(source: str, target: str, shape: tuple[int, ...]
     [
         ("{module: m, einsum: '...D,DF->...F'}", "the target's ...D,DF->...F is not the source's ...D,DE->...E with the weight's axes in another order"),
         ("{module: m, einsum: '...E,DE->...D'}", "the target's ...E,DE->...D is not the source's ...D,DE->...E with the weight's axes in another order"),
-        ("{module: 'm.{a,b}', einsum: '...D,DE->...E'}", "a target with an `einsum:` holds one leaf in one tensor; it is neither fused nor split"),
+        ("{module: 'm.{a,b}', einsum: '...D,DE->...E'}", "a target with an `einsum:` holds one leaf in one tensor; it can be neither fused nor split"),
     ],
 )  # fmt: skip
 def test_a_target_that_computes_something_else(target: str, message: str) -> None:

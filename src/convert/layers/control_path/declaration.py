@@ -23,7 +23,7 @@ def parse_data(text: str) -> str:
     """
     letters = "".join(text.split())
     if not (letters.isascii() and letters.isalpha() and letters.isupper()) or len(set(letters)) < len(letters):
-        raise ValueError(f"the axes of a path's data are capital letters, each once, such as NTC, not {text!r}")
+        raise ValueError(f"the axes of a path's data are different capital letters, such as NTC, not {text!r}")
     if "T" not in letters:
         raise ValueError(
             f"{text!r} has no T: one axis of a path's data is time (C is channels, any other letter a batch)"
@@ -78,7 +78,7 @@ class PathDeclaration(LayerKind):
                 "a path goes to a `module:`, or to `coeffs:` (one tensor) and `times:`; give one of the two"
             )
         if "module" in values and "times" in values:
-            raise ValueError("the module keeps its times in a buffer of its own; leave `times:` out")
+            raise ValueError("the module keeps its times in its own buffer; leave `times:` out")
         return TargetLayer(values.get("module") or values["coeffs"], computes=PathTarget("module" in values, values.get("times")))  # fmt: skip
 
     def patterns(self, start: Pattern) -> dict[str, Pattern]:

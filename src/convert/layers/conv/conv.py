@@ -100,7 +100,7 @@ class Convolving(LayerKind):
             if len(shape) == 1:
                 return out
             if len(shape) != len(channels) or any(n != 1 for x, n in zip(channels, shape, strict=True) if x != "C"):
-                raise ValueError(f"a bias is a number for each of the output channels {out}")
+                raise ValueError(f"a bias has one value for each of the output channels {out}")
             return "".join(out if x == "C" else "." for x in channels)
         if len(shape) != len(self.axes):
             raise ValueError(f"the rule gives it the axes {' '.join(self.axes)}")
@@ -114,7 +114,7 @@ class Convolving(LayerKind):
         """
         if len(shape) != 1:
             made = " times ".join(map(self.letter, self.numbers.outputs))
-            raise ValueError(f"a bias is a number for each of the output channels, which are {made}")
+            raise ValueError(f"a bias has one value for each of the output channels, which are {made}")
 
     @property
     def weight_axes(self) -> tuple[tuple[str, str], ...]:
@@ -136,7 +136,7 @@ class Convolving(LayerKind):
 
     def check_normalized(self, role: str) -> None:
         if len(self.numbers.outputs) > 1:
-            raise ValueError(f"`{role}` is known for kernels with I, and that of {self.numbers.text} has C")
+            raise ValueError(f"`{role}` requires a kernel with I, and that of {self.numbers.text} has C")
 
     def kernel_sizes(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
         """The kernel's spatial sizes, in the order of the input's axes."""
@@ -291,9 +291,9 @@ class Convolution(Convolving):
         numbers, axes = values["dimension_numbers"], values["axes"]
         check_axes(numbers, axes)
         if numbers.depthwise and "feature_group_count" in values:
-            raise ValueError(f"the kernel of {numbers.text} has no I, so every channel is a group of its own; leave feature_group_count out")  # fmt: skip
+            raise ValueError(f"the kernel of {numbers.text} has no I, so every channel is its own group; leave feature_group_count out")  # fmt: skip
         if len(numbers.outputs) > 1 and "weight_standardization" in values:
-            raise ValueError(f"`weight_standardization` is known for kernels with I, and that of {numbers.text} has C")
+            raise ValueError(f"`weight_standardization` requires a kernel with I, and that of {numbers.text} has C")
         geometry = read_geometry(values, len(numbers.spatial))
         if geometry is not None:
             check_order(numbers)
@@ -309,7 +309,7 @@ class Convolution(Convolving):
 
     def check_target(self, layer: TargetLayer, source: Pattern) -> None:
         if len(layer.path.groups) != len(source.groups):
-            raise ValueError("a convolution's leaf becomes one tensor; it is neither fused nor split")
+            raise ValueError("a convolution's leaf becomes one tensor; it can be neither fused nor split")
         own = layer.computes
         if own is not None and _form(own) != _form(self.numbers):
             raise ValueError(

@@ -53,7 +53,7 @@ def parse_dimension_numbers(text: str) -> DimensionNumbers:
     operands, arrow, result = bare.partition("->")
     given, comma, kernel = operands.partition(",")
     if not arrow or not comma or not (given + kernel + result).isalpha():
-        raise ValueError(f"{text!r} is no dimension numbers of a convolution, such as NHWC,HWIO->NHWC")
+        raise ValueError(f"{text!r} is not the dimension numbers of a convolution, such as NHWC,HWIO->NHWC")
     for word in (given, kernel, result):
         if len(set(word)) < len(word):
             raise ValueError(f"{word!r} in {text!r} has a letter twice")

@@ -106,7 +106,7 @@ def read_geometry(values: Mapping[str, Any], spatial: int) -> Geometry | None:
     if "padding" not in values:
         for key in ("strides", "dilation", "input_size"):
             if key in values:
-                raise ValueError(f"`{key}:` needs `padding:` beside it (flax's default is SAME, that of Equinox VALID)")
+                raise ValueError(f"`{key}:` requires `padding:` (the default is SAME in flax, VALID in Equinox)")
         return None
     found: dict[str, tuple[int, ...]] = {}
     for key in ("strides", "dilation", "input_size"):

@@ -43,7 +43,7 @@ def parse_standardized(text: str) -> Standardized:
                 return Standardized(text.strip(), float(found["epsilon"]), inside)
             except ValueError:
                 break
-    raise ValueError(f"{text!r} is no standardisation that is known: {FORMS[0]} (big_vision), or {FORMS[1]}")
+    raise ValueError(f"{text!r} is not a known standardization: {FORMS[0]} (big_vision), or {FORMS[1]}")
 
 
 STANDARDIZED = Key(

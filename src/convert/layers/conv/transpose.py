@@ -63,9 +63,7 @@ class ConvTranspose(Convolving):
         numbers, axes = values["dimension_numbers"], values["axes"]
         check_axes(numbers, axes)
         if numbers.depthwise:
-            raise ValueError(
-                f"the kernel of {numbers.text} has no I; jax.lax.conv_transpose takes none that is depthwise"
-            )
+            raise ValueError(f"the kernel of {numbers.text} has no I; jax.lax.conv_transpose has no depthwise kernels")
         geometry = read_geometry(values, len(numbers.spatial))
         if geometry is not None and geometry.padding in ("SAME_LOWER", "CAUSAL"):
             raise ValueError(f"a transposed convolution has no padding {geometry.padding}: SAME, VALID or pairs")
@@ -87,7 +85,7 @@ class ConvTranspose(Convolving):
 
     def check_target(self, layer: TargetLayer, source: Pattern) -> None:
         if len(layer.path.groups) != len(source.groups):
-            raise ValueError("a convolution's leaf becomes one tensor; it is neither fused nor split")
+            raise ValueError("a convolution's leaf becomes one tensor; it can be neither fused nor split")
 
     def inner_axes(
         self, role: str, letters: str, shape: tuple[int, ...], sizes: Mapping[str, int]

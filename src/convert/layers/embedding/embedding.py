@@ -132,20 +132,20 @@ class Embedding(Stored):
             return rows, ""
         entries = facts.get(self.rows)
         if entries is None:
-            raise ValueError(f"how many entries it has is not known; give it with --set {self.rows}=...")
+            raise ValueError(f"the number of entries is unknown; set it with --set {self.rows}=...")
         if rows == entries or (rows > entries and (rows in self.padded or self.rows in set_by_hand)):
             why = (
-                "the others are padding, which no entry has"
+                "the other rows are padding"
                 if rows in self.padded
-                else f"the others are left out whatever they hold, as --set {self.rows}={entries} says"
+                else f"the other rows are left out, as --set {self.rows}={entries} says"
             )
             return int(entries), why
         known = " or ".join(map(str, (entries, *(n for n in self.padded if n > entries))))
         if self.rows in set_by_hand:
-            raise ValueError(f"it has {rows} rows, fewer than --set {self.rows}={entries}; rows are never made up")
+            raise ValueError(f"it has {rows} rows, fewer than --set {self.rows}={entries}; rows cannot be added")
         raise ValueError(
-            f"it has {rows} rows, and the vocabulary {known}; give its number of entries with --set {self.rows}={rows}, "
-            "and rows beyond that are left out"
+            f"it has {rows} rows, and the vocabulary {known}; set the number of entries with --set {self.rows}={rows}, "
+            "and further rows are left out"
         )
 
     def letters(self, role: str, shape: tuple[int, ...], variant: str | None) -> str | None:

@@ -91,11 +91,11 @@ class Linear(LayerKind):
         equations = values["einsum"]
         named = equations if isinstance(equations, dict) else {"": equations}
         if isinstance(equations, dict) and len(equations) < 2:
-            raise ValueError("named equations are at least two; a single one is written without a name")
+            raise ValueError("write at least two named equations, or one without a name")
         if isinstance(equations, dict) and not values.get("choice"):
             raise ValueError("several equations need a `choice:`, the name under which --set can choose one")
         if not isinstance(equations, dict) and "choice" in values:
-            raise ValueError("`choice:` goes with several named equations")
+            raise ValueError("`choice:` requires several named equations")
         product = equations if isinstance(equations, Product) else None
         if (product is None) == ("times" in values):
             raise ValueError(
@@ -170,13 +170,15 @@ class Linear(LayerKind):
             if layer.computes is None and equation.batch:
                 raise ValueError(
                     f"{equation.batch} of {equation.equation} is an axis of all three operands: the matrices are block "
-                    "diagonal, which a Linear cannot hold; give the target the `einsum:` of its own code, or keep them "
+                    "diagonal, which a Linear cannot hold; give the target the `einsum:` of its code, or keep them "
                     "as stored with `parameter:`"
                 )
             if layer.computes is not None:
                 _alike(equation, layer.computes)
         if layer.computes is not None and len(layer.path.groups) != len(source.groups):
-            raise ValueError("a target with an `einsum:` holds one leaf in one tensor; it is neither fused nor split")
+            raise ValueError(
+                "a target with an `einsum:` holds one leaf in one tensor; it can be neither fused nor split"
+            )
 
     def groups(self, role: str, letters: str, variant: str | None, layer: TargetLayer) -> tuple[str, ...]:
         if layer.computes is not None:  # its weight by its equation; its bias is added to a result of the same axes
@@ -227,5 +229,5 @@ def _same_map(weight: Projection, pair: Product) -> None:
     ):
         raise ValueError(
             f"{pair.equation} is {pair.whole.equation} in one weight, which does not map what {weight.equation} does; "
-            "the two are added, so their inputs and results are alike"
+            "the two are added, so their inputs and results must be equal"
         )

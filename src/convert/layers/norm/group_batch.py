@@ -27,7 +27,7 @@ def _parse_count(value: int) -> int:
 
 def _parse_momentum(value: float | int) -> float:
     if not 0 <= value <= 1:
-        raise ValueError(f"momentum is a share between 0 and 1, not {value:g}")
+        raise ValueError(f"momentum is between 0 and 1, not {value:g}")
     return float(value)
 
 

@@ -93,7 +93,7 @@ class Norm(LayerKind):
         unscaled = values["multiplies_by"] == UNSCALED
         if unscaled and "from" in values:
             raise ValueError(
-                f"`multiplies_by: 1` says that the source has no scale, and `from` names one, {values['from']}; leave one of the "
+                f"`multiplies_by: 1` declares that the source has no scale, and `from` names one, {values['from']}; leave one of the "
                 "two out"
             )
         if not unscaled and "from" not in values:
@@ -103,7 +103,7 @@ class Norm(LayerKind):
         found = (*(() if unscaled else ("weight",)), *(role for key, role in cls.leaf_keys.items() if key in values))
         if not found:
             raise ValueError(
-                "a norm with neither scale nor bias has no leaf, and so no rule; make the target's module without them, "
+                "a norm without scale and bias has no leaf and needs no rule; build the target's module without them, "
                 f"{cls.bare}"
             )
         return found

@@ -67,7 +67,7 @@ class Held:
             raise ValueError(f"it holds {self.text} and has the axes {', '.join(self.axes)}")
         gates = shape[self.gate_axis]
         if gates % len(self.gates):
-            raise ValueError(f"it holds {self.text}, and {gates} is no multiple of its {len(self.gates)} gates")
+            raise ValueError(f"it holds {self.text}, and {gates} is not a multiple of its {len(self.gates)} gates")
         if any(axis == "2" and size != 2 for axis, size in zip(self.axes, shape, strict=True)):
             raise ValueError(f"it holds {self.text}, {' and '.join(self.parts)} stacked on an axis of size 2")
 
@@ -98,12 +98,12 @@ def parse_held(text: str) -> Held:
     match = _HELD.fullmatch(text.strip())
     example = "a leaf holds W [I, zrn], U [H, zrn], b [zrn] or c [zrn] (the gates in the order in which they are packed), W U [I+H, zrn], or b c [2, zrn]"
     if match is None:
-        raise ValueError(f"{text!r} does not say what a leaf of a cell holds: {example}")
+        raise ValueError(f"{text!r} does not describe a leaf of a cell: {example}")
     parts = tuple(match["parts"].split())
     axes = tuple("".join(axis.split()) for axis in match["axes"].split(","))
     gates = [axis for axis in axes if axis.isalpha() and axis.islower()]
     if len(gates) != 1 or sorted(axis for axis in axes if axis not in gates) != _AXES.get(parts):
-        raise ValueError(f"{text!r} has not the axes of {' and '.join(parts)}: {example}")
+        raise ValueError(f"{text!r} lacks the axes of {' and '.join(parts)}: {example}")
     if len(set(gates[0])) < len(gates[0]):
         raise ValueError(f"{gates[0]!r} in {text!r} has a gate twice")
     return Held(text, parts, axes)
@@ -235,11 +235,11 @@ def _gru(name: str, equations: Mapping[str, str], leaves: Mapping[str, Held], ma
     found = [(reset, m) for reset, pattern in _CANDIDATES.items() if (m := pattern.fullmatch(_bare(candidate)))]
     if not found:
         known = "; ".join(f"{text} (reset {reset} the matrix)" for reset, text in RESETS.items() if reset != "none")
-        raise ValueError(f"n = {candidate or '?'} is no candidate of a GRU that is known: {known}; {RESETS['none']}")
+        raise ValueError(f"n = {candidate or '?'} is not a known candidate of a GRU: {known}; {RESETS['none']}")
     reset, match = found[0]
     mixed = [(keeps, m) for keeps, pattern in _UPDATES.items() if (m := pattern.fullmatch(_bare(update)))]
     if not mixed:
-        raise ValueError(f"h = {update or '?'} is no update of a GRU: (1 - z) * n + z * h, or (1 - z) * h + z * n")
+        raise ValueError(f"h = {update or '?'} is not the update of a GRU: (1 - z) * n + z * h, or (1 - z) * h + z * n")
     keeps, m = mixed[0]
     gates = {"z": next(letter for letter in m.group("z", "y", "x") if letter), "n": "n"}
     if reset != "none":
@@ -251,12 +251,14 @@ def _lstm(name: str, equations: Mapping[str, str], leaves: Mapping[str, Held], m
     given = {**EQUATIONS["lstm"], **equations}
     for key, wanted in EQUATIONS["lstm"].items():
         if _bare(given[key]) != _bare(wanted):
-            raise ValueError(f"{key} = {given[key]} is no equation of an LSTM: {key} = {wanted}; torch has no other")
+            raise ValueError(
+                f"{key} = {given[key]} is not an equation of an LSTM: {key} = {wanted}; torch has no other"
+            )
     offsets: dict[str, float] = {}
     if "f" in equations:
         match = _FORGET.fullmatch(_bare(equations["f"]))
         if match is None:
-            raise ValueError(f"f = {equations['f']} is no forget gate that is known: sigmoid(W x + U h + b + 1)")
+            raise ValueError(f"f = {equations['f']} is not a known forget gate: sigmoid(W x + U h + b + 1)")
         offsets["f"] = float(match["offset"])
     gates = {gate: gate for gate in GATES["lstm"]}
     return Cell(name, "lstm", given, leaves, gates, offsets=offsets, may_lack=may_lack)
@@ -266,9 +268,7 @@ def _rnn(name: str, equations: Mapping[str, str], leaves: Mapping[str, Held], ma
     given = {**EQUATIONS["rnn"], **equations}
     match = _STATE.fullmatch(_bare(given["h"]))
     if match is None:
-        raise ValueError(
-            f"h = {given['h']} is no state of an RNN that torch has: tanh(W x + b + U h + c), or relu(...)"
-        )
+        raise ValueError(f"h = {given['h']} is not the state of an RNN in torch: tanh(W x + b + U h + c), or relu(...)")
     return Cell(
         name,
         "rnn",

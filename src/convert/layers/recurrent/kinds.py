@@ -27,7 +27,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 def _parse_leaf_path(text: str) -> str:
     if not text or any(character in text for character in "{}*\\"):
-        raise ValueError(f"{text!r} is no path of one leaf below `from`")
+        raise ValueError(f"{text!r} is not the path of one leaf below `from`")
     return text
 
 

@@ -162,7 +162,7 @@ def named_cell(text: str, word: str, leaves: Mapping[str, Held] | None = None) -
     if match is None or match["name"] not in CELLS:
         name = match["name"] if match else text
         raise ValueError(
-            f"{name!r} is no cell that is known{nearest(name, CELLS)} (known: {', '.join(CELLS)}); give its equations in `cell:`"
+            f"{name!r} is not a known cell{nearest(name, CELLS)} (known: {', '.join(CELLS)}); give its equations in `cell:`"
         )
     made = CELLS[match["name"]]
     kind, equations, held = made(**_arguments(match["name"], made, match["arguments"] or ""))
@@ -182,7 +182,7 @@ def _arguments(name: str, made: Callable[..., Facts], text: str) -> dict[str, An
         key, equals, value = (piece.strip() for piece in pair.partition("="))
         if not equals or key not in takes:
             known = ", ".join(f"{k}={v}" for k, v in takes.items()) or "none"
-            raise ValueError(f"{name} has no argument {key!r} that changes what it computes, as far as is known (known: {known}); give its equations in `cell:`")  # fmt: skip
+            raise ValueError(f"{name} has no argument {key!r} that changes the computation (known: {known}); give its equations in `cell:`")  # fmt: skip
         words: dict[str, Any] = {"True": True, "False": False} if isinstance(takes[key], bool) else {"tanh": "tanh", "relu": "relu"}  # fmt: skip
         if value not in words:
             raise ValueError(f"{name}({key}={value}): expected {' or '.join(words)}")

@@ -26,14 +26,16 @@ def check_normalized(rule: Rule) -> None:
     for layer in rule.targets.values():
         if layer.parametrization and (rule.normalized is None or rule.normalized.role != "weight_norm"):
             raise ValueError(
-                "the target keeps a weight norm's scale, and the rule has no `weight_norm:`, the path of it"
+                "the target stores the scale of a weight norm, and the rule has no `weight_norm:` with its path"
             )
     if rule.normalized is None:
         return
     role = rule.normalized.role
     for layer in rule.targets.values():
         if len(layer.path.groups) != len(rule.path.groups) or layer.computes is not None:
-            raise ValueError(f"a weight with `{role}` is neither fused, nor split, nor one of an einsum in the target")
+            raise ValueError(
+                f"a weight with `{role}` can be neither fused nor split, and not be used by an einsum of the target"
+            )
     rule.kind.check_normalized(role)
     for letters, outputs in rule.kind.weight_axes:
         if strange := [x for x in rule.normalized.axes if x not in letters]:
@@ -71,7 +73,7 @@ def features(rule: Rule, letters: str, sizes: tuple[int, ...], own: tuple[int, .
         key = "u: ..., v: ..." if V in rule.normalized.paths else "scale: ..."
         shown = ", ".join(f"{x}={size[x]}" for x in letters)
         raise ValueError(
-            f"its shape does not tell which axes of the weight it has numbers for ({shown}); say it: "
+            f"its shape does not determine for which axes of the weight it has values ({shown}); say it: "
             f"`{rule.normalized.role}: {{{key}, axes: {outputs}}}`"
         )
     return found

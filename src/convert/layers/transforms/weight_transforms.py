@@ -23,12 +23,12 @@ def check_flattened(rule: Rule) -> None:
     orders = [layer.flattened for layer in rule.targets.values() if layer.flattened is not None]
     if rule.flattened is None:
         if orders:
-            raise ValueError("the target has `flattened:` and the rule has none; say what the source does, too")
+            raise ValueError("the target has `flattened:` and the rule has none; write the key for the source, too")
         return
     weights = [weight for weight, _ in rule.kind.weight_axes] or [""]
     if any(rule.flattened.axis not in letters for letters in weights):
         raise ValueError(
-            f"`flattened:` speaks of {rule.flattened.axis}, and the leaf has the axes {', '.join(map(' '.join, weights)) or 'nothing'}"
+            f"`flattened:` names {rule.flattened.axis}, and the leaf has the axes {', '.join(map(' '.join, weights)) or 'nothing'}"
         )
     for order in orders:
         if sorted(order) != sorted(rule.flattened.order):
@@ -63,7 +63,7 @@ def unflattened(
     unknown = [x for x in order if x not in sizes]
     if unknown:
         raise ValueError(
-            f"{axis} is {' '.join(order)} flattened, and nothing gives {' and '.join(unknown)} a size; say it in `axes`, such as "
+            f"{axis} is {' '.join(order)} flattened, and nothing gives {' and '.join(unknown)} a size; declare it in `axes`, such as "
             f"{unknown[0]}: {{is: ..., equals: 7}}, or with --set {unknown[0]}=7"
         )
     at = letters.index(axis)
@@ -83,13 +83,13 @@ def check_rope(rule: Rule) -> None:
     """
     if rule.rope is None:
         if any(layer.rope is not None for layer in rule.targets.values()):
-            raise ValueError("the target has `rope:` and the rule has none; say what the source does, too")
+            raise ValueError("the target has `rope:` and the rule has none; write the key for the source, too")
         return
     axis = rule.rope.axis
     axes = [outputs for _, outputs in rule.kind.weight_axes] or [""]
     if any(axis not in letters for letters in axes):
         raise ValueError(
-            f"RoPE turns {axis}, which is not among the layer's output axes {', '.join(axes) or 'nothing'}"
+            f"RoPE rotates {axis}, which is not among the layer's output axes {', '.join(axes) or 'nothing'}"
         )
 
 
