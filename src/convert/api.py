@@ -9,7 +9,6 @@ from typing import Unpack
 
 from convert.checkpoints import Source, open_source
 from convert.core.errors import OptionError, PlanError
-from convert.core.gc_pause import gc_paused
 from convert.planning.options import DEFAULTS, ConversionOptions, OptionKeywords
 from convert.planning.plan import Plan
 from convert.planning.planner import Match, plan_match
@@ -19,7 +18,6 @@ from convert.rules.library import available_rules, find_rules
 from convert.writing.execute import Event, Result, execute
 
 
-@gc_paused()
 def plan_conversion(
     model: str | RuleFile,
     checkpoint: str | Path | Source,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import itertools
 import json
 import os
@@ -20,7 +19,6 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 
 import convert
-from convert.cli import app, process
 from convert.cli.options import parse_size
 from convert.core.errors import ConvertError
 from support.command_line import Run
@@ -490,31 +488,6 @@ def test_the_command_line_loads_no_more_than_its_help_needs() -> None:
     code = f"import sys, convert.cli.app as c; c.app(['plan', 'timesfm', {path!r}], standalone_mode=False); {probe}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "['numpy', 'pydantic', 'tensorstore', 'typer', 'yaml']"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "given", "threads"),
-    [
-        (["--version"], None, "1"),
-        (["timesfm", "CKPT", "OUT"], None, "1"),
-        (["timesfm", "CKPT", "OUT"], "3", "3"),  # what the user has set
-        (["timesfm", "CKPT", "OUT", "--check"], None, None),
-        (["record", "timesfm", "CKPT", "OUT"], None, None),
-    ],
-)
-def test_no_threads_for_products_that_nobody_computes(
-    arguments: list[str], given: str | None, threads: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["convert", *arguments])
-    monkeypatch.setenv("OPENBLAS_NUM_THREADS", given or "")  # so that it is afterwards as it was
-    if given is None:
-        monkeypatch.delenv("OPENBLAS_NUM_THREADS")
-    seen: list[str | None] = []
-    monkeypatch.setattr(app, "run", lambda: seen.append(os.environ.get("OPENBLAS_NUM_THREADS")) or 0)
-    monkeypatch.setattr(process, "end", lambda code: None)
-    monkeypatch.setattr(gc, "set_threshold", lambda *_: None)
-    app.program()
-    assert seen == [threads]
 
 
 def test_progress_on_a_terminal_only(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ from convert.checkpoints.files import children
 from convert.checkpoints.formats import known_formats, pickle_guard
 from convert.checkpoints.source import Absent, Format, Leaf, Options, Source, name_leaves
 from convert.core.errors import CheckpointError
-from convert.core.gc_pause import gc_paused
 
 
 def open_source(
@@ -35,8 +34,7 @@ def open_source(
     """
     path = Path(path)
     names = tuple(tuple(one) for one in leaf_names)
-    with gc_paused():
-        source = _open(path, Options(step, item, None if skeleton is None else Path(skeleton), names))
+    source = _open(path, Options(step, item, None if skeleton is None else Path(skeleton), names))
     source.named = path
     return source
 

@@ -88,7 +88,7 @@ def convert_checkpoints(
 
 def program() -> NoReturn:
     """Run ``convert`` or ``ckpt-convert`` as a process of its own."""
-    process.tune(sys.argv)
+    process.tune()
     process.end(run())
 
 

@@ -1,31 +1,27 @@
-"""Settings of the whole process. Each is kept only while a benchmark of the whole command shows what it gives."""
+"""Settings of the whole process. Each stays only while a benchmark of a whole command shows what it gives.
+
+Measured as CPU time, alternating, with and without each: a small conversion (0.6 MB), and one of 20,000 leaves.
+Tried and dropped, as they gave less than 10 %: one OpenBLAS thread, glibc's mallopt thresholds, `os._exit`, and a
+collector that is paused while rules are read and a plan is made.
+"""
 
 from __future__ import annotations
 
-import ctypes
 import gc
-import os
 import sys
 from contextlib import suppress
 from typing import NoReturn
 
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h of glibc
-RUNS_MODELS = {"check", "--check", "record", "skeleton"}  # these may multiply matrices; a conversion never does
 
-
-def tune(arguments: list[str]) -> None:
-    """Tune the allocator, the garbage collector and NumPy's threads for one command."""
+def tune() -> None:
+    """Run the garbage collector rarely: 10 % of a conversion of 20,000 leaves, whose objects all stay alive."""
     gc.set_threshold(100_000, 20, 20)
-    if RUNS_MODELS.isdisjoint(arguments):
-        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    if sys.platform == "linux" and (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)) is not None:
-        mallopt(M_MMAP_THRESHOLD, 16 << 20)
-        mallopt(M_TRIM_THRESHOLD, 12 << 20)
 
 
 def end(code: int) -> NoReturn:
-    """Flush the standard streams and exit."""
+    """Exit without scanning all objects for garbage: 16 % of a small conversion. Exit handlers run as usual."""
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):
+        with suppress(OSError, ValueError):  # `output` has reported a stream that cannot be written
             stream.flush()
+    gc.freeze()
     sys.exit(code)

@@ -10,7 +10,6 @@ from typing import Any, Unpack
 from convert.checkpoints.source import Source
 from convert.core.errors import MAX_LINES, OptionError, PlanError
 from convert.core.findings import Finding
-from convert.core.gc_pause import gc_paused
 from convert.core.ops import is_float
 from convert.core.path_index import PathIndex
 from convert.core.similarity import ClosestNames, did_you_mean
@@ -129,8 +128,7 @@ def make_plan(
         OptionError: an option does not suit the rules.
         PlanError: rules and checkpoint do not fit; `findings` holds every problem.
     """
-    with gc_paused():
-        return plan_match(match_rules(rules, source, replace(options, **keywords)))
+    return plan_match(match_rules(rules, source, replace(options, **keywords)))
 
 
 def match_rules(
