@@ -34,7 +34,7 @@ class Finding:
     expected: str = ""
     got: str = ""
     fix: str = ""
-    data: Mapping[str, Any] = field(default_factory=dict)
+    data: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def __str__(self) -> str:
         sides = ", ".join(f"{verb} {side}" for verb, side in (("expected", self.expected), ("got", self.got)) if side)
