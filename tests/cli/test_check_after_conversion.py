@@ -75,7 +75,7 @@ def test_a_reference_and_levels_that_must_run(run: Run, tmp_path: Path, monkeypa
     monkeypatch.syspath_prepend(tmp_path)
     convert = (rules, tmp_path / "c.npz", out)
     for wrong, said in {
-        ("--require", "modle"): "there is no level 'modle'; did you mean 'model'?",
+        ("--require", "modle"): "did you mean 'model'?",
         ("--reference", "at_once_pair:absent"): "at_once_pair has no 'absent'",
     }.items():
         assert said in run(*convert, "--check", *wrong, code=2)[1] and not out.exists()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -12,12 +12,6 @@ from convert.core.errors import RuleError
 from convert.core.findings import Finding
 from convert.core.similarity import did_you_mean
 from convert.core.yaml_nodes import Node, Position
-
-
-def nearest(word: str, known: Iterable[str]) -> str:
-    """Old form of `convert.core.similarity.did_you_mean`, for messages that are not findings yet."""
-    said = did_you_mean(word, sorted(known))
-    return f"; {said}" if said else ""
 
 
 def wrong_value(node: Node, expected: str, fix: str = "") -> RuleError:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from convert.core.errors import ConvertError
-from convert.core.fields import nearest
 from convert.core.findings import Finding
+from convert.core.similarity import did_you_mean
 from convert.planning.options import OptionKeywords
 from convert.verify.numerics.precision import require_device, require_precision
 from convert.verify.report.report import LEVELS
@@ -78,7 +78,8 @@ def require_levels(levels: Iterable[str]) -> None:
             raise ConvertError(
                 Finding(
                     "usage",
-                    f"there is no level {level!r}{nearest(level, LEVELS)}",
+                    f"there is no level {level!r}",
                     expected=f"one of {', '.join(LEVELS)}",
+                    fix=did_you_mean(level, LEVELS),
                 )
             )

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from convert.core.fields import nearest
+from convert.core.similarity import did_you_mean
 from convert.layers.recurrent.equations import Cell, Held, make_cell, parse_held
 
 AFTER, BEFORE = "tanh(W x + b + r * (U h + c))", "tanh(W x + b + U (r * h))"
@@ -162,7 +162,7 @@ def named_cell(text: str, word: str, leaves: Mapping[str, Held] | None = None) -
     if match is None or match["name"] not in CELLS:
         name = match["name"] if match else text
         raise ValueError(
-            f"{name!r} is not a known cell{nearest(name, CELLS)} (known: {', '.join(CELLS)}); give its equations in `cell:`"
+            f"{name!r} is not a known cell (known: {', '.join(CELLS)}); {did_you_mean(name, CELLS) or 'give its equations in `cell:`'}"
         )
     made = CELLS[match["name"]]
     kind, equations, held = made(**_arguments(match["name"], made, match["arguments"] or ""))

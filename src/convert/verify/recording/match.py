@@ -8,9 +8,9 @@ from dataclasses import replace
 from convert.checkpoints.digest import combine, digest_leaf
 from convert.checkpoints.source import Leaf
 from convert.core.errors import ConvertError
-from convert.core.fields import nearest
 from convert.core.findings import Finding
 from convert.core.ops import is_float
+from convert.core.similarity import did_you_mean
 from convert.planning.options import ConversionOptions
 from convert.planning.plan import Plan
 from convert.verify.numerics.compare import epsilon
@@ -186,4 +186,7 @@ def _require_leaves_of_checkpoint(recording: Recording, plan: Plan) -> None:
 
 def _spec_or_missing(name: str, leaves: Mapping[str, Leaf]) -> str:
     """Return the leaf's shape and dtype as text, or ``missing`` with the nearest name."""
-    return str(leaves[name].spec) if name in leaves else f"missing{nearest(name, leaves)}"
+    if name in leaves:
+        return str(leaves[name].spec)
+    suggestion = did_you_mean(name, leaves)
+    return f"missing ({suggestion})" if suggestion else "missing"

@@ -9,7 +9,6 @@ from typing import Any, NoReturn
 import numpy as np
 
 from convert.core.errors import ConvertError, UserCodeError
-from convert.core.fields import nearest
 from convert.core.findings import Finding
 from convert.core.user_code import REFERENCE_OPTION, signature_error
 from convert.references.protocol import Deferred, Reference
@@ -59,7 +58,7 @@ def require_reference(made: Any, factory: str) -> None:
     if isinstance(made.outputs, str) or not made.outputs or not all(isinstance(name, str) for name in made.outputs):
         reject("outputs", "the names of the outputs, which are compared", repr(made.outputs))
     if unknown := next((name for name in made.logits if name not in made.outputs), None):
-        reject("logits", "names of outputs", f"{unknown!r}{nearest(unknown, made.outputs)}")
+        reject("logits", f"names of outputs ({', '.join(made.outputs)})", repr(unknown))
     for name in ("reduction", "depth"):
         number = getattr(made, name)
         if not isinstance(number, int | np.integer) or number < 1:
@@ -102,7 +101,7 @@ def require_outputs(outputs: Sequence[str], function: str, made: Any) -> None:
         _wrong_value(function, f"values by name ({', '.join(outputs)})", type(made).__name__)
     for name in outputs:
         if name not in made:
-            got = f"values for {', '.join(map(str, made)) or 'no name'}{nearest(name, made)}"
+            got = f"values for {', '.join(map(str, made)) or 'no name'}"
             _wrong_value(function, f"a value for the output {name!r}, which `outputs` lists", got)
     for name, value in made.items():
         if not hasattr(value, "shape") or not hasattr(value, "dtype"):
