@@ -526,7 +526,7 @@ def test_a_recording_without_the_outputs_proves_nothing(files: Files, tmp_path: 
     report = check(files.written(CASE), recorded=out, require=("model",))
     assert level(report, "model").verdict is Verdict.INCONCLUSIVE and report.exit_code == 2
     assert level(report, "model").reason.startswith(
-        f"the output {outputs[0]} was not compared: recorded in r.safetensors"
+        f"the output {outputs[0]} was not compared (recorded in r.safetensors"
     )
 
 

@@ -1,4 +1,4 @@
-"""How each backend is run: JAX without and with jit, torch eager, compiled and on CUDA, and those that a reference registers."""
+"""The backends: JAX without and with jit; torch eager, compiled and on CUDA; and those that a reference registers."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ JAX_NAMES = (OP_BY_OP, JITTED, RECORDED)
 COMPILERS = ("g++", "clang++", "c++")
 
 
-class Skip(Exception):  # noqa: N818 - not an error: a backend that is not there
-    """A backend cannot run here; the message says why."""
+class Skip(Exception):  # noqa: N818 - not an error: the backend is not available
+    """A backend cannot run here; the message is the reason."""
 
 
 @dataclass(frozen=True)
@@ -41,10 +41,10 @@ class Run:
     """A backend.
 
     Attributes:
-        name: for people.
-        make: computes the outputs, and the boundaries that cost nothing more; raises `Skip`.
-        locate: computes the boundaries as well, where `make` does not; for a backend whose outputs are wrong.
-        registered: by the reference: one that is expected to run.
+        name: in reports.
+        make: computes the outputs, and boundaries if they cost nothing extra; raises `Skip`.
+        locate: computes the boundaries as well, if `make` does not; called if the outputs are wrong.
+        registered: whether the reference names it, so that it must run.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Run:
 
 
 def jax_runs(plan: Plan, reference: Reference, evidence: Evidence) -> Iterator[Run]:
-    """JAX's backends; of a recorded model only what was recorded."""
+    """Yield JAX's backends; for a recorded model the recorded run."""
     if evidence.origin != "live" or reference.jax is None:
         yield Run(RECORDED, lambda: evidence.native_values)
         return
@@ -82,7 +82,7 @@ def _jax(plan: Plan, reference: Reference, evidence: Evidence, name: str) -> Val
 
 
 def torch_runs(written: Written, reference: Reference, evidence: Evidence) -> Iterator[Run]:
-    """torch's backends, and those that the reference registers, which get a module on the CPU."""
+    """Yield torch's backends, and those that the reference registers, which get a module on the CPU."""
     yield Run(EAGER, partial(_eager, written, reference, evidence, "cpu"))
     compiled = partial(_compiled, written, reference, evidence)
     yield Run(COMPILED, partial(compiled, hooks=False), partial(compiled, hooks=True))
@@ -122,18 +122,18 @@ def _registered(
         module = _module(written, reference, evidence, "cpu")
         inputs = input_tensors(evidence.inputs, evidence.precision, "cpu")
         try:
-            outputs = _run(function, module, inputs, evidence)  # as without hooks, which may change what is fused
+            outputs = _run(function, module, inputs, evidence)  # without hooks, which may change what is fused
             return {**_run(function, module, inputs, evidence, reference), **outputs}
         except Exception as error:
             raise Skip(_line(error)) from error
 
 
 def _compiled(written: Written, reference: Reference, evidence: Evidence, *, hooks: bool) -> Values:
-    """What ``torch.compile`` makes of `Reference.run`, all that it can; hooks are compiled into the graphs."""
+    """Compile `Reference.run` with ``torch.compile``, as far as it can be compiled; hooks become part of the graphs."""
     import torch
 
     if "CXX" not in os.environ and not any(map(shutil.which, COMPILERS)):
-        raise Skip(f"needs a C++ compiler ({', '.join(COMPILERS)}, or the one that CXX names)")
+        raise Skip(f"it needs a C++ compiler ({', '.join(COMPILERS)}, or the one in the variable CXX)")
     graphs = []
 
     def backend(graph: Any, example: Any) -> Any:
@@ -154,13 +154,13 @@ def _compiled(written: Written, reference: Reference, evidence: Evidence, *, hoo
         finally:
             torch.compiler.reset()
     if not graphs:
-        raise Skip("it found nothing in the model that it could compile")
+        raise Skip("it compiled nothing in the model")
     return values
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the compiler's own warnings: where a graph breaks is not what is asked."""
+    """Suppress the compiler's warnings about graph breaks."""
     logger = logging.getLogger("torch._dynamo")
     before = logger.level
     logger.setLevel(logging.ERROR)
@@ -179,7 +179,7 @@ def _run(
     evidence: Evidence,
     reference: Reference | None = None,
 ) -> dict[str, Array]:
-    """What a backend gives; with a reference also what hooks see at its boundaries. In the order in which data flows."""
+    """Run a backend and return its values in the order of the data; with a reference also those that hooks see at boundaries."""
     boundaries = boundaries_of(reference, module, evidence.native_values) if reference is not None else []
     with observe(module, boundaries) as values:
         outputs = function(module, inputs)
@@ -188,6 +188,6 @@ def _run(
 
 
 def _line(error: Exception) -> str:
-    """The first line of what went wrong."""
+    """Return the first line of an error."""
     text = str(error).strip()
     return f"{type(error).__name__}: {text.splitlines()[0][:300]}" if text else type(error).__name__

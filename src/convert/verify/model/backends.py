@@ -1,7 +1,7 @@
-"""The same weights through every backend at hand: which one computes differently, and whether the weights have a part in it.
+"""Run the same weights with every available backend, and find the one that computes another function.
 
-A backend is odd when it is further from lifted float64 of its own side than the others' rounding allows. An odd backend is no
-fault of the weights. When no backend is odd and yet JAX's and torch's functions differ, it is no fault of a backend.
+A backend deviates if its distance from its own model in float64 is larger than rounding allows. That is a bug of the backend, not
+of the weights. If no backend deviates and JAX and PyTorch still differ in float64, it is a bug of the conversion.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ Array = np.ndarray[Any, np.dtype[Any]]
 Locate = Callable[[], Values]
 LEVEL = "backends"
 SIDES = ("JAX", "torch")
-ANCHORS = (OP_BY_OP, RECORDED, EAGER)  # as the models' authors wrote them, with nothing fused
-FACTOR = 8.0  # of the smaller of two roundings; the goldens' torch rounds up to 2.6 times as much as JAX, a compiler fuses more
+PLAIN = (OP_BY_OP, RECORDED, EAGER)  # no compiler, nothing fused
+FACTOR = 8.0  # of the smaller of two roundings: in the golden models torch rounds up to 2.6 times as much as JAX
 NOT_RUN = "a backend that does not run"
 
 
 @dataclass(frozen=True)
 class _Backend:
-    """What a backend gave, and how far each value is from lifted float64 of its own side."""
+    """The values of a backend, and the distance of each from the same model in float64."""
 
     name: str
     values: Values
@@ -49,7 +49,7 @@ class _Backend:
 
     @property
     def side(self) -> str:
-        """Of which model it is."""
+        """The model that the backend runs."""
         return "JAX" if self.name in JAX_NAMES else "torch"
 
 
@@ -58,8 +58,8 @@ class _Context:
     """What all comparisons share.
 
     Attributes:
-        lifted: side -> values in lifted float64.
-        allowed: side -> name -> bound on a backend's distance from lifted float64.
+        lifted: side -> values in float64.
+        allowed: side -> name -> tolerance of a backend's distance from float64.
     """
 
     reference: Reference
@@ -72,7 +72,7 @@ class _Context:
         return difference(one, two, precision=precision or self.evidence.precision, mask=mask)
 
     def beyond(self, backend: _Backend) -> list[str]:
-        """Where a backend is further from lifted float64 than is allowed, as data flows."""
+        """Return the names at which a backend is beyond its tolerance, in the order of the data."""
         allowed = self.allowed[backend.side]
         return [name for name, found in backend.drift.items() if not found.relative <= allowed[name].value]
 
@@ -86,12 +86,12 @@ def check_backends(
     weights: Verdict | None = None,
     only: Collection[str] | None = None,
 ) -> LevelReport:
-    """Runs every backend in the evidence's precision and says which computes differently, if any.
+    """Run every backend in the evidence's precision, and report those that compute another function.
 
     Args:
-        evidence: what JAX gave, lifted and as users run it; live or recorded.
-        weights: how the weights level ended; None when it did not run.
-        only: names of backends to run; None is all of them.
+        evidence: what the JAX model computed, live or recorded.
+        weights: verdict of the weights level; None if it did not run.
+        only: names of backends to run; None for all.
     """
     started = time.monotonic()
     torch_side = lifted_torch(plan, written, reference, evidence, list(evidence.native_values), "cpu")
@@ -105,25 +105,25 @@ def check_backends(
     backends = [_backend(name, values, lifted, evidence) for name, values in runs.items()]
     context = _Context(reference, evidence, lifted, _allowed(backends, evidence, reference))
     backends = [_located(backend, locate.get(backend.name), context) for backend in backends]
-    odd = [(backend, first) for backend in backends if (first := _first_beyond(backend, context)) is not None]
+    deviating = [(backend, first) for backend in backends if (first := _first_beyond(backend, context)) is not None]
     findings = [
         *(
-            Finding("backend-failed", f"backend {name} did not run: {why}", path=name, data={"diagnosis": NOT_RUN})
+            Finding("backend-failed", f"the backend did not run: {why}", path=name, data={"diagnosis": NOT_RUN})
             for name, why in failed
         ),
         *(finding for backend in backends for finding in _incomplete(backend, context)),
-        *_verdicts(backends, odd, context, ours, perturbed, weights),
+        *_verdicts(backends, deviating, context, ours, perturbed, weights),
     ]
-    notes = [f"{len(backends)} backends in {evidence.precision}, {_said_of(backends)}"]
+    notes = [f"{len(backends)} backends in {evidence.precision}, {_names(backends)}"]
     notes += [f"{name} was skipped: {why}" for name, why in skipped]
     for side, what in (("JAX", evidence.unlifted), ("torch", torch_side.unlifted)):
         if what:
-            notes.append(f"could not be lifted to float64 on {side}'s side: {', '.join(what)}")
+            notes.append(f"could not be computed in float64 in {side}: {', '.join(what)}")
     decided = Verdict.FAILED if findings else Verdict.PASSED if len(backends) > 1 else Verdict.SKIPPED
     return LevelReport(
         LEVEL,
         decided,
-        "" if decided is not Verdict.SKIPPED else "there are no two backends to compare",
+        "" if decided is not Verdict.SKIPPED else "fewer than two backends ran",
         tuple(findings),
         tuple(_measure(backend, context) for backend in backends if backend.drift),
         tuple(notes),
@@ -132,7 +132,7 @@ def check_backends(
     )
 
 
-def _said_of(backends: list[_Backend]) -> str:
+def _names(backends: list[_Backend]) -> str:
     return ", ".join(backend.name for backend in backends)
 
 
@@ -143,7 +143,11 @@ def _run_all(
     evidence: Evidence,
     only: Collection[str] | None,
 ) -> tuple[dict[str, Values], dict[str, Locate], list[tuple[str, str]], list[tuple[str, str]]]:
-    """Values of each backend that ran, and how to learn more; those that were skipped and why; registered ones that failed."""
+    """Run the backends.
+
+    Returns:
+        The values of each, how to compute its boundaries, those that were skipped and why, and registered ones that failed.
+    """
     runs: dict[str, Values] = {}
     locate: dict[str, Locate] = {}
     skipped: list[tuple[str, str]] = []
@@ -163,14 +167,14 @@ def _run_all(
 
 
 def _picked(values: Values, evidence: Evidence, backend: str) -> Values:
-    """What of a backend's values is known of the evidence's; a recording holds its own already."""
+    """Return the part of a backend's values that can be compared with the evidence; recorded values are that part already."""
     if backend == RECORDED:
         return values
     return {name: evidence.pick(name, values[name]) for name in evidence.native_values if name in values}
 
 
 def _located(backend: _Backend, locate: Locate | None, context: _Context) -> _Backend:
-    """The same with values at boundaries, if its outputs are wrong and it has not told them yet."""
+    """Return the backend with values at boundaries, if its outputs are wrong and its boundaries are not known yet."""
     if locate is None or _first_beyond(backend, context) is None:
         return backend
     try:
@@ -192,15 +196,15 @@ def _backend(name: str, values: Values, lifted: Mapping[str, Values], evidence: 
 
 
 def _allowed(backends: list[_Backend], evidence: Evidence, reference: Reference) -> dict[str, dict[str, Tolerance]]:
-    """By side: how far a backend may be from lifted float64: what the plain ones round, and then some.
+    """Derive by side how far a backend may be from float64, from the rounding of the plain backends.
 
-    Plain are JAX op by op (or recorded) and torch eager: those that nobody optimised. The smaller of their two roundings
-    counts, so that neither excuses itself, nor do any number of other backends. In float64 code may cast to float32 in the
-    middle on one side alone; then it is that side's, up to what rounding in float32 may do.
+    Plain are JAX op by op (or recorded) and torch eager, which no compiler changed. The smaller of their two roundings counts, so
+    that no backend widens its own tolerance. If the precision is float64, the code of one side may cast to float32; then that
+    side's own rounding counts, up to what rounding in float32 may do.
     """
     precision, reduction, depth = evidence.precision, reference.reduction, reference.depth
     most = run_floor("float32", reduction, depth)
-    plain = [backend for backend in backends if backend.name in ANCHORS] or backends
+    plain = [backend for backend in backends if backend.name in PLAIN] or backends
 
     def typical(name: str, side: str) -> float:
         known = [(b.side, b.drift[name].relative) for b in plain if name in b.drift]
@@ -212,7 +216,7 @@ def _allowed(backends: list[_Backend], evidence: Evidence, reference: Reference)
         larger = max(rounding, floor)
         return Tolerance(
             FACTOR * larger,
-            f"{FACTOR:.0f} x {larger:.1e}: what a plain backend rounds in {precision} ({rounding:.1e} from lifted float64, the smaller of "
+            f"{FACTOR:.0f} x {larger:.1e}: what a plain backend rounds in {precision} ({rounding:.1e} from float64, the smaller of "
             f"JAX op by op and torch eager), or what any model of this size may (sqrt of {reduction} summands, {depth} layers)",
         )
 
@@ -221,17 +225,17 @@ def _allowed(backends: list[_Backend], evidence: Evidence, reference: Reference)
 
 
 def lower_median(numbers: list[float]) -> float:
-    """The middle one, or of two the smaller; 0 of none."""
+    """Return the median, or the smaller of the two middle numbers; 0 if there are none."""
     return sorted(numbers)[(len(numbers) - 1) // 2] if numbers else 0.0
 
 
 def _first_beyond(backend: _Backend, context: _Context) -> str | None:
-    """Where a backend leaves lifted float64 first, as data flows."""
+    """Return the first name at which a backend is beyond its tolerance, in the order of the data."""
     return next(iter(context.beyond(backend)), None)
 
 
 def _measure(backend: _Backend, context: _Context) -> Measure:
-    """A backend's output that is furthest from lifted float64, or a boundary where no output is known."""
+    """Measure the output of a backend that is furthest from float64, or a boundary if no output is known."""
     known = [name for name in context.reference.outputs if name in backend.drift] or list(backend.drift)
     allowed = context.allowed[backend.side]
     worst = max(known, key=lambda name: backend.drift[name].relative / allowed[name].value)
@@ -239,9 +243,9 @@ def _measure(backend: _Backend, context: _Context) -> Measure:
 
 
 def _matrix(backends: list[_Backend], context: _Context) -> dict[str, dict[str, float]]:
-    """The largest relative difference of two backends' outputs, and of each from lifted float64; the row's is the reference."""
+    """Return the largest relative differences of outputs between backends, and from float64; errors are relative to the row."""
     columns: dict[str, Values] = {backend.name: backend.values for backend in backends}
-    columns |= {f"{side} lifted": values for side, values in context.lifted.items() if values}
+    columns |= {f"{side} float64": values for side, values in context.lifted.items() if values}
 
     def apart(one: Values, two: Values) -> float:
         outputs = [name for name in context.reference.outputs if name in one and name in two]
@@ -258,78 +262,80 @@ def _matrix(backends: list[_Backend], context: _Context) -> dict[str, dict[str, 
 
 
 def _incomplete(backend: _Backend, context: _Context) -> Iterator[Finding]:
-    """Outputs that cannot be compared."""
+    """Report outputs that cannot be compared."""
     exact = context.lifted[backend.side]
     for name in context.reference.outputs:
         if name in exact and name not in backend.drift:
-            got = f"of shape {list(backend.values[name].shape)}" if name in backend.values else "not there"
             yield Finding(
                 "backend-failed",
-                f"backend {backend.name}: its output {name} is {got}; it should have the shape {list(exact[name].shape)}",
+                f"the output {name}",
                 path=backend.name,
+                expected=f"shape {list(exact[name].shape)}",
+                got=f"shape {list(backend.values[name].shape)}" if name in backend.values else "no value",
                 data={"diagnosis": NOT_RUN, "first": name},
             )
 
 
 def _verdicts(
     backends: list[_Backend],
-    odd: list[tuple[_Backend, str]],
+    deviating: list[tuple[_Backend, str]],
     context: _Context,
     ours: Values,
     perturbed: Values,
     weights: Verdict | None,
 ) -> list[Finding]:
-    """Whether a backend computes differently, or the two sides do."""
-    findings = []
+    """Report the backends that deviate, and whether the two models differ in float64."""
     conversion = _conversion(context, ours, perturbed)
-    sound = [backend for backend in backends if all(backend is not other for other, _ in odd)]
-    for backend, first in odd:
-        findings.append(_odd(backend, first, sound, context, conversion is None, weights))
-    if conversion is not None:
-        findings.insert(0, conversion)
-    return findings
+    agreeing = [backend for backend in backends if all(backend is not other for other, _ in deviating)]
+    equal = conversion is None and weights is not Verdict.FAILED
+    return [
+        *([] if conversion is None else [conversion]),
+        *(_deviation(backend, first, agreeing, context, equal, weights) for backend, first in deviating),
+    ]
 
 
-def _odd(
-    backend: _Backend, first: str, sound: list[_Backend], context: _Context, equal: bool, weights: Verdict | None
+def _deviation(
+    backend: _Backend, first: str, agreeing: list[_Backend], context: _Context, equal: bool, weights: Verdict | None
 ) -> Finding:
-    found, bound = backend.drift[first], context.allowed[backend.side][first]
-    if weights is Verdict.FAILED:
-        head = "the weights level found a difference, and besides "
-    elif not equal:
-        head = "besides, "
-    else:
-        proof = (
-            "bit for bit" if weights is Verdict.PASSED else "they compute the JAX model's function in lifted float64"
-        )
-        head = f"the weights are equal ({proof}); "
-    others = f", while {_said_of(sound)} stay within it" if sound else ", and no other backend stays within it"
-    repair = (
-        f"Do not change the conversion: report it to the makers of {backend.name}, or run without it"
-        if equal and weights is not Verdict.FAILED
-        else "Repair the weights first and check again"
+    """Report a backend that computes another function.
+
+    Args:
+        equal: whether the weights are known to be right.
+    """
+    found, tolerance = backend.drift[first], context.allowed[backend.side][first]
+    proof = ""
+    if equal:
+        bits = weights is Verdict.PASSED
+        how = "bit for bit" if bits else "both models compute the same function in float64"
+        proof = f"the weights are equal ({how}), but "
+    others = f"{_names(agreeing)} agree" if agreeing else "no other backend agrees, either"
+    fix = (
+        f"do not change the conversion: report the bug to the makers of {backend.name}, or run without it"
+        if equal
+        else "correct the conversion first, and check again"
     )
     return Finding(
         "backend-differs",
-        f"{head}backend {backend.name} computes differently, first at {first}: relative error {found.relative:.1e} from lifted "
-        f"float64 where {bound.value:.1e} is allowed ({found.got:.6g} where it should be {found.want:.6g} at {list(found.at)})"
-        f"{others}. {repair}",
+        f"{proof}this backend computes another function, first at {first} {list(found.at)}: {found.got:.6g}, in float64 "
+        f"{found.want:.6g}; {others}",
         path=backend.name,
+        expected=f"a relative error of at most {tolerance.value:.1e}",
+        got=f"{found.relative:.1e}",
+        fix=fix,
         data={
             "diagnosis": "a backend",
             "backend": backend.name,
             "first": first,
             "differing": context.beyond(backend),
             "relative": found.relative,
-            "allowed": bound.value,
-            "agreeing": [other.name for other in sound],
-            "repair": repair,
+            "allowed": tolerance.value,
+            "agreeing": [other.name for other in agreeing],
         },
     )
 
 
 def _conversion(context: _Context, ours: Values, perturbed: Values) -> Finding | None:
-    """Whether JAX's function and torch's differ, backends aside: both in lifted float64.
+    """Report where the two models differ in float64: then it is a bug of the conversion, not of a backend.
 
     Args:
         perturbed: as in `LiftedTorch`.
@@ -349,10 +355,11 @@ def _conversion(context: _Context, ours: Values, perturbed: Values) -> Finding |
         if not found.relative <= bound.value:
             return Finding(
                 "outputs-differ",
-                f"not a backend: in lifted float64, too, the PyTorch model differs from the JAX model, first at {name}: relative "
-                f"error {found.relative:.1e} where {bound.value:.1e} is allowed. The conversion is wrong, or the models are not "
-                "the same; see the levels weights, layers and model",
+                "the PyTorch model differs from the JAX model in float64, too, so no backend is the cause",
                 path=name,
+                expected=f"a relative error of at most {bound.value:.1e}",
+                got=f"{found.relative:.1e}",
+                fix="see the levels weights, layers and model: the conversion is wrong, or the models are not the same",
                 data={"diagnosis": "wrong conversion", "first": name, "relative": found.relative},
             )
     return None

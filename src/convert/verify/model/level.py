@@ -1,4 +1,4 @@
-"""Level 4: the JAX model against the PyTorch model, end to end and at every boundary, lifted to float64 and as users run it."""
+"""Level 4: compare the JAX model with the PyTorch model at every boundary and output, in float64 and in native precision."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import replace
 from convert.planning.plan import Plan
 from convert.references.protocol import Reference
 from convert.verify.diagnosis.diagnose import diagnose
-from convert.verify.model.messages import absent, differences, other_function, silent, undecided
+from convert.verify.model.messages import differences, inconclusive, inconclusive_notes, is_other_function, not_compared
 from convert.verify.numerics.compare import (
     Difference,
     agreement,
@@ -27,27 +27,27 @@ from convert.verify.written import Written
 def check_model(
     plan: Plan, written: Written, reference: Reference, evidence: Evidence, *, device: str = "cpu"
 ) -> LevelReport:
-    """Compares the PyTorch model with the evidence, boundary by boundary.
+    """Compare the PyTorch model with the evidence at every boundary and output.
 
-    Two figures for each: lifted float64 (are they the same function?) and `evidence.precision` (how far do they drift?).
-    The level could not tell when an output was not compared, or only with numbers that say nothing.
+    Each has two measures: in float64 (is it the same function?) and in `evidence.precision` (how far do the two drift apart?).
+    The level is inconclusive when an output was not compared, or when its comparison proves nothing.
     """
     started = time.monotonic()
-    names = list(evidence.float64_values if evidence.float64_values is not None else evidence.native_values)
+    names = list(evidence.best_values)
     torch_side = lifted_torch(plan, written, reference, evidence, names, device, finest=evidence.precision)
     exact, inputs, precision = torch_side.exact, evidence.inputs, evidence.precision
     state = written_state(written, device, precision)
     drifted = run_torch(reference, state, inputs, names, lift=False, precision=precision, device=device).values
     measures, missing = [], []
-    drift = 0.0  # of JAX's run, up to here
+    drift = 0.0  # the largest of JAX's native run so far
     for name in names:
         if name in exact and exact[name].shape == evidence.shape(name):
             drift = max(drift, _jax_drift(name, evidence))
             measures.append(_measure(name, reference, evidence, torch_side, drifted, drift))
         else:
-            missing.append(absent(name, evidence, exact.get(name)))
+            missing.append(not_compared(name, evidence, exact.get(name)))
     diagnosis = None
-    wrong = {measure.name for measure in measures if other_function(measure)}
+    wrong = {measure.name for measure in measures if is_other_function(measure)}
     wrong |= {found.path for found in missing if found.path in exact and found.path not in evidence.samples}
     first = next((name for name in names if name in wrong), None)
     if first is not None:
@@ -58,26 +58,26 @@ def check_model(
     notes = [f"{len(measures)} boundaries and outputs, {evidence.origin}", *evidence.notes]
     for side, what in (("JAX", evidence.unlifted), ("torch", torch_side.unlifted)):
         if what:
-            notes.append(f"could not be lifted to float64 on {side}'s side: {', '.join(what)}")
-    notes += silent(measures, evidence)
+            notes.append(f"could not be computed in float64 in {side}: {', '.join(what)}")
+    notes += inconclusive_notes(measures, evidence)
     findings = [*missing, *differences(measures, evidence.precision)]
-    open_ = list(undecided(measures, reference.outputs, evidence))
-    verdict = Verdict.FAILED if findings else Verdict.INCONCLUSIVE if open_ else Verdict.PASSED
-    told = verdict is Verdict.INCONCLUSIVE
+    reasons = list(inconclusive(measures, reference.outputs, evidence))
+    verdict = Verdict.FAILED if findings else Verdict.INCONCLUSIVE if reasons else Verdict.PASSED
+    undecided = verdict is Verdict.INCONCLUSIVE
     return LevelReport(
         "model",
         verdict,
-        "; ".join(open_) if told else "",
+        "; ".join(reasons) if undecided else "",
         tuple(findings),
         tuple(measures),
-        tuple(notes if told else [*notes, *open_]),
+        tuple(notes if undecided else [*notes, *reasons]),
         time.monotonic() - started,
         diagnosis.to_dict() if diagnosis else None,
     )
 
 
 def _jax_drift(name: str, evidence: Evidence) -> float:
-    """How far JAX's run is from its lifted run; 0 where that is not known or not finite, so that it allows nothing."""
+    """Return the error of JAX's native run against its float64 run; 0 where it is unknown or not finite, which allows nothing."""
     if evidence.float64_values is None:
         return 0.0
     drift = difference(
@@ -89,11 +89,11 @@ def _jax_drift(name: str, evidence: Evidence) -> float:
 def _measure(
     name: str, reference: Reference, evidence: Evidence, torch_side: LiftedTorch, run_values: Values, drift: float
 ) -> Measure:
-    """One boundary or output; what torch's own run gave has no part in what is allowed.
+    """Measure one boundary or output. PyTorch's own error has no influence on the tolerance.
 
     Args:
-        run_values: of torch in the precision that users run.
-        drift: JAX's largest so far.
+        run_values: of PyTorch in native precision.
+        drift: the largest of JAX so far.
     """
     mask = evidence.masks.get(name)
     precision = evidence.precision
@@ -106,7 +106,7 @@ def _measure(
     predicted = agreement(drifted, evidence.native_values[name], mask=mask) if is_logits else None
     weights = 0.0
     lifted = lifted_bound = predicted_lifted = None
-    if evidence.float64_values is not None:  # else a recording of a precision run alone
+    if evidence.float64_values is not None:  # else a recording without float64 values
         lifted = _located(
             difference(exact, evidence.float64_values[name], precision="float64", mask=mask), name, evidence
         )
@@ -116,7 +116,7 @@ def _measure(
         if evidence.rounded:
             perturbed = difference(evidence.pick(name, torch_side.perturbed[name]), exact, mask=mask).relative
             lifted_bound = rounded_tolerance(lifted_bound, perturbed, evidence.rounded)
-            weights = lifted_bound.value  # as far as the lifted runs may be apart, so may the others
+            weights = lifted_bound.value  # the native runs may differ by as much as the float64 runs
         if torch_side.written is not torch_side.exact:
             weights += difference(written, evidence.float64_values[name], mask=mask).relative
     allowed = run_tolerance(drift, precision, reduction, depth, weights=weights, casts=torch_side.casts)
@@ -124,6 +124,6 @@ def _measure(
 
 
 def _located(found: Difference, name: str, evidence: Evidence) -> Difference:
-    """The same, with the place in the whole value where only a sample was compared."""
+    """Return the difference with its index in the whole value, if only a sample was compared."""
     sample = evidence.samples.get(name)
     return found if sample is None else replace(found, at=sample.index(found.at))
