@@ -165,7 +165,7 @@ def test_a_check_of_a_depthwise_kernel(tmp_path: Path) -> None:
     apart = tree["k"].transpose(3, 2, 0, 1).reshape(12, 1, 3, 2)
     save_file(tensors | {"m.weight": np.ascontiguousarray(apart)}, out, metadata=dict(open_written(out).metadata))
     (finding,) = check_weights(plan, open_written(out)).findings
-    assert finding.data["diagnosis"] == "results of one channel not beside each other"
+    assert finding.data["diagnosis"] == "results of one channel not adjacent"
     assert check_layers(plan, open_written(out)).verdict == "failed"
 
 

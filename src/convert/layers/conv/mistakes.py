@@ -20,7 +20,7 @@ from convert.layers.transforms.mistakes import with_ops, without_norms
 Array = np.ndarray[Any, np.dtype[Any]]
 FLIPPED = "kernel flipped"
 CHANNELS, SPATIAL, AS_STORED = "input and output channels exchanged", "spatial axes exchanged", "axes as stored"
-NOT_NEIGHBOURS = "results of one channel not beside each other"  # of a depthwise convolution
+NOT_ADJACENT = "results of one channel not adjacent"  # of a depthwise convolution
 OTHER_TRANSPOSE_KERNEL = "transpose_kernel the other way round"
 NOT_STANDARDIZED, NEEDLESSLY = "standardisation left out", "standardised needlessly"
 EPSILON_SIDE = "epsilon on the other side of the root"
@@ -36,7 +36,7 @@ def layout_mistake(right: tuple[str, ...], wrong: tuple[str, ...], stored: str, 
     """
     moved = [(a, b) for a, b in zip(right, wrong, strict=True) if a != b]
     if any(sorted(a) == sorted(b) for a, b in moved):
-        return NOT_NEIGHBOURS
+        return NOT_ADJACENT
     if {a for a, _ in moved} <= spatial:
         return SPATIAL
     if not {a for a, _ in moved} & spatial:
