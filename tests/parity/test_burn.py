@@ -87,7 +87,7 @@ def test_a_cell_is_burns_module_made_as_the_file_says(name: str) -> None:
 def test_where_the_reset_stands_decides_how_the_module_is_made() -> None:
     """A reset before the matrix is refused for torch, and Burn has it: with_reset_after(false), Burn 0.17 and later."""
     tree = {f"params/cell/{k}": v for k, v in LIVE["haiku.GRU"][1]()[0].items()}
-    with pytest.raises(PlanError, match="--allow-custom-cells writes them"):
+    with pytest.raises(PlanError, match="--allow-custom-cells to write the weights"):
         planned(cell_rules("haiku.GRU"), tree, to="torch")
     plan = planned(cell_rules("haiku.GRU"), tree)
     assert call_of(plan, "net.rnn.l0") == "GruConfig::new(.., true).with_reset_after(false)"

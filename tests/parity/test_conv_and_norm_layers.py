@@ -598,13 +598,13 @@ def test_what_cannot_be_flattened(axes: str, key: str, said: str) -> None:
     [
         (normalized("weight_norm", "g"), {"params/dense/kernel": (3, 4), "params/dense/bias": (4,), "g": (3,)}, "params/dense/kernel: float64[3,4] -> m.weight: g has 3 numbers, and the weight 4 outputs"),
         (normalized("spectral_norm", "g", target="{module: m, parametrization: weight_norm}"), {}, "the target stores the scale of a weight norm, and the rule has no `weight_norm:` with its path"),
-        (DEPTHWISE.format(strides=1), {"k": (3, 2, 4, 3), "b": (4,)}, "r.yaml:5: b: float64[4] is no bias for k: float64[3,2,4,3], which makes C=4 x M=3 = 12 channels; one of the two paths is wrong"),
+        (DEPTHWISE.format(strides=1), {"k": (3, 2, 4, 3), "b": (4,)}, "r.yaml:5: b: expected a bias for C=4 x M=3 = 12 channels, which k: float64[3,2,4,3] makes, got float64[4]; correct one of the two paths"),
         (DEPTHWISE.format(strides=1), {"k": (3, 2, 4, 3), "b": (4, 3)}, "b: float64[4,3] does not fit: a bias has one value for each of the output channels, which are C times M"),
         (DEPTHWISE.format(strides=1).replace("HWCO", "HWICO").replace("PQCM", "PQICM"), {}, "the kernel 'HWICO' in 'NHWC,HWICO->NHWC' has C and I: it has I where the channels of a group are summed, and C where each channel is convolved on its own"),
         (DEPTHWISE.format(strides=1) + "  feature_group_count: 4", {}, "the kernel of NHWC,HWCO->NHWC has no I, so every channel is its own group; leave feature_group_count out"),
         ("- from: s\n  multiplies_by: scale\n  epsilon: 1e-6\n  group_norm: m", {}, "a group norm has `num_groups` or `group_size`, one of the two"),
         ("- from: s\n  multiplies_by: scale\n  epsilon: 1e-6\n  num_groups: 4\n  group_norm: m", {"s": (6,)}, "s: float64[6] does not fit: 6 channels do not make 4 groups"),
-        ("- from: s\n  multiplies_by: scale\n  epsilon: 1e-6\n  mean: m\n  var: v\n  batch_norm: m", {"s": (6,), "m": (6,), "v": (5,)}, "v: float64[5] is no running_var for s: float64[6]; a norm's scale and running_var have one shape, so one of the two paths is wrong"),
+        ("- from: s\n  multiplies_by: scale\n  epsilon: 1e-6\n  mean: m\n  var: v\n  batch_norm: m", {"s": (6,), "m": (6,), "v": (5,)}, "expected the shape of s: float64[6], got float64[5]; correct one of the two paths"),
         ("- from: s\n  multiplies_by: scale\n  epsilon: 1e-6\n  mean: m\n  var: v\n  momentum: 99\n  batch_norm: m", {}, "momentum is between 0 and 1, not 99"),
     ],
 )  # fmt: skip

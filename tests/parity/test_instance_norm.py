@@ -122,3 +122,10 @@ def test_errors() -> None:
     with pytest.raises(RuleError) as invalid:
         rule_file("- multiplies_by: 1\n  epsilon: 1e-6\n  instance_norm: m")
     assert "torch.nn.InstanceNorm1d" in str(invalid.value)
+
+
+def test_burn() -> None:
+    """Burn's InstanceNorm has gamma and beta, and is made with the epsilon."""
+    plan = make_plan(rule_file(BOTH), MemorySource(tree_of(scale=draw(6), bias=draw(6))), to="burn")
+    assert [step.name for step in plan.steps] == ["m.gamma", "m.beta"]
+    assert any("InstanceNormConfig::new(..).with_epsilon(1e-06)" in str(layer) for layer in plan.layers)

@@ -31,6 +31,7 @@ class Declaration(ABC):
     target: ClassVar[Record | None]  # keys of the long form of the target; None: the rule has no target
     fuses: ClassVar[bool] = False  # whether several sources may become the rows of one target
     from_key: ClassVar[str] = "required"  # the key `from`: required; optional; or none, where no leaf is matched
+    burn_config: ClassVar[str] = ""  # of a norm: the config struct of its module in Burn, if it only takes an epsilon
     settings: ClassVar[tuple[str, ...]] = ()  # names that --set knows because of this kind
     leaf_keys: ClassVar[Mapping[str, str]] = {"bias": "bias"}  # key of a rule that holds a path -> role of its leaves
 

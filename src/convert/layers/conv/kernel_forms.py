@@ -36,8 +36,8 @@ def conv_forms(key: str, shape: Shape, bias: Shape | None, name: str) -> list[Co
     """The convolutions that a kernel with three to five axes could be.
 
     Which axis is which, and what a transposed one does, is the library's own: flax 0.12.8 ``linen/linear.py`` (ConvTranspose: its
-    kernel is turned round, and has its channels exchanged, with `transpose_kernel`), Keras 3.15.1 ``backend/jax/nn.py`` conv_transpose
-    (always so), Haiku 0.0.17 ``_src/conv.py`` ConvNDTranspose (H W O I, not turned round), Equinox 0.13.8 ``nn/_conv.py`` (O I H W).
+    kernel is flipped, and has its channels exchanged, with `transpose_kernel`), Keras 3.15.1 ``backend/jax/nn.py`` conv_transpose
+    (always so), Haiku 0.0.17 ``_src/conv.py`` ConvNDTranspose (H W O I, not flipped), Equinox 0.13.8 ``nn/_conv.py`` (O I H W).
 
     Args:
         key: what the leaf is called, which tells the library.

@@ -1,7 +1,7 @@
 """Transposed convolutions: what ``jax.lax.conv_transpose`` computes, as ``torch.nn.ConvTranspose1d`` to ``3d``.
 
 JAX's is a convolution of the dilated input with the kernel as stored; torch's is the gradient of a convolution, which is the
-same with the kernel turned round and its channels exchanged. With `transpose_kernel` JAX does both itself, and the stored kernel
+same with the kernel flipped and its channels exchanged. With `transpose_kernel` JAX does both itself, and the stored kernel
 is torch's but for the order of its axes.
 """
 
@@ -30,7 +30,7 @@ class ConvTranspose(Convolving):
     """A transposed convolution.
 
     Attributes:
-        transpose_kernel: whether the kernel is that of the convolution whose gradient this is: turned round, I the channels
+        transpose_kernel: whether the kernel is that of the convolution whose gradient this is: flipped, I the channels
             that come out.
     """
 

@@ -41,6 +41,7 @@ class InstanceNorm(Norm):
     }
     target: ClassVar[Record] = module_target(multiplies_by=TARGET_FACTOR, parameters=HAS)
     biased: ClassVar[bool] = True
+    burn_config: ClassVar[str] = "InstanceNormConfig"
     bare: ClassVar[str] = "torch.nn.InstanceNorm1d, 2d or 3d"
 
     def letters(self, role: str, shape: tuple[int, ...], variant: str | None) -> str | None:

@@ -246,4 +246,5 @@ class RMSNorm(Norm):
 
     word: ClassVar[str] = "rms_norm"
     doc: ClassVar[str] = "RMS norm: divides by the root mean square."
+    burn_config: ClassVar[str] = "RmsNormConfig"
     bare: ClassVar[str] = "torch.nn.RMSNorm(..., elementwise_affine=False)"

@@ -18,7 +18,6 @@ from convert.layers import (
     LayerNorm,
     Linear,
     Recurrent,
-    RMSNorm,
     Rule,
     TargetLayer,
 )
@@ -90,8 +89,6 @@ def _call(rule: Rule, said: Mapping[str, Any], made: Sequence[Step], sizes: Mapp
         biased = any(step.role == "bias" for step in made)
         call, default = _norm("LayerNormConfig::new(..)", said)
         return call + ("" if biased else ".with_bias(false)"), default and biased
-    if isinstance(kind, RMSNorm):
-        return _norm("RmsNormConfig::new(..)", said)
     if isinstance(kind, GroupNorm):
         call, default = _norm(f"GroupNormConfig::new({said.get('num_groups', '..')}, ..)", said)
         bare = said.get("target_has") == "nothing"
@@ -105,6 +102,8 @@ def _call(rule: Rule, said: Mapping[str, Any], made: Sequence[Step], sizes: Mapp
         return _recurrent(kind, made)
     if isinstance(kind, Convolution | ConvTranspose) and kind.geometry is not None and _known(kind, sizes):
         return _convolution(kind, sizes)
+    if kind.burn_config:
+        return _norm(f"{kind.burn_config}::new(..)", said)
     return "", True
 
 

@@ -17,7 +17,6 @@ from convert.layers import (
     ConvTranspose,
     DataPath,
     Embedding,
-    GroupNorm,
     Linear,
     Recurrent,
     RMSNorm,
@@ -151,7 +150,7 @@ def _norm_refusal(
             f"Burn's norms multiply by gamma, not by {layer.multiplies_by}",
             "leave `multiplies_by` out of the target; 1 is then added to the weight",
         )
-    fixed = isinstance(kind, BatchNorm) or (isinstance(kind, GroupNorm) and layer.has == "weight")
+    fixed = isinstance(kind, BatchNorm) or (kind.biased and layer.has == "weight")
     if layer.has not in (None, "weight and bias") and fixed:
         choice = "always" if isinstance(kind, BatchNorm) else "or neither"
         return no_layer(

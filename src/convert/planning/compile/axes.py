@@ -124,5 +124,5 @@ def arranged(
         layout += f", {rule.rope.axis} from {rule.rope.pairs} to {target_pairs(layer)} pairs"
     if turned:
         axes = [group_shown(groups[axis]) for op in turned if isinstance(op, Flip) for axis in op.axes]
-        layout += f", {' and '.join(axes)} turned round"
+        layout += f", {' and '.join(axes)} flipped"
     return Part(leaf.name, tuple(ops), None, layout, ", ".join(taken), kept, groups, leaf.stored(*full), apart)
