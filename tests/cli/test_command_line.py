@@ -214,7 +214,7 @@ def test_rules_list_show_validate_schema(run: Run, tmp_path: Path) -> None:
     assert json.loads(run("rules", "schema")[0])["title"] == "ckpt-convert rule file"
     mine.write_text(shown.replace("  einsum:", "  einsun:").replace("- einsum:", "- einsun:"))
     _, err = run("rules", "validate", mine, code=2)
-    assert f": {mine}:" in err and "einsun" in err
+    assert f"{mine}:" in err and "einsun" in err
 
 
 def test_a_file_and_a_directory_of_ones_own(run: Run, tmp_path: Path) -> None:
