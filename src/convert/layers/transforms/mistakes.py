@@ -187,7 +187,7 @@ def _not_folded(step: Step, plan: PlanView) -> Iterator[Mistake]:
         stepped = replace(fold, v=None, steps=1)
         moved = tuple(stepped if op is fold else op for op in ops)
         yield symmetric(STEPPED, str(stepped), str(fold), with_ops(step, source, moved))
-    sigma = f"{fold.u.leaf[:-1]}sigma"  # flax calls the vector .../u, and the norm beside it .../sigma
+    sigma = f"{fold.u.leaf[:-1]}sigma"  # flax stores the vector as .../u, the norm as .../sigma
     if not fold.u.leaf.endswith("u") or sigma not in source.leaves:
         return
     stack = tuple(op for op in fold.u.ops if isinstance(op, Take))
