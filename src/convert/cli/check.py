@@ -138,8 +138,11 @@ def _aborted(
     """Return the inconclusive report of a check that an error ended."""
     from convert.verify.report.report import Report
 
-    text = str(error) if isinstance(error, ConvertError) else f"{type(error).__name__} {error}".strip()
-    return Report(str(out), str(source or ""), model or "", to or "", (), require, error=text)
+    if isinstance(error, ConvertError):
+        errors = error.findings
+    else:
+        errors = (Finding("internal", f"{type(error).__name__} {error}".strip()),)
+    return Report(str(out), str(source or ""), model or "", to or "", (), require, errors=errors)
 
 
 def _refuse_report_paths(files: tuple[Path | None, ...], source: Path | None, reports: tuple[Path | None, ...]) -> None:

@@ -302,7 +302,7 @@ def test_settings_in_a_foreign_header(run: Run, file: Path) -> None:
     for settings in ("{", "[1]"):
         save_file(load_file(file), file, {"format": "pt", "model": "timesfm-1", "settings": settings})
         _, err = run(file, *FROM, *QUICK, code=2)
-        assert "`settings` in its header is not a JSON object" in err and "internal error" not in err
+        assert "converted-metadata-invalid" in err and "expected a JSON object" in err and "internal error" not in err
 
 
 def test_json_on_stdout(run: Run, file: Path) -> None:
@@ -335,7 +335,7 @@ def test_reports_of_a_check_that_stopped(run: Run, file: Path, tmp_path: Path, m
         out, err = run(file, *FROM, *QUICK, *reports, "--json", *options, code=2)
         made = json.loads(out)
         assert made["verdict"] == "inconclusive" and made["exit_code"] == 2 and made["levels"] == []
-        assert said in made["error"] and said in err, made["error"]
+        assert said in made["errors"][0]["text"] and said in err, made["errors"]
         (case,) = ET.parse(junit).getroot().iter("testcase")
         problem = case.find("error")
         assert (

@@ -37,8 +37,8 @@ class _Case:
 def to_junit(report: Report) -> str:
     """Render the report as a JUnit XML document."""
     suites = {level.level: (level.seconds, list(_cases(level, report))) for level in report.levels}
-    if report.error:
-        suites["check"] = 0.0, [_Case(LEVEL, "error", report.error, "required")]
+    if report.errors:
+        suites["check"] = 0.0, [_Case(LEVEL, "error", "\n".join(map(str, report.errors)), "required")]
     else:
         for name in report.inconclusive:
             missing = _Case(LEVEL, "error", "is required and did not run", "required")

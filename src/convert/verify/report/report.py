@@ -173,7 +173,7 @@ class Report:
         required: levels that must not be skipped.
         environment: versions of the packages that computed the figures.
         plan: the plan of the conversion; None when the check stopped before it was made.
-        error: the error that stopped the check; empty when it ran.
+        errors: the problems that stopped the check; empty when it ran.
     """
 
     out: str
@@ -184,7 +184,7 @@ class Report:
     required: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     plan: Plan | None = field(default=None, repr=False)
-    error: str = ""
+    errors: tuple[Finding, ...] = ()
 
     @property
     def failed(self) -> bool:
@@ -260,7 +260,7 @@ class Report:
             "exit_code": self.exit_code,
             "required": list(self.required),
             "inconclusive": list(self.inconclusive),
-            "error": self.error,
+            "errors": [finding.to_dict() for finding in self.errors],
             "plan": self.identity,
             "levels": [level.to_dict() for level in self.levels],
             "environment": dict(self.environment),
