@@ -1,4 +1,4 @@
-"""The plan with every tensor in float64: its operations without the casts that round."""
+"""Remove rounding from a plan: every tensor in float64, the operations without casts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs a part of a PyTorch model again, on what it got when the whole model ran, and reads off a boundary within it."""
+"""Run a part of a PyTorch model again on its recorded arguments, and read the value at a boundary within it."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ Call = tuple[tuple[Any, ...], Mapping[str, Any]]
 
 @contextmanager
 def calls(module: torch.nn.Module, names: Iterable[str]) -> Iterator[dict[str, Call]]:
-    """Keeps copies of the arguments of each submodule's first call, while the module runs.
+    """Record the arguments of each submodule's first call while the module runs.
 
     Args:
-        names: of submodules; those that the module does not have are passed over.
+        names: of submodules; names that the module does not have are ignored.
     """
     found: dict[str, Call] = {}
     known = dict(module.named_modules())
@@ -49,13 +49,13 @@ def calls(module: torch.nn.Module, names: Iterable[str]) -> Iterator[dict[str, C
 
 @dataclass(frozen=True)
 class Replay:
-    """A boundary, and the submodule that is run again to get there.
+    """A boundary, and the submodule that runs again to compute its value.
 
     Attributes:
         module: the whole model, in float64.
-        holder: name of the submodule that is run: the one at the boundary, or one around it.
+        holder: name of the submodule that runs: the one at the boundary, or one around it.
         call: its arguments.
-        boundary: what is read off.
+        boundary: where the value is read.
     """
 
     module: torch.nn.Module
@@ -64,24 +64,24 @@ class Replay:
     boundary: str
 
     def value(self) -> Array:
-        """The value at the boundary, as the module now is."""
+        """Compute the value at the boundary with the current weights."""
         import torch
 
         from convert.verify.numerics.lift_torch import lifted
 
-        args, kwargs = copy.deepcopy(self.call)  # a cache among them is written into
+        args, kwargs = copy.deepcopy(self.call)  # the call may write into a cache among them
         with torch.no_grad(), lifted(), observe(self.module, [self.boundary]) as seen:
             self.module.get_submodule(self.holder)(*args, **kwargs)
         return np.asarray(seen[self.boundary].double().cpu().numpy())
 
     def with_tensors(self, tensors: Mapping[str, Array]) -> Array:
-        """The same with other weights, which are taken back afterwards.
+        """Compute the value with other weights, and restore the weights afterwards.
 
         Args:
             tensors: by name in the whole model's state_dict.
 
         Raises:
-            RuntimeError: a shape does not fit.
+            RuntimeError: a tensor has another shape.
         """
         import torch
 

@@ -17,7 +17,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def jax_weights(plan: Plan) -> dict[str, Array]:
-    """The source's leaves as a reference's `jax` takes them: by name, flax nnx's ``/value`` removed."""
+    """Return the checkpoint's leaves as a reference's `jax` takes them: by name, without flax nnx's ``/value``."""
     prefix = f"{plan.root}/" if plan.root else ""
     dropped = {d.leaf for d in plan.dropped}
     return {
@@ -28,11 +28,11 @@ def jax_weights(plan: Plan) -> dict[str, Array]:
 
 
 def live_evidence(plan: Plan, reference: Reference, *, precision: str = "float32", seed: int = 0) -> Evidence:
-    """Runs the JAX model, in `precision` and lifted.
+    """Run the JAX model in `precision` and in float64.
 
     Raises:
         ImportError: JAX or the model's package is not installed.
-        UserCodeError: the reference's `inputs`, `jax` or `masks` does not give what it must.
+        UserCodeError: the reference's `inputs`, `jax` or `masks` returned a wrong value.
     """
     import jax
 
@@ -44,15 +44,15 @@ def live_evidence(plan: Plan, reference: Reference, *, precision: str = "float32
     weights = jax_weights(plan)
     with jax_precision(precision):
         narrow = {name: as_jax(value, precision) for name, value in weights.items()}
-        drifted = side(narrow, {name: as_jax(value, precision) for name, value in inputs.items()})
-        require_outputs(reference.outputs, "jax", drifted)
+        native = side(narrow, {name: as_jax(value, precision) for name, value in inputs.items()})
+        require_outputs(reference.outputs, "jax", native)
         lifted = lift(side)
-        exact = lifted(weights, dict(inputs))
-    return Evidence(  # in the order of the plain call: what passes through a jaxpr comes out with sorted keys
+        float64 = lifted(weights, dict(inputs))
+    return Evidence(  # in the order of the native run; the float64 run passes through a jaxpr, which sorts the keys
         inputs,
-        {name: np.asarray(exact[name]) for name in drifted},
-        {name: np.asarray(value, np.float64) for name, value in drifted.items()},
-        dict(require_masks(reference.masks(inputs), {name: np.shape(value) for name, value in drifted.items()})),
+        {name: np.asarray(float64[name]) for name in native},
+        {name: np.asarray(value, np.float64) for name, value in native.items()},
+        dict(require_masks(reference.masks(inputs), {name: np.shape(value) for name, value in native.items()})),
         precision,
         lifted.unlifted,
         environment={"jax": jax.__version__},
@@ -60,7 +60,7 @@ def live_evidence(plan: Plan, reference: Reference, *, precision: str = "float32
 
 
 def as_jax(value: Array, dtype: str) -> Any:
-    """An array of JAX; a floating one in this dtype."""
+    """Return an array of JAX, cast to this dtype if it is floating."""
     import jax.numpy as jnp
 
     return jnp.asarray(value).astype(dtype) if is_float(np.asarray(value).dtype.name) else jnp.asarray(value)

@@ -28,9 +28,9 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def exact_state(plan: Plan, written: Written, device: str) -> dict[str, torch.Tensor]:
-    """The weights in float64, as the plan gives them before the last rounding.
+    """Return the weights in float64, before their last rounding.
 
-    A tensor that differs from what the plan makes is taken as it was written: it is what is being checked.
+    A tensor in the file that is not what the plan makes is used as it is in the file.
     """
     import torch
 
@@ -38,11 +38,8 @@ def exact_state(plan: Plan, written: Written, device: str) -> dict[str, torch.Te
     for step in plan.steps:
         if step.name not in written.tensors:
             continue
-        got = written.read(step.name)
-        value = _exact(step, plan, got)
-        state[step.name] = torch.tensor(
-            value.copy(), dtype=torch.float64, device=device
-        )  # torch takes no flipped views
+        value = _exact(step, plan, written.read(step.name)).copy()  # torch takes no flipped views
+        state[step.name] = torch.tensor(value, dtype=torch.float64, device=device)
     for name in written.tensors:
         if name not in state:
             state[name] = torch.tensor(np.asarray(written.read(name), np.float64), device=device)
@@ -50,6 +47,7 @@ def exact_state(plan: Plan, written: Written, device: str) -> dict[str, torch.Te
 
 
 def _exact(step: Step, plan: Plan, got: Array) -> Array:
+    """Return the value of a tensor before its last rounding, if the file holds the rounded value."""
     if not step.parts or not is_float(got.dtype.name):
         return np.asarray(got, np.float64)
     if not same_bits(got, expected(step, plan.source)):
@@ -63,8 +61,8 @@ class TorchRun:
 
     Attributes:
         values: at the boundaries, and the outputs.
-        unlifted: operations that could not be lifted.
-        casts: of a lifted run: whether the code casts to narrower floats, so that without lifting it rounds.
+        unlifted: operations that could not run in float64.
+        casts: of a float64 run: whether the code casts to narrower floats, which the run removed.
     """
 
     values: dict[str, Array]
@@ -83,7 +81,11 @@ def run_torch(
     precision: str,
     device: str,
 ) -> TorchRun:
-    """Runs the PyTorch model, observed at the boundaries `names`."""
+    """Run the PyTorch model and record the values at the boundaries `names`.
+
+    Args:
+        lift: run in float64 throughout, with the casts of the code removed.
+    """
     import torch
 
     from convert.verify.numerics.lift_torch import lifted
@@ -99,7 +101,7 @@ def run_torch(
 
 
 def input_tensors(inputs: Values, precision: str, device: str | torch.device) -> dict[str, Any]:
-    """Inputs as torch takes them, floating ones in this precision."""
+    """Return the inputs as tensors, cast to this precision if they are floating."""
     import torch
 
     out: dict[str, Any] = {}
@@ -110,7 +112,7 @@ def input_tensors(inputs: Values, precision: str, device: str | torch.device) ->
 
 
 def boundaries_of(reference: Reference, module: torch.nn.Module, names: Iterable[str]) -> list[str]:
-    """Those of the names at which the module can be observed; of those that it lacks, the report says so."""
+    """Return the names that are submodules of the module; the model level reports those that are not."""
     known = {name for name, _ in module.named_modules()}
     return [name for name in names if name not in reference.outputs and name.removesuffix(INPUT) in known]
 
@@ -118,7 +120,7 @@ def boundaries_of(reference: Reference, module: torch.nn.Module, names: Iterable
 def observed(
     reference: Reference, module: torch.nn.Module, inputs: Mapping[str, Any], names: Iterable[str]
 ) -> dict[str, Array]:
-    """Values at the boundaries among `names`, and the outputs, of one run."""
+    """Run the model once and return the values at the boundaries among `names`, and the outputs."""
     import torch
 
     with observe(module, boundaries_of(reference, module, names)) as values:
@@ -130,13 +132,14 @@ def observed(
 
 @dataclass(frozen=True)
 class LiftedTorch:
-    """The PyTorch model in lifted float64.
+    """The PyTorch model, run in float64.
 
     Attributes:
-        exact: values with the weights before their last rounding; written: with the weights as they were written.
-        perturbed: with the weights perturbed at random by as much as rounding perturbed them, where the unrounded ones are not known; else
-            the same as `exact`.
-        casts: whether the code casts to narrower floats, so that without lifting it rounds.
+        exact: values with the weights before their last rounding; written: with the weights in the file.
+        perturbed: with the weights changed at random by as much as rounding may have changed them, if their values before
+            rounding are unknown; else the same as `exact`.
+        unlifted: operations that could not run in float64.
+        casts: whether the code casts to narrower floats, which the runs removed.
     """
 
     exact: Values
@@ -157,10 +160,10 @@ def lifted_torch(
     *,
     finest: str = "float64",
 ) -> LiftedTorch:
-    """Runs the PyTorch model in lifted float64, two or three times where rounding changed the weights.
+    """Run the PyTorch model in float64; two or three times if rounding changed the weights.
 
     Args:
-        finest: weights that were rounded to this dtype, or to a finer one, are not run as they were written: nobody could tell.
+        finest: weights that were rounded to this dtype or a finer one run only before rounding: the effect is negligible.
     """
     import torch
 
@@ -181,7 +184,7 @@ def lifted_torch(
 
 
 def written_state(written: Written, device: str, dtype: str = "float64") -> dict[str, torch.Tensor]:
-    """The weights as they were written, in a dtype."""
+    """Return the weights in the file, cast to a dtype."""
     import torch
 
     to = getattr(torch, dtype)
@@ -191,7 +194,7 @@ def written_state(written: Written, device: str, dtype: str = "float64") -> dict
 
 
 def _perturbed(state: Mapping[str, torch.Tensor], written: Written, dtype: str) -> dict[str, torch.Tensor]:
-    """The weights of a dtype, each perturbed by up to half a last place: one more rounding of numbers that nobody knows."""
+    """Change each weight of a dtype at random by up to half a unit in the last place, as one more rounding would."""
     import torch
 
     rng = np.random.default_rng(0)
