@@ -1,4 +1,4 @@
-"""What a live PyTorch module is configured to compute and no weight tells: activations, epsilons, factors of norms."""
+"""Read hyperparameters from a live PyTorch module: activations, epsilons, factors of norms."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from convert.references.protocol import INPUT, observe
 if TYPE_CHECKING:
     import torch
 
-PROBES = 2**13  # numbers that an activation is measured on, or a few more
+PROBES = 2**13  # numbers on which an activation is measured, at least
 SEED = 0
-# attribute of a module's `config` -> the fact that it is
+# attribute of a module's `config` -> name of the fact
 CONFIGURED: Mapping[str, str] = {
     "context_limit": "context_length",
     "context_length": "context_length",
@@ -31,13 +31,13 @@ CONFIGURED: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Block:
-    """A place with an activation.
+    """An activation between two layers.
 
     Attributes:
-        holder: the submodule that is run; it takes one tensor as wide as the first Linear in it takes.
-        before: the layer whose result the activation gets; ``mlp.up[0]`` is the first member of its result.
-        behind: the layer that gets the activation's result.
-        times: the layer whose result is multiplied with the activation's before `behind` gets it; empty: none.
+        holder: the submodule that runs; it takes one tensor, as wide as the input of its first Linear.
+        before: the layer whose output the activation gets; ``mlp.up[0]`` is the first member of its output.
+        behind: the layer that gets the output of the activation.
+        times: the layer whose output the activation is multiplied by; empty for none.
     """
 
     holder: str
@@ -47,37 +47,35 @@ class Block:
 
 
 def facts(module: torch.nn.Module, blocks: Iterable[Block] = ()) -> dict[str, Mapping[str, Any]]:
-    """By submodule: ``activation`` of what it computes, ``epsilon`` and ``multiplies_by`` of a norm, base of its rotation.
+    """Return the facts by submodule: its ``activation``, ``epsilon`` and ``multiplies_by`` of a norm, the base of its RoPE.
 
-    The empty name is the whole module, with what its `config` says.
+    The empty name is the whole module, with the facts of its `config`.
 
-    An activation is often a function in `forward`, not a module. So it is measured: `holder` is run on random numbers, and
-    what reaches `behind` is compared with each activation of what left `before`. The name is that of the nearest, or
-    ``unknown`` when none agrees to rounding.
+    An activation is often a function in `forward`, not a module, so it is measured: `holder` runs on random numbers, and the
+    input of `behind` is compared with each activation of the output of `before`. The fact is the name of the nearest
+    activation, or ``unknown`` if none agrees up to rounding.
     """
     found: dict[str, dict[str, Any]] = {}
     for name, submodule in module.named_modules():
-        said = _norm(submodule) or _convolution(submodule) or _timescales(submodule)
-        if said:
-            found[name] = said
+        if values := _norm(submodule) or _convolution(submodule) or _timescales(submodule):
+            found[name] = values
     config = getattr(module, "config", None)
-    said = {fact: getattr(config, key) for key, fact in CONFIGURED.items() if hasattr(config, key)}
-    if said:
-        found[""] = said
-    measured: dict[Any, str] = {}  # the layers of a model are alike: one of them is run
+    if values := {fact: getattr(config, key) for key, fact in CONFIGURED.items() if hasattr(config, key)}:
+        found[""] = values
+    measured: dict[Any, str] = {}  # equal blocks are measured once
     for block in blocks:
-        alike = (
+        kind = (
             tuple(name.removeprefix(block.holder) for name in (block.before, block.behind, block.times)),
             _code(module.get_submodule(block.holder)),
         )
-        if alike not in measured:
-            measured[alike] = activation(module, block)
-        found.setdefault(_member(block.before)[0], {})["activation"] = measured[alike]
+        if kind not in measured:
+            measured[kind] = activation(module, block)
+        found.setdefault(_member(block.before)[0], {})["activation"] = measured[kind]
     return {name: dict(values) for name, values in found.items()}
 
 
 def _code(module: torch.nn.Module) -> tuple[Any, ...]:
-    """What a module computes but for its weights' values: equal for two whose code, attributes and submodules are the same."""
+    """Return a key that is equal for modules with the same code, attributes and submodules but other weights."""
     attributes: list[Any] = []
     for name, value in sorted(vars(module).items()):
         if name == "_modules" or (isinstance(value, Collection) and not value):
@@ -87,13 +85,13 @@ def _code(module: torch.nn.Module) -> tuple[Any, ...]:
             attributes.append((name, tuple(shapes)))
         elif isinstance(value, bool | int | float | str | None):
             attributes.append((name, value))
-        else:  # a function, a config that the layers share, or something of this layer alone
+        else:  # a function or config that layers share, or an object of this layer only
             attributes.append((name, id(value)))
     return type(module), tuple(attributes), tuple((name, _code(child)) for name, child in module.named_children())
 
 
 def _norm(module: torch.nn.Module) -> dict[str, Any]:
-    """Epsilon and factor of a norm; nothing when it is none."""
+    """Return epsilon and factor of a norm; empty for other modules."""
     if "norm" not in type(module).__name__.lower():
         return {}
     for attribute in ("eps", "epsilon", "variance_epsilon"):
@@ -104,13 +102,13 @@ def _norm(module: torch.nn.Module) -> dict[str, Any]:
 
 
 def _of_channels(module: torch.nn.Module) -> dict[str, Any]:
-    """Momentum of a batch norm, groups of a group norm."""
-    said = {key: getattr(module, key, None) for key in ("momentum", "num_groups")}
-    return {key: value for key, value in said.items() if isinstance(value, int | float)}
+    """Return the momentum of a batch norm or the groups of a group norm."""
+    values = {key: getattr(module, key, None) for key in ("momentum", "num_groups")}
+    return {key: value for key, value in values.items() if isinstance(value, int | float)}
 
 
 def _convolution(module: torch.nn.Module) -> dict[str, Any]:
-    """Strides, dilation and padding of torch's convolutions, and of classes made of them."""
+    """Return strides, dilation and padding of torch's convolutions and their subclasses."""
     import torch
 
     if not isinstance(module, torch.nn.modules.conv._ConvNd):
@@ -118,27 +116,27 @@ def _convolution(module: torch.nn.Module) -> dict[str, Any]:
     names = {"strides": "stride", "dilation": "dilation", "padding": "padding"}
     if module.transposed:
         names["output_padding"] = "output_padding"
-    said = {fact: getattr(module, name, None) for fact, name in names.items()}
-    return {fact: list(value) if isinstance(value, tuple) else value for fact, value in said.items()}
+    values = {fact: getattr(module, name, None) for fact, name in names.items()}
+    return {fact: list(value) if isinstance(value, tuple) else value for fact, value in values.items()}
 
 
 def _timescales(module: torch.nn.Module) -> dict[str, Any]:
-    """Base of a rotary embedding, or the two timescales of a sinusoidal one, where attributes say them."""
+    """Return the base of a rotary embedding or the two timescales of a sinusoidal one, if attributes have them."""
     low, high = (getattr(module, f"{word}_timescale", None) for word in ("min", "max"))
     if "rotary" not in type(module).__name__.lower():
         return {} if low is None or high is None else {"min_timescale": low, "max_timescale": high}
     if low is not None and high is not None:
         return {"rope_theta": float(high) / float(low)}
     rope = getattr(getattr(module, "config", None), "rope_parameters", None)
-    for said in (getattr(module, "rope_theta", None), getattr(module, "base", None), rope):
-        theta = said.get("rope_theta") if isinstance(said, Mapping) else said
+    for value in (getattr(module, "rope_theta", None), getattr(module, "base", None), rope):
+        theta = value.get("rope_theta") if isinstance(value, Mapping) else value
         if isinstance(theta, int | float):
             return {"rope_theta": theta}
     return {}
 
 
 def _factor(module: torch.nn.Module) -> str:
-    """``weight`` or ``1+weight``, by what the norm does with a weight of zeros and one of ones; ``unknown`` otherwise."""
+    """Return ``weight`` or ``1+weight``, measured with a weight of zeros and one of ones; ``unknown`` otherwise."""
     import torch
 
     if isinstance(module, torch.nn.modules.batchnorm._NormBase):  # takes more axes than the probe below has
@@ -167,7 +165,7 @@ def _factor(module: torch.nn.Module) -> str:
 
 
 def activation(module: torch.nn.Module, block: Block) -> str:
-    """Name of the activation between two Linears, measured."""
+    """Measure the activation between two layers and return its name."""
     import torch
 
     holder = module.get_submodule(block.holder)
@@ -184,7 +182,7 @@ def activation(module: torch.nn.Module, block: Block) -> str:
         _call(holder, x.to(weight.device, weight.dtype))
     given, got = seen[before][first].double(), seen[behind + INPUT]
     factor = seen[times][second].double() if times else torch.ones_like(given)
-    # The mean, since in bfloat16 a rounding of a large value is more than the difference between two kinds of GeLU.
+    # The mean: in bfloat16, the rounding of one large value exceeds the difference between two kinds of GeLU.
     errors = {
         name: float(((value * factor).to(got.dtype).double() - got.double()).abs().mean())
         for name, value in _activations(given).items()
@@ -195,13 +193,13 @@ def activation(module: torch.nn.Module, block: Block) -> str:
 
 
 def _member(name: str) -> tuple[str, Any]:
-    """``mlp.up[0]`` is the submodule ``mlp.up`` and the member 0 of its result; without brackets, the whole result."""
+    """Split ``mlp.up[0]`` into the submodule ``mlp.up`` and member 0 of its output; without brackets, the whole output."""
     path, bracket, index = name.partition("[")
     return path, int(index.rstrip("]")) if bracket else ...
 
 
 def _activations(x: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Every activation that a rule can name, of float64, by its formula: PyTorch's functions may be what is wrong."""
+    """Compute every activation that a rule can name by its formula, without PyTorch's functions, which are under test."""
     import torch
 
     return {
@@ -218,7 +216,7 @@ def _activations(x: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 def _call(holder: Any, x: torch.Tensor) -> None:
-    """Runs a block; some want positions or a mask as well."""
+    """Run a block; some need positions or a mask as well."""
     import torch
 
     positions = torch.arange(x.shape[1], device=x.device)[None]

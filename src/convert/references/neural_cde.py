@@ -1,4 +1,4 @@
-"""Paths through data and the CDEs that they drive, in NumPy: what they compute, and what else they may be taken for.
+"""Control paths and the CDEs that they drive, in NumPy, with the known mistakes.
 
 For the `variants` of a reference of one's own whose models have paths of diffrax or torchcde: `path_variants` and
 `solution_variants`. Sources: diffrax 0.7.2 `_global_interpolation.py`, torchcde 0.2.5 `interpolation_*.py`, torchdiffeq 0.2.5
@@ -31,13 +31,13 @@ INCREMENTS = "increments of the path in place of its derivative"
 
 
 def interval(times: Array, at: Array, right: bool = False) -> Array:
-    """The interval whose polynomial counts at each time: at a knot the one before it; outside, the first or the last."""
+    """Return the interval of each time: at a knot the one before it; outside of the knots the first or the last."""
     found = np.searchsorted(times, at, side="right" if right else "left") - 1
     return np.clip(found, 0, len(times) - 2)
 
 
 def linear(times: Array, data: Array, at: Array, *, right: bool = False) -> tuple[Array, Array]:
-    """Value and derivative of the linear path.
+    """Compute value and derivative of the linear path.
 
     Args:
         times: of the knots, (T,).
@@ -54,8 +54,10 @@ def linear(times: Array, data: Array, at: Array, *, right: bool = False) -> tupl
 
 
 def hermite(times: Array, data: Array) -> Coefficients:
-    """Coefficients a, b, c, d of the cubic Hermite path with backward differences, each (..., T-1, C), as both libraries
-    compute them: the derivative at a knot is the slope before it, at the first knot the slope behind it."""
+    """Compute coefficients a, b, c, d of the cubic Hermite path with backward differences, each (..., T-1, C).
+
+    As in both libraries, the derivative at a knot is the slope before it; at the first knot, the slope after it.
+    """
     step = np.diff(times)[:, None]
     slope = np.diff(data, axis=-2) / step
     before = np.concatenate([slope[..., :1, :], slope[..., :-1, :]], -2)
@@ -63,7 +65,7 @@ def hermite(times: Array, data: Array) -> Coefficients:
 
 
 def natural(times: Array, data: Array) -> Coefficients:
-    """Coefficients a, b, c, d of the natural cubic path (second derivative zero at both ends), each (..., T-1, C)."""
+    """Compute coefficients a, b, c, d of the natural cubic path (second derivative zero at both ends), each (..., T-1, C)."""
     step = np.diff(times)
     count = len(times)
     matrix = np.zeros((count, count))
@@ -80,7 +82,7 @@ def natural(times: Array, data: Array) -> Coefficients:
 
 
 def cubic(times: Array, coefficients: Coefficients, at: Array) -> tuple[Array, Array]:
-    """Value and derivative of a cubic path, two arrays (..., n, C)."""
+    """Compute value and derivative of a cubic path, two arrays (..., n, C)."""
     k = interval(times, at)
     f = (at - times[k])[:, None]
     a, b, c, d = (x[..., k, :] for x in coefficients)
@@ -88,7 +90,7 @@ def cubic(times: Array, coefficients: Coefficients, at: Array) -> tuple[Array, A
 
 
 def path_variants(kind: str, of: str, *, times: str, data: str, at: str) -> list[Variant]:
-    """What the values or derivatives of a path may be. The first is what is meant.
+    """Return the values or derivatives of a path, and known mistakes; the first variant is correct.
 
     Args:
         kind: ``linear`` or ``cubic`` (Hermite, backward differences).
@@ -154,7 +156,7 @@ TABLEAUS: Mapping[str, tuple[Sequence[Sequence[float]], Sequence[float]]] = {  #
 
 
 def solve(field: Field, start: Array, times: Array, slope: Slope, method: str) -> Array:
-    """The solution of ``dz = field(z) dX`` at the times (..., T, H), one step from each to the next.
+    """Compute the solution of ``dz = field(z) dX`` at the times (..., T, H), one step from each to the next.
 
     Args:
         field: (..., H) -> (..., H, C).
@@ -179,7 +181,7 @@ def solve(field: Field, start: Array, times: Array, slope: Slope, method: str) -
 def solution_variants(
     kind: str, method: str, *, times: str, data: str, field: Callable[[Observed], Field], start: str
 ) -> list[Variant]:
-    """What a solution may be. The first is what is meant.
+    """Return the solution, and known mistakes; the first variant is correct.
 
     Args:
         kind: of the path, ``linear`` or ``cubic``.
@@ -202,7 +204,7 @@ def solution_variants(
         return solve(field(seen), seen.values[start], t, slope, method)
 
     def increments(seen: Observed) -> Array:
-        """What diffrax's ControlTerm does without `to_ode`: every stage has the path's whole rise from knot to knot."""
+        """Solve as diffrax's ControlTerm without `to_ode`: every stage uses the path's whole rise from knot to knot."""
         t, y = (np.asarray(seen.inputs[name], np.float64) for name in (times, data))
         out = [seen.values[start]]
         for k, rise in enumerate(np.moveaxis(np.diff(y, axis=-2) / np.diff(t)[:, None], -2, 0)):

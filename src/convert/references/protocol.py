@@ -1,4 +1,4 @@
-"""What a model-level check needs of a model: the two sides, the inputs, and the boundaries at which they must agree."""
+"""`Reference`: the two models of a check, their inputs, and the boundaries at which they must agree."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ Arrays = Mapping[str, Array]
 
 @dataclass(frozen=True)
 class Observed:
-    """What the PyTorch model computed on its way to the first place where it differs from the JAX model.
+    """The values of one run of the PyTorch model, for the diagnosis.
 
     Attributes:
-        values: at boundaries, by name.
+        values: at boundaries and outputs, by name.
         inputs: of the model.
         weights: of the PyTorch module, by name.
     """
@@ -33,15 +33,15 @@ class Observed:
 
 @dataclass(frozen=True)
 class Variant:
-    """One of the functions by which the value at a boundary may have been computed. For the diagnosis of a difference.
+    """A function that may have computed the value at a boundary, for the diagnosis of a difference.
 
     Attributes:
-        name: of the function, short and stable: ``interleaved RoPE``.
+        name: short and stable, such as ``interleaved RoPE``.
         make: computes the whole value.
-        undoes: `make` takes the PyTorch model's own value at the boundary and undoes a mistake called `name` in it. Otherwise
-            it computes the value anew from earlier ones.
-        repair: what to change where the target computes this, in the words of its configuration; empty: compute what is meant.
-        params: the function as data, for code that compares two variants; None where the name is all there is.
+        undoes: whether `make` undoes a mistake called `name` in the PyTorch model's value at the boundary. Otherwise it computes
+            the value from earlier ones.
+        repair: what to change in a target that computes this function; empty for a general text.
+        params: the parameters of the function, for code that compares two variants.
     """
 
     name: str
@@ -56,10 +56,10 @@ JaxSide = Callable[[Mapping[str, Any], Mapping[str, Any]], Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Deferred:
-    """A JAX side that is made when it is needed: upstream's import may cost seconds, and only the model level runs it.
+    """A JAX side whose upstream package is imported when the model level needs it, as the import may take seconds.
 
     Attributes:
-        make: imports upstream and gives the function. Called once, outside of any trace.
+        make: imports upstream and returns the function. It is called once, outside of any trace.
     """
 
     make: Callable[[], JaxSide]
@@ -67,34 +67,32 @@ class Deferred:
 
 @dataclass(frozen=True)
 class Reference:
-    """The two models of a family at one size. A factory of one's own returns this (`--reference module:factory`).
+    """The JAX model and the PyTorch model at one size. A factory returns it (`--reference module:factory`).
 
-    Everything is a plain function of arrays, so that it can be traced, lifted, recorded and run on any device.
+    Every field is a plain function of arrays, so that it can be traced, run in float64, recorded, and run on any device.
 
     Attributes:
-        inputs: seed -> the inputs by name. Long enough to reach every window and position; with padding and saturation.
-        jax: (weights, inputs) -> values at the boundaries and outputs, by name, in the order in which data flows. The
-            weights are the source's leaves by name (flax nnx's ``/value`` removed). Must be traceable by ``jax.make_jaxpr``
-            with weights and inputs as the arguments. `Deferred` where importing upstream takes long; `jax_side` gives the
-            function itself. None when JAX's side is only known from a recording.
-        build: state_dict -> the PyTorch module in eval mode, weights loaded with strict=True, in the dtype of its weights.
-        run: (module, inputs) -> the outputs by name, the same names as `jax` gives. Values at module boundaries are
-            taken by hooks (`observe`): every other name that `jax` gives is a submodule of the module
-            (``layers.0.attn.out``), whose first output is meant, or its first input (``layers.0.attn.out:in``), at the
-            module's first call.
-        outputs: names of the final outputs, as opposed to boundaries.
-        logits: those of the outputs that are logits over their last axis: their KL divergence and top-1 agreement are reported.
-        masks: inputs -> name -> true where a value counts; names that are missing count everywhere. The leading axes of
-            the value, with 1 for an axis along which all count alike.
-        reduction: length of the longest sum (the width of the widest layer); depth: number of layers. For tolerances.
-        facts: what the target is configured to compute (activations, epsilons, ...), read off the live module.
-        variants: name of a boundary or output -> functions that may have made its value. The first is the one that the
-            models are meant to compute; the others are known mistakes. They are tried where the models differ first, and
-            name what either side computes. Empty where nothing but layers with weights comes before the boundary.
-        backends: further ways to compute the same from the same weights (an export, a kernel, another runtime), by name:
-            (module, inputs) -> the outputs by name, as `run` gives them. Values at boundaries are taken by hooks where the
-            backend runs the submodules; it may also give them beside the outputs, by their names. `--backends` compares
-            these with JAX, torch and ``torch.compile``.
+        inputs: seed -> the inputs by name. They should reach every window and position, and contain padding and saturation.
+        jax: (weights, inputs) -> values at the boundaries and outputs, by name, in the order of the data. The weights are the
+            checkpoint's leaves by name, without flax nnx's ``/value``. ``jax.make_jaxpr`` must be able to trace it with weights
+            and inputs as arguments. `Deferred` if importing upstream takes long; `jax_side` returns the function. None if the
+            JAX side is known only from a recording.
+        build: state_dict -> the PyTorch module in eval mode, with the weights loaded with strict=True, in their dtype.
+        run: (module, inputs) -> the outputs, by the same names as in `jax`. Hooks read the values at boundaries (`observe`): every
+            other name that `jax` returns is a submodule, and stands for its first output (``layers.0.attn.out``) or its first
+            input (``layers.0.attn.out:in``) at the submodule's first call.
+        outputs: names of the final outputs; all other names are boundaries.
+        logits: outputs that are logits over their last axis; the report has their KL divergence and top-1 agreement.
+        masks: inputs -> name -> true where a value counts. A mask has the leading axes of the value, with 1 for an axis along which
+            all elements count the same. A value without a mask counts everywhere.
+        reduction: length of the longest sum (the width of the widest layer); depth: number of layers. Tolerances follow from both.
+        facts: what the target is configured to compute (activations, epsilons, ...), read from the live module.
+        variants: name of a boundary or output -> functions that may have computed its value. The first is the correct one, the
+            others are known mistakes. Where the models differ first, they name what each side computes. Empty if only layers
+            with weights come before the boundary.
+        backends: further implementations of the same model (an export, a kernel, another runtime), by name: (module, inputs) ->
+            the outputs, as `run` returns them. Hooks read the values at boundaries if the backend runs the submodules; it may
+            also return them with the outputs. `--backends` compares these with JAX, torch and ``torch.compile``.
     """
 
     inputs: Callable[[int], Arrays]
@@ -113,10 +111,10 @@ class Reference:
     )
 
     def jax_side(self) -> JaxSide:
-        """The function that `jax` is or defers to.
+        """Return the function that `jax` is or defers to.
 
         Raises:
-            ValueError: there is none.
+            ValueError: the reference has no JAX side.
             ImportError: upstream's JAX code is not installed.
         """
         if self.jax is None:
@@ -129,14 +127,14 @@ INPUT = ":in"  # after a submodule's name: its first input, not its first output
 
 @contextmanager
 def observe(module: torch.nn.Module, names: Iterable[str]) -> Iterator[dict[str, torch.Tensor]]:
-    """Records values at module boundaries while the module runs: at each submodule's first call.
+    """Record values at boundaries while the module runs, at the first call of each submodule.
 
     Args:
-        names: submodules, with ``:in`` where the first input is meant and not the first output.
+        names: submodules, for their first output; with ``:in``, for their first input.
 
     Yields:
-        The values by name; filled as the module runs, so those of submodules that never ran are missing, and those that
-        are no tensors.
+        The values by name, filled while the module runs. Values of submodules that never run, and values that are not tensors,
+        are missing.
 
     Raises:
         AttributeError: there is no such submodule.
@@ -144,9 +142,9 @@ def observe(module: torch.nn.Module, names: Iterable[str]) -> Iterator[dict[str,
     values: dict[str, torch.Tensor] = {}
 
     def keep(name: str, value: Any) -> None:
-        while isinstance(value, Mapping | tuple | list):  # several outputs, or transformers' ModelOutput
+        while isinstance(value, Mapping | tuple | list):  # several outputs, or a ModelOutput of transformers
             value = next(iter(value.values() if isinstance(value, Mapping) else value), None)
-        if hasattr(value, "detach"):  # not the length of a sequence, say
+        if hasattr(value, "detach"):  # a tensor
             values.setdefault(name, value.detach().clone())
 
     handles = []

@@ -1,6 +1,6 @@
-"""Functions between a model's layers as they are meant and as they were got wrong before: attention, RoPE, positions, patches.
+"""Functions between the layers of a model, with the known mistakes: attention, RoPE, positions, patches.
 
-In NumPy and float64, for the diagnosis of a difference (`convert.references.protocol.Variant`). Names are stable.
+They compute in NumPy and float64, for the diagnosis (`convert.references.protocol.Variant`). Names are stable.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ R_SOFTPLUS_0 = 1.442695041  # 1 / softplus(0), as praxis and timesfm write it
 
 
 def rope(x: Array, position: Array, base: float, pairing: str = "half-split") -> Array:
-    """Rotated queries or keys.
+    """Rotate queries or keys.
 
     Args:
         x: [batch, time, head, width].
         position: [batch or 1, time].
-        pairing: ``half-split``: feature k turns with feature k + width/2; ``interleaved``: with its neighbour.
+        pairing: ``half-split`` rotates feature k with feature k + width/2, ``interleaved`` with its neighbour.
     """
     width = x.shape[-1]
     angle = position[:, :, None, None] / base ** (2 * np.arange(width // 2) / width)
@@ -45,11 +45,11 @@ def rope(x: Array, position: Array, base: float, pairing: str = "half-split") ->
 def rope_variants(
     unrotated: Callable[[Observed], Array], position: Callable[[Observed], Array], base: float
 ) -> Iterator[Variant]:
-    """Half-split RoPE with `base`, and what else it may be.
+    """Yield half-split RoPE with `base`, and known mistakes.
 
     Args:
-        unrotated: the queries or keys before: [batch, time, head, width].
-        position: of each time step, counted as the model counts: [batch, time].
+        unrotated: the queries or keys before RoPE: [batch, time, head, width].
+        position: of each time step, as the model counts: [batch, time].
     """
 
     def made(
@@ -72,7 +72,7 @@ def rope_variants(
 
 
 def rope_repair(base: float, factor: float = 1.0) -> str:
-    """What to change in a target whose RoPE is another than that of this base and factor."""
+    """Return what to change in a target so that it computes RoPE of this base and factor."""
     divided = f", positions divided by {factor:g}" if factor != 1 else ", positions not divided"
     return f"give this layer RoPE of base {base:g} in half-split pairs{divided}"
 
@@ -85,10 +85,10 @@ class Attention:
     """How attention is computed.
 
     Attributes:
-        padding: whether keys that are padding are left out.
-        reach: how many later positions a query sees; None: all.
-        window: how many positions a query sees, itself included; None: all.
-        power: of the square root of a head's width, by which the query is multiplied.
+        padding: whether keys that are padding are masked.
+        reach: number of later positions that a query sees; None for all.
+        window: number of positions that a query sees, itself included; None for all.
+        power: exponent of the square root of a head's width, by which the query is multiplied.
         cap: logits are ``cap * tanh(logits / cap)``.
     """
 
@@ -100,9 +100,10 @@ class Attention:
 
 
 def probabilities(query: Array, key: Array, padding: Array, how: Attention, bias: Array | float = 0.0) -> Array:
-    """[batch, head, query, key], for queries and keys [batch, time, head, width] and padding [batch, time].
+    """Return the probabilities [batch, head, query, key] for queries and keys [batch, time, head, width].
 
-    `bias` is added to the logits. Masked logits are left out altogether; where all are, all count alike.
+    `padding` is [batch, time], and `bias` is added to the logits. If all logits of a query are masked, all have the same
+    probability.
     """
     logits = np.einsum("bqhd,bkhd->bhqk", query, key) + bias
     if how.cap is not None:
@@ -133,11 +134,11 @@ def attention_variants(
     scales: Sequence[str] = ("",),
     meant: Attention = Attention(),
 ) -> Iterator[Variant]:
-    """Causal attention as it is meant (by default all of it, with padding left out), and what else it may be.
+    """Yield causal attention as it is meant (by default without window or cap, padding masked), and known mistakes.
 
     Args:
-        query: [batch, time, head, width], scaled by one of `scales`; the first is right. key: likewise.
-        scales: names, in the place of this module's own where it has the same.
+        query: [batch, time, head, width], scaled by one of `scales`; the first is correct. key: the same, not scaled.
+        scales: names of scales; they replace mistakes with the same name.
         finish: from the probabilities to the value at the boundary.
         padding: [batch, time].
         steps: length of the sequences.
@@ -180,7 +181,7 @@ def attention_variants(
 
 
 def attention_repair(how: Attention, meant: Attention) -> str:
-    """What to change in a target that computes attention in the first way, so that it computes it in the second."""
+    """Return what to change in a target that computes attention as `how`, so that it computes it as `meant`."""
     if how.window != meant.window:
         if meant.window is None:
             return "take the attention window out of this layer"
@@ -207,7 +208,7 @@ def softplus(x: Array) -> Array:
     return out
 
 
-# What a query is multiplied by under praxis' PerDimScale, by parameter and square root of a head's width; the right one first
+# The factor of a query in praxis' PerDimScale, by parameter and square root of a head's width; the correct one first
 QUERY_SCALES: Mapping[str, Callable[[Array, float], Array]] = {
     "per-dim scale": lambda p, root: R_SOFTPLUS_0 / root * softplus(p),
     "per-dim scale without softplus": lambda p, root: R_SOFTPLUS_0 / root * p,
@@ -220,13 +221,13 @@ QUERY_SCALES: Mapping[str, Callable[[Array, float], Array]] = {
 
 
 def scaled(query: Array, parameter: Array, name: str) -> Array:
-    """A query [..., width], scaled by one of `QUERY_SCALES`."""
+    """Scale a query [..., width] by one of `QUERY_SCALES`."""
     out: Array = query * QUERY_SCALES[name](parameter, math.sqrt(parameter.shape[-1]))
     return out
 
 
 def query_variants(query: Callable[[Observed], Array], parameter: str) -> Iterator[Variant]:
-    """The scaled query; `parameter` is the name of the weight."""
+    """Yield the scaled query, and known mistakes; `parameter` is the name of the weight."""
     for name in QUERY_SCALES:
         yield Variant(name, lambda seen, name=name: scaled(query(seen), seen.weights[parameter], name))  # type: ignore[misc]
 
@@ -235,7 +236,7 @@ def query_variants(query: Callable[[Observed], Array], parameter: str) -> Iterat
 
 
 def sinusoids(steps: int, width: int, start: int = 0, least: float = 1.0, longest: float = 10_000.0) -> Array:
-    """The sine and cosine table of praxis' PositionalEmbedding: [1, steps, width]."""
+    """Compute the sine and cosine table of praxis' PositionalEmbedding: [1, steps, width]."""
     count = width // 2
     inverse = least * np.exp(np.arange(count) * -(math.log(longest / least) / max(count - 1, 1)))
     time = (start + np.arange(steps))[None, :, None] * inverse
@@ -243,7 +244,7 @@ def sinusoids(steps: int, width: int, start: int = 0, least: float = 1.0, longes
 
 
 def rotated(table: Array, padding: Array) -> Array:
-    """Each row of the table, turned so that it starts at the first time step that is no padding: [batch, time, width]."""
+    """Rotate the table for each row of a batch so that it starts at the first step without padding: [batch, time, width]."""
     first = np.argmin(padding, axis=1)
     index = (np.arange(table.shape[1])[None] - first[:, None]) % table.shape[1]
     out: Array = table[0][index]
@@ -251,7 +252,7 @@ def rotated(table: Array, padding: Array) -> Array:
 
 
 def table_variants(steps: int, width: int) -> Iterator[Variant]:
-    """The table of positions itself."""
+    """Yield the table of positions, and known mistakes."""
     half = width // 2
     table = sinusoids(steps, width)
     made = {
@@ -272,7 +273,7 @@ def added_variants(
     padding: Callable[[Observed], Array],
     positions: bool,
 ) -> Iterator[Variant]:
-    """Embedded patches with positions and frequency added, and what else it may be.
+    """Yield embedded patches with positions and frequency added, and known mistakes.
 
     Args:
         embedded: [batch, time, width]. frequency: [batch, 1, width]. padding: [batch, time].
@@ -317,7 +318,7 @@ def added_variants(
 
 
 def embedding_variants(table: str) -> Iterator[Variant]:
-    """Rows of the weight `table` for the input ``tokens``, times the square root of their width, and what else they may be."""
+    """Yield rows of the weight `table` for the input ``tokens``, times the square root of their width, and known mistakes."""
 
     def made(power: float) -> Callable[[Observed], Array]:
         def make(seen: Observed) -> Array:
@@ -333,10 +334,10 @@ def embedding_variants(table: str) -> Iterator[Variant]:
 
 
 def logits_variants(hidden: str, table: str, cap: float | None, head: str = "") -> Iterator[Variant]:
-    """Logits of the value `hidden` by the weight `table`, soft-capped or not, and what else they may be.
+    """Yield the logits of the value `hidden` by the weight `table`, with or without a soft cap, and known mistakes.
 
     Args:
-        head: name of the weight that the target may have for the head alone; empty: none.
+        head: name of the weight of a separate head that the target may have; empty for none.
     """
 
     def made(cap: float | None, by: str = table) -> Callable[[Observed], Array]:
@@ -355,7 +356,7 @@ def logits_variants(hidden: str, table: str, cap: float | None, head: str = "") 
 def gated_variants(
     gate: Callable[[Observed], Array], other: Callable[[Observed], Array], meant: str = "gelu_tanh"
 ) -> Iterator[Variant]:
-    """An activation of the gate, by default the tanh GeLU, times the other, and what else it may be."""
+    """Yield an activation of the gate, by default the tanh GeLU, times the other, and known mistakes."""
     for name in [meant, *(name for name in NUMPY_ACTIVATIONS if name != meant)]:
         yield Variant(name, lambda seen, name=name: NUMPY_ACTIVATIONS[name](gate(seen)) * other(seen))  # type: ignore[misc]
     yield Variant("gate and up swapped", lambda seen: NUMPY_ACTIVATIONS[meant](other(seen)) * gate(seen))
@@ -365,16 +366,16 @@ def gated_variants(
 
 
 def swapped_halves(x: Array) -> Array:
-    """The second half of the last axis before the first."""
+    """Move the second half of the last axis before the first."""
     half = x.shape[-1] // 2
     return np.concatenate([x[..., half:], x[..., :half]], -1)
 
 
 def other_order(x: Array) -> Array:
-    """The last two axes as they would be, had they been flattened in the other order."""
+    """Flatten the last two axes in the other order, keeping the shape."""
     return np.swapaxes(x, -1, -2).reshape(x.shape)
 
 
 def undone(name: str, boundary: str, change: Callable[[Array], Array]) -> Variant:
-    """A mistake in the PyTorch model's own value at `boundary`, which `change` undoes."""
+    """Return the variant of a mistake in the PyTorch model's value at `boundary`, which `change` undoes."""
     return Variant(name, lambda seen: change(seen.values[boundary]), undoes=True)

@@ -1,4 +1,4 @@
-"""What Gemma 1, 2 and 3 compute between their layers, and what else it may be: for the diagnosis (`Reference.variants`)."""
+"""What Gemma 1, 2 and 3 compute between their layers, with the known mistakes, for the diagnosis (`Reference.variants`)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _HALF_SPLIT, _REPEATED, _NORMED = "half-split RoPE", "heads in groups", "q and k
 
 
 def variants(plan: Plan, model: Gemma, steps: int, name: str) -> Sequence[Variant]:
-    """`Reference.variants` of Gemma, for sequences of `steps` positions."""
+    """Return `Reference.variants` of Gemma, for sequences of `steps` positions."""
     return tuple(_variants(plan, model, steps, name))
 
 
@@ -71,7 +71,7 @@ def _turn(base: float, factor: float = 1.0, pairing: str = "half-split", shift: 
 
 
 def _norm_order(plan: Plan, model: Gemma, i: int, part: str, layer: str) -> Iterator[Variant]:
-    """The value of the norm of queries or keys: [batch, head, time, width]."""
+    """Yield the norm of queries or keys, and known mistakes: [batch, head, time, width]."""
     count, block = plan.sizes["N" if part == "q" else "K"], f"{layer}.self_attn"
     turn, norm = _turn(model.bases[i], model.factors[i]), partial(_normed, block, part)
 
@@ -85,14 +85,14 @@ def _norm_order(plan: Plan, model: Gemma, i: int, part: str, layer: str) -> Iter
 
 
 def _over_all(norm: Callable[[Observed, Array], Array], seen: Observed, x: Array) -> Array:
-    """Heads have one mean square together."""
+    """Compute one mean square for all heads."""
     ratio = np.mean(np.square(x), -1, keepdims=True) + EPSILON
     together = np.mean(np.square(x), (-2, -1), keepdims=True) + EPSILON
     return np.asarray(norm(seen, x) * np.sqrt(ratio / together))
 
 
 def _ropes(model: Gemma, i: int) -> Mapping[str, Turn]:
-    """How queries and keys may be rotated; the first is meant."""
+    """Yield how queries and keys may be rotated; the first is correct."""
     base, factor = model.bases[i], model.factors[i]
     ropes = {
         _HALF_SPLIT: _turn(base, factor),

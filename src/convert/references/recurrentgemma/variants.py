@@ -1,4 +1,4 @@
-"""What RecurrentGemma computes between its layers, and what else it may be: for the diagnosis (`Reference.variants`)."""
+"""What RecurrentGemma computes between its layers, with the known mistakes, for the diagnosis (`Reference.variants`)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _LAYER = re.compile(r"(?P<layer>(model\.layers|blocks)\.\d+)\.(?P<inner>.+)")
 
 @dataclass(frozen=True)
 class _Names:
-    """What the target calls its tensors."""
+    """Names of the target's tensors."""
 
     query: str
     key: str
@@ -62,7 +62,7 @@ _HUGGING = _Names(
 
 
 def variants(plan: Plan, steps: int, name: str) -> Sequence[Variant]:
-    """`Reference.variants` of RecurrentGemma, for sequences of `steps` positions."""
+    """Return `Reference.variants` of RecurrentGemma, for sequences of `steps` positions."""
     return tuple(_variants(plan, steps, name))
 
 
@@ -110,7 +110,7 @@ def _positions(seen: Observed) -> Array:
 
 
 def _convolution(names: _Names, module: str, given: str) -> Iterator[Variant]:
-    """Each channel with its own taps; the last tap is the present."""
+    """Convolve each channel with its taps; the last tap is the current step."""
 
     def made(flip: bool = False, ahead: int = 0, bias: bool = True, apart: bool = True) -> Seen:
         def make(seen: Observed) -> Array:
@@ -151,7 +151,7 @@ class _How:
 
 
 def _recurrence(names: _Names, module: str, decay: float) -> Iterator[Variant]:
-    """The RG-LRU: ``h = a h + sqrt(1 - a^2) gate x``, with ``a = exp(-decay sigmoid(gate) softplus(parameter))``."""
+    """Compute the RG-LRU: ``h = a h + sqrt(1 - a^2) gate x``, with ``a = exp(-decay sigmoid(gate) softplus(parameter))``."""
 
     def gate(seen: Observed, k: int, transposed: bool) -> Array:
         w, b = (seen.weights[f"{module}.{name}"] for name in names.gates[k])
@@ -197,7 +197,7 @@ def _recurrence(names: _Names, module: str, decay: float) -> Iterator[Variant]:
 
 
 def _attention(names: _Names, block: str, plan: Plan, steps: int) -> Iterator[Variant]:
-    """Attention over a window; half of each head is rotated, and all heads have one key and value."""
+    """Yield attention over a window, with half of each head rotated and one key and value for all heads, and known mistakes."""
     heads, base, window = plan.sizes["N"], float(plan.facts["rope_theta"]), int(plan.facts["attention_window"])
 
     def rotated(

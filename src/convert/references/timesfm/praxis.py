@@ -1,4 +1,4 @@
-"""TimesFM 1.0 and 2.0 in plain JAX: the equations of praxis and of timesfm's Pax model, which today's JAX cannot install.
+"""TimesFM 1.0 and 2.0 in plain JAX: the equations of praxis and of timesfm's Pax model, which cannot be installed with current versions of JAX.
 
 Written from google/praxis@feeaff19915c and timesfm 1.3.0; each function names what it restates, for evaluation (no dropout)
 and with the settings of ``TimesFmJax`` (``timesfm_jax.py``). It is itself proven: in float32 it reproduces what the Pax

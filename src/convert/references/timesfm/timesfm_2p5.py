@@ -1,4 +1,4 @@
-"""TimesFM 2.5: upstream's flax nnx code on JAX's side; upstream's PyTorch code, or transformers', on the other.
+"""TimesFM 2.5: upstream's flax nnx code, against upstream's PyTorch code or transformers'.
 
 Sources: timesfm 3.0.2 (``timesfm_2p5/*.py``, ``flax/*.py``, ``torch/*.py``), transformers 5.23
 (``models/timesfm2_5/modeling_timesfm2_5.py``).
@@ -73,7 +73,7 @@ def reference(plan: Plan) -> Reference:
     def masks(given: Arrays) -> Arrays:
         keep = counted(given["masks"], patch)
         names = (*_names(layers, plan.target).values(), OUTPUTS[0])
-        # transformers normalises queries and keys with the heads in front of the patches
+        # in transformers, normalised queries and keys have the heads before the patches
         heads_first = ("q_norm", "k_norm")
         return {name: keep[:, None] if name.removesuffix(INPUT).endswith(heads_first) else keep for name in names}
 
@@ -136,11 +136,11 @@ def _definition(plan: Plan) -> Any:
     )
 
 
-# ---- names of the boundaries, in the order in which data flows
+# ---- names of the boundaries, in the order of the data
 
 _BLOCK = ("hidden_layer", f"output_layer{INPUT}", "output_layer", "residual_layer")
 _LAYER = {
-    # flax: transformers. The PyTorch module of the timesfm package has flax's names, but for the fused projection.
+    # flax: transformers. The PyTorch module of the timesfm package has flax's names, except for the fused projection.
     "pre_attn_ln": "input_layernorm",
     "attn.query": "self_attn.q_proj",
     "attn.key": "self_attn.k_proj",
@@ -160,11 +160,11 @@ _LAYER = {
     "ff1": "mlp.fc2",
     "post_ff_ln": "post_feedforward_layernorm",
 }
-_FUSED = {"attn.query": "", "attn.key": "", "attn.value": "attn.qkv_proj"}  # all three are known at the last
+_FUSED = {"attn.query": "", "attn.key": "", "attn.value": "attn.qkv_proj"}  # at the place of the last of the three
 
 
 def _names(layers: int, target: str) -> dict[str, str]:
-    """Boundary in flax -> name in the target's module."""
+    """Map boundaries in flax to their names in the target's module."""
 
     def block(flax: str, torch: str) -> Iterator[tuple[str, str]]:
         yield f"{flax}{INPUT}", f"{torch}{INPUT}"
@@ -188,7 +188,7 @@ def _names(layers: int, target: str) -> dict[str, str]:
 
 
 def _blocks(layers: int, target: str) -> list[Block]:
-    """Where the target has an activation: the module that holds it, the layer before it, the layer behind."""
+    """Return where the target has an activation."""
     names = _names(layers, target)
     holders = ["tokenizer", "output_projection_point", "output_projection_quantiles"]
     blocks = [Block(names[h], names[f"{h}.hidden_layer"], names[f"{h}.output_layer"]) for h in holders]
@@ -331,7 +331,7 @@ def _recording(names: Mapping[int, str], values: dict[str, Any]) -> Iterator[Non
 
 
 def _as_torch(values: Mapping[str, Any], plan: Plan) -> OrderedDict[str, Any]:
-    """Values at flax's boundaries by the target's names and in its layouts."""
+    """Return the values at flax's boundaries by the target's names and in its layouts."""
     import jax.numpy as jnp
 
     layers, width = plan.sizes["i"], plan.sizes["D"]

@@ -1,4 +1,4 @@
-"""What TimesFM computes between its layers, and what else it may be: for the diagnosis (`Reference.variants`)."""
+"""What TimesFM computes between its layers, with the known mistakes, for the diagnosis (`Reference.variants`)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _LAYER = re.compile(r"(?P<layer>.*layers\.\d+|stacked_xf\.\d+)\.(?P<inner>.+)")
 
 
 def _patch(boundary: str) -> Iterator[Variant]:
-    """The first block's input: a normalised patch and its padding mask, side by side."""
+    """Yield the first block's input, a normalised patch concatenated with its padding mask, and known mistakes."""
     yield undone("mask before the patch", boundary, swapped_halves)
     yield undone("padding mask inverted", boundary, _inverted)
 
@@ -44,7 +44,7 @@ def _heads(x: Array, heads: int) -> Array:
 
 
 class _Projections:
-    """Queries, keys and values of one attention layer, as its projections give them: [batch, time, head, width]."""
+    """Queries, keys and values of an attention layer, from its projections: [batch, time, head, width]."""
 
     def __init__(self, attention: str, heads: int, fused: bool) -> None:
         self.attention, self.heads, self.fused = attention, heads, fused
@@ -62,7 +62,7 @@ class _Projections:
 
 
 def _attended(value: Seen) -> Callable[[Observed, Array], Array]:
-    """From probabilities to the output projection's input: [batch, time, heads * width]."""
+    """Compute the output projection's input from probabilities: [batch, time, heads * width]."""
 
     def finish(seen: Observed, probs: Array) -> Array:
         out = np.einsum("bhqk,bkhd->bqhd", probs, value(seen))
@@ -75,7 +75,7 @@ def _attended(value: Seen) -> Callable[[Observed, Array], Array]:
 
 
 def variants_1(plan: Plan, patches: int, name: str) -> Sequence[Variant]:
-    """`Reference.variants` of TimesFM 1.0 and 2.0, for series of `patches` patches."""
+    """Return `Reference.variants` of TimesFM 1.0 and 2.0, for series of `patches` patches."""
     return tuple(_variants_1(plan, patches, name))
 
 
@@ -118,7 +118,7 @@ def _variants_1(plan: Plan, patches: int, name: str) -> Iterator[Variant]:
 
 
 def variants_2p5(plan: Plan, patches: int, ahead: int, name: str) -> Sequence[Variant]:
-    """`Reference.variants` of TimesFM 2.5, for series of `patches` patches, with room for `ahead` more in the cache."""
+    """Return `Reference.variants` of TimesFM 2.5, for series of `patches` patches and a cache with `ahead` more."""
     return tuple(_variants_2p5(plan, patches, ahead, name))
 
 
@@ -136,7 +136,7 @@ def _variants_2p5(plan: Plan, patches: int, ahead: int, name: str) -> Iterator[V
 
 
 def _padding(patches: int) -> Seen:
-    """A patch whose last point is padding is padding."""
+    """Return true for patches whose last point is padding."""
     return lambda seen: np.asarray(seen.inputs["masks"]).reshape(-1, patches, _points(seen, patches))[..., -1]
 
 
