@@ -1,6 +1,6 @@
 """Control paths and the CDEs that they drive, in NumPy, with the known mistakes.
 
-For the `variants` of a reference of one's own whose models have paths of diffrax or torchcde: `path_variants` and
+For the `variants` of a user's reference whose models use paths of diffrax or torchcde: `path_variants` and
 `solution_variants`. Sources: diffrax 0.7.2 `_global_interpolation.py`, torchcde 0.2.5 `interpolation_*.py`, torchdiffeq 0.2.5
 `fixed_grid.py` and `rk_common.py`; tests/parity/test_control_path.py compares with all three.
 """

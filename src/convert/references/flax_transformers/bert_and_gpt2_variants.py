@@ -1,4 +1,4 @@
-"""What BERT and GPT-2 compute between their layers, and known mistakes in it, for the diagnosis (`Reference.variants`)."""
+"""Functions between the layers of BERT and GPT-2, with known mistakes, for the diagnosis (`Reference.variants`)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _GPT2 = re.compile(rf"(?P<block>.*h\.\d+\.attn)\.c_proj{INPUT}")
 
 
 def variants(heads: int, width: int, steps: int, name: str) -> Iterator[Variant]:
-    """`Reference.variants`: of attention by `heads` heads, `width` wide together, over `steps` positions."""
+    """Yield `Reference.variants` of attention with `heads` heads of a total width over `steps` positions."""
     if found := _BERT.fullmatch(name):
         block = found["block"]
         parts = {part: f"{block}.self.{word}" for part, word in (("q", "query"), ("k", "key"), ("v", "value"))}
@@ -56,7 +56,7 @@ def variants(heads: int, width: int, steps: int, name: str) -> Iterator[Variant]
         )
 
     first, *mistakes = attended(heads, meant)
-    if meant.reach is None:  # no mask to be wrong about, but that there is one
+    if meant.reach is None:  # bidirectional: the only mistake in the mask is that there is one
         yield replace(first, name="attention")
         yield replace(next(attended(heads, Attention())), name="causal mask")
         mistakes = [mistake for mistake in mistakes if mistake.name in UNMASKED]

@@ -1,4 +1,4 @@
-"""What T5 and Whisper compute between their layers, and known mistakes in it, for the diagnosis (`Reference.variants`)."""
+"""Functions between the layers of T5 and Whisper, with known mistakes, for the diagnosis (`Reference.variants`)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from convert.references.protocol import INPUT, Observed, Variant
 from convert.references.variants import Attention, gated_variants, probabilities
 
 Array = np.ndarray[Any, np.dtype[Any]]
-FURTHEST = (8, 16, 20, 32, 64, 128, 256, 512)  # distances from which on T5's positions may share a bucket
+FURTHEST = (8, 16, 20, 32, 64, 128, 256, 512)  # values that relative_attention_max_distance may have
 POSITIONS = "relative_attention_bias"
 _T5_ATTENTION = re.compile(
     rf"(?P<block>(?P<side>encoder|decoder)\.block\.\d+\.layer\.\d\.(?P<kind>SelfAttention|EncDecAttention))\.o{INPUT}"
@@ -31,13 +31,13 @@ SOUND = f"model.encoder.layers.0.self_attn_layer_norm{INPUT}"
 
 @dataclass(frozen=True)
 class T5Sizes:
-    """Of a T5.
+    """Sizes of a T5.
 
     Attributes:
-        heads: how many; wide: their width together; width: the model's.
-        furthest: distances from here on share a bucket.
-        gate: activation of the gate of its feed-forward blocks; empty: they have none.
-        tied: whether the head is the table of words.
+        heads: number of heads; wide: their total width; width: of the model.
+        furthest: from this distance on, all share a bucket.
+        gate: activation of the gate of the feed-forward blocks; empty if they have no gate.
+        tied: whether the head is tied to the embedding.
     """
 
     heads: int
@@ -50,7 +50,7 @@ class T5Sizes:
 
 @dataclass(frozen=True)
 class WhisperSizes:
-    """Of a Whisper: heads of either side, and the model's width."""
+    """Sizes of a Whisper: heads of encoder and decoder, and the model's width."""
 
     encoder_heads: int
     decoder_heads: int
@@ -59,15 +59,15 @@ class WhisperSizes:
 
 @dataclass(frozen=True)
 class _Place:
-    """An attention.
+    """An attention layer.
 
     Attributes:
-        parts: ``q``, ``k``, ``v`` -> the boundary that has them.
-        heads: how many.
-        power: of the square root of a head's width, by which the source multiplies queries.
-        meant: what may be seen.
+        parts: ``q``, ``k``, ``v`` -> their boundaries.
+        heads: number of heads.
+        power: exponent of the square root of a head's width, by which the source multiplies queries.
+        meant: which keys a query sees.
         padding: of the keys: [batch, time].
-        bias: what is added to the logits; None: nothing.
+        bias: added to the logits; None for none.
     """
 
     parts: Mapping[str, str]
@@ -80,7 +80,7 @@ class _Place:
     def make(
         self, how: Attention, heads: int | None = None, power: int | None = None, biased: bool = True
     ) -> Callable[[Observed], Array]:
-        """The value behind the attention, [batch, time, heads x width], computed so."""
+        """Return the function that computes the attention's output, [batch, time, heads x width]."""
 
         def made(seen: Observed) -> Array:
             q, k, v = (seen.values[self.parts[part]] for part in "qkv")
@@ -118,7 +118,7 @@ def _attention(place: _Place, wide: int) -> Iterator[Variant]:
     yield Variant(scales[-2], place.make(meant, power=-2), repair="correct what the attention scores are divided by")
     if place.bias is not None:
         yield Variant("no relative positions", place.make(meant, biased=False), repair="add the first layer's relative positions to the scores")  # fmt: skip
-        return  # whose table tells how many heads there are
+        return  # the table of relative positions fixes the number of heads
     for count in range(1, wide + 1):
         if count != place.heads and wide % count == 0:
             yield Variant(f"{count} heads" if count > 1 else "1 head", place.make(meant, heads=count))
@@ -128,7 +128,7 @@ def _attention(place: _Place, wide: int) -> Iterator[Variant]:
 
 
 def buckets(queries: int, keys: int, count: int, furthest: int, *, causal: bool, turned: bool = False) -> Array:
-    """As `convert.references.flax_transformers.t5_jax.buckets`, without JAX; `turned`: distances count backwards."""
+    """Compute t5_jax.buckets without JAX; with `turned`, distances count backwards."""
     distance = np.arange(keys)[None, :] - np.arange(queries)[:, None]
     distance = -distance if turned else distance
     if causal:
@@ -143,7 +143,7 @@ def buckets(queries: int, keys: int, count: int, furthest: int, *, causal: bool,
 
 
 def _positions(side: str, furthest: int, name: str) -> Iterator[Variant]:
-    """Rows of the table of relative positions, [queries, keys, heads]."""
+    """Yield rows of the table of relative positions, [queries, keys, heads], and known mistakes."""
     causal = side == "decoder"
 
     def made(furthest: int = furthest, causal: bool = causal, turned: bool = False) -> Callable[[Observed], Array]:
@@ -165,7 +165,7 @@ def _positions(side: str, furthest: int, name: str) -> Iterator[Variant]:
 
 
 def _scaled_head(sizes: T5Sizes) -> Iterator[Variant]:
-    """What the head gets: with a tied head, the decoder's result divided by sqrt(width)."""
+    """Yield the head's input, which is divided by sqrt(width) if the head is tied, and known mistakes."""
 
     def made(power: float) -> Callable[[Observed], Array]:
         return lambda seen: seen.values["decoder.final_layer_norm"] * sizes.width**power
@@ -176,7 +176,7 @@ def _scaled_head(sizes: T5Sizes) -> Iterator[Variant]:
 
 
 def t5_variants(sizes: T5Sizes, name: str) -> list[Variant]:
-    """`Reference.variants` of a T5."""
+    """Return `Reference.variants` of a T5."""
     if found := _T5_ATTENTION.fullmatch(name):
         side, block = found["side"], found["block"]
         crossing = found["kind"] == "EncDecAttention"
@@ -203,7 +203,7 @@ def t5_variants(sizes: T5Sizes, name: str) -> list[Variant]:
 
 
 def _sound() -> Iterator[Variant]:
-    """What the encoder's first layer gets: the second convolution, its GELU and the positions."""
+    """Yield the input of the encoder's first layer: the second convolution, its GELU and the positions; and known mistakes."""
 
     def made(act: str = "gelu_erf", factor: float = 1.0, shift: int = 0) -> Callable[[Observed], Array]:
         def make(seen: Observed) -> Array:
@@ -222,7 +222,7 @@ def _sound() -> Iterator[Variant]:
 
 
 def _text() -> Iterator[Variant]:
-    """Rows of the table of the text's positions."""
+    """Yield rows of the table of the text's positions, and known mistakes."""
 
     def made(shift: int) -> Callable[[Observed], Array]:
         def make(seen: Observed) -> Array:
@@ -237,7 +237,7 @@ def _text() -> Iterator[Variant]:
 
 
 def whisper_variants(sizes: WhisperSizes, name: str) -> list[Variant]:
-    """`Reference.variants` of a Whisper."""
+    """Return `Reference.variants` of a Whisper."""
     if found := _WHISPER.fullmatch(name):
         block = found["block"]
         of_text = found["side"] == "decoder" and found["kind"] == "self"

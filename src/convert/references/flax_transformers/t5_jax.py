@@ -38,12 +38,12 @@ class T5:
 
 
 def buckets(queries: int, keys: int, count: int, furthest: int, *, causal: bool) -> Any:
-    """Number of the bucket of each distance, [queries, keys]: one each for the near ones, then wider and wider in logarithms.
+    """Return the bucket of each distance, [queries, keys]: one for each small distance, then logarithmically wider ones.
 
     Args:
-        count: of all buckets. Half of them are those of keys behind the query, unless that never happens.
-        furthest: distances from here on are in the last bucket.
-        causal: whether no query looks at what is behind it.
+        count: number of buckets. Unless causal, half of them are for keys after the query.
+        furthest: from this distance on, all share the last bucket.
+        causal: whether no query sees later keys.
     """
     import jax.numpy as jnp
 
@@ -56,7 +56,7 @@ def buckets(queries: int, keys: int, count: int, furthest: int, *, causal: bool)
         first = (distance > 0) * count
         distance = jnp.abs(distance)
     exact = count // 2
-    share = jnp.log(jnp.maximum(distance, 1) / exact) / math.log(furthest / exact)  # those at 0 are near
+    share = jnp.log(jnp.maximum(distance, 1) / exact) / math.log(furthest / exact)  # distance 0 has its own bucket
     far = jnp.minimum(exact + share * (count - exact), count - 1)
     return first + jnp.where(distance < exact, distance, far.astype(distance.dtype))
 
@@ -79,13 +79,13 @@ def run(model: T5, w: Mapping[str, Any], inputs: Mapping[str, Any]) -> OrderedDi
         return y
 
     def attention(name: str, x: Any, of: Any, visible: Any, bias: Any) -> Any:
-        """Nothing divides the scores; `bias` is added to them."""
+        """Compute attention without a scale, with `bias` added to the logits."""
         q, k, v = dense(f"{name}.q", x), dense(f"{name}.k", of), dense(f"{name}.v", of)
         y = values[f"{name}.o{INPUT}"] = attend(q, k, v, model.heads, visible, factor=1.0, bias=bias)
         return dense(f"{name}.o", y)
 
     def positions(stack: str, length: int) -> Any:
-        """What is added for each head and distance, [1, heads, queries, keys]: the first layer's table, in all layers."""
+        """Return the bias of each head and distance, [1, heads, queries, keys]: the first layer's table, for all layers."""
         name = f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias"
         table = w[f"{name.replace('.', '/')}/embedding"]
         at = buckets(length, length, len(table), model.furthest, causal=stack == "decoder")
@@ -103,7 +103,7 @@ def run(model: T5, w: Mapping[str, Any], inputs: Mapping[str, Any]) -> OrderedDi
         return dense(f"{name}.wo", y)
 
     def stack(side: str, layers: int, ids: Any, visible: Any, across: tuple[Any, Any] | None = None) -> Any:
-        """A stack; `across` is what its second attention looks at, and where it may."""
+        """Run a stack; `across` has the keys of its second attention, and the mask."""
         x = values[f"{side}.embed_tokens"] = w["shared/embedding"][ids]
         bias: Any = None
         for i in range(layers):

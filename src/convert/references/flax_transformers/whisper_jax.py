@@ -42,7 +42,7 @@ def run(model: Whisper, w: Mapping[str, Any], inputs: Mapping[str, Any]) -> Orde
 
     values: OrderedDict[str, Any] = OrderedDict()
     act, _ = activation_pair(model.activation)
-    exact, _ = activation_pair("gelu_erf")  # behind the convolutions, whatever the configuration says
+    exact, _ = activation_pair("gelu_erf")  # after the convolutions, for every configuration
 
     def leaf(name: str) -> str:
         return name.removeprefix("model.").replace(".", "/")
@@ -58,7 +58,7 @@ def run(model: Whisper, w: Mapping[str, Any], inputs: Mapping[str, Any]) -> Orde
         return y
 
     def convolution(name: str, x: Any, stride: int) -> Any:
-        """One frame of zeros on either side; boundaries have PyTorch's channels first."""
+        """Convolve with one frame of zeros on either side; boundaries have PyTorch's layout, channels first."""
         values[name + INPUT] = x.transpose(0, 2, 1)
         y = jax.lax.conv_general_dilated(
             x, w[f"{leaf(name)}/kernel"], (stride,), [(1, 1)], dimension_numbers=("NWC", "WIO", "NWC")

@@ -1,4 +1,4 @@
-"""What Gemma 1, 2 and 3 compute between their layers, with the known mistakes, for the diagnosis (`Reference.variants`)."""
+"""Functions between the layers of Gemma 1, 2 and 3, with known mistakes, for the diagnosis (`Reference.variants`)."""
 
 from __future__ import annotations
 

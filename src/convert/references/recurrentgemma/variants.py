@@ -1,4 +1,4 @@
-"""What RecurrentGemma computes between its layers, with the known mistakes, for the diagnosis (`Reference.variants`)."""
+"""Functions between the layers of RecurrentGemma, with known mistakes, for the diagnosis (`Reference.variants`)."""
 
 from __future__ import annotations
 
@@ -229,7 +229,7 @@ def _attention(names: _Names, block: str, plan: Plan, steps: int) -> Iterator[Va
     queries, keys, values = projected(names.query, heads), projected(names.key, 1), projected(names.value, 1)
 
     def finish(seen: Observed, probabilities: Array) -> Array:
-        # A document's own positions alone count; what is left of each row is made to sum to 1 again.
+        # Only positions of the same document count; each row is normalised to the sum 1 again.
         document = np.cumsum(_positions(seen) == 0, axis=1)
         apart = np.where((document[:, :, None] == document[:, None, :])[:, None], probabilities, 0)
         with np.errstate(invalid="ignore"):  # a mistaken mask may leave nothing

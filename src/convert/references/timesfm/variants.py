@@ -1,4 +1,4 @@
-"""What TimesFM computes between its layers, with the known mistakes, for the diagnosis (`Reference.variants`)."""
+"""Functions between the layers of TimesFM, with known mistakes, for the diagnosis (`Reference.variants`)."""
 
 from __future__ import annotations
 
