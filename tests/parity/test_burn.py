@@ -17,7 +17,7 @@ import torch
 
 from convert import Plan, PlanError, RuleError
 from convert.core.ops import Permute, Slice
-from convert.planning.burn.tensors import transposed_ops
+from convert.planning.formats.burn.tensors import transposed_ops
 from convert.planning.planner import make_plan
 from convert.writing.scatter import destination_view
 from support import burn_modules as burn

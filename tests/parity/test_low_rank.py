@@ -336,7 +336,7 @@ def test_trees_that_do_not_fit() -> None:
         make_plan(lora(), MemorySource({**leaves, "q/lora/lora_b": np.zeros((2, 5), np.float32)}))
     with pytest.raises(PlanError, match="v/lora/lora_b"):
         make_plan(lora(), MemorySource({k: x for k, x in leaves.items() if k != "v/lora/lora_b"}))
-    with pytest.raises(PlanError, match=r"q/lora/lora_a: int32\[7,3\] is multiplied and added"):
+    with pytest.raises(PlanError, match="q/lora/lora_a: expected a floating-point dtype, .* got int32"):
         make_plan(lora(), MemorySource({**leaves, "q/lora/lora_a": np.zeros((7, 3), np.int32)}))
     head = HEAD + "facts: {alpha: ask}\n"
     with pytest.raises(PlanError, match=r"scaled by \$alpha/R; give it with --set alpha="):

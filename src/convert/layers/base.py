@@ -177,7 +177,7 @@ class Step:
             the logarithm of the factor between two.
         role: ``weight`` or ``bias``; of a recurrent layer ``weight_ih`` and so on.
         siblings: number of tensors with this spec that the rule makes for one layer, this one included.
-        part: (k, n): its rows are the k-th of n parts of the tensor; `convert.planning.join` joins the parts.
+        part: (k, n): its rows are the k-th of n parts of the tensor; `convert.planning.outputs` joins the parts.
         notes: notes for the user, such as rows that are left out.
         group: all leaves of the layer, where its tensors belong together, as those of a recurrent layer do.
         tied: of a tied table: name of the tensor that it equals; `word` is then the kind of layer that uses it.

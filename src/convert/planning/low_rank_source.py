@@ -1,6 +1,6 @@
-"""Leaves that are computed from several: the product of a pair, or a weight with such a product added.
+"""A view of a checkpoint with merged leaves: the product of a low-rank pair, or a weight with such a product added.
 
-To everything behind the plan they are leaves like others, with a name that says what they are made of.
+The steps of a plan read merged leaves like others. Their names list the leaves that they are computed from.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from convert.core.tensor_spec import TensorSpec, numpy_dtype
 from convert.layers.low_rank import Product
 
 Array = np.ndarray[Any, np.dtype[Any]]
-BLOCK = 1 << 18  # elements of the result that are added up at a time: they stay in a cache
+BLOCK = 1 << 18  # elements of the result that are summed at a time, so that they stay in a cache
 
 
 @dataclass(frozen=True)
@@ -30,13 +30,13 @@ class Merge:
 
     Attributes:
         first, second: leaves A and B.
-        base: the leaf that the product is added to; None: nothing.
-        product: which axes are which.
-        letters: axes of the result, in order; those of `base`, when there is one.
-        stacked: axes, of the leaves as of the result, that enumerate layers.
+        base: the leaf that the product is added to; None for the product alone.
+        product: the einsum of the pair.
+        letters: axes of the result, in order; those of `base` if there is one.
+        stacked: axes of the leaves and of the result that enumerate layers.
         scale: the factor.
         spec: of the result, float32 or wider.
-        dtype: in which the result is written when nothing else is asked for.
+        dtype: dtype in which the result is written by default.
     """
 
     first: str
@@ -58,19 +58,19 @@ class Merge:
         )
 
     @property
-    def said(self) -> str:
-        """The arithmetic, in words."""
+    def arithmetic(self) -> str:
+        """What is computed, for people."""
         factor = "" if self.scale == 1 else f"{self.scale:g} x "
         return f"{'+ ' if self.base else ''}{factor}a product over {' '.join(self.product.shared)}"
 
     def make(self, read: Callable[[str], Array], base: float = 1.0, scale: float | None = None) -> Array:
-        """The result, from the leaves; the same bits on every machine.
+        """Compute the result from the leaves; the bits are the same on every machine.
 
-        Sums run over the rank in its order, in float64, and are rounded once: no library's matrix product is called, whose
+        Sums run over the rank in order, in float64, and are rounded once. A library's matrix product is not used, because its
         order of summation depends on the processor.
 
         Args:
-            base, scale: other factors, for what a mistake would have made.
+            base, scale: other factors, to reproduce a mistake.
         """
         a, b, kept = read(self.first), read(self.second), read(self.base) if self.base else None
         out = np.empty(self.spec.shape, self.spec.dtype)
@@ -87,7 +87,7 @@ class Merge:
         base: float = 1.0,
         scale: float | None = None,
     ) -> None:
-        """Computes a part of the result.
+        """Compute a part of the result.
 
         Args:
             out: the part.
@@ -108,7 +108,7 @@ class Merge:
             out[here] = total
 
     def _ranks(self, array: Array, letters: str, at: tuple[slice, ...]) -> Array:
-        """What a part of the result needs of A or B in float64: the rank flattened in front, then the axes of the result."""
+        """Return the slice of A or B for a part of the result, in float64: the rank flattened in front, then the axes of the result."""
         axes, result, rank = self._axes(letters), self._axes(self.letters), self.product.shared
         where = dict(zip(result, at, strict=True))
         cut = array[tuple(where.get(axis, slice(None)) for axis in axes)]
@@ -118,9 +118,9 @@ class Merge:
         return moved.reshape(math.prod(moved.shape[: len(rank)]), *shape)
 
     def _axes(self, letters: str) -> list[str | int]:
-        """The axes of an array by letter, those of layers by number."""
-        own = iter(letters)
-        return [k if k in self.stacked else next(own) for k in range(len(letters) + len(self.stacked))]
+        """Name the axes of an array by letter, and stacked axes by number."""
+        rest = iter(letters)
+        return [k if k in self.stacked else next(rest) for k in range(len(letters) + len(self.stacked))]
 
 
 class HoldsMerged(ABC):
@@ -174,7 +174,7 @@ class LowRankSource(Source):
         return self._inner.pieces(name, chunk, meter)
 
     def _made(self, merge: Merge, meter: Meter | None) -> Iterator[Piece]:
-        """The pieces of a leaf that is computed, made from those of the leaf that is added to."""
+        """Yield the pieces of a merged leaf, computed from the pieces of its base."""
         with WHOLE.holding(sum(self._inner.leaves[leaf].spec.nbytes for leaf in (merge.first, merge.second))):
             a, b = (self._inner.read(leaf) for leaf in (merge.first, merge.second))
             yield from self._filled(merge, a, b, meter or Meter())

@@ -8,12 +8,12 @@ from functools import cached_property
 from typing import Any, Unpack
 
 from convert.checkpoints.source import Source
-from convert.core.errors import MAX_LINES, OptionError, PlanError
+from convert.core.errors import OptionError, PlanError
 from convert.core.findings import Finding
 from convert.core.ops import is_float
 from convert.core.path_index import PathIndex
-from convert.core.similarity import ClosestNames, did_you_mean
-from convert.core.tensor_spec import SAFETENSORS_TAGS, TensorSpec
+from convert.core.similarity import did_you_mean
+from convert.core.tensor_spec import SAFETENSORS_TAGS
 from convert.layers import Rule, TargetLayer
 from convert.layers.base import Step
 from convert.layers.leaves import MisfitError
@@ -29,17 +29,17 @@ from convert.planning.facts import (
     unknown_requirements,
     unmet_requirements,
 )
-from convert.planning.join import join
+from convert.planning.formats.base import LayerFacts, TargetFormat, Translation
+from convert.planning.formats.registry import format_of, target_names, with_target
 from convert.planning.low_rank_source import Merge, with_merges
 from convert.planning.match import Coverage, cover
-from convert.planning.merged_leaves import merge
+from convert.planning.merge_leaves import merge_low_rank
 from convert.planning.options import DEFAULTS, ConversionOptions, OptionKeywords
+from convert.planning.outputs import compare_with_state_dict, join, made_twice
 from convert.planning.plan import Dropped, Plan
 from convert.planning.settings import check_settings
 from convert.planning.sidecar import Sidecar, contradictions, read_sidecar
 from convert.planning.sizes import solve_sizes
-from convert.planning.target_format import LayerFacts, TargetFormat, Translation
-from convert.planning.targets import format_of, target_names, with_target
 from convert.rules.file import RuleFile, Version
 
 
@@ -69,7 +69,7 @@ class Match:
     """Stage 1: a rule file and the leaves that its rules match.
 
     Attributes:
-        rules: with the layers of the target (see `convert.planning.targets.with_target`).
+        rules: with the layers of the target (see `convert.planning.formats.registry.with_target`).
         source: the checkpoint.
         options: of the conversion.
         coverage: which leaf belongs to which rule.
@@ -159,10 +159,10 @@ def plan_match(match: Match) -> Plan:
     if not findings:
         leaves = with_merges(match.source, compiled.merges).leaves
         translation = match.format.translate(compiled.steps, lambda leaf: leaves[leaf].spec, match.target)
-        findings = translation.findings or tuple(_duplicates(translation.steps))
+        findings = translation.findings or tuple(made_twice(translation.steps))
     questions = [question.finding for question in match.coverage.rules.questions]
     if not findings and not questions and match.options.like is not None:
-        findings = tuple(_compare(translation.steps, match.options.like))
+        findings = tuple(compare_with_state_dict(translation.steps, match.options.like))
     if findings or questions:
         raise misfit_error(match, (*findings, *questions))
     return Plan(
@@ -265,7 +265,7 @@ def _size(match: Match) -> tuple[Sized, list[Finding]]:
 
 
 def _compile(match: Match, sized: Sized) -> tuple[Compiled, list[Finding]]:
-    coverage, merges, findings = merge(sized.coverage, match.source, sized.sizes, sized.facts)
+    coverage, merges, findings = merge_low_rank(sized.coverage, match.source, sized.sizes, sized.facts)
     compiler = Compiler(
         with_merges(match.source, merges),
         match.target,
@@ -378,57 +378,3 @@ def _merge_note(merges: Mapping[str, Merge]) -> Iterator[str]:
             f"{'1 weight is' if count == 1 else f'{count} weights are'} computed from several leaves, which the output does not "
             f"keep: {first.name}{', ...' if count > 1 else ''}"
         )
-
-
-def _duplicates(steps: Sequence[Step]) -> Iterator[Finding]:
-    seen: dict[str, Step] = {}
-    for step in steps:
-        first = seen.setdefault(step.name, step)
-        if first is not step:
-            yield Finding(
-                "tensor-made-twice",
-                f"this target tensor ({step.spec}) is already made by {first.rule.line_only} ({first.spec})",
-                rule=step.rule.line_only,
-                path=step.name,
-                fix="each target tensor has one source; change one of the two paths",
-            )
-
-
-def _compare(steps: Sequence[Step], like: Mapping[str, TensorSpec]) -> Iterator[Finding]:
-    """Compare names and shapes of the output with those of `--like`."""
-    made = {step.name: step for step in steps}
-    known_made, known_like = ClosestNames(made), ClosestNames(like)
-    suggested = 0
-
-    def suggest(known: ClosestNames, name: str) -> str:  # slow among thousands; later findings are not shown
-        nonlocal suggested
-        suggested += 1
-        near = known.did_you_mean(name) if suggested <= MAX_LINES else ""
-        return f"; {near}" if near else ""
-
-    for name, spec in like.items():
-        if name not in made:
-            yield Finding(
-                "state-dict-mismatch",
-                f"the state_dict of --like has this tensor ({spec}), and nothing makes it",
-                path=name,
-                fix=f"add a rule for it{suggest(known_made, name)}",
-            )
-        elif made[name].spec.shape != spec.shape:
-            yield Finding(
-                "state-dict-mismatch",
-                rule=made[name].rule.line_only,
-                path=name,
-                expected=f"{spec} as in the state_dict of --like",
-                got=str(made[name].spec),
-                fix="correct the rule",
-            )
-    for name, step in made.items():
-        if name not in like:
-            yield Finding(
-                "state-dict-mismatch",
-                f"the state_dict of --like has no such tensor ({step.spec})",
-                rule=step.rule.line_only,
-                path=name,
-                fix=f"correct its name or drop its leaf{suggest(known_like, name)}",
-            )

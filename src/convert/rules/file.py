@@ -86,7 +86,7 @@ class Requirement:
 
 
 TORCH = "torch"
-FORMATS = (TORCH, "burn")  # layouts of an output; see `convert.planning.targets`
+FORMATS = (TORCH, "burn")  # layouts of an output; see `convert.planning.formats.registry`
 
 
 @dataclass(frozen=True)

@@ -170,8 +170,8 @@ class Compiler:
             try:
                 merged = self.merges.get(leaf.name)
                 dtype = target_dtype(rule, replace(leaf.spec, dtype=merged.dtype) if merged else leaf.spec, self.dtype)
-                if merged is not None and merged.said not in sums:
-                    sums.append(merged.said)
+                if merged is not None and merged.arithmetic not in sums:
+                    sums.append(merged.arithmetic)
                 cut, at, why = self._cut(rule, out_spec(moved.ops, leaf.spec), moved.at)
                 if cut:
                     notes.append(f"{name} keeps {at} of {leaf.name}; {why}")

@@ -42,7 +42,7 @@ def pair_mistakes(step: Step, plan: Plan) -> Iterator[Mistake]:
 
         return make
 
-    right = f"the weight {first.said}" if first.base else first.said
+    right = f"the weight {first.arithmetic}" if first.base else first.arithmetic
     if first.base is not None:
         variants: tuple[tuple[str, str, float, Scale], ...] = (
             ("LoRA pair not merged", "the weight alone", 1.0, lambda merge: 0.0),

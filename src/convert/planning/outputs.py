@@ -1,10 +1,13 @@
-"""Join the parts of tensors whose rows come from several rules."""
+"""Join the parts of output tensors, and check the names and shapes of all of them."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from convert.core.errors import MAX_LINES
 from convert.core.findings import Finding
+from convert.core.similarity import ClosestNames
 from convert.core.tensor_spec import TensorSpec
 from convert.layers.base import Step
 
@@ -68,3 +71,58 @@ def join(steps: list[Step]) -> tuple[list[Step], list[Finding]]:
         )
     whole = [joined.pop(step.name, None) if step.part else step for step in steps]
     return [step for step in whole if step is not None], findings
+
+
+def made_twice(steps: Sequence[Step]) -> Iterator[Finding]:
+    """Find tensors that two steps make."""
+    seen: dict[str, Step] = {}
+    for step in steps:
+        first = seen.setdefault(step.name, step)
+        if first is not step:
+            yield Finding(
+                "tensor-made-twice",
+                f"this target tensor ({step.spec}) is already made by {first.rule.line_only} ({first.spec})",
+                rule=step.rule.line_only,
+                path=step.name,
+                fix="each target tensor has one source; change one of the two paths",
+            )
+
+
+def compare_with_state_dict(steps: Sequence[Step], like: Mapping[str, TensorSpec]) -> Iterator[Finding]:
+    """Compare names and shapes of the output with those of `--like`."""
+    made = {step.name: step for step in steps}
+    known_made, known_like = ClosestNames(made), ClosestNames(like)
+    suggested = 0
+
+    def suggest(known: ClosestNames, name: str) -> str:  # slow among thousands; later findings are not shown
+        nonlocal suggested
+        suggested += 1
+        near = known.did_you_mean(name) if suggested <= MAX_LINES else ""
+        return f"; {near}" if near else ""
+
+    for name, spec in like.items():
+        if name not in made:
+            yield Finding(
+                "state-dict-mismatch",
+                f"the state_dict of --like has this tensor ({spec}), and nothing makes it",
+                path=name,
+                fix=f"add a rule for it{suggest(known_made, name)}",
+            )
+        elif made[name].spec.shape != spec.shape:
+            yield Finding(
+                "state-dict-mismatch",
+                rule=made[name].rule.line_only,
+                path=name,
+                expected=f"{spec} as in the state_dict of --like",
+                got=str(made[name].spec),
+                fix="correct the rule",
+            )
+    for name, step in made.items():
+        if name not in like:
+            yield Finding(
+                "state-dict-mismatch",
+                f"the state_dict of --like has no such tensor ({step.spec})",
+                rule=step.rule.line_only,
+                path=name,
+                fix=f"correct its name or drop its leaf{suggest(known_like, name)}",
+            )

@@ -1,0 +1,5 @@
+"""Layouts of the output: one for each kind of code that loads it.
+
+A plan is made for torch's layers; a `TargetFormat` (`base`) translates its tensors, and torch is the identity. `registry` lists the
+formats. `burn` is the layout of Burn's modules. Imports `convert.layers`, `convert.rules` and `planning.compile`.
+"""

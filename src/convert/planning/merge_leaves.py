@@ -1,0 +1,108 @@
+"""Merge the leaves of each low-rank pair, and of the weight that it is added to, into one leaf."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from convert.checkpoints.source import Source
+from convert.core.findings import Finding
+from convert.core.ops import is_float, widens
+from convert.core.tensor_spec import TensorSpec
+from convert.layers import Rule
+from convert.layers.base import Matched, MatchKey
+from convert.layers.leaves import MisfitError
+from convert.layers.low_rank import Pair
+from convert.planning.low_rank_source import Merge
+from convert.planning.match import Coverage
+
+
+def merge_low_rank(
+    coverage: Coverage, source: Source, sizes: Mapping[str, int], facts: Mapping[str, Any]
+) -> tuple[Coverage, dict[str, Merge], list[Finding]]:
+    """Merge every low-rank pair: return the coverage of the merged leaves, the merges by leaf name, and findings."""
+    merges: dict[str, Merge] = {}
+    matched: list[Matched] = []
+    findings: list[Finding] = []
+    for found in coverage.matched:
+        pair = found.rule.kind.pair
+        if pair is None:
+            matched.append(found)
+            continue
+        of_rule: dict[MatchKey, Merge] = {}
+        try:
+            of_rule = _merges_of_rule(found, pair, source, sizes, facts)
+        except MisfitError as misfit:
+            findings.append(misfit.finding)
+        except ValueError as error:  # the scale cannot be computed
+            findings.append(Finding("low-rank-mismatch", str(error), rule=found.rule.at.line_only))
+        merges |= {merge.name: merge for merge in of_rule.values()}
+        leaves = {"weight": {key: merge.name for key, merge in of_rule.items()}}
+        if "bias" in found.leaves:
+            leaves["bias"] = found.leaves["bias"]
+        matched.append(Matched(_merged_rule(found.rule), leaves))
+    if not merges and not findings:
+        return coverage, {}, []
+    return replace(coverage, matched=tuple(matched)), merges, findings
+
+
+def _merged_rule(rule: Rule) -> Rule:
+    """Return the rule for the merged leaves, which are weights of a plain linear layer."""
+    sources = {role: path for role, path in rule.sources.items() if role in ("weight", "bias")}
+    return replace(rule, kind=rule.kind.merged, sources=sources)
+
+
+def _merges_of_rule(
+    found: Matched, pair: Pair, source: Source, sizes: Mapping[str, int], facts: Mapping[str, Any]
+) -> dict[MatchKey, Merge]:
+    scale = pair.scale.value(sizes, facts)
+    firsts, seconds = (found.leaves.get(role, {}) for role in pair.roles)
+    letters = found.rule.kind.weight_axes[0][0]
+    stacked = tuple(sorted(found.rule.stacked.values()))
+    merges = {}
+    for key, first in firsts.items():
+        base = found.leaves["weight"].get(key) if pair.added else None
+        if key not in seconds or (base is None and pair.added):
+            continue  # reported by match.cover
+        specs = {name: source.leaves[name].spec for name in (base, first, seconds[key]) if name is not None}
+        layers = _stacked_layers(found.rule, stacked, specs)
+        axes = iter(sizes.get(letter, 0) for letter in letters)
+        shape = tuple(layers[k] if k in layers else next(axes) for k in range(len(letters) + len(stacked)))
+        dtypes = [spec.dtype for spec in specs.values()]
+        dtype = dtypes[0] if base or widens(dtypes[1], dtypes[0]) else dtypes[1]
+        computed = TensorSpec(shape, "float64" if "float64" in dtypes else "float32")
+        merges[key] = Merge(first, seconds[key], base, pair.product, letters, stacked, scale, computed, dtype)
+    return merges
+
+
+def _stacked_layers(rule: Rule, stacked: tuple[int, ...], specs: Mapping[str, TensorSpec]) -> dict[int, int]:
+    """Return the stacked axes and their sizes, which all leaves of a pair share.
+
+    Raises:
+        MisfitError: a leaf is not floating-point, is not stacked, or stacks another number of layers.
+    """
+    first, *_ = specs
+    counts = {
+        name: {axis: spec.shape[axis] for axis in stacked if axis < len(spec.shape)} for name, spec in specs.items()
+    }
+    for name, spec in specs.items():
+        expected = got = ""
+        if not is_float(spec.dtype):
+            expected, got = "a floating-point dtype, as the leaf is multiplied and added", spec.dtype
+        elif len(counts[name]) < len(stacked):
+            expected, got = f"layers stacked on axis {', '.join(map(str, stacked))}", str(spec)
+        elif counts[name] != counts[first]:
+            expected = f"as many stacked layers as in {first}: {specs[first]}"
+            got = str(spec)
+        if expected:
+            finding = Finding(
+                "low-rank-mismatch",
+                rule=rule.at.line_only,
+                path=name,
+                expected=expected,
+                got=got,
+                fix="correct the paths of the pair and of its weight",
+            )
+            raise MisfitError(finding)
+    return counts[first]
