@@ -27,7 +27,7 @@ _FACTOR = re.compile(r"(?P<over>1/)?(?:sqrt\((?P<root>[^()]+)\)|(?P<plain>[^()/]
 
 @dataclass(frozen=True)
 class Factor:
-    """A factor that a weight carries, such as ``1/sqrt(H)``.
+    """A factor that the source has multiplied into a weight, such as ``1/sqrt(H)``.
 
     Attributes:
         text: as the rule has it.
@@ -42,7 +42,7 @@ class Factor:
     over: bool
 
     def value(self, sizes: Mapping[str, int]) -> float:
-        """The number.
+        """Return the number.
 
         Raises:
             ValueError: no leaf gives its letter a size.
@@ -55,20 +55,20 @@ class Factor:
 
 
 def parse_factor(text: str | int | float) -> Factor:
-    """Reads ``1/sqrt(H)``, ``sqrt(D)``, ``1/8`` or ``0.125``.
+    """Parse ``1/sqrt(H)``, ``sqrt(D)``, ``1/8`` or ``0.125``.
 
     Raises:
         ValueError: something else, or nothing that could be undone.
     """
-    said = re.sub(r"\s", "", str(text))
-    found = _FACTOR.fullmatch(said)
+    bare = re.sub(r"\s", "", str(text))
+    found = _FACTOR.fullmatch(bare)
     inside = (found["root"] or found["plain"]) if found else ""
     of: str | float | None = inside if len(inside) == 1 and inside.isascii() and inside.isalpha() else None
     if of is None and re.fullmatch(r"[0-9]+(\.[0-9]+)?(e-?[0-9]+)?", inside) and 0 < float(inside) < math.inf:
         of = float(inside)
     if found is None or of is None:
         raise ValueError(f"expected a factor above 0 such as 1/sqrt(H), sqrt(D) or 0.125, not {text!r}")
-    return Factor(said, of, found["root"] is not None, found["over"] is not None)
+    return Factor(bare, of, found["root"] is not None, found["over"] is not None)
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ TARGET_ROPE = Key(
 
 @dataclass(frozen=True)
 class Flattened:
-    """An axis that the source makes of the axes of a map, such as D of H, W and C.
+    """An axis that the source makes by flattening a map, such as D from H, W and C.
 
     Attributes:
         axis: letter of the axis.
@@ -129,17 +129,17 @@ TARGET_FLATTENED = Key(
 )
 
 
-def read_flattened(said: Mapping[str, str] | None) -> Flattened | None:
-    """The value of `flattened:`.
+def read_flattened(value: Mapping[str, str] | None) -> Flattened | None:
+    """Read the value of `flattened:`.
 
     Raises:
         ValueError: not one axis, or one made of itself.
     """
-    if said is None:
+    if value is None:
         return None
-    if len(said) != 1:
-        raise ValueError(f"`flattened:` names one axis, such as {{D: HWC}}, not {len(said)}")
-    (axis, order), *_ = said.items()
+    if len(value) != 1:
+        raise ValueError(f"`flattened:` names one axis, such as {{D: HWC}}, not {len(value)}")
+    (axis, order), *_ = value.items()
     if axis in order:
         raise ValueError(
             f"`flattened:` makes {axis} of {order}, which has {axis} itself; give the axes of the map other letters"
@@ -147,17 +147,17 @@ def read_flattened(said: Mapping[str, str] | None) -> Flattened | None:
     return Flattened(axis, order)
 
 
-def read_rope(said: Mapping[str, str] | None) -> Rope | None:
-    """The value of `rope:`.
+def read_rope(value: Mapping[str, str] | None) -> Rope | None:
+    """Read the value of `rope:`.
 
     Raises:
         ValueError: not one axis.
     """
-    if said is None:
+    if value is None:
         return None
-    if len(said) != 1:
-        raise ValueError(f"`rope:` names one axis, such as {{H: interleaved}}, not {len(said)}")
-    (axis, pairs), *_ = said.items()
+    if len(value) != 1:
+        raise ValueError(f"`rope:` names one axis, such as {{H: interleaved}}, not {len(value)}")
+    (axis, pairs), *_ = value.items()
     return Rope(axis, pairs)
 
 
@@ -202,7 +202,7 @@ PARAMETRIZATION = Key(
 
 @dataclass(frozen=True)
 class Normalized:
-    """What the source does to the weight at every call.
+    """A weight norm or spectral norm, which the source computes at every call.
 
     Attributes:
         role: ``weight_norm`` or ``spectral_norm``, and the role of the second leaf.
@@ -220,19 +220,19 @@ class Normalized:
 
 
 def read_normalized(values: Mapping[str, Any]) -> Normalized | None:
-    """What the keys of a rule say; None when they say nothing.
+    """Read the keys of a rule; None where it has none of them.
 
     Raises:
         ValueError: both at once, or an epsilon of neither.
     """
-    said = [key for key in ("weight_norm", "spectral_norm") if key in values]
-    if len(said) > 1:
+    given = [key for key in ("weight_norm", "spectral_norm") if key in values]
+    if len(given) > 1:
         raise ValueError("a weight has `weight_norm` or `spectral_norm`, not both")
-    if not said and "normalization_epsilon" in values:
+    if not given and "normalization_epsilon" in values:
         raise ValueError("`normalization_epsilon` requires `weight_norm` or `spectral_norm`")
-    if not said:
+    if not given:
         return None
-    role, epsilon = said[0], float(values.get("normalization_epsilon", EPSILON))
+    role, epsilon = given[0], float(values.get("normalization_epsilon", EPSILON))
     more = (
         values[role] if isinstance(values[role], dict) else {"u" if role == "spectral_norm" else "scale": values[role]}
     )
@@ -240,9 +240,9 @@ def read_normalized(values: Mapping[str, Any]) -> Normalized | None:
     paths |= {of: more[key] for key, of in (("v", V), ("bias", BIAS_U)) if key in more}
     steps = more.get("steps")
     if "bias" in more and ("v" in more or "bias" not in values):
-        said_of = "`v`, whose source leaves the bias as it is" if "v" in more else "no `bias:`, the path of the bias"
+        missing = "`v`, whose source leaves the bias as it is" if "v" in more else "no `bias:`, the path of the bias"
         raise ValueError(
-            f"a spectral norm has `bias:`, the path of the bias's u, and {said_of}; leave one of the two out"
+            f"a spectral norm has `bias:`, the path of the bias's u, and {missing}; leave one of the two out"
         )
     if "v" in more and steps is not None:
         raise ValueError(

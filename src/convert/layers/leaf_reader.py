@@ -13,7 +13,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class StoredLeaf(Protocol):
-    """What is known of a leaf before it is read."""
+    """A leaf that is not read yet."""
 
     @property
     def spec(self) -> TensorSpec:

@@ -1,6 +1,6 @@
 """Weights that the source keeps as two: low-rank products and LoRA pairs. ``X,A,B->Y`` is ``X,W->Y`` with W = A B.
 
-The product is computed when the leaves are read; there is no way back from it to the pair.
+The product is computed when the leaves are read, and cannot be split into the pair again.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ class Product:
 
     @property
     def shared(self) -> str:
-        """The axis, or axes, between A and B: the rank."""
+        """The axes that A and B share: the rank."""
         return "".join(letter for letter in self.first if letter in self.second)
 
 
 def parse_product(equation: str) -> Product:
-    """Reads a three-operand einsum ``X,A,B->Y`` in which A and B make one weight.
+    """Parse a three-operand einsum ``X,A,B->Y`` whose A and B make one weight.
 
     >>> parse_product("...D,DR,RNH->...NH").whole.equation
     '...D,DNH->...NH'
@@ -95,7 +95,7 @@ class Scale:
         return self.over if isinstance(self.over, str) else None
 
     def value(self, sizes: Mapping[str, int], facts: Mapping[str, Any]) -> float:
-        """The number.
+        """Return the number.
 
         Raises:
             ValueError: a fact or a size is not known, or is no number.
@@ -111,13 +111,13 @@ class Scale:
 
 
 def parse_scale(text: str | int | float) -> Scale:
-    """Reads ``2``, ``16/R``, ``$lora_alpha/R``, ``$lora_alpha/sqrt(R)``.
+    """Parse ``2``, ``16/R``, ``$lora_alpha/R`` or ``$lora_alpha/sqrt(R)``.
 
     Raises:
         ValueError: something else, zero, or no finite number.
     """
-    said = re.sub(r"\s", "", str(text))
-    found = _SCALE.fullmatch(said)
+    bare = re.sub(r"\s", "", str(text))
+    found = _SCALE.fullmatch(bare)
     problem = f"expected a factor such as 2, 16/R or $lora_alpha/R, not {text!r}"
     if found is None:
         raise ValueError(problem)
@@ -129,7 +129,7 @@ def parse_scale(text: str | int | float) -> Scale:
         raise ValueError(problem) from None
     if any(isinstance(number, float) and (number == 0 or not math.isfinite(number)) for number in (over, below)):
         raise ValueError(problem)
-    return Scale(said, over, below, found["root"] is not None)
+    return Scale(bare, over, below, found["root"] is not None)
 
 
 ONE = Scale("1", 1.0)

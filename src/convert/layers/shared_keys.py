@@ -18,7 +18,7 @@ REASON = Scalar(str, "a reason, in words")
 
 
 def parse_letter(text: str) -> str:
-    """A name of an axis: one letter, as in an einsum.
+    """Parse the name of an axis: one letter, as in an einsum.
 
     Raises:
         ValueError: something else.
@@ -29,7 +29,7 @@ def parse_letter(text: str) -> str:
 
 
 def parse_axes(text: str) -> str:
-    """Letters of a leaf's axes in stored order, such as ``ED``; spaces are free.
+    """Parse the letters of a leaf's axes in stored order, such as ``ED``; spaces are ignored.
 
     Raises:
         ValueError: no letters, or one twice.
@@ -43,7 +43,7 @@ def parse_axes(text: str) -> str:
 
 
 def parse_kept_axes(text: str) -> str:
-    """Letters of a leaf's axes as in `parse_axes`; a dot stands for an axis of size 1 that the target does not have.
+    """Parse letters as `parse_axes` does; a dot is an axis of size 1 that the target does not have.
 
     Raises:
         ValueError: no letters, or one twice.
@@ -53,10 +53,10 @@ def parse_kept_axes(text: str) -> str:
 
 
 def named_axes(axes: str | None, shape: tuple[int, ...]) -> str | None:
-    """The axes that a rule gives to a leaf, once they are seen to fit its shape.
+    """Check that the axes of a rule fit the shape of a leaf, and return them.
 
     Raises:
-        ValueError: another number of axes, or a dot where the size is not 1; the message is the bare fact.
+        ValueError: another number of axes, or a dot where the size is not 1; the message is the reason.
     """
     if axes is None:
         return None
@@ -71,7 +71,7 @@ def named_axes(axes: str | None, shape: tuple[int, ...]) -> str | None:
 
 
 def parse_epsilon(value: float | int | str) -> float | str:
-    """A number that is not negative, or the name in a reference ``$name``.
+    """Parse a small number, or a reference ``$name`` to a fact.
 
     Raises:
         ValueError: neither.
@@ -84,7 +84,7 @@ def parse_epsilon(value: float | int | str) -> float | str:
 
 
 def parse_fact(text: str) -> str:
-    """The name in a reference ``$name``.
+    """Parse a reference ``$name`` and return the name.
 
     Raises:
         ValueError: no dollar sign in front.
@@ -100,7 +100,7 @@ def referenced_fact(value: object) -> str | None:
 
 
 def parse_part(text: str) -> tuple[int, int]:
-    """The numbers of ``1 of 2``.
+    """Parse ``1 of 2``.
 
     Raises:
         ValueError: not of this form, or not 1 <= k <= n with n above 1.
@@ -114,7 +114,7 @@ def parse_part(text: str) -> tuple[int, int]:
 
 
 def module_target(**extra: Key) -> Record:
-    """The long form of a target that is a module."""
+    """Return the keys of the long form of a target that is a module."""
     return Record(
         {
             "module": Key(

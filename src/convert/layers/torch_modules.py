@@ -1,6 +1,6 @@
 """Recurrent layers that PyTorch does not have, for weights that ``--allow-custom-cells`` wrote.
 
-This module needs PyTorch and nothing else; it may be copied into a project of one's own.
+This module needs PyTorch and nothing else; it can be copied into another project.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ ROWS = {"before": 3, "none": 2}
 
 
 class GRU(nn.Module):
-    """A GRU whose reset gate stands before the matrix, or which has none; otherwise as ``torch.nn.GRU``.
+    """A GRU that applies its reset gate before the matrix, or has none; otherwise like ``torch.nn.GRU``.
 
     With ``reset="before"`` (Haiku, Keras' ``reset_after=False``, Burn before 0.17; Cho et al. 2014, arXiv:1406.1078v1)::
 

@@ -70,7 +70,7 @@ def _path(
 
 
 def _fit(kind: PathDeclaration, group: LayerLeaves, specs: dict[str, TensorSpec]) -> None:
-    """All leaves of a path have one shape, and its times one more than its intervals."""
+    """Check that all coefficients have one shape, and that the number of times fits."""
     first, *others = (role for role in specs if role != TIMES)
     rule = group.rule
     for role in others:
@@ -138,7 +138,7 @@ def _part(context: CompileContext, kind: PathDeclaration, group: LayerLeaves, ro
 def _step(
     context: CompileContext, kind: PathDeclaration, group: LayerLeaves, name: str, role: str, parts: dict[str, Part]
 ) -> Step:
-    """A tensor; of several parts, concatenated along the channels."""
+    """Make the step of a tensor; several parts are concatenated along the channels."""
     rule = group.rule
     specs = [out_spec(part.ops, context.spec(part.leaf)) for part in parts.values()]
     dtypes = sorted({spec.dtype for spec in specs})

@@ -33,7 +33,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 @dataclass(frozen=True)
 class DataPath(PathDeclaration):
-    """A piecewise polynomial path through data: what its two kinds share."""
+    """A piecewise polynomial path through data: the base of both kinds."""
 
     guide: ClassVar[str] = "neural-cdes"
 

@@ -61,7 +61,7 @@ HINTS = (
 
 @dataclass(frozen=True)
 class Convolving(LayerKind):
-    """What convolutions and transposed ones have in common.
+    """The base of convolutions and transposed convolutions.
 
     Attributes:
         numbers: the source's dimension numbers.
@@ -86,7 +86,7 @@ class Convolving(LayerKind):
         return "O"
 
     def letter(self, axis: str) -> str:
-        """The file's letter of an axis of the kernel; empty when it has none."""
+        """Return the file's letter of an axis of the kernel; empty: it has no such axis."""
         at = self.numbers.kernel.find(axis)
         return self.axes[at] if at >= 0 else ""
 
@@ -139,7 +139,7 @@ class Convolving(LayerKind):
             raise ValueError(f"`{role}` requires a kernel with I, and that of {self.numbers.text} has C")
 
     def kernel_sizes(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
-        """The kernel's spatial sizes, in the order of the input's axes."""
+        """Return the kernel's spatial sizes, in the order of the input's axes."""
         return tuple(sizes[self.letter(axis)] for axis in self.numbers.spatial)
 
     def torch_padding(self, kernel: tuple[int, ...]) -> TorchPadding:
@@ -160,14 +160,14 @@ class Convolving(LayerKind):
         Raises:
             ValueError: they do not; no library convolves with such a kernel.
         """
-        said = self.feature_group_count
-        if isinstance(said, str) and said not in sizes:
-            raise ValueError(f"`feature_group_count` is {said}, and no leaf gives {said} a size; write the number")
+        letter = self.feature_group_count
+        if isinstance(letter, str) and letter not in sizes:
+            raise ValueError(f"`feature_group_count` is {letter}, and no leaf gives {letter} a size; write the number")
         count = self.group_count(sizes)
         if channels % count:
-            letter = f"{self.feature_group_count} = " if isinstance(self.feature_group_count, str) else ""
+            shown = f"{self.feature_group_count} = " if isinstance(self.feature_group_count, str) else ""
             raise ValueError(
-                f"{self.letter('O')} = {channels} output channels do not make {letter}{count} groups (`feature_group_count`) of one "
+                f"{self.letter('O')} = {channels} output channels do not make {shown}{count} groups (`feature_group_count`) of one "
                 f"size; correct the number, or the axes"
             )
         return count
@@ -178,11 +178,11 @@ class Convolving(LayerKind):
     def sized_facts(self, layer: TargetLayer, sizes: Mapping[str, int]) -> dict[str, Any]:
         if self.geometry is None or any(self.letter(axis) not in sizes for axis in self.numbers.spatial):
             return {}
-        said = self.geometry.padding
+        padding = self.geometry.padding
         found = self.torch_padding(self.kernel_sizes(sizes))
         more = {} if found.output_padding is None else {"output_padding": list(found.output_padding)}
         return {
-            "source_padding": said if isinstance(said, str) else [list(pair) for pair in said],
+            "source_padding": padding if isinstance(padding, str) else [list(pair) for pair in padding],
             "strides": list(self.geometry.strides),
             "dilation": list(self.geometry.dilation),
             "target_padding": found.text,
@@ -210,7 +210,7 @@ class Convolving(LayerKind):
 
 
 def check_order(numbers: DimensionNumbers) -> None:
-    """Whether numbers for each spatial axis mean the same in both orders: jax.lax goes by the kernel's, torch by the input's.
+    """Check that the kernel has its spatial axes in the input's order: jax.lax uses the kernel's order, torch the input's.
 
     Raises:
         ValueError: they do not.
@@ -224,7 +224,7 @@ def check_order(numbers: DimensionNumbers) -> None:
 
 
 def check_axes(numbers: DimensionNumbers, axes: str) -> None:
-    """Whether a rule names as many axes as its kernel has.
+    """Check that a rule names as many axes as its kernel has.
 
     Raises:
         ValueError: it does not.
@@ -254,7 +254,7 @@ def _form(numbers: DimensionNumbers) -> tuple[int, str]:
 
 @dataclass(frozen=True)
 class Convolution(Convolving):
-    """A cross-correlation, which is what JAX and torch both call a convolution: neither turns the kernel round.
+    """A cross-correlation, which JAX and torch both call a convolution: neither flips the kernel.
 
     Attributes:
         weight_standardization: what the source does to the kernel before it convolves.
@@ -338,7 +338,7 @@ class Convolution(Convolving):
         return super().compile(context, matched, layer, variant)
 
     def _check_bias_sizes(self, context: CompileContext, matched: Matched) -> None:
-        """A bias whose axis no letter names, as two axes of the kernel make it, has as many numbers as both."""
+        """Check that a bias has one value for each pair of C and O, the two axes that make the output channels."""
         rule = matched.rule
         letters = [self.letter(axis) for axis in self.numbers.outputs]
         for key, bias in matched.leaves.get("bias", {}).items():
@@ -367,11 +367,11 @@ class Convolution(Convolving):
         )
 
     def output_axis(self, layer: TargetLayer) -> int:
-        """Which axis of the target's kernel is that of the output channels."""
+        """Return which axis of the target's kernel has the output channels."""
         return 0 if layer.computes is None else layer.computes.kernel.index("O")
 
     def spatial_axes(self, layer: TargetLayer) -> tuple[int, ...]:
-        """Which axes of the target's kernel are spatial."""
+        """Return which axes of the target's kernel are spatial."""
         if layer.computes is None:
             return tuple(range(2, 2 + len(self.numbers.spatial)))
         return tuple(k for k, axis in enumerate(layer.computes.kernel) if axis not in "OIC")

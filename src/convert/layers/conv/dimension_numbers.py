@@ -9,7 +9,7 @@ MAX_SPATIAL = 3  # torch has Conv1d, Conv2d and Conv3d
 
 @dataclass(frozen=True)
 class DimensionNumbers:
-    """What each axis of a convolution's input, kernel and result is, in the letters of ``jax.lax.conv_general_dilated``.
+    """The axes of a convolution's input, kernel and result, in the letters of ``jax.lax.conv_general_dilated``.
 
     Attributes:
         text: as written, spaces removed.
@@ -26,7 +26,7 @@ class DimensionNumbers:
 
     @property
     def spatial(self) -> str:
-        """The spatial axes in the input's order, which is what torch's kernel has them in."""
+        """The spatial axes in the input's order, which is also the order of torch's kernel."""
         return "".join(x for x in self.input if x not in "NC")
 
     @property
@@ -36,12 +36,12 @@ class DimensionNumbers:
 
     @property
     def outputs(self) -> str:
-        """The kernel's axes that make the channels of the result, the slowest first: results of one channel are neighbours."""
+        """The kernel's axes that make the output channels, the slowest first."""
         return "CO" if "C" in self.kernel else "O"
 
 
 def parse_dimension_numbers(text: str) -> DimensionNumbers:
-    """Reads ``NHWC,HWIO->NHWC``: what `jax.lax.conv_dimension_numbers` takes as three words.
+    """Parse ``NHWC,HWIO->NHWC``, which `jax.lax.conv_dimension_numbers` takes as three words.
 
     >>> parse_dimension_numbers("NWC,WIO->NWC").spatial
     'W'

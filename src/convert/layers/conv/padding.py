@@ -23,7 +23,7 @@ Pads = tuple[tuple[int, int], ...]
 
 
 class PaddingField(Field):
-    """A word of `NAMED`, or (low, high) for each spatial axis; one number stands for both."""
+    """A word of `NAMED`, or (low, high) for each spatial axis; one number means both."""
 
     def read(self, node: Node) -> str | Pads:
         if node.value in NAMED:

@@ -31,7 +31,7 @@ class Standardized:
 
 
 def parse_standardized(text: str) -> Standardized:
-    """Reads one of `FORMS`, with any epsilon.
+    """Parse one of `FORMS`, with any epsilon.
 
     Raises:
         ValueError: something else.

@@ -113,7 +113,7 @@ class ConvTranspose(Convolving):
         return (Flip(self.spatial_axes(layer)),)
 
     def spatial_axes(self, layer: TargetLayer) -> tuple[int, ...]:
-        """Which axes of the target's kernel are spatial."""
+        """Return which axes of the target's kernel are spatial."""
         return tuple(range(2, 2 + len(self.numbers.spatial)))
 
     def torch_padding(self, kernel: tuple[int, ...]) -> TorchPadding:

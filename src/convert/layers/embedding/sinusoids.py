@@ -23,7 +23,7 @@ COMPUTED = "computed from sizes"
 
 
 def parse_positions(value: str | int) -> str | int:
-    """A letter, or a number of positions above 0.
+    """Parse a letter, or a number of positions above 0.
 
     Raises:
         ValueError: neither.

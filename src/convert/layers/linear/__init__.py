@@ -1,1 +1,1 @@
-"""linear."""
+"""Projections: the kind, its equations as drafts guess them, its probe and its mistakes."""

@@ -106,7 +106,7 @@ class Linear(LayerKind):
             if product is not None or isinstance(equations, dict):
                 raise ValueError("`plus:` is added to one weight, X,W->Y")
             plus = Plus(values["plus"]["einsum"], values["plus"].get("scale", ONE))
-            _same_map(equations, plus.product)
+            _check_same_map(equations, plus.product)
         return cls({"": product.whole} if product else named, values.get("activation"), product, plus)
 
     @classmethod
@@ -159,7 +159,7 @@ class Linear(LayerKind):
         return equation.weight
 
     def _of_pair(self, role: str) -> str | None:
-        """Letters of a leaf that is one of a pair."""
+        """Return the letters of a leaf of a low-rank pair."""
         if self.pair is None:
             return None
         product = self.pair.product
@@ -174,7 +174,7 @@ class Linear(LayerKind):
                     "as stored with `parameter:`"
                 )
             if layer.computes is not None:
-                _alike(equation, layer.computes)
+                _check_same_layer(equation, layer.computes)
         if layer.computes is not None and len(layer.path.groups) != len(source.groups):
             raise ValueError(
                 "a target with an `einsum:` holds one leaf in one tensor; it can be neither fused nor split"
@@ -207,8 +207,8 @@ class Linear(LayerKind):
         return linear_mistakes(step, plan)
 
 
-def _alike(source: Projection, target: Projection) -> None:
-    """Two equations of one layer differ in the order of the weight's axes alone."""
+def _check_same_layer(source: Projection, target: Projection) -> None:
+    """Check that two equations differ only in the order of the weight's axes."""
 
     def rest(p: Projection) -> str:
         return p.equation.replace(f",{p.weight}->", ",->")
@@ -219,8 +219,8 @@ def _alike(source: Projection, target: Projection) -> None:
         )
 
 
-def _same_map(weight: Projection, pair: Product) -> None:
-    """A pair that is added to a weight maps the same input to the same result."""
+def _check_same_map(weight: Projection, pair: Product) -> None:
+    """Check that a pair maps the same input to the same result as the weight that it is added to."""
     if (weight.result, weight.inputs, weight.outputs, weight.batch) != (
         pair.whole.result,
         pair.whole.inputs,

@@ -1,1 +1,1 @@
-"""norm."""
+"""Norms: layer, RMS, group, batch and instance norm, with their probes, mistakes and drafts."""

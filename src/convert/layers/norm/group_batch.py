@@ -1,4 +1,4 @@
-"""Norms over channels: group norm and batch norm, with what no weight tells (the groups, the momentum's meaning)."""
+"""Norms over channels: group norm and batch norm."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class GroupNorm(Norm):
         entry.ask("num_groups", "how many groups?", [(f"num_groups: {count}", remark)], "groups")
 
     def count(self, channels: int) -> int:
-        """The number of groups of so many channels.
+        """Return the number of groups of so many channels.
 
         Raises:
             ValueError: the channels do not divide.
@@ -160,12 +160,12 @@ class BatchNorm(Norm):
         return cls(values["multiplies_by"], values["epsilon"], values.get("axes"), leaves, values.get("momentum"))
 
     def constants(self, layer: TargetLayer) -> tuple[Constant, ...]:
-        said = "zero: the source does not count, and torch needs no count where `momentum` is a number"
-        return (*super().constants(layer), Constant(COUNTER, 0.0, said, "int64"))
+        reason = "zero: the source does not count, and torch needs no count where `momentum` is a number"
+        return (*super().constants(layer), Constant(COUNTER, 0.0, reason, "int64"))
 
     def facts(self, layer: TargetLayer) -> dict[str, Any]:
-        said = {} if self.momentum is None else {"source_momentum": self.momentum, "target_momentum": round(1 - self.momentum, 12)}  # fmt: skip
-        return {**super().facts(layer), **said}
+        momentum = {} if self.momentum is None else {"source_momentum": self.momentum, "target_momentum": round(1 - self.momentum, 12)}  # fmt: skip
+        return {**super().facts(layer), **momentum}
 
     def _probe_norm(self, sample: ProbeSample, leaf: Array) -> Probe:
         """Run the whole layer, with all of its tensors."""

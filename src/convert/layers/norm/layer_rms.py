@@ -1,4 +1,4 @@
-"""Layer norm and RMS norm: the factor that each side multiplies by is stated, the arithmetic and what is written of nothing follow."""
+"""Layer norm and RMS norm: from the factors of both sides follow the arithmetic, and the constants for what the source lacks."""
 
 from __future__ import annotations
 
@@ -85,10 +85,10 @@ class Norm(LayerKind):
 
     @classmethod
     def leaves(cls, values: Mapping[str, Any]) -> tuple[str, ...]:
-        """The roles of the leaves that a rule names.
+        """Return the roles of the leaves that a rule names.
 
         Raises:
-            ValueError: what it multiplies by contradicts them; the message is the bare fact.
+            ValueError: what it multiplies by contradicts them; the message is the reason.
         """
         unscaled = values["multiplies_by"] == UNSCALED
         if unscaled and "from" in values:
@@ -120,7 +120,7 @@ class Norm(LayerKind):
         """Write the keys that this kind has besides those of every norm."""
 
     def held(self, layer: TargetLayer) -> tuple[str, ...]:
-        """Which of weight and bias the target's module has."""
+        """Return which of weight and bias the target's module has."""
         if layer.has is not None:
             return HELD[layer.has]
         return ("weight", "bias") if self.biased or "bias" in self.roles else ("weight",)
@@ -195,12 +195,12 @@ class Norm(LayerKind):
         return (Add(float(offset)),) if offset else ()
 
     def facts(self, layer: TargetLayer) -> dict[str, Any]:
-        said = {"target_has": layer.has} if layer.has else {}
+        has = {"target_has": layer.has} if layer.has else {}
         return {
             "epsilon": self.epsilon,
             "source_multiplies_by": self.multiplies_by,
             "target_multiplies_by": layer.multiplies_by if "weight" in self.held(layer) else "none",
-            **said,
+            **has,
         }
 
     def probe(self, sample: ProbeSample) -> Probe:

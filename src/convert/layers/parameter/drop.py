@@ -15,7 +15,7 @@ from convert.layers.shared_keys import (
 
 @dataclass(frozen=True)
 class Drop(LayerKind):
-    """Leaves that the target does not want.
+    """Leaves that the target does not need.
 
     Attributes:
         because: why, in words.

@@ -44,7 +44,7 @@ class Stored(LayerKind):
 
 @dataclass(frozen=True)
 class Parameter(Stored):
-    """A tensor that both sides store alike; what they do with it is the same code."""
+    """A tensor that both sides store in the same layout and use in the same way."""
 
     word: ClassVar[str] = "parameter"
     doc: ClassVar[str] = "A parameter that is copied as stored; the target is the full name of the tensor."

@@ -102,7 +102,7 @@ def _has_bias(cell: Cell, found: Mapping[str, str]) -> bool:
 
 
 def _widths(rule: Rule, cell: Cell, found: Mapping[str, str], specs: Mapping[str, TensorSpec]) -> dict[str, int]:
-    """The cell's `I` and `H`, on which all leaves must agree."""
+    """Return the cell's widths `I` and `H`, in which all leaves must agree."""
     known: dict[str, tuple[int, str]] = {}
     for role, spec in specs.items():
         try:
@@ -190,7 +190,7 @@ def _tensor(
 
 
 def _arithmetic(cell: Cell, group: LayerLeaves, gate: str, part: str) -> tuple[Op, ...]:
-    """What is computed on a gate: torch's update gate is one minus a source's whose gate multiplies the new state."""
+    """Return the arithmetic of a gate: torch's update gate is 1 - z where the source's z multiplies the new state."""
     ops: list[Op] = []
     if gate == "z" and not cell.keeps:
         ops.append(Multiply(-1.0))  # sigmoid(-x) = 1 - sigmoid(x)
@@ -204,7 +204,7 @@ def _arithmetic(cell: Cell, group: LayerLeaves, gate: str, part: str) -> tuple[O
 
 
 def _take_out(held: Held, part: str, share: _Share, group: LayerLeaves, spec: TensorSpec) -> Iterator[Op]:
-    """From a leaf to rows of gates; the columns are the input or the state."""
+    """Return the operations from a leaf to the rows of gates; the columns are the input or the state."""
     axes = list(held.axes)
     if "2" in axes:
         at = axes.index("2")

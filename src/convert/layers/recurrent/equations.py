@@ -49,19 +49,19 @@ class Held:
 
     @property
     def gates(self) -> str:
-        """The gates, in the order in which they are packed."""
+        """The gates in packed order."""
         return self.axes[self.gate_axis]
 
     @property
     def gate_axis(self) -> int:
-        """The axis along which they are."""
+        """The axis of the gates."""
         return next(k for k, axis in enumerate(self.axes) if axis.islower())
 
     def check(self, shape: tuple[int, ...]) -> None:
         """Check that a leaf of this shape can hold it.
 
         Raises:
-            ValueError: it cannot; the message is the bare fact.
+            ValueError: it cannot; the message is the reason.
         """
         if len(shape) != len(self.axes):
             raise ValueError(f"it holds {self.text} and has the axes {', '.join(self.axes)}")
@@ -87,7 +87,7 @@ _AXES = {("W",): ["I"], ("U",): ["H"], ("W", "U"): ["I+H"], ("b",): [], ("c",): 
 
 
 def parse_held(text: str) -> Held:
-    """Reads what a leaf holds.
+    """Parse what a leaf holds.
 
     >>> parse_held("W U [I+H, igfo]").gates
     'igfo'
@@ -140,17 +140,17 @@ class Cell:
     may_lack: frozenset[str] = frozenset()
 
     def holder(self, part: str, letter: str) -> str | None:
-        """The leaf that holds `W`, `U`, `b` or `c` of a gate; None when none does."""
+        """Return the leaf that holds `W`, `U`, `b` or `c` of a gate; None if no leaf does."""
         return next((path for path, held in self.leaves.items() if part in held.parts and letter in held.gates), None)
 
     @property
     def order(self) -> tuple[str, ...]:
-        """The gates as the rows of the target's tensors: torch's, or our own module's where there is no reset gate."""
+        """The gates in the order of the target's rows: torch's, or those of `convert.layers.torch_modules` without a reset gate."""
         return UNRESET if self.word == "gru" and self.reset == "none" else GATES[self.word]
 
     @property
     def module(self) -> str:
-        """The class of ours that computes what torch's cannot; empty when torch's can."""
+        """The class of `convert.layers.torch_modules` that computes the cell; empty: torch.nn computes it."""
         return (
             f"convert.layers.torch_modules.GRU(reset={self.reset!r})"
             if self.word == "gru" and self.reset != "after"
@@ -202,7 +202,7 @@ def make_cell(
     leaves: Mapping[str, Held],
     may_lack: frozenset[str] = frozenset(),
 ) -> Cell:
-    """A cell, its equations understood.
+    """Make a cell from its equations.
 
     Raises:
         ValueError: an equation that is none of those known, or leaves that do not hold all of the cell.

@@ -105,13 +105,13 @@ class Recurrent(LayerKind):
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> Recurrent:
-        said, leaves = values["cell"], values.get("leaves")
-        if isinstance(said, str):
-            cell = named_cell(said, cls.word, leaves)
+        given, leaves = values["cell"], values.get("leaves")
+        if isinstance(given, str):
+            cell = named_cell(given, cls.word, leaves)
         elif leaves is None:
             raise ValueError("a cell given by its equations needs `leaves:`, what each leaf holds")
         else:
-            cell = make_cell(cls.word, "the cell of this rule", said, leaves)
+            cell = make_cell(cls.word, "the cell of this rule", given, leaves)
         return cls(cell, values.get("inputs"), values.get("hidden"))
 
     @classmethod
@@ -143,8 +143,8 @@ class Recurrent(LayerKind):
         return Compiled(tuple(compile_cell(context, self.cell, matched, layer)))
 
     def facts(self, layer: TargetLayer) -> dict[str, Any]:
-        said: dict[str, Any] = {"cell": self.cell.name, "equations": ", ".join(f"{k} = {v}" for k, v in self.cell.equations.items())}  # fmt: skip
-        return {**said, "module": self.cell.module} if self.cell.module else said
+        facts: dict[str, Any] = {"cell": self.cell.name, "equations": ", ".join(f"{k} = {v}" for k, v in self.cell.equations.items())}  # fmt: skip
+        return {**facts, "module": self.cell.module} if self.cell.module else facts
 
     def tensor_name(self, path: str, role: str, layer: TargetLayer) -> str:
         module, _, suffix = path.rpartition(".")

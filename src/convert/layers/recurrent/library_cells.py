@@ -20,7 +20,7 @@ Facts = tuple[str, dict[str, str], dict[str, str]]  # word, equations, leaves: o
 
 
 def _apart(part: str, prefix: str, gates: str, end: str, letters: str = "") -> dict[str, str]:
-    """A leaf for each gate: ``ir/kernel``, ``iz/kernel``, ..."""
+    """Return one leaf per gate: ``ir/kernel``, ``iz/kernel``, ..."""
     axis = {"W": "I, ", "U": "H, "}.get(part, "")
     return {f"{prefix}{gate}/{end}": f"{part} [{axis}{letter}]" for gate, letter in zip(gates, letters or gates, strict=True)}  # fmt: skip
 
@@ -149,7 +149,7 @@ _CALL = re.compile(r"(?P<name>[\w.]+)\s*(?:\((?P<arguments>[^()]*)\))?")
 
 
 def named_cell(text: str, word: str, leaves: Mapping[str, Held] | None = None) -> Cell:
-    """The cell that a rule names, with its arguments: ``keras.layers.GRU(reset_after=False)``.
+    """Return the cell that a rule names with its arguments: ``keras.layers.GRU(reset_after=False)``.
 
     Args:
         word: ``gru``, ``lstm`` or ``rnn``: the target.

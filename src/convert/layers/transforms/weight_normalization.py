@@ -18,10 +18,10 @@ from convert.layers.target import TargetLayer
 
 
 def check_normalized(rule: Rule) -> None:
-    """Whether the targets of a rule can hold its weight.
+    """Check that the targets of a rule can hold its weight.
 
     Raises:
-        ValueError: they cannot; the message is the bare fact.
+        ValueError: they cannot; the message is the reason.
     """
     for layer in rule.targets.values():
         if layer.parametrization and (rule.normalized is None or rule.normalized.role != "weight_norm"):
@@ -49,19 +49,19 @@ def check_normalized(rule: Rule) -> None:
 
 
 def features(rule: Rule, letters: str, sizes: tuple[int, ...], own: tuple[int, ...]) -> str:
-    """Letters of the weight's axes for which a leaf beside it has numbers, in the order of that leaf.
+    """Return the letters of the weight's axes for which a second leaf has values, in the order of that leaf.
 
     Args:
         letters, sizes: of the weight's axes, as stored.
         own: shape of the leaf, stacked axes left out.
 
     Raises:
-        ValueError: they are not told, or do not fit; the message is the bare fact.
+        ValueError: they are not determined, or do not fit; the message is the reason.
     """
     assert rule.normalized is not None
-    said, size = rule.normalized.axes, dict(zip(letters, sizes, strict=True))
-    if said:
-        return said
+    axes, size = rule.normalized.axes, dict(zip(letters, sizes, strict=True))
+    if axes:
+        return axes
     if own == ():
         return ""  # one number: the norm is that of the whole weight (flax: feature_axes=None)
     outputs = next((outputs for known, outputs in rule.kind.weight_axes if known == letters), "")
@@ -80,12 +80,12 @@ def features(rule: Rule, letters: str, sizes: tuple[int, ...], own: tuple[int, .
 
 
 def kept(rule: Rule, layer: TargetLayer) -> bool:
-    """Whether the target keeps the two tensors apart."""
+    """Return whether the target stores the two tensors of a weight norm."""
     return rule.normalized is not None and layer.parametrization is not None
 
 
 def facts(rule: Rule, layer: TargetLayer) -> dict[str, Any]:
-    """What a plan and a header say of it."""
+    """Return the entries of the plan and the header."""
     if rule.normalized is None:
         return {}
     word = "kept" if kept(rule, layer) else "folded"

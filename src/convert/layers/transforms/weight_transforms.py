@@ -15,7 +15,7 @@ from convert.layers.target import TargetLayer
 
 
 def check_flattened(rule: Rule) -> None:
-    """Whether a rule's axes have the one that it says is flattened.
+    """Check that the flattened axis is one of the rule's axes.
 
     Raises:
         ValueError: they do not, or a target speaks of it and the rule does not, or of other axes.
@@ -38,7 +38,7 @@ def check_flattened(rule: Rule) -> None:
 
 
 def target_order(rule: Rule, layer: TargetLayer) -> str:
-    """How the target's code flattens the map: torch's convolutions have the channels first."""
+    """Return the order in which the target's code flattens the map; torch's convolutions have the channels first."""
     assert rule.flattened is not None
     order = rule.flattened.order
     return layer.flattened or order[-1] + order[:-1]
@@ -52,7 +52,7 @@ def unflattened(
     groups: tuple[str, ...],
     sizes: Mapping[str, int],
 ) -> tuple[str, tuple[int, ...], tuple[str, ...]]:
-    """The axes of a leaf with the map's in place of the flattened one, and the groups of the target with them in its order.
+    """Replace the flattened axis by the axes of the map, in a leaf and in the groups of the target.
 
     Raises:
         ValueError: the sizes of the map's axes are not known, or do not multiply to that of the flattened one.
@@ -76,7 +76,7 @@ def unflattened(
 
 
 def check_rope(rule: Rule) -> None:
-    """Whether a rule's axes have the one that it says RoPE turns.
+    """Check that the axis that RoPE rotates is one of the rule's output axes.
 
     Raises:
         ValueError: they do not, or a target says how it turns pairs and the rule does not.
@@ -94,14 +94,14 @@ def check_rope(rule: Rule) -> None:
 
 
 def undo(rule: Rule, sizes: Mapping[str, int]) -> tuple[Op, ...]:
-    """The multiplication that takes the factor out of a weight that carries it."""
+    """Return the multiplication that removes the factor from the weight."""
     if rule.prescaled_by is None:
         return ()
     return (Multiply(1 / rule.prescaled_by.value(sizes)),)
 
 
 def repair(rule: Rule, layer: TargetLayer, letters: str) -> tuple[Op, ...]:
-    """The permutation from the source's pairs to the target's, of an array whose axes are called `letters`."""
+    """Return the permutation from the source's RoPE pairs to the target's, for an array with the axes `letters`."""
     if rule.rope is None or rule.rope.axis not in letters or rule.rope.pairs == target_pairs(layer):
         return ()
     axis = letters.index(rule.rope.axis)
@@ -109,12 +109,12 @@ def repair(rule: Rule, layer: TargetLayer, letters: str) -> tuple[Op, ...]:
 
 
 def target_pairs(layer: TargetLayer) -> str:
-    """How the target's code pairs features: PyTorch code for the families here splits a head in halves."""
+    """Return how the target's code pairs features; by default it splits a head in halves."""
     return layer.rope or "half-split"
 
 
 def facts(rule: Rule, layer: TargetLayer) -> dict[str, Any]:
-    """What a plan and a header say of them."""
+    """Return the entries of the plan and the header."""
     carried = {"weight_carries": rule.prescaled_by.text} if rule.prescaled_by else {}
     pairs = {"source_rope": rule.rope.pairs, "target_rope": target_pairs(layer)} if rule.rope else {}
     orders = (
