@@ -247,7 +247,7 @@ def damaged(tmp_path: Path, case: str) -> Path:
 
 def test_no_such_path(run: Run, tmp_path: Path) -> None:
     _, err = run("timesfm", tmp_path / "absent", tmp_path / "out.safetensors", code=2)
-    assert err == f"error[uncoded]: {tmp_path / 'absent'}: there is no such file or directory\n"
+    assert err == f"error[checkpoint-missing]: {tmp_path / 'absent'}: there is no such file or directory; correct the path\n"
 
 
 def test_not_a_checkpoint(run: Run, tmp_path: Path) -> None:
@@ -256,7 +256,7 @@ def test_not_a_checkpoint(run: Run, tmp_path: Path) -> None:
     (folder / "notes.txt").write_text("hello")
     _, err = run("timesfm", folder, tmp_path / "out.safetensors", code=2)
     assert err.startswith(
-        f"error[uncoded]: {folder}: no checkpoint that can be read; it holds notes.txt. Understood are\n  flax msgpack: "
+        f"error[checkpoint-unknown-format]: {folder}: expected a checkpoint, got a directory with notes.txt; give the file"
     )
     assert nothing_but(tmp_path, "folder")
 

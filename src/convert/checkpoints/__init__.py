@@ -1,14 +1,24 @@
-"""Checkpoints of every format, opened by looking at what is there."""
+"""Opens checkpoints of every format, which it recognises by their content.
+
+`open_source` finds the format among those of ``formats`` and returns a `Source` (`source`): named leaves with shapes and
+dtypes, whose arrays are read later, in chunks (`chunks`). ``formats`` has a module for each format and ``orbax`` one folder
+for Orbax; both decode bytes with ``encodings`` and `files`. `digest` computes the checksums of leaves, `memory_budget` limits
+the memory of concurrent reads, `errors` has the errors of all formats. Imports only ``convert.core``.
+A new format goes to ``formats``.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
 
+from convert.checkpoints.errors import ambiguous, missing, option_rejected, pickle_refused, unknown_format
 from convert.checkpoints.files import children
 from convert.checkpoints.formats import known_formats, pickle_guard
 from convert.checkpoints.source import Absent, Format, Leaf, Options, Source, name_leaves
 from convert.core.errors import CheckpointError
+
+_OPTION_NOUNS = {"step": "steps", "item": "items", "skeleton": "need of a skeleton"}
 
 
 def open_source(
@@ -19,57 +29,63 @@ def open_source(
     skeleton: str | Path | None = None,
     leaf_names: Sequence[Sequence[str]] = (),
 ) -> Source:
-    """Opens a checkpoint: finds its format, its step and its item; reads the tree and the specs, no arrays.
+    """Open a checkpoint: find its format, step and item, and read its tree and specs, but no arrays.
 
     Args:
         path: a checkpoint, or a directory that holds one (steps of a CheckpointManager, ``checkpoints/`` of paxml).
-        step: which step, where there are several; None is the latest that is finished.
+        step: which step of several; None is the latest finished one.
         item: which item of a composite checkpoint, such as ``params``.
-        skeleton: what `convert skeleton` wrote: the names of the leaves, for a format that has none (Equinox).
-        leaf_names: names for such a format from rule files, in the order of the file; one sequence per rule file. A format
-            that has names of its own does not need them, and they are ignored.
+        skeleton: a file of `convert skeleton` with the names of the leaves, for a format without names (Equinox).
+        leaf_names: names for such a format from rule files, in the order of the file; one sequence per rule file. Formats
+            with names ignore them.
 
     Raises:
-        CheckpointError: not a checkpoint, unfinished, damaged, or several where one must be named.
+        CheckpointError: not a checkpoint, unfinished, damaged, or several could be meant.
     """
     path = Path(path)
-    names = tuple(tuple(one) for one in leaf_names)
+    names = tuple(tuple(sequence) for sequence in leaf_names)
     source = _open(path, Options(step, item, None if skeleton is None else Path(skeleton), names))
     source.named = path
     return source
 
 
 def _open(path: Path, options: Options) -> Source:
-    known = list(known_formats())
-    found = [(format, place) for format in known for place in format.find(path)]
-    # A directory that is a checkpoint is what the user means, whatever files lie beside the arrays.
-    found = [(format, place) for format, place in found if place == path] or found
-    if len(found) > 1:
-        choices = "\n".join(f"  {place} ({format.name})" for format, place in found)
-        raise CheckpointError(f"{path}: {len(found)} checkpoints could be meant; give one of them:\n{choices}")
-    if found:
-        format, place = found[0]
-        _check_options(place, format, options)
-        return format.open(place, options)
-    raise CheckpointError(_unknown(path, known))
+    formats = list(known_formats())
+    candidates = [(format, file) for format in formats for file in format.find(path)]
+    # A directory that is a checkpoint takes precedence over the files in it.
+    candidates = [(format, file) for format, file in candidates if file == path] or candidates
+    if len(candidates) > 1:
+        choices = ", ".join(f"{file} ({format.name})" for format, file in candidates)
+        raise ambiguous(path, f"{len(candidates)} checkpoints could be meant: {choices}", "give one of them")
+    if candidates:
+        format, file = candidates[0]
+        _check_options(file, format, options)
+        return format.open(file, options)
+    raise _unknown(path, formats)
 
 
 def _check_options(path: Path, format: Format, options: Options) -> None:
-    for option, what in (("step", "steps"), ("item", "items"), ("skeleton", "need of a skeleton")):
+    for option, noun in _OPTION_NOUNS.items():
         value = getattr(options, option)
         if value is not None and option not in format.options:
-            raise CheckpointError(f"{path}: a checkpoint of {format.name} has no {what}; leave out --{option} {value}")
+            problem = f"a checkpoint of {format.name} has no {noun}"
+            raise option_rejected(path, problem, f"leave out --{option} {value}")
 
 
-def _unknown(path: Path, known: Sequence[Format]) -> str:
+def _unknown(path: Path, formats: Sequence[Format]) -> CheckpointError:
     if not path.exists():
-        return f"{path}: there is no such file or directory"
-    if said := pickle_guard.refusal(path):
-        return said
-    inside = [child.name for child in children(path)[:6]]
-    shown = f"; it holds {', '.join(inside)}" if inside else "; it is empty" if path.is_dir() else ""
-    listed = "\n".join(f"  {format.name}: {format.understands}" for format in known)
-    return f"{path}: no checkpoint that can be read{shown}. Understood are\n{listed}\nGive the file or directory that the JAX code saved to"
+        return missing(path)
+    if pickle := pickle_guard.find_pickle(path):
+        return pickle_refused(pickle)
+    names = ", ".join(child.name for child in children(path)[:6])
+    got = f"a directory with {names}" if names else "an empty directory" if path.is_dir() else "another file"
+    return unknown_format(
+        path,
+        expected="a checkpoint",
+        got=got,
+        fix="give the file or directory that the JAX code saved to. Known formats:\n"
+        + "\n".join(f"  {format.name}: {format.understands}" for format in formats),
+    )
 
 
 __all__ = ["Absent", "Format", "Leaf", "Options", "Source", "known_formats", "name_leaves", "open_source"]

@@ -1,4 +1,4 @@
-"""Bytes of arrays in plain files: where they lie, and how they are read, checked against what the file can hold."""
+"""Reads arrays whose bytes are stored unchanged in plain files, and the small files around them: indexes and JSON."""
 
 from __future__ import annotations
 
@@ -13,30 +13,37 @@ from typing import IO, Any
 import numpy as np
 
 from convert.checkpoints.chunks import Box, Meter, Piece, in_one, pieces, timed
-from convert.checkpoints.source import Absent, Source, stamps
-from convert.core.errors import CheckpointError
+from convert.checkpoints.errors import (
+    corrupt,
+    incomplete,
+    link_refused,
+    out_of_memory,
+    truncated,
+    unreadable,
+)
+from convert.checkpoints.source import Absent, Leaf, Source, stamps
+from convert.core.findings import Finding
 from convert.core.tensor_spec import TensorSpec, numpy_dtype
 
-COPY_AGAIN = "copy the checkpoint again from where it was written"
 _MOST_INDEX = 64 << 20  # bytes of an index of shards; 100 per leaf are usual
-_PIECE = 16 << 20  # bytes read at once
+_READ_BYTES = 16 << 20  # most bytes per read
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where an array lies in a file, as it is stored.
+class StoredArray:
+    """Where an array lies in a file, and how it is stored.
 
     Attributes:
         file: the file.
-        pieces: (offset, bytes), to be read one after the other.
+        ranges: (offset, bytes), to be read one after the other.
         spec: shape and dtype of the array.
         fortran: whether the first axis varies fastest.
-        swapped: whether the bytes of each element are in the order that is not this machine's.
-        value: a plain number, which has no bytes of its own.
+        swapped: whether the elements have the other byte order than this machine.
+        value: a plain number, which has no bytes in the file.
     """
 
     file: Path
-    pieces: tuple[tuple[int, int], ...]
+    ranges: tuple[tuple[int, int], ...]
     spec: TensorSpec
     fortran: bool = False
     swapped: bool = False
@@ -44,70 +51,70 @@ class Place:
 
 
 class FileSource(Source):
-    """Leaves whose bytes lie in files as they are. Each read opens its file, so threads share nothing."""
+    """A checkpoint whose arrays are stored unchanged in files. Each read opens its file, so threads share nothing."""
 
     def __init__(
         self,
         path: Path,
         format: str,
-        leaves: Mapping[str, Any],
-        places: Mapping[str, Place],
+        leaves: Mapping[str, Leaf],
+        arrays: Mapping[str, StoredArray],
         absent: tuple[Absent, ...] = (),
-        notes: tuple[str, ...] = (),
+        notes: tuple[Finding, ...] = (),
     ) -> None:
         self.path, self.format, self.leaves, self.absent, self.notes = path, format, leaves, absent, notes
-        self._places = places
-        self.watched = stamps({place.file for place in places.values()})
+        self._arrays = arrays
+        self.watched = stamps({stored.file for stored in arrays.values()})
 
     def read(self, name: str) -> np.ndarray:
-        return read_place(self._places[name], name)
+        return read_stored(self._arrays[name], name)
 
     def pieces(self, name: str, chunk: Box, meter: Meter | None = None) -> Iterator[Piece]:
-        return place_pieces(self._places[name], name, chunk, meter)
+        return stored_pieces(self._arrays[name], name, chunk, meter)
 
 
-def read_place(place: Place, leaf: str) -> np.ndarray:
-    """The array at `place`, in memory of its own.
+def read_stored(stored: StoredArray, leaf: str) -> np.ndarray:
+    """Read a copy of the array.
 
     Raises:
         CheckpointError: the file cannot be read, or has become shorter.
     """
-    if place.value is not None:
-        return np.array(place.value, numpy_dtype(place.spec.dtype))
-    raw = empty_bytes(place.spec, place.file, leaf)
-    with _filling(place, leaf) as fill:
+    if stored.value is not None:
+        return np.array(stored.value, numpy_dtype(stored.spec.dtype))
+    raw = empty_bytes(stored.spec, stored.file, leaf)
+    with _filling(stored, leaf) as fill:
         fill(raw.data)
-    return as_array(raw, place)
+    return as_array(raw, stored)
 
 
-def place_pieces(place: Place, leaf: str, chunk: Box, meter: Meter | None = None) -> Iterator[Piece]:
-    """The array at `place`, undivided, as `Source.pieces` gives it.
+def stored_pieces(stored: StoredArray, leaf: str, chunk: Box, meter: Meter | None = None) -> Iterator[Piece]:
+    """Yield the array in pieces, as `Source.pieces` does for its only chunk.
 
     Raises:
-        CheckpointError: as `read_place`.
+        CheckpointError: as `read_stored`.
     """
-    if place.value is not None or place.fortran:
-        return in_one(chunk.origin, lambda: read_place(place, leaf), place.spec.nbytes, meter)
-    return timed(_in_order(place, leaf, chunk), meter, "read")
+    if stored.value is not None or stored.fortran:
+        return in_one(chunk.origin, lambda: read_stored(stored, leaf), stored.spec.nbytes, meter)
+    return timed(_in_order(stored, leaf, chunk), meter, "read")
 
 
-def _in_order(place: Place, leaf: str, chunk: Box) -> Iterator[Piece]:
-    with _filling(place, leaf) as fill:
-        yield from pieces(fill, place.spec.shape, chunk, numpy_dtype(place.spec.dtype), swapped=place.swapped)
+def _in_order(stored: StoredArray, leaf: str, chunk: Box) -> Iterator[Piece]:
+    with _filling(stored, leaf) as fill:
+        yield from pieces(fill, stored.spec.shape, chunk, numpy_dtype(stored.spec.dtype), swapped=stored.swapped)
 
 
 @contextmanager
-def _filling(place: Place, leaf: str) -> Iterator[Callable[[memoryview], None]]:
-    """A function that fills a buffer with the next of the array's bytes, as they are stored.
+def _filling(stored: StoredArray, leaf: str) -> Iterator[Callable[[memoryview], None]]:
+    """Give a function that fills a buffer with the next bytes of the array, as they are stored.
 
     Raises:
         CheckpointError: the file cannot be read, or has become shorter.
     """
     try:
-        file = place.file.open("rb", buffering=0)
+        file = stored.file.open("rb", buffering=0)
     except OSError as error:
-        raise _unreadable(place, leaf, error) from None
-    ranges = iter(place.pieces)
+        raise unreadable(stored.file, error, leaf) from None
+    ranges = iter(stored.ranges)
     offset = left = 0
 
     def fill(buffer: memoryview) -> None:
@@ -118,23 +125,20 @@ def _filling(place: Place, leaf: str) -> Iterator[Callable[[memoryview], None]]:
                 offset, left = next(ranges)
             try:
                 file.seek(offset)
-                got = file.readinto(buffer[at : at + min(left, _PIECE)])
+                count = file.readinto(buffer[at : at + min(left, _READ_BYTES)])
             except OSError as error:
-                raise _unreadable(place, leaf, error) from None
-            if not got:
-                raise CheckpointError(f"{place.file}: leaf {leaf}: truncated: {left} bytes are missing; {COPY_AGAIN}")
-            at, offset, left = at + got, offset + got, left - got
+                raise unreadable(stored.file, error, leaf) from None
+            if not count:
+                problem = "the file ends inside this array"
+                raise truncated(problem, stored.file, leaf, got=f"{left} bytes fewer than expected")
+            at, offset, left = at + count, offset + count, left - count
 
     with file:
         yield fill
 
 
-def _unreadable(place: Place, leaf: str, error: OSError) -> CheckpointError:
-    return CheckpointError(f"{place.file}: leaf {leaf}: cannot be read: {error.strerror or error}")
-
-
 def empty_bytes(spec: TensorSpec, file: Path, leaf: str) -> np.ndarray:
-    """Memory for an array.
+    """Allocate memory for an array.
 
     Raises:
         CheckpointError: there is not enough.
@@ -142,20 +146,20 @@ def empty_bytes(spec: TensorSpec, file: Path, leaf: str) -> np.ndarray:
     try:
         return np.empty(spec.nbytes, np.uint8)
     except MemoryError:
-        raise CheckpointError(f"{file}: leaf {leaf}: not enough memory for {spec} ({spec.nbytes} bytes)") from None
+        raise out_of_memory(file, leaf, f"not enough memory for {spec} ({spec.nbytes} bytes)") from None
 
 
-def as_array(raw: np.ndarray, place: Place) -> np.ndarray:
-    """The array whose bytes, as stored, are `raw`; in C order and the machine's byte order. `raw` becomes part of it."""
-    dtype, shape = numpy_dtype(place.spec.dtype), place.spec.shape
+def as_array(raw: np.ndarray, stored: StoredArray) -> np.ndarray:
+    """Return the array with these stored bytes, in C order and native byte order. The result may share memory with `raw`."""
+    dtype, shape = numpy_dtype(stored.spec.dtype), stored.spec.shape
     flat = raw.view(dtype)
-    if place.swapped:
+    if stored.swapped:
         flat.byteswap(inplace=True)
-    return np.ascontiguousarray(flat.reshape(shape[::-1]).T) if place.fortran else flat.reshape(shape)
+    return np.ascontiguousarray(flat.reshape(shape[::-1]).T) if stored.fortran else flat.reshape(shape)
 
 
 def head(path: Path, nbytes: int = 64) -> bytes:
-    """The first bytes of a file; none where there is no file that can be read."""
+    """Read the first bytes of a file; none where the file cannot be read."""
     try:
         if not path.is_file():
             return b""
@@ -166,7 +170,7 @@ def head(path: Path, nbytes: int = 64) -> bytes:
 
 
 def children(directory: Path) -> list[Path]:
-    """What lies in a directory, sorted by name; nothing where it is none, or cannot be listed."""
+    """List a directory, sorted by name; empty where `directory` is not a directory or cannot be listed."""
     try:
         return sorted(directory.iterdir()) if directory.is_dir() else []
     except OSError:
@@ -174,93 +178,93 @@ def children(directory: Path) -> list[Path]:
 
 
 def files_in(path: Path, suffixes: tuple[str, ...], matches: Callable[[Path], bool]) -> list[Path]:
-    """`path`, when it is a file that `matches`; of a directory, the files with these suffixes that do."""
+    """Return `path` if it is a file that `matches`; for a directory, the files with these suffixes that match."""
     if path.is_dir():
         return [child for child in children(path) if child.name.endswith(suffixes) and matches(child)]
     return [path] if matches(path) else []
 
 
 def opened(path: Path) -> IO[bytes]:
-    """The file, opened for reading.
+    """Open the file for reading.
 
     Raises:
-        CheckpointError: it cannot be.
+        CheckpointError: the file cannot be opened.
     """
     try:
         return path.open("rb")
     except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from None
+        raise unreadable(path, error) from None
 
 
 def size_of(file: IO[bytes]) -> int:
-    """Bytes of an open file."""
+    """Return the size of an open file in bytes."""
     return os.fstat(file.fileno()).st_size
 
 
 def inside(folder: Path, name: object) -> Path:
-    """The file or directory `name` in `folder`, where the name comes from a checkpoint and is not to be trusted.
+    """Return the path of `name` in `folder`. The name comes from a checkpoint and is not trusted.
 
-    Links are followed within the folder, and to the ``blobs`` that Hugging Face's cache keeps beside its snapshots.
+    Links are followed within the folder, and to the ``blobs`` that Hugging Face's cache stores next to its snapshots.
 
     Raises:
-        CheckpointError: it is no plain name, or leads out of the folder.
+        CheckpointError: it is not a plain name, or leads out of the folder.
     """
     if not isinstance(name, str) or not name or name in (".", "..") or any(c in name for c in "/\\\0"):
-        raise CheckpointError(f"{folder}: {name!r:.200} is no plain name of a file in it; such a path is not followed")
+        problem = f"the checkpoint refers to {name!r:.200}, which is not a plain file name; such a path is not followed"
+        raise link_refused(problem, folder, fix="save the checkpoint again")
     path = folder / name
     try:
         real, home = path.resolve(), folder.resolve()
     except (OSError, RuntimeError) as error:
-        raise CheckpointError(f"{path}: cannot be followed: {error}") from None
+        raise unreadable(path, error) from None
     blobs = home.parent.parent / "blobs" if home.parent.name == "snapshots" else None
     if not real.is_relative_to(home) and not (blobs is not None and real.is_relative_to(blobs)):
-        raise CheckpointError(
-            f"{path}: a link that leads out of the checkpoint's folder; it is not followed. Copy the file there"
-        )
+        problem = "this link leads out of the folder of the checkpoint and is not followed"
+        raise link_refused(problem, path, fix="copy the file into the folder")
     return path
 
 
 def read_json(path: Path) -> Any:
-    """The content of a JSON file of moderate size.
+    """Read a JSON file of moderate size.
 
     Raises:
-        CheckpointError: unreadable, too long, or not JSON.
+        CheckpointError: unreadable, too large, or not JSON.
     """
     with opened(path) as file:
-        if size_of(file) > _MOST_INDEX:
-            raise CheckpointError(f"{path}: longer than {_MOST_INDEX} bytes, which no such file is")
+        if (size := size_of(file)) > _MOST_INDEX:
+            raise corrupt("the file is too large", path, expected=f"at most {_MOST_INDEX} bytes", got=f"{size} bytes")
         try:
             return json.loads(file.read())
         except (ValueError, RecursionError) as error:
-            raise CheckpointError(f"{path}: not JSON: {error}; {COPY_AGAIN}") from None
+            raise corrupt(f"not valid JSON: {error}", path) from None
 
 
 def read_index(path: Path) -> dict[Path, set[str]]:
-    """The shards that an index (``*.index.json`` of Hugging Face) names, each with the names of its leaves.
+    """Read the shards in an index (``*.index.json`` of Hugging Face), each with the names of its leaves.
 
     Raises:
-        CheckpointError: it is damaged, names a file outside its folder, or one that is not there.
+        CheckpointError: the index is damaged, or names a file that is missing or outside its folder.
     """
     document = read_json(path)
     weight_map = document.get("weight_map") if isinstance(document, dict) else None
     if not isinstance(weight_map, dict) or not weight_map:
-        raise CheckpointError(f"{path}: it has no weight_map that names the shards; {COPY_AGAIN}")
+        raise corrupt("the index has no weight_map, which names the shards", path)
     shards: dict[Path, set[str]] = {}
     for leaf, name in weight_map.items():
         file = inside(path.parent, name)
         if file not in shards and not file.is_file():
-            raise CheckpointError(f"{path}: the shard {name} is not there, which holds {leaf}; {COPY_AGAIN}")
+            raise incomplete(f"the shard {name} with the leaf {leaf} is missing", path)
         shards.setdefault(file, set()).add(leaf)
     return dict(sorted(shards.items()))
 
 
-def check_index(path: Path, shards: Mapping[Path, set[str]], found: Mapping[Path, set[str]]) -> None:
-    """Compares what an index promises with what its shards hold.
+def check_index(path: Path, shards: Mapping[Path, set[str]], names: Mapping[Path, set[str]]) -> None:
+    """Compare the leaves that an index lists for each shard with the names in that shard.
 
     Raises:
         CheckpointError: they differ.
     """
-    for file, promised in shards.items():
-        for name in sorted(promised ^ found[file])[:1]:
-            where = "is not in it" if name in promised else "is in it, but the index does not say so"
-            raise CheckpointError(f"{file}: leaf {name} {where} ({path.name}); {COPY_AGAIN}")
+    for file, listed in shards.items():
+        for name in sorted(listed ^ names[file])[:1]:
+            side = "index" if name in listed else "shard"
+            raise corrupt(f"the leaf is only in the {side}", file, name, expected=f"the leaves in {path.name}")

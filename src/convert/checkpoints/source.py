@@ -11,7 +11,9 @@ from pathlib import Path
 import numpy as np
 
 from convert.checkpoints.chunks import Box, Grid, Meter, Piece, in_one, undivided
-from convert.core.errors import CheckpointError, ConvertError
+from convert.checkpoints.errors import name_clash, out_of_memory
+from convert.core.errors import CheckpointError
+from convert.core.findings import Finding
 from convert.core.tensor_spec import TensorSpec, numpy_dtype
 
 
@@ -55,20 +57,18 @@ def name_leaves(leaves: Iterable[Leaf]) -> dict[str, Leaf]:
     }
 
 
-def distinct_names(where: Path, leaves: Iterable[Leaf]) -> dict[str, Leaf]:
-    """`name_leaves` of leaves in any order, sorted as JAX flattens dicts and lists.
+def distinct_names(path: Path, leaves: Iterable[Leaf]) -> dict[str, Leaf]:
+    """Sort leaves as JAX flattens dicts and lists, and name them with `name_leaves`.
 
     Raises:
-        CheckpointError: two leaves would have one name.
+        CheckpointError: two leaves have the same name.
     """
     leaves = sorted(leaves, key=lambda leaf: tree_order(leaf.keys))
     named = name_leaves(leaves)
     if len(named) != len(leaves):
         counts = Counter("/".join(leaf.keys) for leaf in leaves)
         twice = next(name for name, n in counts.items() if n > 1)
-        raise CheckpointError(
-            f"{where}: two leaves would be called {twice!r}; rename one where the checkpoint is written"
-        )
+        raise name_clash(path, twice)
     return named
 
 
@@ -109,7 +109,7 @@ class Source(ABC):
     format: str
     leaves: Mapping[str, Leaf]
     absent: tuple[Absent, ...] = ()
-    notes: tuple[str, ...] = ()
+    notes: tuple[Finding, ...] = ()
     named: Path | None = None
     watched: Mapping[Path, Stamp | None] = {}
 
@@ -152,7 +152,16 @@ class Source(ABC):
             array, spec = self.read(name), self.leaves[name].spec
             # A reader's promise, on which the plan relies.
             if array.shape != spec.shape or array.dtype.name != spec.dtype:
-                raise ConvertError(f"{name}: read as {array.dtype.name}{list(array.shape)}, announced as {spec}")
+                raise CheckpointError(
+                    Finding(
+                        "reader-invalid",
+                        "the reader returned another array than it announced",
+                        path=name,
+                        expected=str(spec),
+                        got=f"{array.dtype.name}{list(array.shape)}",
+                        fix="report it to the authors of the reader",
+                    )
+                )
             part: np.ndarray = array[chunk.within((0,) * array.ndim)]
             return part
 
@@ -168,7 +177,9 @@ class Source(ABC):
         try:
             out = np.empty(box.shape, numpy_dtype(spec.dtype))
         except MemoryError as error:
-            raise CheckpointError(f"{self.path}: leaf {name} ({spec}): {error}") from None
+            raise out_of_memory(
+                self.path, name, f"not enough memory for {TensorSpec(box.shape, spec.dtype)}: {error}"
+            ) from None
         left = box.size
         for chunk in self.chunks(name):
             if not left:

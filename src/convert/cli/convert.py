@@ -163,7 +163,11 @@ def _to_dict(plan: Plan, result: Result, plan_seconds: float) -> dict[str, Any]:
         "bytes": result.nbytes,
         "seconds": round(result.seconds, 3),
         "spent": {phase: round(seconds, 3) for phase, seconds in spent.items()},
-        "source": {"format": plan.source.format, "digest": result.source_digest, "notes": list(plan.source.notes)},
+        "source": {
+            "format": plan.source.format,
+            "digest": result.source_digest,
+            "notes": [str(note) for note in plan.source.notes],
+        },
         "dropped": [{"leaf": d.leaf, "because": d.reason} for d in plan.dropped],
         "notes": [str(note) for note in _notes(plan, result)],
     }
@@ -175,8 +179,9 @@ def _notes(plan: Plan, result: Result) -> tuple[Any, ...]:
 
 def _print_summary(plan: Plan, result: Result) -> None:
     """Print what was found and written; details only on a terminal, since a log keeps the rest."""
-    choices = [note for note in plan.source.notes if note.startswith(("step ", "item "))]
-    output.status(f"found {plan.found} in {plan.source.called} ({'; '.join([plan.source.format, *choices])})")
+    choices = [note for note in plan.source.notes if note.code in ("step-chosen", "item-chosen")]
+    details = "; ".join([plan.source.format, *map(str, choices)])
+    output.status(f"found {plan.found} in {plan.source.called} ({details})")
     if output.on_terminal():
         for note in plan.source.notes:
             if note not in choices:

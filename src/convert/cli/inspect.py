@@ -131,7 +131,7 @@ def _to_dict(source: Source, fits: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "path": str(source.path),
         "format": source.format,
-        "notes": list(source.notes),
+        "notes": [str(note) for note in source.notes],
         "leaves": [
             {
                 "path": name,

@@ -235,7 +235,11 @@ class Plan:
             "version": self.version,
             "target": self.target,
             "loads": self.rules.targets[self.target].loads,
-            "source": {"format": self.source.format, "root": self.root, "notes": list(self.source.notes)},
+            "source": {
+                "format": self.source.format,
+                "root": self.root,
+                "notes": [str(note) for note in self.source.notes],
+            },
             "bytes": self.nbytes,
             "sizes": dict(self.sizes),
             "facts": dict(self.facts),

@@ -13,6 +13,7 @@ import sys
 import tracemalloc
 import zipfile
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ import convert
 from convert import CheckpointError, open_source
 from convert.checkpoints.chunks import PIECE
 from convert.checkpoints.source import Absent, Source
+from convert.core.findings import Finding
 from support import writers
 from support.source_contract import SourceContract, same
 from support.writers import float8, native, odd, plain
@@ -39,10 +41,12 @@ def _on_cpu() -> None:
     os.environ.setdefault("KERAS_BACKEND", "jax")
 
 
-def refusal(path: Path, **options: Any) -> str:
+def refusal(path: Path, **options: Any) -> Finding:
+    """Open a damaged or unknown checkpoint; return the only finding, with paths relative to the folder of `path`."""
     with pytest.raises(CheckpointError) as caught:
         open_source(path, **options)
-    return str(caught.value).replace(f"{path.parent}/", "")
+    (finding,) = caught.value.findings
+    return replace(finding, path=finding.path.replace(f"{path.parent}/", ""))
 
 
 def values_without(*names: str) -> dict[str, np.ndarray]:
@@ -126,7 +130,7 @@ class TestEquinox(SourceContract):
             {"path": name.split("/"), "shape": array.shape, "dtype": array.dtype.name}
             for name, array in cls.values().items()
         ]
-        (folder / "s.json").write_text(json.dumps({"format": "convert skeleton 1", "leaf_names": rows}))
+        (folder / "s.json").write_text(json.dumps({"format": "convert skeleton 1", "records": rows}))
         cls.options = {"skeleton": folder / "s.json"}
         return open_source(path, skeleton=folder / "s.json")
 
@@ -165,7 +169,7 @@ class TestKeras(SourceContract):
         return writers.keras_expected(model)
 
     def test_tells_the_layers_own_names(self, source: Source) -> None:
-        assert "first is chosen_name" in source.notes[0]
+        assert "first is chosen_name" in str(source.notes[0])
 
 
 class TestT5X(SourceContract):
@@ -180,7 +184,9 @@ class TestT5X(SourceContract):
             writers.t5x(folder / "checkpoint_90", {"target/w": np.ones(2)})
             (folder / "checkpoint_2000.tmp-1234").mkdir()
             source = open_source(folder)
-            assert source.notes == ("step 1000 of 90, 1000", "unfinished, passed over: checkpoint_2000.tmp-1234")
+            (note,) = source.notes
+            assert note.code == "step-chosen"
+            assert note.data == {"step": 1000, "steps": [90, 1000], "not_finished": ["checkpoint_2000.tmp-1234"]}
             assert list(open_source(folder, step=90).leaves) == ["target/w"]
             return source
         source = open_source(path / "checkpoint" if request.param == "inline" else path)
@@ -228,36 +234,48 @@ def test_msgpack_of_a_single_array(tmp_path: Path) -> None:
 
 def test_equinox_without_names_says_how_to_get_them(tmp_path: Path) -> None:
     path = writers.equinox(tmp_path / "m.eqx", [np.ones((16, 3), np.float32), 5])
-    said = refusal(path)
-    assert said.startswith(
-        "m.eqx: an Equinox file has no names for its 2 records (0 float32[16,3], 1 int64[]). Where the"
-    )
-    assert "convert skeleton module:factory > skeleton.json" in said and "`leaf_names:` in the rule file" in said
-    assert "but the rules name 1 and 3 records" in refusal(path, leaf_names=[["a"], ["a", "b", "c"]])
-    assert "several rule files name as many records, differently" in refusal(path, leaf_names=[["a", "b"], ["b", "a"]])
+    finding = refusal(path)
+    assert (finding.code, finding.path) == ("leaf-names-unknown", "m.eqx")
+    assert finding.got == "2 records (0 float32[16,3], 1 int64[])"
+    assert "convert skeleton module:factory > skeleton.json" in finding.fix
+    assert "`leaf_names:` in the rule file" in finding.fix
+    finding = refusal(path, leaf_names=[["a"], ["a", "b", "c"]])
+    assert (finding.code, finding.expected) == ("leaf-names-unknown", "1 or 3 records as in the rules")
+    finding = refusal(path, leaf_names=[["a", "b"], ["b", "a"]])
+    assert (finding.code, finding.expected) == ("leaf-names-unknown", "the names of one rule file")
     assert list(open_source(path, leaf_names=[["x"], ["a/w", "n"]]).leaves) == ["a/w", "n"]
-    assert "1 records have the name of another" in refusal(path, leaf_names=[["a", "a"]])
+    finding = refusal(path, leaf_names=[["a", "a"]])
+    assert (finding.code, finding.path, finding.data["leaf"]) == ("leaf-name-clash", "the rules", "a")
 
 
 def test_a_skeleton_of_another_model_is_refused(tmp_path: Path) -> None:
     path = writers.equinox(tmp_path / "m.eqx", [np.ones((16, 3), np.float32), np.ones(3, ml_dtypes.bfloat16)])
     file = tmp_path / "s.json"
 
-    def said(*rows: tuple[list[str], list[int], str]) -> str:
+    def refused(*rows: tuple[list[str], list[int], str]) -> Finding:
         keys = ("path", "shape", "dtype")
         records = [dict(zip(keys, row, strict=True)) for row in rows]
-        file.write_text(json.dumps({"format": "convert skeleton 1", "leaf_names": records}))
+        file.write_text(json.dumps({"format": "convert skeleton 1", "records": records}))
         return refusal(path, skeleton=file)
 
-    assert "2 records, but" in said((["a"], [16, 3], "float32")) and "Numbers that are fields" in said()
-    wrong = said((["a", "w"], [3, 16], "float32"), (["b"], [3], "bfloat16"))
-    assert wrong.startswith("m.eqx: record 0 is float32[16,3], but") and "calls it a/w and says float32[3,16]" in wrong
-    assert "record 1 is bfloat16[3]" in said((["a"], [16, 3], "float32"), (["b"], [3], "float16"))
-    assert "record 1 has no valid path, shape and dtype" in said((["a"], [16, 3], "float32"), (["b"], [-3], "float16"))
-    file.write_text("[]")
-    assert "s.json: not a skeleton; `convert skeleton module:factory > s.json` writes one" in refusal(
-        path, skeleton=file
+    for rows in ([(["a"], [16, 3], "float32")], []):
+        finding = refused(*rows)
+        assert (finding.code, finding.path) == ("skeleton-mismatch", "m.eqx")
+        assert finding.expected == f"{len(rows)} records of {file}" and finding.got.startswith("2 records (0 ")
+    finding = refused((["a", "w"], [3, 16], "float32"), (["b"], [3], "bfloat16"))
+    assert (finding.code, finding.expected, finding.got) == (
+        "skeleton-mismatch",
+        "float32[3,16] for a/w",
+        "float32[16,3]",
     )
+    finding = refused((["a"], [16, 3], "float32"), (["b"], [3], "float16"))
+    assert (finding.expected, finding.got) == ("float16[3] for b", "bfloat16[3]")
+    finding = refused((["a"], [16, 3], "float32"), (["b"], [-3], "float16"))
+    assert finding.code == "skeleton-invalid" and "record 1" in finding.problem
+    file.write_text("[]")
+    finding = refusal(path, skeleton=file)
+    assert (finding.code, finding.path) == ("skeleton-invalid", "s.json")
+    assert "convert skeleton module:factory > s.json" in finding.fix
 
 
 FACTORY = """
@@ -317,12 +335,12 @@ def test_skeleton_of_a_real_model(tmp_path: Path) -> None:
     assert source.read("0/width") == 7 and source.read("0/table/a/0") == 1.5 and source.read("0/drop/p") == 0.5
     assert source.read("0/table/b").tolist() == [0, 1, 2]
     for factory, why in {
-        "my_model:key": "key<fry> is not a dtype that can be saved; for a PRNG key, keep jax.random.key_data(key)",
-        "my_model:nothing": "what it returns holds no arrays; return the model, or (model, state)",
+        "my_model:key": "got key<fry>; for a PRNG key, store jax.random.key_data(key)",
+        "my_model:nothing": "no arrays; return the model, or (model, state)",
         "my_model:broken": "my_model:broken: LookupError: no such thing (my_model.py:",
         "my_model:gone": "my_model has no 'gone'",
         "my_modell:make": "No module named 'my_modell'",
-        "my_model": "expected module:factory, such as my_package.model:make",
+        "my_model": "expected module:function, such as my_package.model:make",
     }.items():
         done = run("-m", "convert", "skeleton", factory)
         assert done.returncode == 2 and why in done.stderr, done.stderr
@@ -361,9 +379,9 @@ def test_keras_links_to_other_files_are_not_followed(tmp_path: Path) -> None:
                 group.create_virtual_dataset("0", layout)
             else:
                 group.create_dataset("0", (3,), "f8", external=[(str(tmp_path / "other.h5"), 0, 24)])
-        said = refusal(path)
-        assert said.startswith(f"{kind}.weights.h5: leaf layers/dense/vars/0: ")
-        assert "not followed" in said or "in other files; they are not read" in said
+        finding = refusal(path)
+        assert finding.code == "checkpoint-link-refused"
+        assert finding.path == f"{kind}.weights.h5: leaf layers/dense/vars/0"
 
 
 def test_keras_of_another_age_is_refused(tmp_path: Path) -> None:
@@ -371,7 +389,9 @@ def test_keras_of_another_age_is_refused(tmp_path: Path) -> None:
 
     with h5py.File(tmp_path / "old.h5", "w") as file:
         file["model_weights/dense/kernel:0"] = np.ones(3)
-    assert "not of Keras 3: no vars/ in it, only model_weights/dense/kernel:0" in refusal(tmp_path / "old.h5")
+    finding = refusal(tmp_path / "old.h5")
+    assert (finding.code, finding.path) == ("checkpoint-unknown-format", "old.h5")
+    assert finding.got == "HDF5 with model_weights/dense/kernel:0"
 
 
 def test_without_h5py_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -380,39 +400,44 @@ def test_without_h5py_it_says_what_to_install(tmp_path: Path, monkeypatch: pytes
     with h5py.File(tmp_path / "x.weights.h5", "w") as file:
         file["vars/0"] = np.ones(3)
     monkeypatch.setitem(sys.modules, "h5py", None)
-    assert "reading it needs h5py: pip install 'ckpt-convert[keras]'" in refusal(tmp_path / "x.weights.h5")
+    finding = refusal(tmp_path / "x.weights.h5")
+    assert finding.code == "package-missing" and "pip install 'ckpt-convert[keras]'" in finding.fix
 
 
 @pytest.mark.parametrize(
-    ("path", "why"),
+    ("path", "code"),
     [
-        ("../outside", "is no plain name of a file in it"),
-        ("/etc", "is no plain name of a file in it"),
-        ("..", "is no plain name of a file in it"),
-        ("", "is no plain name of a file in it"),
-        ("missing", "its directory missing is missing"),
-        ("linked", "a link that leads out of the checkpoint's folder"),
+        ("../outside", "checkpoint-link-refused"),
+        ("/etc", "checkpoint-link-refused"),
+        ("..", "checkpoint-link-refused"),
+        ("", "checkpoint-link-refused"),
+        ("missing", "checkpoint-incomplete"),
+        ("linked", "checkpoint-link-refused"),
     ],
 )
-def test_t5x_reads_nothing_outside_its_folder(tmp_path: Path, path: str, why: str) -> None:
+def test_t5x_reads_nothing_outside_its_folder(tmp_path: Path, path: str, code: str) -> None:
     outside = writers.t5x(tmp_path / "outside", {"w": np.ones(3)})
     folder = writers.t5x(tmp_path / "checkpoint_1", {"target/w": np.ones(3)}, kvstore={"driver": "file", "path": path})
     (folder / "linked").symlink_to(outside / "w")
-    said = refusal(folder)
-    assert "leaf target/w: " in said and why in said
+    finding = refusal(folder)
+    assert finding.code == code and "checkpoint: leaf target/w" in finding.path
 
 
 def test_t5x_arrays_must_agree_with_the_file(tmp_path: Path) -> None:
     folder = writers.t5x(tmp_path / "checkpoint_1", {"target/w": np.ones(3)}, metadata={"shape": [4]})
-    assert "leaf target/w: target.w/.zarray says float64[3], the file says the shape [4]" in refusal(folder)
+    finding = refusal(folder)
+    assert (finding.code, finding.path) == ("checkpoint-corrupt", "checkpoint_1/checkpoint: leaf target/w")
+    assert (finding.expected, finding.got) == ("[4] as in the file", "float64[3] in target.w/.zarray")
     (folder / "target.w" / "0").symlink_to("/etc/passwd") if not (folder / "target.w" / "0").exists() else None
     other = writers.t5x(tmp_path / "checkpoint_2", {"target/w": np.ones(3)})
     (other / "target.w" / "0").unlink()
     source = open_source(other)
-    with pytest.raises(CheckpointError, match="leaf target/w .* cannot be read"):
+    with pytest.raises(CheckpointError) as caught:
         source.read("target/w")
+    assert caught.value.code == "checkpoint-unreadable" and "leaf target/w" in caught.value.findings[0].path
     (other / "target.w" / "0").symlink_to("/etc/passwd")
-    assert "target.w/0 is a link, which T5X does not write" in refusal(other)
+    finding = refusal(other)
+    assert finding.code == "checkpoint-link-refused" and "target.w/0" in finding.problem
 
 
 # ---- recognised by content, or refused with what is understood
@@ -451,15 +476,15 @@ def test_several_checkpoints_in_a_folder_must_be_named(tmp_path: Path) -> None:
     writers.npz(tmp_path / "other.npz", {"w": np.ones(2)})
     with pytest.raises(CheckpointError) as caught:
         open_source(tmp_path)
-    assert str(caught.value) == (
-        f"{tmp_path}: 2 checkpoints could be meant; give one of them:\n"
-        f"  {tmp_path / 'flax_model.msgpack'} (flax msgpack)\n  {tmp_path / 'other.npz'} (NumPy .npz)"
-    )
+    (finding,) = caught.value.findings
+    assert (finding.code, finding.path) == ("checkpoint-ambiguous", str(tmp_path))
+    assert all(name in finding.problem for name in ("flax_model.msgpack (flax msgpack)", "other.npz (NumPy .npz)"))
 
 
 def test_what_is_unknown_is_answered_with_what_is_understood(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"hello, this is no checkpoint")
-    said = refusal(tmp_path / "x")
+    finding = refusal(tmp_path / "x")
+    assert finding.code == "checkpoint-unknown-format"
     for format in (
         "flax msgpack: ",
         "Equinox: ",
@@ -470,16 +495,17 @@ def test_what_is_unknown_is_answered_with_what_is_understood(tmp_path: Path) -> 
         "Orbax: ",
         "paxml: ",
     ):
-        assert f"\n  {format}" in said
+        assert f"\n  {format}" in finding.fix
     (tmp_path / "x").write_bytes(b"")
-    assert "no checkpoint that can be read" in refusal(tmp_path / "x")
+    assert refusal(tmp_path / "x").code == "checkpoint-unknown-format"
 
 
 def test_options_of_other_formats_are_refused(tmp_path: Path) -> None:
     path = writers.npz(tmp_path / "x.npz", {"w": np.ones(2)})
-    assert refusal(path, step=3) == "x.npz: a checkpoint of NumPy .npz has no steps; leave out --step 3"
-    assert "has no items; leave out --item params" in refusal(path, item="params")
-    assert "has no need of a skeleton; leave out --skeleton s.json" in refusal(path, skeleton="s.json")
+    for option, value in {"step": 3, "item": "params", "skeleton": "s.json"}.items():
+        finding = refusal(path, **{option: value})
+        assert (finding.code, finding.path) == ("checkpoint-option", "x.npz")
+        assert finding.fix == f"leave out --{option} {value}"
 
 
 class Trap:
@@ -509,10 +535,10 @@ def test_pickles_are_refused_and_not_loaded(tmp_path: Path, monkeypatch: pytest.
         path = tmp_path / "folder"
         path.mkdir()
         (path / "weights.pkl").write_bytes(pickle.dumps(Trap()))
-    said = refusal(path, leaf_names=[["a"]])
-    assert "it is a pickle, and loading one runs its code, so it is refused. Where the code that wrote it runs" in said
-    assert "numpy.savez(path, **flat_dict), flax.serialization.to_bytes or safetensors.flax.save_file" in said
-    assert ("leaf bad: " in said) == (kind == "npz") and ("record 1, " in said) == (kind == "eqx")
+    finding = refusal(path, leaf_names=[["a"]])
+    assert finding.code == "pickle-refused"
+    assert "numpy.savez(path, **flat_dict), flax.serialization.to_bytes or safetensors.flax.save_file" in finding.fix
+    assert ("leaf bad" in finding.path) == (kind == "npz") and ("record 1, " in finding.path) == (kind == "eqx")
     assert not Path("unpickled").exists()
 
 
@@ -549,9 +575,9 @@ FORMAT = Format("mine", "a file of mine", lambda p: [p] if p.is_file() and p.rea
 
     assert run().stdout == "mine [1.0, 2.0]\n"
     (site / "my_source.py").write_text("FORMAT = 1")
-    assert "the source mine of my-source is no convert.Format; repair or uninstall it" in run().stderr
+    assert "the format mine of my-source: expected a convert.Format, got int; repair or uninstall" in run().stderr
     (site / "my_source.py").write_text("1 / 0")
-    assert "the source mine of my-source cannot be loaded: division by zero" in run().stderr
+    assert "the format mine of my-source: cannot be loaded: division by zero" in run().stderr
 
 
 # ---- folders, links, shards
@@ -566,24 +592,28 @@ def test_an_index_names_files_of_its_folder_only(tmp_path: Path, format: str) ->
     shard = whole["weight_map"]["a"]
     outside = str(shutil.copy(folder / shard, tmp_path / shard))
 
-    def said(**weight_map: Any) -> str:
+    def refused(**weight_map: Any) -> Finding:
         index.write_text(json.dumps({"weight_map": {**whole["weight_map"], **weight_map}}))
         return refusal(index)
 
     for name in (f"../{shard}", outside, "..", "", 3, None, "a\0b"):
-        assert "is no plain name of a file in it; such a path is not followed" in said(a=name)
-    assert "the shard gone is not there, which holds a" in said(a="gone")
-    assert "leaf c is not in it" in said(c=shard)
+        assert refused(a=name).code == "checkpoint-link-refused"
+    finding = refused(a="gone")
+    assert finding.code == "checkpoint-incomplete" and "the shard gone with the leaf a is missing" in finding.problem
+    finding = refused(c=shard)
+    assert (finding.code, finding.path) == ("checkpoint-corrupt", f"{shard}: leaf c")
     index.write_text(json.dumps({"weight_map": {"b": whole["weight_map"]["b"], "a": whole["weight_map"]["b"]}}))
-    assert "leaf a is not in it" in refusal(index)
+    assert refusal(index).path.endswith(": leaf a")
     index.write_text(json.dumps({"weight_map": {}}))
-    assert "it has no weight_map" in refusal(index)
+    assert refusal(index).code == "checkpoint-corrupt"
     index.write_text('{"weight_map": ')
-    assert "not JSON" in refusal(index)
+    finding = refusal(index)
+    assert (finding.code, finding.path) == ("checkpoint-corrupt", index.name)
     index.write_text(json.dumps(whole))
     (folder / shard).unlink()
     (folder / shard).symlink_to(outside)
-    assert "a link that leads out of the checkpoint's folder; it is not followed" in refusal(index)
+    finding = refusal(index)
+    assert (finding.code, finding.path) == ("checkpoint-link-refused", shard)
 
 
 def test_the_cache_of_the_hub_is_links_to_its_blobs(tmp_path: Path) -> None:
@@ -604,12 +634,15 @@ def test_a_name_that_occurs_twice_is_refused(tmp_path: Path) -> None:
         data = writers.records(np.ones(2))
         archive.writestr("a.npy", data)
         archive.writestr("a", data)
-    assert "two leaves would be called 'a'" in refusal(tmp_path / "x.npz")
+    finding = refusal(tmp_path / "x.npz")
+    assert (finding.code, finding.data["leaf"]) == ("leaf-name-clash", "a")
     packed = msgpack.packb({"a": 1.5}) + b""
     (tmp_path / "m").write_bytes(b"\x82" + packed[1:] * 2)
-    assert "two leaves would be called 'a'" in refusal(tmp_path / "m")
+    finding = refusal(tmp_path / "m")
+    assert (finding.code, finding.data["leaf"]) == ("leaf-name-clash", "a")
     (tmp_path / "m").write_bytes(msgpack.packb({"a": {"1": 1.5, 1: 2.5}}))
-    assert "two leaves would be called 'a/1'" in refusal(tmp_path / "m")
+    finding = refusal(tmp_path / "m")
+    assert (finding.code, finding.data["leaf"]) == ("leaf-name-clash", "a/1")
     # A slash in a key is told from a level.
     (tmp_path / "m").write_bytes(msgpack.packb({"a": {"b": 1.5}, "a/b": 2.5, "": {"": 3.5}}))
     source = open_source(tmp_path / "m")
@@ -654,7 +687,7 @@ def test_a_file_cut_anywhere_is_an_error(tmp_path: Path, kind: str) -> None:
         try:
             read_all(path, options)
         except CheckpointError as error:
-            assert str(path) in str(error)
+            assert all(str(path) in finding.path for finding in error.findings)
         else:
             pytest.fail(f"cut to {length} of {len(whole)} bytes, and read")
 
@@ -669,7 +702,8 @@ def test_a_file_that_shrinks_after_it_was_opened_names_the_leaf(tmp_path: Path, 
         try:
             source.read(name)
         except CheckpointError as error:
-            assert str(path) in str(error) and f"leaf {name}" in str(error)
+            (finding,) = error.findings
+            assert finding.path == f"{path}: leaf {name}" and finding.code != "uncoded"
             failed += 1
     assert failed
 
@@ -678,10 +712,15 @@ def test_damage_names_the_leaf_as_soon_as_its_name_is_known(tmp_path: Path) -> N
     made = damaged_files(tmp_path)
     path, options = made["msgpack"]
     path.write_bytes(path.read_bytes()[:-10])
-    assert refusal(path).startswith("m: leaf second: truncated: the file has ")
+    finding = refusal(path)
+    assert (finding.code, finding.path) == ("checkpoint-truncated", "m: leaf second")
+    assert finding.data["leaf"] == "second" and finding.got == f"{path.stat().st_size} bytes"
     path, options = made["equinox"]
     path.write_bytes(path.read_bytes()[:-10])
-    assert refusal(path, **options).startswith("e: record 1, float32[3,20]: truncated: 10 bytes are missing")
+    finding = refusal(path, **options)
+    size = path.stat().st_size
+    assert (finding.code, finding.path) == ("checkpoint-truncated", "e") and "record 1" in finding.problem
+    assert (finding.expected, finding.got) == (f"{size + 10} bytes", f"{size} bytes")
 
 
 @pytest.mark.parametrize("compressed", [False, True])
@@ -690,8 +729,9 @@ def test_a_flipped_bit_in_an_npz_is_found_by_its_checksum(tmp_path: Path, compre
     whole = bytearray(path.read_bytes())
     whole[len(whole) // 2] ^= 4
     path.write_bytes(whole)
-    with pytest.raises(CheckpointError, match=r"x\.npz: leaf w: its (checksum|compressed bytes)"):
+    with pytest.raises(CheckpointError) as caught:
         read_all(path, {})
+    assert caught.value.code == "checkpoint-corrupt" and caught.value.findings[0].path == f"{path}: leaf w"
 
 
 def test_sizes_that_a_file_cannot_hold_cost_nothing(tmp_path: Path) -> None:
@@ -699,17 +739,20 @@ def test_sizes_that_a_file_cannot_hold_cost_nothing(tmp_path: Path) -> None:
     head = io.BytesIO()
     np.lib.format.write_array_header_1_0(head, {"descr": "<f4", "fortran_order": False, "shape": (2**38,)})
     (tmp_path / "e").write_bytes(head.getvalue() + b"1234")
-    assert "record 0, float32[274877906944]: truncated" in refusal(tmp_path / "e", leaf_names=[["a"]])
+    finding = refusal(tmp_path / "e", leaf_names=[["a"]])
+    assert finding.code == "checkpoint-truncated" and "record 0 (float32[274877906944])" in finding.problem
     with zipfile.ZipFile(tmp_path / "x.npz", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("a.npy", head.getvalue() + bytes(1000))
-    assert "leaf a: float32[274877906944] takes" in refusal(tmp_path / "x.npz")
+    finding = refusal(tmp_path / "x.npz")
+    assert (finding.code, finding.path) == ("checkpoint-corrupt", "x.npz: leaf a")
+    assert finding.expected == "1099511627776 bytes for float32[274877906944]"
     import h5py
 
     with h5py.File(tmp_path / "k.h5", "w") as file:
         file.create_dataset("vars/0", (2**38,), "f4", chunks=(2**20,), compression="gzip")
-    assert "leaf vars/0: float32[274877906944] takes 1099511627776 bytes, but 0 are stored" in refusal(
-        tmp_path / "k.h5"
-    )
+    finding = refusal(tmp_path / "k.h5")
+    assert (finding.code, finding.path) == ("checkpoint-corrupt", "k.h5: leaf vars/0")
+    assert (finding.expected, finding.got) == ("1099511627776 bytes for float32[274877906944]", "0 bytes")
 
 
 @pytest.mark.parametrize("kind", ["msgpack", "npz", "deflated", "safetensors", "equinox", "keras", "t5x"])

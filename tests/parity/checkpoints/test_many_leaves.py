@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from convert import Plan, open_source
-from convert.checkpoints.orbax import arrays
+from convert.checkpoints.orbax import zarr_metadata
 from convert.cli import output
 from convert.core.errors import CheckpointError, PlanError
 from convert.core.path_pattern import Pattern
@@ -149,14 +149,14 @@ def test_a_misfit_is_said_of_the_first_leaf_that_has_it() -> None:
 
 def test_metadata_of_arrays_is_parsed_once_for_each_shape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ocp = pytest.importorskip("orbax.checkpoint")
-    parsed = counted(monkeypatch, arrays, "encoding")
+    parsed = counted(monkeypatch, zarr_metadata, "encoding")
     for layers in (2, 9):
         tree = {
             f"l_{i}": {"kernel": np.zeros((3, 4), np.float32), "bias": np.zeros(4, np.float32)} for i in range(layers)
         }
         with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
             checkpointer.save(tmp_path / str(layers), args=ocp.args.PyTreeSave(tree))
-        arrays._parse.cache_clear()
+        zarr_metadata._parse.cache_clear()
         source = open_source(tmp_path / str(layers))
         assert len(source.leaves) == 2 * layers and parsed() == 2
         assert len({id(leaf.spec) for leaf in source.leaves.values()}) == 2

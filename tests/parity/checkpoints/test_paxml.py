@@ -27,10 +27,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from convert import open_source
+from convert.checkpoints.encodings.flax_arrays import packed_array
 from convert.checkpoints.encodings.msgpack_tokens import Walker
+from convert.checkpoints.errors import COPY_AGAIN
 from convert.checkpoints.formats.paxml import looks_like_pax, open_pax
 from convert.checkpoints.source import Absent, Source
 from convert.core.errors import CheckpointError
+from convert.core.findings import Finding
 from convert.core.tensor_spec import SAFETENSORS_TAGS, TensorSpec, numpy_dtype
 from support.paths import GOLDEN
 from support.source_contract import SourceContract
@@ -94,6 +97,18 @@ class TestContract(SourceContract):
 # --- real checkpoints -----------------------------------------------------------------------------------------------
 
 
+def notes(source: Source) -> list[str]:
+    return [str(note) for note in source.notes]
+
+
+def refusal(path: Path, **options: Any) -> Finding:
+    """Open a damaged checkpoint and return the only finding."""
+    with pytest.raises(CheckpointError) as caught:
+        open_pax(path, **options)
+    (finding,) = caught.value.findings
+    return finding
+
+
 @pytest.mark.parametrize("case", ["timesfm-1.0", "timesfm-2.0"])
 def test_golden_bit_for_bit(case: str) -> None:
     source = open_pax(GOLDEN / case)
@@ -108,10 +123,11 @@ def test_golden_bit_for_bit(case: str) -> None:
     assert source.nbytes == sum(array.nbytes for array in restored["flattened_state"])
     assert source.absent == (Absent(("opt_states",), "empty list"), Absent(("extra_state",), "empty tuple"))
     assert source.format == "paxml FLAX (msgpack)"
-    assert source.notes == (
+    assert notes(source) == [
         "step 1100000 of 1100000",
         f"names and shapes of {len(source.leaves) - 1} leaves agree with metadata/metadata",
-    )
+    ]
+    assert [note.code for note in source.notes] == ["step-chosen", "checkpoint-note"]
 
 
 def test_golden_names_in_the_order_of_the_tree() -> None:
@@ -135,7 +151,7 @@ def test_any_directory_above_the_file_will_do(below: str | Path, monkeypatch: py
     path = GOLDEN / "timesfm-1.0" / below
     assert looks_like_pax(path)
     assert open_pax(path).path == GOLDEN / "timesfm-1.0" / STEP / "state" / "checkpoint"
-    assert open_pax(path, step=1100000).notes[0].startswith("step 1100000")
+    assert open_pax(path, step=1100000).notes[0].data["step"] == 1100000
     if path.is_dir():
         monkeypatch.chdir(path)
         assert looks_like_pax(Path())
@@ -148,9 +164,9 @@ def test_links_of_a_hugging_face_snapshot(tmp_path: Path) -> None:
     file = tmp_path / "snapshots" / "c0ffee" / STEP / "state" / "checkpoint"
     file.parent.mkdir(parents=True)
     file.symlink_to(tmp_path / "blobs" / "0a1b")
-    assert open_pax(tmp_path / "snapshots" / "c0ffee").notes == ("step 1100000 of 1100000",)
+    assert notes(open_pax(tmp_path / "snapshots" / "c0ffee")) == ["step 1100000 of 1100000"]
     assert looks_like_pax(tmp_path / "blobs" / "0a1b")
-    assert open_pax(tmp_path / "blobs" / "0a1b").notes == ()
+    assert notes(open_pax(tmp_path / "blobs" / "0a1b")) == []
 
 
 # --- steps ----------------------------------------------------------------------------------------------------------
@@ -167,40 +183,40 @@ def test_latest_step_or_the_one_asked_for(steps: Path) -> None:
     for path in (steps, steps / "checkpoints"):
         source = open_pax(path)
         assert source.read("mdl_vars/params/w")[0] == 1100000
-        assert source.notes == ("step 1100000 of 900000, 1000000, 1100000",)
+        assert notes(source) == ["step 1100000 of 900000, 1000000, 1100000"]
         source = open_pax(path, step=900000)
         assert source.read("mdl_vars/params/w")[0] == 900000
-        assert source.notes == ("step 900000 of 900000, 1000000, 1100000",)
+        assert notes(source) == ["step 900000 of 900000, 1000000, 1100000"]
 
 
 def test_absent_step_lists_the_others(steps: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"checkpoints: there is no step 5; there are 900000, 1000000, 1100000$"):
-        open_pax(steps, step=5)
-    with pytest.raises(CheckpointError, match="this is step 900000, not 5; give the directory of all steps"):
-        open_pax(steps / "checkpoints" / "checkpoint_900000", step=5)
+    finding = refusal(steps, step=5)
+    assert (finding.code, finding.path) == ("step-not-found", str(steps / "checkpoints"))
+    assert (finding.expected, finding.got) == ("one of 900000, 1000000, 1100000", "5")
+    finding = refusal(steps / "checkpoints" / "checkpoint_900000", step=5)
+    assert finding.code == "checkpoint-option" and "step 900000, not 5" in finding.problem
 
 
 def test_other_names_of_steps(tmp_path: Path) -> None:
     digits = save(tmp_path / "a", state(w=np.ones(2))).parent.parent
     digits.rename(digits.parent / "7")
-    assert open_pax(tmp_path / "a").notes == ("step 7 of 7",)
+    assert notes(open_pax(tmp_path / "a")) == ["step 7 of 7"]
     (digits.parent / "checkpoint_00000007").mkdir()
-    with pytest.raises(CheckpointError, match="checkpoints: 7 and checkpoint_00000007 are both step 7; give one"):
-        open_pax(tmp_path / "a")
+    finding = refusal(tmp_path / "a")
+    assert finding.code == "checkpoint-ambiguous" and "7 and checkpoint_00000007" in finding.problem
     # version 0.0 of paxml's checkpoints: the file in checkpoint_7, or called so
     (tmp_path / "b" / "checkpoint_7").mkdir(parents=True)
     (tmp_path / "b" / "checkpoint_7" / "checkpoint").write_bytes(packed(state(w=np.ones(2))))
     (tmp_path / "c").mkdir()
     (tmp_path / "c" / "checkpoint_7").write_bytes(packed(state(w=np.ones(2))))
     for folder in ("b", "c"):
-        assert open_pax(tmp_path / folder).notes == ("step 7 of 7",)
-        assert open_pax(tmp_path / folder / "checkpoint_7").notes == ("step 7",)
+        assert notes(open_pax(tmp_path / folder)) == ["step 7 of 7"]
+        assert notes(open_pax(tmp_path / folder / "checkpoint_7")) == ["step 7"]
     shutil.copy(tmp_path / "c" / "checkpoint_7", tmp_path / "x")
-    assert open_pax(tmp_path / "x").notes == ()
-    with pytest.raises(
-        CheckpointError, match="x: not known to be of step 7; give the directory that holds checkpoint_7"
-    ):
-        open_pax(tmp_path / "x", step=7)
+    assert notes(open_pax(tmp_path / "x")) == []
+    finding = refusal(tmp_path / "x", step=7)
+    assert (finding.code, finding.path) == ("checkpoint-option", str(tmp_path / "x"))
+    assert "checkpoint_7" in finding.fix
 
 
 @pytest.mark.parametrize(
@@ -209,33 +225,34 @@ def test_other_names_of_steps(tmp_path: Path) -> None:
 def test_unfinished_steps(steps: Path, name: str) -> None:
     folder = steps / "checkpoints"
     shutil.copytree(folder / "checkpoint_900000", folder / name)
-    assert open_pax(steps).notes == ("step 1100000 of 900000, 1000000, 1100000", f"unfinished, passed over: {name}")
+    (note,) = open_pax(steps).notes
+    assert note.data == {"step": 1100000, "steps": [900000, 1000000, 1100000], "not_finished": [name]}
     for path in (folder / name, folder / name / "state" / "checkpoint"):
         assert looks_like_pax(path)
-        with pytest.raises(CheckpointError, match=rf"{name}: unfinished: .*; use another step, or save it again"):
-            open_pax(path)
+        finding = refusal(path)
+        assert (finding.code, finding.path) == ("checkpoint-unfinished", str(folder / name))
     for child in list(folder.iterdir()):
         if child.name != name:
             shutil.rmtree(child)
     assert looks_like_pax(steps)
-    with pytest.raises(CheckpointError, match=f"{name}: unfinished"):
-        open_pax(steps)
+    assert refusal(steps).path == str(folder / name)
 
 
 def test_step_whose_state_is_unfinished_or_missing(steps: Path) -> None:
     state = steps / "checkpoints" / "checkpoint_1100000" / "state"
     state.rename(state.parent / "state.orbax-checkpoint-tmp-17")
     assert looks_like_pax(steps)
-    with pytest.raises(CheckpointError, match=r"state\.orbax-checkpoint-tmp-17: unfinished"):
-        open_pax(steps)
+    finding = refusal(steps)
+    assert (finding.code, finding.path) == (
+        "checkpoint-unfinished",
+        str(state.parent / "state.orbax-checkpoint-tmp-17"),
+    )
     assert open_pax(steps, step=900000).read("mdl_vars/params/w")[0] == 900000
     shutil.rmtree(state.parent / "state.orbax-checkpoint-tmp-17")
     assert not looks_like_pax(steps)
-    with pytest.raises(
-        CheckpointError,
-        match="checkpoint_1100000: no state/checkpoint in it; other steps here: 900000, 1000000, 1100000",
-    ):
-        open_pax(steps)
+    finding = refusal(steps)
+    assert (finding.code, finding.path) == ("checkpoint-incomplete", str(state.parent))
+    assert "900000, 1000000, 1100000" in finding.fix
 
 
 # --- what a file may hold -------------------------------------------------------------------------------------------
@@ -385,40 +402,38 @@ def test_metadata_agrees(tmp_path: Path) -> None:
     file = save(tmp_path, state(a=np.ones((2, 3), np.float32), b=[np.ones(1, np.float32)]))
     listed = {"params": {"a": entry([2, 3]), "b": [entry([1])], "c": entry([], masked=True)}}
     save_metadata(file, {"version": 1.1, "train_state_metadata": {"mdl_vars": listed}})
-    assert open_pax(file).notes == ("step 7", "names and shapes of 2 leaves agree with metadata/metadata")
+    assert notes(open_pax(file)) == ["step 7", "names and shapes of 2 leaves agree with metadata/metadata"]
     listed["params"]["a"]["dtype"] = "bfloat16"
     save_metadata(file, {"version": 9.9, "later": 1, "train_state_metadata": {"mdl_vars": listed}})
-    assert open_pax(file).notes[1] == "mdl_vars/params/a is float32, metadata/metadata says bfloat16"
+    assert notes(open_pax(file))[1] == "mdl_vars/params/a is float32; metadata/metadata says bfloat16"
 
 
 @pytest.mark.parametrize(
-    ("listed", "message"),
+    ("listed", "leaf", "expected", "got"),
     [
-        ({"a": entry([3, 2])}, r"leaf mdl_vars/params/a has the shape \[2, 3\], metadata/metadata says \[3, 2\]"),
-        ({}, r"leaf mdl_vars/params/a float32\[2,3\] is not in metadata/metadata"),
-        ({"A": entry([2, 3])}, r"leaf mdl_vars/params/a float32\[2,3\] is not in metadata/metadata"),
-        (
-            {"a": entry([2, 3]), "z": {"w": entry([4])}},
-            r"leaf mdl_vars/params/z/w \[4\] is in metadata/metadata only",
-        ),
+        ({"a": entry([3, 2])}, "a", "[3, 2]", "[2, 3]"),
+        ({}, "a", "no such leaf", "float32[2,3]"),
+        ({"A": entry([2, 3])}, "a", "no such leaf", "float32[2,3]"),
+        ({"a": entry([2, 3]), "z": {"w": entry([4])}}, "z/w", "the shape [4]", "no such leaf"),
     ],
 )
-def test_metadata_contradicts(tmp_path: Path, listed: dict[str, Any], message: str) -> None:
+def test_metadata_contradicts(tmp_path: Path, listed: dict[str, Any], leaf: str, expected: str, got: str) -> None:
     file = save(tmp_path, state(a=np.ones((2, 3), np.float32)))
     save_metadata(file, {"version": 1.1, "train_state_metadata": {"mdl_vars": {"params": listed}}})
-    hint = "one of the two files is damaged or from another checkpoint: copy both again"
-    with pytest.raises(CheckpointError, match=f"state/checkpoint: {message}; {hint}$"):
-        open_pax(file)
+    finding = refusal(file)
+    assert (finding.code, finding.path) == ("checkpoint-corrupt", f"{file}: leaf mdl_vars/params/{leaf}")
+    assert (finding.expected, finding.got) == (f"{expected} as in metadata/metadata", got)
+    assert "copy both again" in finding.fix
 
 
 @pytest.mark.parametrize(
     ("document", "note"),
     [
-        ({"version": 1.0}, "metadata/metadata lists no shapes, so none were checked against it"),
+        ({"version": 1.0}, "metadata/metadata lists no shapes, so none were compared with it"),
         ([1], "metadata/metadata lists no shapes"),
         ({"train_state_metadata": None}, "metadata/metadata lists no shapes"),
         ({"train_state_metadata": {"other": {"x": 1}}}, "names and shapes of 0 leaves agree"),
-        (b"{", "metadata/metadata cannot be read, so names and shapes were not checked against it: Expecting"),
+        (b"{", "metadata/metadata cannot be read, so names and shapes were not compared with it: Expecting"),
         (b"\xff\xfe{", "metadata/metadata cannot be read"),
         (b"[" * 100_000, "metadata/metadata cannot be read"),
     ],
@@ -426,17 +441,17 @@ def test_metadata_contradicts(tmp_path: Path, listed: dict[str, Any], message: s
 def test_metadata_of_another_kind_is_noted(tmp_path: Path, document: Any, note: str) -> None:
     file = save(tmp_path, state(a=np.ones(2)))
     save_metadata(file, document)
-    assert open_pax(file).notes[1].startswith(note)
+    assert notes(open_pax(file))[1].startswith(note)
 
 
 def test_metadata_that_cannot_be_matched_or_is_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = save(tmp_path, state(a=Adam(np.ones(1), 2, 3)))
     save_metadata(file, {"train_state_metadata": {"mdl_vars": {"params": {"a": {"count": entry([1])}}}}})
-    assert open_pax(file).notes[1] == (
-        "mdl_vars was not checked against metadata/metadata: the tree does not name all its fields"
+    assert notes(open_pax(file))[1] == (
+        "mdl_vars was not compared with metadata/metadata: the tree does not name all of its fields"
     )
     monkeypatch.setattr("convert.checkpoints.formats.paxml._METADATA_LIMIT", 10)
-    assert open_pax(file).notes[1] == "metadata/metadata is larger than 10 bytes and was not read"
+    assert notes(open_pax(file))[1] == "metadata/metadata is larger than 10 bytes and was not read"
 
 
 # --- what is not paxml's --------------------------------------------------------------------------------------------
@@ -449,50 +464,46 @@ def test_pickle_is_refused_and_never_loaded(tmp_path: Path) -> None:
 
     file = save(tmp_path, pickle.dumps({"flattened_state": [Trap()]}))
     assert not looks_like_pax(tmp_path)
-    with pytest.raises(
-        CheckpointError, match="this is a pickle, not paxml's msgpack; loading one runs its code, so it is"
-    ):
-        open_pax(file)
+    finding = refusal(file)
+    assert (finding.code, finding.path) == ("pickle-refused", str(file))
     assert not (tmp_path / "sprung").exists()
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    ("content", "code", "got"),
     [
-        (b"PK\x03\x04 a zip", "not paxml's msgpack: the file starts with the bytes 50 4b 03 04 20 61 20 7a"),
-        (
-            msgpack.packb({"params": {"w": 1}}),
-            "not paxml's msgpack: it has the keys params, not flattened_state and str_pyt",
-        ),
-        (msgpack.packb({1: 2}), r"not paxml's msgpack: it has the keys \(int\), not"),
-        (msgpack.packb([1, 2]), "not paxml's msgpack: the file starts with"),
-        (b"\xc1", "byte 0 is 0xc1, which no msgpack object starts with"),
+        (b"PK\x03\x04 a zip", "checkpoint-unknown-format", "the bytes 50 4b 03 04 20 61 20 7a"),
+        (msgpack.packb({"params": {"w": 1}}), "checkpoint-unknown-format", "the keys params"),
+        (msgpack.packb({1: 2}), "checkpoint-unknown-format", "the keys (int)"),
+        (msgpack.packb([1, 2]), "checkpoint-unknown-format", "the bytes "),
+        (b"\xc1", "checkpoint-corrupt", "the byte 0xc1"),
     ],
 )
-def test_other_formats(tmp_path: Path, content: bytes, message: str) -> None:
+def test_other_formats(tmp_path: Path, content: bytes, code: str, got: str) -> None:
     file = save(tmp_path, content)
     if len(content) > 1:
         assert not looks_like_pax(file)
-    with pytest.raises(CheckpointError, match=message):
-        open_pax(file)
+    finding = refusal(file)
+    assert (finding.code, finding.path) == (code, str(file))
+    assert finding.expected and finding.got.startswith(got)
 
 
 def test_nothing_there(tmp_path: Path) -> None:
     assert not looks_like_pax(tmp_path / "no")
-    with pytest.raises(CheckpointError, match="no: no such file or directory"):
-        open_pax(tmp_path / "no")
+    finding = refusal(tmp_path / "no")
+    assert (finding.code, finding.path) == ("checkpoint-missing", str(tmp_path / "no"))
     assert not looks_like_pax(tmp_path)
-    with pytest.raises(CheckpointError, match="no paxml checkpoint here: neither state/checkpoint nor checkpoint_N/"):
-        open_pax(tmp_path)
+    finding = refusal(tmp_path)
+    assert (finding.code, finding.path) == ("checkpoint-unknown-format", str(tmp_path))
     assert not looks_like_pax(GOLDEN / "timesfm-2.5" / "ckpt")
     file = save(tmp_path, b"")
     assert looks_like_pax(tmp_path)
-    with pytest.raises(CheckpointError, match="state/checkpoint: the file is empty; copy the checkpoint again"):
-        open_pax(tmp_path)
+    finding = refusal(tmp_path)
+    assert (finding.code, finding.path) == ("checkpoint-truncated", str(file))
     file.unlink()
     file.mkdir()
-    with pytest.raises(CheckpointError, match="no state/checkpoint in it"):
-        open_pax(tmp_path)
+    finding = refusal(tmp_path)
+    assert (finding.code, finding.path) == ("checkpoint-incomplete", str(file.parent.parent))
 
 
 def test_file_that_cannot_be_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -503,12 +514,13 @@ def test_file_that_cannot_be_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(Path, "open", refuse)
     assert not looks_like_pax(file)
-    with pytest.raises(CheckpointError, match="state/checkpoint: cannot be read: Permission denied"):
-        open_pax(file)
+    finding = refusal(file)
+    assert (finding.code, finding.path) == ("checkpoint-unreadable", str(file))
+    assert "Permission denied" in finding.problem
     monkeypatch.setattr(Path, "iterdir", refuse)
     assert not looks_like_pax(tmp_path)
-    with pytest.raises(CheckpointError, match=f"^{tmp_path}: cannot be read: Permission denied"):
-        open_pax(tmp_path)
+    finding = refusal(tmp_path)
+    assert (finding.code, finding.path) == ("checkpoint-unreadable", str(tmp_path))
 
 
 # --- damage ---------------------------------------------------------------------------------------------------------
@@ -522,65 +534,73 @@ CHUNKED = {"__msgpack_chunked_array__": True, "shape": {"0": 2}, "chunks": {"0":
 
 
 @pytest.mark.parametrize(
-    ("leaf", "message"),
+    ("leaf", "text"),
     [
-        (ndarray([2, 3], "float32", bytes(20)), r"float32\[2,3\] takes 24 bytes, but 20 are there"),
-        (ndarray([2], "float33", bytes(8)), "unknown dtype: expected one of bool, int8"),
+        (ndarray([2, 3], "float32", bytes(20)), r"expected 24 bytes for float32\[2,3\], got 20 bytes"),
+        (ndarray([2], "float33", bytes(8)), "unknown dtype: expected one of bool, int8.*, got 'float33'"),
         (ndarray([2], "str32", bytes(8)), "unknown dtype"),
         (ndarray([2], b"\xff", bytes(8)), "is not UTF-8"),
-        (ndarray([2], 3, bytes(8)), "expected a string before byte .*, found int"),
-        (ndarray([-1], "int8", b""), "holds -1, which is no size"),
-        (ndarray([1.0], "int8", b""), "holds 1.0, which is no size"),
-        (ndarray([True], "int8", b"a"), "holds True, which is no size"),
-        (ndarray([1] * 33, "int8", b"a"), "is not one that an array can have"),
-        (ndarray([2**62, 0], "int8", b""), "is not one that an array can have"),
-        (ndarray([1], "int8", "a"), "the array's bytes at byte .* do not end where the array does"),
-        (ndarray([1], "int8", [b"a"]), "the array's bytes at byte .* do not end where the array does"),
-        (ndarray(1, "int8", b"a"), "expected a list at byte .*, found int"),
-        (ndarray([1], "int8", b"a", code=4), "extension type 4 at byte .*; flax writes 1, 2 and 3"),
+        (ndarray([2], 3, bytes(8)), "expected a string before byte .*, got int"),
+        (ndarray([-1], "int8", b""), "the shape at byte .*, got -1"),
+        (ndarray([1.0], "int8", b""), r"the shape at byte .*, got 1\.0"),
+        (ndarray([True], "int8", b"a"), "the shape at byte .*, got True"),
+        (ndarray([1] * 33, "int8", b"a"), "is not possible for an array"),
+        (ndarray([2**62, 0], "int8", b""), "is not possible for an array"),
+        (ndarray([1], "int8", "a"), "the bytes of the array at byte .* do not end where the array ends"),
+        (ndarray([1], "int8", [b"a"]), "the bytes of the array at byte .* do not end where the array ends"),
+        (ndarray(1, "int8", b"a"), "expected a list at byte .*, got int"),
+        (ndarray([1], "int8", b"a", code=4), "expected an extension of type 1, 2 or 3 at byte .*, got type 4"),
         (msgpack.ExtType(1, msgpack.packb([1, 2])), r"expected \(shape, dtype, bytes\) at byte"),
-        (msgpack.ExtType(1, msgpack.packb(1)), r"expected \(shape, dtype, bytes\) at byte .*, found int"),
-        (msgpack.ExtType(2, msgpack.packb([1.0])), "expected two elements at byte .*, found 1"),
-        (msgpack.ExtType(2, msgpack.packb([1.0, "x"])), "expected a complex number's two floats"),
-        ([1, 2], "expected an array's bytes at byte .*, found a list"),
-        ({"a": 1}, "expected an array at byte .*, found a map with the keys a$|keys a; copy"),
-        ({}, "found a map with the keys -"),
-        ({**CHUNKED, "shape": {"0": 3}}, r"int8\[3\] takes 3 bytes, but 2 are there"),
-        ({**CHUNKED, "shape": {"1": 2}}, "stands for a list, but its keys are not '0', '1', ..."),
-        ({**CHUNKED, "chunks": {}}, r"have the dtypes \[\], not one"),
-        ({**CHUNKED, "chunks": {"0": 5}}, "expected a chunk of an array at byte .*, found int"),
-        ({**CHUNKED, "chunks": {"0": CHUNKED}}, "expected a chunk of an array at byte .*, found map"),
+        (msgpack.ExtType(1, msgpack.packb(1)), r"expected \(shape, dtype, bytes\) at byte .*, got int"),
+        (msgpack.ExtType(2, msgpack.packb([1.0])), "expected two elements at byte .*, got 1"),
+        (msgpack.ExtType(2, msgpack.packb([1.0, "x"])), "expected the two floats of a complex number"),
+        ([1, 2], "expected the bytes of an array at byte .*, got a list"),
+        ({"a": 1}, "expected an array at byte .*, got a map with the keys a;"),
+        ({}, "got a map with the keys -"),
+        ({**CHUNKED, "shape": {"0": 3}}, r"expected 3 bytes for int8\[3\], got 2 bytes"),
+        ({**CHUNKED, "shape": {"1": 2}}, "stands for a list: expected the keys '0', '1', ..."),
+        ({**CHUNKED, "chunks": {}}, "expected one dtype, got no chunks"),
+        ({**CHUNKED, "chunks": {"0": 5}}, "expected a chunk of an array at byte .*, got int"),
+        ({**CHUNKED, "chunks": {"0": CHUNKED}}, "expected a chunk of an array at byte .*, got map"),
         (
             {**CHUNKED, "chunks": [ndarray([1], "int8", b"a"), ndarray([1], "uint8", b"b")]},
-            r"have the dtypes \['int8', 'uint8'\], not one",
+            "expected one dtype, got int8, uint8",
         ),
     ],
 )
-def test_damaged_leaf_is_named(tmp_path: Path, leaf: Any, message: str) -> None:
+def test_damaged_leaf_is_named(tmp_path: Path, leaf: Any, text: str) -> None:
     content = msgpack.packb({"flattened_state": [1, leaf], "str_pytree_state": "PyTreeDef({'a': *, 'b': {'w': *}})"})
     file = save(tmp_path, content)
     assert looks_like_pax(file)
-    with pytest.raises(CheckpointError, match=f"state/checkpoint: leaf b/w: .*({message})") as caught:
-        open_pax(file)
-    assert str(caught.value).endswith("; copy the checkpoint again from where it was published")
+    finding = refusal(file)
+    assert (finding.code, finding.path) == ("checkpoint-corrupt", f"{file}: leaf b/w")
+    assert finding.data["leaf"] == "b/w" and finding.fix == COPY_AGAIN
+    assert re.search(text, str(finding))
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    ("content", "code", "text"),
     [
-        ({"flattened_state": [1, 2], "str_pytree_state": "PyTreeDef(*)"}, "2 leaves, but 1 places for them"),
-        ({"flattened_state": [1], "str_pytree_state": "PyTreeDef([*, *])"}, "1 leaves, but 2 places for them"),
-        ({"flattened_state": [1], "str_pytree_state": "PyTreeDef([*)"}, "is not a PyTreeDef: column 13: expected ', '"),
-        ({"flattened_state": [1], "str_pytree_state": 5}, "expected a string before byte .*, found int"),
-        ({"flattened_state": 5, "str_pytree_state": "PyTreeDef(*)"}, "expected a list at byte .*, found int"),
-        ({"flattened_state": {"a": 1}, "str_pytree_state": "PyTreeDef(*)"}, "stands for a list, but its keys are not"),
-        ({"flattened_state": [1]}, "it has the keys flattened_state, not flattened_state and str_pytree_state"),
-        ({"flattened_state": [1, 1], "str_pytree_state": "PyTreeDef({'a': *, 'a': *})"}, "1 leaves share a name with"),
+        ({"flattened_state": [1, 2], "str_pytree_state": "PyTreeDef(*)"}, "corrupt", r"expected 2 leaves .*, got 1"),
+        ({"flattened_state": [1], "str_pytree_state": "PyTreeDef([*, *])"}, "corrupt", r"expected 1 leaves .*, got 2"),
+        ({"flattened_state": [1], "str_pytree_state": "PyTreeDef([*)"}, "corrupt", "column 13 .*: expected ', '"),
+        ({"flattened_state": [1], "str_pytree_state": 5}, "corrupt", "expected a string before byte .*, got int"),
+        ({"flattened_state": 5, "str_pytree_state": "PyTreeDef(*)"}, "corrupt", "expected a list at byte .*, got int"),
+        ({"flattened_state": {"a": 1}, "str_pytree_state": "PyTreeDef(*)"}, "corrupt", "stands for a list"),
+        ({"flattened_state": [1]}, "unknown-format", "got the keys flattened_state"),
     ],
 )
-def test_damaged_document(tmp_path: Path, content: Any, message: str) -> None:
-    with pytest.raises(CheckpointError, match=f"state/checkpoint: .*{message}"):
-        open_pax(save(tmp_path, msgpack.packb(content)))
+def test_damaged_document(tmp_path: Path, content: Any, code: str, text: str) -> None:
+    file = save(tmp_path, msgpack.packb(content))
+    finding = refusal(file)
+    assert (finding.code, finding.path) == (f"checkpoint-{code}", str(file))
+    assert re.search(text, str(finding))
+
+
+def test_two_leaves_with_one_name(tmp_path: Path) -> None:
+    content = {"flattened_state": [1, 1], "str_pytree_state": "PyTreeDef({'a': *, 'a': *})"}
+    finding = refusal(save(tmp_path, msgpack.packb(content)))
+    assert (finding.code, finding.data["leaf"]) == ("leaf-name-clash", "a")
 
 
 def test_leaves_whose_joined_names_are_equal_keep_apart(tmp_path: Path) -> None:
@@ -590,8 +610,8 @@ def test_leaves_whose_joined_names_are_equal_keep_apart(tmp_path: Path) -> None:
 
 
 def test_data_after_the_end(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="3 bytes after the end of the msgpack, at byte"):
-        open_pax(save(tmp_path, packed(state(a=np.ones(2))) + b"abc"))
+    finding = refusal(save(tmp_path, packed(state(a=np.ones(2))) + b"abc"))
+    assert finding.code == "checkpoint-corrupt" and finding.problem.startswith("3 bytes after the end")
 
 
 @pytest.fixture
@@ -603,17 +623,16 @@ def golden(tmp_path: Path) -> Path:
 def test_truncation_says_where_and_how_much(golden: Path) -> None:
     whole = golden.read_bytes()
     golden.write_bytes(whole[:1000])
-    with pytest.raises(CheckpointError) as caught:
-        open_pax(golden)
-    said = (
-        "flattened_state: element 3 of 62, from byte 584: truncated: the file has 1000 bytes and at least "
-        "3699 more are missing; copy the checkpoint again from where it was published"
+    element = "element 3 of 62, from byte 584"
+    finding = refusal(golden)
+    assert (finding.code, finding.expected, finding.got) == (
+        "checkpoint-truncated",
+        "at least 4699 bytes",
+        "1000 bytes",
     )
-    assert str(caught.value) == f"{golden}: leaf mdl_vars/params/horizon_ff_layer/hidden_layer/linear/w: {said}"
-    (golden.parent.parent / "metadata" / "metadata").unlink()  # the leaf's name came from there
-    with pytest.raises(CheckpointError) as caught:
-        open_pax(golden)
-    assert str(caught.value) == f"{golden}: {said}"
+    assert finding.path == f"{golden}: leaf mdl_vars/params/horizon_ff_layer/hidden_layer/linear/w: {element}"
+    (golden.parent.parent / "metadata" / "metadata").unlink()  # which has the name of the leaf
+    assert refusal(golden).path == f"{golden}: {element}"
 
 
 def test_the_name_of_a_truncated_leaf_is_the_right_one(golden: Path) -> None:
@@ -624,8 +643,8 @@ def test_the_name_of_a_truncated_leaf_is_the_right_one(golden: Path) -> None:
         if stop < 100:  # too short for a list of 62, which is what the error says then
             continue
         golden.write_bytes(whole[: stop - 1])
-        with pytest.raises(CheckpointError, match=f"leaf {re.escape(names[k])}: .*element {k} of 62"):
-            open_pax(golden)
+        finding = refusal(golden)
+        assert finding.data["leaf"] == names[k] and f"element {k} of 62" in finding.path
 
 
 def test_truncation_anywhere_is_an_error(golden: Path) -> None:
@@ -638,10 +657,8 @@ def test_truncation_anywhere_is_an_error(golden: Path) -> None:
     ]:
         golden.write_bytes(whole[:length])
         assert looks_like_pax(golden)
-        with pytest.raises(
-            CheckpointError, match=r"truncated: the file has \d+ bytes and at least \d+ more are missing"
-        ):
-            open_pax(golden)
+        finding = refusal(golden)
+        assert (finding.code, finding.got) == ("checkpoint-truncated", f"{length} bytes")
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -689,7 +706,7 @@ def test_any_bytes_are_walked_as_msgpack_walks_them(data: bytes) -> None:
     else:
         assert Walker(data).skip(0) == unpacker.tell()
     with contextlib.suppress(CheckpointError):
-        Walker(data).leaf(0)
+        packed_array(Walker(data), 0)
 
 
 json_like = st.recursive(
@@ -720,12 +737,14 @@ def test_counts_that_promise_more_than_the_file_holds_cost_nothing() -> None:
         b"\xc6\xff\xff\xff\xff",
         b"\xc9\xff\xff\xff\xff\x01",
     ):
-        with pytest.raises(CheckpointError, match="truncated: the file has 20 bytes and at least"):
+        with pytest.raises(CheckpointError) as caught:
             Walker(head.ljust(20, b"\xc0")).skip(0)
+        assert caught.value.code == "checkpoint-truncated" and caught.value.findings[0].got == "20 bytes"
     assert time.monotonic() - start < 1
 
 
 def test_too_many_objects_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("convert.checkpoints.encodings.msgpack_tokens.MAX_OBJECTS", 100)
-    with pytest.raises(CheckpointError, match="more than 100 objects up to byte 102: not a checkpoint"):
+    with pytest.raises(CheckpointError) as caught:
         Walker(msgpack.packb([None] * 200)).skip(0)
+    assert caught.value.code == "checkpoint-corrupt" and caught.value.findings[0].expected == "at most 100"

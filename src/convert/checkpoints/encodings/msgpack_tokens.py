@@ -1,49 +1,39 @@
-"""Walks the msgpack that ``flax.serialization`` writes, to learn where each array lies, without copying any.
+"""Steps through msgpack without copying: a token tells the kind and the extent of an object.
 
-The msgpack library would build the whole tree, with a copy of every array's bytes. Here a token tells its kind and its
-extent; what is inside an array is never touched. The format: https://github.com/msgpack/msgpack/blob/master/spec.md,
-its extension layer_types: flax/serialization.py, ``_MsgpackExtType``.
+The msgpack library would build the whole tree, with a copy of the bytes of every array. Here the inside of an array is
+never read. Format: https://github.com/msgpack/msgpack/blob/master/spec.md
 """
 
 from __future__ import annotations
 
-import math
 import mmap
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
-import numpy as np
-
+from convert.checkpoints.errors import corrupt, located, truncated
 from convert.core.errors import CheckpointError
-from convert.core.tensor_spec import SAFETENSORS_TAGS, TensorSpec, numpy_dtype
+from convert.core.findings import Finding
 
-# A file of more objects than this is no checkpoint, and walking it in Python would take minutes. Real ones hold a few
-# thousand; an array counts four.
+# A file of more objects is not a checkpoint, and stepping through it in Python would take minutes. Real checkpoints have
+# a few thousand; an array counts four.
 MAX_OBJECTS = 5_000_000
-
-NDARRAY, COMPLEX, NUMPY_SCALAR = 1, 2, 3
-_CHUNKED = "__msgpack_chunked_array__"  # flax splits arrays above 2**30 bytes that lie in a map
-_MAX_RANK = 32  # of NumPy 1; NumPy 2 allows 64
-_MAX_DEPTH = 100  # levels of a tree; real ones have about ten
 
 
 class ElementError(CheckpointError):
     """An element of a list is damaged.
 
     Attributes:
-        index: which one, counted from 0.
+        index: its position in the list, from 0.
     """
 
-    def __init__(self, message: str, index: int) -> None:
-        super().__init__(message)
+    def __init__(self, *findings: Finding, index: int) -> None:
+        super().__init__(*findings)
         self.index = index
 
 
 class Token(NamedTuple):
-    """One msgpack object's head.
+    """The head of one msgpack object.
 
     Attributes:
         kind: nil, bool, int, float, str, bin, array, map or ext.
@@ -60,27 +50,6 @@ class Token(NamedTuple):
     children: int = 0
     code: int = 0
     value: bool | int | float | None = None
-
-
-@dataclass(frozen=True)
-class Packed:
-    """Where an array's bytes lie.
-
-    Attributes:
-        spec: shape and dtype.
-        pieces: (offset, bytes) in the file, to be read one after the other; several for a chunked array.
-        value: a plain Python scalar, which has no bytes of its own.
-    """
-
-    spec: TensorSpec
-    pieces: tuple[tuple[int, int], ...] = ()
-    value: bool | int | float | complex | None = None
-
-
-class Text(NamedTuple):
-    """A string in a tree, which is no array; T5X keeps the paths of arrays in such."""
-
-    text: str
 
 
 _FIXED = {  # first byte -> kind, struct format of the value
@@ -115,8 +84,8 @@ _SIZED = {  # first byte -> kind, struct format of the length
 class Walker:
     """Steps through msgpack in `data`, which is not copied.
 
-    Every method raises CheckpointError where the data is truncated (the message says by how much at least) or is not
-    msgpack; the message gives the byte, and the caller adds the file and the leaf.
+    Every method raises CheckpointError where the data is truncated or is not msgpack. The findings name the byte; the
+    caller adds the file and the leaf.
     """
 
     def __init__(self, data: mmap.mmap | bytes) -> None:
@@ -125,10 +94,10 @@ class Walker:
         self._objects = 0
 
     def token(self, at: int) -> Token:
-        """The object that starts at byte `at`. Its payload, if it has one, is there in full."""
+        """Return the object that starts at byte `at`. Its payload, if it has one, is not truncated."""
         self._objects += 1
         if self._objects > MAX_OBJECTS:
-            raise CheckpointError(f"more than {MAX_OBJECTS} objects up to byte {at}: not a checkpoint")
+            raise corrupt(f"too many msgpack objects up to byte {at}", expected=f"at most {MAX_OBJECTS}")
         self._need(at, 1)
         first = self.data[at]
         after = at + 1
@@ -159,10 +128,10 @@ class Walker:
             return (
                 self._payload(kind, after, length) if kind in ("bin", "str") else self._container(kind, after, length)
             )
-        raise CheckpointError(f"byte {at} is 0x{first:02x}, which no msgpack object starts with")
+        raise corrupt(expected=f"a msgpack object at byte {at}", got=f"the byte 0x{first:02x}")
 
     def skip(self, at: int) -> int:
-        """The end of the object that starts at byte `at`, with everything in it."""
+        """Return the end of the object that starts at byte `at`, with everything in it."""
         missing = 1
         while missing:
             token = self.token(at)
@@ -171,19 +140,19 @@ class Walker:
         return at
 
     def text(self, token: Token) -> str:
-        """The string of a ``str`` token (or of a ``bin`` one: old writers did not tell them apart)."""
+        """Return the string of a ``str`` token, or of a ``bin`` one, which old writers used for strings, too."""
         if token.kind not in ("str", "bin"):
-            raise CheckpointError(f"expected a string before byte {token.body}, found {token.kind}")
+            raise corrupt(expected=f"a string before byte {token.body}", got=token.kind)
         try:
             return self.data[token.body : token.stop].decode()
         except UnicodeDecodeError as error:
-            raise CheckpointError(f"the string at byte {token.body} is not UTF-8: {error}") from None
+            raise corrupt(f"the string at byte {token.body} is not UTF-8: {error}") from None
 
     def items(self, at: int) -> Iterator[tuple[str, int, int]]:
-        """(key, start, end) of the values of the map at byte `at`. Keys are strings."""
+        """Yield (key, start, end) of the values of the map at byte `at`. Keys are strings."""
         head = self.token(at)
         if head.kind != "map":
-            raise CheckpointError(f"expected a map at byte {at}, found {head.kind}")
+            raise corrupt(expected=f"a map at byte {at}", got=head.kind)
         at = head.stop
         for _ in range(head.children):
             key = self.token(at)
@@ -192,103 +161,30 @@ class Walker:
             at = end
 
     def sequence(self, at: int) -> list[tuple[int, int]]:
-        """(start, end) of the elements of the array at byte `at`, or of the map with keys '0', '1', ... that flax
-        writes for a list."""
+        """Return (start, end) of each element of a list: an array, or the map with keys '0', '1', ... that flax writes."""
         head = self.token(at)
         if head.kind == "map":
-            found = {key: (start, end) for key, start, end in self.items(at)}
-            if len(found) != head.children or not all(str(i) in found for i in range(head.children)):
-                raise CheckpointError(f"the map at byte {at} stands for a list, but its keys are not '0', '1', ...")
-            return [found[str(i)] for i in range(head.children)]
+            spans_by_key = {key: (start, end) for key, start, end in self.items(at)}
+            if len(spans_by_key) != head.children or not all(str(i) in spans_by_key for i in range(head.children)):
+                raise corrupt(f"the map at byte {at} stands for a list", expected="the keys '0', '1', ...")
+            return [spans_by_key[str(i)] for i in range(head.children)]
         if head.kind != "array":
-            raise CheckpointError(f"expected a list at byte {at}, found {head.kind}")
+            raise corrupt(expected=f"a list at byte {at}", got=head.kind)
         spans = []
         at = head.stop
         for i in range(head.children):
             try:
                 end = self.skip(at)
             except CheckpointError as error:
-                raise ElementError(f"element {i} of {head.children}, from byte {at}: {error}", i) from None
+                place = located(error, f"element {i} of {head.children}, from byte {at}")
+                raise ElementError(*place.findings, index=i) from None
             spans.append((at, end))
             at = end
         return spans
 
-    def leaf(self, at: int) -> Packed | str:
-        """The array or scalar at byte `at`; or a word for what is there instead: ``None``, ``string``, ``bytes``."""
-        token = self.token(at)
-        if token.kind == "nil":
-            return "None"
-        if token.kind in ("str", "bin"):
-            return {"str": "string", "bin": "bytes"}[token.kind]
-        if token.kind == "map":
-            return self._chunked(at)
-        if token.kind == "ext":
-            return self._complex(token) if token.code == COMPLEX else self._ndarray(token)
-        if token.kind == "array" or token.value is None:
-            raise CheckpointError(f"expected an array's bytes at byte {at}, found a list")
-        dtype = {"bool": "bool", "float": "float64", "int": "int64" if token.value < 2**63 else "uint64"}[token.kind]
-        return Packed(TensorSpec((), dtype), value=token.value)
-
-    def _ndarray(self, ext: Token) -> Packed:
-        """The payload is an msgpack array of its own: (shape, dtype name, bytes)."""
-        if ext.code not in (NDARRAY, NUMPY_SCALAR):
-            raise CheckpointError(f"extension type {ext.code} at byte {ext.body}; flax writes 1, 2 and 3")
-        head = self.token(ext.body)
-        if head.kind != "array" or head.children != 3:
-            raise CheckpointError(f"expected (shape, dtype, bytes) at byte {ext.body}, found {head.kind}")
-        shape = self._shape(head.stop)
-        name = self.token(self.skip(head.stop))
-        dtype = self.text(name)
-        data = self.token(name.stop)
-        if data.kind != "bin" or data.stop != ext.stop:
-            raise CheckpointError(f"the array's bytes at byte {data.body} do not end where the array does, {ext.stop}")
-        if dtype not in SAFETENSORS_TAGS:
-            raise CheckpointError(f"unknown dtype {dtype!r}; known are {', '.join(SAFETENSORS_TAGS)}")
-        spec = TensorSpec(shape, dtype)
-        _check_size(spec, data.stop - data.body)
-        return Packed(spec, ((data.body, data.stop - data.body),))
-
-    def _chunked(self, at: int) -> Packed:
-        found = {key: start for key, start, _ in self.items(at)}
-        if not {_CHUNKED, "shape", "chunks"} <= found.keys():
-            raise CheckpointError(
-                f"expected an array at byte {at}, found a map with the keys {', '.join(found) or '-'}"
-            )
-        chunks = []
-        for start, _ in self.sequence(found["chunks"]):
-            chunk = self.token(start)
-            if chunk.kind != "ext":
-                raise CheckpointError(f"expected a chunk of an array at byte {start}, found {chunk.kind}")
-            chunks.append(self._ndarray(chunk))
-        dtypes = {chunk.spec.dtype for chunk in chunks}
-        if len(dtypes) != 1:
-            raise CheckpointError(f"the chunks of the array at byte {at} have the dtypes {sorted(dtypes)}, not one")
-        pieces = tuple(piece for chunk in chunks for piece in chunk.pieces)
-        spec = TensorSpec(self._shape(found["shape"]), dtypes.pop())
-        _check_size(spec, sum(nbytes for _, nbytes in pieces))
-        return Packed(spec, pieces)
-
-    def _shape(self, at: int) -> tuple[int, ...]:
-        sizes = []
-        for start, _ in self.sequence(at):
-            token = self.token(start)
-            if token.kind != "int" or not isinstance(token.value, int) or token.value < 0:
-                raise CheckpointError(f"the shape at byte {at} holds {token.value!r}, which is no size")
-            sizes.append(token.value)
-        return tuple(sizes)
-
-    def _complex(self, ext: Token) -> Packed:
-        real, imaginary = (self.token(start) for start, _ in self._pair(ext.body))
-        if real.kind != "float" or imaginary.kind != "float" or imaginary.stop != ext.stop:
-            raise CheckpointError(f"expected a complex number's two floats at byte {ext.body}")
-        assert real.value is not None and imaginary.value is not None
-        return Packed(TensorSpec((), "complex128"), value=complex(real.value, imaginary.value))
-
-    def _pair(self, at: int) -> list[tuple[int, int]]:
-        spans = self.sequence(at)
-        if len(spans) != 2:
-            raise CheckpointError(f"expected two elements at byte {at}, found {len(spans)}")
-        return spans
+    def is_string(self, token: Token, text: str) -> bool:
+        """Whether the token is this string."""
+        return token.kind in ("str", "bin") and self.data[token.body : token.stop] == text.encode()
 
     def _ext(self, at: int, length: int) -> Token:
         return self._payload("ext", at + 1, length)._replace(code=self.data[at] if at < self.size else 0)
@@ -308,84 +204,8 @@ class Walker:
 
     def _need(self, at: int, length: int) -> None:
         if at + length > self.size:
-            self._truncated(at + length - self.size)
-
-    def _truncated(self, missing: int) -> NoReturn:
-        raise CheckpointError(f"truncated: the file has {self.size} bytes and at least {missing} more are missing")
-
-
-def walk_tree(data: mmap.mmap | bytes, file: Path) -> Iterator[tuple[tuple[str, ...], Packed | Text | str]]:
-    """(path, place) of every leaf of the tree that is the whole of `data`; a word (``None``, ``empty dict``) for a node that
-    holds no array. Steps through every object once.
-
-    Raises:
-        CheckpointError: damaged; the message names the file, the leaf and the next step.
-    """
-    walker = Walker(data)
-    found: list[tuple[tuple[str, ...], Packed | Text | str]] = []
-    path: list[str] = []
-    try:
-        end = _walk(walker, 0, path, found)
-        if end != walker.size:
-            raise CheckpointError(f"{walker.size - end} bytes after the end of the msgpack, at byte {end}")
-    except CheckpointError as error:
-        where = f"{file}: leaf {'/'.join(path)}" if path else str(file)
-        raise CheckpointError(f"{where}: {error}; copy the checkpoint again from where it was written") from None
-    yield from found
-
-
-def _walk(walker: Walker, at: int, path: list[str], found: list[tuple[tuple[str, ...], Packed | Text | str]]) -> int:
-    """Adds what lies at byte `at`, and gives where it ends. `path` is where the walk stands, the error's place included."""
-    token = walker.token(at)
-    if len(path) > _MAX_DEPTH:
-        raise CheckpointError(f"more than {_MAX_DEPTH} levels: not a checkpoint")
-    if token.kind == "str":
-        found.append((tuple(path), Text(walker.data[token.body : token.stop].decode(errors="replace"))))
-        return token.stop
-    if token.kind not in ("map", "array"):
-        found.append((tuple(path), walker.leaf(at)))
-        return token.stop
-    if token.kind == "map" and token.children and _is_chunked(walker, token):
-        found.append((tuple(path), walker.leaf(at)))
-        return walker.skip(at)
-    if not token.children:
-        found.append((tuple(path), "empty dict" if token.kind == "map" else "empty list"))
-    at = token.stop
-    for index in range(token.children):
-        key = str(index)
-        if token.kind == "map":
-            head = walker.token(at)
-            key, at = str(head.value) if head.kind == "int" else walker.text(head), head.stop
-        path.append(key)
-        at = _walk(walker, at, path, found)
-        path.pop()
-    return at
-
-
-def _is_chunked(walker: Walker, head: Token) -> bool:
-    first = walker.token(head.stop)
-    return first.kind in ("str", "bin") and walker.data[first.body : first.stop] == _CHUNKED.encode()
-
-
-def array(data: mmap.mmap | bytes, packed: Packed) -> np.ndarray:
-    """The array, in memory of its own."""
-    dtype = numpy_dtype(packed.spec.dtype)
-    if packed.value is not None:
-        result = np.array(packed.value, dtype)
-    elif packed.spec.size == 0:
-        result = np.empty(packed.spec.shape, dtype)
-    else:
-        flat = np.empty(packed.spec.nbytes, np.uint8)
-        at = 0
-        for offset, nbytes in packed.pieces:
-            flat[at : at + nbytes] = np.frombuffer(data, np.uint8, nbytes, offset)
-            at += nbytes
-        result = flat.view(dtype).reshape(packed.spec.shape)
-    return result
-
-
-def _check_size(spec: TensorSpec, nbytes: int) -> None:
-    if len(spec.shape) > _MAX_RANK or math.prod(max(n, 1) for n in spec.shape) >= 2**60:
-        raise CheckpointError(f"the shape {list(spec.shape)} is not one that an array can have")
-    if spec.nbytes != nbytes:
-        raise CheckpointError(f"{spec} takes {spec.nbytes} bytes, but {nbytes} are there")
+            raise truncated(
+                "the file ends inside a msgpack object",
+                expected=f"at least {at + length} bytes",
+                got=f"{self.size} bytes",
+            )

@@ -1,6 +1,6 @@
-"""Reads the text of a JAX ``PyTreeDef``: the only place where paxml's msgpack checkpoints keep the names of leaves.
+"""Reads the text of a JAX ``PyTreeDef``, the only place where paxml's msgpack checkpoints store the names of leaves.
 
-The grammar is what ``PyTreeDef::ToString`` prints (jaxlib's ``pytree.cc``; run with jax 0.4.26 and 0.10.2)::
+``PyTreeDef::ToString`` prints this grammar (jaxlib's ``pytree.cc``; checked with jax 0.4.26 and 0.10.2)::
 
     text   = "PyTreeDef(" node ")"
     node   = "*" | "None" | list | tuple | dict | "frozendict(" dict ")" | custom
@@ -16,9 +16,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, NoReturn
 
+from convert.checkpoints.errors import corrupt
 from convert.core.errors import CheckpointError
 
-# Deeper text is damage or malice. The parser takes two stack frames a level, and Python allows about 1000 of them.
+# Deeper text is damaged or hostile. The parser takes two stack frames a level, and Python allows about 1000 of them.
 MAX_DEPTH = 200
 
 # Custom nodes that are mappings: their aux data holds the keys, so children have real names.
@@ -28,7 +29,7 @@ MAPPINGS = frozenset({"NestedMap", "FrozenDict", "OrderedDict", "defaultdict", "
 _STRING = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""", re.DOTALL)
 _ESCAPE = re.compile(r"""\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))""", re.DOTALL)
 _SIMPLE = {"n": "\n", "r": "\r", "t": "\t", "\\": "\\", "'": "'", '"': '"'}
-_PLAIN = re.compile(r"""[^()\[\]{}'":,]+""")  # characters that skip_to need not look at one by one
+_PLAIN = re.compile(r"""[^()\[\]{}'":,]+""")  # characters that skip_to passes at once
 _NAME = re.compile(r"[^()\[\]{},]{1,1000}")
 _CLOSES = {"(": ")", "[": "]", "{": "}"}
 
@@ -38,11 +39,11 @@ class Node:
     """A node of the tree.
 
     Attributes:
-        kind: what was printed; ``custom`` covers named tuples, dataclasses and every registered class.
+        kind: the kind of container; ``custom`` covers named tuples, dataclasses and every registered class.
         name: the class of a custom node, such as ``TrainState``; else empty.
         keys: one per child: the keys of a mapping, else positions.
         children: in the order of the leaves.
-        named: the keys are the source's own. False for custom nodes whose text does not tell the field names.
+        named: whether the keys are those of the saved tree. False for custom nodes whose text does not hold the field names.
     """
 
     kind: Literal["leaf", "None", "dict", "list", "tuple", "custom"]
@@ -54,12 +55,12 @@ class Node:
 
 @dataclass(frozen=True)
 class Slot:
-    """A place at the bottom of the tree, in the order of the leaves.
+    """A position at the bottom of the tree: a leaf, or an empty node.
 
     Attributes:
         keys: the path to it.
-        why: None where a leaf belongs; else what stands there instead: ``None``, ``empty dict``, ...
-        named: every key on the path is the source's own (see `Node.named`).
+        why: None for a leaf; else the reason why there is none: ``None``, ``empty dict``, ...
+        named: whether every key on the path is one of the saved tree (see `Node.named`).
     """
 
     keys: tuple[str, ...]
@@ -68,20 +69,20 @@ class Slot:
 
 
 def parse(text: str) -> Node:
-    """The tree that `text`, a printed ``PyTreeDef(...)``, describes.
+    """Parse a printed ``PyTreeDef(...)``.
 
     Raises:
-        CheckpointError: the text does not follow the grammar; the message names the column, counted from 1.
+        CheckpointError: the text does not follow the grammar; the finding names the column, counted from 1.
     """
-    return _Parser(text).whole()
+    return _Parser(text).document()
 
 
 def slots(node: Node, fields: Mapping[str, tuple[str, ...]] | None = None) -> list[Slot]:
-    """Every leaf and every empty node of the tree, in order.
+    """Return every leaf and every empty node of the tree, in order.
 
     Args:
-        node: what `parse` gave.
-        fields: class name -> names of its children, for custom nodes whose text does not tell them. They apply where
+        node: the root, from `parse`.
+        fields: class name -> names of its children, for custom nodes whose text does not hold them. They apply where
             the node has at most as many children.
     """
     found: list[Slot] = []
@@ -109,8 +110,8 @@ def _collect(
 
 
 class _Parser:
-    """Recursive descent over `text`; `at` is the next character. Every character is looked at a bounded number of
-    times, whatever the text, so a hostile one costs no more than its length."""
+    """Recursive descent over `text`; `at` is the next character. Every character is read a bounded number of
+    times, so the cost is linear in the length of the text, even of a hostile one."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -119,10 +120,8 @@ class _Parser:
 
     def fail(self, expected: str, at: int | None = None) -> NoReturn:
         at = self.at if at is None else at
-        found = repr(self.text[at : at + 24]) if at < len(self.text) else "the end"
-        raise CheckpointError(
-            f"the tree's text is not a PyTreeDef: column {at + 1}: expected {expected}, found {found}"
-        )
+        got = repr(self.text[at : at + 24]) if at < len(self.text) else "the end"
+        raise corrupt(f"column {at + 1} of the PyTreeDef", expected=expected, got=got)
 
     def accept(self, token: str) -> bool:
         if self.text.startswith(token, self.at):
@@ -134,7 +133,7 @@ class _Parser:
         if not self.accept(token):
             self.fail(repr(token))
 
-    def whole(self) -> Node:
+    def document(self) -> Node:
         self.expect("PyTreeDef(")
         node = self.node()
         self.expect(")")
@@ -167,7 +166,7 @@ class _Parser:
         return node
 
     def nodes(self, close: str) -> tuple[Node, ...]:
-        """Nodes up to and including `close`."""
+        """Read the nodes up to and including `close`."""
         if self.accept(close):
             return ()
         children = [self.node()]
@@ -197,7 +196,7 @@ class _Parser:
         return Node("dict", keys=tuple(keys), children=tuple(children))
 
     def key(self, stops: str = ":") -> str:
-        """A key of a mapping: a string without its quotes, anything else (numbers, tuples, bytes) as printed."""
+        """Read a key of a mapping: a string without its quotes, anything else (numbers, tuples, bytes) as printed."""
         string = _STRING.match(self.text, self.at)
         if string is not None:
             key = self.unquote(string.group())
@@ -210,14 +209,14 @@ class _Parser:
         return self.text[start : self.at]
 
     def unquote(self, literal: str) -> str:
-        """The string that repr printed as `literal`. Decoded here: evaluating a file's text is out of the question."""
+        """Return the string that repr printed as `literal`. Text from a file is never evaluated."""
 
         def character(match: re.Match[str]) -> str:
             hexadecimal = match[1] or match[2] or match[3]
             try:
                 return chr(int(hexadecimal, 16)) if hexadecimal else _SIMPLE[match[4]]
             except (KeyError, ValueError, OverflowError):
-                self.fail(f"an escape that Python's repr writes, not {match.group()}")
+                self.fail(f"an escape of Python's repr instead of {match.group()}")
 
         return _ESCAPE.sub(character, literal[1:-1])
 
@@ -248,8 +247,10 @@ class _Parser:
         return _sequence("custom", children, name)
 
     def aux_keys(self, name: str) -> tuple[str, ...] | None:
-        """The keys that a mapping's aux data lists, ``('a', 'b')``; a defaultdict's is ``(factory, ('a', 'b'))``.
-        None where it reads otherwise."""
+        """Read the keys in a mapping's aux data, ``('a', 'b')``, or ``(factory, ('a', 'b'))`` of a defaultdict.
+
+        Returns None where the text has another form.
+        """
         keys: list[str] = []
         try:
             if name == "defaultdict":
@@ -266,8 +267,10 @@ class _Parser:
         return tuple(keys)
 
     def skip_to(self, stops: str) -> None:
-        """Moves to the first of the characters `stops` that is in no bracket and in no string, through text that
-        follows no grammar: the repr of any object. An apostrophe inside a word (``it's``) opens no string."""
+        """Move to the first of the characters `stops` outside of brackets and strings.
+
+        The text may be the repr of any object. An apostrophe inside a word (``it's``) does not open a string.
+        """
         start = self.at
         closers: list[str] = []
         while self.at < len(self.text):
@@ -297,5 +300,5 @@ class _Parser:
 
 
 def _sequence(kind: Literal["list", "tuple", "custom"], children: tuple[Node, ...], name: str = "") -> Node:
-    """A node whose children have positions for keys."""
+    """Return a node whose keys are the positions of its children."""
     return Node(kind, name, tuple(map(str, range(len(children)))), children, named=kind != "custom")

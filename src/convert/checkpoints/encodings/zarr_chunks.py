@@ -1,8 +1,7 @@
-"""Chunks of zarr arrays in plain files, decompressed piece by piece.
+"""Decodes the chunks of zarr arrays in plain files, piece by piece.
 
-TensorStore holds a chunk twice: as it was decompressed, and as it was asked for. Where the chunk lies in a file as it
-is, or compressed by zstd alone, which is what Orbax writes, it can be decoded from front to back in a small buffer
-instead. Everything else is left to TensorStore.
+TensorStore keeps a chunk in memory twice: decompressed, and as the requested array. Orbax writes chunks uncompressed or
+compressed by zstd alone. Such a chunk can be decoded from front to back in a small buffer. TensorStore reads all others.
 """
 
 from __future__ import annotations
@@ -21,18 +20,18 @@ import zstandard
 
 from convert.checkpoints.chunks import PIECE, WHOLE, Meter
 
-READ = 1 << 20  # bytes read at once
-_HEADER = 18  # bytes of a frame's header, at most
-SMALL = 1 << 18  # bytes of a value that is read and decoded at once
+READ = 1 << 20  # bytes per read
+_HEADER = 18  # most bytes of a frame's header
+SMALL = 1 << 18  # most bytes of a value that is decoded in one call
 _READ_ONLY = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0)
 
 
 @dataclass(frozen=True)
 class Encoding:
-    """How the chunks of an array are stored, where they can be read here.
+    """How the chunks of an array are stored, where this module can read them.
 
     Attributes:
-        compressed: by zstd; else they are stored as they are.
+        compressed: whether zstd compressed them.
         prefix, separator: of the keys of chunks, ``0.3`` or ``c/0/3``.
     """
 
@@ -41,20 +40,20 @@ class Encoding:
     separator: str
 
     def key(self, index: tuple[int, ...]) -> str:
-        """The key of a chunk, without the array's prefix."""
+        """Return the key of a chunk, without the prefix of the array."""
         if not index:
             return self.prefix.rstrip(self.separator) or "0"
         return self.prefix + self.separator.join(map(str, index))
 
 
 def encoding(metadata: Mapping[str, Any], dtype: str, version: int) -> Encoding | None:
-    """What zarr metadata of version 2 or 3 says; None where TensorStore has to read it."""
+    """Read the encoding in zarr metadata of version 2 or 3; None where only TensorStore can read the chunks."""
     if dtype in PADDED:
         return None
     return _version_2(metadata) if version == 2 else _version_3(metadata)
 
 
-PADDED = ("int4", "uint4", "int2", "uint2")  # one byte each, whose upper bits are the writer's choice
+PADDED = ("int4", "uint4", "int2", "uint2")  # one byte each; the upper bits are unspecified
 
 
 def _version_2(metadata: Mapping[str, Any]) -> Encoding | None:
@@ -80,8 +79,8 @@ def _version_3(metadata: Mapping[str, Any]) -> Encoding | None:
     if not isinstance(keys, dict) or keys.get("name") not in ("default", "v2"):
         return None
     default = keys["name"] == "default"
-    said = keys.get("configuration")
-    separator = said.get("separator") if isinstance(said, dict) else None
+    configuration = keys.get("configuration")
+    separator = configuration.get("separator") if isinstance(configuration, dict) else None
     separator = separator or ("/" if default else ".")
     if separator not in (".", "/"):
         return None
@@ -89,12 +88,12 @@ def _version_3(metadata: Mapping[str, Any]) -> Encoding | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
-    """Where a value lies.
+class FileRange:
+    """A range of bytes in a file, which holds a value.
 
     Attributes:
         file: the file.
-        start, stop: its bytes in the file.
+        start, stop: the range.
     """
 
     file: Path
@@ -109,7 +108,7 @@ class _Range:
         self._file, self._at, self._stop, self._meter = file, start, stop, meter
 
     def read(self, size: int = -1) -> bytes:
-        """The next bytes; none at the end, or where the file has become shorter."""
+        """Return the next bytes; none at the end, or where the file has become shorter."""
         started = time.perf_counter()
         left = self._stop - self._at
         got = os.pread(self._file, min(size, left) if size >= 0 else left, self._at)
@@ -117,7 +116,7 @@ class _Range:
         return got
 
     def readinto(self, buffer: memoryview) -> int:
-        """Puts the next bytes into `buffer`; their number, 0 at the end."""
+        """Read the next bytes into `buffer`; return their number, 0 at the end."""
         started = time.perf_counter()
         got = os.preadv(self._file, [buffer[: self._stop - self._at]], self._at)
         self._done(got, started)
@@ -128,24 +127,24 @@ class _Range:
         if self._meter is not None:
             took = time.perf_counter() - started
             self._meter.add("read", took)
-            self._meter.add("decode", -took)  # within which it was asked for
+            self._meter.add("decode", -took)  # the caller counts this time as decoding
 
 
-class _OfThread(local):
-    """What decompresses, kept: to make it anew takes as long as a small value."""
+class _ThreadDecompressor(local):
+    """One decompressor per thread. Creating one takes as long as decoding a small value."""
 
     def __init__(self) -> None:
         self.zstd = zstandard.ZstdDecompressor()
 
 
-_of_thread = _OfThread()
+_decompressor = _ThreadDecompressor()
 
 
-def decoded(stored: Stored | bytes, compressed: bool, nbytes: int, meter: Meter | None = None) -> bytes | None:
-    """All of a small value at once, for which `decoding` takes several times as long.
+def decoded(stored: FileRange | bytes, compressed: bool, nbytes: int, meter: Meter | None = None) -> bytes | None:
+    """Decode a small value in one call, several times faster than `decoding`.
 
     Returns:
-        its bytes; None where they are not `nbytes`, from 1 to `SMALL`, of one frame: `decoding` reads them then, or says what is wrong.
+        its bytes; None where it is not one frame of `nbytes` from 1 to `SMALL`. Then `decoding` reads it or reports the damage.
 
     Raises:
         OSError: the file cannot be read.
@@ -155,7 +154,7 @@ def decoded(stored: Stored | bytes, compressed: bool, nbytes: int, meter: Meter 
     started = time.perf_counter()
     if isinstance(stored, bytes):
         raw = stored
-    elif stored.stop - stored.start > 2 * SMALL:  # damaged, or of many frames
+    elif stored.stop - stored.start > 2 * SMALL:  # damaged, or several frames
         return None
     else:
         file = os.open(stored.file, _READ_ONLY)
@@ -165,9 +164,9 @@ def decoded(stored: Stored | bytes, compressed: bool, nbytes: int, meter: Meter 
             os.close(file)
     made: bytes | None = raw
     if compressed:
-        try:  # the size first: what a damaged frame asks for would be reserved
+        try:  # check the size first: zstd allocates what a damaged frame claims
             fits = zstandard.frame_content_size(raw) == nbytes
-            made = _of_thread.zstd.decompress(raw, allow_extra_data=False) if fits else None
+            made = _decompressor.zstd.decompress(raw, allow_extra_data=False) if fits else None
         except zstandard.ZstdError:
             made = None
     if meter is not None:
@@ -176,7 +175,7 @@ def decoded(stored: Stored | bytes, compressed: bool, nbytes: int, meter: Meter 
 
 
 def _window(head: bytes) -> int:
-    """Bytes of what was decoded that a decoder of the frame with this header keeps; 0 where that is none."""
+    """Return the window size of the frame with this header: the decoded bytes that a decoder keeps; 0 if unknown."""
     try:
         return int(zstandard.get_frame_parameters(head).window_size)
     except zstandard.ZstdError:
@@ -185,18 +184,18 @@ def _window(head: bytes) -> int:
 
 @contextmanager
 def decoding(
-    stored: Stored | bytes, compressed: bool, meter: Meter | None = None
+    stored: FileRange | bytes, compressed: bool, meter: Meter | None = None
 ) -> Iterator[Callable[[memoryview], None]]:
-    """A function that fills a buffer with the next decoded bytes of a value, which must be used up in the end.
+    """Give a function that fills a buffer with the next decoded bytes of a value. The caller must read the value to its end.
 
     Args:
-        stored: where the value lies, or the value.
-        compressed: by zstd.
-        meter: gets the seconds of ``read``; the caller counts all of it as ``decode``, from which they are taken.
+        stored: the place of the value, or the value.
+        compressed: whether zstd compressed it.
+        meter: gets the seconds of ``read``. The caller counts all time as ``decode``; the seconds are subtracted there.
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: the value is corrupt, or shorter or longer than what was asked for.
+        ValueError: the value is corrupt, or shorter or longer than requested.
     """
     with ExitStack() as stack:
         if isinstance(stored, bytes):
@@ -209,7 +208,7 @@ def decoding(
             head = stored[:_HEADER] if isinstance(stored, bytes) else os.pread(file, _HEADER, stored.start)
             if (window := _window(head)) > PIECE:
                 stack.enter_context(WHOLE.holding(window))
-        # Across frames, so that what follows the first one is not overlooked.
+        # Read across frames, so that bytes after the first frame are detected.
         stream = zstandard.ZstdDecompressor().stream_reader(raw, READ, read_across_frames=True) if compressed else raw
         done = 0
 
@@ -222,7 +221,7 @@ def decoding(
                 except zstandard.ZstdError as error:
                     raise ValueError(f"zstd, after {done + at} bytes: {error}") from None
                 if not got:
-                    raise ValueError(f"it ends after {done + at} bytes, where more are due")
+                    raise ValueError(f"the chunk is truncated after {done + at} bytes")
                 at += got
             done += at
 
@@ -232,4 +231,4 @@ def decoding(
         except zstandard.ZstdError as error:
             raise ValueError(f"zstd, after {done} bytes: {error}") from None
         if more:
-            raise ValueError(f"it goes on after the {done} bytes of its chunk")
+            raise ValueError(f"the chunk has more than the expected {done} bytes")

@@ -1,4 +1,9 @@
-"""The checkpoint formats: one module each, and the list of all of them."""
+"""Checkpoint formats: one module each, which recognises its files (`find`) and opens them (`open`).
+
+To add a format, write a module with a `Format` called ``FORMAT`` and list it in `known_formats`; other packages use an entry
+point instead. A reader takes the decoding of bytes from ``encodings`` and ``files``. Orbax is so large that it has a folder
+of its own; `orbax_or_paxml` tells its directories from those of paxml and T5X.
+"""
 
 from __future__ import annotations
 
@@ -8,28 +13,32 @@ from importlib.metadata import entry_points
 from convert.checkpoints.formats import equinox, flax_msgpack, keras, npz, orbax_or_paxml, safetensors, t5x
 from convert.checkpoints.source import Format
 from convert.core.errors import CheckpointError
+from convert.core.findings import Finding
 
 GROUP = "convert.checkpoints"
-"""Entry points of this group are `Format` objects, of formats that other packages read."""
+"""Entry points of this group are `Format` objects of other packages."""
 
 
 def known_formats() -> Iterator[Format]:
-    """The formats that are understood, those of other packages last.
+    """Yield the known formats, those of other packages last.
 
     Raises:
-        CheckpointError: a package's entry point is broken; the message names it.
+        CheckpointError: the entry point of a package is broken; the finding names it.
     """
     for module in (flax_msgpack, equinox, npz, safetensors, keras, t5x):
         yield module.FORMAT
     yield from orbax_or_paxml.FORMATS
     for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name):
         package = entry.dist.name if entry.dist else entry.value
+        name = f"the format {entry.name} of {package}"
+        fix = "repair or uninstall this package"
         try:
-            found = entry.load()
+            format = entry.load()
         except Exception as error:
             raise CheckpointError(
-                f"the source {entry.name} of {package} cannot be loaded: {error}; repair or uninstall it"
+                Finding("reader-invalid", f"cannot be loaded: {error}", path=name, fix=fix)
             ) from error
-        if not isinstance(found, Format):
-            raise CheckpointError(f"the source {entry.name} of {package} is no convert.Format; repair or uninstall it")
-        yield found
+        if not isinstance(format, Format):
+            got = type(format).__name__
+            raise CheckpointError(Finding("reader-invalid", path=name, expected="a convert.Format", got=got, fix=fix))
+        yield format

@@ -1,7 +1,7 @@
-"""Reads msgpack files of ``flax.serialization``: Hugging Face's ``flax_model.msgpack``, its shards with an index, what
-``flax.training.checkpoints`` wrote as ``checkpoint_N``, and plain ``to_bytes`` files.
+"""Reads msgpack files of ``flax.serialization``: Hugging Face's ``flax_model.msgpack``, its shards with an index,
+``checkpoint_N`` of ``flax.training.checkpoints``, and plain ``to_bytes`` files.
 
-Lists and tuples are maps with the keys '0', '1', ... in them; arrays above a gigabyte are cut in chunks, which are joined.
+Lists and tuples are maps with the keys '0', '1', ...; arrays above a gigabyte are split into chunks, which are joined here.
 """
 
 from __future__ import annotations
@@ -11,20 +11,19 @@ import os
 import re
 from pathlib import Path
 
-from convert.checkpoints.encodings import msgpack_tokens
-from convert.checkpoints.files import (
+from convert.checkpoints.encodings import flax_arrays
+from convert.checkpoints.errors import (
     COPY_AGAIN,
-    FileSource,
-    Place,
-    check_index,
-    children,
-    files_in,
-    head,
-    opened,
-    read_index,
+    name_clash,
+    option_rejected,
+    step_chosen,
+    step_not_found,
+    truncated,
+    unreadable,
 )
+from convert.checkpoints.files import FileSource, StoredArray, check_index, children, files_in, head, opened, read_index
 from convert.checkpoints.source import Absent, Format, Leaf, Options, Source, distinct_names
-from convert.core.errors import CheckpointError
+from convert.core.findings import Finding
 
 _INDEX = ".msgpack.index.json"
 _STEP = re.compile(r"checkpoint_(\d{1,18})")  # flax/training/checkpoints.py, prefix "checkpoint_"
@@ -33,88 +32,89 @@ _T5X = (b"\x82\xa7version", b"\x82\xa9optimizer")
 
 
 def _open(path: Path, options: Options) -> Source:
-    notes: tuple[str, ...] = ()
+    notes: tuple[Finding, ...] = ()
     if path.is_dir():
-        path, notes = _step(path, options.step)
+        path, notes = _choose_step(path, options.step)
     elif options.step is not None:
-        raise CheckpointError(f"{path}: a single file has no steps; leave out --step, or give its directory")
+        raise option_rejected(
+            path, "a single file has no steps", "leave out --step, or give the directory of the steps"
+        )
     if path.name.endswith(_INDEX):
-        return _sharded(path)
-    leaves, places, absent = read_tree(path)
-    return _source(path, "flax msgpack", leaves, places, absent, notes)
+        return _open_shards(path)
+    leaves, arrays, absent = read_tree(path)
+    return _source(path, "flax msgpack", leaves, arrays, absent, notes)
 
 
-def _sharded(index: Path) -> Source:
+def _open_shards(index: Path) -> Source:
     shards = read_index(index)
     leaves: list[Leaf] = []
-    places: dict[tuple[str, ...], Place] = {}
+    arrays: dict[tuple[str, ...], StoredArray] = {}
     absent: list[Absent] = []
-    found: dict[Path, set[str]] = {}
+    names: dict[Path, set[str]] = {}
     for file in shards:
-        here, where, empty = read_tree(file)
-        leaves += here
-        places |= where
-        absent += empty
-        found[file] = {"/".join(leaf.keys) for leaf in here}
-    check_index(index, shards, found)
-    return _source(index.parent, f"flax msgpack, {len(shards)} shards", leaves, places, tuple(absent), ())
+        file_leaves, file_arrays, file_absent = read_tree(file)
+        leaves += file_leaves
+        arrays |= file_arrays
+        absent += file_absent
+        names[file] = {"/".join(leaf.keys) for leaf in file_leaves}
+    check_index(index, shards, names)
+    return _source(index.parent, f"flax msgpack, {len(shards)} shards", leaves, arrays, tuple(absent), ())
 
 
 def _source(
     path: Path,
     format: str,
     leaves: list[Leaf],
-    places: dict[tuple[str, ...], Place],
+    arrays: dict[tuple[str, ...], StoredArray],
     absent: tuple[Absent, ...],
-    notes: tuple[str, ...],
+    notes: tuple[Finding, ...],
 ) -> Source:
     named = distinct_names(path, leaves)
-    return FileSource(path, format, named, {name: places[leaf.keys] for name, leaf in named.items()}, absent, notes)
+    return FileSource(path, format, named, {name: arrays[leaf.keys] for name, leaf in named.items()}, absent, notes)
 
 
-def read_tree(path: Path) -> tuple[list[Leaf], dict[tuple[str, ...], Place], tuple[Absent, ...]]:
-    """The leaves of one file, where each lies, and what holds no array.
+def read_tree(path: Path) -> tuple[list[Leaf], dict[tuple[str, ...], StoredArray], tuple[Absent, ...]]:
+    """Read the leaves of one file, the place of each, and the nodes without an array.
 
     Raises:
-        CheckpointError: damaged or truncated; the message names the file and the leaf.
+        CheckpointError: damaged or truncated; the finding names the file and the leaf.
     """
     leaves: list[Leaf] = []
-    places: dict[tuple[str, ...], Place] = {}
+    arrays: dict[tuple[str, ...], StoredArray] = {}
     absent: list[Absent] = []
     with map_file(path) as data:
-        for keys, found in msgpack_tokens.walk_tree(data, path):
-            if not isinstance(found, msgpack_tokens.Packed):
-                absent.append(Absent(keys, "string" if isinstance(found, msgpack_tokens.Text) else found))
+        for keys, node in flax_arrays.walk_tree(data, path):
+            if not isinstance(node, flax_arrays.PackedArray):
+                absent.append(Absent(keys, "string" if isinstance(node, flax_arrays.Text) else node))
                 continue
-            if keys in places:
-                raise CheckpointError(f"{path}: two leaves would be called {'/'.join(keys)!r}; {COPY_AGAIN}")
-            leaves.append(Leaf(keys, found.spec))
-            places[keys] = Place(path, found.pieces, found.spec, value=found.value)
-    return leaves, places, tuple(absent)
+            if keys in arrays:
+                raise name_clash(path, "/".join(keys), COPY_AGAIN)
+            leaves.append(Leaf(keys, node.spec))
+            arrays[keys] = StoredArray(path, node.ranges, node.spec, value=node.value)
+    return leaves, arrays, tuple(absent)
 
 
 def map_file(path: Path) -> mmap.mmap:
-    """The file as memory, to be walked.
+    """Map the file into memory.
 
     Raises:
         CheckpointError: empty or unreadable.
     """
     with opened(path) as file:
         if os.fstat(file.fileno()).st_size == 0:
-            raise CheckpointError(f"{path}: the file is empty; {COPY_AGAIN}")
+            raise truncated("the file is empty", path)
         try:
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except (OSError, ValueError) as error:
-            raise CheckpointError(f"{path}: cannot be read: {error}") from None
+            raise unreadable(path, error) from None
 
 
-def _step(directory: Path, step: int | None) -> tuple[Path, tuple[str, ...]]:
+def _choose_step(directory: Path, step: int | None) -> tuple[Path, tuple[Finding, ...]]:
     steps = _steps(directory)
-    known = ", ".join(map(str, sorted(steps)))
     if step is not None and step not in steps:
-        raise CheckpointError(f"{directory}: there is no step {step}; there are {known}")
+        raise step_not_found(directory, step, steps)
     chosen = max(steps) if step is None else step
-    return steps[chosen], (f"step {chosen} of {known}",)
+    return steps[chosen], (step_chosen(chosen, steps),)
 
 
 def _steps(directory: Path) -> dict[int, Path]:
@@ -123,7 +123,7 @@ def _steps(directory: Path) -> dict[int, Path]:
 
 
 def is_msgpack(path: Path) -> bool:
-    """Whether the file starts as a map of flax does, or as a single array; paxml's and T5X's do not count."""
+    """Whether the file starts like a map or an array of flax; files of paxml and T5X do not count."""
     start = head(path)
     if len(start) < 2 or start.startswith((*_PAX, *_T5X)):
         return start == b"\x80"
@@ -141,16 +141,15 @@ def _is_index(path: Path) -> bool:
 def _find(path: Path) -> list[Path]:
     if _is_index(path):
         return [path]
-    found = files_in(path, (".msgpack", _INDEX), lambda file: _is_index(file) or is_msgpack(file))
-    indexes = [file for file in found if _is_index(file)]
-    shards = tuple(f"{file.name.removesuffix(_INDEX)}-" for file in indexes)
-    found = [file for file in found if not (shards and file.name.startswith(shards))]
-    return found or ([path] if path.is_dir() and _steps(path) else [])
+    files = files_in(path, (".msgpack", _INDEX), lambda file: _is_index(file) or is_msgpack(file))
+    shards = tuple(f"{file.name.removesuffix(_INDEX)}-" for file in files if _is_index(file))
+    files = [file for file in files if not (shards and file.name.startswith(shards))]
+    return files or ([path] if path.is_dir() and _steps(path) else [])
 
 
 FORMAT = Format(
     "flax msgpack",
-    "a file of flax.serialization.to_bytes, flax_model.msgpack with an index or without, checkpoint_N of flax.training",
+    "a file of flax.serialization.to_bytes, flax_model.msgpack with or without an index, checkpoint_N of flax.training",
     _find,
     _open,
     frozenset({"step"}),

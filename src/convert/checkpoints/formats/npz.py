@@ -1,7 +1,7 @@
-"""Reads ``.npz``: what ``numpy.savez`` and ``jax.numpy.savez`` write, big_vision's checkpoints among them.
+"""Reads ``.npz`` files of ``numpy.savez`` and ``jax.numpy.savez``, such as big_vision's checkpoints.
 
-A zip archive with one ``.npy`` per array. Its directory is read by the standard library; each array is read by itself from
-the file, so that neither the archive is held nor a lock shared. Nothing is unpickled.
+The file is a zip archive with one ``.npy`` per array. The standard library reads its directory. Each array is read from the
+file separately, so the archive is not kept in memory and threads share no lock. Nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -19,7 +19,15 @@ import numpy as np
 
 from convert.checkpoints.chunks import Box, Meter, Piece, pieces, timed
 from convert.checkpoints.encodings.npy_header import Header, read_header
-from convert.checkpoints.files import COPY_AGAIN, Place, as_array, empty_bytes, files_in, head, opened, size_of
+from convert.checkpoints.errors import (
+    corrupt,
+    located,
+    name_clash,
+    truncated,
+    unreadable,
+    unsupported,
+)
+from convert.checkpoints.files import StoredArray, as_array, empty_bytes, files_in, head, opened, size_of
 from convert.checkpoints.source import Format, Leaf, Options, Source, distinct_names, stamps
 from convert.core.errors import CheckpointError
 from convert.core.tensor_spec import numpy_dtype
@@ -28,7 +36,16 @@ ZIP = b"PK\x03\x04"
 _EMPTY_ZIP = b"PK\x05\x06"
 _DEFLATE_RATIO = 1032  # the most that deflate expands (zlib.net/zlib_tech.html)
 _LOCAL = struct.Struct("<4sHHHHHIIIHH")  # APPNOTE.TXT 4.3.7
-_PIECE = 1 << 20
+_READ_BYTES = 1 << 20
+_ZIP_ERRORS = (
+    zipfile.BadZipFile,
+    OSError,
+    ValueError,
+    NotImplementedError,
+    struct.error,
+    EOFError,
+    RuntimeError,
+)
 
 
 @dataclass(frozen=True)
@@ -37,10 +54,10 @@ class Member:
 
     Attributes:
         file: the archive.
-        start: where the member's own head lies.
-        stored: bytes that it takes in the archive.
-        size: bytes that it has.
-        crc: CRC-32 of its bytes.
+        start: where the header of the member starts.
+        stored: its size in the archive, in bytes.
+        size: its size after decompression, in bytes.
+        crc: CRC-32 of its decompressed bytes.
         deflated: whether it is compressed.
     """
 
@@ -51,11 +68,11 @@ class Member:
     crc: int
     deflated: bool
 
-    def stream(self, most: int = _PIECE) -> Iterator[bytes]:
-        """The member's bytes, at most `most` at a time; the last ones after the checksum was seen to be right.
+    def stream(self, most: int = _READ_BYTES) -> Iterator[bytes]:
+        """Yield the bytes of the member, at most `most` at a time; the last ones only after the checksum was compared.
 
         Raises:
-            CheckpointError: truncated or damaged; without file and leaf.
+            CheckpointError: truncated or damaged; the finding does not name the file.
             OSError: not readable.
         """
         with self.file.open("rb") as file:
@@ -69,66 +86,70 @@ class Member:
                 try:  # without input, what zlib still holds
                     piece = inflate.decompress(raw, most) if inflate is not None else raw
                 except zlib.error as error:
-                    raise CheckpointError(f"its compressed bytes are damaged: {error}") from None
+                    raise corrupt(f"its compressed bytes are damaged: {error}") from None
                 if not raw and not piece:
-                    raise CheckpointError(f"truncated: {max(left, 1)} bytes are missing")
+                    raise truncated("the file ends inside this array", got=f"{max(left, 1)} bytes fewer than expected")
                 crc, seen = zlib.crc32(piece, crc), seen + len(piece)
                 if seen > self.size or (inflate is not None and inflate.eof and (left or inflate.unused_data)):
-                    raise CheckpointError(f"more bytes than the {self.size} that the archive's directory says")
+                    raise corrupt(
+                        "it has more bytes than the directory of the archive says", expected=f"{self.size} bytes"
+                    )
                 if seen == self.size and (inflate is None or inflate.eof) and crc != self.crc:
-                    raise CheckpointError("its checksum is not that of its bytes")
+                    raise corrupt("its checksum is wrong", expected=f"CRC-32 {self.crc:08x}", got=f"{crc:08x}")
                 yield piece
             if seen != self.size:
-                raise CheckpointError(f"{seen} bytes, not the {self.size} that the archive's directory says")
+                raise corrupt(
+                    "it has fewer bytes than the directory of the archive says",
+                    expected=f"{self.size} bytes",
+                    got=f"{seen} bytes",
+                )
 
 
 def data_start(file: IO[bytes], start: int) -> int:
-    """Where the bytes of the member lie whose head is at `start`.
+    """Return where the bytes of the member start whose header is at `start`.
 
     Raises:
-        CheckpointError: there is no such head.
+        CheckpointError: there is no such header.
     """
     file.seek(start)
     raw = file.read(_LOCAL.size)
     if len(raw) < _LOCAL.size or raw[:4] != ZIP:
-        raise CheckpointError(f"no member of a zip archive at byte {start}")
+        raise corrupt(expected=f"the header of a zip member at byte {start}", got=raw[:4].hex(" ") or "the end")
     *_, name, extra = _LOCAL.unpack(raw)
     return start + _LOCAL.size + int(name) + int(extra)
 
 
 def members(path: Path) -> dict[str, Member]:
-    """The members of a zip archive by name.
+    """Read the members of a zip archive by name.
 
     Raises:
-        CheckpointError: not a whole zip archive, encrypted, compressed in another way than by deflate, or two members of
-            one name.
+        CheckpointError: not a complete zip archive, encrypted, compressed by another method than deflate, or two members
+            have the same name.
     """
-    found: dict[str, Member] = {}
+    result: dict[str, Member] = {}
     with opened(path) as file:
         size = size_of(file)
         try:
             with zipfile.ZipFile(file) as archive:
                 infos = archive.infolist()
-        except (
-            zipfile.BadZipFile,
-            OSError,
-            ValueError,
-            NotImplementedError,
-            struct.error,
-            EOFError,
-            RuntimeError,
-        ) as error:
-            raise CheckpointError(f"{path}: not a whole zip archive: {error}; {COPY_AGAIN}") from None
+        except _ZIP_ERRORS as error:
+            raise corrupt(f"not a complete zip archive: {error}", path) from None
     for info in infos:
-        if info.filename in found:
-            raise CheckpointError(f"{path}: two members are called {info.filename!r}; write the file again")
+        place = f"{path}: {info.filename}"
+        if info.filename in result:
+            raise name_clash(path, info.filename, "write the file again")
         if not 0 <= info.header_offset < size:
-            raise CheckpointError(f"{path}: {info.filename}: it would lie at byte {info.header_offset}; {COPY_AGAIN}")
+            got = f"byte {info.header_offset}"
+            raise corrupt("it starts outside of the file", place, expected=f"a byte below {size}", got=got)
         if info.flag_bits & 1:
-            raise CheckpointError(f"{path}: {info.filename}: encrypted; write it without a password")
+            raise unsupported("it is encrypted", place, fix="write the file without a password")
         if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            raise CheckpointError(
-                f"{path}: {info.filename}: compressed by method {info.compress_type}; NumPy writes 0 and 8"
+            raise unsupported(
+                "the compression method is unknown",
+                place,
+                expected="0 or 8, which NumPy writes",
+                got=str(info.compress_type),
+                fix="write the file with numpy.savez",
             )
         deflated = info.compress_type == zipfile.ZIP_DEFLATED
         possible = info.compress_size * _DEFLATE_RATIO + _DEFLATE_RATIO if deflated else info.compress_size
@@ -137,66 +158,68 @@ def members(path: Path) -> dict[str, Member]:
             or info.file_size > possible
             or (not deflated and info.file_size != info.compress_size)
         ):
-            raise CheckpointError(
-                f"{path}: {info.filename}: {info.file_size} bytes cannot come of {info.compress_size} in the archive; {COPY_AGAIN}"
+            raise corrupt(
+                "its size is not possible",
+                place,
+                expected=f"{info.file_size} bytes",
+                got=f"{info.compress_size} bytes in the archive",
             )
-        found[info.filename] = Member(path, info.header_offset, info.compress_size, info.file_size, info.CRC, deflated)
-    return found
+        result[info.filename] = Member(path, info.header_offset, info.compress_size, info.file_size, info.CRC, deflated)
+    return result
 
 
 def member_names(path: Path) -> set[str]:
-    """Names in a zip archive; none where it is none."""
+    """Return the names in a zip archive; none where the file is not one."""
     if not head(path).startswith((ZIP, _EMPTY_ZIP)):
         return set()
     try:
         with zipfile.ZipFile(path) as archive:
             return set(archive.namelist())
-    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, struct.error, EOFError, RuntimeError):
+    except _ZIP_ERRORS:
         return set()
 
 
 class _Npz(Source):
-    """An open archive: the directory and each array's head are known."""
+    """An open archive: the directory and the header of each array have been read."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.watched = path, stamps([path])
-        held: dict[str, tuple[Member, Header]] = {}
+        arrays: dict[str, tuple[Member, Header]] = {}
         for filename, member in members(path).items():
             key = filename.removesuffix(".npy")
-            where = f"{path}: leaf {key}"
-            if key in held:
-                raise CheckpointError(f"{path}: two leaves would be called {key!r}; write the file again")
+            if key in arrays:
+                raise name_clash(path, key, "write the file again")
             try:
-                held[key] = member, _header(member)
+                arrays[key] = member, _header(member)
             except CheckpointError as error:
-                raise CheckpointError(f"{where}: {error}") from None
+                raise located(error, path, key) from None
             except OSError as error:
-                raise CheckpointError(f"{where}: cannot be read: {error.strerror or error}") from None
+                raise unreadable(path, error, key) from None
         self.leaves = distinct_names(
-            path, (Leaf(tuple(key.split("/")), header.spec) for key, (_, header) in held.items())
+            path, (Leaf(tuple(key.split("/")), header.spec) for key, (_, header) in arrays.items())
         )
-        self._held = {name: held["/".join(leaf.keys)] for name, leaf in self.leaves.items()}
-        deflated = any(member.deflated for member, _ in held.values())
+        self._arrays = {name: arrays["/".join(leaf.keys)] for name, leaf in self.leaves.items()}
+        deflated = any(member.deflated for member, _ in arrays.values())
         self.format = "NumPy .npz, compressed" if deflated else "NumPy .npz"
 
     def read(self, name: str) -> np.ndarray:
-        header = self._held[name][1]
+        header = self._arrays[name][1]
         raw = empty_bytes(header.spec, self.path, name)
         self._filler(name)(raw.data)
-        return as_array(raw, Place(self.path, (), header.spec, header.fortran, header.swapped))
+        return as_array(raw, StoredArray(self.path, (), header.spec, header.fortran, header.swapped))
 
     def pieces(self, name: str, chunk: Box, meter: Meter | None = None) -> Iterator[Piece]:
-        header = self._held[name][1]
+        header = self._arrays[name][1]
         if header.fortran:
             yield from super().pieces(name, chunk, meter)
             return
         dtype = numpy_dtype(header.spec.dtype)
-        found = pieces(self._filler(name), header.spec.shape, chunk, dtype, swapped=header.swapped)
-        yield from timed(found, meter, "decode")
+        parts = pieces(self._filler(name), header.spec.shape, chunk, dtype, swapped=header.swapped)
+        yield from timed(parts, meter, "decode")
 
     def _filler(self, name: str) -> Callable[[memoryview], None]:
-        """A function that fills a buffer with the next of an array's bytes; its checksum was seen to be right after the last."""
-        member, header = self._held[name]
+        """Return a function that fills a buffer with the next bytes of an array. The last call compares the checksum."""
+        member, header = self._arrays[name]
         stream = member.stream()
         left = memoryview(b"")
         skip = member.size - header.spec.nbytes
@@ -214,9 +237,9 @@ class _Npz(Source):
                     buffer[at : at + size] = left[:size]
                     at, left = at + size, left[size:]
             except CheckpointError as error:
-                raise CheckpointError(f"{self.path}: leaf {name}: {error}; {COPY_AGAIN}") from None
+                raise located(error, self.path, name) from None
             except OSError as error:
-                raise CheckpointError(f"{self.path}: leaf {name}: cannot be read: {error.strerror or error}") from None
+                raise unreadable(self.path, error, name) from None
 
         return fill
 
@@ -230,14 +253,13 @@ def _header(member: Member) -> Header:
     file = io.BytesIO(start)
     header = read_header(file)
     if header.nameless:
-        raise CheckpointError(
-            "its elements are single bytes of a dtype that the file does not tell, float8 or int4; where it was written, "
-            "save array.view(numpy.uint8) and its dtype's name, or use safetensors.flax.save_file"
+        raise unsupported(
+            "its elements are single bytes of a dtype that the file does not name (float8 or int4)",
+            fix="save it with safetensors.flax.save_file where the checkpoint is written",
         )
-    if member.size - file.tell() != header.spec.nbytes:
-        raise CheckpointError(
-            f"{header.spec} takes {header.spec.nbytes} bytes, but {member.size - file.tell()} are there; {COPY_AGAIN}"
-        )
+    if (nbytes := member.size - file.tell()) != header.spec.nbytes:
+        expected = f"{header.spec.nbytes} bytes for {header.spec}"
+        raise corrupt("the size of the array is wrong", expected=expected, got=f"{nbytes} bytes")
     return header
 
 
@@ -246,7 +268,7 @@ def _find(path: Path) -> list[Path]:
 
 
 def is_npz(path: Path) -> bool:
-    """Whether the file is a zip archive of arrays (or of nothing, called ``.npz``), damage of its directory included."""
+    """Whether the file is a zip archive of arrays, or an empty or damaged archive with the suffix ``.npz``."""
     if not head(path).startswith((ZIP, _EMPTY_ZIP)):
         return False
     names = member_names(path)

@@ -1,4 +1,4 @@
-"""Orbax and paxml as formats among others: which of the two reads a directory."""
+"""The formats of Orbax and paxml, whose directories look alike: which of the two readers opens one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def _find_pax(path: Path) -> list[Path]:
 
 
 def _find_orbax(path: Path) -> list[Path]:
-    if _find_pax(path) or t5x.find(path):  # their files are called as Orbax's are
+    if _find_pax(path) or t5x.find(path):  # their files have the same names as those of Orbax
         return []
     from convert.checkpoints.orbax import reader  # imports TensorStore, which other formats do not need
 
@@ -33,7 +33,7 @@ def _open_pax(path: Path, options: Options) -> Source:
 FORMATS = (
     Format(
         "Orbax",
-        "a directory with _METADATA, or of steps that have one",
+        "a directory with _METADATA, or a directory of steps",
         _find_orbax,
         _open_orbax,
         frozenset({"step", "item"}),

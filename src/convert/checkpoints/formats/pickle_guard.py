@@ -1,11 +1,10 @@
-"""Recognises pickles, in order to refuse them: to load one is to run the code in it."""
+"""Recognises pickles and refuses them, because loading a pickle runs the code in it."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-from convert.checkpoints.encodings.npy_header import NO_PICKLES
 from convert.checkpoints.files import children, head
 from convert.checkpoints.formats.npz import member_names
 
@@ -14,15 +13,14 @@ _PROTOCOL = re.compile(rb"\x80[\x02-\x05]")  # the first opcode of protocols 2 t
 
 
 def is_pickle(path: Path) -> bool:
-    """Whether the file is a pickle, or PyTorch's archive with one; older pickles, which start with text, by their suffix."""
+    """Whether the file is a pickle or PyTorch's archive with one. Protocols 0 and 1 start with text: their suffix decides."""
     start = head(path)
     if _PROTOCOL.match(start) or any(name.endswith("data.pkl") for name in member_names(path)):
         return True
     return path.suffix in _SUFFIXES[:3] and bool(start)
 
 
-def refusal(path: Path) -> str | None:
-    """What to say where the file, or a file in the directory, is a pickle; None where there is none."""
+def find_pickle(path: Path) -> Path | None:
+    """Return `path`, or the first file in this directory, that is a pickle; None where there is none."""
     files = [child for child in children(path) if child.name.endswith(_SUFFIXES)] if path.is_dir() else [path]
-    found = next((file for file in files if is_pickle(file)), None)
-    return f"{found}: {NO_PICKLES}" if found is not None else None
+    return next((file for file in files if is_pickle(file)), None)

@@ -1,6 +1,6 @@
-"""Names for checkpoints that hold none: a list of path, shape and dtype, in the order of the file.
+"""Names for checkpoints without names: a list of path, shape and dtype, in the order of the file.
 
-`write_skeleton` runs where JAX runs (``convert skeleton module:factory``); reading one needs JSON alone.
+`write_skeleton` runs where JAX is installed (``convert skeleton module:factory``); reading a skeleton needs only JSON.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 
 from convert.checkpoints.files import read_json
 from convert.core.errors import CheckpointError, ConvertError
+from convert.core.findings import Finding
 from convert.core.tensor_spec import SAFETENSORS_TAGS, TensorSpec, dtype_name
 from convert.core.user_code import find_factory, signature_error, user_code_errors
 
@@ -23,22 +24,23 @@ _FORMAT = "convert skeleton 1"
 
 @dataclass(frozen=True)
 class Record:
-    """What a skeleton says of one array. `spec` is None where only a name is known."""
+    """One array of a skeleton. `spec` is None where only the name is known."""
 
     keys: tuple[str, ...]
     spec: TensorSpec | None = None
 
 
 def read_skeleton(path: Path) -> tuple[Record, ...]:
-    """The records of a skeleton file.
+    """Read the records of a skeleton file.
 
     Raises:
-        CheckpointError: unreadable, or not what `convert skeleton` writes.
+        CheckpointError: unreadable, or not a skeleton.
     """
     document = read_json(path)
     records = document.get("records") if isinstance(document, dict) and document.get("format") == _FORMAT else None
     if not isinstance(records, list):
-        raise CheckpointError(f"{path}: not a skeleton; `convert skeleton module:factory > {path.name}` writes one")
+        fix = f"write one with `convert skeleton module:factory > {path.name}`"
+        raise CheckpointError(Finding("skeleton-invalid", "this file is not a skeleton", path=str(path), fix=fix))
     return tuple(_record(path, number, record) for number, record in enumerate(records))
 
 
@@ -52,7 +54,8 @@ def _record(path: Path, number: int, record: Any) -> Record:
         or not isinstance(dtype, str)
         or dtype not in SAFETENSORS_TAGS
     ):
-        raise CheckpointError(f"{path}: record {number} has no valid path, shape and dtype; write the skeleton again")
+        problem = f"record {number} has no valid path, shape and dtype"
+        raise CheckpointError(Finding("skeleton-invalid", problem, path=str(path), fix="write the skeleton again"))
     return Record(tuple(keys), TensorSpec(tuple(shape), dtype))
 
 
@@ -61,13 +64,13 @@ def _all(value: Any, kind: type) -> TypeGuard[list[Any]]:
 
 
 def skeleton_of(tree: Any) -> tuple[Record, ...]:
-    """The records that ``equinox.tree_serialise_leaves`` writes for a pytree, in its order. Needs JAX.
+    """Return the records that ``equinox.tree_serialise_leaves`` writes for a pytree, in its order. Needs JAX.
 
     Arrays, ``jax.ShapeDtypeStruct`` and Python's and NumPy's numbers are records; functions, strings and None are not
     (equinox/_serialisation.py, ``default_serialise_filter_spec``).
 
     Raises:
-        ConvertError: a leaf that Equinox could not save (a PRNG key).
+        ConvertError: Equinox cannot save a leaf (a PRNG key).
     """
     from jax.tree_util import tree_flatten_with_path
 
@@ -80,8 +83,10 @@ def skeleton_of(tree: Any) -> tuple[Record, ...]:
             try:
                 records.append(Record(keys, TensorSpec(tuple(leaf.shape), dtype_name(leaf.dtype))))
             except (ConvertError, TypeError):
+                problem = "Equinox cannot save this dtype"
+                fix = "for a PRNG key, store jax.random.key_data(key)"
                 raise ConvertError(
-                    f"{'/'.join(keys)}: {leaf.dtype} is not a dtype that can be saved; for a PRNG key, keep jax.random.key_data(key)"
+                    Finding("skeleton-not-made", problem, path="/".join(keys), got=str(leaf.dtype), fix=fix)
                 ) from None
     return tuple(records)
 
@@ -94,50 +99,50 @@ def _key(entry: Any) -> str:
 
 
 def write_skeleton(factory: str) -> str:
-    """The skeleton, as JSON, of the pytree that ``module:factory`` returns when it is called without arguments.
+    """Return the skeleton, as JSON, of the pytree that ``module:factory`` returns when it is called without arguments.
 
-    The factory makes what was saved: a model, or (model, state). Nothing is computed where it can be evaluated abstractly.
+    The factory returns what was saved: a model, or (model, state). It is evaluated abstractly where possible.
 
     Raises:
-        ConvertError: there is no such factory, JAX is missing, or two leaves would have one name.
+        ConvertError: the factory does not exist or needs arguments, JAX is missing, or there are no arrays.
         UserCodeError: the factory failed.
     """
     make = find_factory(factory)
     if (error := signature_error(make)) is not None:  # a class, or a function with parameters
-        raise ConvertError(
-            f"{factory} is called without arguments, and needs some ({error}); name a function that makes the whole model, such "
-            "as `def make(): return Model(...)`"
-        )
+        fix = "name a function that makes the whole model, such as `def make(): return Model(...)`"
+        expected = "a factory that is called without arguments"
+        raise ConvertError(Finding("skeleton-not-made", path=factory, expected=expected, got=str(error), fix=fix))
     try:
         import jax  # noqa: F401
     except ImportError:
-        raise ConvertError(
-            "a skeleton is made where JAX runs, and JAX is not installed here: pip install jax equinox"
-        ) from None
+        problem = "a skeleton is made with JAX, and JAX is not installed"
+        raise ConvertError(Finding("package-missing", problem, fix="run pip install jax equinox")) from None
     try:
         with user_code_errors(factory):
             records = skeleton_of(_abstract(make))
     except ModuleNotFoundError as error:
-        raise ConvertError(f"{factory}: {error}; make the skeleton where the model's code runs") from error
+        fix = "make the skeleton where the code of the model runs"
+        raise ConvertError(Finding("package-missing", str(error), path=factory, fix=fix)) from error
     if not records:
-        raise ConvertError(f"{factory}: what it returns holds no arrays; return the model, or (model, state)")
+        problem, fix = "the result of the factory has no arrays", "return the model, or (model, state)"
+        raise ConvertError(Finding("skeleton-not-made", problem, path=factory, fix=fix))
     rows = [{"path": r.keys, "shape": r.spec.shape, "dtype": r.spec.dtype} for r in records if r.spec is not None]
     body = ",\n".join(f"    {json.dumps(row)}" for row in rows)
     return f'{{\n  "format": "{_FORMAT}",\n  "factory": {json.dumps(factory)},\n  "records": [\n{body}\n  ]\n}}'
 
 
 def _abstract(make: Callable[[], Any]) -> Any:
-    """What `make` gives; with Equinox without computing it, so that a large model takes no memory."""
+    """Return the result of `make`. With Equinox nothing is computed, so a large model takes no memory."""
     try:
         import equinox
     except ImportError:
         return make()
     try:
         return equinox.filter_eval_shape(make)
-    except Exception:  # noqa: BLE001 - code that needs values, such as one that reads a file
+    except Exception:  # noqa: BLE001 - code that needs values, for example because it reads a file
         return make()
 
 
-def match_names(candidates: Sequence[Sequence[str]]) -> tuple[tuple[Record, ...], ...]:
-    """Records with the names that rule files list; keys are joined with ``/``."""
+def records_from_names(candidates: Sequence[Sequence[str]]) -> tuple[tuple[Record, ...], ...]:
+    """Return records with the names that rule files list; keys are joined with ``/``."""
     return tuple(tuple(Record(tuple(name.split("/"))) for name in names) for names in candidates)

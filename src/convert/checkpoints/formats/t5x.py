@@ -1,10 +1,10 @@
-"""Reads the checkpoints of T5X: a msgpack file in which each array is a number, or points to a zarr directory beside it.
+"""Reads the checkpoints of T5X: a msgpack file in which an array is a number, or refers to a zarr directory next to the file.
 
 On disk: ``checkpoint_1000/checkpoint``, msgpack of ``{'version': 3, 'optimizer': {'target': ..., 'state': ...}}``, and
-``checkpoint_1000/target.encoder.layers_0.mlp.wi.kernel/`` with ``.zarray``. An array's place is a TensorStore spec; of it
-only the path, the shape and the dtype are used, so that nothing outside the folder is read whatever it says (t5x/checkpoints.py,
-``_get_spec``; TensorStore before 0.1.14 has the path beside ``kvstore``). The writer's file system, gfile or gcs, does not
-matter. Version 2 (before June 2021) stored bfloat16 as uint16. Small checkpoints have all arrays in the file.
+``checkpoint_1000/target.encoder.layers_0.mlp.wi.kernel/`` with ``.zarray``. A reference is a TensorStore spec
+(t5x/checkpoints.py, ``_get_spec``; TensorStore before 0.1.14 has the path next to ``kvstore``). Only its path, shape and
+dtype are used, so nothing outside of the folder is read. The file system in it, gfile or gcs, is ignored. Version 2 (before
+June 2021) stored bfloat16 as uint16. Small checkpoints have all arrays in the file.
 """
 
 from __future__ import annotations
@@ -16,11 +16,25 @@ from pathlib import Path
 import numpy as np
 
 from convert.checkpoints.chunks import Box, Grid, Meter, Piece, whole
-from convert.checkpoints.encodings import msgpack_tokens
-from convert.checkpoints.files import COPY_AGAIN, Place, children, head, inside, place_pieces, read_place
+from convert.checkpoints.encodings.flax_arrays import PackedArray, Text, TreeNode, walk_tree
+from convert.checkpoints.errors import (
+    COPY_AGAIN,
+    corrupt,
+    incomplete,
+    link_refused,
+    located,
+    name_clash,
+    option_rejected,
+    step_chosen,
+    step_not_found,
+    unknown_format,
+    unreadable,
+)
+from convert.checkpoints.files import StoredArray, children, head, inside, read_stored, stored_pieces
 from convert.checkpoints.formats.flax_msgpack import map_file
 from convert.checkpoints.source import Absent, Format, Leaf, Options, Source, distinct_names, stamps
 from convert.core.errors import CheckpointError
+from convert.core.findings import Finding
 from convert.core.tensor_spec import TensorSpec, numpy_dtype
 
 FILE = "checkpoint"
@@ -33,202 +47,208 @@ _BFLOAT16_AS_UINT16 = 2  # the last version that stored it so
 class _T5X(Source):
     """An open checkpoint. Reading takes no lock: TensorStore's handles may be used from several threads."""
 
-    def __init__(self, file: Path, notes: tuple[str, ...]) -> None:
+    def __init__(self, file: Path, notes: tuple[Finding, ...]) -> None:
         self.path, self.notes, self.watched = file, notes, stamps([file])
         with map_file(file) as data:
-            nodes = list(msgpack_tokens.walk_tree(data, file))
+            nodes = walk_tree(data, file)
         version, tree = _parts(file, nodes)
         self.format = f"T5X, version {version}"
         leaves: list[Leaf] = []
         absent: list[Absent] = []
-        inline: dict[tuple[str, ...], Place] = {}
-        stored: dict[tuple[str, ...], str] = {}
-        for keys, found in tree.items():
-            if isinstance(found, _Pointer):
-                stored[keys] = _directory(file, keys, found)
-            elif not isinstance(found, msgpack_tokens.Packed):
-                absent.append(Absent(keys, "string" if isinstance(found, msgpack_tokens.Text) else found))
+        inline: dict[tuple[str, ...], StoredArray] = {}
+        directories: dict[tuple[str, ...], str] = {}
+        for keys, node in tree.items():
+            if isinstance(node, _Reference):
+                directories[keys] = _directory(file, keys, node)
+            elif not isinstance(node, PackedArray):
+                absent.append(Absent(keys, "string" if isinstance(node, Text) else node))
             else:
-                inline[keys] = Place(file, found.pieces, found.spec, value=found.value)
-                leaves.append(Leaf(keys, found.spec))
-        self._arrays = _Arrays(file.parent, set(stored.values()))
-        self._halves: set[tuple[str, ...]] = set()
-        for keys, name in stored.items():
+                inline[keys] = StoredArray(file, node.ranges, node.spec, value=node.value)
+                leaves.append(Leaf(keys, node.spec))
+        self._arrays = _ZarrArrays(file.parent, set(directories.values()))
+        self._bfloat16: set[tuple[str, ...]] = set()  # leaves whose uint16 values are bfloat16
+        for keys, name in directories.items():
             spec = self._arrays.spec(file, keys, name)
-            pointer = tree[keys]
-            said = _said_shape(pointer) if isinstance(pointer, _Pointer) else None
-            if said is not None and said != spec.shape:
-                raise CheckpointError(
-                    f"{file}: leaf {'/'.join(keys)}: {name}/.zarray says {spec}, the file says the shape {list(said)}; {COPY_AGAIN}"
+            node = tree[keys]
+            shape = _shape(node) if isinstance(node, _Reference) else None
+            if shape is not None and shape != spec.shape:
+                raise corrupt(
+                    "the shapes differ",
+                    file,
+                    "/".join(keys),
+                    expected=f"{list(shape)} as in the file",
+                    got=f"{spec} in {name}/.zarray",
                 )
             if version <= _BFLOAT16_AS_UINT16 and spec.dtype == "uint16":
                 spec = TensorSpec(spec.shape, "bfloat16")
-                self._halves.add(keys)
+                self._bfloat16.add(keys)
             leaves.append(Leaf(keys, spec))
         self.leaves = distinct_names(file, leaves)
         self.absent = tuple(absent)
-        self._inline, self._stored = inline, stored
+        self._inline, self._directories = inline, directories
 
     def read(self, name: str) -> np.ndarray:
         keys = self.leaves[name].keys
         if keys in self._inline:
-            return read_place(self._inline[keys], name)
+            return read_stored(self._inline[keys], name)
         return self.read_box(name, whole(self.leaves[name].spec.shape))
 
     def chunks(self, name: str) -> Grid:
         keys = self.leaves[name].keys
-        return super().chunks(name) if keys in self._inline else self._arrays.grid(self._stored[keys])
+        return super().chunks(name) if keys in self._inline else self._arrays.grid(self._directories[keys])
 
     def pieces(self, name: str, chunk: Box, meter: Meter | None = None) -> Iterator[Piece]:
         keys = self.leaves[name].keys
         if keys in self._inline:
-            yield from place_pieces(self._inline[keys], name, chunk, meter)
+            yield from stored_pieces(self._inline[keys], name, chunk, meter)
             return
-        for origin, values in self._arrays.pieces(self.path, name, self._stored[keys], chunk, meter):
-            yield origin, values.view(numpy_dtype("bfloat16")) if keys in self._halves else values
+        for origin, values in self._arrays.pieces(self.path, name, self._directories[keys], chunk, meter):
+            yield origin, values.view(numpy_dtype("bfloat16")) if keys in self._bfloat16 else values
 
 
-class _Pointer:
-    """The nodes of a TensorStore spec: path in it -> place."""
+class _Reference:
+    """A TensorStore spec, which refers to a zarr directory: path of keys in the spec -> value."""
 
     def __init__(self) -> None:
-        self.nodes: dict[tuple[str, ...], msgpack_tokens.Packed | msgpack_tokens.Text | str] = {}
+        self.nodes: dict[tuple[str, ...], TreeNode] = {}
 
 
-class _Arrays:
-    """The zarr directories beside the file."""
+class _ZarrArrays:
+    """The zarr directories next to the file."""
 
     def __init__(self, folder: Path, names: set[str]) -> None:
         self._store = None
-        self._found: dict[str, object] = {}
+        self._arrays: dict[str, object] = {}
         if names:
+            # This imports TensorStore, which a checkpoint in one file does not need.
             from convert.checkpoints.encodings.ocdbt import TENSORSTORE_ERRORS
-            from convert.checkpoints.orbax import (
-                arrays,  # imports TensorStore, which a checkpoint in one file does not need
-            )
+            from convert.checkpoints.orbax.stores import open_store, reason
+            from convert.checkpoints.orbax.zarr_metadata import read_metadata
 
             real = folder.resolve() if ".." in folder.parts else folder.absolute()
-            self._store = arrays.open_store(real, use_ocdbt=False)
             try:
-                self._found = dict(arrays.read_metadata(self._store, sorted(names), use_zarr3=False))
+                self._store = open_store(real, use_ocdbt=False)
+                self._arrays = dict(read_metadata(self._store, sorted(names), use_zarr3=False))
             except TENSORSTORE_ERRORS as error:
-                raise CheckpointError(f"{folder}: the arrays cannot be found: {arrays.reason(error, real)}") from None
+                raise unreadable(folder, ValueError(reason(error, real)), fix=COPY_AGAIN) from None
 
     def spec(self, file: Path, keys: tuple[str, ...], name: str) -> TensorSpec:
-        from convert.checkpoints.orbax.arrays import Array
+        """Return the shape and dtype of the array of a leaf."""
+        from convert.checkpoints.orbax.zarr_metadata import Array
 
-        found = self._found.get(name)
-        if isinstance(found, Array):
-            return found.spec
-        why = found if isinstance(found, CheckpointError) else f"{name}/.zarray is missing"
-        raise CheckpointError(f"{file}: leaf {'/'.join(keys)}: {why}; {COPY_AGAIN}")
+        array = self._arrays.get(name)
+        if isinstance(array, Array):
+            return array.spec
+        if isinstance(array, CheckpointError):
+            raise located(array, file, "/".join(keys))
+        raise incomplete(f"{name}/.zarray is missing", file, "/".join(keys))
 
     def grid(self, name: str) -> Grid:
-        """The chunks of an array."""
-        return self._found[name].grid  # type: ignore[attr-defined,no-any-return]
+        """Return the chunks of an array."""
+        return self._arrays[name].grid  # type: ignore[attr-defined,no-any-return]
 
     def pieces(self, file: Path, leaf: str, name: str, chunk: Box, meter: Meter | None) -> Iterator[Piece]:
+        """Yield a chunk in pieces, as `Source.pieces`."""
         from convert.checkpoints.encodings.ocdbt import TENSORSTORE_ERRORS
-        from convert.checkpoints.orbax import arrays
+        from convert.checkpoints.orbax.arrays import pieces
+        from convert.checkpoints.orbax.stores import reason
+        from convert.checkpoints.orbax.zarr_metadata import Array
 
-        array = self._found[name]
-        assert self._store is not None and isinstance(array, arrays.Array)
+        array = self._arrays[name]
+        assert self._store is not None and isinstance(array, Array)
         try:
-            yield from arrays.pieces(self._store, array, False, chunk, meter)
+            yield from pieces(self._store, array, False, chunk, meter)
         except TENSORSTORE_ERRORS as error:
-            why = arrays.reason(error, file.parent)
-            raise CheckpointError(f"{file}: leaf {leaf} ({array.spec}) cannot be read: {why}; {COPY_AGAIN}") from None
+            problem = f"{array.spec}: {reason(error, file.parent)}"
+            raise unreadable(file, ValueError(problem), leaf, COPY_AGAIN) from None
 
 
 def _parts(
-    file: Path, nodes: list[tuple[tuple[str, ...], msgpack_tokens.Packed | msgpack_tokens.Text | str]]
-) -> tuple[int, dict[tuple[str, ...], msgpack_tokens.Packed | msgpack_tokens.Text | str | _Pointer]]:
-    """The version, and the tree below ``optimizer`` with the TensorStore specs gathered."""
+    file: Path, nodes: list[tuple[tuple[str, ...], TreeNode]]
+) -> tuple[int, dict[tuple[str, ...], TreeNode | _Reference]]:
+    """Return the version, and the tree below ``optimizer`` in which each TensorStore spec is one node."""
     version: object = None
-    pointers = {keys[:-1] for keys, _ in nodes if keys[-1:] == ("driver",)} & {
+    references = {keys[:-1] for keys, _ in nodes if keys[-1:] == ("driver",)} & {
         keys[: keys.index("kvstore")] for keys, _ in nodes if "kvstore" in keys
     }
-    tree: dict[tuple[str, ...], msgpack_tokens.Packed | msgpack_tokens.Text | str | _Pointer] = {}
-    for keys, found in nodes:
+    tree: dict[tuple[str, ...], TreeNode | _Reference] = {}
+    for keys, node in nodes:
         if keys == ("version",):
-            version = found.value if isinstance(found, msgpack_tokens.Packed) else None
+            version = node.value if isinstance(node, PackedArray) else None
             continue
         if keys[:1] != ("optimizer",):
-            raise CheckpointError(f"{file}: {'/'.join(keys)}: not T5X's; it has version and optimizer at the top")
-        root = next((keys[:depth] for depth in range(len(keys)) if keys[:depth] in pointers), None)
-        ours = (keys if root is None else root)[1:]
+            raise unknown_format(
+                file, expected="the keys version and optimizer of T5X", got="/".join(keys), fix=COPY_AGAIN
+            )
+        root = next((keys[:depth] for depth in range(len(keys)) if keys[:depth] in references), None)
+        path = (keys if root is None else root)[1:]
         if root is not None:
-            pointer = tree.setdefault(ours, _Pointer())
-            assert isinstance(pointer, _Pointer)
-            pointer.nodes[keys[len(root) :]] = found
-        elif ours in tree:
-            raise CheckpointError(f"{file}: two leaves would be called {'/'.join(ours)!r}; {COPY_AGAIN}")
+            reference = tree.setdefault(path, _Reference())
+            assert isinstance(reference, _Reference)
+            reference.nodes[keys[len(root) :]] = node
+        elif path in tree:
+            raise name_clash(file, "/".join(path), COPY_AGAIN)
         else:
-            tree[ours] = found
+            tree[path] = node
     if type(version) is not int:
-        raise CheckpointError(f"{file}: T5X writes its version into the file; this one is {version!r}; {COPY_AGAIN}")
+        raise corrupt("the version of the checkpoint is not valid", file, expected="an integer", got=repr(version))
     return version, tree
 
 
-def _directory(file: Path, keys: tuple[str, ...], pointer: _Pointer) -> str:
-    """The name of the zarr directory that a TensorStore spec points to, which lies beside the file.
+def _directory(file: Path, keys: tuple[str, ...], reference: _Reference) -> str:
+    """Return the name of the zarr directory that a TensorStore spec refers to; it is next to the file.
 
     Raises:
-        CheckpointError: it is none that T5X writes, lies elsewhere, or contradicts itself.
+        CheckpointError: T5X does not write such a spec, or the directory is missing or elsewhere.
     """
-    where = f"{file}: leaf {'/'.join(keys)}"
-    nodes = pointer.nodes
+    leaf = "/".join(keys)
+    nodes = reference.nodes
     driver = nodes.get(("driver",))
     path = nodes.get(("kvstore", "path"), nodes.get(("path",)))
-    if (
-        not isinstance(driver, msgpack_tokens.Text)
-        or driver.text != "zarr"
-        or not isinstance(path, msgpack_tokens.Text)
-    ):
-        raise CheckpointError(f"{where}: its TensorStore spec has no zarr array with a path; {COPY_AGAIN}")
+    if not isinstance(driver, Text) or driver.text != "zarr" or not isinstance(path, Text):
+        raise corrupt("the TensorStore spec has no zarr array with a path", file, leaf)
     name = path.text.removesuffix("/")
     try:
         directory = inside(file.parent, name)
     except CheckpointError as error:
-        raise CheckpointError(f"{where}: {error}") from None
+        raise located(error, file, leaf) from None
     if not directory.is_dir():
-        raise CheckpointError(f"{where}: its directory {name} is missing; {COPY_AGAIN}")
+        raise incomplete(f"the directory {name} is missing", file, leaf)
     for child in children(directory):
         if child.is_symlink():
-            raise CheckpointError(
-                f"{where}: {name}/{child.name} is a link, which T5X does not write; it is not followed"
-            )
+            problem = f"{name}/{child.name} is a link, which T5X does not write; it is not followed"
+            raise link_refused(problem, file, leaf, fix="copy the file into the folder")
     return name
 
 
-def _said_shape(pointer: _Pointer) -> tuple[int, ...] | None:
-    """The shape in the TensorStore spec; None where it says none."""
-    sizes = {keys[2:]: found for keys, found in pointer.nodes.items() if keys[:2] == ("metadata", "shape")}
+def _shape(reference: _Reference) -> tuple[int, ...] | None:
+    """Return the shape in the TensorStore spec; None where it has none."""
+    sizes = {keys[2:]: node for keys, node in reference.nodes.items() if keys[:2] == ("metadata", "shape")}
     if sizes == {(): "empty list"}:
         return ()
     values = [sizes.get((str(k),)) for k in range(len(sizes))]
-    known = [v.value for v in values if isinstance(v, msgpack_tokens.Packed) and isinstance(v.value, int)]
+    known = [v.value for v in values if isinstance(v, PackedArray) and isinstance(v.value, int)]
     return tuple(known) if known and len(known) == len(values) else None
 
 
-def _locate(path: Path, step: int | None) -> tuple[Path, tuple[str, ...]]:
-    """The msgpack file, and what was chosen on the way."""
+def _locate(path: Path, step: int | None) -> tuple[Path, tuple[Finding, ...]]:
+    """Return the msgpack file, and the note on the chosen step."""
     if path.is_file():
         if step is not None:
-            raise CheckpointError(f"{path}: a single file has no steps; leave out --step, or give the directory of all")
+            fix = "leave out --step, or give the directory of the steps"
+            raise option_rejected(path, "a single file has no steps", fix)
         return path, ()
     if is_t5x(path / FILE):
         match = _STEP.fullmatch(path.name)
         if step is not None and (match is None or int(match[1]) != step):
-            raise CheckpointError(f"{path}: this is not known to be step {step}; give the directory of all steps")
-        return path / FILE, (f"step {int(match[1])}",) if match else ()
+            raise option_rejected(path, f"this is not known to be step {step}", "give the directory of the steps")
+        return path / FILE, (step_chosen(int(match[1])),) if match else ()
     steps = _steps(path)
-    known = ", ".join(map(str, sorted(steps)))
     if step is not None and step not in steps:
-        raise CheckpointError(f"{path}: there is no step {step}; there are {known}")
+        raise step_not_found(path, step, steps)
     chosen = max(steps) if step is None else step
     unfinished = [child.name for child in children(path) if _UNFINISHED.fullmatch(child.name)]
-    return steps[chosen], (f"step {chosen} of {known}", *(f"unfinished, passed over: {name}" for name in unfinished))
+    return steps[chosen], (step_chosen(chosen, steps, unfinished),)
 
 
 def _steps(directory: Path) -> dict[int, Path]:
@@ -241,12 +261,12 @@ def _steps(directory: Path) -> dict[int, Path]:
 
 
 def is_t5x(path: Path) -> bool:
-    """Whether the file starts as T5X's do: a map of ``version`` and ``optimizer``."""
+    """Whether the file starts like one of T5X: a map of ``version`` and ``optimizer``."""
     return head(path).startswith(_HEADS)
 
 
 def find(path: Path) -> list[Path]:
-    """`path`, where it is a checkpoint, or a directory of steps."""
+    """Return `path` where it is a checkpoint, or a directory of steps."""
     return [path] if is_t5x(path) or is_t5x(path / FILE) or _steps(path) else []
 
 
@@ -254,4 +274,4 @@ def _open(path: Path, options: Options) -> Source:
     return _T5X(*_locate(path, options.step))
 
 
-FORMAT = Format("T5X", "a checkpoint_N directory of T5X, or one that holds such", find, _open, frozenset({"step"}))
+FORMAT = Format("T5X", "a checkpoint_N directory of T5X, or the directory above it", find, _open, frozenset({"step"}))

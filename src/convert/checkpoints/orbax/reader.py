@@ -1,43 +1,36 @@
-"""Reads Orbax checkpoints with TensorStore: the layouts of Orbax 0.5 to 0.12, without JAX and without devices.
-
-Where the tree lies is found in `orbax_locate`, what is in it in `orbax_tree`; arrays are read in `orbax_store`, which
-learns from `orbax_ocdbt` what a database holds.
-"""
+"""Opens Orbax checkpoints: joins the tree, the stores and the metadata of the arrays to a `Source`."""
 
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from convert.checkpoints.chunks import Box, Grid, Meter, Piece, whole
-from convert.checkpoints.encodings import msgpack_tokens
+from convert.checkpoints.encodings.flax_arrays import PackedArray, read_packed
 from convert.checkpoints.encodings.ocdbt import TENSORSTORE_ERRORS
-from convert.checkpoints.orbax.arrays import (
-    AGAIN,
-    Array,
-    Store,
-    open_store,
-    pieces,
-    read_array,
-    read_metadata,
-    reason,
-)
+from convert.checkpoints.errors import corrupt, incomplete, located, name_clash, out_of_memory, unreadable
+from convert.checkpoints.orbax.arrays import pieces, read_array
 from convert.checkpoints.orbax.locate import locate, looks_like_orbax
+from convert.checkpoints.orbax.stores import AGAIN, Store, open_store, reason
 from convert.checkpoints.orbax.tree import ARRAYS, METADATA, Node, Tree, read_tree
+from convert.checkpoints.orbax.zarr_metadata import Array, read_metadata
 from convert.checkpoints.source import Absent, Leaf, Source, name_leaves, stamps
 from convert.core.errors import CheckpointError
+from convert.core.findings import Finding
 
 __all__ = ["OrbaxSource", "looks_like_orbax", "open_orbax"]
 
-_SHOWN = 5  # leaves in one message
+_SHOWN = 5  # leaves in one error
 
 
 def open_orbax(path: Path, *, step: int | None = None, item: str | None = None) -> Source:
-    """Opens an Orbax checkpoint without reading its arrays.
+    """Open an Orbax checkpoint without reading its arrays.
 
     Args:
         path: a tree, a step with several items, or a directory of steps.
@@ -45,8 +38,8 @@ def open_orbax(path: Path, *, step: int | None = None, item: str | None = None) 
         item: which item of the step; the only one that is a tree if None.
 
     Raises:
-        CheckpointError: nothing there, not finished, truncated, corrupt, or a choice is left open. The message names
-            the path, the leaf if it is about one, and the next step.
+        CheckpointError: missing, not finished, truncated, corrupt, or several could be meant. The finding names the path,
+            and the leaf if it is about one.
     """
     located = locate(path, step, item)
     return OrbaxSource(located.path, located.notes)
@@ -55,7 +48,7 @@ def open_orbax(path: Path, *, step: int | None = None, item: str | None = None) 
 class OrbaxSource(Source):
     """An open tree. Reading takes no lock: TensorStore's handles may be used from several threads."""
 
-    def __init__(self, path: Path, notes: tuple[str, ...] = ()) -> None:
+    def __init__(self, path: Path, notes: tuple[Finding, ...] = ()) -> None:
         self.watched = stamps(Path(entry) for entry in os.scandir(path) if entry.is_file())
         tree = read_tree(path)
         stored = [node for node in tree.nodes if node.name is not None]
@@ -66,56 +59,53 @@ class OrbaxSource(Source):
                 self._store = open_store(path, tree.use_ocdbt)
                 arrays = read_metadata(self._store, [str(node.name) for node in stored], tree.use_zarr3)
             except TENSORSTORE_ERRORS as error:
-                raise CheckpointError(
-                    f'"{path}": the arrays cannot be found: {reason(error, path)}; {AGAIN}'
-                ) from error
+                raise unreadable(path, ValueError(reason(error, path)), fix=AGAIN) from error
         self._data, self._all_stored = tree.data, tree.all_stored
         self.path = path
         self.format = _format(tree, self._store, arrays)
         self.notes = notes
         advice = AGAIN if self._store is None else self._store.advice
-        places, self.absent = _places(path, tree, arrays, advice)
-        self.leaves: Mapping[str, Leaf] = name_leaves(Leaf(node.keys, place.spec) for node, place in places)
-        if len(self.leaves) != len(places):
-            raise CheckpointError(
-                f'"{path}": {len(places) - len(self.leaves)} leaves have the name of another one; rename a key'
-            )
-        self._by_name = dict(zip(self.leaves, (place for _, place in places), strict=True))
+        stored_leaves, self.absent = _leaves(path, tree, arrays, advice)
+        self.leaves: Mapping[str, Leaf] = name_leaves(Leaf(node.keys, array.spec) for node, array in stored_leaves)
+        if len(self.leaves) != len(stored_leaves):
+            names = Counter("/".join(node.keys) for node, _ in stored_leaves)
+            raise name_clash(path, next(name for name, n in names.items() if n > 1))
+        self._arrays = dict(zip(self.leaves, (array for _, array in stored_leaves), strict=True))
 
     def read(self, name: str) -> np.ndarray:
-        place = self._by_name[name]
-        if isinstance(place, msgpack_tokens.Packed):
-            return msgpack_tokens.array(self._data, place)
-        if place.encoding is not None:
-            return self.read_box(name, whole(place.spec.shape))
+        array = self._arrays[name]
+        if isinstance(array, PackedArray):
+            return read_packed(self._data, array)
+        if array.encoding is not None:
+            return self.read_box(name, whole(array.spec.shape))
         assert self._store is not None
-        with self._errors(name, place):
-            return read_array(self._store, place, self._all_stored)
+        with self._errors(name, array):
+            return read_array(self._store, array, self._all_stored)
 
     def chunks(self, name: str) -> Grid:
-        place = self._by_name[name]
-        return super().chunks(name) if isinstance(place, msgpack_tokens.Packed) else place.grid
+        array = self._arrays[name]
+        return super().chunks(name) if isinstance(array, PackedArray) else array.grid
 
     def pieces(self, name: str, chunk: Box, meter: Meter | None = None) -> Iterator[Piece]:
-        place = self._by_name[name]
-        if isinstance(place, msgpack_tokens.Packed):
+        array = self._arrays[name]
+        if isinstance(array, PackedArray):
             yield from super().pieces(name, chunk, meter)
             return
         assert self._store is not None
-        with self._errors(name, place):
-            yield from pieces(self._store, place, self._all_stored, chunk, meter)
+        with self._errors(name, array):
+            yield from pieces(self._store, array, self._all_stored, chunk, meter)
 
     @contextmanager
-    def _errors(self, name: str, place: Array) -> Iterator[None]:
-        """Puts the leaf, its spec and the next step around what TensorStore and the system raise."""
+    def _errors(self, name: str, array: Array) -> Iterator[None]:
+        """Add the leaf, its spec and the next step to the errors of TensorStore and of the system."""
         assert self._store is not None
         try:
             yield
         except MemoryError as error:
-            raise CheckpointError(f'"{self.path}": leaf {name} ({place.spec}): {error}') from None
+            raise out_of_memory(self.path, name, f"not enough memory for {array.spec}: {error}") from None
         except TENSORSTORE_ERRORS as error:
-            why = f"{reason(error, self.path)}; {self._store.advice}"
-            raise CheckpointError(f'"{self.path}": leaf {name} ({place.spec}) cannot be read: {why}') from error
+            problem = ValueError(f"{array.spec}: {reason(error, self.path)}")
+            raise unreadable(self.path, problem, name, self._store.advice) from error
 
 
 def _format(tree: Tree, store: Store | None, arrays: Mapping[str, Array | CheckpointError | None]) -> str:
@@ -125,38 +115,48 @@ def _format(tree: Tree, store: Store | None, arrays: Mapping[str, Array | Checkp
     return ", ".join(["Orbax", store.format, *drivers])
 
 
-def _places(
-    path: Path, tree: Tree, arrays: Mapping[str, Array | CheckpointError | None], advice: str
-) -> tuple[list[tuple[Node, Array | msgpack_tokens.Packed]], tuple[Absent, ...]]:
-    """Where each leaf lies, and what has no array."""
-    places: list[tuple[Node, Array | msgpack_tokens.Packed]] = []
+def _leaves(
+    path: Path, tree: Tree, arrays: Mapping[str, Array | CheckpointError | None], fix: str
+) -> tuple[list[tuple[Node, Array | PackedArray]], tuple[Absent, ...]]:
+    """Return the array of each leaf, and the nodes without an array.
+
+    Raises:
+        CheckpointError: `_METADATA` and the zarr metadata contradict each other.
+    """
+    leaves: list[tuple[Node, Array | PackedArray]] = []
     absent: list[Absent] = []
-    wrong: list[str] = []
+    wrong: list[Finding] = []
     for node in tree.nodes:
         array = arrays.get(node.name) if node.name is not None else None
+        leaf = f"leaf {'/'.join(node.keys)}"
         if node.why is not None:
             absent.append(Absent(node.keys, node.why))
         elif node.packed is not None:
-            places.append((node, node.packed))
+            leaves.append((node, node.packed))
         elif isinstance(array, Array):
-            places.append((node, array))
-            wrong.extend(_disagreement(node, array))
+            leaves.append((node, array))
+            if not _fits(node.write_shape, array.spec.shape):
+                written = f"{METADATA} with a written part of {list(node.write_shape or ())}"
+                wrong += corrupt("", leaf, expected=str(array.spec), got=written).findings
         elif isinstance(array, CheckpointError):
-            wrong.append(f"leaf {'/'.join(node.keys)}: {array}")
+            wrong += located(array, leaf).findings
         elif node.kind in ARRAYS:
-            wrong.append(f"leaf {'/'.join(node.keys)}: its zarr metadata is missing")
+            wrong += incomplete("its zarr metadata is missing", leaf).findings
         else:
-            # A type with a handler of its own, which may have written anything.
+            # A type with another handler, which may have written any files.
             absent.append(Absent(node.keys, f"{node.kind}, not stored as an array"))
     if wrong:
-        shown = "\n  ".join(wrong[:_SHOWN]) + (f"\n  and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else "")
-        raise CheckpointError(f'"{path}": {METADATA} and the arrays do not agree:\n  {shown}\n{advice}')
-    return places, tuple(absent)
+        count = f" ({len(wrong)} leaves, {_SHOWN} of them here)" if len(wrong) > _SHOWN else ""
+        shown = [replace(finding, fix="") for finding in wrong[:_SHOWN]]
+        shown[-1] = replace(shown[-1], fix=fix)
+        headline = f"{path}: {METADATA} and the arrays contradict each other{count}:"
+        raise CheckpointError(*shown, headline=headline)
+    return leaves, tuple(absent)
 
 
-def _disagreement(node: Node, array: Array) -> list[str]:
-    """`.zarray` has no checksum, but `_METADATA` has the shape of what one process wrote, a part of the array."""
-    part, whole = node.write_shape, array.spec.shape
-    if part is None or (len(part) == len(whole) and all(p <= n for p, n in zip(part, whole, strict=True))):
-        return []
-    return [f"leaf {'/'.join(node.keys)}: it is {array.spec}, but {METADATA} says that {list(part)} of it was written"]
+def _fits(part: tuple[int, ...] | None, shape: tuple[int, ...]) -> bool:
+    """Whether the shape of the part that one process wrote, if known, fits into the array.
+
+    `.zarray` has no checksum; this detects a shape that was damaged.
+    """
+    return part is None or (len(part) == len(shape) and all(p <= n for p, n in zip(part, shape, strict=True)))

@@ -1,8 +1,8 @@
-"""The tree of an Orbax checkpoint: which leaves there are, what they are called, and where each lies.
+"""Reads the tree of an Orbax checkpoint: its leaves, their names and the place of each.
 
-It is read from ``_METADATA`` (JSON, by default since Orbax 0.4.3) or from the aggregate file ``checkpoint`` (msgpack,
-of older versions, and with ``use_ocdbt=False`` of some later ones), never from names of files: keys may hold dots and slashes, and
-nothing is unpickled or evaluated.
+The tree is in ``_METADATA`` (JSON, the default since Orbax 0.4.3) or in the aggregate file ``checkpoint`` (msgpack, of older
+versions, and of some later ones with ``use_ocdbt=False``). File names are not used, because keys may hold dots and slashes.
+Nothing is unpickled or evaluated.
 """
 
 from __future__ import annotations
@@ -15,18 +15,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from convert.checkpoints.encodings import msgpack_tokens
-from convert.checkpoints.encodings.msgpack_tokens import Packed
+from convert.checkpoints.encodings.flax_arrays import CHUNKED, PackedArray, packed_array
+from convert.checkpoints.encodings.msgpack_tokens import Walker
+from convert.checkpoints.errors import corrupt, incomplete, located, truncated, unreadable
 from convert.core.errors import CheckpointError
+from convert.core.findings import Finding
 
 METADATA = "_METADATA"
 AGGREGATE = "checkpoint"
 
-# utils.py of Orbax: strings in the aggregate file that stand for an array which lies elsewhere.
+# utils.py of Orbax: strings in the aggregate file that stand for an array in another file.
 _PLACEHOLDERS = ("PLACEHOLDER://", "AGGREGATED://")
 _TUPLE = 4  # msgpack_utils.py, _MsgpackExtType: Orbax's own extension of flax's format
-_CHUNKED = "__msgpack_chunked_array__"
-# _src/metadata/empty_values.py, and `string` of StringHandler, whose values lie in `_strings.json`.
+# _src/metadata/empty_values.py, and `string` of StringHandler, whose values are in `_strings.json`.
 _NO_ARRAY = {
     "None": "None",
     "Dict": "empty dict",
@@ -35,26 +36,26 @@ _NO_ARRAY = {
     "NamedTuple": "empty named tuple",
     "string": "string",
 }
-# `value_type` of those that are stored as arrays; empty in the aggregate file, which does not tell.
+# Each `value_type` that is stored as an array; empty in the aggregate file, which has no types.
 ARRAYS = ("jax.Array", "np.ndarray", "scalar", "")
 _MAX_DEPTH = 200
 
 
-class Node(NamedTuple):  # made by the ten thousand, in half the time and space of a dataclass
+class Node(NamedTuple):  # half the time and memory of a dataclass; there may be 50,000
     """A leaf of the tree.
 
     Attributes:
         keys: the path through the tree.
-        name: of the array in the store; None if there is none.
-        packed: where it lies in the aggregate file; None if it does not.
+        name: name of the array in the store; None if it has no entry there.
+        packed: the array in the aggregate file; None if it is not in it.
         why: why there is no array; None if there is one.
-        kind: the `value_type` of ``_METADATA``, such as ``jax.Array``, ``scalar``; empty if not known.
-        write_shape: of the piece that one process wrote; never larger than the array. None if not known.
+        kind: the `value_type` of ``_METADATA``, such as ``jax.Array``, ``scalar``; empty if unknown.
+        write_shape: shape of the part that one process wrote; never larger than the array. None if unknown.
     """
 
     keys: tuple[str, ...]
     name: str | None = None
-    packed: Packed | None = None
+    packed: PackedArray | None = None
     why: str | None = None
     kind: str = ""
     write_shape: tuple[int, ...] | None = None
@@ -62,15 +63,14 @@ class Node(NamedTuple):  # made by the ten thousand, in half the time and space 
 
 @dataclass(frozen=True)
 class Tree:
-    """What a directory says about its tree.
+    """The tree of a directory, and how its arrays are stored.
 
     Attributes:
         nodes: in the order of the file.
-        use_ocdbt: None if not told.
-        use_zarr3: False if not told.
-        all_stored: whether it says that chunks of zeros were stored, too, so that one which is not there was lost.
-            Since Orbax 0.10.0 (commit 646f1e68) all chunks are, and ``_METADATA`` says so with
-            ``store_array_data_equal_to_fill_value``.
+        use_ocdbt: whether the arrays are in OCDBT; None if unknown.
+        use_zarr3: whether zarr3 is the driver; False if unknown.
+        all_stored: whether ``_METADATA`` declares that chunks of zeros were stored, so that a missing chunk was lost:
+            ``store_array_data_equal_to_fill_value``, since Orbax 0.10.0 (commit 646f1e68).
         data: the aggregate file, mapped; empty if there is none.
     """
 
@@ -82,10 +82,10 @@ class Tree:
 
 
 def read_tree(path: Path) -> Tree:
-    """The tree of the item directory `path`.
+    """Read the tree of the item directory `path`.
 
     Raises:
-        CheckpointError: neither file is there, or one is truncated or corrupt.
+        CheckpointError: both files are missing, or one is truncated or corrupt.
     """
     file, aggregate = path / METADATA, path / AGGREGATE
     packed: dict[tuple[str, ...], Node] = {}
@@ -95,14 +95,12 @@ def read_tree(path: Path) -> Tree:
         packed = _unpack(aggregate, data)
     if not file.is_file():
         if not aggregate.is_file():
-            raise CheckpointError(
-                f'"{path}": {METADATA} is missing, so the names and places of the arrays are not known; '
-                "copy the checkpoint again, with all its files"
-            )
-        return Tree(_checked(path, tuple(packed.values())), data=data)
+            problem = f"{METADATA} is missing, which names the leaves"
+            raise incomplete(problem, path, fix="copy the checkpoint again, with all its files")
+        return Tree(_without_filled(path, tuple(packed.values())), data=data)
     metadata = read_json(file)
-    # Values in the aggregate file go before `_METADATA`, placeholders do not: as in Orbax 0.12.8's
-    # PyTreeCheckpointHandler (_get_internal_metadata). A string or nothing in the place of an array is damage.
+    # As in Orbax 0.12.8's PyTreeCheckpointHandler (_get_internal_metadata), a value in the aggregate file takes precedence
+    # over `_METADATA`, a placeholder does not. A string or None in the place of an array is damage.
     nodes = []
     for node in _nodes(file, metadata):
         other = packed.get(node.keys)
@@ -111,7 +109,7 @@ def read_tree(path: Path) -> Tree:
         )
         nodes.append(other if other is not None and inlined else node)
     return Tree(
-        _checked(path, tuple(nodes)),
+        _without_filled(path, tuple(nodes)),
         _flag(file, metadata, "use_ocdbt"),
         bool(_flag(file, metadata, "use_zarr3")),
         bool(_flag(file, metadata, "store_array_data_equal_to_fill_value")),
@@ -120,7 +118,7 @@ def read_tree(path: Path) -> Tree:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """The JSON object in `file`.
+    """Read the JSON object in `file`.
 
     Raises:
         CheckpointError: truncated, corrupt or not an object.
@@ -128,32 +126,30 @@ def read_json(file: Path) -> dict[str, Any]:
     try:
         parsed = json.loads(file.read_bytes())
     except OSError as error:
-        raise CheckpointError(f'"{file}" cannot be read: {error.strerror or error}') from None
+        raise unreadable(file, error) from None
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(
-            f'"{file}" is not valid JSON ({error}): it is truncated or corrupt; copy the checkpoint again'
-        ) from None
+        raise corrupt(f"not valid JSON (truncated or corrupt): {error}", file) from None
     if not isinstance(parsed, dict):
-        raise CheckpointError(f'"{file}" is not a JSON object: it is corrupt; copy the checkpoint again')
+        raise corrupt("", file, expected="a JSON object", got=type(parsed).__name__)
     return parsed
 
 
 def _nodes(file: Path, metadata: Mapping[str, Any]) -> Iterator[Node]:
     entries = metadata.get("tree_metadata")
     if not isinstance(entries, dict):
-        raise _corrupt(file, "tree_metadata is missing")
+        raise corrupt("tree_metadata is missing", file)
     for label in list(entries):
-        entry = entries.pop(label)  # so that what is made of it takes its memory
+        entry = entries.pop(label)  # free the JSON while the nodes grow
         try:
-            keys = tuple([sys.intern(str(level["key"])) for level in entry["key_metadata"]])  # most leaves share most
+            keys = tuple([sys.intern(str(level["key"])) for level in entry["key_metadata"]])  # leaves share most keys
             value = entry["value_metadata"]
             kind, shape = value.get("value_type", ""), value.get("write_shape")
         except (TypeError, KeyError, AttributeError):
-            raise _corrupt(file, f"the entry {label} has no key_metadata or value_metadata") from None
+            raise corrupt(f"the entry {label} has no key_metadata or value_metadata", file) from None
         if not isinstance(kind, str) or not (
             shape is None or (isinstance(shape, list) and all(isinstance(n, int) for n in shape))
         ):
-            raise _corrupt(file, f"value_metadata of the entry {label} is not valid")
+            raise corrupt(f"value_metadata of the entry {label} is not valid", file)
         yield Node(
             keys,
             name=None if kind in _NO_ARRAY else ".".join(keys),
@@ -166,26 +162,27 @@ def _nodes(file: Path, metadata: Mapping[str, Any]) -> Iterator[Node]:
 def _flag(file: Path, metadata: Mapping[str, Any], name: str) -> bool | None:
     value = metadata.get(name)
     if not isinstance(value, bool | None):
-        raise _corrupt(file, f"{name} is {value!r}, not true or false")
+        raise corrupt(f"{name} is not valid", file, expected="true or false", got=f"{value!r:.100}")
     return value
 
 
-def _corrupt(file: Path, what: str) -> CheckpointError:
-    return CheckpointError(f'"{file}": {what}: it is corrupt; copy the checkpoint again')
+def _without_filled(path: Path, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+    """Check that names are distinct, and drop empty containers that have children.
 
-
-def _checked(path: Path, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-    """The nodes, without those that stand for an empty container which has children after all (a partial save leaves
-    both: tree.py of Orbax 0.12.8, as_nested_tree)."""
+    A partial save leaves both (tree.py of Orbax 0.12.8, as_nested_tree).
+    """
     names: dict[str, Node] = {}
     for node in nodes:
         if node.name is not None:
             other = names.setdefault(node.name, node)
             if other is not node:
+                problem = (
+                    f"the leaves {list(other.keys)} and {list(node.keys)} have the same name on disk, {node.name!r}; "
+                    "Orbax overwrote one with the other"
+                )
+                fix = "rename a key and save again"
                 raise CheckpointError(
-                    f'"{path}": the leaves {list(other.keys)} and {list(node.keys)} have the same name on disk, '
-                    f"{node.name!r}: Orbax wrote one over the other, and which is not known. "
-                    "Rename a key and save again"
+                    Finding("leaf-name-clash", problem, path=str(path), fix=fix, data={"leaf": node.name})
                 )
     if all(node.why is None for node in nodes):
         return nodes
@@ -198,25 +195,25 @@ def _map(file: Path) -> mmap.mmap:
         with file.open("rb") as opened:
             return mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
     except ValueError:
-        raise CheckpointError(f'"{file}" is empty: it is truncated; copy the checkpoint again') from None
+        raise truncated("the file is empty", file) from None
     except OSError as error:
-        raise CheckpointError(f'"{file}" cannot be read: {error.strerror or error}') from None
+        raise unreadable(file, error) from None
 
 
 def _unpack(file: Path, data: mmap.mmap | bytes) -> dict[tuple[str, ...], Node]:
     try:
-        return {node.keys: node for node in _walk(msgpack_tokens.Walker(data), 0, ())}
+        return {node.keys: node for node in _walk(Walker(data), 0, ())}
     except CheckpointError as error:
-        raise CheckpointError(f'"{file}": {error}; copy the checkpoint again') from None
+        raise located(error, file) from None
 
 
-def _walk(walker: msgpack_tokens.Walker, at: int, keys: tuple[str, ...]) -> Iterator[Node]:
+def _walk(walker: Walker, at: int, keys: tuple[str, ...]) -> Iterator[Node]:
     if len(keys) > _MAX_DEPTH:
-        raise CheckpointError(f"more than {_MAX_DEPTH} levels at byte {at}")
+        raise corrupt(f"the tree is too deep at byte {at}", expected=f"at most {_MAX_DEPTH} levels")
     token = walker.token(at)
     if token.kind == "map":
         children = list(walker.items(at))
-        if not any(key == _CHUNKED for key, _, _ in children):
+        if not any(key == CHUNKED for key, _, _ in children):
             if not children:
                 yield Node(keys, why="empty dict")
             for key, start, _ in children:
@@ -235,7 +232,7 @@ def _walk(walker: msgpack_tokens.Walker, at: int, keys: tuple[str, ...]) -> Iter
         yield Node(keys, why="string") if mark is None else Node(keys, name=text.removeprefix(mark))
         return
     try:
-        packed = walker.leaf(at)
+        packed = packed_array(walker, at)
     except CheckpointError as error:
-        raise CheckpointError(f"leaf {'/'.join(keys)}: {error}") from None
+        raise located(error, f"leaf {'/'.join(keys)}") from None
     yield Node(keys, why=packed) if isinstance(packed, str) else Node(keys, packed=packed)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from convert.checkpoints.encodings import zarr_chunks
-from convert.checkpoints.encodings.zarr_chunks import SMALL, Stored, decoded, decoding
+from convert.checkpoints.encodings.zarr_chunks import SMALL, FileRange, decoded, decoding
 
 CONTENT = bytes(range(251)) * 3
 
@@ -17,7 +17,7 @@ def frame(content: bytes, *, sized: bool = True) -> bytes:
     return zstandard.ZstdCompressor(write_content_size=sized, write_checksum=True).compress(content)
 
 
-def front_to_back(stored: Stored | bytes, compressed: bool, nbytes: int) -> bytes | None:
+def front_to_back(stored: FileRange | bytes, compressed: bool, nbytes: int) -> bytes | None:
     """None where it is refused."""
     buffer = bytearray(nbytes)
     try:
@@ -33,7 +33,7 @@ def test_of_a_part_of_a_file(compressed: bool, tmp_path: Path) -> None:
     value = frame(CONTENT) if compressed else CONTENT
     file = tmp_path / "d"
     file.write_bytes(b"before" + value + b"after")
-    stored = Stored(file, 6, 6 + len(value))
+    stored = FileRange(file, 6, 6 + len(value))
     assert decoded(stored, compressed, len(CONTENT)) == CONTENT
     assert decoded(value, compressed, len(CONTENT)) == CONTENT
 
@@ -65,8 +65,8 @@ def test_no_more_is_read_than_a_small_value_has(tmp_path: Path, monkeypatch: pyt
     file = tmp_path / "d"
     file.touch()
     monkeypatch.setattr(zarr_chunks.os, "open", lambda *_: pytest.fail("it was opened"))
-    assert decoded(Stored(file, 0, 8), False, SMALL + 1) is None
-    assert decoded(Stored(file, 0, 1 << 60), True, 8) is None
+    assert decoded(FileRange(file, 0, 8), False, SMALL + 1) is None
+    assert decoded(FileRange(file, 0, 1 << 60), True, 8) is None
 
 
 @given(st.binary(max_size=40), st.integers(0, 80), st.integers(0, 255))
