@@ -247,7 +247,10 @@ def damaged(tmp_path: Path, case: str) -> Path:
 
 def test_no_such_path(run: Run, tmp_path: Path) -> None:
     _, err = run("timesfm", tmp_path / "absent", tmp_path / "out.safetensors", code=2)
-    assert err == f"error[checkpoint-missing]: {tmp_path / 'absent'}: there is no such file or directory; correct the path\n"
+    assert (
+        err
+        == f"error[checkpoint-missing]: {tmp_path / 'absent'}: there is no such file or directory; correct the path\n"
+    )
 
 
 def test_not_a_checkpoint(run: Run, tmp_path: Path) -> None:
