@@ -23,7 +23,7 @@ Field = Callable[[Array], Array]
 LEFT, RIGHT = "left derivative", "right derivative"
 BROADCAST = "derivative broadcast to (T, T)"
 UNIT = "knots at 0, 1, 2, ..."
-HELD = "path held constant outside its knots"
+CONSTANT_OUTSIDE = "path held constant outside its knots"
 EXCHANGED = "time and batch axes exchanged"
 HERMITE, NATURAL, LINEAR = "backward-Hermite cubic", "natural cubic", "linear path"
 FACTORS, ORDER = "factors 2 and 3 missing", "coefficients in the order d, c, b, a"
@@ -109,7 +109,7 @@ def path_variants(kind: str, of: str, *, times: str, data: str, at: str) -> list
     def path(t: Array, y: Array, x: Array) -> tuple[Array, Array]:
         return linear(t, y, x) if kind == "linear" else cubic(t, hermite(t, y), x)
 
-    def held(t: Array, y: Array, x: Array) -> tuple[Array, Array]:
+    def constant_outside(t: Array, y: Array, x: Array) -> tuple[Array, Array]:
         value, slope = path(t, y, np.clip(x, t[0], t[-1]))
         return value, np.where(((x < t[0]) | (x > t[-1]))[:, None], 0, slope)
 
@@ -133,14 +133,14 @@ def path_variants(kind: str, of: str, *, times: str, data: str, at: str) -> list
         return cubic(t, (d, c, b / 2, a / 3), x)
 
     unit = variant(UNIT, lambda t, y, x: path(np.arange(len(t), dtype=np.float64), y, x))
-    shared = [unit, variant(HELD, held), variant(EXCHANGED, turned)]
+    shared = [unit, variant(CONSTANT_OUTSIDE, constant_outside), variant(EXCHANGED, turned)]
     if kind == "linear":
-        own = [variant(LEFT, path), variant(RIGHT, lambda t, y, x: linear(t, y, x, right=True))]
-        own += [variant(BROADCAST, broadcast), variant(HERMITE, lambda t, y, x: cubic(t, hermite(t, y), x))]
-        return [*own, *shared]
-    own = [variant(HERMITE, path), variant(NATURAL, lambda t, y, x: cubic(t, natural(t, y), x))]
-    own += [variant(LINEAR, linear), variant(FACTORS, bare), variant(ORDER, reversed_)]
-    return [*own, *shared]
+        variants = [variant(LEFT, path), variant(RIGHT, lambda t, y, x: linear(t, y, x, right=True))]
+        variants += [variant(BROADCAST, broadcast), variant(HERMITE, lambda t, y, x: cubic(t, hermite(t, y), x))]
+        return [*variants, *shared]
+    variants = [variant(HERMITE, path), variant(NATURAL, lambda t, y, x: cubic(t, natural(t, y), x))]
+    variants += [variant(LINEAR, linear), variant(FACTORS, bare), variant(ORDER, reversed_)]
+    return [*variants, *shared]
 
 
 # ---- solutions

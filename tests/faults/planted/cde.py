@@ -153,7 +153,7 @@ TIME_AXIS = "time axis exchanged with another one"
 CDE: tuple[Fault, ...] = (
     in_target("right derivative for the left one", LINEAR, changed(right_derivative), "slope", paths.RIGHT),
     in_target("times left out: 0, 1, 2, ...", LINEAR, built(lambda ts, ys: torchcde.LinearInterpolation(ys)), "value", paths.UNIT),
-    in_target("path held constant outside its knots", LINEAR, changed(Held), "value", paths.HELD),
+    in_target("path held constant outside its knots", LINEAR, changed(Held), "value", paths.CONSTANT_OUTSIDE),
     in_target("time and batch axes exchanged", LINEAR, built(exchanged), "value", paths.EXCHANGED),
     in_target("cubic for linear path", LINEAR, built(hermite), "value", paths.HERMITE),
     in_target("linear for cubic path", CUBIC, built(lambda ts, ys: torchcde.LinearInterpolation(ys, ts)), "value", paths.LINEAR),
@@ -161,7 +161,7 @@ CDE: tuple[Fault, ...] = (
     in_target("factors 2 and 3 missing", CUBIC, built(lambda ts, ys: hermite(ts, ys, factors=PLAIN)), "value", paths.FACTORS),
     in_target("coefficients in the order d, c, b, a", CUBIC, built(lambda ts, ys: hermite(ts, ys, "dcba", PLAIN[::-1])), "value", paths.ORDER),
     in_target("times left out: 0, 1, 2, ...", CUBIC, built(lambda ts, ys: torchcde.CubicSpline(torchcde.hermite_cubic_coefficients_with_backward_differences(ys))), "value", paths.UNIT),
-    in_target("path held constant outside its knots", CUBIC, changed(Held), "value", paths.HELD),
+    in_target("path held constant outside its knots", CUBIC, changed(Held), "value", paths.CONSTANT_OUTSIDE),
     in_target("time and batch axes exchanged", CUBIC, built(partial(exchanged, kind="cubic")), "value", paths.EXCHANGED),
     in_target("field reshaped to (channels, hidden)", CUBIC, channels_first, "field", "rows (channels, hidden)"),
     in_target("Euler's method for the midpoint method", CUBIC, attribute("method", "euler"), "states", "Euler"),

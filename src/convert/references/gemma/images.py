@@ -201,6 +201,8 @@ def _facts(plan: Plan, module: Any) -> Mapping[str, Mapping[str, Any]]:
     images = [f"{TOWER}.encoder.layers.{j}.mlp" for j in range(config.vision_config.num_hidden_layers)]
     blocks = [Block(at, f"{at}.gate_proj", f"{at}.down_proj", f"{at}.up_proj") for at in texts]
     blocks += [Block(at, f"{at}.fc1", f"{at}.fc2") for at in images]
-    said = config_facts(config.text_config)
-    absent = {name: None for name in said if plan.facts.get(name, "") is None}  # null in config.json, which is compared
-    return {**common_facts(module, blocks), "": {**said, **absent}}
+    facts = config_facts(config.text_config)
+    absent = {
+        name: None for name in facts if plan.facts.get(name, "") is None
+    }  # null in config.json, which is compared
+    return {**common_facts(module, blocks), "": {**facts, **absent}}

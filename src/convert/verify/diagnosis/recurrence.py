@@ -119,11 +119,11 @@ def _run(
         for s in states
     ]
     for layer in itertools.count():
-        own = [k for k, suffix in enumerate(suffixes) if suffix.removesuffix("_reverse") == f"l{layer}"]
-        if not own:
+        directions = [k for k, suffix in enumerate(suffixes) if suffix.removesuffix("_reverse") == f"l{layer}"]
+        if not directions:
             break
         outs = []
-        for k in own:
+        for k in directions:
             back = suffixes[k].endswith("_reverse")
             start = [np.zeros((x.shape[1], hidden)) if s is None else s[k] for s in (*given, None)]
             w = {

@@ -110,8 +110,8 @@ def _measure(
         lifted = _located(
             difference(exact, evidence.float64_values[name], precision="float64", mask=mask), name, evidence
         )
-        own = difference(evidence.native_values[name], evidence.float64_values[name], mask=mask).relative
-        lifted_bound = lifted_tolerance(own, precision, reduction, depth)
+        native_error = difference(evidence.native_values[name], evidence.float64_values[name], mask=mask).relative
+        lifted_bound = lifted_tolerance(native_error, precision, reduction, depth)
         predicted_lifted = agreement(exact, evidence.float64_values[name], mask=mask) if is_logits else None
         if evidence.rounded:
             perturbed = difference(evidence.pick(name, torch_side.perturbed[name]), exact, mask=mask).relative
