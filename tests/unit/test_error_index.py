@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
-
-import pytest
 
 from support.paths import DOCS, ROOT
 
+CODE = re.compile(r"[a-z]+(-[a-z0-9]+)*")
+TRANSITIONAL = "uncoded"  # of an error that is raised with a text alone
 PARTS = ("## What it means", "## Example", "## What to do")
 TREES = [ast.parse(path.read_text()) for path in sorted((ROOT / "src").rglob("*.py"))]
 PAGES = sorted((DOCS / "errors").glob("*.md"))
@@ -44,9 +45,9 @@ def codes() -> Iterator[str]:
                     )
 
 
-@pytest.mark.xfail(strict=False, reason="codes and pages are being written")
 def test_codes_and_pages_are_the_same() -> None:
-    used, described = set(codes()), {path.stem for path in PAGES}
+    used = {code for code in codes() if CODE.fullmatch(code)} - {TRANSITIONAL}
+    described = {path.stem for path in PAGES}
     assert (sorted(used - described), sorted(described - used)) == ([], [])
 
 
