@@ -90,7 +90,7 @@ def read_specs(like: Path) -> Mapping[str, TensorSpec]:
 def _print_survey(model: str, checkpoint: Path, options: ConversionOptions, error: PlanError, as_json: bool) -> None:
     """Print what rules that do not fit cover.
 
-    Prints nothing where the model is a family, so that several rule files could be meant, or where no rule matches.
+    Prints nothing where the model is a family, so that several rule files could be meant, or where no rule matches a leaf.
     """
     from convert.checkpoints import open_source
     from convert.drafting.survey import survey_rules
@@ -104,8 +104,8 @@ def _print_survey(model: str, checkpoint: Path, options: ConversionOptions, erro
         checkpoint, step=options.step, item=options.item, skeleton=options.skeleton, leaf_names=leaf_names
     )
     survey = survey_rules(candidates[0], source)
-    if not survey.covered and not as_json:
-        return  # a list of all leaves would say no more than the error
+    if not survey.covered and not survey.dropped and not as_json:
+        return  # rules of another model: a list of all leaves would say no more than the error
     if as_json:
         output.data_json({**survey.to_dict(), "findings": [finding.to_dict() for finding in error.findings]})
         return

@@ -140,7 +140,7 @@ def reparametrized(known: Mapping[str, Leaf]) -> dict[str, dict[str, str]]:
     """Return the leaves that normalize a weight at every call, by the name of the weight: role -> name of a leaf.
 
     ``params/block/Dense_0/kernel`` (or ``block/Dense_0/kernel``) has ``params/block/WeightNorm_0/Dense_0/kernel/scale`` or, in ``batch_stats``, ``u`` and ``sigma``
-    (flax linen); ``sn/layer/weight`` beside ``sn/inference`` has two vectors in Equinox's State, which has them in the order of the
+    (flax linen); ``sn/layer/weight`` next to ``sn/inference`` has two vectors in Equinox's State, which has them in the order of the
     layers: ``1/0/0`` and ``1/0/1``.
     """
     found: dict[str, dict[str, str]] = {}

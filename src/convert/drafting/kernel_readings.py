@@ -13,7 +13,7 @@ from convert.layers.draft import flow, plain
 from convert.layers.linear.einsum_guess import Form
 
 Shape = tuple[int, ...]
-# What the libraries themselves call a module that nobody named: such a name is that of its class.
+# Names that libraries give to modules without a name: that of the class.
 CLASS_OF_DENSE = re.compile(r"(Dense|DenseGeneral|Einsum)_[0-9]+|(einsum_)?dense(_[0-9]+)?")
 
 

@@ -93,15 +93,17 @@ class LayerRules:
         sidecar = "1" in left and (ones or ("0" in left and len(left["1"].shape) < len(left["0"].shape)))
         main, bias = "0", "1" if len(kernels) == 1 and sidecar and not table else None
         used = {main, bias}
-        alike = ones and len({g.shape for g in left.values()}) == 1 and not table
+        same_shapes = ones and len({g.shape for g in left.values()}) == 1 and not table
         count = 4 if {"2", "3"} <= left.keys() else 3 if "2" in left else 2 if "batch" in layer.hint else 0
-        if ones and (count == 4 or (alike and count == len(left))):
+        if ones and (count == 4 or (same_shapes and count == len(left))):
             for key, role in zip(list(left)[count - 2 : count], ("mean", "var"), strict=True):
                 self.partners.add(layer, role, self.paths.path(left[key].steps), left[key].leaves)
                 used.add(key)
-        if alike and (count == len(left) == 3 or (len(left) == 1 and re.search("layer_norm|group_norm", layer.hint))):
+        if same_shapes and (
+            count == len(left) == 3 or (len(left) == 1 and re.search("layer_norm|group_norm", layer.hint))
+        ):
             yield self._norm(layer, main, None, either=True)
-        elif alike and count == len(left) == 2:
+        elif same_shapes and count == len(left) == 2:
             yield self._norm(layer, None, None)
         else:
             yield from self._with(layer, main, bias, "table" if table else "scale" if ones else "kernel")
@@ -214,7 +216,7 @@ class LayerRules:
         if bias:
             entry.say("bias", plain(self.paths.path(layer.leaves[bias].steps)), self.spec(layer.leaves[bias]))
         elif path := self.partners.get(layer, "bias"):
-            entry.say("bias", plain(path), "guess: it lies beside")
+            entry.say("bias", plain(path), "guess: it is in the same dict")
         self.paths.say_stacked(entry, g.steps)
 
     def ask_target(

@@ -10,7 +10,7 @@ from dataclasses import replace
 from convert.checkpoints.source import Leaf
 from convert.layers.draft import Beside, Group, Step
 
-# Keys of one layer that read well together, when their leaves are alike.
+# Keys of one layer that are listed together, in this order, if their leaves have the same shapes.
 SIBLINGS: tuple[tuple[str, ...], ...] = (
     ("query", "key", "value"),
     ("key", "value"),
@@ -42,7 +42,7 @@ def group(leaves: Mapping[str, Leaf], layers: Collection[tuple[str, ...]] = ()) 
 
     Args:
         leaves: of a tree, by name.
-        layers: keys of the paths of layers whose leaves lie in several dicts. They too are grouped alike: a layer that has one
+        layers: keys of the paths of layers whose leaves lie in several dicts. They are grouped in the same way: a layer that has one
             leaf of another shape is in no group with the others.
     """
     found = _below([(keys_of(name), name, leaf) for name, leaf in leaves.items()], layers=frozenset(layers))
@@ -123,12 +123,12 @@ def _records(entries: Sequence[Entry]) -> list[Group]:
 
 def _merged(members: Mapping[str, Sequence[Group]], stem: str | None, tail: str) -> Iterator[Group]:
     """Return the groups of several keys, with similar ones merged."""
-    alike: dict[tuple[object, ...], list[tuple[str, Group]]] = defaultdict(list)
+    similar: dict[tuple[object, ...], list[tuple[str, Group]]] = defaultdict(list)
     for key, groups in members.items():
         for g in groups:
             sidecar = g.sidecar if g.steps else ()  # the keys that are merged here lie in one dict
-            alike[g.steps, g.shape, g.dtype, sidecar].append((key, g))
-    for found in alike.values():
+            similar[g.steps, g.shape, g.dtype, sidecar].append((key, g))
+    for found in similar.values():
         first = found[0][1]
         keys = tuple(key for key, _ in found)
         index = stem if len(keys) == len(members) else None
@@ -157,12 +157,12 @@ class Names:
             elif len(step.words) > 1:
                 index_from = [_NUMBERED.fullmatch(word) for word in step.words]
                 stem = index_from[0][1] if index_from[0] else ""
-                alike = bool(index_from[0]) and all(n and n[1] == stem for n in index_from)
-                words = tuple(word.removeprefix(stem) if alike else word for word in step.words)
+                shared_stem = bool(index_from[0]) and all(n and n[1] == stem for n in index_from)
+                words = tuple(word.removeprefix(stem) if shared_stem else word for word in step.words)
                 if self._most is not None and len(words) > self._most:
                     words = (*words[: self._most - 1], "...", words[-1])
                 listed = ",".join(escape(word).replace(",", "\\,") for word in words)
-                out.append(f"{escape(stem) if alike else ''}{{{listed}}}")
+                out.append(f"{escape(stem) if shared_stem else ''}{{{listed}}}")
             else:
                 out.append(escape(step.words[0]))
         return "/".join(out)

@@ -22,8 +22,8 @@ def stacks(groups: Sequence[Group]) -> dict[tuple[Step, ...], tuple[str, int]]:
             continue
         shapes = [g.shape for g in groups if g.steps[: len(prefix)] == prefix]
         for axis in (0, 1):
-            alike = all(len(shape) > axis for shape in shapes) and len({shape[axis] for shape in shapes}) == 1
-            if alike and len(shapes) > 2 and shapes[0][axis] > 1:
+            same_size = all(len(shape) > axis for shape in shapes) and len({shape[axis] for shape in shapes}) == 1
+            if same_size and len(shapes) > 2 and shapes[0][axis] > 1:
                 found[prefix] = (STACK_INDICES[len(found)], axis)
                 break
     return found

@@ -727,15 +727,15 @@ def test_the_nearest_rule_and_why_it_does_not_match() -> None:
         "block_{1,2,3,4,5,6,7,...,47}/mlp/kernel": (
             47,
             "block_0/mlp/kernel",
-            ("the index is missing: it has block_0, and block_{i} would match block_1, too",),
+            ("the index is missing: it has block_0; block_{i} would also match block_1",),
         ),
-        "block_{i}/norm/bias": (48, "block_{i}/norm/scale", ("another name: scale there, bias here",)),
+        "block_{i}/norm/bias": (48, "block_{i}/norm/scale", ("other name: the rule has scale, the leaf has bias",)),
         "heads/kernel": (
             1,
             "head/kernel",
             (
-                "another name: head there, heads here",
-                "another shape, float32[4,2,3]: ...D,DF->...F has a weight with 2 axes (D F)",
+                "other name: the rule has head, the leaf has heads",
+                "other shape, float32[4,2,3]: ...D,DF->...F has a weight with 2 axes (D F)",
             ),
         ),
     }
@@ -773,4 +773,4 @@ def test_commands(convert: Run, tmp_path: Path) -> None:
         "No rule: 48 leaves\n  params/dense_{i}/kernel  float32[6,6]  48 leaves\n      nearest: params/dens_{i}/kernel"
         in out
     )
-    assert "another name: dens_{i} there, dense_0 here" in out
+    assert "other name: the rule has dens_{i}, the leaf has dense_0" in out
