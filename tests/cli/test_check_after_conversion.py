@@ -130,7 +130,10 @@ def test_the_card_of_a_directory_has_the_figures_of_a_check_that_passed(run: Run
     assert [row.split(" | ")[:2] for row in rows[1:]] == [
         [f"| {level}", "passed"] for level in ("coverage", "weights", "layers", "model")
     ]
-    assert "largest relative error in lifted float64" in rows[-1] and "top-1 agreement 100% of 54 positions" in rows[-1]
+    assert (
+        "largest relative error in float64 (casts removed)" in rows[-1]
+        and "top-1 agreement 100% of 54 positions" in rows[-1]
+    )
     assert str(tmp_path) not in card and len(list(checked.iterdir())) == len(before)
     run("check", checked, "--from", checkpoint("gemma2-2b"), "--level", "weights")
     assert contents(checked) == after  # a check alone writes nothing

@@ -255,17 +255,17 @@ def edited(name: str, **changes: Any) -> Callable[[Path], None]:
 
 INDEX = "model.safetensors.index.json"
 DIRECTORIES: dict[str, tuple[Callable[[Path], Any], str]] = {
-    "no index": (lambda out: (out / INDEX).unlink(), f"there is no {INDEX} beside model-00001-of-0000"),
-    "no config": (lambda out: (out / "config.json").unlink(), "there is no config.json, without which transformers `Gemma3"),
-    "other eos": (edited("generation_config.json", eos_token_id=5), "generation_config.json says eos_token_id 5, and the rules say 1"),
-    "other dtype": (edited("config.json", dtype="float16"), "config.json says dtype float16, and the tensors are float32: from"),
-    "untied": (edited("config.json", tie_word_embeddings=False), "tie_word_embeddings false, and there is no lm_head.weight in"),
-    "other class": (edited("config.json", architectures=["GemmaForCausalLM"]), 'config.json says architectures ["GemmaForCausalLM"], and'),
-    "other type": (edited("config.json", model_type="gemma"), 'config.json says model_type "gemma", and the rules were written for'),
-    "11 layers of 12 types": (edited("config.json", num_hidden_layers=11), "the target's module does not accept the file: "),
-    "no such activation": (edited("config.json", hidden_activation="nope"), "the target's module does not accept the file: KeyError"),
-    "a width in words": (edited("config.json", hidden_size="x"), "the target's module does not accept the file: "),
-    "no JSON": (lambda out: (out / "generation_config.json").write_text("{"), "generation_config.json cannot be read"),
+    "no index": (lambda out: (out / INDEX).unlink(), ("directory-not-loadable", INDEX)),
+    "no config": (lambda out: (out / "config.json").unlink(), ("directory-not-loadable", "config.json")),
+    "other eos": (edited("generation_config.json", eos_token_id=5), ("directory-not-loadable", "eos_token_id")),
+    "other dtype": (edited("config.json", dtype="float16"), ("directory-not-loadable", "dtype")),
+    "untied": (edited("config.json", tie_word_embeddings=False), ("directory-not-loadable", "lm_head.weight")),
+    "other class": (edited("config.json", architectures=["GemmaForCausalLM"]), ("directory-not-loadable", "architectures")),
+    "other type": (edited("config.json", model_type="gemma"), ("directory-not-loadable", "model_type")),
+    "11 layers of 12 types": (edited("config.json", num_hidden_layers=11), ("module-rejects-file", "out")),
+    "no such activation": (edited("config.json", hidden_activation="nope"), ("module-rejects-file", "out")),
+    "a width in words": (edited("config.json", hidden_size="x"), ("module-rejects-file", "out")),
+    "no JSON": (lambda out: (out / "generation_config.json").write_text("{"), ("directory-not-loadable", "generation_config.json")),
 }  # fmt: skip
 
 
@@ -273,11 +273,12 @@ DIRECTORIES: dict[str, tuple[Callable[[Path], Any], str]] = {
 def test_check_names_a_directory_that_does_not_load(fault: str, whole: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     shutil.copytree(whole, out)
-    damage, said = DIRECTORIES[fault]
+    damage, wanted = DIRECTORIES[fault]
     damage(out)
     report = check(out, checkpoint("gemma3"), levels=("coverage",))
-    found = [str(finding) for level in report.levels for finding in level.findings]
-    assert report.exit_code == 1 and any(said in what for what in found), found
+    findings = [finding for level in report.levels for finding in level.findings]
+    assert report.exit_code == 1 and wanted in [(f.code, Path(f.path).name) for f in findings], findings
+    assert all(finding.fix or finding.got or finding.problem for finding in findings)
 
 
 def test_check_of_a_directory_of_another_class_ends_with_a_finding(whole: Path, tmp_path: Path, run: Run) -> None:
@@ -285,7 +286,10 @@ def test_check_of_a_directory_of_another_class_ends_with_a_finding(whole: Path, 
     shutil.copytree(whole, out)
     edited("config.json", architectures=["GemmaForCausalLM"])(out)
     said, _ = run("check", out, "--from", checkpoint("gemma3"), code=1)
-    assert "architectures" in said and "the target's own module was not asked: config.json says architectures" in said
+    assert (
+        "architectures" in said
+        and "load_state_dict of the target's module was not run: architectures: config.json names another class" in said
+    )
 
 
 def test_check_passes_directories_that_load(whole: Path, tmp_path: Path) -> None:
