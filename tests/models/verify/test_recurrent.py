@@ -38,7 +38,7 @@ def test_every_fault_is_in_the_catalogue() -> None:
 
 def test_a_wrong_layout_fails_the_layers_level(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A derivation that forgot to negate, or to reorder, cannot hide behind its own plan."""
-    from convert.planning.compile import recurrent
+    from convert.layers.recurrent import compile as recurrent
 
     original = recurrent._arithmetic
     for word, broken in (("Add", lambda *a: ()), ("Multiply", lambda *a: (*original(*a), recurrent.Multiply(-1.0)))):
