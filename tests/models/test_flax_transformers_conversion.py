@@ -169,12 +169,12 @@ def test_what_config_json_says_is_what_a_layer_is_checked_by() -> None:
 @pytest.mark.parametrize(
     ("case", "change", "message"),
     [
-        ("bert", {"num_hidden_layers": 5}, "says num_hidden_layers = 5, and the tree has i = 3; one of the two is of another"),
-        ("bert", {"position_embedding_type": "relative_key"}, 'position_embedding_type = "relative_key", and these rules are of "absolute"'),
-        ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx = true, and these rules are of false"),
-        ("gpt2", {"model_type": "gpt_neo"}, 'model_type = "gpt_neo", and these rules are of "gpt2"'),
-        ("whisper", {"scale_embedding": True}, "scale_embedding = true"),
-        ("t5", {"d_kv": 3}, "says d_kv = 3, and the tree has H = 7"),
+        ("bert", {"num_hidden_layers": 5}, "has num_hidden_layers = 5, and the tree has i = 3"),
+        ("bert", {"position_embedding_type": "relative_key"}, 'position_embedding_type in the config.json of the checkpoint: expected "absolute", got "relative_key"'),
+        ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx in the config.json of the checkpoint: expected false, got true"),
+        ("gpt2", {"model_type": "gpt_neo"}, 'expected "gpt2", got "gpt_neo"'),
+        ("whisper", {"scale_embedding": True}, "scale_embedding in the config.json of the checkpoint: expected false, got true"),
+        ("t5", {"d_kv": 3}, "has d_kv = 3, and the tree has H = 7"),
     ],
 )  # fmt: skip
 def test_a_config_json_of_another_model_is_refused(
@@ -186,25 +186,27 @@ def test_a_config_json_of_another_model_is_refused(
     (source / "config.json").write_text(json.dumps({**said, **change}))
     with pytest.raises(convert.PlanError) as caught:
         convert.plan_conversion(case, source)
-    assert message in str(caught.value)
+    assert caught.value.code == "config-conflict" and message in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "expected"),
     [
-        ('{"model_type": "bert"', "no JSON"),
-        ("[" * 100_000, "no JSON"),
-        ("[1]", "expected a JSON object, found list"),
-        (" " * (MAX_BYTES + 1), f"more than {MAX_BYTES} bytes"),
-        ("\udcff", "no JSON"),
+        ('{"model_type": "bert"', "JSON"),
+        ("[" * 100_000, "JSON"),
+        ("[1]", "a JSON object"),
+        (" " * (MAX_BYTES + 1), f"at most {MAX_BYTES} bytes"),
+        ("\udcff", "JSON"),
     ],
 )
-def test_a_damaged_config_json_is_an_error(text: str, message: str, tmp_path: Path) -> None:
+def test_a_damaged_config_json_is_an_error(text: str, expected: str, tmp_path: Path) -> None:
     alone = without_config("bert", tmp_path / "alone")
     (alone.parent / "config.json").write_bytes(text.encode("utf-8", "surrogateescape"))
     with pytest.raises(convert.CheckpointError) as caught:
         convert.plan_conversion("bert", alone)
-    assert message in str(caught.value) and str(alone.parent / "config.json") in str(caught.value)
+    (finding,) = caught.value.findings
+    assert (finding.code, finding.path) == ("sidecar-invalid", str(alone.parent / "config.json"))
+    assert finding.expected == expected and finding.got
 
 
 def test_a_file_beside_is_a_name_not_a_path(tmp_path: Path) -> None:
