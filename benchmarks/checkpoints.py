@@ -2,9 +2,10 @@
 
     python benchmarks/checkpoints.py OUT_DIR [--size 1b] [--layout nested|flat|stacked|kauldron] [--dtype bfloat16]
 
-Needs orbax-checkpoint and JAX (the test environment), and as much memory as the checkpoint takes on disk: 1b is 1.0 billion
-parameters, 2.0 GB in bfloat16, 1.4 GB on disk, as Orbax compresses the exponents, 20 seconds; 4b is four times that. No model is run: shapes and names are those of google-deepmind/gemma@7691fd4 gm/nn/_gemma.py and gm/ckpts/_compat.py, which the golden
-checkpoints of the tests were written by.
+Needs orbax-checkpoint and JAX (the test environment), and as much memory as the checkpoint takes on disk: 1b has 1.0 billion
+parameters: 2.0 GB in bfloat16, 1.4 GB on disk, because Orbax compresses the exponents, 20 seconds; 4b is four times that. No
+model is run: shapes and names are those of google-deepmind/gemma@7691fd4 gm/nn/_gemma.py and gm/ckpts/_compat.py, which also
+wrote the golden checkpoints of the tests.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ PATTERN = 6  # five local layers to one global
 
 
 def shapes(size: str, depth: int | None = None) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Names and shapes of the FLAT layout, below ``transformer/``."""
+    """Yield names and shapes of the flat layout, below ``transformer/``."""
     layers, width, heads, kv_heads, head, hidden, vocabulary = SIZES[size]
     layers = depth or layers
     yield "embedder/input_embedding", (vocabulary, width)
@@ -49,13 +50,13 @@ def shapes(size: str, depth: int | None = None) -> Iterator[tuple[str, tuple[int
 
 
 class Scratch:
-    """Memory for arrays in files that have no name, so that a checkpoint of any size can be made on a small machine."""
+    """Allocates arrays in unnamed files, so that a small machine can make a checkpoint of any size."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def empty(self, shape: tuple[int, ...], dtype: str) -> np.ndarray[Any, Any]:
-        """An array whose pages the system may write out."""
+        """Return an array whose pages the system may write to the disk."""
         with tempfile.TemporaryFile(dir=self._folder) as file:
             file.truncate(math.prod(shape) * np.dtype(dtype).itemsize)
             return np.memmap(file, dtype, shape=shape).view(np.ndarray)
@@ -64,7 +65,7 @@ class Scratch:
 def random_array(
     rng: np.random.Generator, shape: tuple[int, ...], dtype: str, scratch: Scratch
 ) -> np.ndarray[Any, Any]:
-    """Random signs and mantissas, magnitudes from 2**-9 to 2**-5: as incompressible as weights, quick to make."""
+    """Return random signs and mantissas with magnitudes from 2**-9 to 2**-5: as incompressible as weights, and quick."""
     out = scratch.empty(shape, dtype)
     flat = out.reshape(-1)
     for start in range(0, flat.size, 1 << 24):
@@ -78,7 +79,7 @@ def random_array(
 def tree(
     size: str, layout: str, dtype: str, scratch: Scratch, seed: int = 0, depth: int | None = None
 ) -> dict[str, Any]:
-    """The pytree as the gemma package would save it; the same weights in every layout."""
+    """Return the pytree as the gemma package saves it, with the same weights in every layout."""
     rng = np.random.default_rng(seed)
     flat = {name: random_array(rng, shape, dtype, scratch) for name, shape in shapes(size, depth)}
     if layout == "stacked":
@@ -90,7 +91,7 @@ def tree(
         for name, layers in stacks.items():
             flat[name] = scratch.empty((len(layers), *layers[0].shape), dtype)
             np.stack(layers, out=flat[name])
-    if layout in ("flat", "stacked"):  # keys that hold slashes, then the parameter's own name
+    if layout in ("flat", "stacked"):  # keys with slashes, then the name of the parameter
         semi: dict[str, Any] = {}
         for name, x in flat.items():
             module, leaf = name.rsplit("/", 1)
@@ -118,16 +119,20 @@ def main() -> None:
     parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
     parser.add_argument("--layers", type=int, help="instead of as many as the size has")
     parser.add_argument("--files", action="store_true", help="a zarr directory for each leaf, not OCDBT")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     started = time.monotonic()
-    made = tree(asked.size, asked.layout, asked.dtype, Scratch(asked.out.resolve().parent), depth=asked.layers)
-    # OCDBT holds what it writes in memory until the end; that is enough.
-    uncopied = ocp.type_handlers.NumpyHandler(deepcopy_host_arrays=False)
-    ocp.type_handlers.register_type_handler(np.ndarray, uncopied, override=True)
-    handler = ocp.PyTreeCheckpointHandler(use_ocdbt=not asked.files, save_concurrent_gb=1 if asked.files else None)
+    weights = tree(
+        options.size, options.layout, options.dtype, Scratch(options.out.resolve().parent), depth=options.layers
+    )
+    # OCDBT keeps its writes in memory until the end, so a copy by the handler is not needed.
+    without_copy = ocp.type_handlers.NumpyHandler(deepcopy_host_arrays=False)
+    ocp.type_handlers.register_type_handler(np.ndarray, without_copy, override=True)
+    handler = ocp.PyTreeCheckpointHandler(use_ocdbt=not options.files, save_concurrent_gb=1 if options.files else None)
     with ocp.Checkpointer(handler) as checkpointer:
-        checkpointer.save(asked.out.resolve(), args=ocp.args.PyTreeSave(made))
-    print(f"{asked.out}: Gemma 3 {asked.size}, {asked.layout}, {asked.dtype}, {time.monotonic() - started:.0f} s")
+        checkpointer.save(options.out.resolve(), args=ocp.args.PyTreeSave(weights))
+    print(
+        f"{options.out}: Gemma 3 {options.size}, {options.layout}, {options.dtype}, {time.monotonic() - started:.0f} s"
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Runs a command as a process of its own; its time, its processor time and its memory."""
+"""Runs a command as a process and measures its wall time, processor time and memory."""
 
 from __future__ import annotations
 
@@ -18,17 +18,20 @@ from typing import Any
 
 @dataclass
 class Runs:
-    """What one participant took.
+    """The measurements of one participant.
 
     Attributes:
-        seconds: wall time of each run. cpu: user and system time. anon: largest RssAnon, in bytes. said: standard output.
+        seconds: wall time of each run.
+        cpu: user and system time of each run.
+        anon: largest RssAnon of each run, in bytes.
+        output: standard output of each run.
         curve: (second, RssAnon) of the last run.
     """
 
     seconds: list[float] = field(default_factory=list)
     cpu: list[float] = field(default_factory=list)
     anon: list[int] = field(default_factory=list)
-    said: list[str] = field(default_factory=list)
+    output: list[str] = field(default_factory=list)
     curve: list[tuple[float, int]] = field(default_factory=list)
 
     def summary(self) -> dict[str, Any]:
@@ -40,11 +43,11 @@ class Runs:
         }
 
 
-def measured(command: list[str], runs: Runs | None) -> None:
-    """Runs a command, and watches its memory; nothing is kept where `runs` is None."""
+def measure(command: list[str], runs: Runs | None) -> None:
+    """Run a command and add its measurements to `runs`; None measures nothing."""
     started = time.perf_counter()
     before = os.times()
-    # With compiled bytecode, as pip leaves a package, whatever the environment says of writing it.
+    # Use compiled bytecode, as pip installs it.
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
     peak, curve, done = [0], [], threading.Event()
@@ -74,7 +77,7 @@ def measured(command: list[str], runs: Runs | None) -> None:
         runs.seconds.append(took)
         runs.cpu.append(after.children_user + after.children_system - before.children_user - before.children_system)
         runs.anon.append(peak[0])
-        runs.said.append(out)
+        runs.output.append(out)
         runs.curve = curve
 
 
@@ -100,29 +103,29 @@ def machine() -> dict[str, Any]:
     }
 
 
-def alternated(commands: Mapping[str, list[str]], rounds: int, outputs: Iterable[Path] = ()) -> dict[str, Runs]:
-    """Each command once in each round, after one round that warms the page cache and does not count.
+def alternate(commands: Mapping[str, list[str]], rounds: int, outputs: Iterable[Path] = ()) -> dict[str, Runs]:
+    """Run each command once in each round, after one round that warms the page cache and is not measured.
 
     Args:
-        outputs: what the commands write. It is taken away after each, and the disk is left to come to rest: else a command that
-            waits until its output is on the disk waits for what the system still has to do for those before it, too.
+        outputs: the files that the commands write. They are removed after each command, and the disk is given time to settle:
+            else a command that syncs its output also waits for the writes of the commands before it.
     """
     runs, outputs = {name: Runs() for name in commands}, tuple(outputs)
     for round_ in range(rounds + 1):
         for name, command in commands.items():
-            measured(command, runs[name] if round_ else None)
-            found = [out for out in outputs if out.exists()]
-            for out in found:
+            measure(command, runs[name] if round_ else None)
+            present = [out for out in outputs if out.exists()]
+            for out in present:
                 shutil.rmtree(out) if out.is_dir() else out.unlink()
-            if found:
-                settle(found[0].parent)
+            if present:
+                settle(present[0].parent)
     return runs
 
 
 def settle(folder: Path, quick: float = 0.02, most: float = 60) -> None:
-    """Waits until a small file in `folder` is synced in less than `quick` seconds, three times in a row, `most` seconds at most.
+    """Wait until a small file in `folder` is synced in less than `quick` seconds, three times in a row, at most `most` seconds.
 
-    A file system that is mounted with ``discard`` tells the disk of what was removed, by the gigabyte, and the next sync waits.
+    A file system with the mount option ``discard`` reports removed blocks to the disk, and the next sync waits for it.
     """
     os.sync()
     until, in_a_row, probe = time.monotonic() + most, 0, folder / "settle"
@@ -138,9 +141,9 @@ def settle(folder: Path, quick: float = 0.02, most: float = 60) -> None:
 
 
 def summaries(runs: Mapping[str, Runs], floor: str) -> dict[str, dict[str, Any]]:
-    """Medians by name, with the median of the ratios to the command `floor` in the same round, where it was run."""
-    made = {name: found.summary() for name, found in runs.items()}
-    for name, found in runs.items() if floor in runs else ():
-        ratios = [a / b for a, b in zip(found.seconds, runs[floor].seconds, strict=True)]
-        made[name]["ratio_to_read"] = round(statistics.median(ratios), 3)
-    return made
+    """Return the medians by name, and the median of the ratios to the command `floor` of the same round, if it was run."""
+    result = {name: taken.summary() for name, taken in runs.items()}
+    for name, taken in runs.items() if floor in runs else ():
+        ratios = [a / b for a, b in zip(taken.seconds, runs[floor].seconds, strict=True)]
+        result[name]["ratio_to_read"] = round(statistics.median(ratios), 3)
+    return result

@@ -1,9 +1,9 @@
-"""What the conversion is compared with, each as a program of its own.
+"""The programs that the conversion is compared with; each command runs one of them in its process.
 
-python benchmarks/peers.py read CKPT [THREADS]  TensorStore reads and decodes every leaf, largest first: the floor
-python benchmarks/peers.py script CKPT OUT      what a user writes: Orbax restore, NumPy, transposes, save_file
-python benchmarks/peers.py huggingface CKPT OUT the steps of transformers' script for Gemma 3 (flat layout, text alone)
-python benchmarks/peers.py save FILE OUT        safetensors' save_file of what is in memory; prints the seconds of the call
+python benchmarks/peers.py read CKPT [THREADS]  TensorStore reads and decodes every leaf, largest first: the lower bound
+python benchmarks/peers.py script CKPT OUT      a typical script: Orbax restore, NumPy, transposes, save_file
+python benchmarks/peers.py huggingface CKPT OUT the steps of transformers' script for Gemma 3 (flat layout, text only)
+python benchmarks/peers.py save FILE OUT        safetensors' save_file of tensors in memory; prints the seconds of the call
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def read(checkpoint: str, threads: str = "1") -> None:
-    """Nothing of ours beyond the names: TensorStore reads, decodes, and the leaf is let go."""
+    """Read and decode each leaf with TensorStore, and drop it. Only the names come from this package."""
     from convert.checkpoints.orbax.arrays import read_array
     from convert.checkpoints.orbax.reader import OrbaxSource
 
     source = OrbaxSource(Path(checkpoint))
 
     def one(name: str) -> None:
-        read_array(source._store, source._by_name[name], True)
+        read_array(source._store, source._arrays[name], True)
 
     names = sorted(source.leaves, key=lambda name: -source.leaves[name].spec.nbytes)
     with ThreadPoolExecutor(int(threads)) as pool:
@@ -38,7 +38,7 @@ def read(checkpoint: str, threads: str = "1") -> None:
 
 
 def script(checkpoint: str, out: str) -> None:
-    """Every matrix transposed, stacks taken apart, all of it in memory before it is written."""
+    """Transpose every matrix and split every stack; all tensors are in memory before they are written."""
     import orbax.checkpoint as ocp
     from safetensors.numpy import save_file
 
@@ -61,31 +61,31 @@ def script(checkpoint: str, out: str) -> None:
 
 
 def huggingface(checkpoint: str, out: str) -> None:
-    """The steps of huggingface/transformers@c1a83ac src/transformers/models/gemma3/convert_gemma3_weights.py, told anew.
+    """The steps of huggingface/transformers@c1a83ac src/transformers/models/gemma3/convert_gemma3_weights.py, rewritten.
 
-    The script itself is in no package. Restored whole; each leaf to float32 and from there to bfloat16 by torch; loaded
-    into a model on the meta device; `save_pretrained`. Tokenizer and generation config are left out.
+    No package contains the script. It restores the whole checkpoint, converts each leaf to float32 and then to bfloat16
+    with torch, loads a model on the meta device, and calls `save_pretrained`. Tokenizer and generation config are left out.
     """
     import orbax.checkpoint as ocp
     import torch
     from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
     tree = ocp.PyTreeCheckpointer().restore(checkpoint)
-    found = {f"{path}/{key}": value for path, leaves in tree.items() for key, value in leaves.items()}
-    vocabulary, width = found["transformer/embedder/input_embedding"].shape
-    heads, _, head = found["transformer/layer_0/attn/q_einsum/w"].shape
+    arrays = {f"{path}/{key}": value for path, leaves in tree.items() for key, value in leaves.items()}
+    vocabulary, width = arrays["transformer/embedder/input_embedding"].shape
+    heads, _, head = arrays["transformer/layer_0/attn/q_einsum/w"].shape
     config = Gemma3TextConfig(
         vocab_size=vocabulary,
         hidden_size=width,
-        intermediate_size=found["transformer/layer_0/mlp/linear/w"].shape[0],
-        num_hidden_layers=1 + max(int(name.split("/")[1].split("_")[1]) for name in found if "/layer_" in name),
+        intermediate_size=arrays["transformer/layer_0/mlp/linear/w"].shape[0],
+        num_hidden_layers=1 + max(int(name.split("/")[1].split("_")[1]) for name in arrays if "/layer_" in name),
         num_attention_heads=heads,
-        num_key_value_heads=found["transformer/layer_0/attn/kv_einsum/w"].shape[1],
+        num_key_value_heads=arrays["transformer/layer_0/attn/kv_einsum/w"].shape[1],
         head_dim=head,
         dtype="bfloat16",
     )
     state = {}
-    for name, leaf in found.items():
+    for name, leaf in arrays.items():
         for key, weight in _gemma3(name.removeprefix("transformer/"), np.asarray(leaf)):
             state[key] = torch.from_numpy(weight.astype("float32")).type(torch.bfloat16)
     state["lm_head.weight"] = state["model.embed_tokens.weight"]
@@ -131,7 +131,7 @@ def _gemma3(name: str, x: Array) -> Iterator[tuple[str, Array]]:
 
 
 def save(ready: str, out: str) -> None:
-    """The write floor."""
+    """Write tensors from memory: the lower bound of writing."""
     tensors: dict[str, Array] = {}
     with Path(ready).open("rb") as file:
         header = json.loads(file.read(int.from_bytes(file.read(8), "little")))

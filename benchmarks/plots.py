@@ -1,4 +1,4 @@
-"""SVG figures without a library: lines over an axis, and bars."""
+"""Draws SVG figures without a library: lines and bars."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ GREY = "#808080"  # legible on light and on dark pages
 
 
 def curves(lines: Mapping[str, Sequence[tuple[float, float]]], across: str, up: str) -> str:
-    """Lines through points (x, y), both axes from 0.
+    """Draw lines through points (x, y); both axes start at 0.
 
     Args:
         across, up: units of the axes.
@@ -27,8 +27,10 @@ def curves(lines: Mapping[str, Sequence[tuple[float, float]]], across: str, up: 
         y = top + height - height * k / 4
         drawn.append(f'<path d="M{left} {y:.0f}H{left + width}" stroke="{GREY}" stroke-opacity="0.3"/>')
         drawn.append(f'<text x="{left - 6}" y="{y + 4:.0f}" text-anchor="end">{most * k / 4:.2g}</text>')
-        said = f"{longest * k / 4:.3g} {escape(across)}"
-        drawn.append(f'<text x="{left + width * k / 4:.0f}" y="{top + height + 16}" text-anchor="middle">{said}</text>')
+        label = f"{longest * k / 4:.3g} {escape(across)}"
+        drawn.append(
+            f'<text x="{left + width * k / 4:.0f}" y="{top + height + 16}" text-anchor="middle">{label}</text>'
+        )
     for k, (name, points) in enumerate(lines.items()):
         path = " ".join(f"{left + width * x / longest:.1f},{top + height - height * y / most:.1f}" for x, y in points)
         colour = COLOURS[k % len(COLOURS)]
@@ -38,10 +40,10 @@ def curves(lines: Mapping[str, Sequence[tuple[float, float]]], across: str, up: 
 
 
 def bars(title: str, lengths: Mapping[str, tuple[float, str]]) -> str:
-    """Horizontal bars.
+    """Draw horizontal bars.
 
     Args:
-        lengths: name -> (length in seconds, what is said behind it).
+        lengths: name -> (length in seconds, text behind the bar).
     """
     left, width, line = 230, 360, 24
     longest = max(seconds for seconds, _ in lengths.values())
@@ -49,7 +51,7 @@ def bars(title: str, lengths: Mapping[str, tuple[float, str]]) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 760 {line * len(lengths) + 40}" {FONT} fill="{GREY}">'
     ]
     drawn.append(f'<text x="8" y="16">{escape(title)}</text>')
-    for k, (name, (seconds, said)) in enumerate(lengths.items()):
+    for k, (name, (seconds, label)) in enumerate(lengths.items()):
         y, colour = 28 + line * k, COLOURS[0] if name == OURS else GREY
         weight = ' font-weight="bold"' if name == OURS else ""
         drawn.append(f'<text x="{left - 8}" y="{y + 14}" text-anchor="end"{weight}>{escape(name)}</text>')
@@ -57,6 +59,6 @@ def bars(title: str, lengths: Mapping[str, tuple[float, str]]) -> str:
             f'<rect x="{left}" y="{y + 2}" width="{max(1, width * seconds / longest):.0f}" height="16" fill="{colour}"/>'
         )
         drawn.append(
-            f'<text x="{left + width * seconds / longest + 8:.0f}" y="{y + 14}">{seconds:.1f} s, {escape(said)}</text>'
+            f'<text x="{left + width * seconds / longest + 8:.0f}" y="{y + 14}">{seconds:.1f} s, {escape(label)}</text>'
         )
     return "\n".join([*drawn, "</svg>\n"])

@@ -1,9 +1,9 @@
-"""Time and memory over the size of a checkpoint, and over the number of threads.
+"""Measures time and memory over the size of a checkpoint and the number of threads.
 
     python benchmarks/series.py FOLDER [--sizes 270m 1b:8 1b 4b:10 4b] [--rounds 3] [--json results/series.json] [--plot results/series.svg]
 
 Writes a Gemma 3 checkpoint of each size into FOLDER by `checkpoints.py` unless it is there (`1b:8` is eight layers of the 1B shape),
-converts it in alternation with reading alone, once per number of threads, and takes it away again when `--keep` is not given.
+converts it in alternation with reading alone, once per number of threads, and removes it unless `--keep` is given.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from measuring import alternated, machine, measured, summaries
+from measuring import alternate, machine, measure, summaries
 from plots import curves
 
 READING = "TensorStore, read alone, all cores"
@@ -32,26 +32,26 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--plot", type=Path)
     parser.add_argument("--keep", action="store_true")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     results: dict[str, Any] = {"machine": machine(), "sizes": {}}
-    for size in asked.sizes:
-        results["sizes"][size] = found = one(asked.folder, size, asked.rounds, asked.keep)
-        print(size, json.dumps(found), flush=True)
-    if asked.json:
-        asked.json.write_text(json.dumps(results, indent=1) + "\n")
-    if asked.plot:
+    for size in options.sizes:
+        results["sizes"][size] = medians = one(options.folder, size, options.rounds, options.keep)
+        print(size, json.dumps(medians), flush=True)
+    if options.json:
+        options.json.write_text(json.dumps(results, indent=1) + "\n")
+    if options.plot:
         lines: dict[str, list[tuple[float, float]]] = {}
-        for found in results["sizes"].values():
-            for name, run in found["runs"].items():
-                lines.setdefault(f"{name}: seconds", []).append((found["bytes_written"] / 1e9, run["seconds"]))
+        for medians in results["sizes"].values():
+            for name, run in medians["runs"].items():
+                lines.setdefault(f"{name}: seconds", []).append((medians["bytes_written"] / 1e9, run["seconds"]))
                 lines.setdefault(f"{name}: GB of anonymous memory", []).append(
-                    (found["bytes_written"] / 1e9, run["rss_anon_mb"] / 1e3)
+                    (medians["bytes_written"] / 1e9, run["rss_anon_mb"] / 1e3)
                 )
-        asked.plot.write_text(curves(lines, "GB", "seconds, or GB of anonymous memory"))
+        options.plot.write_text(curves(lines, "GB", "seconds, or GB of anonymous memory"))
 
 
 def one(folder: Path, size: str, rounds: int, keep: bool) -> dict[str, Any]:
-    """Of one checkpoint: medians by participant."""
+    """Measure one checkpoint; return the medians by participant."""
     checkpoint, out = folder / f"gemma-{size.replace(':', '-')}", folder / "series.safetensors"
     here = Path(__file__)
     if not checkpoint.exists():
@@ -65,10 +65,10 @@ def one(folder: Path, size: str, rounds: int, keep: bool) -> dict[str, Any]:
     commands |= {
         f"convert --jobs {k}": [*convert, str(k)] for k in sorted({1, 2, 4, 8, threads} & set(range(threads + 1)))
     }
-    measured(commands["convert --jobs 1"], None)
+    measure(commands["convert --jobs 1"], None)
     nbytes = out.stat().st_size
     out.unlink()
-    runs = alternated(commands, rounds, [out])
+    runs = alternate(commands, rounds, [out])
     if not keep:
         shutil.rmtree(checkpoint)
     return {"bytes_written": nbytes, "runs": summaries(runs, READING)}

@@ -1,4 +1,4 @@
-"""Conversion against what people do today, and against the disk: paired runs, in alternation, each in a process of its own.
+"""Compares the conversion with other ways to convert, and with the disk: alternating runs, each in its own process.
 
     python benchmarks/speed.py CKPT MODEL [--rounds 5] [--json results/NAME.json] [--memory results/MEMORY.svg] [--times results/TIMES.svg]
 
@@ -19,7 +19,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from measuring import alternated, machine, measured, summaries
+from measuring import alternate, machine, measure, summaries
 from plots import bars, curves
 
 READING = "TensorStore, read alone, all cores"  # the floor
@@ -32,7 +32,7 @@ def participants(checkpoint: str, model: str, folder: Path, options: list[str]) 
     peer = [sys.executable, str(Path(__file__).with_name("peers.py"))]
     convert = [sys.executable, "-m", "convert"]
     ready = str(folder / "ready.safetensors")
-    found = {
+    commands = {
         READING: [*peer, "read", checkpoint, str(len(os.sched_getaffinity(0)))],
         "TensorStore, read alone, leaf by leaf": [*peer, "read", checkpoint],
         "convert": [*convert, model, checkpoint, str(folder / "ours.safetensors"), "--overwrite", *options],
@@ -40,16 +40,16 @@ def participants(checkpoint: str, model: str, folder: Path, options: list[str]) 
     }
     if importlib.util.find_spec("orbaxport"):  # without a key map for this layout: it moves tensors and transposes none
         out = str(folder / "orbaxport.safetensors")
-        found["orbaxport"] = [sys.executable, "-m", "orbaxport", "--input", checkpoint, "--output", out, "--quiet"]
-    said = Path(checkpoint) / "_METADATA"
-    if said.exists() and "transformer/layer_0/attn/q_einsum" in said.read_text():
-        found[HUGGING_FACE] = [*peer, "huggingface", checkpoint, str(folder / "huggingface")]
+        commands["orbaxport"] = [sys.executable, "-m", "orbaxport", "--input", checkpoint, "--output", out, "--quiet"]
+    metadata = Path(checkpoint) / "_METADATA"
+    if metadata.exists() and "transformer/layer_0/attn/q_einsum" in metadata.read_text():
+        commands[HUGGING_FACE] = [*peer, "huggingface", checkpoint, str(folder / "huggingface")]
     for levels in ("weights", "coverage,weights", "coverage,weights,layers"):
         command = [*convert, "check", ready, "--from", checkpoint, "--level", levels, *options]
-        found[f"convert check: {levels.replace(',', ', ')}"] = command
-    found[SAVING] = [*peer, "save", ready, str(folder / "saved.safetensors")]
-    found["cp of the result"] = ["cp", ready, str(folder / "copy.safetensors")]
-    return found
+        commands[f"convert check: {levels.replace(',', ', ')}"] = command
+    commands[SAVING] = [*peer, "save", ready, str(folder / "saved.safetensors")]
+    commands["cp of the result"] = ["cp", ready, str(folder / "copy.safetensors")]
+    return commands
 
 
 def main() -> None:
@@ -62,32 +62,40 @@ def main() -> None:
     parser.add_argument("--times", type=Path, help="medians as bars, as SVG")
     parser.add_argument("--options", default="", help="further options of convert, in one word")
     parser.add_argument("--only", nargs="*", help="participants whose names begin so")
-    said = parser.parse_args()
+    arguments = parser.parse_args()
     environment = machine()
-    with tempfile.TemporaryDirectory(dir=Path(said.checkpoint).resolve().parent) as name:
+    with tempfile.TemporaryDirectory(dir=Path(arguments.checkpoint).resolve().parent) as name:
         folder = Path(name)
-        options = said.options.split()
-        measured(
-            [sys.executable, "-m", "convert", said.model, said.checkpoint, str(folder / "ready.safetensors"), *options],
+        options = arguments.options.split()
+        measure(
+            [
+                sys.executable,
+                "-m",
+                "convert",
+                arguments.model,
+                arguments.checkpoint,
+                str(folder / "ready.safetensors"),
+                *options,
+            ],
             None,
         )
-        commands = participants(said.checkpoint, said.model, folder, options)
-        if said.only:
-            commands = {k: v for k, v in commands.items() if any(k.startswith(only) for only in said.only)}
+        commands = participants(arguments.checkpoint, arguments.model, folder, options)
+        if arguments.only:
+            commands = {k: v for k, v in commands.items() if any(k.startswith(only) for only in arguments.only)}
         written = {Path(word) for command in commands.values() for word in command if Path(word).parent == folder}
-        runs = alternated(commands, said.rounds, written - {folder / "ready.safetensors"})
+        runs = alternate(commands, arguments.rounds, written - {folder / "ready.safetensors"})
         if SAVING in runs:
-            runs[SAVING].seconds = [float(out) for out in runs[SAVING].said]  # of the call alone
+            runs[SAVING].seconds = [float(out) for out in runs[SAVING].output]  # of the call alone
         nbytes = (folder / "ready.safetensors").stat().st_size
     results: dict[str, Any] = {
         "machine": environment,
-        "checkpoint": Path(said.checkpoint).name,
-        "model": said.model,
+        "checkpoint": Path(arguments.checkpoint).name,
+        "model": arguments.model,
         "bytes_written": nbytes,
     }
     results["left_out"] = sorted({"orbaxport", HUGGING_FACE} - set(commands))
     results["runs"] = summaries(runs, READING)
-    print(f"{Path(said.checkpoint).name}, {nbytes / 1e9:.2f} GB written; medians of {said.rounds} rounds\n")
+    print(f"{Path(arguments.checkpoint).name}, {nbytes / 1e9:.2f} GB written; medians of {arguments.rounds} rounds\n")
     print(f"| {'':44s} | seconds | ratio to reading | processor s | RssAnon MB |\n|---|---|---|---|---|")
     for name, s in results["runs"].items():
         print(
@@ -95,21 +103,21 @@ def main() -> None:
         )
     for name in results["left_out"]:
         print(f"left out, as it is not installed or the checkpoint is of another layout: {name}")
-    if said.json:
-        said.json.parent.mkdir(parents=True, exist_ok=True)
-        said.json.write_text(json.dumps(results, indent=1) + "\n")
-    whole = [name for name in runs if not name.startswith(("convert check", "safetensors", "cp "))]
-    if said.memory:
-        drawn = {name: [(t, n / 1e9) for t, n in runs[name].curve] for name in whole}
-        said.memory.write_text(curves(drawn, "s", "GB of anonymous memory"))
-    if said.times:
-        title = f"{Path(said.checkpoint).name}, {nbytes / 1e9:.1f} GB: seconds, and anonymous memory"
-        said.times.write_text(
+    if arguments.json:
+        arguments.json.parent.mkdir(parents=True, exist_ok=True)
+        arguments.json.write_text(json.dumps(results, indent=1) + "\n")
+    conversions = [name for name in runs if not name.startswith(("convert check", "safetensors", "cp "))]
+    if arguments.memory:
+        drawn = {name: [(t, n / 1e9) for t, n in runs[name].curve] for name in conversions}
+        arguments.memory.write_text(curves(drawn, "s", "GB of anonymous memory"))
+    if arguments.times:
+        title = f"{Path(arguments.checkpoint).name}, {nbytes / 1e9:.1f} GB: seconds, and anonymous memory"
+        arguments.times.write_text(
             bars(
                 title,
                 {
                     name: (results["runs"][name]["seconds"], f"{results['runs'][name]['rss_anon_mb'] / 1e3:.2f} GB")
-                    for name in whole
+                    for name in conversions
                 },
             )
         )

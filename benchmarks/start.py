@@ -1,4 +1,4 @@
-"""What does not grow with bytes: the start of the program, a small checkpoint, and one of 50,640 leaves; and what grows with leaves.
+"""Measures times that do not depend on bytes: the start of the program, a small checkpoint, and one with 50,640 leaves.
 
     python benchmarks/start.py FOLDER [--rounds 5] [--json results/start.json]
 
@@ -19,7 +19,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-from measuring import alternated, machine, summaries
+from measuring import alternate, machine, summaries
 
 SMALL = Path(__file__).parents[1] / "examples" / "checkpoints" / "timesfm-2.5"
 RULES = """\
@@ -41,7 +41,7 @@ EACH = 350 * 3 + 5  # leaves of a layer
 
 
 def tree(layers: int, experts: int = 350, width: int = 64, hidden: int = 48) -> dict[str, Any]:
-    """The pytree, of random values."""
+    """Return the pytree with random values."""
     rng = np.random.default_rng(0)
 
     def kernel(*shape: int) -> dict[str, Any]:
@@ -58,8 +58,8 @@ def tree(layers: int, experts: int = 350, width: int = 64, hidden: int = 48) -> 
     return {"params": {f"layers_{i}": layer() for i in range(layers)}}
 
 
-def written(folder: Path, layers: int) -> Path:
-    """The checkpoint of so many layers."""
+def checkpoint_of(folder: Path, layers: int) -> Path:
+    """Return the checkpoint of this number of layers; write it where it does not exist."""
     checkpoint = folder / f"mixture-{layers}"
     if not checkpoint.exists():
         import orbax.checkpoint as ocp
@@ -70,7 +70,7 @@ def written(folder: Path, layers: int) -> Path:
 
 
 def planning(checkpoint: Path, rules: Path, rounds: int) -> dict[str, float]:
-    """Medians of the seconds within one process: the checkpoint is opened, the plan is made."""
+    """Return the median seconds to open the checkpoint and to plan, inside one process."""
     from convert import open_source
     from convert.planning.planner import make_plan
     from convert.rules.parse import parse_models
@@ -91,14 +91,15 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", type=Path)
-    asked = parser.parse_args()
-    rules = asked.folder / "mixture.yaml"
+    options = parser.parse_args()
+    rules = options.folder / "mixture.yaml"
     rules.write_text(RULES)
     within = {
-        f"{depth * EACH:,} leaves": planning(written(asked.folder, depth), rules, asked.rounds) for depth in DEPTHS
+        f"{depth * EACH:,} leaves": planning(checkpoint_of(options.folder, depth), rules, options.rounds)
+        for depth in DEPTHS
     }
-    checkpoint = written(asked.folder, DEPTHS[-1])
-    out = str(asked.folder / "start.safetensors")
+    checkpoint = checkpoint_of(options.folder, DEPTHS[-1])
+    out = str(options.folder / "start.safetensors")
     convert = [sys.executable, "-m", "convert"]
     many = [*convert, str(rules), str(checkpoint), out, "--overwrite", "--jobs"]
     commands = {
@@ -107,11 +108,11 @@ def main() -> None:
         "convert plan, 50,640 leaves": [*convert, "plan", str(rules), str(checkpoint)],
         **{f"convert --jobs {k}, 50,640 leaves": [*many, str(k)] for k in sorted({1, len(os.sched_getaffinity(0))})},
     }
-    runs = summaries(alternated(commands, asked.rounds, [Path(out)]), "")
+    runs = summaries(alternate(commands, options.rounds, [Path(out)]), "")
     results = {"machine": machine(), "within": within, "runs": runs}
     print(json.dumps(results, indent=1))
-    if asked.json:
-        asked.json.write_text(json.dumps(results, indent=1) + "\n")
+    if options.json:
+        options.json.write_text(json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -46,7 +46,7 @@ class SourceContract:
         raise NotImplementedError
 
     def reopened(self, source: Source) -> Source:
-        return open_source(source.called, **self.options)  # type: ignore[arg-type]
+        return open_source(source.display_path, **self.options)  # type: ignore[arg-type]
 
     def test_has_the_leaves_that_were_written(self, source: Source, expected: Mapping[str, np.ndarray]) -> None:
         got = {name: leaf.spec for name, leaf in source.leaves.items()}
@@ -122,7 +122,7 @@ class SourceContract:
         _IMPORTS_SEEN.add(source.format)
         code = (
             "import sys, pathlib, convert\n"
-            f"source = convert.open_source({str(source.called)!r}, **{self.plain_options()!r})\n"
+            f"source = convert.open_source({str(source.display_path)!r}, **{self.plain_options()!r})\n"
             "for name in source.leaves: source.read(name)\n"
             "print(len(source.leaves), sorted({'jax', 'jaxlib', 'flax', 'orbax', 'torch', 'keras', 'equinox', 'pickle5',"
             " 'tensorflow', 'transformers'} & set(sys.modules)))"

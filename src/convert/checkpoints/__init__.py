@@ -45,7 +45,7 @@ def open_source(
     path = Path(path)
     names = tuple(tuple(sequence) for sequence in leaf_names)
     source = _open(path, Options(step, item, None if skeleton is None else Path(skeleton), names))
-    source.named = path
+    source.given_path = path
     return source
 
 

@@ -1,4 +1,4 @@
-"""Parts of arrays as they are stored, and how one is read piece by piece: memory is that of a piece, not of the array."""
+"""Chunks of stored arrays, read piece by piece, so that the memory is that of a piece, not of the array."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ import numpy as np
 
 from convert.checkpoints.memory_budget import Budget
 
-PIECE = (
-    1 << 22
-)  # bytes: a piece, and what it becomes, stay in the processor's caches; smaller ones wait for the GIL more often
+# Bytes. A piece and its converted copy fit into the processor's caches; smaller pieces wait for the GIL more often.
+PIECE = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,7 @@ class Box:
         return math.prod(self.shape)
 
     def overlap(self, origin: Sequence[int], shape: Sequence[int]) -> Box | None:
-        """What it has in common with another box; None when that is nothing."""
+        """Return the intersection with another box; None where it is empty."""
         starts, extents = [], []
         for a, n, b, m in zip(self.origin, self.shape, origin, shape, strict=True):
             start = max(a, b)
@@ -52,19 +51,19 @@ class Box:
         return Box(tuple(starts), tuple(extents))
 
     def within(self, origin: Sequence[int]) -> tuple[Any, ...]:
-        """What cuts this box out of an array whose first element is `origin`; a view, even of an array without axes."""
+        """Return the index of this box in an array whose first element is `origin`; it selects a view, even of a scalar."""
         slices = (slice(a - b, a - b + n) for a, b, n in zip(self.origin, origin, self.shape, strict=True))
         return (*slices, ...)
 
 
-def whole(shape: tuple[int, ...]) -> Box:
-    """The box of all elements."""
+def full_box(shape: tuple[int, ...]) -> Box:
+    """Return the box of all elements."""
     return Box((0,) * len(shape), shape)
 
 
 @dataclass(frozen=True)
 class Grid:
-    """The chunks of an array, in C order; those at the upper edges are cut off there.
+    """The chunks of an array, in C order; those at the upper edges end there.
 
     Attributes:
         shape: of the array.
@@ -76,7 +75,7 @@ class Grid:
 
     @cached_property
     def counts(self) -> tuple[int, ...]:
-        """How many there are along each axis."""
+        """The number of chunks along each axis."""
         return tuple(-(-n // c) for n, c in zip(self.shape, self.chunk, strict=True))
 
     @cached_property
@@ -85,12 +84,12 @@ class Grid:
 
     @property
     def in_order(self) -> bool:
-        """Whether the chunks, one after the other, have the array's elements in C order."""
+        """Whether the chunks, joined one after the other, give the elements of the array in C order."""
         axis = next((k for k, c in enumerate(self.chunk) if c > 1), len(self.chunk) - 1)
         return all(c >= n for c, n in zip(self.chunk[axis + 1 :], self.shape[axis + 1 :], strict=True))
 
     def place(self, box: Box) -> tuple[int, ...]:
-        """Where a chunk is in the grid, along each axis."""
+        """Return the index of a chunk in the grid, along each axis."""
         return tuple(a // c for a, c in zip(box.origin, self.chunk, strict=True))
 
     def __len__(self) -> int:
@@ -100,7 +99,7 @@ class Grid:
         if not 0 <= k < self._length:
             raise IndexError(k)
         if self._length == 1:
-            return whole(self.shape)
+            return full_box(self.shape)
         at = [int(i) for i in np.unravel_index(k, self.counts)] if self.counts else []
         origin = tuple(i * c for i, c in zip(at, self.chunk, strict=True))
         return Box(origin, tuple(min(c, n - o) for c, n, o in zip(self.chunk, self.shape, origin, strict=True)))
@@ -109,26 +108,26 @@ class Grid:
         return (self[k] for k in range(len(self)))
 
 
-def undivided(shape: tuple[int, ...]) -> Grid:
-    """The grid of an array that is stored in one."""
+def single_chunk(shape: tuple[int, ...]) -> Grid:
+    """Return the grid of an array that is stored in one chunk."""
     return Grid(shape, tuple(max(n, 1) for n in shape))
 
 
 class Meter:
-    """Seconds by activity, summed over threads."""
+    """Measures seconds by activity, summed over threads."""
 
     def __init__(self) -> None:
         self._here = local()
-        self._all: list[dict[str, float]] = []  # one of each thread, which alone changes it
+        self._all: list[dict[str, float]] = []  # one per thread; only this thread changes it
 
     def add(self, what: str, seconds: float) -> None:
-        """Says that this thread spent so long."""
+        """Add seconds that this thread spent on `what`."""
         mine = self._mine()
         mine[what] = mine.get(what, 0.0) + seconds
 
     @contextmanager
     def rest(self, what: str) -> Iterator[None]:
-        """What this thread spends here, and nobody adds, counts as `what`."""
+        """Count the time of this block as `what`, except for the time that is added to other activities in it."""
         mine = self._mine()
         started, before = time.perf_counter(), sum(mine.values())
         try:
@@ -150,32 +149,32 @@ class Meter:
         return {what: sum(one.get(what, 0.0) for one in self._all) for what in words}
 
 
-Piece = tuple[tuple[int, ...], np.ndarray]  # where its first element is in the array, and the elements
+Piece = tuple[tuple[int, ...], np.ndarray]  # index of its first element in the array, and the elements
 
 
 def pieces(
     fill: Callable[[memoryview], None], stored: tuple[int, ...], box: Box, dtype: np.dtype, *, swapped: bool = False
 ) -> Iterator[Piece]:
-    """The pieces of a chunk that is stored in C order, from front to back, of at most `PIECE` bytes where an element is no larger.
+    """Yield the pieces of a chunk that is stored in C order, from front to back, of at most `PIECE` bytes (or one element).
 
-    An array that is yielded is valid until the next one is asked for: they share memory.
+    A yielded array is valid until the next one is requested: they share memory.
 
     Args:
-        fill: fills a buffer with the chunk's next bytes; raises what the reader raises.
-        stored: shape of the chunk as stored; at an upper edge of the array it may reach beyond `box`.
-        box: the part of the array that it holds.
+        fill: fills a buffer with the next bytes of the chunk; its errors pass through.
+        stored: shape of the stored chunk; at an upper edge of the array it may exceed `box`.
+        box: the part of the array in this chunk.
         dtype: of the elements.
-        swapped: whether their bytes are in the order that is not this machine's.
+        swapped: whether they have the other byte order than this machine.
     """
     memory = np.empty(0, np.uint8)
     for tile in tiles(stored, dtype.itemsize):
         nbytes = tile.size * dtype.itemsize
-        if nbytes > memory.size:  # the first is the largest
+        if nbytes > memory.size:  # the first tile is the largest
             memory = np.empty(nbytes, np.uint8)
         raw = memory[:nbytes]
         fill(raw.data)
         inside = tile.overlap((0,) * len(stored), box.shape)
-        if inside is not None:  # else it is beyond the array's edge
+        if inside is not None:  # else it is beyond the edge of the array
             values = raw.view(dtype).reshape(tile.shape)
             if swapped:
                 values.byteswap(inplace=True)
@@ -183,7 +182,7 @@ def pieces(
 
 
 def cut(origin: tuple[int, ...], values: np.ndarray) -> Iterator[Piece]:
-    """An array in memory as pieces, which are views of it; so that what is made of them stays small."""
+    """Yield an array in memory as pieces, which are views of it, so that converted copies stay small."""
     for tile in tiles(values.shape, values.dtype.itemsize):
         yield _sum(origin, tile.origin), values[tile.within((0,) * values.ndim)]
 
@@ -193,7 +192,10 @@ def _sum(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def tiles(shape: tuple[int, ...], itemsize: int) -> Iterator[Box]:
-    """Parts of an array of at most `PIECE` bytes, in C order; ranges along one axis, whole on the axes behind it, single on those before."""
+    """Yield parts of an array of at most `PIECE` bytes, in C order.
+
+    A part is a range along one axis, full on the axes behind it, and one index on those before it.
+    """
     if math.prod(shape) == 0:
         return
     axis = next((k for k in range(len(shape)) if itemsize * math.prod(shape[k + 1 :]) <= PIECE), 0)
@@ -206,27 +208,27 @@ def tiles(shape: tuple[int, ...], itemsize: int) -> Iterator[Box]:
             yield Box((*lead, *(start for _ in along), *(0 for _ in behind)), (*(1 for _ in lead), *here, *behind))
 
 
-WHOLE = Budget()  # of all that `in_one` reads in this process
+AT_ONCE_BUDGET = Budget()  # of all arrays that `read_at_once` reads in this process
 
 
-def in_one(
+def read_at_once(
     origin: tuple[int, ...], read: Callable[[], np.ndarray], nbytes: int, meter: Meter | None
 ) -> Iterator[Piece]:
-    """The pieces of what can only be read at once; a large one waits while other threads hold too much of the like.
+    """Yield the pieces of an array that can only be read at once. Waits while other threads use too much memory for such reads.
 
     Args:
-        nbytes: of what is read. To make it of what is stored takes as much again: TensorStore holds a chunk as it was decompressed
-            and as it was asked for, others an array in the order of the file and in C order.
+        nbytes: size of the array. Reading takes twice as much: TensorStore keeps a chunk decompressed and as the requested
+            array, other readers an array in the order of the file and in C order.
     """
-    if nbytes <= PIECE:  # no more than what is read in pieces
+    if nbytes <= PIECE:  # no larger than a piece
         yield from cut(origin, _metered(read, meter))
         return
     started = time.perf_counter()
-    with WHOLE.holding(2 * nbytes) as give_back:
+    with AT_ONCE_BUDGET.reserve(2 * nbytes) as release:
         if meter is not None:
             meter.add("wait", time.perf_counter() - started)
         values = _metered(read, meter)
-        give_back(nbytes)
+        release(nbytes)
         yield from cut(origin, values)
 
 
@@ -239,7 +241,7 @@ def _metered(read: Callable[[], np.ndarray], meter: Meter | None) -> np.ndarray:
 
 
 def timed(pieces: Iterator[Piece], meter: Meter | None, what: str) -> Iterator[Piece]:
-    """The same pieces; the time that it takes to get them is added to the meter."""
+    """Yield the same pieces, and add the time to get them to the meter."""
     if meter is None:
         yield from pieces
         return

@@ -12,7 +12,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from convert.checkpoints.chunks import Box, Meter, Piece, in_one, pieces, timed
+from convert.checkpoints.chunks import Box, Meter, Piece, pieces, read_at_once, timed
 from convert.checkpoints.errors import (
     corrupt,
     incomplete,
@@ -94,7 +94,7 @@ def stored_pieces(stored: StoredArray, leaf: str, chunk: Box, meter: Meter | Non
         CheckpointError: as `read_stored`.
     """
     if stored.value is not None or stored.fortran:
-        return in_one(chunk.origin, lambda: read_stored(stored, leaf), stored.spec.nbytes, meter)
+        return read_at_once(chunk.origin, lambda: read_stored(stored, leaf), stored.spec.nbytes, meter)
     return timed(_in_order(stored, leaf, chunk), meter, "read")
 
 

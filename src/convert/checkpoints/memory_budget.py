@@ -1,4 +1,4 @@
-"""How many bytes are held whole at a time, over all threads: what is too much waits, so that threads do not multiply memory."""
+"""Limits the bytes that all threads use at a time: at the limit a thread waits, so threads do not multiply memory."""
 
 from __future__ import annotations
 
@@ -7,80 +7,80 @@ from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from threading import Condition, get_ident
 
-# Bytes. There are two budgets (`sources.chunks.WHOLE`, `moving.move`); with what else a conversion needs it stays below 400 MB where
-# no single part exceeds this.
-MOST = 128 << 20
+# Bytes. There are two budgets (`checkpoints.chunks.AT_ONCE_BUDGET`, and one in `writing.transfer`). A conversion stays below
+# 400 MB in total where no single part exceeds this limit.
+DEFAULT_LIMIT = 128 << 20
 
 
 class StoppedError(RuntimeError):
-    """What was waited for is not wanted any more."""
+    """The budget was stopped while a thread waited for it."""
 
 
 class Budget:
-    """Admits what is held as long as its sum stays within a limit, and one thing of any size when nothing else is held.
+    """Admits reservations while their sum stays within a limit, and one of any size when nothing else is reserved.
 
-    It cannot deadlock as long as who holds something goes on to give it back without waiting for others. So an owner, a thread if
-    nothing else is said, that holds something already and needs more to go on never waits here.
+    There is no deadlock as long as an owner with a reservation releases it without waiting for others. So an owner (by
+    default the thread) that has a reservation and needs more never waits.
 
     Attributes:
-        most: bytes.
+        limit: bytes.
     """
 
-    def __init__(self, most: int = MOST) -> None:
-        self.most = most
-        self._held: Counter[Hashable] = Counter()  # by owner
+    def __init__(self, limit: int = DEFAULT_LIMIT) -> None:
+        self.limit = limit
+        self._bytes: Counter[Hashable] = Counter()  # by owner
         self._changed = Condition()
         self._stopped = False
 
     @property
-    def held(self) -> int:
-        """Bytes that are held now."""
-        return self._held.total()
+    def in_use(self) -> int:
+        """Bytes that are reserved now."""
+        return self._bytes.total()
 
-    def take(self, nbytes: int, owner: Hashable = None) -> Callable[[int], None]:
-        """Waits until there is room.
+    def acquire(self, nbytes: int, owner: Hashable = None) -> Callable[[int], None]:
+        """Wait until the bytes fit into the limit, and reserve them.
 
         Returns:
-            What gives bytes back, all at once or little by little, from any thread.
+            A function that releases a number of these bytes, from any thread.
 
         Raises:
-            StoppedError: `stop` was called meanwhile.
+            StoppedError: `stop` was called while waiting.
         """
         owner = get_ident() if owner is None else owner
         with self._changed:
-            while self._held.total() + nbytes > self.most and self._held.total() and not self._held[owner]:
+            while self._bytes.total() + nbytes > self.limit and self._bytes.total() and not self._bytes[owner]:
                 if self._stopped:
                     raise StoppedError
                 self._changed.wait()
-            self._held[owner] += nbytes
+            self._bytes[owner] += nbytes
 
-        def give_back(some: int) -> None:
+        def release(count: int) -> None:
             with self._changed:
-                self._held[owner] -= some
-                if not self._held[owner]:
-                    del self._held[owner]
+                self._bytes[owner] -= count
+                if not self._bytes[owner]:
+                    del self._bytes[owner]
                 self._changed.notify_all()
 
-        return give_back
+        return release
 
     @contextmanager
-    def holding(self, nbytes: int) -> Iterator[Callable[[int], None]]:
-        """`take`, and all is given back at the end; what is called with a number gives so many bytes back before."""
-        give_back = self.take(nbytes)
+    def reserve(self, nbytes: int) -> Iterator[Callable[[int], None]]:
+        """Reserve bytes until the end of the block. The function that it gives releases a number of them earlier."""
+        release = self.acquire(nbytes)
         left = nbytes
 
-        def less(some: int) -> None:
+        def release_some(count: int) -> None:
             nonlocal left
-            left -= some
-            give_back(some)
+            left -= count
+            release(count)
 
         try:
-            yield less
+            yield release_some
         finally:
-            give_back(left)
+            release(left)
 
     def stop(self) -> None:
-        """Whoever waits gets an error: nobody will give anything back."""
+        """Raise StoppedError in all waiting threads."""
         with self._changed:
             self._stopped = True
             self._changed.notify_all()

@@ -1,4 +1,4 @@
-"""What a checkpoint is to the rest of the package: named leaves with specs, and a way to read one of them."""
+"""The interface of an opened checkpoint: named leaves with shapes and dtypes, and methods that read one of them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from convert.checkpoints.chunks import Box, Grid, Meter, Piece, in_one, undivided
+from convert.checkpoints.chunks import Box, Grid, Meter, Piece, read_at_once, single_chunk
 from convert.checkpoints.errors import name_clash, out_of_memory
 from convert.core.errors import CheckpointError
 from convert.core.findings import Finding
@@ -33,17 +33,17 @@ class Leaf:
 
 @dataclass(frozen=True)
 class Absent:
-    """A node of the pytree that holds no array. `why` is ``None``, ``empty dict``, ``empty list``, ``string``, ..."""
+    """A node of the pytree without an array. `why` says what it is: ``None``, ``empty dict``, ``empty list``, ``string``, ..."""
 
     keys: tuple[str, ...]
     why: str
 
 
 def name_leaves(leaves: Iterable[Leaf]) -> dict[str, Leaf]:
-    """Names leaves by their keys joined with ``/``, in the order given.
+    """Name leaves by their keys joined with ``/``, in the order given.
 
-    The flat keys of official Gemma releases (``transformer/layer_0/attn``) and the nested ones get the same names
-    this way. Where two leaves of one tree would share a name, the slashes inside their keys are written ``\\/``.
+    Flat keys (``transformer/layer_0/attn`` in official Gemma releases) and nested ones get the same names. Where two leaves
+    would have one name, the slashes inside their keys become ``\\/``.
     """
     leaves = list(leaves)
     names = ["/".join(leaf.keys) for leaf in leaves]
@@ -73,7 +73,7 @@ def distinct_names(path: Path, leaves: Iterable[Leaf]) -> dict[str, Leaf]:
 
 
 def tree_order(keys: Sequence[str]) -> tuple[tuple[int, int, str], ...]:
-    """A key to sort paths by: dict keys by text, the indices of sequences by number."""
+    """Return a key that sorts paths: dict keys by text, indices of sequences by number."""
     return tuple((0, int(key), key) if key.isascii() and key.isdecimal() else (1, 0, key) for key in keys)
 
 
@@ -81,28 +81,28 @@ Stamp = tuple[int, int, int, int]  # device, inode, bytes, nanoseconds of the la
 
 
 def stamps(files: Iterable[Path]) -> dict[Path, Stamp | None]:
-    """What tells each file from another that takes its place; None where there is none."""
-    found: dict[Path, Stamp | None] = {}
+    """Return the identity of each file, which changes when it is replaced or rewritten; None where it does not exist."""
+    result: dict[Path, Stamp | None] = {}
     for file in files:
         try:
-            said = file.stat()
-            found[file] = said.st_dev, said.st_ino, said.st_size, said.st_mtime_ns
+            stat = file.stat()
+            result[file] = stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns
         except OSError:
-            found[file] = None
-    return found
+            result[file] = None
+    return result
 
 
 class Source(ABC):
-    """A checkpoint, opened: its leaves are known, none has been read.
+    """An opened checkpoint: its leaves are known, no array has been read.
 
     Attributes:
-        path: the directory or file that holds the arrays (a step's item directory, not what the user typed).
-        format: how it lies on disk, for people, such as ``Orbax, OCDBT, zarr``.
+        path: the directory or file that holds the arrays, such as the directory of an item.
+        format: the layout on disk, for people, such as ``Orbax, OCDBT, zarr``.
         leaves: name -> leaf, in the order of the tree.
         absent: nodes without an array.
-        notes: what was decided on the way to `path` (which step, which item), for people.
-        named: what the user called the checkpoint; None when it was opened by other means than `open_source`.
-        watched: files that are written anew whenever the checkpoint is, as they were when it was opened (`stamps`).
+        notes: findings on how it was read: the chosen step and item (``step-chosen``, ``item-chosen``), others.
+        given_path: the path that the user gave; None where the checkpoint was not opened by `open_source`.
+        watched: files that change whenever the checkpoint is written, with their `stamps` at opening.
     """
 
     path: Path
@@ -110,39 +110,39 @@ class Source(ABC):
     leaves: Mapping[str, Leaf]
     absent: tuple[Absent, ...] = ()
     notes: tuple[Finding, ...] = ()
-    named: Path | None = None
+    given_path: Path | None = None
     watched: Mapping[Path, Stamp | None] = {}
 
     def changed(self) -> Path | None:
-        """A file that is no longer the one that was opened; leaves that were read since may be of neither checkpoint."""
+        """Return a file that changed since opening; leaves read since then may be a mixture of two checkpoints."""
         now = stamps(self.watched)
         return next((file for file, stamp in self.watched.items() if now[file] != stamp), None)
 
     @property
-    def called(self) -> Path:
-        """The checkpoint as the user called it, for messages."""
-        return self.named or self.path
+    def display_path(self) -> Path:
+        """The path that the user gave, for messages."""
+        return self.given_path or self.path
 
     @abstractmethod
     def read(self, name: str) -> np.ndarray:
-        """The whole array called `name`, in C order, of the spec's shape and dtype. Safe to call from several threads.
+        """Read the array `name` in C order, with the shape and dtype of its spec. Safe to call from several threads.
 
         Raises:
-            CheckpointError: a file is missing, truncated or corrupt; the message names the leaf and the file.
+            CheckpointError: a file is missing, truncated or corrupt; the finding names the leaf and the file.
             KeyError: there is no such leaf.
         """
 
     def chunks(self, name: str) -> Grid:
-        """The parts in which an array is stored, each of which `pieces` can read on its own. Here: all in one."""
-        return undivided(self.leaves[name].spec.shape)
+        """Return the chunks of an array, each of which `pieces` can read separately. The default is one chunk."""
+        return single_chunk(self.leaves[name].spec.shape)
 
     def pieces(self, name: str, chunk: Box, meter: Meter | None = None) -> Iterator[Piece]:
-        """One of the `chunks`, piece by piece in C order. An array that is yielded is valid until the next one is asked for.
+        """Yield one of the `chunks`, piece by piece in C order. A yielded array is valid until the next one is requested.
 
-        Here the whole array is read; sources that can read less do.
+        The default reads the whole array.
 
         Args:
-            meter: gets the seconds that are spent on ``read`` and ``decode``.
+            meter: adds the seconds of ``read`` and ``decode``.
 
         Raises:
             CheckpointError: as `read`.
@@ -150,7 +150,7 @@ class Source(ABC):
 
         def read() -> np.ndarray:
             array, spec = self.read(name), self.leaves[name].spec
-            # A reader's promise, on which the plan relies.
+            # The plan relies on the spec.
             if array.shape != spec.shape or array.dtype.name != spec.dtype:
                 raise CheckpointError(
                     Finding(
@@ -158,17 +158,17 @@ class Source(ABC):
                         "the reader returned another array than it announced",
                         path=name,
                         expected=str(spec),
-                        got=f"{array.dtype.name}{list(array.shape)}",
+                        got=str(TensorSpec(array.shape, array.dtype.name)),
                         fix="report it to the authors of the reader",
                     )
                 )
             part: np.ndarray = array[chunk.within((0,) * array.ndim)]
             return part
 
-        yield from in_one(chunk.origin, read, self.leaves[name].spec.nbytes, meter)
+        yield from read_at_once(chunk.origin, read, self.leaves[name].spec.nbytes, meter)
 
     def read_box(self, name: str, box: Box) -> np.ndarray:
-        """A part of an array, in C order; no more is decoded than what lies before it in its chunks.
+        """Read a part of an array, in C order. Decodes only the chunks that it overlaps, up to its last element.
 
         Raises:
             CheckpointError: as `read`.
@@ -196,19 +196,19 @@ class Source(ABC):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all leaves in memory."""
+        """The bytes of all leaves in memory."""
         return sum(leaf.spec.nbytes for leaf in self.leaves.values())
 
 
 @dataclass(frozen=True)
 class Options:
-    """What the user said beside the path.
+    """The options of `open_source`.
 
     Attributes:
-        step: which step, where there are several; None is the latest.
+        step: which step of several; None is the latest.
         item: which item of a composite checkpoint.
-        skeleton: a file that `convert skeleton` wrote, with the names that the checkpoint does not hold.
-        leaf_names: names in the order of the file, as rule files list them; each is one candidate.
+        skeleton: a file of `convert skeleton` with the names that the checkpoint does not contain.
+        leaf_names: names in the order of the file, from rule files; each sequence is one candidate.
     """
 
     step: int | None = None
@@ -219,15 +219,15 @@ class Options:
 
 @dataclass(frozen=True)
 class Format:
-    """A kind of checkpoint. A package adds one with an entry point of the group ``convert.checkpoints`` that is a `Format`.
+    """A checkpoint format. A package adds one with an entry point of the group ``convert.checkpoints`` that is a `Format`.
 
     Attributes:
         name: for people, such as ``Equinox``.
-        understands: which files and directories it reads, for people; it is listed where nothing is recognised.
-        find: what `open` may be given for a path: the path, or files in that directory; nothing when it is of another
-            format. Looks at content, reads little, and raises nothing.
-        open: opens what `find` found, without reading arrays; raises CheckpointError.
-        options: the names of the `Options` that it knows; the others are refused when they are given.
+        understands: which files and directories it reads, for people; listed in the error for an unknown path.
+        find: returns the paths that `open` can read: the path itself or files in this directory; nothing for other formats.
+            Reads little content, and raises nothing.
+        open: opens a path from `find` without reading arrays; raises CheckpointError.
+        options: the names of the `Options` that it accepts; others are rejected.
     """
 
     name: str

@@ -42,7 +42,7 @@ def inspect(
 
 
 def _lines(source: Source, fits: list[dict[str, Any]], checkpoint: Path, full: bool) -> Iterator[str | Line]:
-    yield Line(f"{source.called}: {source.format}", HEADING)
+    yield Line(f"{source.display_path}: {source.format}", HEADING)
     for note in source.notes:
         yield Line(f"note: {note}", NOTE)
     rows: list[tuple[str, ...]] = [("PATH", "SHAPE", "DTYPE", "BYTES", "" if full else "LEAVES")]

@@ -36,7 +36,7 @@ def draft_rules(source: Source, name: str = "my-model") -> str:
         CheckpointError: the tree has no leaves.
     """
     if not source.leaves:
-        raise CheckpointError(Finding("tree-empty", "the tree has no leaves", path=str(source.called)))
+        raise CheckpointError(Finding("tree-empty", "the tree has no leaves", path=str(source.display_path)))
     return render(_Drafter(source).draft(name))
 
 
@@ -51,7 +51,7 @@ class _Drafter:
         """Return the draft, its rules in the order of the tree."""
         order = {leaf: k for k, leaf in enumerate(self.source.leaves)}
         rules = sorted(self._entries(), key=lambda entry: order.get(entry.first, len(order)))
-        return Draft(self.source.called.name, name, self.paths.root, tuple(self.letters.declared()), tuple(rules))
+        return Draft(self.source.display_path.name, name, self.paths.root, tuple(self.letters.declared()), tuple(rules))
 
     def _entries(self) -> Iterator[Entry]:
         needless = [g for g in self.paths.groups if unwanted(g)]

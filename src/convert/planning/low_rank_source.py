@@ -15,7 +15,18 @@ from typing import Any
 
 import numpy as np
 
-from convert.checkpoints.chunks import PIECE, WHOLE, Box, Grid, Meter, Piece, in_one, tiles, undivided, whole
+from convert.checkpoints.chunks import (
+    AT_ONCE_BUDGET,
+    PIECE,
+    Box,
+    Grid,
+    Meter,
+    Piece,
+    full_box,
+    read_at_once,
+    single_chunk,
+    tiles,
+)
 from convert.checkpoints.source import Leaf, Source
 from convert.core.tensor_spec import TensorSpec, numpy_dtype
 from convert.layers.low_rank import Product
@@ -150,7 +161,7 @@ class LowRankSource(Source):
     def __init__(self, stored: Source, merges: Mapping[str, Merge]) -> None:
         self._inner, self._merges = stored, merges
         self.path, self.format, self.absent = stored.path, stored.format, stored.absent
-        self.notes, self.named = stored.notes, stored.named
+        self.notes, self.given_path = stored.notes, stored.given_path
         gone = {name for merge in merges.values() for name in (merge.first, merge.second, merge.base)}
         at = {merge.base or merge.first: merge for merge in merges.values()}
         self.leaves = {
@@ -166,7 +177,7 @@ class LowRankSource(Source):
         return self._inner.read_merged(merge) if isinstance(self._inner, HoldsMerged) else merge.make(self._inner.read)
 
     def chunks(self, name: str) -> Grid:
-        return undivided(self.leaves[name].spec.shape) if name in self._merges else self._inner.chunks(name)
+        return single_chunk(self.leaves[name].spec.shape) if name in self._merges else self._inner.chunks(name)
 
     def pieces(self, name: str, chunk: Box, meter: Meter | None = None) -> Iterator[Piece]:
         if name in self._merges:
@@ -175,7 +186,7 @@ class LowRankSource(Source):
 
     def _made(self, merge: Merge, meter: Meter | None) -> Iterator[Piece]:
         """Yield the pieces of a merged leaf, computed from the pieces of its base."""
-        with WHOLE.holding(sum(self._inner.leaves[leaf].spec.nbytes for leaf in (merge.first, merge.second))):
+        with AT_ONCE_BUDGET.reserve(sum(self._inner.leaves[leaf].spec.nbytes for leaf in (merge.first, merge.second))):
             a, b = (self._inner.read(leaf) for leaf in (merge.first, merge.second))
             yield from self._filled(merge, a, b, meter or Meter())
 
@@ -189,12 +200,12 @@ class LowRankSource(Source):
                 yield tile.origin, out
             return
         grid = self._inner.chunks(merge.base)
-        for chunk in grid if grid.in_order else (whole(grid.shape),):
+        for chunk in grid if grid.in_order else (full_box(grid.shape),):
             if grid.in_order:
                 pieces = self._inner.pieces(merge.base, chunk, meter)
             else:
                 nbytes = self._inner.leaves[merge.base].spec.nbytes
-                pieces = in_one(chunk.origin, partial(self._inner.read, merge.base), nbytes, meter)
+                pieces = read_at_once(chunk.origin, partial(self._inner.read, merge.base), nbytes, meter)
             for origin, kept in pieces:
                 out = np.empty(kept.shape, merge.spec.dtype)
                 started = time.perf_counter()

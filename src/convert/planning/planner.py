@@ -237,7 +237,7 @@ def no_leaf_matches(match: Match) -> Finding:
     first = next(iter(source.leaves), None)
     return Finding(
         "rules-of-another-model",
-        f"no rule matches any of the {len(source.leaves)} leaves of {source.called}",
+        f"no rule matches any of the {len(source.leaves)} leaves of {source.display_path}",
         rule=rules.path,
         expected=expected,
         got=first or "no leaves",
@@ -248,7 +248,7 @@ def no_leaf_matches(match: Match) -> Finding:
 def misfit_error(match: Match, findings: Sequence[Finding]) -> PlanError:
     """Return the error with all findings of a rule file that does not fit a checkpoint."""
     count = "1 problem" if len(findings) == 1 else f"{len(findings)} problems"
-    return PlanError(*findings, headline=f"{match.rules.path} does not fit {match.source.called}: {count}")
+    return PlanError(*findings, headline=f"{match.rules.path} does not fit {match.source.display_path}: {count}")
 
 
 def _size(match: Match) -> tuple[Sized, list[Finding]]:

@@ -99,7 +99,7 @@ def explain(outcome: Ambiguous | NoMatch) -> PlanError:
         return PlanError(
             Finding(
                 "rules-ambiguous",
-                f"{first.source.called} fits {' and '.join(names)}",
+                f"{first.source.display_path} fits {' and '.join(names)}",
                 fix=f"name one of them in place of {first.rules.family}",
             )
         )
@@ -131,7 +131,7 @@ def _no_match(outcome: NoMatch) -> Finding:
     source = outcome.nearest.source
     return Finding(
         "rules-of-another-model",
-        f"{source.called} ({source.format}) fits none of {', '.join(match.rules.model for match in outcome.matches)}: no rule "
+        f"{source.display_path} ({source.format}) fits none of {', '.join(match.rules.model for match in outcome.matches)}: no rule "
         f"matches any of its {len(source.leaves)} leaves",
         got=f"the first is {next(iter(source.leaves), 'missing')}",
         fix="list the leaves with `convert inspect`, and the known models with `convert rules list`",

@@ -45,7 +45,7 @@ def require_fact(plan: Plan, name: str) -> Any:
             Finding(
                 "fact-missing",
                 f"the tree does not contain {name}, which the reference needs",
-                path=str(plan.source.called),
+                path=str(plan.source.display_path),
                 fix=f"give it with --set {name}=...",
             )
         )

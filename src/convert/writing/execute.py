@@ -228,12 +228,12 @@ def refuse_overlap(out: Path, source: Source) -> None:
         OutputError: one of the two paths contains the other.
     """
     here, stored = real(out), real(source.path)
-    for there in (stored, real(source.called), _outermost(stored)):
+    for there in (stored, real(source.display_path), _outermost(stored)):
         if here == there or (there in here.parents and there.is_dir()) or here in there.parents:
             raise OutputError(
                 Finding(
                     "output-within-input",
-                    f"the output and the checkpoint {source.called} contain each other",
+                    f"the output and the checkpoint {source.display_path} contain each other",
                     path=str(out),
                     fix="choose another place for the output",
                 )

@@ -224,7 +224,7 @@ class _Leaf:
                 nbytes = sum(share.nbytes for share in shares)
                 if nbytes and self.large:  # the buffers are allocated, but no page of them is used yet
                     started = time.perf_counter()
-                    give_back = self._buffers.take(nbytes, self)
+                    give_back = self._buffers.acquire(nbytes, self)
                     self._meter.add("wait", time.perf_counter() - started)
                     for share in shares:
                         share.give_back = give_back

@@ -63,7 +63,7 @@ class InChunks(MemorySource):
         self.pieced[name] += 1
         array = self.arrays[name][chunk.within((0,) * self.arrays[name].ndim)]
         if self.at_once:
-            return chunks.in_one(chunk.origin, array.copy, array.nbytes, meter)
+            return chunks.read_at_once(chunk.origin, array.copy, array.nbytes, meter)
         return ((origin, values.copy()) for origin, values in chunks.cut(chunk.origin, array))
 
 
@@ -92,11 +92,11 @@ def equal(rules: str, arrays: dict[str, np.ndarray], out: Path) -> None:
 
 def test_who_exceeds_the_budget_waits() -> None:
     budget = Budget(100)
-    first = budget.take(60, "a")
+    first = budget.acquire(60, "a")
     entered: list[str] = []
 
     def other(name: str, nbytes: int) -> None:
-        with budget.holding(nbytes):
+        with budget.reserve(nbytes):
             entered.append(name)
 
     small = threading.Thread(target=other, args=("small", 40))
@@ -106,32 +106,32 @@ def test_who_exceeds_the_budget_waits() -> None:
     large = threading.Thread(target=other, args=("large", 1000))
     large.start()
     large.join(0.1)
-    assert entered == ["small"] and budget.held == 60
-    budget.take(500, "a")(500)  # it needs more to go on
+    assert entered == ["small"] and budget.in_use == 60
+    budget.acquire(500, "a")(500)  # it needs more to go on
     first(20)
     large.join(0.1)
     assert entered == ["small"]
     first(40)
     large.join(5)
-    assert entered == ["small", "large"] and budget.held == 0
+    assert entered == ["small", "large"] and budget.in_use == 0
 
 
 def test_a_thread_that_holds_something_does_not_wait_for_more() -> None:
     budget = Budget(10)
-    with budget.holding(8), budget.holding(8) as less:
+    with budget.reserve(8), budget.reserve(8) as less:
         less(3)
-        assert budget.held == 13
-    assert budget.held == 0
+        assert budget.in_use == 13
+    assert budget.in_use == 0
 
 
 def test_who_waits_is_told_to_stop() -> None:
     budget = Budget(10)
-    budget.take(8, "a")
+    budget.acquire(8, "a")
     said: list[type[BaseException]] = []
 
     def other() -> None:
         try:
-            budget.take(8, "b")
+            budget.acquire(8, "b")
         except StoppedError as error:
             said.append(type(error))
 
@@ -162,19 +162,19 @@ def test_a_small_budget_does_not_stop_seven_threads(
 ) -> None:
     """Leaves that are gathered, of chunks that are read at once: each waits for room in two budgets."""
     monkeypatch.setattr("convert.writing.transfer.Budget", lambda: Budget(most))
-    monkeypatch.setattr(chunks, "WHOLE", Budget(most))
+    monkeypatch.setattr(chunks, "AT_ONCE_BUDGET", Budget(most))
     arrays = five()
     list(execute(make_plan(rule_file(NORM), InChunks(arrays, rows, at_once=True)), tmp_path / "m.safetensors", jobs=7))
     equal(NORM, arrays, tmp_path / "m.safetensors")
-    assert chunks.WHOLE.held == 0
+    assert chunks.AT_ONCE_BUDGET.in_use == 0
 
 
 def test_threads_do_not_multiply_what_is_read_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     arrays = plain()  # 5 leaves of 5.3 MB
-    monkeypatch.setattr(chunks, "WHOLE", Budget(1))
+    monkeypatch.setattr(chunks, "AT_ONCE_BUDGET", Budget(1))
     one, seven = (peak(PLAIN, InChunks(arrays, at_once=True), tmp_path / "m.safetensors", jobs) for jobs in (1, 7))
     assert seven < one + 3_000_000, (one, seven)
-    monkeypatch.setattr(chunks, "WHOLE", Budget(1 << 30))  # planted: a budget that never makes anybody wait
+    monkeypatch.setattr(chunks, "AT_ONCE_BUDGET", Budget(1 << 30))  # planted: a budget that never makes anybody wait
     assert peak(PLAIN, InChunks(arrays, at_once=True), tmp_path / "m.safetensors", 7) > one + 10_000_000
     equal(PLAIN, arrays, tmp_path / "m.safetensors")
 
@@ -183,7 +183,7 @@ def test_threads_do_not_multiply_what_is_read_at_once(tmp_path: Path, monkeypatc
 def test_an_error_gives_back_what_was_held(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also while others wait for what will never be dealt with, and while the error is kept."""
     monkeypatch.setattr("convert.writing.transfer.Budget", lambda: Budget(1))
-    monkeypatch.setattr(chunks, "WHOLE", Budget(1))
+    monkeypatch.setattr(chunks, "AT_ONCE_BUDGET", Budget(1))
     arrays = five()
     arrays["c/w"][...] = 1e38
 
@@ -198,7 +198,7 @@ def test_an_error_gives_back_what_was_held(fault: str, tmp_path: Path, monkeypat
     plan = make_plan(rules, source, dtype=None if fault == "chunk" else "float16")
     with pytest.raises(CheckpointError if fault == "chunk" else PlanError) as kept:
         list(execute(plan, tmp_path / "m.safetensors", jobs=3))
-    assert kept.value.__traceback__ is not None and chunks.WHOLE.held == 0
+    assert kept.value.__traceback__ is not None and chunks.AT_ONCE_BUDGET.in_use == 0
     assert not any(tmp_path.iterdir())
 
 
@@ -343,11 +343,11 @@ def test_a_value_beyond_the_dtype_of_what_is_gathered_is_named(tmp_path: Path) -
 def test_factors_of_a_product_are_held_within_the_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whole, of which only so many threads have theirs at a time."""
     budget, held = Budget(6 << 20), []
-    monkeypatch.setattr("convert.planning.low_rank_source.WHOLE", budget)
+    monkeypatch.setattr("convert.planning.low_rank_source.AT_ONCE_BUDGET", budget)
 
     class Watched(InChunks):
         def read(self, name: str) -> np.ndarray:
-            held.append(budget.held)
+            held.append(budget.in_use)
             return super().read(name)
 
     rules = "- einsum: ...D,DR,RE->...E\n  from: '{a,b,c,d}/a'\n  times: '{a,b,c,d}/b'\n  linear: '{a,b,c,d}'"
@@ -355,7 +355,7 @@ def test_factors_of_a_product_are_held_within_the_budget(tmp_path: Path, monkeyp
     arrays = {f"{m}/{n}": RNG.standard_normal(s).astype(np.float32) for m in "abcd" for n, s in shapes.items()}
     list(execute(make_plan(rule_file(rules), Watched(arrays)), tmp_path / "m.safetensors", jobs=4))
     one = sum(arrays[f"a/{n}"].nbytes for n in "ab")
-    assert set(held) == {one} and budget.held == 0
+    assert set(held) == {one} and budget.in_use == 0
 
 
 def test_a_decoder_s_window_is_held_within_the_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -363,15 +363,15 @@ def test_a_decoder_s_window_is_held_within_the_budget(tmp_path: Path, monkeypatc
     content = np.arange(3 << 20, dtype=np.uint32).tobytes()
     value = zstandard.ZstdCompressor(level=22).compress(content)
     budget = Budget()
-    monkeypatch.setattr("convert.checkpoints.encodings.zarr_chunks.WHOLE", budget)
+    monkeypatch.setattr("convert.checkpoints.encodings.zarr_chunks.AT_ONCE_BUDGET", budget)
     with zarr_chunks.decoding(value, True) as fill:
         buffer = bytearray(len(content))
         fill(memoryview(buffer))
-        assert buffer == content and budget.held >= len(content)
-    assert budget.held == 0
+        assert buffer == content and budget.in_use >= len(content)
+    assert budget.in_use == 0
     with zarr_chunks.decoding(zstandard.ZstdCompressor(level=1).compress(content), True) as fill:
         fill(memoryview(buffer))
-        assert budget.held == 0
+        assert budget.in_use == 0
 
 
 LORA = """

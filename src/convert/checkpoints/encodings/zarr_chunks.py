@@ -18,7 +18,7 @@ from typing import Any
 
 import zstandard
 
-from convert.checkpoints.chunks import PIECE, WHOLE, Meter
+from convert.checkpoints.chunks import AT_ONCE_BUDGET, PIECE, Meter
 
 READ = 1 << 20  # bytes per read
 _HEADER = 18  # most bytes of a frame's header
@@ -207,7 +207,7 @@ def decoding(
         if compressed:
             head = stored[:_HEADER] if isinstance(stored, bytes) else os.pread(file, _HEADER, stored.start)
             if (window := _window(head)) > PIECE:
-                stack.enter_context(WHOLE.holding(window))
+                stack.enter_context(AT_ONCE_BUDGET.reserve(window))
         # Read across frames, so that bytes after the first frame are detected.
         stream = zstandard.ZstdDecompressor().stream_reader(raw, READ, read_across_frames=True) if compressed else raw
         done = 0

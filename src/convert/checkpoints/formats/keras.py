@@ -18,7 +18,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from convert.checkpoints.chunks import Box, Meter, Piece, tiles, whole
+from convert.checkpoints.chunks import Box, Meter, Piece, full_box, tiles
 from convert.checkpoints.errors import (
     COPY_AGAIN,
     corrupt,
@@ -103,7 +103,7 @@ class _Keras(Source):
         self.notes = (note(f"names of the layers in the model: {shown}"),) if given else ()
 
     def read(self, name: str) -> np.ndarray:
-        return self.read_box(name, whole(self.leaves[name].spec.shape))
+        return self.read_box(name, full_box(self.leaves[name].spec.shape))
 
     def pieces(self, name: str, chunk: Box, meter: Meter | None = None) -> Iterator[Piece]:
         file, inner = self._datasets[name]

@@ -1,4 +1,4 @@
-"""Reads the checkpoints of T5X: a msgpack file in which an array is a number, or refers to a zarr directory next to the file.
+"""Reads T5X checkpoints: a msgpack file with numbers, and references to zarr directories next to the file.
 
 On disk: ``checkpoint_1000/checkpoint``, msgpack of ``{'version': 3, 'optimizer': {'target': ..., 'state': ...}}``, and
 ``checkpoint_1000/target.encoder.layers_0.mlp.wi.kernel/`` with ``.zarray``. A reference is a TensorStore spec
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from convert.checkpoints.chunks import Box, Grid, Meter, Piece, whole
+from convert.checkpoints.chunks import Box, Grid, Meter, Piece, full_box
 from convert.checkpoints.encodings.flax_arrays import PackedArray, Text, TreeNode, walk_tree
 from convert.checkpoints.errors import (
     COPY_AGAIN,
@@ -91,7 +91,7 @@ class _T5X(Source):
         keys = self.leaves[name].keys
         if keys in self._inline:
             return read_stored(self._inline[keys], name)
-        return self.read_box(name, whole(self.leaves[name].spec.shape))
+        return self.read_box(name, full_box(self.leaves[name].spec.shape))
 
     def chunks(self, name: str) -> Grid:
         keys = self.leaves[name].keys

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 import tensorstore as ts
 
-from convert.checkpoints.chunks import Box, Meter, Piece, in_one, timed, whole
+from convert.checkpoints.chunks import Box, Meter, Piece, full_box, read_at_once, timed
 from convert.checkpoints.chunks import pieces as chunk_pieces
 from convert.checkpoints.encodings.zarr_chunks import decoded, decoding
 from convert.checkpoints.orbax.stores import Store
@@ -29,13 +29,13 @@ def pieces(store: Store, array: Array, all_stored: bool, chunk: Box, meter: Mete
         stored = store.stored(array.prefix + array.encoding.key(array.grid.place(chunk)))
     if array.encoding is None or stored is None:  # TensorStore decides whether the chunk may be missing
         nbytes = chunk.size * numpy_dtype(array.spec.dtype).itemsize
-        yield from in_one(chunk.origin, lambda: read_array(store, array, all_stored, chunk), nbytes, meter)
+        yield from read_at_once(chunk.origin, lambda: read_array(store, array, all_stored, chunk), nbytes, meter)
         return
     dtype = numpy_dtype(array.spec.dtype)
     nbytes = math.prod(array.grid.chunk) * dtype.itemsize
     if (raw := decoded(stored, array.encoding.compressed, nbytes, meter)) is not None:
         values = np.frombuffer(raw, dtype).reshape(array.grid.chunk)
-        yield chunk.origin, values[whole(chunk.shape).within((0,) * values.ndim)]
+        yield chunk.origin, values[full_box(chunk.shape).within((0,) * values.ndim)]
         return
     try:
         with decoding(stored, array.encoding.compressed, meter) as fill:
@@ -75,7 +75,7 @@ def read_array(store: Store, array: Array, all_stored: bool, box: Box | None = N
         if present < len(array.grid):
             raise ValueError(f"expected {len(array.grid)} chunks and their metadata, got {present} files")
     # NumPy allocates: it raises MemoryError where there is not enough memory, while TensorStore ends the process.
-    box = box or whole(array.spec.shape)
+    box = box or full_box(array.spec.shape)
     result = np.empty(box.shape, opened.dtype.numpy_dtype)
     ts.array(result).write(opened[box.within((0,) * len(box.shape))]).result()
     return result

@@ -1,4 +1,4 @@
-"""Finds the directory of the tree in the path that the user gave: a tree, a step with several items, or a directory of steps.
+"""Finds the directory of the tree in a path, which may be a tree, a step with several items, or a directory of steps.
 
 On disk (Orbax 0.5 to 0.12)::
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from convert.checkpoints.chunks import Box, Grid, Meter, Piece, whole
+from convert.checkpoints.chunks import Box, Grid, Meter, Piece, full_box
 from convert.checkpoints.encodings.flax_arrays import PackedArray, read_packed
 from convert.checkpoints.encodings.ocdbt import TENSORSTORE_ERRORS
 from convert.checkpoints.errors import corrupt, incomplete, located, name_clash, out_of_memory, unreadable
@@ -77,7 +77,7 @@ class OrbaxSource(Source):
         if isinstance(array, PackedArray):
             return read_packed(self._data, array)
         if array.encoding is not None:
-            return self.read_box(name, whole(array.spec.shape))
+            return self.read_box(name, full_box(array.spec.shape))
         assert self._store is not None
         with self._errors(name, array):
             return read_array(self._store, array, self._all_stored)
