@@ -33,7 +33,7 @@ class Leaf:
 
 @dataclass(frozen=True)
 class Absent:
-    """A node of the pytree without an array. `why` says what it is: ``None``, ``empty dict``, ``empty list``, ``string``, ..."""
+    """A node of the pytree without an array. `why` says what it is instead: ``None``, ``empty dict``, ``string``, ..."""
 
     keys: tuple[str, ...]
     why: str

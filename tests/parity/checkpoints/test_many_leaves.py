@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -14,10 +13,9 @@ import pytest
 from convert import Plan, open_source
 from convert.checkpoints.orbax import zarr_metadata
 from convert.cli import output
-from convert.core.errors import CheckpointError, PlanError
+from convert.core.errors import PlanError
 from convert.core.path_pattern import Pattern
 from convert.core.weight_norm_ops import WeightNorm
-from convert.planning import planner
 from convert.planning.compile import compiler, named_leaf
 from convert.planning.planner import make_plan
 from support.memory_source import MemorySource, rule_file
@@ -161,24 +159,6 @@ def test_metadata_of_arrays_is_parsed_once_for_each_shape(tmp_path: Path, monkey
         assert len(source.leaves) == 2 * layers and parsed() == 2
         assert len({id(leaf.spec) for leaf in source.leaves.values()}) == 2
         assert len({id(key) for leaf in source.leaves.values() for key in leaf.keys}) == layers + 2
-
-
-@pytest.mark.parametrize("enabled", [True, False])
-def test_garbage_is_collected_afterwards_as_before(
-    enabled: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    during = []
-    monkeypatch.setattr(planner, "with_burn", lambda rules, to: during.append(gc.isenabled()) or rules)
-    (gc.enable if enabled else gc.disable)()
-    try:
-        planned(1, 1)
-        assert gc.isenabled() is enabled
-        with pytest.raises(CheckpointError):
-            open_source(tmp_path)
-        assert gc.isenabled() is enabled
-    finally:
-        gc.enable()
-    assert during == [False]
 
 
 def test_lines_are_printed_as_one_by_one(capsys: pytest.CaptureFixture[str]) -> None:

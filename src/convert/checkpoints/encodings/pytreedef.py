@@ -85,20 +85,20 @@ def slots(node: Node, fields: Mapping[str, tuple[str, ...]] | None = None) -> li
         fields: class name -> names of its children, for custom nodes whose text does not hold them. They apply where
             the node has at most as many children.
     """
-    found: list[Slot] = []
-    _collect(node, (), True, fields or {}, found)
-    return found
+    collected: list[Slot] = []
+    _collect(node, (), True, fields or {}, collected)
+    return collected
 
 
 def _collect(
-    node: Node, path: tuple[str, ...], named: bool, fields: Mapping[str, tuple[str, ...]], found: list[Slot]
+    node: Node, path: tuple[str, ...], named: bool, fields: Mapping[str, tuple[str, ...]], collected: list[Slot]
 ) -> None:
     if node.kind == "leaf":
-        found.append(Slot(path, None, named))
+        collected.append(Slot(path, None, named))
     elif node.kind == "None":
-        found.append(Slot(path, "None", named))
+        collected.append(Slot(path, "None", named))
     elif not node.children:
-        found.append(Slot(path, f"empty {node.name or node.kind}", named))
+        collected.append(Slot(path, f"empty {node.name or node.kind}", named))
     else:
         keys = node.keys
         if not node.named and len(node.children) <= len(fields.get(node.name, ())):
@@ -106,7 +106,7 @@ def _collect(
         else:
             named = named and node.named
         for key, child in zip(keys, node.children, strict=False):
-            _collect(child, (*path, key), named, fields, found)
+            _collect(child, (*path, key), named, fields, collected)
 
 
 class _Parser:

@@ -231,12 +231,12 @@ def _is_step(path: Path) -> bool:
 
 def _steps(path: Path) -> dict[int, list[Path]]:
     """Return the step directories in `path` by number, in order."""
-    found: dict[int, list[Path]] = {}
+    steps: dict[int, list[Path]] = {}
     for child in _directories(path):
         number = _number(child)
         if number is not None and (_is_step(child) or _is_tree(child) or any(map(_is_tree, _directories(child)))):
-            found.setdefault(number, []).append(child)
-    return dict(sorted(found.items()))
+            steps.setdefault(number, []).append(child)
+    return dict(sorted(steps.items()))
 
 
 def _error(steps: Mapping[int, Sequence[Path]], number: int) -> CheckpointError | None:
