@@ -484,7 +484,7 @@ def test_placeholder_without_its_directory(tmp_path: Path) -> None:
     shutil.copytree(ORBAX_0_5 / "without-metadata", tmp_path / "ckpt")
     shutil.rmtree(tmp_path / "ckpt" / "params.half")
     finding = refusal(tmp_path / "ckpt")
-    assert (finding.code, finding.path, finding.fix) == ("checkpoint-incomplete", "leaf params/half", AGAIN)
+    assert (finding.code, finding.path, finding.fix) == ("checkpoint-incomplete", "ckpt: leaf params/half", AGAIN)
 
 
 @pytest.mark.parametrize("golden", ["aggregated", "aggregated-without-metadata", "without-metadata"])
@@ -821,7 +821,7 @@ def test_lost_metadata(copy: Copy) -> None:
     path = copy("directories")
     (path / "a.short" / ".zarray").unlink()
     finding = refusal(path)
-    assert (finding.code, finding.path, finding.fix) == ("checkpoint-incomplete", "leaf a/short", AGAIN)
+    assert (finding.code, finding.path, finding.fix) == ("checkpoint-incomplete", "checkpoint: leaf a/short", AGAIN)
     (path / "_METADATA").unlink()
     finding = refusal(path)
     assert (finding.code, finding.path) == ("checkpoint-incomplete", "checkpoint")
@@ -886,7 +886,7 @@ def test_corrupt_array_metadata(copy: Copy, change: dict[str, Any], problem: str
     path = copy("directories")
     replace_in(path / "a.short" / ".zarray", **change)
     finding = refusal(path)
-    assert (finding.code, finding.path) == ("checkpoint-corrupt", "leaf a/short: a.short/.zarray")
+    assert (finding.code, finding.path) == ("checkpoint-corrupt", "checkpoint: leaf a/short: a.short/.zarray")
     assert finding.problem == problem and finding.got.startswith(got)
 
 
@@ -910,7 +910,7 @@ def test_a_shape_that_became_smaller_than_what_was_written(devices: Path, tmp_pa
     path = shutil.copytree(devices / "chunked-directories", tmp_path / "checkpoint")
     replace_in(path / "replicated" / ".zarray", shape=[5], chunks=[1])
     finding = refusal(path)
-    assert (finding.code, finding.path, finding.fix) == ("checkpoint-corrupt", "leaf replicated", AGAIN)
+    assert (finding.code, finding.path, finding.fix) == ("checkpoint-corrupt", "checkpoint: leaf replicated", AGAIN)
     assert (finding.expected, finding.got) == ("float32[5]", "_METADATA with a written part of [7]")
 
 

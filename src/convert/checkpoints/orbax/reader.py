@@ -128,7 +128,7 @@ def _leaves(
     wrong: list[Finding] = []
     for node in tree.nodes:
         array = arrays.get(node.name) if node.name is not None else None
-        leaf = f"leaf {'/'.join(node.keys)}"
+        leaf = "/".join(node.keys)
         if node.why is not None:
             absent.append(Absent(node.keys, node.why))
         elif node.packed is not None:
@@ -137,11 +137,11 @@ def _leaves(
             leaves.append((node, array))
             if not _fits(node.write_shape, array.spec.shape):
                 written = f"{METADATA} with a written part of {list(node.write_shape or ())}"
-                wrong += corrupt("", leaf, expected=str(array.spec), got=written).findings
+                wrong += corrupt("", path, leaf, expected=str(array.spec), got=written).findings
         elif isinstance(array, CheckpointError):
-            wrong += located(array, leaf).findings
+            wrong += located(array, path, leaf).findings
         elif node.kind in ARRAYS:
-            wrong += incomplete("its zarr metadata is missing", leaf).findings
+            wrong += incomplete("its zarr metadata is missing", path, leaf).findings
         else:
             # A type with another handler, which may have written any files.
             absent.append(Absent(node.keys, f"{node.kind}, not stored as an array"))
@@ -149,7 +149,7 @@ def _leaves(
         count = f" ({len(wrong)} leaves, {_SHOWN} of them here)" if len(wrong) > _SHOWN else ""
         shown = [replace(finding, fix="") for finding in wrong[:_SHOWN]]
         shown[-1] = replace(shown[-1], fix=fix)
-        headline = f"{path}: {METADATA} and the arrays contradict each other{count}:"
+        headline = f"{METADATA} and the arrays contradict each other{count}:"
         raise CheckpointError(*shown, headline=headline)
     return leaves, tuple(absent)
 
