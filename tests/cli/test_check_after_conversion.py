@@ -61,7 +61,7 @@ def test_settings_and_dtype_are_those_of_the_conversion(run: Run, tmp_path: Path
 
 def test_dry_run_has_nothing_to_check(run: Run, tmp_path: Path) -> None:
     _, stderr = run("timesfm", checkpoint("timesfm-2.5"), tmp_path / "out", "--check", "--dry-run", code=2)
-    assert "--dry-run writes nothing, so there is nothing to --check" in stderr
+    assert "error[usage]: --dry-run writes nothing that --check could check" in stderr
 
 
 def test_a_reference_and_levels_that_must_run(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

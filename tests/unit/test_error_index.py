@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from support.paths import DOCS, ROOT
 
 CODE = re.compile(r"[a-z]+(-[a-z0-9]+)*")
-TRANSITIONAL = "uncoded"  # of an error that is raised with a text alone
 PARTS = ("## What it means", "## Example", "## What to do")
 TREES = [ast.parse(path.read_text()) for path in sorted((ROOT / "src").rglob("*.py"))]
 PAGES = sorted((DOCS / "errors").glob("*.md"))
@@ -46,7 +45,7 @@ def codes() -> Iterator[str]:
 
 
 def test_codes_and_pages_are_the_same() -> None:
-    used = {code for code in codes() if CODE.fullmatch(code)} - {TRANSITIONAL}
+    used = {code for code in codes() if CODE.fullmatch(code)}
     described = {path.stem for path in PAGES}
     assert (sorted(used - described), sorted(described - used)) == ([], [])
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from convert.core.findings import Finding, group_similar
 
 
@@ -15,8 +13,8 @@ class ConvertError(Exception):
         headline: one line above several findings; empty where the only finding says everything.
     """
 
-    def __init__(self, *findings: Finding | str, headline: str = "") -> None:
-        self.findings: tuple[Any, ...] = tuple(f if isinstance(f, Finding) else Finding("uncoded", f) for f in findings)
+    def __init__(self, *findings: Finding, headline: str = "") -> None:
+        self.findings = findings
         self.headline = headline
         super().__init__(self.render())
 
@@ -29,7 +27,7 @@ class ConvertError(Exception):
     @property
     def code(self) -> str:
         """Key of the first finding in the error index."""
-        return getattr(self.findings[0], "code", "uncoded") if self.findings else "uncoded"
+        return self.findings[0].code
 
 
 MAX_LINES = 12  # lines of findings in the text of a `PlanError`; its `findings` holds all of them
@@ -42,7 +40,7 @@ class CheckpointError(ConvertError):
 class RuleError(ConvertError):
     """A rule file is not valid. Each finding's `rule` is ``file:line:column``."""
 
-    def __init__(self, *findings: Finding | str, headline: str = "") -> None:
+    def __init__(self, *findings: Finding, headline: str = "") -> None:
         several = len(findings) > 1 and not headline
         super().__init__(*findings, headline=f"The rules have {len(findings)} problems:" if several else headline)
 
@@ -88,7 +86,7 @@ class UserCodeError(ConvertError):
         frames: the user's stack frames, the innermost last: ``file:line, in function: source``.
     """
 
-    def __init__(self, finding: Finding | str, frames: tuple[str, ...] = ()) -> None:
+    def __init__(self, finding: Finding, frames: tuple[str, ...] = ()) -> None:
         self.frames = frames
         super().__init__(finding)
 

@@ -22,6 +22,7 @@ from convert.checkpoints.chunks import PIECE, Box, Grid, Meter, Piece
 from convert.checkpoints.encodings import zarr_chunks
 from convert.checkpoints.memory_budget import Budget, StoppedError
 from convert.core.errors import CheckpointError
+from convert.core.findings import Finding
 from convert.core.ops import Op
 from convert.core.tensor_spec import numpy_dtype
 from convert.core.weight_norm_ops import Features, Operand, SpectralNorm, Standardize, WeightNorm
@@ -190,7 +191,7 @@ def test_an_error_gives_back_what_was_held(fault: str, tmp_path: Path, monkeypat
     class Broken(InChunks):
         def pieces(self, name: str, chunk: Box, meter: Meter | None = None) -> Iterator[Piece]:
             if fault == "chunk" and name == "c/w" and chunk.origin[0]:
-                raise CheckpointError("c/w is damaged")
+                raise CheckpointError(Finding("checkpoint-corrupt", "c/w is damaged"))
             return super().pieces(name, chunk, meter)
 
     source = Broken(arrays if fault == "chunk" else {k: v for k, v in arrays.items() if k.endswith("w")}, 200, True)
