@@ -13,7 +13,8 @@ from convert.layers.base import LayerLeaves, ProbeSample, Step
 from convert.layers.in_memory import assemble
 from convert.layers.probe import Probe, probe_of_sum
 from convert.planning.plan import Plan
-from convert.verify.numerics.compare import Tolerance, difference, epsilon
+from convert.verify.numerics.compare import difference, epsilon
+from convert.verify.numerics.tolerances import Tolerance
 from convert.verify.report.report import Measure
 from convert.writing.execute import computed
 

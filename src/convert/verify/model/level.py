@@ -10,14 +10,8 @@ from convert.planning.plan import Plan
 from convert.references.protocol import Reference
 from convert.verify.diagnosis.diagnose import diagnose
 from convert.verify.model.messages import differences, inconclusive, inconclusive_notes, is_other_function, not_compared
-from convert.verify.numerics.compare import (
-    Difference,
-    agreement,
-    difference,
-    lifted_tolerance,
-    rounded_tolerance,
-    run_tolerance,
-)
+from convert.verify.numerics.compare import Difference, agreement, difference
+from convert.verify.numerics.tolerances import lifted_tolerance, rounded_tolerance, run_tolerance
 from convert.verify.report.report import LevelReport, Measure, Verdict
 from convert.verify.sides.evidence import Evidence, Values
 from convert.verify.sides.run_torch import LiftedTorch, lifted_torch, run_torch, written_state

@@ -9,7 +9,8 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from convert.core.findings import Finding
-from convert.verify.numerics.compare import Agreement, Difference, Tolerance
+from convert.verify.numerics.compare import Agreement, Difference
+from convert.verify.numerics.tolerances import Tolerance
 
 if TYPE_CHECKING:
     from convert.planning.plan import Plan
