@@ -15,7 +15,7 @@ from convert.layers.draft import KERNELS, Layer, Step
 SCALES = ("scale", "gamma", "weight", "w", "g")
 BIASES = ("bias", "b", "beta", "offset")
 LORA = (("lora_a", "lora_b"), ("lora_A", "lora_B"))
-SIGMA = "found anew at every call, by a step from u"
+SIGMA = "recomputed from u at every call"
 STATISTICS = {"mean": "mean_ema/average", "var": "var_ema/average"}  # of Haiku, below `~`
 
 
@@ -82,9 +82,9 @@ def _haiku_statistics(
 ) -> None:
     """Add Haiku averages: ``params/norm/scale`` has ``state/norm/~/mean_ema/average``; in a joint tree, without both prefixes."""
     g, path = layer.leaves[key], paths.path(layer.leaves[key].steps)
-    sidecar = {role: [f"{x.rpartition('/')[0]}/~/{below}" for x in g.leaves] for role, below in STATISTICS.items()}
-    if all(x in known and known[x].spec.shape == g.shape for leaves in sidecar.values() for x in leaves):
-        for role, leaves in sidecar.items():
+    statistics = {role: [f"{x.rpartition('/')[0]}/~/{below}" for x in g.leaves] for role, below in STATISTICS.items()}
+    if all(x in known and known[x].spec.shape == g.shape for leaves in statistics.values() for x in leaves):
+        for role, leaves in statistics.items():
             partners.add(layer, role, f"{path.rpartition('/')[0]}/~/{STATISTICS[role]}", leaves)
         _haiku_spare(partners, "", known)
         return
@@ -247,9 +247,9 @@ def _lora(partners: Partners, layer: Layer, by_steps: Mapping[tuple[Step, ...], 
 def _bias(partners: Partners, layer: Layer, by_steps: Mapping[tuple[Step, ...], Layer], paths: Paths) -> None:
     """Add praxis biases: ``hidden_layer/linear/w`` has ``hidden_layer/bias/b``."""
     kernel = layer.find(KERNELS, (2,)) if len(layer.leaves) == 1 and layer.hint == "linear" else None
-    sidecar = by_steps.get((*layer.steps[:-1], Step(("bias",))))
-    if kernel is None or sidecar is None or set(sidecar.leaves) != {"b"}:
+    bias_layer = by_steps.get((*layer.steps[:-1], Step(("bias",))))
+    if kernel is None or bias_layer is None or set(bias_layer.leaves) != {"b"}:
         return
-    w, b = layer.leaves[kernel], sidecar.leaves["b"]
+    w, b = layer.leaves[kernel], bias_layer.leaves["b"]
     if b.shape == w.shape[1:] and len(w.leaves) == len(b.leaves):
         partners.add(layer, "bias", paths.path(b.steps), b.leaves, b.shape)

@@ -60,9 +60,12 @@ class LayerRules:
         if main is None:
             bias = rest.find(BIASES, (1, 2, 3, 4))
         used = {main, bias} if main else set()
-        sidecar = [left[role].shape for role in ("mean", "var") if role in left]  # nnx keeps them there
+        # flax nnx stores mean and var next to the scale.
+        statistics = [left[role].shape for role in ("mean", "var") if role in left]
         lead = scale if main else bias
-        if (lead and sidecar == [left[lead].shape] * 2) or (not lead and not main and sidecar == sidecar[:1] * 2 != []):
+        if (lead and statistics == [left[lead].shape] * 2) or (
+            not lead and not main and statistics == statistics[:1] * 2 != []
+        ):
             for role in ("mean", "var"):
                 self.partners.add(layer, role, self.paths.path(left[role].steps), left[role].leaves)
                 used.add(role)
@@ -90,8 +93,8 @@ class LayerRules:
             yield from drops
             return
         kernels = [key for key, g in left.items() if len(g.shape) > 2] if "separable" in layer.hint else ["0"]
-        sidecar = "1" in left and (ones or ("0" in left and len(left["1"].shape) < len(left["0"].shape)))
-        main, bias = "0", "1" if len(kernels) == 1 and sidecar and not table else None
+        has_bias = "1" in left and (ones or ("0" in left and len(left["1"].shape) < len(left["0"].shape)))
+        main, bias = "0", "1" if len(kernels) == 1 and has_bias and not table else None
         used = {main, bias}
         same_shapes = ones and len({g.shape for g in left.values()}) == 1 and not table
         count = 4 if {"2", "3"} <= left.keys() else 3 if "2" in left else 2 if "batch" in layer.hint else 0

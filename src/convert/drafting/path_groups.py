@@ -8,10 +8,10 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from convert.checkpoints.source import Leaf
-from convert.layers.draft import Beside, Group, Step
+from convert.layers.draft import Group, Siblings, Step
 
 # Keys of one layer that are listed together, in this order, if their leaves have the same shapes.
-SIBLINGS: tuple[tuple[str, ...], ...] = (
+ALTERNATIVES: tuple[tuple[str, ...], ...] = (
     ("query", "key", "value"),
     ("key", "value"),
     ("q", "k", "v"),
@@ -57,7 +57,7 @@ def keys_of(name: str) -> tuple[str, ...]:
 
 def _below(
     entries: Sequence[Entry],
-    sidecar: Beside = (),
+    siblings: Siblings = (),
     path: tuple[str, ...] = (),
     layers: frozenset[tuple[str, ...]] = frozenset(),
 ) -> list[Group]:
@@ -68,14 +68,14 @@ def _below(
         if keys:
             children[keys[0]].append((keys[1:], name, leaf))
         else:
-            done.append(Group((), leaf.spec.shape, leaf.spec.dtype, (name,), sidecar))
+            done.append(Group((), leaf.spec.shape, leaf.spec.dtype, (name,), siblings))
     below = {key: _below(rest, here, (*path, key), layers) for key, rest in children.items()}
     taken: set[str] = set()
     for stem, tail, whole, members in _families(list(below)):
         if taken.isdisjoint(members):
             taken.update(members)
             done += _merged({key: below[key] for key in members}, stem if whole else None, tail)
-    for names in SIBLINGS:
+    for names in ALTERNATIVES:
         if all(name in below and name not in taken for name in names) and len({_kernels(below[n]) for n in names}) == 1:
             taken.update(names)
             done += _merged({name: below[name] for name in names}, None, "")
@@ -86,7 +86,7 @@ def _below(
             done += [replace(g, steps=(Step((key,)), *g.steps)) for g in groups]
     if path in layers:
         whole_layer = tuple(sorted(("/".join(keys), leaf.spec.shape, leaf.spec.dtype) for keys, _, leaf in entries))
-        done = [replace(g, sidecar=whole_layer) for g in done]
+        done = [replace(g, siblings=whole_layer) for g in done]
     return done
 
 
@@ -109,14 +109,14 @@ def _families(keys: Sequence[str]) -> Iterator[tuple[str, str, bool, list[str]]]
 
 
 def _kernels(groups: Iterable[Group]) -> tuple[tuple[int, ...], ...]:
-    """Return the shapes of a key's leaves with two or more axes; siblings have the same."""
+    """Return the shapes of a key's leaves with two or more axes; alternatives have the same."""
     return tuple(sorted(g.shape for g in groups if len(g.shape) > 1))
 
 
 def _records(entries: Sequence[Entry]) -> list[Group]:
-    sidecar = tuple((keys[-1], leaf.spec.shape, leaf.spec.dtype) for keys, _, leaf in entries if keys)
+    siblings = tuple((keys[-1], leaf.spec.shape, leaf.spec.dtype) for keys, _, leaf in entries if keys)
     return [
-        Group(tuple(Step((key,)) for key in keys), leaf.spec.shape, leaf.spec.dtype, (name,), sidecar)
+        Group(tuple(Step((key,)) for key in keys), leaf.spec.shape, leaf.spec.dtype, (name,), siblings)
         for keys, name, leaf in entries
     ]
 
@@ -126,8 +126,8 @@ def _merged(members: Mapping[str, Sequence[Group]], stem: str | None, tail: str)
     similar: dict[tuple[object, ...], list[tuple[str, Group]]] = defaultdict(list)
     for key, groups in members.items():
         for g in groups:
-            sidecar = g.sidecar if g.steps else ()  # the keys that are merged here lie in one dict
-            similar[g.steps, g.shape, g.dtype, sidecar].append((key, g))
+            siblings = g.siblings if g.steps else ()  # the keys that are merged here lie in one dict
+            similar[g.steps, g.shape, g.dtype, siblings].append((key, g))
     for found in similar.values():
         first = found[0][1]
         keys = tuple(key for key, _ in found)
@@ -155,9 +155,9 @@ class Names:
                 name = self._known.setdefault(key, self._next())
                 out.append(f"{escape(step.stem)}{{{name}}}{escape(step.tail)}")
             elif len(step.words) > 1:
-                index_from = [_NUMBERED.fullmatch(word) for word in step.words]
-                stem = index_from[0][1] if index_from[0] else ""
-                shared_stem = bool(index_from[0]) and all(n and n[1] == stem for n in index_from)
+                numbered = [_NUMBERED.fullmatch(word) for word in step.words]
+                stem = numbered[0][1] if numbered[0] else ""
+                shared_stem = bool(numbered[0]) and all(n and n[1] == stem for n in numbered)
                 words = tuple(word.removeprefix(stem) if shared_stem else word for word in step.words)
                 if self._most is not None and len(words) > self._most:
                     words = (*words[: self._most - 1], "...", words[-1])

@@ -12,7 +12,7 @@ STACK_INDICES = "stuv"
 def stacks(groups: Sequence[Group]) -> dict[tuple[Step, ...], tuple[str, int]]:
     """Return the paths below which every leaf has an axis that numbers layers -> index and axis.
 
-    They are told by a norm's scale with two axes: all leaves below the path have an axis of that size at the same place.
+    They are found by a norm's scale with two axes: all leaves below the path have an axis of that size at the same place.
     """
     found: dict[tuple[Step, ...], tuple[str, int]] = {}
     scales = [g for g in groups if len(g.shape) == 2 and _scale(g)]
@@ -33,4 +33,4 @@ def _scale(g: Group) -> bool:
     """Whether the name is that of a norm's scale; Equinox calls it `weight`, and its bias has the same shape."""
     key = g.steps[-1].words[0]
     norm = len(g.steps) > 1 and "norm" in (g.steps[-2].stem or g.steps[-2].words[0]).lower()
-    return key in ("scale", "gamma") or (key == "weight" and (norm or ("bias", g.shape, g.dtype) in g.sidecar))
+    return key in ("scale", "gamma") or (key == "weight" and (norm or ("bias", g.shape, g.dtype) in g.siblings))

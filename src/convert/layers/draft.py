@@ -16,7 +16,7 @@ from convert.layers.shared_keys import ASK
 
 KERNELS = ("kernel", "w", "weight", "weights")  # names of a weight's leaf
 NAME = "what is the module called in PyTorch?"
-Beside = tuple[tuple[str, tuple[int, ...], str], ...]
+Siblings = tuple[tuple[str, tuple[int, ...], str], ...]
 
 
 @dataclass(frozen=True)
@@ -43,15 +43,15 @@ class Group:
         shape: of each.
         dtype: of each.
         leaves: their names, the last index or alternative running fastest.
-        sidecar: last key, shape and dtype of what lies in the same dict, or path, shape and dtype of what lies in the same
-            layer: the leaves of one layer are grouped alike.
+        siblings: last key, shape and dtype of the leaves in the same dict; or path, shape and dtype of all leaves of the
+            layer, if they lie in several dicts.
     """
 
     steps: tuple[Step, ...]
     shape: tuple[int, ...]
     dtype: str
     leaves: tuple[str, ...]
-    sidecar: Beside = ()
+    siblings: Siblings = ()
 
     @property
     def shown(self) -> str:
