@@ -1,6 +1,6 @@
-"""What a rule says of a weight besides its kind: a factor, RoPE pairs, a flattened map, a weight norm or spectral norm.
+"""Optional keys of a rule that describe its weight: prescaled_by, rope, flattened, weight_norm, spectral_norm.
 
-Each is a small type, the function that reads it, and its key in a rule file.
+For each key: its type, the function that reads it, and its entry in the schema of rule files.
 """
 
 from __future__ import annotations

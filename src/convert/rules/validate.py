@@ -17,8 +17,9 @@ from convert.layers import Rule, TargetLayer
 from convert.layers.annotations import BIAS_U, V
 from convert.layers.base import LayerKind
 from convert.layers.low_rank import PLUS_FIRST, PLUS_SECOND, SECOND
+from convert.layers.transforms.rope import check_rope
 from convert.layers.transforms.weight_normalization import check_normalized
-from convert.layers.transforms.weight_transforms import check_flattened, check_rope
+from convert.layers.transforms.weight_transforms import check_flattened
 from convert.rules.file import RuleFile, references
 from convert.rules.placeholders import ASK
 

@@ -1,4 +1,4 @@
-"""What a weight prescaled_by: factors and RoPE's pairs. What the source computes and what the target computes must agree."""
+"""Prescaled weights and RoPE pairs: source and target must compute the same."""
 
 from __future__ import annotations
 

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from convert.layers.base import ProbeSample
+from convert.layers.transforms.rope import target_rope_pairs
 from convert.layers.transforms.weight_normalization import features, kept
-from convert.layers.transforms.weight_transforms import target_order, target_pairs
+from convert.layers.transforms.weight_transforms import target_order
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -26,7 +27,7 @@ def rope_pairs(width: int, convention: str) -> list[tuple[int, int]]:
     return [(2 * k, 2 * k + 1) if convention == "interleaved" else (k, k + half) for k in range(half)]
 
 
-def _repaired(y: Array, axis: int, source: str, target: str) -> Array:
+def _to_target_pairs(y: Array, axis: int, source: str, target: str) -> Array:
     """Move each pair of the source's convention to where the target's convention has it."""
     order = [0] * y.shape[axis]
     pairs = zip(rope_pairs(len(order), source), rope_pairs(len(order), target), strict=True)
@@ -62,7 +63,7 @@ def as_target_gives(y: Array, axes: str, sample: ProbeSample) -> Array:
     if rule.prescaled_by is not None:
         y = y / rule.prescaled_by.value(sample.plan.sizes)
     if rule.rope is not None and rule.rope.axis in axes:
-        y = _repaired(y, axes.index(rule.rope.axis), rule.rope.pairs, target_pairs(sample.layer))
+        y = _to_target_pairs(y, axes.index(rule.rope.axis), rule.rope.pairs, target_rope_pairs(sample.layer))
     return with_target_map(y, axes, sample)
 
 

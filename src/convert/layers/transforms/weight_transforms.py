@@ -1,7 +1,4 @@
-"""What the source folds into a weight and the target's code does itself: a factor, and the order of the pairs that RoPE turns.
-
-A rule declares what the weight carries; the multiplication and the permutation that undo it follow.
-"""
+"""Prescaled weights and flattened feature maps: the multiplication and the order of axes that convert the source's weight."""
 
 from __future__ import annotations
 
@@ -9,16 +6,17 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from convert.core.ops import Deinterleave, Interleave, Multiply, Op
+from convert.core.ops import Multiply, Op
 from convert.layers.base import Rule
 from convert.layers.target import TargetLayer
+from convert.layers.transforms.rope import target_rope_pairs
 
 
 def check_flattened(rule: Rule) -> None:
     """Check that the flattened axis is one of the rule's axes.
 
     Raises:
-        ValueError: they do not, or a target speaks of it and the rule does not, or of other axes.
+        ValueError: the axis is not one of the rule's; a target has `flattened:` and the rule has none; or the target names other axes.
     """
     orders = [layer.flattened for layer in rule.targets.values() if layer.flattened is not None]
     if rule.flattened is None:
@@ -75,48 +73,17 @@ def unflattened(
     return letters[:at] + order + letters[at + 1 :], (*shape[:at], *inner, *shape[at + 1 :]), moved
 
 
-def check_rope(rule: Rule) -> None:
-    """Check that the axis that RoPE rotates is one of the rule's output axes.
-
-    Raises:
-        ValueError: they do not, or a target says how it turns pairs and the rule does not.
-    """
-    if rule.rope is None:
-        if any(layer.rope is not None for layer in rule.targets.values()):
-            raise ValueError("the target has `rope:` and the rule has none; write the key for the source, too")
-        return
-    axis = rule.rope.axis
-    axes = [outputs for _, outputs in rule.kind.weight_axes] or [""]
-    if any(axis not in letters for letters in axes):
-        raise ValueError(
-            f"RoPE rotates {axis}, which is not among the layer's output axes {', '.join(axes) or 'nothing'}"
-        )
-
-
-def undo(rule: Rule, sizes: Mapping[str, int]) -> tuple[Op, ...]:
+def divide_by_prescale(rule: Rule, sizes: Mapping[str, int]) -> tuple[Op, ...]:
     """Return the multiplication that removes the factor from the weight."""
     if rule.prescaled_by is None:
         return ()
     return (Multiply(1 / rule.prescaled_by.value(sizes)),)
 
 
-def repair(rule: Rule, layer: TargetLayer, letters: str) -> tuple[Op, ...]:
-    """Return the permutation from the source's RoPE pairs to the target's, for an array with the axes `letters`."""
-    if rule.rope is None or rule.rope.axis not in letters or rule.rope.pairs == target_pairs(layer):
-        return ()
-    axis = letters.index(rule.rope.axis)
-    return (Deinterleave(axis) if rule.rope.pairs == "interleaved" else Interleave(axis),)
-
-
-def target_pairs(layer: TargetLayer) -> str:
-    """Return how the target's code pairs features; by default it splits a head in halves."""
-    return layer.rope or "half-split"
-
-
 def facts(rule: Rule, layer: TargetLayer) -> dict[str, Any]:
     """Return the entries of the plan and the header."""
     carried = {"weight_carries": rule.prescaled_by.text} if rule.prescaled_by else {}
-    pairs = {"source_rope": rule.rope.pairs, "target_rope": target_pairs(layer)} if rule.rope else {}
+    pairs = {"source_rope": rule.rope.pairs, "target_rope": target_rope_pairs(layer)} if rule.rope else {}
     orders = (
         {"source_flattens": rule.flattened.order, "target_flattens": target_order(rule, layer)}
         if rule.flattened

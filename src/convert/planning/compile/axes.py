@@ -11,7 +11,8 @@ from convert.core.ops import Flip, Op, Permute, Reshape, Take
 from convert.layers import Rule, TargetLayer
 from convert.layers.base import Part
 from convert.layers.leaves import MisfitError
-from convert.layers.transforms.weight_transforms import repair, target_pairs, unflattened
+from convert.layers.transforms.rope import rope_permutation, target_rope_pairs
+from convert.layers.transforms.weight_transforms import unflattened
 from convert.planning.compile.named_leaf import NamedLeaf
 
 _UNNAMED = "abcdefghijklmnopqrstuvwxyz"  # letters for axes that a rule does not name
@@ -81,7 +82,7 @@ def arranged(
                 )
             )
         layout = "as stored" if not leaf.stacked else f"stacked on axis {', '.join(str(a) for _, a, _ in leaf.stacked)}"
-        if rule.normalized is not None and role == rule.normalized.role:  # kept: the scale, beside the direction
+        if rule.normalized is not None and role == rule.normalized.role:  # kept: the scale next to the direction
             size = math.prod(leaf.own_shape)
             ops.append(Reshape((size, *[1] * (rule.kind.weight_rank - 1))))
         unnamed = tuple(zip(_UNNAMED, leaf.own_shape, strict=False))
@@ -100,7 +101,7 @@ def arranged(
             ops.append(Take(at, member[0]))
             taken.append(f"{axis}={member[0]}")
             letters, shape = letters[:at] + letters[at + 1 :], shape[:at] + shape[at + 1 :]
-        paired = repair(rule, layer, letters)
+        paired = rope_permutation(rule, layer, letters)
         whole, outer = shape, letters
         letters, shape = rule.kind.inner_axes(role, letters, shape, sizes)
         groups = rule.kind.groups(role, letters, variant, layer)
@@ -121,7 +122,7 @@ def arranged(
     kept = tuple((x, size) for x, size in zip(letters, shape, strict=True) if any(x in group for group in groups))
     layout = f"{before} -> {' '.join([*apart, *map(group_shown, groups)])}"
     if paired and rule.rope is not None:
-        layout += f", {rule.rope.axis} from {rule.rope.pairs} to {target_pairs(layer)} pairs"
+        layout += f", {rule.rope.axis} from {rule.rope.pairs} to {target_rope_pairs(layer)} pairs"
     if turned:
         axes = [group_shown(groups[axis]) for op in turned if isinstance(op, Flip) for axis in op.axes]
         layout += f", {' and '.join(axes)} flipped"

@@ -20,7 +20,7 @@ from convert.layers.casts import computing, losses, target_dtype
 from convert.layers.leaves import MisfitError, not_convertible
 from convert.layers.target import Constant
 from convert.layers.transforms.weight_normalization import kept as kept_apart
-from convert.layers.transforms.weight_transforms import undo
+from convert.layers.transforms.weight_transforms import divide_by_prescale
 from convert.planning.compile.axes import arranged
 from convert.planning.compile.named_leaf import NamedLeaf, read_leaf
 from convert.planning.compile.weight_norm import Folding, check_bias
@@ -157,7 +157,7 @@ class Compiler:
             else ()
         )
         try:
-            compute = (*undo(rule, self.sizes), *fold, *rule.kind.compute(role, layer))
+            compute = (*divide_by_prescale(rule, self.sizes), *fold, *rule.kind.compute(role, layer))
         except ValueError as error:
             raise MisfitError(
                 Finding("size-unknown", str(error), rule=rule.at.line_only, path=name, fix="correct the letter")

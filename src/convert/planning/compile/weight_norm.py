@@ -13,8 +13,9 @@ from convert.core.weight_norm_ops import Features, Operand, SpectralNorm, Weight
 from convert.layers import Rule, TargetLayer
 from convert.layers.annotations import BIAS_U, V
 from convert.layers.leaves import MisfitError, unstacked
+from convert.layers.transforms.rope import rope_permutation
 from convert.layers.transforms.weight_normalization import features
-from convert.layers.transforms.weight_transforms import repair, unflattened
+from convert.layers.transforms.weight_transforms import unflattened
 from convert.planning.compile.axes import arranged, movement, taken_out
 from convert.planning.compile.named_leaf import NamedLeaf
 
@@ -108,7 +109,7 @@ class Folding:
         if math.prod(shape) != math.prod(own):  # the operation reports it: it knows what the values are for
             return Operand(name, tuple(ops), math.prod(own), self.source.read)
         letters, inner, _ = unflattened(rule, layer, axes, shape, (), self.sizes)
-        ops += [Reshape(shape), *repair(rule, layer, axes), Reshape(inner)]
+        ops += [Reshape(shape), *rope_permutation(rule, layer, axes), Reshape(inner)]
         ops += movement(letters, inner, ("".join(x for x in target if x in letters),)) if letters else ()
         return Operand(name, tuple(ops), math.prod(own), self.source.read)
 
