@@ -372,7 +372,7 @@ def test_a_tensor_that_was_never_filled_stops_the_commit(tmp_path: Path) -> None
     outs = tensors(1, 2)
     with Writer(tmp_path / "x.safetensors", lay_out(outs, single="x.safetensors"), outs) as writer:
         writer.region("t0")[...] = 1
-        with pytest.raises(OutputError, match=r"x\.safetensors: 1 tensors were never filled: t1$"):
+        with pytest.raises(OutputError, match=r"x\.safetensors: 1 tensors were never requested from the writer: t1$"):
             writer.commit()
     assert list(tmp_path.iterdir()) == []
 

@@ -74,20 +74,20 @@ def convert_checkpoints(
 
     [bold]Examples[/bold]
 
-      convert timesfm ckpt/ out.safetensors [dim]a published model[/dim]
+      convert timesfm ckpt/ out.safetensors [dim]# a published model[/dim]
 
-      convert check out.safetensors --from ckpt/ [dim]the proof[/dim]
+      convert check out.safetensors --from ckpt/ [dim]# the proof[/dim]
 
-      convert inspect ckpt/ [dim]the tree and the rules that fit[/dim]
+      convert inspect ckpt/ [dim]# the tree and the rules that fit[/dim]
 
-      convert rules new ckpt/ mine.yaml [dim]rules for your own model[/dim]
+      convert rules new ckpt/ mine.yaml [dim]# rules for your own model[/dim]
 
     OUT is one file when it ends in .safetensors, a directory otherwise. Data goes to stdout, everything else to stderr.
     """
 
 
 def program() -> NoReturn:
-    """Run ``convert`` or ``ckpt-convert`` as a process of its own."""
+    """Run ``convert`` or ``ckpt-convert`` and end the process."""
     process.tune()
     process.end(run())
 

@@ -38,7 +38,7 @@ def check(
         typer.Option(
             "--model",
             metavar="MODEL",
-            help="Rules, where the header of OUT does not name them.",
+            help="Rules; needed only if the header of OUT does not name them.",
             rich_help_panel=o.INPUT,
             autocompletion=o.complete_model,
         ),
@@ -55,7 +55,7 @@ def check(
         typer.Option(
             "--level",
             metavar="LEVEL",
-            help="coverage, weights, layers or model. Repeatable. (default: all)",
+            help="coverage, weights, layers or model. Repeatable, or separated by commas. (default: all)",
             rich_help_panel=o.PROOF,
         ),
     ] = None,

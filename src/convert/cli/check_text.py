@@ -18,10 +18,10 @@ SHORTEST = 12  # characters of a path that are worth cutting out
 
 
 def lines(report: Report) -> Iterator[str]:
-    """The report as lines; nothing is cut or wrapped."""
+    """Yield the lines of the report; nothing is cut or wrapped."""
     source = str(report.source)
     for line in _lines(report):
-        # Messages name the checkpoint's path for those who see them alone; here it stands on top.
+        # Each message names the checkpoint; here the first line already does.
         yield line.replace(f"{source}: ", "") if len(source) >= SHORTEST else line
 
 
@@ -43,7 +43,7 @@ def _lines(report: Report) -> Iterator[str]:
 
 
 def _word(verdict: Verdict) -> str:
-    """Capitals for what a person should not miss."""
+    """Return the verdict, in capitals if it is a failure."""
     return str(verdict).upper() if verdict is Verdict.FAILED else str(verdict)
 
 
@@ -52,13 +52,15 @@ def _level(level: LevelReport) -> Iterator[str]:
     yield from _findings(level)
     yield from _measures(level)
     yield from _matrix(level)
-    told = 1 if not (level.reason or level.findings or level.measures) else 0  # the first one is the level's line
-    for note in level.notes[told:]:
+    shown = (
+        1 if not (level.reason or level.findings or level.measures) else 0
+    )  # the table of levels shows the first one
+    for note in level.notes[shown:]:
         yield f"note: {note}"
 
 
 def _findings(level: LevelReport) -> Iterator[str]:
-    """The first finding of each rule; how many more there are of it; and what is left."""
+    """Yield the first finding of each rule, and the number of its other findings."""
     groups: dict[object, list[str]] = {}
     for k, finding in enumerate(level.findings):
         groups.setdefault(finding.rule or k, []).append(str(finding))
@@ -78,7 +80,7 @@ def _diagnosis(level: LevelReport) -> Iterator[str]:
     if found["name"]:
         yield f"diagnosis: {found['name']}"
         yield f"    {found['problem']}"
-        yield f"    relative error of {found['boundary']}: {found['error_before']:.1e} as it is, {found['error_after']:.1e} when that is undone"
+        yield f"    relative error of {found['boundary']}: {found['error_before']:.1e}; {found['error_after']:.1e} without the mistake"
         yield f"    repair: {found['fix']}"
     else:
         yield f"no diagnosis: {found['problem']} at {found['boundary']}, where the two differ first"
@@ -88,7 +90,7 @@ def _diagnosis(level: LevelReport) -> Iterator[str]:
 
 
 def _measures(level: LevelReport) -> Iterator[str]:
-    """A table, the worst first, the rest folded into one line."""
+    """Yield a table of the worst measures, and one line for the rest."""
     if not level.measures:
         return
     first = level.first_failure
@@ -114,7 +116,7 @@ def _measures(level: LevelReport) -> Iterator[str]:
 
 
 def _matrix(level: LevelReport) -> Iterator[str]:
-    """Relative differences of all pairs, index_from: names of backends are too long to stand above columns."""
+    """Yield the relative differences of all pairs of backends. Columns are numbered: names of backends are too long for them."""
     if not level.matrix:
         return
     yield "outputs, relative differences of all pairs; the row's are the reference"
@@ -143,7 +145,7 @@ def _row(measure: Measure, first: bool) -> tuple[str, ...]:
 
 
 def _short(path: str) -> str:
-    """Relative to the current directory, where that is below it."""
+    """Return the path relative to the current directory if it lies in it."""
     try:
         return str(Path(path).resolve().relative_to(Path.cwd())) if Path(path).is_absolute() else path
     except (OSError, ValueError):
@@ -155,17 +157,21 @@ def _conclusion(report: Report) -> str:
     verdicts = {level.level: level.verdict for level in report.levels}
     open_ = [name for name in LEVELS if verdicts.get(name, Verdict.SKIPPED) is Verdict.SKIPPED]
     if report.exit_code == 0:
-        said = f"equal, as far as {', '.join(decided)} can tell; not checked: {', '.join(open_)}" if open_ else "equal"
+        conclusion = (
+            f"equal, as far as {', '.join(decided)} can tell; not checked: {', '.join(open_)}" if open_ else "equal"
+        )
     elif report.only_backends:
-        said = report.verdict
+        conclusion = report.verdict
     elif report.exit_code == 1:
-        said = f"different: {', '.join(level.level for level in report.levels if level.verdict is Verdict.FAILED)}"
+        conclusion = (
+            f"different: {', '.join(level.level for level in report.levels if level.verdict is Verdict.FAILED)}"
+        )
     else:
-        words = {Verdict.INCONCLUSIVE: "broke off", None: "did not run"}
+        words = {Verdict.INCONCLUSIVE: "stopped with an error", None: "did not run"}
         proved = {level.level for level in report.levels if level.verdict is Verdict.INCONCLUSIVE and level.measures}
         reasons = [
             f"{name} {'proves nothing' if name in proved else words.get(verdicts.get(name), 'was skipped')}"
             for name in report.inconclusive
         ]
-        said = f"inconclusive: {', '.join(reasons)}"
-    return f"{said} (exit code {report.exit_code})"
+        conclusion = f"inconclusive: {', '.join(reasons)}"
+    return f"{conclusion} (exit code {report.exit_code})"

@@ -62,7 +62,7 @@ Step = Annotated[
     typer.Option(
         "--step",
         metavar="N",
-        help="Training step, where the directory holds several. (default: the latest)",
+        help="Training step, if the directory holds several. (default: the latest)",
         rich_help_panel=INPUT,
     ),
 ]
@@ -86,7 +86,8 @@ Settings = Annotated[
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
-        help="Set a fact, size or choice that the checkpoint does not store. Repeatable.",
+        help="Set a hyperparameter, axis size or variant that the checkpoint does not store, such as vocab_size=32000. "
+        "Repeatable.",
         rich_help_panel=INPUT,
     ),
 ]
@@ -94,7 +95,7 @@ CustomCells = Annotated[
     bool,
     typer.Option(
         "--allow-custom-cells",
-        help="Write recurrent cells that torch.nn lacks for the modules in convert.layers.torch_modules.",
+        help="Allow recurrent cells that torch.nn lacks; their modules are in convert.layers.torch_modules.",
         rich_help_panel=OUTPUT,
     ),
 ]
@@ -121,7 +122,7 @@ ShardSize = Annotated[
     typer.Option(
         "--max-shard-size",
         metavar="SIZE",
-        help="Largest file of an output directory, such as 2GB. (default: 5GB)",
+        help="Maximum size of a file of an output directory, such as 2GB. (default: 5GB)",
         rich_help_panel=OUTPUT,
     ),
 ]
@@ -140,7 +141,7 @@ Require = Annotated[
     typer.Option(
         "--require",
         metavar="LEVEL",
-        help="Fail when this level is skipped. Repeatable.",
+        help="Exit with code 2 (inconclusive) when this level is skipped. Repeatable, or separated by commas.",
         rich_help_panel=PROOF,
     ),
 ]

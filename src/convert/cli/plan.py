@@ -40,10 +40,10 @@ def plan(
     full: o.Full = False,
     as_json: o.Json = False,
 ) -> None:
-    """Show what would be written, from what, and which tensors a shape check could not protect.
+    """Show what would be written, from what, and which tensors would load even with a wrong layout.
 
-    Reads no arrays. Where the rules do not fit or are not finished, it shows which leaves they cover, which not,
-    and the nearest rule of each; the exit code is then 2.
+    Reads no arrays. If the rules do not fit or are not finished, it lists the leaves that they cover,
+    and the others with the nearest rule of each; the exit code is then 2.
     """
     from convert.api import plan_conversion
     from convert.core.errors import OptionError, PlanError
@@ -88,9 +88,9 @@ def read_specs(like: Path) -> Mapping[str, TensorSpec]:
 
 
 def _print_survey(model: str, checkpoint: Path, options: ConversionOptions, error: PlanError, as_json: bool) -> None:
-    """Print what rules that do not fit cover.
+    """Print the leaves that rules cover which do not fit the checkpoint.
 
-    Prints nothing where the model is a family, so that several rule files could be meant, or where no rule matches a leaf.
+    Prints nothing if the model is a family of several rule files, or if no rule matches a leaf.
     """
     from convert.checkpoints import open_source
     from convert.drafting.survey import survey_rules

@@ -1,4 +1,4 @@
-"""Settings of the whole process. Each stays only while a benchmark of a whole command shows what it gives.
+"""Settings of the whole process. Each is kept only if a benchmark of a whole command shows a gain.
 
 Measured as CPU time, alternating, with and without each: a small conversion (0.6 MB), and one of 20,000 leaves.
 Tried and dropped, as they gave less than 10 %: one OpenBLAS thread, glibc's mallopt thresholds, `os._exit`, and a

@@ -46,7 +46,7 @@ def record(
         typer.Option(
             "--max-size",
             metavar="SIZE",
-            help="Largest size of OUT; of larger values a random sample is kept.",
+            help="Maximum size of OUT; values that do not fit are stored as a random sample.",
             rich_help_panel=o.OUTPUT,
         ),
     ] = "64MB",

@@ -318,7 +318,7 @@ class Writer:
         """Sync everything to the disk and publish it atomically (`AtomicOutput.publish`).
 
         Raises:
-            OutputError: a tensor was never filled; another program created `out` meanwhile; or the system refused.
+            OutputError: a tensor was never requested (`region`); another program created `out` meanwhile; or the system refused.
                 `out` is then unchanged.
         """
         if self._output is None:
@@ -328,7 +328,7 @@ class Writer:
             raise OutputError(
                 Finding(
                     "output-incomplete",
-                    f"{len(missing)} tensors were never filled: {', '.join(missing[:10])}",
+                    f"{len(missing)} tensors were never requested from the writer: {', '.join(missing[:10])}",
                     path=str(self._out),
                 )
             )

@@ -154,7 +154,7 @@ def test_what_the_functions_raise(fails: str, model: Path, run: Run) -> None:
     (level,) = re.findall(r"^model +inconclusive +[\d.]+ s +(.*)$", out, re.M)
     assert level == f"--reference {factory}: {said} ({place}); {NEXT}"
     assert f"  note: {place}: {text}" in out
-    assert out.splitlines()[-1] == "inconclusive: model broke off (exit code 2)"
+    assert out.splitlines()[-1] == "inconclusive: model stopped with an error (exit code 2)"
     assert err == "" and re.search(r"^coverage +passed", out, re.M)
     assert ("load_state_dict(strict=True)" in out) == (fails != "build")
 

@@ -22,7 +22,7 @@ NATIVE = "native precision"  # the dtype in which the model runs in production
 
 
 class Verdict(StrEnum):
-    """How a level ended. A skip is never a pass. `INCONCLUSIVE`: it broke off, or what it compared proves nothing."""
+    """How a level ended. `SKIPPED` does not count as `PASSED`. `INCONCLUSIVE`: an error stopped it, or its comparison proves nothing."""
 
     PASSED = "passed"
     FAILED = "failed"
@@ -100,7 +100,7 @@ class LevelReport:
     Attributes:
         level: one of `LEVELS`, or ``backends``.
         verdict: how it ended.
-        reason: why it was skipped, does not apply, broke off or proves nothing; empty otherwise.
+        reason: why it was skipped, does not apply, was stopped by an error or proves nothing; empty otherwise.
         findings: the problems; a level with findings has failed.
         measures: in the order in which data flows through the model.
         notes: what the reader should know, such as which code could not run in float64.
@@ -196,7 +196,7 @@ class Report:
     def inconclusive(self) -> tuple[str, ...]:
         """List the levels that leave the question open.
 
-        These are the levels that broke off or prove nothing, and the required levels that did not run. When no level passed or
+        These are the levels that an error stopped or that prove nothing, and the required levels that did not run. When no level passed or
         failed, they are all levels of the check.
         """
         decided = {level.level for level in self.levels if level.verdict in (Verdict.PASSED, Verdict.FAILED)}
