@@ -119,7 +119,7 @@ def test_own_reference(tmp_path: Path) -> None:
     said = shell(check, tmp_path, code=1).stdout
     assert "diagnosis: gelu_erf for gelu_tanh" in said and "relative error of blocks.0.merge" in said
     said = shell("convert check out.safetensors --from ckpt", tmp_path, code=2).stderr
-    assert "made by rules called 'own-model', which are not among the known ones; name their file with --model" in said
+    assert "its metadata names the rules 'own-model', which are not available; name the rules with --model" in said
 
 
 FORMATS = EXAMPLES / "formats"

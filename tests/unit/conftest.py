@@ -42,7 +42,9 @@ def unit_guard() -> Iterator[None]:
         level: int = 0,
     ) -> Any:
         importer = str((globals or {}).get("__name__", ""))
-        if level == 0 and is_heavy(name) and not is_heavy(importer):
+        # einops imports the frameworks that the process has imported already, and no others.
+        follows = importer.startswith("einops.") and name in sys.modules
+        if level == 0 and is_heavy(name) and not is_heavy(importer) and not follows:
             refuse(f"imports {name} (in {importer})")
         return statement(name, globals, locals, fromlist, level)
 

@@ -37,7 +37,7 @@ def save(case: Case, folder: Path) -> Live:
     kept = (made, state) if stateful else made
     eqx.tree_serialise_leaves(folder / "m.eqx", kept)
     rows = [{"path": r.keys, "shape": r.spec.shape, "dtype": r.spec.dtype} for r in skeleton_of(kept)]
-    (folder / "s.json").write_text(json.dumps({"format": "convert skeleton 1", "leaf_names": rows}))
+    (folder / "s.json").write_text(json.dumps({"format": "convert skeleton 1", "records": rows}))
     layer = eqx.nn.inference_mode(made).layers[NAME]
     x = case.given()
     y = jax.vmap((lambda v: layer(v, state)[0]) if stateful else layer)(x)
