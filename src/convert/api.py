@@ -11,7 +11,7 @@ from convert.checkpoints import Source, open_source
 from convert.core.errors import OptionError, PlanError
 from convert.planning.options import DEFAULTS, ConversionOptions, OptionKeywords
 from convert.planning.plan import Plan
-from convert.planning.planner import Match, plan_match
+from convert.planning.planner import RuleMatch, plan_match
 from convert.planning.select_rules import explain, pick, score, suggest_relative
 from convert.rules.file import RuleFile
 from convert.rules.library import available_rules, find_rules
@@ -41,7 +41,7 @@ def plan_conversion(
     candidates = (model,) if isinstance(model, RuleFile) else find_rules(model, _rules_dir(options))
     source = _open(checkpoint, candidates, options)
     choice = pick(score(candidates, source, options))
-    if not isinstance(choice, Match):
+    if not isinstance(choice, RuleMatch):
         raise explain(choice)
     try:
         return plan_match(choice)

@@ -193,7 +193,8 @@ def test_conv_net(tmp_path: Path) -> None:
     plan = shell("convert plan ./rules.yaml net.npz", tmp_path).stdout
     assert "F.pad(x, (0, 1, 1, 1)), then padding=0" in plan and "(R S E) G -> G (E R S)" in plan
     assert (
-        "then F.pad(y, (0, -1, 0, -1)), which takes off what is negative: torch's arguments alone cannot say it" in plan
+        "then F.pad(y, (0, -1, 0, -1)), which takes off what is negative: torch's arguments alone cannot express this crop"
+        in plan
     )
     model = tmp_path / "model_torch.py"
     wrong = model.read_text().replace("stride=2)\n        self.norm", "stride=2, padding=1)\n        self.norm")

@@ -258,10 +258,7 @@ def test_truncated_stacks(tmp_path: Path) -> None:
 )
 def test_a_vocabulary_that_fits_neither_size(version: str, rows: int, known: str, tmp_path: Path) -> None:
     said = refuse(published(version, rows), "gemma", tmp_path / "x")
-    assert (
-        f"it has {rows} rows, and the vocabulary {known}; set the number of entries with --set vocab_size={rows}"
-        in said
-    )
+    assert f"it has {rows} rows, and the vocabulary {known}; --set vocab_size={rows} keeps all of them" in said
     said = refuse(published(version, rows), "gemma", tmp_path / "x", settings={"vocab_size": rows + 1})
     assert f"it has {rows} rows, fewer than --set vocab_size={rows + 1}; rows cannot be added" in said
     plan = convert.plan_conversion("gemma", published(version, rows), settings={"vocab_size": rows - 100})

@@ -82,7 +82,7 @@ def test_one_layer_less_than_published(version: str, layers: int, wanted: str, t
 @pytest.mark.parametrize("version", ["3-4b", "3-12b", "3-27b"])
 def test_gemma_pytorch_does_not_divide_positions(version: str, tmp_path: Path) -> None:
     said = refuse(published(version), "gemma", tmp_path / "x.safetensors", to="gemma_pytorch")
-    assert "google/gemma_pytorch `gemma.model.GemmaForCausalLM` computes only with rope_factor_global = 1.0" in said
+    assert "google/gemma_pytorch `gemma.model.GemmaForCausalLM` supports only one rope_factor_global" in said
     assert "got rope_factor_global = 8.0" in said
     assert "never gives `rope_scaling_factor`" in said and "--to transformers or plain_norms" in said
     assert len(said.splitlines()) == 2

@@ -187,7 +187,7 @@ def test_what_are_no_dimension_numbers(text: str, message: str) -> None:
         (
             "- dimension_numbers: NWC,WIO->NWC\n  axes: KIE\n  from: w\n"
             "  conv: {module: m, dimension_numbers: 'NHWC,HWIO->NHWC'}",
-            "r.yaml:5:3: NHWC,HWIO->NHWC of the target is not the convolution that NWC,WIO->NWC of the source is",
+            "r.yaml:5:3: NHWC,HWIO->NHWC of the target and NWC,WIO->NWC of the source differ in more than the order of axes",
         ),
         (
             "- dimension_numbers: NWC,WIO->NWC\n  axes: KIE\n  feature_group_count: 0\n  from: w\n  conv: m",

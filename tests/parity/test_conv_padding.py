@@ -141,13 +141,13 @@ def test_what_is_said_of_a_convolution(padding: Any, kernel: int, strides: int, 
 @pytest.mark.parametrize(
     ("padding", "kernel", "strides", "said", "crop"),
     [
-        ("SAME", 3, 2, "padding=(0,), output_padding=(0,), then F.pad(y, (0, -1)), which takes off what is negative: torch's arguments alone cannot say it", (0, 1)),
+        ("SAME", 3, 2, "padding=(0,), output_padding=(0,), then F.pad(y, (0, -1)), which takes off what is negative: torch's arguments alone cannot express this crop", (0, 1)),
         ("SAME", 4, 2, "padding=(1,), output_padding=(0,)", (1, 1)),
         ("SAME", 2, 3, "padding=(0,), output_padding=(1,)", (0, -1)),
         ("VALID", 3, 2, "padding=(0,), output_padding=(0,)", (0, 0)),
         ("VALID", 1, 3, "padding=(0,), output_padding=(2,)", (0, -2)),
         (((1, 1),), 3, 2, "padding=(1,), output_padding=(0,)", (1, 1)),
-        (((3, 2),), 3, 2, "padding=(0,), output_padding=(0,), then F.pad(y, (1, 0)), without the bias, which is added behind it, which takes off what is negative: torch's arguments alone cannot say it", (-1, 0)),
+        (((3, 2),), 3, 2, "padding=(0,), output_padding=(0,), then F.pad(y, (1, 0)), without the bias, which is added behind it, which takes off what is negative: torch's arguments alone cannot express this crop", (-1, 0)),
     ],
 )  # fmt: skip
 def test_what_is_said_of_a_transposed_one(

@@ -173,7 +173,7 @@ def test_the_plan_shows_what_is_written_of_nothing() -> None:
     plan = make_plan(rule_file(norm_rule("batch_norm", TREE)), MemorySource(arrays(TREE)))
     said = {step.name: (str(step.spec), step.arithmetic) for step in plan.steps if not step.parts}
     assert said == {
-        "m.weight": ("float32[6]", "ones: the source multiplies by nothing, and the target by weight"),
+        "m.weight": ("float32[6]", "ones: the source has no scale, the target multiplies by weight"),
         "m.num_batches_tracked": ("int64[]", "zero: the source does not count, and torch needs no count where `momentum` is a number"),
     }  # fmt: skip
     assert plan.layers[0]["source_multiplies_by"] == "1"
@@ -193,7 +193,7 @@ def test_a_target_that_adds_one_gets_zeros() -> None:
     plan = make_plan(rule_file(rules), MemorySource(arrays(tree)))
     (step,) = (step for step in plan.steps if not step.parts)
     assert (step.name, step.value) == ("m.scale", 0.0)
-    assert step.arithmetic == "zeros: the source multiplies by nothing, and the target by 1+weight"
+    assert step.arithmetic == "zeros: the source has no scale, the target multiplies by 1+weight"
 
 
 def test_a_stack_of_bare_norms() -> None:

@@ -318,10 +318,10 @@ def test_the_layers_level_goes_by_the_features_that_are_declared(tmp_path: Path)
     ("rules", "tree", "said"),
     [
         (EQUINOX.format(how="einsum: ...D,FD->...F", word="linear").replace("{u: u, v: v}", "u"), {"w": (6, 4), "b": (6,), "u": (6,)},
-         "r.yaml:5: u: float64[6] does not fit the weight w: float64[6,4]: it has one axis, and the u of a flax SpectralNorm two, [1, 6]; an Equinox SpectralNorm, whose u has one, takes no step from it at inference, and divides by u w v of both stored vectors: `spectral_norm: {u: ..., v: ...}`. Write `{u: ..., steps: 1}` if the source does take one"),
+         "r.yaml:5: u: float64[6] does not fit the weight w: float64[6,4]: it has one axis; flax's u has two, [1, 6]. For Equinox at inference write `spectral_norm: {u: ..., v: ...}`; if the source iterates, `{u: ..., steps: 1}`"),
         (EQUINOX.format(how="einsum: ...D,FD->...F", word="linear"), {"w": (6, 4), "b": (6,), "u": (6,), "v": (5,)}, "v has 5 numbers, and the weight 4 inputs"),
         (EQUINOX.format(how="einsum: ...D,FD->...F", word="linear").replace("v: v", "v: v, steps: 2"), {}, "a spectral norm with `v` takes no steps: it divides by u w v of the two stored vectors; leave `steps` out"),
-        (EQUINOX.format(how="einsum: ...D,FD->...F", word="linear").replace("v: v", "steps: 0"), {}, "a power iteration takes one step or more, not 0; without any the source has `v`, too"),
+        (EQUINOX.format(how="einsum: ...D,FD->...F", word="linear").replace("v: v", "steps: 0"), {}, "`steps` is at least 1, not 0; for a source without power iteration give both `u` and `v`"),
         (EQUINOX.format(how="einsum: ...D,FD->...F", word="linear").replace("{u: u, v: v}", "{u: u, v: 'v_{i}'}"), {}, "r.yaml:8:28: `spectral_norm: v` and `from` do not have the same indices"),
         (heads("weight_norm", "g"), {"params/dense/kernel": (4, 5, 3), "params/dense/bias": (5, 3), "g": (5,)}, "g: float64[5] does not fit the weight params/dense/kernel: float64[4,5,3]: its shape does not determine for which axes of the weight it has values (D=4, N=5, H=3); say it: `weight_norm: {scale: ..., axes: NH}`"),
         (heads("spectral_norm", "{u: u, v: v}"), {"params/dense/kernel": (4, 5, 3), "params/dense/bias": (5, 3), "u": (15,), "v": (4,)}, "say it: `spectral_norm: {u: ..., v: ..., axes: NH}`"),

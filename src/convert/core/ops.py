@@ -21,7 +21,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class Op(ABC):
-    """One operation on one array. A wrong shape raises ValueError with the fact only; the plan adds the place."""
+    """One operation on one array. A wrong shape raises ValueError without the rule and tensor; the planner adds them."""
 
     @abstractmethod
     def out_spec(self, spec: TensorSpec) -> TensorSpec:

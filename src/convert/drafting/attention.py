@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from convert.drafting.axis_letters import Letters
-from convert.layers.draft import Group, Step
+from convert.layers.draft import Group, PathKey
 from convert.rules.attention_macro import LIBRARIES, Library
 
 Shapes = Mapping[str, tuple[int, ...]]  # role -> sizes of a kernel
@@ -50,9 +50,9 @@ class Attention:
         return "".join(letters.named(role, n, k) for role, n, k in zip(roles, self.sizes, again, strict=False))
 
 
-def find_attention(groups: Sequence[Group]) -> dict[tuple[Step, ...], Attention]:
+def find_attention(groups: Sequence[Group]) -> dict[tuple[PathKey, ...], Attention]:
     """Return path -> attention layer. Other leaves of the layer (norms of queries and keys) are not included."""
-    below: dict[tuple[Step, ...], dict[str, Group]] = {}
+    below: dict[tuple[PathKey, ...], dict[str, Group]] = {}
     for g in groups:
         for k in range(1, len(g.steps)):
             if any(step.stem is not None for step in g.steps[k:]):

@@ -22,7 +22,7 @@ MEANING = {
     "head": "width of a head",
     "kernel": "size of a kernel",
     "one": "one channel",
-    "parts": "tensors in one",
+    "parts": "number of fused tensors",
     "rank": "a rank",
 }
 ROWS = "RS"  # what the draft calls the rows and columns of a map, whose sizes it does not know

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from convert.checkpoints.source import Leaf
 from convert.drafting.path_groups import escape
 from convert.drafting.tree_paths import Paths, counts
-from convert.layers.draft import KERNELS, Layer, Step
+from convert.layers.draft import KERNELS, Layer, PathKey
 
 SCALES = ("scale", "gamma", "weight", "w", "g")
 BIASES = ("bias", "b", "beta", "offset")
@@ -27,13 +27,13 @@ class Partners:
         of: layer and role -> path as a rule writes it.
         shapes: likewise -> shape.
         taken: leaves that belong to a layer.
-        spare: leaves that go without saying, and why: they are dropped.
+        dropped: leaves that need no rule of their own -> reason.
     """
 
-    of: dict[tuple[tuple[Step, ...], str], str] = field(default_factory=dict)
-    shapes: dict[tuple[tuple[Step, ...], str], tuple[int, ...]] = field(default_factory=dict)
+    of: dict[tuple[tuple[PathKey, ...], str], str] = field(default_factory=dict)
+    shapes: dict[tuple[tuple[PathKey, ...], str], tuple[int, ...]] = field(default_factory=dict)
     taken: set[str] = field(default_factory=set)
-    spare: dict[str, str] = field(default_factory=dict)
+    dropped: dict[str, str] = field(default_factory=dict)
 
     def get(self, layer: Layer, role: str) -> str | None:
         return self.of.get((layer.steps, role))
@@ -114,8 +114,8 @@ def _haiku_spare(partners: Partners, state: str, known: Mapping[str, Leaf]) -> N
         found = {name for name in known if below.fullmatch(name)}
         if found and not any(counts(known[name].spec.shape, known[name].spec.dtype) for name in found):
             partners.taken |= found
-            partners.spare["/".join(filter(None, (escape(state), f"**/~/*_ema/{word}")))] = (
-                "what the averages are made of"
+            partners.dropped["/".join(filter(None, (escape(state), f"**/~/*_ema/{word}")))] = (
+                "the averages are computed from it"
             )
 
 
@@ -125,9 +125,13 @@ def _one_tree(known: Mapping[str, Leaf]) -> bool:
     return any("/" not in norm or f"{norm}/scale" in known or f"{norm}/offset" in known for norm in averaged)
 
 
-def _haiku_bare(partners: Partners, layer: Layer, by_steps: Mapping[tuple[Step, ...], Layer], paths: Paths, known: Mapping[str, Leaf]) -> None:  # fmt: skip
+def _haiku_bare(partners: Partners, layer: Layer, by_steps: Mapping[tuple[PathKey, ...], Layer], paths: Paths, known: Mapping[str, Leaf]) -> None:  # fmt: skip
     """Yield Haiku norms without scale and offset, which have only ``state/norm/~/mean_ema/average``."""
-    twin = by_steps.get((*layer.steps[:-1], Step(("var_ema",)))) if layer.steps[-1:] == (Step(("mean_ema",)),) else None
+    twin = (
+        by_steps.get((*layer.steps[:-1], PathKey(("var_ema",))))
+        if layer.steps[-1:] == (PathKey(("mean_ema",)),)
+        else None
+    )
     mean, var = layer.leaves.get("average"), twin.leaves.get("average") if twin else None
     if mean is None or var is None or mean.shape != var.shape or partners.taken & set(mean.leaves):
         return
@@ -189,15 +193,15 @@ def _of_kernel(
 def _reparametrized(partners: Partners, layer: Layer, key: str, found: Mapping[str, str], paths: Paths) -> None:
     """Add the leaves of the weight norms of flax linen and Equinox."""
     for role, name in found.items():
-        path = paths.path([Step((k,)) for k in name.split("/")])
+        path = paths.path([PathKey((k,)) for k in name.split("/")])
         if role == "sigma":
             partners.taken.add(name)
-            partners.spare[path] = SIGMA
+            partners.dropped[path] = SIGMA
         else:
             partners.add(layer, role, path, [name])
 
 
-def _wrapped(partners: Partners, layer: Layer, by_steps: Mapping[tuple[Step, ...], Layer], paths: Paths) -> None:
+def _wrapped(partners: Partners, layer: Layer, by_steps: Mapping[tuple[PathKey, ...], Layer], paths: Paths) -> None:
     """Add the leaves of nnx's weight norms, ``scales/('kernel',)`` and ``batch_stats/('kernel', 'u')``, and Equinox's ``g``."""
     for key, g in layer.leaves.items():
         inside = re.findall(r"'([^']+)'", key)
@@ -206,7 +210,7 @@ def _wrapped(partners: Partners, layer: Layer, by_steps: Mapping[tuple[Step, ...
         if role and key.startswith("(") and inside:
             last = inside.pop() if role == "spectral_norm" else "u"
             words = ("layer_instance", *inside[:-1])
-            owner = by_steps.get((*layer.steps[:-1], *(Step((word,)) for word in words)))
+            owner = by_steps.get((*layer.steps[:-1], *(PathKey((word,)) for word in words)))
             if owner is None or not inside or inside[-1] not in owner.leaves:
                 continue
             if len(owner.leaves[inside[-1]].leaves) != len(g.leaves):
@@ -215,8 +219,8 @@ def _wrapped(partners: Partners, layer: Layer, by_steps: Mapping[tuple[Step, ...
                 partners.add(owner, role, paths.path(g.steps), g.leaves)
             elif last == "sigma":
                 partners.taken.update(g.leaves)
-                partners.spare[paths.drop(g)] = SIGMA
-    owner = by_steps.get((*layer.steps, Step(("layer",))))
+                partners.dropped[paths.drop(g)] = SIGMA
+    owner = by_steps.get((*layer.steps, PathKey(("layer",))))
     scale = layer.leaves.get("g")
     weight = owner.leaves.get("weight") if owner else None
     if owner is None or scale is None or weight is None or len(weight.leaves) != len(scale.leaves):
@@ -226,13 +230,13 @@ def _wrapped(partners: Partners, layer: Layer, by_steps: Mapping[tuple[Step, ...
         partners.of[owner.steps, "normalization_epsilon"] = "0"
 
 
-def _lora(partners: Partners, layer: Layer, by_steps: Mapping[tuple[Step, ...], Layer], paths: Paths) -> None:
+def _lora(partners: Partners, layer: Layer, by_steps: Mapping[tuple[PathKey, ...], Layer], paths: Paths) -> None:
     """Add a LoRA pair in the dict of the layer, in a dict ``lora`` (flax nnx LoRALinear) or around it (nnx LoRA)."""
     for first, second in LORA:
         if not (first in layer.leaves and second in layer.leaves):
             continue
         a, b = layer.leaves[first], layer.leaves[second]
-        for steps in (layer.steps, layer.steps[:-1], (*layer.steps, Step(("base_module",)))):
+        for steps in (layer.steps, layer.steps[:-1], (*layer.steps, PathKey(("base_module",)))):
             owner = by_steps.get(steps)
             kernel = owner.find(KERNELS, (2,)) if owner else None
             if owner is None or kernel is None or (steps == layer.steps[:-1] and layer.hint != "lora"):
@@ -244,10 +248,10 @@ def _lora(partners: Partners, layer: Layer, by_steps: Mapping[tuple[Step, ...], 
                 partners.of[owner.steps, "lora_of"] = "nnx" if steps != layer.steps else ""
 
 
-def _bias(partners: Partners, layer: Layer, by_steps: Mapping[tuple[Step, ...], Layer], paths: Paths) -> None:
+def _bias(partners: Partners, layer: Layer, by_steps: Mapping[tuple[PathKey, ...], Layer], paths: Paths) -> None:
     """Add praxis biases: ``hidden_layer/linear/w`` has ``hidden_layer/bias/b``."""
     kernel = layer.find(KERNELS, (2,)) if len(layer.leaves) == 1 and layer.hint == "linear" else None
-    bias_layer = by_steps.get((*layer.steps[:-1], Step(("bias",))))
+    bias_layer = by_steps.get((*layer.steps[:-1], PathKey(("bias",))))
     if kernel is None or bias_layer is None or set(bias_layer.leaves) != {"b"}:
         return
     w, b = layer.leaves[kernel], bias_layer.leaves["b"]

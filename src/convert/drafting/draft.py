@@ -16,7 +16,7 @@ from convert.drafting.path_groups import Names
 from convert.drafting.recurrent_cells import find_cells
 from convert.drafting.tree_paths import Paths, optimizer, random, unwanted
 from convert.drafting.yaml_entry import Draft, render
-from convert.layers.draft import Entry, Group, Layer, Step, flow, plain
+from convert.layers.draft import Entry, Group, Layer, PathKey, flow, plain
 from convert.rules.placeholders import ASK
 
 
@@ -73,14 +73,14 @@ class _Drafter:
             yield from write.rules(layer)
         for layer in bare:
             yield write.bare(layer)
-        for path, why in partners.spare.items():
+        for path, why in partners.dropped.items():
             entry = Entry()
             entry.say("drop", plain(path), "guess")
             entry.say("because", why)
             yield entry
         yield from self._drops(needless)
 
-    def _cell(self, prefix: tuple[Step, ...], word: str, cell: str) -> Entry:
+    def _cell(self, prefix: tuple[PathKey, ...], word: str, cell: str) -> Entry:
         entry = Entry(self._first(prefix))
         if cell.endswith("SimpleCell"):
             ways = [
@@ -103,7 +103,7 @@ class _Drafter:
         entry.ask(word, "what is the module called in PyTorch?", known[::-1] if way else known)
         return entry
 
-    def _attention(self, prefix: tuple[Step, ...], found: Attention) -> Entry:
+    def _attention(self, prefix: tuple[PathKey, ...], found: Attention) -> Entry:
         entry = Entry(self._first(prefix))
         entry.say("layer", found.layer, "guess: its leaves are called so, and have such shapes")
         entry.say("from", plain(self.paths.path(prefix)), f"queries {found.shown}")
@@ -121,7 +121,7 @@ class _Drafter:
         entry.ask("attention", "what is the module called in PyTorch?", known)
         return entry
 
-    def _first(self, prefix: tuple[Step, ...]) -> str:
+    def _first(self, prefix: tuple[PathKey, ...]) -> str:
         """Return the first leaf below a path."""
         return next(g.leaves[0] for g in self.paths.groups if g.steps[: len(prefix)] == prefix)
 
@@ -146,7 +146,7 @@ class _Drafter:
 
 
 def _layers(groups: list[Group]) -> list[Layer]:
-    found: dict[tuple[Step, ...], dict[str, Group]] = {}
+    found: dict[tuple[PathKey, ...], dict[str, Group]] = {}
     names = Names()
     for g in groups:
         key = g.steps[-1].words[0] if len(g.steps[-1].words) == 1 else names.text(g.steps[-1:])

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from convert.checkpoints.source import Leaf
 from convert.drafting.companions import Partners
 from convert.drafting.tree_paths import Paths
-from convert.layers.draft import Group, Layer, Step
+from convert.layers.draft import Group, Layer, PathKey
 from convert.layers.norm.draft import DEBIASED
 
 
@@ -44,10 +44,10 @@ def find_statistics(
             if scale != known[one.mean].spec.shape or (f"{owner}/weight",) not in by_leaf:
                 return
     for owner, one in zip(owners, found, strict=True):
-        steps = tuple(Step((key,)) for key in owner.split("/"))
+        steps = tuple(PathKey((key,)) for key in owner.split("/"))
         layer = by_leaf.get((f"{owner}/weight",)) or Layer(steps, {"mean": _group(one.mean, known)})
         for role, name in (("mean", one.mean), ("var", one.var)):
-            at = [Step((key,)) for key in name.split("/")]
+            at = [PathKey((key,)) for key in name.split("/")]
             partners.add(layer, role, paths.path(at), [name], known[name].spec.shape)
         if one.counted:
             partners.of[layer.steps, DEBIASED] = "batch"
@@ -94,4 +94,4 @@ def _whole(layers: Sequence[Layer], taken: set[str]) -> bool:
 
 def _group(name: str, known: Mapping[str, Leaf]) -> Group:
     spec = known[name].spec
-    return Group(tuple(Step((key,)) for key in name.split("/")), spec.shape, spec.dtype, (name,))
+    return Group(tuple(PathKey((key,)) for key in name.split("/")), spec.shape, spec.dtype, (name,))

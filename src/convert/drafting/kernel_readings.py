@@ -10,7 +10,7 @@ from convert.drafting.axis_letters import Letters
 from convert.drafting.stacked_axes import STACK_INDICES
 from convert.layers.conv.kernel_forms import conv_axes, conv_forms
 from convert.layers.draft import flow, plain
-from convert.layers.linear.einsum_guess import Form
+from convert.layers.linear.einsum_guess import EquationGuess
 
 Shape = tuple[int, ...]
 # Names that libraries give to modules without a name: that of the class.
@@ -43,7 +43,7 @@ class Reading:
 
 
 def line_readings(
-    key: str, shape: Shape, bias: Shape | None, name: str, forms: Sequence[Form], letters: Letters
+    key: str, shape: Shape, bias: Shape | None, name: str, forms: Sequence[EquationGuess], letters: Letters
 ) -> list[Reading]:
     """List what a kernel with three axes could be: a convolution over time, stacked layers, blocks, heads.
 

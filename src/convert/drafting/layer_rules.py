@@ -12,7 +12,7 @@ from convert.drafting.kernel_readings import CLASS_OF_DENSE, Reading, line_readi
 from convert.drafting.tree_paths import Paths
 from convert.layers import KINDS, Convolution, Embedding, LayerKind, Linear, Parameter, RMSNorm
 from convert.layers.conv.draft import depthwise_kernel
-from convert.layers.draft import KERNELS, NAME, Entry, Group, Layer, Step, flow, plain
+from convert.layers.draft import KERNELS, NAME, Entry, Group, Layer, PathKey, flow, plain
 from convert.layers.linear.draft import OUTPUTS, QUERIES, attention_role, guessed_by_name
 from convert.layers.linear.einsum_guess import KNOWN, known_forms, projections
 
@@ -161,7 +161,7 @@ class LayerRules:
                 yield self._norm(layer, main, bias)
             elif 2 <= len(layer.leaves[main].shape) <= 5 and not _local(layer, main, bias):
                 yield self._kernel(layer, main, bias)
-            else:  # no weight of a layer has so few axes, or so many; and torch has no filters for each place
+            else:  # 1 or more than 5 axes, or local filters (ConvLocal), which torch lacks: keep as a parameter
                 yield from self._raws(layer, main, bias)
         except NoLetterError:
             yield from self._raws(layer, main, bias)
@@ -194,7 +194,7 @@ class LayerRules:
     def spec(self, group: Group) -> str:
         return str(self.source.leaves[group.leaves[0]].spec)
 
-    def module(self, steps: Sequence[Step]) -> str:
+    def module(self, steps: Sequence[PathKey]) -> str:
         return self.paths.module(steps)
 
     def partner(self, layer: Layer, role: str) -> str | None:

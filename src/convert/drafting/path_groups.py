@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from convert.checkpoints.source import Leaf
-from convert.layers.draft import Group, Siblings, Step
+from convert.layers.draft import Group, PathKey, Siblings
 
 # Keys of one layer that are listed together, in this order, if their leaves have the same shapes.
 ALTERNATIVES: tuple[tuple[str, ...], ...] = (
@@ -83,7 +83,7 @@ def _below(
         if key == _RECORDS:
             groups = _records(children[key])
         if key not in taken or key == _RECORDS:
-            done += [replace(g, steps=(Step((key,)), *g.steps)) for g in groups]
+            done += [replace(g, steps=(PathKey((key,)), *g.steps)) for g in groups]
     if path in layers:
         whole_layer = tuple(sorted(("/".join(keys), leaf.spec.shape, leaf.spec.dtype) for keys, _, leaf in entries))
         done = [replace(g, siblings=whole_layer) for g in done]
@@ -116,7 +116,7 @@ def _kernels(groups: Iterable[Group]) -> tuple[tuple[int, ...], ...]:
 def _records(entries: Sequence[Entry]) -> list[Group]:
     siblings = tuple((keys[-1], leaf.spec.shape, leaf.spec.dtype) for keys, _, leaf in entries if keys)
     return [
-        Group(tuple(Step((key,)) for key in keys), leaf.spec.shape, leaf.spec.dtype, (name,), siblings)
+        Group(tuple(PathKey((key,)) for key in keys), leaf.spec.shape, leaf.spec.dtype, (name,), siblings)
         for keys, name, leaf in entries
     ]
 
@@ -132,7 +132,7 @@ def _merged(members: Mapping[str, Sequence[Group]], stem: str | None, tail: str)
         first = found[0][1]
         keys = tuple(key for key, _ in found)
         index = stem if len(keys) == len(members) else None
-        step = Step(keys, index, tail if index is not None else "")
+        step = PathKey(keys, index, tail if index is not None else "")
         yield replace(first, steps=(step, *first.steps), leaves=tuple(n for _, g in found for n in g.leaves))
 
 
@@ -146,7 +146,7 @@ class Names:
         self._most = most
         self._known: dict[tuple[tuple[str, ...], str, int], str] = {}
 
-    def text(self, steps: Sequence[Step]) -> str:
+    def text(self, steps: Sequence[PathKey]) -> str:
         """Return the steps as a pattern: ``block_{i}/{query,key,value}/kernel``."""
         out: list[str] = []
         for step in steps:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from convert.layers.draft import Group, Step
+from convert.layers.draft import Group, PathKey
 from convert.layers.recurrent.equations import Cell
 from convert.layers.recurrent.library_cells import CELLS, named_cell
 
@@ -24,18 +24,18 @@ VARIANTS = (
 NAMES = {"gru": ("gru", "mgu"), "lstm": ("lstm",), "rnn": ("rnn", "simple")}
 
 
-def find_cells(groups: Sequence[Group]) -> dict[tuple[Step, ...], tuple[str, str]]:
+def find_cells(groups: Sequence[Group]) -> dict[tuple[PathKey, ...], tuple[str, str]]:
     """Return path -> kind and name of the cell; the first of several cells with the same tree and computation.
 
     Trees that could be of several kinds are left out, unless their names say which.
     """
-    below: dict[tuple[Step, ...], dict[str, Group]] = {}
+    below: dict[tuple[PathKey, ...], dict[str, Group]] = {}
     for g in groups:
         for k in range(1, len(g.steps)):
             if all(len(step.words) == 1 for step in g.steps[k:]):
                 below.setdefault(g.steps[:k], {})["/".join(step.words[0] for step in g.steps[k:])] = g
     known = list(_known())
-    found: dict[tuple[Step, ...], tuple[str, str]] = {}
+    found: dict[tuple[PathKey, ...], tuple[str, str]] = {}
     for prefix, leaves in below.items():
         fitting = [(word, name) for word, name, cell in known if _fits(cell, leaves) and _may_be(name, word, prefix)]
         kinds = {word for word, _ in fitting}
@@ -52,14 +52,14 @@ def _known() -> Iterator[tuple[str, str, Cell]]:
         yield word, name, named_cell(name, word)
 
 
-def _called(word: str, prefix: Sequence[Step]) -> bool:
+def _called(word: str, prefix: Sequence[PathKey]) -> bool:
     """Whether the module, or the module that has it as ``cell``, is named like cells of this kind."""
     named = [step for step in prefix if step.words[0] != "cell"]
     last = (named[-1].stem or named[-1].words[0]).lower() if named else ""
     return any(name in last for name in NAMES[word]) and not (word == "rnn" and "rnn" in last and "lstm" in last)
 
 
-def _may_be(name: str, word: str, prefix: Sequence[Step]) -> bool:
+def _may_be(name: str, word: str, prefix: Sequence[PathKey]) -> bool:
     plain = name.partition("(")[0] in PLAIN
     unnamed = name.startswith("keras.") and "use_bias=False" in name and prefix[-1].words != ("cell",)
     return not (plain or unnamed) or _called(word, prefix)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from convert.layers.draft import Group, Step
+from convert.layers.draft import Group, PathKey
 
 STACK_INDICES = "stuv"
 
 
-def stacks(groups: Sequence[Group]) -> dict[tuple[Step, ...], tuple[str, int]]:
+def stacks(groups: Sequence[Group]) -> dict[tuple[PathKey, ...], tuple[str, int]]:
     """Return the paths below which every leaf has an axis that numbers layers -> index and axis.
 
     They are found by a norm's scale with two axes: all leaves below the path have an axis of that size at the same place.
     """
-    found: dict[tuple[Step, ...], tuple[str, int]] = {}
+    found: dict[tuple[PathKey, ...], tuple[str, int]] = {}
     scales = [g for g in groups if len(g.shape) == 2 and _scale(g)]
     prefixes = sorted({g.steps[:k] for g in scales for k in range(1, len(g.steps) - 1)}, key=len)
     for prefix in prefixes:

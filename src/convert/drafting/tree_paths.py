@@ -10,7 +10,7 @@ from convert.checkpoints.source import Source
 from convert.drafting.path_groups import Names, group, keys_of
 from convert.drafting.recurrent_cells import find_cells
 from convert.drafting.stacked_axes import stacks
-from convert.layers.draft import Entry, Group, Step
+from convert.layers.draft import Entry, Group, PathKey
 
 ROOTS = ("mdl_vars/params", "params/params", "state/params", "model/params", "params", "target")
 OPTIMIZERS = ("opt_state", "opt_states", "optimizer", "optimizer_state", "opt", "state/opt_state", "state/param_states")
@@ -56,7 +56,7 @@ class Paths:
                 return root
         return ""
 
-    def _stack(self, steps: Sequence[Step]) -> tuple[int, str, int] | None:
+    def _stack(self, steps: Sequence[PathKey]) -> tuple[int, str, int] | None:
         """Return the number of keys above the stack that a path is in, its index and its axis; None if it is in no stack."""
         for prefix, (index, axis) in self._stacks.items():
             if tuple(steps[: len(prefix)]) == prefix:
@@ -69,20 +69,20 @@ class Paths:
             return g
         return replace(g, shape=g.shape[: stack[2]] + g.shape[stack[2] + 1 :])
 
-    def say_stacked(self, entry: Entry, steps: Sequence[Step]) -> None:
+    def say_stacked(self, entry: Entry, steps: Sequence[PathKey]) -> None:
         """Add the key `stacked` to a rule whose leaves are stacked."""
         if stack := self._stack(steps):
             remark = "guess: all leaves here have this axis, the norms' scales too"
             entry.say("stacked", f"{{{stack[1]}: {stack[2]}}}", remark)
 
-    def path(self, steps: Sequence[Step]) -> str:
+    def path(self, steps: Sequence[PathKey]) -> str:
         """Return the path as a rule writes it."""
         text = self._names.text(steps)
         if self.root and text.startswith(f"{self.root}/"):
             return text.removeprefix(f"{self.root}/")
         return f"/{text}" if self.root else text
 
-    def module(self, steps: Sequence[Step]) -> str:
+    def module(self, steps: Sequence[PathKey]) -> str:
         """Return the name of the module if PyTorch's names were those of the tree."""
         keys = self.path(steps).removeprefix("/").split("/")
         if stack := self._stack(steps):
@@ -96,8 +96,8 @@ class Paths:
         return re.sub(r"\{[a-z][a-z0-9]*\}", "*", self.path(g.steps))
 
 
-def _steps(name: str) -> tuple[Step, ...]:
-    return tuple(Step((key,)) for key in keys_of(name))
+def _steps(name: str) -> tuple[PathKey, ...]:
+    return tuple(PathKey((key,)) for key in keys_of(name))
 
 
 def optimizer(g: Group) -> str | None:

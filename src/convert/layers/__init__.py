@@ -3,6 +3,7 @@
 A folder holds each family of kinds: the class (what it declares), `compile` (how it becomes steps, where that does not follow
 from the declaration), `probe` (both sides of a check), `mistakes` (known wrong conversions) and `draft` (a rule from a tree).
 `base` has the types: a `Rule` names its `LayerKind`, which compiles the leaves that the rule matches to `Step`s.
+To add a kind: subclass `LayerKind` in the folder of its family, and list it in `KINDS`.
 Imports `convert.core` only; jax and torch are imported when a probe runs.
 """
 

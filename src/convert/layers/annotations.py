@@ -31,15 +31,15 @@ class Factor:
 
     Attributes:
         text: as the rule has it.
-        of: the letter whose size it is made of, or a number.
-        root: whether it is the square root of that.
-        over: whether it is one divided by that.
+        of: the letter of a size, or a number.
+        is_sqrt: whether the square root of `of` is taken.
+        is_inverse: whether one is divided by the result.
     """
 
     text: str
     of: str | float
-    root: bool
-    over: bool
+    is_sqrt: bool
+    is_inverse: bool
 
     def value(self, sizes: Mapping[str, int]) -> float:
         """Return the number.
@@ -50,15 +50,15 @@ class Factor:
         if isinstance(self.of, str) and self.of not in sizes:
             raise ValueError(f"the weight is prescaled by {self.text}, and no leaf gives {self.of} a size")
         number = float(sizes[self.of] if isinstance(self.of, str) else self.of)
-        number = math.sqrt(number) if self.root else number
-        return 1 / number if self.over else number
+        number = math.sqrt(number) if self.is_sqrt else number
+        return 1 / number if self.is_inverse else number
 
 
 def parse_factor(text: str | int | float) -> Factor:
     """Parse ``1/sqrt(H)``, ``sqrt(D)``, ``1/8`` or ``0.125``.
 
     Raises:
-        ValueError: something else, or nothing that could be undone.
+        ValueError: not a factor above 0.
     """
     bare = re.sub(r"\s", "", str(text))
     found = _FACTOR.fullmatch(bare)
@@ -207,9 +207,9 @@ class Normalized:
     Attributes:
         role: ``weight_norm`` or ``spectral_norm``, and the role of the second leaf.
         epsilon: added to a squared norm.
-        paths: role -> path of each leaf beside the weight's.
+        paths: role -> path of each leaf other than the weight's.
         axes: letters of the weight's axes that the second leaf has; empty: its outputs.
-        steps: of a power iteration; None: the rule does not say, and one is meant.
+        steps: of a power iteration; None: one.
     """
 
     role: str
@@ -249,5 +249,7 @@ def read_normalized(values: Mapping[str, Any]) -> Normalized | None:
             "a spectral norm with `v` takes no steps: it divides by u w v of the two stored vectors; leave `steps` out"
         )
     if steps is not None and steps < 1:
-        raise ValueError(f"a power iteration takes one step or more, not {steps}; without any the source has `v`, too")
+        raise ValueError(
+            f"`steps` is at least 1, not {steps}; for a source without power iteration give both `u` and `v`"
+        )
     return Normalized(role, epsilon, paths, more.get("axes", ""), 0 if "v" in more else steps)

@@ -47,7 +47,7 @@ class Rule:
         flattened: an axis that the source makes by flattening a map.
         normalized: weight norm or spectral norm of the weight.
         asked: key -> position of its value ``ask``; only the leaves of such a rule are known (`convert.rules.placeholders`).
-        short: the kind of the rule in the file that expands to this rule and others, such as ``attention``.
+        macro: the key of the macro that expanded to this rule, such as ``attention``; empty: none.
     """
 
     at: Position
@@ -68,12 +68,12 @@ class Rule:
     flattened: Flattened | None = None
     normalized: Normalized | None = None
     asked: Mapping[str, Position] = field(default_factory=dict)
-    short: str = ""
+    macro: str = ""
 
     @property
     def open_keys(self) -> dict[str, Position]:
         """Keys whose value is ``ask``, by their names in the file."""
-        return {self.short if self.short and key == self.word else key: at for key, at in self.asked.items()}
+        return {self.macro if self.macro and key == self.word else key: at for key, at in self.asked.items()}
 
     def resolve(self, indices: Mapping[str, int]) -> dict[str, int]:
         """Add the indices of the target that are computed from these indices of the source."""
@@ -106,8 +106,8 @@ class Part:
         at: which element of the leaf is used, such as ``i=3``; empty: the whole leaf.
         axes: letters and sizes of the axes that remain, as stored.
         groups: the same letters, one group per axis of the result.
-        stored: names and sizes of all axes of the leaf, as stored, including the axes in `apart`.
-        apart: names of the axes along which the leaf is split (stacked layers, several targets), in the order of `layout`.
+        stored: names and sizes of all axes of the leaf, as stored, including the axes in `split_axes`.
+        split_axes: names of the axes along which the leaf is split (stacked layers, several targets), in the order of `layout`.
         rule: the rule that makes it, with the path variants of this tree.
         axis: the axis of the output that `rows` refers to: 0, or -1 where leaves are concatenated along the last axis.
     """
@@ -120,7 +120,7 @@ class Part:
     axes: tuple[tuple[str, int], ...]
     groups: tuple[str, ...]
     stored: tuple[tuple[str, int], ...] = ()
-    apart: tuple[str, ...] = ()
+    split_axes: tuple[str, ...] = ()
     rule: Rule | None = field(default=None, repr=False, compare=False)
     axis: int = 0
 

@@ -23,9 +23,7 @@ class Declaration(ABC):
     word: ClassVar[str]  # the key that names the kind in a rule
     doc: ClassVar[str]
     guide: ClassVar[str] = "layers"  # page of docs/guides that describes the kind
-    module_names: ClassVar[str] = (
-        ""  # regular expression of what libraries call a module of this kind, in small letters
-    )
+    module_names: ClassVar[str] = ""  # regular expression: lower-case names of this layer in JAX libraries
     keys: ClassVar[Mapping[str, Key]]  # keys of a rule; `shared_keys.SHARED` has those of all kinds
     hints: ClassVar[tuple[tuple[str, str], ...]] = ()  # word of another library -> which key to write instead
     target: ClassVar[Record | None]  # keys of the long form of the target; None: the rule has no target

@@ -20,8 +20,8 @@ Siblings = tuple[tuple[str, tuple[int, ...], str], ...]
 
 
 @dataclass(frozen=True)
-class Step:
-    """One key of a path, or several that are alike.
+class PathKey:
+    """One key of a path, or several keys whose leaves are grouped.
 
     Attributes:
         words: the key, or the keys in order.
@@ -47,7 +47,7 @@ class Group:
             layer, if they lie in several dicts.
     """
 
-    steps: tuple[Step, ...]
+    steps: tuple[PathKey, ...]
     shape: tuple[int, ...]
     dtype: str
     leaves: tuple[str, ...]
@@ -68,11 +68,11 @@ class Layer:
         leaves: last key -> the leaves.
     """
 
-    steps: tuple[Step, ...]
+    steps: tuple[PathKey, ...]
     leaves: Mapping[str, Group]
 
     @property
-    def _last(self) -> Step | None:
+    def _last(self) -> PathKey | None:
         """The step that says what the layer is called."""
         return next((step for step in reversed(self.steps) if step.words[0] not in ("vars", "cell")), None)
 
@@ -92,7 +92,7 @@ class Layer:
         return f"{last.stem}0{last.tail}" if last.stem is not None else last.words[0]
 
     @property
-    def around(self) -> tuple[Step, ...]:
+    def around(self) -> tuple[PathKey, ...]:
         """Path of what the layer is part of."""
         steps = self.steps[:-1] if self.steps and self.steps[-1].words == ("vars",) else self.steps
         return steps[:-1]
@@ -102,7 +102,7 @@ class Layer:
         return next((n for n in names if n in self.leaves and len(self.leaves[n].shape) in axes), None)
 
 
-# What could stand in a rule, each with a remark: a line, or several that go together.
+# Alternatives for a rule, each a line (or several lines) with a remark.
 Lines = Sequence[tuple[str, str]]
 
 
@@ -165,7 +165,7 @@ class DraftContext(Protocol):
 
     widths: set[int]  # sizes of vectors in the tree, such as norm scales
     channels: set[int]  # of the results of convolutions
-    queried: set[tuple[Step, ...]]  # paths of modules that have a projection for queries, keys or values
+    queried: set[tuple[PathKey, ...]]  # paths of modules that have a projection for queries, keys or values
 
     @property
     def letters(self) -> AxisLetters:
@@ -174,7 +174,7 @@ class DraftContext(Protocol):
     def spec(self, group: Group) -> str:
         """Return shape and dtype of a leaf."""
 
-    def module(self, steps: Sequence[Step]) -> str:
+    def module(self, steps: Sequence[PathKey]) -> str:
         """Return the name of a module if PyTorch's names were those of the tree."""
 
     def partner(self, layer: Layer, role: str) -> str | None:

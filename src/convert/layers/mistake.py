@@ -17,7 +17,7 @@ class Mistake:
 
     Attributes:
         name: short and stable, such as ``transposed``; the fault catalogue refers to it.
-        converse: the name where the written tensor is right, and the rule is wrong.
+        converse: name of the opposite mistake: the written tensor is right, and the rule wrong.
         gives: what the mistake makes of the tensor, in words.
         instead: what the rule makes of it, in words.
         make: computes the tensor of the mistake.

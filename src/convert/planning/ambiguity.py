@@ -110,7 +110,7 @@ def shape_ambiguities(steps: tuple[Step, ...]) -> tuple[ShapeAmbiguity, ...]:
         if not step.parts:
             continue
         part = step.parts[0]
-        others = _others(part.stored, part.apart, part.groups) if part.stored else ()
+        others = _others(part.stored, part.split_axes, part.groups) if part.stored else ()
         same_shape = len(step.parts) > 1 and len({(p.axes, p.groups) for p in step.parts}) == 1
         if others or same_shape or step.siblings > 1:
             key = (step.rule.line_only, part.layout, others, len(step.parts) if same_shape else 0, step.siblings)

@@ -34,14 +34,14 @@ def expand_fact(value: Any, sizes: Mapping[str, int]) -> Any:
 
 
 def unmet_requirements(rules: RuleFile, target: str, facts: Mapping[str, Any]) -> Iterator[Finding]:
-    """Find facts that differ from the only value with which the target's code computes."""
+    """Find facts that differ from the only value that the target's code supports."""
     code = rules.targets[target]
     for name, need in code.requires.items():
         if name in facts and facts[name] != need.value:
             others = [other for other in rules.targets if other != target]
             yield Finding(
                 "target-requirement",
-                f"{code.loads} computes only with {name} = {need.value}: {need.because}",
+                f"{code.loads} supports only one {name} ({need.because})",
                 rule=need.at.line_only,
                 expected=f"{name} = {need.value}",
                 got=f"{name} = {facts[name]}",

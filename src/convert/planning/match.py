@@ -169,7 +169,7 @@ def _domain(matched: Sequence[Matched]) -> dict[str, set[int]]:
 
 
 def _numbers(matched: Sequence[Matched], leaves: Mapping[str, Leaf]) -> list[LayerNumbers]:
-    """List the layers of each leaf pattern whose index is counted through `index_from`."""
+    """List the layers of each leaf pattern whose index is numbered through `index_from`."""
     given = []
     for found in matched:
         for name, numbering in found.rule.index_from.items():

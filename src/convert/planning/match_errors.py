@@ -54,7 +54,7 @@ class MatchFacts:
         collisions: two leaves that match one rule with the same indices.
         domain: index name -> its values in the tree.
         types: list name -> layer -> types whose leaves the layer has.
-        numbers: layers that are counted through `index_from`.
+        numbers: layers numbered through `index_from`.
         counts: index name -> number of its values.
     """
 
@@ -286,7 +286,7 @@ def _gaps_of_numbered(facts: MatchFacts) -> Iterator[Finding]:
 
 
 def _every_number(facts: MatchFacts) -> dict[str, set[int]]:
-    """Collect the values of each index that is counted through `index_from`."""
+    """Collect the values of each index that is numbered through `index_from`."""
     every: dict[str, set[int]] = defaultdict(set)
     for given in facts.numbers:
         every[given.name] |= given.numbers

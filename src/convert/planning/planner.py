@@ -65,7 +65,7 @@ class Sized:
 
 
 @dataclass(frozen=True)
-class Match:
+class RuleMatch:
     """Stage 1: a rule file and the leaves that its rules match.
 
     Attributes:
@@ -133,17 +133,17 @@ def make_plan(
 
 def match_rules(
     rules: RuleFile, source: Source, options: ConversionOptions = DEFAULTS, index: PathIndex | None = None
-) -> Match:
+) -> RuleMatch:
     """Stage 1: match the leaves with the rules.
 
     Args:
         index: of the source's leaves; pass one where several rule files are matched with one source.
     """
     rules = with_target(rules, options.to)
-    return Match(rules, source, options, cover(rules, source, index))
+    return RuleMatch(rules, source, options, cover(rules, source, index))
 
 
-def plan_match(match: Match) -> Plan:
+def plan_match(match: RuleMatch) -> Plan:
     """Stages 2 to 4.
 
     Raises:
@@ -194,7 +194,7 @@ def plan_match(match: Match) -> Plan:
     )
 
 
-def check_options(match: Match) -> None:
+def check_options(match: RuleMatch) -> None:
     """Check target, dtype and settings against the rules.
 
     Raises:
@@ -228,7 +228,7 @@ def check_options(match: Match) -> None:
     check_settings(rules, match.options.settings)
 
 
-def no_leaf_matches(match: Match) -> Finding:
+def no_leaf_matches(match: RuleMatch) -> Finding:
     """Explain that the rules are of another model: none of them matches a leaf."""
     rules, source = match.rules, match.source
     expected = next((str(rule.path) for rule in rules.rules if rule.kind.drop_reason is None and rule.sources), "")
@@ -245,13 +245,13 @@ def no_leaf_matches(match: Match) -> Finding:
     )
 
 
-def misfit_error(match: Match, findings: Sequence[Finding]) -> PlanError:
+def misfit_error(match: RuleMatch, findings: Sequence[Finding]) -> PlanError:
     """Return the error with all findings of a rule file that does not fit a checkpoint."""
     count = "1 problem" if len(findings) == 1 else f"{len(findings)} problems"
     return PlanError(*findings, headline=f"{match.rules.path} does not fit {match.source.display_path}: {count}")
 
 
-def _size(match: Match) -> tuple[Sized, list[Finding]]:
+def _size(match: RuleMatch) -> tuple[Sized, list[Finding]]:
     rules, settings = match.rules, match.options.settings
     coverage = replace(match.coverage, matched=tuple(m for m in match.coverage.matched if not m.rule.asked))
     solution, findings = solve_sizes(coverage, match.source, settings)
@@ -264,7 +264,7 @@ def _size(match: Match) -> tuple[Sized, list[Finding]]:
     return Sized(coverage, solution.sizes, solution.variants, version, sidecar, facts), findings
 
 
-def _compile(match: Match, sized: Sized) -> tuple[Compiled, list[Finding]]:
+def _compile(match: RuleMatch, sized: Sized) -> tuple[Compiled, list[Finding]]:
     coverage, merges, findings = merge_low_rank(sized.coverage, match.source, sized.sizes, sized.facts)
     compiler = Compiler(
         with_merges(match.source, merges),
@@ -339,7 +339,7 @@ def _resolve(key: str, value: Any, facts: Mapping[str, Any]) -> Any:
     return value
 
 
-def _without_target(match: Match, rules: Sequence[Rule]) -> Iterator[Finding]:
+def _without_target(match: RuleMatch, rules: Sequence[Rule]) -> Iterator[Finding]:
     """Report rules that match leaves and have no layer in this target, as one finding."""
     if not rules:
         return
@@ -355,7 +355,7 @@ def _without_target(match: Match, rules: Sequence[Rule]) -> Iterator[Finding]:
     )
 
 
-def _notes(match: Match, sized: Sized, steps: Sequence[Step]) -> Iterator[str]:
+def _notes(match: RuleMatch, sized: Sized, steps: Sequence[Step]) -> Iterator[str]:
     if sized.version is None and (note := truncation_note(match.rules, sized.sizes, match.options.settings)):
         yield note
     yield from unknown_requirements(match.rules, match.target, sized.facts)

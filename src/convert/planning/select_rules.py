@@ -11,7 +11,7 @@ from convert.core.findings import Finding
 from convert.core.path_index import PathIndex
 from convert.planning.match import cover
 from convert.planning.options import DEFAULTS, ConversionOptions
-from convert.planning.planner import Match, check_options, match_rules, plan_match
+from convert.planning.planner import RuleMatch, check_options, match_rules, plan_match
 from convert.planning.settings import settable
 from convert.rules.file import RuleFile
 
@@ -20,7 +20,7 @@ from convert.rules.file import RuleFile
 class Ambiguous:
     """Several rule files fit equally well."""
 
-    matches: tuple[Match, ...]
+    matches: tuple[RuleMatch, ...]
 
 
 @dataclass(frozen=True)
@@ -33,13 +33,13 @@ class NoMatch:
         smaller: a match that fits but drops leaves which `nearest` converts.
     """
 
-    nearest: Match
-    matches: tuple[Match, ...]
-    smaller: Match | None = None
+    nearest: RuleMatch
+    matches: tuple[RuleMatch, ...]
+    smaller: RuleMatch | None = None
 
 
-def score(candidates: Sequence[RuleFile], source: Source, options: ConversionOptions = DEFAULTS) -> list[Match]:
-    """Match each rule file with the checkpoint; those that match the largest fraction of the leaves come first.
+def score(candidates: Sequence[RuleFile], source: Source, options: ConversionOptions = DEFAULTS) -> list[RuleMatch]:
+    """RuleMatch each rule file with the checkpoint; those that match the largest fraction of the leaves come first.
 
     Each is matched with the settings that it knows, and with those that none of them knows.
     """
@@ -57,7 +57,7 @@ def score(candidates: Sequence[RuleFile], source: Source, options: ConversionOpt
     return sorted(matches, key=lambda match: -match.coverage.fraction)
 
 
-def pick(matches: Sequence[Match]) -> Match | Ambiguous | NoMatch:
+def pick(matches: Sequence[RuleMatch]) -> RuleMatch | Ambiguous | NoMatch:
     """Pick the match that fits and drops the fewest leaves. A single candidate is picked in any case."""
     if len(matches) == 1:
         return matches[0]
@@ -74,7 +74,7 @@ def pick(matches: Sequence[Match]) -> Match | Ambiguous | NoMatch:
     return best[0] if len(best) == 1 else Ambiguous(tuple(best))
 
 
-def _fits(match: Match) -> bool:
+def _fits(match: RuleMatch) -> bool:
     """Whether leaves, sizes, facts and options suit the rules."""
     if match.coverage.fraction == 0 or match.coverage.findings:
         return False
@@ -85,7 +85,7 @@ def _fits(match: Match) -> bool:
     return match.rules.supports(match.target) and not match.sized[1]
 
 
-def _nearest(matches: Sequence[Match]) -> Match:
+def _nearest(matches: Sequence[RuleMatch]) -> RuleMatch:
     """Return the first match that converts most of the leaves and supports the target, or the first one."""
     supporting = (m for m in matches if m.target not in m.rules.targets or m.rules.supports(m.target))
     return next((match for match in supporting if match.coverage.fraction > 0.5), matches[0])
@@ -119,7 +119,7 @@ def explain(outcome: Ambiguous | NoMatch) -> PlanError:
     )
 
 
-def _plan_error(match: Match) -> PlanError:
+def _plan_error(match: RuleMatch) -> PlanError:
     try:
         plan_match(match)
     except PlanError as error:
@@ -138,7 +138,7 @@ def _no_match(outcome: NoMatch) -> Finding:
     )
 
 
-def suggest_relative(named: Match, family: Sequence[RuleFile]) -> str:
+def suggest_relative(named: RuleMatch, family: Sequence[RuleFile]) -> str:
     """Suggest another model of the family for a checkpoint that the named model does not fit; empty without one.
 
     Args:

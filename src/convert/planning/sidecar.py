@@ -95,7 +95,7 @@ def contradictions(
                 rule=rules.sidecar.at,
                 expected=f"{' or '.join(json.dumps(word) for word in supported)}",
                 got=f"{json.dumps(value)}{f' ({near})' if near else ''}",
-                fix="use the rules of another model; the source code of this one computes nothing else",
+                fix="use the rules of another model; this model supports no other value",
             )
     for key, template in rules.targets[target].config.items():
         reference = parse_reference(template)

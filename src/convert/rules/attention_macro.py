@@ -1,4 +1,4 @@
-"""Expand an `attention` rule to `linear` rules: projections of queries, keys and values, and one after the heads.
+"""Expand an `attention` rule to `linear` rules: projections of queries, keys and values, and the output projection.
 
 It describes the multi-head attention of five libraries. ``torch.nn.MultiheadAttention`` holds the first three projections
 in one tensor, or in three if keys and values have their own widths, and their biases always in one tensor.
@@ -25,9 +25,9 @@ class Library:
     """How a library stores its attention.
 
     Attributes:
-        kernels: leaves of the projections of queries, keys and values, and after the heads, below the module.
+        kernels: leaves of the projections of queries, keys and values, and of the output projection, below the module.
         biases: leaves of their biases.
-        inward, outward: equations before and after the heads; ``X`` is the width of the input, ``Y`` that of the result.
+        inward, outward: equations of the query, key and value projections, and of the output projection; ``X`` is the width of the input, ``Y`` that of the result.
         heads: letters of the axes of the heads.
         biased: whether it has biases by default.
     """
@@ -70,7 +70,7 @@ _TARGET = Record(
             PATTERN,
             "Names of the three Linears in the module, such as '{q,k,v}_proj'. Default: the module is a torch.nn.MultiheadAttention.",
         ),
-        "output": Key(PATTERN, "Name of the Linear after the heads. Default: out_proj."),
+        "output": Key(PATTERN, "Name of the output projection. Default: out_proj."),
     },
     "a target",
 )

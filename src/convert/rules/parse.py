@@ -177,7 +177,7 @@ def _expanded_rule(one: attention_macro.Expanded, targets: Mapping[str, Target])
     rule, node = (written := _parse_rule(one.node, targets)).rule, written.node
     sources = rule.sources if one.roles is None else {role: rule.sources[role] for role in one.roles}
     layers = {name: _packed(layer, one.inner) for name, layer in rule.targets.items()}
-    return WrittenRule(replace(rule, sources=sources, targets=layers, short=attention_macro.WORD), node)
+    return WrittenRule(replace(rule, sources=sources, targets=layers, macro=attention_macro.WORD), node)
 
 
 def _packed(layer: TargetLayer, inner: tuple[str, ...] | None) -> TargetLayer:

@@ -249,7 +249,7 @@ def test_equinox_statistics_that_are_divided_at_inference_are_asked_about() -> N
     shapes: dict[str, Any] = {"0/a/weight": (6,), "0/a/bias": (6,), "0/a/inference": bool, "1/0": int, "1/1/0": (6,), "1/1/1": (6,)}  # fmt: skip
     arrays = {k: np.zeros(s, np.float32) if isinstance(s, tuple) else np.array(0, s) for k, s in shapes.items()}
     text = draft_rules(MemorySource(arrays))
-    assert "momentum: ask    # question: mode=\"batch\": Equinox divides both statistics by 1 - momentum**counter at inference, and no rule does; divide them in the tree first. Which momentum is it?" in text  # fmt: skip
+    assert "momentum: ask    # question: mode=\"batch\": Equinox divides both statistics by 1 - momentum**counter at inference, which rules cannot express: divide them in the checkpoint first. Which momentum?" in text  # fmt: skip
     assert "for training only" not in text and text.count("momentum: 0.99") == 1
     two = {**arrays, "1/2": np.array(False), "1/3/0": np.zeros(6, np.float32), "1/3/1": np.zeros(6, np.float32)}
     assert "batch_norm" not in draft_rules(MemorySource(two))

@@ -9,7 +9,7 @@ import pytest
 
 from convert.drafting.layer_rules import kind_named
 from convert.layers import KINDS, LayerKind
-from convert.layers.draft import Group, Layer, Step
+from convert.layers.draft import Group, Layer, PathKey
 
 ROOT = Path(__file__).parents[3]
 
@@ -45,6 +45,6 @@ def test_generic_code_does_not_ask_for_the_class_of_a_kind() -> None:
     ],
 )
 def test_the_name_of_a_module_may_say_its_kind(name: str, word: str) -> None:
-    group = Group((Step((name,)), Step(("scale",))), (4,), "float32", (f"{name}/scale",))
-    kind = kind_named(Layer((Step((name,)),), {"scale": group}))
+    group = Group((PathKey((name,)), PathKey(("scale",))), (4,), "float32", (f"{name}/scale",))
+    kind = kind_named(Layer((PathKey((name,)),), {"scale": group}))
     assert (kind.word if kind else "") == word

@@ -20,7 +20,7 @@ from convert import Plan, PlanError, RuleFile, TensorSpec
 from convert.core.errors import MAX_LINES, OptionError
 from convert.core.findings import Finding
 from convert.planning.planner import make_plan
-from convert.planning.select_rules import Ambiguous, Match, NoMatch, explain, pick, score
+from convert.planning.select_rules import Ambiguous, NoMatch, RuleMatch, explain, pick, score
 from support.memory_source import HEAD, MemorySource, rule_file, run, zeros
 
 BF16 = ml_dtypes.bfloat16
@@ -327,7 +327,7 @@ def test_one_rule_that_makes_a_tensor_twice() -> None:
 def test_a_split_whose_count_differs() -> None:
     rule = "- einsum: ...D,CDH->C...H\n  from: w\n  linear: 'm.{k,v}'"
     assert findings(rule, zeros(w=(3, 5, 7))) == [
-        "r.yaml:5: w: float32[3,5,7] as C D H: C has 3 elements and the rule 2 targets"
+        "r.yaml:5: w: float32[3,5,7] as C D H: C has 3 elements, but the rule lists 2 targets"
     ]
     assert names(plan(rule, zeros(w=(2, 5, 7)))) == ["m.k.weight", "m.v.weight"]
 
@@ -733,7 +733,7 @@ def family(rules: str, model: str) -> RuleFile:
 
 def picked(candidates: tuple[RuleFile, ...], source: MemorySource) -> str:
     choice = pick(score(candidates, source))
-    assert isinstance(choice, Match), choice
+    assert isinstance(choice, RuleMatch), choice
     return choice.rules.model
 
 

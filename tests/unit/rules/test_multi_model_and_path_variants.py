@@ -12,7 +12,7 @@ import convert
 from convert.core.path_pattern import parse_pattern
 from convert.planning import planner
 from convert.planning.planner import make_plan, plan_match
-from convert.planning.select_rules import Match, pick, score
+from convert.planning.select_rules import RuleMatch, pick, score
 from convert.rules.file import RuleFile
 from convert.rules.parse import parse_models
 from convert.writing.model_card import add_figures, render_card
@@ -43,9 +43,9 @@ rules:
 """.strip()
 
 
-def picked(candidates: tuple[RuleFile, ...], source: MemorySource) -> Match:
+def picked(candidates: tuple[RuleFile, ...], source: MemorySource) -> RuleMatch:
     choice = pick(score(candidates, source))
-    assert isinstance(choice, Match), choice
+    assert isinstance(choice, RuleMatch), choice
     return choice
 
 

@@ -1,1 +1,1 @@
-"""Paths through data: what diffrax interpolates, for torchcde."""
+"""Control paths of neural CDEs: diffrax's interpolations as torchcde stores them."""

@@ -119,7 +119,7 @@ def _part(context: CompileContext, kind: PathDeclaration, group: LayerLeaves, ro
     try:
         if not is_float(spec.dtype):
             raise ValueError("a path's coefficients and times are floats")
-        if role == TIMES:  # rounded, two of them may become one; and the path would be another
+        if role == TIMES:  # rounding could make two knots coincide, which changes the path
             ops: tuple[Op, ...] = (*takes, *computing((), spec, target_dtype(replace(rule, dtype=None), spec, None)))
             return Part(leaf, ops, None, "times", at, (), (), rule=rule)
         dtype = target_dtype(rule, spec, context.dtype)

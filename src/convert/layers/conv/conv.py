@@ -155,10 +155,10 @@ class Convolving(LayerKind):
         return sizes[count] if isinstance(count, str) else count
 
     def whole_groups(self, channels: int, sizes: Mapping[str, int]) -> int:
-        """`group_count`, once the output channels are seen to make so many groups.
+        """Return `group_count`; check that it divides the output channels.
 
         Raises:
-            ValueError: they do not; no library convolves with such a kernel.
+            ValueError: it does not.
         """
         letter = self.feature_group_count
         if isinstance(letter, str) and letter not in sizes:
@@ -313,7 +313,7 @@ class Convolution(Convolving):
         own = layer.computes
         if own is not None and _form(own) != _form(self.numbers):
             raise ValueError(
-                f"{own.text} of the target is not the convolution that {self.numbers.text} of the source is"
+                f"{own.text} of the target and {self.numbers.text} of the source differ in more than the order of axes"
             )
 
     def inner_axes(

@@ -45,7 +45,7 @@ def draft_conv(context: DraftContext, layer: Layer, main: str, bias: str | None)
     sizes = g.shape[2:] if main == "weight" else g.shape[:-2]
     if max(sizes) > 1:
         entry.ask("padding", "what does the source pass?", PADDINGS, "conv")
-    told = "with SAME say `input_size:`, too" if max(sizes) > 1 else "with `padding: VALID` beside it"
+    told = "with SAME say `input_size:`, too" if max(sizes) > 1 else "with `padding: VALID`"
     entry.offer([("strides: 2", f"if they are not 1; {told}")])
     if any(not form.transposed for form in forms):
         entry.offer(

@@ -42,7 +42,7 @@ def conv_forms(key: str, shape: Shape, bias: Shape | None, name: str) -> list[Co
     Args:
         key: what the leaf is called, which tells the library.
         shape: of the kernel.
-        bias: shape of the bias beside it.
+        bias: shape of its bias.
         name: what the module is called.
     """
     words = SPATIAL[len(shape) - 3]

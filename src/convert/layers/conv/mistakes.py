@@ -22,7 +22,7 @@ FLIPPED = "kernel flipped"
 CHANNELS, SPATIAL, AS_STORED = "input and output channels exchanged", "spatial axes exchanged", "axes as stored"
 NOT_ADJACENT = "results of one channel not adjacent"  # of a depthwise convolution
 OTHER_TRANSPOSE_KERNEL = "transpose_kernel the other way round"
-NOT_STANDARDIZED, NEEDLESSLY = "standardisation left out", "standardised needlessly"
+NOT_STANDARDIZED, EXTRA_STANDARDIZATION = "standardisation left out", "standardised although the source does not"
 EPSILON_SIDE = "epsilon on the other side of the root"
 STANDARDIZATIONS = ((False, 1e-5), (True, 1e-5), (False, 1e-10), (True, 1e-6))  # big_vision, flax, BiT, timm
 
@@ -84,7 +84,7 @@ def standardization_mistakes(
             added = (*ops, Cast("float64"), Standardize(axis, epsilon, inside), Cast(step.spec.dtype))
             gives = f"the kernel standardised, {'sqrt(var + ' if inside else '(std + '}{epsilon:g})"
             make = with_ops(step, source, added)
-            yield Mistake(NEEDLESSLY, NOT_STANDARDIZED, gives, "the kernel as stored", make)
+            yield Mistake(EXTRA_STANDARDIZATION, NOT_STANDARDIZED, gives, "the kernel as stored", make)
         return
     instead = f"standardised by {equation.text}"
     if step.spec.shape[0] == step.spec.shape[1]:  # the generic mistakes move the axes before the kernel is standardised
@@ -94,7 +94,7 @@ def standardization_mistakes(
 
         yield symmetric(CHANNELS, "standardised, then its first two axes exchanged", instead, exchanged)
     bare = with_ops(step, source, without_norms(ops))
-    yield Mistake(NOT_STANDARDIZED, NEEDLESSLY, "the kernel as stored", instead, bare)
+    yield Mistake(NOT_STANDARDIZED, EXTRA_STANDARDIZATION, "the kernel as stored", instead, bare)
     moved = tuple(replace(op, inside=not op.inside) if isinstance(op, Standardize) else op for op in ops)
     gives = "standardised with its epsilon on the other side of the root"
     yield symmetric(EPSILON_SIDE, gives, instead, with_ops(step, source, moved))

@@ -252,9 +252,8 @@ def torch_transposed(geometry: Geometry, kernel: Sequence[int]) -> TorchTranspos
     padding, output, extra = [], [], []
     for (low, high), s, d in zip(crops(geometry, kernel), geometry.strides, geometry.dilation, strict=True):
         fits = low >= 0 and 0 <= low - high < max(s, d)
-        p = (
-            low if fits else max(min(low, high), 0)
-        )  # what `padding` takes off and nothing brings back may not be wanted
+        # A crop by `padding` beyond what `output_padding` restores would lose values.
+        p = low if fits else max(min(low, high), 0)
         more = low - high if fits else 0
         padding.append(p)
         output.append(more)
@@ -269,5 +268,5 @@ def torch_transposed_padding(geometry: Geometry, kernel: Sequence[int]) -> Torch
     if any(low or high for low, high in made.extra):
         flat = [-n for pair in reversed(made.extra) for n in pair]
         late = ", without the bias, which is added behind it" if any(n > 0 for n in flat) else ""
-        text += f", then F.pad(y, {_tuple(flat)}){late}, which takes off what is negative: torch's arguments alone cannot say it"
+        text += f", then F.pad(y, {_tuple(flat)}){late}, which takes off what is negative: torch's arguments alone cannot express this crop"
     return TorchPadding(text, (list(made.padding),), made.output_padding)

@@ -1,4 +1,4 @@
-"""The probe of a convolution, with the geometry that the rule declares: JAX pads by its own words, torch by our numbers."""
+"""The probe of a convolution, with the geometry that the rule declares: JAX gets the padding mode of the rule (SAME, ...), torch the derived numbers."""
 
 from __future__ import annotations
 

@@ -143,10 +143,7 @@ class Embedding(Stored):
         known = " or ".join(map(str, (entries, *(n for n in self.padded if n > entries))))
         if self.rows in set_by_hand:
             raise ValueError(f"it has {rows} rows, fewer than --set {self.rows}={entries}; rows cannot be added")
-        raise ValueError(
-            f"it has {rows} rows, and the vocabulary {known}; set the number of entries with --set {self.rows}={rows}, "
-            "and further rows are left out"
-        )
+        raise ValueError(f"it has {rows} rows, and the vocabulary {known}; --set {self.rows}={rows} keeps all of them")
 
     def letters(self, role: str, shape: tuple[int, ...], variant: str | None) -> str | None:
         if len(shape) - (self.axes or "").count(".") != 2:

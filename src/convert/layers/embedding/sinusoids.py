@@ -48,7 +48,7 @@ class Timescales(LayerKind):
     Attributes:
         width: letter of the embedding's width D.
         positions: letter or number: the buffer is the table of so many positions, sines and cosines; None: the timescales.
-        layout: of the table: all sines and then all cosines, or each sine beside its cosine.
+        layout: of the table: all sines and then all cosines, or each sine next to its cosine.
         last: whether ``max`` itself is the last timescale.
     """
 

@@ -1,1 +1,1 @@
-"""Projections: the kind, its equations as drafts guess them, its probe and its mistakes."""
+"""Linear layers: the kind, the equations that drafts guess, its probe and its mistakes."""

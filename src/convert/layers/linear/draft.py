@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from convert.layers.draft import KERNELS, DraftContext, Entry, Group, Layer, flow, plain
-from convert.layers.linear.einsum_guess import KNOWN, Form, known_forms, lora_form, projections
+from convert.layers.linear.einsum_guess import KNOWN, EquationGuess, known_forms, lora_form, projections
 
 QUERIES = ("query", "key", "value", "q", "k", "v", "q_proj", "k_proj", "v_proj", "query_dense", "key_dense", "value_dense", "query_proj", "key_proj", "value_proj", "qkv")  # fmt: skip
 OUTPUTS = ("out", "o", "post", "o_proj", "out_proj", "output", "output_dense", "output_proj")
@@ -40,7 +40,7 @@ def draft_weight(context: DraftContext, layer: Layer, main: str, bias: str | Non
     return entry
 
 
-def _say_equation(entry: Entry, forms: Sequence[Form], shape: tuple[int, ...], main: str) -> None:
+def _say_equation(entry: Entry, forms: Sequence[EquationGuess], shape: tuple[int, ...], main: str) -> None:
     if len(forms) == 1:
         entry.say("einsum", forms[0].equation, f"guess: {forms[0].why}")
         return
@@ -49,7 +49,7 @@ def _say_equation(entry: Entry, forms: Sequence[Form], shape: tuple[int, ...], m
     entry.ask("einsum", f"the sizes {shown} do not tell which axes are inputs", known, main)
 
 
-def _say_lora(context: DraftContext, entry: Entry, layer: Layer, form: Form, first: str, second: str) -> None:
+def _say_lora(context: DraftContext, entry: Entry, layer: Layer, form: EquationGuess, first: str, second: str) -> None:
     shape = context.partner_shape(layer, "lora_a")
     assert shape is not None
     rank = context.letters.named("rank", shape[-1])
@@ -66,7 +66,7 @@ def _say_lora(context: DraftContext, entry: Entry, layer: Layer, form: Form, fir
     entry.ask("plus", asked, ways, value=f"{{{pair}, scale: ask}}")
 
 
-def _ask_flattened(context: DraftContext, entry: Entry, g: Group, form: Form) -> None:
+def _ask_flattened(context: DraftContext, entry: Entry, g: Group, form: EquationGuess) -> None:
     into = g.shape[0]
     channels = next((n for n in sorted(context.channels, reverse=True) if 1 < n < into and into % n == 0), None)
     if channels and len(g.shape) == 2 and into not in context.widths:
@@ -77,14 +77,14 @@ def _ask_flattened(context: DraftContext, entry: Entry, g: Group, form: Form) ->
         entry.ask("flattened", asked, [(line, how)])
 
 
-def guessed_by_name(context: DraftContext, layer: Layer, main: str) -> list[Form]:
+def guessed_by_name(context: DraftContext, layer: Layer, main: str) -> list[EquationGuess]:
     """Return the equations that the name of the leaf, or of the module, says."""
     named = main if main in KNOWN else layer.hint
     return known_forms(named, layer.leaves[main].shape, context.widths, context.letters)
 
 
 def attention_role(context: DraftContext, layer: Layer) -> str | None:
-    """Whether the layer leads into the heads of attention or out of them, by its name and what lies beside it."""
+    """Whether the layer leads into the heads of attention or out of them, by its name and its siblings."""
     if layer.hint in QUERIES:
         return "in"
     return "out" if layer.hint in OUTPUTS and layer.around in context.queried else None

@@ -228,6 +228,6 @@ def _check_same_map(weight: Projection, pair: Product) -> None:
         pair.whole.batch,
     ):
         raise ValueError(
-            f"{pair.equation} is {pair.whole.equation} in one weight, which does not map what {weight.equation} does; "
-            "the two are added, so their inputs and results must be equal"
+            f"{pair.equation} merges to {pair.whole.equation}, whose inputs or results differ from {weight.equation}; "
+            "a pair can be added only to a weight with the same axes"
         )

@@ -62,7 +62,7 @@ def draft_norm(
     entry.ask("epsilon", "what does the source add to the variance?", EPSILONS, kind)
     if len(stats) == 2:
         if context.partner(layer, DEBIASED):
-            entry.ask("momentum", "mode=\"batch\": Equinox divides both statistics by 1 - momentum**counter at inference, and no rule does; divide them in the tree first. Which momentum is it?", [("momentum: 0.99", "Equinox's default")])  # fmt: skip
+            entry.ask("momentum", "mode=\"batch\": Equinox divides both statistics by 1 - momentum**counter at inference, which rules cannot express: divide them in the checkpoint first. Which momentum?", [("momentum: 0.99", "Equinox's default")])  # fmt: skip
         else:
             momenta = [("momentum: 0.99", "for training only: which share of the statistics a step keeps")]
             entry.offer(momenta, once=True)
@@ -90,7 +90,7 @@ def draft_norm(
     elif either:
         context.ask_target(entry, layer, {"layer_norm": "guess: by its name"})
     elif bias:
-        context.ask_target(entry, layer, {"layer_norm": f"guess: a bias{' beside the scale' if main else ''}", **more})
+        context.ask_target(entry, layer, {"layer_norm": f"guess: a bias{' next to the scale' if main else ''}", **more})
     elif "rms" in layer.hint:
         context.ask_target(entry, layer, {"rms_norm": "guess: by its name"})
     else:

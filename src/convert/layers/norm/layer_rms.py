@@ -1,4 +1,4 @@
-"""Layer norm and RMS norm: from the factors of both sides follow the arithmetic, and the constants for what the source lacks."""
+"""Layer norm and RMS norm: the arithmetic and the missing constants follow from the factors of both sides."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ class Norm(LayerKind):
     def constants(self, layer: TargetLayer) -> tuple[Constant, ...]:
         added = layer.multiplies_by == TARGET_FACTORS[1]
         ones = (
-            f"{'zeros' if added else 'ones'}: the source multiplies by nothing, and the target by {layer.multiplies_by}"
+            f"{'zeros' if added else 'ones'}: the source has no scale, the target multiplies by {layer.multiplies_by}"
         )
         made = (
             Constant("weight", 0.0 if added else 1.0, ones),
@@ -242,7 +242,7 @@ class LayerNorm(Norm):
 
 @dataclass(frozen=True)
 class RMSNorm(Norm):
-    """Normalises the root mean square; has no bias in any library known to us, yet may have one here."""
+    """Divides by the root mean square; may have a bias, as Equinox's."""
 
     word: ClassVar[str] = "rms_norm"
     doc: ClassVar[str] = "RMS norm: divides by the root mean square."

@@ -156,7 +156,7 @@ def _tensor(
     shape: tuple[int, ...] = ()
     hidden, count = group.sizes["H"], len(cell.order)
     for k, (row, share) in enumerate(rows):
-        start = row if k else 0  # gates without a leaf are zeros, beside those that have one
+        start = row if k else 0  # gates without a leaf are zeros, if another gate has one
         stop = count if k == len(rows) - 1 else rows[k + 1][0]
         pad = (Pad(0, (row - start) * hidden, (stop - row - len(share.letters)) * hidden),)
         leaf, takes = group.leaves[share.role]

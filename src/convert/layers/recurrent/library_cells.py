@@ -1,6 +1,6 @@
 """The cells of the libraries: their equations, and what each of their leaves holds.
 
-Read in flax 0.12.8, Equinox 0.13.8, Haiku 0.0.17 and Keras 3.15.1 (file and function beside each), and run against torch in
+Read in flax 0.12.8, Equinox 0.13.8, Haiku 0.0.17 and Keras 3.15.1 (file and function at each), and run against torch in
 ``tests/parity/test_recurrent_cells.py``.
 """
 
@@ -32,7 +32,7 @@ def _linen_gru() -> Facts:
 
 
 def _linen_mgu(reset_gate: bool = True) -> Facts:
-    """``flax/linen/recurrent.py`` MGUCell.__call__: one gate f is reset and update; hn has a bias if it is reset."""
+    """``flax/linen/recurrent.py`` MGUCell.__call__: one gate f is both the reset and the update gate; hn has a bias only with reset_gate=True."""
     inputs = {**_apart("W", "i", "fn", "kernel"), **_apart("b", "i", "fn", "bias")}
     leaves = {**inputs, **_apart("U", "h", "fn", "kernel")}
     update = KEEP.replace("z", "f")

@@ -1,6 +1,6 @@
-"""Mistakes with what a rule says of a weight: a factor, RoPE pairs, a flattened map, a weight norm or spectral norm.
+"""Mistakes with the optional keys of a weight: prescaled_by, rope, flattened, weight_norm, spectral_norm.
 
-Where the rule says nothing of the kind, the converse is tried: the weight that it would make if it did.
+Where a rule has no such key, the opposite mistake is tried: the key was wrongly applied.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from convert.layers.transforms.weight_normalization import kept
 from convert.layers.transforms.weight_transforms import target_order
 
 Array = np.ndarray[Any, np.dtype[Any]]
-LEFT_IN = "carried factor left in"
-NEEDLESS_FACTOR = "factor taken out of a weight that carries none"
-TWICE = "carried factor folded in twice"
+NOT_REMOVED = "prescale not removed"
+NEEDLESS_FACTOR = "weight rescaled although the source does not prescale it"
+TWICE = "prescale applied twice"
 STILL_INTERLEAVED = "RoPE pairs still interleaved"
 DEINTERLEAVED = "RoPE pairs de-interleaved needlessly"
 INTERLEAVED = "RoPE pairs interleaved needlessly"
@@ -59,7 +59,7 @@ def factor_mistakes(step: Step, rule: Rule, source: LeafReader, likely: Factor |
         text = rule.prescaled_by.text
         instead = f"the weight without the factor {text} that the source folds into it"
         left_in = with_ops(step, source, tuple(op for op in part.ops if not isinstance(op, Multiply)))
-        yield Mistake(LEFT_IN, NEEDLESS_FACTOR, f"the weight with its factor {text}", instead, left_in, LEFT_IN)
+        yield Mistake(NOT_REMOVED, NEEDLESS_FACTOR, f"the weight with its factor {text}", instead, left_in, NOT_REMOVED)
         inverted = tuple(Multiply(1 / op.value) if isinstance(op, Multiply) else op for op in part.ops)
         yield symmetric(
             TWICE, f"the weight with the factor {text} twice", instead, with_ops(step, source, inverted), TWICE
@@ -70,7 +70,7 @@ def factor_mistakes(step: Step, rule: Rule, source: LeafReader, likely: Factor |
         undone = (*bare, Cast(wide), Multiply(1 / likely.value(dict(part.axes))), Cast(step.spec.dtype))
         gives = f"the weight without a factor {likely.text}, as if the source had folded it in"
         make = with_ops(step, source, undone)
-        yield Mistake(NEEDLESS_FACTOR, LEFT_IN, gives, "the weight as the source stores it", make, NEEDLESS_FACTOR)
+        yield Mistake(NEEDLESS_FACTOR, NOT_REMOVED, gives, "the weight as the source stores it", make, NEEDLESS_FACTOR)
 
 
 # ---- RoPE
@@ -97,7 +97,7 @@ def rope_mistakes(step: Step, rule: Rule, source: LeafReader, *, heads: bool = F
     axis = "".join(letter for letter, _ in part.axes).find(letter)
     if (rule.rope is None and not heads) or axis < 0 or part.axes[axis][1] % 2:
         return
-    taken = len(part.apart)
+    taken = len(part.split_axes)
     moved = with_ops(step, source, (*part.ops[:taken], Deinterleave(axis), *part.ops[taken:]))
     gives = f"in the order of {halves}, as if the source had {neighbours}"
     yield Mistake(DEINTERLEAVED, STILL_INTERLEAVED, gives, "in the source's order", moved, DEINTERLEAVED)
@@ -202,4 +202,4 @@ def _not_folded(step: Step, plan: PlanView) -> Iterator[Mistake]:
 
 def likely_factor(letter: str, *, inverse: bool) -> Factor:
     """Return ``sqrt(LETTER)``, or ``1/sqrt(LETTER)``."""
-    return Factor(f"1/sqrt({letter})" if inverse else f"sqrt({letter})", letter, root=True, over=inverse)
+    return Factor(f"1/sqrt({letter})" if inverse else f"sqrt({letter})", letter, is_sqrt=True, is_inverse=inverse)

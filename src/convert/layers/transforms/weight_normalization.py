@@ -1,8 +1,8 @@
 """Weights that are computed from others at every call: weight norm and spectral norm.
 
-Sources of the formulas: flax 0.12.8 ``linen/normalization.py`` (WeightNorm, SpectralNorm; nnx has the same): feature axes of a weight
-norm are the last one unless the source says otherwise, a spectral norm makes a matrix of all axes against the last one, of the bias, too, where it has several axes, and takes
-`n_steps` steps of the power iteration from the stored u at every call, at inference, too. Equinox 0.13 ``nn/_weight_norm.py`` and
+Sources of the formulas: flax 0.12.8 ``linen/normalization.py`` (WeightNorm, SpectralNorm; nnx has the same). The feature
+axes of a weight norm are the last one unless the source says otherwise. A spectral norm reshapes to (-1, last axis), the bias too if it
+has several axes. It runs `n_steps` power iterations from the stored u at every call, also at inference. Equinox 0.13 ``nn/_weight_norm.py`` and
 ``nn/_spectral_norm.py``: at inference it takes no step, and divides by u w v of both stored vectors, w the matrix of the first axis
 against all others. torch 2.13 ``torch.nn.utils.parametrizations.weight_norm`` (original0 is g, original1 is v) and
 ``torch.nn.utils.weight_norm`` (weight_g, weight_v).

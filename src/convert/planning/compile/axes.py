@@ -97,7 +97,7 @@ def arranged(
             axis = rule.kind.split_axis(role, letters, variant)
             at = letters.index(axis)
             if shape[at] != member[1]:
-                raise ValueError(f"{axis} has {shape[at]} elements and the rule {member[1]} targets")
+                raise ValueError(f"{axis} has {shape[at]} elements, but the rule lists {member[1]} targets")
             ops.append(Take(at, member[0]))
             taken.append(f"{axis}={member[0]}")
             letters, shape = letters[:at] + letters[at + 1 :], shape[:at] + shape[at + 1 :]

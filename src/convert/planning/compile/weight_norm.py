@@ -55,9 +55,8 @@ class Folding:
             axes = features(rule, leaf.letters, leaf.own_shape, own) if role == "weight" else leaf.letters[-1]
             if norm.role == "spectral_norm" and norm.steps is None and len(own) == 1:
                 raise ValueError(
-                    f"it has one axis, and the u of a flax SpectralNorm two, [1, {own[0]}]; an Equinox SpectralNorm, whose u has one, takes "
-                    "no step from it at inference, and divides by u w v of both stored vectors: `spectral_norm: {u: ..., v: ...}`. Write "
-                    "`{u: ..., steps: 1}` if the source does take one"
+                    f"it has one axis; flax's u has two, [1, {own[0]}]. For Equinox at inference write "
+                    "`spectral_norm: {u: ..., v: ...}`; if the source iterates, `{u: ..., steps: 1}`"
                 )
             rest = "".join(x for x in leaf.letters if x not in axes)
             made = {of: self._operand(rule, layer, leaf, stack, of_name, axes if of != V else rest, target) for of, of_name in second.items()}  # fmt: skip
@@ -103,7 +102,7 @@ class Folding:
         try:
             out_spec(tuple(ops), spec)
         except ValueError as error:
-            raise ValueError(f"{error}; it is stacked otherwise than the weight") from None
+            raise ValueError(f"{error}; it is stacked on other axes than the weight") from None
         size = dict(zip(leaf.letters or "", leaf.own_shape, strict=True))
         shape = tuple(size[x] for x in axes)
         if math.prod(shape) != math.prod(own):  # the operation reports it: it knows what the values are for

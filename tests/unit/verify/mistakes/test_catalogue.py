@@ -124,7 +124,7 @@ def test_a_mistake_gives_another_tensor(plan: Plan) -> None:
 @pytest.mark.parametrize(
     ("tensor", "names"),
     [
-        ("embed.weight", {"factor taken out of a weight that carries none"}),
+        ("embed.weight", {"weight rescaled although the source does not prescale it"}),
         ("layers.0.qk.weight", {"fused parts in another order", "of another layer", "axes of a head swapped"}),
         ("layers.0.qk.bias", {"bias dropped", "fused parts in another order"}),
         (

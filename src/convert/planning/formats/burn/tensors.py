@@ -150,7 +150,7 @@ def _transposed(step: Step) -> Step:
 def _transposed_part(part: Part) -> Part:
     groups = part.groups[::-1]
     head, arrow, tail = part.layout.partition(" -> ")
-    before, after = (" ".join([*part.apart, *map(group_shown, of)]) for of in (part.groups, groups))
+    before, after = (" ".join([*part.split_axes, *map(group_shown, of)]) for of in (part.groups, groups))
     layout = (
         f"{head}{arrow}{after}{tail.removeprefix(before)}" if tail.startswith(before) else f"{part.layout}, transposed"
     )
