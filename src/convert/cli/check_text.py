@@ -81,7 +81,7 @@ def _diagnosis(level: LevelReport) -> Iterator[str]:
         yield f"diagnosis: {found['name']}"
         yield f"    {found['problem']}"
         yield f"    relative error of {found['boundary']}: {found['error_before']:.1e}; {found['error_after']:.1e} without the mistake"
-        yield f"    repair: {found['fix']}"
+        yield f"    fix: {found['fix']}"
     else:
         yield f"no diagnosis: {found['problem']} at {found['boundary']}, where the two differ first"
         yield f"    ruled out: {', '.join(found['ruled_out']) or 'nothing could be tried'}"

@@ -40,14 +40,14 @@ class Variant:
         make: computes the whole value.
         undoes: whether `make` undoes a mistake called `name` in the PyTorch model's value at the boundary. Otherwise it computes
             the value from earlier ones.
-        repair: what to change in a target that computes this function; empty for a general text.
+        fix: how to change a target that computes this function; empty for a generic text.
         params: the parameters of the function, for code that compares two variants.
     """
 
     name: str
     make: Callable[[Observed], Array]
     undoes: bool = False
-    repair: str = ""
+    fix: str = ""
     params: Any = None
 
 

@@ -71,7 +71,7 @@ def rope_variants(
     yield from (Variant(f"RoPE with base {other:g}", made(other)) for other in BASES if other != base)
 
 
-def rope_repair(base: float, factor: float = 1.0) -> str:
+def rope_fix(base: float, factor: float = 1.0) -> str:
     """Return what to change in a target so that it computes RoPE of this base and factor."""
     divided = f", positions divided by {factor:g}" if factor != 1 else ", positions not divided"
     return f"give this layer RoPE of base {base:g} in half-split pairs{divided}"
@@ -88,7 +88,7 @@ class Attention:
         padding: whether keys that are padding are masked.
         reach: number of later positions that a query sees; None for all.
         window: number of positions that a query sees, itself included; None for all.
-        power: exponent of the square root of a head's width, by which the query is multiplied.
+        power: exponent of the square root of a head's width, by which the query is multiplied in addition; 0 is correct.
         cap: logits are ``cap * tanh(logits / cap)``.
     """
 
@@ -174,13 +174,11 @@ def attention_variants(
     yield Variant("causal attention", made(meant))
     for name, how in mistakes.items():
         if name not in scales:
-            yield Variant(name, made(how), repair=attention_repair(how, meant))
-    yield from (
-        Variant(name, made(meant, name), repair="correct what the scores are divided by") for name in scales[1:]
-    )
+            yield Variant(name, made(how), fix=attention_fix(how, meant))
+    yield from (Variant(name, made(meant, name), fix="correct what the scores are divided by") for name in scales[1:])
 
 
-def attention_repair(how: Attention, meant: Attention) -> str:
+def attention_fix(how: Attention, meant: Attention) -> str:
     """Return what to change in a target that computes attention as `how`, so that it computes it as `meant`."""
     if how.window != meant.window:
         if meant.window is None:

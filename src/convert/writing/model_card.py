@@ -38,7 +38,7 @@ def render_card(plan: Plan, tool: str) -> str:
     if plan.facts:
         rows.append(("Facts", ", ".join(f"{key} {_shown(plan, key)}" for key in plan.facts)))
     if plan.settings:
-        given = sorted(plan.settings.items())  # whatever order they were given in
+        given = sorted(plan.settings.items())  # independent of the order of the options
         rows.append(("Set by hand", ", ".join(f"{key} = {json.dumps(value)}" for key, value in given)))
     lines = ["---", "library_name: " + plan.target] if plan.target == "transformers" else ["---"]
     lines += ["tags: [converted-from-jax]", "---", "", f"# {plan.found}", "", "| | |", "|---|---|"]

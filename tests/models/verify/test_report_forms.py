@@ -102,7 +102,7 @@ def test_text_of_a_failure() -> None:
         "  diagnosis: transposed",
         "      layers.1.attn.out.weight is laid out as D (N H), and is wanted as (N H) D",
         "      relative error of layers.1.attn.out: 4.0e-01; 3.0e-16 without the mistake",
-        "      repair: correct the rule at rules/mine.yaml:12",
+        "      fix: correct the rule at rules/mine.yaml:12",
         "  - layers.1.attn.out: first difference: relative error 1.3e-01 where 8.0e-14 is allowed",
         "     first failure, then worst first  float64  allowed  native precision  allowed     ULPs",
         "  >  layers.1.attn.out                1.3e-01  8.0e-14           1.3e-01  5.0e-06  1.1e+06",

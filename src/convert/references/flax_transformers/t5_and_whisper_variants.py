@@ -111,13 +111,13 @@ def _attention(place: _Place, wide: int) -> Iterator[Variant]:
         if causal:
             mistakes["no attention mask"] = replace(meant, reach=None, padding=False)
     for name, how in mistakes.items():
-        yield Variant(name, place.make(how), repair="correct the attention mask")
+        yield Variant(name, place.make(how), fix="correct the attention mask")
     scales = {0: "attention scale added", -1: "attention scale missing", -2: "attention scale doubled"}
     power = {0: -1, -1: 0}[place.power]  # the other one
-    yield Variant(scales[place.power], place.make(meant, power=power), repair="correct what the attention scores are divided by")  # fmt: skip
-    yield Variant(scales[-2], place.make(meant, power=-2), repair="correct what the attention scores are divided by")
+    yield Variant(scales[place.power], place.make(meant, power=power), fix="correct what the attention scores are divided by")  # fmt: skip
+    yield Variant(scales[-2], place.make(meant, power=-2), fix="correct what the attention scores are divided by")
     if place.bias is not None:
-        yield Variant("no relative positions", place.make(meant, biased=False), repair="add the first layer's relative positions to the scores")  # fmt: skip
+        yield Variant("no relative positions", place.make(meant, biased=False), fix="add the first layer's relative positions to the scores")  # fmt: skip
         return  # the table of relative positions fixes the number of heads
     for count in range(1, wide + 1):
         if count != place.heads and wide % count == 0:
@@ -155,13 +155,11 @@ def _positions(side: str, furthest: int, name: str) -> Iterator[Variant]:
 
     yield Variant("relative positions", made())
     other = "both directions" if causal else "one direction"
-    yield Variant(f"buckets of {other}", made(causal=not causal), repair=f"take the {side}'s buckets: those of {'one direction' if causal else 'both directions'}")  # fmt: skip
-    yield Variant(
-        "relative positions turned round", made(turned=True), repair="count distances from the query to the key"
-    )
+    yield Variant(f"buckets of {other}", made(causal=not causal), fix=f"take the {side}'s buckets: those of {'one direction' if causal else 'both directions'}")  # fmt: skip
+    yield Variant("relative positions turned round", made(turned=True), fix="count distances from the query to the key")
     for n in FURTHEST:
         if n != furthest:
-            yield Variant(f"relative_attention_max_distance {n}", made(furthest=n), repair=f"set relative_attention_max_distance to {furthest}")  # fmt: skip
+            yield Variant(f"relative_attention_max_distance {n}", made(furthest=n), fix=f"set relative_attention_max_distance to {furthest}")  # fmt: skip
 
 
 def _scaled_head(sizes: T5Sizes) -> Iterator[Variant]:

@@ -20,7 +20,7 @@ from convert.references.variants import (
     gated_variants,
     logits_variants,
     rope,
-    rope_repair,
+    rope_fix,
 )
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -156,9 +156,9 @@ def _attention(plan: Plan, model: Gemma, i: int, steps: int, block: str) -> Iter
 
     ropes = _ropes(model, i)
     yield from attended(ropes[_HALF_SPLIT])
-    repair = rope_repair(model.bases[i], model.factors[i])
+    fix = rope_fix(model.bases[i], model.factors[i])
     yield from (
-        Variant(name, next(attended(turn)).make, repair=repair) for name, turn in ropes.items() if name != _HALF_SPLIT
+        Variant(name, next(attended(turn)).make, fix=fix) for name, turn in ropes.items() if name != _HALF_SPLIT
     )
     if groups not in (1, heads):
         tiled = attended(ropes[_HALF_SPLIT], grouping="tiled")

@@ -19,7 +19,7 @@ from convert.references.variants import (
     gated_variants,
     logits_variants,
     rope,
-    rope_repair,
+    rope_fix,
     softplus,
 )
 
@@ -257,4 +257,4 @@ def _attention(names: _Names, block: str, plan: Plan, steps: int) -> Iterator[Va
         if name == meant:
             yield from found
         else:
-            yield Variant(name, next(found).make, repair=f"{rope_repair(base)}, of half of each head")
+            yield Variant(name, next(found).make, fix=f"{rope_fix(base)}, of half of each head")

@@ -90,6 +90,6 @@ def replaced(torch: Variant, jax: Variant) -> str:
 
 def _fix(meant: Variant, torch: Variant | None, jax: Variant) -> str:
     """Say what to change in the target, in the words of its configuration where they are known."""
-    if torch is not None and torch.repair and jax is meant:
-        return torch.repair
+    if torch is not None and torch.fix and jax is meant:
+        return torch.fix
     return f"make the target compute {jax.name}"

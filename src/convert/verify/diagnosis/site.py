@@ -1,4 +1,4 @@
-"""The first place where the two models differ, and a trial of what may be wrong there."""
+"""The first place where the two models differ, and trials: hypotheses about the mistake there."""
 
 from __future__ import annotations
 

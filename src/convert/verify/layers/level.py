@@ -1,7 +1,7 @@
 """The layers level: for each rule, the declared JAX operation with the leaves against torch's layer with the written tensors.
 
-The operations are those of JAX and torch (`jnp.einsum`, `F.linear`, ...). The JAX side uses none of the plan's permutations, so that a
-layout that does not follow from its equation shows. A wrong equation cannot show here: the model level compares with upstream's code.
+The operations are those of JAX and torch (`jnp.einsum`, `F.linear`, ...). The JAX side uses none of the plan's permutations, so a layout
+that contradicts its equation is detected. A wrong equation is not: the model level compares with upstream's code.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ class Representatives:
         self._measures: dict[Hashable, Measure] = {}
 
     def choose(self, step: Step, part: Part) -> bool:
-        """Choose the first layer of its likes, which is run; return whether this is the first one."""
+        """Return whether this is the first layer with these operations, and choose it to be run."""
         if self._is_equal is None:
             return True
         layer = (step, part)

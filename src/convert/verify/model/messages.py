@@ -29,10 +29,10 @@ def not_compared(name: str, evidence: Evidence, got: Array | None) -> Finding:
     """Report a boundary or output that PyTorch's module does not have, or that has another shape there."""
     return Finding(
         "boundary-not-compared",
-        "the PyTorch module has another boundary here than the JAX model",
+        "the PyTorch module has no such value at this boundary",
         path=name,
         expected=f"a value of shape {list(evidence.shape(name))}",
-        got="no submodule of this name that is called" if got is None else f"shape {list(got.shape)}",
+        got="no submodule of this name, or one that is never run" if got is None else f"shape {list(got.shape)}",
     )
 
 
