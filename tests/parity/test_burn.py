@@ -17,8 +17,8 @@ import torch
 
 from convert import Plan, PlanError, RuleError
 from convert.core.ops import Permute, Slice
-from convert.planning.formats.burn.tensors import transposed_ops
 from convert.planning.planner import make_plan
+from convert.planning.target_formats.burn.tensors import transposed_ops
 from convert.writing.scatter import destination_view
 from support import burn_modules as burn
 from support.cell_trees import HIDDEN, INPUTS, LIVE, flat, given, noise

@@ -21,7 +21,8 @@ def closest_match(name: str, known: Iterable[str], cutoff: float = CUTOFF) -> st
     from rapidfuzz.distance import Indel
     from rapidfuzz.process import extractOne
 
-    found = extractOne(name, list(known), scorer=Indel.normalized_similarity, score_cutoff=cutoff)
+    just_below = cutoff - 1e-6  # rapidfuzz's rounding may reject a similarity that equals its cutoff
+    found = extractOne(name, list(known), scorer=Indel.normalized_similarity, score_cutoff=just_below)
     return None if found is None else found[0]
 
 

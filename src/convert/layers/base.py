@@ -12,13 +12,13 @@ from convert.core.ops import Op
 from convert.core.path_pattern import Pattern
 from convert.core.tensor_spec import TensorSpec
 from convert.core.yaml_nodes import Position
-from convert.layers.annotations import Factor, Flattened, Normalized, Rope
 from convert.layers.declaration import Declaration
 from convert.layers.draft import DraftContext, Entry, Layer
 from convert.layers.leaf_reader import LeafReader
 from convert.layers.mistake import Mistake
 from convert.layers.probe import LowRankPair, Probe, probe_of_values
 from convert.layers.target import Numbering, Sinusoids, TargetLayer
+from convert.layers.weight_keys import Factor, Flattened, Normalized, Rope
 
 Array = np.ndarray[Any, np.dtype[Any]]
 MatchKey = tuple[tuple[int, ...], tuple[int, ...]]  # values of the pattern's indices, and choices of its alternatives

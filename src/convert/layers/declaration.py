@@ -9,9 +9,9 @@ from typing import Any, ClassVar, Self
 from convert.core.fields import Key, Record
 from convert.core.ops import Op
 from convert.core.path_pattern import Pattern
-from convert.layers.annotations import PARAMETRIZATIONS
 from convert.layers.low_rank import Pair
 from convert.layers.target import Constant, TargetLayer, Tied
+from convert.layers.weight_keys import PARAMETRIZATIONS
 
 
 class Declaration(ABC):

@@ -15,10 +15,10 @@ from convert.core.yaml_nodes import Position
 from convert.layers.base import Step
 from convert.planning.ambiguity import ShapeAmbiguity, shape_ambiguities
 from convert.planning.facts import truncation_note
-from convert.planning.formats.base import TargetFormat, TranslatedTensor
-from convert.planning.formats.registry import format_of
 from convert.planning.low_rank_source import Merge, in_float64, with_merges
 from convert.planning.sidecar import NO_SIDECAR, Sidecar, merge_config
+from convert.planning.target_formats.base import TargetFormat, TranslatedTensor
+from convert.planning.target_formats.registry import format_of
 from convert.rules.file import RuleFile, Target, parse_reference, references
 
 

@@ -29,8 +29,6 @@ from convert.planning.facts import (
     unknown_requirements,
     unmet_requirements,
 )
-from convert.planning.formats.base import LayerFacts, TargetFormat, Translation
-from convert.planning.formats.registry import format_of, target_names, with_target
 from convert.planning.low_rank_source import Merge, with_merges
 from convert.planning.match import Coverage, cover
 from convert.planning.merge_leaves import merge_low_rank
@@ -40,6 +38,8 @@ from convert.planning.plan import Dropped, Plan
 from convert.planning.settings import check_settings
 from convert.planning.sidecar import Sidecar, contradictions, read_sidecar
 from convert.planning.sizes import solve_sizes
+from convert.planning.target_formats.base import LayerFacts, TargetFormat, Translation
+from convert.planning.target_formats.registry import format_of, target_names, with_target
 from convert.rules.file import RuleFile, Version
 
 
@@ -69,7 +69,7 @@ class RuleMatch:
     """Stage 1: a rule file and the leaves that its rules match.
 
     Attributes:
-        rules: with the layers of the target (see `convert.planning.formats.registry.with_target`).
+        rules: with the layers of the target (see `convert.planning.target_formats.registry.with_target`).
         source: the checkpoint.
         options: of the conversion.
         coverage: which leaf belongs to which rule.

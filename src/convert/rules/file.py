@@ -86,7 +86,7 @@ class Requirement:
 
 
 TORCH = "torch"
-FORMATS = (TORCH, "burn")  # layouts of an output; see `convert.planning.formats.registry`
+FORMATS = (TORCH, "burn")  # layouts of an output; see `convert.planning.target_formats.registry`
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,10 @@ from convert.core.path_pattern import Pattern, parse_pattern
 from convert.core.similarity import did_you_mean
 from convert.core.yaml_nodes import Node, load_yaml
 from convert.layers import KINDS, Drop, Numbering, Rule, TargetLayer
-from convert.layers.annotations import read_flattened, read_normalized, read_rope
 from convert.layers.base import LayerKind
 from convert.layers.low_rank import PLUS_FIRST, PLUS_SECOND, SECOND
 from convert.layers.shared_keys import PATTERN, SHARED
+from convert.layers.weight_keys import read_flattened, read_normalized, read_rope
 from convert.rules import attention_macro
 from convert.rules.file import TORCH, Axis, LayerTypes, Requirement, RuleFile, SidecarConfig, Target, Version
 from convert.rules.multi_model import each_model

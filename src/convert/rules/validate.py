@@ -14,12 +14,12 @@ from convert.core.path_pattern import Pattern
 from convert.core.similarity import did_you_mean
 from convert.core.yaml_nodes import Node, Position
 from convert.layers import Rule, TargetLayer
-from convert.layers.annotations import BIAS_U, V
 from convert.layers.base import LayerKind
 from convert.layers.low_rank import PLUS_FIRST, PLUS_SECOND, SECOND
 from convert.layers.transforms.rope import check_rope
 from convert.layers.transforms.weight_normalization import check_normalized
 from convert.layers.transforms.weight_transforms import check_flattened
+from convert.layers.weight_keys import BIAS_U, V
 from convert.rules.file import RuleFile, references
 from convert.rules.placeholders import ASK
 

@@ -13,8 +13,8 @@ from safetensors.numpy import load_file, save_file
 
 import convert
 from convert import ConvertError
-from convert.planning.formats.burn.format import BURN, LAYOUT
-from convert.planning.formats.burn.modules import COMMIT
+from convert.planning.target_formats.burn.format import BURN, LAYOUT
+from convert.planning.target_formats.burn.modules import COMMIT
 from convert.verify.report.report import Report, Verdict
 from convert.verify.run import check
 from support import burn_modules as burn

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from convert import survey_rules
@@ -27,6 +27,7 @@ def similarity(a: str, b: str) -> float:
     return 2 * row[-1] / (len(a) + len(b))
 
 
+@example("aaaaaa", ["aaa/"], CUTOFF)
 @given(PATHS, st.lists(PATHS, max_size=9), st.sampled_from([0.3, 0.5, CUTOFF, 1.0]))
 def test_the_closest_name_has_the_greatest_similarity(name: str, known: list[str], cutoff: float) -> None:
     ratios = [similarity(name, other) for other in known]

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 import convert
 from convert.core import ops
 from convert.core.tensor_spec import TensorSpec
-from convert.layers.annotations import parse_factor
 from convert.layers.transforms.probe import rope_pairs
+from convert.layers.weight_keys import parse_factor
 from convert.planning.planner import make_plan
 from support.memory_source import MemorySource, rule_file, run
 

@@ -14,7 +14,6 @@ from convert.core.fields import Key, Record, Scalar
 from convert.core.ops import Op
 from convert.core.path_pattern import Pattern
 from convert.core.weight_norm_ops import Standardize
-from convert.layers.annotations import NORMALIZED, PARAMETRIZATION
 from convert.layers.base import CompileContext, Compiled, LayerKind, Matched, PlanView, ProbeSample, Step
 from convert.layers.conv.dimension_numbers import DimensionNumbers, parse_dimension_numbers
 from convert.layers.conv.draft import draft_conv
@@ -30,6 +29,7 @@ from convert.layers.shared_keys import ACTIVATION, BIAS, module_target, parse_ax
 from convert.layers.target import TargetLayer
 from convert.layers.transforms.mistakes import normalization_mistakes
 from convert.layers.transforms.probe import normalized_bias, normalized_weight
+from convert.layers.weight_keys import NORMALIZED, PARAMETRIZATION
 
 Array = np.ndarray[Any, np.dtype[Any]]
 DIMENSIONS = Scalar(str, "dimension numbers such as NHWC,HWIO->NHWC", parse_dimension_numbers)

@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 from convert.core.fields import INTEGER, Either, Key, ListOf, Record, Scalar, wrong_value
 from convert.core.path_pattern import Pattern
 from convert.core.yaml_nodes import Node
-from convert.layers.annotations import CARRIES
 from convert.layers.base import PlanView, ProbeSample, Step
 from convert.layers.draft import DraftContext, Entry, Layer
 from convert.layers.embedding.draft import draft_table
@@ -25,6 +24,7 @@ from convert.layers.shared_keys import (
     parse_fact,
 )
 from convert.layers.target import TargetLayer
+from convert.layers.weight_keys import CARRIES
 
 TIES = ("linear", "embedding", "parameter")  # what a tied table may be under its other names
 _MODULES = ListOf(PATTERN, or_one=True)

@@ -9,15 +9,6 @@ from typing import Any, ClassVar
 from convert.core.einsum import Projection, parse_projection
 from convert.core.fields import Either, Key, MapOf, Record, Scalar
 from convert.core.path_pattern import Pattern
-from convert.layers.annotations import (
-    CARRIES,
-    FLATTENED,
-    NORMALIZED,
-    PARAMETRIZATION,
-    ROPE,
-    TARGET_FLATTENED,
-    TARGET_ROPE,
-)
 from convert.layers.base import LayerKind, PlanView, ProbeSample, Step
 from convert.layers.draft import DraftContext, Entry, Layer
 from convert.layers.linear.draft import draft_weight
@@ -28,6 +19,15 @@ from convert.layers.mistake import Mistake
 from convert.layers.probe import Probe
 from convert.layers.shared_keys import ACTIVATION, BIAS, PATTERN, module_target, referenced_fact
 from convert.layers.target import TargetLayer
+from convert.layers.weight_keys import (
+    CARRIES,
+    FLATTENED,
+    NORMALIZED,
+    PARAMETRIZATION,
+    ROPE,
+    TARGET_FLATTENED,
+    TARGET_ROPE,
+)
 
 EQUATION = Scalar(str, "an einsum such as ...D,DNH->...NH", parse_projection)
 

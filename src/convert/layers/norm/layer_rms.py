@@ -11,7 +11,6 @@ import numpy as np
 from convert.core.fields import Choice, Key, Record
 from convert.core.ops import Add, Op
 from convert.core.path_pattern import Pattern
-from convert.layers.annotations import ROPE, TARGET_ROPE
 from convert.layers.base import CompileContext, Compiled, LayerKind, Matched, PlanView, ProbeSample, Step
 from convert.layers.draft import DraftContext, Entry, Layer
 from convert.layers.leaves import shape_mismatch
@@ -23,6 +22,7 @@ from convert.layers.probe import Probe, without_unit_axes
 from convert.layers.shared_keys import AXES, BIAS, EPSILON, module_target, named_axes
 from convert.layers.target import Constant, TargetLayer
 from convert.layers.transforms.mistakes import rope_mistakes
+from convert.layers.weight_keys import ROPE, TARGET_ROPE
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -1,6 +1,6 @@
 """RoPE: the permutation from the pairs of features that the source rotates to those that the target rotates.
 
-The key `rope` of a rule and the two orders of pairs are in `convert.layers.annotations`; `convert.core.ops` permutes.
+The key `rope` of a rule and the two orders of pairs are in `convert.layers.weight_keys`; `convert.core.ops` permutes.
 """
 
 from __future__ import annotations

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from convert.layers.annotations import V
 from convert.layers.base import Rule
 from convert.layers.target import TargetLayer
+from convert.layers.weight_keys import V
 
 
 def check_normalized(rule: Rule) -> None:

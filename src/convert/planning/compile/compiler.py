@@ -14,13 +14,13 @@ from convert.core.findings import Finding
 from convert.core.ops import Op, Slice, out_spec
 from convert.core.tensor_spec import TensorSpec
 from convert.layers import Rule, TargetLayer
-from convert.layers.annotations import BIAS_U
 from convert.layers.base import Matched, MatchKey, Part, Step
 from convert.layers.casts import computing, losses, target_dtype
 from convert.layers.leaves import MisfitError, not_convertible
 from convert.layers.target import Constant
 from convert.layers.transforms.weight_normalization import kept as kept_apart
 from convert.layers.transforms.weight_transforms import divide_by_prescale
+from convert.layers.weight_keys import BIAS_U
 from convert.planning.compile.axes import arranged
 from convert.planning.compile.named_leaf import NamedLeaf, read_leaf
 from convert.planning.compile.weight_norm import Folding, check_bias

@@ -11,11 +11,11 @@ from convert.core.findings import Finding
 from convert.core.ops import Op, Reshape, out_spec
 from convert.core.weight_norm_ops import Features, Operand, SpectralNorm, WeightNorm
 from convert.layers import Rule, TargetLayer
-from convert.layers.annotations import BIAS_U, V
 from convert.layers.leaves import MisfitError, unstacked
 from convert.layers.transforms.rope import rope_permutation
 from convert.layers.transforms.weight_normalization import features
 from convert.layers.transforms.weight_transforms import unflattened
+from convert.layers.weight_keys import BIAS_U, V
 from convert.planning.compile.axes import arranged, movement, taken_out
 from convert.planning.compile.named_leaf import NamedLeaf
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from convert.core.tensor_spec import TensorSpec
-from convert.planning.formats.base import TranslatedTensor
 from convert.planning.plan import Plan
+from convert.planning.target_formats.base import TranslatedTensor
 from convert.verify.written import Written
 from convert.writing.execute import computed
 

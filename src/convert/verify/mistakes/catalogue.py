@@ -14,8 +14,8 @@ from convert.layers.base import PlanView, Step
 from convert.layers.in_memory import expected, maker
 from convert.layers.leaf_reader import LeafReader
 from convert.layers.mistake import Mistake, symmetric
-from convert.planning.formats.base import TranslatedTensor
 from convert.planning.plan import Plan
+from convert.planning.target_formats.base import TranslatedTensor
 from convert.verify.mistakes.layouts import fused_order_mistakes, layout_mistakes
 from convert.verify.mistakes.low_rank import pair_mistakes
 

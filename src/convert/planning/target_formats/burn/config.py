@@ -24,8 +24,8 @@ from convert.layers import (
 from convert.layers.base import Step
 from convert.layers.conv.conv import Convolving
 from convert.layers.conv.padding import pads_by_rest, pads_shown, torch_transposed
-from convert.planning.formats.base import LayerFacts
-from convert.planning.formats.burn.modules import GATES, OUTPUT
+from convert.planning.target_formats.base import LayerFacts
+from convert.planning.target_formats.burn.modules import GATES, OUTPUT
 
 EPSILON = 1e-5  # of all of Burn's norms: burn-nn modules/norm/{layer,rms,group,batch}.rs, `#[config(default = 1e-5)]`
 MOMENTUM = 0.1  # norm/batch.rs; the share that a step replaces, as in torch

@@ -18,8 +18,8 @@ from convert.layers.casts import losses
 from convert.layers.norm.group_batch import COUNTER
 from convert.layers.norm.layer_rms import Norm
 from convert.planning.compile.axes import group_shown
-from convert.planning.formats.base import TranslatedTensor, Translation
-from convert.planning.formats.burn.modules import DTYPES, GATES, NORM_PARAMETERS, TRANSFORMS
+from convert.planning.target_formats.base import TranslatedTensor, Translation
+from convert.planning.target_formats.burn.modules import DTYPES, GATES, NORM_PARAMETERS, TRANSFORMS
 
 TRANSPOSE = Permute((1, 0))
 

@@ -9,10 +9,10 @@ from convert.core.findings import Finding
 from convert.core.tensor_spec import TensorSpec
 from convert.layers import Rule, TargetLayer
 from convert.layers.base import Step
-from convert.planning.formats.base import LayerFacts, TargetFormat, Translation
-from convert.planning.formats.burn.config import CONSTRUCTOR, constructor_notes, layer_facts, module_name
-from convert.planning.formats.burn.modules import COMMIT, refusal, with_burn_layers
-from convert.planning.formats.burn.tensors import translate
+from convert.planning.target_formats.base import LayerFacts, TargetFormat, Translation
+from convert.planning.target_formats.burn.config import CONSTRUCTOR, constructor_notes, layer_facts, module_name
+from convert.planning.target_formats.burn.modules import COMMIT, refusal, with_burn_layers
+from convert.planning.target_formats.burn.tensors import translate
 from convert.rules.file import RuleFile, Target
 
 LAYOUT = f"Burn, as in its source at {COMMIT}; Burn was not run"

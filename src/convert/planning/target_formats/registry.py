@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from convert.planning.formats.base import TORCH, TargetFormat
-from convert.planning.formats.burn.format import BURN
+from convert.planning.target_formats.base import TORCH, TargetFormat
+from convert.planning.target_formats.burn.format import BURN
 from convert.rules.file import RuleFile, Target
 
 FORMATS: Mapping[str, TargetFormat] = {known.name: known for known in (TORCH, BURN)}
