@@ -349,7 +349,7 @@ def test_a_skeleton_says_the_same(model: Path, run: Run) -> None:
         "  my_own_skeleton.py:6, in layer: return {}[n]",
     ]
     _, err = run("skeleton", "my_own_skeleton:off", code=2)
-    assert "my_own_skeleton:off: No module named 'jaxx'; make the skeleton where the model's code runs" in err
+    assert "my_own_skeleton:off: No module named 'jaxx'; make the skeleton where the code of the model runs" in err
 
 
 def test_a_fault_of_ours_stays_one(model: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
