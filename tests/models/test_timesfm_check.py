@@ -538,7 +538,7 @@ import sys
 for name in {missing!r}: sys.modules[name] = None
 import numpy as np
 import convert
-from convert.references import {module} as adapter
+from convert.references.timesfm import {module} as adapter
 plan = convert.plan_conversion("timesfm", {checkpoint!r}, settings={settings!r})
 reference = adapter.reference(plan)
 inputs = reference.inputs(0)
