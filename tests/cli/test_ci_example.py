@@ -19,6 +19,8 @@ from convert.verify.written import open_written
 from support import conv_norm
 from support.paths import EXAMPLES, TESTS
 
+pytestmark = pytest.mark.slow  # takes long, as each test starts programs or models of its own
+
 CI = EXAMPLES / "ci"
 OPTIONS = ("--reference", "support.conv_norm:reference", "--model", "rules.yaml")
 

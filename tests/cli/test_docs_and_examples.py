@@ -22,6 +22,8 @@ from support.goldens import checkpoint
 from support.pages import inside, play
 from support.paths import DOCS, EXAMPLES, GOLDEN, ROOT
 
+pytestmark = pytest.mark.slow  # takes long, as each test starts programs or models of its own
+
 ENV = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "JAX_PLATFORMS": "cpu"}
 
 

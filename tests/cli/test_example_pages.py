@@ -14,6 +14,8 @@ from convert.verify.model import backend_runs, backends
 from support.pages import inside, play, ran
 from support.paths import DOCS, EXAMPLES, GOLDEN
 
+pytestmark = pytest.mark.slow  # takes long, as each test starts programs or models of its own
+
 BUGS = EXAMPLES / "bugs"
 FOLDERS = sorted(path.name for path in BUGS.iterdir() if path.is_dir())
 

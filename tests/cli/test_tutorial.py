@@ -11,6 +11,8 @@ from convert import draft_rules, open_source, parse_rules
 from support.console import holds, run_console
 from support.paths import DOCS
 
+pytestmark = pytest.mark.slow  # takes long, as each test starts programs or models of its own
+
 TUTORIAL = DOCS / "getting-started" / "your-own-model.md"
 
 

@@ -17,10 +17,13 @@ NAMED = 0.9  # of the faults, at least, are diagnosed by name
 
 
 def once() -> Iterator[Any]:
-    """Each diagnosis, and each fault that has none, in the first model where it is planted; all others are slow."""
+    """The faults that run by default; all others are slow.
+
+    Of those that a cheap level catches, each diagnosis once; of those that only the model level catches, one for each model.
+    """
     seen = set()
     for fault in FAULTS:
-        found = fault.diagnosis or fault.name
+        found = fault.case if fault.level == "model" else (fault.diagnosis or fault.name)
         yield pytest.param(fault, id=fault.id, marks=[pytest.mark.slow] if found in seen else [])
         seen.add(found)
 

@@ -132,7 +132,7 @@ REFUSED = (
     ("einsum of the other layout", "timesfm-1", "timesfm-1.0", "...NH,DNH->...D ", "...NH,NHD->...D ", r"makes [NHD] = \d+ \("),
     ("embedding's axes", "timesfm-1", "timesfm-1.0", "axes: ED", "axes: DE", r"makes [DE] = \d+ \("),
     ("input projection", "timesfm-2.5", "timesfm-2.5", "...I,IG->...G", "...G,IG->...I", r"makes I = \d+|a bias with"),
-    ("a layer's weight dropped", "timesfm-1", "timesfm-1.0", "self_attention/{query,key,value}/b", "self_attention/{query,key}/b", "as many alternatives"),
+    ("a layer's weight dropped", "timesfm-1", "timesfm-1.0", "self_attention/{query,key,value}/b", "self_attention/{query,key}/b", "the number of alternatives"),
     ("indices shifted", "timesfm-1", "timesfm-1.0", "layers.{i}.self_attn.scaling", "layers.{k}.self_attn.scaling", "indices"),
 )  # fmt: skip
 

@@ -134,7 +134,7 @@ def test_a_vocabulary_that_does_not_fit_is_named_first(tmp_path: Path) -> None:
 def test_rows_that_are_cut_by_hand_are_not_called_padding() -> None:
     cut = convert.plan_conversion("gemma3", checkpoint("gemma3"), settings={"vocab_size": 100}).notes
     assert any(
-        "keeps rows 0 to 99 of 256" in n and "left out whatever they hold, as --set vocab_size=100 says" in n
+        "keeps rows 0 to 99 of 256" in n and "the other rows are left out, as --set vocab_size=100 says" in n
         for n in cut
     )
     padding = convert.plan_conversion("gemma", published("2-2b")).notes
@@ -231,10 +231,10 @@ def test_several_dtypes_are_said() -> None:
 
 def test_inspect_says_why_rules_do_not_fit(run: Run) -> None:
     said, _ = run("inspect", checkpoint("gemma3"))
-    (line,) = [line for line in said.splitlines() if line.startswith("rules gemma3 do not fit")]
-    assert (
-        "they know 100% of the leaves; rules/gemma.yaml:" in line and "has 256 rows, and the vocabulary 262144" in line
-    )
+    lines = said.splitlines()
+    k = lines.index("  gemma3: matches 100% of the leaves")
+    assert lines[k - 1] == "Nearest rules that do not fit"
+    assert "rules/gemma.yaml:" in lines[k + 1] and "256" in lines[k + 1] and "262144" in lines[k + 1]
 
 
 # ---- directories that do not load as they should

@@ -22,6 +22,8 @@ from faults.catalogue import one_thread
 from support.gemma_image_models import CASES, directory, path
 from support.goldens import golden_io, relative_error
 
+pytestmark = pytest.mark.slow  # takes long, as each test starts programs or models of its own
+
 IMAGES = ("gemma3-vision", "paligemma1", "paligemma2")
 
 

@@ -124,7 +124,7 @@ def test_the_pooling_head_in_burn(tmp_path: Path) -> None:
     x = np.random.default_rng(0).normal(size=(2, 7, width))
     want = torch_own(*[torch.tensor(x)] * 3)[0].detach().numpy()
     np.testing.assert_allclose(burn.attention({k: v.astype(np.float64) for k, v in file.items()}, name, x, heads), want, atol=1e-12)  # fmt: skip
-    with pytest.raises(convert.PlanError, match="in_proj_weight and in_proj_bias are no parameters of Burn's Linear, .*write the layer as an `attention:` rule, from which Burn's MultiHeadAttention follows"):  # fmt: skip
+    with pytest.raises(convert.PlanError, match="in_proj_weight and in_proj_bias are not parameters of Burn's Linear, .*write the layer as an `attention:` rule, which gives Burn's MultiHeadAttention"):  # fmt: skip
         convert.plan_conversion(str(tmp_path / "siglip.yaml"), path("siglip"), to="burn")
 
 
@@ -178,7 +178,7 @@ def test_a_text_target_drops_the_tower_with_the_reason() -> None:
         assert not any("vision" in step.name or "multi_modal" in step.name for step in plan.steps)
     with pytest.raises(
         convert.PlanError,
-        match=r"the rule \(and 9 rules more\) has no target for 'gemma_pytorch', so /vision_encoder/siglip_encoder/embedding/kernel",
+        match=r"the rule \(and 9 more\) has no target for 'gemma_pytorch', so /vision_encoder/siglip_encoder/embedding/kernel",
     ):
         convert.plan_conversion("gemma3_vision", path("gemma3-vision"), to="gemma_pytorch", settings=settings)
 
@@ -427,11 +427,14 @@ def test_like_and_below_and_names(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ("  two: {title: Two, extends: three}\n", r"m\.yaml:6:\d+: 'three' is no model above two .*\(known: one\)"),
-        ("  two: {title: Two, extends: two}\n", r"'two' is no model above two"),
+        (
+            "  two: {title: Two, extends: three}\n",
+            r"m\.yaml:6:\d+: expected a model declared above two \(one\), got 'three'",
+        ),
+        ("  two: {title: Two, extends: two}\n", r"expected a model declared above two .one., got 'two'"),
         (
             "  two: {title: Two, targets: {u: {loads: U, sidecar_key: k}}}\n",
-            r"there is no config of 'u' to put below 'k'",
+            r"needs a config of the target 'u' to extend",
         ),
     ],
 )
@@ -441,7 +444,7 @@ def test_what_cannot_be_taken_over(more: str, message: str, tmp_path: Path) -> N
 
 
 def test_a_dot_is_refused_where_axes_are_roles() -> None:
-    with pytest.raises(convert.RuleError, match="an axis is called by one letter"):
+    with pytest.raises(convert.RuleError, match="the name of an axis is one letter"):
         rule_file("- {from: k, dimension_numbers: 'NWC,WIO->NWC', axes: .IO, conv: c}")
 
 

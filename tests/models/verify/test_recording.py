@@ -658,7 +658,7 @@ def test_record_and_check(run: Run, tmp_path: Path) -> None:
     _, stderr = run("check", out, code=2)
     assert "--from CKPT" in stderr
     _, stderr = run("record", "timesfm", checkpoint(CASE), recorded, code=2)
-    assert "--set use_positional_embedding=true|false" in stderr
+    assert "--set use_positional_embedding=true for TimesFM 1.0, =false for 2.0" in stderr
 
 
 # ---- without JAX

@@ -122,7 +122,7 @@ def test_a_strict_load_and_the_whole_proof(place: Path, tmp_path: Path, run: Run
 
 def test_the_plan_says_it(place: Path, run: Run) -> None:
     stdout, _ = run("plan", place / "tied.yaml", place / "ckpt.msgpack")
-    assert "  head.weight  float32[97,12]  model.safetensors  (tied to emb.weight)" in stdout
+    assert "  head.weight  float32[97,12]  (tied to emb.weight)  model.safetensors" in stdout
     assert stdout.count("keeps rows 0 to 96 of 104") == 1, "said once of the table"
     stdout, _ = run("plan", place / "tied.yaml", place / "ckpt.msgpack", "--json")
     tensors = {tensor["name"]: tensor for tensor in json.loads(stdout)["tensors"]}
@@ -302,7 +302,7 @@ def test_two_rules_for_one_table_name_this_form() -> None:
     [
         ("{module: emb, tied: emb}", "r.yaml:5:3: emb.weight is named twice; `tied` gives the table's other names"),
         ("{module: emb, tied: [head, head]}", "head.weight is named twice; `tied` gives the table's other names"),
-        ("{module: emb, tied: []}", "`tied` names no tensor; leave it out where the table has one name"),
+        ("{module: emb, tied: []}", "expected the name of at least one tensor, got a list; leave `tied` out where the table has one name"),
         ("{module: emb, tied: 'head.{i}'}", "head.{i} is tied to emb, so it has the same indices (none), as many alternatives, and no wildcard"),
         ("{module: emb, tied: '{a,b}'}", "{a,b} is tied to emb, so it has the same indices (none), as many alternatives, and no wildcard"),
         ("{module: emb, tied: {liner: head}}", "unknown key 'liner' in `tied`: expected one of linear, embedding, parameter; did you mean 'linear'?"),

@@ -81,4 +81,4 @@ def test_a_configuration_that_no_module_takes(run: Run, directory: Path, tmp_pat
     config = json.loads((out / "config.json").read_text())
     (out / "config.json").write_text(json.dumps({**config, "hidden_size": 64, "head_dim": 16}))
     said, _ = run("check", out, "--from", checkpoint("timesfm-2.5"), "--level", "coverage,model", code=1)
-    assert "coverage: FAILED" in said and "the target's module does not accept the file" in said
+    assert "coverage: FAILED" in said and "load_state_dict(strict=True) of the target's module rejects the file" in said

@@ -15,6 +15,8 @@ from convert.planning.planner import make_plan
 from support.drafts import answered, tree
 from support.memory_source import MemorySource, run
 
+pytestmark = pytest.mark.slow  # takes long, as each test starts programs or models of its own
+
 os.environ.setdefault("KERAS_BACKEND", "jax")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 jax = pytest.importorskip("jax")
