@@ -315,7 +315,7 @@ def test_the_layers_level_does_not_trust_the_merge(tmp_path: Path, monkeypatch: 
         (LOW_RANK.replace("  times: v\n", ""), "a pair, X,A,B->Y, has its first leaf in `from:` and its second in `times:`"),
         ("- einsum: ...D,DE->...E\n  from: u\n  times: v\n  linear: m\n", "one weight has no `times:`"),
         (LORA.replace("...D,DR,RE->...E", "...D,ER,RD->...E").replace("SCALE", "1").replace("TARGET", '"{q,v}"'), None),
-        (LORA.replace("...D,DR,RE->...E", "...E,ER,RD->...D").replace("SCALE", "1").replace("TARGET", '"{q,v}"'), "does not map what ...D,DE->...E does"),
+        (LORA.replace("...D,DR,RE->...E", "...E,ER,RD->...D").replace("SCALE", "1").replace("TARGET", '"{q,v}"'), "whose inputs or results differ from ...D,DE->...E"),
         (LORA.replace("{q,v}/lora/lora_b", "q/lora/lora_b").replace("SCALE", "1").replace("TARGET", '"{q,v}"'), "`plus: times` and `from` do not have the same indices"),
         (LORA.replace("SCALE", "$alpha/R").replace("TARGET", '"{q,v}"'), "refers to 'alpha', which is not declared in `facts`"),
         (LORA.replace("SCALE", "R").replace("TARGET", '"{q,v}"'), "expected a factor such as 2, 16/R"),
