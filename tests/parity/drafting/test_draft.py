@@ -597,7 +597,7 @@ def test_every_convolution_is_offered_strides() -> None:
     text = draft_rules(source)
     offered = {rule.split("from: ")[1].split("/")[0]: re.findall("# strides: 2    # (.*)", rule) for rule in text.split("\n\n") if "from: " in rule}  # fmt: skip
     larger = ["if they are not 1; with SAME say `input_size:`, too"]
-    assert offered == {name: ["if they are not 1; with `padding: VALID` beside it"] if name == "proj" else larger for name in shapes}  # fmt: skip
+    assert offered == {name: ["if they are not 1; with `padding: VALID`"] if name == "proj" else larger for name in shapes}  # fmt: skip
     assert text.count("padding: *padding") == 2
     answers = {f"{name}/conv/kernel": {"padding": "VALID", "conv": 0, "conv_transpose": 0} for name in shapes}
     for more in ([], ["padding: VALID", "strides: 2"]):
