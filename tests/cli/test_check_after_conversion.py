@@ -22,6 +22,7 @@ def test_a_correct_conversion_is_equal_at_all_levels(run: Run, tmp_path: Path) -
     assert stdout.rstrip().endswith("(exit code 0)")
 
 
+@pytest.mark.slow
 def test_a_wrong_rule_is_written_and_then_found(run: Run, tmp_path: Path) -> None:
     """The file is what the rules say, so it is written; what is wrong with the rules is the check's to say."""
     out = tmp_path / "out.safetensors"
@@ -42,6 +43,7 @@ def test_json_holds_both(run: Run, tmp_path: Path) -> None:
     assert said["check"]["exit_code"] == 0 and [level["level"] for level in said["check"]["levels"]][-1] == "model"
 
 
+@pytest.mark.slow
 def test_settings_and_dtype_are_those_of_the_conversion(run: Run, tmp_path: Path) -> None:
     out = tmp_path / "hf"
     options = (
@@ -116,6 +118,7 @@ def contents(out: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(out.iterdir())}
 
 
+@pytest.mark.slow
 def test_the_card_of_a_directory_has_the_figures_of_a_check_that_passed(run: Run, tmp_path: Path) -> None:
     plain, again, checked = tmp_path / "plain", tmp_path / "again", tmp_path / "checked"
     for out in (plain, again):

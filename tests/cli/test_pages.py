@@ -18,6 +18,7 @@ PAGES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_the_page_shows_what_is_printed(page: Path, tmp_path: Path) -> None:
     for name, folder in (("examples", EXAMPLES), ("rules", ROOT / "rules")):

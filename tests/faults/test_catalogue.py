@@ -12,16 +12,19 @@ from convert.verify.report.report import Verdict
 from faults.applies import FAMILIES, LIST, Listed, rows
 from faults.catalogue import BY_FAMILY, CASES, cells, documented, key, run, run_fault
 from faults.planted import FAULTS, Fault
+from support.marks import slow_but
 
+SLOW_TO_COMPILE = ("cde-linear", "cde-cubic", "recurrentgemma", "t5", "t5-v1.1", "whisper")  # 5 to 15 s each
 NAMED = 0.9  # of the faults, at least, are diagnosed by name
 
 
 def once() -> Iterator[Any]:
     """The faults that run by default; all others are slow.
 
-    Of those that a cheap level catches, each diagnosis once; of those that only the model level catches, one for each model.
+    Of those that a cheap level catches, each diagnosis once; of those that only the model level catches, one for each model
+    that is compiled within a few seconds.
     """
-    seen = set()
+    seen = set(SLOW_TO_COMPILE)
     for fault in FAULTS:
         found = fault.case if fault.level == "model" else (fault.diagnosis or fault.name)
         yield pytest.param(fault, id=fault.id, marks=[pytest.mark.slow] if found in seen else [])
@@ -69,14 +72,18 @@ def test_the_page_says_what_applies() -> None:
 # ---- no false alarm
 
 
-TO_TRACE = ("cde-linear", "cde-cubic")  # takes long: one seed is enough
+QUICK = [(case, to) for case, to in CASES if to == "torch" and case not in SLOW_TO_COMPILE]
 
 
 def seeds() -> Iterator[Any]:
-    """Each correct conversion once; with other inputs it is slow."""
+    """Each correct conversion of an example once; others, and other inputs, are slow.
+
+    The correct conversions of TimesFM run by default in tests/models/test_timesfm_check.py.
+    """
     for case in CASES:
-        for seed in (0,) if case[0] in TO_TRACE else (0, 1, 2):
-            yield pytest.param(*case, seed, marks=[pytest.mark.slow] if seed else [])
+        for seed in (0,) if case[0] in SLOW_TO_COMPILE else (0, 1, 2):
+            slow = seed or case not in QUICK
+            yield pytest.param(*case, seed, marks=[pytest.mark.slow] if slow else [])
 
 
 @pytest.mark.parametrize(("case", "to", "seed"), list(seeds()))
@@ -86,7 +93,7 @@ def test_correct_conversions_pass(case: str, to: str, seed: int) -> None:
     assert report.exit_code == 0
 
 
-@pytest.mark.parametrize(("case", "to"), [case for case in CASES if case[0] != TO_TRACE[0]])
+@pytest.mark.parametrize(("case", "to"), slow_but(QUICK, [case for case in CASES if case[0] != "cde-linear"]))
 @pytest.mark.parametrize(
     ("dtype", "precision"),
     [
@@ -107,7 +114,10 @@ def test_correct_conversions_pass_in_bfloat16(case: str, to: str, dtype: str | N
 @pytest.mark.parametrize("case", ["gemma2-2b", "gemma3"])
 @pytest.mark.parametrize(
     ("dtype", "precision"),
-    [(None, "float32"), ("bfloat16", "float32"), (None, "bfloat16"), ("bfloat16", "bfloat16")],
+    slow_but(
+        [("bfloat16", "bfloat16")],
+        [(None, "float32"), ("bfloat16", "float32"), (None, "bfloat16"), ("bfloat16", "bfloat16")],
+    ),
 )
 def test_correct_conversions_of_gemma_pass(case: str, dtype: str | None, precision: str) -> None:
     """With soft caps, scales, windows, and rows without a token that matter; see `SETTINGS`."""

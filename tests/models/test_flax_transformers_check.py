@@ -22,6 +22,7 @@ from convert.verify.run import check, load_reference
 from convert.verify.sides.run_jax import jax_weights
 from faults.catalogue import one_thread
 from support.goldens import checkpoint, golden_io, relative_error
+from support.marks import slow_but
 
 CASES = ("bert", "bert-model", "bert-pretraining", "bert-classification", "bert-tokens", "bert-answers", "gpt2", "gpt2-model", "t5", "t5-v1.1", "whisper")  # fmt: skip
 
@@ -39,7 +40,10 @@ def test_the_plain_jax_model_is_what_the_flax_classes_recorded(case: str) -> Non
         assert relative_error(got[name], io[name]) < 3e-6, name
 
 
-@pytest.mark.parametrize("case", ["bert", "bert-pretraining", "gpt2", "gpt2-model", "t5", "t5-v1.1", "whisper"])
+@pytest.mark.parametrize(
+    "case",
+    slow_but(["bert", "gpt2"], ["bert", "bert-pretraining", "gpt2", "gpt2-model", "t5", "t5-v1.1", "whisper"]),
+)
 def test_a_correct_conversion_passes_all_levels(case: str, tmp_path: Path) -> None:
     convert.convert(case.split("-")[0], checkpoint(case), tmp_path / "out")
     with one_thread():
@@ -52,6 +56,7 @@ def test_a_correct_conversion_passes_all_levels(case: str, tmp_path: Path) -> No
     assert max(m.difference.relative for m in model.measures) < 5e-6
 
 
+@pytest.mark.slow
 def test_the_encoder_of_t5_alone(tmp_path: Path) -> None:
     source = tmp_path / "source"
     shutil.copytree(checkpoint("t5-v1.1"), source)

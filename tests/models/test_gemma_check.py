@@ -24,6 +24,7 @@ from convert.verify.sides.run_torch import input_tensors, observed
 from faults.catalogue import one_thread
 from support.gemma_models import CASES, directory, settings
 from support.goldens import checkpoint, golden_io, relative_error
+from support.marks import slow_but
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -42,7 +43,7 @@ def checked(case: str, out: Path) -> Report:
         return check(directory(case, out / "model"), checkpoint(case))
 
 
-@pytest.mark.parametrize("case", ["gemma1-mha", "gemma2-2b", "gemma3-stacked"])
+@pytest.mark.parametrize("case", slow_but(["gemma2-2b"], ["gemma1-mha", "gemma2-2b", "gemma3-stacked"]))
 def test_a_correct_conversion_passes_all_levels(case: str, tmp_path: Path) -> None:
     report = checked(case, tmp_path)
     assert [level.verdict for level in report.levels] == [Verdict.PASSED] * 4

@@ -13,6 +13,7 @@ from support import goldens
 CASE = "recurrentgemma"
 
 
+@pytest.mark.slow  # its scan takes ten seconds to compile
 @pytest.mark.parametrize("to", ["transformers", "recurrentgemma"])
 def test_a_correct_conversion_passes(to: str) -> None:
     report = run(CASE, to)

@@ -26,6 +26,7 @@ from convert.verify.numerics.lift_jax import lift
 from convert.verify.numerics.lift_torch import lifted
 from support import upstream
 from support.goldens import checkpoint, golden_io, relative_error
+from support.marks import slow_but
 from support.memory_source import MemorySource
 from support.memory_source import run as run_plan
 from support.paths import TESTS
@@ -154,7 +155,7 @@ def honest(case: str, *, lift: bool) -> float:
 # ---- they are the same function
 
 
-@pytest.mark.parametrize(("case", "to"), CASES)
+@pytest.mark.parametrize(("case", "to"), slow_but([("timesfm-1.0", "timesfm"), ("timesfm-2.5", "timesfm")], CASES))
 def test_both_models_compute_the_same_function(case: str, to: str) -> None:
     lifted_errors, float32_errors = (measure(case, to, lift=lift) for lift in (True, False))
     assert max(lifted_errors.values()) < PROMISED, lifted_errors
@@ -564,6 +565,7 @@ assert np.isfinite(out["mean"]).all()
 """
 
 
+@pytest.mark.slow  # each starts a process that imports everything anew
 @pytest.mark.parametrize("case", ["timesfm-1.0", "timesfm-2.5"])
 def test_torch_side_runs_without_jax(case: str) -> None:
     code = WITHOUT + NO_JAX
@@ -578,6 +580,7 @@ def test_torch_side_runs_without_jax(case: str) -> None:
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
 
 
+@pytest.mark.slow
 def test_jax_side_of_timesfm_1_runs_without_torch() -> None:
     code = WITHOUT.format(
         missing=["torch", "timesfm"],

@@ -157,6 +157,7 @@ def test_a_backend_that_runs_the_modules_is_observed(rules: Path, out: Path) -> 
     assert level.findings[0].data["first"] == "conv" and level.findings[0].data["differing"][-1] == "y"
 
 
+@pytest.mark.slow
 def test_a_wrong_compiler_is_located(rules: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = backend_runs._run
 

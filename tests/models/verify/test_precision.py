@@ -23,6 +23,7 @@ from convert.verify.numerics.precision import (
 from convert.verify.report.report import Verdict
 from convert.verify.run import check
 from support.goldens import checkpoint
+from support.marks import slow_but
 from support.upstream import timesfm_1
 
 CASES: dict[str, dict[str, Any]] = {
@@ -131,7 +132,7 @@ def test_jax_is_pinned_and_restored() -> None:
 # ---- no false alarm
 
 
-@pytest.mark.parametrize("precision", ["bfloat16", "float64"])
+@pytest.mark.parametrize("precision", slow_but(["bfloat16"], ["bfloat16", "float64"]))
 @pytest.mark.parametrize(
     ("case", "target"),
     [

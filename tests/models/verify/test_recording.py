@@ -165,6 +165,7 @@ def test_a_right_conversion_passes(case: str, files: Files) -> None:
     assert "--from" in level(report, "layers").reason
 
 
+@pytest.mark.slow
 def test_with_the_checkpoint_all_levels_run(files: Files) -> None:
     report = check(files.written(CASE), checkpoint(CASE), recorded=files.recorded())
     assert verdicts(report) == ["passed"] * 4
@@ -698,6 +699,7 @@ def test_there_is_no_jax(without_jax: Callable[..., subprocess.CompletedProcess[
     assert "No module named 'jax'" in without_jax("-c", "import jax").stderr
 
 
+@pytest.mark.slow
 def test_a_check_without_jax(
     without_jax: Callable[..., subprocess.CompletedProcess[str]], files: Files, tmp_path: Path
 ) -> None:
@@ -710,6 +712,7 @@ def test_a_check_without_jax(
     assert "diagnosis: transposed" in done.stdout and OUT in done.stdout
 
 
+@pytest.mark.slow
 def test_a_check_without_jax_beside_the_checkpoint(
     without_jax: Callable[..., subprocess.CompletedProcess[str]], files: Files
 ) -> None:
@@ -721,6 +724,7 @@ def test_a_check_without_jax_beside_the_checkpoint(
     assert "jax is not installed" in done.stdout
 
 
+@pytest.mark.slow
 def test_without_jax_the_live_model_is_a_skip_and_recording_an_error(
     without_jax: Callable[..., subprocess.CompletedProcess[str]], files: Files, tmp_path: Path
 ) -> None:

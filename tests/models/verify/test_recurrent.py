@@ -23,6 +23,7 @@ def report_of(folder: Path, source: MemorySource) -> Report:
     return check(out, source, model=str(file), reference="support.cell_model:reference")
 
 
+@pytest.mark.slow  # the catalogue has it as well: the case `cells`
 def test_a_correct_conversion_passes(tmp_path: Path) -> None:
     report = report_of(tmp_path, cell_model.source())
     assert [level.verdict for level in report.levels] == [Verdict.PASSED] * 4, report.to_dict()

@@ -11,6 +11,8 @@ from convert.api import convert
 from support.command_line import Run
 from support.goldens import checkpoint
 
+pytestmark = pytest.mark.slow  # each test runs a whole model on both sides
+
 NO_POSITIONS = {"use_positional_embedding": False}
 
 

@@ -312,6 +312,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_skeleton_of_a_real_model(tmp_path: Path) -> None:
     """Names from `convert skeleton` in the order in which the real Equinox writes; every value in its place."""
     (tmp_path / "my_model.py").write_text(FACTORY)

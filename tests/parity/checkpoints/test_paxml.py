@@ -10,7 +10,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 import tracemalloc
 from collections import namedtuple
 from pathlib import Path
@@ -35,6 +34,7 @@ from convert.checkpoints.source import Absent, Source
 from convert.core.errors import CheckpointError
 from convert.core.findings import Finding
 from convert.core.tensor_spec import SAFETENSORS_TAGS, TensorSpec, numpy_dtype
+from support.effort import calls_at_most
 from support.paths import GOLDEN
 from support.source_contract import SourceContract
 
@@ -669,7 +669,6 @@ def test_flipped_bits_give_an_error_or_other_data(golden: Path, seed: int) -> No
     del source
     rng = random.Random(seed)
     outcomes = {"error": 0, "data": 0}
-    start = time.monotonic()
     # Everywhere, but mostly where the structure is: heads of small leaves, and the tree's text at the end.
     places = [rng.randrange(len(whole)) for _ in range(100)]
     places += [rng.randrange(600) for _ in range(100)] + [len(whole) - 1 - rng.randrange(2500) for _ in range(200)]
@@ -691,7 +690,6 @@ def test_flipped_bits_give_an_error_or_other_data(golden: Path, seed: int) -> No
         weights = {name: spec for name, spec in leaves.items() if name.startswith("mdl_vars/")}
         assert weights == {name: leaf.spec for name, leaf in source.leaves.items() if name.startswith("mdl_vars/")}
     assert min(outcomes.values()) > 20, outcomes
-    assert time.monotonic() - start < 20
 
 
 @given(st.binary(max_size=60))
@@ -730,17 +728,15 @@ def test_heads_of_every_width(size: int) -> None:
 
 
 def test_counts_that_promise_more_than_the_file_holds_cost_nothing() -> None:
-    start = time.monotonic()
     for head in (
         b"\xdd\xff\xff\xff\xff",
         b"\xdf\xff\xff\xff\xff",
         b"\xc6\xff\xff\xff\xff",
         b"\xc9\xff\xff\xff\xff\x01",
     ):
-        with pytest.raises(CheckpointError) as caught:
+        with calls_at_most(1000), pytest.raises(CheckpointError) as caught:
             Walker(head.ljust(20, b"\xc0")).skip(0)
         assert caught.value.code == "checkpoint-truncated" and caught.value.findings[0].got == "20 bytes"
-    assert time.monotonic() - start < 1
 
 
 def test_too_many_objects_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -11,6 +9,7 @@ from hypothesis import strategies as st
 from convert import survey_rules
 from convert.core.similarity import CUTOFF, MAX_TEMPLATES, ClosestNames, closest_match, did_you_mean
 from convert.planning.match import cover
+from support.effort import calls_at_most
 from support.memory_source import MemorySource, rule_file, zeros
 
 KEYS = ["encoder", "layer_0", "layer_12", "attention", "kernel", "bias", "query", "key", "w", "a", "{i}", "norm"]
@@ -60,11 +59,10 @@ def test_names_without_a_pattern_get_no_suggestion_but_take_no_time() -> None:
 def test_fifty_thousand_missing_names_are_compared_once_each_template(layers: int) -> None:
     words = ("q_proj", "k_proj", "v_proj", "o_proj", "norm")
     known = ClosestNames(f"model.layers.{i}.{word}.weight" for i in range(layers) for word in words)
-    start = time.process_time()
-    for i in range(layers):
-        for word in words:
-            assert known.closest_match(f"layers.{i}.{word}.kernel") == f"model.layers.{i}.{word}.weight"
-    assert time.process_time() - start < 5  # a fifth of a second where it was written
+    with calls_at_most(50 * layers * len(words)):
+        for i in range(layers):
+            for word in words:
+                assert known.closest_match(f"layers.{i}.{word}.kernel") == f"model.layers.{i}.{word}.weight"
 
 
 def test_a_survey_of_many_rules_that_match_nothing_takes_no_time() -> None:
@@ -80,8 +78,7 @@ def test_a_survey_of_many_rules_that_match_nothing_takes_no_time() -> None:
             block = f"block{k}" if j % 2 else f"{'abcdefghij'[k]}{k}"
             leaves[f"params/encoder_{j}/{block}/sub{j}/attention/kernel_{j}x"] = (4 + j, 6)
     rules, source = rule_file(text), MemorySource(zeros(**leaves))
-    start = time.process_time()
-    found = survey_rules(rules, source)
-    assert time.process_time() - start < 10  # half a second where it was written
+    with calls_at_most(30 * len(leaves) * len(rules.rules)):
+        found = survey_rules(rules, source)
     assert len(found.uncovered) == 330 and all(u.near and u.near.why for u in found.uncovered)
     assert len(cover(rules, source).findings) == 120 + 330

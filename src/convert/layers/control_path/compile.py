@@ -96,15 +96,14 @@ def _fit(kind: PathDeclaration, group: LayerLeaves, specs: dict[str, TensorSpec]
         )
     letters, _ = kind.order(len(specs[first].shape))
     pieces = specs[first].shape[letters.index("T")]
-    wanted = pieces + 1 if kind.PIECES else pieces
-    if times.shape[0] != wanted:
+    wanted = times.shape[0] - 1 if kind.PIECES else times.shape[0]
+    if pieces != wanted:
         word = "intervals" if kind.PIECES else "knots"
-        leaf = group.leaves[first][0]
         raise shape_mismatch(
             rule,
-            name,
-            expected=f"{wanted} times for the {pieces} {word} of {leaf}: {specs[first]} as {' '.join(letters)}",
-            got=str(times.shape[0]),
+            group.leaves[first][0],
+            expected=f"{wanted} {word} along T, for the {times.shape[0]} times of {name}",
+            got=f"{pieces}: {specs[first]} as {' '.join(letters)}",
             fix="name the time axis with `data:`",
         )
 
