@@ -35,6 +35,7 @@ def test_a_wrong_rule_is_written_and_then_found(run: Run, tmp_path: Path) -> Non
     assert "model: FAILED" in stdout and "mine.yaml:" in stdout and stdout.rstrip().endswith("(exit code 1)")
 
 
+@pytest.mark.slow
 def test_json_holds_both(run: Run, tmp_path: Path) -> None:
     out = tmp_path / "out.safetensors"
     stdout, stderr = run("timesfm", checkpoint("timesfm-2.5"), out, "--check", "--json", code=0)
@@ -144,6 +145,7 @@ def test_the_card_of_a_directory_has_the_figures_of_a_check_that_passed(run: Run
     assert contents(checked) == before
 
 
+@pytest.mark.slow
 def test_a_check_that_fails_leaves_the_card_as_it_was(run: Run, tmp_path: Path) -> None:
     text = (shipped_rules_dir() / "gemma.yaml").read_text()
     wrong, out = tmp_path / "mine.yaml", tmp_path / "out"

@@ -51,8 +51,8 @@ def test_a_correct_conversion_passes_all_levels(case: str, tmp_path: Path) -> No
     assert [level.verdict for level in report.levels] == [Verdict.PASSED] * 4
     model = report.levels[-1]
     assert not any("could not be computed in float64" in note for note in model.notes)
-    assert all(m.lifted is not None for m in model.measures)
-    assert max(m.lifted.relative for m in model.measures if m.lifted is not None) < 1e-13
+    assert all(m.float64 is not None for m in model.measures)
+    assert max(m.float64.relative for m in model.measures if m.float64 is not None) < 1e-13
     assert max(m.difference.relative for m in model.measures) < 5e-6
 
 

@@ -49,12 +49,12 @@ def test_a_correct_conversion_passes_all_levels(case: str, tmp_path: Path) -> No
     assert [level.verdict for level in report.levels] == [Verdict.PASSED] * 4
     model = report.levels[-1]
     assert not any("could not be computed in float64" in note for note in model.notes)
-    assert max(m.lifted.relative for m in model.measures if m.lifted is not None) < 1e-12
+    assert max(m.float64.relative for m in model.measures if m.float64 is not None) < 1e-12
     assert max(m.difference.relative for m in model.measures) < 1e-5
     (logits,) = (m for m in model.measures if m.logits is not None)
-    assert logits.name == "logits" and logits.lifted_logits is not None
-    assert 0 <= logits.lifted_logits.kl_max < 1e-25 and 0 < logits.logits.kl_max < 1e-10
-    assert logits.logits.top1 == logits.lifted_logits.top1 == 1 and logits.logits.positions > 40
+    assert logits.name == "logits" and logits.float64_logits is not None
+    assert 0 <= logits.float64_logits.kl_max < 1e-25 and 0 < logits.logits.kl_max < 1e-10
+    assert logits.logits.top1 == logits.float64_logits.top1 == 1 and logits.logits.positions > 40
 
 
 @pytest.mark.parametrize("case", ["gemma1-mqa", "gemma2-9b", "gemma3"])

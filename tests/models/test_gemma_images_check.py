@@ -66,7 +66,7 @@ def test_a_correct_conversion_passes(case: str, tmp_path: Path) -> None:
     report = checked(case, tmp_path, levels=("coverage", "model"))
     assert [level.verdict for level in report.levels] == [Verdict.PASSED] * 2, report
     model = report.levels[-1]
-    assert max(m.lifted.relative for m in model.measures if m.lifted is not None) < 1e-12
+    assert max(m.float64.relative for m in model.measures if m.float64 is not None) < 1e-12
     names = {m.name for m in model.measures}
     assert {"logits", images.PROJECTOR, "model.vision_tower.encoder.layers.1.mlp.fc2:in"} <= names
 

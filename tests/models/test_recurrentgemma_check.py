@@ -22,8 +22,8 @@ def test_a_correct_conversion_passes(to: str) -> None:
     assert not any("could not be computed in float64" in note for note in model.notes)
     assert len(model.measures) > 150
     for measure in model.measures:
-        assert measure.lifted is not None
-        assert measure.lifted.relative < 1e-13, measure.name
+        assert measure.float64 is not None
+        assert measure.float64.relative < 1e-13, measure.name
         assert measure.difference.relative < 5e-6, measure.name
     facts = next(note for level in report.levels for note in level.notes if "declared facts compared" in note)
     assert int(facts.split()[0]) >= 10, facts

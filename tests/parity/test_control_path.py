@@ -267,7 +267,7 @@ def test_coefficients_become_torchcdes(data: str, tmp_path: Path) -> None:
         step = next(step for step in plan.steps if part in step.parts)
         back = apply(inverse(part.ops, spec), part.share(made[step.name]))
         assert relative(back, source.read(part.leaf)) < 1e-15
-    assert next(u for u in plan.unprotected if "x" in u.names).parts == tuple(f"x/coeffs/{k}" for k in (3, 2, 1, 0))
+    assert next(u for u in plan.shape_ambiguous if "x" in u.names).parts == tuple(f"x/coeffs/{k}" for k in (3, 2, 1, 0))
 
 
 def test_a_stored_path_of_equinox_fills_torchcdes_buffers(tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ def test_the_probe_runs_both_sides(tmp_path: Path, factor: str, target: str) -> 
     list(execute(plan, out))
     level = check_layers(plan, open_written(out))
     assert level.verdict is Verdict.PASSED and len(level.measures) == 2
-    assert max(measure.lifted.relative for measure in level.measures if measure.lifted) < 1e-12
+    assert max(measure.float64.relative for measure in level.measures if measure.float64) < 1e-12
 
 
 def test_the_probe_sees_another_factor(tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_draft() -> None:
     tree = tree_of(InstanceNorm_0__scale=draw(6), InstanceNorm_0__bias=draw(6))
     text = draft_rules(MemorySource({name.replace("__", "/"): value for name, value in tree.items()}))
     assert "# instance_norm: InstanceNorm_0    # guess: by its name" in text
-    assert [rule.word for rule in parse_rules(text).rules] == ["instance_norm"]
+    assert [rule.kind_name for rule in parse_rules(text).rules] == ["instance_norm"]
 
 
 def test_errors() -> None:

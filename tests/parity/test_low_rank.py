@@ -265,7 +265,7 @@ def test_weights_and_layers_pass(tmp_path: Path) -> None:
     report = check_layers(plan, open_written(out))
     assert report.verdict is Verdict.PASSED
     weight = next(m for m in report.measures if m.name.endswith("_proj.weight"))
-    assert weight.lifted is not None and 0 < weight.lifted.relative < 2e-7  # rounded to float32 once
+    assert weight.float64 is not None and 0 < weight.float64.relative < 2e-7  # rounded to float32 once
 
 
 A, B, W = "q/lora/lora_a", "q/lora/lora_b", "q/kernel"

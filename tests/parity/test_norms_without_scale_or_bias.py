@@ -233,7 +233,7 @@ def test_the_check_passes_and_catches_a_fault(
     assert check_weights(plan, written).verdict is Verdict.PASSED
     level = check_layers(plan, written)
     assert level.verdict is Verdict.PASSED, level.findings
-    assert all(measure.lifted is not None and measure.lifted.relative < 1e-14 for measure in level.measures)
+    assert all(measure.float64 is not None and measure.float64.relative < 1e-14 for measure in level.measures)
     tensors = load_file(out)
     tensors[name] = tensors[name] + np.float32(0.5) * (np.arange(6) > 3)
     save_file(tensors, out, metadata=dict(written.metadata))

@@ -30,9 +30,9 @@ def difference_of(relative: float, precision: str = "float32") -> Difference:
     return Difference(3 * relative, relative, relative / epsilon(precision), 0.999, (1, 2), 1.25, 1.5, 64)
 
 
-def measure(name: str, lifted: float | None = 4e-16, run: float = 3e-7, rule: str = "") -> Measure:
+def measure(name: str, float64: float | None = 4e-16, run: float = 3e-7, rule: str = "") -> Measure:
     """A boundary whose errors are these."""
-    exact = None if lifted is None else difference_of(lifted, "float64")
+    exact = None if float64 is None else difference_of(float64, "float64")
     return Measure(name, difference_of(run), RUN, exact, LIFTED if exact else None, rule)
 
 
@@ -90,7 +90,7 @@ def evil() -> Report:
         "model",
         Verdict.FAILED,
         findings=(Finding("weights-differ", EVIL, EVIL, EVIL, data={"diagnosis": EVIL}),),
-        measures=(measure(EVIL, lifted=1.0, rule=EVIL), measure("plain")),
+        measures=(measure(EVIL, float64=1.0, rule=EVIL), measure("plain")),
         notes=(EVIL,),
         diagnosis={**(model_level(2).diagnosis or {}), "name": EVIL, "problem": EVIL, "ruled_out": [EVIL]},
     )
@@ -108,6 +108,6 @@ def backends(code: str = "backend-differs") -> LevelReport:
 def with_logits() -> Report:
     """The last measure is of logits; as users run it, three of 70,000 positions have another first token."""
     level = model_level()
-    run, lifted = Agreement(1.25e-7, 3.5e-3, 1 - 3 / 70_000, 70_000), Agreement(2e-27, 5e-26, 1.0, 70_000)
-    last = replace(level.measures[-1], logits=run, lifted_logits=lifted)
+    run, float64 = Agreement(1.25e-7, 3.5e-3, 1 - 3 / 70_000, 70_000), Agreement(2e-27, 5e-26, 1.0, 70_000)
+    last = replace(level.measures[-1], logits=run, float64_logits=float64)
     return report([replace(level, measures=(*level.measures[:-1], last))])

@@ -108,9 +108,9 @@ def _measures(level: LevelReport) -> Iterator[str]:
     for measure in level.measures:
         if measure.logits is not None:
             yield f"   {measure.name}: {predictions(measure.logits)}"
-        if measure.lifted_logits is not None:
-            yield f"   {measure.name}, {FLOAT64}: {predictions(measure.lifted_logits)}"
-    for word, tolerance in ((FLOAT64, shown[0].lifted_tolerance), (NATIVE, shown[0].tolerance)):
+        if measure.float64_logits is not None:
+            yield f"   {measure.name}, {FLOAT64}: {predictions(measure.float64_logits)}"
+    for word, tolerance in ((FLOAT64, shown[0].float64_tolerance), (NATIVE, shown[0].tolerance)):
         if tolerance is not None:
             yield f"   allowed in {word}, {shown[0].name}: {tolerance.why}"
 
@@ -135,8 +135,8 @@ def _row(measure: Measure, first: bool) -> tuple[str, ...]:
     return (
         " " if measure.passed else ">" if first else "!",
         measure.name,
-        number(measure.lifted.relative if measure.lifted else None),
-        number(measure.lifted_tolerance.value if measure.lifted_tolerance else None),
+        number(measure.float64.relative if measure.float64 else None),
+        number(measure.float64_tolerance.value if measure.float64_tolerance else None),
         number(measure.difference.relative),
         number(measure.tolerance.value if measure.tolerance else None),
         f"{measure.difference.ulps:.1f}" if measure.difference.ulps < 1e4 else number(measure.difference.ulps),

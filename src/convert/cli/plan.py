@@ -117,7 +117,7 @@ def _survey_lines(survey: Survey) -> Iterator[str | Line]:
     rows = [
         (
             c.path,
-            c.word,
+            c.kind_name,
             output.count(c.leaves, "leaf"),
             c.rule.line_only,
             f"open: {', '.join(c.asked)}" if c.asked else "",
@@ -128,7 +128,7 @@ def _survey_lines(survey: Survey) -> Iterator[str | Line]:
     if survey.dropped:
         yield ""
         yield Line(f"Dropped: {output.count(sum(c.leaves for c in survey.dropped), 'leaf')}", HEADING)
-        rows = [(c.path, c.word, output.count(c.leaves, "leaf"), c.rule.line_only, "") for c in survey.dropped]
+        rows = [(c.path, c.kind_name, output.count(c.leaves, "leaf"), c.rule.line_only, "") for c in survey.dropped]
         yield from _indent(output.table(rows))
     if survey.uncovered:
         yield ""
@@ -136,7 +136,7 @@ def _survey_lines(survey: Survey) -> Iterator[str | Line]:
         for u in survey.uncovered:
             yield f"  {u.path}  {u.spec}  {output.count(len(u.leaves), 'leaf')}"
             if u.near:
-                yield f"      nearest: {u.near.path} ({u.near.word}, {u.near.rule.line_only}): {'; '.join(u.near.why)}"
+                yield f"      nearest: {u.near.path} ({u.near.kind_name}, {u.near.rule.line_only}): {'; '.join(u.near.why)}"
     if survey.questions:
         yield ""
         yield Line(f"Open: {output.count(len(survey.questions), 'question')}", HEADING)
@@ -246,7 +246,7 @@ def _plain(value: Any) -> str:
 
 
 def _ambiguous(plan: Plan) -> Iterator[str | Line]:
-    total = sum(len(group.names) for group in plan.unprotected)
+    total = sum(len(group.names) for group in plan.shape_ambiguous)
     if not total:
         yield "A shape check would catch every wrong layout."
         return
@@ -255,7 +255,7 @@ def _ambiguous(plan: Plan) -> Iterator[str | Line]:
         "with a wrong layout they would load with strict=True, too",
         HEADING,
     )
-    for group in plan.unprotected:
+    for group in plan.shape_ambiguous:
         more = f" and {len(group.names) - 1} more" if len(group.names) > 1 else ""
         yield f"  {group.names[0]}{more}  ({group.rule})"
         if group.others:

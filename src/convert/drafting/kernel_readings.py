@@ -22,14 +22,14 @@ class Reading:
     """One possible meaning of a kernel.
 
     Attributes:
-        word: the kind of the target.
+        kind_name: the kind of the target.
         lines: what a rule says of it besides: ``einsum: ...``.
         why: what it is, in the words of its library.
         inside: what the target says besides its module: ``einsum: ...``.
         stacked: whether the first axis counts layers.
     """
 
-    word: str
+    kind_name: str
     lines: tuple[str, ...]
     why: str
     inside: str = ""
@@ -39,7 +39,7 @@ class Reading:
         """Return its lines, the target first."""
         named = f"{module}.{{{STACK_INDICES[0]}}}" if self.stacked else module
         target = f"{{module: {flow(named)}, {self.inside}}}" if self.inside else plain(named)
-        return "\n".join((f"{self.word}: {target}", *self.lines))
+        return "\n".join((f"{self.kind_name}: {target}", *self.lines))
 
 
 def line_readings(
@@ -70,7 +70,7 @@ def line_readings(
     if bias is None or (len(wanted) <= 1 and (len(bias) == 1 or equinox)):
         for form in conv_forms(key, shape, bias, name):
             lines = (f"dimension_numbers: {form.numbers}", f"axes: {conv_axes(form, shape, letters)}", *form.lines)
-            found.append(Reading(form.word, lines, f"{form.why}, along time"))
+            found.append(Reading(form.kind_name, lines, f"{form.why}, along time"))
     return found
 
 
@@ -87,6 +87,6 @@ def map_readings(key: str, shape: Shape, bias: Shape | None, name: str, letters:
     if (bias is None or sum(n > 1 for n in bias) <= 1) and not CLASS_OF_DENSE.fullmatch(name):
         for form in conv_forms(key, shape, bias, name):
             lines = (f"dimension_numbers: {form.numbers}", f"axes: {conv_axes(form, shape, letters)}", *form.lines)
-            found.append(Reading(form.word, lines, form.why))
+            found.append(Reading(form.kind_name, lines, form.why))
     found += [Reading("linear", (f"einsum: {e}",), why) for e, takes, why in split if bias in (None, takes)]
     return found

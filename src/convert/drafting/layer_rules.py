@@ -259,7 +259,7 @@ class LayerRules:
             readings = []
         else:
             readings = map_readings(main, g.shape, biased, layer.name, self.letters)
-        if all(reading.word != "linear" for reading in readings):
+        if all(reading.kind_name != "linear" for reading in readings):
             return Convolution.draft(self, layer, main, bias)
         return self._readings(layer, main, bias, readings)
 
@@ -273,10 +273,10 @@ class LayerRules:
             entry.say(key, value, f"guess: {only.why}" if only and k == 0 else "")
         self.say_leaves(entry, layer, main, bias)
         self.say_normalized(entry, layer)
-        if any("conv" in reading.word for reading in readings):
+        if any("conv" in reading.kind_name for reading in readings):
             entry.offer([("padding: SAME", "to be added to a convolution: what the source passes. No weight, but a check compares it")], once=True)  # fmt: skip
         if only:
-            entry.ask(only.word, NAME, [(only.text(module).split("\n")[0], "")])
+            entry.ask(only.kind_name, NAME, [(only.text(module).split("\n")[0], "")])
             return entry
         shown = " x ".join(map(str, g.shape))
         asked = f"what does the layer compute? The sizes {shown} do not tell. And {NAME}"

@@ -28,14 +28,14 @@ class Covered:
 
     Attributes:
         path: pattern of the rule, from the top of the tree.
-        word: kind of the rule.
+        kind_name: kind of the rule.
         leaves: number of leaves, including biases.
         rule: position of the rule.
         asked: keys with a placeholder.
     """
 
     path: str
-    word: str
+    kind_name: str
     leaves: int
     rule: Position
     asked: tuple[str, ...]
@@ -47,13 +47,13 @@ class Near:
 
     Attributes:
         path: path of the rule, from the top of the tree.
-        word: kind of the rule.
+        kind_name: kind of the rule.
         rule: position of the rule.
         why: reasons why it does not match, in words.
     """
 
     path: str
-    word: str
+    kind_name: str
     rule: Position
     why: tuple[str, ...]
 
@@ -82,7 +82,13 @@ class Survey:
         """Return plain values, for JSON."""
 
         def taken(c: Covered) -> dict[str, Any]:
-            return {"path": c.path, "kind": c.word, "leaves": c.leaves, "rule": c.rule.line_only, "open": list(c.asked)}
+            return {
+                "path": c.path,
+                "kind": c.kind_name,
+                "leaves": c.leaves,
+                "rule": c.rule.line_only,
+                "open": list(c.asked),
+            }
 
         return {
             "complete": False,
@@ -97,7 +103,7 @@ class Survey:
                     "nearest": u.near
                     and {
                         "path": u.near.path,
-                        "kind": u.near.word,
+                        "kind": u.near.kind_name,
                         "rule": u.near.rule.line_only,
                         "why": list(u.near.why),
                     },
@@ -115,7 +121,7 @@ def survey_rules(rules: RuleFile, source: Source) -> Survey:
     taken = [
         Covered(
             _full(prefix, m.rule),
-            m.rule.word,
+            m.rule.kind_name,
             sum(len(of_role) for of_role in m.leaves.values()),
             m.rule.at,
             tuple(m.rule.open_keys),
@@ -140,7 +146,7 @@ def survey_rules(rules: RuleFile, source: Source) -> Survey:
     return Survey(
         total=len(source.leaves),
         covered=tuple(c for c in taken if c.leaves),
-        dropped=tuple(Covered(_full(prefix, r), r.word, counts[r.at], r.at, ()) for r in drops if r.at in counts),
+        dropped=tuple(Covered(_full(prefix, r), r.kind_name, counts[r.at], r.at, ()) for r in drops if r.at in counts),
         uncovered=tuple(Uncovered(names.text(g.steps), g.shown, g.leaves, _nearest(g, paths)) for g in group(left)),
         questions=rules.questions,
     )
@@ -192,7 +198,7 @@ def _nearest(g: Group, paths: list[_Path]) -> Near | None:
     if found is None:
         return None
     path = by_text[found]
-    return Near(path.text, path.rule.word, path.rule.at, tuple(_why(keys, g, path)))
+    return Near(path.text, path.rule.kind_name, path.rule.at, tuple(_why(keys, g, path)))
 
 
 def _keys(pattern: str) -> list[str]:

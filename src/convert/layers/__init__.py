@@ -27,7 +27,7 @@ from convert.layers.recurrent.kinds import GRU, LSTM, RNN, Recurrent
 from convert.layers.target import Numbering, TargetLayer
 
 KINDS: Mapping[str, type[LayerKind]] = {
-    kind.word: kind
+    kind.kind_name: kind
     for kind in (
         Linear,
         Convolution,

@@ -30,7 +30,7 @@ class Rule:
 
     Attributes:
         at: its position in the rule file.
-        word: its key in `convert.layers.KINDS`.
+        kind_name: key of its kind in `convert.layers.KINDS`.
         kind: the kind of layer, with the values of its keys.
         sources: role -> pattern of the leaves.
         stacked: index name -> axis of the leaf that enumerates it.
@@ -51,7 +51,7 @@ class Rule:
     """
 
     at: Position
-    word: str
+    kind_name: str
     kind: LayerKind
     sources: Mapping[str, Pattern]
     stacked: Mapping[str, int]
@@ -73,7 +73,7 @@ class Rule:
     @property
     def open_keys(self) -> dict[str, Position]:
         """Keys whose value is ``ask``, by their names in the file."""
-        return {self.macro if self.macro and key == self.word else key: at for key, at in self.asked.items()}
+        return {self.macro if self.macro and key == self.kind_name else key: at for key, at in self.asked.items()}
 
     def resolve(self, indices: Mapping[str, int]) -> dict[str, int]:
         """Add the indices of the target that are computed from these indices of the source."""
@@ -169,7 +169,7 @@ class Step:
         name: name in the state_dict.
         spec: shape and dtype as written.
         parts: the leaves that it is made of, in the order of its rows; empty: no leaf holds it, see `value`.
-        word: the kind of layer.
+        kind_name: the kind of layer.
         rule: position of the rule.
         arithmetic: what is computed on the values, as text; empty: the values are only moved.
         loses: what a cast loses, as text; empty: nothing.
@@ -180,13 +180,13 @@ class Step:
         part: (k, n): its rows are the k-th of n parts of the tensor; `convert.planning.outputs` joins the parts.
         notes: notes for the user, such as rows that are left out.
         group: all leaves of the layer, where its tensors belong together, as those of a recurrent layer do.
-        tied: of a tied table: name of the tensor that it equals; `word` is then the kind of layer that uses it.
+        tied: of a tied table: name of the tensor that it equals; `kind_name` is then the kind of layer that uses it.
     """
 
     name: str
     spec: TensorSpec
     parts: tuple[Part, ...]
-    word: str
+    kind_name: str
     rule: Position
     arithmetic: str = ""
     loses: str = ""
@@ -347,7 +347,7 @@ class LayerKind(Declaration):
             context.say_leaves(entry, layer, main, bias)
         elif bias is not None:
             context.say_bias(entry, layer, bias, "")
-        context.ask_target(entry, layer, {cls.word: "guess: by its name"})
+        context.ask_target(entry, layer, {cls.kind_name: "guess: by its name"})
         return entry
 
     def probe(self, sample: ProbeSample) -> Probe:

@@ -20,7 +20,7 @@ class Declaration(ABC):
     `convert.planning.compile.compiler` derives the operations from it.
     """
 
-    word: ClassVar[str]  # the key that names the kind in a rule
+    kind_name: ClassVar[str]  # the key that names the kind in a rule
     doc: ClassVar[str]
     guide: ClassVar[str] = "layers"  # page of docs/guides that describes the kind
     module_names: ClassVar[str] = ""  # regular expression: lower-case names of this layer in JAX libraries

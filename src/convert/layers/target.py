@@ -14,17 +14,17 @@ class Tied:
     """Another name of an embedding's table in the target's state_dict.
 
     Attributes:
-        word: what uses the table under that name: ``linear`` (a head), ``embedding`` or ``parameter``.
+        kind_name: what uses the table under that name: ``linear`` (a head), ``embedding`` or ``parameter``.
         path: path of the module; full tensor name of a parameter.
     """
 
-    word: str
+    kind_name: str
     path: Pattern
 
     @property
     def tensor(self) -> Pattern:
         """Full name of the tensor."""
-        return self.path if self.word == "parameter" else parse_pattern(f"{self.path.text}.weight")
+        return self.path if self.kind_name == "parameter" else parse_pattern(f"{self.path.text}.weight")
 
 
 @dataclass(frozen=True)

@@ -120,7 +120,7 @@ def _claimed_twice(facts: MatchFacts) -> Iterator[Finding]:
         yield Finding(
             "leaf-claimed-twice",
             f"two rules match this leaf ({facts.leaves[name].spec}), "
-            + " and ".join(f"{rule.at.line_only} ({rule.word})" for rule in rules),
+            + " and ".join(f"{rule.at.line_only} ({rule.kind_name})" for rule in rules),
             path=name,
             fix=f"remove one or narrow its path{_tied_table(rules)}",
         )
@@ -128,12 +128,12 @@ def _claimed_twice(facts: MatchFacts) -> Iterator[Finding]:
 
 def _tied_table(rules: Sequence[Rule]) -> str:
     """Say how to write a leaf that is an embedding table and, under another name, a head."""
-    table = next((rule for rule in rules if rule.word == "embedding" and rule.targets), None)
-    others = [rule for rule in rules if rule is not table and rule.word in TIES and rule.targets]
+    table = next((rule for rule in rules if rule.kind_name == "embedding" and rule.targets), None)
+    others = [rule for rule in rules if rule is not table and rule.kind_name in TIES and rule.targets]
     if table is None or not others:
         return ""
     here, there = (_in_braces(next(iter(rule.targets.values())).path.text) for rule in (table, others[0]))
-    tied = there if others[0].word == "linear" else f"{{{others[0].word}: {there}}}"
+    tied = there if others[0].kind_name == "linear" else f"{{{others[0].kind_name}: {there}}}"
     return (
         f". If the model has one table under two names (tied weights, flax's Embed.attend), remove {others[0].at.line_only} "
         f"and write `embedding: {{module: {here}, tied: {tied}}}` in {table.at.line_only}"
@@ -200,7 +200,7 @@ def _missing_of_role(
         instead = f" or {facts.full(rule.absent_if)}" if rule.absent_if else ""
         yield Finding(
             "leaf-missing",
-            f"no leaf matches {facts.full(pattern)}{instead} ({rule.word}, {role})"
+            f"no leaf matches {facts.full(pattern)}{instead} ({rule.kind_name}, {role})"
             + (f"; the closest leaf is {near}" if near else ""),
             rule=rule.at.line_only,
             fix="write `optional: true` if it may be absent"
@@ -346,7 +346,10 @@ def _without_rule(facts: MatchFacts) -> Iterator[Finding]:
             key = "/".join("#" if part.isdigit() else part.rstrip("0123456789") for part in name.split("/"))
             groups[key].append(name)
     patterns = {
-        facts.full(p.text): rule for rule in facts.rules.rules if rule.word != "drop" for p in rule.sources.values()
+        facts.full(p.text): rule
+        for rule in facts.rules.rules
+        if rule.kind_name != "drop"
+        for p in rule.sources.values()
     }
     for names in groups.values():
         near = closest_match(names[0], patterns)

@@ -124,7 +124,7 @@ class Plan:
         return f"{self.rules.title}, no published size ({shown})"
 
     @cached_property
-    def unprotected(self) -> tuple[ShapeAmbiguity, ...]:
+    def shape_ambiguous(self) -> tuple[ShapeAmbiguity, ...]:
         """Tensors whose shape a wrong layout has, too."""
         return shape_ambiguities(self.steps)
 
@@ -252,7 +252,7 @@ class Plan:
                     "name": step.name,
                     "shape": list(step.spec.shape),
                     "dtype": step.spec.dtype,
-                    "kind": step.word,
+                    "kind": step.kind_name,
                     "rule": step.rule.line_only,
                     "from": [part.to_dict() for part in step.parts],
                     "arithmetic": step.arithmetic,
@@ -271,6 +271,6 @@ class Plan:
                 }
                 for d in self.dropped
             ],
-            "unprotected": [group.to_dict() for group in self.unprotected],
+            "shape_ambiguous": [group.to_dict() for group in self.shape_ambiguous],
             "notes": [*self.notes, *self.config_notes],
         }

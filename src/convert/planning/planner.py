@@ -301,7 +301,7 @@ def _compile(match: RuleMatch, sized: Sized) -> tuple[Compiled, list[Finding]]:
             facts = _layer_facts(rule, layer, sized)
             layers.append((rule, match.format.layer_facts(rule, layer, facts, compiled.steps, sized.sizes)))
     joined, unjoined = join(steps)
-    described = tuple({"layer": made.name, "kind": rule.word, **made.facts} for rule, made in layers if made.facts)
+    described = tuple({"layer": made.name, "kind": rule.kind_name, **made.facts} for rule, made in layers if made.facts)
     notes += match.format.notes([made for _, made in layers])
     return Compiled(merges, tuple(joined), described, tuple(notes)), [
         *findings,

@@ -174,12 +174,12 @@ class RuleFile:
     def questions(self) -> tuple[Question, ...]:
         """Open questions, in file order. Rules with questions cannot convert anything."""
         return questions(
-            (rule.at, str(rule.path) if rule.sources else rule.word, rule.open_keys) for rule in self.rules
+            (rule.at, str(rule.path) if rule.sources else rule.kind_name, rule.open_keys) for rule in self.rules
         )
 
     def supports(self, target: str) -> bool:
         """Whether every rule that matches leaves has a place for them in this target."""
-        return all(rule.layer(target) for rule in self.rules if rule.sources and rule.word != "drop")
+        return all(rule.layer(target) for rule in self.rules if rule.sources and rule.kind_name != "drop")
 
     @property
     def choices(self) -> dict[str, tuple[str, ...]]:

@@ -199,7 +199,7 @@ def _parse_rule(node: Node, targets: Mapping[str, Target]) -> WrittenRule:
         flattened, normalized = read_flattened(values.get("flattened")), read_normalized(values)
     rule = Rule(
         at=node.at,
-        word=word,
+        kind_name=word,
         kind=layer,
         sources={**_sources(kind, layer, values, word), **(normalized.paths if normalized else {})},
         stacked=values.get("stacked", {}),

@@ -102,7 +102,9 @@ def _rewrite(rule: Rule, chosen: list[tuple[PathVariants, tuple[VariantPath, ...
 
 
 def _is_affected(rule: Rule, variants: PathVariants) -> bool:
-    return rule.word != "drop" and any(_has_part(pattern, variants.written) for pattern in _patterns(rule).values())
+    return rule.kind_name != "drop" and any(
+        _has_part(pattern, variants.written) for pattern in _patterns(rule).values()
+    )
 
 
 def _rewrite_part(rule: Rule, variants: PathVariants, paths: tuple[VariantPath, ...]) -> Iterator[Rule]:
@@ -157,7 +159,7 @@ def resolve_path_variants(
 
 
 def _matched(rules: Sequence[Rule], find: Find) -> set[str]:
-    return {name for rule in rules if rule.word != "drop" for p in rule.sources.values() for name, _ in find(p)}
+    return {name for rule in rules if rule.kind_name != "drop" for p in rule.sources.values() for name, _ in find(p)}
 
 
 def _number_layers(rules: Sequence[Rule], specs: Mapping[str, TensorSpec], find: Find) -> tuple[Rule, ...]:

@@ -49,14 +49,14 @@ def _buffer_names_one_tensor(rule: Rule, node: Node) -> Iterator[Finding]:
             yield Finding(
                 "rule-index-mismatch",
                 rule=str(node.at),
-                expected=f"the name of one tensor, as a `{rule.word}` fills one",
+                expected=f"the name of one tensor, as a `{rule.kind_name}` fills one",
                 got=str(layer.path),
                 fix="write one rule for each tensor",
             )
 
 
 def _only_drop_has_wildcards(rule: Rule, node: Node) -> Iterator[Finding]:
-    for role, pattern in rule.sources.items() if rule.word != "drop" else ():
+    for role, pattern in rule.sources.items() if rule.kind_name != "drop" else ():
         if pattern.wild:
             yield Finding(
                 "rule-wildcard",
@@ -70,7 +70,7 @@ def _only_drop_has_wildcards(rule: Rule, node: Node) -> Iterator[Finding]:
 
 
 def _all_roles_have_the_same_indices(rule: Rule, node: Node) -> Iterator[Finding]:
-    if rule.word == "drop" or not rule.sources:
+    if rule.kind_name == "drop" or not rule.sources:
         return
     lead = "from" if "from" in node.value else _key_of(rule.lead, rule.kind, node)[0]
     for role, pattern in rule.sources.items():
@@ -146,7 +146,7 @@ def _alternatives_pair_up(rule: Rule, node: Node) -> Iterator[Finding]:
         if fused and not rule.kind.fuses:
             yield Finding(
                 "rule-index-mismatch",
-                f"{rule.path} lists more leaves than {layer.path} has tensors{_of(name)}, and a `{rule.word}` cannot be fused",
+                f"{rule.path} lists more leaves than {layer.path} has tensors{_of(name)}, and a `{rule.kind_name}` cannot be fused",
                 rule=str(node.at),
                 fix="list as many alternatives in the target",
             )
@@ -186,7 +186,7 @@ RULE_CHECKS: tuple[Callable[[Rule, Node], Iterator[Finding]], ...] = (
 
 def _targets(rule: Rule) -> Iterable[tuple[str | None, TargetLayer]]:
     """Return the names and layers of the targets, unless the rule drops its leaves, has none, or leaves its target open."""
-    checked = rule.word != "drop" and rule.sources and rule.word not in rule.asked
+    checked = rule.kind_name != "drop" and rule.sources and rule.kind_name not in rule.asked
     return rule.targets.items() if checked else ()
 
 
@@ -236,7 +236,7 @@ def _facts_of_rules_are_declared(rules: RuleFile) -> Iterator[Finding]:
     for rule in rules.rules:
         for fact in facts_of(rule):
             if fact not in rules.facts:
-                yield _undeclared(rule.at, f"this `{rule.word}` rule", fact, facts=rules.facts)
+                yield _undeclared(rule.at, f"this `{rule.kind_name}` rule", fact, facts=rules.facts)
 
 
 def _facts_have_values_that_their_rules_take(rules: RuleFile) -> Iterator[Finding]:
@@ -354,7 +354,7 @@ def _path_variants_count_by_one_index(rules: RuleFile) -> Iterator[Finding]:
 
 
 def _letters_are_not_indices(rules: RuleFile) -> Iterator[Finding]:
-    indices = {name: rule for rule in reversed(rules.rules) for name in indices_of(rule) if rule.word != "drop"}
+    indices = {name: rule for rule in reversed(rules.rules) for name in indices_of(rule) if rule.kind_name != "drop"}
     for rule in rules.rules:
         for letter in dict.fromkeys(letters_of(rule)) if not rule.asked else ():
             if letter in indices:

@@ -157,7 +157,7 @@ def test_a_right_conversion_passes(case: str, files: Files) -> None:
     assert verdicts(report) == ["passed", "passed", "skipped", "passed"]
     assert report.exit_code == 0
     model = level(report, "model")
-    assert max(m.lifted.relative for m in model.measures if m.lifted) < PROMISED
+    assert max(m.float64.relative for m in model.measures if m.float64) < PROMISED
     assert any(
         f"{len(model.measures)} boundaries and outputs, recorded in {case}.safetensors, " in n for n in model.notes
     )
@@ -204,11 +204,11 @@ def test_bfloat16_weights_are_no_false_alarm(files: Files) -> None:
     assert verdicts(report) == ["passed", "skipped", "skipped", "passed"]
     assert "rounded" in level(report, "weights").reason
     assert any("rounded to bfloat16" in note for note in level(report, "model").notes)
-    bounds = [m.lifted_tolerance for m in level(report, "model").measures if m.lifted_tolerance is not None]
+    bounds = [m.float64_tolerance for m in level(report, "model").measures if m.float64_tolerance is not None]
     assert all(bound.value < 0.1 for bound in bounds) and "rounding them to bfloat16 again" in bounds[-1].why
     report = check(files.written(CASE, dtype="bfloat16"), checkpoint(CASE), recorded=files.recorded(), levels=("weights", "model"))  # fmt: skip
     assert verdicts(report) == ["passed", "passed"]
-    assert max(m.lifted.relative for m in level(report, "model").measures if m.lifted) < PROMISED
+    assert max(m.float64.relative for m in level(report, "model").measures if m.float64) < PROMISED
 
 
 def test_a_precision_run_alone_is_evidence_too(files: Files, tmp_path: Path) -> None:
@@ -218,7 +218,7 @@ def test_a_precision_run_alone_is_evidence_too(files: Files, tmp_path: Path) -> 
     assert load_recording(out).evidence.float64_values is None
     report = check(files.written(CASE), recorded=out)
     assert level(report, "model").verdict is Verdict.PASSED
-    assert all(m.lifted is None and m.tolerance is not None for m in level(report, "model").measures)
+    assert all(m.float64 is None and m.tolerance is not None for m in level(report, "model").measures)
     wrong = changed(files.written(CASE), tmp_path / "wrong.safetensors", transposed)
     assert level(check(wrong, recorded=out), "model").verdict is Verdict.FAILED
 

@@ -121,7 +121,7 @@ def test_a_merged_model_is_compared_before_its_weights_are_rounded(folder: Path,
     """In lifted float64 JAX adds the product up in float64: so must torch's weights, or each correct model would differ."""
     run("./rules.yaml", "ckpt.npz", "out.safetensors")
     levels = check(run, "--from", "ckpt.npz", "--level", "weights,model", "--require", "model", code=0)
-    assert max(measure["lifted"]["relative"] for measure in levels["model"]["measures"]) < 1e-14  # type: ignore[attr-defined]
+    assert max(measure["float64"]["relative"] for measure in levels["model"]["measures"]) < 1e-14  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(("wrong", "diagnosis"), [("8", "another scale of a pair"), ("-8/R", "LoRA pair subtracted")])
@@ -152,7 +152,7 @@ def test_without_the_checkpoint(recorded: Path, run: Run) -> None:
     assert set(manifest.leaves) == set(tree()) and len(manifest.merged) == 3
     assert set(manifest.digests) == {*manifest.merged, "params/q/bias", "params/v/bias"}
     levels = check(run, *RECORDED, "--from", "ckpt.npz", "--require", "layers", "--require", "model", code=0)
-    assert max(measure["lifted"]["relative"] for measure in levels["model"]["measures"]) < 1e-14  # type: ignore[attr-defined]
+    assert max(measure["float64"]["relative"] for measure in levels["model"]["measures"]) < 1e-14  # type: ignore[attr-defined]
 
 
 def test_a_wrong_value_is_found(recorded: Path, run: Run) -> None:

@@ -27,7 +27,7 @@ def report_of(folder: Path, source: MemorySource) -> Report:
 def test_a_correct_conversion_passes(tmp_path: Path) -> None:
     report = report_of(tmp_path, cell_model.source())
     assert [level.verdict for level in report.levels] == [Verdict.PASSED] * 4, report.to_dict()
-    worst = {m.name: m.lifted.relative for level in report.levels for m in level.measures if m.lifted}
+    worst = {m.name: m.float64.relative for level in report.levels for m in level.measures if m.float64}
     assert {"gru (l0)", "gru (l0), random weights", "lstm (l0)", "lstm (l0), random weights"} <= set(worst)
     assert all(worst[name] < 1e-14 for name in ("gru (l0)", "gru (l0), random weights"))
     assert HIDDEN > 1  # a state of one element hides half of the faults
@@ -37,6 +37,7 @@ def test_every_fault_is_in_the_catalogue() -> None:
     assert len(CELL_FAULTS) == 19 and all(fault.diagnosis for fault in CELL_FAULTS)
 
 
+@pytest.mark.slow
 def test_a_wrong_layout_fails_the_layers_level(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A derivation that forgot to negate, or to reorder, cannot hide behind its own plan."""
     from convert.layers.recurrent import compile as recurrent

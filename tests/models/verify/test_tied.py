@@ -150,10 +150,10 @@ def test_padding_factor_and_dtype_agree() -> None:
     plan = make_plan(rules, Counted({"e": table}))
     made = run_plan(plan)
     assert [*made] == ["emb.weight", "head.weight", "enc.emb.weight", "dec.emb.weight", "w_out"]
-    assert [step.word for step in plan.steps] == ["embedding", "linear", "embedding", "embedding", "parameter"]
+    assert [step.kind_name for step in plan.steps] == ["embedding", "linear", "embedding", "embedding", "parameter"]
     want = (table[:7] * np.float32(0.5)).astype(np.float16)
     assert all(np.array_equal(x, want) and x.dtype == np.float16 for x in made.values())
-    assert all(group.siblings == 1 for group in plan.unprotected), "their names are no accident of one layer"
+    assert all(group.siblings == 1 for group in plan.shape_ambiguous), "their names are no accident of one layer"
 
 
 def test_the_leaf_is_read_once(tmp_path: Path) -> None:

@@ -263,11 +263,11 @@ def test_what_is_a_guess_and_what_a_question() -> None:
     }  # heads, blocks, a stack or a Conv1D: the target says which
     assert set(rules["params/norm/scale"].asked) == {"multiplies_by", "epsilon", "rms_norm"}
     assert (
-        rules["params/bn/scale"].word == "batch_norm"
+        rules["params/bn/scale"].kind_name == "batch_norm"
         and "mean" in rules["params/bn/scale"].sources["running_mean"].text
     )
-    assert rules["params/embed/embedding"].word == "embedding"
-    assert rules["opt_state/**"].word == "drop"
+    assert rules["params/embed/embedding"].kind_name == "embedding"
+    assert rules["opt_state/**"].kind_name == "drop"
     assert "block diagonal" in draft_rules(source) and "a layer norm without" not in draft_rules(source)
 
 
@@ -299,7 +299,7 @@ def test_recurrent_cells_are_told_by_their_leaves() -> None:
     source = tree(**gru, **lstm, **packed, out__kernel=(5, 2))
     text = draft_rules(source)
     found = {str(rule.path).split("/")[0]: rule for rule in parse_rules(text).rules}
-    assert [found[name].word for name in ("rnn", "cell", "packed", "out")] == ["gru", "lstm", "gru", "linear"]
+    assert [found[name].kind_name for name in ("rnn", "cell", "packed", "out")] == ["gru", "lstm", "gru", "linear"]
     assert all(f"cell: {name}" in text for name in ("flax.linen.GRUCell", "equinox.nn.LSTMCell", "flax.nnx.GRUCell"))
     answers = {
         "rnn": {"gru": 0},
@@ -448,7 +448,7 @@ def test_an_index_may_stand_within_a_key() -> None:
 def test_cells_whose_trees_are_those_of_linear_layers_are_told_by_their_names() -> None:
     shapes = {"linear__w": (8, 20), "linear__b": (20,)}
     source = tree(**{f"{m}__{k}": shape for m in ("my_lstm", "head") for k, shape in shapes.items()})
-    rules = {str(rule.path): rule.word for rule in parse_rules(draft_rules(source)).rules}
+    rules = {str(rule.path): rule.kind_name for rule in parse_rules(draft_rules(source)).rules}
     assert rules == {"my_lstm/linear/w": "lstm", "head/linear/w": "linear"}
 
 
@@ -612,14 +612,14 @@ def test_filters_for_each_place_are_no_convolution(name: str) -> None:
     kept = [shapes] if name == "my_conv" else [shapes, {f"{name}__kernel": (5, 6, 36, 4)}]
     for shape in kept:
         draft = parse_rules(draft_rules(tree(**shape)))
-        assert [rule.word for rule in draft.rules] == ["parameter"] * len(shape)
+        assert [rule.kind_name for rule in draft.rules] == ["parameter"] * len(shape)
     plain = parse_rules(draft_rules(tree(my_conv__kernel=(5, 6, 36, 4), my_conv__bias=(4,))))
-    assert [rule.word for rule in plain.rules] == ["conv"]
+    assert [rule.kind_name for rule in plain.rules] == ["conv"]
 
 
 def test_keras_slopes_of_several_axes_are_a_parameter() -> None:
     draft = parse_rules(draft_rules(tree(layers__p_re_lu__vars__0=(4, 4, 4), layers__p_re_lu_1__vars__0=(3, 5))))
-    assert [rule.word for rule in draft.rules] == ["parameter", "parameter"]
+    assert [rule.kind_name for rule in draft.rules] == ["parameter", "parameter"]
 
 
 @pytest.mark.parametrize("has", [("scale", "bias"), ("scale",), ("bias",)], ids="+".join)
@@ -643,7 +643,7 @@ def test_an_empty_tree_is_refused() -> None:
 def test_the_letters_run_out_without_an_error() -> None:
     source = tree(**{f"layer{chr(97 + k % 26)}{chr(97 + k // 26)}__kernel": (100 + k, 200 + k) for k in range(40)})
     rules = parse_rules(draft_rules(source))
-    assert cover(rules, source).claimed == 40 and {rule.word for rule in rules.rules} == {"linear", "parameter"}
+    assert cover(rules, source).claimed == 40 and {rule.kind_name for rule in rules.rules} == {"linear", "parameter"}
 
 
 # ---- open questions

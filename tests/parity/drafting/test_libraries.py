@@ -158,7 +158,7 @@ def test_linen_cells_in_a_stack_are_layers_and_directions_of_one_module(kind: st
     ways = 'direction: "{forward,backward}"'
     wanted = {"{0,1}": f"layer: 0, {ways}", "{2,3}": f"layer: 1, {ways}"} if both else {"0": "layer: 0", "{1,2}": 'layer: "{1,2}"'}  # fmt: skip
     source = source_of(params)
-    assert [rule.word for rule in parse_rules(draft_rules(source)).rules] == [word, word]
+    assert [rule.kind_name for rule in parse_rules(draft_rules(source)).rules] == [word, word]
     made = converted(source, {f"{name}_{n}": {"cell": 0, word: f"{{module: rnn, {rest}}}"} for n, rest in wanted.items()})  # fmt: skip
     module = {"GRU": torch.nn.GRU, "LSTM": torch.nn.LSTM, "RNN": torch.nn.RNN}[kind](4, hidden, layers, batch_first=True, bidirectional=both)  # fmt: skip
     loaded(module, {key.removeprefix("rnn."): value for key, value in made.items()})

@@ -107,7 +107,7 @@ def test_correct_conversions_pass(case: str, options: dict[str, Any], tmp_path: 
     plan = plan_conversion("timesfm", checkpoint(case), **options)
     level = checked(plan, tmp_path / "out.safetensors")
     assert level.verdict is Verdict.PASSED and level.findings == ()
-    assert all(measure.lifted is not None and measure.excess < 1 for measure in level.measures)
+    assert all(measure.float64 is not None and measure.excess < 1 for measure in level.measures)
     rules = {measure.rule for measure in level.measures if measure.rule}
     assert rules == {step.rule.line_only for step in plan.steps if step.parts}  # every rule was run
 
@@ -118,8 +118,8 @@ def test_every_dtype_passes(stored: Any, dtype: str | None, tmp_path: Path) -> N
     level = checked(small(stored, dtype=dtype), tmp_path / "out.safetensors")
     assert level.verdict is Verdict.PASSED, level.findings
     exact = dtype is None and stored is not np.float64
-    moved = [m for m in level.measures if m.lifted_tolerance is not None and m.name.startswith(("layers.0.out", "ff"))]
-    assert moved and all(m.lifted is not None and (m.lifted.relative < 1e-14 or not exact) for m in moved)
+    moved = [m for m in level.measures if m.float64_tolerance is not None and m.name.startswith(("layers.0.out", "ff"))]
+    assert moved and all(m.float64 is not None and (m.float64.relative < 1e-14 or not exact) for m in moved)
 
 
 def test_what_is_shown(tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_what_is_shown(tmp_path: Path) -> None:
     assert level.notes == ("26 tensors in 10 groups; the worst of each is shown",)
     assert [m.name for m in level.measures if not m.rule] == ["gelu_tanh (after ff.{i}.{gate,up})"]
     norm = next(m for m in level.measures if "norm" in m.name)
-    assert norm.lifted_tolerance is not None and "rounded once to float32 after '+ 1'" in norm.lifted_tolerance.why
+    assert norm.float64_tolerance is not None and "rounded once to float32 after '+ 1'" in norm.float64_tolerance.why
     out = next(m for m in level.measures if "out.weight" in m.name)
     assert out.tolerance is not None and out.tolerance.why.startswith("8 x sqrt(16 summands) x eps(float32)")
 
@@ -301,7 +301,7 @@ def test_a_norm_over_two_axes(kind: str, tmp_path: Path) -> None:
     plan = make_plan(rule_file(rules), MemorySource(tree))
     level = checked(plan, tmp_path / "out.safetensors")
     assert level.verdict is Verdict.PASSED, [str(finding) for finding in level.findings]
-    assert all(measure.lifted is not None and measure.lifted.relative < 1e-14 for measure in level.measures)
+    assert all(measure.float64 is not None and measure.float64.relative < 1e-14 for measure in level.measures)
     turned = tampered(plan, "m.weight", with_ops(lambda ops: [*ops, Flip((0,))]))
     assert checked(turned, tmp_path / "turned.safetensors", against=plan).verdict is Verdict.FAILED
 

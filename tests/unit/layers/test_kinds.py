@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[3]
 @pytest.mark.parametrize("word", KINDS)
 def test_every_kind_has_a_class_a_text_and_a_guide(word: str) -> None:
     kind = KINDS[word]
-    assert issubclass(kind, LayerKind) and kind.word == word and kind.doc
+    assert issubclass(kind, LayerKind) and kind.kind_name == word and kind.doc
     assert (ROOT / "docs" / "guides" / f"{kind.guide}.md").is_file()
     assert kind.from_key in ("required", "optional", "none")
 
@@ -47,4 +47,4 @@ def test_generic_code_does_not_ask_for_the_class_of_a_kind() -> None:
 def test_the_name_of_a_module_may_say_its_kind(name: str, word: str) -> None:
     group = Group((PathKey((name,)), PathKey(("scale",))), (4,), "float32", (f"{name}/scale",))
     kind = kind_named(Layer((PathKey((name,)),), {"scale": group}))
-    assert (kind.word if kind else "") == word
+    assert (kind.kind_name if kind else "") == word

@@ -129,7 +129,7 @@ def test_groups_of_a_plan() -> None:
             **{f"l_{i}/q/w": (6, 2, 3), f"l_{i}/k/w": (6, 2, 3), f"l_{i}/up/w": (6, 6), f"l_{i}/down/w": (6, 6)}
         )
     made = make_plan(rule_file(rules), MemorySource(tree))
-    assert [group.to_dict() for group in made.unprotected] == [
+    assert [group.to_dict() for group in made.shape_ambiguous] == [
         {
             "rule": "r.yaml:5",
             "tensors": ["m.0.qk.weight", "m.1.qk.weight"],
@@ -167,7 +167,7 @@ def test_groups_of_a_plan() -> None:
 
 def test_a_protected_plan_has_no_groups() -> None:
     rules = "- einsum: ...D,DF->...F\n  from: w\n  bias: b\n  linear: m"
-    assert make_plan(rule_file(rules), MemorySource(zeros(w=(7, 11), b=(11,)))).unprotected == ()
+    assert make_plan(rule_file(rules), MemorySource(zeros(w=(7, 11), b=(11,)))).shape_ambiguous == ()
 
 
 @pytest.mark.parametrize("wrong", [(0, 1, 2), (2, 0, 1), (1, 0, 2), (0, 2, 1), (2, 1, 0)])
@@ -188,7 +188,7 @@ def test_a_listed_layout_is_a_planted_fault_that_fits(wrong: tuple[int, ...]) ->
 def test_tensors_that_differ_in_a_name_only() -> None:
     """Separate q, k, v load in any order; fused ones are listed as parts."""
     rules = '- einsum: ...D,DE->...E\n  from: "{q,k}/w"\n  linear: m.{q,k}\n'
-    (group,) = make_plan(rule_file(rules), MemorySource(zeros(**{"q/w": (2, 3), "k/w": (2, 3)}))).unprotected
+    (group,) = make_plan(rule_file(rules), MemorySource(zeros(**{"q/w": (2, 3), "k/w": (2, 3)}))).shape_ambiguous
     assert (group.names, group.others, group.parts, group.siblings) == (("m.q.weight", "m.k.weight"), (), (), 2)
 
 
@@ -196,7 +196,7 @@ def test_tensors_that_differ_in_a_name_only() -> None:
 def test_a_stack_on_another_axis_of_the_same_size(axis: int) -> None:
     """Four layers of width four: stacked on axis 0 or 1, the names and shapes are the same, the values are not."""
     rules = f"- einsum: ...D,DE->...E\n  from: w\n  stacked: {{i: {axis}}}\n  linear: l.{{i}}\n"
-    (group,) = make_plan(rule_file(rules), MemorySource(zeros(w=(4, 4, 3)))).unprotected
+    (group,) = make_plan(rule_file(rules), MemorySource(zeros(w=(4, 4, 3)))).shape_ambiguous
     assert len(group.names) == 4
     assert group.layout == ("i D E -> i E D" if axis == 0 else "D i E -> i E D")
     assert group.others == ("D E i",)
@@ -204,7 +204,7 @@ def test_a_stack_on_another_axis_of_the_same_size(axis: int) -> None:
 
 def test_a_split_axis_of_the_same_size() -> None:
     rules = "- einsum: ...D,CDF->...CF\n  from: w\n  linear: m.{a,b}\n"
-    (group,) = make_plan(rule_file(rules), MemorySource(zeros(w=(2, 2, 3)))).unprotected
+    (group,) = make_plan(rule_file(rules), MemorySource(zeros(w=(2, 2, 3)))).shape_ambiguous
     assert (group.layout, group.others, group.siblings) == ("C D F -> C F D", ("D F C",), 2)
 
 
@@ -212,5 +212,5 @@ def test_siblings_have_one_shape() -> None:
     """A list of leaves of different shapes is no list of twins."""
     rules = '- from: "{a,b,c}"\n  parameter: p.{a,b,c}\n'
     tree = zeros(a=(1, 6), b=(2,), c=(2,))
-    groups = make_plan(rule_file(rules), MemorySource(tree)).unprotected
+    groups = make_plan(rule_file(rules), MemorySource(tree)).shape_ambiguous
     assert [(group.names, group.siblings) for group in groups] == [(("p.b", "p.c"), 2)]

@@ -89,7 +89,7 @@ def accepted_by_schema(text: str) -> bool:
 def test_a_good_file() -> None:
     rules = parse_rules(GOOD, "r.yaml")
     assert (rules.model, rules.title, rules.family, rules.root) == ("m", "M", None, ("",))
-    assert [rule.word for rule in rules.rules] == ["linear", "rms_norm", "buffer", "drop"]
+    assert [rule.kind_name for rule in rules.rules] == ["linear", "rms_norm", "buffer", "drop"]
     assert [str(rule.at) for rule in rules.rules] == ["r.yaml:22:3", "r.yaml:26:3", "r.yaml:30:3", "r.yaml:33:3"]
     assert rules.axes["I"].equals == (2, "P")
     assert rules.sha256 == hashlib.sha256(GOOD.encode()).hexdigest()

@@ -152,4 +152,4 @@ def _step(
     words = [f"{of}: {op}" for of in parts if of != TIMES for op in kind.arithmetic(of)]
     sources = [context.spec(part.leaf).dtype for part in parts.values()]
     lost = losses(sources, dtypes[0], bool(words))
-    return Step(name, spec, placed, rule.word, rule.at, "; ".join(words), lost, role=role, group=group)
+    return Step(name, spec, placed, rule.kind_name, rule.at, "; ".join(words), lost, role=role, group=group)

@@ -104,7 +104,7 @@ class CubicSpline(DataPath):
     FACTORS: ClassVar[Mapping[str, float]] = {"c": 2.0, "d": 3.0}
     source: ClassVar[str] = "diffrax.CubicInterpolation"
     module: ClassVar[str] = "torchcde.CubicSpline"
-    word: ClassVar[str] = "cubic_spline"
+    kind_name: ClassVar[str] = "cubic_spline"
     doc: ClassVar[str] = "torchcde.CubicSpline, from diffrax.CubicInterpolation: cat[a, b, 2c, 3d] of (d, c, b, a)."
     keys: ClassVar[Mapping[str, Key]] = {"data": _DATA, "leaves": _leaves("d", "c", "b", "a", TIMES)}
     target: ClassVar[Record] = _TARGET
@@ -135,7 +135,7 @@ class LinearInterpolation(DataPath):
     PIECES: ClassVar[bool] = False
     source: ClassVar[str] = "diffrax.LinearInterpolation"
     module: ClassVar[str] = "torchcde.LinearInterpolation"
-    word: ClassVar[str] = "linear_interpolation"
+    kind_name: ClassVar[str] = "linear_interpolation"
     doc: ClassVar[str] = "Knots of a torchcde.LinearInterpolation, from diffrax.LinearInterpolation."
     keys: ClassVar[Mapping[str, Key]] = {"data": _DATA, "leaves": _leaves("knots", TIMES)}
     target: ClassVar[Record] = _TARGET

@@ -262,7 +262,7 @@ class Convolution(Convolving):
 
     weight_standardization: Standardized | None = None
 
-    word: ClassVar[str] = "conv"
+    kind_name: ClassVar[str] = "conv"
     doc: ClassVar[str] = "torch.nn.Conv1d, 2d or 3d; the layout is derived from the dimension numbers of the source."
     keys: ClassVar[Mapping[str, Key]] = {
         "dimension_numbers": Key(

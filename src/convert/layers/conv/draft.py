@@ -57,14 +57,14 @@ def draft_conv(context: DraftContext, layer: Layer, main: str, bias: str | None)
     part = (".depthwise" if depthwise else ".pointwise") if "separable" in layer.hint else ""
     module = plain(context.module(layer.steps) + part)
     if len(forms) == 1:
-        entry.ask(forms[0].word, NAME, [(f"{forms[0].word}: {module}", "")])
+        entry.ask(forms[0].kind_name, NAME, [(f"{forms[0].kind_name}: {module}", "")])
         return entry
     ways = []
     for form in forms:
         lines = form.lines if alike else (f"dimension_numbers: {form.numbers}", *form.lines)
-        ways.append(("\n".join((f"{form.word}: {module}", *lines)), form.why))
+        ways.append(("\n".join((f"{form.kind_name}: {module}", *lines)), form.why))
     asked = "is it a convolution or a transposed one? Its shape does not tell" if any(not form.transposed for form in forms) else "which transposed convolution is it? Its shape does not tell"  # fmt: skip
-    entry.ask(forms[0].word, f"{asked}. And {NAME}", ways)
+    entry.ask(forms[0].kind_name, f"{asked}. And {NAME}", ways)
     return entry
 
 

@@ -24,7 +24,7 @@ class ConvForm:
     why: str
 
     @property
-    def word(self) -> str:
+    def kind_name(self) -> str:
         return "conv_transpose" if self.transposed else "conv"
 
     @property

@@ -36,7 +36,7 @@ class ConvTranspose(Convolving):
 
     transpose_kernel: bool = False
 
-    word: ClassVar[str] = "conv_transpose"
+    kind_name: ClassVar[str] = "conv_transpose"
     doc: ClassVar[str] = (
         "torch.nn.ConvTranspose1d, 2d or 3d; the order of the axes and whether the kernel is flipped are derived."
     )

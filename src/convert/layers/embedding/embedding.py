@@ -69,7 +69,7 @@ class Embedding(Stored):
     padded: tuple[int, ...] = ()
 
     rowwise: ClassVar[bool] = True
-    word: ClassVar[str] = "embedding"
+    kind_name: ClassVar[str] = "embedding"
     doc: ClassVar[str] = "torch.nn.Embedding: one row per entry, copied as stored."
     keys: ClassVar[Mapping[str, Key]] = {
         "axes": AXES,

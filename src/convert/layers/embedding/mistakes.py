@@ -20,7 +20,7 @@ def table_mistakes(step: Step, rule: Rule, plan: PlanView, axes: str) -> Iterato
     Args:
         axes: letters of its axes; empty where the rule names none.
     """
-    if step.word == "embedding":
+    if step.kind_name == "embedding":
         yield from _other_rows(step, plan)
     factor = likely_factor(axes[-1], inverse=False) if axes else None  # sqrt(D), by which sources multiply embeddings
     yield from factor_mistakes(step, rule, plan.source, factor)

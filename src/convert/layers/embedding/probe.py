@@ -31,9 +31,9 @@ def probe_table(sample: ProbeSample, table: Array) -> Probe:
         table: the leaf, without axes of size 1.
     """
     rows = table[: sample.written.shape[0]]  # the rest of a table is padding, which the target does not have
-    if sample.step.word == "embedding":
+    if sample.step.kind_name == "embedding":
         return _probe_lookup(sample, rows)
-    if sample.step.word == "linear":
+    if sample.step.kind_name == "linear":
         return _probe_tied_head(sample, rows)
     return probe_of_values(sample.written, rows)
 

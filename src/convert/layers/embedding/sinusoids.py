@@ -58,7 +58,7 @@ class Timescales(LayerKind):
     last: str = "included"
 
     guide: ClassVar[str] = "attention"
-    word: ClassVar[str] = "buffer"
+    kind_name: ClassVar[str] = "buffer"
     doc: ClassVar[str] = (
         "A buffer that is computed, not read: the inverse timescales of a sinusoidal position embedding."
     )
@@ -137,7 +137,7 @@ class Timescales(LayerKind):
         step = math.log(high / low) / max(half - (self.last == "included"), 1)
         if self.positions is None:
             spec = TensorSpec((half,), "float32")
-            return Compiled((Step(name, spec, (), rule.word, rule.at, COMPUTED, value=(low, step)),))
+            return Compiled((Step(name, spec, (), rule.kind_name, rule.at, COMPUTED, value=(low, step)),))
         rows = context.sizes.get(self.positions) if isinstance(self.positions, str) else self.positions
         if rows is None:
             raise _size_unknown(where, name, f"its number of positions {self.positions}")
@@ -155,7 +155,7 @@ class Timescales(LayerKind):
             )
         table = Sinusoids(low, step, self.layout == "interleaved")
         spec = TensorSpec((rows, 2 * half), "float32")
-        return Compiled((Step(name, spec, (), rule.word, rule.at, COMPUTED, value=table),))
+        return Compiled((Step(name, spec, (), rule.kind_name, rule.at, COMPUTED, value=table),))
 
     def _timescales(self, where: str, name: str, facts: Mapping[str, Any]) -> tuple[float, float]:
         """Return the facts min_timescale and max_timescale."""

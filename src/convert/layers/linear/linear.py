@@ -48,7 +48,7 @@ class Linear(LayerKind):
     product: Product | None = None
     plus: Plus | None = None
 
-    word: ClassVar[str] = "linear"
+    kind_name: ClassVar[str] = "linear"
     doc: ClassVar[str] = "torch.nn.Linear; the layout is derived from the equation of the source."
     keys: ClassVar[Mapping[str, Key]] = {
         "einsum": Key(

@@ -25,11 +25,11 @@ class NamedNorm:
     """A kind of norm that a module's name tells.
 
     Attributes:
-        word: its key in a rule.
+        kind_name: its key in a rule.
         draft_keys: writes the keys that it has besides those of every norm, given the number of channels.
     """
 
-    word: str
+    kind_name: str
     draft_keys: Callable[[Entry, Layer, int], None]
 
 
@@ -86,7 +86,7 @@ def draft_norm(
         context.ask_target(entry, layer, known, "", name.removeprefix("batch_stats.").removeprefix("state."))
     elif named is not None:  # the library's own name decides, whatever the norm lacks
         named.draft_keys(entry, layer, g.shape[last])
-        context.ask_target(entry, layer, {named.word: "guess: by its name"})
+        context.ask_target(entry, layer, {named.kind_name: "guess: by its name"})
     elif either:
         context.ask_target(entry, layer, {"layer_norm": "guess: by its name"})
     elif bias:

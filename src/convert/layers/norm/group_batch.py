@@ -48,7 +48,7 @@ class GroupNorm(Norm):
     num_groups: int | None = None
     group_size: int | None = None
 
-    word: ClassVar[str] = "group_norm"
+    kind_name: ClassVar[str] = "group_norm"
     doc: ClassVar[str] = "torch.nn.GroupNorm: groups of adjacent channels, normalized over all positions."
     keys: ClassVar[Mapping[str, Key]] = {
         "multiplies_by": FACTOR,
@@ -134,7 +134,7 @@ class BatchNorm(Norm):
 
     momentum: float | None = None
 
-    word: ClassVar[str] = "batch_norm"
+    kind_name: ClassVar[str] = "batch_norm"
     doc: ClassVar[str] = (
         "torch.nn.BatchNorm1d, 2d or 3d: weight, bias, running_mean, running_var, and num_batches_tracked (0)."
     )

@@ -28,7 +28,7 @@ class InstanceNorm(Norm):
     ``torch/nn/modules/instancenorm.py``, whose modules have a weight and a bias with ``affine=True``.
     """
 
-    word: ClassVar[str] = "instance_norm"
+    kind_name: ClassVar[str] = "instance_norm"
     module_names: ClassVar[str] = r"instance_?norm(alization)?$"
     doc: ClassVar[str] = (
         "torch.nn.InstanceNorm1d, 2d or 3d with affine=True: each channel of each sample, normalised over all positions"

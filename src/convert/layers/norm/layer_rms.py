@@ -112,7 +112,7 @@ class Norm(LayerKind):
     def draft(
         cls, context: DraftContext, layer: Layer, main: str | None, bias: str | None, either: bool = False
     ) -> Entry:
-        named = NamedNorm(cls.word, cls.draft_keys) if cls.module_names else None
+        named = NamedNorm(cls.kind_name, cls.draft_keys) if cls.module_names else None
         return draft_norm(context, layer, main, bias, either, named)
 
     @classmethod
@@ -235,7 +235,7 @@ class LayerNorm(Norm):
     """Normalises mean and variance."""
 
     centred: ClassVar[bool] = True
-    word: ClassVar[str] = "layer_norm"
+    kind_name: ClassVar[str] = "layer_norm"
     doc: ClassVar[str] = "Layer norm: subtracts the mean and divides by the standard deviation."
     bare: ClassVar[str] = "torch.nn.LayerNorm(..., elementwise_affine=False)"
 
@@ -244,7 +244,7 @@ class LayerNorm(Norm):
 class RMSNorm(Norm):
     """Divides by the root mean square; may have a bias, as Equinox's."""
 
-    word: ClassVar[str] = "rms_norm"
+    kind_name: ClassVar[str] = "rms_norm"
     doc: ClassVar[str] = "RMS norm: divides by the root mean square."
     burn_config: ClassVar[str] = "RmsNormConfig"
     bare: ClassVar[str] = "torch.nn.RMSNorm(..., elementwise_affine=False)"

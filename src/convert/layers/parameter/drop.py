@@ -24,7 +24,7 @@ class Drop(LayerKind):
     because: str
 
     guide: ClassVar[str] = "rules"
-    word: ClassVar[str] = "drop"
+    kind_name: ClassVar[str] = "drop"
     doc: ClassVar[str] = "Leaves that are not converted, with the reason."
     keys: ClassVar[Mapping[str, Key]] = {
         "because": Key(REASON, "Reason why these leaves are not converted.", required=True)

@@ -46,7 +46,7 @@ class Stored(LayerKind):
 class Parameter(Stored):
     """A tensor that both sides store in the same layout and use in the same way."""
 
-    word: ClassVar[str] = "parameter"
+    kind_name: ClassVar[str] = "parameter"
     doc: ClassVar[str] = "A parameter that is copied as stored; the target is the full name of the tensor."
     target: ClassVar[Record] = TENSOR_TARGET
 

@@ -88,7 +88,16 @@ def _layer(
                     )
                 )
             step = Step(
-                name, spec, (), rule.word, rule.at, "zeros: the source has no such bias", "", 0.0, tensor, group=group
+                name,
+                spec,
+                (),
+                rule.kind_name,
+                rule.at,
+                "zeros: the source has no such bias",
+                "",
+                0.0,
+                tensor,
+                group=group,
             )
         dtype = dtype or step.spec.dtype
         if step.spec.dtype != dtype and part in "WU":
@@ -186,7 +195,7 @@ def _tensor(
     words = [f"{', '.join(share.letters)}: {op}" for _, share in rows for op in share.compute]
     spec = TensorSpec((count * hidden, *shape), dtypes[0])
     lost = losses(sources, dtypes[0], any(share.compute for _, share in rows))
-    return Step(name, spec, tuple(parts), rule.word, rule.at, "; ".join(words), lost, role=tensor, group=group)
+    return Step(name, spec, tuple(parts), rule.kind_name, rule.at, "; ".join(words), lost, role=tensor, group=group)
 
 
 def _arithmetic(cell: Cell, group: LayerLeaves, gate: str, part: str) -> tuple[Op, ...]:

@@ -115,7 +115,7 @@ class Cell:
 
     Attributes:
         name: as the rule calls it.
-        word: ``gru``, ``lstm`` or ``rnn``: the torch layer that it is nearest to.
+        kind_name: ``gru``, ``lstm`` or ``rnn``: the torch layer that it is nearest to.
         equations: in the source's letters.
         leaves: path below the cell -> what the leaf holds.
         gates: torch's gate -> the source's letter.
@@ -128,7 +128,7 @@ class Cell:
     """
 
     name: str
-    word: str
+    kind_name: str
     equations: Mapping[str, str]
     leaves: Mapping[str, Held]
     gates: Mapping[str, str]
@@ -146,14 +146,14 @@ class Cell:
     @property
     def order(self) -> tuple[str, ...]:
         """The gates in the order of the target's rows: torch's, or those of `convert.layers.torch_modules` without a reset gate."""
-        return UNRESET if self.word == "gru" and self.reset == "none" else GATES[self.word]
+        return UNRESET if self.kind_name == "gru" and self.reset == "none" else GATES[self.kind_name]
 
     @property
     def module(self) -> str:
         """The class of `convert.layers.torch_modules` that computes the cell; empty: torch.nn computes it."""
         return (
             f"convert.layers.torch_modules.GRU(reset={self.reset!r})"
-            if self.word == "gru" and self.reset != "after"
+            if self.kind_name == "gru" and self.reset != "after"
             else ""
         )
 

@@ -71,7 +71,7 @@ class Recurrent(LayerKind):
     hidden: str | None = None
 
     guide: ClassVar[str] = "recurrent-cells"
-    word: ClassVar[str]
+    kind_name: ClassVar[str]
     settings: ClassVar[tuple[str, ...]] = ("custom_cells",)  # which --allow-custom-cells sets
     doc: ClassVar[str]
     keys: ClassVar[Mapping[str, Key]] = {
@@ -107,11 +107,11 @@ class Recurrent(LayerKind):
     def read(cls, values: Mapping[str, Any]) -> Recurrent:
         given, leaves = values["cell"], values.get("leaves")
         if isinstance(given, str):
-            cell = named_cell(given, cls.word, leaves)
+            cell = named_cell(given, cls.kind_name, leaves)
         elif leaves is None:
             raise ValueError("a cell given by its equations needs `leaves:`, what each leaf holds")
         else:
-            cell = make_cell(cls.word, "the cell of this rule", given, leaves)
+            cell = make_cell(cls.kind_name, "the cell of this rule", given, leaves)
         return cls(cell, values.get("inputs"), values.get("hidden"))
 
     @classmethod
@@ -166,7 +166,7 @@ class Recurrent(LayerKind):
 class GRU(Recurrent):
     """``torch.nn.GRU``: one layer in one direction."""
 
-    word: ClassVar[str] = "gru"
+    kind_name: ClassVar[str] = "gru"
     doc: ClassVar[str] = "torch.nn.GRU (rows r, z, n): weight_ih_l0, weight_hh_l0, bias_ih_l0, bias_hh_l0."
 
 
@@ -174,7 +174,7 @@ class GRU(Recurrent):
 class LSTM(Recurrent):
     """``torch.nn.LSTM``: one layer in one direction."""
 
-    word: ClassVar[str] = "lstm"
+    kind_name: ClassVar[str] = "lstm"
     doc: ClassVar[str] = "torch.nn.LSTM (rows i, f, g, o): weight_ih_l0, weight_hh_l0, bias_ih_l0, bias_hh_l0."
 
 
@@ -182,7 +182,7 @@ class LSTM(Recurrent):
 class RNN(Recurrent):
     """``torch.nn.RNN``: one layer in one direction."""
 
-    word: ClassVar[str] = "rnn"
+    kind_name: ClassVar[str] = "rnn"
     doc: ClassVar[str] = (
         "torch.nn.RNN, with tanh or nonlinearity='relu': weight_ih_l0, weight_hh_l0, bias_ih_l0, bias_hh_l0."
     )

@@ -34,12 +34,12 @@ def cell_mistakes(cell: Cell, step: Step, plan: PlanView) -> Iterator[Mistake]:
     assert step.group is not None
     weight = step.role.startswith("weight")
     yield from _other_orders(cell, step, plan.source)
-    if cell.word == "gru":
+    if cell.kind_name == "gru":
         yield _update_gate(cell, step, plan.source)
     if weight and step.spec.shape[1] == step.group.sizes["H"]:
         transposed = _by_gate(cell, step, plan.source, lambda gates: [x.T for x in gates])
         yield symmetric("transposed", "each gate's matrix transposed", "each as torch has it", transposed, "T")
-    if cell.word == "lstm" and not weight:
+    if cell.kind_name == "lstm" and not weight:
         yield from _forget_bias(cell, step, plan.source)
     partner = _partner(step, plan)
     if partner is not None:
@@ -119,7 +119,7 @@ def _partner(step: Step, plan: PlanView) -> Step | None:
 
 def _with_partner(cell: Cell, step: Step, partner: Step, source: LeafReader) -> Iterator[Mistake]:
     weight = step.role.startswith("weight")
-    if cell.word == "gru" and cell.reset == "after" and not weight:
+    if cell.kind_name == "gru" and cell.reset == "after" and not weight:
         n, inner = cell.order.index("n"), step.role == "bias_hh"
 
         def folded(gates: Gates) -> Gates:

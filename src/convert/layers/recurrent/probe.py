@@ -67,13 +67,13 @@ def jax_states(cell: Cell, leaves: Mapping[str, Array], given: Mapping[str, Arra
     h, c = (jnp.asarray(given[key]).astype(dtype) for key in ("h", "c"))
     states = []
     for x in jnp.asarray(given["x"]).astype(dtype):
-        if cell.word == "lstm":
+        if cell.kind_name == "lstm":
             i, f, g, o = (gate(letter, x, h) + cell.offsets.get(letter, 0.0) for letter in "ifgo")
             c = sigmoid(f) * c + sigmoid(i) * jnp.tanh(g)
             h = sigmoid(o) * jnp.tanh(c)
             states.append(jnp.concatenate([h, c], axis=-1))
             continue
-        if cell.word == "rnn":
+        if cell.kind_name == "rnn":
             y = gate("h", x, h) + (h if cell.residual else 0)
             h = jnp.tanh(y) if cell.activation == "tanh" else jnp.maximum(y, 0)
         else:
@@ -123,9 +123,9 @@ def torch_layer(cell: Cell, inputs: int, hidden: int, bias: bool) -> torch.nn.Mo
         from convert.layers.torch_modules import GRU
 
         return GRU(inputs, hidden, bias=bias, reset=cell.reset)
-    if cell.word == "rnn":
+    if cell.kind_name == "rnn":
         return torch.nn.RNN(inputs, hidden, bias=bias, nonlinearity=cell.activation)
-    return (torch.nn.GRU if cell.word == "gru" else torch.nn.LSTM)(inputs, hidden, bias=bias)
+    return (torch.nn.GRU if cell.kind_name == "gru" else torch.nn.LSTM)(inputs, hidden, bias=bias)
 
 
 def torch_states(
@@ -146,7 +146,7 @@ def torch_states(
     x, h, c = (torch.tensor(given[key]).to(device, torch_dtype) for key in ("x", "h", "c"))
     states = []
     with torch.no_grad():
-        if cell.word != "lstm":
+        if cell.kind_name != "lstm":
             return as_float64(layer(x, h[None])[0])
         for step in x:  # one at a time: torch gives the cell state of the last step alone
             out, (h, c) = layer(step[None], (h[None], c[None]))

@@ -75,7 +75,7 @@ def arranged(
             raise MisfitError(
                 Finding(
                     "layer-not-representable",
-                    f"the rule has fewer sources than targets, and a `{rule.word}` cannot be split",
+                    f"the rule has fewer sources than targets, and a `{rule.kind_name}` cannot be split",
                     rule=rule.at.line_only,
                     path=leaf.name,
                     fix="name one target for each leaf",

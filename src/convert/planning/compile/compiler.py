@@ -96,7 +96,7 @@ class Compiler:
                     yield step
                     for tied in layer.tied:
                         name = tied.tensor.fill(rule.resolve({**indices, **tensor.stack}), tensor.choices)
-                        yield replace(step, name=name, word=tied.word, tied=step.name, notes=(), siblings=1)
+                        yield replace(step, name=name, kind_name=tied.kind_name, tied=step.name, notes=(), siblings=1)
                 if role == rule.lead:
                     constants = rule.kind.constants(layer)
                     yield from (_constant(rule, layer, one, step) for step in made for one in constants)
@@ -202,7 +202,7 @@ class Compiler:
             name,
             whole,
             tuple(parts),
-            rule.word,
+            rule.kind_name,
             rule.at,
             ", ".join(filter(None, (*sums, _words(compute, rule)))),
             loses,
@@ -299,7 +299,7 @@ def _constant(rule: Rule, layer: TargetLayer, one: Constant, neighbour: Step) ->
     """Make the step of a tensor that the source lacks, for the module of a tensor that it has."""
     name = rule.kind.tensor_name(neighbour.name.rpartition(".")[0], one.role, layer)
     spec = TensorSpec((), one.dtype) if one.dtype else neighbour.spec
-    return Step(name, spec, (), rule.word, rule.at, one.reason, value=one.value, role=one.role)
+    return Step(name, spec, (), rule.kind_name, rule.at, one.reason, value=one.value, role=one.role)
 
 
 def _words(compute: tuple[Op, ...], rule: Rule | None = None) -> str:

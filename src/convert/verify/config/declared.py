@@ -58,7 +58,7 @@ def declared_facts(plan: Plan) -> list[DeclaredFact]:
     for entry in plan.layers:
         for rule in plan.rules.rules:
             layer = rule.layer(plan.target)
-            if layer is not None and rule.word == entry["kind"] and layer.path.text == entry["layer"]:
+            if layer is not None and rule.kind_name == entry["kind"] and layer.path.text == entry["layer"]:
                 facts += _layer_facts(entry, layer.path, rule.at.line_only)
                 break
     node = plan.rules.node

@@ -150,7 +150,7 @@ def _compare_copies(plan: Plan, written: Written, extra: list[str]) -> tuple[lis
     Returns:
         Findings for copies that differ, and a note for each copy that is equal.
     """
-    tables = [step for step in plan.steps if step.word == "embedding" and step.name in written.specs]
+    tables = [step for step in plan.steps if step.kind_name == "embedding" and step.name in written.specs]
     findings, notes = [], {}
     for name in (name for name in extra if name.endswith(COPIES)):
         candidates = [step for step in tables if written.specs[step.name] == written.specs[name]]

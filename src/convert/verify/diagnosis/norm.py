@@ -100,14 +100,14 @@ def _feature_norms(module: torch.nn.Module, site: Site) -> Iterator[Variant]:
     """Yield norms over the last axis."""
     tensors = {name: p.detach().double().cpu().numpy() for name, p in module.named_parameters(recurse=False)}
     weight = next((tensors[name] for name in ("weight", "scale") if name in tensors), None)
-    step = next((step for step in site.steps(site.name) if step.word in FEATURE_NORMS), None)
+    step = next((step for step in site.steps(site.name) if step.kind_name in FEATURE_NORMS), None)
     class_name = type(module).__name__.lower()
-    if any(step.word in CHANNEL_NORMS for step in site.steps(site.name)):
+    if any(step.kind_name in CHANNEL_NORMS for step in site.steps(site.name)):
         return
     if weight is None or weight.ndim != 1 or (step is None and "norm" not in class_name):
         return
     bias, given = tensors.get("bias"), site.name + INPUT
-    kind = step.word if step is not None else "rms_norm" if "rms" in class_name else "layer_norm"
+    kind = step.kind_name if step is not None else "rms_norm" if "rms" in class_name else "layer_norm"
     declared = _declaration(site) if step is not None else {}
     factor = str(declared.get("target_multiplies_by", "weight"))
     epsilon = float(declared.get("epsilon", FEATURE_EPSILON))
@@ -118,7 +118,7 @@ def _feature_norms(module: torch.nn.Module, site: Site) -> Iterator[Variant]:
 
 def _channel_norms(module: torch.nn.Module, site: Site) -> Iterator[Variant]:
     """Yield norms over the channels, which are axis 1 in torch; only where the rule declares such a norm."""
-    step = next((s for s in site.steps(site.name) if s.word in CHANNEL_NORMS and s.spec.shape), None)
+    step = next((s for s in site.steps(site.name) if s.kind_name in CHANNEL_NORMS and s.spec.shape), None)
     if step is None:
         return
     declared = _declaration(site)
@@ -126,7 +126,7 @@ def _channel_norms(module: torch.nn.Module, site: Site) -> Iterator[Variant]:
     epsilons = _first(float(declared.get("epsilon", CHANNEL_EPSILON)), EPSILONS)
     factors = _first(str(declared.get("target_multiplies_by", "weight")), FACTORS)
     given = site.name + INPUT
-    if step.word == "batch_norm":
+    if step.kind_name == "batch_norm":
         for e, f in itertools.product(epsilons, factors):
             norm = NormFunction("batch_norm", f, e)
             yield norm.variant(lambda seen, norm=norm: _batch_norm(seen.values[given], norm, w))  # type: ignore[misc]

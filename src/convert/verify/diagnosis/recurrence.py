@@ -73,7 +73,7 @@ def _variants(site: Site) -> Iterator[Variant]:
     """Yield the recurrences that the layer may compute, the declared one first; nothing if it is no recurrent layer."""
     step = next((s for s in site.steps(site.name) if s.group is not None and s.group.sizes), None)
     call = site.calls.get(site.name)
-    if step is None or call is None or site.boundary.endswith(INPUT) or step.word not in CELLS:
+    if step is None or call is None or site.boundary.endswith(INPUT) or step.kind_name not in CELLS:
         return
     module = site.module.get_submodule(site.name)
     weights = {name: p.detach().double().cpu().numpy() for name, p in module.named_parameters(recurse=False)}
@@ -84,7 +84,7 @@ def _variants(site: Site) -> Iterator[Variant]:
     if declared == "none":
         return
     recurrences = [Recurrence(stale=stale) for stale in (False, True)]
-    if step.word == "gru":
+    if step.kind_name == "gru":
         sides = (declared, "before" if declared == "after" else "after")
         recurrences = [
             Recurrence(*how) for how in itertools.product(sides, (False, True), (True, False), (True, False))
@@ -94,7 +94,7 @@ def _variants(site: Site) -> Iterator[Variant]:
     for how in recurrences:
         yield Variant(
             str(how),
-            lambda seen, how=how: _run(module, weights, initial, seen, site.name, how, step.word),  # type: ignore[misc]
+            lambda seen, how=how: _run(module, weights, initial, seen, site.name, how, step.kind_name),  # type: ignore[misc]
             params=how,
         )
 

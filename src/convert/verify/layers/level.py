@@ -178,7 +178,7 @@ class _LayerRuns:
             self._findings.append(outcome)
         elif outcome is not None:
             self._compared += 1
-            use = step.word if step.tied else ""  # a table that is an embedding and a head is two layers
+            use = step.kind_name if step.tied else ""  # a table that is an embedding and a head is two layers
             self._keep_worst(f"{step.rule.line_only} {step.role} {use}", outcome)
             self._representatives.note(step, part, outcome)
 
@@ -216,13 +216,13 @@ class _LayerRuns:
 
 
 def _error(measure: Measure) -> float:
-    exact = measure.lifted or measure.difference
+    exact = measure.float64 or measure.difference
     return exact.relative if np.isfinite(exact.relative) else float("inf")
 
 
 def _differs(measure: Measure, names: list[str]) -> Finding:
     """Return the finding of a rule whose layers differ, with the layer that differs most."""
-    exact = measure.lifted or measure.difference
+    exact = measure.float64 or measure.difference
     more = f", and {len(names) - 1} more tensors of this rule differ" if len(names) > 1 else ""
     return Finding(
         "layer-differs",

@@ -56,7 +56,7 @@ def misplaced(plan: Plan, rule: Rule, step: Step, part: Part) -> Finding | None:
     numbers = rule.resolve(indices)
     names = [rule.kind.tensor_name(layer.path.fill(numbers, choices), step.role, layer)]
     if step.tied:
-        tied = [other.tensor.fill(numbers, choices) for other in layer.tied if other.word == step.word]
+        tied = [other.tensor.fill(numbers, choices) for other in layer.tied if other.kind_name == step.kind_name]
         if step.tied == names[0] and step.name in tied:
             return None
         names += tied

@@ -64,4 +64,4 @@ class Representatives:
     def _key(self, step: Step, part: Part) -> Hashable:
         """What is equal for tensors that are made by the same operations: only their places in a stack differ."""
         rule, spec = rule_of(part), self._plan.source.leaves[part.leaf].spec
-        return id(rule), step.role, step.word, part.ops[len(rule.stacked) :], spec, step.spec, part.rows
+        return id(rule), step.role, step.kind_name, part.ops[len(rule.stacked) :], spec, step.spec, part.rows

@@ -18,10 +18,10 @@ from convert.planning.plan import Plan
 from convert.references.protocol import Reference
 from convert.verify.model.backend_runs import EAGER, JAX_NAMES, OP_BY_OP, RECORDED, Skip, jax_runs, torch_runs
 from convert.verify.numerics.compare import Difference, difference
-from convert.verify.numerics.tolerances import Tolerance, lifted_tolerance, rounded_tolerance, run_floor
+from convert.verify.numerics.tolerances import Tolerance, float64_tolerance, rounded_tolerance, run_floor
 from convert.verify.report.report import LevelReport, Measure, Verdict
 from convert.verify.sides.evidence import Evidence, Values
-from convert.verify.sides.run_torch import lifted_torch
+from convert.verify.sides.run_torch import torch_in_float64
 from convert.verify.written import Written
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -52,13 +52,13 @@ class _Context:
     """What all comparisons share.
 
     Attributes:
-        lifted: side -> values in float64.
+        float64: side -> values in float64.
         allowed: side -> name -> tolerance of a backend's distance from float64.
     """
 
     reference: Reference
     evidence: Evidence
-    lifted: Mapping[str, Values]
+    float64: Mapping[str, Values]
     allowed: Mapping[str, Mapping[str, Tolerance]]
 
     def between(self, one: Array, two: Array, name: str, precision: str | None = None) -> Difference:
@@ -88,16 +88,16 @@ def check_backends(
         only: names of backends to run; None for all.
     """
     started = time.monotonic()
-    torch_side = lifted_torch(plan, written, reference, evidence, list(evidence.native_values), "cpu")
+    torch_side = torch_in_float64(plan, written, reference, evidence, list(evidence.native_values), "cpu")
     ours, as_written, perturbed = (
         {name: evidence.pick(name, values[name]) for name in evidence.native_values if name in values}
         for values in (torch_side.exact, torch_side.written, torch_side.perturbed)
     )
     theirs = evidence.float64_values if evidence.float64_values is not None else {}
-    lifted = {"JAX": theirs, "torch": as_written}
+    float64 = {"JAX": theirs, "torch": as_written}
     runs, locate, skipped, failed = _run_all(plan, written, reference, evidence, only)
-    backends = [_backend(name, values, lifted, evidence) for name, values in runs.items()]
-    context = _Context(reference, evidence, lifted, _allowed(backends, evidence, reference))
+    backends = [_backend(name, values, float64, evidence) for name, values in runs.items()]
+    context = _Context(reference, evidence, float64, _allowed(backends, evidence, reference))
     backends = [_located(backend, locate.get(backend.name), context) for backend in backends]
     deviating = [(backend, first) for backend in backends if (first := _first_beyond(backend, context)) is not None]
     findings = [
@@ -176,11 +176,11 @@ def _located(backend: _Backend, locate: Locate | None, context: _Context) -> _Ba
     except Skip:
         return backend
     order = {name: values[name] for name in context.evidence.native_values if name in values}
-    return _backend(backend.name, order, context.lifted, context.evidence)
+    return _backend(backend.name, order, context.float64, context.evidence)
 
 
-def _backend(name: str, values: Values, lifted: Mapping[str, Values], evidence: Evidence) -> _Backend:
-    exact = lifted["JAX" if name in JAX_NAMES else "torch"]
+def _backend(name: str, values: Values, float64: Mapping[str, Values], evidence: Evidence) -> _Backend:
+    exact = float64["JAX" if name in JAX_NAMES else "torch"]
     drift = {
         key: difference(value, exact[key], precision=evidence.precision, mask=evidence.masks.get(key))
         for key, value in values.items()
@@ -239,7 +239,7 @@ def _measure(backend: _Backend, context: _Context) -> Measure:
 def _matrix(backends: list[_Backend], context: _Context) -> dict[str, dict[str, float]]:
     """Return the largest relative differences of outputs between backends, and from float64; errors are relative to the row."""
     columns: dict[str, Values] = {backend.name: backend.values for backend in backends}
-    columns |= {f"{side} float64": values for side, values in context.lifted.items() if values}
+    columns |= {f"{side} float64": values for side, values in context.float64.items() if values}
 
     def apart(one: Values, two: Values) -> float:
         outputs = [name for name in context.reference.outputs if name in one and name in two]
@@ -257,7 +257,7 @@ def _matrix(backends: list[_Backend], context: _Context) -> dict[str, dict[str, 
 
 def _incomplete(backend: _Backend, context: _Context) -> Iterator[Finding]:
     """Report outputs that cannot be compared."""
-    exact = context.lifted[backend.side]
+    exact = context.float64[backend.side]
     for name in context.reference.outputs:
         if name in exact and name not in backend.drift:
             yield Finding(
@@ -332,15 +332,15 @@ def _conversion(context: _Context, ours: Values, perturbed: Values) -> Finding |
     """Report where the two models differ in float64: then it is a bug of the conversion, not of a backend.
 
     Args:
-        perturbed: as in `LiftedTorch`.
+        perturbed: as in `TorchInFloat64`.
     """
-    theirs = context.lifted["JAX"]
+    theirs = context.float64["JAX"]
     evidence, reference = context.evidence, context.reference
     for name in theirs:
         if name not in ours or ours[name].shape != theirs[name].shape:
             continue
         drift = context.between(evidence.native_values[name], theirs[name], name).relative
-        bound = lifted_tolerance(drift, evidence.precision, reference.reduction, reference.depth)
+        bound = float64_tolerance(drift, evidence.precision, reference.reduction, reference.depth)
         if evidence.rounded:
             bound = rounded_tolerance(
                 bound, context.between(perturbed[name], ours[name], name).relative, evidence.rounded

@@ -11,10 +11,10 @@ from convert.references.protocol import Reference
 from convert.verify.diagnosis.diagnose import diagnose
 from convert.verify.model.messages import differences, inconclusive, inconclusive_notes, is_other_function, not_compared
 from convert.verify.numerics.compare import Difference, agreement, difference
-from convert.verify.numerics.tolerances import lifted_tolerance, rounded_tolerance, run_tolerance
+from convert.verify.numerics.tolerances import float64_tolerance, rounded_tolerance, run_tolerance
 from convert.verify.report.report import LevelReport, Measure, Verdict
 from convert.verify.sides.evidence import Evidence, Values
-from convert.verify.sides.run_torch import LiftedTorch, lifted_torch, run_torch, written_state
+from convert.verify.sides.run_torch import TorchInFloat64, run_torch, torch_in_float64, written_state
 from convert.verify.written import Written
 
 
@@ -28,7 +28,7 @@ def check_model(
     """
     started = time.monotonic()
     names = list(evidence.best_values)
-    torch_side = lifted_torch(plan, written, reference, evidence, names, device, finest=evidence.precision)
+    torch_side = torch_in_float64(plan, written, reference, evidence, names, device, finest=evidence.precision)
     exact, inputs, precision = torch_side.exact, evidence.inputs, evidence.precision
     state = written_state(written, device, precision)
     drifted = run_torch(reference, state, inputs, names, lift=False, precision=precision, device=device).values
@@ -45,7 +45,7 @@ def check_model(
     wrong |= {found.path for found in missing if found.path in exact and found.path not in evidence.samples}
     first = next((name for name in names if name in wrong), None)
     if first is not None:
-        bounds = {m.name: m.tolerance if m.lifted is None else m.lifted_tolerance for m in measures}
+        bounds = {m.name: m.tolerance if m.float64 is None else m.float64_tolerance for m in measures}
         bound = bounds.get(first)
         allowed = bound.value if bound is not None else 0.0
         diagnosis = diagnose(plan, reference, torch_side.module, first, evidence, allowed, names)
@@ -81,7 +81,7 @@ def _jax_drift(name: str, evidence: Evidence) -> float:
 
 
 def _measure(
-    name: str, reference: Reference, evidence: Evidence, torch_side: LiftedTorch, run_values: Values, drift: float
+    name: str, reference: Reference, evidence: Evidence, torch_side: TorchInFloat64, run_values: Values, drift: float
 ) -> Measure:
     """Measure one boundary or output. PyTorch's own error has no influence on the tolerance.
 
@@ -99,22 +99,22 @@ def _measure(
     is_logits = name in reference.logits
     predicted = agreement(drifted, evidence.native_values[name], mask=mask) if is_logits else None
     weights = 0.0
-    lifted = lifted_bound = predicted_lifted = None
+    float64 = float64_bound = predicted_float64 = None
     if evidence.float64_values is not None:  # else a recording without float64 values
-        lifted = _located(
+        float64 = _located(
             difference(exact, evidence.float64_values[name], precision="float64", mask=mask), name, evidence
         )
         native_error = difference(evidence.native_values[name], evidence.float64_values[name], mask=mask).relative
-        lifted_bound = lifted_tolerance(native_error, precision, reduction, depth)
-        predicted_lifted = agreement(exact, evidence.float64_values[name], mask=mask) if is_logits else None
+        float64_bound = float64_tolerance(native_error, precision, reduction, depth)
+        predicted_float64 = agreement(exact, evidence.float64_values[name], mask=mask) if is_logits else None
         if evidence.rounded:
             perturbed = difference(evidence.pick(name, torch_side.perturbed[name]), exact, mask=mask).relative
-            lifted_bound = rounded_tolerance(lifted_bound, perturbed, evidence.rounded)
-            weights = lifted_bound.value  # the native runs may differ by as much as the float64 runs
+            float64_bound = rounded_tolerance(float64_bound, perturbed, evidence.rounded)
+            weights = float64_bound.value  # the native runs may differ by as much as the float64 runs
         if torch_side.written is not torch_side.exact:
             weights += difference(written, evidence.float64_values[name], mask=mask).relative
     allowed = run_tolerance(drift, precision, reduction, depth, weights=weights, casts=torch_side.casts)
-    return Measure(name, run, allowed, lifted, lifted_bound, logits=predicted, lifted_logits=predicted_lifted)
+    return Measure(name, run, allowed, float64, float64_bound, logits=predicted, float64_logits=predicted_float64)
 
 
 def _located(found: Difference, name: str, evidence: Evidence) -> Difference:

@@ -20,9 +20,9 @@ def is_other_function(measure: Measure) -> bool:
 
     Float64 decides; where it is unknown, native precision does.
     """
-    if measure.lifted is None or measure.lifted_tolerance is None:
+    if measure.float64 is None or measure.float64_tolerance is None:
         return not measure.passed
-    return not measure.lifted.relative <= measure.lifted_tolerance.value
+    return not measure.float64.relative <= measure.float64_tolerance.value
 
 
 def not_compared(name: str, evidence: Evidence, got: Array | None) -> Finding:
@@ -46,11 +46,11 @@ def differences(measures: Sequence[Measure], precision: str) -> Iterator[Finding
     data: dict[str, Any] = {"first": first.name, "differing": [measure.name for measure in wrong]}
     count = f"{len(wrong)} of {len(measures)} boundaries and outputs differ"
     shown, tolerance, where, fix = first.difference, first.tolerance, "", ""
-    if functions and first.lifted is not None:
-        shown, tolerance, where = first.lifted, first.lifted_tolerance, " in float64"
-    elif first.lifted is not None:
+    if functions and first.float64 is not None:
+        shown, tolerance, where = first.float64, first.float64_tolerance, " in float64"
+    elif first.float64 is not None:
         data["diagnosis"] = ONE_PRECISION
-        where = f" in {precision}, but not in float64 ({first.lifted.relative:.1e})"
+        where = f" in {precision}, but not in float64 ({first.float64.relative:.1e})"
         fix = (
             f"the weights are right, and the PyTorch model computes another function in {precision}: look for code that depends on "
             "the dtype or for a custom kernel; --backends and --precision show who else differs"
@@ -81,12 +81,12 @@ def inconclusive(measures: Sequence[Measure], outputs: Sequence[str], evidence: 
                 f"{name} is NaN on both sides at {nan:,} of the {measure.difference.size:,} numbers that count, which cannot be "
                 "compared; find the cause (the weights level names tensors with NaN), or exclude padding with the reference's `masks`"
             )
-        if measure.lifted_tolerance is not None and not measure.lifted_tolerance.conclusive:
+        if measure.float64_tolerance is not None and not measure.float64_tolerance.conclusive:
             yield (
                 f"{name} in float64 proves nothing, because rounding alone may change all of it (tolerance "
-                f"{measure.lifted_tolerance.value:.1e}: {measure.lifted_tolerance.why})"
+                f"{measure.float64_tolerance.value:.1e}: {measure.float64_tolerance.why})"
             )
-        if measure.lifted is None and measure.tolerance is not None and not measure.tolerance.conclusive:
+        if measure.float64 is None and measure.tolerance is not None and not measure.tolerance.conclusive:
             yield (
                 f"{name} is known only in {evidence.precision}, where rounding alone may change all of it (tolerance "
                 f"{measure.tolerance.value:.1e}: {measure.tolerance.why}); check with a wider --precision, or against a recording "
@@ -112,4 +112,4 @@ def inconclusive_notes(measures: Sequence[Measure], evidence: Evidence) -> Itera
 
 def _nan_count(measure: Measure) -> int:
     """Count the numbers that are NaN on both sides."""
-    return max(measure.difference.nan, measure.lifted.nan if measure.lifted is not None else 0)
+    return max(measure.difference.nan, measure.float64.nan if measure.float64 is not None else 0)

@@ -35,7 +35,7 @@ class Tolerance:
         return self.value < 1
 
 
-def lifted_tolerance(drift: float, precision: str, reduction: int, depth: int) -> Tolerance:
+def float64_tolerance(drift: float, precision: str, reduction: int, depth: int) -> Tolerance:
     """Derive the bound for two float64 runs of the same function.
 
     The amplification of rounding is measured: drift / eps(precision). The same function in float64 drifts by as many epsilons
@@ -99,8 +99,8 @@ def run_tolerance(
         drift: largest relative distance of the JAX run from its lifted run, up to here in the order of the data flow. Where it
             is not finite (an overflow) or unknown (0), the floor replaces it.
         precision: native precision of the model.
-        reduction: as in `lifted_tolerance`.
-        depth: as in `lifted_tolerance`.
+        reduction: as in `float64_tolerance`.
+        depth: as in `float64_tolerance`.
         weights: distance of the lifted runs, where the PyTorch weights were rounded to a narrower dtype than `precision`.
         casts: the PyTorch code casts to float32, so in float64 it rounds like float32.
     """

@@ -16,7 +16,7 @@ def _figures(level: LevelReport) -> str:
     if level.reason or not level.measures:
         return level.summary
     parts = [f"{len(level.measures)} comparisons"]
-    float64 = [(m.lifted.relative, m.name) for m in level.measures if m.lifted is not None]
+    float64 = [(m.float64.relative, m.name) for m in level.measures if m.float64 is not None]
     native = [(m.difference.relative, m.name) for m in level.measures]
     for label, errors in ((f"{FLOAT64} (casts removed)", float64), (NATIVE, native)):
         if errors:

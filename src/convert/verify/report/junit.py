@@ -147,9 +147,9 @@ def _subject(finding: Finding) -> str:
 
 def _figures(measure: Measure) -> str:
     """Every number of a measure, a line for each precision."""
-    lines = [_figure(FLOAT64, measure.lifted, measure.lifted_tolerance)] if measure.lifted is not None else []
+    lines = [_figure(FLOAT64, measure.float64, measure.float64_tolerance)] if measure.float64 is not None else []
     lines.append(_figure(NATIVE, measure.difference, measure.tolerance))
-    for label, logits in ((NATIVE, measure.logits), (FLOAT64, measure.lifted_logits)):
+    for label, logits in ((NATIVE, measure.logits), (FLOAT64, measure.float64_logits)):
         lines += [f"logits, {label}: {predictions(logits)}"] if logits is not None else []
     return "\n".join([*lines, *([measure.rule] if measure.rule else [])])
 

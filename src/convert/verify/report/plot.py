@@ -96,7 +96,7 @@ def make_plot(level: LevelReport) -> Plot:
     """Lay out the figure for a level with measures."""
     measures = level.measures
     native = [(m.difference, m.tolerance) for m in measures]
-    float64 = [(m.lifted, m.lifted_tolerance) for m in measures]
+    float64 = [(m.float64, m.float64_tolerance) for m in measures]
     axes = _fit_axes([*native, *float64])
     first = level.first_failure
     outcome = f"first above its tolerance: {first.name}" if first else "all within their tolerances"
@@ -108,7 +108,7 @@ def make_plot(level: LevelReport) -> Plot:
         Tick(axes.x(measures.index(first)), f"first difference: {first.name}") if first else None,
         (
             _series(axes, level, "run", NATIVE, native),
-            _series(axes, level, "lifted", FLOAT64, float64),
+            _series(axes, level, "float64", FLOAT64, float64),
         ),
     )
 

@@ -40,22 +40,22 @@ class Measure:
     Attributes:
         name: the layer, boundary or output.
         difference: measured in native precision, the dtype in which the model runs.
-        tolerance: of `difference`; None when the lifted run alone decides.
-        lifted: measured in float64; None when a model could not be run so.
-        lifted_tolerance: of `lifted`.
+        tolerance: of `difference`; None when the float64 run alone decides.
+        float64: measured in float64; None when a model could not be run so.
+        float64_tolerance: of `float64`.
         rule: ``file:line`` of the rule that made the layer; empty without one.
         logits: distance of the predictions in native precision, where the output is logits.
-        lifted_logits: the same in float64.
+        float64_logits: the same in float64.
     """
 
     name: str
     difference: Difference
     tolerance: Tolerance | None = None
-    lifted: Difference | None = None
-    lifted_tolerance: Tolerance | None = None
+    float64: Difference | None = None
+    float64_tolerance: Tolerance | None = None
     rule: str = ""
     logits: Agreement | None = None
-    lifted_logits: Agreement | None = None
+    float64_logits: Agreement | None = None
 
     @property
     def passed(self) -> bool:
@@ -69,7 +69,7 @@ class Measure:
 
     @property
     def _bounded(self) -> Iterator[tuple[Difference, Tolerance]]:
-        for d, t in ((self.difference, self.tolerance), (self.lifted, self.lifted_tolerance)):
+        for d, t in ((self.difference, self.tolerance), (self.float64, self.float64_tolerance)):
             if d is not None and t is not None:
                 yield d, t
 
@@ -85,11 +85,11 @@ class Measure:
             "excess": self.excess,
             "difference": self.difference.to_dict(),
             "tolerance": bound(self.tolerance),
-            "lifted": self.lifted.to_dict() if self.lifted else None,
-            "lifted_tolerance": bound(self.lifted_tolerance),
+            "float64": self.float64.to_dict() if self.float64 else None,
+            "float64_tolerance": bound(self.float64_tolerance),
             "rule": self.rule,
             "logits": self.logits.to_dict() if self.logits else None,
-            "lifted_logits": self.lifted_logits.to_dict() if self.lifted_logits else None,
+            "float64_logits": self.float64_logits.to_dict() if self.float64_logits else None,
         }
 
 

@@ -131,7 +131,7 @@ def observed(
 
 
 @dataclass(frozen=True)
-class LiftedTorch:
+class TorchInFloat64:
     """The PyTorch model, run in float64.
 
     Attributes:
@@ -150,7 +150,7 @@ class LiftedTorch:
     module: torch.nn.Module
 
 
-def lifted_torch(
+def torch_in_float64(
     plan: Plan,
     written: Written,
     reference: Reference,
@@ -159,7 +159,7 @@ def lifted_torch(
     device: str,
     *,
     finest: str = "float64",
-) -> LiftedTorch:
+) -> TorchInFloat64:
     """Run the PyTorch model in float64; two or three times if rounding changed the weights.
 
     Args:
@@ -180,7 +180,7 @@ def lifted_torch(
     )
     as_written = run(rounded).values if coarser else lifted.values
     perturbed = run(_perturbed(exact, written, evidence.rounded)).values if evidence.rounded else lifted.values
-    return LiftedTorch(lifted.values, as_written, perturbed, lifted.unlifted, lifted.casts, lifted.module)
+    return TorchInFloat64(lifted.values, as_written, perturbed, lifted.unlifted, lifted.casts, lifted.module)
 
 
 def written_state(written: Written, device: str, dtype: str = "float64") -> dict[str, torch.Tensor]:

@@ -11,7 +11,7 @@ from convert.verify.numerics.compare import difference, epsilon
 from convert.verify.numerics.tolerances import (
     MAX_DRIFT_RATIO,
     SAFETY_FACTOR,
-    lifted_tolerance,
+    float64_tolerance,
     rounded_tolerance,
     run_floor,
     run_tolerance,
@@ -19,15 +19,15 @@ from convert.verify.numerics.tolerances import (
 
 
 def test_lifted_tolerance_is_the_amplification_in_float64() -> None:
-    found = lifted_tolerance(1e-4, "float32", 64, 3)
+    found = float64_tolerance(1e-4, "float32", 64, 3)
     assert found.value == pytest.approx(SAFETY_FACTOR * 1e-4 / epsilon("float32") * epsilon("float64"))
     assert "839" in found.why and "1.0e-04" in found.why and "64 summands x 3 layers" in found.why
-    assert lifted_tolerance(1e-4, "bfloat16", 64, 3).value < found.value  # the same drift is fewer of larger roundings
+    assert float64_tolerance(1e-4, "bfloat16", 64, 3).value < found.value  # the same drift is fewer of larger roundings
 
 
 def test_lifted_tolerance_has_a_floor() -> None:
     """A model that happens to round to its lifted value still may round in another order."""
-    assert lifted_tolerance(0.0, "float32", 64, 3).value == SAFETY_FACTOR * 8 * 3 * epsilon("float64")
+    assert float64_tolerance(0.0, "float32", 64, 3).value == SAFETY_FACTOR * 8 * 3 * epsilon("float64")
 
 
 def test_run_tolerance_is_of_jax_alone() -> None:
@@ -62,7 +62,7 @@ def test_casts_in_float64_round_as_float32_does() -> None:
 
 def test_weights_known_only_as_rounded() -> None:
     """What one more rounding changes stands for the one that nobody knows; the floor is half a last place."""
-    exact = lifted_tolerance(1e-6, "float32", 64, 3)
+    exact = float64_tolerance(1e-6, "float32", 64, 3)
     found = rounded_tolerance(exact, 6e-3, "bfloat16")
     assert found.value == MAX_DRIFT_RATIO * 6e-3 + exact.value and "bfloat16 again changes this by 6.0e-03" in found.why
     floor = MAX_DRIFT_RATIO * epsilon("bfloat16") / 2 + exact.value
@@ -77,7 +77,7 @@ def test_a_bound_of_all_tells_nothing() -> None:
 
 @pytest.mark.parametrize("drift", [math.inf, math.nan])
 def test_a_run_that_overflows_does_not_allow_everything(drift: float) -> None:
-    assert lifted_tolerance(drift, "float16", 64, 3).value == lifted_tolerance(0.0, "float16", 64, 3).value
+    assert float64_tolerance(drift, "float16", 64, 3).value == float64_tolerance(0.0, "float16", 64, 3).value
     assert run_tolerance(drift, "float16", 64, 3).value == run_tolerance(0.0, "float16", 64, 3).value
 
 
@@ -89,6 +89,6 @@ def test_honest_sums_are_within_and_wrong_ones_beyond() -> None:
         exact = np.array([math.fsum(row) for row in x * w])
         single = (x.astype(np.float32) * w.astype(np.float32)).sum(1, dtype=np.float32)
         drift = difference(single, exact).relative
-        bound = lifted_tolerance(drift, "float32", n, 1)
+        bound = float64_tolerance(drift, "float32", n, 1)
         assert difference((x * w)[:, ::-1].sum(1), (x * w).sum(1), precision="float64").relative <= bound.value
         assert difference((x * w)[:, 1:].sum(1), (x * w).sum(1), precision="float64").relative > 1000 * bound.value

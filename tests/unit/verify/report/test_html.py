@@ -131,8 +131,8 @@ def test_logits_have_their_divergence_and_agreement_in_each_report() -> None:
     assert f"     logits: {run}" in text and f"     logits, float64: {exact}" in text
     measures = made.to_dict()["levels"][0]["measures"]
     assert measures[-1]["logits"] == {"kl": 1.25e-7, "kl_max": 3.5e-3, "top1": 1 - 3 / 70_000, "positions": 70_000}
-    assert measures[-1]["lifted_logits"]["top1"] == 1.0
-    assert measures[0]["logits"] is measures[0]["lifted_logits"] is None
+    assert measures[-1]["float64_logits"]["top1"] == 1.0
+    assert measures[0]["logits"] is measures[0]["float64_logits"] is None
     failed = replace(made.levels[0].measures[-1], difference=measure("x", run=1.0).difference)
     wrong = replace(made.levels[0], verdict=Verdict.FAILED, measures=(failed,))
     said = to_junit(report([wrong]))

@@ -22,7 +22,7 @@ def drawn(level: LevelReport) -> Page:
 
 def test_plot_has_every_point_and_bound() -> None:
     page = drawn(model_level())
-    assert len(page.of("a", "lifted")) == len(page.of("a", "run")) == 7
+    assert len(page.of("a", "float64")) == len(page.of("a", "run")) == 7
     assert len(page.of("circle")) == len(page.of("rect")) == 7
     assert len(page.of("path", "bound")) == 2 and len(page.of("path", "line")) == 2
     assert page.of("line", "first") == [] and page.of("a", "bad") == []
@@ -44,7 +44,7 @@ def heights(page: Page) -> list[float]:
 
 def test_plot_is_logarithmic_with_room_for_zero_and_infinity() -> None:
     errors = (0.0, 1e-16, 1e-14, 1e-12, math.inf, math.nan)
-    level = LevelReport("model", Verdict.FAILED, measures=tuple(measure(f"m{e}", lifted=e) for e in errors))
+    level = LevelReport("model", Verdict.FAILED, measures=tuple(measure(f"m{e}", float64=e) for e in errors))
     zero, a, b, c, inf, nan = heights(drawn(level))
     assert zero > a > b > c > inf == nan
     assert a - b == pytest.approx(b - c, abs=0.2)  # equal ratios, equal distances
@@ -52,10 +52,10 @@ def test_plot_is_logarithmic_with_room_for_zero_and_infinity() -> None:
 
 
 def test_plot_of_degenerate_levels() -> None:
-    """One measure, none lifted, all zero, many: numbers stay within the picture."""
+    """One measure, none in float64, all zero, many: numbers stay within the picture."""
     for measures in (
         (measure("a"),),
-        (measure("a", lifted=None), measure("b", lifted=None)),
+        (measure("a", float64=None), measure("b", float64=None)),
         (measure("a", 0.0, 0.0), measure("b", 0.0, 0.0)),
         (measure("a", 1e-300, 1e-300),),
         (measure("a", 1e30, 1e300),),

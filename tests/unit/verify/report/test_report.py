@@ -67,16 +67,16 @@ def test_nothing_decided_is_2_and_names_what_should_have() -> None:
 
 def test_a_measure_passes_when_every_bound_holds() -> None:
     assert measure("a").passed
-    assert not measure("a", lifted=1e-12).passed and not measure("a", run=1e-4).passed
-    assert measure("a", lifted=None).passed
+    assert not measure("a", float64=1e-12).passed and not measure("a", run=1e-4).passed
+    assert measure("a", float64=None).passed
     at_bound = Measure("a", difference_of(RUN.value), RUN, difference_of(LIFTED.value), LIFTED)
     assert at_bound.passed and at_bound.excess == 1
 
 
 @pytest.mark.parametrize("bad", [math.inf, math.nan])
 def test_what_is_not_finite_never_passes(bad: float) -> None:
-    assert not measure("a", lifted=bad).passed and not measure("a", run=bad).passed
-    assert measure("a", lifted=bad).excess == math.inf
+    assert not measure("a", float64=bad).passed and not measure("a", run=bad).passed
+    assert measure("a", float64=bad).excess == math.inf
     assert model_level().worst_first[0].excess < 1
 
 
@@ -88,7 +88,7 @@ def test_a_bound_of_zero() -> None:
 def test_first_in_flow_order_and_worst() -> None:
     level = model_level(wrong_from=3)
     assert level.first_failure is level.measures[3] and level.first_failure.name == "layers.1.mlp"
-    late = dataclasses.replace(level, measures=(*level.measures, measure("late", lifted=7.0)))
+    late = dataclasses.replace(level, measures=(*level.measures, measure("late", float64=7.0)))
     assert late.worst_first[0].name == "late" and late.first_failure is level.measures[3]
     assert model_level().first_failure is None
     excesses = [m.excess for m in late.worst_first]
@@ -121,7 +121,7 @@ def test_json_is_json() -> None:
     level = LevelReport(
         "model",
         Verdict.FAILED,
-        measures=(measure("a", lifted=math.inf, run=math.nan),),
+        measures=(measure("a", float64=math.inf, run=math.nan),),
         findings=(Finding("weights-differ", "x", data={"value": -math.inf}),),
     )
     made = report([COVERAGE, level]).to_dict()
@@ -129,7 +129,7 @@ def test_json_is_json() -> None:
     loaded = json.loads(text)
     found = loaded["levels"][1]["measures"][0]
     assert (
-        found["lifted"]["relative"] == "inf" and found["difference"]["relative"] == "nan" and found["excess"] == "inf"
+        found["float64"]["relative"] == "inf" and found["difference"]["relative"] == "nan" and found["excess"] == "inf"
     )
     assert float(loaded["levels"][1]["findings"][0]["data"]["value"]) == -math.inf
 
@@ -155,5 +155,5 @@ def test_json_fields() -> None:
         "conclusive": True,
         "why": RUN.why,
     }
-    assert first["lifted"]["at"] == [1, 2]
+    assert first["float64"]["at"] == [1, 2]
     assert report([COVERAGE]).to_dict()["plan"] is None

@@ -76,7 +76,7 @@ def layer_facts(
         text, default = _call(rule, facts, steps, sizes)
         if facts.get("activation") == "gelu_tanh":
             text, default = f"{text}, followed by {GELU}" if text else f"followed by {GELU}", False
-        module = module_name({"layer": layer.path.text, "kind": rule.word})
+        module = module_name({"layer": layer.path.text, "kind": rule.kind_name})
     if not text:
         return LayerFacts(name, kept)
     return LayerFacts(name, {**kept, CONSTRUCTOR: text}, text, default, module)
@@ -115,7 +115,7 @@ def _norm(call: str, said: Mapping[str, Any]) -> tuple[str, bool]:
 
 
 def _recurrent(kind: Recurrent, made: Sequence[Step]) -> tuple[str, bool]:
-    word = {"gru": "Gru", "lstm": "Lstm", "rnn": "Rnn"}[kind.cell.word]
+    word = {"gru": "Gru", "lstm": "Lstm", "rnn": "Rnn"}[kind.cell.kind_name]
     both = {step.group.suffix.endswith("_reverse") for step in made if step.group is not None} == {True, False}
     biased = any(step.role == "bias_ih" for step in made)
     call, default = f"{'Bi' if both else ''}{word}Config::new(.., {str(biased).lower()})", True

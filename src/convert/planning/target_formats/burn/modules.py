@@ -109,7 +109,7 @@ def refusal(rule: Rule, layer: TargetLayer) -> Finding | None:
 
     if isinstance(kind, DataPath):
         return no_layer(f"Burn has no {kind.module}", "leave the path's coefficients to your own code")
-    if isinstance(kind, Recurrent) and kind.cell.word == "gru" and kind.cell.reset == "none":
+    if isinstance(kind, Recurrent) and kind.cell.kind_name == "gru" and kind.cell.reset == "none":
         return no_layer(
             f"{kind.cell.name} computes n = {kind.cell.equations['n']}, and Burn's Gru always has a reset gate: "
             "n = tanh(W x + b + r * (U h + c)), or with reset_after false n = tanh(W x + b + U (r * h) + c). No weights make "

@@ -70,7 +70,7 @@ def _unsupported(step: Step) -> Finding | None:
             path=f"{step.name} ({step.spec})",
             fix="write another dtype with --dtype or `dtype:`",
         )
-    if not issubclass(KINDS[step.word], Norm) or not step.parts:
+    if not issubclass(KINDS[step.kind_name], Norm) or not step.parts:
         return None
     rule = step.parts[0].rule
     lead = rule is None or step.role == rule.lead  # the other parameters have its shape, and one finding is enough
@@ -100,12 +100,12 @@ def _translated(
         return _Translated(())
     kind = _kind(step)
     if (
-        step.tied and step.word == "linear"
+        step.tied and step.kind_name == "linear"
     ):  # Burn's Linear stores (in, out), so it needs a transposed copy of the table
         return _Translated((_transposed(step),), transposed=True)
     if not step.tied and isinstance(kind, Linear) and step.role == "weight" and not _computes_own_einsum(step, target):
         return _Translated((_transposed(step),), transposed=True)
-    if not step.tied and issubclass(KINDS[step.word], Norm) and step.role in NORM_PARAMETERS:
+    if not step.tied and issubclass(KINDS[step.kind_name], Norm) and step.role in NORM_PARAMETERS:
         module = step.name.rpartition(".")[0]
         return _Translated((replace(step, name=f"{module}.{NORM_PARAMETERS[step.role]}"),))
     return _Translated((step,))
@@ -129,7 +129,7 @@ def _missing(made: list[Step], steps: Iterable[Step], target: str) -> Iterator[S
         if step.role == "weight" and _in_attention(step, target) and name not in names:
             said = "zeros: the source adds no bias, and Burn's module has one"
             spec = TensorSpec(step.spec.shape[:1], step.spec.dtype)
-            yield Step(name, spec, (), step.word, step.rule, said, "", 0.0, "bias")
+            yield Step(name, spec, (), step.kind_name, step.rule, said, "", 0.0, "bias")
 
 
 def _in_attention(step: Step, target: str) -> bool:
@@ -233,7 +233,7 @@ def _gates(step: Step, layer: LayerLeaves, spec_of: Callable[[str], TensorSpec],
     transposed = parameter == "weight"
     made = []
     for k, gate in enumerate(order):
-        name = f"{path}.{GATES[kind.cell.word][gate]}.{inner}.{parameter}"
+        name = f"{path}.{GATES[kind.cell.kind_name][gate]}.{inner}.{parameter}"
         one = _rows(step, name, k * hidden, (k + 1) * hidden, kind.cell.gates[gate], spec_of)
         one = replace(one, role=parameter, siblings=len(order), group=None, notes=())
         made.append(_transposed(one) if transposed else one)
@@ -257,7 +257,7 @@ def _rows(step: Step, name: str, start: int, stop: int, letter: str, spec_of: Ca
         computed = [op for op in ops if isinstance(op, Add | Multiply | AddIdentity)]
         lost = losses([spec_of(part.leaf).dtype], spec.dtype, bool(computed))
         return replace(step, name=name, spec=spec, parts=(one,), arithmetic=", ".join(map(str, computed)), loses=lost)
-    return Step(name, spec, (), step.word, step.rule, "zeros: the source has no such bias", "", 0.0, step.role)
+    return Step(name, spec, (), step.kind_name, step.rule, "zeros: the source has no such bias", "", 0.0, step.role)
 
 
 def _sliced(ops: tuple[Op, ...], start: int, stop: int, spec: TensorSpec) -> tuple[Op, ...] | None:
