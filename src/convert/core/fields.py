@@ -11,10 +11,10 @@ from typing import Any
 from convert.core.errors import RuleError
 from convert.core.findings import Finding
 from convert.core.similarity import did_you_mean
-from convert.core.yaml_nodes import Node, Position
+from convert.core.yaml_nodes import Position, YamlNode
 
 
-def wrong_value(node: Node, expected: str, fix: str = "") -> RuleError:
+def wrong_value(node: YamlNode, expected: str, fix: str = "") -> RuleError:
     """Make the error for a value that is not what its key takes."""
     return RuleError(Finding("rule-wrong-value", rule=str(node.at), expected=expected, got=str(node), fix=fix))
 
@@ -41,7 +41,7 @@ class Field(ABC):
     """A kind of value: reads a node, and describes itself as JSON Schema."""
 
     @abstractmethod
-    def read(self, node: Node) -> Any:
+    def read(self, node: YamlNode) -> Any:
         """Return the value of `node`.
 
         Raises:
@@ -61,7 +61,7 @@ class Scalar(Field):
     description: str
     convert: Callable[[Any], Any] | None = None
 
-    def read(self, node: Node) -> Any:
+    def read(self, node: YamlNode) -> Any:
         types = self.type if isinstance(self.type, tuple) else (self.type,)
         wrong_bool = isinstance(node.value, bool) and bool not in types  # a bool is an int to Python
         if wrong_bool or not isinstance(node.value, types):
@@ -85,7 +85,7 @@ class Choice(Field):
     words: tuple[str, ...]
     hints: tuple[tuple[str, str], ...] = ()
 
-    def read(self, node: Node) -> str:
+    def read(self, node: YamlNode) -> str:
         number = isinstance(node.value, int) and not isinstance(node.value, bool)
         word = str(node.value) if number else node.value
         if not isinstance(word, str) or word not in self.words:
@@ -103,7 +103,7 @@ class Choice(Field):
 class Anything(Field):
     """Any YAML value, kept as it is (the contents of ``config``)."""
 
-    def read(self, node: Node) -> Any:
+    def read(self, node: YamlNode) -> Any:
         return node.plain()
 
     def schema(self) -> dict[str, Any]:
@@ -117,7 +117,7 @@ class ListOf(Field):
     item: Field
     or_one: bool = False
 
-    def read(self, node: Node) -> tuple[Any, ...]:
+    def read(self, node: YamlNode) -> tuple[Any, ...]:
         if isinstance(node.value, tuple):
             return tuple(_read_each({str(k): (self.item, child) for k, child in enumerate(node.value)}).values())
         if self.or_one:
@@ -137,7 +137,7 @@ class MapOf(Field):
     description: str = "a mapping"
     key: Callable[[str], Any] | None = None
 
-    def read(self, node: Node) -> dict[str, Any]:
+    def read(self, node: YamlNode) -> dict[str, Any]:
         if node.keys_at is None:
             raise wrong_value(node, self.description)
         for key in node.value if self.key else ():
@@ -156,7 +156,7 @@ class Either(Field):
     scalar: Field
     mapping: Field
 
-    def read(self, node: Node) -> Any:
+    def read(self, node: YamlNode) -> Any:
         return (self.mapping if node.is_mapping else self.scalar).read(node)
 
     def schema(self) -> dict[str, Any]:
@@ -185,7 +185,7 @@ class Record(Field):
         keys = {key: Key(fields.get(key, declared.field), declared.doc) for key, declared in self.keys.items()}
         return Record(keys, self.description)
 
-    def read(self, node: Node) -> dict[str, Any]:
+    def read(self, node: YamlNode) -> dict[str, Any]:
         if not node.is_mapping:
             raise wrong_value(node, self.description)
         findings = [self._unknown(key, node) for key in node.value if key not in self.keys]
@@ -208,7 +208,7 @@ class Record(Field):
             raise RuleError(*findings)
         return values
 
-    def _unknown(self, key: str, node: Node) -> Finding:
+    def _unknown(self, key: str, node: YamlNode) -> Finding:
         assert node.keys_at is not None
         return Finding(
             "rule-unknown-key",
@@ -228,7 +228,7 @@ class Record(Field):
         }
 
 
-def _read_each(children: dict[str, tuple[Field, Node]]) -> dict[str, Any]:
+def _read_each(children: dict[str, tuple[Field, YamlNode]]) -> dict[str, Any]:
     """Read every child, and raise one error with the findings of all."""
     findings: list[Finding] = []
     values = {}

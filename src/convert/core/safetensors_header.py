@@ -29,7 +29,7 @@ _DTYPE_ORDER = (
 _NAMES = {tag: name for name, tag in SAFETENSORS_TAGS.items() if tag is not None}
 
 
-class Entry(NamedTuple):
+class TensorEntry(NamedTuple):
     """A tensor in a file: its spec, and the offsets of its first and last+1 byte from the start of the file."""
 
     spec: TensorSpec
@@ -89,7 +89,7 @@ def encode(tensors: Iterable[tuple[str, TensorSpec]], metadata: Mapping[str, str
     return len(text).to_bytes(8, "little") + text
 
 
-def read_header(path: Path) -> tuple[dict[str, str], dict[str, Entry]]:
+def read_header(path: Path) -> tuple[dict[str, str], dict[str, TensorEntry]]:
     """Read the metadata and the tensors of a safetensors file, in the order of their bytes. Reads only the header.
 
     Raises:
@@ -129,7 +129,7 @@ def read_header(path: Path) -> tuple[dict[str, str], dict[str, Entry]]:
     return metadata, entries
 
 
-def _entry(path: Path, name: str, value: Any, begin: int) -> Entry:
+def _entry(path: Path, name: str, value: Any, begin: int) -> TensorEntry:
     fields: dict[str, Any] = value if isinstance(value, dict) else {}
     dtype = fields.get("dtype")
     shape = fields.get("shape")
@@ -141,7 +141,7 @@ def _entry(path: Path, name: str, value: Any, begin: int) -> Entry:
     spec = TensorSpec(tuple(shape), _NAMES[dtype])
     if offsets[1] - offsets[0] != spec.nbytes:
         _fail(path, f"tensor {name}, {spec}, takes {spec.nbytes} bytes, but its offsets are {offsets}")
-    return Entry(spec, begin + offsets[0], begin + offsets[1])
+    return TensorEntry(spec, begin + offsets[0], begin + offsets[1])
 
 
 def _sizes(value: Any) -> TypeGuard[list[int]]:

@@ -31,7 +31,7 @@ class Position:
 
 
 @dataclass(frozen=True)
-class Node:
+class YamlNode:
     """A YAML value and its position.
 
     Attributes:
@@ -48,7 +48,7 @@ class Node:
     def is_mapping(self) -> bool:
         return self.keys_at is not None
 
-    def items(self) -> Iterator[tuple[str, Node]]:
+    def items(self) -> Iterator[tuple[str, YamlNode]]:
         """Iterate over the keys and nodes of a mapping, in file order."""
         yield from self.value.items()
 
@@ -113,7 +113,7 @@ class _Complete:
         height: number of levels below it.
     """
 
-    node: Node
+    node: YamlNode
     text: str | None
     values: int = 1
     height: int = 0
@@ -126,7 +126,7 @@ class _Open:
     at: Position
     is_mapping: bool
     anchor: str | None
-    children: list[Node] = field(default_factory=list)
+    children: list[YamlNode] = field(default_factory=list)
     keys_at: dict[str, Position] = field(default_factory=dict)
     values: int = 1
     height: int = 0
@@ -154,13 +154,13 @@ class _Open:
 
     def complete(self) -> _Complete:
         if self.is_mapping:
-            node = Node(dict(zip(self.keys_at, self.children, strict=True)), self.at, self.keys_at)
+            node = YamlNode(dict(zip(self.keys_at, self.children, strict=True)), self.at, self.keys_at)
         else:
-            node = Node(tuple(self.children), self.at)
+            node = YamlNode(tuple(self.children), self.at)
         return _Complete(node, None, self.values, self.height)
 
 
-def _compose(events: Iterator[Any], file: str) -> Node | None:
+def _compose(events: Iterator[Any], file: str) -> YamlNode | None:
     """Build the value of the only document; None if there is none.
 
     Open collections are kept in a list, so that deep nesting cannot exhaust the interpreter's stack. An alias is the same
@@ -170,14 +170,14 @@ def _compose(events: Iterator[Any], file: str) -> Node | None:
 
     stack: list[_Open] = []
     anchors: dict[str, _Complete | _Open] = {}
-    root: Node | None = None
+    root: YamlNode | None = None
     values = 0
     for event in events:
         at = Position(file, event.start_mark.line + 1, event.start_mark.column + 1)
         match event:
             case yaml.ScalarEvent():
                 quoted = event.style in ("'", '"', "|", ">")
-                value = _Complete(Node(event.value if quoted else _scalar(event.value), at), event.value)
+                value = _Complete(YamlNode(event.value if quoted else _scalar(event.value), at), event.value)
                 if event.anchor is not None:
                     anchors[event.anchor] = value
             case yaml.AliasEvent():
@@ -237,7 +237,7 @@ def _position(text: str, index: int, file: str) -> Position:
     return Position(file, before.count("\n") + 1, len(before) - before.rfind("\n"))
 
 
-def load_yaml(text: str, file: str) -> Node:
+def load_yaml(text: str, file: str) -> YamlNode:
     """Parse one YAML document.
 
     Args:

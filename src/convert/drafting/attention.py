@@ -15,7 +15,7 @@ Shapes = Mapping[str, tuple[int, ...]]  # role -> sizes of a kernel
 
 
 @dataclass(frozen=True)
-class Attention:
+class AttentionLeaves:
     """An attention layer of a library.
 
     Attributes:
@@ -50,7 +50,7 @@ class Attention:
         return "".join(letters.named(role, n, k) for role, n, k in zip(roles, self.sizes, again, strict=False))
 
 
-def find_attention(groups: Sequence[Group]) -> dict[tuple[PathKey, ...], Attention]:
+def find_attention(groups: Sequence[Group]) -> dict[tuple[PathKey, ...], AttentionLeaves]:
     """Return path -> attention layer. Other leaves of the layer (norms of queries and keys) are not included."""
     below: dict[tuple[PathKey, ...], dict[str, Group]] = {}
     for g in groups:
@@ -67,7 +67,7 @@ def find_attention(groups: Sequence[Group]) -> dict[tuple[PathKey, ...], Attenti
     return found
 
 
-def _fitting(name: str, leaves: Mapping[str, Group]) -> Attention | None:
+def _fitting(name: str, leaves: Mapping[str, Group]) -> AttentionLeaves | None:
     library = LIBRARIES[name]
     biased = all(path in leaves for path in library.biases)
     if not all(path in leaves for path in library.kernels) or any(p in leaves for p in library.biases) != biased:
@@ -90,7 +90,7 @@ def _fitting(name: str, leaves: Mapping[str, Group]) -> Attention | None:
     own = (bound[1]["X"], bound[2]["X"])
     apart = own if own != (width, width) else ()
     used = {*library.kernels, *(library.biases if biased else ())}
-    return Attention(
+    return AttentionLeaves(
         name,
         (width, *heads[0], *apart),
         biased,

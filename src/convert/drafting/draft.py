@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from convert.checkpoints.source import Source
 from convert.core.errors import CheckpointError
 from convert.core.findings import Finding
-from convert.drafting.attention import Attention, find_attention
+from convert.drafting.attention import AttentionLeaves, find_attention
 from convert.drafting.axis_letters import Letters, NoLetterError
 from convert.drafting.companions import find_partners, reparametrized
 from convert.drafting.equinox_state import find_statistics
@@ -16,7 +16,7 @@ from convert.drafting.path_groups import Names
 from convert.drafting.recurrent_cells import find_cells
 from convert.drafting.tree_paths import Paths, optimizer, random, unwanted
 from convert.drafting.yaml_entry import Draft, render
-from convert.layers.draft import Entry, Group, Layer, PathKey, flow, plain
+from convert.layers.draft import DraftEntry, Group, Layer, PathKey, flow, plain
 from convert.rules.placeholders import ASK
 
 
@@ -53,7 +53,7 @@ class _Drafter:
         rules = sorted(self._entries(), key=lambda entry: order.get(entry.first, len(order)))
         return Draft(self.source.display_path.name, name, self.paths.root, tuple(self.letters.declared()), tuple(rules))
 
-    def _entries(self) -> Iterator[Entry]:
+    def _entries(self) -> Iterator[DraftEntry]:
         needless = [g for g in self.paths.groups if unwanted(g)]
         left = [g for g in self.paths.groups if not unwanted(g)]
         attention = find_attention(left)
@@ -74,14 +74,14 @@ class _Drafter:
         for layer in bare:
             yield write.bare(layer)
         for path, why in partners.dropped.items():
-            entry = Entry()
+            entry = DraftEntry()
             entry.say("drop", plain(path), "guess")
             entry.say("because", why)
             yield entry
         yield from self._drops(needless)
 
-    def _cell(self, prefix: tuple[PathKey, ...], word: str, cell: str) -> Entry:
-        entry = Entry(self._first(prefix))
+    def _cell(self, prefix: tuple[PathKey, ...], word: str, cell: str) -> DraftEntry:
+        entry = DraftEntry(self._first(prefix))
         if cell.endswith("SimpleCell"):
             ways = [
                 (f"cell: {cell}", "residual=False, the default"),
@@ -103,8 +103,8 @@ class _Drafter:
         entry.ask(word, "what is the module called in PyTorch?", known[::-1] if way else known)
         return entry
 
-    def _attention(self, prefix: tuple[PathKey, ...], found: Attention) -> Entry:
-        entry = Entry(self._first(prefix))
+    def _attention(self, prefix: tuple[PathKey, ...], found: AttentionLeaves) -> DraftEntry:
+        entry = DraftEntry(self._first(prefix))
         entry.say("layer", found.layer, "guess: its leaves are called so, and have such shapes")
         entry.say("from", plain(self.paths.path(prefix)), f"queries {found.shown}")
         try:
@@ -125,12 +125,12 @@ class _Drafter:
         """Return the first leaf below a path."""
         return next(g.leaves[0] for g in self.paths.groups if g.steps[: len(prefix)] == prefix)
 
-    def _drops(self, needless: list[Group]) -> Iterator[Entry]:
+    def _drops(self, needless: list[Group]) -> Iterator[DraftEntry]:
         said: set[str] = set()
         slash = "/" if self.paths.root else ""
         for g in needless:
             word = optimizer(g)
-            entry = Entry()
+            entry = DraftEntry()
             if word and f"{word}/" in g.leaves[0]:
                 if word in said:
                     continue

@@ -12,7 +12,7 @@ from convert.drafting.kernel_readings import CLASS_OF_DENSE, Reading, line_readi
 from convert.drafting.tree_paths import Paths
 from convert.layers import KINDS, Convolution, Embedding, LayerKind, Linear, Parameter, RMSNorm
 from convert.layers.conv.draft import depthwise_kernel
-from convert.layers.draft import KERNELS, NAME, Entry, Group, Layer, PathKey, flow, plain
+from convert.layers.draft import KERNELS, NAME, DraftEntry, Group, Layer, PathKey, flow, plain
 from convert.layers.linear.draft import OUTPUTS, QUERIES, attention_role, guessed_by_name
 from convert.layers.linear.einsum_guess import KNOWN, known_forms, projections
 
@@ -41,7 +41,7 @@ class LayerRules:
                     g.shape[0] if g.steps[-1].words[0] == "weight" else g.shape[-1 if each == 1 else -2] * each
                 )
 
-    def rules(self, layer: Layer) -> Iterator[Entry]:
+    def rules(self, layer: Layer) -> Iterator[DraftEntry]:
         """Yield the rules of a layer, without leaves that belong to another layer."""
         left = {key: g for key, g in layer.leaves.items() if not self.partners.taken >= set(g.leaves)}
         rest = Layer(layer.steps, left)
@@ -77,7 +77,7 @@ class LayerRules:
             if key not in used and not self.partners.taken >= set(g.leaves):
                 yield from self._alone(rest, key, g)
 
-    def _keras(self, layer: Layer) -> Iterator[Entry]:
+    def _keras(self, layer: Layer) -> Iterator[DraftEntry]:
         """Yield the rules of a Keras layer, whose arrays are numbered in the order of their creation."""
         left = layer.leaves
         ones = all(len(g.shape) == 1 for g in left.values())
@@ -117,7 +117,7 @@ class LayerRules:
             if key not in used:
                 yield from self._alone(layer, key, g)
 
-    def _keras_spectral(self, layer: Layer) -> Iterator[Entry]:
+    def _keras_spectral(self, layer: Layer) -> Iterator[DraftEntry]:
         """Yield `drop` rules for a SpectralNormalization: a copy of the inner kernel, and u. Keras uses neither at inference."""
         kernel, u = (layer.leaves.get(key) for key in "01")
         if kernel is None or u is None or len(layer.leaves) > 2 or u.shape != (1, kernel.shape[-1]):
@@ -132,12 +132,12 @@ class LayerRules:
                 "a state of training; at inference Keras computes with the kernel as it is stored, normalised",
             ),
         ):
-            entry = Entry(g.leaves[0])
+            entry = DraftEntry(g.leaves[0])
             entry.say("drop", plain(self.paths.drop(g)), "guess: a SpectralNormalization")
             entry.say("because", why)
             yield entry
 
-    def bare(self, layer: Layer) -> Entry:
+    def bare(self, layer: Layer) -> DraftEntry:
         """Return the rule of a norm whose only leaves are statistics elsewhere in the tree."""
         return self._norm(layer, None, None)
 
@@ -149,7 +149,7 @@ class LayerRules:
         named = re.search(r"norm|^(ln|bn|gn)$", layer.hint) is not None
         return stats or (bias is not None and named)
 
-    def _with(self, layer: Layer, main: str | None, bias: str | None, what: str) -> Iterator[Entry]:
+    def _with(self, layer: Layer, main: str | None, bias: str | None, what: str) -> Iterator[DraftEntry]:
         if main is None:
             return
         try:
@@ -166,7 +166,7 @@ class LayerRules:
         except NoLetterError:
             yield from self._raws(layer, main, bias)
 
-    def _raws(self, layer: Layer, main: str, bias: str | None) -> Iterator[Entry]:
+    def _raws(self, layer: Layer, main: str, bias: str | None) -> Iterator[DraftEntry]:
         """Yield a rule for each leaf of a layer."""
         for key in (main, *((bias,) if bias else ())):
             yield Parameter.draft(self, layer, key, None)
@@ -174,7 +174,7 @@ class LayerRules:
             if path := self.partners.get(layer, role):
                 yield self._raw_path(path, self.paths.module(layer.steps) + f".{role}")
 
-    def _alone(self, layer: Layer, key: str, g: Group) -> Iterator[Entry]:
+    def _alone(self, layer: Layer, key: str, g: Group) -> Iterator[DraftEntry]:
         """Yield the rule of an additional leaf of a layer."""
         gemma = key == "linear" and len(g.shape) == 2 and "gating_einsum" in layer.leaves
         if gemma or (key in KNOWN and known_forms(key, g.shape, self.widths, Letters())):
@@ -183,8 +183,8 @@ class LayerRules:
             yield Parameter.draft(self, layer, key, None)
 
     @staticmethod
-    def _raw_path(path: str, name: str) -> Entry:
-        entry = Entry()
+    def _raw_path(path: str, name: str) -> DraftEntry:
+        entry = DraftEntry()
         entry.say("from", plain(path), "guess: a raw parameter, kept as stored")
         entry.ask("parameter", "what is the tensor called in PyTorch?", [(f"parameter: {plain(name)}", "")])
         return entry
@@ -203,16 +203,16 @@ class LayerRules:
     def partner_shape(self, layer: Layer, role: str) -> tuple[int, ...] | None:
         return self.partners.shapes.get((layer.steps, role))
 
-    def say_from(self, entry: Entry, group: Group, remark: str) -> None:
+    def say_from(self, entry: DraftEntry, group: Group, remark: str) -> None:
         entry.say("from", plain(self.paths.path(group.steps)), remark)
         self.paths.say_stacked(entry, group.steps)
 
-    def say_bias(self, entry: Entry, layer: Layer, bias: str, remark: str) -> None:
+    def say_bias(self, entry: DraftEntry, layer: Layer, bias: str, remark: str) -> None:
         steps = layer.leaves[bias].steps
         entry.say("bias", plain(self.paths.path(steps)), remark)
         self.paths.say_stacked(entry, steps)
 
-    def say_leaves(self, entry: Entry, layer: Layer, main: str, bias: str | None, remark: str = "") -> None:
+    def say_leaves(self, entry: DraftEntry, layer: Layer, main: str, bias: str | None, remark: str = "") -> None:
         g = layer.leaves[main]
         count = f", {len(g.leaves)} leaves" if len(g.leaves) > 1 else ""
         entry.say("from", plain(self.paths.path(g.steps)), f"{self.spec(g)}{count}" + (f"; {remark}" if remark else ""))  # fmt: skip
@@ -223,7 +223,7 @@ class LayerRules:
         self.paths.say_stacked(entry, g.steps)
 
     def ask_target(
-        self, entry: Entry, layer: Layer, words: Mapping[str, str], question: str = "", name: str = ""
+        self, entry: DraftEntry, layer: Layer, words: Mapping[str, str], question: str = "", name: str = ""
     ) -> None:
         """Ask for the target: its name, and which of several kinds it is; the first is the guess."""
         module = name or self.paths.module(layer.steps)
@@ -233,11 +233,11 @@ class LayerRules:
 
     # ---- kinds
 
-    def _norm(self, layer: Layer, main: str | None, bias: str | None, either: bool = False) -> Entry:
+    def _norm(self, layer: Layer, main: str | None, bias: str | None, either: bool = False) -> DraftEntry:
         """Return the rule of a norm: of the kind that its name suggests, or of one that its leaves allow."""
         return (kind_named(layer) or RMSNorm).draft(self, layer, main, bias, either)
 
-    def _kernel(self, layer: Layer, main: str, bias: str | None) -> Entry:
+    def _kernel(self, layer: Layer, main: str, bias: str | None) -> DraftEntry:
         """Return the rule of a kernel with two or more axes: a convolution, or an equation."""
         g = layer.leaves[main]
         if _named_conv(layer, g):
@@ -263,10 +263,10 @@ class LayerRules:
             return Convolution.draft(self, layer, main, bias)
         return self._readings(layer, main, bias, readings)
 
-    def _readings(self, layer: Layer, main: str, bias: str | None, readings: Sequence[Reading]) -> Entry:
+    def _readings(self, layer: Layer, main: str, bias: str | None, readings: Sequence[Reading]) -> DraftEntry:
         """Return a rule whose target decides what the layer computes, as names and shapes allow several readings."""
         g = layer.leaves[main]
-        entry = Entry(g.leaves[0])
+        entry = DraftEntry(g.leaves[0])
         module = self.paths.module(layer.steps)
         only = readings[0] if len(readings) == 1 else None
         for k, (key, value) in enumerate(line.split(": ", 1) for line in (only.lines if only else ())):
@@ -290,7 +290,7 @@ class LayerRules:
         known = [Reading("linear", (f"einsum: {form.equation}",), form.why) for form in forms]
         return [*known, Reading("embedding", (f"axes: {rows}",), "an Embedding, a row for each entry")]
 
-    def say_normalized(self, entry: Entry, layer: Layer) -> None:
+    def say_normalized(self, entry: DraftEntry, layer: Layer) -> None:
         """Write how the source normalizes the weight at every call."""
         u, v = (self.partners.get(layer, role) for role in ("spectral_norm", "spectral_norm_v"))
         if u and v:

@@ -26,7 +26,7 @@ _NUMBERED = re.compile(r"(.*?)([0-9]{1,9})", re.DOTALL)
 _NUMBER = re.compile(r"(?<![0-9])[0-9]{1,9}(?![0-9])")
 _RECORDS = "vars"  # Keras numbers the arrays of one layer below this key: they are no copies of each other
 
-Entry = tuple[tuple[str, ...], str, Leaf]  # the keys that are left of a path, the whole name, the leaf
+PartialPath = tuple[tuple[str, ...], str, Leaf]  # the keys that are left of a path, the whole name, the leaf
 
 
 def escape(key: str) -> str:
@@ -56,12 +56,12 @@ def keys_of(name: str) -> tuple[str, ...]:
 
 
 def _below(
-    entries: Sequence[Entry],
+    entries: Sequence[PartialPath],
     siblings: Siblings = (),
     path: tuple[str, ...] = (),
     layers: frozenset[tuple[str, ...]] = frozenset(),
 ) -> list[Group]:
-    children: dict[str, list[Entry]] = defaultdict(list)
+    children: dict[str, list[PartialPath]] = defaultdict(list)
     here = tuple(sorted((keys[0], leaf.spec.shape, leaf.spec.dtype) for keys, _, leaf in entries if len(keys) == 1))
     done: list[Group] = []
     for keys, name, leaf in entries:
@@ -113,7 +113,7 @@ def _kernels(groups: Iterable[Group]) -> tuple[tuple[int, ...], ...]:
     return tuple(sorted(g.shape for g in groups if len(g.shape) > 1))
 
 
-def _records(entries: Sequence[Entry]) -> list[Group]:
+def _records(entries: Sequence[PartialPath]) -> list[Group]:
     siblings = tuple((keys[-1], leaf.spec.shape, leaf.spec.dtype) for keys, _, leaf in entries if keys)
     return [
         Group(tuple(PathKey((key,)) for key in keys), leaf.spec.shape, leaf.spec.dtype, (name,), siblings)

@@ -10,7 +10,7 @@ from convert.checkpoints.source import Source
 from convert.drafting.path_groups import Names, group, keys_of
 from convert.drafting.recurrent_cells import find_cells
 from convert.drafting.stacked_axes import stacks
-from convert.layers.draft import Entry, Group, PathKey
+from convert.layers.draft import DraftEntry, Group, PathKey
 
 ROOTS = ("mdl_vars/params", "params/params", "state/params", "model/params", "params", "target")
 OPTIMIZERS = ("opt_state", "opt_states", "optimizer", "optimizer_state", "opt", "state/opt_state", "state/param_states")
@@ -69,7 +69,7 @@ class Paths:
             return g
         return replace(g, shape=g.shape[: stack[2]] + g.shape[stack[2] + 1 :])
 
-    def say_stacked(self, entry: Entry, steps: Sequence[PathKey]) -> None:
+    def say_stacked(self, entry: DraftEntry, steps: Sequence[PathKey]) -> None:
         """Add the key `stacked` to a rule whose leaves are stacked."""
         if stack := self._stack(steps):
             remark = "guess: all leaves here have this axis, the norms' scales too"

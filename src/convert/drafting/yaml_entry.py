@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
-from convert.layers.draft import Entry, Line, plain
+from convert.layers.draft import DraftEntry, DraftLine, plain
 from convert.layers.shared_keys import ACTIVATIONS, ASK
 
 ACTIVATED = ("linear", "conv")  # kinds of rules whose result usually goes through an activation
@@ -29,7 +29,7 @@ class Draft:
     model: str
     root: str
     axes: tuple[str, ...]
-    rules: tuple[Entry, ...]
+    rules: tuple[DraftEntry, ...]
 
     @property
     def kinds(self) -> set[str]:
@@ -74,17 +74,17 @@ def _activations() -> str:
     return f"Known: {', '.join(others)}, gelu_tanh (flax's nn.gelu), gelu_erf (nn.gelu with approximate=False)."
 
 
-def _question(line: Line) -> Hashable:
+def _question(line: DraftLine) -> Hashable:
     """Return what a question that several rules may share is about; None for any other line."""
     return None if line.same is None else (line.key, line.below, line.same)
 
 
-def _questions(entries: Sequence[Entry]) -> Counter[Hashable]:
+def _questions(entries: Sequence[DraftEntry]) -> Counter[Hashable]:
     """Count how many rules ask each question that can be shared."""
     return Counter(key for entry in entries for line in entry.lines if (key := _question(line)) is not None)
 
 
-def _rules(entries: Sequence[Entry]) -> Iterator[str]:
+def _rules(entries: Sequence[DraftEntry]) -> Iterator[str]:
     """Yield the text of each rule.
 
     The first rule with a shared question asks it and gives its value a name (``&epsilon``); the others refer to the

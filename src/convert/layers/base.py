@@ -13,7 +13,7 @@ from convert.core.path_pattern import Pattern
 from convert.core.tensor_spec import TensorSpec
 from convert.core.yaml_nodes import Position
 from convert.layers.declaration import Declaration
-from convert.layers.draft import DraftContext, Entry, Layer
+from convert.layers.draft import DraftContext, DraftEntry, Layer
 from convert.layers.leaf_reader import LeafReader
 from convert.layers.mistake import Mistake
 from convert.layers.probe import LowRankPair, Probe, probe_of_values
@@ -218,7 +218,7 @@ class Matched:
 
 
 @dataclass(frozen=True)
-class Compiled:
+class CompiledRule:
     """What a rule compiles to: its output tensors, and notes that belong to no tensor."""
 
     steps: tuple[Step, ...]
@@ -322,18 +322,20 @@ class LayerKind(Declaration):
     # Whether each row of the weight is used alone, so that some rows can be probed for all.
     rowwise: ClassVar[bool] = False
 
-    def compile(self, context: CompileContext, matched: Matched, layer: TargetLayer, variant: str | None) -> Compiled:
+    def compile(
+        self, context: CompileContext, matched: Matched, layer: TargetLayer, variant: str | None
+    ) -> CompiledRule:
         """Derive the output tensors of a rule, in the order of its leaves.
 
         Raises:
             MisfitError: the leaves contradict the rule, or the target cannot hold them.
         """
-        return Compiled(tuple(context.tensors(matched, layer, variant)))
+        return CompiledRule(tuple(context.tensors(matched, layer, variant)))
 
     @classmethod
     def draft(
         cls, context: DraftContext, layer: Layer, main: str | None, bias: str | None, either: bool = False
-    ) -> Entry:
+    ) -> DraftEntry:
         """Write the rule of a layer that is guessed to be of this kind.
 
         Args:
@@ -342,7 +344,7 @@ class LayerKind(Declaration):
             main, bias: the keys of the leaves; None where there is none.
             either: whether `main` may be the bias as well, as its name does not tell.
         """
-        entry = Entry(next(iter(layer.leaves.values())).leaves[0])
+        entry = DraftEntry(next(iter(layer.leaves.values())).leaves[0])
         if main is not None:
             context.say_leaves(entry, layer, main, bias)
         elif bias is not None:

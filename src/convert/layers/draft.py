@@ -107,7 +107,7 @@ Lines = Sequence[tuple[str, str]]
 
 
 @dataclass(frozen=True)
-class Line:
+class DraftLine:
     """A line of a rule.
 
     Attributes:
@@ -128,7 +128,7 @@ class Line:
 
 
 @dataclass
-class Entry:
+class DraftEntry:
     """One rule of the draft: its lines, each a key with its value and a remark, and the alternatives below it.
 
     Attributes:
@@ -136,21 +136,21 @@ class Entry:
     """
 
     first: str = ""
-    lines: list[Line] = field(default_factory=list)
+    lines: list[DraftLine] = field(default_factory=list)
 
     def say(self, key: str, value: str, remark: str = "") -> None:
-        self.lines.append(Line(key, value, remark))
+        self.lines.append(DraftLine(key, value, remark))
 
     def ask(self, key: str, question: str, alternatives: Lines, same: Hashable = None, value: str = ASK) -> None:
         """A question: `alternatives` are lines that could stand in its place.
 
         Questions of equal `key`, `alternatives` and `same` (if not None) are asked once. `value` has an ``ask`` in it.
         """
-        self.lines.append(Line(key, value, question, tuple(alternatives), same, asks=True))
+        self.lines.append(DraftLine(key, value, question, tuple(alternatives), same, asks=True))
 
     def offer(self, alternatives: Lines, once: bool = False) -> None:
         """Lines that could be added; with `once` only in the first rule that has them."""
-        self.lines.append(Line("", "", "", tuple(alternatives), once=once))
+        self.lines.append(DraftLine("", "", "", tuple(alternatives), once=once))
 
 
 class AxisLetters(Protocol):
@@ -183,20 +183,20 @@ class DraftContext(Protocol):
     def partner_shape(self, layer: Layer, role: str) -> tuple[int, ...] | None:
         """Return the shape of such a leaf."""
 
-    def say_leaves(self, entry: Entry, layer: Layer, main: str, bias: str | None, remark: str = "") -> None:
+    def say_leaves(self, entry: DraftEntry, layer: Layer, main: str, bias: str | None, remark: str = "") -> None:
         """Write the keys `from`, `bias` and `stacked`."""
 
-    def say_from(self, entry: Entry, group: Group, remark: str) -> None:
+    def say_from(self, entry: DraftEntry, group: Group, remark: str) -> None:
         """Write the keys `from` and `stacked`, for a leaf alone."""
 
-    def say_bias(self, entry: Entry, layer: Layer, bias: str, remark: str) -> None:
+    def say_bias(self, entry: DraftEntry, layer: Layer, bias: str, remark: str) -> None:
         """Write the keys `bias` and `stacked`, for a layer that has no other leaf."""
 
-    def say_normalized(self, entry: Entry, layer: Layer) -> None:
+    def say_normalized(self, entry: DraftEntry, layer: Layer) -> None:
         """Write the weight norm or spectral norm of the layer."""
 
     def ask_target(
-        self, entry: Entry, layer: Layer, words: Mapping[str, str], question: str = "", name: str = ""
+        self, entry: DraftEntry, layer: Layer, words: Mapping[str, str], question: str = "", name: str = ""
     ) -> None:
         """Ask for the target: its name, and which of several kinds it is; the first is the guess."""
 

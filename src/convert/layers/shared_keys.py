@@ -9,7 +9,7 @@ from typing import Any
 from convert.core.fields import FLAG, INTEGER, Choice, Key, ListOf, MapOf, Record, Scalar, located
 from convert.core.path_pattern import parse_pattern
 from convert.core.tensor_spec import SAFETENSORS_TAGS
-from convert.core.yaml_nodes import Node
+from convert.core.yaml_nodes import YamlNode
 
 ASK = "ask"  # the value of a key, or of a fact, that the rule file leaves open
 
@@ -204,7 +204,7 @@ ACTIVATION_NAMES: Mapping[str, str] = {
 class _Activation(Choice):
     """One of `ACTIVATIONS`, or a reference to a fact that is one of them, or of transformers' names."""
 
-    def read(self, node: Node) -> str:
+    def read(self, node: YamlNode) -> str:
         if isinstance(node.value, str) and node.value.startswith("$"):
             with located(node.at):
                 parse_fact(node.value)

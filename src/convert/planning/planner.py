@@ -97,7 +97,7 @@ class RuleMatch:
 
 
 @dataclass(frozen=True)
-class Compiled:
+class CompiledPlan:
     """Stage 3: one step for each tensor of torch's layers.
 
     Attributes:
@@ -264,7 +264,7 @@ def _size(match: RuleMatch) -> tuple[Sized, list[Finding]]:
     return Sized(coverage, solution.sizes, solution.variants, version, sidecar, facts), findings
 
 
-def _compile(match: RuleMatch, sized: Sized) -> tuple[Compiled, list[Finding]]:
+def _compile(match: RuleMatch, sized: Sized) -> tuple[CompiledPlan, list[Finding]]:
     coverage, merges, findings = merge_low_rank(sized.coverage, match.source, sized.sizes, sized.facts)
     compiler = Compiler(
         with_merges(match.source, merges),
@@ -303,7 +303,7 @@ def _compile(match: RuleMatch, sized: Sized) -> tuple[Compiled, list[Finding]]:
     joined, unjoined = join(steps)
     described = tuple({"layer": made.name, "kind": rule.kind_name, **made.facts} for rule, made in layers if made.facts)
     notes += match.format.notes([made for _, made in layers])
-    return Compiled(merges, tuple(joined), described, tuple(notes)), [
+    return CompiledPlan(merges, tuple(joined), described, tuple(notes)), [
         *findings,
         *_without_target(match, lost),
         *(misfits or unjoined),

@@ -13,7 +13,7 @@ from typing import Any
 from convert.core.errors import RuleError
 from convert.core.fields import FLAG, Choice, Either, Key, MapOf, Record, Scalar
 from convert.core.findings import Finding
-from convert.core.yaml_nodes import Node
+from convert.core.yaml_nodes import YamlNode
 from convert.layers.shared_keys import PATTERN, SHARED, parse_axes
 from convert.rules.placeholders import ASK
 
@@ -108,7 +108,7 @@ class Expanded:
             module directly; None if there is no such module.
     """
 
-    node: Node
+    node: YamlNode
     roles: tuple[str, ...] | None = None
     inner: tuple[str, ...] | None = None
 
@@ -119,10 +119,10 @@ class Fixed:
 
     letter: str
     factors: str
-    at: Node
+    at: YamlNode
 
 
-def expand(node: Node) -> tuple[list[Expanded], Fixed | None]:
+def expand(node: YamlNode) -> tuple[list[Expanded], Fixed | None]:
     """Return the `linear` rules that an `attention` rule expands to, and the size that its target determines.
 
     Raises:
@@ -157,13 +157,13 @@ def expand(node: Node) -> tuple[list[Expanded], Fixed | None]:
         table = {"X": x, "Y": y, **dict(zip(library.heads, heads, strict=True))}
         return "".join(table.get(letter, letter) for letter in text)
 
-    def rule(linear: Any, eq: str, kernel: str, bias: str | None) -> Node:
+    def rule(linear: Any, eq: str, kernel: str, bias: str | None) -> YamlNode:
         said: dict[str, Any] = {"einsum": eq, "from": f"{start}/{kernel}", "linear": linear}
         said |= {"bias": f"{start}/{bias}"} if bias else {}
         made = {key: _node(value, node) for key, value in said.items()}
         made |= {"linear": layers} if asked else {}
         made |= {key: node.value[key] for key in KEYS if key in SHARED and key != "from" and key in node.value}
-        return Node(made, node.at, dict.fromkeys(made, node.at))
+        return YamlNode(made, node.at, dict.fromkeys(made, node.at))
 
     def fused(words: tuple[str, ...]) -> str:
         return f"{{{','.join(words)}}}"
@@ -212,7 +212,7 @@ def expand(node: Node) -> tuple[list[Expanded], Fixed | None]:
     return [*outer, replace(last, inner=names)], Fixed(width, heads, node)
 
 
-def _module(node: Node) -> tuple[str, str | None, str]:
+def _module(node: YamlNode) -> tuple[str, str | None, str]:
     if not node.is_mapping:
         return PATTERN.read(node).text, None, "out_proj"
     values = _TARGET.read(node)
@@ -224,7 +224,7 @@ def _module(node: Node) -> tuple[str, str | None, str]:
     )
 
 
-def _member(text: str, k: int, node: Node) -> str:
+def _member(text: str, k: int, node: YamlNode) -> str:
     """Return the k-th name of ``{q,k,v}_proj``."""
     before, brace, rest = text.partition("{")
     inside, _, after = rest.partition("}")
@@ -235,8 +235,8 @@ def _member(text: str, k: int, node: Node) -> str:
     return f"{before}{words[k]}{after}"
 
 
-def _node(value: Any, at: Node) -> Node:
+def _node(value: Any, at: YamlNode) -> YamlNode:
     if isinstance(value, Mapping):
         made = {key: _node(child, at) for key, child in value.items()}
-        return Node(made, at.at, dict.fromkeys(made, at.at))
-    return Node(value, at.at)
+        return YamlNode(made, at.at, dict.fromkeys(made, at.at))
+    return YamlNode(value, at.at)

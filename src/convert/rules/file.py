@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from convert.core.path_pattern import Pattern, parse_pattern
-from convert.core.yaml_nodes import Node, Position
+from convert.core.yaml_nodes import Position, YamlNode
 from convert.layers import Rule
 from convert.rules.path_variants import PathVariants
 from convert.rules.placeholders import ASK as ASK
@@ -158,7 +158,7 @@ class RuleFile:
     targets: Mapping[str, Target]
     rules: tuple[Rule, ...]
     text: str = field(repr=False)
-    node: Node = field(repr=False, compare=False)
+    node: YamlNode = field(repr=False, compare=False)
     path_variants: tuple[PathVariants, ...] = ()
     sidecar: SidecarConfig | None = None
     needs_confirmation: Mapping[str, str] = field(default_factory=dict)

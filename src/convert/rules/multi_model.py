@@ -9,28 +9,28 @@ from convert.core.errors import RuleError
 from convert.core.fields import TEXT, wrong_value
 from convert.core.findings import Finding
 from convert.core.similarity import did_you_mean
-from convert.core.yaml_nodes import Node
+from convert.core.yaml_nodes import YamlNode
 from convert.rules.schema import ONLY, SHARED_HEADER
 
 
-def _merge(under: Node, over: Node) -> Node:
+def _merge(under: YamlNode, over: YamlNode) -> YamlNode:
     """Merge `over` into `under`: mappings merge key by key, any other value of `over` replaces that of `under`."""
     if not (under.is_mapping and over.is_mapping):
         return over
     assert under.keys_at is not None and over.keys_at is not None
     merged = {key: _merge(node, over.value[key]) if key in over.value else node for key, node in under.items()}
-    return Node(
+    return YamlNode(
         {**merged, **{k: n for k, n in over.items() if k not in merged}}, under.at, {**under.keys_at, **over.keys_at}
     )
 
 
-def _without(node: Node, *keys: str) -> Node:
+def _without(node: YamlNode, *keys: str) -> YamlNode:
     assert node.keys_at is not None
     kept = {key: child for key, child in node.items() if key not in keys}
-    return Node(kept, node.at, {key: at for key, at in node.keys_at.items() if key in kept})
+    return YamlNode(kept, node.at, {key: at for key, at in node.keys_at.items() if key in kept})
 
 
-def _taken_over(node: Node, declared: Node, name: str) -> Node:
+def _taken_over(node: YamlNode, declared: YamlNode, name: str) -> YamlNode:
     """Return the header that a model inherits: that of the file, and that of the model it `extends`."""
     under, own = _without(node, "models"), declared.value[name]
     if "extends" not in own.value:
@@ -43,7 +43,7 @@ def _taken_over(node: Node, declared: Node, name: str) -> Node:
     return _merge(_lowered(_taken_over(node, declared, base), other), _above(other))
 
 
-def _unknown_model(node: Node, name: str, expected: str, known: Iterable[str]) -> Finding:
+def _unknown_model(node: YamlNode, name: str, expected: str, known: Iterable[str]) -> Finding:
     names = list(known)
     return Finding(
         "rule-unknown-name",
@@ -54,7 +54,7 @@ def _unknown_model(node: Node, name: str, expected: str, known: Iterable[str]) -
     )
 
 
-def _below(own: Node) -> dict[str, str]:
+def _below(own: YamlNode) -> dict[str, str]:
     """Return target -> key of config.json below which the inherited config is put."""
     targets = own.value.get("targets")
     if targets is None or not targets.is_mapping:
@@ -66,7 +66,7 @@ def _below(own: Node) -> dict[str, str]:
     }
 
 
-def _lowered(under: Node, own: Node) -> Node:
+def _lowered(under: YamlNode, own: YamlNode) -> YamlNode:
     """Return an inherited header, with its configs moved below the keys that the model names in `sidecar_key`."""
     for name, key in _below(own).items():
         target = under.value["targets"].value.get(name) if "targets" in under.value else None
@@ -82,18 +82,18 @@ def _lowered(under: Node, own: Node) -> Node:
                 )
             )
         config = target.value["config"]
-        under = _put(under, ("targets", name, "config"), Node({key: config}, config.at, {key: config.at}))
+        under = _put(under, ("targets", name, "config"), YamlNode({key: config}, config.at, {key: config.at}))
     return under
 
 
-def _put(node: Node, path: tuple[str, ...], value: Node) -> Node:
+def _put(node: YamlNode, path: tuple[str, ...], value: YamlNode) -> YamlNode:
     """Return the node with another value at a path that it has."""
     if not path:
         return value
-    return Node({**node.value, path[0]: _put(node.value[path[0]], path[1:], value)}, node.at, node.keys_at)
+    return YamlNode({**node.value, path[0]: _put(node.value[path[0]], path[1:], value)}, node.at, node.keys_at)
 
 
-def _above(own: Node) -> Node:
+def _above(own: YamlNode) -> YamlNode:
     """Return the header of a model without `extends` and `sidecar_key`."""
     own = _without(own, "extends")
     for name in _below(own):
@@ -101,14 +101,14 @@ def _above(own: Node) -> Node:
     return own
 
 
-def _check_shared(node: Node) -> None:
+def _check_shared(node: YamlNode) -> None:
     """Check the shared header by itself.
 
     Values that models merge into must be mappings, or the models would replace them; and a value is read even if every
     model replaces it.
     """
 
-    def check(under: Node, *keys: str) -> Iterator[Node]:
+    def check(under: YamlNode, *keys: str) -> Iterator[YamlNode]:
         for key, found in under.items():
             if not keys or key in keys:
                 if not found.is_mapping:
@@ -132,7 +132,7 @@ def _check_shared(node: Node) -> None:
     SHARED_HEADER.read(_without(node, "models", "rules"))
 
 
-def each_model(node: Node) -> Iterator[Node]:
+def each_model(node: YamlNode) -> Iterator[YamlNode]:
     """Yield one file for each model of a file: the merged header, and the rules for this model."""
     if not node.is_mapping or "models" not in node.value:
         yield node
@@ -161,12 +161,12 @@ def each_model(node: Node) -> Iterator[Node]:
         under = _lowered(_taken_over(node, declared, name), own)
         whole = _merge(under, _above(own))
         assert whole.keys_at is not None and declared.keys_at is not None
-        kept = {"model": Node(name, declared.keys_at[name]), **whole.value}
+        kept = {"model": YamlNode(name, declared.keys_at[name]), **whole.value}
         if rules is not None and isinstance(rules.value, tuple):
             mine = [
                 r
                 for r in rules.value
                 if not (r.is_mapping and "only_models" in r.value) or name in ONLY.read(r.value["only_models"])
             ]
-            kept["rules"] = Node(tuple(_without(r, "only_models") if r.is_mapping else r for r in mine), rules.at)
-        yield Node(kept, node.at, {**whole.keys_at, "model": declared.keys_at[name]})
+            kept["rules"] = YamlNode(tuple(_without(r, "only_models") if r.is_mapping else r for r in mine), rules.at)
+        yield YamlNode(kept, node.at, {**whole.keys_at, "model": declared.keys_at[name]})

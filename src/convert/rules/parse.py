@@ -11,7 +11,7 @@ from convert.core.fields import Anything, Key, Record, gather, located, wrong_va
 from convert.core.findings import Finding
 from convert.core.path_pattern import Pattern, parse_pattern
 from convert.core.similarity import did_you_mean
-from convert.core.yaml_nodes import Node, load_yaml
+from convert.core.yaml_nodes import YamlNode, load_yaml
 from convert.layers import KINDS, Drop, Numbering, Rule, TargetLayer
 from convert.layers.base import LayerKind
 from convert.layers.low_rank import PLUS_FIRST, PLUS_SECOND, SECOND
@@ -64,7 +64,7 @@ def single_model(models: tuple[RuleFile, ...], path: str) -> RuleFile:
     return models[0]
 
 
-def _parse_model(node: Node, path: str, text: str) -> RuleFile:
+def _parse_model(node: YamlNode, path: str, text: str) -> RuleFile:
     values = RULE_FILE.read(node)
     header = node.value
     findings: list[Finding] = []
@@ -113,7 +113,7 @@ def _parse_model(node: Node, path: str, text: str) -> RuleFile:
     return rules
 
 
-def _target(name: str, values: Mapping[str, Any], node: Node) -> Target:
+def _target(name: str, values: Mapping[str, Any], node: YamlNode) -> Target:
     return Target(
         name,
         values["loads"],
@@ -128,12 +128,12 @@ def _target(name: str, values: Mapping[str, Any], node: Node) -> Target:
     )
 
 
-def _sidecar(values: Mapping[str, Any], node: Node) -> SidecarConfig:
+def _sidecar(values: Mapping[str, Any], node: YamlNode) -> SidecarConfig:
     return SidecarConfig(values["file"], values.get("supported", {}), node.at.line_only)
 
 
 def _path_variants(
-    part: str, listed: Iterable[Iterable[VariantPath]], node: Node, facts: Mapping[str, Any]
+    part: str, listed: Iterable[Iterable[VariantPath]], node: YamlNode, facts: Mapping[str, Any]
 ) -> PathVariants:
     variants = tuple(tuple(_with_period(path, facts) for path in variant) for variant in listed)
     return PathVariants(part, ((VariantPath(part, {}),), *variants), node.at)
@@ -150,7 +150,7 @@ def _with_period(path: VariantPath, facts: Mapping[str, Any]) -> VariantPath:
 
 
 def _parse_rules(
-    listed: Node, targets: Mapping[str, Target], findings: list[Finding]
+    listed: YamlNode, targets: Mapping[str, Target], findings: list[Finding]
 ) -> tuple[list[WrittenRule], dict[str, Axis]]:
     """Parse the list of rules. Attention rules expand to `linear` rules, and tie sizes of axes."""
     written: list[WrittenRule] = []
@@ -189,7 +189,7 @@ def _packed(layer: TargetLayer, inner: tuple[str, ...] | None) -> TargetLayer:
     return replace(layer, packed_in=layer.path if module == text else parse_pattern(module))
 
 
-def _parse_rule(node: Node, targets: Mapping[str, Target]) -> WrittenRule:
+def _parse_rule(node: YamlNode, targets: Mapping[str, Target]) -> WrittenRule:
     word = _kind_name(node)
     kind = KINDS[word]
     node, asked = replace_placeholders(node, word)
@@ -220,7 +220,7 @@ def _parse_rule(node: Node, targets: Mapping[str, Target]) -> WrittenRule:
     return WrittenRule(rule, node)
 
 
-def _kind_name(node: Node) -> str:
+def _kind_name(node: YamlNode) -> str:
     """Return the key of a rule that names its kind.
 
     Raises:
@@ -265,7 +265,7 @@ def _sources(kind: type[LayerKind], layer: LayerKind, values: Mapping[str, Any],
     return sources | {role: values[key] for key, role in kind.leaf_keys.items() if key in values}
 
 
-def _targets(node: Node, kind: type[LayerKind], targets: Mapping[str, Target]) -> dict[str | None, TargetLayer]:
+def _targets(node: YamlNode, kind: type[LayerKind], targets: Mapping[str, Target]) -> dict[str | None, TargetLayer]:
     """Read where a rule's tensors go: one place for all targets (key None), or one for each."""
     if node.keys_at is None or {"module", "name", "coeffs"} & set(node.value):
         layer = _target_layer(node, kind)
@@ -285,7 +285,7 @@ def _targets(node: Node, kind: type[LayerKind], targets: Mapping[str, Target]) -
     return layers
 
 
-def _unknown_target(name: str, node: Node, targets: Iterable[str]) -> Finding:
+def _unknown_target(name: str, node: YamlNode, targets: Iterable[str]) -> Finding:
     assert node.keys_at is not None
     return Finding(
         "rule-unknown-name",
@@ -296,7 +296,7 @@ def _unknown_target(name: str, node: Node, targets: Iterable[str]) -> Finding:
     )
 
 
-def _target_layer(node: Node, kind: type[LayerKind]) -> TargetLayer:
+def _target_layer(node: YamlNode, kind: type[LayerKind]) -> TargetLayer:
     assert kind.target is not None
     with located(node.at, "rule-layer-conflict"):
         return kind.layer(kind.target.read(node) if node.is_mapping else {"module": PATTERN.read(node)})

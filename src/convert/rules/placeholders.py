@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from convert.core.findings import Finding
-from convert.core.yaml_nodes import Node, Position
+from convert.core.yaml_nodes import Position, YamlNode
 from convert.layers.shared_keys import ASK as ASK
 
 # Key -> value that replaces a placeholder while the rest of the rule is parsed; None: the key is removed. Paths cannot be
@@ -89,7 +89,7 @@ def questions(rules: Iterable[tuple[Position, str, Mapping[str, Position]]]) -> 
     return tuple(replace(question, others=len(places) - 1) for question, places in found.values())
 
 
-def replace_placeholders(node: Node, word: str) -> tuple[Node, dict[str, Position]]:
+def replace_placeholders(node: YamlNode, word: str) -> tuple[YamlNode, dict[str, Position]]:
     """Replace the placeholders of a rule; return the rule and the positions of the placeholders by key.
 
     Args:
@@ -112,7 +112,7 @@ def replace_placeholders(node: Node, word: str) -> tuple[Node, dict[str, Positio
         assert plus.keys_at is not None
         asked["scale"] = scale.at
         kept = {key: child for key, child in plus.items() if key != "scale"}
-        plus = Node(kept, plus.at, {key: plus.keys_at[key] for key in kept})
+        plus = YamlNode(kept, plus.at, {key: plus.keys_at[key] for key in kept})
         node = replace(node, value={**node.value, "plus": plus})
     assert node.keys_at is not None
     start = node.value.get("from")
@@ -121,7 +121,7 @@ def replace_placeholders(node: Node, word: str) -> tuple[Node, dict[str, Positio
     called = start.value if start is not None else ASK  # a buffer has no leaf
     values = {key: called if key == word else REPLACEMENTS.get(key) for key in asked if key not in ("cell", "scale")}
     kept = {
-        key: Node(values[key], child.at) if key in values else child
+        key: YamlNode(values[key], child.at) if key in values else child
         for key, child in node.items()
         if key not in values or values[key] is not None
     }
@@ -130,6 +130,6 @@ def replace_placeholders(node: Node, word: str) -> tuple[Node, dict[str, Positio
     if left and left not in kept:
         axes = kept["axes"].value if "axes" in kept else ""
         numbers = _BY_AXES.get(len(axes) if isinstance(axes, str) else 0, REPLACEMENTS["dimension_numbers"])
-        kept[left] = Node(REPLACEMENTS[left] if left == "einsum" else numbers, asked[word])
+        kept[left] = YamlNode(REPLACEMENTS[left] if left == "einsum" else numbers, asked[word])
         keys_at[left] = asked[word]
-    return Node(kept, node.at, keys_at), asked
+    return YamlNode(kept, node.at, keys_at), asked

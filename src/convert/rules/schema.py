@@ -6,7 +6,7 @@ from typing import Any
 
 from convert.core.fields import INTEGER, TEXT, Anything, Choice, Either, Field, Key, ListOf, MapOf, Record, Scalar
 from convert.core.path_pattern import parse_pattern
-from convert.core.yaml_nodes import Node
+from convert.core.yaml_nodes import YamlNode
 from convert.layers import KINDS
 from convert.layers.shared_keys import PATTERN, SHARED, parse_fact, parse_letter
 from convert.rules import attention_macro
@@ -144,7 +144,7 @@ _VARIANT_PATH = Record(
 class _Variant(Field):
     """A variant: a path alone, a path with more keys, or a list of paths whose layers are numbered one after the other."""
 
-    def read(self, node: Node) -> tuple[VariantPath, ...]:
+    def read(self, node: YamlNode) -> tuple[VariantPath, ...]:
         if isinstance(node.value, tuple):
             return tuple(place for child in node.value for place in self.read(child))
         if not node.is_mapping:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from convert.core.findings import Finding
 from convert.core.path_pattern import Pattern
 from convert.core.similarity import did_you_mean
-from convert.core.yaml_nodes import Node, Position
+from convert.core.yaml_nodes import Position, YamlNode
 from convert.layers import Rule, TargetLayer
 from convert.layers.base import LayerKind
 from convert.layers.low_rank import PLUS_FIRST, PLUS_SECOND, SECOND
@@ -29,7 +29,7 @@ class WrittenRule:
     """A rule, and the node that it was read from, which has the positions of its keys."""
 
     rule: Rule
-    node: Node
+    node: YamlNode
 
 
 def validate(rules: RuleFile, written: Iterable[WrittenRule]) -> Iterator[Finding]:
@@ -43,7 +43,7 @@ def validate(rules: RuleFile, written: Iterable[WrittenRule]) -> Iterator[Findin
 # --- one rule -------------------------------------------------------------------------------------------------------
 
 
-def _buffer_names_one_tensor(rule: Rule, node: Node) -> Iterator[Finding]:
+def _buffer_names_one_tensor(rule: Rule, node: YamlNode) -> Iterator[Finding]:
     for layer in rule.targets.values() if not rule.sources else ():
         if layer.path.wild or layer.path.indices or layer.path.groups:
             yield Finding(
@@ -55,7 +55,7 @@ def _buffer_names_one_tensor(rule: Rule, node: Node) -> Iterator[Finding]:
             )
 
 
-def _only_drop_has_wildcards(rule: Rule, node: Node) -> Iterator[Finding]:
+def _only_drop_has_wildcards(rule: Rule, node: YamlNode) -> Iterator[Finding]:
     for role, pattern in rule.sources.items() if rule.kind_name != "drop" else ():
         if pattern.wild:
             yield Finding(
@@ -69,7 +69,7 @@ def _only_drop_has_wildcards(rule: Rule, node: Node) -> Iterator[Finding]:
             yield Finding("rule-wildcard", f"the target {layer.path} has a wildcard{_of(name)}", rule=str(node.at), fix="write the tensor's name with {i} and {a,b}")  # fmt: skip
 
 
-def _all_roles_have_the_same_indices(rule: Rule, node: Node) -> Iterator[Finding]:
+def _all_roles_have_the_same_indices(rule: Rule, node: YamlNode) -> Iterator[Finding]:
     if rule.kind_name == "drop" or not rule.sources:
         return
     lead = "from" if "from" in node.value else _key_of(rule.lead, rule.kind, node)[0]
@@ -85,7 +85,7 @@ def _all_roles_have_the_same_indices(rule: Rule, node: Node) -> Iterator[Finding
             )
 
 
-def _each_index_has_its_axis(rule: Rule, node: Node) -> Iterator[Finding]:
+def _each_index_has_its_axis(rule: Rule, node: YamlNode) -> Iterator[Finding]:
     if len(set(rule.stacked.values())) < len(rule.stacked):
         yield Finding(
             "rule-index-mismatch",
@@ -102,7 +102,7 @@ def _each_index_has_its_axis(rule: Rule, node: Node) -> Iterator[Finding]:
         )
 
 
-def _target_has_the_indices_of_the_source(rule: Rule, node: Node) -> Iterator[Finding]:
+def _target_has_the_indices_of_the_source(rule: Rule, node: YamlNode) -> Iterator[Finding]:
     counted = {name for numbering in rule.index_from.values() for name in numbering.order}
     for name, layer in _targets(rule):
         indices = {*rule.path.indices, *rule.stacked}
@@ -127,7 +127,7 @@ def _target_has_the_indices_of_the_source(rule: Rule, node: Node) -> Iterator[Fi
             )
 
 
-def _kind_accepts_the_target(rule: Rule, node: Node) -> Iterator[Finding]:
+def _kind_accepts_the_target(rule: Rule, node: YamlNode) -> Iterator[Finding]:
     for name, layer in _targets(rule) if not rule.asked else ():
         try:
             rule.kind.check_target(layer, rule.path)
@@ -138,7 +138,7 @@ def _kind_accepts_the_target(rule: Rule, node: Node) -> Iterator[Finding]:
             yield Finding("rule-layer-conflict", f"{error}{_of(name)}", rule=str(node.at))
 
 
-def _alternatives_pair_up(rule: Rule, node: Node) -> Iterator[Finding]:
+def _alternatives_pair_up(rule: Rule, node: YamlNode) -> Iterator[Finding]:
     for name, layer in _targets(rule) if not rule.asked else ():
         source, target = _group_sizes(rule.path), _group_sizes(layer.path)
         fused = bool(source) and target == source[:-1]
@@ -160,7 +160,7 @@ def _alternatives_pair_up(rule: Rule, node: Node) -> Iterator[Finding]:
             )
 
 
-def _absent_if_has_the_indices_of_the_source(rule: Rule, node: Node) -> Iterator[Finding]:
+def _absent_if_has_the_indices_of_the_source(rule: Rule, node: YamlNode) -> Iterator[Finding]:
     pattern = rule.absent_if
     if pattern is not None and (pattern.wild or set(pattern.indices) != set(rule.path.indices)):
         yield Finding(
@@ -172,7 +172,7 @@ def _absent_if_has_the_indices_of_the_source(rule: Rule, node: Node) -> Iterator
         )
 
 
-RULE_CHECKS: tuple[Callable[[Rule, Node], Iterator[Finding]], ...] = (
+RULE_CHECKS: tuple[Callable[[Rule, YamlNode], Iterator[Finding]], ...] = (
     _buffer_names_one_tensor,
     _only_drop_has_wildcards,
     _all_roles_have_the_same_indices,
@@ -201,7 +201,7 @@ def _group_sizes(pattern: Pattern) -> list[int]:
 _KEYS = {SECOND: "times", PLUS_FIRST: "plus: from", PLUS_SECOND: "plus: times"}
 
 
-def _key_of(role: str, kind: LayerKind, node: Node) -> tuple[str, Node]:
+def _key_of(role: str, kind: LayerKind, node: YamlNode) -> tuple[str, YamlNode]:
     """Return the key of a rule that gives the path of the leaves of this role, and the path."""
     if role in (PLUS_FIRST, PLUS_SECOND):
         return _KEYS[role], node.value["plus"].value["from" if role == PLUS_FIRST else "times"]

@@ -14,7 +14,7 @@ import numpy as np
 
 from convert.core.errors import CheckpointError
 from convert.core.findings import Finding
-from convert.core.safetensors_header import Entry, read_header
+from convert.core.safetensors_header import TensorEntry, read_header
 from convert.core.tensor_spec import TensorSpec, numpy_dtype
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -38,7 +38,7 @@ class Written:
 
     path: Path
     metadata: Mapping[str, str]
-    tensors: Mapping[str, tuple[Path, Entry]]
+    tensors: Mapping[str, tuple[Path, TensorEntry]]
     config: Mapping[str, Any] | None
     index: str = ""
     missing: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -115,7 +115,7 @@ def open_written(path: str | Path) -> Written:
     if not files and not missing:
         problem = "there is no .safetensors file in it" if path.is_dir() else "there is no such file or directory"
         raise CheckpointError(Finding("converted-not-found", problem, path=str(path)))
-    tensors: dict[str, tuple[Path, Entry]] = {}
+    tensors: dict[str, tuple[Path, TensorEntry]] = {}
     metadata: dict[str, str] = {}
     for k, file in enumerate(files):
         header, entries = read_header(file)

@@ -29,7 +29,7 @@ from convert.core.fields import (
     Record,
     Scalar,
 )
-from convert.core.yaml_nodes import MAX_DEPTH, MAX_VALUES, Node, Position, load_yaml, parse_scalar, read_text
+from convert.core.yaml_nodes import MAX_DEPTH, MAX_VALUES, Position, YamlNode, load_yaml, parse_scalar, read_text
 from support.effort import calls_at_most
 from support.paths import ROOT
 
@@ -265,7 +265,7 @@ VALUES = st.recursive(
 )
 
 
-def keys_of(node: Node) -> Iterator[tuple[str, Position]]:
+def keys_of(node: YamlNode) -> Iterator[tuple[str, Position]]:
     yield from (node.keys_at or {}).items()
     for child in node.value.values() if node.is_mapping else node.value if isinstance(node.value, tuple) else ():
         yield from keys_of(child)
@@ -286,7 +286,7 @@ def test_json_is_yaml(value: Any, indent: int | None) -> None:
 @settings(deadline=None)
 def test_any_text_is_a_node_or_a_rule_error(text: str) -> None:
     try:
-        assert isinstance(load_yaml(text, "f"), Node)
+        assert isinstance(load_yaml(text, "f"), YamlNode)
     except RuleError as error:
         assert str(error).startswith("f:")
 

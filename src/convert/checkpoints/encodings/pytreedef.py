@@ -35,7 +35,7 @@ _CLOSES = {"(": ")", "[": "]", "{": "}"}
 
 
 @dataclass(frozen=True)
-class Node:
+class TreedefNode:
     """A node of the tree.
 
     Attributes:
@@ -49,7 +49,7 @@ class Node:
     kind: Literal["leaf", "None", "dict", "list", "tuple", "custom"]
     name: str = ""
     keys: tuple[str, ...] = ()
-    children: tuple[Node, ...] = ()
+    children: tuple[TreedefNode, ...] = ()
     named: bool = True
 
 
@@ -60,7 +60,7 @@ class Slot:
     Attributes:
         keys: the path to it.
         why: None for a leaf; else the reason why there is none: ``None``, ``empty dict``, ...
-        named: whether every key on the path is one of the saved tree (see `Node.named`).
+        named: whether every key on the path is one of the saved tree (see `TreedefNode.named`).
     """
 
     keys: tuple[str, ...]
@@ -68,7 +68,7 @@ class Slot:
     named: bool = True
 
 
-def parse(text: str) -> Node:
+def parse(text: str) -> TreedefNode:
     """Parse a printed ``PyTreeDef(...)``.
 
     Raises:
@@ -77,7 +77,7 @@ def parse(text: str) -> Node:
     return _Parser(text).document()
 
 
-def slots(node: Node, fields: Mapping[str, tuple[str, ...]] | None = None) -> list[Slot]:
+def slots(node: TreedefNode, fields: Mapping[str, tuple[str, ...]] | None = None) -> list[Slot]:
     """Return every leaf and every empty node of the tree, in order.
 
     Args:
@@ -91,7 +91,7 @@ def slots(node: Node, fields: Mapping[str, tuple[str, ...]] | None = None) -> li
 
 
 def _collect(
-    node: Node, path: tuple[str, ...], named: bool, fields: Mapping[str, tuple[str, ...]], collected: list[Slot]
+    node: TreedefNode, path: tuple[str, ...], named: bool, fields: Mapping[str, tuple[str, ...]], collected: list[Slot]
 ) -> None:
     if node.kind == "leaf":
         collected.append(Slot(path, None, named))
@@ -133,7 +133,7 @@ class _Parser:
         if not self.accept(token):
             self.fail(repr(token))
 
-    def document(self) -> Node:
+    def document(self) -> TreedefNode:
         self.expect("PyTreeDef(")
         node = self.node()
         self.expect(")")
@@ -141,14 +141,14 @@ class _Parser:
             self.fail("the end")
         return node
 
-    def node(self) -> Node:
+    def node(self) -> TreedefNode:
         if self.depth == MAX_DEPTH:
             self.fail(f"at most {MAX_DEPTH} levels")
         self.depth += 1
         if self.accept("*"):
-            node = Node("leaf")
+            node = TreedefNode("leaf")
         elif self.accept("None"):
-            node = Node("None")
+            node = TreedefNode("None")
         elif self.accept("["):
             node = _sequence("list", self.nodes("]"))
         elif self.accept("("):
@@ -165,7 +165,7 @@ class _Parser:
         self.depth -= 1
         return node
 
-    def nodes(self, close: str) -> tuple[Node, ...]:
+    def nodes(self, close: str) -> tuple[TreedefNode, ...]:
         """Read the nodes up to and including `close`."""
         if self.accept(close):
             return ()
@@ -175,25 +175,25 @@ class _Parser:
             children.append(self.node())
         return tuple(children)
 
-    def tuple_node(self) -> Node:
+    def tuple_node(self) -> TreedefNode:
         if self.accept(")"):
-            return Node("tuple")
+            return TreedefNode("tuple")
         first = self.node()
         if self.accept(",)"):
             return _sequence("tuple", (first,))
         self.expect(", ")
         return _sequence("tuple", (first, *self.nodes(")")))
 
-    def dict_node(self) -> Node:
+    def dict_node(self) -> TreedefNode:
         keys: list[str] = []
-        children: list[Node] = []
+        children: list[TreedefNode] = []
         while not self.accept("}"):
             if children:
                 self.expect(", ")
             keys.append(self.key())
             self.expect(": ")
             children.append(self.node())
-        return Node("dict", keys=tuple(keys), children=tuple(children))
+        return TreedefNode("dict", keys=tuple(keys), children=tuple(children))
 
     def key(self, stops: str = ":") -> str:
         """Read a key of a mapping: a string without its quotes, anything else (numbers, tuples, bytes) as printed."""
@@ -220,7 +220,7 @@ class _Parser:
 
         return _ESCAPE.sub(character, literal[1:-1])
 
-    def custom(self) -> Node:
+    def custom(self) -> TreedefNode:
         match = _NAME.match(self.text, self.at)
         if match is None:
             self.fail("the name of a class")
@@ -240,7 +240,7 @@ class _Parser:
         if name in MAPPINGS:
             keys = _Parser(aux).aux_keys(name)
             if keys is not None and len(keys) == len(children):
-                return Node("custom", name, keys, children)
+                return TreedefNode("custom", name, keys, children)
             # FrozenDict before flax 0.7 flattened to one child, the dict inside, which adds no level to a path.
             if name == "FrozenDict" and len(children) == 1 and children[0].kind == "dict":
                 return children[0]
@@ -299,6 +299,8 @@ class _Parser:
         return before[-1:].isalnum() and not (before[-1:] == "b" and not before[:-1].isalnum())
 
 
-def _sequence(kind: Literal["list", "tuple", "custom"], children: tuple[Node, ...], name: str = "") -> Node:
+def _sequence(
+    kind: Literal["list", "tuple", "custom"], children: tuple[TreedefNode, ...], name: str = ""
+) -> TreedefNode:
     """Return a node whose keys are the positions of its children."""
-    return Node(kind, name, tuple(map(str, range(len(children)))), children, named=kind != "custom")
+    return TreedefNode(kind, name, tuple(map(str, range(len(children)))), children, named=kind != "custom")

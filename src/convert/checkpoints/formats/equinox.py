@@ -16,7 +16,7 @@ from typing import IO, Any
 from convert.checkpoints.encodings.npy_header import MAGIC, Header, read_header
 from convert.checkpoints.errors import corrupt, located, name_clash, note, truncated
 from convert.checkpoints.files import FileSource, StoredArray, files_in, head, opened, size_of
-from convert.checkpoints.formats.skeleton import Record, read_skeleton, records_from_names
+from convert.checkpoints.formats.skeleton import SkeletonRecord, read_skeleton, records_from_names
 from convert.checkpoints.source import Format, Leaf, Options, Source, name_leaves
 from convert.core.errors import CheckpointError
 from convert.core.findings import Finding
@@ -90,7 +90,7 @@ def _hyperparameters(path: Path, file: IO[bytes]) -> Any:
         raise corrupt(f"the first line starts like JSON, but is not valid JSON: {error}", path) from None
 
 
-def _names(path: Path, headers: Sequence[tuple[Header, int]], options: Options) -> tuple[Sequence[Record], str]:
+def _names(path: Path, headers: Sequence[tuple[Header, int]], options: Options) -> tuple[Sequence[SkeletonRecord], str]:
     """Return the name of each record in the file, and the origin of the names."""
     shown = ", ".join(f"{k} {header.spec}" for k, (header, _) in enumerate(headers[:_SHOWN]))
     more = f", ... and {len(headers) - _SHOWN} more" if len(headers) > _SHOWN else ""
@@ -115,7 +115,7 @@ def _names(path: Path, headers: Sequence[tuple[Header, int]], options: Options) 
     raise CheckpointError(Finding("leaf-names-unknown", problem, "", str(path), expected, got, _MAKE_SKELETON))
 
 
-def _spec(path: Path, number: int, header: Header, record: Record, origin: str) -> TensorSpec:
+def _spec(path: Path, number: int, header: Header, record: SkeletonRecord, origin: str) -> TensorSpec:
     """Return the spec of a record, compared with the skeleton's."""
     name, spec, named_spec = "/".join(record.keys), header.spec, record.spec
     if named_spec is None:

@@ -23,14 +23,14 @@ _FORMAT = "convert skeleton 1"
 
 
 @dataclass(frozen=True)
-class Record:
+class SkeletonRecord:
     """One array of a skeleton. `spec` is None where only the name is known."""
 
     keys: tuple[str, ...]
     spec: TensorSpec | None = None
 
 
-def read_skeleton(path: Path) -> tuple[Record, ...]:
+def read_skeleton(path: Path) -> tuple[SkeletonRecord, ...]:
     """Read the records of a skeleton file.
 
     Raises:
@@ -44,7 +44,7 @@ def read_skeleton(path: Path) -> tuple[Record, ...]:
     return tuple(_record(path, number, record) for number, record in enumerate(records))
 
 
-def _record(path: Path, number: int, record: Any) -> Record:
+def _record(path: Path, number: int, record: Any) -> SkeletonRecord:
     fields = record if isinstance(record, dict) else {}
     keys, shape, dtype = fields.get("path"), fields.get("shape"), fields.get("dtype")
     if (
@@ -56,14 +56,14 @@ def _record(path: Path, number: int, record: Any) -> Record:
     ):
         problem = f"record {number} has no valid path, shape and dtype"
         raise CheckpointError(Finding("skeleton-invalid", problem, path=str(path), fix="write the skeleton again"))
-    return Record(tuple(keys), TensorSpec(tuple(shape), dtype))
+    return SkeletonRecord(tuple(keys), TensorSpec(tuple(shape), dtype))
 
 
 def _all(value: Any, kind: type) -> TypeGuard[list[Any]]:
     return isinstance(value, list) and all(type(item) is kind for item in value)
 
 
-def skeleton_of(tree: Any) -> tuple[Record, ...]:
+def skeleton_of(tree: Any) -> tuple[SkeletonRecord, ...]:
     """Return the records that ``equinox.tree_serialise_leaves`` writes for a pytree, in its order. Needs JAX.
 
     Arrays, ``jax.ShapeDtypeStruct`` and Python's and NumPy's numbers are records; functions, strings and None are not
@@ -81,7 +81,7 @@ def skeleton_of(tree: Any) -> tuple[Record, ...]:
             leaf = np.asarray(leaf)
         if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
             try:
-                records.append(Record(keys, TensorSpec(tuple(leaf.shape), dtype_name(leaf.dtype))))
+                records.append(SkeletonRecord(keys, TensorSpec(tuple(leaf.shape), dtype_name(leaf.dtype))))
             except (ConvertError, TypeError):
                 problem = "Equinox cannot save this dtype"
                 fix = "for a PRNG key, store jax.random.key_data(key)"
@@ -143,6 +143,6 @@ def _abstract(make: Callable[[], Any]) -> Any:
         return make()
 
 
-def records_from_names(candidates: Sequence[Sequence[str]]) -> tuple[tuple[Record, ...], ...]:
+def records_from_names(candidates: Sequence[Sequence[str]]) -> tuple[tuple[SkeletonRecord, ...], ...]:
     """Return records with the names that rule files list; keys are joined with ``/``."""
-    return tuple(tuple(Record(tuple(name.split("/"))) for name in names) for names in candidates)
+    return tuple(tuple(SkeletonRecord(tuple(name.split("/"))) for name in names) for names in candidates)

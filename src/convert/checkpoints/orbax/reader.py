@@ -18,7 +18,7 @@ from convert.checkpoints.errors import corrupt, incomplete, located, name_clash,
 from convert.checkpoints.orbax.arrays import pieces, read_array
 from convert.checkpoints.orbax.locate import locate, looks_like_orbax
 from convert.checkpoints.orbax.stores import AGAIN, Store, open_store, reason
-from convert.checkpoints.orbax.tree import ARRAYS, METADATA, Node, Tree, read_tree
+from convert.checkpoints.orbax.tree import ARRAYS, METADATA, Tree, TreeNode, read_tree
 from convert.checkpoints.orbax.zarr_metadata import Array, read_metadata
 from convert.checkpoints.source import Absent, Leaf, Source, name_leaves, stamps
 from convert.core.errors import CheckpointError
@@ -117,13 +117,13 @@ def _format(tree: Tree, store: Store | None, arrays: Mapping[str, Array | Checkp
 
 def _leaves(
     path: Path, tree: Tree, arrays: Mapping[str, Array | CheckpointError | None], fix: str
-) -> tuple[list[tuple[Node, Array | PackedArray]], tuple[Absent, ...]]:
+) -> tuple[list[tuple[TreeNode, Array | PackedArray]], tuple[Absent, ...]]:
     """Return the array of each leaf, and the nodes without an array.
 
     Raises:
         CheckpointError: `_METADATA` and the zarr metadata contradict each other.
     """
-    leaves: list[tuple[Node, Array | PackedArray]] = []
+    leaves: list[tuple[TreeNode, Array | PackedArray]] = []
     absent: list[Absent] = []
     wrong: list[Finding] = []
     for node in tree.nodes:

@@ -41,7 +41,7 @@ ARRAYS = ("jax.Array", "np.ndarray", "scalar", "")
 _MAX_DEPTH = 200
 
 
-class Node(NamedTuple):  # half the time and memory of a dataclass; there may be 50,000
+class TreeNode(NamedTuple):  # half the time and memory of a dataclass; there may be 50,000
     """A leaf of the tree.
 
     Attributes:
@@ -74,7 +74,7 @@ class Tree:
         data: the aggregate file, mapped; empty if there is none.
     """
 
-    nodes: tuple[Node, ...]
+    nodes: tuple[TreeNode, ...]
     use_ocdbt: bool | None = None
     use_zarr3: bool = False
     all_stored: bool = False
@@ -88,7 +88,7 @@ def read_tree(path: Path) -> Tree:
         CheckpointError: both files are missing, or one is truncated or corrupt.
     """
     file, aggregate = path / METADATA, path / AGGREGATE
-    packed: dict[tuple[str, ...], Node] = {}
+    packed: dict[tuple[str, ...], TreeNode] = {}
     data: mmap.mmap | bytes = b""
     if aggregate.is_file():
         data = _map(aggregate)
@@ -134,7 +134,7 @@ def read_json(file: Path) -> dict[str, Any]:
     return parsed
 
 
-def _nodes(file: Path, metadata: Mapping[str, Any]) -> Iterator[Node]:
+def _nodes(file: Path, metadata: Mapping[str, Any]) -> Iterator[TreeNode]:
     entries = metadata.get("tree_metadata")
     if not isinstance(entries, dict):
         raise corrupt("tree_metadata is missing", file)
@@ -150,7 +150,7 @@ def _nodes(file: Path, metadata: Mapping[str, Any]) -> Iterator[Node]:
             shape is None or (isinstance(shape, list) and all(isinstance(n, int) for n in shape))
         ):
             raise corrupt(f"value_metadata of the entry {label} is not valid", file)
-        yield Node(
+        yield TreeNode(
             keys,
             name=None if kind in _NO_ARRAY else ".".join(keys),
             why=_NO_ARRAY.get(kind),
@@ -166,12 +166,12 @@ def _flag(file: Path, metadata: Mapping[str, Any], name: str) -> bool | None:
     return value
 
 
-def _without_filled(path: Path, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+def _without_filled(path: Path, nodes: tuple[TreeNode, ...]) -> tuple[TreeNode, ...]:
     """Check that names are distinct, and drop empty containers that have children.
 
     A partial save leaves both (tree.py of Orbax 0.12.8, as_nested_tree).
     """
-    names: dict[str, Node] = {}
+    names: dict[str, TreeNode] = {}
     for node in nodes:
         if node.name is not None:
             other = names.setdefault(node.name, node)
@@ -200,14 +200,14 @@ def _map(file: Path) -> mmap.mmap:
         raise unreadable(file, error) from None
 
 
-def _unpack(file: Path, data: mmap.mmap | bytes) -> dict[tuple[str, ...], Node]:
+def _unpack(file: Path, data: mmap.mmap | bytes) -> dict[tuple[str, ...], TreeNode]:
     try:
         return {node.keys: node for node in _walk(Walker(data), 0, ())}
     except CheckpointError as error:
         raise located(error, file) from None
 
 
-def _walk(walker: Walker, at: int, keys: tuple[str, ...]) -> Iterator[Node]:
+def _walk(walker: Walker, at: int, keys: tuple[str, ...]) -> Iterator[TreeNode]:
     if len(keys) > _MAX_DEPTH:
         raise corrupt(f"the tree is too deep at byte {at}", expected=f"at most {_MAX_DEPTH} levels")
     token = walker.token(at)
@@ -215,24 +215,24 @@ def _walk(walker: Walker, at: int, keys: tuple[str, ...]) -> Iterator[Node]:
         children = list(walker.items(at))
         if not any(key == CHUNKED for key, _, _ in children):
             if not children:
-                yield Node(keys, why="empty dict")
+                yield TreeNode(keys, why="empty dict")
             for key, start, _ in children:
                 yield from _walk(walker, start, (*keys, key))
             return
     if token.kind == "array" or (token.kind == "ext" and token.code == _TUPLE):
         spans = walker.sequence(at if token.kind == "array" else token.body)
         if not spans:
-            yield Node(keys, why="empty list" if token.kind == "array" else "empty tuple")
+            yield TreeNode(keys, why="empty list" if token.kind == "array" else "empty tuple")
         for index, (start, _) in enumerate(spans):
             yield from _walk(walker, start, (*keys, str(index)))
         return
     if token.kind == "str":
         text = walker.text(token)
         mark = next((mark for mark in _PLACEHOLDERS if text.startswith(mark)), None)
-        yield Node(keys, why="string") if mark is None else Node(keys, name=text.removeprefix(mark))
+        yield TreeNode(keys, why="string") if mark is None else TreeNode(keys, name=text.removeprefix(mark))
         return
     try:
         packed = packed_array(walker, at)
     except CheckpointError as error:
         raise located(error, f"leaf {'/'.join(keys)}") from None
-    yield Node(keys, why=packed) if isinstance(packed, str) else Node(keys, packed=packed)
+    yield TreeNode(keys, why=packed) if isinstance(packed, str) else TreeNode(keys, packed=packed)

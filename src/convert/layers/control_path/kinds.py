@@ -18,7 +18,7 @@ import numpy as np
 from convert.core.fields import Key, Record, Scalar
 from convert.core.ops import Multiply, Op, apply
 from convert.core.path_pattern import Pattern
-from convert.layers.base import CompileContext, Compiled, Matched, PlanView, Step
+from convert.layers.base import CompileContext, CompiledRule, Matched, PlanView, Step
 from convert.layers.control_path.compile import compile_paths
 from convert.layers.control_path.declaration import TIMES, PathDeclaration, parse_below, parse_data
 from convert.layers.control_path.mistakes import buffer_mistakes, coefficient_mistakes
@@ -37,8 +37,10 @@ class DataPath(PathDeclaration):
 
     guide: ClassVar[str] = "neural-cdes"
 
-    def compile(self, context: CompileContext, matched: Matched, layer: TargetLayer, variant: str | None) -> Compiled:
-        return Compiled(tuple(compile_paths(context, self, matched, layer)))
+    def compile(
+        self, context: CompileContext, matched: Matched, layer: TargetLayer, variant: str | None
+    ) -> CompiledRule:
+        return CompiledRule(tuple(compile_paths(context, self, matched, layer)))
 
     def probe_group(
         self, leaves: Mapping[str, Array], tensors: Mapping[str, Array], *, device: str, rng: np.random.Generator

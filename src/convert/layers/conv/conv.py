@@ -14,14 +14,14 @@ from convert.core.fields import Key, Record, Scalar
 from convert.core.ops import Op
 from convert.core.path_pattern import Pattern
 from convert.core.weight_norm_ops import Standardize
-from convert.layers.base import CompileContext, Compiled, LayerKind, Matched, PlanView, ProbeSample, Step
+from convert.layers.base import CompileContext, CompiledRule, LayerKind, Matched, PlanView, ProbeSample, Step
 from convert.layers.conv.dimension_numbers import DimensionNumbers, parse_dimension_numbers
 from convert.layers.conv.draft import draft_conv
 from convert.layers.conv.mistakes import flipped_kernel, layout_mistake, standardization_mistakes
 from convert.layers.conv.padding import KEYS, Geometry, TorchPadding, read_geometry, torch_padding
 from convert.layers.conv.probe import probe_kernel, standardized
 from convert.layers.conv.standardization import STANDARDIZED, Standardized
-from convert.layers.draft import DraftContext, Entry, Layer
+from convert.layers.draft import DraftContext, DraftEntry, Layer
 from convert.layers.leaves import shape_mismatch, unstacked
 from convert.layers.mistake import Mistake
 from convert.layers.probe import Probe, probe_of_values
@@ -303,7 +303,7 @@ class Convolution(Convolving):
     @classmethod
     def draft(
         cls, context: DraftContext, layer: Layer, main: str | None, bias: str | None, either: bool = False
-    ) -> Entry:
+    ) -> DraftEntry:
         assert main is not None
         return draft_conv(context, layer, main, bias)
 
@@ -332,7 +332,9 @@ class Convolution(Convolving):
         same = dict(zip(layer.computes.spatial, self.numbers.spatial, strict=True))
         return tuple(self.letter(same.get(axis, axis)) for axis in layer.computes.kernel)
 
-    def compile(self, context: CompileContext, matched: Matched, layer: TargetLayer, variant: str | None) -> Compiled:
+    def compile(
+        self, context: CompileContext, matched: Matched, layer: TargetLayer, variant: str | None
+    ) -> CompiledRule:
         if len(self.numbers.outputs) > 1:
             self._check_bias_sizes(context, matched)
         return super().compile(context, matched, layer, variant)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from convert.layers.conv.kernel_forms import SPATIAL, ConvForm, conv_axes, conv_forms
-from convert.layers.draft import NAME, DraftContext, Entry, Layer, plain
+from convert.layers.draft import NAME, DraftContext, DraftEntry, Layer, plain
 
 PADDINGS = [("padding: SAME", "flax's default"), ("padding: VALID", "Haiku: SAME, Keras: VALID by default")]
 
@@ -13,9 +13,9 @@ def depthwise_kernel(layer: Layer, key: str) -> bool:
     return key == "0" and ("depthwise" in layer.hint or "separable" in layer.hint)
 
 
-def draft_conv(context: DraftContext, layer: Layer, main: str, bias: str | None) -> Entry:
+def draft_conv(context: DraftContext, layer: Layer, main: str, bias: str | None) -> DraftEntry:
     g = layer.leaves[main]
-    entry = Entry(g.leaves[0])
+    entry = DraftEntry(g.leaves[0])
     if len(g.shape) == 2:
         return _draft_lone_filters(context, entry, layer, main, bias)
     words = SPATIAL[len(g.shape) - 3]
@@ -68,7 +68,9 @@ def draft_conv(context: DraftContext, layer: Layer, main: str, bias: str | None)
     return entry
 
 
-def _draft_lone_filters(context: DraftContext, entry: Entry, layer: Layer, main: str, bias: str | None) -> Entry:
+def _draft_lone_filters(
+    context: DraftContext, entry: DraftEntry, layer: Layer, main: str, bias: str | None
+) -> DraftEntry:
     """A kernel without an axis of input channels, as in Griffin's Conv1D."""
     rows, width = layer.leaves[main].shape
     axes = context.letters.named("kernel", rows) + context.letters.named("width", width)

@@ -16,7 +16,7 @@ from typing import Any
 
 from convert.core.fields import INTEGER, Field, Key, ListOf, wrong_value
 from convert.core.similarity import did_you_mean
-from convert.core.yaml_nodes import Node
+from convert.core.yaml_nodes import YamlNode
 
 NAMED = ("SAME", "SAME_LOWER", "VALID", "CAUSAL")  # jax.lax's, and flax's CAUSAL
 Pads = tuple[tuple[int, int], ...]
@@ -25,7 +25,7 @@ Pads = tuple[tuple[int, int], ...]
 class PaddingField(Field):
     """A word of `NAMED`, or (low, high) for each spatial axis; one number means both."""
 
-    def read(self, node: Node) -> str | Pads:
+    def read(self, node: YamlNode) -> str | Pads:
         if node.value in NAMED:
             return str(node.value)
         if isinstance(node.value, tuple) and node.value:
@@ -42,7 +42,7 @@ class PaddingField(Field):
             node, f"one of {', '.join(NAMED)}, or a pair for each spatial axis such as [[0, 1], [0, 1]]", fix
         )
 
-    def _pair(self, node: Node) -> tuple[int, int] | None:
+    def _pair(self, node: YamlNode) -> tuple[int, int] | None:
         if isinstance(node.value, int) and not isinstance(node.value, bool):
             return node.value, node.value
         if isinstance(node.value, tuple) and len(node.value) == 2:

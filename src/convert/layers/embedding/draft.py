@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from convert.layers.draft import NAME, DraftContext, Entry, Layer, plain
+from convert.layers.draft import NAME, DraftContext, DraftEntry, Layer, plain
 
 
-def draft_table(context: DraftContext, layer: Layer, main: str) -> Entry:
+def draft_table(context: DraftContext, layer: Layer, main: str) -> DraftEntry:
     g = layer.leaves[main]
-    entry = Entry(g.leaves[0])
+    entry = DraftEntry(g.leaves[0])
     context.say_leaves(entry, layer, main, None, "guess: an embedding, a row for each entry")
     entry.say("axes", context.letters.named("entries", g.shape[0]) + context.letters.named("width", g.shape[1]))
     module = context.module(layer.steps)

@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 
 from convert.core.fields import INTEGER, Either, Key, ListOf, Record, Scalar, wrong_value
 from convert.core.path_pattern import Pattern
-from convert.core.yaml_nodes import Node
+from convert.core.yaml_nodes import YamlNode
 from convert.layers.base import PlanView, ProbeSample, Step
-from convert.layers.draft import DraftContext, Entry, Layer
+from convert.layers.draft import DraftContext, DraftEntry, Layer
 from convert.layers.embedding.draft import draft_table
 from convert.layers.embedding.mistakes import table_mistakes
 from convert.layers.embedding.probe import probe_table
@@ -33,7 +33,7 @@ _MODULES = ListOf(PATTERN, or_one=True)
 class _Tied(Either):
     """The names of Linears, or a mapping of a kind of layer to names."""
 
-    def read(self, node: Node) -> Mapping[str, tuple[Pattern, ...]]:
+    def read(self, node: YamlNode) -> Mapping[str, tuple[Pattern, ...]]:
         found = super().read(node)
         named = found if isinstance(found, dict) else {"linear": found}
         if not any(named.values()):
@@ -99,7 +99,7 @@ class Embedding(Stored):
     @classmethod
     def draft(
         cls, context: DraftContext, layer: Layer, main: str | None, bias: str | None, either: bool = False
-    ) -> Entry:
+    ) -> DraftEntry:
         assert main is not None
         return draft_table(context, layer, main)
 

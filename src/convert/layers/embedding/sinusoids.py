@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from convert.core.fields import Choice, Key, Record, Scalar
 from convert.core.findings import Finding
 from convert.core.tensor_spec import TensorSpec
-from convert.layers.base import CompileContext, Compiled, LayerKind, Matched, Step
+from convert.layers.base import CompileContext, CompiledRule, LayerKind, Matched, Step
 from convert.layers.leaves import MisfitError
 from convert.layers.shared_keys import (
     TENSOR_TARGET,
@@ -106,7 +106,9 @@ class Timescales(LayerKind):
     def tensor_name(self, path: str, role: str, layer: TargetLayer) -> str:
         return path
 
-    def compile(self, context: CompileContext, matched: Matched, layer: TargetLayer, variant: str | None) -> Compiled:
+    def compile(
+        self, context: CompileContext, matched: Matched, layer: TargetLayer, variant: str | None
+    ) -> CompiledRule:
         rule, facts, name = matched.rule, context.facts, layer.path.fill({})
         where = rule.at.line_only
         if rule.when and rule.when not in facts:
@@ -114,7 +116,7 @@ class Timescales(LayerKind):
                 f"{name} is left out: the target has it only when {rule.when} is true, and nothing says whether it is "
                 f"(--set {rule.when}=true|false)"
             )
-            return Compiled((), (note,))
+            return CompiledRule((), (note,))
         if rule.when and not isinstance(facts[rule.when], bool):
             raise MisfitError(
                 Finding(
@@ -128,7 +130,7 @@ class Timescales(LayerKind):
                 )
             )
         if rule.when and not facts[rule.when]:
-            return Compiled(())
+            return CompiledRule(())
         if self.width not in context.sizes:
             raise _size_unknown(where, name, f"its width {self.width}")
         width = context.sizes[self.width]
@@ -137,7 +139,7 @@ class Timescales(LayerKind):
         step = math.log(high / low) / max(half - (self.last == "included"), 1)
         if self.positions is None:
             spec = TensorSpec((half,), "float32")
-            return Compiled((Step(name, spec, (), rule.kind_name, rule.at, COMPUTED, value=(low, step)),))
+            return CompiledRule((Step(name, spec, (), rule.kind_name, rule.at, COMPUTED, value=(low, step)),))
         rows = context.sizes.get(self.positions) if isinstance(self.positions, str) else self.positions
         if rows is None:
             raise _size_unknown(where, name, f"its number of positions {self.positions}")
@@ -155,7 +157,7 @@ class Timescales(LayerKind):
             )
         table = Sinusoids(low, step, self.layout == "interleaved")
         spec = TensorSpec((rows, 2 * half), "float32")
-        return Compiled((Step(name, spec, (), rule.kind_name, rule.at, COMPUTED, value=table),))
+        return CompiledRule((Step(name, spec, (), rule.kind_name, rule.at, COMPUTED, value=table),))
 
     def _timescales(self, where: str, name: str, facts: Mapping[str, Any]) -> tuple[float, float]:
         """Return the facts min_timescale and max_timescale."""

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from convert.layers.draft import KERNELS, DraftContext, Entry, Group, Layer, flow, plain
+from convert.layers.draft import KERNELS, DraftContext, DraftEntry, Group, Layer, flow, plain
 from convert.layers.linear.einsum_guess import KNOWN, EquationGuess, known_forms, lora_form, projections
 
 QUERIES = ("query", "key", "value", "q", "k", "v", "q_proj", "k_proj", "v_proj", "query_dense", "key_dense", "value_dense", "query_proj", "key_proj", "value_proj", "qkv")  # fmt: skip
 OUTPUTS = ("out", "o", "post", "o_proj", "out_proj", "output", "output_dense", "output_proj")
 
 
-def draft_weight(context: DraftContext, layer: Layer, main: str, bias: str | None) -> Entry:
+def draft_weight(context: DraftContext, layer: Layer, main: str, bias: str | None) -> DraftEntry:
     g = layer.leaves[main]
-    entry = Entry(g.leaves[0])
+    entry = DraftEntry(g.leaves[0])
     known = guessed_by_name(context, layer, main)
     pair = [context.partner(layer, role) for role in ("lora_a", "lora_b")]
     biased = layer.leaves[bias].shape if bias else context.partner_shape(layer, "bias")
@@ -40,7 +40,7 @@ def draft_weight(context: DraftContext, layer: Layer, main: str, bias: str | Non
     return entry
 
 
-def _say_equation(entry: Entry, forms: Sequence[EquationGuess], shape: tuple[int, ...], main: str) -> None:
+def _say_equation(entry: DraftEntry, forms: Sequence[EquationGuess], shape: tuple[int, ...], main: str) -> None:
     if len(forms) == 1:
         entry.say("einsum", forms[0].equation, f"guess: {forms[0].why}")
         return
@@ -49,7 +49,9 @@ def _say_equation(entry: Entry, forms: Sequence[EquationGuess], shape: tuple[int
     entry.ask("einsum", f"the sizes {shown} do not tell which axes are inputs", known, main)
 
 
-def _say_lora(context: DraftContext, entry: Entry, layer: Layer, form: EquationGuess, first: str, second: str) -> None:
+def _say_lora(
+    context: DraftContext, entry: DraftEntry, layer: Layer, form: EquationGuess, first: str, second: str
+) -> None:
     shape = context.partner_shape(layer, "lora_a")
     assert shape is not None
     rank = context.letters.named("rank", shape[-1])
@@ -66,7 +68,7 @@ def _say_lora(context: DraftContext, entry: Entry, layer: Layer, form: EquationG
     entry.ask("plus", asked, ways, value=f"{{{pair}, scale: ask}}")
 
 
-def _ask_flattened(context: DraftContext, entry: Entry, g: Group, form: EquationGuess) -> None:
+def _ask_flattened(context: DraftContext, entry: DraftEntry, g: Group, form: EquationGuess) -> None:
     into = g.shape[0]
     channels = next((n for n in sorted(context.channels, reverse=True) if 1 < n < into and into % n == 0), None)
     if channels and len(g.shape) == 2 and into not in context.widths:

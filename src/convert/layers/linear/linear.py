@@ -10,7 +10,7 @@ from convert.core.einsum import Projection, parse_projection
 from convert.core.fields import Either, Key, MapOf, Record, Scalar
 from convert.core.path_pattern import Pattern
 from convert.layers.base import LayerKind, PlanView, ProbeSample, Step
-from convert.layers.draft import DraftContext, Entry, Layer
+from convert.layers.draft import DraftContext, DraftEntry, Layer
 from convert.layers.linear.draft import draft_weight
 from convert.layers.linear.mistakes import linear_mistakes
 from convert.layers.linear.probe import probe_linear
@@ -112,7 +112,7 @@ class Linear(LayerKind):
     @classmethod
     def draft(
         cls, context: DraftContext, layer: Layer, main: str | None, bias: str | None, either: bool = False
-    ) -> Entry:
+    ) -> DraftEntry:
         assert main is not None
         return draft_weight(context, layer, main, bias)
 

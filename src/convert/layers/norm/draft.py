@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from convert.layers.draft import DraftContext, Entry, Layer, plain
+from convert.layers.draft import DraftContext, DraftEntry, Layer, plain
 
 DEBIASED = "debiased"  # role: the statistics are not those that Equinox computes with
 FACTORS = [("multiplies_by: scale", "the factor starts at 1"), ("multiplies_by: 1+scale", "the leaf starts at 0")]
@@ -30,12 +30,12 @@ class NamedNorm:
     """
 
     kind_name: str
-    draft_keys: Callable[[Entry, Layer, int], None]
+    draft_keys: Callable[[DraftEntry, Layer, int], None]
 
 
 def draft_norm(
     context: DraftContext, layer: Layer, main: str | None, bias: str | None, either: bool, named: NamedNorm | None
-) -> Entry:
+) -> DraftEntry:
     """Draft the rule of a norm.
 
     Args:
@@ -45,7 +45,7 @@ def draft_norm(
     """
     stats = {role: path for role in ("mean", "var") if (path := context.partner(layer, role))}
     g = next(layer.leaves[key] for key in (main, bias, "mean", "average", "0") if key and key in layer.leaves)
-    entry = Entry(g.leaves[0])
+    entry = DraftEntry(g.leaves[0])
     if main is not None:
         context.say_leaves(entry, layer, main, bias, "guess: a norm's scale")
     elif bias is not None:

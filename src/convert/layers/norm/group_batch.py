@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from convert.core.fields import Key, Record, Scalar
 from convert.layers.base import PlanView, ProbeSample, Step
-from convert.layers.draft import Entry, Layer
+from convert.layers.draft import DraftEntry, Layer
 from convert.layers.mistake import Mistake
 from convert.layers.norm.layer_rms import FACTOR, HAS, TARGET_FACTOR, Array, Norm
 from convert.layers.norm.mistakes import exchanged_mistakes, factor_of_norm_mistakes
@@ -79,7 +79,7 @@ class GroupNorm(Norm):
         )
 
     @classmethod
-    def draft_keys(cls, entry: Entry, layer: Layer, channels: int) -> None:
+    def draft_keys(cls, entry: DraftEntry, layer: Layer, channels: int) -> None:
         count = math.gcd(channels, 32)
         remark = (
             "the default of flax and Keras"

@@ -11,8 +11,8 @@ import numpy as np
 from convert.core.fields import Choice, Key, Record
 from convert.core.ops import Add, Op
 from convert.core.path_pattern import Pattern
-from convert.layers.base import CompileContext, Compiled, LayerKind, Matched, PlanView, ProbeSample, Step
-from convert.layers.draft import DraftContext, Entry, Layer
+from convert.layers.base import CompileContext, CompiledRule, LayerKind, Matched, PlanView, ProbeSample, Step
+from convert.layers.draft import DraftContext, DraftEntry, Layer
 from convert.layers.leaves import shape_mismatch
 from convert.layers.mistake import Mistake
 from convert.layers.norm.draft import NamedNorm, draft_norm
@@ -111,12 +111,12 @@ class Norm(LayerKind):
     @classmethod
     def draft(
         cls, context: DraftContext, layer: Layer, main: str | None, bias: str | None, either: bool = False
-    ) -> Entry:
+    ) -> DraftEntry:
         named = NamedNorm(cls.kind_name, cls.draft_keys) if cls.module_names else None
         return draft_norm(context, layer, main, bias, either, named)
 
     @classmethod
-    def draft_keys(cls, entry: Entry, layer: Layer, channels: int) -> None:
+    def draft_keys(cls, entry: DraftEntry, layer: Layer, channels: int) -> None:
         """Write the keys that this kind has besides those of every norm."""
 
     def held(self, layer: TargetLayer) -> tuple[str, ...]:
@@ -163,7 +163,9 @@ class Norm(LayerKind):
         if layer.part is not None and self.constants(layer):
             raise ValueError("a norm without a scale or a bias makes whole tensors; leave `part` out")
 
-    def compile(self, context: CompileContext, matched: Matched, layer: TargetLayer, variant: str | None) -> Compiled:
+    def compile(
+        self, context: CompileContext, matched: Matched, layer: TargetLayer, variant: str | None
+    ) -> CompiledRule:
         self._check_shapes(context, matched)
         return super().compile(context, matched, layer, variant)
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from convert.layers.draft import DraftContext, Entry, Layer, plain
+from convert.layers.draft import DraftContext, DraftEntry, Layer, plain
 
 
-def draft_parameter(context: DraftContext, layer: Layer, main: str) -> Entry:
+def draft_parameter(context: DraftContext, layer: Layer, main: str) -> DraftEntry:
     """A leaf that no kind is guessed for."""
     g = layer.leaves[main]
     said = f"{context.spec(g)}; guess: a raw parameter, kept as stored; names and shape do not tell more"
-    entry = Entry(g.leaves[0])
+    entry = DraftEntry(g.leaves[0])
     context.say_from(entry, g, said)
     names = [(f"parameter: {plain(context.module(g.steps))}", "")]
     entry.ask("parameter", "what is the tensor called in PyTorch?", names)

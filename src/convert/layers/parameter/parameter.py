@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from convert.core.fields import Key, Record
 from convert.layers.base import LayerKind
-from convert.layers.draft import DraftContext, Entry, Layer
+from convert.layers.draft import DraftContext, DraftEntry, Layer
 from convert.layers.parameter.draft import draft_parameter
 from convert.layers.shared_keys import (
     AXES,
@@ -53,7 +53,7 @@ class Parameter(Stored):
     @classmethod
     def draft(
         cls, context: DraftContext, layer: Layer, main: str | None, bias: str | None, either: bool = False
-    ) -> Entry:
+    ) -> DraftEntry:
         assert main is not None
         return draft_parameter(context, layer, main)
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from convert.core.fields import FLAG, Choice, Either, Key, MapOf, Record, Scalar
 from convert.core.path_pattern import Pattern, parse_pattern
-from convert.layers.base import CompileContext, Compiled, LayerKind, Matched, PlanView, Step
+from convert.layers.base import CompileContext, CompiledRule, LayerKind, Matched, PlanView, Step
 from convert.layers.mistake import Mistake
 from convert.layers.probe import Probe
 from convert.layers.recurrent.compile import compile_cell
@@ -139,8 +139,10 @@ class Recurrent(LayerKind):
             if letter := names[axis]:
                 yield letter, size, held.text
 
-    def compile(self, context: CompileContext, matched: Matched, layer: TargetLayer, variant: str | None) -> Compiled:
-        return Compiled(tuple(compile_cell(context, self.cell, matched, layer)))
+    def compile(
+        self, context: CompileContext, matched: Matched, layer: TargetLayer, variant: str | None
+    ) -> CompiledRule:
+        return CompiledRule(tuple(compile_cell(context, self.cell, matched, layer)))
 
     def facts(self, layer: TargetLayer) -> dict[str, Any]:
         facts: dict[str, Any] = {"cell": self.cell.name, "equations": ", ".join(f"{k} = {v}" for k, v in self.cell.equations.items())}  # fmt: skip

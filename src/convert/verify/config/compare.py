@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from convert.core.findings import Finding
-from convert.core.yaml_nodes import Node
+from convert.core.yaml_nodes import YamlNode
 from convert.layers.shared_keys import ACTIVATION_NAMES
 from convert.planning.plan import Plan
 from convert.references.protocol import Reference
@@ -258,7 +258,7 @@ def _expected(plan: Plan, key: str, template: Any, comparison: _Comparison) -> l
         if more:
             comparison.compared += [fact for fact in facts if fact not in comparison.compared]
         return [replace(fact, value=fact.value + more) if more else fact for fact in facts]
-    node: Node | None = plan.rules.node.value["targets"].value[plan.target].value["config"]
+    node: YamlNode | None = plan.rules.node.value["targets"].value[plan.target].value["config"]
     for part in key.split("."):
         node = node.value[part] if node is not None else None
     assert node is not None

@@ -9,7 +9,7 @@ from typing import Any
 from convert.core.errors import CheckpointError
 from convert.core.findings import Finding
 from convert.core.path_pattern import Pattern, parse_pattern
-from convert.core.yaml_nodes import Node
+from convert.core.yaml_nodes import YamlNode
 from convert.planning.plan import Plan
 from convert.verify.written import Written
 
@@ -98,7 +98,7 @@ def _layer_facts(entry: Mapping[str, Any], layer: Pattern, at: str) -> Iterator[
             yield DeclaredFact(name, value, at, layer, str(entry["kind"]), allowed)
 
 
-def _origin(plan: Plan, node: Node, name: str) -> str:
+def _origin(plan: Plan, node: YamlNode, name: str) -> str:
     """Return where a fact of the model got its value."""
     if name in plan.settings:
         return f"--set {name}={plan.settings[name]}"

@@ -19,7 +19,7 @@ import numpy as np
 from convert.checkpoints.digest import combine, digest_leaf
 from convert.core.errors import CheckpointError
 from convert.core.findings import Finding
-from convert.core.safetensors_header import Entry, read_header
+from convert.core.safetensors_header import TensorEntry, read_header
 from convert.core.tensor_spec import numpy_dtype
 from convert.verify.recording.manifest import Manifest, ManifestReader, Value, damaged
 from convert.verify.sides.evidence import Evidence
@@ -93,7 +93,7 @@ def checksum(manifest: str, arrays: Mapping[str, Array]) -> str:
     return combine({name: digest_leaf(name, array) for name, array in {**arrays, KEY: text}.items()})
 
 
-def _read(path: Path, entry: Entry) -> Array:
+def _read(path: Path, entry: TensorEntry) -> Array:
     """Read one tensor."""
     try:
         with path.open("rb") as file:
