@@ -37,18 +37,30 @@ def plan_conversion(
         RuleError: there are no such rules, or they are not valid.
         PlanError: rules and checkpoint do not fit.
     """
-    options = replace(options, **keywords)
+    return plan_selected(select_rules(model, checkpoint, replace(options, **keywords)))
+
+
+def select_rules(model: str | RuleFile, checkpoint: str | Path | Source, options: ConversionOptions) -> RuleMatch:
+    """Open a checkpoint and select the rules that fit it: the first half of `plan_conversion`, with its arguments and errors.
+
+    A single rule file is selected in any case; `plan_selected` says why it does not fit.
+    """
     candidates = (model,) if isinstance(model, RuleFile) else find_rules(model, _rules_dir(options))
     source = _open(checkpoint, candidates, options)
     choice = pick(score(candidates, source, options))
     if not isinstance(choice, RuleMatch):
         raise explain(choice)
+    return choice
+
+
+def plan_selected(match: RuleMatch) -> Plan:
+    """Plan the conversion with the selected rules: the second half of `plan_conversion`, with its errors."""
     try:
-        return plan_match(choice)
+        return plan_match(match)
     except OptionError:
         raise
     except PlanError as error:
-        raise error.with_hint(suggest_relative(choice, _relatives(choice.rules, options))) from None
+        raise error.with_hint(suggest_relative(match, _relatives(match.rules, match.options))) from None
 
 
 def convert(

@@ -21,7 +21,7 @@ def program() -> NoReturn:
     except KeyboardInterrupt:
         sys.stderr.write("error[interrupted]: interrupted; nothing was written\n")
         sys.stderr.flush()
-        os._exit(INTERRUPTED)
+        sys.exit(INTERRUPTED)
     run()
 
 

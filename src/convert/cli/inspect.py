@@ -86,7 +86,8 @@ def _rules(fits: list[dict[str, Any]], checkpoint: Path, full: bool) -> Iterator
     for fit in fitting:
         yield Line(f"  {fit['model']}: {fit['found']}", GOOD)
         yield f"      convert {fit['model']} {checkpoint} OUT"
-    near = others if full else [fit for fit in others[:1] if fit["share"] > 0]
+    similar = [fit for fit in others if fit["share"] > 0]
+    near = similar if full else similar[:1]
     if near:
         yield Line("Nearest rules that do not fit" if not full else "Rules that do not fit", HEADING)
     for fit in near:
@@ -96,7 +97,9 @@ def _rules(fits: list[dict[str, Any]], checkpoint: Path, full: bool) -> Iterator
             yield f"      {fit['problem']}{more}"
     if not fitting and not near:
         yield "No shipped rules match any leaf. `convert rules new CKPT mine.yaml` drafts rules from this tree."
-    elif not full and len(others) > len(near):
+    elif full and len(others) > len(near):
+        yield f"No leaf matches: {', '.join(fit['model'] for fit in others if not fit['share'])}"
+    elif len(others) > len(near):
         yield Line(f"{len(others) - len(near)} more do not fit; --full lists them", NOTE)
 
 

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from convert.core.tensor_spec import TensorSpec
     from convert.drafting.survey import Survey
     from convert.layers.base import Part, Step
-    from convert.planning.options import ConversionOptions
     from convert.planning.plan import Plan
+    from convert.planning.planner import RuleMatch
     from convert.writing.writer import Layout
 
 
@@ -45,7 +45,7 @@ def plan(
     Reads no arrays. If the rules do not fit or are not finished, it lists the leaves that they cover,
     and the others with the nearest rule of each; the exit code is then 2.
     """
-    from convert.api import plan_conversion
+    from convert.api import plan_selected, select_rules
     from convert.core.errors import OptionError, PlanError
     from convert.planning.options import ConversionOptions
     from convert.writing.execute import plan_layout
@@ -60,12 +60,13 @@ def plan(
         rules_dir=rules_dir,
         like=read_specs(like) if like else None,
     )
+    match = select_rules(model, checkpoint, options)
     try:
-        made = plan_conversion(model, checkpoint, options)
+        made = plan_selected(match)
     except OptionError:
         raise  # an option is wrong, not the rules
     except PlanError as error:
-        _print_survey(model, checkpoint, options, error, as_json)
+        _print_survey(match, error, as_json)
         raise
     layout = plan_layout(made, Path("model"), o.shard_bytes(max_shard_size, None))[1]
     print_plan(made, layout, full, as_json)
@@ -87,23 +88,11 @@ def read_specs(like: Path) -> Mapping[str, TensorSpec]:
     return written.specs
 
 
-def _print_survey(model: str, checkpoint: Path, options: ConversionOptions, error: PlanError, as_json: bool) -> None:
-    """Print the leaves that rules cover which do not fit the checkpoint.
+def _print_survey(match: RuleMatch, error: PlanError, as_json: bool) -> None:
+    """Print the leaves that rules cover which do not fit the checkpoint; nothing if no rule matches a leaf."""
+    from convert.drafting.survey import survey_coverage
 
-    Prints nothing if the model is a family of several rule files, or if no rule matches a leaf.
-    """
-    from convert.checkpoints import open_source
-    from convert.drafting.survey import survey_rules
-    from convert.rules.library import find_rules
-
-    candidates = find_rules(model, Path(options.rules_dir) if options.rules_dir else None)
-    if len(candidates) != 1:
-        return
-    leaf_names = [rules.leaf_names for rules in candidates if rules.leaf_names]
-    source = open_source(
-        checkpoint, step=options.step, item=options.item, skeleton=options.skeleton, leaf_names=leaf_names
-    )
-    survey = survey_rules(candidates[0], source)
+    survey = survey_coverage(match.coverage, match.source)
     if not survey.covered and not survey.dropped and not as_json:
         return  # rules of another model: a list of all leaves would say no more than the error
     if as_json:
@@ -256,9 +245,11 @@ def _ambiguous(plan: Plan) -> Iterator[str | Line]:
         HEADING,
     )
     for group in plan.shape_ambiguous:
-        more = f" and {len(group.names) - 1} more" if len(group.names) > 1 else ""
-        yield f"  {group.names[0]}{more}  ({group.rule})"
-        if group.others:
+        for folded in fold((None, (name,)) for name in group.names):
+            yield f"  {folded.lines[0]}  ({group.rule})"
+        if group.others is None:
+            yield f"      {group.layout}; other orders of so many axes were not searched"
+        elif group.others:
             yield f"      {group.layout}; also fits: {', '.join(group.others)}"
         if group.parts:
             parts = ", ".join(_differing_keys(group.parts))

@@ -15,7 +15,7 @@ from convert.core.yaml_nodes import Position
 from convert.drafting.path_groups import Names, group
 from convert.layers import Rule
 from convert.layers.draft import Group
-from convert.planning.match import cover
+from convert.planning.match import Coverage, cover
 from convert.rules.file import RuleFile
 from convert.rules.placeholders import Question
 
@@ -116,7 +116,11 @@ class Survey:
 
 def survey_rules(rules: RuleFile, source: Source) -> Survey:
     """Return what the rules, finished or not, cover of a checkpoint. Reads no array."""
-    coverage = cover(rules, source)
+    return survey_coverage(cover(rules, source), source)
+
+
+def survey_coverage(coverage: Coverage, source: Source) -> Survey:
+    """Return what `survey_rules` returns, of rules that are matched with the checkpoint already."""
     prefix = f"{coverage.root}/" if coverage.root else ""
     taken = [
         Covered(
@@ -148,7 +152,7 @@ def survey_rules(rules: RuleFile, source: Source) -> Survey:
         covered=tuple(c for c in taken if c.leaves),
         dropped=tuple(Covered(_full(prefix, r), r.kind_name, counts[r.at], r.at, ()) for r in drops if r.at in counts),
         uncovered=tuple(Uncovered(names.text(g.steps), g.shown, g.leaves, _nearest(g, paths)) for g in group(left)),
-        questions=rules.questions,
+        questions=coverage.rules.questions,
     )
 
 

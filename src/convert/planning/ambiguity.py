@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -25,7 +26,8 @@ class ShapeAmbiguity:
         rule: ``file:line``.
         names: the tensors.
         layout: the layout that the rule gives.
-        others: other orders of the axes that give the same shape, in einops notation; at most three.
+        others: other orders of the axes that give the same shape, in einops notation; at most three. None: there are more
+            than `MAX_AXES` axes, and the orders were not searched.
         parts: leaves of one shape that are fused into the tensor; the shape does not show their order.
         siblings: number of tensors of one layer that have this shape, such as q, k, v; 1 when there is no other.
     """
@@ -33,7 +35,7 @@ class ShapeAmbiguity:
     rule: str
     names: tuple[str, ...]
     layout: str
-    others: tuple[str, ...]
+    others: tuple[str, ...] | None
     parts: tuple[str, ...]
     siblings: int
 
@@ -42,77 +44,84 @@ class ShapeAmbiguity:
             "rule": self.rule,
             "tensors": list(self.names),
             "layout": self.layout,
-            "others": list(self.others),
+            "others": None if self.others is None else list(self.others),
             "interchangeable_parts": list(self.parts),
             "interchangeable_siblings": self.siblings,
         }
 
 
 @lru_cache(maxsize=4096)
-def other_layouts(axes: tuple[tuple[str, int], ...], groups: tuple[str, ...]) -> tuple[str, ...]:
+def other_layouts(
+    axes: tuple[tuple[str, int], ...], groups: tuple[tuple[str, ...], ...]
+) -> tuple[tuple[tuple[str, ...], ...], ...] | None:
     """Return the other orders of the axes that flatten to the same shape as `groups`.
 
-    >>> other_layouts((("N", 4), ("H", 8), ("D", 32)), ("D", "NH"))
-    ('(N H) D', '(H N) D', 'D (H N)')
+    >>> found = other_layouts((("N", 4), ("H", 8), ("D", 32)), (("D",), ("N", "H")))
+    >>> [layout_text(groups) for groups in found]
+    ['(N H) D', '(H N) D', 'D (H N)']
 
     The stored order comes first if it fits (a forgotten transpose). With more than `MAX_AXES` axes the search would take too long;
-    the result is then a sentence.
+    the result is then None.
     """
     sizes = dict(axes)
     target = tuple(math.prod(sizes[x] for x in group) for group in groups)
-    letters = "".join(letter for letter, _ in axes)
+    letters = [letter for letter, _ in axes]
     if 0 in sizes.values():
         return ()
     if len(letters) > MAX_AXES:
-        return (f"some other order of the {len(letters)} axes, perhaps",)
-    seen = [[x for x in "".join(groups) if sizes[x] > 1]]  # the correct order; axes of size 1 may stand anywhere
+        return None
+    seen = [
+        [x for group in groups for x in group if sizes[x] > 1]
+    ]  # the correct order; axes of size 1 may stand anywhere
     found = []
     for order in itertools.permutations(letters):
         moving = [x for x in order if sizes[x] > 1]
         cut = _cut(order, sizes, target)
         if cut is not None and moving not in seen:
             seen.append(moving)
-            found.append(" ".join(x if len(x) == 1 else f"({' '.join(x)})" if x else "1" for x in cut))
+            found.append(cut)
     return tuple(found)
 
 
-def _cut(order: tuple[str, ...], sizes: dict[str, int], target: tuple[int, ...]) -> list[str] | None:
+def layout_text(groups: Iterable[tuple[str, ...]]) -> str:
+    """Write groups of axes as einops does: ``(N H) D``; a group without an axis is ``1``."""
+    return " ".join((group[0] if len(group) == 1 else f"({' '.join(group)})") if group else "1" for group in groups)
+
+
+def _cut(order: tuple[str, ...], sizes: dict[str, int], target: tuple[int, ...]) -> tuple[tuple[str, ...], ...] | None:
     """Cut axes in this order into groups with the sizes of `target`; None if that is impossible."""
     groups, at = [], 0
     for k, size in enumerate(target):
-        group, product = "", 1
+        first, product = at, 1
         last = k == len(target) - 1
         while at < len(order) and (last or product < size):
             product *= sizes[order[at]]
-            group += order[at]
             at += 1
         if product != size:
             return None
-        groups.append(group)
-    return groups if at == len(order) else None
+        groups.append(order[first:at])
+    return tuple(groups) if at == len(order) else None
 
 
 @lru_cache(maxsize=4096)
-def _others(stored: tuple[tuple[str, int], ...], apart: tuple[str, ...], groups: tuple[str, ...]) -> tuple[str, ...]:
+def _others(
+    stored: tuple[tuple[str, int], ...], apart: tuple[str, ...], groups: tuple[str, ...]
+) -> tuple[str, ...] | None:
     """Return `other_layouts` of a part with its stacked axes: a stack on another axis of the same size fits, too."""
-    # Indices may have long names; the search wants one character each.
-    short = {name: name if len(name) == 1 else chr(0xE000 + k) for k, (name, _) in enumerate(stored)}
-    axes = tuple((short[name], size) for name, size in stored)
-    found = other_layouts(axes, (*(short[name] for name in apart), *groups))
-    long = {code: name for name, code in short.items()}
-    return tuple("".join(long.get(character, character) for character in layout) for layout in found)
+    found = other_layouts(stored, (*((name,) for name in apart), *map(tuple, groups)))
+    return None if found is None else tuple(map(layout_text, found))
 
 
 def shape_ambiguities(steps: tuple[Step, ...]) -> tuple[ShapeAmbiguity, ...]:
     """Group the tensors whose shape fits another layout, or another order of parts, by rule and layout."""
-    groups: dict[tuple[str, str, tuple[str, ...], int, int], list[Step]] = {}
+    groups: dict[tuple[str, str, tuple[str, ...] | None, int, int], list[Step]] = {}
     for step in steps:
         if not step.parts:
             continue
         part = step.parts[0]
         others = _others(part.stored, part.split_axes, part.groups) if part.stored else ()
         same_shape = len(step.parts) > 1 and len({(p.axes, p.groups) for p in step.parts}) == 1
-        if others or same_shape or step.siblings > 1:
+        if others is None or others or same_shape or step.siblings > 1:
             key = (step.rule.line_only, part.layout, others, len(step.parts) if same_shape else 0, step.siblings)
             groups.setdefault(key, []).append(step)
     return tuple(
@@ -120,7 +129,7 @@ def shape_ambiguities(steps: tuple[Step, ...]) -> tuple[ShapeAmbiguity, ...]:
             rule=rule,
             names=tuple(step.name for step in members),
             layout=layout,
-            others=others[:3],
+            others=others and others[:3],
             parts=tuple(part.leaf for part in members[0].parts) if fused else (),
             siblings=siblings,
         )

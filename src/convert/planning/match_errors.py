@@ -348,7 +348,7 @@ def _without_rule(facts: MatchFacts) -> Iterator[Finding]:
     patterns = {
         facts.full(p.text): rule
         for rule in facts.rules.rules
-        if rule.kind_name != "drop"
+        if rule.kind.drop_reason is None
         for p in rule.sources.values()
     }
     for names in groups.values():

@@ -179,7 +179,7 @@ class RuleFile:
 
     def supports(self, target: str) -> bool:
         """Whether every rule that matches leaves has a place for them in this target."""
-        return all(rule.layer(target) for rule in self.rules if rule.sources and rule.kind_name != "drop")
+        return all(rule.layer(target) for rule in self.rules if rule.sources and rule.kind.drop_reason is None)
 
     @property
     def choices(self) -> dict[str, tuple[str, ...]]:

@@ -102,7 +102,7 @@ def _rewrite(rule: Rule, chosen: list[tuple[PathVariants, tuple[VariantPath, ...
 
 
 def _is_affected(rule: Rule, variants: PathVariants) -> bool:
-    return rule.kind_name != "drop" and any(
+    return rule.kind.drop_reason is None and any(
         _has_part(pattern, variants.written) for pattern in _patterns(rule).values()
     )
 
@@ -159,7 +159,9 @@ def resolve_path_variants(
 
 
 def _matched(rules: Sequence[Rule], find: Find) -> set[str]:
-    return {name for rule in rules if rule.kind_name != "drop" for p in rule.sources.values() for name, _ in find(p)}
+    return {
+        name for rule in rules if rule.kind.drop_reason is None for p in rule.sources.values() for name, _ in find(p)
+    }
 
 
 def _number_layers(rules: Sequence[Rule], specs: Mapping[str, TensorSpec], find: Find) -> tuple[Rule, ...]:

@@ -56,7 +56,7 @@ def _buffer_names_one_tensor(rule: Rule, node: YamlNode) -> Iterator[Finding]:
 
 
 def _only_drop_has_wildcards(rule: Rule, node: YamlNode) -> Iterator[Finding]:
-    for role, pattern in rule.sources.items() if rule.kind_name != "drop" else ():
+    for role, pattern in rule.sources.items() if rule.kind.drop_reason is None else ():
         if pattern.wild:
             yield Finding(
                 "rule-wildcard",
@@ -70,7 +70,7 @@ def _only_drop_has_wildcards(rule: Rule, node: YamlNode) -> Iterator[Finding]:
 
 
 def _all_roles_have_the_same_indices(rule: Rule, node: YamlNode) -> Iterator[Finding]:
-    if rule.kind_name == "drop" or not rule.sources:
+    if rule.kind.drop_reason is not None or not rule.sources:
         return
     lead = "from" if "from" in node.value else _key_of(rule.lead, rule.kind, node)[0]
     for role, pattern in rule.sources.items():
@@ -186,7 +186,7 @@ RULE_CHECKS: tuple[Callable[[Rule, YamlNode], Iterator[Finding]], ...] = (
 
 def _targets(rule: Rule) -> Iterable[tuple[str | None, TargetLayer]]:
     """Return the names and layers of the targets, unless the rule drops its leaves, has none, or leaves its target open."""
-    checked = rule.kind_name != "drop" and rule.sources and rule.kind_name not in rule.asked
+    checked = rule.kind.drop_reason is None and rule.sources and rule.kind_name not in rule.asked
     return rule.targets.items() if checked else ()
 
 
@@ -354,7 +354,9 @@ def _path_variants_count_by_one_index(rules: RuleFile) -> Iterator[Finding]:
 
 
 def _letters_are_not_indices(rules: RuleFile) -> Iterator[Finding]:
-    indices = {name: rule for rule in reversed(rules.rules) for name in indices_of(rule) if rule.kind_name != "drop"}
+    indices = {
+        name: rule for rule in reversed(rules.rules) for name in indices_of(rule) if rule.kind.drop_reason is None
+    }
     for rule in rules.rules:
         for letter in dict.fromkeys(letters_of(rule)) if not rule.asked else ():
             if letter in indices:

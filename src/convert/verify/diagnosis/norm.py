@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, np.dtype[Any]]
 FEATURE_NORMS = {"layer_norm": "LayerNorm", "rms_norm": "RMSNorm"}  # kind in a rule -> name of the function
-CHANNEL_NORMS = ("group_norm", "batch_norm")
+CHANNEL_NORMS = ("group_norm", "instance_norm", "batch_norm")
 FACTORS = ("weight", "1+weight")
 FEATURE_EPSILON = 1e-6  # flax, for LayerNorm and RMSNorm
 CHANNEL_EPSILON = 1e-5  # torch and flax, for GroupNorm and BatchNorm
@@ -132,7 +132,10 @@ def _channel_norms(module: torch.nn.Module, site: Site) -> Iterator[Variant]:
             yield norm.variant(lambda seen, norm=norm: _batch_norm(seen.values[given], norm, w))  # type: ignore[misc]
         return
     channels = step.spec.size
-    counts = _first(int(declared.get("num_groups", 1)), tuple(n for n in range(1, channels + 1) if channels % n == 0))
+    groups = channels if step.kind_name == "instance_norm" else 1
+    counts = _first(
+        int(declared.get("num_groups", groups)), tuple(n for n in range(1, channels + 1) if channels % n == 0)
+    )
     for n, e, f in itertools.product(counts, epsilons, factors):
         norm = NormFunction(f"{n} groups", f, e)
         yield norm.variant(lambda seen, norm=norm, n=n: _group_norm(seen.values[given], norm, n, w))  # type: ignore[misc]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from convert.layers.recurrent.kinds import Recurrent
 from convert.references.protocol import INPUT, Observed, Variant
 from convert.verify.diagnosis.compare import Search, compare_variants
 from convert.verify.diagnosis.site import Site
@@ -73,14 +74,20 @@ def _variants(site: Site) -> Iterator[Variant]:
     """Yield the recurrences that the layer may compute, the declared one first; nothing if it is no recurrent layer."""
     step = next((s for s in site.steps(site.name) if s.group is not None and s.group.sizes), None)
     call = site.calls.get(site.name)
-    if step is None or call is None or site.boundary.endswith(INPUT) or step.kind_name not in CELLS:
+    kind = step.group.rule.kind if step is not None and step.group is not None else None
+    if (
+        step is None
+        or call is None
+        or site.boundary.endswith(INPUT)
+        or not isinstance(kind, Recurrent)
+        or kind.kind_name not in CELLS
+    ):
         return
     module = site.module.get_submodule(site.name)
     weights = {name: p.detach().double().cpu().numpy() for name, p in module.named_parameters(recurse=False)}
     args, kwargs = call
     initial = kwargs.get("hx", args[1] if len(args) > 1 else None)
-    kind = step.group.rule.kind if step.group is not None else None
-    declared = getattr(getattr(kind, "cell", None), "reset", "after")
+    declared = kind.cell.reset
     if declared == "none":
         return
     recurrences = [Recurrence(stale=stale) for stale in (False, True)]

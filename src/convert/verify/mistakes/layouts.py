@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -12,7 +11,7 @@ from convert.layers.base import Part, Step
 from convert.layers.in_memory import maker
 from convert.layers.leaf_reader import LeafReader
 from convert.layers.mistake import Mistake, symmetric
-from convert.planning.ambiguity import MAX_AXES, other_layouts
+from convert.planning.ambiguity import MAX_AXES, layout_text, other_layouts
 
 MAX_PARTS = 4  # of a fused tensor, all orders of which are tried
 
@@ -24,13 +23,13 @@ def layout_mistakes(step: Step, source: LeafReader) -> Iterator[Mistake]:
         return
     if len(part.axes) > MAX_AXES or any(isinstance(op, Slice) for p in step.parts for op in p.ops):
         return
-    right = " ".join(x if len(x) == 1 else f"({' '.join(x)})" for x in part.groups)
-    for layout in other_layouts(part.axes, part.groups):
-        groups = tuple("".join(flat.split()) or letter for flat, letter in re.findall(r"\(([^)]*)\)|(\S)", layout))
-        order = [letter for letter in "".join(groups) if letter != "1"]
+    right = layout_text(map(tuple, part.groups))
+    for layout in other_layouts(part.axes, tuple(map(tuple, part.groups))) or ():
+        order = [letter for group in layout for letter in group]
         parts = tuple(_reordered(p, order, step) for p in step.parts)
-        name = _name(part, groups)
-        yield symmetric(name, f"laid out as {layout}", f"laid out as {right}", maker(step, source, parts))
+        name = _name(part, tuple("".join(group) or "1" for group in layout))
+        wrong = f"laid out as {layout_text(layout)}"
+        yield symmetric(name, wrong, f"laid out as {right}", maker(step, source, parts))
 
 
 def _name(part: Part, groups: tuple[str, ...]) -> str:
