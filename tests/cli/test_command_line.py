@@ -274,8 +274,22 @@ def test_another_models_checkpoint(run: Run, tmp_path: Path) -> None:
 
 def test_unknown_model(run: Run, tmp_path: Path) -> None:
     _, err = run("timesfn", checkpoint("timesfm-2.5"), tmp_path / "out.safetensors", code=2)
-    assert err.startswith("error[rules-not-found]: no rules are named 'timesfn': expected one of bert, ")
-    assert "timesfm, timesfm-1, timesfm-2.5, whisper; did you mean 'timesfm'?" in err and "./my-model.yaml" in err
+    assert err.startswith(
+        "error[rules-not-found]: no rules are named 'timesfn'; did you mean 'timesfm'? Or give your own"
+    )
+    assert "./my-model.yaml" in err and "whisper" not in err
+    _, err = run("xyz", checkpoint("timesfm-2.5"), tmp_path / "out.safetensors", code=2)
+    assert "no rules are named 'xyz': expected one of bert, " in err
+
+
+def test_rule_file_without_a_path_or_yaml(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("README.md").write_text("")
+    _, err = run("plan", "README.md", checkpoint("timesfm-2.5"), code=2)
+    assert err.startswith(
+        "error[rules-not-found]: README.md: it is a file, but a rule file is named by a path with / or"
+    )
+    assert err.endswith("; write ./README.md\n") and "bert" not in err
 
 
 def test_unknown_target_and_setting(run: Run, tmp_path: Path) -> None:
@@ -322,11 +336,34 @@ def test_existing_output_is_kept(run: Run, tmp_path: Path) -> None:
     assert out.stat().st_size > 500_000 and nothing_but(tmp_path, "out.safetensors")
 
 
+@pytest.mark.parametrize("name", ["o.pt", "o.PTH", "o.bin", "o.safetensor", "o.ckpt", "o.h5", "o.npz", "o.Safetensors"])
+def test_output_with_the_name_of_another_format(run: Run, name: str, tmp_path: Path) -> None:
+    out = tmp_path / name
+    for option in ((), ("--dry-run",), ("--overwrite",)):
+        _, err = run("timesfm", checkpoint("timesfm-2.5"), out, *option, code=2)
+        assert err.startswith(f"error[output-name-invalid]: {out}: expected a name that ends in .safetensors, or the")
+        assert f"got a name that ends in {out.suffix}; write {out.with_suffix('.safetensors')}, or " in err
+    assert nothing_but(tmp_path)
+
+
+def test_output_directory_with_a_dot_in_its_name(run: Run, tmp_path: Path) -> None:
+    existing = tmp_path / "run.pt"
+    existing.mkdir()
+    for out in (tmp_path / "gemma-3.1b", existing):
+        run("timesfm", checkpoint("timesfm-2.5"), out, "--overwrite")
+        assert (out / "model.safetensors").is_file()
+
+
 def test_output_within_the_checkpoint(run: Run, tmp_path: Path) -> None:
     copy = damaged(tmp_path, "timesfm-2.5") / "ckpt"
-    for out in (copy, copy / "x.safetensors", copy.parent):
+    problems = {
+        copy: f"the output is the checkpoint {copy} itself",
+        copy / "x.safetensors": f"the output lies inside the checkpoint {copy}; choose a path outside of it",
+        copy.parent: f"the checkpoint {copy} lies inside the output directory",
+    }
+    for out, problem in problems.items():
         _, err = run("timesfm", copy, out, "--overwrite", code=2)
-        assert "contain each other" in err
+        assert err.startswith(f"error[output-within-input]: {out}: {problem}")
     assert not (copy / "x.safetensors").exists()
 
 
@@ -343,7 +380,7 @@ def test_output_within_a_paxml_checkpoint(run: Run, place: str, tmp_path: Path) 
     ):
         out = copy / place
         if named in out.parents or "checkpoint_1100000" in place:
-            assert "contain each other" in run("timesfm", named, out, code=2)[1]
+            assert "output-within-input" in run("timesfm", named, out, code=2)[1]
     assert not (copy / place).exists()
 
 
@@ -356,7 +393,7 @@ def test_output_within_another_step(run: Run, tmp_path: Path) -> None:
     rules.write_text("model: m\ntitle: m\ntargets: {torch: {loads: x}}\nrules:\n" + "".join(names.values()))
     assert leaf
     for out in (steps / "x.safetensors", next(p for p in steps.iterdir() if p.is_dir())):
-        assert "contain each other" in run(rules, steps, out, "--overwrite", code=2)[1]
+        assert "output-within-input" in run(rules, steps, out, "--overwrite", code=2)[1]
 
 
 @pytest.mark.parametrize(
@@ -628,7 +665,7 @@ def test_a_closed_pipe_is_no_error(tmp_path: Path) -> None:
 
 
 def test_sizes() -> None:
-    assert [parse_size(text) for text in ("5GB", "1.5 kB", "2GiB", "100", "3m")] == [
+    assert [parse_size(text, "--max-size") for text in ("5GB", "1.5 kB", "2GiB", "100", "3m")] == [
         5 * 10**9,
         1500,
         2**31,
@@ -636,8 +673,8 @@ def test_sizes() -> None:
         3 * 10**6,
     ]
     for text in ("", "GB", "-1GB", "5XB", "0"):
-        with pytest.raises(ConvertError, match="expected a size such as 500MB"):
-            parse_size(text)
+        with pytest.raises(ConvertError, match="^--max-size: expected a size such as 500MB"):
+            parse_size(text, "--max-size")
 
 
 def test_goldens_are_small() -> None:

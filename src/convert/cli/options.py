@@ -182,8 +182,8 @@ _UNITS = {
 }
 
 
-def parse_size(text: str) -> int:
-    """Parse a size such as ``2GB`` (decimal) or ``2GiB`` (binary) into bytes.
+def parse_size(text: str, option: str) -> int:
+    """Parse a size such as ``2GB`` (decimal) or ``2GiB`` (binary) into bytes; `option` is named in the error.
 
     Raises:
         ConvertError: `text` is not a size.
@@ -194,9 +194,7 @@ def parse_size(text: str) -> int:
         unit += "B"
     size = float(match[1]) * _UNITS[unit] if match is not None and unit in _UNITS else 0.0
     if not 1 <= size < math.inf:
-        raise ConvertError(
-            Finding("usage", expected="a size such as 500MB, 2GB or 2GiB", got=repr(text), fix="correct the option")
-        )
+        raise ConvertError(Finding("usage", path=option, expected="a size such as 500MB, 2GB or 2GiB", got=repr(text)))
     return int(size)
 
 
@@ -227,5 +225,5 @@ def split(values: Iterable[str] | None) -> tuple[str, ...]:
 def shard_bytes(text: str | None, out: Path | None) -> int | None:
     """Return the limit that ``--max-shard-size`` sets; a single file has no limit unless the user gives one."""
     if text is not None:
-        return parse_size(text)
+        return parse_size(text, "--max-shard-size")
     return None if out is not None and out.suffix == ".safetensors" else DEFAULT_SHARD_BYTES

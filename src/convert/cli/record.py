@@ -89,7 +89,7 @@ def record(
         factory=reference or "",
         seed=seed,
         precision=precision,
-        max_bytes=o.parse_size(max_size),
+        max_bytes=o.parse_size(max_size, "--max-size"),
         overwrite=overwrite,
     )
     if as_json:

@@ -27,7 +27,13 @@ def list_rules(rules_dir: o.RulesDir = None, as_json: o.Json = False) -> None:
         return
     rows = [("NAME", "FAMILY", "TARGETS", "TITLE", "PUBLISHED SIZES")]
     rows += [
-        (r.model, r.family or "-", ", ".join(r.targets), r.title, ", ".join(v.name for v in r.versions) or "-")
+        (
+            r.model,
+            r.family or "-",
+            ", ".join(r.supported_targets),
+            r.title,
+            ", ".join(v.name for v in r.versions) or "-",
+        )
         for r in available
     ]
     output.data_lines(output.headed(output.table(rows)))
@@ -40,7 +46,7 @@ def _to_dict(rules: RuleFile) -> dict[str, Any]:
         "title": rules.title,
         "file": rules.path,
         "sha256": rules.sha256,
-        "targets": {name: target.loads for name, target in rules.targets.items()},
+        "targets": {name: rules.targets[name].loads for name in rules.supported_targets},
         "versions": [version.name for version in rules.versions],
     }
 
@@ -137,7 +143,7 @@ def validate(
                 count = f", {output.count(len(questions), 'question')} open" if questions else ""
                 output.data(
                     f"{file}:{name} valid{' so far' if questions else ''}, {output.count(len(rules.rules), 'rule')} "
-                    f"for {', '.join(rules.targets)}{count}"
+                    f"for {', '.join(rules.supported_targets)}{count}"
                 )
                 for question in questions:
                     output.data(f"  {question}")

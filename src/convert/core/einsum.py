@@ -114,7 +114,8 @@ def parse_projection(equation: str) -> Projection:
     lost = [letter for letter in w if letter not in x + y]
     if lost:
         raise ValueError(
-            f"{', '.join(lost)} of the weight of {equation!r} is in neither input nor result: it would be summed away"
+            f"{', '.join(lost)} of the weight of {equation!r} is in neither input nor result: it would be summed away; "
+            f"add {', '.join(lost)} to the input or to the result"
         )
     summed = [letter for letter in x if letter not in w + y]
     if summed:

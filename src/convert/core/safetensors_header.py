@@ -101,8 +101,18 @@ def read_header(path: Path) -> tuple[dict[str, str], dict[str, TensorEntry]]:
             size = os.fstat(file.fileno()).st_size
             prefix = file.read(8)
             length = int.from_bytes(prefix, "little")
-            if len(prefix) < 8 or length > min(size - 8, MAX_HEADER):
-                _fail(path, f"the header would take {length} bytes, the file has {size}, readers accept {MAX_HEADER}")
+            if len(prefix) == 8 and (length > MAX_HEADER or (length > size - 8 and file.read(1) not in (b"", b"{"))):
+                raise CheckpointError(
+                    Finding(
+                        "safetensors-damaged",
+                        path=str(path),
+                        expected="a safetensors file",
+                        got="another format, or a damaged file",
+                        fix="give the .safetensors file",
+                    )
+                )
+            if len(prefix) < 8 or length > size - 8:
+                _fail(path, f"the header would take {length} bytes, the file has {size}")
             text = file.read(length)
     except OSError as error:
         problem = f"cannot be read: {error.strerror or error}"

@@ -287,6 +287,15 @@ def read_text(path: Path, name: str) -> str:
     """
     try:
         return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise RuleError(
+            Finding(
+                "file-not-found",
+                "there is no such rule file",
+                rule=name,
+                fix="correct the path, or draft one with `convert rules new`",
+            )
+        ) from None
     except OSError as error:
         raise RuleError(Finding("rule-file-unreadable", f"cannot be read: {error.strerror}", rule=name)) from None
     except UnicodeDecodeError:

@@ -133,7 +133,7 @@ def _no_match(outcome: NoMatch) -> Finding:
         "rules-of-another-model",
         f"{source.display_path} ({source.format}) fits none of {', '.join(match.rules.model for match in outcome.matches)}: no rule "
         f"matches any of its {len(source.leaves)} leaves",
-        got=f"the first is {next(iter(source.leaves), 'missing')}",
+        got=f"leaves such as {next(iter(source.leaves))}" if source.leaves else "no leaves",
         fix="list the leaves with `convert inspect`, and the known models with `convert rules list`",
     )
 

@@ -182,6 +182,11 @@ class RuleFile:
         return all(rule.layer(target) for rule in self.rules if rule.sources and rule.kind.drop_reason is None)
 
     @property
+    def supported_targets(self) -> tuple[str, ...]:
+        """Names of the targets that these rules support; a target of a shared header may be of another model."""
+        return tuple(name for name in self.targets if self.supports(name))
+
+    @property
     def choices(self) -> dict[str, tuple[str, ...]]:
         """Names for which ``--set`` may choose a variant, and the variants."""
         return {rule.choice: rule.kind.variants for rule in self.rules if rule.choice}

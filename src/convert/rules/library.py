@@ -97,14 +97,18 @@ def find_rules(model: str, extra: Path | None = None) -> tuple[RuleFile, ...]:
     named = tuple(rules for rules in known if rules.model == model) or tuple(r for r in known if r.family == model)
     if named:
         return named
+    if Path(model).is_file():
+        problem = "it is a file, but a rule file is named by a path with / or ending in .yaml"
+        raise RuleError(Finding("rules-not-found", problem, rule=model, fix=f"write ./{model}"))
     known = available_rules(extra)
     names = sorted({rules.model for rules in known} | {rules.family for rules in known if rules.family})
+    near = did_you_mean(model, names)
     own = "give your own file by its path, such as ./my-model.yaml"
     raise RuleError(
         Finding(
             "rules-not-found",
             f"no rules are named {model!r}",
-            expected=f"one of {', '.join(names)}",
-            fix=" Or ".join(filter(None, (did_you_mean(model, names), own))),
+            expected="" if near else f"one of {', '.join(names)}",
+            fix=" Or ".join(filter(None, (near, own))),
         )
     )

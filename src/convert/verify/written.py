@@ -114,7 +114,9 @@ def open_written(path: str | Path) -> Written:
         files = [path] if path.exists() else []
     if not files and not missing:
         problem = "there is no .safetensors file in it" if path.is_dir() else "there is no such file or directory"
-        raise CheckpointError(Finding("converted-not-found", problem, path=str(path)))
+        raise CheckpointError(
+            Finding("converted-not-found", problem, path=str(path), fix="give the output of `convert`")
+        )
     tensors: dict[str, tuple[Path, TensorEntry]] = {}
     metadata: dict[str, str] = {}
     for k, file in enumerate(files):

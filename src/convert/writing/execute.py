@@ -89,11 +89,12 @@ def prepare(plan: Plan, out: Path, max_shard_bytes: int | None) -> tuple[list[Ou
         The tensors, their layout, and the further files of the output by name.
 
     Raises:
-        OutputError: the output lies in the checkpoint, a single file would exceed `max_shard_bytes`, or the target loads
+        OutputError: the output lies in the checkpoint, its name is that of another format, a single file would exceed `max_shard_bytes`, or the target loads
             only single files.
         PlanError: ``config.json`` needs a fact that is not known.
     """
     refuse_overlap(out, plan.source)
+    _refuse_name(out)
     tensors, layout = plan_layout(plan, out, max_shard_bytes)
     if plan.format.one_file and len(layout.files) > 1:
         raise OutputError(
@@ -221,6 +222,31 @@ def _extra_files(plan: Plan) -> dict[str, bytes]:
     return {**written, CARD: render_card(plan, tool_version()).encode()}
 
 
+# A directory may have any other name, such as gemma-3.1b.
+_OTHER_FORMATS = re.compile(
+    r"\.(bin|ckpt|gguf|h5|hdf5|keras|msgpack|np[yz]|onnx|pickle|pkl|pth?|safetensors?)", re.IGNORECASE
+)
+
+
+def _refuse_name(out: Path) -> None:
+    """Refuse the name of a file of another format, as a directory of this name is hardly meant.
+
+    Raises:
+        OutputError: the name ends so, and there is no such directory.
+    """
+    if out.suffix == ".safetensors" or not _OTHER_FORMATS.fullmatch(out.suffix) or out.is_dir():
+        return
+    raise OutputError(
+        Finding(
+            "output-name-invalid",
+            path=str(out),
+            expected="a name that ends in .safetensors, or the name of a directory",
+            got=f"a name that ends in {out.suffix}",
+            fix=f"write {out.with_suffix('.safetensors')}, or a name without an extension for a directory",
+        )
+    )
+
+
 def refuse_overlap(out: Path, source: Source) -> None:
     """Refuse to write into the checkpoint, or to replace a directory that contains it.
 
@@ -229,15 +255,17 @@ def refuse_overlap(out: Path, source: Source) -> None:
     """
     here, stored = real(out), real(source.path)
     for there in (stored, real(source.display_path), _outermost(stored)):
-        if here == there or (there in here.parents and there.is_dir()) or here in there.parents:
-            raise OutputError(
-                Finding(
-                    "output-within-input",
-                    f"the output and the checkpoint {source.display_path} contain each other",
-                    path=str(out),
-                    fix="choose another place for the output",
-                )
-            )
+        if here == there:
+            problem, fix = f"the output is the checkpoint {source.display_path} itself", "choose another path"
+        elif there in here.parents and there.is_dir():
+            problem = f"the output lies inside the checkpoint {source.display_path}"
+            fix = "choose a path outside of it"
+        elif here in there.parents:
+            problem = f"the checkpoint {source.display_path} lies inside the output directory"
+            fix = "choose a directory that does not contain it"
+        else:
+            continue
+        raise OutputError(Finding("output-within-input", problem, path=str(out), fix=fix))
 
 
 def _outermost(path: Path) -> Path:

@@ -423,13 +423,14 @@ def test_an_existing_file_is_kept(files: Files, tmp_path: Path) -> None:
     assert load_recording(out).manifest.model == "timesfm-1"
     with pytest.raises(OutputError, match=r"r\.safetensors: exists and is kept"):  # before the model is run
         record(plan_of(CASE), replace(reference_of(CASE), jax=None), out)
-    with pytest.raises(OutputError, match="contain each other"):
+    with pytest.raises(OutputError, match="the output lies inside the checkpoint"):
         record(plan_of(CASE), reference_of(CASE), plan_of(CASE).source.path.parent / "r.safetensors")
     with pytest.raises(ConvertError, match="--precision: expected one of float32, bfloat16, float64, got float8"):
         record(plan_of(CASE), reference_of(CASE), out, precision="float8")
     with pytest.raises(OutputError) as error:
-        keep(tmp_path / "recording")
+        keep(tmp_path / "recording.npz")
     assert error.value.code == "output-name-invalid" and ".safetensors" in error.value.findings[0].expected
+    assert error.value.findings[0].fix == f"write {tmp_path / 'recording.safetensors'}"
 
 
 def test_without_a_jax_side_there_is_nothing_to_record(tmp_path: Path) -> None:

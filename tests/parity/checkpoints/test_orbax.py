@@ -542,7 +542,7 @@ def steps(managed: Path, tmp_path: Path) -> Path:
 def test_takes_the_latest_step(managed: Path) -> None:
     source = open_orbax(managed / "plain")
     assert chosen(source) == [("step-chosen", 200, [0, 100, 200]), ("item-chosen", "default", [])]
-    assert [str(note) for note in source.notes] == ["step 200 of 0, 100, 200", "item default"]
+    assert [str(note) for note in source.notes] == ["step 200 of 0, 100, 200", "reads the item default"]
     assert source.path == managed / "plain" / "200" / "default"
     assert same(source.read("w"), np.full(2, 200))
 

@@ -398,7 +398,7 @@ def test_a_broadcast_axis_of_a_bias_binds_no_letter() -> None:
         ("BD,DF->BFG", "G of the result of 'BD,DF->BFG' is in no operand"),
         (
             "BD,DFG->BF",
-            "G of the weight of 'BD,DFG->BF' is in neither input nor result: it would be summed away",
+            "G of the weight of 'BD,DFG->BF' is in neither input nor result: it would be summed away; add G to the input or to the result",
         ),
         ("BTD,DF->BF", "T of the input of 'BTD,DF->BF' is summed without the weight: not a projection"),
     ],

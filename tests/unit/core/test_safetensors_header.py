@@ -101,7 +101,13 @@ def test_header_too_long_for_readers_is_refused(monkeypatch: pytest.MonkeyPatch)
     [
         (b"", r"the header would take 0 bytes, the file has 0"),
         (b"\x02\0\0\0\0\0\0", r"the file has 7"),
-        (b"\xff" * 16, r"the header would take 18446744073709551615 bytes, the file has 16"),
+        (
+            b"\xff" * 16,
+            r"expected a safetensors file, got another format, or a damaged file; give the .safetensors file",
+        ),
+        (b"PK\x03\x04" + bytes(40), r"got another format, or a damaged file"),
+        (b"# README" * 4, r"got another format, or a damaged file"),
+        ((1000).to_bytes(8, "little") + b"text", r"got another format, or a damaged file"),
         (whole("{}")[:-1], r"the header would take 2 bytes, the file has 9"),
         (whole("{"), "its header is not JSON"),
         (whole(b"\xff\xfe"), "its header is not JSON"),
@@ -148,7 +154,7 @@ def test_a_header_longer_than_readers_accept_is_not_read(tmp_path: Path) -> None
     with path.open("wb") as file:
         file.write((200_000_000).to_bytes(8, "little"))
         file.truncate(300_000_000)  # sparse
-    with pytest.raises(CheckpointError, match="the header would take 200000000 bytes"):
+    with pytest.raises(CheckpointError, match="got another format"):
         read_header(path)
 
 

@@ -233,7 +233,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         read_text(latin, "name")
     with rejected("rule-file-unreadable", str(tmp_path), "Is a directory"):
         load_rules(tmp_path)
-    with rejected("rule-file-unreadable", f"{tmp_path}/none.yaml", "No such file"):
+    with rejected("file-not-found", f"{tmp_path}/none.yaml", "there is no such rule file", "convert rules new"):
         load_rules(tmp_path / "none.yaml")
     with rejected("rule-file-unreadable", str(latin), "UTF-8"):
         load_rules(latin)

@@ -349,7 +349,7 @@ def _item_not_found(path: Path, problem: str, shown: str) -> CheckpointError:
 
 
 def _item_chosen(name: str, others: Sequence[str]) -> Finding:
-    text = f"item {name}" + (f" (not {', '.join(others)})" if others else "")
+    text = f"reads the item {name}" + (f" (not {', '.join(others)})" if others else "")
     return Finding("item-chosen", text, data={"item": name, "others": list(others)})
 
 

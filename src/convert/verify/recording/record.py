@@ -197,6 +197,7 @@ def _check_out(out: Path, plan: Plan, overwrite: bool) -> None:
                 path=str(out),
                 expected="a name that ends in .safetensors, as a recording is one file",
                 got=out.name,
+                fix=f"write {out.with_suffix('.safetensors')}",
             )
         )
     refuse_overlap(out, plan.source)
