@@ -18,7 +18,6 @@ from convert.core.findings import Finding
 from convert.rules.library import shipped_rules_dir
 from convert.rules.parse import parse_models
 from convert.verify.layers.level import check_layers
-from convert.verify.weights.level import check_weights
 from convert.verify.written import open_written
 from support.command_line import Run
 from support.gemma_models import BOUND, load
@@ -26,6 +25,7 @@ from support.goldens import SpecsOnly, relative_error
 from support.marks import slow_but
 from support.maxtext_models import PADDED, TOKENS, D, F, H, K, Model, N, V, flat, logits, train_state
 from support.memory_source import MemorySource
+from support.weights_level import check_weights
 
 FAMILIES = {"gemma2": 6, "gemma3": 8, "llama3": 3, "llama3.1": 3}  # layers; 8 are a unit of six and two layers more
 SCANNED = {family: Model(family, layers, scan=True) for family, layers in FAMILIES.items()}

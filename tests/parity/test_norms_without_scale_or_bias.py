@@ -24,11 +24,11 @@ from convert.planning.planner import make_plan
 from convert.verify.layers.level import check_layers
 from convert.verify.numerics.lift_jax import lift
 from convert.verify.report.report import Verdict
-from convert.verify.weights.level import check_weights
 from convert.verify.written import open_written
 from convert.writing.execute import execute
 from support.live_layers import converted, draw, drawn, first, last, loaded, names, same
 from support.memory_source import MemorySource, rule_file
+from support.weights_level import check_weights
 
 
 @pytest.fixture(autouse=True)

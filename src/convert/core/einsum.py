@@ -35,11 +35,6 @@ class Projection:
     batch: str
     result: tuple[str, str]
 
-    @property
-    def linear_axes(self) -> str:
-        """Axes of the flattened Linear weight: outputs, then inputs."""
-        return self.outputs + self.inputs
-
     def bias_axes(self, shape: tuple[int, ...]) -> str:
         """Return the letters of a bias of this shape. It is added to Y, so it is aligned as NumPy broadcasts it.
 
@@ -77,10 +72,10 @@ class Projection:
 def parse_projection(equation: str) -> Projection:
     """Parse a two-operand einsum ``X,W->Y`` whose second operand is the weight.
 
-    >>> parse_projection("...NH,DNH->...D").linear_axes
-    'DNH'
-    >>> parse_projection("BTNH,NHD->BTD").linear_axes
-    'DNH'
+    >>> parse_projection("...NH,DNH->...D").inputs
+    'NH'
+    >>> parse_projection("BTNH,NHD->BTD").outputs
+    'D'
 
     Raises:
         ValueError: the equation has another form; the text is the reason.

@@ -11,8 +11,6 @@ from convert.drafting.axis_letters import Letters
 from convert.layers.draft import Group, PathKey
 from convert.rules.attention_macro import LIBRARIES, Library
 
-Shapes = Mapping[str, tuple[int, ...]]  # role -> sizes of a kernel
-
 
 @dataclass(frozen=True)
 class AttentionLeaves:

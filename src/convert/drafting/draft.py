@@ -126,20 +126,20 @@ class _Drafter:
         return next(g.leaves[0] for g in self.paths.groups if g.steps[: len(prefix)] == prefix)
 
     def _drops(self, needless: list[Group]) -> Iterator[DraftEntry]:
-        said: set[str] = set()
+        dropped: set[str] = set()
         slash = "/" if self.paths.root else ""
         for g in needless:
             word = optimizer(g)
             entry = DraftEntry()
             if word and f"{word}/" in g.leaves[0]:
-                if word in said:
+                if word in dropped:
                     continue
-                said.add(word)
+                dropped.add(word)
                 entry.say("drop", plain(f"{slash}{word}/**"), "guess")
                 entry.say("because", "the optimizer's state")
             else:
                 counts = {"step": "the training step", "count": "a counter"}
-                why = counts.get(g.steps[-1].words[0], "a number that is no weight")
+                why = counts.get(g.steps[-1].words[0], "a number that is not a weight")
                 entry.say("drop", plain(self.paths.drop(g)), "guess")
                 entry.say("because", "the state of a random generator" if random(g) else why)
             yield entry

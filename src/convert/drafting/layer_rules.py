@@ -228,8 +228,8 @@ class LayerRules:
         """Ask for the target: its name, and which of several kinds it is; the first is the guess."""
         module = name or self.paths.module(layer.steps)
         first = next(iter(words))
-        asked = f"{question} And {NAME}" if question else NAME
-        entry.ask(first, asked, [(f"{word}: {plain(module)}", remark) for word, remark in words.items()])
+        text = f"{question} And {NAME}" if question else NAME
+        entry.ask(first, text, [(f"{word}: {plain(module)}", remark) for word, remark in words.items()])
 
     # ---- kinds
 
@@ -279,8 +279,8 @@ class LayerRules:
             entry.ask(only.kind_name, NAME, [(only.text(module).split("\n")[0], "")])
             return entry
         shown = " x ".join(map(str, g.shape))
-        asked = f"what does the layer compute? The sizes {shown} do not tell. And {NAME}"
-        entry.ask("linear", asked, [(reading.text(module), reading.why) for reading in readings])
+        text = f"what does the layer compute? The sizes {shown} do not tell. And {NAME}"
+        entry.ask("linear", text, [(reading.text(module), reading.why) for reading in readings])
         return entry
 
     def _matrix_or_table(self, g: Group) -> list[Reading]:
@@ -294,8 +294,8 @@ class LayerRules:
         """Write how the source normalizes the weight at every call."""
         u, v = (self.partners.get(layer, role) for role in ("spectral_norm", "spectral_norm_v"))
         if u and v:
-            said = "guess: by their sizes and their place in Equinox's State"
-            entry.say("spectral_norm", f"{{u: {flow(u)}, v: {flow(v)}}}", said)
+            remark = "guess: by their sizes and their place in Equinox's State"
+            entry.say("spectral_norm", f"{{u: {flow(u)}, v: {flow(v)}}}", remark)
         elif u:
             entry.say("spectral_norm", plain(u), "guess: by its name")
         if path := self.partners.get(layer, "weight_norm"):

@@ -39,10 +39,10 @@ def find_cells(groups: Sequence[Group]) -> dict[tuple[PathKey, ...], tuple[str, 
     for prefix, leaves in below.items():
         fitting = [(word, name) for word, name, cell in known if _fits(cell, leaves) and _may_be(name, word, prefix)]
         kinds = {word for word, _ in fitting}
-        said = [(word, name) for word, name in fitting if len(kinds) == 1 or _called(word, prefix)]
-        if len({word for word, _ in said}) == 1:
+        named = [(word, name) for word, name in fitting if len(kinds) == 1 or _called(word, prefix)]
+        if len({word for word, _ in named}) == 1:
             whole = sum(g.steps[: len(prefix)] == prefix for g in groups) == len(leaves)
-            found |= {prefix: said[0]} if whole else {}
+            found |= {prefix: named[0]} if whole else {}
     return found
 
 

@@ -61,7 +61,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Layer:
-    """The leaves of one dict of the tree, or of several that are alike.
+    """The leaves of one dict of the tree, or of several dicts with the same structure.
 
     Attributes:
         steps: path of the dict.

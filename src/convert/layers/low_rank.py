@@ -15,8 +15,8 @@ from convert.core.einsum import Projection, parse_projection
 from convert.core.fields import Key, Record, Scalar
 from convert.layers.shared_keys import PATTERN, parse_fact
 
-FIRST, SECOND = "first", "second"  # roles of the leaves of a pair that stands alone: `from` and `times`
-PLUS_FIRST, PLUS_SECOND = "plus_first", "plus_second"  # and of one that is added to a weight
+SECOND = "second"  # role of the leaves of `times`, in a pair that replaces the weight
+PLUS_FIRST, PLUS_SECOND = "plus_first", "plus_second"  # roles of the leaves of a pair that is added to a weight
 _SCALE = re.compile(r"(?P<over>\$?[\w.+-]+?)(?:/(?P<root>sqrt\()?(?P<under>[A-Za-z]|[0-9.]+)(?(root)\)))?")
 
 

@@ -221,7 +221,7 @@ def _missing_of_role(
 
 
 def _replaced(facts: MatchFacts, rule: Rule, values: tuple[int, ...]) -> bool:
-    """Whether the leaf of `absent_if` stands in place of a missing one."""
+    """Whether the leaf of `absent_if` replaces the missing one."""
     if rule.absent_if is None:
         return False
     indices = dict(zip(rule.path.indices, values, strict=True))

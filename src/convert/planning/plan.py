@@ -125,7 +125,7 @@ class Plan:
 
     @cached_property
     def shape_ambiguous(self) -> tuple[ShapeAmbiguity, ...]:
-        """Tensors whose shape a wrong layout has, too."""
+        """Shape-ambiguous tensors."""
         return shape_ambiguities(self.steps)
 
     @property

@@ -39,7 +39,7 @@ class NoMatch:
 
 
 def score(candidates: Sequence[RuleFile], source: Source, options: ConversionOptions = DEFAULTS) -> list[RuleMatch]:
-    """RuleMatch each rule file with the checkpoint; those that match the largest fraction of the leaves come first.
+    """Match each rule file with the checkpoint; the file that matches the largest fraction of the leaves comes first.
 
     Each is matched with the settings that it knows, and with those that none of them knows.
     """

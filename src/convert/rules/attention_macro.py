@@ -158,9 +158,9 @@ def expand(node: YamlNode) -> tuple[list[Expanded], Fixed | None]:
         return "".join(table.get(letter, letter) for letter in text)
 
     def rule(linear: Any, eq: str, kernel: str, bias: str | None) -> YamlNode:
-        said: dict[str, Any] = {"einsum": eq, "from": f"{start}/{kernel}", "linear": linear}
-        said |= {"bias": f"{start}/{bias}"} if bias else {}
-        made = {key: _node(value, node) for key, value in said.items()}
+        content: dict[str, Any] = {"einsum": eq, "from": f"{start}/{kernel}", "linear": linear}
+        content |= {"bias": f"{start}/{bias}"} if bias else {}
+        made = {key: _node(value, node) for key, value in content.items()}
         made |= {"linear": layers} if asked else {}
         made |= {key: node.value[key] for key in KEYS if key in SHARED and key != "from" and key in node.value}
         return YamlNode(made, node.at, dict.fromkeys(made, node.at))

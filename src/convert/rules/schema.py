@@ -265,11 +265,11 @@ def _rule_schema(word: str) -> dict[str, Any]:
     keys = schema["properties"]
     pair = keys["plus"]["properties"] if "plus" in keys else {}
     for where, key in [*((keys, key) for key in keys if key in REPLACEMENTS), *((pair, key) for key in pair if key == "scale")]:  # fmt: skip
-        said = where[key]
-        doc = said.pop("description")
+        constraint = where[key]
+        doc = constraint.pop("description")
         where[key] = {
             "description": doc,
-            "anyOf": [said, {"const": ASK, "description": "Open question: not answered yet."}],
+            "anyOf": [constraint, {"const": ASK, "description": "Open question: not answered yet."}],
         }
     if kind.target is not None:  # one target for all, in short or long form, or one for each
         layer = Either(PATTERN, kind.target).schema()

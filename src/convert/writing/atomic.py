@@ -192,7 +192,7 @@ class AtomicOutput:
         )
 
     def publish(self, ours: Callable[[str], bool]) -> None:
-        """Rename the temporary to `out`. Whatever happens, `out` is the old output or the new one.
+        """Rename the temporary to `out`. After a crash or an error, `out` is the old output or the new one.
 
         An overwritten directory keeps its other entries. They are hard-linked into the temporary first, or copied where
         links are not possible; then both directories are exchanged. Where the file system cannot exchange them (NFS,

@@ -44,18 +44,18 @@ def render_card(plan: Plan, tool: str) -> str:
     lines += ["tags: [converted-from-jax]", "---", "", f"# {plan.found}", "", "| | |", "|---|---|"]
     lines += [f"| {name} | {_cell(text)} |" for name, text in rows]
     lines += plan.format.loading_code(target, plan.layers)
-    said = [*plan.notes, *plan.config_notes]
+    remarks = [*plan.notes, *plan.config_notes]
     reasons: dict[str, list[str]] = {}
     for dropped in plan.dropped:
         reasons.setdefault(dropped.reason, []).append(dropped.leaf)
-    said += [f"{_are(len(leaves), 'leaf', 'leaves')} left out: {reason}" for reason, leaves in reasons.items()]
+    remarks += [f"{_are(len(leaves), 'leaf', 'leaves')} left out: {reason}" for reason, leaves in reasons.items()]
     lossy: dict[str, int] = {}
     for step in plan.steps:
         if step.loses:
             lossy[step.loses] = lossy.get(step.loses, 0) + 1
-    said += [f"{_are(count, 'tensor', 'tensors')} {loses}" for loses, count in lossy.items()]
-    if said:
-        lines += ["", *(f"- {text}" for text in said)]
+    remarks += [f"{_are(count, 'tensor', 'tensors')} {loses}" for loses, count in lossy.items()]
+    if remarks:
+        lines += ["", *(f"- {text}" for text in remarks)]
     lines += [
         "",
         "The headers of the weights hold a digest of the source's leaves (`source_digest`), and the facts above.",

@@ -254,9 +254,8 @@ def test_what_is_a_guess_and_what_a_question() -> None:
     rules = {str(rule.path): rule for rule in parse_rules(draft_rules(source)).rules}
     query, out = rules["params/attn/query/kernel"], rules["params/attn/out/kernel"]
     assert "einsum" not in {*query.asked, *out.asked} and "activation" not in query.asked
-    assert (
-        query.kind.equations[""].linear_axes == query.kind.equations[""].weight[1:] + query.kind.equations[""].weight[0]
-    )  # type: ignore[attr-defined]
+    equation = query.kind.equations[""]  # type: ignore[attr-defined]
+    assert (equation.outputs, equation.inputs) == (equation.weight[1:], equation.weight[0])
     assert out.kind.equations[""].inputs == out.kind.equations[""].weight[:2]  # type: ignore[attr-defined]
     assert set(rules["params/mixer/kernel"].asked) == {
         "linear"

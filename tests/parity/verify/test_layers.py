@@ -25,11 +25,12 @@ from convert.planning.planner import make_plan
 from convert.verify.layers import level as layers
 from convert.verify.layers.level import check_layers
 from convert.verify.report.report import LevelReport, Verdict
-from convert.verify.weights.level import WeightsPass, check_weights
+from convert.verify.weights.level import WeightsPass
 from convert.verify.written import open_written
 from convert.writing.execute import execute
 from support.goldens import checkpoint
 from support.memory_source import MemorySource, rule_file
+from support.weights_level import check_weights
 
 RULES = """
 - embedding: embed

@@ -1,4 +1,4 @@
-"""The formats of Orbax and paxml, whose directories look alike: which of the two readers opens one."""
+"""Decides whether Orbax's or paxml's reader opens a directory; the two formats have similar directories."""
 
 from __future__ import annotations
 

@@ -129,9 +129,9 @@ def _part(context: CompileContext, kind: PathDeclaration, group: LayerLeaves, ro
         raise not_convertible(rule, leaf, spec, group.module, error) from None
     groups = (*(letters[k] for k in order), *(() if "C" in letters else ("",)))
     factor = "".join(f", {op}" for op in kind.arithmetic(role))
-    said = f"{' '.join(letters)} -> {' '.join(x or '1' for x in groups)}{factor}"
+    layout = f"{' '.join(letters)} -> {' '.join(x or '1' for x in groups)}{factor}"
     axes = tuple(zip(letters, own.shape, strict=True))
-    return Part(leaf, ops, None, said, at, axes, groups, axes, rule=rule)
+    return Part(leaf, ops, None, layout, at, axes, groups, axes, rule=rule)
 
 
 def _step(

@@ -86,7 +86,7 @@ class Convolving(LayerKind):
         return "O"
 
     def letter(self, axis: str) -> str:
-        """Return the file's letter of an axis of the kernel; empty: it has no such axis."""
+        """Return the letter of a kernel axis, or an empty string if the kernel lacks the axis."""
         at = self.numbers.kernel.find(axis)
         return self.axes[at] if at >= 0 else ""
 

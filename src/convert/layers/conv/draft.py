@@ -1,4 +1,4 @@
-"""How a convolution is drafted: which one it is, by its names and its shape, and what is asked of it."""
+"""The draft of a convolution's rule: which convolution it is, by its names and shape, and the open questions."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def draft_conv(context: DraftContext, layer: Layer, main: str, bias: str | None)
     elif "separable" in layer.hint:
         forms = [form for form in forms if not form.transposed]
     axes = conv_axes(forms[0], g.shape, context.letters)
-    alike = len({form.numbers for form in forms}) == 1
-    if alike:
+    same_numbers = len({form.numbers for form in forms}) == 1
+    if same_numbers:
         entry.say("dimension_numbers", forms[0].numbers, f"guess: {keeps} keeps {'depthwise ' * depthwise}kernels so")
-    entry.say("axes", axes, "" if alike else "in the order in which they lie there")
+    entry.say("axes", axes, "" if same_numbers else "in the order in which they lie there")
     if len(forms) == 1:
         for key, value in (line.split(": ", 1) for line in forms[0].lines):
             entry.say(key, value, f"guess: {forms[0].why}, which stores the channels out before those in")
@@ -45,8 +45,8 @@ def draft_conv(context: DraftContext, layer: Layer, main: str, bias: str | None)
     sizes = g.shape[2:] if main == "weight" else g.shape[:-2]
     if max(sizes) > 1:
         entry.ask("padding", "what does the source pass?", PADDINGS, "conv")
-    told = "with SAME say `input_size:`, too" if max(sizes) > 1 else "with `padding: VALID`"
-    entry.offer([("strides: 2", f"if they are not 1; {told}")])
+    remark = "with SAME say `input_size:`, too" if max(sizes) > 1 else "with `padding: VALID`"
+    entry.offer([("strides: 2", f"if they are not 1; {remark}")])
     if any(not form.transposed for form in forms):
         entry.offer(
             [("weight_standardization: (w - mean) / (std + 1e-5)", "if the source standardises the kernel")],
@@ -61,10 +61,10 @@ def draft_conv(context: DraftContext, layer: Layer, main: str, bias: str | None)
         return entry
     ways = []
     for form in forms:
-        lines = form.lines if alike else (f"dimension_numbers: {form.numbers}", *form.lines)
+        lines = form.lines if same_numbers else (f"dimension_numbers: {form.numbers}", *form.lines)
         ways.append(("\n".join((f"{form.kind_name}: {module}", *lines)), form.why))
-    asked = "is it a convolution or a transposed one? Its shape does not tell" if any(not form.transposed for form in forms) else "which transposed convolution is it? Its shape does not tell"  # fmt: skip
-    entry.ask(forms[0].kind_name, f"{asked}. And {NAME}", ways)
+    question = "is it a convolution or a transposed one? Its shape does not tell" if any(not form.transposed for form in forms) else "which transposed convolution is it? Its shape does not tell"  # fmt: skip
+    entry.ask(forms[0].kind_name, f"{question}. And {NAME}", ways)
     return entry
 
 

@@ -9,7 +9,7 @@ from convert.layers.draft import AxisLetters
 
 Shape = tuple[int, ...]
 SPATIAL = ("W", "HW", "DHW")
-# What the libraries themselves call a module that nobody named: such a name is that of its class.
+# Default names that libraries give to unnamed modules: the class name.
 CLASS_OF_CONV = re.compile(r"Conv_[0-9]+|conv[123]_d(_[0-9]+)?|conv[123]d(_([0-9]+|\{[0-9,]+\}))?")
 
 
@@ -82,6 +82,6 @@ def conv_axes(form: ConvForm, shape: Shape, letters: AxisLetters) -> str:
     made = {x: letters.named("kernel", sizes[x], k) for k, x in enumerate(spatial)}
     first, second = ("C", "O") if "C" in order else ("O", "I")  # Keras's depthwise kernels: channels, results of each
     made[first] = letters.named("width", sizes[first])
-    alike = int(sizes[first] == sizes[second] > 1)
-    made[second] = letters.named("one" if sizes[second] == 1 else "width", sizes[second], alike)
+    same_size = int(sizes[first] == sizes[second] > 1)
+    made[second] = letters.named("one" if sizes[second] == 1 else "width", sizes[second], same_size)
     return "".join(made[x] for x in order)

@@ -64,8 +64,8 @@ def _say_lora(
         (f"plus: {{{pair}, scale: 1}}", ""),
         (f"plus: {{{pair}, scale: 16/{rank}}}", "alpha over the rank; your alpha in place of 16"),
     ]
-    asked = "by which scale does the source multiply the pair before it adds it? It is merged here"
-    entry.ask("plus", asked, ways, value=f"{{{pair}, scale: ask}}")
+    question = "by which scale does the source multiply the pair before it adds it? It is merged here"
+    entry.ask("plus", question, ways, value=f"{{{pair}, scale: ask}}")
 
 
 def _ask_flattened(context: DraftContext, entry: DraftEntry, g: Group, form: EquationGuess) -> None:
@@ -75,8 +75,8 @@ def _ask_flattened(context: DraftContext, entry: DraftEntry, g: Group, form: Equ
         last = context.letters.named("width", channels)
         line = f"flattened: {{{form.inputs}: RS{last}}}"
         how = "rows, columns, channels; `axes` gives the sizes: R: {is: rows, equals: 7}, and S"
-        asked = "is the input a map of a convolution, flattened? If not, take the line away"
-        entry.ask("flattened", asked, [(line, how)])
+        question = "is the input a map of a convolution, flattened? If not, take the line away"
+        entry.ask("flattened", question, [(line, how)])
 
 
 def guessed_by_name(context: DraftContext, layer: Layer, main: str) -> list[EquationGuess]:

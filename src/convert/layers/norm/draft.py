@@ -84,7 +84,7 @@ def draft_norm(
         name = context.module([step for step in layer.steps if step.words != ("mean_ema",)])
         known = {"batch_norm": f"guess: there are running statistics{lacks}"}
         context.ask_target(entry, layer, known, "", name.removeprefix("batch_stats.").removeprefix("state."))
-    elif named is not None:  # the library's own name decides, whatever the norm lacks
+    elif named is not None:  # the library's own name decides, also when the norm lacks a scale or a bias
         named.draft_keys(entry, layer, g.shape[last])
         context.ask_target(entry, layer, {named.kind_name: "guess: by its name"})
     elif either:

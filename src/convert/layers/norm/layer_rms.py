@@ -67,7 +67,7 @@ class Norm(LayerKind):
 
     guide: ClassVar[str] = "norms"
     from_key: ClassVar[str] = "optional"  # a norm without a scale has no `from`
-    biased: ClassVar[bool] = False  # whether torch's module has a bias, whatever the source has
+    biased: ClassVar[bool] = False  # whether torch's module has a bias, also when the source has none
     centred: ClassVar[bool] = False  # whether the mean is subtracted
     bare: ClassVar[str] = ""  # torch's module without weight and bias
     keys: ClassVar[Mapping[str, Key]] = {

@@ -8,9 +8,9 @@ from convert.layers.draft import DraftContext, DraftEntry, Layer, plain
 def draft_parameter(context: DraftContext, layer: Layer, main: str) -> DraftEntry:
     """A leaf that no kind is guessed for."""
     g = layer.leaves[main]
-    said = f"{context.spec(g)}; guess: a raw parameter, kept as stored; names and shape do not tell more"
+    remark = f"{context.spec(g)}; guess: a raw parameter, kept as stored; names and shape do not tell more"
     entry = DraftEntry(g.leaves[0])
-    context.say_from(entry, g, said)
+    context.say_from(entry, g, remark)
     names = [(f"parameter: {plain(context.module(g.steps))}", "")]
     entry.ask("parameter", "what is the tensor called in PyTorch?", names)
     return entry

@@ -182,12 +182,12 @@ def _tensor(
         side = {"W": " I", "U": " H"}.get(part, "")
         packed = f"({' '.join(share.letters)})" if len(share.letters) > 1 else share.letters
         zeros = ", zeros for the others" if pad[0].before or pad[0].after else ""
-        said = f"{held.text} -> {packed}{side}{zeros}"
+        layout = f"{held.text} -> {packed}{side}{zeros}"
         names, sizes = ("G", *side.split()), (len(share.letters) * hidden, *shape)
         stored = () if pad[0].before or pad[0].after else tuple(zip(names, sizes, strict=True))
         at = ", ".join(f"{take.index}" for take in takes if isinstance(take, Take))
         filled = None if len(rows) == 1 else (start * hidden, stop * hidden)
-        parts.append(Part(leaf, ops, filled, said, at, (), names, stored, rule=rule))
+        parts.append(Part(leaf, ops, filled, layout, at, (), names, stored, rule=rule))
         dtypes.append(made.dtype)
         sources.append(spec.dtype)
     if len(set(dtypes)) > 1:

@@ -170,7 +170,7 @@ def named_cell(text: str, word: str, leaves: Mapping[str, Held] | None = None) -
         raise ValueError(
             f"{match['name']} is not a `{word}`, but a `{kind}`: torch.nn.{kind.upper()} has its equations"
         )
-    known = {path.removesuffix("?"): parse_held(said) for path, said in held.items()}
+    known = {path.removesuffix("?"): parse_held(contents) for path, contents in held.items()}
     lack = frozenset(path.removesuffix("?") for path in held if path.endswith("?"))
     return make_cell(word, text, equations, leaves or known, lack if leaves is None else frozenset())
 

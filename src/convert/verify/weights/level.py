@@ -46,15 +46,6 @@ MAX_UNKNOWN = 8  # tensors without a diagnosis; after them the file is taken for
 MAX_DIAGNOSED = 64  # tensors for which known mistakes are tried; with more wrong tensors, mistakes repeat
 
 
-def check_weights(plan: Plan, written: Written) -> LevelReport:
-    """Compare every written tensor with what the plan makes of the source, piece by piece.
-
-    Memory: that of `move`, and for a wrong tensor that of one known mistake.
-    """
-    with WeightsPass(plan, written) as comparison:
-        return comparison.report()
-
-
 class WeightsPass:
     """The weights level, in threads: it starts on entering the context, while other levels import their frameworks."""
 

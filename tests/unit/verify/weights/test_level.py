@@ -24,11 +24,11 @@ from convert.rules.library import shipped_rules_dir
 from convert.verify.numerics.special_values import count_special_values
 from convert.verify.report.report import LevelReport, Verdict
 from convert.verify.weights.corruption import MAX_ROWS, find_corruption
-from convert.verify.weights.level import check_weights
 from convert.verify.written import open_written
 from convert.writing.execute import execute
 from support.goldens import checkpoint
 from support.memory_source import HEAD, MemorySource, rule_file
+from support.weights_level import check_weights
 
 Tensors = dict[str, np.ndarray]
 Edit = Callable[[Tensors], object]

@@ -119,7 +119,9 @@ def _computes_own_einsum(step: Step, target: str) -> bool:
 
 
 def _missing(made: list[Step], steps: Iterable[Step], target: str) -> Iterator[Step]:
-    """Biases that Burn's MultiHeadAttention has whatever the source does: zeros. Without them burn-store would not load the file.
+    """Zero biases: Burn's MultiHeadAttention always has biases, also when the source has none.
+
+    Without them burn-store would not load the file.
 
     attention/mha.rs has had a choice since 0.22. Those of norm/batch.rs and norm/group.rs, which have none, are in the plan.
     """
