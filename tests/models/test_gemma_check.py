@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import convert
-from convert.layers.in_memory import expected
+from convert.layers.step_tensor import expected
 from convert.references.gemma import jax_model, text
 from convert.references.protocol import Observed
 from convert.verify.numerics.lift_torch import lifted

@@ -244,7 +244,7 @@ def written(rules: str, source: MemorySource, folder: Path, **options: Any) -> d
 
 def tensors(rules: str, source: MemorySource) -> dict[str, Array]:
     """What a plan makes, without a file."""
-    from convert.layers.in_memory import expected
+    from convert.layers.step_tensor import expected
 
     plan = plan_conversion(parse_rules(rules), source)
     return {step.name: expected(step, source) for step in plan.steps}

@@ -17,6 +17,12 @@ PROCESSES = ("subprocess", "multiprocessing")
 GUARD = {"subprocess": UNIT / "conftest.py"}  # the one file that names it, to refuse it
 
 
+def test_folders_mirror_those_of_the_package() -> None:
+    """Each folder of tests/unit has a folder of the same path in the package. Some folders are tested elsewhere, with JAX or torch."""
+    folders = {path.parent.relative_to(UNIT) for path in FILES}
+    assert [str(folder) for folder in sorted(folders) if not (ROOT / "src" / "convert" / folder).is_dir()] == []
+
+
 def imported(path: Path) -> Iterator[tuple[int, str]]:
     """Each module that the file names in an import, in any function of it, or in `importorskip`, with its line."""
     for node in ast.walk(ast.parse(path.read_text())):

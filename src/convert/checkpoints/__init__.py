@@ -3,7 +3,7 @@
 `open_source` finds the format among those of ``formats`` and returns a `Source` (`source`): named leaves with shapes and
 dtypes, whose arrays are read later, in chunks (`chunks`). ``formats`` has a module for each format and ``orbax`` one folder
 for Orbax; both decode bytes with ``encodings`` and `files`. `digest` computes the checksums of leaves, `memory_budget` limits
-the memory of concurrent reads, `errors` has the errors of all formats. Imports only ``convert.core``.
+the memory of concurrent reads, `errors` has the errors of all formats. May import ``convert.core``.
 A new format goes to ``formats``.
 """
 

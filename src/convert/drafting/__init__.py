@@ -4,7 +4,7 @@
 `equinox_state` find leaves that belong together -> `layer_rules` guesses the kind of each layer, which drafts its rule
 (`layers.*.draft`; `kernel_readings` and `axis_letters` give equations and letters) -> `yaml_entry` prints the YAML.
 
-Imports `convert.core`, `layers`, `rules` and `checkpoints`; `survey` also `planning.match`.
+May import `planning` (only `survey` does) and what lies below it.
 """
 
 from convert.drafting.draft import draft_rules

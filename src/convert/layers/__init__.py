@@ -2,9 +2,18 @@
 
 A folder holds each family of kinds: the class (what it declares), `compile` (how it becomes steps, where that does not follow
 from the declaration), `probe` (both sides of a check), `mistakes` (known wrong conversions) and `draft` (a rule from a tree).
-`base` has the types: a `Rule` names its `LayerKind`, which compiles the leaves that the rule matches to `Step`s.
+The modules next to the folders serve all kinds, in the order of their imports:
+
+- `activations`, `shared_keys`, `weight_keys`: names of activations, keys that several kinds have, keys that describe a weight.
+- `low_rank`: weights that the source keeps as a product of two; `target`: where the tensors of a rule go.
+- `declaration`: what a kind declares; `draft`: the lines of a drafted rule; `probe`: both sides of a check of one layer.
+- `mistake`: a known wrong conversion; `leaf_reader`: the part of a checkpoint that probes and mistakes read.
+- `base`: the types. A `Rule` names its `LayerKind`, which compiles the leaves that the rule matches to `Step`s.
+- `casts`: dtypes and casts of a tensor; `leaves`: which leaves form a layer, and errors; `step_tensor`: a step's tensor, computed.
+- `torch_modules`: recurrent layers that PyTorch lacks.
+
 To add a kind: subclass `LayerKind` in the folder of its family, and list it in `KINDS`.
-Imports `convert.core` only; jax and torch are imported when a probe runs.
+May import `convert.core`; jax and torch are imported when a probe runs.
 """
 
 from __future__ import annotations

@@ -4,5 +4,5 @@
 declares them; expands `attention_macro`; handles `placeholders`) -> `validate` (lists every problem) -> `file.RuleFile`.
 For a given tree, `path_variants` rewrites the rules before they are matched.
 
-Imports `convert.core` and `convert.layers`.
+May import `convert.core` and `convert.layers`.
 """

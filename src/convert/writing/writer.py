@@ -24,6 +24,7 @@ from convert.core.errors import OutputError
 from convert.core.findings import Finding
 from convert.core.tensor_spec import TensorSpec, numpy_dtype
 from convert.writing import atomic
+from convert.writing.complete import check_complete
 
 SUFFIX = ".safetensors"
 STEM = "model"  # of the files in a directory: huggingface_hub/constants.py, SAFETENSORS_WEIGHTS_FILE_PATTERN
@@ -214,7 +215,7 @@ class Writer:
         self._directory = out.suffix != SUFFIX
         self._output: atomic.AtomicOutput | None = None
         self._files: dict[str, _File] = {}
-        self._handed_out: set[str] = set()
+        self._requested: set[str] = set()
         if self._specs.keys() != layout.placements.keys():
             raise ValueError("the layout is not of these tensors")
         if not self._directory and (layout.files != (out.name,) or self._extra):
@@ -280,7 +281,7 @@ class Writer:
         place = self._layout.placements[name]
         spec = self._specs[name]
         file = self._open(place.file)
-        self._handed_out.add(name)
+        self._requested.add(name)
         if spec.size == 0:
             return np.empty(spec.shape, numpy_dtype(spec.dtype))
         return np.frombuffer(file.data, numpy_dtype(spec.dtype), spec.size, file.header + place.start).reshape(
@@ -315,7 +316,7 @@ class Writer:
         self._metadata[key] = value
 
     def commit(self) -> None:
-        """Sync everything to the disk and publish it atomically (`AtomicOutput.publish`).
+        """Check that the output is complete (`check_complete`), sync it to the disk, and publish it (`AtomicOutput.publish`).
 
         Raises:
             OutputError: a tensor was never requested (`region`); another program created `out` meanwhile; or the system refused.
@@ -323,15 +324,7 @@ class Writer:
         """
         if self._output is None:
             raise ValueError("the writer is not open")
-        missing = [name for name in self._layout.placements if name not in self._handed_out]
-        if missing:
-            raise OutputError(
-                Finding(
-                    "output-incomplete",
-                    f"{len(missing)} tensors were never requested from the writer: {', '.join(missing[:10])}",
-                    path=str(self._out),
-                )
-            )
+        check_complete(self._out, self._layout.placements, self._requested)
         output = self._output
         with atomic.os_errors(output.out):
             for file in self._files.values():

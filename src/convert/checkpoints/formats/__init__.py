@@ -2,7 +2,8 @@
 
 To add a format, write a module with a `Format` called ``FORMAT`` and list it in `known_formats`; other packages use an entry
 point instead. A reader takes the decoding of bytes from ``encodings`` and ``files``. Orbax is so large that it has a folder
-of its own; `orbax_or_paxml` tells its directories from those of paxml and T5X.
+of its own; `orbax_or_paxml` tells its directories from those of paxml and T5X. May import `convert.core` and the rest of
+`convert.checkpoints`.
 """
 
 from __future__ import annotations

@@ -11,9 +11,9 @@ import numpy as np
 
 from convert.core.ops import Multiply
 from convert.layers.base import Part, Step
-from convert.layers.in_memory import expected, maker
 from convert.layers.leaf_reader import LeafReader
 from convert.layers.mistake import Mistake, symmetric
+from convert.layers.step_tensor import expected, maker
 
 Array = np.ndarray[Any, np.dtype[Any]]
 ORDER, FACTORS = "coefficients in another order", "factors 2 and 3 missing"

@@ -12,9 +12,9 @@ from convert.core.ops import Cast, Flip
 from convert.core.weight_norm_ops import Standardize
 from convert.layers.base import Step
 from convert.layers.conv.standardization import Standardized
-from convert.layers.in_memory import expected
 from convert.layers.leaf_reader import LeafReader
 from convert.layers.mistake import Mistake, symmetric
+from convert.layers.step_tensor import expected
 from convert.layers.transforms.mistakes import with_ops, without_norms
 
 Array = np.ndarray[Any, np.dtype[Any]]

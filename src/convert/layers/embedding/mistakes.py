@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from convert.core.ops import Slice
 from convert.layers.base import PlanView, Rule, Step
-from convert.layers.in_memory import maker
 from convert.layers.mistake import Mistake, symmetric
+from convert.layers.step_tensor import maker
 from convert.layers.transforms.mistakes import factor_mistakes, likely_factor
 
 OTHER_ROWS = "another slice of the rows"

@@ -10,8 +10,8 @@ import numpy as np
 from convert.core.ops import Add, Cast, apply
 from convert.core.tensor_spec import numpy_dtype
 from convert.layers.base import PlanView, Step
-from convert.layers.in_memory import expected
 from convert.layers.mistake import Mistake, symmetric
+from convert.layers.step_tensor import expected
 from convert.layers.transforms.mistakes import with_ops
 
 Array = np.ndarray[Any, np.dtype[Any]]

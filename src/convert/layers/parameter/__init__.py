@@ -1,1 +1,4 @@
-"""Raw parameters, kept as stored, and leaves that are dropped."""
+"""Raw parameters, kept as stored, and leaves that are dropped.
+
+May import `convert.core`, and of `convert.layers` the modules next to the folders.
+"""

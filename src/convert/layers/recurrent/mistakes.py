@@ -14,10 +14,10 @@ import numpy as np
 from convert.core.ops import Add
 from convert.core.tensor_spec import numpy_dtype
 from convert.layers.base import PlanView, Step
-from convert.layers.in_memory import expected
 from convert.layers.leaf_reader import LeafReader
 from convert.layers.mistake import Mistake, symmetric
 from convert.layers.recurrent.equations import Cell
+from convert.layers.step_tensor import expected
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Gates = list[Array]

@@ -15,9 +15,9 @@ from convert.core.ops import Cast, Deinterleave, Interleave, Multiply, Op, Permu
 from convert.core.tensor_spec import numpy_dtype
 from convert.core.weight_norm_ops import SpectralNorm, Standardize, WeightNorm
 from convert.layers.base import PlanView, Rule, Step
-from convert.layers.in_memory import expected, maker
 from convert.layers.leaf_reader import LeafReader
 from convert.layers.mistake import Mistake, symmetric
+from convert.layers.step_tensor import expected, maker
 from convert.layers.transforms.weight_normalization import kept
 from convert.layers.transforms.weight_transforms import target_order
 from convert.layers.weight_keys import Factor

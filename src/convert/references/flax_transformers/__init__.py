@@ -2,4 +2,5 @@
 
 A module per model has the factory; its ``_jax`` module has the model's equations in plain JAX. jax_layers.py and
 transformers_module.py have what the four share.
+May import the modules next to the folders of `references`, `convert.planning` and what lies below it.
 """

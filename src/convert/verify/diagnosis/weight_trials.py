@@ -10,8 +10,8 @@ import numpy as np
 
 from convert.core.errors import ConvertError
 from convert.layers.base import Step
-from convert.layers.in_memory import expected
 from convert.layers.mistake import Mistake
+from convert.layers.step_tensor import expected
 from convert.planning.plan import Plan
 from convert.references.protocol import INPUT
 from convert.verify.diagnosis.compare import Explanation, Search

@@ -10,8 +10,8 @@ import numpy as np
 from convert.core.ops import Add, AddIdentity, Multiply, apply, is_float
 from convert.layers.activations import ACTIVATIONS, activation_pair
 from convert.layers.base import LayerLeaves, ProbeSample, Step
-from convert.layers.in_memory import assemble
 from convert.layers.probe import Probe, probe_of_sum
+from convert.layers.step_tensor import assemble
 from convert.planning.plan import Plan
 from convert.verify.numerics.compare import difference, epsilon
 from convert.verify.numerics.tolerances import Tolerance

@@ -11,9 +11,9 @@ import numpy as np
 from convert.core.ops import Add, Cast, Multiply, apply, is_float
 from convert.core.tensor_spec import numpy_dtype
 from convert.layers.base import PlanView, Step
-from convert.layers.in_memory import expected, maker
 from convert.layers.leaf_reader import LeafReader
 from convert.layers.mistake import Mistake, symmetric
+from convert.layers.step_tensor import expected, maker
 from convert.planning.plan import Plan
 from convert.planning.target_formats.base import TranslatedTensor
 from convert.verify.mistakes.layouts import fused_order_mistakes, layout_mistakes

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 from convert.core.ops import Deinterleave, Interleave, Permute, Reshape, Slice, Take
 from convert.layers.base import Part, Step
-from convert.layers.in_memory import maker
 from convert.layers.leaf_reader import LeafReader
 from convert.layers.mistake import Mistake, symmetric
+from convert.layers.step_tensor import maker
 from convert.planning.ambiguity import MAX_AXES, layout_text, other_layouts
 
 MAX_PARTS = 4  # of a fused tensor, all orders of which are tried

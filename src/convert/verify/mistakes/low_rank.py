@@ -10,8 +10,8 @@ import numpy as np
 
 from convert.core.ops import apply
 from convert.layers.base import Step
-from convert.layers.in_memory import assemble
 from convert.layers.mistake import Mistake, symmetric
+from convert.layers.step_tensor import assemble
 from convert.planning.low_rank_source import Merge
 from convert.planning.plan import Plan
 

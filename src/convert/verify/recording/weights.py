@@ -13,8 +13,8 @@ from convert.core.errors import CheckpointError
 from convert.core.findings import Finding
 from convert.core.ops import apply
 from convert.layers.base import Part, Step
-from convert.layers.in_memory import expected
 from convert.layers.mistake import Mistake
+from convert.layers.step_tensor import expected
 from convert.planning.plan import Plan
 from convert.verify.mistakes.catalogue import known_mistakes
 from convert.verify.numerics.bits import nearly, same_bits

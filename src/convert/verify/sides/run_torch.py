@@ -10,7 +10,7 @@ import numpy as np
 
 from convert.core.ops import is_float
 from convert.layers.base import Step
-from convert.layers.in_memory import expected
+from convert.layers.step_tensor import expected
 from convert.planning.plan import Plan
 from convert.references.protocol import INPUT, Reference, observe
 from convert.verify.numerics.bits import same_bits

@@ -18,8 +18,8 @@ from convert.checkpoints.digest import combine
 from convert.core.findings import Finding
 from convert.core.ops import Slice, is_float
 from convert.layers.base import Part, Step
-from convert.layers.in_memory import expected
 from convert.layers.mistake import Mistake
+from convert.layers.step_tensor import expected
 from convert.planning.plan import Plan
 from convert.verify.mistakes.catalogue import NOT_IN_SOURCE, NOT_SCALED, known_mistakes
 from convert.verify.numerics.bits import count_unequal, nearly, same_bits

@@ -7,7 +7,7 @@ import pytest
 
 from convert.core.ops import is_float
 from convert.layers.base import Step
-from convert.layers.in_memory import expected
+from convert.layers.step_tensor import expected
 from convert.planning.plan import Plan
 from convert.planning.planner import make_plan
 from convert.verify.mistakes.catalogue import group_mistakes, known_mistakes

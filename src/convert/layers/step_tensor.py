@@ -1,4 +1,4 @@
-"""The tensor of a step, computed in memory: for probes and mistakes, which look at one tensor at a time."""
+"""Compute the tensor of a step in memory, for probes and mistakes, which look at one tensor at a time."""
 
 from __future__ import annotations
 
