@@ -55,5 +55,5 @@ def test_full_lists_every_layer(run: Run) -> None:
 def test_inspect_folds_layers_and_names_the_nearest_rules(run: Run) -> None:
     folded, full = (run("inspect", checkpoint("timesfm-1.0"), *more)[0] for more in ((), ("--full",)))
     assert "x_layers_{0.." in folded and "x_layers_0/" not in folded
-    assert "x_layers_0/self_attention/post/w" in full and "Rules that do not fit" in full
+    assert "x_layers_0/self_attention/post/w" in full and "No leaf matches: " in full
     assert len(folded.splitlines()) < len(full.splitlines())

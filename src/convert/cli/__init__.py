@@ -1,7 +1,7 @@
 """The command line, a thin layer over `convert.api` and `convert.verify`.
 
 One module for each command; `options` holds what they share, `folding` folds repeated layers, `output` is the only
-module that prints, `process` tunes the process. May import everything; nothing imports it.
+module that prints. May import everything; nothing imports it.
 
 A command loads what it needs when it runs: ``convert --help`` is fast, and Ctrl-C works while libraries load.
 """

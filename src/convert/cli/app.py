@@ -10,7 +10,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from convert.cli import INTERRUPTED, output, process
+from convert.cli import INTERRUPTED, output
 from convert.cli.check import check
 from convert.cli.convert import convert
 from convert.cli.inspect import inspect
@@ -18,6 +18,7 @@ from convert.cli.plan import plan
 from convert.cli.record import record
 from convert.cli.rules import rules
 from convert.cli.skeleton import skeleton
+from convert.core import process
 from convert.core.findings import Finding
 
 DEFAULT = "run"  # the command that `convert MODEL CKPT OUT` stands for

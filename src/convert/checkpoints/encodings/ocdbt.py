@@ -8,8 +8,6 @@ Manifest and nodes have checksums (CRC-32C); the values outside of the nodes hav
 
 from __future__ import annotations
 
-import ctypes
-import sys
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -18,6 +16,7 @@ import tensorstore as ts
 
 from convert.checkpoints.encodings.zarr_chunks import FileRange
 from convert.checkpoints.errors import incomplete, truncated
+from convert.core.process import return_freed_memory
 
 MANIFEST = "manifest.ocdbt"
 
@@ -47,7 +46,7 @@ class Database:
         root = versions[-1]["root"].get("location")
         if root is not None:  # else it is empty
             self._read(root, b"", versions[-1]["root_height"])
-            _trim_memory()
+            return_freed_memory()
 
     def check_files(self, fix: str) -> None:
         """Check that every file with values exists and has the required length.
@@ -106,15 +105,6 @@ class Database:
             raise ValueError(f"the database refers to the file {name!r} outside of its directory")
         file = self._files[quoted] = _ValueFile(self._path / name)
         return file
-
-
-def _trim_memory() -> None:
-    """Return the memory that TensorStore has freed, 1.5 kB of JSON for each array, to the system.
-
-    Glibc keeps it for the threads of TensorStore. Other C libraries return it themselves, or have no such function.
-    """
-    if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
-        trim(0)
 
 
 class _ValueFile:
