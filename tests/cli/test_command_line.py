@@ -460,7 +460,7 @@ COVERAGE = {
     "a target without a source": (
         f"bias: {POST}/b",
         f"bias: {POST}/bias",
-        f"{{rules}}:125: no leaf matches mdl_vars/params/{POST}/bias (linear, bias)",
+        f"{{rules}}:125: mdl_vars/params/{POST}/bias (linear, bias): expected a leaf with this path, got none",
     ),
     "a shape that contradicts the equation": (
         "...F,FO->...O",
@@ -662,6 +662,17 @@ def test_a_closed_pipe_is_no_error(tmp_path: Path) -> None:
     command = f"{CONVERT} plan timesfm {checkpoint('timesfm-2.0')} --json | head -n 1"
     done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False)
     assert done.stdout == "{\n" and "Traceback" not in done.stderr and done.returncode == 0, done.stderr
+
+
+def test_check_with_another_target_than_that_of_the_header(run: Run, tmp_path: Path) -> None:
+    out = tmp_path / "o.safetensors"
+    run("timesfm", checkpoint("timesfm-2.5"), out)
+    for to in ("transformers", "burn"):
+        _, err = run("check", out, "--from", checkpoint("timesfm-2.5"), "--to", to, code=2)
+        assert err == (
+            f"error[target-differs]: {out}: the header names the target timesfm, --to says {to}; leave out --to\n"
+        )
+    run("check", out, "--from", checkpoint("timesfm-2.5"), "--to", "timesfm", "--level", "coverage")
 
 
 def test_sizes() -> None:

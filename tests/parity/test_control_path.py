@@ -326,7 +326,7 @@ class TestRefusals:
         "time first, not said": (LINEAR, MemorySource({"x/ts": TS, "x/ys": YS.swapaxes(0, 1)}), "x/ys: expected 7 knots along T, for the 7 times of x/ts, got 2: float64[7,2,3] as N T C"),
         "a grid for each series": (LINEAR, MemorySource({"x/ts": np.stack([TS, TS]), "x/ys": YS}), "torchcde.LinearInterpolation has the same times for all series of a batch, got "),
         "coefficients of two shapes": (CUBIC, MemorySource({"x/ts": TS, **{f"x/coeffs/{k}": np.zeros((T - 1, C + (k == 2))) for k in range(4)}}), "expected the shape of x/coeffs/0: "),
-        "three coefficients": (CUBIC, MemorySource({"x/ts": TS, **{f"x/coeffs/{k}": np.zeros((T - 1, C)) for k in range(3)}}), "no leaf matches x/coeffs/3 (cubic_spline, a)"),
+        "three coefficients": (CUBIC, MemorySource({"x/ts": TS, **{f"x/coeffs/{k}": np.zeros((T - 1, C)) for k in range(3)}}), "x/coeffs/3 (cubic_spline, a): expected a leaf"),
         "times that go nowhere": (LINEAR.replace(", times: t", ""), MemorySource({"x/ts": TS, "x/ys": YS}), "without them torchcde.LinearInterpolation takes 0, 1, 2, ...; name their tensor in the target with `times:`"),
         "times that nobody has": (LINEAR, MemorySource({"x/ys": YS}), "no leaf has the times of x, for t; name the leaf with `leaves: {times: ...}`"),
         "integers": (LINEAR, MemorySource({"x/ys": YS.astype(np.int32), "x/ts": TS}), "a path's coefficients and times are floats"),
@@ -454,6 +454,6 @@ def test_coefficients_that_stack_different_numbers_of_paths_are_refused() -> Non
     """It was an internal error: the third path had no c."""
     leaves = {f"c/coeffs/{k}": np.zeros((2 if k == 1 else 3, 5, 2), np.float32) for k in range(4)}
     rules = rule_file("- cubic_spline: m.{s}.X\n  from: c\n  stacked: {s: 0}")
-    said = r"r.yaml:5: c/coeffs/1: expected 3 layers on the stacked axis 0, as c/coeffs/0: float32\[3,5,2\] has, got float32\[2,5,2\]"
+    said = r"r.yaml:5: c/coeffs/1 \[shape-mismatch\]: expected 3 layers on the stacked axis 0, as c/coeffs/0: float32\[3,5,2\] has, got float32\[2,5,2\]"
     with pytest.raises(PlanError, match=said):
         plan_conversion(rules, MemorySource({**leaves, "c/ts": np.zeros(6, np.float32)}))

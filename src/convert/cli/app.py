@@ -108,7 +108,7 @@ def run() -> int:
     try:
         code = app(standalone_mode=False) or 0
     except ConvertError as error:
-        output.error(error.code, str(error))
+        output.error(error.shared_code, str(error))
         return 2
     except typer.TyperException as error:
         context = getattr(error, "ctx", None)

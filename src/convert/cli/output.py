@@ -100,8 +100,8 @@ def status(text: str, style: str = "") -> None:
 
 
 def error(code: str, text: str) -> None:
-    """Print the message of a failed command, with its code in the error index, to stderr."""
-    status(f"error[{code}]: {text}", BAD)
+    """Print the message of a failed command to stderr, with its code in the error index if it has only one."""
+    status(f"error[{code}]: {text}" if code else f"error: {text}", BAD)
 
 
 def cell(text: str) -> str:

@@ -93,7 +93,7 @@ def _print_survey(match: RuleMatch, error: PlanError, as_json: bool) -> None:
     from convert.drafting.survey import survey_coverage
 
     survey = survey_coverage(match.coverage, match.source)
-    if not survey.covered and not survey.dropped and not as_json:
+    if not (survey.covered or survey.incomplete or survey.dropped or as_json):
         return  # rules of another model: a list of all leaves would say no more than the error
     if as_json:
         output.data_json({**survey.to_dict(), "findings": [finding.to_dict() for finding in error.findings]})
@@ -114,6 +114,14 @@ def _survey_lines(survey: Survey) -> Iterator[str | Line]:
         for c in survey.covered
     ]
     yield from _indent(output.table(rows))
+    if survey.incomplete:
+        yield ""
+        yield Line(f"Main leaf missing: {output.count(len(survey.incomplete), 'rule')}", HEADING)
+        rows = [
+            (c.path, c.kind_name, f"matches {output.count(c.leaves, 'leaf')}", c.rule.line_only, "")
+            for c in survey.incomplete
+        ]
+        yield from _indent(output.table(rows))
     if survey.dropped:
         yield ""
         yield Line(f"Dropped: {output.count(sum(c.leaves for c in survey.dropped), 'leaf')}", HEADING)

@@ -134,7 +134,7 @@ def validate(
         try:
             models = load_models(file)
         except RuleError as error:
-            output.error(error.code, str(error))
+            output.error(error.shared_code, str(error))
             failed = True
         else:
             for rules in models:

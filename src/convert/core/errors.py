@@ -22,7 +22,16 @@ class ConvertError(Exception):
         """The text: the only finding, or the headline and a line for each finding."""
         if not self.headline:
             return "\n".join(str(finding) for finding in self.findings)
-        return "\n".join((self.headline, *(f"  - {finding}" for finding in self.findings)))
+        return "\n".join((self.headline, *(f"  - {self._line(finding)}" for finding in self.findings)))
+
+    def _line(self, finding: Finding) -> str:
+        """The text of one finding below a headline, with its code if the codes differ."""
+        return finding.render(with_code=not self.shared_code)
+
+    @property
+    def shared_code(self) -> str:
+        """Key of all findings in the error index; empty if they have different ones."""
+        return self.code if len({finding.code for finding in self.findings}) == 1 else ""
 
     @property
     def code(self) -> str:
@@ -65,7 +74,7 @@ class PlanError(ConvertError):
         if not self.headline:
             return "\n".join((*map(str, self.findings), *filter(None, (self.hint,))))
         groups = group_similar(self.findings)
-        lines = [f"{group[0]} ({len(group) - 1} more like it)" if group[1:] else str(group[0]) for group in groups]
+        lines = [self._line(group[0]) + (f" ({len(group) - 1} more like it)" if group[1:] else "") for group in groups]
         rest = sum(len(group) for group in groups[MAX_LINES:])
         shown = [f"  - {line}" for line in lines[:MAX_LINES]] + ([f"  ... and {rest} more"] if rest else [])
         return "\n".join((self.headline, *shown, *filter(None, (self.hint,))))

@@ -165,11 +165,16 @@ class Either(Field):
 
 @dataclass(frozen=True)
 class Key:
-    """One key of a record: the values that it takes, a description for people, and whether it is required."""
+    """One key of a record: the values that it takes, a description for people, whether it is required, and an example."""
 
     field: Field
     doc: str
     required: bool = False
+    example: str = ""
+
+    def fix_missing(self, key: str) -> str:
+        """Say how to add the key."""
+        return f"add `{key}:`" + (f", such as `{key}: {self.example}`" if self.example else "")
 
 
 @dataclass(frozen=True)
@@ -196,7 +201,7 @@ class Record(Field):
                 "rule-missing-key",
                 f"{self.description} needs the key {key!r}",
                 rule=str(node.at),
-                fix=f"add `{key}`: {self.keys[key].doc}",
+                fix=self.keys[key].fix_missing(key),
                 data={"key": key},
             )
             for key in missing

@@ -13,7 +13,7 @@ from typing import Any
 class Finding:
     """One problem, or one thing that the user should know.
 
-    `str(finding)` is the only place where its text is put together:
+    `render` is the only place where its text is put together:
     ``rule: path: problem: expected X, got Y; fix``. Parts that are empty are left out.
 
     Attributes:
@@ -37,8 +37,15 @@ class Finding:
     data: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def __str__(self) -> str:
+        return self.render()
+
+    def render(self, *, with_code: bool = False) -> str:
+        """The text. `with_code` adds the code after the place, for lists of findings whose codes differ."""
+        places = ": ".join(part for part in (self.rule, self.path) if part)
+        if with_code:
+            places = f"{places} [{self.code}]".lstrip()
         sides = ", ".join(f"{verb} {side}" for verb, side in (("expected", self.expected), ("got", self.got)) if side)
-        parts = ": ".join(part for part in (self.rule, self.path, self.problem, sides) if part)
+        parts = ": ".join(part for part in (places, self.problem, sides) if part)
         return f"{parts}; {self.fix}" if self.fix else parts
 
     def to_dict(self) -> dict[str, Any]:

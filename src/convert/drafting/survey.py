@@ -14,6 +14,7 @@ from convert.core.similarity import closest_match
 from convert.core.yaml_nodes import Position
 from convert.drafting.path_groups import Names, group
 from convert.layers import Rule
+from convert.layers.base import Matched
 from convert.layers.draft import Group
 from convert.planning.match import Coverage, cover
 from convert.rules.file import RuleFile
@@ -70,10 +71,20 @@ class Uncovered:
 
 @dataclass(frozen=True)
 class Survey:
-    """The result of `survey_rules`; `total` is the number of leaves."""
+    """The result of `survey_rules`.
+
+    Attributes:
+        total: number of leaves.
+        covered: rules whose main leaf is in the checkpoint.
+        incomplete: rules that match other leaves, such as a bias, but not the main one.
+        dropped: rules that drop leaves.
+        uncovered: leaves that no rule matches.
+        questions: placeholders in the rules.
+    """
 
     total: int
     covered: tuple[Covered, ...]
+    incomplete: tuple[Covered, ...]
     dropped: tuple[Covered, ...]
     uncovered: tuple[Uncovered, ...]
     questions: tuple[Question, ...]
@@ -94,6 +105,7 @@ class Survey:
             "complete": False,
             "leaves": self.total,
             "covered": [taken(c) for c in self.covered],
+            "incomplete": [taken(c) for c in self.incomplete],
             "dropped": [taken(c) for c in self.dropped],
             "uncovered": [
                 {
@@ -123,12 +135,15 @@ def survey_coverage(coverage: Coverage, source: Source) -> Survey:
     """Return what `survey_rules` returns, of rules that are matched with the checkpoint already."""
     prefix = f"{coverage.root}/" if coverage.root else ""
     taken = [
-        Covered(
-            _full(prefix, m.rule),
-            m.rule.kind_name,
-            sum(len(of_role) for of_role in m.leaves.values()),
-            m.rule.at,
-            tuple(m.rule.open_keys),
+        (
+            Covered(
+                _full(prefix, m.rule),
+                m.rule.kind_name,
+                sum(len(of_role) for of_role in m.leaves.values()),
+                m.rule.at,
+                tuple(m.rule.open_keys),
+            ),
+            m,
         )
         for m in coverage.matched
         if m.rule.sources
@@ -149,11 +164,18 @@ def survey_coverage(coverage: Coverage, source: Source) -> Survey:
     ]
     return Survey(
         total=len(source.leaves),
-        covered=tuple(c for c in taken if c.leaves),
+        covered=tuple(c for c, m in taken if c.leaves and not _lacks_main_leaf(m)),
+        incomplete=tuple(c for c, m in taken if c.leaves and _lacks_main_leaf(m)),
         dropped=tuple(Covered(_full(prefix, r), r.kind_name, counts[r.at], r.at, ()) for r in drops if r.at in counts),
         uncovered=tuple(Uncovered(names.text(g.steps), g.shown, g.leaves, _nearest(g, paths)) for g in group(left)),
         questions=coverage.rules.questions,
     )
+
+
+def _lacks_main_leaf(matched: Matched) -> bool:
+    """Whether a rule matches leaves, such as the bias, but not the main one."""
+    lead = matched.rule.lead
+    return not matched.leaves[lead] and lead not in matched.rule.kind.may_lack
 
 
 def _full(prefix: str, rule: Rule) -> str:

@@ -166,6 +166,7 @@ PLUS = Record(
             Scalar(str, "an einsum such as ...D,DR,RE->...E", parse_product),
             "Equation of the source, X,A,B->Y, with the pair after the input.",
             required=True,
+            example="...D,DR,RE->...E",
         ),
         "from": Key(PATTERN, "Path of A.", required=True),
         "times": Key(PATTERN, "Path of B.", required=True),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -20,6 +20,7 @@ from convert.layers.embedding.embedding import TIES
 from convert.rules.file import LayerTypes, RuleFile
 
 INCOMPLETE = "the stack of layers is truncated, or the checkpoint is incomplete"
+TYPO = 0.85  # similarity of a path to that of a leaf above which it is taken for the same path, misspelt
 LISTED = 8  # missing indices that one finding names
 
 
@@ -76,9 +77,8 @@ class MatchFacts:
 
     @cached_property
     def unclaimed(self) -> list[str]:
-        """One leaf of each path template among those that no rule matches, or among all if every leaf is matched."""
-        free = {path_template(name): name for name in self.leaves if name not in self.claims}
-        return sorted((free or {path_template(name): name for name in self.leaves}).values())
+        """One leaf of each path template among those that no rule matches."""
+        return sorted({path_template(name): name for name in self.leaves if name not in self.claims}.values())
 
 
 def full_path(root: str, path: Pattern | str) -> str:
@@ -89,16 +89,19 @@ def full_path(root: str, path: Pattern | str) -> str:
 
 def match_findings(facts: MatchFacts) -> tuple[Finding, ...]:
     """Compare the rules with the leaves in both directions. Takes a while: names the closest match of what is missing."""
+    missing = list(_missing(facts))
     return (
         *_collisions(facts),
         *_claimed_twice(facts),
         *_gaps(facts),
-        *_missing(facts),
+        *missing,
         *_beyond_period(facts),
         *_gaps_of_numbered(facts),
         *_missing_numbers(facts),
         *_layers_without_type(facts),
-        *_without_rule(facts),
+        *_without_rule(
+            facts, {(found.rule, found.data["suggested"]) for found in missing if "suggested" in found.data}
+        ),
     )
 
 
@@ -198,14 +201,19 @@ def _missing_of_role(
     if not found.leaves[role] and (missing or not expects_some):
         near = closest_match(facts.full(pattern), facts.unclaimed, 0.5)
         instead = f" or {facts.full(rule.absent_if)}" if rule.absent_if else ""
+        verb, rest = (
+            ("write", "`optional: true` only if the leaf may be absent")
+            if role == rule.lead
+            else ("remove", f"`{role}:` only if the layer has none")
+        )
         yield Finding(
             "leaf-missing",
-            f"no leaf matches {facts.full(pattern)}{instead} ({rule.kind_name}, {role})"
-            + (f"; the closest leaf is {near}" if near else ""),
+            f"{facts.full(pattern)}{instead} ({rule.kind_name}, {role})",
             rule=rule.at.line_only,
-            fix="write `optional: true` if it may be absent"
-            if role == rule.lead
-            else f"remove `{role}:` if there is none",
+            expected="a leaf with this path",
+            got="none",
+            fix=f"did you mean {near!r}? {verb.capitalize()} {rest}" if near else f"{verb} {rest}",
+            data={"suggested": near} if near else {},
         )
     elif missing:
         values, choices = missing[0]
@@ -338,8 +346,14 @@ def _untyped(facts: MatchFacts, entry: LayerTypes, types: Mapping[int, set[str]]
             )
 
 
-def _without_rule(facts: MatchFacts) -> Iterator[Finding]:
-    """Find leaves that no rule matches; leaves whose names differ in numbers only are one finding."""
+def _without_rule(facts: MatchFacts, suggested: Collection[tuple[str, str]]) -> Iterator[Finding]:
+    """Find leaves that no rule matches; leaves whose names differ in numbers only are one finding.
+
+    A leaf whose rule only misspells its path has a finding already.
+
+    Args:
+        suggested: position of a rule, and the leaf that its finding suggests.
+    """
     groups: dict[str, list[str]] = defaultdict(list)
     for name in facts.leaves:
         if name not in facts.claims:
@@ -353,6 +367,9 @@ def _without_rule(facts: MatchFacts) -> Iterator[Finding]:
     }
     for names in groups.values():
         near = closest_match(names[0], patterns)
+        misspelt = closest_match(names[0], patterns, TYPO)
+        if misspelt and any((patterns[misspelt].at.line_only, name) in suggested for name in names):
+            continue
         yield Finding(
             "leaf-without-rule",
             f"no rule matches this leaf ({facts.leaves[names[0]].spec})"

@@ -65,9 +65,13 @@ def single_model(models: tuple[RuleFile, ...], path: str) -> RuleFile:
 
 
 def _parse_model(node: YamlNode, path: str, text: str) -> RuleFile:
-    values = RULE_FILE.read(node)
-    header = node.value
     findings: list[Finding] = []
+    with gather(findings):
+        values = RULE_FILE.read(node)
+    if findings:
+        _add_findings_of_rules(node, findings)
+        raise RuleError(*findings)
+    header = node.value
     targets = {name: _target(name, target, header["targets"].value[name]) for name, target in values["targets"].items()}
     written, attention_axes = _parse_rules(header["rules"], targets, findings)
     facts = values.get("facts", {})
@@ -111,6 +115,13 @@ def _parse_model(node: YamlNode, path: str, text: str) -> RuleFile:
     if findings:
         raise RuleError(*findings)
     return rules
+
+
+def _add_findings_of_rules(node: YamlNode, findings: list[Finding]) -> None:
+    """Add the findings of the rules to those of a header that is not valid, if it declares the targets that rules name."""
+    header = node.value if node.is_mapping else {}
+    if "rules" in header and "targets" in header and header["targets"].is_mapping:
+        _parse_rules(header["rules"], {name: Target(name, "", {}) for name in header["targets"].value}, findings)
 
 
 def _target(name: str, values: Mapping[str, Any], node: YamlNode) -> Target:
@@ -231,15 +242,17 @@ def _kind_name(node: YamlNode) -> str:
         return words[0]
     kinds = [*KINDS, attention_macro.WORD]
     known = {*kinds, *SHARED, *(key for kind in KINDS.values() for key in kind.keys)}
-    suggestions = (did_you_mean(key, kinds) for key in node.value if key not in known)
+    unknown = [key for key in node.value if key not in known]
+    misspelt = {key: hint for key in unknown if (hint := did_you_mean(key, kinds))}
+    given = words or list(misspelt)[:1] or unknown or list(node.value)
     raise RuleError(
         Finding(
             "rule-kind",
             "a rule has one key that names its kind",
             rule=str(node.at),
             expected=f"one of {', '.join(kinds)}",
-            got=" and ".join(words) or "none of them",
-            fix=next(filter(None, suggestions), "") if not words else "write one rule for each",
+            got=" and ".join(map(repr, given)) or "an empty rule",
+            fix="write one rule for each" if words else next(iter(misspelt.values()), "add one of them"),
         )
     )
 

@@ -4,7 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
-from convert.core.fields import INTEGER, TEXT, Anything, Choice, Either, Field, Key, ListOf, MapOf, Record, Scalar
+from convert.core.errors import RuleError
+from convert.core.fields import (
+    INTEGER,
+    TEXT,
+    Anything,
+    Choice,
+    Either,
+    Field,
+    Key,
+    ListOf,
+    MapOf,
+    Record,
+    Scalar,
+    gather,
+)
+from convert.core.findings import Finding
 from convert.core.path_pattern import parse_pattern
 from convert.core.yaml_nodes import YamlNode
 from convert.layers import KINDS
@@ -41,7 +56,7 @@ def parse_axis_name(text: str) -> str:
 
 _AXIS = Record(
     {
-        "is": Key(TEXT, "Meaning of the axis, in words.", required=True),
+        "is": Key(TEXT, "Meaning of the axis, in words.", required=True, example="model width"),
         "equals": Key(
             Scalar((str, int), "a product such as 2*P", _parse_factors),
             "Size of the axis, as a product of integers and letters such as 2*P. Default: any size.",
@@ -80,9 +95,10 @@ _REQUIREMENT = Record(
     },
     "a requirement of a target",
 )
+LOADS = "my_package.Model"
 _TARGET = Record(
     {
-        "loads": Key(TEXT, "Class that loads the output, for people.", required=True),
+        "loads": Key(TEXT, "Class that loads the output, for people.", required=True, example=LOADS),
         "config": Key(
             MapOf(Anything()),
             "Contents of config.json; $name is replaced by a size or a fact, $name+1 by one more. Default: no config.json.",
@@ -104,9 +120,36 @@ _TARGET = Record(
 )
 
 
+class _Targets(MapOf):
+    """The targets by name."""
+
+    def read(self, node: YamlNode) -> dict[str, Any]:
+        if not node.is_mapping:
+            return super().read(node)
+        wrong = {name: child for name, child in node.items() if not child.is_mapping}
+        findings = [
+            Finding(
+                "rule-wrong-value",
+                rule=str(child.at),
+                path=f"targets: {name}",
+                expected="a mapping",
+                got=str(child),
+                fix=f"write `{name}: {{loads: {LOADS}}}`",
+            )
+            for name, child in wrong.items()
+        ]
+        with gather(findings):
+            values = super().read(
+                YamlNode({name: child for name, child in node.items() if name not in wrong}, node.at, node.keys_at)
+            )
+        if findings:
+            raise RuleError(*findings)
+        return values
+
+
 _SIDECAR = Record(
     {
-        "file": Key(TEXT, "File name, such as config.json.", required=True),
+        "file": Key(TEXT, "File name, such as config.json.", required=True, example="config.json"),
         "supported": Key(
             MapOf(ListOf(Anything())),
             "Mapping of a key to the values that these rules support; other values are rejected. Default: any value.",
@@ -176,12 +219,14 @@ class _Rules(ListOf):
 
 RULE_FILE = Record(
     {
-        "model": Key(Scalar(str, "a name"), "Name of the rules, as given on the command line.", required=True),
+        "model": Key(
+            Scalar(str, "a name"), "Name of the rules, as given on the command line.", required=True, example="my-model"
+        ),
         "family": Key(
             Scalar(str, "a name"),
             "Name that several models share; the tree decides which of them is used. Default: none.",
         ),
-        "title": Key(TEXT, "Name of the model, for people.", required=True),
+        "title": Key(TEXT, "Name of the model, for people.", required=True, example="My model"),
         "reference": Key(
             TEXT,
             "`module:function` that builds the JAX and the PyTorch model for `convert check`. Default: none, so the model level needs --reference.",
@@ -224,9 +269,10 @@ RULE_FILE = Record(
         ),
         "versions": Key(MapOf(_VERSION), "Published sizes of the model, by name, with their facts. Default: none."),
         "targets": Key(
-            MapOf(_TARGET),
+            _Targets(_TARGET),
             "Code that loads the output, by the name for --to; the first target is the default.",
             required=True,
+            example=f"{{mine: {{loads: {LOADS}}}}}",
         ),
         "rules": Key(
             _Rules(Anything()), "List of rules, one for each layer or group of similar layers.", required=True
@@ -255,7 +301,7 @@ def rule_record(word: str) -> Record:
     if kind.from_key == "none":
         shared = {}
     elif kind.from_key == "required":
-        shared["from"] = Key(SHARED["from"].field, SHARED["from"].doc, required=True)
+        shared["from"] = Key(SHARED["from"].field, SHARED["from"].doc, required=True, example="layers_{i}/dense/kernel")
     return Record({word: _target_keys(word), **kind.keys, **shared}, f"a `{word}` rule", kind.hints)
 
 

@@ -20,6 +20,7 @@ from convert.core.findings import Finding
 from convert.core.user_code import REFERENCE_OPTION, find_factory, user_code_errors
 from convert.planning.options import DEFAULTS, ConversionOptions
 from convert.planning.plan import Plan
+from convert.planning.target_formats.registry import target_names
 from convert.references.protocol import Reference
 from convert.rules.library import find_rules
 from convert.verify.config.compare import check_facts, with_facts
@@ -90,6 +91,7 @@ def check(
             )
         )
     plan = with_written_leaves(plan_of(written, checkpoint, conversion, model=model))
+    _refuse_other_target(plan, written)
     comparison = Comparison(
         plan,
         written,
@@ -173,6 +175,24 @@ def plan_of(
             settings={**written.stated("settings"), **options.settings},
         ),
     )
+
+
+def _refuse_other_target(plan: Plan, written: Written) -> None:
+    """Refuse to compare a file with the plan of another target of the same rules: every tensor would be another one.
+
+    Raises:
+        ConvertError: the header of the file names such a target.
+    """
+    named = written.metadata.get("target", plan.target)
+    if plan.target != named and written.metadata.get("model") == plan.rules.model and named in target_names(plan.rules):
+        raise ConvertError(
+            Finding(
+                "target-differs",
+                f"the header names the target {named}, --to says {plan.target}",
+                path=str(written.path),
+                fix="leave out --to",
+            )
+        )
 
 
 def user_factory(plan: Plan, factory: str | None) -> str | None:

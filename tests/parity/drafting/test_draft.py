@@ -740,6 +740,23 @@ def test_the_nearest_rule_and_why_it_does_not_match() -> None:
     }
 
 
+def test_a_rule_that_lacks_its_main_leaf_is_not_covered(convert: Run, tmp_path: Path) -> None:
+    ckpt, file = tmp_path / "net.npz", tmp_path / "mine.yaml"
+    np.savez(ckpt, **{"a/kernel": np.ones((3, 4), np.float32), "a/bias": np.ones(4, np.float32)})
+    file.write_text(
+        "model: m\ntitle: M\ntargets: {torch: {loads: T}}\nrules:\n"
+        "- einsum: ...D,DE->...E\n  from: a/kernal\n  bias: a/bias\n  linear: a\n"
+    )
+    out, err = convert("plan", file, ckpt, code=2)
+    assert out.splitlines()[0] == "Covered: 0 of 2 leaves"
+    assert "Main leaf missing: 1 rule" in out and "a/kernal  linear  matches 1 leaf" in out
+    assert err.splitlines() == [
+        f"error[leaf-missing]: {file} does not fit {ckpt}: 1 problem",
+        f"  - {file}:5: a/kernal (linear, weight): expected a leaf with this path, got none; did you mean 'a/kernel'? "
+        "Write `optional: true` only if the leaf may be absent",
+    ]
+
+
 def test_commands(convert: Run, tmp_path: Path) -> None:
     """`rules new`, `rules validate` and `plan` on a draft: what they print, and their exit codes."""
     ckpt, file = tmp_path / "net.npz", tmp_path / "draft.yaml"

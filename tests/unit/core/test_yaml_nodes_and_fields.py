@@ -293,7 +293,7 @@ def test_any_text_is_a_node_or_a_rule_error(text: str) -> None:
 
 # --- fields ---------------------------------------------------------------------------------------------------------
 
-POINT = Record({"x": Key(INTEGER, "how far", required=True), "word": Key(TEXT, "a word")}, "a point")
+POINT = Record({"x": Key(INTEGER, "how far", required=True, example="2"), "word": Key(TEXT, "a word")}, "a point")
 
 
 def parse_even(value: int) -> int:
@@ -354,7 +354,7 @@ def test_fields_read(field: Field, text: str, value: object) -> None:
         ),
         (MapOf(INTEGER), "{a: x}", ("rule-wrong-value", "f:1:8", "expected an integer, got 'x'")),
         (POINT, "x", ("rule-wrong-value", "f:1:4", "expected a point, got 'x'")),
-        (POINT, "{word: hi}", ("rule-missing-key", "f:1:4", "'x'", "how far")),
+        (POINT, "{word: hi}", ("rule-missing-key", "f:1:4", "'x'", "add `x:`, such as `x: 2`")),
         (
             POINT,
             "{x: 1, wrod: hi}",

@@ -143,7 +143,7 @@ def test_a_choice_about_absent_leaves_is_no_question() -> None:
     assert made.choices == {}
     assert plan(zeros(table=(11, 7)), optional, output_layout="old").choices in ({}, {"output_layout": "old"})
     (finding,) = findings(zeros(table=(11, 7)))  # not optional: one finding, and none about the choice
-    assert finding.startswith("r.yaml:8: no leaf matches layers_{i}/out (linear, weight)")
+    assert finding.startswith("r.yaml:8: layers_{i}/out (linear, weight): expected a leaf")
 
 
 def test_a_wrong_guess_would_have_fitted() -> None:

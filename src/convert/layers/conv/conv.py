@@ -240,6 +240,7 @@ AXES = Key(
     Scalar(str, "axis letters such as KIO", parse_axes),
     "Letters of the kernel's axes in stored order, without stacked axes.",
     required=True,
+    example="KLIO",
 )
 GROUP_COUNT = Key(
     Scalar((int, str), "a number or an axis letter", _parse_group_count),
@@ -269,6 +270,7 @@ class Convolution(Convolving):
             DIMENSIONS,
             "Dimension numbers of the source, as jax.lax takes them: NHWC,HWIO->NHWC. A kernel without I has one filter per channel; a kernel with C instead of I has O filters per channel (Keras's depthwise kernels: NHWC,HWCO->NHWC).",
             required=True,
+            example="NHWC,HWIO->NHWC",
         ),
         "axes": AXES,
         "feature_group_count": GROUP_COUNT,

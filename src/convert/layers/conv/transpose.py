@@ -45,6 +45,7 @@ class ConvTranspose(Convolving):
             DIMENSIONS,
             "Dimension numbers of the source, as jax.lax.conv_transpose takes them: NHWC,HWIO->NHWC (flax) or NHWC,HWOI->NHWC (Haiku).",
             required=True,
+            example="NHWC,HWIO->NHWC",
         ),
         "transpose_kernel": Key(
             FLAG,

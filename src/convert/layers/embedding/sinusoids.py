@@ -67,6 +67,7 @@ class Timescales(LayerKind):
             Scalar(str, "an axis letter", parse_letter),
             "Letter of the embedding's width; requires the facts min_timescale and max_timescale.",
             required=True,
+            example="D",
         ),
         "positions": Key(
             Scalar((str, int), "an axis letter or a number", parse_positions),

@@ -55,6 +55,7 @@ class Linear(LayerKind):
             Either(EITHER_EQUATION, MapOf(EQUATION, "variants such as {plain: ..., transposed: ...}")),
             "Equation of the layer as the source writes it: X,W->Y with the weight second, or X,A,B->Y for a low-rank pair. Several named equations are variants, of which sizes or --set choose one.",
             required=True,
+            example="...D,DF->...F",
         ),
         "times": Key(
             PATTERN,

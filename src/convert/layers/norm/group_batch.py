@@ -52,7 +52,7 @@ class GroupNorm(Norm):
     doc: ClassVar[str] = "torch.nn.GroupNorm: groups of adjacent channels, normalized over all positions."
     keys: ClassVar[Mapping[str, Key]] = {
         "multiplies_by": FACTOR,
-        "epsilon": Key(EPSILON.field, EPSILON.doc, required=True),
+        "epsilon": Key(EPSILON.field, EPSILON.doc, required=True, example="1e-5"),
         "num_groups": Key(
             COUNT, "Number of groups of channels in the source (32 in flax by default). Give this or `group_size`."
         ),
@@ -140,9 +140,19 @@ class BatchNorm(Norm):
     )
     keys: ClassVar[Mapping[str, Key]] = {
         "multiplies_by": FACTOR,
-        "epsilon": Key(EPSILON.field, EPSILON.doc, required=True),
-        "mean": Key(PATTERN, "Path of the running mean (flax: batch_stats/.../mean).", required=True),
-        "var": Key(PATTERN, "Path of the running variance (flax: batch_stats/.../var).", required=True),
+        "epsilon": Key(EPSILON.field, EPSILON.doc, required=True, example="1e-5"),
+        "mean": Key(
+            PATTERN,
+            "Path of the running mean (flax: batch_stats/.../mean).",
+            required=True,
+            example="batch_stats/norm/mean",
+        ),
+        "var": Key(
+            PATTERN,
+            "Path of the running variance (flax: batch_stats/.../var).",
+            required=True,
+            example="batch_stats/norm/var",
+        ),
         "momentum": Key(
             Scalar((float, int), "a number", _parse_momentum),
             "Momentum of the source: the share of the running statistics that a training step keeps (flax: 0.99). torch's `momentum` is 1 minus it. Default: not stated, and not compared.",

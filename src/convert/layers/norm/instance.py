@@ -35,7 +35,7 @@ class InstanceNorm(Norm):
     )
     keys: ClassVar[Mapping[str, Key]] = {
         "multiplies_by": FACTOR,
-        "epsilon": Key(EPSILON.field, EPSILON.doc, required=True),
+        "epsilon": Key(EPSILON.field, EPSILON.doc, required=True, example="1e-5"),
         "bias": BIAS,
         "axes": AXES,
     }

@@ -39,6 +39,7 @@ FACTOR = Key(
     ),
     "Factor that the source applies: `scale`, `1+scale`, or `1` if it has no scale. With `1` there is no `from`; the paths of the bias and of the statistics name the leaves.",
     required=True,
+    example="scale",
 )
 TARGET_FACTOR = Key(
     Choice(TARGET_FACTORS), "Factor that the target's code applies: `weight` or `1+weight`. Default: weight."
@@ -72,7 +73,7 @@ class Norm(LayerKind):
     bare: ClassVar[str] = ""  # torch's module without weight and bias
     keys: ClassVar[Mapping[str, Key]] = {
         "multiplies_by": FACTOR,
-        "epsilon": Key(EPSILON.field, EPSILON.doc, required=True),
+        "epsilon": Key(EPSILON.field, EPSILON.doc, required=True, example="1e-6"),
         "bias": BIAS,
         "axes": AXES,
         "rope": ROPE,

@@ -27,7 +27,7 @@ class Drop(LayerKind):
     kind_name: ClassVar[str] = "drop"
     doc: ClassVar[str] = "Leaves that are not converted, with the reason."
     keys: ClassVar[Mapping[str, Key]] = {
-        "because": Key(REASON, "Reason why these leaves are not converted.", required=True)
+        "because": Key(REASON, "Reason why these leaves are not converted.", required=True, example="the training step")
     }
     target: ClassVar[None] = None
 

@@ -79,6 +79,7 @@ class Recurrent(LayerKind):
             Either(Scalar(str, "a cell such as flax.linen.GRUCell, or keras.layers.GRU(reset_after=False)"), _CELL),
             "Cell of the source: its name and arguments in its library, or its equations.",
             required=True,
+            example="flax.linen.GRUCell",
         ),
         "leaves": Key(
             MapOf(Scalar(str, "what a leaf holds, such as W [I, zrn]", parse_held), key=_parse_leaf_path),
