@@ -459,7 +459,7 @@ def other_size(case: str, to: str) -> dict[str, np.ndarray]:
     arrays: dict[str, np.ndarray] = {}
     for step in plan_of(case, "timesfm").steps:
         for part in step.parts:
-            axes = part.layout.split(" -> ")[0].split()
+            axes = part.layout.stored.split()
             if part.leaf in arrays or any(f"x_layers_{i}/" in part.leaf for i in range(2, 20)):
                 continue
             shape = [sizes[axis] for axis in axes]

@@ -185,7 +185,7 @@ def published_shapes(case: str, layers: int) -> dict[str, tuple[tuple[int, ...],
     specs: dict[str, tuple[tuple[int, ...], str]] = {}
     for step in plan.steps:
         for part in step.parts:
-            axes = part.layout.split(" -> ")[0].split()
+            axes = part.layout.stored.split()
             old = source.leaves[part.leaf].spec
             shape = tuple(sizes.get(axis, size) for axis, size in zip(axes, old.shape, strict=True))
             for i in range(layers) if "x_layers_0/" in part.leaf else (None,):

@@ -103,10 +103,10 @@ def test_the_gates_of_torchs_rows_and_what_is_computed_on_them() -> None:
     plan = planned(cell_rules("haiku.LSTM"), tree)
     steps = {step.name: step for step in plan.steps}
     forget = steps["net.rnn.forget_gate.input_transform.bias"]
-    assert (forget.arithmetic, forget.parts[0].layout) == ("+ 1", "b [igfo] -> f")
+    assert (forget.arithmetic, str(forget.parts[0].layout)) == ("+ 1", "b [igfo] -> f")
     assert steps["net.rnn.input_gate.input_transform.bias"].arithmetic == ""
     weight = steps["net.rnn.cell_gate.input_transform.weight"]
-    assert (weight.spec.shape, weight.parts[0].layout) == ((INPUTS, HIDDEN), "W U [I+H, igfo] -> I g")
+    assert (weight.spec.shape, str(weight.parts[0].layout)) == ((INPUTS, HIDDEN), "W U [I+H, igfo] -> I g")
     assert not any(isinstance(op, Permute) for op in weight.parts[0].ops)  # (in, out) on both sides
     ordinary = run(planned(cell_rules("haiku.LSTM"), tree, to="torch"))
     for k, gate in enumerate(("input", "forget", "cell", "output")):
@@ -360,7 +360,7 @@ def test_the_published_adapters_lead_from_one_file_to_the_other_bit_for_bit() ->
             destination_view(part.ops, plan.source.leaves[part.leaf].spec, part.share(region)) for part in step.parts
         )
     qkv = next(step for step in plan.steps if step.name == "qkv.weight")
-    assert [(part.axis, part.rows, part.layout) for part in qkv.parts] == [(-1, (6 * k, 6 * k + 6), "F N H -> F (N H)") for k in range(3)]  # fmt: skip
+    assert [(part.axis, part.rows, str(part.layout)) for part in qkv.parts] == [(-1, (6 * k, 6 * k + 6), "F N H -> F (N H)") for k in range(3)]  # fmt: skip
 
 
 def test_packed_gates_of_pytorch_do_not_load() -> None:

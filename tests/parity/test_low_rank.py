@@ -144,7 +144,7 @@ def test_lora_is_merged_in_the_target_s_layout() -> None:
         assert np.array_equal(made[f"{m}_proj.bias"], leaves[f"{m}/bias"])
     step = next(step for step in plan.steps if step.name == "q_proj.weight")
     assert step.parts[0].leaf == "q/kernel + 2.66667 x q/lora/lora_a q/lora/lora_b"
-    assert step.parts[0].layout == "D E -> E D" and step.arithmetic == "+ 2.66667 x a product over R"
+    assert str(step.parts[0].layout) == "D E -> E D" and step.arithmetic == "+ 2.66667 x a product over R"
     assert plan.notes == (
         "2 weights are computed from several leaves, which the output does not keep: q/kernel + 2.66667 x q/lora/lora_a q/lora/lora_b, ...",
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
@@ -94,6 +94,24 @@ class Rule:
         return self.targets.get(target) or self.targets.get(None)
 
 
+class PartLayout(NamedTuple):
+    """The axes of a leaf and of what becomes of it, in einops notation, for people: ``i D N H -> i (N H) D, H flipped``.
+
+    Attributes:
+        stored: the leaf's axes, stacked axes included; or what is said in place of axes, such as ``as stored``.
+        written: the result's axes; empty if they are not named.
+        remark: what the letters do not show; may be empty.
+    """
+
+    stored: str
+    written: str = ""
+    remark: str = ""
+
+    def __str__(self) -> str:
+        arrow = f"{self.stored} -> {self.written}" if self.written else self.stored
+        return f"{arrow}, {self.remark}" if self.remark else arrow
+
+
 @dataclass(frozen=True, slots=True)
 class Part:
     """What one leaf contributes to an output tensor.
@@ -102,7 +120,7 @@ class Part:
         leaf: name of the source leaf.
         ops: operations from the leaf to this part.
         rows: start and stop of the part along an axis of the output; None: it is the whole tensor.
-        layout: the leaf's axes and the result's, in einops notation, stacked axes included.
+        layout: the leaf's axes and the result's.
         at: which element of the leaf is used, such as ``i=3``; empty: the whole leaf.
         axes: letters and sizes of the axes that remain, as stored.
         groups: the same letters, one group per axis of the result.
@@ -115,7 +133,7 @@ class Part:
     leaf: str
     ops: tuple[Op, ...]
     rows: tuple[int, int] | None
-    layout: str
+    layout: PartLayout
     at: str
     axes: tuple[tuple[str, int], ...]
     groups: tuple[str, ...]
@@ -134,7 +152,7 @@ class Part:
     def to_dict(self) -> dict[str, Any]:
         return {
             "leaf": self.leaf,
-            "layout": self.layout,
+            "layout": str(self.layout),
             "at": self.at,
             "ops": [str(op) for op in self.ops],
             "rows": list(self.rows) if self.rows else None,
@@ -201,7 +219,7 @@ class Step:
     @property
     def layouts(self) -> tuple[str, ...]:
         """The different layouts of its parts."""
-        return tuple(dict.fromkeys(part.layout for part in self.parts))
+        return tuple(dict.fromkeys(str(part.layout) for part in self.parts))
 
 
 @dataclass

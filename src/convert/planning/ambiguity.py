@@ -122,7 +122,7 @@ def shape_ambiguities(steps: tuple[Step, ...]) -> tuple[ShapeAmbiguity, ...]:
         others = _others(part.stored, part.split_axes, part.groups) if part.stored else ()
         same_shape = len(step.parts) > 1 and len({(p.axes, p.groups) for p in step.parts}) == 1
         if others is None or others or same_shape or step.siblings > 1:
-            key = (step.rule.line_only, part.layout, others, len(step.parts) if same_shape else 0, step.siblings)
+            key = (step.rule.line_only, str(part.layout), others, len(step.parts) if same_shape else 0, step.siblings)
             groups.setdefault(key, []).append(step)
     return tuple(
         ShapeAmbiguity(

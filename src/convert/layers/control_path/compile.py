@@ -8,7 +8,7 @@ from dataclasses import replace
 from convert.core.findings import Finding
 from convert.core.ops import Op, Take, is_float, out_spec
 from convert.core.tensor_spec import TensorSpec
-from convert.layers.base import CompileContext, LayerLeaves, Matched, Part, Step
+from convert.layers.base import CompileContext, LayerLeaves, Matched, Part, PartLayout, Step
 from convert.layers.casts import computing, losses, target_dtype
 from convert.layers.control_path.declaration import TIMES, PathDeclaration
 from convert.layers.leaves import MisfitError, dtype_mismatch, leaf_groups, not_convertible, shape_mismatch
@@ -120,7 +120,7 @@ def _part(context: CompileContext, kind: PathDeclaration, group: LayerLeaves, ro
             raise ValueError("a path's coefficients and times are floats")
         if role == TIMES:  # rounding could make two knots coincide, which changes the path
             ops: tuple[Op, ...] = (*takes, *computing((), spec, target_dtype(replace(rule, dtype=None), spec, None)))
-            return Part(leaf, ops, None, "times", at, (), (), rule=rule)
+            return Part(leaf, ops, None, PartLayout("times"), at, (), (), rule=rule)
         dtype = target_dtype(rule, spec, context.dtype)
         letters, order = kind.order(len(own.shape))
         ops = (*takes, *kind.movement(own.shape), *computing(kind.arithmetic(role), spec, dtype))
@@ -128,8 +128,8 @@ def _part(context: CompileContext, kind: PathDeclaration, group: LayerLeaves, ro
     except ValueError as error:
         raise not_convertible(rule, leaf, spec, group.module, error) from None
     groups = (*(letters[k] for k in order), *(() if "C" in letters else ("",)))
-    factor = "".join(f", {op}" for op in kind.arithmetic(role))
-    layout = f"{' '.join(letters)} -> {' '.join(x or '1' for x in groups)}{factor}"
+    factor = ", ".join(map(str, kind.arithmetic(role)))
+    layout = PartLayout(" ".join(letters), " ".join(x or "1" for x in groups), factor)
     axes = tuple(zip(letters, own.shape, strict=True))
     return Part(leaf, ops, None, layout, at, axes, groups, axes, rule=rule)
 

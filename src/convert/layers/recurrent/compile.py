@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from convert.core.findings import Finding
 from convert.core.ops import Add, AddIdentity, Multiply, Op, Pad, Permute, Slice, Take, out_spec
 from convert.core.tensor_spec import TensorSpec
-from convert.layers.base import CompileContext, LayerLeaves, Matched, Part, Rule, Step
+from convert.layers.base import CompileContext, LayerLeaves, Matched, Part, PartLayout, Rule, Step
 from convert.layers.casts import computing, losses, target_dtype
 from convert.layers.leaves import MisfitError, dtype_mismatch, leaf_groups, not_convertible, shape_mismatch
 from convert.layers.recurrent.equations import TENSORS, Cell, Held
@@ -181,8 +181,8 @@ def _tensor(
         shape = made.shape[1:]
         side = {"W": " I", "U": " H"}.get(part, "")
         packed = f"({' '.join(share.letters)})" if len(share.letters) > 1 else share.letters
-        zeros = ", zeros for the others" if pad[0].before or pad[0].after else ""
-        layout = f"{held.text} -> {packed}{side}{zeros}"
+        remark = "zeros for the others" if pad[0].before or pad[0].after else ""
+        layout = PartLayout(held.text, f"{packed}{side}", remark)
         names, sizes = ("G", *side.split()), (len(share.letters) * hidden, *shape)
         stored = () if pad[0].before or pad[0].after else tuple(zip(names, sizes, strict=True))
         at = ", ".join(f"{take.index}" for take in takes if isinstance(take, Take))

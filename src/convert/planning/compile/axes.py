@@ -9,7 +9,7 @@ from functools import lru_cache
 from convert.core.findings import Finding
 from convert.core.ops import Flip, Op, Permute, Reshape, Take
 from convert.layers import Rule, TargetLayer
-from convert.layers.base import Part
+from convert.layers.base import Part, PartLayout
 from convert.layers.leaves import MisfitError
 from convert.layers.transforms.rope import rope_permutation, target_rope_pairs
 from convert.layers.transforms.weight_transforms import unflattened
@@ -89,7 +89,7 @@ def arranged(
         groups = tuple(x for x, _ in unnamed)
         stored = leaf.stored("".join(groups), leaf.own_shape)
         apart = tuple(index for index, _, _ in leaf.stacked)
-        return Part(leaf.name, tuple(ops), None, layout, ", ".join(taken), unnamed, groups, stored, apart)
+        return Part(leaf.name, tuple(ops), None, PartLayout(layout), ", ".join(taken), unnamed, groups, stored, apart)
     letters, shape = leaf.letters, leaf.own_shape
     before = leaf.axes
     try:
@@ -120,10 +120,11 @@ def arranged(
     split = sorted({letter for letter in full[0] if letter not in letters})
     apart = (*(index for index, _, _ in leaf.stacked), *split)
     kept = tuple((x, size) for x, size in zip(letters, shape, strict=True) if any(x in group for group in groups))
-    layout = f"{before} -> {' '.join([*apart, *map(group_shown, groups)])}"
+    remarks = []
     if paired and rule.rope is not None:
-        layout += f", {rule.rope.axis} from {rule.rope.pairs} to {target_rope_pairs(layer)} pairs"
+        remarks.append(f"{rule.rope.axis} from {rule.rope.pairs} to {target_rope_pairs(layer)} pairs")
     if turned:
         axes = [group_shown(groups[axis]) for op in turned if isinstance(op, Flip) for axis in op.axes]
-        layout += f", {' and '.join(axes)} flipped"
-    return Part(leaf.name, tuple(ops), None, layout, ", ".join(taken), kept, groups, leaf.stored(*full), apart)
+        remarks.append(f"{' and '.join(axes)} flipped")
+    shown = PartLayout(before, " ".join([*apart, *map(group_shown, groups)]), ", ".join(remarks))
+    return Part(leaf.name, tuple(ops), None, shown, ", ".join(taken), kept, groups, leaf.stored(*full), apart)

@@ -13,7 +13,7 @@ from convert.core.findings import Finding
 from convert.core.ops import Add, AddIdentity, Cast, Multiply, Op, Pad, Permute, Slice, out_spec
 from convert.core.tensor_spec import TensorSpec
 from convert.layers import KINDS, Linear, Recurrent
-from convert.layers.base import LayerLeaves, Part, Step
+from convert.layers.base import LayerLeaves, Part, PartLayout, Step
 from convert.layers.casts import losses
 from convert.layers.norm.group_batch import COUNTER
 from convert.layers.norm.layer_rms import Norm
@@ -151,10 +151,11 @@ def _transposed(step: Step) -> Step:
 
 def _transposed_part(part: Part) -> Part:
     groups = part.groups[::-1]
-    head, arrow, tail = part.layout.partition(" -> ")
     before, after = (" ".join([*part.split_axes, *map(group_shown, of)]) for of in (part.groups, groups))
-    layout = (
-        f"{head}{arrow}{after}{tail.removeprefix(before)}" if tail.startswith(before) else f"{part.layout}, transposed"
+    known = part.layout.written == before
+    remarks = [part.layout.remark] if known else [part.layout.remark, "transposed"]
+    layout = part.layout._replace(
+        written=after if known else part.layout.written, remark=", ".join(filter(None, remarks))
     )
     return replace(part, ops=transposed_ops(part.ops), groups=groups, layout=layout, axis=-1 if part.rows else 0)
 
@@ -252,9 +253,9 @@ def _rows(step: Step, name: str, start: int, stop: int, letter: str, spec_of: Ca
         ops = _sliced(part.ops, start - first, stop - first, spec_of(part.leaf))
         if ops is None:
             break
-        stored, side = part.layout.partition(" -> ")[0], part.groups[1:]
+        side = part.groups[1:]
         sizes = tuple(zip((letter, *side), spec.shape, strict=True))
-        layout = f"{stored} -> {' '.join((letter, *side))}"
+        layout = PartLayout(part.layout.stored, " ".join((letter, *side)))
         one = replace(part, ops=ops, rows=None, layout=layout, groups=(letter, *side), stored=sizes)
         computed = [op for op in ops if isinstance(op, Add | Multiply | AddIdentity)]
         lost = losses([spec_of(part.leaf).dtype], spec.dtype, bool(computed))
