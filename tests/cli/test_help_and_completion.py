@@ -28,6 +28,18 @@ def test_each_command_has_an_example(run: Run, command: str) -> None:
     assert f"Example: convert {'gemma' if command == 'run' else command} " in run(command, "--help")[0]
 
 
+@pytest.mark.parametrize("command", ["list", "show", "new", "validate", "schema"])
+def test_each_command_of_rules_has_an_example(run: Run, command: str) -> None:
+    assert f"Example: convert rules {command}" in run("rules", command, "--help")[0]
+
+
+def test_flags_have_no_type_and_arguments_no_braces(run: Run) -> None:
+    assert "Usage: convert [OPTIONS] MODEL CKPT OUT | COMMAND ..." in run("--help")[0]
+    assert "Usage: convert run [OPTIONS] MODEL CKPT OUT " in run("run", "--help")[0]
+    for command in (*COMMANDS, "rules"):
+        assert "<bool>" not in run(command, "--help")[0]
+
+
 def test_options_stand_in_groups(run: Run) -> None:
     out = run("run", "--help")[0]
     groups = ["What to write", "What to read", "What to prove", "What to print"]

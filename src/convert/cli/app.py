@@ -8,11 +8,11 @@ import sys
 from typing import Annotated, Any, NoReturn
 
 import typer
-from typer.core import TyperGroup
 
 from convert.cli import INTERRUPTED, output
 from convert.cli.check import check
 from convert.cli.convert import convert
+from convert.cli.help import Command, Group
 from convert.cli.inspect import inspect
 from convert.cli.plan import plan
 from convert.cli.record import record
@@ -24,7 +24,7 @@ from convert.core.findings import Finding
 DEFAULT = "run"  # the command that `convert MODEL CKPT OUT` stands for
 
 
-class DefaultCommandGroup(TyperGroup):
+class DefaultCommandGroup(Group):
     """Read ``convert MODEL CKPT OUT`` as ``convert run MODEL CKPT OUT``."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -42,18 +42,19 @@ class DefaultCommandGroup(TyperGroup):
 app = typer.Typer(
     name="convert",
     cls=DefaultCommandGroup,
+    subcommand_metavar="MODEL CKPT OUT | COMMAND ...",
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Options of the conversion itself: convert run --help. "
     "Exit codes: 0 done or equal, 1 different, 2 error or inconclusive, 130 interrupted.",
 )
-app.command(DEFAULT, epilog="Example: convert gemma ckpt/ out-dir/ --dtype bfloat16")(convert)
-app.command(epilog="Example: convert inspect ckpt/ --full")(inspect)
-app.command(epilog="Example: convert plan timesfm ckpt/ --to transformers")(plan)
-app.command(epilog="Example: convert check out.safetensors --from ckpt/ --require model")(check)
-app.command(epilog="Example: convert record timesfm ckpt/ recording.safetensors")(record)
-app.command(epilog="Example: convert skeleton my_model:make > skeleton.json")(skeleton)
+app.command(DEFAULT, cls=Command, epilog="Example: convert gemma ckpt/ out-dir/ --dtype bfloat16")(convert)
+app.command(cls=Command, epilog="Example: convert inspect ckpt/ --full")(inspect)
+app.command(cls=Command, epilog="Example: convert plan timesfm ckpt/ --to transformers")(plan)
+app.command(cls=Command, epilog="Example: convert check out.safetensors --from ckpt/ --require model")(check)
+app.command(cls=Command, epilog="Example: convert record timesfm ckpt/ recording.safetensors")(record)
+app.command(cls=Command, epilog="Example: convert skeleton my_model:make > skeleton.json")(skeleton)
 app.add_typer(rules, name="rules")
 
 

@@ -21,7 +21,10 @@ def check(
     source: Annotated[
         Path | None,
         typer.Option(
-            "--from", metavar="CKPT", help="Checkpoint from which OUT was converted.", rich_help_panel=o.INPUT
+            "--from",
+            metavar="CKPT",
+            help="Checkpoint from which OUT was converted. This or --recorded is required.",
+            rich_help_panel=o.INPUT,
         ),
     ] = None,
     recorded: Annotated[

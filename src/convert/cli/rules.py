@@ -9,14 +9,17 @@ import typer
 
 from convert.cli import options as o
 from convert.cli import output
+from convert.cli.help import Command, Group
 
 if TYPE_CHECKING:
     from convert.rules.file import RuleFile
 
-rules = typer.Typer(help="List, show, draft and validate rule files.", no_args_is_help=True, rich_markup_mode="rich")
+rules = typer.Typer(
+    cls=Group, help="List, show, draft and validate rule files.", no_args_is_help=True, rich_markup_mode="rich"
+)
 
 
-@rules.command(name="list")
+@rules.command(name="list", cls=Command, epilog="Example: convert rules list --rules my-rules/")
 def list_rules(rules_dir: o.RulesDir = None, as_json: o.Json = False) -> None:
     """List the shipped rules, which can be named as MODEL."""
     from convert.rules.library import available_rules
@@ -51,7 +54,7 @@ def _to_dict(rules: RuleFile) -> dict[str, Any]:
     }
 
 
-@rules.command()
+@rules.command(cls=Command, epilog="Example: convert rules show timesfm-2.5")
 def show(
     name: Annotated[
         str,
@@ -70,7 +73,7 @@ def show(
         output.data(text.rstrip("\n"))
 
 
-@rules.command()
+@rules.command(cls=Command, epilog="Example: convert rules new ckpt/ mine.yaml")
 def new(
     checkpoint: o.Checkpoint,
     file: Annotated[
@@ -118,7 +121,7 @@ def new(
     )
 
 
-@rules.command()
+@rules.command(cls=Command, epilog="Example: convert rules validate mine.yaml")
 def validate(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Rule files.")],
 ) -> None:
@@ -152,7 +155,7 @@ def validate(
         raise typer.Exit(2)
 
 
-@rules.command()
+@rules.command(cls=Command, epilog="Example: convert rules schema > rules.schema.json")
 def schema() -> None:
     """Print the JSON Schema of rule files, for editors."""
     from convert.rules.schema import schema as rule_schema

@@ -689,7 +689,7 @@ def test_a_buffer_may_be_asked_for() -> None:
             "r.yaml:6:18: expected one of scale, 1+scale",
         ),
         ("- from: a\n  optional: ask\n  parameter: n", "r.yaml:6:13: expected true or false"),
-        ("- from: a\n  epsilom: ask\n  rms_norm: ask", "r.yaml:6:3: unknown key 'epsilom'"),
+        ("- from: a\n  epsilom: ask\n  rms_norm: ask", "r.yaml:6:3 [rule-unknown-key]: unknown key 'epsilom'"),
     ],
 )
 def test_errors_around_questions_say_where(rule: str, said: str) -> None:
