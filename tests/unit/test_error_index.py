@@ -50,6 +50,27 @@ def test_codes_and_pages_are_the_same() -> None:
     assert (sorted(used - described), sorted(described - used)) == ([], [])
 
 
+EXAMPLES = re.compile(
+    r"""
+    \n\#\#\ Example\n\n
+    (
+      ```\n (.*\n)*? error\[(?P<code>[a-z0-9-]+)\]:\ .+\n            # an error that ends the command
+    | In\ the\ report\ of\ `convert\ check`:\n\n ```\n \ \ -\ .+\n   # a finding of a check
+    | In\ the\ output\ of\ `convert\ inspect`:\n\n ```\n note:\ .+\n  # a note on how a checkpoint was read
+    )
+    (.*\n)*? ```\n
+    """,
+    re.VERBOSE,
+)
+
+
+def test_the_example_of_a_page_is_what_the_command_line_prints() -> None:
+    for path in PAGES:
+        example = EXAMPLES.search(path.read_text())
+        assert example is not None, path
+        assert example["code"] in (path.stem, None), path
+
+
 def test_pages_have_the_same_parts() -> None:
     for path in PAGES:
         text = path.read_text()
