@@ -13,6 +13,7 @@ from support.command_line import Run
 from support.goldens import checkpoint
 
 
+@pytest.mark.slow
 def test_a_correct_conversion_is_equal_at_all_levels(run: Run, tmp_path: Path) -> None:
     out = tmp_path / "out.safetensors"
     stdout, stderr = run("timesfm", checkpoint("timesfm-2.5"), out, "--check", code=0)

@@ -12,9 +12,9 @@ from convert.verify.report.report import Verdict
 from faults.applies import FAMILIES, LIST, Listed, rows
 from faults.catalogue import BY_FAMILY, CASES, cells, documented, key, run, run_fault
 from faults.planted import FAULTS, Fault
-from support.marks import slow_but
 
-SLOW_TO_COMPILE = ("cde-linear", "cde-cubic", "recurrentgemma", "t5", "t5-v1.1", "whisper")  # 5 to 15 s each
+# Models that take seconds to compile, and TimesFM 2.0, which has the faults of 1.0.
+SLOW_CASES = ("cde-linear", "cde-cubic", "recurrentgemma", "bert", "gpt2", "t5", "t5-v1.1", "whisper", "timesfm-2.0")
 NAMED = 0.9  # of the faults, at least, are diagnosed by name
 
 
@@ -22,12 +22,12 @@ def once() -> Iterator[Any]:
     """The faults that run by default; all others are slow.
 
     Of those that a cheap level catches, each diagnosis once; of those that only the model level catches, one for each model.
-    Faults of models that take long to compile are slow.
+    Faults of `SLOW_CASES` are slow.
     """
     seen = set()
     for fault in FAULTS:
         found = fault.case if fault.level == "model" else (fault.diagnosis or fault.name)
-        slow = found in seen or fault.case in SLOW_TO_COMPILE
+        slow = found in seen or fault.case in SLOW_CASES
         yield pytest.param(fault, id=fault.id, marks=[pytest.mark.slow] if slow else [])
         if not slow:
             seen.add(found)
@@ -74,7 +74,8 @@ def test_the_page_says_what_applies() -> None:
 # ---- no false alarm
 
 
-QUICK = [(case, to) for case, to in CASES if to == "torch" and case not in SLOW_TO_COMPILE]
+TO_TRACE = ("cde-linear", "cde-cubic")  # takes long: one seed is enough
+QUICK = [(case, to) for case, to in CASES if to == "torch" and case not in SLOW_CASES]
 
 
 def seeds() -> Iterator[Any]:
@@ -83,7 +84,7 @@ def seeds() -> Iterator[Any]:
     The correct conversions of TimesFM run by default in tests/models/test_timesfm_check.py.
     """
     for case in CASES:
-        for seed in (0,) if case[0] in SLOW_TO_COMPILE else (0, 1, 2):
+        for seed in (0,) if case[0] in TO_TRACE else (0, 1, 2):
             slow = seed or case not in QUICK
             yield pytest.param(*case, seed, marks=[pytest.mark.slow] if slow else [])
 
@@ -95,12 +96,13 @@ def test_correct_conversions_pass(case: str, to: str, seed: int) -> None:
     assert report.exit_code == 0
 
 
-@pytest.mark.parametrize(("case", "to"), slow_but(QUICK, [case for case in CASES if case[0] != "cde-linear"]))
+@pytest.mark.slow
+@pytest.mark.parametrize(("case", "to"), [case for case in CASES if case[0] != TO_TRACE[0]])
 @pytest.mark.parametrize(
     ("dtype", "precision"),
     [
-        pytest.param("bfloat16", "float32", marks=pytest.mark.slow),
-        pytest.param(None, "bfloat16", marks=pytest.mark.slow),
+        ("bfloat16", "float32"),
+        (None, "bfloat16"),
         ("bfloat16", "bfloat16"),  # in which both can go wrong
     ],
 )

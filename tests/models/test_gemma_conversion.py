@@ -247,7 +247,7 @@ def test_truncated_stacks(tmp_path: Path) -> None:
     assert "{i} runs from 0 to 11 in the tree, without 8 (units of 6: {p} from 0 to 5); the stack of layers" in said
     gone = {n: x for n, x in tree.items() if n != name}
     said = refuse(MemorySource(gone), "gemma", tmp_path / "x", **options)
-    assert f"{name}: this leaf is not in the checkpoint" in said
+    assert f"{name} [leaf-missing]: this leaf is not in the checkpoint" in said
     nested = {n: x for n, x in arrays("gemma3").items() if n != "layer_7/attn/kv_einsum/w"}
     said = refuse(MemorySource(nested), "gemma", tmp_path / "x", **options)
     assert "layer_7/attn/kv_einsum/w: this leaf is not in the checkpoint" in said

@@ -224,7 +224,7 @@ def test_stacked_layers_have_a_scale_each() -> None:
         np.testing.assert_allclose(made[f"m.{i}.weight"], want, rtol=1e-11)
     with pytest.raises(convert.PlanError) as refused:
         make_plan(rule_file(rule.format('"m.{i}"')), MemorySource({"w": tree["w"], "g": tree["g"][:2]}))
-    said = "g: float64[2,5] does not fit the weight w: float64[3,4,5]: element 2 of axis 0 is not in float64[2,5]; it is stacked on other axes than the weight"
+    said = "float64[2,5] does not fit the weight w: float64[3,4,5]: element 2 of axis 0 is not in float64[2,5]; it is stacked on other axes than the weight"
     assert said in str(refused.value)
     kept = run(
         make_plan(

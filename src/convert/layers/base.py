@@ -98,7 +98,7 @@ class PartLayout(NamedTuple):
     """The axes of a leaf and of what becomes of it, in einops notation, for people: ``i D N H -> i (N H) D, H flipped``.
 
     Attributes:
-        stored: the leaf's axes, stacked axes included; or what is said in place of axes, such as ``as stored``.
+        stored: the leaf's axes, stacked axes included; or words in place of axes, such as ``as stored``.
         written: the result's axes; empty if they are not named.
         remark: what the letters do not show; may be empty.
     """

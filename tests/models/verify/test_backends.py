@@ -84,6 +84,7 @@ def test_equal_backends_pass(rules: Path, out: Path, precision: str) -> None:
     json.dumps(level.to_dict())
 
 
+@pytest.mark.slow
 def test_torch_compile_runs_or_says_why_not(rules: Path, out: Path) -> None:
     level = run(rules, out, conv_norm.reference(None), only=(EAGER, COMPILED))
     assert level.verdict is (Verdict.PASSED if COMPILED in level.matrix else Verdict.FAILED) or any(

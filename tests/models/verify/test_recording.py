@@ -172,6 +172,7 @@ def test_with_the_checkpoint_all_levels_run(files: Files) -> None:
     assert report.source.startswith(str(checkpoint(CASE)))
 
 
+@pytest.mark.slow
 def test_frameworks_are_not_imported_for_a_level_that_cannot_run(monkeypatch: pytest.MonkeyPatch, files: Files) -> None:
     """The layers level needs the checkpoint's own weights, so a recording alone never needs JAX."""
     monkeypatch.setattr("convert.verify.run.missing", lambda: pytest.fail("JAX would be imported"))
