@@ -527,7 +527,7 @@ def test_the_command_line_loads_no_more_than_its_help_needs() -> None:
     path = str(checkpoint("timesfm-2.5"))
     code = f"import sys, convert.cli.app as c; c.app(['plan', 'timesfm', {path!r}], standalone_mode=False); {probe}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "['numpy', 'pydantic', 'tensorstore', 'typer', 'yaml']"
+    assert done.stdout.splitlines()[-1] == "['numpy', 'tensorstore', 'typer', 'yaml']"
 
 
 def test_progress_on_a_terminal_only(tmp_path: Path) -> None:

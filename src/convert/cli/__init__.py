@@ -17,6 +17,9 @@ def program() -> NoReturn:
     """Entry point of ``convert`` and ``ckpt-convert``."""
     _open_streams()
     try:
+        from convert.core import process
+
+        process.tune()
         from convert.cli.app import program as run
     except KeyboardInterrupt:
         sys.stderr.write("error[interrupted]: interrupted; nothing was written\n")

@@ -90,7 +90,6 @@ def convert_checkpoints(
 
 def program() -> NoReturn:
     """Run ``convert`` or ``ckpt-convert`` and end the process."""
-    process.tune()
     process.end(run())
 
 

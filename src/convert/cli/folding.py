@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-_NUMBER = re.compile(r"\d+")
+_NUMBER = re.compile(r"(\d+)")
+_BETWEEN = "\0"  # lines; no name has it
 
 
 Key = TypeVar("Key", bound=Hashable)
@@ -40,20 +42,29 @@ def fold(entries: Iterable[tuple[Key, Sequence[str]]]) -> list[Folded[Key]]:
     """
     groups: dict[tuple[Key, tuple[str, ...]], list[tuple[str, ...]]] = {}
     for key, lines in entries:
-        groups.setdefault((key, tuple(_NUMBER.sub("#", line) for line in lines)), []).append(tuple(lines))
-    return [folded for (key, _), group in groups.items() for folded in _fold_group(key, group)]
+        pieces = _NUMBER.split(
+            _BETWEEN.join(lines)
+        )  # text, number, text, ...: one search, as there may be 50,000 entries
+        groups.setdefault((key, tuple(pieces[::2])), []).append(tuple(pieces[1::2]))
+    return [folded for (key, texts), group in groups.items() for folded in _fold_group(key, texts, group)]
 
 
-def _fold_group(key: Key, group: list[tuple[str, ...]]) -> list[Folded[Key]]:
-    numbers = [[int(n) for line in lines for n in _NUMBER.findall(line)] for lines in group]
-    columns = list(zip(*numbers, strict=True))
-    varying = [column for column in columns if len(set(column)) > 1]
-    axes = list(dict.fromkeys(varying))  # columns that are equal count the same thing
+def _fold_group(key: Key, texts: tuple[str, ...], group: list[tuple[str, ...]]) -> list[Folded[Key]]:
+    """Fold entries with the same texts, which differ in the numbers between them."""
+    columns = list(zip(*group, strict=True))
+    varying = [len(set(column)) > 1 for column in columns]
+    axes = set(itertools.compress(columns, varying))  # columns that are equal count the same thing
     if len(group) == 1 or math.prod(len(set(axis)) for axis in axes) != len(group):
-        return [Folded(key, lines, 1) for lines in group]
-    replacements = iter(_range(column) if len(set(column)) > 1 else None for column in columns)
-    lines = tuple(_NUMBER.sub(lambda m: next(replacements) or m[0], line) for line in group[0])
-    return [Folded(key, lines, len(group))]
+        return [Folded(key, _lines(texts, numbers), 1) for numbers in group]
+    numbers = [
+        _range(map(int, column)) if varies else column[0] for column, varies in zip(columns, varying, strict=True)
+    ]
+    return [Folded(key, _lines(texts, numbers), len(group))]
+
+
+def _lines(texts: Sequence[str], numbers: Sequence[str]) -> tuple[str, ...]:
+    between = itertools.zip_longest(texts, numbers, fillvalue="")
+    return tuple("".join(itertools.chain.from_iterable(between)).split(_BETWEEN))
 
 
 def _range(values: Iterable[int]) -> str:

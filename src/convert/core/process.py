@@ -16,7 +16,7 @@ from typing import NoReturn
 
 def tune() -> None:
     """Run the garbage collector rarely: 10 % of a conversion of 20,000 leaves, whose objects all stay alive."""
-    gc.set_threshold(100_000, 20, 20)
+    gc.set_threshold(1_000_000, 20, 20)
 
 
 def return_freed_memory() -> None:
