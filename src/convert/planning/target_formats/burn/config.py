@@ -82,33 +82,33 @@ def layer_facts(
     return LayerFacts(name, {**kept, CONSTRUCTOR: text}, text, default, module)
 
 
-def _call(rule: Rule, said: Mapping[str, Any], made: Sequence[Step], sizes: Mapping[str, int]) -> tuple[str, bool]:
+def _call(rule: Rule, facts: Mapping[str, Any], made: Sequence[Step], sizes: Mapping[str, int]) -> tuple[str, bool]:
     """Return the constructor of the module, and whether it passes nothing but Burn's defaults."""
     kind = rule.kind
     if isinstance(kind, LayerNorm):
         biased = any(step.role == "bias" for step in made)
-        call, default = _norm("LayerNormConfig::new(..)", said)
+        call, default = _norm("LayerNormConfig::new(..)", facts)
         return call + ("" if biased else ".with_bias(false)"), default and biased
     if isinstance(kind, GroupNorm):
-        call, default = _norm(f"GroupNormConfig::new({said.get('num_groups', '..')}, ..)", said)
-        bare = said.get("target_has") == "nothing"
+        call, default = _norm(f"GroupNormConfig::new({facts.get('num_groups', '..')}, ..)", facts)
+        bare = facts.get("target_has") == "nothing"
         return call + (".with_affine(false)" if bare else ""), default and not bare
     if isinstance(kind, BatchNorm):
-        call, default = _norm("BatchNormConfig::new(..)", said)
-        momentum = said.get("target_momentum")
-        told = momentum is not None and momentum != MOMENTUM
-        return call + (f".with_momentum({momentum!r})" if told else ""), default and not told
+        call, default = _norm("BatchNormConfig::new(..)", facts)
+        momentum = facts.get("target_momentum")
+        passed = momentum is not None and momentum != MOMENTUM
+        return call + (f".with_momentum({momentum!r})" if passed else ""), default and not passed
     if isinstance(kind, Recurrent):
         return _recurrent(kind, made)
     if isinstance(kind, Convolution | ConvTranspose) and kind.geometry is not None and _known(kind, sizes):
         return _convolution(kind, sizes)
     if kind.burn_config:
-        return _norm(f"{kind.burn_config}::new(..)", said)
+        return _norm(f"{kind.burn_config}::new(..)", facts)
     return "", True
 
 
-def _norm(call: str, said: Mapping[str, Any]) -> tuple[str, bool]:
-    epsilon = said.get("epsilon")
+def _norm(call: str, facts: Mapping[str, Any]) -> tuple[str, bool]:
+    epsilon = facts.get("epsilon")
     if epsilon is None:
         return f"{call}.with_epsilon(..)", False
     return f"{call}.with_epsilon({float(epsilon)!r})", epsilon == EPSILON
@@ -141,18 +141,18 @@ def _convolution(kind: Convolution | ConvTranspose, sizes: Mapping[str, int]) ->
     geometry, rank = kind.geometry, len(kind.numbers.spatial)
     kernel = kind.kernel_sizes(sizes)
     transposed = isinstance(kind, ConvTranspose)
-    told: list[str] = []
+    calls: list[str] = []
     if set(geometry.strides) != {1}:
-        told.append(f".with_stride({_array(geometry.strides)})")
+        calls.append(f".with_stride({_array(geometry.strides)})")
     if set(geometry.dilation) != {1}:
-        told.append(f".with_dilation({_array(geometry.dilation)})")
+        calls.append(f".with_dilation({_array(geometry.dilation)})")
     if (groups := _groups(kind, sizes)) != 1:
-        told.append(f".with_groups({groups})")
+        calls.append(f".with_groups({groups})")
     rest = ""
     if transposed:
         arguments = torch_transposed(geometry, kernel)
-        told += [f".with_padding({_array(arguments.padding)})"] if any(arguments.padding) else []
-        told += [f".with_padding_out({_array(arguments.output_padding)})"] if any(arguments.output_padding) else []
+        calls += [f".with_padding({_array(arguments.padding)})"] if any(arguments.padding) else []
+        calls += [f".with_padding_out({_array(arguments.output_padding)})"] if any(arguments.output_padding) else []
         if any(low or high for low, high in arguments.extra):
             rest = (
                 f", then take {', '.join(map(str, arguments.extra))} off the ends of {' '.join(kind.numbers.spatial)}"
@@ -161,9 +161,9 @@ def _convolution(kind: Convolution | ConvTranspose, sizes: Mapping[str, int]) ->
             rest += " (negative: add zeros, before the bias)" if late else ""
     else:
         padding, rest = _padding(kind, kernel)
-        told += [f".with_padding(PaddingConfig{rank}d::{padding})"] if padding != "Valid" else []
-    call = f"Conv{'Transpose' if transposed else ''}{rank}dConfig::new(..){''.join(told)}{rest}"
-    return call, not told and not rest
+        calls += [f".with_padding(PaddingConfig{rank}d::{padding})"] if padding != "Valid" else []
+    call = f"Conv{'Transpose' if transposed else ''}{rank}dConfig::new(..){''.join(calls)}{rest}"
+    return call, not calls and not rest
 
 
 def _groups(kind: Convolving, sizes: Mapping[str, int]) -> int | str:

@@ -129,9 +129,9 @@ def _missing(made: list[Step], steps: Iterable[Step], target: str) -> Iterator[S
     for step in steps:
         name = f"{step.name.rpartition('.')[0]}.bias"
         if step.role == "weight" and _in_attention(step, target) and name not in names:
-            said = "zeros: the source adds no bias, and Burn's module has one"
+            remark = "zeros: the source adds no bias, and Burn's module has one"
             spec = TensorSpec(step.spec.shape[:1], step.spec.dtype)
-            yield Step(name, spec, (), step.kind_name, step.rule, said, "", 0.0, "bias")
+            yield Step(name, spec, (), step.kind_name, step.rule, remark, "", 0.0, "bias")
 
 
 def _in_attention(step: Step, target: str) -> bool:
