@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, NoReturn, TypeGuard
 
 from convert.core.errors import CheckpointError, OutputError
 from convert.core.findings import Finding
+from convert.core.regular_file import open_regular
 from convert.core.tensor_spec import SAFETENSORS_TAGS, TensorSpec
 
 MAX_HEADER = 100_000_000  # bytes; readers reject longer ones (MAX_HEADER_SIZE)
@@ -97,7 +98,7 @@ def read_header(path: Path) -> tuple[dict[str, str], dict[str, TensorEntry]]:
             fit the shape and dtype.
     """
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
             prefix = file.read(8)
             length = int.from_bytes(prefix, "little")

@@ -11,6 +11,7 @@ from typing import Any
 
 from convert.core.errors import RuleError
 from convert.core.findings import Finding
+from convert.core.regular_file import read_regular
 
 
 @dataclass(frozen=True, order=True)
@@ -70,6 +71,7 @@ class YamlNode:
 _INT = re.compile(r"[-+]?[0-9]+")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _WORDS: dict[str, Any] = {"true": True, "false": False, "null": None, "~": None, "": None}
+MAX_BYTES = 16 << 20  # of a rule file; real ones have a few thousand
 MAX_DEPTH = 32
 MAX_VALUES = 100_000  # a rule file has hundreds; nested aliases can expand exponentially
 
@@ -286,7 +288,8 @@ def read_text(path: Path, name: str) -> str:
         RuleError: the file cannot be read, or is not UTF-8.
     """
     try:
-        return path.read_text(encoding="utf-8")
+        text = read_regular(path, MAX_BYTES).decode("utf-8")
+        return text.replace("\r\n", "\n").replace("\r", "\n")
     except FileNotFoundError:
         raise RuleError(
             Finding(

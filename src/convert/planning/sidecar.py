@@ -10,6 +10,7 @@ from typing import Any
 from convert.checkpoints.source import Source
 from convert.core.errors import CheckpointError
 from convert.core.findings import Finding
+from convert.core.regular_file import open_regular
 from convert.core.similarity import did_you_mean
 from convert.rules.file import RuleFile, parse_reference
 
@@ -54,7 +55,7 @@ def _read(source: Source, name: str) -> Mapping[str, Any]:
         return CheckpointError(Finding("sidecar-invalid", path=str(path), expected=expected, got=got, fix=fix))
 
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             text = file.read(MAX_BYTES + 1)
     except FileNotFoundError:
         return {}

@@ -91,8 +91,22 @@ def find_rules(model: str, extra: Path | None = None) -> tuple[RuleFile, ...]:
     Raises:
         RuleError: nothing has this name, or the file is not valid.
     """
-    if model.endswith((".yaml", ".yml")) or "/" in model:
-        return load_models(model)
+    return load_models(model) if is_path(model) else named_rules(model, extra)
+
+
+def is_path(model: str) -> bool:
+    """Whether MODEL is the path of a rule file, and not a name."""
+    return model.endswith((".yaml", ".yml")) or "/" in model
+
+
+def named_rules(model: str, extra: Path | None = None) -> tuple[RuleFile, ...]:
+    """Return the rules of a model or family: shipped ones, or those of the directory `extra`. Never open a path.
+
+    The header of a converted file may name rules in this way only: whoever made the file must not choose its judge.
+
+    Raises:
+        RuleError: nothing has this name.
+    """
     known = _available(extra, model)
     named = tuple(rules for rules in known if rules.model == model) or tuple(r for r in known if r.family == model)
     if named:

@@ -22,7 +22,7 @@ from convert.planning.options import DEFAULTS, ConversionOptions
 from convert.planning.plan import Plan
 from convert.planning.target_formats.registry import target_names
 from convert.references.protocol import Reference
-from convert.rules.library import find_rules
+from convert.rules.library import is_path, named_rules
 from convert.verify.config.compare import check_facts, with_facts
 from convert.verify.config.unverified import note_unverified
 from convert.verify.coverage.hf_directory import other_class
@@ -75,8 +75,8 @@ def check(
     recording = None
     if options.recorded is not None:
         recording = load_recording(options.recorded)
-        model, conversion = recording_defaults(
-            recording, written, model, conversion, options.precision, options.reference, options.seed
+        conversion = recording_defaults(
+            recording, written, conversion, options.precision, options.reference, options.seed
         )
         options = replace(options, seed=recording.manifest.seed)
         settings[f"the recording {recording.path.name}"] = recording.manifest.settings
@@ -90,7 +90,8 @@ def check(
                 fix="give its checkpoint (--from CKPT), a recording (--recorded FILE), or both",
             )
         )
-    plan = with_written_leaves(plan_of(written, checkpoint, conversion, model=model))
+    recorded_model = recording.manifest.model if recording is not None else ""
+    plan = with_written_leaves(plan_of(written, checkpoint, conversion, model=model, recorded_model=recorded_model))
     _refuse_other_target(plan, written)
     comparison = Comparison(
         plan,
@@ -146,22 +147,30 @@ def plan_of(
     options: ConversionOptions = DEFAULTS,
     *,
     model: str | None = None,
+    recorded_model: str = "",
 ) -> Plan:
     """Make the plan of the conversion again; the metadata of the file gives what the options leave open.
+
+    Args:
+        model: of the user; a name or a path.
+        recorded_model: of the recording, for a file without metadata. Like that of the metadata, it must be a name.
 
     Raises:
         ConvertError: neither the metadata nor the caller names rules; or as `plan_conversion`.
     """
     metadata = written.metadata
     if not model:
-        model = metadata.get("model")
+        model = metadata.get("model") or recorded_model
         fix = "name the rules with --model, such as --model ./rules.yaml"
         if not model:
             raise ConvertError(
                 Finding("rules-not-found", "its metadata names no rules", path=str(written.path), fix=fix)
             )
+        if is_path(model):
+            problem = "its metadata names a rule file by its path; a file that is checked does not choose its own rules"
+            raise ConvertError(Finding("rules-not-found", problem, path=str(written.path), got=model, fix=fix))
         try:
-            find_rules(model, Path(options.rules_dir) if options.rules_dir else None)
+            named_rules(model, Path(options.rules_dir) if options.rules_dir else None)
         except RuleError as error:
             problem = f"its metadata names the rules {model!r}, which are not available"
             raise ConvertError(Finding("rules-not-found", problem, path=str(written.path), fix=fix)) from error

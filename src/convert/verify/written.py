@@ -14,12 +14,14 @@ import numpy as np
 
 from convert.core.errors import CheckpointError
 from convert.core.findings import Finding
+from convert.core.regular_file import open_regular, read_regular
 from convert.core.safetensors_header import TensorEntry, read_header
 from convert.core.tensor_spec import TensorSpec, numpy_dtype
 
 Array = np.ndarray[Any, np.dtype[Any]]
 INDEX = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
+MAX_JSON = 64 << 20  # bytes of an index or a config.json
 WEIGHTS_KEY = "transformers_weights"  # key of config.json: the file to load
 
 
@@ -78,7 +80,7 @@ class Written:
         dtype = numpy_dtype(entry.spec.dtype)
         if entry.stop == entry.start:
             return np.zeros(entry.spec.shape, dtype)
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             view = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         values = np.frombuffer(view, np.uint8, entry.stop - entry.start, entry.start)
         return values.view(dtype).reshape(entry.spec.shape)
@@ -147,8 +149,8 @@ def _find_index(path: Path, config: Mapping[str, Any] | None) -> str:
 def _read_index(index: Path) -> dict[str, str]:
     """Read which file holds each tensor."""
     try:
-        files = dict(json.loads(index.read_text())["weight_map"].items())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        files = dict(json.loads(read_regular(index, MAX_JSON))["weight_map"].items())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         problem = f"it is not an index of safetensors files: {error}"
         raise CheckpointError(Finding("converted-index-invalid", problem, path=str(index))) from None
     for name in files.values():
@@ -181,8 +183,8 @@ def _compare_index(index: Path, indexed: Mapping[str, str], actual: Mapping[str,
 
 def _read_config(path: Path) -> dict[str, Any]:
     try:
-        config = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
+        config = json.loads(read_regular(path, MAX_JSON))
+    except (OSError, ValueError, RecursionError) as error:
         problem = f"cannot be read: {error}"
         raise CheckpointError(Finding("converted-metadata-invalid", problem, path=str(path))) from None
     if not isinstance(config, dict):

@@ -14,8 +14,9 @@ from typing import Any
 from convert.core.errors import PlanError
 from convert.core.findings import Finding
 from convert.core.ops import is_float
+from convert.core.regular_file import read_regular
 from convert.planning.plan import Plan
-from convert.verify.written import INDEX, SINGLE_FILE, WEIGHTS_KEY, Written
+from convert.verify.written import INDEX, MAX_JSON, SINGLE_FILE, WEIGHTS_KEY, Written
 
 CONFIG = "config.json"
 GENERATION = "generation_config.json"
@@ -145,8 +146,8 @@ def _check_generation(plan: Plan, written: Written) -> Iterator[Finding]:
     if planned is None or not path.exists():
         return
     try:
-        stated = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
+        stated = json.loads(read_regular(path, MAX_JSON))
+    except (OSError, ValueError, RecursionError) as error:
         yield _finding(GENERATION, f"cannot be read: {error}")
         return
     for key, value in planned.items():

@@ -19,6 +19,7 @@ import numpy as np
 from convert.checkpoints.digest import combine, digest_leaf
 from convert.core.errors import CheckpointError
 from convert.core.findings import Finding
+from convert.core.regular_file import open_regular
 from convert.core.safetensors_header import TensorEntry, read_header
 from convert.core.tensor_spec import numpy_dtype
 from convert.verify.recording.manifest import Manifest, ManifestReader, Value, damaged
@@ -96,7 +97,7 @@ def checksum(manifest: str, arrays: Mapping[str, Array]) -> str:
 def _read(path: Path, entry: TensorEntry) -> Array:
     """Read one tensor."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             file.seek(entry.start)
             content = file.read(entry.stop - entry.start)
     except OSError as error:

@@ -25,13 +25,12 @@ from convert.writing.transfer import used_leaves
 def recording_defaults(
     recording: Recording,
     written: Written,
-    model: str | None,
     options: ConversionOptions,
     precision: str | None,
     reference: str | None,
     seed: int | None = None,
-) -> tuple[str, ConversionOptions]:
-    """Return model, target and settings for the plan: the user's, else those of the file's header, else the recording's.
+) -> ConversionOptions:
+    """Return target and settings for the plan: the user's, else those of the file's header, else the recording's.
 
     Raises:
         ConvertError: the recording is of another model, target, precision, reference or seed.
@@ -67,7 +66,7 @@ def recording_defaults(
         )
     stated = written.stated("settings")
     settings = {key: value for key, value in manifest.settings.items() if key not in stated}
-    return model or known_model, replace(options, to=to, settings={**settings, **options.settings})
+    return replace(options, to=to, settings={**settings, **options.settings})
 
 
 def evidence_of(recording: Recording, plan: Plan, written: Written) -> Evidence:

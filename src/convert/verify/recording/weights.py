@@ -21,6 +21,7 @@ from convert.verify.numerics.bits import nearly, same_bits
 from convert.verify.recording.source import RecordedSource
 from convert.verify.report.report import LevelReport, Verdict
 from convert.verify.weights.level import compare_computed
+from convert.verify.weights.provenance import false_facts
 from convert.verify.weights.tied import compare_tied
 from convert.verify.written import Written
 from convert.writing.transfer import used_leaves
@@ -53,7 +54,7 @@ def check_recorded_weights(plan: Plan, written: Written) -> LevelReport:
         wrong = list(_wrong(leaf, work, written, source))
         if wrong:
             findings.append(_finding(plan, leaf, [steps[name] for name in wrong], written))
-    findings += compare_computed(plan, written)
+    findings += [*compare_computed(plan, written), *false_facts(plan, written)]
     reason = ""
     if unknown:
         reason = (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -16,7 +15,7 @@ import numpy as np
 
 from convert.checkpoints.digest import combine
 from convert.core.findings import Finding
-from convert.core.ops import Slice, is_float
+from convert.core.ops import is_float
 from convert.layers.base import Part, Step
 from convert.layers.mistake import Mistake
 from convert.layers.step_tensor import expected
@@ -26,21 +25,14 @@ from convert.verify.numerics.bits import count_unequal, nearly, same_bits
 from convert.verify.numerics.special_values import count_special_values
 from convert.verify.report.report import LevelReport, Verdict
 from convert.verify.weights.corruption import find_corruption
+from convert.verify.weights.provenance import check_provenance
 from convert.verify.weights.tied import compare_tied
 from convert.verify.written import Written
 from convert.writing.execute import computed
-from convert.writing.provenance import header_metadata
 from convert.writing.transfer import default_jobs, stream_leaves
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Rows = tuple[int, int] | None  # of a tensor that several leaves make; None is the whole
-PROVENANCE = {  # key of the metadata -> what it records
-    "rules_sha256": "rules",
-    "target": "target",
-    "dtype": "--dtype",
-    "settings": "--set",
-    "choices": "variants",
-}
 FIX = "convert again with these rules; change a rule only if the model level shows that the file is right"
 MAX_UNKNOWN = 8  # tensors without a diagnosis; after them the file is taken for one of another checkpoint
 MAX_DIAGNOSED = 64  # tensors for which known mistakes are tried; with more wrong tensors, mistakes repeat
@@ -133,7 +125,7 @@ class WeightsPass:
         ]
         if tensors and len(tensors) < len(plan.steps):
             findings.append(_incomplete(plan, set(self._tensors)))
-        provenance, doubts = _check_provenance(plan, written, combine(self._digests), equal=not findings)
+        provenance, doubts = check_provenance(plan, written, combine(self._digests), equal=not findings)
         return LevelReport(
             "weights",
             Verdict.FAILED if findings or provenance else Verdict.PASSED if tensors else Verdict.SKIPPED,
@@ -303,80 +295,3 @@ def _match(step: Step, plan: Plan, got: Array) -> Mistake | None:
         if near is None and nearly(got, made) and not nearly(right, made):
             near = mistake
     return near
-
-
-def _check_provenance(plan: Plan, written: Written, digest: str, *, equal: bool) -> tuple[list[Finding], list[str]]:
-    """Compare the checkpoint and the rules that the metadata records with those of the check.
-
-    Files of other code record nothing. Changed rules that still make every tensor and every fact of the file are a note.
-
-    Args:
-        equal: whether all tensors equal those of the plan.
-
-    Returns:
-        Findings and notes.
-    """
-    recorded, current = written.metadata, header_metadata(plan)
-    if "source_digest" not in recorded:
-        return [], ["the file does not record its checkpoint"]
-    findings = []
-    changed = {key for key in PROVENANCE if key in recorded and recorded[key] != current[key]}
-    facts = [key for key in ("sizes", "facts", "layers") if key in recorded and recorded[key] != current[key]]
-    same_source = recorded["source_digest"] == digest
-    notes = []
-    if changed == {"rules_sha256"} and equal and not facts and same_source:
-        changed = set()
-        notes.append("the text of the rules has changed since the conversion, but not what they make of the checkpoint")
-    kept = _added(recorded.get("facts", "{}"), current["facts"]) is not None
-    if "settings" in changed and equal and kept and (more := _added(recorded["settings"], current["settings"])):
-        changed.discard("settings")
-        notes.append(f"this check has more settings than the conversion ({more}); the tensors are the same")
-    for key in (key for key in PROVENANCE if key in changed):
-        also = f", and their {', '.join(facts)} differ" if key == "rules_sha256" and facts else ""
-        findings.append(
-            Finding(
-                "provenance-differs",
-                f"the file was converted with other {PROVENANCE[key]} than this check uses{also}",
-                path=str(written.path),
-                expected=current[key] or "none",
-                got=recorded[key] or "none",
-                fix="check with the same options, or convert again",
-                data={"diagnosis": f"other {PROVENANCE[key]}"},
-            )
-        )
-    if not same_source and changed & {"rules_sha256", "target", "choices"} and equal:
-        notes.append("it is unknown whether the checkpoint is the same: other rules may use other leaves")
-    elif not same_source and equal and _holds_all(plan):
-        notes.append("the checkpoint has the same values as that of the conversion, but stores them differently")
-    elif not same_source:
-        findings.insert(
-            0,
-            Finding(
-                "provenance-differs",
-                "the file was converted from another checkpoint or step, or the checkpoint has changed since",
-                path=str(written.path),
-                expected=f"the digest {digest}",
-                got=recorded["source_digest"],
-                fix="check against the checkpoint of the conversion, or convert again",
-                data={"diagnosis": "another checkpoint"},
-            ),
-        )
-    return findings, notes
-
-
-def _holds_all(plan: Plan) -> bool:
-    """Whether the tensors determine every value of the leaves: none was rounded, computed or cut off."""
-    return not any(
-        step.loses or step.arithmetic or any(isinstance(op, Slice) for part in step.parts for op in part.ops)
-        for step in plan.steps
-    )
-
-
-def _added(recorded: str, current: str) -> str | None:
-    """Return the settings that `current` adds to `recorded`, both JSON; None when they contradict each other."""
-    try:
-        before, now = json.loads(recorded), json.loads(current)
-        same = all(now[key] == value for key, value in before.items())
-    except (ValueError, KeyError, AttributeError):
-        return None
-    return ", ".join(f"--set {key}={json.dumps(now[key])}" for key in now if key not in before) if same else None
