@@ -214,51 +214,73 @@ class Flip(Op):
 
 @dataclass(frozen=True)
 class Deinterleave(Op):
-    """Reorder one axis to 0, 2, 4, ..., 1, 3, 5, ...: adjacent pairs become pairs at a distance of half the axis."""
+    """Reorder one axis to 0, 2, 4, ..., 1, 3, 5, ...: adjacent pairs become pairs at a distance of half the axis.
+
+    Attributes:
+        axis: the axis.
+        width: reorder each run of `width` elements, such as one of several heads; None: the whole axis is one run.
+    """
 
     axis: int
+    width: int | None = None
 
     def out_spec(self, spec: TensorSpec) -> TensorSpec:
-        return _even(self.axis, spec)
+        return _in_pairs(self, spec)
 
     def apply(self, x: Array) -> Array:
-        return _pairs(x, self.axis, (x.shape[self.axis] // 2, 2))
+        width = self.width or x.shape[self.axis]
+        return _pairs(x, self.axis, width, (width // 2, 2))
 
     def inverse(self, spec: TensorSpec) -> Op:
-        return Interleave(self.axis)
+        return Interleave(self.axis, self.width)
 
     def __str__(self) -> str:
-        return f"axis {self.axis} de-interleaved"
+        return f"axis {self.axis} de-interleaved{_runs_shown(self.width)}"
 
 
 @dataclass(frozen=True)
 class Interleave(Op):
-    """Reorder one axis to 0, n/2, 1, n/2 + 1, ...: pairs at a distance of half the axis become adjacent pairs."""
+    """Reorder one axis to 0, n/2, 1, n/2 + 1, ...: pairs at a distance of half the axis become adjacent pairs.
+
+    Attributes:
+        axis: the axis.
+        width: reorder each run of `width` elements, such as one of several heads; None: the whole axis is one run.
+    """
 
     axis: int
+    width: int | None = None
 
     def out_spec(self, spec: TensorSpec) -> TensorSpec:
-        return _even(self.axis, spec)
+        return _in_pairs(self, spec)
 
     def apply(self, x: Array) -> Array:
-        return _pairs(x, self.axis, (2, x.shape[self.axis] // 2))
+        width = self.width or x.shape[self.axis]
+        return _pairs(x, self.axis, width, (2, width // 2))
 
     def inverse(self, spec: TensorSpec) -> Op:
-        return Deinterleave(self.axis)
+        return Deinterleave(self.axis, self.width)
 
     def __str__(self) -> str:
-        return f"axis {self.axis} interleaved"
+        return f"axis {self.axis} interleaved{_runs_shown(self.width)}"
 
 
-def _even(axis: int, spec: TensorSpec) -> TensorSpec:
+def _in_pairs(op: Deinterleave | Interleave, spec: TensorSpec) -> TensorSpec:
+    axis, width = op.axis, op.width
     if not 0 <= axis < len(spec.shape) or spec.shape[axis] % 2:
         raise ValueError(f"axis {axis} of {spec} has no pairs")
+    if width is not None and (width < 1 or width % 2 or spec.shape[axis] % width):
+        raise ValueError(f"axis {axis} of {spec} is not made of runs of {width} elements that have pairs")
     return spec
 
 
-def _pairs(x: Array, axis: int, split: tuple[int, int]) -> Array:
-    apart = x.reshape(*x.shape[:axis], *split, *x.shape[axis + 1 :])
-    return apart.swapaxes(axis, axis + 1).reshape(x.shape)
+def _runs_shown(width: int | None) -> str:
+    return "" if width is None else f" in runs of {width}"
+
+
+def _pairs(x: Array, axis: int, width: int, split: tuple[int, int]) -> Array:
+    runs = x.shape[axis] // width if width else 1
+    apart = x.reshape(*x.shape[:axis], runs, *split, *x.shape[axis + 1 :])
+    return apart.swapaxes(axis + 1, axis + 2).reshape(x.shape)
 
 
 @dataclass(frozen=True)

@@ -78,10 +78,17 @@ class Rope:
     Attributes:
         axis: letter of the axis.
         pairs: one of `PAIRS`.
+        leaf_axis: letter of the layer's output axis: `axis` itself, or a product whose last factor is `axis`, such as E = N*H.
     """
 
     axis: str
     pairs: str
+    leaf_axis: str
+
+    @property
+    def shown(self) -> str:
+        """The axis, for people."""
+        return self.axis if self.axis == self.leaf_axis else f"each {self.axis} of {self.leaf_axis}"
 
 
 CARRIES = Key(
@@ -90,7 +97,7 @@ CARRIES = Key(
 )
 ROPE = Key(
     MapOf(Choice(PAIRS), "a mapping of an axis to its pairs, such as {H: interleaved}"),
-    "Mapping of the axis that the source rotates with RoPE to the features that form a pair: `interleaved` (0, 1) or `half-split` (0, H/2). Default: no RoPE.",
+    "Mapping of the axis that the source rotates with RoPE, the features of one head, to the features that form a pair: `interleaved` (0, 1) or `half-split` (0, H/2). Where the leaf has all heads in one axis E, `axes` declares E = N*H, and the key names H. Default: no RoPE.",
 )
 TARGET_ROPE = Key(
     Choice(PAIRS),
@@ -158,7 +165,7 @@ def read_rope(value: Mapping[str, str] | None) -> Rope | None:
     if len(value) != 1:
         raise ValueError(f"`rope:` names one axis, such as {{H: interleaved}}, not {len(value)}")
     (axis, pairs), *_ = value.items()
-    return Rope(axis, pairs)
+    return Rope(axis, pairs, axis)
 
 
 EPSILON = 1e-12  # flax's default, in both

@@ -1,7 +1,7 @@
 """Find tensors that a shape check cannot protect.
 
-Another order of the same axes, of the parts of a fused tensor, or of the tensors of one layer that differ only in their names, has
-the same shape.
+Another order of the same axes, of the parts of a fused tensor, of the tensors of one layer that differ only in their names, or of
+the features that RoPE rotates as pairs, has the same shape.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from convert.layers.base import Step
+from convert.layers.base import Part, Step
 
 MAX_AXES = 6  # 720 orders; no known projection has more axes
 
@@ -30,6 +30,7 @@ class ShapeAmbiguity:
             than `MAX_AXES` axes, and the orders were not searched.
         parts: leaves of one shape that are fused into the tensor; the shape does not show their order.
         siblings: number of tensors of one layer that have this shape, such as q, k, v; 1 when there is no other.
+        rope_axis: letter of the features that RoPE rotates as pairs, whose order the shape does not show; empty: no RoPE.
     """
 
     rule: str
@@ -38,6 +39,7 @@ class ShapeAmbiguity:
     others: tuple[str, ...] | None
     parts: tuple[str, ...]
     siblings: int
+    rope_axis: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -47,6 +49,7 @@ class ShapeAmbiguity:
             "others": None if self.others is None else list(self.others),
             "interchangeable_parts": list(self.parts),
             "interchangeable_siblings": self.siblings,
+            "rope_axis": self.rope_axis or None,
         }
 
 
@@ -114,15 +117,17 @@ def _others(
 
 def shape_ambiguities(steps: tuple[Step, ...]) -> tuple[ShapeAmbiguity, ...]:
     """Group the tensors whose shape fits another layout, or another order of parts, by rule and layout."""
-    groups: dict[tuple[str, str, tuple[str, ...] | None, int, int], list[Step]] = {}
+    groups: dict[tuple[str, str, tuple[str, ...] | None, int, int, str], list[Step]] = {}
     for step in steps:
         if not step.parts:
             continue
         part = step.parts[0]
         others = _others(part.stored, part.split_axes, part.groups) if part.stored else ()
         same_shape = len(step.parts) > 1 and len({(p.axes, p.groups) for p in step.parts}) == 1
-        if others is None or others or same_shape or step.siblings > 1:
-            key = (step.rule.line_only, str(part.layout), others, len(step.parts) if same_shape else 0, step.siblings)
+        rope = _rope_axis(part)
+        if others is None or others or same_shape or step.siblings > 1 or rope:
+            fused = len(step.parts) if same_shape else 0
+            key = (step.rule.line_only, str(part.layout), others, fused, step.siblings, rope)
             groups.setdefault(key, []).append(step)
     return tuple(
         ShapeAmbiguity(
@@ -132,6 +137,13 @@ def shape_ambiguities(steps: tuple[Step, ...]) -> tuple[ShapeAmbiguity, ...]:
             others=others and others[:3],
             parts=tuple(part.leaf for part in members[0].parts) if fused else (),
             siblings=siblings,
+            rope_axis=rope,
         )
-        for (rule, layout, others, fused, siblings), members in groups.items()
+        for (rule, layout, others, fused, siblings, rope), members in groups.items()
     )
+
+
+def _rope_axis(part: Part) -> str:
+    """Return the letter of the features that RoPE rotates as pairs; empty: it rotates none of this leaf."""
+    rope = part.rule.rope if part.rule is not None else None
+    return rope.axis if rope is not None and rope.leaf_axis in dict(part.axes) else ""

@@ -16,6 +16,7 @@ from convert.layers import KINDS, Drop, Numbering, Rule, TargetLayer
 from convert.layers.base import LayerKind
 from convert.layers.low_rank import PLUS_FIRST, PLUS_SECOND, SECOND
 from convert.layers.shared_keys import PATTERN, SHARED
+from convert.layers.transforms.rope import locate_heads
 from convert.layers.weight_keys import read_flattened, read_normalized, read_rope
 from convert.rules import attention_macro
 from convert.rules.file import TORCH, Axis, LayerTypes, Requirement, RuleFile, SidecarConfig, Target, Version
@@ -75,6 +76,15 @@ def _parse_model(node: YamlNode, path: str, text: str) -> RuleFile:
     targets = {name: _target(name, target, header["targets"].value[name]) for name, target in values["targets"].items()}
     written, attention_axes = _parse_rules(header["rules"], targets, findings)
     facts = values.get("facts", {})
+    axes = {
+        **attention_axes,
+        **{
+            name: Axis(axis["is"], axis.get("equals", ()), header["axes"].value[name].at)
+            for name, axis in values.get("axes", {}).items()
+        },
+    }
+    products = {letter: axis.equals for letter, axis in axes.items()}
+    written = [WrittenRule(locate_heads(one.rule, products), one.node) for one in written]
     rules = RuleFile(
         path=path,
         model=values["model"],
@@ -83,13 +93,7 @@ def _parse_model(node: YamlNode, path: str, text: str) -> RuleFile:
         reference=values.get("reference", ""),
         root=tuple(prefix.strip("/") for prefix in values.get("root") or ("",)),
         leaf_names=tuple(values.get("leaf_names", ())),
-        axes={
-            **attention_axes,
-            **{
-                name: Axis(axis["is"], axis.get("equals", ()), header["axes"].value[name].at)
-                for name, axis in values.get("axes", {}).items()
-            },
-        },
+        axes=axes,
         facts=facts,
         layer_types={
             name: LayerTypes(types["of"], types["leaves"], header["layer_types"].value[name].at)

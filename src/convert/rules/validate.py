@@ -16,7 +16,7 @@ from convert.core.yaml_nodes import Position, YamlNode
 from convert.layers import Rule, TargetLayer
 from convert.layers.base import LayerKind
 from convert.layers.low_rank import PLUS_FIRST, PLUS_SECOND, SECOND
-from convert.layers.transforms.rope import check_rope
+from convert.layers.transforms.rope import check_rope, expand_product
 from convert.layers.transforms.weight_normalization import check_normalized
 from convert.layers.transforms.weight_transforms import check_flattened
 from convert.layers.weight_keys import BIAS_U, V
@@ -232,6 +232,28 @@ def _axis_factors_are_declared(rules: RuleFile) -> Iterator[Finding]:
                 yield _undeclared(axis.at, f"`equals` of {name}", factor, axes=rules.axes)
 
 
+def _rope_rotates_one_head(rules: RuleFile) -> Iterator[Finding]:
+    """Refuse RoPE on an axis of all heads: pairs lie within one head, so its features would change places with those of others."""
+    products = {letter: axis.equals for letter, axis in rules.axes.items()}
+    for rule in rules.rules:
+        if rule.rope is None:
+            continue
+        factors = expand_product(rule.rope.axis, products)
+        letters = [factor for factor in factors if isinstance(factor, str)]
+        is_located = rule.rope.leaf_axis != rule.rope.axis  # then 2*P are the pairs of a head
+        if len(factors) > 1 and (len(letters) > 1 or not is_located):
+            head = f"write `rope: {{{factors[-1]}: {rule.rope.pairs}}}`"
+            unknown = f"if {rule.rope.axis} is one head, remove its `equals`; otherwise write it as a product that ends with the letter of a head, such as N*H, and `rope: {{H: {rule.rope.pairs}}}`"  # fmt: skip
+            yield Finding(
+                "rule-layer-conflict",
+                "RoPE rotates the features of one head",
+                rule=str(rule.at),
+                expected="the axis of one head",
+                got=f"{rule.rope.axis} = {'*'.join(map(str, factors))}",
+                fix=head if len(letters) > 1 and isinstance(factors[-1], str) else unknown,
+            )
+
+
 def _facts_of_rules_are_declared(rules: RuleFile) -> Iterator[Finding]:
     for rule in rules.rules:
         for fact in facts_of(rule):
@@ -400,6 +422,7 @@ def _sidecar_is_a_file_name(rules: RuleFile) -> Iterator[Finding]:
 FILE_CHECKS: tuple[Callable[[RuleFile], Iterator[Finding]], ...] = (
     _has_targets_and_rules,
     _axis_factors_are_declared,
+    _rope_rotates_one_head,
     _facts_of_rules_are_declared,
     _facts_have_values_that_their_rules_take,
     _layer_types_are_distinct,

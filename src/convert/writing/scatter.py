@@ -156,9 +156,9 @@ class _InverseView:
                     self.axes[axis][k] = _Digit(digit.size, digit.size - digit.origin - self.view.shape[at])
                     self.view = np.flip(self.view, at)
         elif isinstance(op, Deinterleave):
-            self._exchange(op.axis, 2)
+            self._exchange(op.axis, 2, op.width)
         elif isinstance(op, Interleave):
-            self._exchange(op.axis, before[op.axis] // 2)
+            self._exchange(op.axis, (op.width or before[op.axis]) // 2, op.width)
         else:
             raise _NotABoxError
 
@@ -171,13 +171,14 @@ class _InverseView:
         self.view = self.view.transpose([starts[axis] + k for axis in order for k in range(len(self.axes[axis]))])
         self.axes = [self.axes[axis] for axis in order]
 
-    def _exchange(self, axis: int, first: int) -> None:
-        """Split an axis in two, the first of size `first`, and exchange the two."""
+    def _exchange(self, axis: int, first: int, width: int | None) -> None:
+        """Split each run of `width` elements of an axis in two, the first of size `first`, and exchange the two."""
         shape = [math.prod(digit.size for digit in digits) for digits in self.axes]
-        self._regroup((*shape[:axis], first, shape[axis] // first, *shape[axis + 1 :]))
+        width = width or shape[axis]
+        self._regroup((*shape[:axis], shape[axis] // width, first, width // first, *shape[axis + 1 :]))
         count = len(self.axes)
-        self._reorder([*range(axis), axis + 1, axis, *range(axis + 2, count)])
-        self.axes[axis : axis + 2] = [self.axes[axis] + self.axes[axis + 1]]
+        self._reorder([*range(axis + 1), axis + 2, axis + 1, *range(axis + 3, count)])
+        self.axes[axis : axis + 3] = [self.axes[axis] + self.axes[axis + 1] + self.axes[axis + 2]]
 
     def _regroup(self, shape: Sequence[int]) -> None:
         """Assign the digits to axes of other sizes; a digit that belongs to two axes is split."""

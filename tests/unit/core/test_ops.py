@@ -84,7 +84,9 @@ def movements(draw: st.DrawFn, shape: tuple[int, ...], kinds: tuple[type[Op], ..
         return Flip(tuple(sorted(draw(st.sets(st.sampled_from(axes))))) if axes else ())
     even = [axis for axis in axes if shape[axis] % 2 == 0]
     if kind in (Deinterleave, Interleave) and even:
-        return kind(draw(st.sampled_from(even)))
+        axis = draw(st.sampled_from(even))
+        widths = [n for n in range(2, shape[axis] + 1, 2) if shape[axis] % n == 0]
+        return kind(axis, draw(st.sampled_from([None, *widths])))
     if kind is Place or not axes:  # the others need an axis
         size = draw(st.integers(1, 4))
         return Place(draw(st.integers(0, len(shape))), draw(st.integers(0, size - 1)), size)
@@ -173,6 +175,10 @@ def test_pairs_of_neighbours_become_pairs_a_half_apart() -> None:
     x = np.arange(12).reshape(2, 6)
     assert Deinterleave(1).apply(x).tolist() == [[0, 2, 4, 1, 3, 5], [6, 8, 10, 7, 9, 11]]
     assert Interleave(1).apply(x).tolist() == [[0, 3, 1, 4, 2, 5], [6, 9, 7, 10, 8, 11]]
+    y = np.arange(8)
+    assert Deinterleave(0, 4).apply(y).tolist() == [0, 2, 1, 3, 4, 6, 5, 7]
+    assert Interleave(0, 4).apply(y).tolist() == [0, 2, 1, 3, 4, 6, 5, 7]
+    assert str(Deinterleave(0, 4)) == "axis 0 de-interleaved in runs of 4"
     assert [str(op) for op in (Deinterleave(1), Interleave(0))] == ["axis 1 de-interleaved", "axis 0 interleaved"]
 
 
@@ -199,6 +205,7 @@ def test_movements_are_views(op: Op) -> None:
         (Flip((3,)), "axes (3,) are not in float32[2,3,5]"),
         (Deinterleave(1), "axis 1 of float32[2,3,5] has no pairs"),
         (Interleave(3), "axis 3 of float32[2,3,5] has no pairs"),
+        (Deinterleave(0, 4), "axis 0 of float32[2,3,5] is not made of runs of 4 elements that have pairs"),
         (Multiply(0), "a multiplication by zero loses the weight"),
     ],
 )

@@ -16,7 +16,7 @@ from convert.core.tensor_spec import TensorSpec
 from convert.layers.transforms.probe import rope_pairs
 from convert.layers.weight_keys import parse_factor
 from convert.planning.planner import make_plan
-from support.memory_source import MemorySource, rule_file, run
+from support.memory_source import HEAD, MemorySource, rule_file, run
 
 RULE = """
 - einsum: BTD,DNH->BTNH
@@ -75,6 +75,92 @@ def test_pairs_alone_move_bits() -> None:
     assert np.array_equal(run(plan)["q.weight"], w[..., [0, 2, 1, 3]].reshape(3, 8).T)
 
 
+FLAT = """
+- einsum: ...D,DE->...E
+  from: w
+  bias: b
+  rope: {AXIS: SOURCE}
+  linear: {module: q, rope: TARGET}
+"""
+FLAT_AXES = "{D: {is: width}, E: {is: all heads, equals: N*H}, N: {is: heads}, H: {is: width of a head, equals: %d}}"
+
+
+def with_axes(text: str, axes: str) -> Any:
+    return rule_file(text, f"{HEAD}axes: {axes}\n")
+
+
+def flat_rules(axis: str, source: str, target: str, width: int) -> Any:
+    text = FLAT.replace("AXIS", axis).replace("SOURCE", source).replace("TARGET", target)
+    return with_axes(text, FLAT_AXES % width)
+
+
+@pytest.mark.parametrize(("heads", "width"), [(2, 8), (3, 10), (5, 4), (7, 6), (13, 2), (1, 6), (4, 4)])
+@pytest.mark.parametrize("source", CONVENTIONS)
+def test_heads_in_one_axis_are_reordered_one_by_one(heads: int, width: int, source: str) -> None:
+    """The rows of a Llama wq of Equinox or Meta's code: all heads in one axis, the features of a head next to each other."""
+    target = next(word for word in CONVENTIONS if word != source)
+    rng = np.random.default_rng(0)
+    w, b = rng.standard_normal((5, heads * width)), rng.standard_normal(heads * width)
+    plan = make_plan(flat_rules("H", source, target, width), MemorySource({"w": w, "b": b}))
+    made = run(plan)
+    half = width // 2
+    order = [f + half * p for f in range(half) for p in range(2)]  # row 2f + p of the pairs (0, 1), ... is f + half * p
+    order = np.argsort(order).tolist() if source == "interleaved" else order
+    rows = [head * width + k for head in range(heads) for k in order]
+    assert np.array_equal(made["q.weight"], w.T[rows]) and np.array_equal(made["q.bias"], b[rows])
+    assert plan.steps[0].layouts == (f"D E -> E D, each H of E from {source} to {target} pairs",)
+    x = rng.standard_normal((6, 5))
+    ours = turned((x @ w + b).reshape(6, heads, width), source)
+    theirs = turned((x @ made["q.weight"].T + made["q.bias"]).reshape(6, heads, width), target)
+    np.testing.assert_allclose(
+        np.einsum("tnh,snh->nts", ours, ours), np.einsum("tnh,snh->nts", theirs, theirs), rtol=1e-9, atol=1e-9
+    )
+    (part,) = plan.steps[0].parts
+    assert np.array_equal(ops.apply(ops.inverse(part.ops, TensorSpec(w.shape, "float64")), made["q.weight"]), w)
+    assert all(group.rope_axis == "H" for group in plan.shape_ambiguous)
+    assert {name for group in plan.shape_ambiguous for name in group.names} == {"q.weight", "q.bias"}
+
+
+def test_eight_rows_of_two_heads() -> None:
+    w = np.arange(16.0).reshape(1, 16)
+    rules = flat_rules("H", "interleaved", "half-split", 8)
+    made = run(make_plan(rules, MemorySource({"w": w, "b": w[0]})))
+    assert made["q.bias"].tolist() == [0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15]
+
+
+@pytest.mark.parametrize(
+    ("axes", "axis", "expected", "got", "fix"),
+    [
+        (FLAT_AXES % 4, "E", "the axis of one head", "E = N*H", "write `rope: {H: interleaved}`"),
+        ("{D: {is: d}, E: {is: e, equals: G*M}, M: {is: m, equals: 2*H}, H: {is: h}, G: {is: g}}", "E", "the axis of one head", "E = G*2*H", "write `rope: {H: interleaved}`"),
+        ("{D: {is: d}, E: {is: e, equals: N*64}, N: {is: n}}", "E", "the axis of one head", "E = N*64", "if E is one head, remove its `equals`; otherwise write it as a product that ends with the letter of a head, such as N*H, and `rope: {H: interleaved}`"),
+    ],
+)  # fmt: skip
+def test_an_axis_of_all_heads_is_refused(axes: str, axis: str, expected: str, got: str, fix: str) -> None:
+    text = FLAT.replace("AXIS", axis).replace("SOURCE", "interleaved").replace("TARGET", "half-split")
+    with pytest.raises(convert.RuleError) as refused:
+        with_axes(text, axes)
+    (finding,) = refused.value.findings
+    assert (finding.code, finding.expected, finding.got, finding.fix) == ("rule-layer-conflict", expected, got, fix)
+
+
+def test_the_head_is_the_last_factor() -> None:
+    axes = "{D: {is: d}, E: {is: e, equals: H*N}, N: {is: n}, H: {is: h}}"
+    text = FLAT.replace("AXIS", "H").replace("SOURCE", "interleaved").replace("TARGET", "half-split")
+    with pytest.raises(convert.RuleError, match="not the last factor of one of them"):
+        with_axes(text, axes)
+
+
+def test_the_width_of_a_head_must_be_known() -> None:
+    axes = "{D: {is: d}, E: {is: e, equals: N*H}, N: {is: n}, H: {is: h}}"
+    text = FLAT.replace("AXIS", "H").replace("SOURCE", "interleaved").replace("TARGET", "half-split")
+    source = MemorySource({"w": np.zeros((5, 12)), "b": np.zeros(12)})
+    with pytest.raises(convert.PlanError, match="nothing gives H a size"):
+        make_plan(with_axes(text, axes), source)
+    plan = make_plan(with_axes(text, axes), source, settings={"H": 4})
+    assert "axis 1 de-interleaved in runs of 4" in map(str, plan.steps[0].parts[0].ops)
+
+
 def test_a_factor_is_taken_out_in_float32() -> None:
     w = np.random.default_rng(0).standard_normal((3, 2, 6)).astype(ml_dtypes.bfloat16)
     text = RULE.format(factor="1/sqrt(H)", source="half-split", target="half-split")
@@ -115,7 +201,7 @@ def test_the_scale_of_a_norm_and_a_bias_follow_their_layer() -> None:
         ("prescaled_by: 0.5", "prescaled_by: -1.5", "not -1.5"),
         ("{H: half-split}", "{H: halves}", "r.yaml:8:13: expected one of interleaved, half-split, got 'halves'"),
         ("{H: half-split}", "{H: half-split, N: half-split}", "r.yaml:5:3: `rope:` names one axis, such as {H: interleaved}, not 2"),
-        ("{H: half-split}", "{D: half-split}", "r.yaml:5:3: RoPE rotates D, which is not among the layer's output axes NH"),
+        ("{H: half-split}", "{D: half-split}", "r.yaml:5:3: RoPE rotates D, which is not among the layer's output axes NH, and is not the last factor"),
         ("  rope: {H: half-split}\n", "", "r.yaml:5:3: the target has `rope:` and the rule has none; write the key for the source, too"),
     ],
 )  # fmt: skip

@@ -141,6 +141,7 @@ def test_groups_of_a_plan() -> None:
             "others": ["D (N H)", "D (H N)", "(H N) D"],
             "interchangeable_parts": ["l_0/q/w", "l_0/k/w"],
             "interchangeable_siblings": 1,
+            "rope_axis": None,
         },
         {
             "rule": "r.yaml:8",
@@ -149,6 +150,7 @@ def test_groups_of_a_plan() -> None:
             "others": ["D F"],
             "interchangeable_parts": [],
             "interchangeable_siblings": 1,
+            "rope_axis": None,
         },
         {
             "rule": "r.yaml:11",
@@ -157,6 +159,7 @@ def test_groups_of_a_plan() -> None:
             "others": ["F D"],
             "interchangeable_parts": [],
             "interchangeable_siblings": 1,
+            "rope_axis": None,
         },
         {
             "rule": "r.yaml:14",
@@ -165,6 +168,7 @@ def test_groups_of_a_plan() -> None:
             "others": ["b a"],
             "interchangeable_parts": [],
             "interchangeable_siblings": 1,
+            "rope_axis": None,
         },
     ]
 

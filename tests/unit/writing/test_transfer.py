@@ -74,6 +74,12 @@ def chains(draw: st.DrawFn) -> tuple[TensorSpec, tuple[Op, ...]]:
                     lambda axis=axis, size=size, s=spec.shape: Reshape((*s[:axis], 2, size // 2, *s[axis + 1 :])),
                     lambda axis=axis: Deinterleave(axis),
                     lambda axis=axis: Interleave(axis),
+                    *(
+                        lambda axis=axis, kind=kind, width=width: kind(axis, width)
+                        for kind in (Deinterleave, Interleave)
+                        for width in range(2, size, 2)
+                        if size % width == 0
+                    ),
                 ]
             if rank == 2 and spec.shape[0] == spec.shape[1]:
                 kinds.append(lambda: AddIdentity(1.0))
@@ -129,6 +135,7 @@ def test_movements_need_no_copy_of_the_leaf() -> None:
         (Reshape((6, 40)), Reshape((6, 2, 20)), Take(1, 1), Interleave(1)),  # a member of what is fused, and its heads
         (Interleave(2), Slice(2, 2, 6), Reshape((6, 16))),
         (Deinterleave(0), Flip((0, 2)), Deinterleave(1)),
+        (Reshape((6, 40)), Deinterleave(1, 10), Permute((1, 0))),  # four heads in one axis
     ]
     for ops in turned:
         assert destination_view(ops, even, np.zeros(*_region(ops, even))) is not None, ops

@@ -28,4 +28,4 @@ def linear_mistakes(step: Step, plan: PlanView) -> Iterator[Mistake]:
     heads = weight and len(part.groups[0]) > 1
     factor = likely_factor(part.groups[0][-1], inverse=True) if heads else None  # 1/sqrt(H), folded into queries
     yield from factor_mistakes(step, rule, plan.source, factor)
-    yield from rope_mistakes(step, rule, plan.source, heads=heads)
+    yield from rope_mistakes(step, rule, plan, heads=heads)

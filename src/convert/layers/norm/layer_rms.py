@@ -230,7 +230,7 @@ class Norm(LayerKind):
         rule = step.parts[0].rule
         yield from factor_of_norm_mistakes(step, plan)
         if rule is not None:
-            yield from rope_mistakes(step, rule, plan.source)
+            yield from rope_mistakes(step, rule, plan)
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from convert.layers.base import PlanView, Rule, Step
 from convert.layers.leaf_reader import LeafReader
 from convert.layers.mistake import Mistake, symmetric
 from convert.layers.step_tensor import expected, maker
+from convert.layers.transforms.rope import head_width
 from convert.layers.transforms.weight_normalization import kept
 from convert.layers.transforms.weight_transforms import target_order
 from convert.layers.weight_keys import Factor
@@ -29,6 +30,7 @@ TWICE = "prescale applied twice"
 STILL_INTERLEAVED = "RoPE pairs still interleaved"
 DEINTERLEAVED = "RoPE pairs de-interleaved needlessly"
 INTERLEAVED = "RoPE pairs interleaved needlessly"
+ACROSS_HEADS = "RoPE pairs reordered over all heads at once"
 SOURCE_ORDER, NEEDLESS_ORDER = "flattened in the source's order", "flattened in another order needlessly"
 NOT_FOLDED, STORED_SIGMA = "normalisation of the weight left out", "divided by the stored sigma"
 STEPPED = "a step of the power iteration too many"
@@ -76,13 +78,13 @@ def factor_mistakes(step: Step, rule: Rule, source: LeafReader, likely: Factor |
 # ---- RoPE
 
 
-def rope_mistakes(step: Step, rule: Rule, source: LeafReader, *, heads: bool = False) -> Iterator[Mistake]:
+def rope_mistakes(step: Step, rule: Rule, plan: PlanView, *, heads: bool = False) -> Iterator[Mistake]:
     """Yield mistakes with the order of the pairs that RoPE rotates.
 
     Args:
         heads: whether the outputs may be heads, though the rule says nothing of RoPE.
     """
-    part = step.parts[0]
+    part, source = step.parts[0], plan.source
     letter = rule.rope.axis if rule.rope is not None else part.groups[0][-1:] if part.groups else ""
     halves, neighbours = f"pairs of features (0, {letter}/2)", "pairs of features (0, 1)"
     moves = [op for op in part.ops if isinstance(op, (Deinterleave, Interleave))]
@@ -93,12 +95,19 @@ def rope_mistakes(step: Step, rule: Rule, source: LeafReader, *, heads: bool = F
         stored, wanted = (neighbours, halves) if split else (halves, neighbours)
         gives, instead = f"in the source's order, {stored}", f"in the order of the target, {wanted}"
         yield Mistake(name, converse, gives, instead, bare, name)
+        if moves[0].width is not None:
+            flat = tuple(
+                replace(op, width=None) if isinstance(op, (Deinterleave, Interleave)) else op for op in part.ops
+            )
+            gives = f"with all of {part.groups[0]} reordered as one head"
+            yield symmetric(ACROSS_HEADS, gives, "with each head reordered by itself", with_ops(step, source, flat))
         return
-    axis = "".join(letter for letter, _ in part.axes).find(letter)
+    axis = "".join(letter for letter, _ in part.axes).find(rule.rope.leaf_axis if rule.rope is not None else letter)
     if (rule.rope is None and not heads) or axis < 0 or part.axes[axis][1] % 2:
         return
     taken = len(part.split_axes)
-    moved = with_ops(step, source, (*part.ops[:taken], Deinterleave(axis), *part.ops[taken:]))
+    width = head_width(rule, plan.sizes)
+    moved = with_ops(step, source, (*part.ops[:taken], Deinterleave(axis, width), *part.ops[taken:]))
     gives = f"in the order of {halves}, as if the source had {neighbours}"
     yield Mistake(DEINTERLEAVED, STILL_INTERLEAVED, gives, "in the source's order", moved, DEINTERLEAVED)
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from convert.layers.base import ProbeSample
-from convert.layers.transforms.rope import target_rope_pairs
+from convert.layers.transforms.rope import head_width, target_rope_pairs
 from convert.layers.transforms.weight_normalization import features, kept
 from convert.layers.transforms.weight_transforms import target_order
 
@@ -27,13 +27,14 @@ def rope_pairs(width: int, convention: str) -> list[tuple[int, int]]:
     return [(2 * k, 2 * k + 1) if convention == "interleaved" else (k, k + half) for k in range(half)]
 
 
-def _to_target_pairs(y: Array, axis: int, source: str, target: str) -> Array:
-    """Move each pair of the source's convention to where the target's convention has it."""
+def _to_target_pairs(y: Array, axis: int, width: int, source: str, target: str) -> Array:
+    """Move each pair of the source's convention to where the target's convention has it, in each head of `width` features."""
     order = [0] * y.shape[axis]
-    pairs = zip(rope_pairs(len(order), source), rope_pairs(len(order), target), strict=True)
-    for source_pair, target_pair in pairs:
-        for at_source, at_target in zip(source_pair, target_pair, strict=True):
-            order[at_target] = at_source
+    pairs = list(zip(rope_pairs(width, source), rope_pairs(width, target), strict=True))
+    for head in range(0, len(order), width):
+        for source_pair, target_pair in pairs:
+            for at_source, at_target in zip(source_pair, target_pair, strict=True):
+                order[head + at_target] = head + at_source
     return np.take(y, order, axis)
 
 
@@ -62,8 +63,10 @@ def as_target_gives(y: Array, axes: str, sample: ProbeSample) -> Array:
     rule = sample.rule
     if rule.prescaled_by is not None:
         y = y / rule.prescaled_by.value(sample.plan.sizes)
-    if rule.rope is not None and rule.rope.axis in axes:
-        y = _to_target_pairs(y, axes.index(rule.rope.axis), rule.rope.pairs, target_rope_pairs(sample.layer))
+    if rule.rope is not None and rule.rope.leaf_axis in axes:
+        axis = axes.index(rule.rope.leaf_axis)
+        width = head_width(rule, sample.plan.sizes) or y.shape[axis]
+        y = _to_target_pairs(y, axis, width, rule.rope.pairs, target_rope_pairs(sample.layer))
     return with_target_map(y, axes, sample)
 
 

@@ -101,7 +101,7 @@ def arranged(
             ops.append(Take(at, member[0]))
             taken.append(f"{axis}={member[0]}")
             letters, shape = letters[:at] + letters[at + 1 :], shape[:at] + shape[at + 1 :]
-        paired = rope_permutation(rule, layer, letters)
+        paired = rope_permutation(rule, layer, letters, sizes)
         whole, outer = shape, letters
         letters, shape = rule.kind.inner_axes(role, letters, shape, sizes)
         groups = rule.kind.groups(role, letters, variant, layer)
@@ -122,7 +122,7 @@ def arranged(
     kept = tuple((x, size) for x, size in zip(letters, shape, strict=True) if any(x in group for group in groups))
     remarks = []
     if paired and rule.rope is not None:
-        remarks.append(f"{rule.rope.axis} from {rule.rope.pairs} to {target_rope_pairs(layer)} pairs")
+        remarks.append(f"{rule.rope.shown} from {rule.rope.pairs} to {target_rope_pairs(layer)} pairs")
     if turned:
         axes = [group_shown(groups[axis]) for op in turned if isinstance(op, Flip) for axis in op.axes]
         remarks.append(f"{' and '.join(axes)} flipped")

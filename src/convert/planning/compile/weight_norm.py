@@ -108,7 +108,7 @@ class Folding:
         if math.prod(shape) != math.prod(own):  # the operation reports it: it knows what the values are for
             return Operand(name, tuple(ops), math.prod(own), self.source.read)
         letters, inner, _ = unflattened(rule, layer, axes, shape, (), self.sizes)
-        ops += [Reshape(shape), *rope_permutation(rule, layer, axes), Reshape(inner)]
+        ops += [Reshape(shape), *rope_permutation(rule, layer, axes, self.sizes), Reshape(inner)]
         ops += movement(letters, inner, ("".join(x for x in target if x in letters),)) if letters else ()
         return Operand(name, tuple(ops), math.prod(own), self.source.read)
 
