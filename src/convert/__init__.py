@@ -12,10 +12,14 @@ Importing this package imports neither JAX nor torch, and neither does convertin
 ``convert --help`` does not wait for NumPy.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from __future__ import annotations
 
+from importlib import import_module
+
+TYPE_CHECKING = False  # the command line handles signals first; the module `typing` takes longer to import
 if TYPE_CHECKING:
+    from typing import Any
+
     from convert.api import convert as convert
     from convert.api import plan_conversion as plan_conversion
     from convert.checkpoints import Format as Format

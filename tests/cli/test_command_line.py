@@ -8,7 +8,6 @@ import os
 import pty
 import re
 import shutil
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -552,55 +551,6 @@ def test_progress_on_a_terminal_only(tmp_path: Path) -> None:
     assert b"; step 1100000 of 1100000)" in shown and b"dropped 1 leaf" in shown
     piped = subprocess.run([*command, str(tmp_path / "b.safetensors")], capture_output=True, text=True, check=True)
     assert piped.stdout == "" and len(piped.stderr.splitlines()) == 2 and "\x1b" not in piped.stderr
-
-
-def test_interrupted_while_it_loads() -> None:
-    code = """
-import sys
-class Interrupted:
-    def find_spec(self, name, *_):
-        if name == "typer":
-            raise KeyboardInterrupt
-sys.meta_path.insert(0, Interrupted())
-from convert.cli import program
-program()
-"""
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert (found.returncode, found.stdout, found.stderr) == (
-        130,
-        "",
-        "error[interrupted]: interrupted; nothing was written\n",
-    )
-
-
-@pytest.mark.parametrize(
-    ("number", "code", "said"),
-    [
-        (signal.SIGINT, 130, "interrupted; no unfinished output is left"),
-        (signal.SIGTERM, 143, ""),
-        (signal.SIGHUP, 129, ""),
-    ],
-)
-def test_interrupted(number: int, code: int, said: str, tmp_path: Path) -> None:
-    """Ctrl-C and a polite kill in the middle of a conversion: what was written aside goes, and Ctrl-C is answered."""
-    program = (
-        "import sys, time, convert.writing.execute as s, convert.cli\n"
-        "put = s._Write.piece\n"
-        "def slow(self, *args):\n"
-        "    s._Write.piece = put; print('running', flush=True); time.sleep(1); return put(self, *args)\n"
-        "s._Write.piece = slow\n"
-        "convert.cli.main()\n"
-    )
-    args = ["timesfm", str(checkpoint("timesfm-2.5")), str(tmp_path / "out.safetensors"), "--jobs", "1"]
-    with subprocess.Popen(
-        [sys.executable, "-c", program, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None and process.stdout.readline() == "running\n"
-        assert any(path.name.startswith(".out.safetensors.tmp-") for path in tmp_path.iterdir())
-        process.send_signal(number)
-        _, err = process.communicate(timeout=30)
-    assert process.returncode == code and said in err and "Traceback" not in err
-    assert nothing_but(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -6,26 +6,33 @@ module that prints. May import everything; nothing imports it.
 A command loads what it needs when it runs: ``convert --help`` is fast, and Ctrl-C works while libraries load.
 """
 
+from __future__ import annotations
+
 import os
 import sys
-from typing import NoReturn
+
+TYPE_CHECKING = False  # the handlers of signals come first; the module `typing` takes longer to import
+if TYPE_CHECKING:
+    from typing import NoReturn
 
 INTERRUPTED = 130  # 128 + SIGINT, the shells' convention
 
 
 def program() -> NoReturn:
     """Entry point of ``convert`` and ``ckpt-convert``."""
-    _open_streams()
-    try:
-        from convert.core import process
+    from convert.core import signals
 
-        process.tune()
-        from convert.cli.app import program as run
-    except KeyboardInterrupt:
-        sys.stderr.write("error[interrupted]: interrupted; nothing was written\n")
-        sys.stderr.flush()
-        sys.exit(INTERRUPTED)
-    run()
+    signals.install()
+    _open_streams()
+    signals.watch()
+    from convert.core import process
+
+    process.tune()
+    from convert.cli.app import run
+
+    code = run()
+    signals.stop_if_received()
+    process.end(code)
 
 
 def _open_streams() -> None:
@@ -39,7 +46,7 @@ def _open_streams() -> None:
 
 
 def main() -> NoReturn:
-    """Run the command within another program; ends with `SystemExit`."""
+    """Run the command within another program, whose handlers of signals stay; ends with `SystemExit`."""
     from convert.cli.app import main as run
 
     run()

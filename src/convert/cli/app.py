@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import signal
 import sys
 from typing import Annotated, Any, NoReturn
 
@@ -18,7 +17,6 @@ from convert.cli.plan import plan
 from convert.cli.record import record
 from convert.cli.rules import rules
 from convert.cli.skeleton import skeleton
-from convert.core import process
 from convert.core.findings import Finding
 
 DEFAULT = "run"  # the command that `convert MODEL CKPT OUT` stands for
@@ -47,7 +45,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Options of the conversion itself: convert run --help. "
-    "Exit codes: 0 done or equal, 1 different, 2 error or inconclusive, 130 interrupted.",
+    "Exit codes: 0 done or equal, 1 different, 2 error or inconclusive, 130 interrupted (Ctrl-C), 143 terminated.",
 )
 app.command(DEFAULT, cls=Command, epilog="Example: convert gemma ckpt/ out-dir/ --dtype bfloat16")(convert)
 app.command(cls=Command, epilog="Example: convert inspect ckpt/ --full")(inspect)
@@ -88,11 +86,6 @@ def convert_checkpoints(
     """
 
 
-def program() -> NoReturn:
-    """Run ``convert`` or ``ckpt-convert`` and end the process."""
-    process.end(run())
-
-
 def main() -> NoReturn:
     """Run the command within another program; ends with `SystemExit`."""
     sys.exit(run())
@@ -102,9 +95,6 @@ def run() -> int:
     """Run the command and return its exit code."""
     from convert.core.errors import ConvertError
 
-    for name in ("SIGTERM", "SIGHUP"):  # exit through `finally`, which removes temporary files; Windows has no SIGHUP
-        if (number := getattr(signal, name, None)) is not None:
-            signal.signal(number, lambda number, _: sys.exit(128 + number))
     try:
         code = app(standalone_mode=False) or 0
     except ConvertError as error:

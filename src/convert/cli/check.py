@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,6 +10,7 @@ import typer
 
 from convert.cli import options as o
 from convert.cli import output
+from convert.core import signals
 from convert.core.errors import ConvertError, OutputError
 from convert.core.findings import Finding
 
@@ -98,32 +100,40 @@ def check(
     from convert.verify.run import check as run
 
     _refuse_report_paths((out, recorded), source, (junit, html))
+
+    def abort(error: BaseException) -> Report:
+        """Replace the reports of an earlier check, which must not stay."""
+        report = _aborted(out, source or recorded, model, to, o.split(require), error)
+        _write(report, junit, html)
+        return report
+
+    interrupted = signals.cleanup(lambda: abort(KeyboardInterrupt())) if junit or html else nullcontext()
     try:
-        report = run(
-            out,
-            source,
-            ConversionOptions(
-                to=to,
-                dtype=dtype,
-                settings=o.parse_settings(settings),
-                step=step,
-                item=item,
-                skeleton=skeleton,
-                rules_dir=rules_dir,
-            ),
-            model=model,
-            levels=o.split(level) or LEVELS,
-            require=o.split(require),
-            reference=reference,
-            recorded=recorded,
-            device=device,
-            precision=precision,
-            seed=seed,
-            backends=backends,
-        )
-    except BaseException as error:  # reports of an earlier check must not stay
-        aborted = _aborted(out, source or recorded, model, to, o.split(require), error)
-        _write(aborted, junit, html)
+        with interrupted:
+            report = run(
+                out,
+                source,
+                ConversionOptions(
+                    to=to,
+                    dtype=dtype,
+                    settings=o.parse_settings(settings),
+                    step=step,
+                    item=item,
+                    skeleton=skeleton,
+                    rules_dir=rules_dir,
+                ),
+                model=model,
+                levels=o.split(level) or LEVELS,
+                require=o.split(require),
+                reference=reference,
+                recorded=recorded,
+                device=device,
+                precision=precision,
+                seed=seed,
+                backends=backends,
+            )
+    except BaseException as error:
+        aborted = abort(error)
         if as_json:
             output.data_json(aborted.to_dict())
         raise

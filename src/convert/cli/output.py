@@ -12,6 +12,7 @@ from functools import lru_cache
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
+from convert.core import signals
 from convert.core.errors import OutputError
 from convert.core.findings import Finding
 
@@ -158,6 +159,6 @@ def progress(quiet: bool) -> Iterator[Progress]:
     from rich.progress import Progress as Bar
 
     columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
+    with Bar(*columns, console=Console(stderr=True), transient=True) as bar, signals.cleanup(bar.stop):
         task = bar.add_task("convert", total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -15,6 +15,7 @@ from typing import Any, Unpack
 
 from convert.api import plan_conversion
 from convert.checkpoints import Source
+from convert.core import signals
 from convert.core.errors import ConvertError, RuleError, UnavailableError, UserCodeError
 from convert.core.findings import Finding
 from convert.core.user_code import REFERENCE_OPTION, find_factory, user_code_errors
@@ -101,7 +102,10 @@ def check(
         evidence_of(recording, plan, written) if recording is not None else None,
         options,
     )
-    levels = tuple(_run_levels(comparison))
+    levels: tuple[LevelReport, ...] = ()
+    for level in _run_levels(comparison):
+        signals.check()
+        levels = (*levels, level)
     if unverified := note_unverified(plan, settings):
         levels = tuple(
             replace(level, notes=(*level.notes, unverified)) if level.level == "model" and level.measures else level

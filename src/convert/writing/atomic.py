@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from convert.core import signals
 from convert.core.errors import OutputError
 from convert.core.findings import Finding
 
@@ -166,6 +167,7 @@ class AtomicOutput:
     def _make(self) -> None:
         for _ in range(_ATTEMPTS):
             self.path = self.out.parent / f"{_prefix(self.out)}{secrets.token_hex(4)}"
+            signals.add_cleanup(self._remove)
             try:
                 if self.directory:
                     self.path.mkdir()
@@ -178,9 +180,11 @@ class AtomicOutput:
                     return
                 self._close()  # another run removed it as stale before it was locked
             except FileExistsError:
+                signals.remove_cleanup(self._remove)
                 continue
             except BaseException:
-                _remove(self.path)
+                self._remove()
+                signals.remove_cleanup(self._remove)
                 raise
         raise OutputError(
             Finding(
@@ -206,7 +210,7 @@ class AtomicOutput:
             OutputError: another program created `out` meanwhile, or the system refused.
         """
         out = self.out
-        with os_errors(out):
+        with signals.uninterrupted(), os_errors(out):
             if not self.directory:
                 self._publish_file()
             elif not self.overwrite or not out.is_dir() or not any(out.iterdir()):
@@ -262,10 +266,14 @@ class AtomicOutput:
     def discard(self) -> None:
         """Remove the temporary. Does nothing after `publish`."""
         if self._fd >= 0:
-            _remove(self.path)
+            self._remove()
             self._close()
 
+    def _remove(self) -> None:
+        _remove(self.path)
+
     def _close(self) -> None:
+        signals.remove_cleanup(self._remove)
         os.close(self._fd)
         self._fd = -1
 

@@ -16,6 +16,7 @@ import numpy as np
 from convert.checkpoints.chunks import Meter
 from convert.checkpoints.digest import combine
 from convert.checkpoints.source import Source
+from convert.core import signals
 from convert.core.errors import OutputError, PlanError
 from convert.core.findings import Finding
 from convert.core.tensor_spec import numpy_dtype
@@ -152,6 +153,7 @@ def execute(
         for leaf, digest in stream_leaves(plan, _Write(writer, meter), jobs=jobs, meter=meter):
             digests[leaf] = digest
             done += plan.source.leaves[leaf].spec.nbytes
+            signals.check()
             yield Event(leaf, done, total)
         streaming, busy = time.perf_counter() - streaming, sum(meter.seconds.values()) - before
         meter.add("wait", max(0.0, jobs * streaming - busy))

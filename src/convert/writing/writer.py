@@ -19,7 +19,7 @@ from typing import Self
 
 import numpy as np
 
-from convert.core import safetensors_header
+from convert.core import safetensors_header, signals
 from convert.core.errors import OutputError
 from convert.core.findings import Finding
 from convert.core.tensor_spec import TensorSpec, numpy_dtype
@@ -335,6 +335,7 @@ class Writer:
             if self._directory:
                 atomic.sync_directory(output.path)
         self._close()
+        signals.check()
         output.publish(lambda name: name in self._extra or _MODEL_FILES.fullmatch(name) is not None)
         self._output = None
 
