@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -16,6 +17,10 @@ from typing import Any
 from convert.layers.base import Part, Step
 
 MAX_AXES = 6  # 720 orders; no known projection has more axes
+# Keys of an optimizer's state (optax, T5X, paxml), whose moments have the paths and shapes of the weights, and are not meant.
+OPTIMIZER_KEYS = frozenset(
+    ("opt_state", "opt_states", "optimizer", "optimizer_state", "opt", "param_states", "mu", "nu")
+)
 
 
 @dataclass(frozen=True)
@@ -147,3 +152,58 @@ def _rope_axis(part: Part) -> str:
     """Return the letter of the features that RoPE rotates as pairs; empty: it rotates none of this leaf."""
     rope = part.rule.rope if part.rule is not None else None
     return rope.axis if rope is not None and rope.leaf_axis in dict(part.axes) else ""
+
+
+@dataclass(frozen=True)
+class TwinTree:
+    """A dropped tree that has the paths and shapes of the converted one, such as ``ema_params`` and ``params``.
+
+    Attributes:
+        tree: its path.
+        of: the path of the converted tree.
+        leaves: pairs of a dropped leaf and the converted leaf in the same place.
+    """
+
+    tree: str
+    of: str
+    leaves: tuple[tuple[str, str], ...]
+
+
+def twin_trees(shapes: Mapping[str, tuple[int, ...]], dropped: Collection[str]) -> tuple[TwinTree, ...]:
+    """Return the dropped trees that have the paths and shapes of a tree with most of the converted leaves.
+
+    The state of an optimizer is none of them; see `OPTIMIZER_KEYS`.
+
+    Args:
+        shapes: of all leaves.
+        dropped: the leaves that are not converted.
+    """
+    if not dropped:
+        return ()
+    found: list[TwinTree] = []
+    for of, inner in _converted_trees([name for name in shapes if name not in dropped]):
+        first = f"/{inner[0]}"
+        for tree in sorted(name.removesuffix(first) for name in dropped if name.endswith(first)):
+            keys = tree.split("/")
+            pairs = tuple((f"{tree}/{path}", f"{of}/{path}" if of else path) for path in inner)
+            known = any(keys[: len(twin.tree.split("/"))] == twin.tree.split("/") for twin in found)
+            if known or not OPTIMIZER_KEYS.isdisjoint(keys):
+                continue
+            if all(twin in dropped and shapes[twin] == shapes[leaf] for twin, leaf in pairs):
+                found.append(TwinTree(tree, of, pairs))
+    return tuple(found)
+
+
+def _converted_trees(leaves: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
+    """Yield the path of each tree with most of the leaves, and their paths in it; the outermost tree first."""
+    keys = [name.split("/") for name in leaves]
+    prefix: list[str] = []
+    while True:
+        inside = [path[len(prefix) :] for path in keys if path[: len(prefix)] == prefix]
+        if len(inside) < 2 or 2 * len(inside) <= len(leaves):
+            return
+        yield "/".join(prefix), ["/".join(path) for path in inside]
+        [(key, _)] = Counter(path[0] for path in inside).most_common(1)
+        if any(path == [key] for path in inside):
+            return
+        prefix.append(key)

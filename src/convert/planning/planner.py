@@ -19,6 +19,7 @@ from convert.layers.base import Step
 from convert.layers.leaves import MisfitError
 from convert.layers.shared_keys import ACTIVATION_NAMES
 from convert.layers.transforms import weight_normalization, weight_transforms
+from convert.planning.ambiguity import twin_trees
 from convert.planning.compile.compiler import Compiler
 from convert.planning.facts import (
     collect_facts,
@@ -186,6 +187,7 @@ def plan_match(match: RuleMatch) -> Plan:
             *compiled.notes,
             *missing_sidecar_note(match.rules, sized.sidecar),
             *_merge_note(compiled.merges),
+            *_twin_notes(match),
             *(note for step in translation.steps for note in step.notes),
         ),
         merges=compiled.merges,
@@ -368,6 +370,16 @@ def _notes(match: RuleMatch, sized: Sized, steps: Sequence[Step]) -> Iterator[st
         yield (
             f"the tensors have several dtypes, {shown}: config.json names none, and from_pretrained loads all of them in one; "
             "--dtype writes one"
+        )
+
+
+def _twin_notes(match: RuleMatch) -> Iterator[str]:
+    """Say which dropped trees could be converted in place of the tree that is."""
+    shapes = {name: leaf.spec.shape for name, leaf in match.source.leaves.items()}
+    for twin in twin_trees(shapes, {drop.leaf for drop in match.coverage.dropped}):
+        yield (
+            f"{twin.tree} has the paths and shapes of {twin.of or 'the converted tree'} and is dropped: {twin.of or 'the latter'} is "
+            "converted; if the other one is meant (an average of the weights, for instance), change `root` of the rules"
         )
 
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from convert.planning.ambiguity import MAX_AXES, layout_text, other_layouts
+from convert.planning.ambiguity import MAX_AXES, layout_text, other_layouts, twin_trees
 from convert.planning.planner import make_plan
-from support.memory_source import MemorySource, rule_file, run, zeros
+from support.memory_source import HEAD, MemorySource, rule_file, run, zeros
 
 Axes = tuple[tuple[str, int], ...]
 
@@ -223,3 +223,48 @@ def test_siblings_have_one_shape() -> None:
     tree = zeros(a=(1, 6), b=(2,), c=(2,))
     groups = make_plan(rule_file(rules), MemorySource(tree)).shape_ambiguous
     assert [(group.names, group.siblings) for group in groups] == [(("p.b", "p.c"), 2)]
+
+
+# ---- trees
+
+
+TREE = {"params/enc/w": (2, 3), "params/enc/b": (3,), "params/dec/w": (3, 4), "params/dec/b": (4,)}
+
+
+def twins_of(**trees: dict[str, tuple[int, ...]]) -> list[tuple[str, str]]:
+    """Trees of other names, all dropped, beside `TREE`, which is converted."""
+    dropped = {f"{tree}/{path}": shape for tree, leaves in trees.items() for path, shape in leaves.items()}
+    return [(twin.tree, twin.of) for twin in twin_trees({**TREE, **dropped}, set(dropped))]
+
+
+def test_an_average_of_the_weights_is_a_twin() -> None:
+    inner = {path.removeprefix("params/"): shape for path, shape in TREE.items()}
+    assert twins_of(ema_params=inner) == [("ema_params", "params")]
+    assert twins_of(ema=TREE) == [("ema", "")]  # the outermost tree only
+    assert twins_of(ema=TREE, other=inner) == [("ema", ""), ("other", "params")]
+    larger = {**inner, "step": ()}
+    assert twins_of(ema_params=larger) == [("ema_params", "params")]
+
+
+def test_other_trees_are_no_twins() -> None:
+    inner = {path.removeprefix("params/"): shape for path, shape in TREE.items()}
+    assert twins_of() == []
+    assert twins_of(opt_state={f"0/mu/{path}": shape for path, shape in inner.items()}) == []
+    assert twins_of(ema={**inner, "dec/w": (4, 3)}) == []
+    assert twins_of(ema={path: shape for path, shape in inner.items() if path != "enc/b"}) == []
+
+
+def test_the_plan_says_that_a_twin_is_dropped() -> None:
+    rules = """
+- {einsum: "...D,DF->...F", from: "layers_{i}/w", linear: "m.{i}"}
+- {drop: "/ema/**", because: an average}
+"""
+    tree = {f"{root}/layers_{i}/w": (3, 4) for root in ("model", "ema") for i in range(2)}
+    file = rule_file(rules, HEAD + "root: model\n")
+    made = make_plan(file, MemorySource(zeros(**tree)))
+    assert [note for note in made.notes if note.startswith("ema has the paths and shapes of model and is dropped")]
+    assert not [
+        note
+        for note in make_plan(file, MemorySource(zeros(**{**tree, "ema/layers_0/w": (4, 3)}))).notes
+        if "ema" in note
+    ]

@@ -27,6 +27,7 @@ from convert.verify.report.report import LevelReport, Verdict
 from convert.verify.weights.corruption import find_corruption
 from convert.verify.weights.provenance import check_provenance
 from convert.verify.weights.tied import compare_tied
+from convert.verify.weights.twins import twin_notes
 from convert.verify.written import Written
 from convert.writing.execute import computed
 from convert.writing.transfer import default_jobs, stream_leaves
@@ -131,7 +132,12 @@ class WeightsPass:
             Verdict.FAILED if findings or provenance else Verdict.PASSED if tensors else Verdict.SKIPPED,
             "" if tensors else "no tensor of the file has the name, shape and dtype of the plan; see coverage",
             (*provenance, *findings),
-            notes=(f"{len(tensors)} of {len(plan.steps)} tensors compared bit for bit", *doubts, *special),
+            notes=(
+                f"{len(tensors)} of {len(plan.steps)} tensors compared bit for bit",
+                *doubts,
+                *special,
+                *twin_notes(plan),
+            ),
             seconds=self._seconds + time.monotonic() - started,
         )
 
