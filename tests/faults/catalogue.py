@@ -208,11 +208,13 @@ def outcome(report: Report) -> Outcome:
 
 
 def run_fault(fault: Fault) -> Outcome:
-    """A fault's outcome. What the plan refuses is never converted, and counts as caught."""
+    """A fault's outcome. What the rules or the plan refuse is never converted, and counts as caught."""
     try:
         return outcome(run(fault.case, fault.to, fault.plant))
     except convert.PlanError as error:
         return Outcome(("plan",), error.findings[0].path, "refused")
+    except convert.RuleError as error:
+        return Outcome(("rules",), Path(error.findings[0].rule).name, "refused")
 
 
 # ---- the tables

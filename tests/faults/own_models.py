@@ -79,6 +79,11 @@ def _conv_norm() -> Path:
     return _in_npz("conv-norm", importlib.import_module("support.conv_norm").source())
 
 
+@cache
+def _rope_model() -> Path:
+    return _in_npz("rope-model", importlib.import_module("support.rope_model").source())
+
+
 def _in_npz(name: str, source: Any) -> Path:
     path = _folder() / f"{name}.npz"
     np.savez(path, **source.arrays)
@@ -146,5 +151,11 @@ OWN = {
         checkpoint=_conv_norm,
         reference="support.conv_norm:reference",
         adapter=lambda: importlib.import_module("support.conv_norm"),
+    ),
+    "rope-model": OwnModel(
+        rules=lambda: importlib.import_module("support.rope_model").RULES,
+        checkpoint=_rope_model,
+        reference="support.rope_model:reference",
+        adapter=lambda: importlib.import_module("support.rope_model"),
     ),
 }

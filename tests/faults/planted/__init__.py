@@ -18,6 +18,7 @@ from faults.planted.griffin import GRIFFIN
 from faults.planted.in_files import IN_FILES
 from faults.planted.in_rules import IN_RULES
 from faults.planted.in_targets import IN_REFERENCES, IN_TARGETS
+from faults.planted.rope import ROPE
 
 __all__ = ["FAULTS", "Fault"]
 
@@ -34,4 +35,5 @@ FAULTS: tuple[Fault, ...] = (
     *CELL_FAULTS,
     *CDE,
     *BACKENDS,
+    *ROPE,
 )

@@ -30,6 +30,8 @@ TWICE = "prescale applied twice"
 STILL_INTERLEAVED = "RoPE pairs still interleaved"
 DEINTERLEAVED = "RoPE pairs de-interleaved needlessly"
 INTERLEAVED = "RoPE pairs interleaved needlessly"
+OTHER_WIDTH = "RoPE pairs of heads of another width"
+MAX_WIDTH = 512  # of a head; known ones have at most 256 features
 ACROSS_HEADS = "RoPE pairs reordered over all heads at once"
 SOURCE_ORDER, NEEDLESS_ORDER = "flattened in the source's order", "flattened in another order needlessly"
 NOT_FOLDED, STORED_SIGMA = "normalisation of the weight left out", "divided by the stored sigma"
@@ -100,8 +102,13 @@ def rope_mistakes(step: Step, rule: Rule, plan: PlanView, *, heads: bool = False
                 replace(op, width=None) if isinstance(op, (Deinterleave, Interleave)) else op for op in part.ops
             )
             gives = f"with all of {part.groups[0]} reordered as one head"
-            yield symmetric(ACROSS_HEADS, gives, "with each head reordered by itself", with_ops(step, source, flat))
+            yield symmetric(
+                ACROSS_HEADS, gives, "with each head reordered by itself", with_ops(step, source, flat), ACROSS_HEADS
+            )
+            yield from _other_widths(step, source)
         return
+    if rule.rope is None and rule.kind_name == "linear" and len(part.groups[0]) == 1:
+        yield from _undeclared_heads(step, plan)
     axis = "".join(letter for letter, _ in part.axes).find(rule.rope.leaf_axis if rule.rope is not None else letter)
     if (rule.rope is None and not heads) or axis < 0 or part.axes[axis][1] % 2:
         return
@@ -110,6 +117,36 @@ def rope_mistakes(step: Step, rule: Rule, plan: PlanView, *, heads: bool = False
     moved = with_ops(step, source, (*part.ops[:taken], Deinterleave(axis, width), *part.ops[taken:]))
     gives = f"in the order of {halves}, as if the source had {neighbours}"
     yield Mistake(DEINTERLEAVED, STILL_INTERLEAVED, gives, "in the source's order", moved, DEINTERLEAVED)
+
+
+def _other_widths(step: Step, source: LeafReader) -> Iterator[Mistake]:
+    """Yield the tensor with heads of another width."""
+    ops = step.parts[0].ops
+    declared = next(op for op in ops if isinstance(op, (Deinterleave, Interleave)))
+    for width in range(4, min(step.spec.shape[0], MAX_WIDTH) + 1, 2):
+        if step.spec.shape[0] % width or width in (declared.width, step.spec.shape[0]):
+            continue
+        moved = tuple(replace(op, width=width) if op is declared else op for op in ops)
+        gives = f"with the RoPE pairs of heads of {width} features"
+        instead = f"with those of heads of {declared.width} features"
+        yield symmetric(OTHER_WIDTH, gives, instead, with_ops(step, source, moved), f"{OTHER_WIDTH} {width}")
+
+
+def _undeclared_heads(step: Step, plan: PlanView) -> Iterator[Mistake]:
+    """Yield a tensor without `rope` as if its rows were heads, of a width that is the size of a letter, with pairs (0, 1)."""
+    letter = step.parts[0].groups[0]
+    part = step.parts[0]
+    rows = dict(part.axes)[letter]
+    at = [name for name, _ in part.axes].index(letter)
+    taken = len(part.split_axes)
+    for width in sorted(set(plan.sizes.values())):
+        if not 2 < width < rows or width % 2 or rows % width:
+            continue
+        moved = with_ops(step, plan.source, (*part.ops[:taken], Deinterleave(at, width), *part.ops[taken:]))
+        gives = f"with each {width} rows in the order of the pairs (0, {width}/2), as if the source had pairs (0, 1)"
+        yield Mistake(
+            DEINTERLEAVED, STILL_INTERLEAVED, gives, "in the source's order", moved, f"{DEINTERLEAVED} {width}"
+        )
 
 
 # ---- a map that is flattened
