@@ -129,13 +129,13 @@ class _Drafter:
         dropped: set[str] = set()
         slash = "/" if self.paths.root else ""
         for g in needless:
-            word = optimizer(g)
+            state = optimizer(g)
             entry = DraftEntry()
-            if word and f"{word}/" in g.leaves[0]:
-                if word in dropped:
+            if state and f"{state}/" in g.leaves[0]:
+                if state in dropped:
                     continue
-                dropped.add(word)
-                entry.say("drop", plain(f"{slash}{word}/**"), "guess")
+                dropped.add(state)
+                entry.say("drop", plain(f"{slash}{state}/**"), "guess")
                 entry.say("because", "the optimizer's state")
             else:
                 counts = {"step": "the training step", "count": "a counter"}

@@ -13,7 +13,7 @@ from convert.drafting.stacked_axes import stacks
 from convert.layers.draft import DraftEntry, Group, PathKey
 
 ROOTS = ("mdl_vars/params", "params/params", "state/params", "model/params", "params", "target")
-OPTIMIZERS = ("opt_state", "opt_states", "optimizer", "optimizer_state", "opt", "state/opt_state", "state/param_states")
+OPTIMIZERS = ("opt_state", "opt_states", "optimizer", "optimizer_state", "param_states")  # optax, paxml, T5X
 RANDOM = ("rngs", "rng", "seed_generator")
 SILENT = (
     "vars",
@@ -101,9 +101,10 @@ def _steps(name: str) -> tuple[PathKey, ...]:
 
 
 def optimizer(g: Group) -> str | None:
-    """Return the key of the optimizer's state that these leaves belong to; None if they belong to none."""
-    first = g.leaves[0]
-    return next((word for word in OPTIMIZERS if first == word or first.startswith(f"{word}/")), None)
+    """Return the path of the optimizer's state that these leaves belong to, at any depth; None if they belong to none."""
+    keys = g.leaves[0].split("/")
+    at = next((k for k, key in enumerate(keys) if key in OPTIMIZERS or (k == 0 and key == "opt")), None)
+    return None if at is None else "/".join(keys[: at + 1])
 
 
 def random(g: Group) -> bool:

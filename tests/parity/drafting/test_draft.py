@@ -270,6 +270,21 @@ def test_what_is_a_guess_and_what_a_question() -> None:
     assert "block diagonal" in draft_rules(source) and "a layer norm without" not in draft_rules(source)
 
 
+def test_the_states_of_optimizers_are_dropped_at_any_depth() -> None:
+    """An agent of several networks, each with its optimizer: one `drop` for each, and no rule for a moment."""
+    weights = {"dense_0/kernel": (12, 7), "dense_0/bias": (7,)}
+    shapes = {f"agent/{net}/params/{path}": shape for net in ("actor", "critic") for path, shape in weights.items()}
+    for net in ("actor", "critic"):
+        shapes |= {f"agent/{net}/opt_state/0/{m}/{path}": s for m in ("mu", "nu") for path, s in weights.items()}
+        shapes[f"agent/{net}/opt_state/0/count"] = ()
+    source = MemorySource({name: np.zeros(shape, np.float32) for name, shape in shapes.items()})
+    draft = parse_rules(draft_rules(source))
+    drops = [str(rule.path) for rule in draft.rules if rule.kind_name == "drop"]
+    assert drops == ["agent/actor/opt_state/**", "agent/critic/opt_state/**"]
+    assert not [rule for rule in draft.rules if rule.kind_name != "drop" and "opt_state" in str(rule.path)]
+    assert not survey_rules(draft, source).uncovered
+
+
 def test_stacked_layers_are_told_by_the_scales_of_their_norms() -> None:
     source = tree(
         params__layers__norm__scale=(3, 8),
