@@ -83,8 +83,8 @@ def _unknown(path: Path, formats: Sequence[Format]) -> CheckpointError:
         path,
         expected="a checkpoint",
         got=got,
-        fix="give the file or directory that the JAX code saved to. Known formats:\n"
-        + "\n".join(f"  {format.name}: {format.understands}" for format in formats),
+        fix="give the file or directory that the JAX code saved to. Known formats:",
+        lines=tuple(f"  {format.name}: {format.understands}" for format in formats),
     )
 
 

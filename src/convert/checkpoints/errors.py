@@ -140,9 +140,11 @@ def missing(path: str | Path) -> CheckpointError:
     )
 
 
-def unknown_format(path: str | Path, *, expected: str = "", got: str = "", fix: str = "") -> CheckpointError:
+def unknown_format(
+    path: str | Path, *, expected: str = "", got: str = "", fix: str = "", lines: tuple[str, ...] = ()
+) -> CheckpointError:
     """Return the error for a file or directory that is not a checkpoint of the expected format."""
-    return CheckpointError(Finding("checkpoint-unknown-format", "", "", str(path), expected, got, fix))
+    return CheckpointError(Finding("checkpoint-unknown-format", "", "", str(path), expected, got, fix), lines=lines)
 
 
 def unfinished(path: str | Path, problem: str, fix: str) -> CheckpointError:

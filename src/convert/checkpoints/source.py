@@ -74,7 +74,9 @@ def distinct_names(path: Path, leaves: Iterable[Leaf]) -> dict[str, Leaf]:
 
 def tree_order(keys: Sequence[str]) -> tuple[tuple[int, int, str], ...]:
     """Return a key that sorts paths: dict keys by text, indices of sequences by number."""
-    return tuple((0, int(key), key) if key.isascii() and key.isdecimal() else (1, 0, key) for key in keys)
+    return tuple(
+        (0, int(key), key) if key.isascii() and key.isdecimal() and len(key) < 19 else (1, 0, key) for key in keys
+    )
 
 
 Stamp = tuple[int, int, int, int]  # device, inode, bytes, nanoseconds of the last change

@@ -9,9 +9,10 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-_NUMBER = re.compile(r"(\d+)")
-_BETWEEN = "\0"  # lines; no name has it
+from convert.core.text import one_line
 
+_NUMBER = re.compile(r"(?<![0-9])([0-9]{1,18})(?![0-9])")  # longer ones count no layers
+_BETWEEN = "\0"  # lines; `one_line` escapes it in names
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -43,7 +44,7 @@ def fold(entries: Iterable[tuple[Key, Sequence[str]]]) -> list[Folded[Key]]:
     groups: dict[tuple[Key, tuple[str, ...]], list[tuple[str, ...]]] = {}
     for key, lines in entries:
         pieces = _NUMBER.split(
-            _BETWEEN.join(lines)
+            _BETWEEN.join(map(one_line, lines))
         )  # text, number, text, ...: one search, as there may be 50,000 entries
         groups.setdefault((key, tuple(pieces[::2])), []).append(tuple(pieces[1::2]))
     return [folded for (key, texts), group in groups.items() for folded in _fold_group(key, texts, group)]

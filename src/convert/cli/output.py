@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -15,10 +16,13 @@ from typing import TYPE_CHECKING, Any, Protocol, TextIO
 from convert.core import signals
 from convert.core.errors import OutputError
 from convert.core.findings import Finding
+from convert.core.text import one_line
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+_COMMAND = re.compile(r"^(\s*)::", re.MULTILINE)
+_LOGGING = re.compile(r"##(?=\w*\[)")
 HEADING, NOTE, GOOD, BAD = "bold", "dim", "green", "bold red"
 
 
@@ -37,10 +41,16 @@ class Line:
 
 
 def _escape(text: str) -> str:
-    """Escape control characters: names in a checkpoint are untrusted, and a terminal obeys what it is sent."""
-    if text.replace("\n", "").replace("\t", "").isprintable():
-        return text
-    return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
+    """Escape control characters, and the commands that CI systems obey in the output of a step.
+
+    Names in a checkpoint are untrusted. A terminal obeys control characters, GitHub's runner lines that begin with ``::``
+    and ``##[`` anywhere (its ActionCommand.cs), others ``##vso[`` and ``##teamcity[``.
+    """
+    if not text.replace("\n", "").replace("\t", "").isprintable():
+        text = "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
+    if "::" in text:
+        text = _COMMAND.sub(r"\1\\x3a:", text)
+    return _LOGGING.sub(r"#\\u0023", text) if "##" in text else text  # the escape is valid in JSON, too
 
 
 def _print(text: str, stream: TextIO, end: str = "\n", style: str = "") -> None:
@@ -79,9 +89,10 @@ def data_lines(lines: Iterable[str | Line]) -> None:
     """Print lines to stdout. In a pipe they are written in blocks; a reader such as `head` stops the rest."""
     if sys.stdout.isatty():
         for line in lines:
-            data(line, style="default") if isinstance(line, str) else data(line.text, style=line.style or "default")
+            line = Line(line) if isinstance(line, str) else line
+            data(one_line(line.text), style=line.style or "default")
         return
-    texts = (line if isinstance(line, str) else line.text for line in lines)
+    texts = (one_line(line if isinstance(line, str) else line.text) for line in lines)
     while block := list(islice(texts, 1000)):
         data("\n".join(block))
 
@@ -95,24 +106,23 @@ def data_json(value: Any) -> None:
 
 
 def status(text: str, style: str = "") -> None:
-    """Print a status message to stderr. Write errors are ignored."""
+    """Print a status message, one line, to stderr. Write errors are ignored."""
+    _status(one_line(text), style)
+
+
+def _status(text: str, style: str) -> None:
     with suppress(OSError):
         _print(text, sys.stderr, style=style)
 
 
 def error(code: str, text: str) -> None:
     """Print the message of a failed command to stderr, with its code in the error index if it has only one."""
-    status(f"error[{code}]: {text}" if code else f"error: {text}", BAD)
-
-
-def cell(text: str) -> str:
-    """Escape newlines and tabs, so that a text stays in its column and on its line."""
-    return text.replace("\n", "\\n").replace("\t", "\\t")
+    _status(f"error[{code}]: {text}" if code else f"error: {text}", BAD)
 
 
 def table(rows: Iterable[Sequence[str]], right: Sequence[int] = ()) -> Iterator[str]:
     """Align columns, two spaces apart; the columns in `right` are aligned to the right. Nothing is cut."""
-    rows = [tuple(map(cell, row)) for row in rows]
+    rows = [tuple(map(one_line, row)) for row in rows]
     widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))] if rows else []
     for row in rows:
         cells = [

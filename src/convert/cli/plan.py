@@ -218,7 +218,7 @@ def _tensor(step: Step) -> Iterator[str]:
     yield f"{step.name}  {step.spec}" + (f"  ({'; '.join(remarks)})" if remarks else "")
     if len(step.parts) == 1 and step.parts[0].rows is None:
         part = step.parts[0]
-        yield "    " + output.cell(f"{_from(part)}  {part.layout}").strip()
+        yield "    " + f"{_from(part)}  {part.layout}".strip()
         return
     rows = []
     for part in step.parts:

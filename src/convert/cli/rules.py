@@ -144,12 +144,14 @@ def validate(
                 name = f" {rules.model}:" if len(models) > 1 else ""
                 questions = rules.questions
                 count = f", {output.count(len(questions), 'question')} open" if questions else ""
-                output.data(
-                    f"{file}:{name} valid{' so far' if questions else ''}, {output.count(len(rules.rules), 'rule')} "
-                    f"for {', '.join(rules.supported_targets)}{count}"
+                output.data_lines(
+                    [
+                        f"{file}:{name} valid{' so far' if questions else ''}, {output.count(len(rules.rules), 'rule')} "
+                        f"for {', '.join(rules.supported_targets)}{count}"
+                    ]
                 )
                 for question in questions:
-                    output.data(f"  {question}")
+                    output.data_lines([f"  {question}"])
                 failed |= bool(questions)
     if failed:
         raise typer.Exit(2)

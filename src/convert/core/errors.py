@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from convert.core.findings import Finding, group_similar
+from convert.core.text import one_line
 
 
 class ConvertError(Exception):
@@ -11,18 +12,20 @@ class ConvertError(Exception):
     Attributes:
         findings: the problems as data, at least one; the first gives `code`.
         headline: one line above several findings; empty where the only finding says everything.
+        lines: further lines below the findings.
     """
 
-    def __init__(self, *findings: Finding, headline: str = "") -> None:
+    def __init__(self, *findings: Finding, headline: str = "", lines: tuple[str, ...] = ()) -> None:
         self.findings = findings
-        self.headline = headline
+        self.headline = one_line(headline)
+        self.lines = tuple(map(one_line, lines))
         super().__init__(self.render())
 
     def render(self) -> str:
         """The text: the only finding, or the headline and a line for each finding."""
         if not self.headline:
-            return "\n".join(str(finding) for finding in self.findings)
-        return "\n".join((self.headline, *(f"  - {self._line(finding)}" for finding in self.findings)))
+            return "\n".join((*map(str, self.findings), *self.lines))
+        return "\n".join((self.headline, *(f"  - {self._line(finding)}" for finding in self.findings), *self.lines))
 
     def _line(self, finding: Finding) -> str:
         """The text of one finding below a headline, with its code if the codes differ."""
@@ -62,7 +65,7 @@ class PlanError(ConvertError):
     """
 
     def __init__(self, *findings: Finding, headline: str = "", hint: str = "") -> None:
-        self.hint = hint
+        self.hint = one_line(hint)
         super().__init__(*findings, headline=headline)
 
     def with_hint(self, hint: str) -> PlanError:

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from convert.core.text import one_line
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -40,13 +42,16 @@ class Finding:
         return self.render()
 
     def render(self, *, with_code: bool = False) -> str:
-        """The text. `with_code` adds the code after the place, for lists of findings whose codes differ."""
-        places = ": ".join(part for part in (self.rule, self.path) if part)
+        """The text, one line: names are untrusted, so what does not print is escaped. `with_code` adds the code after the place, for lists of findings whose codes differ."""
+        rule, path, problem, expected, got, fix = map(
+            one_line, (self.rule, self.path, self.problem, self.expected, self.got, self.fix)
+        )
+        places = ": ".join(part for part in (rule, path) if part)
         if with_code:
             places = f"{places} [{self.code}]".lstrip()
-        sides = ", ".join(f"{verb} {side}" for verb, side in (("expected", self.expected), ("got", self.got)) if side)
-        parts = ": ".join(part for part in (places, self.problem, sides) if part)
-        return f"{parts}; {self.fix}" if self.fix else parts
+        sides = ", ".join(f"{verb} {side}" for verb, side in (("expected", expected), ("got", got)) if side)
+        parts = ": ".join(part for part in (places, problem, sides) if part)
+        return f"{parts}; {fix}" if fix else parts
 
     def to_dict(self) -> dict[str, Any]:
         """All fields and the rendered text, for ``--json``."""

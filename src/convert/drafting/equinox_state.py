@@ -58,7 +58,7 @@ def find_statistics(
 def _statistics(known: Mapping[str, Leaf]) -> Iterator[_Statistics]:
     names = list(known)
     for k, name in enumerate(names):
-        flag, at = known[name].spec, re.fullmatch(r"((?:.*/)?)(\d+)", name)
+        flag, at = known[name].spec, re.fullmatch(r"((?:.*/)?)([0-9]{1,18})", name)
         if at is None or flag.shape != () or not flag.dtype.startswith(("bool", "int")):
             continue
         stem = f"{at[1]}{int(at[2]) + 1}"

@@ -106,7 +106,7 @@ def parse_part(text: str) -> tuple[int, int]:
         ValueError: not of this form, or not 1 <= k <= n with n above 1.
     """
     words = text.split()
-    if len(words) == 3 and words[1] == "of" and words[0].isdecimal() and words[2].isdecimal():
+    if len(words) == 3 and len(text) < 40 and words[1] == "of" and words[0].isdecimal() and words[2].isdecimal():
         k, n = int(words[0]), int(words[2])
         if 1 <= k <= n and n > 1:
             return k, n

@@ -192,7 +192,7 @@ class RuleFile:
         return {rule.choice: rule.kind.variants for rule in self.rules if rule.choice}
 
 
-_REFERENCE = re.compile(r"\$(?P<name>\w+)(?P<more>[+-]\d+)?")
+_REFERENCE = re.compile(r"\$(?P<name>\w+)(?P<more>[+-][0-9]{1,18})?")
 
 
 def parse_reference(value: Any) -> tuple[str, int] | None:

@@ -34,7 +34,7 @@ def _parse_factors(value: str | int) -> tuple[int | str, ...]:
     factors: list[int | str] = []
     for part in str(value).split("*"):
         text = part.strip()
-        if text.isdecimal() and int(text) > 0:
+        if text.isdecimal() and len(text) < 19 and int(text) > 0:
             factors.append(int(text))
         elif text.isidentifier():
             factors.append(text)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import PurePath
 from typing import TYPE_CHECKING
+
+from convert.core.text import code_span, one_line
 
 if TYPE_CHECKING:
     from convert.planning.plan import Plan
@@ -23,25 +26,28 @@ def render_card(plan: Plan, tool: str) -> str:
     """
     target = plan.rules.targets[plan.target]
     rows = [
-        ("Model", plan.found),
-        ("Loaded by", target.loads),
+        ("Model", _text(plan.found)),
+        ("Loaded by", _text(target.loads)),
         ("Converted by", tool),
-        ("Rules", f"`{_rules(plan)}`, model `{plan.rules.model}`, sha256 `{plan.rules.sha256}`"),
-        ("Source", f"{plan.source.format}, {len(plan.source.leaves)} leaves"),
+        (
+            "Rules",
+            f"{code_span(_rules(plan))}, model {code_span(plan.rules.model)}, sha256 {code_span(plan.rules.sha256)}",
+        ),
+        ("Source", f"{_text(plan.source.format)}, {len(plan.source.leaves)} leaves"),
         (
             "Weights",
             f"{len(plan.steps)} tensors, {plan.nbytes} bytes, {', '.join(sorted({s.spec.dtype for s in plan.steps}))}",
         ),
-        ("Sizes", "; ".join(f"{meaning} ({name}): {size}" for name, meaning, size in _sizes(plan))),
+        ("Sizes", _text("; ".join(f"{meaning} ({name}): {size}" for name, meaning, size in _sizes(plan)))),
     ]
     rows += plan.format.card_rows()
     if plan.facts:
-        rows.append(("Facts", ", ".join(f"{key} {_shown(plan, key)}" for key in plan.facts)))
+        rows.append(("Facts", _text(", ".join(f"{key} {_shown(plan, key)}" for key in plan.facts))))
     if plan.settings:
         given = sorted(plan.settings.items())  # independent of the order of the options
-        rows.append(("Set by hand", ", ".join(f"{key} = {json.dumps(value)}" for key, value in given)))
+        rows.append(("Set by hand", _text(", ".join(f"{key} = {json.dumps(value)}" for key, value in given))))
     lines = ["---", "library_name: " + plan.target] if plan.target == "transformers" else ["---"]
-    lines += ["tags: [converted-from-jax]", "---", "", f"# {plan.found}", "", "| | |", "|---|---|"]
+    lines += ["tags: [converted-from-jax]", "---", "", f"# {_text(plan.found)}", "", "| | |", "|---|---|"]
     lines += [f"| {name} | {_cell(text)} |" for name, text in rows]
     lines += plan.format.loading_code(target, plan.layers)
     remarks = [*plan.notes, *plan.config_notes]
@@ -55,7 +61,7 @@ def render_card(plan: Plan, tool: str) -> str:
             lossy[step.loses] = lossy.get(step.loses, 0) + 1
     remarks += [f"{_are(count, 'tensor', 'tensors')} {loses}" for loses, count in lossy.items()]
     if remarks:
-        lines += ["", *(f"- {text}" for text in remarks)]
+        lines += ["", *(f"- {_text(str(remark))}" for remark in remarks)]
     lines += [
         "",
         "The headers of the weights hold a digest of the source's leaves (`source_digest`), and the facts above.",
@@ -99,10 +105,16 @@ def add_figures(card: str, figures: Sequence[tuple[str, str, str]]) -> str:
     """The card with what a check measured: rows of level, verdict and figure. Those of an earlier check are replaced."""
     head, found, rest = card.partition(f"\n{_CHECKED}\n")
     tail = rest.partition(f"{_END}\n")[2] if found else ""
-    rows = [f"| {' | '.join(map(_cell, row))} |" for row in figures]
+    rows = [f"| {' | '.join(_cell(_text(text)) for text in row)} |" for row in figures]
     lines = ["", _CHECKED, "", "| level | verdict | |", "|---|---|---|", *rows, "", _END, ""]
     return head + "\n".join(lines) + tail
 
 
 def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")
+    return text.replace("|", "\\|")
+
+
+def _text(text: str) -> str:
+    """Return a text of the rules or of the checkpoint as Markdown that holds neither HTML nor links."""
+    escaped = one_line(text).replace("\\", "\\\\").replace("<", "\\<")
+    return re.sub(r"\](?=[(\[:])", r"\\]", escaped)

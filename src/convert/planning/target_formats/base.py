@@ -161,7 +161,7 @@ class TorchFormat(TargetFormat):
 
     def loading_code(self, target: Target, layers: Sequence[Mapping[str, Any]]) -> list[str]:
         names = target.config.get("architectures")
-        if target.name != "transformers" or not names:
+        if target.name != "transformers" or not names or not str(names[0]).isidentifier():
             return []
         code = [
             f"from transformers import {names[0]}",

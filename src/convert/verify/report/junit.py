@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from xml.etree import ElementTree as ET
 
 from convert.core.findings import Finding
+from convert.core.text import one_line
 from convert.verify.numerics.compare import Difference
 from convert.verify.numerics.tolerances import Tolerance
 from convert.verify.report.report import FLOAT64, NATIVE, LevelReport, Measure, Report, Verdict, predictions
@@ -53,7 +54,7 @@ def to_junit(report: Report) -> str:
         )
         properties = ET.SubElement(suite, "properties")
         for key, value in _properties(report).items():
-            ET.SubElement(properties, "property", name=clean(key), value=clean(value))
+            ET.SubElement(properties, "property", name=clean(key), value=clean(one_line(value)))
         for case in cases:
             _write(suite, case)
     ET.indent(root)
@@ -74,7 +75,7 @@ def _counts(cases: list[_Case]) -> dict[str, str]:
 
 def _write(suite: ET.Element, case: _Case) -> None:
     element = ET.SubElement(
-        suite, "testcase", classname=suite.attrib["name"], name=clean(case.name), time=f"{case.seconds:.3f}"
+        suite, "testcase", classname=suite.attrib["name"], name=clean(one_line(case.name)), time=f"{case.seconds:.3f}"
     )
     if case.outcome:
         problem = ET.SubElement(element, case.outcome, message=clean((case.text.splitlines() or [""])[0]))

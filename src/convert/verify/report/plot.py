@@ -20,7 +20,7 @@ LEFT, RIGHT, TOP, BOTTOM = 64, 940, 44, 328
 STRIP = 22  # height of the lines for zero and infinity
 LOWEST = 1e-18  # an error below the epsilon of float64 carries no information
 MAX_LABELS = 12
-DEPTH = re.compile(r"(?:^|[._/])(\d+)(?=[._/:\[]|$)")  # the number of a layer in the name of a measure
+DEPTH = re.compile(r"(?:^|[._/])([0-9]{1,18})(?=[._/:\[]|$)")  # the number of a layer in the name of a measure
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from typing import Any
 
 from convert.core.findings import Finding
 from convert.core.tensor_spec import TensorSpec
+from convert.core.text import code_span
 from convert.layers import Rule, TargetLayer
 from convert.layers.base import Step
 from convert.planning.target_formats.base import LayerFacts, TargetFormat, Translation
@@ -62,7 +63,11 @@ class BurnFormat(TargetFormat):
 
     def loading_code(self, target: Target, layers: Sequence[Mapping[str, Any]]) -> list[str]:
         store = 'let mut store = SafetensorsStore::from_file("path/of/this/directory/model.safetensors");'
-        made = [f"- `{module_name(layer)}`: `{layer[CONSTRUCTOR]}`" for layer in layers if CONSTRUCTOR in layer]
+        made = [
+            f"- {code_span(module_name(layer))}: {code_span(layer[CONSTRUCTOR])}"
+            for layer in layers
+            if CONSTRUCTOR in layer
+        ]
         constructors = ["", "Constructors of modules whose sizes do not determine them:", "", *made] if made else []
         return ["", "```rust", store, "model.load_from(&mut store)?;", "```", *constructors]
 
