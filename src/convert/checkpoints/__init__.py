@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from convert.checkpoints.errors import ambiguous, missing, option_rejected, pickle_refused, unknown_format
+from convert.checkpoints.errors import ambiguous, missing, option_rejected, pickle_refused, unknown_format, unreadable
 from convert.checkpoints.files import children
 from convert.checkpoints.formats import known_formats, pickle_guard
 from convert.checkpoints.source import Absent, Format, Leaf, Options, Source, name_leaves
@@ -44,7 +44,10 @@ def open_source(
     """
     path = Path(path)
     names = tuple(tuple(sequence) for sequence in leaf_names)
-    source = _open(path, Options(step, item, None if skeleton is None else Path(skeleton), names))
+    try:
+        source = _open(path, Options(step, item, None if skeleton is None else Path(skeleton), names))
+    except OSError as error:  # any call may fail on a network file system, or when too many files are open
+        raise unreadable(error.filename or path, error) from error
     source.given_path = path
     return source
 

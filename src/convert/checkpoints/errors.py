@@ -6,6 +6,9 @@ place, and the reader that called it adds the place.
 
 from __future__ import annotations
 
+import errno
+import json
+import os
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -106,8 +109,28 @@ def unreadable(
 ) -> CheckpointError:
     """Return the error for a file that the operating system or a library cannot read."""
     reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    if any(os.strerror(number) in reason for number in (errno.EMFILE, errno.ENFILE)):  # TensorStore gives no number
+        fix = "allow more open files (`ulimit -n 4096`), or give a smaller --jobs"
     problem = f"cannot be read: {reason}"
     return CheckpointError(Finding("checkpoint-unreadable", problem, fix=fix, **_place(path, leaf)))
+
+
+def parse_json(text: bytes, path: str | Path) -> Any:
+    """Parse JSON whose strings name leaves or files.
+
+    Raises:
+        ValueError: it is not JSON.
+        RecursionError: it is nested too deeply.
+        CheckpointError: a string is not Unicode text, so that it can be no name.
+    """
+    parsed = json.loads(text)
+    if b"\\ud" in text.lower():  # escaped surrogates, which are characters in pairs only
+        try:
+            json.dumps(parsed, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            wrong = error.object[error.start : error.end]
+            raise corrupt("", path, expected="Unicode text", got=f"half of a surrogate pair, {wrong!r}") from None
+    return parsed
 
 
 def out_of_memory(path: str | Path, leaf: str | None, problem: str) -> CheckpointError:

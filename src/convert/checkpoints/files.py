@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import errno
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -18,6 +18,7 @@ from convert.checkpoints.errors import (
     incomplete,
     link_refused,
     out_of_memory,
+    parse_json,
     truncated,
     unreadable,
 )
@@ -27,6 +28,8 @@ from convert.core.tensor_spec import TensorSpec, numpy_dtype
 
 _MOST_INDEX = 64 << 20  # bytes of an index of shards; 100 per leaf are usual
 _READ_BYTES = 16 << 20  # most bytes per read
+# Reasons that say something about the path; others, such as EIO and EMFILE, do not.
+_NOT_THERE = (None, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG, errno.ENXIO, errno.EINVAL)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -159,21 +162,33 @@ def as_array(raw: np.ndarray, stored: StoredArray) -> np.ndarray:
 
 
 def head(path: Path, nbytes: int = 64) -> bytes:
-    """Read the first bytes of a file; none where the file cannot be read."""
+    """Read the first bytes of a file; none where the file does not exist, or may not be read.
+
+    Raises:
+        OSError: for another reason, such as a disk error.
+    """
     try:
         if not path.is_file():
             return b""
         with path.open("rb") as file:
             return file.read(nbytes)
-    except OSError:
+    except OSError as error:
+        if error.errno not in _NOT_THERE:
+            raise
         return b""
 
 
 def children(directory: Path) -> list[Path]:
-    """List a directory, sorted by name; empty where `directory` is not a directory or cannot be listed."""
+    """List a directory, sorted by name; empty where `directory` is not a directory, or may not be listed.
+
+    Raises:
+        OSError: for another reason, such as a disk error.
+    """
     try:
         return sorted(directory.iterdir()) if directory.is_dir() else []
-    except OSError:
+    except OSError as error:
+        if error.errno not in _NOT_THERE:
+            raise
         return []
 
 
@@ -234,7 +249,7 @@ def read_json(path: Path) -> Any:
         if (size := size_of(file)) > _MOST_INDEX:
             raise corrupt("the file is too large", path, expected=f"at most {_MOST_INDEX} bytes", got=f"{size} bytes")
         try:
-            return json.loads(file.read())
+            return parse_json(file.read(), path)
         except (ValueError, RecursionError) as error:
             raise corrupt(f"not valid JSON: {error}", path) from None
 

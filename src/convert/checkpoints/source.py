@@ -79,7 +79,8 @@ def tree_order(keys: Sequence[str]) -> tuple[tuple[int, int, str], ...]:
     )
 
 
-Stamp = tuple[int, int, int, int]  # device, inode, bytes, nanoseconds of the last change
+# Device, inode, bytes, and the times in nanoseconds when the content and the inode changed. A program can set the former.
+Stamp = tuple[int, int, int, int, int]
 
 
 def stamps(files: Iterable[Path]) -> dict[Path, Stamp | None]:
@@ -88,7 +89,7 @@ def stamps(files: Iterable[Path]) -> dict[Path, Stamp | None]:
     for file in files:
         try:
             stat = file.stat()
-            result[file] = stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns
+            result[file] = stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
         except OSError:
             result[file] = None
     return result

@@ -192,7 +192,7 @@ def _directories(path: Path) -> list[Path]:
 def _is_file(path: Path) -> bool:
     try:
         return path.is_file()
-    except OSError:  # no permission for the directory
+    except PermissionError:
         return False
 
 

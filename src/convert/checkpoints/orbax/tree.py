@@ -7,7 +7,6 @@ Nothing is unpickled or evaluated.
 
 from __future__ import annotations
 
-import json
 import mmap
 import sys
 from collections.abc import Iterator, Mapping
@@ -17,7 +16,7 @@ from typing import Any, NamedTuple
 
 from convert.checkpoints.encodings.flax_arrays import CHUNKED, PackedArray, packed_array
 from convert.checkpoints.encodings.msgpack_tokens import Walker
-from convert.checkpoints.errors import corrupt, incomplete, located, truncated, unreadable
+from convert.checkpoints.errors import corrupt, incomplete, located, parse_json, truncated, unreadable
 from convert.core.errors import CheckpointError
 from convert.core.findings import Finding
 
@@ -124,7 +123,7 @@ def read_json(file: Path) -> dict[str, Any]:
         CheckpointError: truncated, corrupt or not an object.
     """
     try:
-        parsed = json.loads(file.read_bytes())
+        parsed = parse_json(file.read_bytes(), file)
     except OSError as error:
         raise unreadable(file, error) from None
     except (ValueError, RecursionError) as error:
