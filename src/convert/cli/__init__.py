@@ -36,13 +36,18 @@ def program() -> NoReturn:
 
 
 def _open_streams() -> None:
-    """Point closed standard streams at the null device; else the next opened file, the output, would take their number."""
+    """Make the standard streams safe to print to.
+
+    Closed ones are pointed at the null device; else the next opened file, the output, would take their number.
+    """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this one
             setattr(sys, name, open(number, "r" if number == 0 else "w", closefd=False))  # noqa: SIM115 - stays open
+    # A name that the encoding of stdout lacks is escaped, as on stderr.
+    sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
 
 
 def main() -> NoReturn:

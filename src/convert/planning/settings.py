@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -105,7 +106,7 @@ def _expected_fact(key: str, value: Any, examples: list[Any]) -> str:
     if isinstance(example, (int, float)):
         number = "an integer" if all(isinstance(e, int) for e in examples) else "a number"
         fits = isinstance(value, int if number == "an integer" else (int, float)) and not isinstance(value, bool)
-        if not fits or (value <= 0 and all(e > 0 for e in examples)):
+        if not fits or not math.isfinite(value) or (value <= 0 and all(e > 0 for e in examples)):
             return (
                 f"{number} above 0, such as {example}"
                 if all(e > 0 for e in examples)

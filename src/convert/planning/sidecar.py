@@ -66,12 +66,17 @@ def _read(source: Source, name: str) -> Mapping[str, Any]:
     if len(text) > MAX_BYTES:
         raise invalid(f"at most {MAX_BYTES} bytes", "more")
     try:
-        content = json.loads(text)
+        content = json.loads(text, parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
         raise invalid("JSON", f"invalid JSON ({error})") from None
     if not isinstance(content, dict):
         raise invalid("a JSON object", type(content).__name__)
     return content
+
+
+def _no_number(word: str) -> None:
+    """Reject NaN and Infinity, which Python reads although JSON has no such numbers."""
+    raise ValueError(f"{word} is no number of JSON")
 
 
 def sidecar_facts(rules: RuleFile, sidecar: Sidecar) -> dict[str, Any]:

@@ -223,7 +223,21 @@ class AtomicOutput:
             else:
                 self._replace_directory(ours)
             self._close()
+        try:
             sync_directory(out.parent)
+        except OSError as error:
+            if error.errno in _UNSUPPORTED:  # some network file systems sync no directories
+                return
+            raise OutputError(
+                Finding(
+                    "output-not-synced",
+                    "is complete, but its directory could not be synced",
+                    path=str(out),
+                    expected="its name on the disk",
+                    got=error.strerror or str(error),
+                    fix="check the disk, then `convert check`, or write elsewhere",
+                )
+            ) from error
 
     def _publish_file(self) -> None:
         if self.overwrite:

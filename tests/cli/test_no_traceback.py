@@ -1,0 +1,119 @@
+"""What the surroundings of the program lack is an error with its reason, or changes nothing."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import convert
+from convert.core.errors import OptionError
+from support import writers
+from support.command_line import Run
+from support.goldens import checkpoint
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    return Run(monkeypatch, capsys)
+
+
+@pytest.mark.parametrize("variables", [{"PYTHONIOENCODING": "ascii"}, {"LC_ALL": "C", "PYTHONUTF8": "0"}])
+@pytest.mark.parametrize("options", [[], ["--json"], ["--full"]])
+def test_names_that_the_encoding_of_stdout_lacks(options: list[str], variables: dict[str, str], tmp_path: Path) -> None:
+    path = writers.npz(tmp_path / "m.npz", {"größe/kernel": np.zeros((2, 3), np.float32)})
+    done = subprocess.run(
+        [sys.executable, "-m", "convert", "inspect", str(path), *options],
+        capture_output=True,
+        env={**os.environ, "PYTHONCOERCECLOCALE": "0", **variables},
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert rb"gr\xf6\xdfe" in done.stdout or rb"gr\u00f6\u00dfe" in done.stdout
+
+
+def test_no_thread_can_be_started(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    _, stderr = run("timesfm", checkpoint("timesfm-2.5"), tmp_path / "o.safetensors", "--jobs", 3, code=2)
+    assert stderr.startswith("error[thread-not-started]: ") and "--jobs 1" in stderr and "expected" in stderr
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("out", ["o.safetensors", "out"])
+def test_the_directory_of_a_complete_output_cannot_be_synced(
+    out: str, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    genuine, parent = os.fsync, tmp_path.stat()
+
+    def fsync(fd: int) -> None:
+        if os.path.samestat(os.fstat(fd), parent):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        genuine(fd)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    _, stderr = run("timesfm", checkpoint("timesfm-2.5"), tmp_path / out, code=2)
+    assert stderr.startswith("error[output-not-synced]: ") and "Input/output error" in stderr
+    assert "cannot be written" not in stderr and "complete" in stderr
+    assert [path.name for path in tmp_path.iterdir()] == [out]
+
+
+def test_a_file_system_that_syncs_no_directories(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    genuine, parent = os.fsync, tmp_path.stat()
+
+    def fsync(fd: int) -> None:
+        if os.path.samestat(os.fstat(fd), parent):
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        genuine(fd)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    run("timesfm", checkpoint("timesfm-2.5"), tmp_path / "o.safetensors", "-q")
+
+
+@pytest.mark.parametrize("value", ["nan", "NaN", ".nan", "inf", "Infinity", "-Infinity", "1e999"])
+def test_a_fact_that_is_no_finite_number(value: str, run: Run, tmp_path: Path) -> None:
+    args = ("gpt2", checkpoint("gpt2"), tmp_path / "out", "--set", f"layer_norm_epsilon={value}")
+    _, stderr = run(*args, code=2)
+    assert stderr.startswith("error[setting-invalid]: ") and "above 0" in stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_fact_of_the_source_that_is_no_finite_number(run: Run, tmp_path: Path) -> None:
+    source = Path(shutil.copytree(checkpoint("gpt2"), tmp_path / "ckpt"))
+    config = next(source.rglob("config.json"))
+    content = json.loads(config.read_text())
+    config.write_text(json.dumps({**content, "layer_norm_epsilon": float("nan")}))
+    _, stderr = run("gpt2", source, tmp_path / "out", code=2)
+    assert stderr.startswith("error[sidecar-invalid]: ") and "NaN" in stderr
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_setting_that_is_no_finite_number(value: float, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="above 0"):
+        convert.plan_conversion("gpt2", checkpoint("gpt2"), settings={"layer_norm_epsilon": value})
+
+
+def test_rules_on_a_stale_mount(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    genuine = Path.stat
+
+    def stat(path: Path, **options: bool) -> os.stat_result:
+        if path == tmp_path:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
+        return genuine(path, **options)
+
+    monkeypatch.setattr(Path, "stat", stat)
+    _, stderr = run("plan", "mine", checkpoint("gpt2"), "--rules", tmp_path, code=2)
+    assert (
+        stderr.startswith("error[file-not-readable]: ") and "Stale file handle" in stderr and "Traceback" not in stderr
+    )
