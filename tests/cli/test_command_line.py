@@ -198,6 +198,7 @@ def test_rules_list_show_validate_schema(run: Run, tmp_path: Path) -> None:
         "siglip",
         "t5_tied",
         "t5_untied",
+        "t5_model",
         "t5_encoder",
         "timesfm-1",
         "timesfm-2.5",

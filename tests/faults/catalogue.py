@@ -32,7 +32,7 @@ from convert.verify.sides.evidence import Evidence
 from faults import applies
 from faults.own_models import OWN
 from faults.planted import FAULTS, Fault
-from faults.plants import InRule, Plant
+from faults.plants import InRule, InSidecar, Plant
 from support import goldens, upstream
 from support.paths import DOCS
 
@@ -143,12 +143,12 @@ def checkpoint_of(case: str) -> Path:
 def run(case: str, to: str, plant: Plant | None = None, *, dtype: str | None = None, **options: Any) -> Report:
     """Converts a golden with a fault in it, and checks the outcome."""
     plant = plant or Plant()
-    checkpoint = checkpoint_of(case)
     options = {"reference": OWN[case].reference, **options} if case in OWN else options
     options |= plant.options
     with tempfile.TemporaryDirectory() as folder, _upstream_of(case), one_thread(), rules_once():
         rules, out = plant.rules(case, Path(folder)), Path(folder, "out.safetensors")
-        if not isinstance(plant, InRule):
+        checkpoint = plant.checkpoint(checkpoint_of(case), Path(folder))
+        if not isinstance(plant, InRule | InSidecar):
             out.write_bytes(converted(case, to, dtype))
         else:
             convert.convert(rules, checkpoint, out, to=to, dtype=dtype, settings=SETTINGS.get(case, {}))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator
+import json
+import shutil
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -84,6 +86,10 @@ class Plant:
         (folder / name).write_text(text)
         return str(folder / name)
 
+    def checkpoint(self, path: Path, folder: Path) -> Path:
+        """The checkpoint to convert, or a copy of it in `folder`."""
+        return path
+
     def file(self, out: Path) -> None:
         """Edits what was written."""
 
@@ -107,6 +113,21 @@ class InRule(Plant):
             text = text.replace(old, new, self.count)
         (folder / name).write_text(text)
         return str(folder / name)
+
+
+@dataclass(frozen=True)
+class InSidecar(Plant):
+    """The config.json of a checkpoint states something else."""
+
+    config: Mapping[str, Any]
+    where: ClassVar[str] = "sidecar"
+
+    def checkpoint(self, path: Path, folder: Path) -> Path:
+        copy = folder / "checkpoint"
+        shutil.copytree(path, copy)
+        config = json.loads((copy / "config.json").read_text())
+        (copy / "config.json").write_text(json.dumps({**config, **self.config}))
+        return copy
 
 
 @dataclass(frozen=True)

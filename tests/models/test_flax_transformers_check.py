@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -60,12 +61,25 @@ def test_a_correct_conversion_passes_all_levels(case: str, tmp_path: Path) -> No
 def test_the_encoder_of_t5_alone(tmp_path: Path) -> None:
     source = tmp_path / "source"
     shutil.copytree(checkpoint("t5-v1.1"), source)
+    config = json.loads((source / "config.json").read_text()) | {"architectures": ["T5EncoderModel"]}
+    (source / "config.json").write_text(json.dumps(config))
     tree = serialization.msgpack_restore((source / "flax_model.msgpack").read_bytes())
     (source / "flax_model.msgpack").write_bytes(serialization.to_bytes({k: tree[k] for k in ("shared", "encoder")}))
     convert.convert("t5", source, tmp_path / "out")
     with one_thread():
         report = check(tmp_path / "out", source)
     assert report.model == "t5_encoder" and [level.verdict for level in report.levels] == [Verdict.PASSED] * 4
+
+
+def test_t5_without_a_head(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    shutil.copytree(checkpoint("t5"), source)
+    config = json.loads((source / "config.json").read_text()) | {"architectures": ["FlaxT5Model"]}
+    (source / "config.json").write_text(json.dumps(config))
+    convert.convert("t5", source, tmp_path / "out")
+    with one_thread():
+        report = check(tmp_path / "out", source)
+    assert report.model == "t5_model" and [level.verdict for level in report.levels] == [Verdict.PASSED] * 4
 
 
 @pytest.mark.parametrize(("count", "furthest"), [(32, 128), (12, 17), (8, 20), (64, 256)])
@@ -97,7 +111,7 @@ def test_rules_of_another_model_and_facts_that_nobody_told(tmp_path: Path) -> No
         t5.reference(convert.plan_conversion("gpt2", checkpoint("gpt2")))
     (finding,) = error.value.findings
     assert finding.code == "reference-unavailable" and finding.got == "gpt2_lm"
-    assert finding.expected == "t5_tied or t5_untied or t5_encoder"
+    assert finding.expected == "t5_tied or t5_untied or t5_model or t5_encoder"
     alone = shutil.copy(checkpoint("whisper") / "flax_model.msgpack", tmp_path)
     convert.convert("whisper", alone, tmp_path / "out.safetensors")
     model = check(tmp_path / "out.safetensors", alone, levels=["model"]).levels[-1]

@@ -98,6 +98,8 @@ def test_what_the_tree_does_not_hold_is_asked_for_by_name_without_config_json(tm
     assert "put config.json next to the checkpoint, or give it with --set num_attention_heads=..." in str(caught.value)
     assert plan.notes == (
         "there is no config.json next to the checkpoint; the rules assume layer_norm_eps 1e-12, hidden_act gelu",
+        "the output is a BertForMaskedLM; a BertLMHeadModel may have the same tree, and no config.json with architectures next to the "
+        "checkpoint says which one it is",
     )
     out = tmp_path / "out"
     convert.convert("bert", alone, out, settings={"num_attention_heads": 3})
@@ -141,7 +143,11 @@ def test_config_json_is_carried_over_and_completed(tmp_path: Path) -> None:
         "problem_type": "multi_label_classification",
         "num_labels": 5,
     }
-    said |= {"transformers_version": "4.1.0", "torch_dtype": "float16", "architectures": ["FlaxSomething"]}
+    said |= {
+        "transformers_version": "4.1.0",
+        "torch_dtype": "float16",
+        "architectures": ["FlaxBertForSequenceClassification"],
+    }
     (source / "config.json").write_text(json.dumps(said))
     (source / "generation_config.json").write_text('{"max_length": 7, "transformers_version": "4.1.0"}')
     out = tmp_path / "out"
@@ -151,6 +157,68 @@ def test_config_json_is_carried_over_and_completed(tmp_path: Path) -> None:
     assert made["architectures"] == ["BertForSequenceClassification"] and made["dtype"] == "float32"
     assert "transformers_version" not in made and "torch_dtype" not in made
     assert json.loads((out / "generation_config.json").read_text()) == {"max_length": 7}
+
+
+def of_class(case: str, folder: Path, architectures: Any, **more: Any) -> Path:
+    """A golden whose config.json names another class; None: it names none."""
+    shutil.copytree(checkpoint(case), folder)
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"architectures": architectures, **more}
+    (folder / "config.json").write_text(
+        json.dumps({key: value for key, value in config.items() if key != "architectures" or value is not None})
+    )
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("case", "claimed", "expected"),
+    [
+        ("bert-classification", "BertForMultipleChoice", "BertForSequenceClassification"),
+        ("bert-classification", "FlaxBertForMultipleChoice", "BertForSequenceClassification"),
+        ("bert", "BertForPreTraining", "BertForMaskedLM"),  # the tree has no head for pairs of sentences
+        ("bert", "BertLMHeadModel", "BertForMaskedLM"),
+        ("bert-model", "BertForTokenClassification", "BertModel"),
+        ("gpt2-model", "GPT2LMHeadModel", "GPT2Model"),
+        ("gpt2", "GPT2ForSequenceClassification", "GPT2LMHeadModel"),
+        ("t5-v1.1", "T5Model", "T5ForConditionalGeneration"),
+        ("whisper", "WhisperModel", "WhisperForConditionalGeneration"),
+    ],
+)
+def test_a_class_that_the_rules_do_not_write_is_refused(case: str, claimed: str, expected: str, tmp_path: Path) -> None:
+    source = of_class(case, tmp_path / "source", [claimed])
+    with pytest.raises(convert.PlanError) as refused:
+        convert.plan_conversion(case.split("-")[0], source)
+    finding = next(finding for finding in refused.value.findings if finding.code == "config-conflict")
+    assert (finding.expected, finding.got) == (expected, claimed.removeprefix("Flax"))
+    assert expected in finding.fix and "convert rules list" in finding.fix
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_t5_without_a_head_stays_without_one(tied: bool, tmp_path: Path) -> None:
+    """Its tree is that of T5 with a tied head."""
+    source = of_class("t5", tmp_path / "source", ["T5Model"], tie_word_embeddings=tied)
+    out = tmp_path / "out"
+    convert.convert("t5", source, out)
+    made = json.loads((out / "config.json").read_text())
+    assert made["architectures"] == ["T5Model"] and made["tie_word_embeddings"] is tied
+    assert type(load(out)).__name__ == "T5Model"
+
+
+@pytest.mark.parametrize(
+    ("case", "written", "other"),
+    [
+        ("t5", "T5ForConditionalGeneration", "T5Model"),
+        ("bert-classification", "BertForSequenceClassification", "BertForMultipleChoice"),
+    ],
+)
+@pytest.mark.parametrize("architectures", [None, []])
+def test_a_class_that_is_not_named_is_noted(
+    case: str, written: str, other: str, architectures: Any, tmp_path: Path
+) -> None:
+    plan = convert.plan_conversion(case.split("-")[0], of_class(case, tmp_path / "source", architectures))
+    assert plan.config is not None and plan.config["architectures"] == [written]
+    assert any(written in note and other in note for note in plan.notes)
+    assert not any(other in note for note in convert.plan_conversion(case.split("-")[0], checkpoint(case)).notes)
 
 
 def test_set_goes_before_config_json() -> None:
@@ -259,10 +327,16 @@ def test_gpt2_with_a_head_of_its_own(tmp_path: Path) -> None:
 
 
 def test_the_encoder_of_t5_alone(tmp_path: Path) -> None:
-    tree, source = tree_of("t5"), tmp_path / "source"
-    shutil.copytree(checkpoint("t5"), source)
+    tree = tree_of("t5")
+    source, other = (
+        of_class("t5", tmp_path / name, [name]) for name in ("T5EncoderModel", "T5ForConditionalGeneration")
+    )
     alone = {name: tree[name] for name in ("shared", "encoder")}
-    (source / "flax_model.msgpack").write_bytes(serialization.to_bytes(alone))
+    for folder in (source, other):
+        (folder / "flax_model.msgpack").write_bytes(serialization.to_bytes(alone))
+    with pytest.raises(convert.PlanError) as refused:  # a class that has a decoder
+        convert.plan_conversion("t5", other)
+    assert [(f.expected, f.got) for f in refused.value.findings] == [("T5EncoderModel", "T5ForConditionalGeneration")]
     convert.convert("t5", source, tmp_path / "out")
     convert.convert("t5", checkpoint("t5"), tmp_path / "whole")
     encoder, whole = load(tmp_path / "out"), load(tmp_path / "whole")

@@ -20,6 +20,7 @@ from convert.layers.leaves import MisfitError
 from convert.layers.shared_keys import ACTIVATION_NAMES
 from convert.layers.transforms import weight_normalization, weight_transforms
 from convert.planning.ambiguity import twin_trees
+from convert.planning.architectures import class_conflict, unnamed_class
 from convert.planning.compile.compiler import Compiler
 from convert.planning.facts import (
     collect_facts,
@@ -186,6 +187,7 @@ def plan_match(match: RuleMatch) -> Plan:
             *_notes(match, sized, translation.steps),
             *compiled.notes,
             *missing_sidecar_note(match.rules, sized.sidecar),
+            *unnamed_class(match.rules, match.target, sized.sidecar),
             *_merge_note(compiled.merges),
             *_twin_notes(match),
             *(note for step in translation.steps for note in step.notes),
@@ -260,6 +262,7 @@ def _size(match: RuleMatch) -> tuple[Sized, list[Finding]]:
     sidecar = read_sidecar(rules, match.source)
     version = published_version(rules, solution.sizes)
     facts = {**collect_facts(rules, version, sidecar, solution.sizes, settings), **coverage.types}
+    findings += class_conflict(rules, match.target, sidecar)
     findings += contradictions(rules, match.target, sidecar, solution.sizes, settings)
     findings += unmet_requirements(rules, match.target, facts)
     findings += indivisible(rules, solution.sizes, facts, sidecar, settings)

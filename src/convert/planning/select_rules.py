@@ -9,6 +9,7 @@ from convert.checkpoints.source import Source
 from convert.core.errors import OptionError, PlanError
 from convert.core.findings import Finding
 from convert.core.path_index import PathIndex
+from convert.planning.architectures import loaded_classes, names_class
 from convert.planning.match import cover
 from convert.planning.options import DEFAULTS, ConversionOptions
 from convert.planning.planner import RuleMatch, check_options, match_rules, plan_match
@@ -61,7 +62,7 @@ def pick(matches: Sequence[RuleMatch]) -> RuleMatch | Ambiguous | NoMatch:
     """Pick the match that fits and drops the fewest leaves. A single candidate is picked in any case."""
     if len(matches) == 1:
         return matches[0]
-    fitting = [match for match in matches if _fits(match)]
+    fitting = _without_second_classes([match for match in matches if _fits(match)])
     fewest = min((match.coverage.left_out for match in fitting), default=0)
     best = [match for match in fitting if match.coverage.left_out == fewest]
     if not best:
@@ -85,10 +86,25 @@ def _fits(match: RuleMatch) -> bool:
     return match.rules.supports(match.target) and not match.sized[1]
 
 
+def _without_second_classes(fitting: Sequence[RuleMatch]) -> list[RuleMatch]:
+    """Leave out rules of a class whose tree is also that of another class which fits, unless the sidecar names the class."""
+    second = {
+        name
+        for match in fitting
+        if not names_class(match.sized[0].sidecar)
+        for name in match.rules.targets[match.target].same_tree
+    }
+    return [match for match in fitting if not second.intersection(loaded_classes(match.rules, match.target))]
+
+
 def _nearest(matches: Sequence[RuleMatch]) -> RuleMatch:
-    """Return the first match that converts most of the leaves and supports the target, or the first one."""
-    supporting = (m for m in matches if m.target not in m.rules.targets or m.rules.supports(m.target))
-    return next((match for match in supporting if match.coverage.fraction > 0.5), matches[0])
+    """Return the first match that converts most of the leaves and supports the target, or the first one.
+
+    One that fits the tree, and not the sidecar, comes first.
+    """
+    supporting = [m for m in matches if m.target not in m.rules.targets or m.rules.supports(m.target)]
+    most = [match for match in supporting if match.coverage.fraction > 0.5]
+    return next((match for match in most if not match.coverage.findings), next(iter(most), matches[0]))
 
 
 def explain(outcome: Ambiguous | NoMatch) -> PlanError:

@@ -101,6 +101,7 @@ class Target:
         rename_prefixes: prefix of module names in the rules -> prefix in this target.
         requires: fact -> the only value that this target's code supports.
         format: layout of the output, one of `FORMATS`.
+        same_tree: classes of other models that may have the same tree, which ``config.json`` tells apart.
     """
 
     name: str
@@ -110,6 +111,7 @@ class Target:
     rename_prefixes: Mapping[str, str] = field(default_factory=dict)
     requires: Mapping[str, Requirement] = field(default_factory=dict)
     format: str = TORCH
+    same_tree: tuple[str, ...] = ()
 
     def rename(self, path: Pattern) -> Pattern:
         """Return the name of a module in this target."""

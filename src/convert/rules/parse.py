@@ -140,6 +140,7 @@ def _target(name: str, values: Mapping[str, Any], node: YamlNode) -> Target:
             for fact, required in values.get("requires", {}).items()
         },
         values.get("format", TORCH),
+        tuple(values.get("same_tree", ())),
     )
 
 

@@ -115,6 +115,10 @@ _TARGET = Record(
             MapOf(_REQUIREMENT),
             "Mapping of a fact to the only value that this target's code supports, with the reason. Default: any value.",
         ),
+        "same_tree": Key(
+            ListOf(Scalar(str, "the name of a class"), or_one=True),
+            "Classes of other models that may have the same tree; `architectures` in the sidecar says which one a checkpoint is. Default: none.",
+        ),
     },
     "a target",
 )

@@ -12,7 +12,7 @@ from transformers.models.whisper import modeling_whisper
 
 from faults.expected import Fault
 from faults.planted.flax import fault, file, rule, unmasked
-from faults.plants import InTarget, Shim, attribute, each, exchange, tensor
+from faults.plants import InSidecar, InTarget, Shim, attribute, each, exchange, tensor
 
 SOUND = "model.encoder."
 TABLE = "decoder.block.0.layer.0.SelfAttention.relative_attention_bias"
@@ -105,7 +105,9 @@ ENCODER_DECODER: tuple[Fault, ...] = (
     fault("the target does not divide the tied head's input", "t5", InTarget(untied), "model", "lm_head:in", "head's input not scaled"),
     fault("the target's norms have another epsilon", "t5", InTarget(each("T5LayerNorm", attribute("variance_epsilon", 1e-5))), "layers", "encoder.block.0.layer.0.layer_norm", "epsilon", ("encoder.block.0.layer.0.layer_norm", "epsilon 1e-05 for 1e-06")),
     fault("the target attends to padding", "t5", InTarget(unmasked), "model", "encoder.block.0.layer.0.SelfAttention.o:in", "padding is attended to"),
+    fault("config.json names a class without a head", "t5-v1.1", InSidecar({"architectures": ["FlaxT5Model"]}), "plan", "architectures", "refused"),
     # ---- Whisper
+    fault("config.json names a class without a head", "whisper", InSidecar({"architectures": ["WhisperModel"]}), "plan", "architectures", "refused"),
     rule("convolution's channels exchanged in the dimension numbers (square)", "whisper", "model", f"{SOUND}conv2", "input and output channels exchanged", ("NWC,WIO->NWC\n  from: encoder/conv2", "NWC,WOI->NWC\n  from: encoder/conv2")),
     rule("output projection transposed (square)", "whisper", "model", f"{SOUND}layers.0.self_attn.out_proj", "transposed", ("...E,ED->...D", "...E,DE->...D")),
     rule("twice as many heads configured", "whisper", "layers", "", "encoder_attention_heads", ("encoder_attention_heads: $encoder_attention_heads", "encoder_attention_heads: 6"), model=(f"{SOUND}layers.0.self_attn.out_proj:in", "6 heads")),

@@ -11,7 +11,7 @@ import torch
 from transformers.models.gpt2 import modeling_gpt2 as gpt2
 
 from faults.expected import HUGGING, Fault
-from faults.plants import InFile, InRule, InTarget, Plant, Tensors, attribute, each, exchange, tensor
+from faults.plants import InFile, InRule, InSidecar, InTarget, Plant, Tensors, attribute, each, exchange, tensor
 
 LAYER, BLOCK = "bert.encoder.layer.0.", "transformer.h.0."
 
@@ -79,4 +79,6 @@ FLAX: tuple[Fault, ...] = (
     fault("the target's GeLU is the approximation", "bert", InTarget(each("BertIntermediate", attribute("intermediate_act_fn", torch.nn.GELU(approximate="tanh")))), "layers", "bert.encoder.layer.0.intermediate.dense", "activation", ("bert.encoder.layer.0.output.dense:in", "gelu_tanh for gelu_erf")),
     fault("the target's norms have another epsilon", "gpt2", InTarget(each("LayerNorm", attribute("eps", 1e-6))), "layers", "transformer.h.0.ln_1", "epsilon", ("transformer.h.0.ln_1", "epsilon 1e-06 for 1e-05")),
     fault("the target attends to padding", "bert", InTarget(unmasked), "model", "bert.encoder.layer.0.attention.output.dense:in", "padding is attended to", None),
+    fault("config.json names another class with this tree", "bert", InSidecar({"architectures": ["BertLMHeadModel"]}), "plan", "architectures", "refused", None),
+    fault("config.json names a class with another head", "gpt2", InSidecar({"architectures": ["GPT2ForSequenceClassification"]}), "plan", "architectures", "refused", None),
 )  # fmt: skip

@@ -17,9 +17,11 @@ from convert.references.module_facts import facts as common_facts
 from convert.references.plan_facts import activation_fact, require_fact, require_model
 from convert.references.protocol import Arrays, Reference
 
+LOGITS = ("logits",)
 OUTPUTS: Mapping[str, tuple[str, ...]] = {
-    "t5_tied": ("logits",),
-    "t5_untied": ("logits",),
+    "t5_tied": LOGITS,
+    "t5_untied": LOGITS,
+    "t5_model": ("last_hidden_state",),
     "t5_encoder": ("last_hidden_state",),
 }
 BEYOND = 6  # tokens behind the distance from which on all share a bucket
@@ -44,7 +46,7 @@ def reference(plan: Plan) -> Reference:
     gate, epsilon = activation_fact(plan, "feed_forward_proj"), float(require_fact(plan, "layer_norm_epsilon"))
     length = min(furthest + BEYOND, MAX_LENGTH)
     gated = any(leaf.endswith("/DenseReluDense/wi_0/kernel") for leaf in plan.source.leaves)
-    model = t5_jax.T5(sizes["i"], sizes["j"] if decodes else 0, sizes["N"], epsilon, gate, furthest)
+    model = t5_jax.T5(sizes["i"], sizes["j"] if decodes else 0, sizes["N"], epsilon, gate, furthest, outputs == LOGITS)
     tied_head = plan.rules.model == "t5_tied"
 
     def inputs(seed: int) -> Arrays:
@@ -63,7 +65,7 @@ def reference(plan: Plan) -> Reference:
         build=partial(build, plan, TIED),
         run=partial(run, outputs, {"use_cache": False} if decodes else {}),
         outputs=outputs,
-        logits=("logits",) if decodes else (),
+        logits=LOGITS if outputs == LOGITS else (),
         reduction=max(sizes[letter] for letter in "DEF"),
         depth=model.encoder + model.decoder,
         facts=_facts,

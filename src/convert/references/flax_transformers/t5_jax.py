@@ -27,6 +27,7 @@ class T5:
         epsilon: of the norms.
         activation: its name in rules.
         furthest: distances from here on share a bucket.
+        has_head: whether the decoder's result becomes logits.
     """
 
     encoder: int
@@ -35,6 +36,7 @@ class T5:
     epsilon: float
     activation: str
     furthest: int
+    has_head: bool = True
 
 
 def buckets(queries: int, keys: int, count: int, furthest: int, *, causal: bool) -> Any:
@@ -124,7 +126,9 @@ def run(model: T5, w: Mapping[str, Any], inputs: Mapping[str, Any]) -> OrderedDi
     ids = inputs["decoder_input_ids"]
     causal = causal_mask(ids.shape[1]) & (inputs["decoder_attention_mask"][:, None, None, :] > 0)
     x = stack("decoder", model.decoder, ids, causal, (x, real))
-    if "lm_head/kernel" in w:
+    if not model.has_head:
+        values["last_hidden_state"] = x
+    elif "lm_head/kernel" in w:
         values[f"lm_head{INPUT}"] = x
         values["logits"] = x @ w["lm_head/kernel"]
     else:
