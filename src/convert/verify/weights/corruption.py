@@ -12,6 +12,7 @@ from convert.layers.base import Step
 from convert.layers.transforms.mistakes import DEINTERLEAVED, INTERLEAVED
 from convert.planning.plan import Plan
 from convert.verify.numerics.bits import unequal
+from convert.verify.weights.value_changes import find_value_change
 
 Array = np.ndarray[Any, np.dtype[Any]]
 MAX_ROWS = 1 << 17  # rows whose order is looked up
@@ -41,6 +42,8 @@ def find_corruption(got: Array, want: Array, step: Step | None = None, plan: Pla
     differ = np.argwhere(unequal(got, want))
     if len(differ) == 1:
         return _one_value(got, want, tuple(int(k) for k in differ[0]))
+    if (change := find_value_change(got, want)) is not None:
+        return Corruption(*change)
     if corruption := _not_finite(got, want):
         return corruption
     if got.size > 1 and not np.any(got.astype(np.float64)):
