@@ -12,6 +12,9 @@ import pytest
 
 from support.goldens import checkpoint
 
+# The child replaces itself at once, so a fork beside the threads of JAX, which other tests have loaded, does no harm.
+pytestmark = pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")
+
 NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 LINE = {
     signal.SIGINT: "error[interrupted]: interrupted; no unfinished output is left\n",

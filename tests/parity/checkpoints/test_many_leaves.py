@@ -166,7 +166,7 @@ def test_lines_are_printed_as_one_by_one(capsys: pytest.CaptureFixture[str]) -> 
     output.data_lines(lines)
     many = capsys.readouterr().out
     for line in lines:
-        output.data(line)
+        output.data_lines([line])
     assert many == capsys.readouterr().out
     assert many.endswith("\\x1b[31mred\n\nä\\u202e\n")
 

@@ -107,7 +107,7 @@ def rope_mistakes(step: Step, rule: Rule, plan: PlanView, *, heads: bool = False
             )
             yield from _other_widths(step, source)
         return
-    if rule.rope is None and rule.kind_name == "linear" and len(part.groups[0]) == 1:
+    if rule.rope is None and rule.kind_name == "linear" and len(part.groups[0]) == 1 and rule.flattened is None:
         yield from _undeclared_heads(step, plan)
     axis = "".join(letter for letter, _ in part.axes).find(rule.rope.leaf_axis if rule.rope is not None else letter)
     if (rule.rope is None and not heads) or axis < 0 or part.axes[axis][1] % 2:
