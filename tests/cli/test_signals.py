@@ -74,7 +74,9 @@ def assert_stopped(done: subprocess.CompletedProcess[str], number: signal.Signal
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("module", ["convert.core.process", "typer", "convert.cli.app", "yaml", "numpy", "tensorstore"])
+@pytest.mark.parametrize(
+    "module", ["convert.core.system.process", "typer", "convert.cli.app", "yaml", "numpy", "tensorstore"]
+)
 def test_while_a_conversion_imports(module: str, number: signal.Signals, tmp_path: Path) -> None:
     assert_stopped(run(f"when_imported({module!r}, send)", number, conversion(tmp_path)), number)
     assert not list(tmp_path.iterdir())

@@ -20,12 +20,12 @@ INTERRUPTED = 130  # 128 + SIGINT, the shells' convention
 
 def program() -> NoReturn:
     """Entry point of ``convert`` and ``ckpt-convert``."""
-    from convert.core import signals
+    from convert.core.system import signals
 
     signals.install()
     _open_streams()
     signals.watch()
-    from convert.core import process
+    from convert.core.system import process
 
     process.tune()
     from convert.cli.app import run

@@ -10,9 +10,9 @@ import typer
 
 from convert.cli import options as o
 from convert.cli import output
-from convert.core import signals
 from convert.core.errors import ConvertError, OutputError
 from convert.core.findings import Finding
+from convert.core.system import signals
 
 if TYPE_CHECKING:
     from convert.verify.report.report import Report

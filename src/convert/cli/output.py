@@ -13,9 +13,9 @@ from functools import lru_cache
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
-from convert.core import signals
 from convert.core.errors import OutputError
 from convert.core.findings import Finding
+from convert.core.system import signals
 from convert.core.text import one_line
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, NoReturn, TypeGuard
 
 from convert.core.errors import CheckpointError, OutputError
 from convert.core.findings import Finding
-from convert.core.regular_file import open_regular
+from convert.core.system.regular_file import open_regular
 from convert.core.tensor_spec import SAFETENSORS_TAGS, TensorSpec
 
 MAX_HEADER = 100_000_000  # bytes; readers reject longer ones (MAX_HEADER_SIZE)

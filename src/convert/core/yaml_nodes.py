@@ -11,7 +11,7 @@ from typing import Any
 
 from convert.core.errors import RuleError
 from convert.core.findings import Finding
-from convert.core.regular_file import read_regular
+from convert.core.system.regular_file import read_regular
 
 
 @dataclass(frozen=True, order=True)

@@ -10,8 +10,8 @@ from typing import Any
 from convert.checkpoints.source import Source
 from convert.core.errors import CheckpointError
 from convert.core.findings import Finding
-from convert.core.regular_file import open_regular
 from convert.core.similarity import did_you_mean
+from convert.core.system.regular_file import open_regular
 from convert.rules.file import RuleFile, parse_reference
 
 MAX_BYTES = 1 << 20  # of a sidecar; real ones have a few kilobytes

@@ -15,9 +15,9 @@ from typing import Any, Unpack
 
 from convert.api import plan_conversion
 from convert.checkpoints import Source
-from convert.core import signals
 from convert.core.errors import ConvertError, RuleError, UnavailableError, UserCodeError
 from convert.core.findings import Finding
+from convert.core.system import signals
 from convert.core.user_code import REFERENCE_OPTION, find_factory, user_code_errors
 from convert.planning.options import DEFAULTS, ConversionOptions
 from convert.planning.plan import Plan

@@ -14,8 +14,8 @@ import numpy as np
 
 from convert.core.errors import CheckpointError
 from convert.core.findings import Finding
-from convert.core.regular_file import open_regular, read_regular
 from convert.core.safetensors_header import TensorEntry, read_header
+from convert.core.system.regular_file import open_regular, read_regular
 from convert.core.tensor_spec import TensorSpec, numpy_dtype
 
 Array = np.ndarray[Any, np.dtype[Any]]

@@ -21,9 +21,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from convert.core import signals
 from convert.core.errors import OutputError
 from convert.core.findings import Finding
+from convert.core.system import signals
 
 _ATTEMPTS = 10
 _ZEROS = 8 << 20  # bytes written at once where the file system cannot reserve space

@@ -16,9 +16,9 @@ import numpy as np
 from convert.checkpoints.chunks import Meter
 from convert.checkpoints.digest import combine
 from convert.checkpoints.source import Source
-from convert.core import signals
 from convert.core.errors import OutputError, PlanError
 from convert.core.findings import Finding
+from convert.core.system import signals
 from convert.core.tensor_spec import numpy_dtype
 from convert.layers.base import Part, Step
 from convert.layers.target import Sinusoids

@@ -19,9 +19,10 @@ from typing import Self
 
 import numpy as np
 
-from convert.core import safetensors_header, signals
+from convert.core import safetensors_header
 from convert.core.errors import OutputError
 from convert.core.findings import Finding
+from convert.core.system import signals
 from convert.core.tensor_spec import TensorSpec, numpy_dtype
 from convert.writing import atomic
 from convert.writing.complete import check_complete

@@ -16,7 +16,7 @@ import tensorstore as ts
 
 from convert.checkpoints.encodings.zarr_chunks import FileRange
 from convert.checkpoints.errors import incomplete, truncated
-from convert.core.process import return_freed_memory
+from convert.core.system.process import return_freed_memory
 
 MANIFEST = "manifest.ocdbt"
 

@@ -14,7 +14,7 @@ from typing import Any
 from convert.core.errors import PlanError
 from convert.core.findings import Finding
 from convert.core.ops import is_float
-from convert.core.regular_file import read_regular
+from convert.core.system.regular_file import read_regular
 from convert.planning.plan import Plan
 from convert.verify.written import INDEX, MAX_JSON, SINGLE_FILE, WEIGHTS_KEY, Written
 

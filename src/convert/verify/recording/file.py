@@ -19,8 +19,8 @@ import numpy as np
 from convert.checkpoints.digest import combine, digest_leaf
 from convert.core.errors import CheckpointError
 from convert.core.findings import Finding
-from convert.core.regular_file import open_regular
 from convert.core.safetensors_header import TensorEntry, read_header
+from convert.core.system.regular_file import open_regular
 from convert.core.tensor_spec import numpy_dtype
 from convert.verify.recording.manifest import Manifest, ManifestReader, Value, damaged
 from convert.verify.sides.evidence import Evidence
