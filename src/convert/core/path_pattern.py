@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import NamedTuple
@@ -18,6 +19,11 @@ _TOKEN = re.compile(
     r"\\(?P<escaped>.)|(?P<any>\*\*)|(?P<star>\*)|\{(?P<index>[A-Za-z_][A-Za-z0-9_]*)(?::(?P<spelt>(?:[^{}\\]|\\.)*))?\}|\{(?P<words>(?:[^{}\\]|\\.)*)\}|(?P<bad>[{}\\])|(?P<text>[^{}*\\]+)"
 )
 
+MAX_DIGITS = 18  # of an index; they fit 64 bits
+MAX_PIECES = 100  # of a pattern; real ones have about ten
+MAX_AMBIGUOUS = 4  # indices that have no text after them, which would end them
+MAX_TRIES = 300_000  # tries that the regular expression may need; `_search` matches with more of them
+_DIGITS = re.compile(f"[0-9]{{1,{MAX_DIGITS}}}")
 _WORD = re.compile(r"(?:^|,)((?:[^,\\]|\\.)*)")  # an escaped comma does not separate
 
 
@@ -37,9 +43,7 @@ class Index:
 
     @property
     def regex(self) -> str:
-        return (
-            "|".join(map(re.escape, self.words)) or "[0-9]{1,18}"
-        )  # 18 digits fit 64 bits; a longer key is not an index
+        return "|".join(map(re.escape, self.words)) or f"[0-9]{{1,{MAX_DIGITS}}}"  # a longer key is not an index
 
     def value(self, text: str) -> int:
         return self.words.index(text) if self.words else int(text)
@@ -121,14 +125,29 @@ class Pattern:
     def _head(self) -> str:
         return self.pieces[0] if self.pieces and isinstance(self.pieces[0], str) else ""
 
+    @cached_property
+    def _ways(self) -> tuple[int, int]:
+        """The number of wildcards, and in how many ways the other pieces can match at fixed places."""
+        ways = 1
+        for piece, after in itertools.zip_longest(self.pieces, self.pieces[1:]):
+            if isinstance(piece, Index) and not piece.words:
+                ways *= MAX_DIGITS if _may_start_with_digit(after) else 1
+            elif isinstance(piece, Index | Words):
+                ways *= max(sum(word.startswith(other) for other in piece.words) for word in piece.words)
+        return sum(isinstance(piece, Wild) for piece in self.pieces), ways
+
     def match(self, path: str) -> Match | None:
         """Return what `path` binds if all of it matches the pattern, else None."""
         if not path.startswith(self._head):  # excludes most paths without the regular expression
             return None
-        found = self._regex.fullmatch(path)
-        if found is None:
+        wild, ways = self._ways
+        if (wild < 2 and ways == 1) or len(path) ** wild * ways < MAX_TRIES:
+            found = self._regex.fullmatch(path)
+            texts = found.groups() if found is not None else None
+        else:
+            texts = _search(self.pieces, path)
+        if texts is None:
             return None
-        texts = found.groups()
         indices, words = self._captures
         return Match(
             tuple([(name, value(texts[at])) for name, at, value in indices]),
@@ -173,6 +192,74 @@ class Pattern:
         return self.text
 
 
+def _may_start_with_digit(piece: Piece | None) -> bool:
+    """Whether the text that this piece matches may be empty or start with a digit; None is the end of the pattern."""
+    if isinstance(piece, str):
+        return piece[0].isdecimal()
+    if isinstance(piece, Words) or (isinstance(piece, Index) and piece.words):
+        return any(not word or word[0].isdecimal() for word in piece.words)
+    return piece is not None
+
+
+def _search(pieces: Sequence[Piece], path: str) -> tuple[str, ...] | None:
+    """Return the groups of the regular expression; find them in polynomial time, as no failure is tried twice.
+
+    The search tries what the regular expression tries, in the same order.
+    """
+    uses = Counter(piece.name for piece in pieces if isinstance(piece, Index))
+    failed: set[tuple[object, ...]] = set()
+    lowest: dict[tuple[object, ...], int] = {}  # wildcard and its furthest end -> all ends from here on have failed
+
+    def search(k: int, at: int, bound: tuple[tuple[str, str], ...]) -> tuple[str, ...] | None:
+        """Match the pieces from `k` on with the path from `at` on; `bound` has the indices that occur again."""
+        if k == len(pieces):
+            return () if at == len(path) else None
+        if (k, at, bound) in failed:
+            return None
+        piece = pieces[k]
+        found = None
+        if isinstance(piece, Wild):
+            end = len(path) if piece.deep else _key_end(path, at)
+            key = (k, end, bound)
+            for stop in range(min(end, lowest.get(key, end + 1) - 1), at - 1, -1):
+                if (found := search(k + 1, stop, bound)) is not None:
+                    return found
+                lowest[key] = stop
+        elif isinstance(piece, str):
+            if path.startswith(piece, at):
+                found = search(k + 1, at + len(piece), bound)
+        elif isinstance(piece, Index) and (again := dict(bound).get(piece.name)) is not None:
+            if path.startswith(again, at):
+                found = search(k + 1, at + len(again), bound)
+        else:
+            for text in _candidates(piece, path, at):
+                more = isinstance(piece, Index) and uses[piece.name] > 1
+                now = (*bound, (piece.name, text)) if isinstance(piece, Index) and more else bound
+                if (rest := search(k + 1, at + len(text), now)) is not None:
+                    found = (text, *rest)
+                    break
+        if found is None:
+            failed.add((k, at, bound))
+        return found
+
+    return search(0, 0, ())
+
+
+def _key_end(path: str, at: int) -> int:
+    end = path.find("/", at)
+    return len(path) if end < 0 else end
+
+
+def _candidates(piece: Index | Words, path: str, at: int) -> Iterator[str]:
+    """Yield the texts that an index or alternatives can match here, in the order of the regular expression."""
+    if piece.words:
+        yield from (word for word in piece.words if path.startswith(word, at))
+        return
+    digits = _DIGITS.match(path, at)
+    for length in range(len(digits[0]) if digits else 0, 0, -1):
+        yield path[at : at + length]
+
+
 def _alternatives(listed: str, text: str) -> tuple[str, ...]:
     words = tuple(re.sub(r"\\(.)", r"\1", word.strip()) for word in _WORD.findall(listed))
     if len(words) < 2:
@@ -190,7 +277,7 @@ def parse_pattern(text: str) -> Pattern:
     Match(indices=(('i', 10),), choices=(1,))
 
     Raises:
-        ValueError: empty, an unbalanced brace, a group with one alternative or the same one twice.
+        ValueError: empty, an unbalanced brace, a group with one alternative or the same one twice, or too many parts.
     """
     if not text:
         raise ValueError("a path cannot be empty")
@@ -210,4 +297,9 @@ def parse_pattern(text: str) -> Pattern:
             pieces[-1] += value
         else:
             pieces.append(value)
+    if len(pieces) > MAX_PIECES:
+        raise ValueError(f"{text[:40]!r}... has {len(pieces)} parts; write at most {MAX_PIECES}")
+    pairs = itertools.pairwise(pieces)
+    if sum(isinstance(one, Index) and _may_start_with_digit(two) for one, two in pairs) > MAX_AMBIGUOUS:
+        raise ValueError(f"{text!r} has too many indices without text between them; it is unclear where each ends")
     return Pattern(text, tuple(pieces))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from convert.core.path_pattern import Match, Pattern, parse_pattern
+from convert.core.path_pattern import Match, Pattern, _search, parse_pattern
 from support.effort import calls_at_most
 
 SPECIAL = "{}*\\"
@@ -186,3 +186,44 @@ def test_matching_many_paths_is_quick() -> None:
     names = [f"layers_{i}/{k}/w" for i in range(5000) for k in ("query", "key", "value", "post")]
     with calls_at_most(10 * len(names)):
         assert sum(pattern.match(name) is not None for name in names) == 15000
+
+
+# --- effort ---------------------------------------------------------------------------------------------------------
+
+LONG = [
+    ("**a" * 10 + "b", "a" * 61),
+    ("**a**a" + "b", "a" * 20_000),
+    ("*a" * 12 + "b", "a" * 61),
+    ("{a,aa,aaa}" * 30 + "b", "a" * 80),
+    ("{i}{j}{k}{l}x{m}y", "1" * 90),
+    ("**{i}**{i}**{i}x", "1" * 40),
+    ("{0,00}" * 40 + "**b", "0" * 90),
+]
+
+
+@pytest.mark.parametrize(("text", "path"), LONG)
+def test_matching_is_polynomial(text: str, path: str) -> None:
+    """With backtracking, the first of these does not end within a day."""
+    pattern = parse_pattern(text)
+    with calls_at_most(3_000_000):
+        assert _search(pattern.pieces, path) is None
+        assert pattern.match(path) is None
+
+
+wild_patterns = st.lists(st.sampled_from(["a", "1", "/", "*", "**", "{i}", "{j}", "{a,aa}", "{p:1,11}", "{q,}"]), min_size=1, max_size=7).map("".join)  # fmt: skip
+
+
+@given(wild_patterns, st.text("aq1/", max_size=9))
+def test_the_search_agrees_with_the_regular_expression(text: str, path: str) -> None:
+    try:
+        pattern = parse_pattern(text)
+    except ValueError:
+        return
+    found = pattern._regex.fullmatch(path)
+    assert _search(pattern.pieces, path) == (None if found is None else found.groups())
+
+
+@pytest.mark.parametrize("text", ["{a,b}" * 101, "{i}{j}{k}{l}{m}{n}"])
+def test_patterns_with_too_many_parts_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="too many|at most"):
+        parse_pattern(text)
