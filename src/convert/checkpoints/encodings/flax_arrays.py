@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from convert.checkpoints.encodings import msgpack_tokens
 from convert.checkpoints.encodings.msgpack_tokens import Token, Walker
 from convert.checkpoints.errors import corrupt, located
 from convert.core.errors import CheckpointError
@@ -72,6 +73,8 @@ def walk_tree(data: mmap.mmap | bytes, file: Path) -> list[tuple[tuple[str, ...]
 def _walk(walker: Walker, at: int, path: list[str], nodes: list[tuple[tuple[str, ...], TreeNode]]) -> int:
     """Add the nodes of the object at byte `at`; return where it ends. On an error, `path` is the place of the error."""
     token = walker.token(at)
+    if len(nodes) * max(len(path) / 10, 1) > msgpack_tokens.MAX_NODES:  # paths have three or four keys
+        raise msgpack_tokens.too_many_nodes(at)
     if len(path) > _MAX_DEPTH:
         raise corrupt("the tree is too deep", expected=f"at most {_MAX_DEPTH} levels")
     if token.kind == "str":

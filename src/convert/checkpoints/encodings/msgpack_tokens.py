@@ -18,6 +18,7 @@ from convert.core.findings import Finding
 # A file of more objects is not a checkpoint, and stepping through it in Python would take minutes. Real checkpoints have
 # a few thousand; an array counts four.
 MAX_OBJECTS = 5_000_000
+MAX_NODES = 500_000  # nodes of a tree that are in memory at a time, each with its path; 50,000 is a large checkpoint
 
 
 class ElementError(CheckpointError):
@@ -79,6 +80,11 @@ _SIZED = {  # first byte -> kind, struct format of the length
     0xDE: ("map", ">H"),
     0xDF: ("map", ">I"),
 }
+
+
+def too_many_nodes(at: int) -> CheckpointError:
+    """Return the error for a tree with more nodes than a checkpoint has: a byte each, they would fill the memory."""
+    return corrupt(f"too many objects in one tree or list up to byte {at}", expected=f"at most {MAX_NODES}")
 
 
 class Walker:
@@ -195,6 +201,8 @@ class Walker:
 
     def _container(self, kind: str, at: int, count: int) -> Token:
         self._need(at, count * (2 if kind == "map" else 1))  # each child takes at least a byte
+        if count > MAX_NODES:
+            raise too_many_nodes(at)
         return Token(kind, at, at, count)
 
     def _unpack(self, form: str, at: int) -> int | float:

@@ -38,6 +38,7 @@ class Database:
     def __init__(self, path: Path, context: ts.Context) -> None:
         self.values: dict[str, bytes | FileRange] = {}
         self._path, self._context = path, context
+        self._read_nodes: set[str] = set()
         self._files: dict[str, _ValueFile] = {}
         self._same: dict[bytes, bytes] = {}  # arrays of one shape have equal metadata: keep it once
         self._base = ts.KvStore.open({"driver": "file", "path": f"{path}/"}, context=context).result()
@@ -72,6 +73,9 @@ class Database:
     def _read(self, location: str, prefix: bytes, height: int) -> None:
         """Read the entries below a node. `height` decreases on the way down, so a corrupt file cannot cause a loop."""
         _, directory, name, offset, length = location.split(":")
+        if location in self._read_nodes:  # 20 levels of two entries each, all to one node, would take a million reads
+            raise ValueError(f"two entries of the tree refer to the node {location}")
+        self._read_nodes.add(location)
         try:
             node: dict[str, Any] = ts.ocdbt.dump(self._base, node=location, context=self._context).result()
         except TENSORSTORE_ERRORS as error:

@@ -141,7 +141,7 @@ class _Merged:
         return self._values.get(key)
 
     def count(self, prefix: str) -> int:
-        return _count(self._opened, prefix)
+        return _count(self._opened, prefix) if prefix else len(self._values)
 
     def kvstore(self, prefix: str) -> tuple[dict[str, Any], ts.Context]:
         return {**self._spec, "path": prefix}, self._context

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from convert.checkpoints.encodings import msgpack_tokens
 from convert.checkpoints.encodings.flax_arrays import CHUNKED, PackedArray, packed_array
 from convert.checkpoints.encodings.msgpack_tokens import Walker
 from convert.checkpoints.errors import corrupt, incomplete, located, parse_json, truncated, unreadable
@@ -201,7 +202,13 @@ def _map(file: Path) -> mmap.mmap:
 
 def _unpack(file: Path, data: mmap.mmap | bytes) -> dict[tuple[str, ...], TreeNode]:
     try:
-        return {node.keys: node for node in _walk(Walker(data), 0, ())}
+        nodes: dict[tuple[str, ...], TreeNode] = {}
+        walker = Walker(data)
+        for node in _walk(walker, 0, ()):
+            nodes[node.keys] = node
+            if len(nodes) > msgpack_tokens.MAX_NODES:
+                raise msgpack_tokens.too_many_nodes(len(data))
+        return nodes
     except CheckpointError as error:
         raise located(error, file) from None
 

@@ -27,6 +27,8 @@ ARRAY_METADATA = _ZARR, _ZARR3 = ".zarray", "zarr.json"
 # (std::bad_alloc) or works for days.
 _MOST_BYTES = 1 << 48
 _MOST_CHUNKS = 10_000_000
+_MANY_CHUNKS = 100_000  # of all arrays; from here on, count how many are stored
+_MOST_ABSENT = 100  # chunks for each stored value
 _MOST_AXES = 32  # of zarr in TensorStore
 _ZARR_DTYPE = re.compile(r"[<|][biufc]\d+")  # no JAX writes big-endian, which one flipped bit would give
 
@@ -72,6 +74,26 @@ def read_metadata(store: Store, names: Sequence[str], use_zarr3: bool) -> dict[s
                     arrays[name] = Array(start, *_parse(filename, value))
                 except CheckpointError as error:
                     arrays[name] = located(error, start + filename)
+    return _refuse_absent_chunks(store, arrays)
+
+
+def _refuse_absent_chunks(
+    store: Store, arrays: dict[str, Array | CheckpointError | None]
+) -> dict[str, Array | CheckpointError | None]:
+    """Replace the array of the most chunks by an error if the arrays have far more chunks than the store has values.
+
+    A chunk that is absent has the fill value, and reading it takes as long as a small one: ten million of them, declared
+    in 400 bytes, would take an hour.
+    """
+    chunks = {name: len(array.grid) for name, array in arrays.items() if isinstance(array, Array)}
+    total = sum(chunks.values())
+    if total > _MANY_CHUNKS and total > _MOST_ABSENT * (present := store.count("")):
+        name = max(chunks, key=chunks.__getitem__)
+        arrays[name] = corrupt(
+            "almost all chunks of the checkpoint are absent",
+            expected=f"at most {_MOST_ABSENT} chunks for each that is stored",
+            got=f"{total} chunks of all arrays, {present} stored values",
+        )
     return arrays
 
 
