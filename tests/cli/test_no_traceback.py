@@ -50,18 +50,22 @@ def test_no_thread_can_be_started(run: Run, tmp_path: Path, monkeypatch: pytest.
     assert not list(tmp_path.iterdir())
 
 
+def fail_fsync(monkeypatch: pytest.MonkeyPatch, directory: Path, number: int) -> None:
+    genuine, status = os.fsync, directory.stat()
+
+    def fsync(fd: int) -> None:
+        if os.path.samestat(os.fstat(fd), status):
+            raise OSError(number, os.strerror(number))
+        genuine(fd)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+
+
 @pytest.mark.parametrize("out", ["o.safetensors", "out"])
 def test_the_directory_of_a_complete_output_cannot_be_synced(
     out: str, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    genuine, parent = os.fsync, tmp_path.stat()
-
-    def fsync(fd: int) -> None:
-        if os.path.samestat(os.fstat(fd), parent):
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-        genuine(fd)
-
-    monkeypatch.setattr(os, "fsync", fsync)
+    fail_fsync(monkeypatch, tmp_path, errno.EIO)
     _, stderr = run("timesfm", checkpoint("timesfm-2.5"), tmp_path / out, code=2)
     assert stderr.startswith("error[output-not-synced]: ") and "Input/output error" in stderr
     assert "cannot be written" not in stderr and "complete" in stderr
@@ -69,14 +73,7 @@ def test_the_directory_of_a_complete_output_cannot_be_synced(
 
 
 def test_a_file_system_that_syncs_no_directories(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    genuine, parent = os.fsync, tmp_path.stat()
-
-    def fsync(fd: int) -> None:
-        if os.path.samestat(os.fstat(fd), parent):
-            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
-        genuine(fd)
-
-    monkeypatch.setattr(os, "fsync", fsync)
+    fail_fsync(monkeypatch, tmp_path, errno.EINVAL)
     run("timesfm", checkpoint("timesfm-2.5"), tmp_path / "o.safetensors", "-q")
 
 

@@ -20,12 +20,6 @@ from convert.cli.rules import rules
 from convert.cli.skeleton import skeleton
 from convert.core.findings import Finding
 
-_NO_THREAD = Finding(
-    "thread-not-started",
-    expected="a new thread",
-    got="the limit of the system for threads or memory",
-    fix="use fewer with --jobs 1, or allow more (`ulimit -u`)",
-)
 DEFAULT = "run"  # the command that `convert MODEL CKPT OUT` stands for
 
 
@@ -119,21 +113,33 @@ def run() -> int:
             output.error("usage", stop.code)
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     except Exception as error:  # noqa: BLE001 - the last resort: report the bug with the documented exit code
-        if isinstance(error, OSError) and error.filename:  # any call may fail, for example on a network file system
-            place = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else str(error.filename)
-            problem, fix = f"cannot be read: {error.strerror}", "check its permissions and the disk"
-            output.error("file-not-readable", str(Finding("file-not-readable", problem, path=place, fix=fix)))
-            return 2
-        if isinstance(error, RuntimeError) and str(error) == "can't start new thread":  # CPython; it has no number
-            output.error("thread-not-started", str(_NO_THREAD))
-            return 2
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EPIPE, errno.EIO) and not error.filename:
-            output.error("output-not-writable", f"stdout: {error.strerror}")  # Typer prints the help itself
-            return 2
-        import traceback
+        if (finding := _system_error(error)) is not None:
+            output.error(finding.code, str(finding))
+        else:
+            import traceback
 
-        output.error("internal", f"internal error, please report it:\n{traceback.format_exc()}")
+            output.error("internal", f"internal error, please report it:\n{traceback.format_exc()}")
         return 2
     if code == INTERRUPTED:  # Typer turns Ctrl-C into this exit code
         output.error("interrupted", "interrupted; no unfinished output is left")
     return int(code)
+
+
+def _system_error(error: Exception) -> Finding | None:
+    """Explain an error of the operating system that no other code has; None: it is a bug of this program."""
+    if isinstance(error, RuntimeError) and str(error) == "can't start new thread":  # CPython; it has no number
+        return Finding(
+            "thread-not-started",
+            expected="a new thread",
+            got="the limit of the system for threads or memory",
+            fix="use fewer with --jobs 1, or allow more (`ulimit -u`)",
+        )
+    if not isinstance(error, OSError):
+        return None
+    if error.filename:  # any call may fail, for example on a network file system
+        place = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else str(error.filename)
+        problem, fix = f"cannot be read: {error.strerror}", "check its permissions and the disk"
+        return Finding("file-not-readable", problem, path=place, fix=fix)
+    if error.errno in (errno.ENOSPC, errno.EPIPE, errno.EIO):  # Typer prints the help itself
+        return Finding("output-not-writable", f"{error.strerror}", path="stdout")
+    return None

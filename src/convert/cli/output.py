@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TextIO
 from convert.core.errors import OutputError
 from convert.core.findings import Finding
 from convert.core.system import signals
-from convert.core.text import one_line
+from convert.core.text import escape, one_line
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -46,8 +46,7 @@ def _escape(text: str) -> str:
     Names in a checkpoint are untrusted. A terminal obeys control characters, GitHub's runner lines that begin with ``::``
     and ``##[`` anywhere (its ActionCommand.cs), others ``##vso[`` and ``##teamcity[``.
     """
-    if not text.replace("\n", "").replace("\t", "").isprintable():
-        text = "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
+    text = escape(text, keep="\n\t")
     if "::" in text:
         text = _COMMAND.sub(r"\1\\x3a:", text)
     return _LOGGING.sub(r"#\\u0023", text) if "##" in text else text  # the escape is valid in JSON, too

@@ -5,9 +5,14 @@ from __future__ import annotations
 
 def one_line(text: str) -> str:
     """Escape everything that does not print: newlines, tabs, control and direction characters, lone surrogates."""
+    return escape(text, keep="")
+
+
+def escape(text: str, keep: str) -> str:
+    """Escape everything that does not print, but the characters in `keep`."""
     if text.isprintable():
         return text
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+    return "".join(c if c.isprintable() or c in keep else repr(c)[1:-1] for c in text)
 
 
 def code_span(text: str) -> str:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from convert.checkpoints.source import Leaf
 from convert.layers.base import Part, Step
 
 MAX_AXES = 6  # 720 orders; no known projection has more axes
@@ -169,19 +170,19 @@ class TwinTree:
     leaves: tuple[tuple[str, str], ...]
 
 
-def twin_trees(shapes: Mapping[str, tuple[int, ...]], dropped: Collection[str]) -> tuple[TwinTree, ...]:
+def twin_trees(leaves: Mapping[str, Leaf], dropped: Collection[str]) -> tuple[TwinTree, ...]:
     """Return the dropped trees that have the paths and shapes of a tree with most of the converted leaves.
 
     The state of an optimizer is none of them; see `OPTIMIZER_KEYS`.
 
     Args:
-        shapes: of all leaves.
+        leaves: of the checkpoint, by path.
         dropped: the leaves that are not converted.
     """
     if not dropped:
         return ()
     found: list[TwinTree] = []
-    for of, inner in _converted_trees([name for name in shapes if name not in dropped]):
+    for of, inner in _converted_trees([name for name in leaves if name not in dropped]):
         first = f"/{inner[0]}"
         for tree in sorted(name.removesuffix(first) for name in dropped if name.endswith(first)):
             keys = tree.split("/")
@@ -189,7 +190,7 @@ def twin_trees(shapes: Mapping[str, tuple[int, ...]], dropped: Collection[str]) 
             known = any(keys[: len(twin.tree.split("/"))] == twin.tree.split("/") for twin in found)
             if known or not OPTIMIZER_KEYS.isdisjoint(keys):
                 continue
-            if all(twin in dropped and shapes[twin] == shapes[leaf] for twin, leaf in pairs):
+            if all(twin in dropped and leaves[twin].spec.shape == leaves[leaf].spec.shape for twin, leaf in pairs):
                 found.append(TwinTree(tree, of, pairs))
     return tuple(found)
 

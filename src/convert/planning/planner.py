@@ -378,8 +378,7 @@ def _notes(match: RuleMatch, sized: Sized, steps: Sequence[Step]) -> Iterator[st
 
 def _twin_notes(match: RuleMatch) -> Iterator[str]:
     """Say which dropped trees could be converted in place of the tree that is."""
-    shapes = {name: leaf.spec.shape for name, leaf in match.source.leaves.items()}
-    for twin in twin_trees(shapes, {drop.leaf for drop in match.coverage.dropped}):
+    for twin in twin_trees(match.source.leaves, {drop.leaf for drop in match.coverage.dropped}):
         yield (
             f"{twin.tree} has the paths and shapes of {twin.of or 'the converted tree'} and is dropped: {twin.of or 'the latter'} is "
             "converted; if the other one is meant (an average of the weights, for instance), change `root` of the rules"

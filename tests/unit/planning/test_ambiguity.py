@@ -234,7 +234,8 @@ TREE = {"params/enc/w": (2, 3), "params/enc/b": (3,), "params/dec/w": (3, 4), "p
 def twins_of(**trees: dict[str, tuple[int, ...]]) -> list[tuple[str, str]]:
     """Trees of other names, all dropped, beside `TREE`, which is converted."""
     dropped = {f"{tree}/{path}": shape for tree, leaves in trees.items() for path, shape in leaves.items()}
-    return [(twin.tree, twin.of) for twin in twin_trees({**TREE, **dropped}, set(dropped))]
+    source = MemorySource(zeros(**TREE, **dropped))
+    return [(twin.tree, twin.of) for twin in twin_trees(source.leaves, set(dropped))]
 
 
 def test_an_average_of_the_weights_is_a_twin() -> None:

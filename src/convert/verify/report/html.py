@@ -15,6 +15,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from convert.core.text import escape
 from convert.verify.report.plot import make_plot
 from convert.verify.report.report import FLOAT64, NATIVE, Report, Verdict, percent, share
 
@@ -79,7 +80,7 @@ def _printable(value: object) -> object:
     """Write out the characters of a value that do not print: names come from files of others."""
     if isinstance(value, Markup):
         return value
-    return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in str(value))
+    return escape(str(value), keep="\n")
 
 
 def _identity(report: Report) -> dict[str, str]:

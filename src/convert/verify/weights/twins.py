@@ -15,8 +15,7 @@ MAX_BYTES = 64 << 20  # of each tree: trained averages differ in the first leaf
 def twin_notes(plan: Plan) -> Iterator[str]:
     """Say which dropped trees have the paths and shapes of the converted tree, and whether the values are the same."""
     source = plan.checkpoint
-    shapes = {name: leaf.spec.shape for name, leaf in source.leaves.items()}
-    for twin in twin_trees(shapes, {drop.leaf for drop in plan.dropped}):
+    for twin in twin_trees(source.leaves, {drop.leaf for drop in plan.dropped}):
         yield f"{twin.tree} is dropped and has the paths and shapes of {twin.of or 'the converted tree'}; {_values(twin, source)}"
 
 

@@ -62,13 +62,14 @@ def translate(steps: Iterable[Step], spec_of: Callable[[str], TensorSpec], targe
 
 
 def _unsupported(step: Step) -> Finding | None:
+    def no_layer(problem: str, fix: str) -> Finding:
+        path = f"{step.name} ({step.spec})"
+        return Finding("burn-has-no-layer", problem, rule=step.rule.line_only, path=path, fix=fix)
+
     if step.spec.dtype not in DTYPES:
-        return Finding(
-            "burn-has-no-layer",
+        return no_layer(
             f"burn-store does not read {step.spec.dtype}; it reads {', '.join(DTYPES)}",
-            rule=step.rule.line_only,
-            path=f"{step.name} ({step.spec})",
-            fix="write another dtype with --dtype or `dtype:`",
+            "write another dtype with --dtype or `dtype:`",
         )
     if not issubclass(KINDS[step.kind_name], Norm) or not step.parts:
         return None
@@ -76,12 +77,9 @@ def _unsupported(step: Step) -> Finding | None:
     lead = rule is None or step.role == rule.lead  # the other parameters have its shape, and one finding is enough
     if lead and len(step.spec.shape) != 1:
         parameter = {"weight": "scale"}.get(step.role, step.role)
-        return Finding(
-            "burn-has-no-layer",
+        return no_layer(
             f"Burn's norms normalize the last axis only, and this {parameter} has {len(step.spec.shape)} axes",
-            rule=step.rule.line_only,
-            path=f"{step.name} ({step.spec})",
-            fix="keep it as a `parameter:` of your own module",
+            "keep it as a `parameter:` of your own module",
         )
     return None
 
