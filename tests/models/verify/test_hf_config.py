@@ -187,3 +187,81 @@ def test_how_a_model_is_run_is_no_difference(made: Any, tmp_path: Path, case: st
     assert report.exit_code == 0, [str(finding) for level in report.levels for finding in level.findings]
     said = f"config.json, not compared: {key} = {json.dumps(value)} (it changes how the same function is computed"
     assert any(note.startswith(said) for note in report.levels[0].notes)
+
+
+# ---- what only generate() reads
+
+
+def generation(made: Any, case: str, tmp_path: Path, **added: Any) -> Facts:
+    """With other keys in generation_config.json."""
+    plan, written = made(case)
+    shutil.copytree(written.path, tmp_path / "out")
+    file = tmp_path / "out" / "generation_config.json"
+    stated = json.loads(file.read_text()) if file.exists() else {}
+    file.write_text(json.dumps({**stated, **added}))
+    return check_facts(plan, dataclasses.replace(written, path=tmp_path / "out"), ABSENT)
+
+
+SETTINGS = [
+    ("do_sample", True, False),
+    ("temperature", 0.7, 1.0),
+    ("top_k", 3, 50),
+    ("repetition_penalty", 1.3, 1.0),
+    ("decoder_start_token_id", 5, None),
+    ("suppress_tokens", [1, 2], None),
+    ("num_beams", 4, 1),
+]
+
+
+@pytest.mark.parametrize(("key", "value", "default"), SETTINGS)
+def test_a_setting_of_generate_that_the_source_does_not_have(
+    made: Any, tmp_path: Path, key: str, value: Any, default: Any
+) -> None:
+    for found, file in (
+        (facts(made, "gpt2", **{key: value}), "config.json"),
+        (generation(made, "t5", tmp_path, **{key: value}), "generation_config.json"),
+    ):
+        finding = only(found)
+        assert (finding.code, finding.path) == ("generation-differs", key)
+        assert (finding.expected, finding.got) == (json.dumps(default), json.dumps(value))
+        assert file in finding.problem and file in finding.fix
+
+
+@pytest.mark.parametrize(("key", "value", "default"), SETTINGS)
+def test_a_default_of_generate_is_no_finding(made: Any, tmp_path: Path, key: str, value: Any, default: Any) -> None:
+    assert not facts(made, "gpt2", **{key: default}).findings
+    assert not generation(made, "t5", tmp_path, **{key: default}).findings
+
+
+def test_a_setting_of_the_source_that_is_lost(made: Any, tmp_path: Path) -> None:
+    """In config.json, and with generation_config.json itself."""
+    plan, written = made("t5")
+    source = dataclasses.replace(plan.sidecar, config={**plan.sidecar.config, "num_beams": 4})
+    finding = only(check_facts(dataclasses.replace(plan, sidecar=source), written, ABSENT))
+    assert (finding.path, finding.expected, finding.got) == ("num_beams", "4", "1")
+    shutil.copytree(written.path, tmp_path / "out")
+    (tmp_path / "out" / "generation_config.json").unlink()
+    source = dataclasses.replace(plan.sidecar, generation={**plan.sidecar.generation, "suppress_tokens": [3]})
+    without = dataclasses.replace(written, path=tmp_path / "out")
+    finding = only(check_facts(dataclasses.replace(plan, sidecar=source), without, ABSENT))
+    assert (finding.path, finding.expected, finding.got) == ("suppress_tokens", "[3]", "null")
+
+
+def test_settings_of_generate_are_listed_where_the_source_has_no_file(made: Any, tmp_path: Path) -> None:
+    found = facts(made, "gemma3", do_sample=True, temperature=0.7)
+    assert not found.findings
+    assert any(note.startswith("not verified: do_sample true, temperature 0.7 of config.json") for note in found.notes)
+    found = generation(made, "gemma3", tmp_path, top_k=3)
+    assert not found.findings
+    assert any(note.startswith("not verified: top_k 3 of generation_config.json") for note in found.notes)
+    assert not any("generate()" in note for note in facts(made, "gemma3").notes)
+
+
+def test_a_check_fails_with_another_setting_of_generate(made: Any, tmp_path: Path) -> None:
+    _, written = made("t5")
+    shutil.copytree(written.path, tmp_path / "out")
+    file = tmp_path / "out" / "generation_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "do_sample": True}))
+    report = check(tmp_path / "out", checkpoint("t5"), levels=["layers"])
+    assert report.exit_code == 1
+    assert [finding.code for level in report.levels for finding in level.findings] == ["generation-differs"]

@@ -20,6 +20,7 @@ from convert.planning.plan import Plan
 from convert.references.protocol import Reference
 from convert.rules.file import parse_reference
 from convert.verify.config.declared import LAYER_FACTS, DeclaredFact, declared_facts, recorded_facts
+from convert.verify.config.generation import compare_generation
 from convert.verify.config.hf_config import OtherKeys, class_config, compare_other_keys, flatten
 from convert.verify.config.impact import impact_of
 from convert.verify.report.report import LevelReport, Verdict
@@ -86,6 +87,10 @@ def check_facts(plan: Plan | None, written: Written, reference: Reference | str 
     known = {finding.path for finding in config_findings}
     findings += [finding for finding in other.findings if finding.path not in known]
     notes += [*config_notes, *other.notes]
+    if plan is not None:
+        generation = compare_generation(plan, written)
+        findings += [finding for finding in generation.findings if finding.path not in known]
+        notes += generation.notes
     differ = {finding.data["fact"] for finding in config_findings}
     keys = ", ".join(finding.path for finding in other.findings)
     causes = dict.fromkeys({fact.name for fact in comparison.compared if not fact.layer} - differ, keys) if keys else {}
