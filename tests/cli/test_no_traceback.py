@@ -114,3 +114,14 @@ def test_rules_on_a_stale_mount(run: Run, tmp_path: Path, monkeypatch: pytest.Mo
     assert (
         stderr.startswith("error[file-not-readable]: ") and "Stale file handle" in stderr and "Traceback" not in stderr
     )
+
+
+def test_a_config_with_which_the_target_fails(run: Run, tmp_path: Path) -> None:
+    """The shipped reference takes an object from transformers; the file makes it a tuple."""
+    run("gpt2", checkpoint("gpt2"), tmp_path / "out", "-q")
+    config = tmp_path / "out" / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "return_dict": False}))
+    stdout, stderr = run("check", tmp_path / "out", "--from", checkpoint("gpt2"), "--level", "model", "--json", code=2)
+    (level,) = json.loads(stdout)["levels"]
+    assert level["verdict"] == "inconclusive" and "Traceback" not in stderr
+    assert "AttributeError" in level["reason"] and "config.json" in level["reason"]

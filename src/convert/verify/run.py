@@ -37,6 +37,7 @@ from convert.verify.recording.source import RecordedSource, with_written_leaves
 from convert.verify.recording.weights import check_recorded_weights
 from convert.verify.report.report import LevelReport, Report, Verdict
 from convert.verify.sides.evidence import Evidence
+from convert.verify.sides.target_code import with_target_errors
 from convert.verify.sides.user_reference import require_factory, require_reference
 from convert.verify.weights.level import WeightsPass
 from convert.verify.written import Written, open_written
@@ -383,6 +384,8 @@ def _model_level(
     level: str, comparison: Comparison, reference: Reference, evidence: Evidence, weights: Verdict | None
 ) -> LevelReport:
     plan, written = comparison.plan, comparison.written
+    if comparison.factory is None:
+        reference = with_target_errors(reference)
     if level == "model":
         from convert.verify.model.level import check_model
 
