@@ -146,9 +146,9 @@ def run(case: str, to: str, plant: Plant | None = None, *, dtype: str | None = N
     options = {"reference": OWN[case].reference, **options} if case in OWN else options
     options |= plant.options
     with tempfile.TemporaryDirectory() as folder, _upstream_of(case), one_thread(), rules_once():
-        rules, out = plant.rules(case, Path(folder)), Path(folder, "out.safetensors")
+        rules, out = plant.rules(case, Path(folder)), Path(folder, "out" if plant.directory else "out.safetensors")
         checkpoint = plant.checkpoint(checkpoint_of(case), Path(folder))
-        if not isinstance(plant, InRule | InSidecar):
+        if not plant.directory and not isinstance(plant, InRule | InSidecar):
             out.write_bytes(converted(case, to, dtype))
         else:
             convert.convert(rules, checkpoint, out, to=to, dtype=dtype, settings=SETTINGS.get(case, {}))

@@ -71,11 +71,13 @@ class Plant:
     Attributes:
         where: what is edited, for the table.
         jax: whether the JAX side computes something else, so that it must be run again.
+        directory: whether a directory is written, and not a file.
         options: that the check is called with.
     """
 
     where: ClassVar[str] = "nothing"
     jax: ClassVar[bool] = False
+    directory: ClassVar[bool] = False
     options: ClassVar[dict[str, Any]] = {}
 
     def rules(self, case: str, folder: Path) -> str:
@@ -143,6 +145,21 @@ class InFile(Plant):
             tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
         self.edit(tensors)
         save_file({name: np.array(x, order="C") for name, x in tensors.items()}, out, metadata)
+
+
+@dataclass(frozen=True)
+class InDirectory(Plant):
+    """A JSON file of the written directory states something else; a key with None is removed."""
+
+    name: str
+    stated: Mapping[str, Any]
+    where: ClassVar[str] = "file"
+    directory: ClassVar[bool] = True
+
+    def file(self, out: Path) -> None:
+        given = json.loads((out / self.name).read_text()) if (out / self.name).exists() else {}
+        kept = {key: value for key, value in {**given, **self.stated}.items() if value is not None}
+        (out / self.name).write_text(json.dumps(kept))
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from faults.planted.encoder_decoder import ENCODER_DECODER
 from faults.planted.flax import FLAX
 from faults.planted.gemma import GEMMA
 from faults.planted.griffin import GRIFFIN
+from faults.planted.in_configs import IN_CONFIGS
 from faults.planted.in_files import IN_FILES
 from faults.planted.in_rules import IN_RULES
 from faults.planted.in_targets import IN_REFERENCES, IN_TARGETS
@@ -36,4 +37,5 @@ FAULTS: tuple[Fault, ...] = (
     *CDE,
     *BACKENDS,
     *ROPE,
+    *IN_CONFIGS,
 )
