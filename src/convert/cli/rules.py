@@ -82,6 +82,16 @@ def new(
     step: o.Step = None,
     item: o.Item = None,
     skeleton: o.Skeleton = None,
+    root: Annotated[
+        str,
+        typer.Option(
+            "--root",
+            metavar="PATH",
+            help="Tree to draft, such as agent/actor/params; the other leaves are dropped. (default: all leaves)",
+            rich_help_panel=o.INPUT,
+            show_default=False,
+        ),
+    ] = "",
 ) -> None:
     """Draft a rule file from the tree of a checkpoint.
 
@@ -94,7 +104,7 @@ def new(
     from convert.rules.parse import parse_rules
 
     source = open_source(checkpoint, step=step, item=item, skeleton=skeleton)
-    text = draft_rules(source)
+    text = draft_rules(source, root=root)
     if file is None:
         output.data(text.rstrip("\n"))
         return

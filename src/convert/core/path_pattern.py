@@ -192,6 +192,11 @@ class Pattern:
         return self.text
 
 
+def escape_path(text: str) -> str:
+    """Return a pattern that matches only this text."""
+    return re.sub(r"([\\{}*])", r"\\\1", text)
+
+
 def _may_start_with_digit(piece: Piece | None) -> bool:
     """Whether the text that this piece matches may be empty or start with a digit; None is the end of the pattern."""
     if isinstance(piece, str):

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from convert.checkpoints.source import Leaf
-from convert.drafting.path_groups import escape
+from convert.core.path_pattern import escape_path
 from convert.drafting.tree_paths import Paths, counts
 from convert.layers.draft import KERNELS, Layer, PathKey
 
@@ -90,7 +90,7 @@ def _haiku_statistics(
         return
     first, _, module = path.rpartition("/")[0].partition("/")
     for state in tops:
-        if state == g.leaves[0].split("/")[0] or not module or escape(g.leaves[0].split("/")[0]) != first:
+        if state == g.leaves[0].split("/")[0] or not module or escape_path(g.leaves[0].split("/")[0]) != first:
             continue
         moved = {
             role: ["/".join([state, *x.split("/")[1:-1], "~", *below.split("/")]) for x in g.leaves]
@@ -99,7 +99,7 @@ def _haiku_statistics(
         if not all(x in known and known[x].spec.shape == g.shape for leaves in moved.values() for x in leaves):
             continue
         for role, leaves in moved.items():
-            partners.add(layer, role, f"{escape(state)}/{module}/~/{STATISTICS[role]}", leaves)
+            partners.add(layer, role, f"{escape_path(state)}/{module}/~/{STATISTICS[role]}", leaves)
         _haiku_spare(partners, state, known)
 
 
@@ -114,7 +114,7 @@ def _haiku_spare(partners: Partners, state: str, known: Mapping[str, Leaf]) -> N
         found = {name for name in known if below.fullmatch(name)}
         if found and not any(counts(known[name].spec.shape, known[name].spec.dtype) for name in found):
             partners.taken |= found
-            partners.dropped["/".join(filter(None, (escape(state), f"**/~/*_ema/{word}")))] = (
+            partners.dropped["/".join(filter(None, (escape_path(state), f"**/~/*_ema/{word}")))] = (
                 "the averages are computed from it"
             )
 

@@ -4,28 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from convert.checkpoints.source import Source
+from convert.checkpoints.source import Leaf, Source
 from convert.core.errors import CheckpointError
 from convert.core.findings import Finding
+from convert.core.path_pattern import escape_path
+from convert.core.similarity import did_you_mean
 from convert.drafting.attention import AttentionLeaves, find_attention
 from convert.drafting.axis_letters import Letters, NoLetterError
 from convert.drafting.companions import find_partners, reparametrized
+from convert.drafting.copies import FoundCopies, find_copies
 from convert.drafting.equinox_state import find_statistics
 from convert.drafting.layer_rules import LayerRules
 from convert.drafting.path_groups import Names
 from convert.drafting.recurrent_cells import find_cells
-from convert.drafting.tree_paths import Paths, optimizer, random, unwanted
+from convert.drafting.tree_paths import Paths, needless, optimizer, random, unwanted
 from convert.drafting.yaml_entry import Draft, render
 from convert.layers.draft import DraftEntry, Group, Layer, PathKey, flow, plain
 from convert.rules.placeholders import ASK
 
 
-def draft_rules(source: Source, name: str = "my-model") -> str:
+def draft_rules(source: Source, name: str = "my-model", root: str = "") -> str:
     """Draft a rule file that covers every leaf of a checkpoint. Reads no array.
 
     Args:
         source: from `convert.open_source`.
         name: name of the model in the file.
+        root: path of the tree to draft, such as ``agent/actor``; the leaves outside of it are dropped. Empty: all leaves.
 
     Returns:
         YAML. A guess has the comment ``# guess:``. What names and shapes do not determine is a value ``ask`` with a comment
@@ -33,28 +37,40 @@ def draft_rules(source: Source, name: str = "my-model") -> str:
         to it by an alias. `convert.parse_rules` reads the text and lists its `questions`.
 
     Raises:
-        CheckpointError: the tree has no leaves.
+        CheckpointError: the tree has no leaves, or none below `root`.
     """
-    if not source.leaves:
-        raise CheckpointError(Finding("tree-empty", "the tree has no leaves", path=str(source.display_path)))
-    return render(_Drafter(source).draft(name))
+    return render(_Drafter(source, root.strip("/")).draft(name))
 
 
 class _Drafter:
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Source, root: str) -> None:
         self.source = source
-        self.paths, self.letters = Paths(source), Letters()
-        normalized = reparametrized(source.leaves)
+        inside = _below(source, root)
+        self.needless = needless(source.leaves)
+        self.copies = find_copies(inside, self.needless)
+        others = tuple(f"{tree}/" for copies in self.copies for tree in copies.others)
+        self.leaves = {name: leaf for name, leaf in inside.items() if not name.startswith(others)}
+        self.outside = [name for name in source.leaves if name not in inside]
+        self.paths, self.letters = Paths(self.leaves, root), Letters()
+        normalized = reparametrized(self.leaves)
         self.paths.take_apart({*normalized, *(name for roles in normalized.values() for name in roles.values())})
 
     def draft(self, name: str) -> Draft:
         """Return the draft, its rules in the order of the tree."""
         order = {leaf: k for k, leaf in enumerate(self.source.leaves)}
         rules = sorted(self._entries(), key=lambda entry: order.get(entry.first, len(order)))
-        return Draft(self.source.display_path.name, name, self.paths.root, tuple(self.letters.declared()), tuple(rules))
+        return Draft(
+            self.source.display_path.name,
+            name,
+            self.paths.root,
+            bool(self.outside),
+            tuple(map(_copies_entry, self.copies)),
+            tuple(self.letters.declared()),
+            (*rules, *self._drops_outside()),
+        )
 
     def _entries(self) -> Iterator[DraftEntry]:
-        needless = [g for g in self.paths.groups if unwanted(g)]
+        unneeded = [g for g in self.paths.groups if unwanted(g)]
         left = [g for g in self.paths.groups if not unwanted(g)]
         attention = find_attention(left)
         for prefix, found in attention.items():
@@ -66,9 +82,9 @@ class _Drafter:
             yield self._cell(prefix, word, cell)
         left = [g for g in left if not any(g.steps[: len(prefix)] == prefix for prefix in cells)]
         layers = _layers(left)
-        partners = find_partners(layers, self.paths, self.source.leaves)
-        bare = list(find_statistics(partners, layers, self.paths, self.source.leaves))
-        write = LayerRules(self.source, self.paths, self.letters, partners, left)
+        partners = find_partners(layers, self.paths, self.leaves)
+        bare = list(find_statistics(partners, layers, self.paths, self.leaves))
+        write = LayerRules(self.leaves, self.paths, self.letters, partners, left)
         for layer in layers:
             yield from write.rules(layer)
         for layer in bare:
@@ -78,7 +94,7 @@ class _Drafter:
             entry.say("drop", plain(path), "guess")
             entry.say("because", why)
             yield entry
-        yield from self._drops(needless)
+        yield from self._drops(unneeded)
 
     def _cell(self, prefix: tuple[PathKey, ...], word: str, cell: str) -> DraftEntry:
         entry = DraftEntry(self._first(prefix))
@@ -125,10 +141,25 @@ class _Drafter:
         """Return the first leaf below a path."""
         return next(g.leaves[0] for g in self.paths.groups if g.steps[: len(prefix)] == prefix)
 
-    def _drops(self, needless: list[Group]) -> Iterator[DraftEntry]:
+    def _drops_outside(self) -> Iterator[DraftEntry]:
+        """Drop the leaves outside of the root that was asked for, by the highest path that has no other leaves."""
+        above = self.paths.root.split("/")
+        found: dict[str, list[str]] = {}
+        for name in self.outside:
+            keys = name.split("/")
+            apart = next(k for k, key in enumerate(keys) if k >= len(above) or key != above[k])
+            found.setdefault("/".join(keys[: apart + 1]), []).append(name)
+        for path, names in found.items():
+            entry = DraftEntry()
+            entry.say("drop", plain(f"/{escape_path(path)}" + ("" if names == [path] else "/**")))
+            why = "no weight" if self.needless.issuperset(names) else "outside of the tree that these rules are for"
+            entry.say("because", why)
+            yield entry
+
+    def _drops(self, groups: list[Group]) -> Iterator[DraftEntry]:
         dropped: set[str] = set()
         slash = "/" if self.paths.root else ""
-        for g in needless:
+        for g in groups:
             state = optimizer(g)
             entry = DraftEntry()
             if state and f"{state}/" in g.leaves[0]:
@@ -143,6 +174,39 @@ class _Drafter:
                 entry.say("drop", plain(self.paths.drop(g)), "guess")
                 entry.say("because", "the state of a random generator" if random(g) else why)
             yield entry
+
+
+def _below(source: Source, root: str) -> dict[str, Leaf]:
+    """Return the leaves below a path.
+
+    Raises:
+        CheckpointError: there are none.
+    """
+    inside = {name: leaf for name, leaf in source.leaves.items() if not root or name.startswith(f"{root}/")}
+    if inside:
+        return inside
+    path = str(source.display_path)
+    if not source.leaves:
+        raise CheckpointError(Finding("tree-empty", "the tree has no leaves", path=path))
+    trees = list(dict.fromkeys("/".join(keys[:k]) for n in source.leaves for keys in [n.split("/")] for k in range(1, len(keys))))  # fmt: skip
+    top = dict.fromkeys(tree.split("/")[0] for tree in trees)
+    fix = did_you_mean(root, trees) or f"give one of {', '.join(top)}, or a path below it"
+    raise CheckpointError(Finding("tree-empty", f"no leaf lies below {root}", path=path, fix=fix))
+
+
+def _copies_entry(copies: FoundCopies) -> DraftEntry:
+    entry = DraftEntry()
+    known = []
+    for tree in copies.of:
+        leaves = f"{copies.leaves} leaves{' in each' if len(copies.within) > 1 else ''}"
+        meaning = FoundCopies.meaning(tree) if tree != copies.of[0] else ""
+        known.append((f"keep: {flow(tree)}", f"{leaves}; by its name {meaning}" if meaning else leaves))
+    question = "they have the same paths and shapes; which is converted? The others are dropped. If all are parts of one model, write no `copies`, and rules for each"  # fmt: skip
+    entry.ask("keep", question, known)
+    entry.say("of", f"[{', '.join(map(flow, copies.of))}]", "the rules below name the first, for any answer")
+    if copies.within != ("",):
+        entry.say("in", f"[{', '.join(map(flow, copies.within))}]")
+    return entry
 
 
 def _layers(groups: list[Group]) -> list[Layer]:

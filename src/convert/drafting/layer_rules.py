@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from convert.checkpoints.source import Source
+from convert.checkpoints.source import Leaf
 from convert.drafting.axis_letters import Letters, NoLetterError
 from convert.drafting.companions import BIASES, SCALES, Partners
 from convert.drafting.kernel_readings import CLASS_OF_DENSE, Reading, line_readings, map_readings
@@ -23,13 +23,14 @@ class LayerRules:
     """Drafts the rules of layers.
 
     Args:
+        known: the leaves of the tree.
         groups: the leaves that are not in rules yet.
     """
 
     def __init__(
-        self, source: Source, paths: Paths, letters: Letters, partners: Partners, groups: Sequence[Group]
+        self, known: Mapping[str, Leaf], paths: Paths, letters: Letters, partners: Partners, groups: Sequence[Group]
     ) -> None:
-        self.source, self.paths, self.letters, self.partners = source, paths, letters, partners
+        self.known, self.paths, self.letters, self.partners = known, paths, letters, partners
         self.widths = {g.shape[0] for g in groups if len(g.shape) == 1}
         self.queried = {layer.around for g in groups if (layer := Layer(g.steps[:-1], {})).hint in QUERIES}
         self.channels: set[int] = set()  # of the results of convolutions
@@ -122,7 +123,7 @@ class LayerRules:
         kernel, u = (layer.leaves.get(key) for key in "01")
         if kernel is None or u is None or len(layer.leaves) > 2 or u.shape != (1, kernel.shape[-1]):
             return
-        inner = self.source.leaves.get(kernel.leaves[0].removesuffix("vars/0") + "layer/vars/0")
+        inner = self.known.get(kernel.leaves[0].removesuffix("vars/0") + "layer/vars/0")
         if inner is None or inner.spec.shape != kernel.shape:
             return
         for g, why in (
@@ -192,7 +193,7 @@ class LayerRules:
     # ---- parts of a rule
 
     def spec(self, group: Group) -> str:
-        return str(self.source.leaves[group.leaves[0]].spec)
+        return str(self.known[group.leaves[0]].spec)
 
     def module(self, steps: Sequence[PathKey]) -> str:
         return self.paths.module(steps)

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from convert.checkpoints.source import Leaf
+from convert.core.path_pattern import escape_path
 from convert.layers.draft import Group, PathKey, Siblings
 
 # Keys of one layer that are listed together, in this order, if their leaves have the same shapes.
@@ -27,11 +28,6 @@ _NUMBER = re.compile(r"(?<![0-9])[0-9]{1,9}(?![0-9])")
 _RECORDS = "vars"  # Keras numbers the arrays of one layer below this key: they are no copies of each other
 
 PartialPath = tuple[tuple[str, ...], str, Leaf]  # the keys that are left of a path, the whole name, the leaf
-
-
-def escape(key: str) -> str:
-    """Return a pattern that matches only this key."""
-    return re.sub(r"([\\{}*])", r"\\\1", key)
 
 
 def group(leaves: Mapping[str, Leaf], layers: Collection[tuple[str, ...]] = ()) -> tuple[Group, ...]:
@@ -153,7 +149,7 @@ class Names:
             if step.stem is not None:
                 key = (tuple(out), step.stem, len(step.words))
                 name = self._known.setdefault(key, self._next())
-                out.append(f"{escape(step.stem)}{{{name}}}{escape(step.tail)}")
+                out.append(f"{escape_path(step.stem)}{{{name}}}{escape_path(step.tail)}")
             elif len(step.words) > 1:
                 numbered = [_NUMBERED.fullmatch(word) for word in step.words]
                 stem = numbered[0][1] if numbered[0] else ""
@@ -161,10 +157,10 @@ class Names:
                 words = tuple(word.removeprefix(stem) if shared_stem else word for word in step.words)
                 if self._most is not None and len(words) > self._most:
                     words = (*words[: self._most - 1], "...", words[-1])
-                listed = ",".join(escape(word).replace(",", "\\,") for word in words)
-                out.append(f"{escape(stem) if shared_stem else ''}{{{listed}}}")
+                listed = ",".join(escape_path(word).replace(",", "\\,") for word in words)
+                out.append(f"{escape_path(stem) if shared_stem else ''}{{{listed}}}")
             else:
-                out.append(escape(step.words[0]))
+                out.append(escape_path(step.words[0]))
         return "/".join(out)
 
     def _next(self) -> str:

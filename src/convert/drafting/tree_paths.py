@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from convert.checkpoints.source import Source
+from convert.checkpoints.source import Leaf
 from convert.drafting.path_groups import Names, group, keys_of
 from convert.drafting.recurrent_cells import find_cells
 from convert.drafting.stacked_axes import stacks
@@ -22,21 +22,24 @@ SILENT = (
 
 
 class Paths:
-    """The leaves of a checkpoint in groups, and their paths as rules write them.
+    """Leaves of a checkpoint in groups, and their paths as rules write them.
+
+    Args:
+        leaves: those to be grouped.
+        root: a prefix of all of them that the rules shall have; empty: it is guessed.
 
     Attributes:
         groups: each with the shape that one layer of its stack has.
         root: a prefix below which all leaves lie but those that no model needs.
     """
 
-    def __init__(self, source: Source) -> None:
-        alone = [Group(_steps(name), leaf.spec.shape, leaf.spec.dtype, (name,)) for name, leaf in source.leaves.items()]
-        cells = find_cells([g for g in alone if not unwanted(g)])
-        found = group(source.leaves, [tuple(step.words[0] for step in steps) for steps in cells])
+    def __init__(self, leaves: Mapping[str, Leaf], root: str) -> None:
+        cells = find_cells([g for name, leaf in leaves.items() if not unwanted(g := _alone(name, leaf))])
+        found = group(leaves, [tuple(step.words[0] for step in steps) for steps in cells])
         self._names = Names()
         self._stacks = stacks([g for g in found if not unwanted(g)])
         self.groups = tuple(self._unstacked(g) for g in found)
-        self.root = self._root()
+        self.root = root or self._root()
 
     def take_apart(self, names: Collection[str]) -> None:
         """Split the groups that have one of these leaves, and the groups of the same dict, into groups of one leaf."""
@@ -94,6 +97,15 @@ class Paths:
     def drop(self, g: Group) -> str:
         """Return a pattern for a `drop` rule of leaves that no model needs."""
         return re.sub(r"\{[a-z][a-z0-9]*\}", "*", self.path(g.steps))
+
+
+def _alone(name: str, leaf: Leaf) -> Group:
+    return Group(_steps(name), leaf.spec.shape, leaf.spec.dtype, (name,))
+
+
+def needless(leaves: Mapping[str, Leaf]) -> frozenset[str]:
+    """Return the leaves that no model needs."""
+    return frozenset(name for name, leaf in leaves.items() if unwanted(_alone(name, leaf)))
 
 
 def _steps(name: str) -> tuple[PathKey, ...]:

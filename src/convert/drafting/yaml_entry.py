@@ -21,6 +21,8 @@ class Draft:
         checkpoint: name of the checkpoint.
         model: name of the model.
         root: the prefix below which the leaves are; may be empty.
+        root_given: whether the user named it.
+        copies: entries of `copies`.
         axes: declarations of the axis letters, one line each.
         rules: one entry for each rule.
     """
@@ -28,6 +30,8 @@ class Draft:
     checkpoint: str
     model: str
     root: str
+    root_given: bool
+    copies: tuple[DraftEntry, ...]
     axes: tuple[str, ...]
     rules: tuple[DraftEntry, ...]
 
@@ -58,7 +62,10 @@ def render(draft: Draft) -> str:
         )
     lines += [f"model: {plain(draft.model)}", f"title: {plain(draft.model)}"]
     if draft.root:
-        lines.append(f"root: {plain(draft.root)}    # guess: every leaf that a model needs is below it")
+        remark = "" if draft.root_given else "    # guess: every leaf that a model needs is below it"
+        lines.append(f"root: {plain(draft.root)}{remark}")
+    if draft.copies:
+        lines += ["", "copies:", *_rules(draft.copies)]
     if draft.axes:
         lines += [
             "",

@@ -16,6 +16,7 @@ from convert.core.yaml_nodes import Position
 from convert.layers import Numbering, Rule
 from convert.layers.base import Matched, MatchKey
 from convert.planning.match_errors import LayerNumbers, MatchFacts, match_findings
+from convert.rules.copies import resolve_copies
 from convert.rules.file import LayerTypes, RuleFile
 from convert.rules.path_variants import each_combination, independent_groups, resolve_path_variants
 
@@ -91,14 +92,14 @@ def cover(rules: RuleFile, source: Source, index: PathIndex | None = None) -> Co
         index: of the source's leaves; pass one where several rule files are matched with one source.
     """
     index = index or PathIndex(source.leaves)
-    root = choose_root(rules, index)
+    named, root = resolve_copies(rules.rules, rules.copies, choose_root(rules, index))
     inside = index.below(root)
     specs = {name: leaf.spec for name, leaf in source.leaves.items()}
 
     def find(pattern: Pattern) -> list[tuple[str, Match]]:
         return (index.from_top if pattern.text.startswith("/") else inside).matches(pattern)
 
-    rules = replace(rules, rules=resolve_path_variants(rules.rules, rules.path_variants, specs, find))
+    rules = replace(rules, rules=resolve_path_variants(named, rules.path_variants, specs, find))
     claims: dict[str, Rule] = {}
     rivals: dict[str, list[Rule]] = {}
     matched: list[Matched] = []

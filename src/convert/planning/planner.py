@@ -381,7 +381,7 @@ def _twin_notes(match: RuleMatch) -> Iterator[str]:
     for twin in twin_trees(match.source.leaves, {drop.leaf for drop in match.coverage.dropped}):
         yield (
             f"{twin.tree} has the paths and shapes of {twin.of or 'the converted tree'} and is dropped: {twin.of or 'the latter'} is "
-            "converted; if the other one is meant (an average of the weights, for instance), change `root` of the rules"
+            "converted; if the other one is meant (an average of the weights, for instance), change `keep` of `copies`, or `root`, of the rules"
         )
 
 

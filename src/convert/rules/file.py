@@ -11,6 +11,7 @@ from typing import Any
 from convert.core.path_pattern import Pattern, parse_pattern
 from convert.core.yaml_nodes import Position, YamlNode
 from convert.layers import Rule
+from convert.rules.copies import Copies
 from convert.rules.path_variants import PathVariants
 from convert.rules.placeholders import ASK as ASK
 from convert.rules.placeholders import Question, questions
@@ -141,6 +142,7 @@ class RuleFile:
         rules: the rules, in file order.
         text: text of the file.
         node: the parsed YAML of this model, with positions.
+        copies: trees of which one is kept.
         path_variants: parts of paths that may have another form in a tree.
         sidecar: JSON file next to the checkpoint from which facts are read.
         needs_confirmation: fact that no checkpoint contains -> note for the user.
@@ -161,6 +163,7 @@ class RuleFile:
     rules: tuple[Rule, ...]
     text: str = field(repr=False)
     node: YamlNode = field(repr=False, compare=False)
+    copies: tuple[Copies, ...] = ()
     path_variants: tuple[PathVariants, ...] = ()
     sidecar: SidecarConfig | None = None
     needs_confirmation: Mapping[str, str] = field(default_factory=dict)
@@ -175,9 +178,11 @@ class RuleFile:
     @property
     def questions(self) -> tuple[Question, ...]:
         """Open questions, in file order. Rules with questions cannot convert anything."""
-        return questions(
+        open_copies = (Question(one.keep_at, "keep", " and ".join(one.of)) for one in self.copies if one.keep is None)
+        of_rules = questions(
             (rule.at, str(rule.path) if rule.sources else rule.kind_name, rule.open_keys) for rule in self.rules
         )
+        return (*open_copies, *of_rules)
 
     def supports(self, target: str) -> bool:
         """Whether every rule that matches leaves has a place for them in this target."""

@@ -19,10 +19,11 @@ from convert.layers.shared_keys import PATTERN, SHARED
 from convert.layers.transforms.rope import locate_heads
 from convert.layers.weight_keys import read_flattened, read_normalized, read_rope
 from convert.rules import attention_macro
+from convert.rules.copies import Copies
 from convert.rules.file import TORCH, Axis, LayerTypes, Requirement, RuleFile, SidecarConfig, Target, Version
 from convert.rules.multi_model import each_model
 from convert.rules.path_variants import PathVariants, VariantPath
-from convert.rules.placeholders import replace_placeholders
+from convert.rules.placeholders import ASK, replace_placeholders
 from convert.rules.schema import RULE_FILE, rule_record
 from convert.rules.validate import WrittenRule, validate
 
@@ -107,6 +108,9 @@ def _parse_model(node: YamlNode, path: str, text: str) -> RuleFile:
         rules=tuple(one.rule for one in written),
         text=text,
         node=node,
+        copies=tuple(
+            _copies(one, node) for one, node in zip(values.get("copies", ()), _listed(header, "copies"), strict=True)
+        ),
         path_variants=tuple(
             _path_variants(part, listed, header["path_variants"].value[part], facts)
             for part, listed in values.get("path_variants", {}).items()
@@ -146,6 +150,28 @@ def _target(name: str, values: Mapping[str, Any], node: YamlNode) -> Target:
 
 def _sidecar(values: Mapping[str, Any], node: YamlNode) -> SidecarConfig:
     return SidecarConfig(values["file"], values.get("supported", {}), node.at.line_only)
+
+
+def _listed(header: Mapping[str, YamlNode], key: str) -> tuple[YamlNode, ...]:
+    return header[key].value if key in header else ()
+
+
+def _copies(values: Mapping[str, Any], node: YamlNode) -> Copies:
+    keep, trees = values["keep"], values["of"]
+    keep_at = node.value["keep"].at
+    if len(set(trees)) < max(2, len(trees)):
+        raise wrong_value(node.value["of"], "at least two different trees")
+    if keep != ASK and keep not in trees:
+        raise RuleError(
+            Finding(
+                "rule-wrong-value",
+                rule=str(keep_at),
+                expected=f"one of {', '.join(trees)}",
+                got=repr(keep),
+                fix=did_you_mean(keep, trees),
+            )
+        )
+    return Copies(trees, None if keep == ASK else keep, values.get("in", ("",)), node.at, keep_at)
 
 
 def _path_variants(

@@ -186,6 +186,28 @@ _VARIANT_PATH = Record(
     },
     "a path variant",
 )
+_TREE = Scalar((str, type(None)), "a path from the top of the tree", lambda v: (v or "").strip("/"))
+_COPIES = Record(
+    {
+        "of": Key(
+            ListOf(_TREE),
+            "Paths of the trees. The rules name the first.",
+            required=True,
+            example="[params, ema_params]",
+        ),
+        "keep": Key(
+            _TREE,
+            "The tree that is converted; the others are dropped. `ask`: not decided yet.",
+            required=True,
+            example="params",
+        ),
+        "in": Key(
+            ListOf(_TREE, or_one=True),
+            "Paths of the networks that each have these trees. Default: the top of the tree.",
+        ),
+    },
+    "copies of a tree",
+)
 
 
 class _Variant(Field):
@@ -238,6 +260,10 @@ RULE_FILE = Record(
         "root": Key(
             ListOf(Scalar((str, type(None)), "a path", lambda v: v or ""), or_one=True),
             "Prefix of all paths in the rules, or several prefixes to try in order. Default: none.",
+        ),
+        "copies": Key(
+            ListOf(_COPIES),
+            "Trees with the same paths, of which a model needs one, such as params and ema_params. Default: none.",
         ),
         "leaf_names": Key(
             ListOf(Scalar((str, int), "a path", str)),
