@@ -1,0 +1,80 @@
+"""No correct conversion is called different: every golden, to every target, in float32 and bfloat16, in one file and in shards."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import convert
+from convert.verify.report.report import Report, Verdict
+from convert.verify.run import check
+from faults.catalogue import upstream_found
+from support import gemma_image_models, gemma_models
+from support.goldens import TIMESFM_1_CASES, checkpoint
+from support.paths import GOLDEN
+
+# Targets and goldens that no shipped reference runs: three levels check them.
+TARGETS_WITHOUT_REFERENCE = ("gemma_pytorch", "plain_norms")
+GOLDENS_WITHOUT_REFERENCE = (
+    *("bert-model", "bert-pretraining", "bert-classification", "bert-tokens", "bert-answers"),
+    *("gpt2-model", "siglip"),
+)
+SHARD = 20_000  # bytes: several files even of the smallest model
+
+
+def goldens() -> dict[str, tuple[str, Path, dict[str, Any]]]:
+    """Model, checkpoint and settings of each golden."""
+    found: dict[str, tuple[str, Path, dict[str, Any]]] = {}
+    for folder in sorted(GOLDEN.iterdir()):
+        case = folder.name
+        if case in gemma_models.CASES:
+            found[case] = "gemma", checkpoint(case), gemma_models.settings(case)
+        elif case in gemma_image_models.CASES:
+            found[case] = (
+                gemma_image_models.MODEL[case],
+                gemma_image_models.path(case),
+                gemma_image_models.CASES[case][1],
+            )
+        elif case == "recurrentgemma":
+            found[case] = case, checkpoint(case), {"attention_window": 5, "logits_soft_cap": 3.0}
+        elif case in TIMESFM_1_CASES:
+            given = {k: v for k, v in TIMESFM_1_CASES[case].items() if k == "use_positional_embedding"}
+            found[case] = "timesfm", checkpoint(case), {**given, "context_length": 512}
+        elif (folder / "io.npz").exists():
+            found[case] = case.split("-")[0], next(folder.glob("ckpt*")), {}
+    return found
+
+
+GOLDENS = goldens()
+
+
+def conversions() -> Iterator[Any]:
+    for case, (model, path, settings) in GOLDENS.items():
+        targets = convert.plan_conversion(model, path, settings=settings).rules.supported_targets
+        for to in targets:
+            yield pytest.param(case, to, id=f"{case}-{to}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("case", "to"), list(conversions()))
+def test_a_correct_conversion_passes(case: str, to: str, dtype: str, tmp_path: Path) -> None:
+    model, path, settings = GOLDENS[case]
+    out, shards = tmp_path / "out.safetensors", tmp_path / "out"
+    convert.convert(model, path, out, to=to, dtype=dtype, settings=settings)
+    without_reference = to in TARGETS_WITHOUT_REFERENCE or case in GOLDENS_WITHOUT_REFERENCE
+    with upstream_found():
+        assert_passes(check(out, path), skipped=("model",) if without_reference else ())
+    convert.convert(model, path, shards, to=to, dtype=dtype, settings=settings, max_shard_bytes=SHARD)
+    assert len(list(shards.glob("*.safetensors"))) > 1
+    assert_passes(check(shards, path, levels=("coverage", "weights", "layers")))
+
+
+def assert_passes(report: Report, skipped: Collection[str] = ()) -> None:
+    verdicts = {level.level: (level.verdict, [str(f) for f in level.findings]) for level in report.levels}
+    assert report.exit_code == 0
+    expected = {level: (Verdict.SKIPPED if level in skipped else Verdict.PASSED, []) for level in verdicts}
+    assert verdicts == expected
