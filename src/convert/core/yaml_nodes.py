@@ -12,6 +12,7 @@ from typing import Any
 from convert.core.errors import RuleError
 from convert.core.findings import Finding
 from convert.core.system.regular_file import read_regular
+from convert.core.yaml_quotes import with_quotes
 
 
 @dataclass(frozen=True, order=True)
@@ -123,13 +124,15 @@ class _Complete:
 
 @dataclass
 class _Open:
-    """A list or mapping whose end has not been read yet."""
+    """A list or mapping whose end has not been read yet; `blank` counts the keys in braces that no colon follows."""
 
     at: Position
     is_mapping: bool
+    in_braces: bool
     anchor: str | None
     children: list[YamlNode] = field(default_factory=list)
     keys_at: dict[str, Position] = field(default_factory=dict)
+    blank: int = 0
     values: int = 1
     height: int = 0
 
@@ -151,6 +154,7 @@ class _Open:
 
     def add(self, value: _Complete) -> None:
         self.children.append(value.node)
+        self.blank += value.text == "" and self.in_braces
         self.values += value.values
         self.height = max(self.height, value.height + 1)
 
@@ -162,7 +166,14 @@ class _Open:
         return _Complete(node, None, self.values, self.height)
 
 
-def _compose(events: Iterator[Any], file: str) -> YamlNode | None:
+def _quotes(text: str, at: Position) -> str:
+    """Return how to quote the value at this position; empty when quotes are not what it lacks."""
+    lines = text.split("\n")
+    quoted = with_quotes(lines[at.line - 1], at.column - 1) if at.line <= len(lines) else ""
+    return f"quote it: {quoted}" if quoted else ""
+
+
+def _compose(events: Iterator[Any], text: str, file: str) -> YamlNode | None:
     """Build the value of the only document; None if there is none.
 
     Open collections are kept in a list, so that deep nesting cannot exhaust the interpreter's stack. An alias is the same
@@ -185,7 +196,7 @@ def _compose(events: Iterator[Any], file: str) -> YamlNode | None:
             case yaml.AliasEvent():
                 anchor = anchors.get(event.anchor)
                 if anchor is None:
-                    raise _not_yaml(at, f"undefined alias {event.anchor!r}")
+                    raise _not_yaml(at, f"undefined alias {event.anchor!r}", _quotes(text, at))
                 if isinstance(anchor, _Open):
                     raise _not_yaml(
                         at, f"the alias {event.anchor!r} is inside its own anchor, in line {anchor.at.line}"
@@ -193,7 +204,8 @@ def _compose(events: Iterator[Any], file: str) -> YamlNode | None:
                 value = anchor
                 values += anchor.values - 1
             case yaml.CollectionStartEvent():
-                collection = _Open(at, isinstance(event, yaml.MappingStartEvent), event.anchor)
+                mapping = isinstance(event, yaml.MappingStartEvent)
+                collection = _Open(at, mapping, mapping and bool(event.flow_style), event.anchor)
                 if stack and stack[-1].expects_key:
                     stack[-1].add_key(collection.complete())
                 if len(stack) > MAX_DEPTH:
@@ -205,6 +217,9 @@ def _compose(events: Iterator[Any], file: str) -> YamlNode | None:
             case yaml.CollectionEndEvent():
                 collection = stack.pop()
                 value = collection.complete()
+                fix = _quotes(text, collection.at) if 0 < collection.blank == len(collection.children) else ""
+                if fix:
+                    raise _not_yaml(collection.at, "braces without quotes are a mapping", fix)
                 if collection.anchor is not None and anchors[collection.anchor] is collection:
                     anchors[collection.anchor] = value
             case yaml.DocumentStartEvent():
@@ -257,13 +272,12 @@ def load_yaml(text: str, file: str) -> YamlNode:
         problem = f"YAML 1.1 and 1.2 disagree on whether the character {code} breaks a line"
         raise _not_yaml(_position(text, character.start(), file), problem, f'write it as "{code}", in double quotes')
     try:
-        node = _compose(yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)), file)
+        node = _compose(yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)), text, file)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         character_read = repr(text[mark.index]) if mark.index < len(text) else "the end of the file"
-        raise _not_yaml(
-            _position(text, mark.index, file), f"{error.problem or error.context}, at {character_read}"
-        ) from None
+        at = _position(text, mark.index, file)
+        raise _not_yaml(at, f"{error.problem or error.context}, at {character_read}", _quotes(text, at)) from None
     except yaml.reader.ReaderError as error:
         bad = chr(error.character)
         raise _not_yaml(_position(text, max(0, text.find(bad)), file), f"{error.reason}, at {bad!r}") from None

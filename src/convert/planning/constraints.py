@@ -40,16 +40,37 @@ class Constraint:
 
 
 def bind(constraints: Iterable[Constraint], axes: Mapping[str, Axis]) -> tuple[dict[str, int], list[Finding]]:
-    """Return the sizes of all letters that the constraints and the products in `axes` determine, and contradictions."""
+    """Return the sizes of all letters that the constraints and the products in `axes` determine, and contradictions.
+
+    Of contradicting sizes, that of a setting holds, or else the one that the most rules state, so that one wrong rule does not
+    put the blame on all others.
+    """
     bound: dict[str, Constraint] = {}
-    findings: list[Finding] = []
-    for new in constraints:
-        old = bound.setdefault(new.letter, new)
-        if old.size != new.size:
-            findings.append(_conflict(old, new, axes))
+    disputed: dict[str, list[Constraint]] = {}
+    known = list(constraints)
+    for new in known:
+        if bound.setdefault(new.letter, new).size != new.size:
+            disputed[new.letter] = []
+    for new in known if disputed else ():
+        if new.letter in disputed:
+            disputed[new.letter].append(new)
+    bound |= {letter: _stated_most(stated) for letter, stated in disputed.items()}
+    findings = [
+        _conflict(bound[new.letter], new, axes)
+        for new in known
+        if new.letter in disputed and new.size != bound[new.letter].size
+    ]
     sizes = {letter: constraint.size for letter, constraint in bound.items()}
     findings += _solve_products(sizes, bound, axes)
     return sizes, findings
+
+
+def _stated_most(stated: list[Constraint]) -> Constraint:
+    """Return the first constraint with the size that a setting or the most rules state; the first of equally many."""
+    places: dict[int, set[str]] = {}
+    for constraint in stated:
+        places.setdefault(constraint.size, set()).add(constraint.place)
+    return max(stated, key=lambda constraint: (bool(constraint.setting), len(places[constraint.size])))
 
 
 def _conflict(old: Constraint, new: Constraint, axes: Mapping[str, Axis]) -> Finding:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from convert.checkpoints.source import Source
 from convert.core.findings import Finding
-from convert.layers.base import Matched
+from convert.layers.base import Matched, Rule
 from convert.layers.leaves import MisfitError
 from convert.planning.compile.named_leaf import constraints
 from convert.planning.constraints import Constraint, bind
@@ -77,8 +78,41 @@ class _Solver:
                     del undecided[choice]
                     findings.append(_no_variant(choice, group, {v: problems[0] for v, (_, problems) in trials.items()}))
         findings += [self._several_variants(choice, group) for choice, group in undecided.items()]
+        findings += self._stacked_elsewhere(known, variants)
         sizes, conflicts = bind(known, axes)
         return Sizes(sizes, variants), [*findings, *conflicts]
+
+    def _stacked_elsewhere(self, known: list[Constraint], variants: Mapping[str, str]) -> Iterator[Finding]:
+        """Yield the rules that agree with all others when they stack another axis, and correct `known`."""
+        while conflicts := bind(known, self.coverage.rules.axes)[1]:
+            blamed = Counter(finding.rule for finding in conflicts)
+            suspects = [m for m in self.coverage.matched if blamed[m.rule.at.line_only] and len(m.rule.stacked) == 1]
+            suspects.sort(key=lambda matched: -blamed[matched.rule.at.line_only])
+            tried = (self._other_axis(known, matched, variants, len(conflicts)) for matched in suspects)
+            found = next((outcome for outcome in tried if outcome is not None), None)
+            if found is None:
+                return
+            finding, known[:] = found
+            yield finding
+
+    def _other_axis(
+        self, known: Sequence[Constraint], matched: Matched, variants: Mapping[str, str], before: int
+    ) -> tuple[Finding, list[Constraint]] | None:
+        """Return the finding and the constraints with the first stacked axis that leaves fewer than `before` conflicts."""
+        rule, place = matched.rule, matched.rule.at.line_only
+        ((index, stated),) = rule.stacked.items()
+        others = [constraint for constraint in known if constraint.rule != place]
+        leaves = [leaf for of_role in matched.leaves.values() for leaf in of_role.values()]
+        for axis in range(max(len(self.source.leaves[leaf].spec.shape) for leaf in leaves)):
+            own: list[Constraint] = []
+            elsewhere = replace(matched, rule=replace(rule, stacked={index: axis}))
+            if axis == stated or self._collect(own, elsewhere, variants.get(rule.choice or "")):
+                continue
+            rest = bind([*others, *own], self.coverage.rules.axes)[1]
+            if len(rest) < before and place not in {finding.rule for finding in rest}:
+                wrong = [constraint for constraint in known if constraint.rule == place]
+                return _wrong_axis(rule, wrong, own, others, axis), [*others, *own]
+        return None
 
     def _from_settings(self) -> list[Constraint]:
         return [
@@ -126,6 +160,26 @@ class _Solver:
             path=leaf,
             fix=f"choose with {' or '.join(f'--set {choice}={variant}' for variant in variants)}",
         )
+
+
+def _wrong_axis(
+    rule: Rule, stated: Sequence[Constraint], fitting: Sequence[Constraint], others: Sequence[Constraint], axis: int
+) -> Finding:
+    """Report a rule that stacks another axis than the shapes of all other leaves allow."""
+    ((index, wrong),) = rule.stacked.items()
+    right = {constraint.letter: constraint.size for constraint in fitting}
+    differ = {c.letter: c.size for c in stated if right.get(c.letter, c.size) != c.size}
+    places = {c.letter: c.place for c in reversed(others) if right.get(c.letter) == c.size}
+    return Finding(
+        "size-conflict",
+        f"stacked: {{{index}: {wrong}}} reads {stated[0].shown}, which makes "
+        f"{', '.join(f'{letter} = {size}' for letter, size in differ.items())}; the other rules make "
+        f"{', '.join(f'{letter} = {right[letter]} ({places[letter]})' for letter in differ if letter in places)}",
+        rule=rule.at.line_only,
+        path=stated[0].leaf,
+        fix=f"with `stacked: {{{index}: {axis}}}` the rule agrees with the others",
+        data={"letter": index, "sizes": [differ.get(index, right[index]), right[index]]},
+    )
 
 
 def _no_variant(choice: str, group: Sequence[Matched], problems: Mapping[str, Finding]) -> Finding:

@@ -133,6 +133,38 @@ def test_what_is_not_yaml(text: str, error: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("line", "column", "quoted"),
+    [
+        ("linear: {i}", 9, 'linear: "{i}"'),
+        ("  linear: {q,k}.{i}  # of torch", 11, 'linear: "{q,k}.{i}"'),
+        ("- from: {i}/kernel", 9, 'from: "{i}/kernel"'),
+        ("- {einsum: x, from: l/{a,b}/kernel, linear: m}", 23, 'from: "l/{a,b}/kernel"'),
+        ("  bias: {path: l/{i}/bias, optional: true}", 18, 'path: "l/{i}/bias"'),
+        ("from: **/kernel", 8, 'from: "**/kernel"'),
+        ("from: *", 8, 'from: "*"'),
+        ("from: @w", 7, 'from: "@w"'),
+    ],
+)
+def test_a_value_that_needs_quotes(line: str, column: int, quoted: str) -> None:
+    """A value with the special characters of YAML: the error has the value with quotes, and with these it is YAML."""
+    with rejected("rule-not-yaml", f"f:1:{column}", f"quote it: {quoted}"):
+        load_yaml(f"{line}\n", "f")
+
+
+@pytest.mark.parametrize("line", ["a: {i: 0", "a: [b/{i}, c", "a: {x: 1} y", "a: 'x", 'a: "{i}" y'])
+def test_quotes_are_not_suggested_for_other_mistakes(line: str) -> None:
+    with pytest.raises(RuleError) as refused:
+        load_yaml(line, "f")
+    assert refused.value.findings[0].fix == ""
+
+
+def test_braces_of_mappings_stay() -> None:
+    assert load_yaml("a: {i: 0}\nb: {}\nc: {x: null}\nd: {y: ~}\ne:\n  f:\n", "f").plain() == {
+        "a": {"i": 0}, "b": {}, "c": {"x": None}, "d": {"y": None}, "e": {"f": None},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
     ("text", "error"),
     [
         ("a: *nope", ("rule-not-yaml", "f:1:4", "undefined alias 'nope'")),

@@ -260,6 +260,29 @@ def test_two_leaves_that_contradict_each_other() -> None:
     assert "float32[13,7] as F D makes F = 13, but layers_0/up/w (r.yaml:5, float32[7,11] as D F) makes it 11" in text
 
 
+@pytest.mark.parametrize("wrong", [0, 7, 19])
+def test_a_wrong_stacked_axis_blames_its_own_rule_once(wrong: int) -> None:
+    """Also where it is the first of many rules."""
+    rule = "- einsum: ...D,DF->...F\n  from: m{k}/w\n  stacked: {{i: {axis}}}\n  linear: m{k}.{{i}}\n"
+    rules = "".join(rule.format(k=k, axis=1 if k == wrong else 0) for k in range(20))
+    tree = {f"m{k}/w": np.zeros((3, 7, 11), np.float32) for k in range(20)}
+    assert places(rules, tree) == [("size-conflict", f"r.yaml:{5 + 4 * wrong}", f"m{wrong}/w")]
+    (text,) = findings(rules, tree)
+    assert (
+        "stacked: {i: 1} reads float32[3,7,11] as D i F, which makes i = 7, D = 3; the other rules make i = 3 " in text
+    )
+    assert text.endswith("with `stacked: {i: 0}` the rule agrees with the others")
+
+
+@pytest.mark.parametrize("wrong", [0, 4])
+def test_the_size_that_most_rules_state_holds(wrong: int) -> None:
+    rule = "- einsum: {equation}\n  from: m{k}/w\n  linear: m{k}\n"
+    equations = ["...F,FD->...D" if k == wrong else "...D,DF->...F" for k in range(5)]
+    rules = "".join(rule.format(k=k, equation=equation) for k, equation in enumerate(equations))
+    tree = {f"m{k}/w": np.zeros((7, 11), np.float32) for k in range(5)}
+    assert places(rules, tree) == [("size-conflict", f"r.yaml:{5 + 3 * wrong}", f"m{wrong}/w")] * 2
+
+
 def test_a_transposed_leaf_contradicts_twice() -> None:
     head = HEAD + "axes: {D: {is: model width}}\n"
     tree = {**mlp(), "layers_1/down/w": np.zeros((7, 11), np.float32)}
@@ -370,7 +393,11 @@ def test_depths_that_differ() -> None:
     stacked = "- from: w\n  stacked: {i: 1}\n  parameter: w.{i}\n"
     two = "- from: v\n  stacked: {i: 0}\n  parameter: v.{i}\n" + stacked
     assert places(two, zeros(v=(5, 3), w=(5, 2))) == [("size-conflict", "r.yaml:8", "w")]
-    assert "but v (r.yaml:5, float32[5,3] as stored) makes it 5" in findings(two, zeros(v=(5, 3), w=(5, 2)))[0]
+    (text,) = findings(two, zeros(v=(5, 3), w=(5, 2)))
+    assert (
+        "stacked: {i: 1} reads float32[5,2] as stored, which makes i = 2; the other rules make i = 5 (r.yaml:5)" in text
+    )
+    assert "but v (r.yaml:5, float32[5,3] as stored) makes it 5" in findings(two, zeros(v=(5, 3), w=(4, 2)))[0]
     counted, tree = "- from: v_{i}\n  parameter: v.{i}\n" + stacked, zeros(v_0=(3,), v_1=(3,), v_2=(3,), w=(5, 2))
     assert places(counted, tree) == [("size-conflict", "r.yaml:7", "w")]
     assert "but the number of {i} in the tree (r.yaml:5) makes it 3" in findings(counted, tree)[0]
