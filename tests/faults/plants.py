@@ -186,6 +186,13 @@ class InTarget(Plant):
 
 
 @dataclass(frozen=True)
+class InTraining(InTarget):
+    """An edit of the target's module that only training sees, and a check that counts it."""
+
+    options: ClassVar[dict[str, Any]] = {"training": True}
+
+
+@dataclass(frozen=True)
 class InReference(Plant):
     """The JAX side computes something else."""
 

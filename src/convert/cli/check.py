@@ -80,6 +80,14 @@ def check(
             rich_help_panel=o.PROOF,
         ),
     ] = False,
+    training: Annotated[
+        bool,
+        typer.Option(
+            "--training",
+            help="Count differences that only training sees: momentum, dropout. Without it they are notes.",
+            rich_help_panel=o.PROOF,
+        ),
+    ] = False,
     junit: Annotated[
         Path | None,
         typer.Option("--junit", metavar="FILE", help="Write the report as JUnit XML.", rich_help_panel=o.REPORT),
@@ -131,6 +139,7 @@ def check(
                 precision=precision,
                 seed=seed,
                 backends=backends,
+                training=training,
             )
     except BaseException as error:
         aborted = abort(error)

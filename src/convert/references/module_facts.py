@@ -95,10 +95,24 @@ def _norm(module: torch.nn.Module) -> dict[str, Any]:
     if "norm" not in type(module).__name__.lower():
         return {}
     for attribute in ("eps", "epsilon", "variance_epsilon"):
-        epsilon = getattr(module, attribute, None)
-        if isinstance(epsilon, float):
-            return {"epsilon": epsilon, "multiplies_by": _factor(module), **_of_channels(module)}
+        epsilon = _default_epsilon(module) if attribute == "eps" else getattr(module, attribute, None)
+        if isinstance(epsilon, float | int):
+            return {"epsilon": float(epsilon), "multiplies_by": _factor(module), **_of_channels(module)}
     return {}
+
+
+def _default_epsilon(module: torch.nn.Module) -> float | None:
+    """Return `eps`; ``torch.nn.RMSNorm(eps=None)`` takes that of the dtype it computes in: float32, or float64.
+
+    So torch 2.13 does. Its documentation says the dtype of the input, also for bfloat16.
+    """
+    import torch
+
+    epsilon: float | None = getattr(module, "eps", None)
+    if epsilon is None and isinstance(module, torch.nn.RMSNorm):
+        dtype = torch.get_default_dtype() if module.weight is None else module.weight.dtype
+        return torch.finfo(torch.promote_types(dtype, torch.float32)).eps
+    return epsilon
 
 
 def _of_channels(module: torch.nn.Module) -> dict[str, Any]:

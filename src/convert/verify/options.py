@@ -27,6 +27,7 @@ class CheckOptions:
         precision: native precision of the model; None is the recording's, or else float32.
         seed: of the random inputs; None is the recording's, or else 0.
         backends: whether to compare the backends, too.
+        training: whether a difference that only training sees, such as a momentum, makes the models different.
     """
 
     levels: Iterable[str] = LEVELS
@@ -37,6 +38,7 @@ class CheckOptions:
     precision: str | None = None
     seed: int | None = None
     backends: bool = False
+    training: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "levels", tuple(self.levels))
@@ -65,6 +67,7 @@ class CheckKeywords(OptionKeywords, total=False):
     precision: str | None
     seed: int | None
     backends: bool
+    training: bool
 
 
 def require_levels(levels: Iterable[str]) -> None:

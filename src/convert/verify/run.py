@@ -299,7 +299,7 @@ def _leaf_levels(comparison: Comparison, weights: WeightsPass | None) -> Iterato
             if not comparison.from_recording:
                 missing()  # imports the frameworks
             layers = pool.submit(_layers_level, comparison, weights)
-            facts = pool.submit(check_facts, plan, written, comparison.reference)
+            facts = pool.submit(check_facts, plan, written, comparison.reference, training=comparison.options.training)
         if weights is not None:
             yield weights.report()
         elif "weights" in levels:

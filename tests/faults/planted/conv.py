@@ -8,7 +8,7 @@ import numpy as np
 from torch import nn
 
 from faults.expected import Fault
-from faults.plants import InFile, InRule, InTarget, Tensors, attribute, tensor
+from faults.plants import InFile, InRule, InTarget, InTraining, Tensors, attribute, tensor
 
 NET = "conv-net"
 WEIGHT = "dense.parametrizations.weight.original1"
@@ -127,7 +127,7 @@ IN_TARGETS = [
     in_target("output_padding for a transposed SAME", torch_arguments, "layers", "up", "padding", ("up", "another padding")),
     in_target("transposed SAME cropped at the start", from_the_start, "model", "up", "another padding"),
     in_target("epsilon of a batch norm", of("norm", attribute("eps", 1e-3)), "layers", "norm", "epsilon", ("norm", "epsilon 0.001 for 1e-05")),
-    in_target("momentum as the source calls it", of("norm", attribute("momentum", 0.9)), "layers", "norm", "momentum"),
+    Fault("momentum as the source calls it", NET, "torch", InTraining(of("norm", attribute("momentum", 0.9))), "layers", "norm", "momentum"),
     in_target("number of groups", of("group", attribute("num_groups", 2)), "layers", "group", "num_groups", ("group", "2 groups for 3 groups")),
     in_target("epsilon of a group norm", of("group", attribute("eps", 1e-5)), "layers", "group", "epsilon", ("group", "epsilon 1e-05 for 1e-06")),
 ]  # fmt: skip

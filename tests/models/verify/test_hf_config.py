@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import shutil
 import sys
@@ -16,6 +17,7 @@ from convert.core.findings import Finding
 from convert.planning.plan import Plan
 from convert.verify.config.compare import Facts, check_facts
 from convert.verify.config.hf_config import HARMLESS, harmless
+from convert.verify.config.same_value import same
 from convert.verify.coverage.level import check_coverage
 from convert.verify.run import check, load_reference
 from convert.verify.written import Written, open_written
@@ -34,7 +36,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Any:
         if case not in known:
             out = tmp_path_factory.mktemp("keys") / "out"
             said = settings(case) if case.startswith("gemma") else {}
-            rules = {"timesfm-2.5": "timesfm", "gemma3": "gemma"}.get(case, case.split("-")[0])
+            rules = {"timesfm-2.5": "timesfm", "gemma3": "gemma", "gemma1-mha": "gemma"}.get(case, case.split("-")[0])
             convert(rules, checkpoint(case), out, to="transformers", settings=said)
             plan = plan_conversion(rules, checkpoint(case), to="transformers", settings=said)
             known[case] = plan, open_written(out)
@@ -104,8 +106,71 @@ def test_training_generation_and_labels_are_no_findings(made: Any) -> None:
         "transformers_version": "4.1", "chunk_size_feed_forward": 4,
     }  # fmt: skip
     found = facts(made, "gemma3", **added)
-    assert not found.findings and not any("attention_dropout" in note for note in found.notes)
+    assert not found.findings
     assert harmless("text_config.attention_dropout") and not harmless("sliding_window") and "rope_theta" not in HARMLESS
+
+
+@pytest.mark.parametrize(("case", "default"), [("gemma3", "0.0"), ("bert", "0.1")])
+def test_a_rate_of_dropout_counts_for_training_alone(made: Any, case: str, default: str) -> None:
+    """The class states the rate of Gemma, the config.json of the source that of BERT."""
+    key = "attention_dropout" if case == "gemma3" else "hidden_dropout_prob"
+    assert not any("only training" in note for note in facts(made, case).notes)
+    found = facts(made, case, **{key: 0.3})
+    said = f"only training sees this difference, which --training counts: {key}: "
+    assert not found.findings and any(note.startswith(said) for note in found.notes)
+    plan, written = made(case)
+    changed = dataclasses.replace(written, config={**written.config, key: 0.3})
+    finding = only(check_facts(plan, changed, ABSENT, training=True))
+    assert (finding.path, finding.expected, finding.got) == (key, default, "0.3")
+    assert not check_facts(plan, written, ABSENT, training=True).findings
+
+
+@pytest.mark.parametrize(
+    ("case", "added"),
+    [
+        ("gemma1-mha", {"rope_scaling": {"rope_type": "default"}}),
+        ("gemma1-mha", {"rope_scaling": {"type": "default"}}),
+        ("gemma1-mha", {"rope_parameters": {"rope_theta": 10000.0}}),
+        ("gemma1-mha", {"partial_rotary_factor": 1.0}),
+        ("gemma3", {"hidden_activation": "gelu_new"}),
+        ("t5-v1.1", {"dense_act_fn": "gelu_pytorch_tanh"}),
+        ("t5-v1.1", {"dense_act_fn": "gelu_fast"}),
+        ("t5-v1.1", {"feed_forward_proj": "gated-gelu"}),
+        ("gpt2", {"activation_function": "gelu_accurate"}),
+        ("bert", {"hidden_act": "gelu_python"}),
+        ("whisper", {"activation_function": "gelu_python"}),
+    ],
+)
+def test_another_name_of_the_same_function_is_no_difference(made: Any, case: str, added: dict[str, Any]) -> None:
+    assert not facts(made, case, **added).findings
+
+
+@pytest.mark.parametrize(
+    ("case", "added"),
+    [
+        ("gemma1-mha", {"rope_scaling": {"type": "linear", "factor": 2.0}}),
+        ("gemma1-mha", {"partial_rotary_factor": 0.5}),
+        ("t5-v1.1", {"dense_act_fn": "gelu"}),
+        ("t5-v1.1", {"feed_forward_proj": "gelu_new"}),  # not gated
+        ("gpt2", {"activation_function": "gelu"}),
+        ("bert", {"hidden_act": "quick_gelu"}),
+    ],
+)
+def test_a_name_of_another_function_is_a_difference(made: Any, case: str, added: dict[str, Any]) -> None:
+    assert facts(made, case, **added).findings
+
+
+def test_the_names_of_one_activation_are_those_of_transformers() -> None:
+    """All pairs of ``ACT2FN``: `same` says whether their functions are."""
+    import torch
+    from transformers.activations import ACT2FN
+
+    x = torch.linspace(-8, 8, 1001, dtype=torch.float64)
+    values = {name: ACT2FN[name](x) for name in ACT2FN if name not in ("prelu", "xielu")}  # these two have weights
+    for one, two in itertools.combinations(values, 2):
+        wide = {"gelu_10", "relu6"} & {one, two}  # equal to another up to 10 and up to 6
+        equal = not wide and bool((values[one] - values[two]).abs().max() < 1e-6)
+        assert same("hidden_act", one, two) == equal, (one, two)
 
 
 def test_a_key_that_the_class_does_not_read(made: Any) -> None:

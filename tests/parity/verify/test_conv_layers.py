@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from torch import nn
 
 import convert
@@ -16,8 +17,9 @@ from convert.layers import BatchNorm, Convolution, ConvTranspose
 from convert.layers.conv import padding as geometry
 from convert.layers.conv import probe as probe_conv
 from convert.layers.transforms import weight_transforms
+from convert.references.module_facts import facts as module_facts
 from convert.references.protocol import Reference
-from convert.verify.config.compare import check_facts
+from convert.verify.config.compare import Facts, check_facts
 from convert.verify.report.report import Verdict
 from convert.verify.run import check
 from convert.verify.written import open_written
@@ -113,9 +115,15 @@ class Net(nn.Module):
         self.n.bias = None
 
 
-def findings(
-    tmp_path: Path, padding: str, strides: int, kind: str, conv: nn.Module, momentum: float = 0.1
-) -> list[str]:
+def facts_of(
+    tmp_path: Path,
+    padding: str,
+    strides: int,
+    kind: str,
+    conv: nn.Module,
+    momentum: float = 0.1,
+    training: bool = False,
+) -> Facts:
     shape = (3, 3, 2, 4)
     tree = {"k": np.ones(shape, np.float32)} | {name: np.ones(4, np.float32) for name in ("s", "mean", "var")}
     file, out = tmp_path / "r.yaml", tmp_path / "out.safetensors"
@@ -126,8 +134,14 @@ def findings(
     plan = convert.plan_conversion(str(file), source)
     module = Net(conv, momentum)
     built = Reference(lambda seed: {}, lambda state: module, lambda m, x: {}, (), 1, 1)
-    facts = check_facts(plan, open_written(out), built)
-    return [f"{finding.data['fact']}: {finding.expected}; {finding.got}" for finding in facts.findings]
+    return check_facts(plan, open_written(out), built, training=training)
+
+
+def findings(
+    tmp_path: Path, padding: str, strides: int, kind: str, conv: nn.Module, momentum: float = 0.1
+) -> list[str]:
+    found = facts_of(tmp_path, padding, strides, kind, conv, momentum).findings
+    return [f"{finding.data['fact']}: {finding.expected}; {finding.got}" for finding in found]
 
 
 @pytest.mark.parametrize(
@@ -166,9 +180,47 @@ def test_other_arguments_are_findings(
 
 
 def test_momentum_is_compared_as_torch_means_it(tmp_path: Path) -> None:
+    """For training; at inference nothing reads it. The source's 0.9 is torch's 0.1, and torch's 0.9 would be its 0.1."""
     conv = nn.Conv2d(2, 4, 3, padding=1, bias=False)
-    (said,) = findings(tmp_path, "SAME", 1, "conv", conv, momentum=0.9)
-    assert said == "momentum: 0.1 of n; 0.9 (the target's module n)"
+    assert findings(tmp_path, "SAME", 1, "conv", conv, momentum=0.9) == []
+    compared = facts_of(tmp_path, "SAME", 1, "conv", conv, momentum=0.9)
+    said = "only training sees this difference, which --training counts: "
+    assert any(note.startswith(said) and "expected 0.1 of n, got 0.9" in note for note in compared.notes)
+    (finding,) = facts_of(tmp_path, "SAME", 1, "conv", conv, momentum=0.9, training=True).findings
+    assert (finding.expected, finding.got) == ("0.1 of n", "0.9 (the target's module n)")
+    assert finding.fix == (
+        "configure n with momentum 0.1, or correct the rules if the source has momentum 0.1, which is 0.9 in torch"
+    )
+
+
+def test_a_padding_is_repaired_in_the_words_of_each_side(tmp_path: Path) -> None:
+    (finding,) = facts_of(tmp_path, "VALID", 1, "conv", nn.Conv2d(2, 4, 3, padding=1, bias=False)).findings
+    assert (finding.expected, finding.got) == ("padding=(0, 0) of m", "padding=(1, 1) (the target's module m)")
+    assert finding.fix == (
+        "make it padding=(0, 0) in the code of m, or correct `padding` of the rule if the source pads like padding=(1, 1)"
+    )
+    (finding,) = facts_of(tmp_path, "VALID", 1, "conv", nn.Conv2d(2, 4, 3, stride=2, bias=False)).findings
+    assert finding.fix == "configure m with stride [1, 1], or correct the rules if the source has strides [2, 2]"
+
+
+@pytest.mark.parametrize(
+    ("norm", "epsilon"),
+    [
+        (nn.RMSNorm(4), 2**-23),
+        (nn.RMSNorm(4, elementwise_affine=False), 2**-23),
+        (nn.RMSNorm(4, dtype=torch.bfloat16), 2**-23),
+        (nn.RMSNorm(4, dtype=torch.float64), 2**-52),
+        (nn.RMSNorm(4, eps=1e-6), 1e-6),
+        (nn.RMSNorm(4, eps=0), 0.0),
+    ],
+)
+def test_the_epsilon_that_torch_takes_by_default(norm: nn.Module, epsilon: float) -> None:
+    """`eps=None` is a machine epsilon; and the module computes with what is read."""
+    (found,) = module_facts(nn.Sequential(norm)).values()
+    assert found["epsilon"] == epsilon
+    x = torch.tensor([[1e-3, -2e-3, 1e-4, 3e-3]], dtype=getattr(norm.weight, "dtype", torch.float32))
+    want = x.double() / torch.sqrt((x.double() ** 2).mean(-1, keepdim=True) + epsilon)
+    torch.testing.assert_close(norm(x).double(), want, rtol=1e-2 if x.dtype == torch.bfloat16 else 1e-5, atol=0)
 
 
 # ---- a recording

@@ -7,7 +7,6 @@ finding even when the outputs agree on the inputs that were tried.
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -15,14 +14,14 @@ from typing import Any
 
 from convert.core.findings import Finding
 from convert.core.yaml_nodes import YamlNode
-from convert.layers.shared_keys import ACTIVATION_NAMES
 from convert.planning.plan import Plan
 from convert.references.protocol import Reference
 from convert.rules.file import parse_reference
 from convert.verify.config.declared import LAYER_FACTS, DeclaredFact, declared_facts, recorded_facts
 from convert.verify.config.generation import compare_generation
-from convert.verify.config.hf_config import OtherKeys, class_config, compare_other_keys, flatten
+from convert.verify.config.hf_config import OtherKeys, class_config, compare_other_keys, compare_training_keys, flatten
 from convert.verify.config.impact import impact_of
+from convert.verify.config.same_value import canonical, same, shown
 from convert.verify.report.report import LevelReport, Verdict
 from convert.verify.written import Written
 from convert.writing.provenance import header_metadata
@@ -49,6 +48,8 @@ CONFIG_FACTS: Mapping[str, str] = {
 TRANSFORMERS_NAMES = {"gelu_tanh": "gelu_pytorch_tanh", "gelu_erf": "gelu", "none": "linear"}
 INNER = ("rope_parameters", "rope_scaling", "text_config")  # sections of config.json about the same model
 NO_FACTS = ("architectures", "model_type", "dtype", "torch_dtype")  # class and precision, not a fact
+TORCH_NAMES = {"strides": "stride"}  # fact -> torch's name for it, where they differ
+TRAINING_FACTS = ("momentum",)  # that only training reads
 UNREADABLE = ("unknown", "none")  # a fact of a live module that could not be read; `none` only for norms
 
 
@@ -67,12 +68,15 @@ class Facts:
     seconds: float
 
 
-def check_facts(plan: Plan | None, written: Written, reference: Reference | str | None = None) -> Facts:
+def check_facts(
+    plan: Plan | None, written: Written, reference: Reference | str | None = None, *, training: bool = False
+) -> Facts:
     """Compare what the source computes with what the target is configured to compute.
 
     Args:
         plan: states the facts of the source; None takes those in the metadata of the file.
         reference: builds the target's module; the reason, when there is none.
+        training: whether a difference that only training sees is a finding; otherwise it is a note.
     """
     started = time.monotonic()
     facts = declared_facts(plan) if plan is not None else recorded_facts(written)
@@ -99,6 +103,13 @@ def check_facts(plan: Plan | None, written: Written, reference: Reference | str 
         notes.append(f"the facts of the target's module were not read{f': {reference}' if reference else ''}")
     else:
         findings += _module(written, reference, comparison, notes, causes)
+    trained = [finding for finding in findings if finding.data.get("fact") in TRAINING_FACTS]
+    findings = [finding for finding in findings if finding not in trained]
+    trained += compare_training_keys(plan, written) if plan is not None else ()
+    if training:
+        findings += trained
+    else:
+        notes += [f"only training sees this difference, which --training counts: {finding}" for finding in trained]
     unread = [fact for fact in facts if fact not in comparison.compared]
     notes.insert(
         0, f"{len(facts) - len(unread)} of {len(facts)} declared facts compared with the target's configuration"
@@ -151,14 +162,14 @@ class _Comparison:
         first = facts[0]
         configured = canonical(value) if first.name == "activation" else value
         impact = impact_of(first.name, first.value, configured, self.sizes, self.context)
-        expected = " or ".join(dict.fromkeys(_shown(fact.value) for fact in facts))
+        expected = " or ".join(dict.fromkeys(shown(fact.value) for fact in facts))
         return Finding(
             "fact-differs",
             f"the target is configured with another {first.name}" + (f" ({impact.text})" if impact.text else ""),
             first.at,
             path,
             f"{expected}{f' of {first.layer.text}' if first.layer else ''}",
-            f"{_shown(value)} ({where})",
+            f"{shown(value)} ({where})",
             fix,
             {
                 "fact": first.name,
@@ -169,30 +180,6 @@ class _Comparison:
                 "diagnosis": first.name,
             },
         )
-
-
-def same(name: str, one: Any, two: Any) -> bool:
-    """Whether two values are equal: activations by their meaning, numbers to the precision of float32."""
-    if name == "activation":
-        return bool(canonical(one) == canonical(two))
-    if isinstance(one, list | tuple) and isinstance(two, list | tuple):
-        return len(one) == len(two) and all(same("", a, b) for a, b in zip(one, two, strict=True))
-    if isinstance(one, bool) or isinstance(two, bool):
-        return one is two
-    if isinstance(one, int | float) and isinstance(two, int | float):
-        return math.isclose(one, two, rel_tol=1e-7)
-    return bool(one == two)
-
-
-def canonical(activation: Any) -> Any:
-    """Return the name of an activation in the rules."""
-    return ACTIVATION_NAMES.get(activation, activation) if isinstance(activation, str) else activation
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:g}" if math.isclose(float(f"{value:g}"), value, rel_tol=1e-7) else repr(value)
-    return str(value)
 
 
 # ---- the header
@@ -333,12 +320,12 @@ def _module(
             if name == "padding" and _may_pad_elsewhere(facts, value):
                 continue
             where = f"the target's module {module}" if module else "the target's module"
-            fix = ""
-            if facts:
-                fix = f"configure {module or 'it'} with {name} {_shown(facts[0].value)}, or correct the rules if the source has {_shown(value)}"
+            fix = _configure(module or "it", name, facts[0].value, value) if facts else ""
             if name in causes:
                 fix = f"remove {causes[name]} from config.json: it changes this value, and the rules do not write it"
             finding = comparison.compare(facts, value, where, fix, module)
+            if finding is not None and name == "padding":
+                finding = replace(finding, got=f"{_padding(value)} ({where})")
             if finding is not None:
                 groups.setdefault((name, str(value), facts[0].at), []).append(finding)
     for name, modules in undeclared.items():
@@ -348,6 +335,19 @@ def _module(
         more = f"; {len(group) - 1} more modules of this rule do so" if len(group) > 1 else ""
         data = {**first.data, "modules": [finding.path for finding in group]}
         yield replace(first, problem=first.problem + more, data=data)
+
+
+def _configure(module: str, name: str, declared: Any, value: Any) -> str:
+    """Say how to correct one of the two sides, each in its own terms."""
+    if name == "padding":
+        return f"make it {declared} in the code of {module}, or correct `padding` of the rule if the source pads like {_padding(value)}"
+    source = round(1 - value, 12) if name == "momentum" else value
+    other = f"{name} {shown(source)}{f', which is {shown(value)} in torch' if source != value else ''}"
+    return f"configure {module} with {TORCH_NAMES.get(name, name)} {shown(declared)}, or correct the rules if the source has {other}"
+
+
+def _padding(value: Any) -> str:
+    return f"padding={tuple(value) if isinstance(value, list) else repr(value)}"
 
 
 def _may_pad_elsewhere(facts: list[DeclaredFact], value: Any) -> bool:

@@ -14,6 +14,7 @@ from typing import Any
 
 from convert.core.findings import Finding
 from convert.planning.plan import Plan
+from convert.verify.config.same_value import same
 from convert.verify.coverage.hf_directory import other_class
 from convert.verify.written import WEIGHTS_KEY, Written
 
@@ -27,10 +28,10 @@ HARMLESS = frozenset({
     "problem_type", "finetuning_task", "task_specific_params", "attn_implementation", "pretraining_tp",
     "gradient_checkpointing", "chunk_size_feed_forward", "reorder_and_upcast_attn", "apply_spec_augment",
     "median_filter_width", "suppress_tokens", "begin_suppress_tokens", "max_length", "min_length", "num_beams",
-    "do_sample", "early_stopping", "prefix", "initializer_range", "initializer_factor", "init_std", "layerdrop",
-    "encoder_layerdrop", "decoder_layerdrop",
+    "do_sample", "early_stopping", "prefix", "initializer_range", "initializer_factor", "init_std",
 })
 # fmt: on
+TRAINING = ("dropout", "layerdrop", "drop_path")  # parts of keys that change the function in training alone
 RUNNING = ("reorder_and_upcast_attn", "chunk_size_feed_forward")  # how the same function is computed
 TOKENS = ("pad", "bos", "eos", "sep", "cls", "mask", "unk", "decoder_start", "forced_bos", "forced_eos")
 LOADER = ("quantization_config", "compression_config", "fusion_config")  # read by from_pretrained, not by the class
@@ -112,9 +113,33 @@ def harmless(key: str) -> bool:
     return (
         any(part.startswith("_") or part in HARMLESS for part in parts)
         or token in TOKENS
-        or "dropout" in last
+        or only_training(last)
         or last == WEIGHTS_KEY
     )
+
+
+def only_training(key: str) -> bool:
+    """Whether only training reads a key."""
+    return any(part in key for part in TRAINING)
+
+
+def compare_training_keys(plan: Plan, written: Written) -> Iterator[Finding]:
+    """Yield the rates of dropout in ``config.json`` that are not those of the sidecar or of the transformers class."""
+    templates = plan.rules.targets[plan.target].config
+    stated = {**(written.config or {}), **plan.sidecar.config}
+    if not templates or written.config is None or not any(only_training(key) for key in stated):
+        return
+    config = {"model_type": templates.get("model_type"), **written.config}
+    try:
+        base = class_config(config, {**plan.sidecar.config, **_planned(config, templates)})
+        made = class_config(config, config)
+    except Exception:  # noqa: BLE001 - not installed, or reported by `compare_other_keys`
+        return
+    for key, value in made.items():
+        if only_training(key) and key in base and not same(key, base[key], value):
+            problem = "this key of config.json changes the loaded model in training"
+            fix = "set it back, or correct the config.json of the source"
+            yield _finding(key, problem, [], value, expected=_value(base[key]), fix=fix)
 
 
 def _unplanned(
@@ -186,6 +211,12 @@ def _value(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
+def _repeats_rope_type(name: str, settings: Mapping[str, Any]) -> bool:
+    """Whether a setting is the older name of `rope_type`, which the class has read and keeps."""
+    section, _, last = name.rpartition(".")
+    return last == "type" and settings.get(name) == settings.get(f"{section}.rope_type")
+
+
 class _ClassProbe:
     """Build the class with one more key at a time, and collect what each key changes."""
 
@@ -211,8 +242,9 @@ class _ClassProbe:
         changed = [
             name
             for name in {**self._base, **made}
-            if self._base.get(name) != made.get(name)
+            if not same(name, self._base.get(name), made.get(name))
             and name not in self._causes
+            and not _repeats_rope_type(name, made)
             and not harmless(name)
             and not any(_within(name, unread) for unread in (*self._kept, *LOADER))
         ]
