@@ -108,7 +108,12 @@ def _open(checkpoint: str | Path | Source, candidates: Sequence[RuleFile], optio
         return checkpoint
     leaf_names = [rules.leaf_names for rules in candidates if rules.leaf_names]
     return open_source(
-        checkpoint, step=options.step, item=options.item, skeleton=options.skeleton, leaf_names=leaf_names
+        checkpoint,
+        step=options.step,
+        item=options.item,
+        skeleton=options.skeleton,
+        leaf_names=leaf_names,
+        follow_links=options.follow_links,
     )
 
 

@@ -3,7 +3,7 @@
 `open_source` finds the format among those of ``formats`` and returns a `Source` (`source`): named leaves with shapes and
 dtypes, whose arrays are read later, in chunks (`chunks`). ``formats`` has a module for each format and ``orbax`` one folder
 for Orbax; both decode bytes with ``encodings`` and `files`. `digest` computes the checksums of leaves, `memory_budget` limits
-the memory of concurrent reads, `errors` has the errors of all formats. May import ``convert.core``.
+the memory of concurrent reads, `access` opens files and refuses links out of the checkpoint, `errors` has the errors of all formats. May import ``convert.core``.
 A new format goes to ``formats``.
 """
 
@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from convert.checkpoints.access import Boundary, children
 from convert.checkpoints.errors import ambiguous, missing, option_rejected, pickle_refused, unknown_format, unreadable
-from convert.checkpoints.files import children
 from convert.checkpoints.formats import known_formats, pickle_guard
 from convert.checkpoints.source import Absent, Format, Leaf, Options, Source, name_leaves
 from convert.core.errors import CheckpointError
@@ -28,6 +28,7 @@ def open_source(
     item: str | None = None,
     skeleton: str | Path | None = None,
     leaf_names: Sequence[Sequence[str]] = (),
+    follow_links: bool = False,
 ) -> Source:
     """Open a checkpoint: find its format, step and item, and read its tree and specs, but no arrays.
 
@@ -38,17 +39,21 @@ def open_source(
         skeleton: a file of `convert skeleton` with the names of the leaves, for a format without names (Equinox).
         leaf_names: names for such a format from rule files, in the order of the file; one sequence per rule file. Formats
             with names ignore them.
+        follow_links: whether links in the checkpoint may lead out of it. Links within it, and within the folder of one
+            repository in the cache of the Hugging Face Hub, are followed in any case.
 
     Raises:
         CheckpointError: not a checkpoint, unfinished, damaged, or several could be meant.
     """
     path = Path(path)
+    boundary = Boundary(path, follow_links)
     names = tuple(tuple(sequence) for sequence in leaf_names)
     try:
-        source = _open(path, Options(step, item, None if skeleton is None else Path(skeleton), names))
+        options = Options(step, item, None if skeleton is None else Path(skeleton), names, boundary=boundary)
+        source = _open(path, options)
     except OSError as error:  # any call may fail on a network file system, or when too many files are open
         raise unreadable(error.filename or path, error) from error
-    source.given_path = path
+    source.given_path, source.boundary = path, boundary
     return source
 
 
@@ -62,6 +67,7 @@ def _open(path: Path, options: Options) -> Source:
         raise ambiguous(path, f"{len(candidates)} checkpoints could be meant: {choices}", "give one of them")
     if candidates:
         format, file = candidates[0]
+        options.boundary.check(file)
         _check_options(file, format, options)
         return format.open(file, options)
     raise _unknown(path, formats)
@@ -91,4 +97,4 @@ def _unknown(path: Path, formats: Sequence[Format]) -> CheckpointError:
     )
 
 
-__all__ = ["Absent", "Format", "Leaf", "Options", "Source", "known_formats", "name_leaves", "open_source"]
+__all__ = ["Absent", "Boundary", "Format", "Leaf", "Options", "Source", "known_formats", "name_leaves", "open_source"]

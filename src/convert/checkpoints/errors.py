@@ -140,9 +140,13 @@ def out_of_memory(path: str | Path, leaf: str | None, problem: str) -> Checkpoin
     )
 
 
-def link_refused(problem: str, path: str | Path, leaf: str | None = None, *, fix: str) -> CheckpointError:
-    """Return the error for a path in a checkpoint that leads out of its folder."""
-    return CheckpointError(Finding("checkpoint-link-refused", problem, fix=fix, **_place(path, leaf)))
+def link_refused(
+    problem: str, path: str | Path, leaf: str | None = None, *, expected: str = "", got: str = "", fix: str
+) -> CheckpointError:
+    """Return the error for a path in a checkpoint that leads out of it."""
+    return CheckpointError(
+        Finding("checkpoint-link-refused", problem, expected=expected, got=got, fix=fix, **_place(path, leaf))
+    )
 
 
 def name_clash(path: str | Path, name: str, fix: str = RENAME) -> CheckpointError:

@@ -1,35 +1,30 @@
-"""Reads arrays whose bytes are stored unchanged in plain files, and the small files around them: indexes and JSON."""
+"""Reads arrays whose bytes are stored unchanged in plain files, and the indexes of such files."""
 
 from __future__ import annotations
 
-import errno
-import os
+import io
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
 
 import numpy as np
 
+from convert.checkpoints.access import Boundary, children, read_json
 from convert.checkpoints.chunks import Box, Meter, Piece, pieces, read_at_once, timed
 from convert.checkpoints.errors import (
     corrupt,
     incomplete,
-    link_refused,
     out_of_memory,
-    parse_json,
     truncated,
     unreadable,
 )
 from convert.checkpoints.source import Absent, Leaf, Source, stamps
 from convert.core.findings import Finding
+from convert.core.system.regular_file import open_descriptor
 from convert.core.tensor_spec import TensorSpec, numpy_dtype
 
-_MOST_INDEX = 64 << 20  # bytes of an index of shards; 100 per leaf are usual
 _READ_BYTES = 16 << 20  # most bytes per read
-# Reasons that say something about the path; others, such as EIO and EMFILE, do not.
-_NOT_THERE = (None, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG, errno.ENXIO, errno.EINVAL)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -114,7 +109,7 @@ def _filling(stored: StoredArray, leaf: str) -> Iterator[Callable[[memoryview], 
         CheckpointError: the file cannot be read, or has become shorter.
     """
     try:
-        file = stored.file.open("rb", buffering=0)
+        file = io.FileIO(open_descriptor(stored.file), "rb")
     except OSError as error:
         raise unreadable(stored.file, error, leaf) from None
     ranges = iter(stored.ranges)
@@ -161,37 +156,6 @@ def as_array(raw: np.ndarray, stored: StoredArray) -> np.ndarray:
     return np.ascontiguousarray(flat.reshape(shape[::-1]).T) if stored.fortran else flat.reshape(shape)
 
 
-def head(path: Path, nbytes: int = 64) -> bytes:
-    """Read the first bytes of a file; none where the file does not exist, or may not be read.
-
-    Raises:
-        OSError: for another reason, such as a disk error.
-    """
-    try:
-        if not path.is_file():
-            return b""
-        with path.open("rb") as file:
-            return file.read(nbytes)
-    except OSError as error:
-        if error.errno not in _NOT_THERE:
-            raise
-        return b""
-
-
-def children(directory: Path) -> list[Path]:
-    """List a directory, sorted by name; empty where `directory` is not a directory, or may not be listed.
-
-    Raises:
-        OSError: for another reason, such as a disk error.
-    """
-    try:
-        return sorted(directory.iterdir()) if directory.is_dir() else []
-    except OSError as error:
-        if error.errno not in _NOT_THERE:
-            raise
-        return []
-
-
 def files_in(path: Path, suffixes: tuple[str, ...], matches: Callable[[Path], bool]) -> list[Path]:
     """Return `path` if it is a file that `matches`; for a directory, the files with these suffixes that match."""
     if path.is_dir():
@@ -199,74 +163,19 @@ def files_in(path: Path, suffixes: tuple[str, ...], matches: Callable[[Path], bo
     return [path] if matches(path) else []
 
 
-def opened(path: Path) -> IO[bytes]:
-    """Open the file for reading.
-
-    Raises:
-        CheckpointError: the file cannot be opened.
-    """
-    try:
-        return path.open("rb")
-    except OSError as error:
-        raise unreadable(path, error) from None
-
-
-def size_of(file: IO[bytes]) -> int:
-    """Return the size of an open file in bytes."""
-    return os.fstat(file.fileno()).st_size
-
-
-def inside(folder: Path, name: object) -> Path:
-    """Return the path of `name` in `folder`. The name comes from a checkpoint and is not trusted.
-
-    Links are followed within the folder, and to the ``blobs`` that Hugging Face's cache stores next to its snapshots.
-
-    Raises:
-        CheckpointError: it is not a plain name, or leads out of the folder.
-    """
-    if not isinstance(name, str) or not name or name in (".", "..") or any(c in name for c in "/\\\0"):
-        problem = f"the checkpoint refers to {name!r:.200}, which is not a plain file name; such a path is not followed"
-        raise link_refused(problem, folder, fix="save the checkpoint again")
-    path = folder / name
-    try:
-        real, home = path.resolve(), folder.resolve()
-    except (OSError, RuntimeError) as error:
-        raise unreadable(path, error) from None
-    blobs = home.parent.parent / "blobs" if home.parent.name == "snapshots" else None
-    if not real.is_relative_to(home) and not (blobs is not None and real.is_relative_to(blobs)):
-        problem = "this link leads out of the folder of the checkpoint and is not followed"
-        raise link_refused(problem, path, fix="copy the file into the folder")
-    return path
-
-
-def read_json(path: Path) -> Any:
-    """Read a JSON file of moderate size.
-
-    Raises:
-        CheckpointError: unreadable, too large, or not JSON.
-    """
-    with opened(path) as file:
-        if (size := size_of(file)) > _MOST_INDEX:
-            raise corrupt("the file is too large", path, expected=f"at most {_MOST_INDEX} bytes", got=f"{size} bytes")
-        try:
-            return parse_json(file.read(), path)
-        except (ValueError, RecursionError) as error:
-            raise corrupt(f"not valid JSON: {error}", path) from None
-
-
-def read_index(path: Path) -> dict[Path, set[str]]:
+def read_index(path: Path, boundary: Boundary) -> dict[Path, set[str]]:
     """Read the shards in an index (``*.index.json`` of Hugging Face), each with the names of its leaves.
 
     Raises:
-        CheckpointError: the index is damaged, or names a file that is missing or outside its folder.
+        CheckpointError: the index is damaged, or names a file that is missing or outside of the checkpoint.
     """
-    document = read_json(path)
+    document = read_json(boundary.open(path), path)
     weight_map = document.get("weight_map") if isinstance(document, dict) else None
     if not isinstance(weight_map, dict) or not weight_map:
         raise corrupt("the index has no weight_map, which names the shards", path)
     shards: dict[Path, set[str]] = {}
     for leaf, name in weight_map.items():
-        file = inside(path.parent, name)
+        file = boundary.named(path.parent, name)
         if file not in shards and not file.is_file():
             raise incomplete(f"the shard {name} with the leaf {leaf} is missing", path)
         shards.setdefault(file, set()).add(leaf)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
+from convert.checkpoints.access import Boundary
 from convert.checkpoints.chunks import Box, Grid, Meter, Piece, read_at_once, single_chunk
 from convert.checkpoints.errors import name_clash, out_of_memory
 from convert.core.errors import CheckpointError
@@ -105,6 +106,7 @@ class Source(ABC):
         absent: nodes without an array.
         notes: findings on how it was read: the chosen step and item (``step-chosen``, ``item-chosen``), others.
         given_path: the path that the user gave; None where the checkpoint was not opened by `open_source`.
+        boundary: where its files may lie; None where the checkpoint was not opened by `open_source`.
         watched: files that change whenever the checkpoint is written, with their `stamps` at opening.
     """
 
@@ -114,6 +116,7 @@ class Source(ABC):
     absent: tuple[Absent, ...] = ()
     notes: tuple[Finding, ...] = ()
     given_path: Path | None = None
+    boundary: Boundary | None = None
     watched: Mapping[Path, Stamp | None] = {}
 
     def changed(self) -> Path | None:
@@ -212,12 +215,14 @@ class Options:
         item: which item of a composite checkpoint.
         skeleton: a file of `convert skeleton` with the names that the checkpoint does not contain.
         leaf_names: names in the order of the file, from rule files; each sequence is one candidate.
+        boundary: where the files of the checkpoint may lie; a reader opens files with `Boundary.open`, or checks them.
     """
 
     step: int | None = None
     item: str | None = None
     skeleton: Path | None = None
     leaf_names: tuple[tuple[str, ...], ...] = ()
+    boundary: Boundary = field(kw_only=True)
 
 
 @dataclass(frozen=True)

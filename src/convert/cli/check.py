@@ -53,6 +53,7 @@ def check(
     step: o.Step = None,
     item: o.Item = None,
     skeleton: o.Skeleton = None,
+    follow_links: o.FollowLinks = False,
     settings: o.Settings = None,
     rules_dir: o.RulesDir = None,
     level: Annotated[
@@ -128,6 +129,7 @@ def check(
                     step=step,
                     item=item,
                     skeleton=skeleton,
+                    follow_links=follow_links,
                     rules_dir=rules_dir,
                 ),
                 model=model,

@@ -28,6 +28,7 @@ def convert(
     step: o.Step = None,
     item: o.Item = None,
     skeleton: o.Skeleton = None,
+    follow_links: o.FollowLinks = False,
     settings: o.Settings = None,
     custom_cells: o.CustomCells = False,
     rules_dir: o.RulesDir = None,
@@ -86,6 +87,7 @@ def convert(
         step=step,
         item=item,
         skeleton=skeleton,
+        follow_links=follow_links,
         rules_dir=rules_dir,
         like=read_specs(like) if like else None,
     )

@@ -23,6 +23,7 @@ def inspect(
     step: o.Step = None,
     item: o.Item = None,
     skeleton: o.Skeleton = None,
+    follow_links: o.FollowLinks = False,
     rules_dir: o.RulesDir = None,
     full: o.Full = False,
     as_json: o.Json = False,
@@ -32,7 +33,7 @@ def inspect(
     from convert.core.path_index import PathIndex
     from convert.rules.library import available_rules
 
-    source = open_source(checkpoint, step=step, item=item, skeleton=skeleton)
+    source = open_source(checkpoint, step=step, item=item, skeleton=skeleton, follow_links=follow_links)
     index = PathIndex(source.leaves)
     fits = [_fit(rules, source, index) for rules in available_rules(rules_dir)]
     if as_json:

@@ -81,6 +81,10 @@ Skeleton = Annotated[
         rich_help_panel=INPUT,
     ),
 ]
+FollowLinks = Annotated[
+    bool,
+    typer.Option("--follow-links", help="Follow links that lead out of CKPT.", rich_help_panel=INPUT),
+]
 Settings = Annotated[
     list[str] | None,
     typer.Option(

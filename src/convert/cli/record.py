@@ -19,6 +19,7 @@ def record(
     step: o.Step = None,
     item: o.Item = None,
     skeleton: o.Skeleton = None,
+    follow_links: o.FollowLinks = False,
     settings: o.Settings = None,
     custom_cells: o.CustomCells = False,
     rules_dir: o.RulesDir = None,
@@ -74,6 +75,7 @@ def record(
             step=step,
             item=item,
             skeleton=skeleton,
+            follow_links=follow_links,
             rules_dir=rules_dir,
         ),
     )

@@ -82,6 +82,7 @@ def new(
     step: o.Step = None,
     item: o.Item = None,
     skeleton: o.Skeleton = None,
+    follow_links: o.FollowLinks = False,
     root: Annotated[
         str,
         typer.Option(
@@ -103,7 +104,7 @@ def new(
     from convert.drafting import draft_rules
     from convert.rules.parse import parse_rules
 
-    source = open_source(checkpoint, step=step, item=item, skeleton=skeleton)
+    source = open_source(checkpoint, step=step, item=item, skeleton=skeleton, follow_links=follow_links)
     text = draft_rules(source, root=root)
     if file is None:
         output.data(text.rstrip("\n"))

@@ -21,6 +21,7 @@ class ConversionOptions:
         step: a step of a CheckpointManager or of paxml; None is the latest.
         item: an item of a composite checkpoint.
         skeleton: a file from `convert skeleton` with the names of an Equinox file's arrays.
+        follow_links: whether links in the checkpoint may lead out of it.
         rules_dir: a directory of rule files that take precedence over the shipped ones.
         like: specs of a state_dict that the result must match in names and shapes.
     """
@@ -31,6 +32,7 @@ class ConversionOptions:
     step: int | None = None
     item: str | None = None
     skeleton: str | Path | None = None
+    follow_links: bool = False
     rules_dir: str | Path | None = None
     like: Mapping[str, TensorSpec] | None = None
 
@@ -44,6 +46,7 @@ class OptionKeywords(TypedDict, total=False):
     step: int | None
     item: str | None
     skeleton: str | Path | None
+    follow_links: bool
     rules_dir: str | Path | None
     like: Mapping[str, TensorSpec] | None
 

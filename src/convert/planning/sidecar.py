@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from convert.checkpoints.source import Source
+from convert.checkpoints import Boundary, Source
 from convert.core.errors import CheckpointError
 from convert.core.findings import Finding
 from convert.core.similarity import did_you_mean
@@ -40,7 +40,7 @@ def read_sidecar(rules: RuleFile, source: Source) -> Sidecar:
     """Read the files, if the rules use them and they exist.
 
     Raises:
-        CheckpointError: one of them is damaged or too large.
+        CheckpointError: one of them is damaged, too large, or a link out of the checkpoint.
     """
     if rules.sidecar is None:
         return NO_SIDECAR
@@ -49,6 +49,7 @@ def read_sidecar(rules: RuleFile, source: Source) -> Sidecar:
 
 def _read(source: Source, name: str) -> Mapping[str, Any]:
     path = (source.path if source.path.is_dir() else source.path.parent) / name
+    (source.boundary or Boundary(source.path)).check(path)
 
     def invalid(expected: str, got: str) -> CheckpointError:
         fix = "correct the file, or move it elsewhere and use --set"

@@ -159,14 +159,15 @@ def test_any_directory_above_the_file_will_do(below: str | Path, monkeypatch: py
 
 
 def test_links_of_a_hugging_face_snapshot(tmp_path: Path) -> None:
-    (tmp_path / "blobs").mkdir()
-    shutil.copy(GOLDEN / "timesfm-1.0" / STEP / "state" / "checkpoint", tmp_path / "blobs" / "0a1b")
-    file = tmp_path / "snapshots" / "c0ffee" / STEP / "state" / "checkpoint"
+    repository = tmp_path / "models--google--timesfm-1.0-200m"
+    (repository / "blobs").mkdir(parents=True)
+    shutil.copy(GOLDEN / "timesfm-1.0" / STEP / "state" / "checkpoint", repository / "blobs" / "0a1b")
+    file = repository / "snapshots" / "c0ffee" / STEP / "state" / "checkpoint"
     file.parent.mkdir(parents=True)
-    file.symlink_to(tmp_path / "blobs" / "0a1b")
-    assert notes(open_pax(tmp_path / "snapshots" / "c0ffee")) == ["step 1100000 of 1100000"]
-    assert looks_like_pax(tmp_path / "blobs" / "0a1b")
-    assert notes(open_pax(tmp_path / "blobs" / "0a1b")) == []
+    file.symlink_to(repository / "blobs" / "0a1b")
+    assert notes(open_pax(repository / "snapshots" / "c0ffee")) == ["step 1100000 of 1100000"]
+    assert looks_like_pax(repository / "blobs" / "0a1b")
+    assert notes(open_pax(repository / "blobs" / "0a1b")) == []
 
 
 # --- steps ----------------------------------------------------------------------------------------------------------
@@ -433,9 +434,12 @@ def test_metadata_contradicts(tmp_path: Path, listed: dict[str, Any], leaf: str,
         ([1], "metadata/metadata lists no shapes"),
         ({"train_state_metadata": None}, "metadata/metadata lists no shapes"),
         ({"train_state_metadata": {"other": {"x": 1}}}, "names and shapes of 0 leaves agree"),
-        (b"{", "metadata/metadata cannot be read, so names and shapes were not compared with it: Expecting"),
-        (b"\xff\xfe{", "metadata/metadata cannot be read"),
-        (b"[" * 100_000, "metadata/metadata cannot be read"),
+        (
+            b"{",
+            "metadata/metadata was not compared with names and shapes: not valid JSON (truncated or corrupt): Expecting",
+        ),
+        (b"\xff\xfe{", "metadata/metadata was not compared with names and shapes: not valid JSON"),
+        (b"[" * 100_000, "metadata/metadata was not compared with names and shapes: not valid JSON"),
     ],
 )
 def test_metadata_of_another_kind_is_noted(tmp_path: Path, document: Any, note: str) -> None:
@@ -451,7 +455,7 @@ def test_metadata_that_cannot_be_matched_or_is_too_large(tmp_path: Path, monkeyp
         "mdl_vars was not compared with metadata/metadata: the tree does not name all of its fields"
     )
     monkeypatch.setattr("convert.checkpoints.formats.paxml._METADATA_LIMIT", 10)
-    assert notes(open_pax(file))[1] == "metadata/metadata is larger than 10 bytes and was not read"
+    assert notes(open_pax(file))[1] == "metadata/metadata was not compared with names and shapes: the file is too large"
 
 
 # --- what is not paxml's --------------------------------------------------------------------------------------------
@@ -512,8 +516,8 @@ def test_file_that_cannot_be_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     def refuse(*arguments: Any, **options: Any) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(Path, "open", refuse)
-    assert not looks_like_pax(file)
+    monkeypatch.setattr("convert.core.system.regular_file.os.open", refuse)
+    assert looks_like_pax(file)  # by its name, like an empty file
     finding = refusal(file)
     assert (finding.code, finding.path) == ("checkpoint-unreadable", str(file))
     assert "Permission denied" in finding.problem

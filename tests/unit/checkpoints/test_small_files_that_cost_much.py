@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorstore as ts
 
-from convert.checkpoints import open_source
+from convert.checkpoints import Boundary, open_source
 from convert.checkpoints.encodings.ocdbt import Database
 from convert.checkpoints.orbax import stores
 from convert.core.errors import CheckpointError
@@ -155,7 +155,7 @@ class Tree:
 @pytest.fixture
 def tree(tmp_path: Path) -> Tree:
     made = Tree(tmp_path / "db")
-    assert len(Database(made.path, ts.Context()).values) == 40
+    assert len(Database(made.path, ts.Context(), Boundary(made.path)).values) == 40
     return made
 
 
@@ -163,9 +163,9 @@ def test_a_node_that_two_entries_share_is_refused(tree: Tree) -> None:
     """With 20 such levels, two entries each, a reader would take a million reads."""
     assert any(tree.redirect(node, 1, children[0]) for node, children in tree.inner() if len(children) > 1)
     with pytest.raises(ValueError, match="two entries"):
-        Database(tree.path, ts.Context())
+        Database(tree.path, ts.Context(), Boundary(tree.path))
     with pytest.raises(CheckpointError) as caught:
-        stores.open_store(tree.path, use_ocdbt=True)
+        stores.open_store(tree.path, use_ocdbt=True, boundary=Boundary(tree.path))
     assert caught.value.code == "checkpoint-unreadable"
 
 
@@ -173,4 +173,4 @@ def test_a_cycle_is_refused(tree: Tree) -> None:
     nodes = list(tree.inner())
     assert any(tree.redirect(node, k, node) for node, children in nodes for k in range(len(children)))
     with calls_at_most(100_000), pytest.raises(ValueError, match="height|two entries"):
-        Database(tree.path, ts.Context())
+        Database(tree.path, ts.Context(), Boundary(tree.path))

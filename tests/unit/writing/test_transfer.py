@@ -13,6 +13,7 @@ import tensorstore as ts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from convert.checkpoints import Boundary
 from convert.checkpoints import chunks as module
 from convert.checkpoints.chunks import Box, Grid, cut, full_box, pieces
 from convert.checkpoints.digest import digest_leaf
@@ -248,7 +249,7 @@ def test_chunks_are_what_tensorstore_reads(form: str, dtype: str, tmp_path: Path
     numbers = np.random.default_rng(1).integers(0, 2 if dtype == "bool" else 100, (7, 5, 3))
     array = numbers.astype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
     _write(tmp_path, driver, array, **metadata)
-    store = open_store(tmp_path, use_ocdbt=False)
+    store = open_store(tmp_path, use_ocdbt=False, boundary=Boundary(tmp_path))
     found = read_metadata(store, ["x"], driver == "zarr3")["x"]
     assert found is not None and not isinstance(found, Exception)
     assert (found.encoding is not None) is (ours or ("big endian" in form and array.itemsize == 1))
@@ -267,7 +268,7 @@ def test_chunks_are_what_tensorstore_reads(form: str, dtype: str, tmp_path: Path
 def test_an_array_without_axes(driver: str, tmp_path: Path) -> None:
     metadata = {"compressor": {"id": "zstd"}, "chunks": []} if driver == "zarr" else _zarr3([], [LITTLE, ZSTD])
     _write(tmp_path, driver, np.array(2.5, np.float32), **metadata)
-    store = open_store(tmp_path, use_ocdbt=False)
+    store = open_store(tmp_path, use_ocdbt=False, boundary=Boundary(tmp_path))
     found = read_metadata(store, ["x"], driver == "zarr3")["x"]
     assert found is not None and not isinstance(found, Exception) and found.encoding is not None
     ((origin, values),) = (piece for chunk in found.grid for piece in stored_pieces(store, found, True, chunk))
@@ -290,7 +291,7 @@ def test_a_damaged_chunk_is_an_error(damage: Callable[[bytes], bytes], said: str
     _write(tmp_path, "zarr", array, chunks=[60, 100], compressor={"id": "zstd", "level": 1})
     file = tmp_path / "x" / "0.0"
     file.write_bytes(damage(file.read_bytes()))
-    store = open_store(tmp_path, use_ocdbt=False)
+    store = open_store(tmp_path, use_ocdbt=False, boundary=Boundary(tmp_path))
     found = read_metadata(store, ["x"], False)["x"]
     assert found is not None and not isinstance(found, Exception)
     with pytest.raises(ValueError, match=said):

@@ -14,6 +14,7 @@ from urllib.parse import unquote
 
 import tensorstore as ts
 
+from convert.checkpoints.access import Boundary
 from convert.checkpoints.encodings.zarr_chunks import FileRange
 from convert.checkpoints.errors import incomplete, truncated
 from convert.core.system.process import return_freed_memory
@@ -32,12 +33,15 @@ class Database:
 
     Raises:
         ValueError: a file is missing, truncated or corrupt, as TensorStore reports it.
+        CheckpointError: a link leads out of the checkpoint, or a file is no regular one.
         KeyError or IndexError: TensorStore describes the nodes in an unknown form.
     """
 
-    def __init__(self, path: Path, context: ts.Context) -> None:
+    def __init__(self, path: Path, context: ts.Context, boundary: Boundary) -> None:
         self.values: dict[str, bytes | FileRange] = {}
-        self._path, self._context = path, context
+        self._path, self._context, self._boundary = path, context, boundary
+        for file in path.glob("manifest.*"):
+            boundary.check_file(file)
         self._read_nodes: set[str] = set()
         self._files: dict[str, _ValueFile] = {}
         self._same: dict[bytes, bytes] = {}  # arrays of one shape have equal metadata: keep it once
@@ -72,7 +76,8 @@ class Database:
 
     def _read(self, location: str, prefix: bytes, height: int) -> None:
         """Read the entries below a node. `height` decreases on the way down, so a corrupt file cannot cause a loop."""
-        _, directory, name, offset, length = location.split(":")
+        _, directory, name, offset, _ = location.split(":")
+        self._file(directory + name)
         if location in self._read_nodes:  # 20 levels of two entries each, all to one node, would take a million reads
             raise ValueError(f"two entries of the tree refer to the node {location}")
         self._read_nodes.add(location)
@@ -92,27 +97,31 @@ class Database:
                 self.values[key] = self._same.setdefault(value, value)
                 continue
             _, directory, name, offset, length = entry["indirect_value"].split(":")
-            file = self._files.get(directory + name) or self._file(directory + name)
+            file = self._file(directory + name)
             start = int(offset)
             stop = start + int(length)
             self.values[key] = FileRange(file.path, start, stop)
             file.last = max(file.last, (stop, key))
 
     def _file(self, quoted: str) -> _ValueFile:
-        """Add a file of values.
+        """Return a file of nodes and values.
 
         Raises:
             ValueError: its name leads out of the directory.
+            CheckpointError: a link leads out of the checkpoint, or the file is no regular one.
         """
+        if (known := self._files.get(quoted)) is not None:
+            return known
         name = unquote(quoted)
         if name.startswith("/") or ".." in name.split("/"):
             raise ValueError(f"the database refers to the file {name!r} outside of its directory")
         file = self._files[quoted] = _ValueFile(self._path / name)
+        self._boundary.check_file(file.path)
         return file
 
 
 class _ValueFile:
-    """A file of values: its path, and the end and the key of the last value in it."""
+    """A file of nodes and values: its path, and the end and the key of the last value in it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

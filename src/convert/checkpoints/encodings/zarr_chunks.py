@@ -19,11 +19,11 @@ from typing import Any
 import zstandard
 
 from convert.checkpoints.chunks import AT_ONCE_BUDGET, PIECE, Meter
+from convert.core.system.regular_file import open_descriptor
 
 READ = 1 << 20  # bytes per read
 _HEADER = 18  # most bytes of a frame's header
 SMALL = 1 << 18  # most bytes of a value that is decoded in one call
-_READ_ONLY = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0)
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ def decoded(stored: FileRange | bytes, compressed: bool, nbytes: int, meter: Met
     elif stored.stop - stored.start > 2 * SMALL:  # damaged, or several frames
         return None
     else:
-        file = os.open(stored.file, _READ_ONLY)
+        file = open_descriptor(stored.file)
         try:
             raw = _Range(file, stored.start, stored.stop, meter).read()
         finally:
@@ -201,7 +201,7 @@ def decoding(
         if isinstance(stored, bytes):
             raw: Any = io.BytesIO(stored)
         else:
-            file = os.open(stored.file, _READ_ONLY)
+            file = open_descriptor(stored.file)
             stack.callback(os.close, file)
             raw = _Range(file, stored.start, stored.stop, meter)
         if compressed:

@@ -13,13 +13,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from convert.checkpoints.access import head, opened, size_of
 from convert.checkpoints.encodings.npy_header import MAGIC, Header, read_header
 from convert.checkpoints.errors import corrupt, located, name_clash, note, truncated
-from convert.checkpoints.files import FileSource, StoredArray, files_in, head, opened, size_of
+from convert.checkpoints.files import FileSource, StoredArray, files_in
 from convert.checkpoints.formats.skeleton import SkeletonRecord, read_skeleton, records_from_names
 from convert.checkpoints.source import Format, Leaf, Options, Source, name_leaves
 from convert.core.errors import CheckpointError
 from convert.core.findings import Finding
+from convert.core.system.regular_file import open_regular
 from convert.core.tensor_spec import TensorSpec, numpy_dtype
 
 _MOST_LINE = 16 << 20  # bytes of hyperparameters
@@ -141,7 +143,7 @@ def is_equinox(path: Path) -> bool:
     if not start.startswith(b"{"):
         return False
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             file.readline(_MOST_LINE)
             return file.read(len(MAGIC)) == MAGIC or (path.suffix == ".eqx" and size_of(file) > 0)
     except OSError:

@@ -7,10 +7,10 @@ Lists and tuples are maps with the keys '0', '1', ...; arrays above a gigabyte a
 from __future__ import annotations
 
 import mmap
-import os
 import re
 from pathlib import Path
 
+from convert.checkpoints.access import Boundary, children, head, opened, size_of
 from convert.checkpoints.encodings import flax_arrays
 from convert.checkpoints.errors import (
     COPY_AGAIN,
@@ -21,7 +21,7 @@ from convert.checkpoints.errors import (
     truncated,
     unreadable,
 )
-from convert.checkpoints.files import FileSource, StoredArray, check_index, children, files_in, head, opened, read_index
+from convert.checkpoints.files import FileSource, StoredArray, check_index, files_in, read_index
 from convert.checkpoints.source import Absent, Format, Leaf, Options, Source, distinct_names
 from convert.core.findings import Finding
 
@@ -35,18 +35,19 @@ def _open(path: Path, options: Options) -> Source:
     notes: tuple[Finding, ...] = ()
     if path.is_dir():
         path, notes = _choose_step(path, options.step)
+        options.boundary.check(path)
     elif options.step is not None:
         raise option_rejected(
             path, "a single file has no steps", "leave out --step, or give the directory of the steps"
         )
     if path.name.endswith(_INDEX):
-        return _open_shards(path)
+        return _open_shards(path, options.boundary)
     leaves, arrays, absent = read_tree(path)
     return _source(path, "flax msgpack", leaves, arrays, absent, notes)
 
 
-def _open_shards(index: Path) -> Source:
-    shards = read_index(index)
+def _open_shards(index: Path, boundary: Boundary) -> Source:
+    shards = read_index(index, boundary)
     leaves: list[Leaf] = []
     arrays: dict[tuple[str, ...], StoredArray] = {}
     absent: list[Absent] = []
@@ -101,7 +102,7 @@ def map_file(path: Path) -> mmap.mmap:
         CheckpointError: empty or unreadable.
     """
     with opened(path) as file:
-        if os.fstat(file.fileno()).st_size == 0:
+        if size_of(file) == 0:
             raise truncated("the file is empty", path)
         try:
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)

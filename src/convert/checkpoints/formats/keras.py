@@ -18,6 +18,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from convert.checkpoints.access import children, head, opened, read_json
 from convert.checkpoints.chunks import Box, Meter, Piece, full_box, tiles
 from convert.checkpoints.errors import (
     COPY_AGAIN,
@@ -32,7 +33,6 @@ from convert.checkpoints.errors import (
     unreadable,
     unsupported,
 )
-from convert.checkpoints.files import children, head, inside, opened, read_json
 from convert.checkpoints.formats.npz import ZIP, data_start, member_names, members
 from convert.checkpoints.source import Format, Leaf, Options, Source, distinct_names, stamps
 from convert.core.errors import CheckpointError, ConvertError
@@ -258,13 +258,13 @@ def _numbering(paths: set[tuple[str, ...]]) -> Callable[[tuple[str, ...]], tuple
 
 def _open(path: Path, options: Options) -> Source:
     if path.name.endswith(_SHARDS):
-        document = read_json(path)
+        document = read_json(options.boundary.open(path), path)
         weight_map = document.get("weight_map") if isinstance(document, dict) else None
         listed = weight_map.values() if isinstance(weight_map, dict) else ()
         names = {name for names in listed for name in (names if isinstance(names, list) else [names])}
         if not names or not all(isinstance(name, str) for name in names):
             raise corrupt("the index has no weight_map, which names the shards", path)
-        files = [inside(path.parent, name) for name in sorted(names)]
+        files = [options.boundary.named(path.parent, name) for name in sorted(names)]
         missing = [file.name for file in files if not file.is_file()]
         if missing:
             raise incomplete(f"the shard {missing[0]} is missing", path)

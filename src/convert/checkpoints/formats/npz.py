@@ -17,6 +17,7 @@ from typing import IO
 
 import numpy as np
 
+from convert.checkpoints.access import head, opened, size_of
 from convert.checkpoints.chunks import Box, Meter, Piece, pieces, timed
 from convert.checkpoints.encodings.npy_header import Header, read_header
 from convert.checkpoints.errors import (
@@ -27,9 +28,10 @@ from convert.checkpoints.errors import (
     unreadable,
     unsupported,
 )
-from convert.checkpoints.files import StoredArray, as_array, empty_bytes, files_in, head, opened, size_of
+from convert.checkpoints.files import StoredArray, as_array, empty_bytes, files_in
 from convert.checkpoints.source import Format, Leaf, Options, Source, distinct_names, stamps
 from convert.core.errors import CheckpointError
+from convert.core.system.regular_file import open_regular
 from convert.core.tensor_spec import numpy_dtype
 
 ZIP = b"PK\x03\x04"
@@ -75,7 +77,7 @@ class Member:
             CheckpointError: truncated or damaged; the finding does not name the file.
             OSError: not readable.
         """
-        with self.file.open("rb") as file:
+        with open_regular(self.file) as file:
             file.seek(data_start(file, self.start))
             left, crc, seen = self.stored, 0, 0
             inflate = zlib.decompressobj(-zlib.MAX_WBITS) if self.deflated else None
@@ -173,7 +175,7 @@ def member_names(path: Path) -> set[str]:
     if not head(path).startswith((ZIP, _EMPTY_ZIP)):
         return set()
     try:
-        with zipfile.ZipFile(path) as archive:
+        with open_regular(path) as file, zipfile.ZipFile(file) as archive:
             return set(archive.namelist())
     except _ZIP_ERRORS:
         return set()

@@ -23,11 +23,11 @@ def _find_orbax(path: Path) -> list[Path]:
 def _open_orbax(path: Path, options: Options) -> Source:
     from convert.checkpoints.orbax import reader
 
-    return reader.open_orbax(path, step=options.step, item=options.item)
+    return reader.open_orbax(path, step=options.step, item=options.item, boundary=options.boundary)
 
 
 def _open_pax(path: Path, options: Options) -> Source:
-    return paxml.open_pax(path, step=options.step)
+    return paxml.open_pax(path, step=options.step, boundary=options.boundary)
 
 
 FORMATS = (

@@ -8,14 +8,13 @@ checkpoint version 1.1); the names are compared with it.
 
 from __future__ import annotations
 
-import json
-import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from convert.checkpoints.access import Boundary, absolute, head, opened, read_json
 from convert.checkpoints.encodings import pytreedef
 from convert.checkpoints.encodings.flax_arrays import PackedArray, packed_array
 from convert.checkpoints.encodings.msgpack_tokens import ElementError, Walker
@@ -61,23 +60,23 @@ def looks_like_pax(path: Path) -> bool:
     """Whether `open_pax` is the reader for `path`: a file or directory, finished or not. Reads at most a few bytes."""
     try:
         file, _ = _locate(path, None)
-        with file.open("rb") as opened:
-            head = opened.read(18)
+        start = head(file, 18)
     except CheckpointError as error:
         return error.code == UNFINISHED
     except OSError:
         return False
-    if len(head) < 2:  # truncated: decide by the names of the directories
+    if len(start) < 2:  # truncated: decide by the names of the directories
         return file.name == "checkpoint" and file.parent.name == "state"
-    return any(head[: len(full)] == full[: len(head)] for full in _HEADS)
+    return any(start[: len(full)] == full[: len(start)] for full in _HEADS)
 
 
-def open_pax(path: Path, *, step: int | None = None) -> Source:
+def open_pax(path: Path, *, step: int | None = None, boundary: Boundary | None = None) -> Source:
     """Open a paxml checkpoint without reading its arrays.
 
     Args:
         path: the msgpack file, or a directory above it up to the one that holds ``checkpoints/``.
         step: which of several ``checkpoint_N``; the latest if None.
+        boundary: where files may lie; in `path` if None.
 
     Raises:
         CheckpointError: missing, unfinished, no such step, truncated, corrupt, not paxml's msgpack, or the tree and the
@@ -87,27 +86,28 @@ def open_pax(path: Path, *, step: int | None = None) -> Source:
         file, notes = _locate(path, step)
     except OSError as error:
         raise unreadable(path, error) from None
-    return PaxSource(file, notes)
+    return PaxSource(file, boundary or Boundary(path), notes)
 
 
 class PaxSource(FileSource):
     """An open paxml checkpoint."""
 
-    def __init__(self, file: Path, notes: tuple[Finding, ...] = ()) -> None:
+    def __init__(self, file: Path, boundary: Boundary, notes: tuple[Finding, ...] = ()) -> None:
+        boundary.check(file)
         with map_file(file) as data:
-            leaves, arrays, absent, checks = _read(file, Walker(data))
+            leaves, arrays, absent, checks = _read(file, Walker(data), boundary)
         super().__init__(file, "paxml FLAX (msgpack)", leaves, arrays, absent, (*notes, *checks))
 
 
 def _read(
-    file: Path, walker: Walker
+    file: Path, walker: Walker, boundary: Boundary
 ) -> tuple[Mapping[str, Leaf], Mapping[str, StoredArray], tuple[Absent, ...], tuple[Finding, ...]]:
     """Read the leaves of a file, the place of each, the nodes without an array, and notes."""
     try:
         spans, text = _parts(walker)
         slots = pytreedef.slots(pytreedef.parse(text), TRAIN_STATE)
     except ElementError as error:
-        raise located(error, file, _probable_name(file, error.index)) from None
+        raise located(error, file, _probable_name(file, error.index, boundary)) from None
     except CheckpointError as error:
         raise located(error, file) from None
     stars = sum(slot.why is None for slot in slots)
@@ -135,7 +135,7 @@ def _read(
     if len(named) != len(leaves):
         names = Counter("/".join(leaf.keys) for leaf in leaves)
         raise name_clash(file, next(name for name, n in names.items() if n > 1))
-    return named, dict(zip(named, arrays, strict=True)), tuple(absent), _cross_check(file, leaves, slots)
+    return named, dict(zip(named, arrays, strict=True)), tuple(absent), _cross_check(file, leaves, slots, boundary)
 
 
 def _parts(walker: Walker) -> tuple[list[tuple[int, int]], str]:
@@ -173,7 +173,7 @@ def _parts(walker: Walker) -> tuple[list[tuple[int, int]], str]:
 
 def _locate(path: Path, step: int | None) -> tuple[Path, tuple[Finding, ...]]:
     """Return the msgpack file that `path` and `step` select, and the note on the chosen step."""
-    path = Path(os.path.abspath(path))  # noqa: PTH100  Path.resolve would follow the links of a Hugging Face snapshot
+    path = absolute(path)
     if not path.exists():
         raise missing(path)
     if path.is_file():
@@ -252,36 +252,39 @@ def _unfinished(directory: Path) -> CheckpointError:
     return unfinished(directory, problem, "use another step, or save it again")
 
 
-def _probable_name(file: Path, index: int) -> str | None:
+def _probable_name(file: Path, index: int, boundary: Boundary) -> str | None:
     """Return the name of the leaf that is element `index` of a truncated file, which has lost the tree at its end.
 
     ``metadata/metadata`` has the same variables. The file holds the step first, then the variables in the order in which
     JAX flattens dicts, that of sorted keys. None where there is no metadata, or it lists fewer leaves.
     """
     try:
-        groups = json.loads((file.parent.parent / "metadata" / "metadata").read_bytes())["train_state_metadata"]
+        path = file.parent.parent / "metadata" / "metadata"
+        groups = read_json(boundary.around(file.parent.parent).open(path), path, _METADATA_LIMIT)[
+            "train_state_metadata"
+        ]
         names = sorted(keys for keys, _ in _entries(groups["mdl_vars"], ("mdl_vars",)))
-    except (OSError, ValueError, RecursionError, KeyError, TypeError):
+    except (CheckpointError, KeyError, TypeError):
         return None
     paths = [("step",), *names]
     return "/".join(paths[index]) if index < len(paths) else None
 
 
-def _cross_check(file: Path, leaves: list[Leaf], slots: list[Slot]) -> tuple[Finding, ...]:
+def _cross_check(file: Path, leaves: list[Leaf], slots: list[Slot], boundary: Boundary) -> tuple[Finding, ...]:
     """Compare names and shapes with ``metadata/metadata``, where it exists.
 
     Raises:
-        CheckpointError: they contradict each other.
+        CheckpointError: they contradict each other, or a link leads out of the checkpoint.
     """
     path = file.parent.parent / "metadata" / "metadata"
+    if file.parent.name != "state" or not path.is_file():
+        return ()
+    boundary.around(file.parent.parent).check(path)
     try:
-        if file.parent.name != "state" or not path.is_file():
-            return ()
-        if path.stat().st_size > _METADATA_LIMIT:
-            return (note(f"metadata/metadata is larger than {_METADATA_LIMIT} bytes and was not read"),)
-        document = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        return (note(f"metadata/metadata cannot be read, so names and shapes were not compared with it: {error}"),)
+        document = read_json(opened(path), path, _METADATA_LIMIT)
+    except CheckpointError as error:
+        why = error.findings[0].problem
+        return (note(f"metadata/metadata was not compared with names and shapes: {why}"),)
     groups = document.get("train_state_metadata") if isinstance(document, dict) else None
     if not isinstance(groups, dict):
         return (note("metadata/metadata lists no shapes, so none were compared with it"),)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from convert.checkpoints.files import children, head
+from convert.checkpoints.access import children, head
 from convert.checkpoints.formats.npz import member_names
 
 _SUFFIXES = (".pkl", ".pickle", ".joblib", ".pt", ".pth", ".ckpt")

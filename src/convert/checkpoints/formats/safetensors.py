@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from convert.checkpoints.access import head
 from convert.checkpoints.errors import name_clash, note
-from convert.checkpoints.files import FileSource, StoredArray, check_index, files_in, head, read_index
+from convert.checkpoints.files import FileSource, StoredArray, check_index, files_in, read_index
 from convert.checkpoints.source import Format, Leaf, Options, Source, distinct_names
 from convert.core.findings import Finding
 from convert.core.safetensors_header import read_header
@@ -14,7 +15,7 @@ _INDEX = ".safetensors.index.json"
 
 
 def _open(path: Path, options: Options) -> Source:
-    shards = read_index(path) if path.name.endswith(_INDEX) else None
+    shards = read_index(path, options.boundary) if path.name.endswith(_INDEX) else None
     leaves: list[Leaf] = []
     arrays: dict[str, StoredArray] = {}
     names: dict[Path, set[str]] = {}

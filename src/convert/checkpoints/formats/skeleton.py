@@ -13,7 +13,7 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
-from convert.checkpoints.files import read_json
+from convert.checkpoints.access import opened, read_json
 from convert.core.errors import CheckpointError, ConvertError
 from convert.core.findings import Finding
 from convert.core.tensor_spec import SAFETENSORS_TAGS, TensorSpec, dtype_name
@@ -36,7 +36,7 @@ def read_skeleton(path: Path) -> tuple[SkeletonRecord, ...]:
     Raises:
         CheckpointError: unreadable, or not a skeleton.
     """
-    document = read_json(path)
+    document = read_json(opened(path), path)
     records = document.get("records") if isinstance(document, dict) and document.get("format") == _FORMAT else None
     if not isinstance(records, list):
         fix = f"write one with `convert skeleton module:factory > {path.name}`"

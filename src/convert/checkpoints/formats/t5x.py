@@ -15,13 +15,13 @@ from pathlib import Path
 
 import numpy as np
 
+from convert.checkpoints.access import Boundary, absolute, children, head
 from convert.checkpoints.chunks import Box, Grid, Meter, Piece, full_box
 from convert.checkpoints.encodings.flax_arrays import PackedArray, Text, TreeNode, walk_tree
 from convert.checkpoints.errors import (
     COPY_AGAIN,
     corrupt,
     incomplete,
-    link_refused,
     located,
     name_clash,
     option_rejected,
@@ -30,7 +30,7 @@ from convert.checkpoints.errors import (
     unknown_format,
     unreadable,
 )
-from convert.checkpoints.files import StoredArray, children, head, inside, read_stored, stored_pieces
+from convert.checkpoints.files import StoredArray, read_stored, stored_pieces
 from convert.checkpoints.formats.flax_msgpack import map_file
 from convert.checkpoints.source import Absent, Format, Leaf, Options, Source, distinct_names, stamps
 from convert.core.errors import CheckpointError
@@ -47,7 +47,8 @@ _BFLOAT16_AS_UINT16 = 2  # the last version that stored it so
 class _T5X(Source):
     """An open checkpoint. Reading takes no lock: TensorStore's handles may be used from several threads."""
 
-    def __init__(self, file: Path, notes: tuple[Finding, ...]) -> None:
+    def __init__(self, file: Path, notes: tuple[Finding, ...], boundary: Boundary) -> None:
+        boundary.check(file)
         self.path, self.notes, self.watched = file, notes, stamps([file])
         with map_file(file) as data:
             nodes = walk_tree(data, file)
@@ -59,13 +60,13 @@ class _T5X(Source):
         directories: dict[tuple[str, ...], str] = {}
         for keys, node in tree.items():
             if isinstance(node, _Reference):
-                directories[keys] = _directory(file, keys, node)
+                directories[keys] = _directory(file, keys, node, boundary)
             elif not isinstance(node, PackedArray):
                 absent.append(Absent(keys, "string" if isinstance(node, Text) else node))
             else:
                 inline[keys] = StoredArray(file, node.ranges, node.spec, value=node.value)
                 leaves.append(Leaf(keys, node.spec))
-        self._arrays = _ZarrArrays(file.parent, set(directories.values()))
+        self._arrays = _ZarrArrays(file.parent, set(directories.values()), boundary)
         self._bfloat16: set[tuple[str, ...]] = set()  # leaves whose uint16 values are bfloat16
         for keys, name in directories.items():
             spec = self._arrays.spec(file, keys, name)
@@ -116,7 +117,7 @@ class _Reference:
 class _ZarrArrays:
     """The zarr directories next to the file."""
 
-    def __init__(self, folder: Path, names: set[str]) -> None:
+    def __init__(self, folder: Path, names: set[str], boundary: Boundary) -> None:
         self._store = None
         self._arrays: dict[str, object] = {}
         if names:
@@ -125,9 +126,9 @@ class _ZarrArrays:
             from convert.checkpoints.orbax.stores import open_store, reason
             from convert.checkpoints.orbax.zarr_metadata import read_metadata
 
-            real = folder.resolve() if ".." in folder.parts else folder.absolute()
+            real = absolute(folder)
             try:
-                self._store = open_store(real, use_ocdbt=False)
+                self._store = open_store(real, use_ocdbt=False, boundary=boundary)
                 self._arrays = dict(read_metadata(self._store, sorted(names), use_zarr3=False))
             except TENSORSTORE_ERRORS as error:
                 raise unreadable(folder, ValueError(reason(error, real)), fix=COPY_AGAIN) from None
@@ -195,7 +196,7 @@ def _parts(
     return version, tree
 
 
-def _directory(file: Path, keys: tuple[str, ...], reference: _Reference) -> str:
+def _directory(file: Path, keys: tuple[str, ...], reference: _Reference, boundary: Boundary) -> str:
     """Return the name of the zarr directory that a TensorStore spec refers to; it is next to the file.
 
     Raises:
@@ -209,15 +210,11 @@ def _directory(file: Path, keys: tuple[str, ...], reference: _Reference) -> str:
         raise corrupt("the TensorStore spec has no zarr array with a path", file, leaf)
     name = path.text.removesuffix("/")
     try:
-        directory = inside(file.parent, name)
+        directory = boundary.named(file.parent, name)
     except CheckpointError as error:
         raise located(error, file, leaf) from None
     if not directory.is_dir():
         raise incomplete(f"the directory {name} is missing", file, leaf)
-    for child in children(directory):
-        if child.is_symlink():
-            problem = f"{name}/{child.name} is a link, which T5X does not write; it is not followed"
-            raise link_refused(problem, file, leaf, fix="copy the file into the folder")
     return name
 
 
@@ -271,7 +268,7 @@ def find(path: Path) -> list[Path]:
 
 
 def _open(path: Path, options: Options) -> Source:
-    return _T5X(*_locate(path, options.step))
+    return _T5X(*_locate(path, options.step), options.boundary)
 
 
 FORMAT = Format("T5X", "a checkpoint_N directory of T5X, or the directory above it", find, _open, frozenset({"step"}))

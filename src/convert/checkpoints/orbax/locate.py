@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from convert.checkpoints.access import absolute, head, opened
 from convert.checkpoints.encodings.ocdbt import MANIFEST
 from convert.checkpoints.errors import (
     UNFINISHED,
@@ -30,7 +31,7 @@ from convert.checkpoints.errors import (
     unreadable,
 )
 from convert.checkpoints.orbax.stores import PROCESS_PREFIX
-from convert.checkpoints.orbax.tree import AGGREGATE, METADATA, read_json
+from convert.checkpoints.orbax.tree import AGGREGATE, METADATA, json_object
 from convert.checkpoints.orbax.zarr_metadata import ARRAY_METADATA
 from convert.core.errors import CheckpointError
 from convert.core.findings import Finding
@@ -92,7 +93,7 @@ def locate(path: Path, step: int | None = None, item: str | None = None) -> Loca
     Raises:
         CheckpointError: there is none, it is not finished, or several could be meant.
     """
-    path = path.resolve() if ".." in path.parts else path.absolute()  # TensorStore takes no ".."
+    path = absolute(path)  # TensorStore takes no ".."
     if not path.exists():
         leftovers = _leftovers(path)
         if leftovers:
@@ -213,13 +214,12 @@ def _is_aggregate(file: Path) -> bool:
     if not _is_file(file):
         return False
     try:
-        with file.open("rb") as opened:
-            head = opened.read(20)
+        start = head(file, 20)
     except OSError:
         return True  # the reader reports the error
-    text = head[:1].isascii() and head[:1].isalnum()  # TensorFlow's text, or a zip; msgpack starts with a map
-    pickle = head[:1] == b"\x80" and len(head) > 1  # an empty map takes one byte
-    return not (text or pickle or head.startswith(_PAX))
+    text = start[:1].isascii() and start[:1].isalnum()  # TensorFlow's text, or a zip; msgpack starts with a map
+    pickle = start[:1] == b"\x80" and len(start) > 1  # an empty map takes one byte
+    return not (text or pickle or start.startswith(_PAX))
 
 
 def _is_step(path: Path) -> bool:
@@ -355,7 +355,7 @@ def _item_chosen(name: str, others: Sequence[str]) -> Finding:
 
 def _step_metadata(path: Path) -> dict[str, Any] | None:
     file = path / _STEP_METADATA
-    return read_json(file) if file.is_file() else None
+    return json_object(opened(file), file) if file.is_file() else None
 
 
 def _handlers(metadata: Mapping[str, Any] | None) -> dict[str, str]:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from convert.checkpoints.access import Boundary
 from convert.checkpoints.chunks import Box, Grid, Meter, Piece, full_box
 from convert.checkpoints.encodings.flax_arrays import PackedArray, read_packed
 from convert.checkpoints.encodings.ocdbt import TENSORSTORE_ERRORS
@@ -29,34 +30,38 @@ __all__ = ["OrbaxSource", "looks_like_orbax", "open_orbax"]
 _SHOWN = 5  # leaves in one error
 
 
-def open_orbax(path: Path, *, step: int | None = None, item: str | None = None) -> Source:
+def open_orbax(
+    path: Path, *, step: int | None = None, item: str | None = None, boundary: Boundary | None = None
+) -> Source:
     """Open an Orbax checkpoint without reading its arrays.
 
     Args:
         path: a tree, a step with several items, or a directory of steps.
         step: which step; the latest finished one if None.
         item: which item of the step; the only one that is a tree if None.
+        boundary: where files may lie; in `path` if None.
 
     Raises:
-        CheckpointError: missing, not finished, truncated, corrupt, or several could be meant. The finding names the path,
+        CheckpointError: missing, not finished, truncated, corrupt, with links out of it, or several could be meant. The finding names the path,
             and the leaf if it is about one.
     """
     located = locate(path, step, item)
-    return OrbaxSource(located.path, located.notes)
+    return OrbaxSource(located.path, boundary or Boundary(path), located.notes)
 
 
 class OrbaxSource(Source):
     """An open tree. Reading takes no lock: TensorStore's handles may be used from several threads."""
 
-    def __init__(self, path: Path, notes: tuple[Finding, ...] = ()) -> None:
+    def __init__(self, path: Path, boundary: Boundary, notes: tuple[Finding, ...] = ()) -> None:
+        boundary.check(path)
         self.watched = stamps(Path(entry) for entry in os.scandir(path) if entry.is_file())
-        tree = read_tree(path)
+        tree = read_tree(path, boundary)
         stored = [node for node in tree.nodes if node.name is not None]
         self._store: Store | None = None
         arrays: dict[str, Array | CheckpointError | None] = {}
         if stored:
             try:
-                self._store = open_store(path, tree.use_ocdbt)
+                self._store = open_store(path, tree.use_ocdbt, boundary)
                 arrays = read_metadata(self._store, [str(node.name) for node in stored], tree.use_zarr3)
             except TENSORSTORE_ERRORS as error:
                 raise unreadable(path, ValueError(reason(error, path)), fix=AGAIN) from error

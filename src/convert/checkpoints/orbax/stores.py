@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import bisect
+import errno
+import os
 import re
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from stat import S_ISLNK
 from typing import Any, Protocol
 
 import tensorstore as ts
 
+from convert.checkpoints.access import Boundary
 from convert.checkpoints.encodings.ocdbt import MANIFEST, TENSORSTORE_ERRORS, Database
 from convert.checkpoints.encodings.zarr_chunks import FileRange
-from convert.checkpoints.errors import incomplete, unreadable
+from convert.checkpoints.errors import incomplete, link_refused, unreadable
+from convert.core.system.regular_file import not_regular, read_regular
 
 # One directory for each process (`ocdbt.process_3`) or replica (`ocdbt.process_replica_3`); Orbax 0.12.8,
 # _src/serialization/ocdbt_process_spec.py. The values stay in them after the merge; the manifest above refers to them.
 PROCESS_PREFIX = "ocdbt.process_"
 AGAIN = "copy the checkpoint again, or choose another step with --step"
 _BATCH = 10_000  # concurrent reads
+_MOST_METADATA = 16 << 20  # bytes of `.zarray` or `zarr.json`; real ones have a few hundred
+_THREADS = 16
+_PER_THREAD = 100  # files
 
 
 class Store(Protocol):
@@ -43,25 +52,26 @@ class Store(Protocol):
         """Return a TensorStore spec (JSON) of the keys that start with `prefix`, and the context to open it in."""
 
 
-def open_store(path: Path, use_ocdbt: bool | None) -> Store:
+def open_store(path: Path, use_ocdbt: bool | None, boundary: Boundary) -> Store:
     """Open the store of the tree in the directory `path`.
 
     Args:
         path: an item directory.
         use_ocdbt: the flag in ``_METADATA``; None where there is none (before Orbax 0.11.31).
+        boundary: where the files may lie.
 
     Raises:
-        CheckpointError: the database is missing or damaged.
+        CheckpointError: the database is missing or damaged, or a link leads out of the checkpoint.
     """
     context = _context()
     if use_ocdbt is not False and (path / MANIFEST).exists():
-        return _Merged(path, context)
+        return _Merged(path, context, boundary)
     processes = process_directories(path)
     if use_ocdbt is not False and processes:
-        return _Union(processes, context)
+        return _Union(processes, context, boundary)
     if use_ocdbt:
         raise incomplete(f"{MANIFEST} is missing, which lists the arrays", path, fix=AGAIN)
-    return _Files(path, context)
+    return _Files(path, context, boundary)
 
 
 def process_directories(path: Path) -> tuple[Path, ...]:
@@ -96,26 +106,76 @@ class _Files:
     format = "one directory per leaf"
     advice = AGAIN
 
-    def __init__(self, path: Path, context: ts.Context) -> None:
+    def __init__(self, path: Path, context: ts.Context, boundary: Boundary) -> None:
         self._path = path
         self._spec = _files(path)
         self._context = context
         self._opened = ts.KvStore.open(self._spec, context=context).result()
+        self._boundary = boundary
+        self._links = {entry.name for entry in os.scandir(path) if entry.is_symlink()}
+        self._checked: set[str] = set()  # directories
+        self._checked_trees: set[str] = set()  # prefixes of arrays
 
     def values(self, keys: Sequence[str]) -> list[bytes | None]:
-        return _read_values((self._opened, key) for key in keys)
+        """Read the values without TensorStore, which would follow links. Threads, for file systems in a network."""
+        if len(keys) <= _PER_THREAD:
+            return [self._value(key) for key in keys]
+        batches = [keys[start : start + _PER_THREAD] for start in range(0, len(keys), _PER_THREAD)]
+        with ThreadPoolExecutor(_THREADS) as threads:
+            return [
+                value for values in threads.map(lambda batch: [*map(self._value, batch)], batches) for value in values
+            ]
+
+    def _value(self, key: str) -> bytes | None:
+        self._check_directories(key)
+        file = f"{self._path}/{key}"
+        try:
+            try:
+                return read_regular(file, _MOST_METADATA, follow_link=False)
+            except OSError as error:
+                if error.errno != errno.ELOOP:
+                    raise
+            self._boundary.check(Path(file))
+            return read_regular(file, _MOST_METADATA)
+        except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a NUL in the key
+            return None
+        except OSError as error:
+            raise unreadable(file, error) from None
+
+    def _check_directories(self, key: str) -> None:
+        """Check that no directory in the path of a value is a link out of the checkpoint."""
+        directory = key.rpartition("/")[0]
+        if directory in self._checked:
+            return
+        first, *rest = directory.split("/")
+        if ".." in (first, *rest):
+            problem = f"the checkpoint refers to {key!r:.200}, which lies outside; such a path is not followed"
+            raise link_refused(problem, self._path, fix="save the checkpoint again")
+        if first in self._links or rest:
+            self._boundary.check(Path(f"{self._path}/{directory}"))
+        self._checked.add(directory)
 
     def count(self, prefix: str) -> int:
         return _count(self._opened, prefix)
 
     def stored(self, key: str) -> FileRange | bytes | None:
-        file = self._path / key
+        self._check_directories(key)
+        file = Path(f"{self._path}/{key}")
         try:
-            return FileRange(file, 0, file.stat().st_size)
-        except OSError:
+            stat = file.lstat()
+            if S_ISLNK(stat.st_mode):
+                self._boundary.check(file)
+                stat = file.stat()
+        except (OSError, ValueError):
             return None
+        if (error := not_regular(stat.st_mode)) is not None:
+            raise unreadable(file, error)
+        return FileRange(file, 0, stat.st_size)
 
     def kvstore(self, prefix: str) -> tuple[dict[str, Any], ts.Context]:
+        if prefix not in self._checked_trees:  # TensorStore opens files as they are
+            self._boundary.check_tree(self._path / prefix)
+            self._checked_trees.add(prefix)
         return {**self._spec, "path": self._spec["path"] + prefix}, self._context
 
 
@@ -125,11 +185,11 @@ class _Merged:
     format = "OCDBT"
     advice = AGAIN
 
-    def __init__(self, path: Path, context: ts.Context) -> None:
+    def __init__(self, path: Path, context: ts.Context, boundary: Boundary) -> None:
         self._spec = _ocdbt(path)
         self._context = context
+        self._values = _index(path, context, boundary)
         self._opened = ts.KvStore.open(self._spec, context=context).result()
-        self._values = _index(path, context)
 
     def values(self, keys: Sequence[str]) -> list[bytes | None]:
         known = {key: self._values.get(key) for key in keys}
@@ -154,13 +214,14 @@ class _Union:
         f"copy the {PROCESS_PREFIX}* directories of all processes into one directory; if they are complete, {AGAIN}"
     )
 
-    def __init__(self, processes: Sequence[Path], context: ts.Context) -> None:
+    def __init__(self, processes: Sequence[Path], context: ts.Context, boundary: Boundary) -> None:
         self.format = f"OCDBT, not merged ({len(processes)} {'processes' if len(processes) > 1 else 'process'})"
         self._values: dict[str, FileRange | bytes] = {}
         self._stores: dict[str, ts.KvStore] = {}
         for process in processes:
+            boundary.check(process)
+            values = _index(process, context, boundary)
             opened = ts.KvStore.open(_ocdbt(process), context=context).result()
-            values = _index(process, context)
             # A key in several processes is a replica: in Orbax each process writes all of it.
             self._values = values | self._values
             self._stores = dict.fromkeys(values, opened) | self._stores
@@ -193,14 +254,14 @@ class _Union:
         return self._keys[start:stop]
 
 
-def _index(path: Path, context: ts.Context) -> dict[str, FileRange | bytes]:
+def _index(path: Path, context: ts.Context, boundary: Boundary) -> dict[str, FileRange | bytes]:
     """Read all keys of an OCDBT database, with the values inside its nodes and the places of the others.
 
     Raises:
         CheckpointError: the database is damaged, or lacks a file with values.
     """
     try:
-        database = Database(path, context)
+        database = Database(path, context, boundary)
     except TENSORSTORE_ERRORS as error:
         text = f"its list of arrays: {reason(error, path)}"
         raise unreadable(path, ValueError(text), fix=AGAIN) from error

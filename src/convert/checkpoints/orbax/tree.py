@@ -12,12 +12,13 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
+from convert.checkpoints.access import Boundary, read_json
 from convert.checkpoints.encodings import msgpack_tokens
 from convert.checkpoints.encodings.flax_arrays import CHUNKED, PackedArray, packed_array
 from convert.checkpoints.encodings.msgpack_tokens import Walker
-from convert.checkpoints.errors import corrupt, incomplete, located, parse_json, truncated, unreadable
+from convert.checkpoints.errors import corrupt, incomplete, located, truncated, unreadable
 from convert.core.errors import CheckpointError
 from convert.core.findings import Finding
 
@@ -39,6 +40,7 @@ _NO_ARRAY = {
 # Each `value_type` that is stored as an array; empty in the aggregate file, which has no types.
 ARRAYS = ("jax.Array", "np.ndarray", "scalar", "")
 _MAX_DEPTH = 200
+_MOST_JSON = 512 << 20  # bytes; 50,000 leaves take 30 MB
 
 
 class TreeNode(NamedTuple):  # half the time and memory of a dataclass; there may be 50,000
@@ -81,24 +83,24 @@ class Tree:
     data: mmap.mmap | bytes = b""
 
 
-def read_tree(path: Path) -> Tree:
+def read_tree(path: Path, boundary: Boundary) -> Tree:
     """Read the tree of the item directory `path`.
 
     Raises:
-        CheckpointError: both files are missing, or one is truncated or corrupt.
+        CheckpointError: both files are missing, or one is truncated, corrupt or a link out of the checkpoint.
     """
     file, aggregate = path / METADATA, path / AGGREGATE
     packed: dict[tuple[str, ...], TreeNode] = {}
     data: mmap.mmap | bytes = b""
     if aggregate.is_file():
-        data = _map(aggregate)
+        data = _map(aggregate, boundary)
         packed = _unpack(aggregate, data)
     if not file.is_file():
         if not aggregate.is_file():
             problem = f"{METADATA} is missing, which names the leaves"
             raise incomplete(problem, path, fix="copy the checkpoint again, with all its files")
         return Tree(_without_filled(path, tuple(packed.values())), data=data)
-    metadata = read_json(file)
+    metadata = json_object(boundary.open(file), file)
     # As in Orbax 0.12.8's PyTreeCheckpointHandler (_get_internal_metadata), a value in the aggregate file takes precedence
     # over `_METADATA`, a placeholder does not. A string or None in the place of an array is damage.
     nodes = []
@@ -117,18 +119,13 @@ def read_tree(path: Path) -> Tree:
     )
 
 
-def read_json(file: Path) -> dict[str, Any]:
-    """Read the JSON object in `file`.
+def json_object(opened: BinaryIO, file: Path) -> dict[str, Any]:
+    """Read the JSON object in the open `file`, and close it.
 
     Raises:
-        CheckpointError: truncated, corrupt or not an object.
+        CheckpointError: unreadable, truncated, corrupt or not an object.
     """
-    try:
-        parsed = parse_json(file.read_bytes(), file)
-    except OSError as error:
-        raise unreadable(file, error) from None
-    except (ValueError, RecursionError) as error:
-        raise corrupt(f"not valid JSON (truncated or corrupt): {error}", file) from None
+    parsed = read_json(opened, file, _MOST_JSON)
     if not isinstance(parsed, dict):
         raise corrupt("", file, expected="a JSON object", got=type(parsed).__name__)
     return parsed
@@ -190,9 +187,9 @@ def _without_filled(path: Path, nodes: tuple[TreeNode, ...]) -> tuple[TreeNode, 
     return tuple(node for node in nodes if node.why is None or node.keys not in parents)
 
 
-def _map(file: Path) -> mmap.mmap:
+def _map(file: Path, boundary: Boundary) -> mmap.mmap:
     try:
-        with file.open("rb") as opened:
+        with boundary.open(file) as opened:
             return mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
     except ValueError:
         raise truncated("the file is empty", file) from None

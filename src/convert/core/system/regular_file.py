@@ -14,38 +14,62 @@ _KINDS = {
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
 }
+_READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 
 
-def open_regular(path: Path, buffering: int = -1) -> BinaryIO:
+def not_regular(mode: int) -> OSError | None:
+    """Return the error for a file of this mode that is neither regular nor a directory."""
+    if stat.S_ISREG(mode) or stat.S_ISDIR(mode):
+        return None
+    return OSError(errno.EINVAL, f"it is {_KINDS.get(stat.S_IFMT(mode), 'of another kind')}, not a regular file")
+
+
+def open_descriptor(path: Path | str, follow_link: bool = True) -> int:
+    """Open a file for reading, as ``os.open`` does.
+
+    Args:
+        path: the file.
+        follow_link: whether the last part of the path may be a link; else it is an error with the number ELOOP.
+
+    Raises:
+        OSError: it cannot be opened, or is no regular file.
+    """
+    descriptor = os.open(path, _READ if follow_link else _READ | os.O_NOFOLLOW)
+    try:
+        mode = os.fstat(descriptor).st_mode
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if (error := not_regular(mode)) is not None:
+            raise error
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def open_regular(path: Path) -> BinaryIO:
     """Open a file for reading, as ``open`` does. Links are followed.
 
     Raises:
         OSError: it cannot be opened, or is no regular file.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        mode = os.fstat(descriptor).st_mode
-        if stat.S_ISDIR(mode):
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        if not stat.S_ISREG(mode):
-            raise OSError(errno.EINVAL, f"it is {_KINDS.get(stat.S_IFMT(mode), 'of another kind')}, not a regular file")
-        return os.fdopen(descriptor, "rb", buffering=buffering)
-    except BaseException:
-        os.close(descriptor)
-        raise
+    return os.fdopen(open_descriptor(path), "rb")
 
 
-def read_regular(path: Path, most: int) -> bytes:
-    """Read all of a file that should be small.
+def read_regular(path: Path | str, most: int, follow_link: bool = True) -> bytes:
+    """Read all of a file that should be small; `follow_link` is that of `open_descriptor`.
 
     Raises:
         OSError: it cannot be read, is no regular file, or has more than `most` bytes.
     """
-    with open_regular(path) as file:
+    descriptor = open_descriptor(path, follow_link)
+    try:
         parts, left = [], most + 1
-        while left and (part := file.read(left)):
+        while left and (part := os.read(descriptor, min(left, 1 << 16))):
             parts.append(part)
             left -= len(part)
+    finally:
+        os.close(descriptor)
     if not left:
         raise OSError(errno.EFBIG, f"it has more than {most} bytes")
     return b"".join(parts)
