@@ -257,7 +257,9 @@ def report_fields() -> str:
     report = importlib.import_module("convert.verify.report.report")
     compare = importlib.import_module("convert.verify.numerics.compare")
     findings = importlib.import_module("convert.core.findings")
-    owners = {"Report": report, "LevelReport": report, "Measure": report, "Finding": findings, "Difference": compare}
+    facts = importlib.import_module("convert.verify.report.facts")
+    owners = {"Report": report, "LevelReport": report, "Measure": report, "JudgedFact": facts}
+    owners |= {"Finding": findings, "Difference": compare}
     for name, module in owners.items():
         kind = getattr(module, name)
         said = _attributes(kind.__doc__ or "")

@@ -133,12 +133,13 @@ def test_the_card_of_a_directory_has_the_figures_of_a_check_that_passed(run: Run
     assert card.startswith(before["README.md"].decode()) and "## Checked" not in before["README.md"].decode()
     rows = [line for line in card.partition("## Checked")[2].splitlines() if line.startswith("| ")]
     assert [row.split(" | ")[:2] for row in rows[1:]] == [
-        [f"| {level}", "passed"] for level in ("coverage", "weights", "layers", "model")
+        *([f"| {level}", "passed"] for level in ("coverage", "weights", "layers", "model")),
+        *[["| facts", "not verified"]] * 3,
     ]
-    assert (
-        "largest relative error in float64 (casts removed)" in rows[-1]
-        and "top-1 agreement 100% of 54 positions" in rows[-1]
-    )
+    model, fact = rows[4], rows[-1]
+    assert "largest relative error in float64 (casts removed)" in model
+    assert "top-1 agreement 100% of 54 positions" in model
+    assert "query_pre_attn_scalar = 12 (--set query_pre_attn_scalar=12)" in fact
     assert str(tmp_path) not in card and len(list(checked.iterdir())) == len(before)
     run("check", checked, "--from", checkpoint("gemma2-2b"), "--level", "weights")
     assert contents(checked) == after  # a check alone writes nothing

@@ -66,6 +66,7 @@ def check(
         ),
     ] = None,
     require: o.Require = None,
+    trust: o.Trust = None,
     reference: o.Reference = None,
     device: Annotated[
         str,
@@ -135,6 +136,7 @@ def check(
                 model=model,
                 levels=o.split(level) or LEVELS,
                 require=o.split(require),
+                trust=o.split(trust),
                 reference=reference,
                 recorded=recorded,
                 device=device,

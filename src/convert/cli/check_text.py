@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from convert.cli import output
+from convert.verify.report.facts import listed
 from convert.verify.report.report import FLOAT64, LEVELS, NATIVE, Verdict, predictions
 
 if TYPE_CHECKING:
@@ -38,6 +39,9 @@ def _lines(report: Report) -> Iterator[str]:
             yield ""
             yield f"{level.level}: {_word(level.verdict)}"
             yield from (f"  {line}" for line in body)
+    if known := listed(report.facts):
+        yield ""
+        yield from output.table([(f"{status}:", text) for status, text in known])
     yield ""
     yield _conclusion(report)
 
@@ -169,9 +173,11 @@ def _conclusion(report: Report) -> str:
     else:
         words = {Verdict.INCONCLUSIVE: "stopped with an error", None: "did not run"}
         proved = {level.level for level in report.levels if level.verdict is Verdict.INCONCLUSIVE and level.measures}
+        told = dict.fromkeys(proved, "proves nothing")
+        open_facts = {level.level for level in report.levels for f in level.findings if f.code == "fact-unverified"}
+        told |= dict.fromkeys(open_facts, "depends on facts that are not verified")
         reasons = [
-            f"{name} {'proves nothing' if name in proved else words.get(verdicts.get(name), 'was skipped')}"
-            for name in report.inconclusive
+            f"{name} {told.get(name) or words.get(verdicts.get(name), 'was skipped')}" for name in report.inconclusive
         ]
         conclusion = f"inconclusive: {', '.join(reasons)}"
     return f"{conclusion} (exit code {report.exit_code})"

@@ -57,6 +57,7 @@ def convert(
     ] = False,
     reference: o.Reference = None,
     require: o.Require = None,
+    trust: o.Trust = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the plan and write nothing.", rich_help_panel=o.REPORT)
     ] = False,
@@ -69,7 +70,7 @@ def convert(
     from convert.cli.plan import print_plan, read_specs
     from convert.planning.options import ConversionOptions
 
-    _refuse_options(check, dry_run, reference, require)
+    _refuse_options(check, dry_run, reference, require, trust)
     if check:  # wrong options of the check are errors before anything is written
         from convert.core.user_code import REFERENCE_OPTION, find_factory
         from convert.verify.options import require_levels
@@ -93,6 +94,10 @@ def convert(
     )
     plan = plan_conversion(model, checkpoint, options)
     plan_seconds = time.perf_counter() - started
+    if trust:
+        from convert.verify.config.judge import require_names
+
+        require_names(o.split(trust), plan)
     limit = o.shard_bytes(max_shard_size, out)
     if dry_run:
         _, layout, _ = prepare(plan, out, limit)
@@ -113,7 +118,15 @@ def convert(
     if check:
         from convert.verify.run import check as run_check
 
-        report = run_check(out, plan.checkpoint, options, model=model, require=o.split(require), reference=reference)
+        report = run_check(
+            out,
+            plan.checkpoint,
+            options,
+            model=model,
+            require=o.split(require),
+            trust=o.split(trust),
+            reference=reference,
+        )
         if report.exit_code == 0:
             _add_figures_to_card(out, report)
     if as_json:
@@ -127,10 +140,12 @@ def convert(
         raise typer.Exit(report.exit_code)
 
 
-def _refuse_options(check: bool, dry_run: bool, reference: str | None, require: list[str] | None) -> None:
+def _refuse_options(
+    check: bool, dry_run: bool, reference: str | None, require: list[str] | None, trust: list[str] | None
+) -> None:
     if check and dry_run:
         raise ConvertError(Finding("usage", "--dry-run writes nothing that --check could check", fix="leave one out"))
-    for option, value in (("--reference", reference), ("--require", require)):
+    for option, value in (("--reference", reference), ("--require", require), ("--trust", trust)):
         if value and not check:
             raise ConvertError(
                 Finding(

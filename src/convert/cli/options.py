@@ -145,7 +145,17 @@ Require = Annotated[
     typer.Option(
         "--require",
         metavar="LEVEL",
-        help="Exit with code 2 (inconclusive) when this level is skipped. Repeatable, or separated by commas.",
+        help="Exit with code 2 (inconclusive) when this level is skipped, or for model when a fact is not verified. "
+        "Repeatable, or separated by commas.",
+        rich_help_panel=PROOF,
+    ),
+]
+Trust = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--trust",
+        metavar="FACT",
+        help="Accept this fact, such as sliding_window, although nothing confirms it. Repeatable, or separated by commas.",
         rich_help_panel=PROOF,
     ),
 ]

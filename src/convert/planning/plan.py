@@ -51,6 +51,7 @@ class Plan:
         choices: name of a choice -> the variant that the sizes or the user chose.
         dtype: dtype that the user chose for floating-point tensors; None keeps the dtype of each leaf.
         settings: what the user set.
+        confirmed: settings that the tree gives, too.
         notes: remarks for the user, such as a tensor left out because a fact is unknown.
         sidecar: files next to the checkpoint that hold facts.
         translated: for an output that is not laid out for torch: torch's tensors and where the output has them.
@@ -72,6 +73,7 @@ class Plan:
     settings: Mapping[str, Any]
     notes: tuple[str, ...]
     merges: Mapping[str, Merge] = field(default_factory=dict, repr=False)
+    confirmed: frozenset[str] = field(default=frozenset(), repr=False)
     written_config: Mapping[str, Any] | None = field(default=None, repr=False)
     sidecar: Sidecar = field(default=NO_SIDECAR, repr=False)
     translated: tuple[TranslatedTensor, ...] = field(default=(), repr=False)

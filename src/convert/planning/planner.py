@@ -56,6 +56,7 @@ class Sized:
         version: the published version with these sizes.
         sidecar: files next to the checkpoint.
         facts: hyperparameters that no leaf holds.
+        confirmed: settings that the tree gives, too.
     """
 
     coverage: Coverage
@@ -64,6 +65,7 @@ class Sized:
     version: Version | None
     sidecar: Sidecar
     facts: Mapping[str, Any]
+    confirmed: frozenset[str]
 
 
 @dataclass(frozen=True)
@@ -183,6 +185,7 @@ def plan_match(match: RuleMatch) -> Plan:
         choices=sized.variants,
         dtype=match.options.dtype,
         settings=dict(match.options.settings),
+        confirmed=sized.confirmed,
         notes=(
             *_notes(match, sized, translation.steps),
             *compiled.notes,
@@ -266,7 +269,7 @@ def _size(match: RuleMatch) -> tuple[Sized, list[Finding]]:
     findings += contradictions(rules, match.target, sidecar, solution.sizes, settings)
     findings += unmet_requirements(rules, match.target, facts)
     findings += indivisible(rules, solution.sizes, facts, sidecar, settings)
-    return Sized(coverage, solution.sizes, solution.variants, version, sidecar, facts), findings
+    return Sized(coverage, solution.sizes, solution.variants, version, sidecar, facts, solution.confirmed), findings
 
 
 def _compile(match: RuleMatch, sized: Sized) -> tuple[CompiledPlan, list[Finding]]:

@@ -23,10 +23,12 @@ class Sizes:
     Attributes:
         sizes: axis letters and indices -> size.
         variants: name of a choice -> the variant that fits; those of choices without leaves are missing.
+        confirmed: settings that the tree gives, too: without them, it has the same size or fits the same variant only.
     """
 
     sizes: Mapping[str, int]
     variants: Mapping[str, str]
+    confirmed: frozenset[str]
 
 
 def solve_sizes(coverage: Coverage, source: Source, settings: Mapping[str, Any]) -> tuple[Sizes, list[Finding]]:
@@ -54,6 +56,7 @@ class _Solver:
         findings: list[Finding] = []
         variants: dict[str, str] = {}
         undecided: dict[str, list[Matched]] = {}
+        chosen: dict[str, list[Matched]] = {}
         for matched in self.coverage.matched:
             choice = matched.rule.choice
             if choice and not any(matched.leaves.values()):
@@ -63,6 +66,7 @@ class _Solver:
                 continue
             if choice:
                 variants[choice] = self.settings[choice]
+                chosen.setdefault(choice, []).append(matched)
             findings += self._collect(known, matched, variants.get(choice or ""))
         progress = True
         while undecided and progress:
@@ -80,7 +84,19 @@ class _Solver:
         findings += [self._several_variants(choice, group) for choice, group in undecided.items()]
         findings += self._stacked_elsewhere(known, variants)
         sizes, conflicts = bind(known, axes)
-        return Sizes(sizes, variants), [*findings, *conflicts]
+        return Sizes(sizes, variants, self._confirmed(known, chosen)), [*findings, *conflicts]
+
+    def _confirmed(self, known: list[Constraint], chosen: Mapping[str, list[Matched]]) -> frozenset[str]:
+        """Return the settings that the tree gives, too."""
+        if not self.settings:
+            return frozenset()
+        shown, _ = bind([constraint for constraint in known if not constraint.setting], self.coverage.rules.axes)
+        names = {name for name in self.settings if name in shown}
+        for choice, group in chosen.items():
+            others = [variant for variant in group[0].rule.kind.variants if variant != self.settings[choice]]
+            if all(self._try(known, group, variant)[1] for variant in others):
+                names.add(choice)
+        return frozenset(names)
 
     def _stacked_elsewhere(self, known: list[Constraint], variants: Mapping[str, str]) -> Iterator[Finding]:
         """Yield the rules that agree with all others when they stack another axis, and correct `known`."""

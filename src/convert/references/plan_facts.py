@@ -2,13 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from convert.core.errors import ConvertError, UnavailableError
 from convert.core.findings import Finding
 from convert.layers.shared_keys import ACTIVATION_NAMES
 from convert.planning.plan import Plan
+
+
+class ReadFacts(dict[str, Any]):
+    """The facts of a plan; `names` are those that were read so far.
+
+    A reference that builds its JAX model from them cannot test them.
+    """
+
+    def __init__(self, facts: Mapping[str, Any]) -> None:
+        super().__init__(facts)
+        self.names: set[str] = set()
+
+    def __getitem__(self, name: str) -> Any:
+        self.names.add(name)
+        return super().__getitem__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        self.names.add(name)
+        return super().get(name, default)
+
+    def __iter__(self) -> Iterator[str]:  # makes dict(...) and {**...} call __getitem__
+        return super().__iter__()
+
+    def items(self) -> Any:
+        self.names.update(self)
+        return super().items()
 
 
 def require_model(plan: Plan, models: Collection[str], targets: Collection[str] = ()) -> None:

@@ -20,7 +20,8 @@ class CheckOptions:
 
     Attributes:
         levels: which of `LEVELS` to run.
-        require: levels of which a skip makes the check inconclusive.
+        require: levels of which a skip makes the check inconclusive; ``model`` also requires that its facts are verified.
+        trust: facts that count although nothing confirms them.
         reference: ``module:function`` that builds the two models; None is the `reference` of the rule file.
         recorded: a recording of the JAX model's values; None runs the JAX model.
         device: where PyTorch runs: ``cpu``, ``cuda`` or ``cuda:1``.
@@ -32,6 +33,7 @@ class CheckOptions:
 
     levels: Iterable[str] = LEVELS
     require: Iterable[str] = ()
+    trust: Iterable[str] = ()
     reference: str | None = None
     recorded: str | Path | None = None
     device: str = "cpu"
@@ -43,6 +45,7 @@ class CheckOptions:
     def __post_init__(self) -> None:
         object.__setattr__(self, "levels", tuple(self.levels))
         object.__setattr__(self, "require", tuple(self.require))
+        object.__setattr__(self, "trust", tuple(self.trust))
         require_levels((*self.levels, *self.require))
         if self.seed is not None and self.seed < 0:
             raise ConvertError(Finding("usage", path="--seed", expected="a number of at least 0", got=str(self.seed)))
@@ -61,6 +64,7 @@ class CheckKeywords(OptionKeywords, total=False):
 
     levels: Iterable[str]
     require: Iterable[str]
+    trust: Iterable[str]
     reference: str | None
     recorded: str | Path | None
     device: str

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -22,10 +23,11 @@ from convert.core.user_code import REFERENCE_OPTION, find_factory, user_code_err
 from convert.planning.options import DEFAULTS, ConversionOptions
 from convert.planning.plan import Plan
 from convert.planning.target_formats.registry import target_names
+from convert.references.plan_facts import ReadFacts
 from convert.references.protocol import Reference
 from convert.rules.library import is_path, named_rules
-from convert.verify.config.compare import check_facts, with_facts
-from convert.verify.config.unverified import note_unverified
+from convert.verify.config.compare import Facts, check_facts, with_facts
+from convert.verify.config.judge import RECORDED, contradictions, judge, not_proven, of_layers
 from convert.verify.coverage.hf_directory import other_class
 from convert.verify.coverage.level import check_coverage
 from convert.verify.layers.as_torch import as_torch
@@ -81,7 +83,7 @@ def check(
             recording, written, conversion, options.precision, options.reference, options.seed
         )
         options = replace(options, seed=recording.manifest.seed)
-        settings[f"the recording {recording.path.name}"] = recording.manifest.settings
+        settings[f"{RECORDED}{recording.path.name}"] = recording.manifest.settings
         checkpoint = RecordedSource(recording, written) if checkpoint is None else checkpoint
     if checkpoint is None:
         raise ConvertError(
@@ -95,25 +97,38 @@ def check(
     recorded_model = recording.manifest.model if recording is not None else ""
     plan = with_written_leaves(plan_of(written, checkpoint, conversion, model=model, recorded_model=recorded_model))
     _refuse_other_target(plan, written)
+    read = ReadFacts(plan.facts)
+    reference = _reference_of(replace(plan, facts=read), written, options)
+    known = partial(judge, plan, settings, read=read.names, trust=tuple(options.trust))
     comparison = Comparison(
         plan,
         written,
-        _reference_of(plan, written, options),
+        reference,
         user_factory(plan, options.reference),
         evidence_of(recording, plan, written) if recording is not None else None,
         options,
+        contradictions(known(), plan),
     )
     levels: tuple[LevelReport, ...] = ()
-    for level in _run_levels(comparison):
+    facts = Facts()
+    for outcome in _run_levels(comparison):
         signals.check()
-        levels = (*levels, level)
-    if unverified := note_unverified(plan, settings):
-        levels = tuple(
-            replace(level, notes=(*level.notes, unverified)) if level.level == "model" and level.measures else level
-            for level in levels
-        )
+        if isinstance(outcome, Facts):
+            facts = outcome
+        else:
+            levels = (*levels, outcome)
+    judged = (*known(constants=facts.constants), *of_layers(facts.unread))
+    if "model" in options.require:
+        levels = tuple(not_proven(level, judged) for level in levels)
     return Report(
-        str(out), str(plan.source.path), plan.rules.model, plan.target, levels, tuple(options.require), plan=plan
+        str(out),
+        str(plan.source.path),
+        plan.rules.model,
+        plan.target,
+        levels,
+        tuple(options.require),
+        plan=plan,
+        facts=judged,
     )
 
 
@@ -131,6 +146,7 @@ class Comparison:
         factory: the ``module:function`` that built them, when it is user code.
         recorded: the recorded values of the JAX model; None runs it.
         options: of the check.
+        contradicted: facts that contradict what is known of the model.
     """
 
     plan: Plan
@@ -139,6 +155,7 @@ class Comparison:
     factory: str | None
     recorded: Evidence | None
     options: CheckOptions
+    contradicted: tuple[Finding, ...] = ()
 
     @property
     def from_recording(self) -> bool:
@@ -266,7 +283,8 @@ def load_reference(plan: Plan, factory: str | None) -> Reference | str:
 # ---- the levels
 
 
-def _run_levels(comparison: Comparison) -> Iterator[LevelReport]:
+def _run_levels(comparison: Comparison) -> Iterator[LevelReport | Facts]:
+    """Yield the levels; between them, which facts were compared with the target."""
     options = comparison.options
     weights: Verdict | None = None
     coverage: LevelReport | None = None
@@ -278,7 +296,8 @@ def _run_levels(comparison: Comparison) -> Iterator[LevelReport]:
             if "coverage" in options.levels:
                 yield coverage
         for level in _leaf_levels(comparison, weights_pass):
-            weights = level.verdict if level.level == "weights" else weights
+            if isinstance(level, LevelReport) and level.level == "weights":
+                weights = level.verdict
             yield level
     if coverage is not None and options.runs_models:
         yield from _model_levels(comparison, coverage, weights)
@@ -291,7 +310,7 @@ def _weights_pass(comparison: Comparison) -> AbstractContextManager[WeightsPass 
     return WeightsPass(comparison.plan, comparison.written)
 
 
-def _leaf_levels(comparison: Comparison, weights: WeightsPass | None) -> Iterator[LevelReport]:
+def _leaf_levels(comparison: Comparison, weights: WeightsPass | None) -> Iterator[LevelReport | Facts]:
     """Run the levels weights and layers. The weights are compared while the layers level imports the frameworks."""
     plan, written, levels = comparison.plan, comparison.written, comparison.options.levels
     with ThreadPoolExecutor(2, thread_name_prefix="convert-check") as pool:
@@ -305,7 +324,10 @@ def _leaf_levels(comparison: Comparison, weights: WeightsPass | None) -> Iterato
         elif "weights" in levels:
             yield check_recorded_weights(plan, written)
         if "layers" in levels:
-            yield with_facts(layers.result(), facts.result())
+            found = facts.result()
+            found = replace(found, findings=(*comparison.contradicted, *found.findings))
+            yield with_facts(layers.result(), found)
+            yield found
 
 
 def _layers_level(comparison: Comparison, weights: WeightsPass | None) -> LevelReport:
@@ -341,6 +363,8 @@ def _model_levels(comparison: Comparison, coverage: LevelReport, weights: Verdic
                 report = _model_level(level, comparison, reference, evidence, weights)
         except (UserCodeError, UnavailableError) as error:
             report = _stopped(level, error)
+        if level == "model" and "layers" not in options.levels:
+            report = with_facts(report, Facts(comparison.contradicted))
         yield report
 
 

@@ -26,7 +26,6 @@ from convert.core.safetensors_header import read_header
 from convert.references.protocol import Reference
 from convert.references.timesfm import timesfm_1
 from convert.rules.library import find_rules
-from convert.verify.config.unverified import note_unverified
 from convert.verify.numerics.compare import difference
 from convert.verify.recording.file import KEY, _read, checksum, load_recording
 from convert.verify.recording.record import MAX_BYTES, Recorded, record, write_recording
@@ -224,35 +223,29 @@ def test_a_precision_run_alone_is_evidence_too(files: Files, tmp_path: Path) -> 
     assert level(check(wrong, recorded=out), "model").verdict is Verdict.FAILED
 
 
-def test_settings_that_are_not_verified_are_noted_with_their_origin(files: Files, tmp_path: Path) -> None:
-    """No file of the checkpoint states them: a wrong value is on both sides, and nothing differs."""
+def test_what_the_recording_states_is_verified_and_what_only_the_header_or_a_setting_states_is_not(
+    files: Files, tmp_path: Path
+) -> None:
+    """The header belongs to the file under test; the recording was made where the model was trained."""
 
-    def note(path: Path, **options: Any) -> str:
-        report = check(path, recorded=files.recorded(), levels=("model",), **options)
-        assert level(report, "model").verdict is Verdict.PASSED
-        (text,) = (note for note in level(report, "model").notes if "not verified" in note)
-        origin = re.search(r"use_positional_embedding=True \(from (.*?)\)", text)
-        assert origin is not None
-        return origin[1]
+    def judged(path: Path, **options: Any) -> tuple[str, str]:
+        report = check(path, levels=("model",), **options)
+        (fact,) = (fact for fact in report.facts if fact.name == "use_positional_embedding")
+        return str(fact.status), fact.origin
 
     out = tmp_path / "out.safetensors"
     convert.convert(CASE.partition(".")[0], checkpoint(CASE), out, settings=SETTINGS[CASE])
-    assert note(out) == "the header of out.safetensors"
+    recorded = files.recorded()
+    assert judged(out, recorded=recorded) == ("verified", "the header of out.safetensors")
+    assert judged(out, checkpoint=checkpoint(CASE)) == ("not verified", "the header of out.safetensors")
+    given = {"use_positional_embedding": True}
+    assert judged(out, checkpoint=checkpoint(CASE), settings=given) == (
+        "not verified",
+        "--set use_positional_embedding=true",
+    )
     bare = tmp_path / "bare.safetensors"
     save_file(load_file(out), bare)
-    assert note(bare) == f"the recording {files.recorded().name}"
-    assert note(out, settings={"use_positional_embedding": True}) == "--set"
-    report = check(files.written("timesfm-2.5"), recorded=golden("timesfm-2.5"), levels=("model",))
-    assert not any("not verified" in note for note in level(report, "model").notes)
-
-
-def test_what_the_sidecar_states_is_verified() -> None:
-    said = json.loads((checkpoint("bert") / "config.json").read_text())
-    settings = {key: said[key] for key in ("num_attention_heads", "layer_norm_eps")}
-    plan = convert.plan_conversion("bert", checkpoint("bert"), settings=settings)
-    assert plan.settings == settings and note_unverified(plan, {"--set": settings}) == ""
-    plan = convert.plan_conversion("bert", checkpoint("bert"), settings={**settings, "layer_norm_eps": 1e-3})
-    assert "layer_norm_eps=0.001 (from --set)" in note_unverified(plan, {"--set": settings})
+    assert judged(bare, recorded=recorded) == ("verified", f"the recording {recorded.name}")
 
 
 # ---- what fails, and why

@@ -17,6 +17,7 @@ from convert.core.yaml_nodes import YamlNode
 from convert.planning.plan import Plan
 from convert.references.protocol import Reference
 from convert.rules.file import parse_reference
+from convert.rules.validate import facts_of
 from convert.verify.config.declared import LAYER_FACTS, DeclaredFact, declared_facts, recorded_facts
 from convert.verify.config.generation import compare_generation
 from convert.verify.config.hf_config import OtherKeys, class_config, compare_other_keys, compare_training_keys, flatten
@@ -59,13 +60,17 @@ class Facts:
 
     Attributes:
         findings: facts that differ.
-        notes: what was compared, and what could not be read.
+        notes: what was compared.
         seconds: wall time.
+        unread: facts that could not be read from the target.
+        constants: facts that the code of the target has as constants, and that were compared with them.
     """
 
-    findings: tuple[Finding, ...]
-    notes: tuple[str, ...]
-    seconds: float
+    findings: tuple[Finding, ...] = ()
+    notes: tuple[str, ...] = ()
+    seconds: float = 0.0
+    unread: tuple[DeclaredFact, ...] = ()
+    constants: frozenset[str] = frozenset()
 
 
 def check_facts(
@@ -81,7 +86,7 @@ def check_facts(
     started = time.monotonic()
     facts = declared_facts(plan) if plan is not None else recorded_facts(written)
     if not facts:
-        return Facts((), ("no facts to compare: neither the rules nor the metadata of the file state any",), 0.0)
+        return Facts((), ("no facts to compare: neither the rules nor the metadata of the file state any",))
     comparison = _Comparison(facts, _sizes(plan, written))
     findings = [*_header(plan, written, comparison)] if plan is not None else []
     notes = []
@@ -114,10 +119,24 @@ def check_facts(
     notes.insert(
         0, f"{len(facts) - len(unread)} of {len(facts)} declared facts compared with the target's configuration"
     )
-    if unread:
-        shown = ", ".join(f"{fact.name} {fact.where}" if fact.layer else fact.name for fact in unread)
-        notes.append(f"could not be read from the target, so not compared: {shown}")
-    return Facts(tuple(findings), tuple(notes), time.monotonic() - started)
+    constants = frozenset(_constants(plan, comparison.in_code)) if plan is not None else frozenset()
+    return Facts(tuple(findings), tuple(notes), time.monotonic() - started, tuple(unread), constants)
+
+
+def _constants(plan: Plan, in_code: Collection[DeclaredFact]) -> Iterator[str]:
+    """Yield the facts of the model that code of the target states: where the rules write no configuration, it has them as constants."""
+    if plan.rules.targets[plan.target].config:
+        return
+    stated = {fact.name for fact in in_code if not fact.layer}
+    by_layer = {(fact.layer.text, fact.name): fact.value for fact in in_code if fact.layer}
+    for name, value in plan.facts.items():
+        layers = [rule.layer(plan.target) for rule in plan.rules.rules if name in facts_of(rule)]
+        texts = [layer.path.text for layer in layers if layer is not None]
+        if name in stated or (
+            texts
+            and all(any(same(key[1], own, value) for key, own in by_layer.items() if key[0] == text) for text in texts)
+        ):
+            yield name
 
 
 def with_facts(level: LevelReport, facts: Facts) -> LevelReport:
@@ -143,6 +162,7 @@ class _Comparison:
     def __init__(self, facts: list[DeclaredFact], sizes: Mapping[str, int]) -> None:
         self.facts, self.sizes = facts, sizes
         self.compared: list[DeclaredFact] = []
+        self.in_code: list[DeclaredFact] = []  # compared with the live module
         context = next((fact.value for fact in facts if fact.name == "context_length"), None)
         self.context = context if isinstance(context, int) and context > 0 else 4096
 
@@ -323,6 +343,7 @@ def _module(
             fix = _configure(module or "it", name, facts[0].value, value) if facts else ""
             if name in causes:
                 fix = f"remove {causes[name]} from config.json: it changes this value, and the rules do not write it"
+            comparison.in_code += facts
             finding = comparison.compare(facts, value, where, fix, module)
             if finding is not None and name == "padding":
                 finding = replace(finding, got=f"{_padding(value)} ({where})")

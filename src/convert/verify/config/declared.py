@@ -9,7 +9,6 @@ from typing import Any
 from convert.core.errors import CheckpointError
 from convert.core.findings import Finding
 from convert.core.path_pattern import Pattern, parse_pattern
-from convert.core.yaml_nodes import YamlNode
 from convert.planning.plan import Plan
 from convert.verify.written import Written
 
@@ -61,8 +60,10 @@ def declared_facts(plan: Plan) -> list[DeclaredFact]:
             if layer is not None and rule.kind_name == entry["kind"] and layer.path.text == entry["layer"]:
                 facts += _layer_facts(entry, layer.path, rule.at.line_only)
                 break
-    node = plan.rules.node
-    return facts + [DeclaredFact(name, value, _origin(plan, node, name)) for name, value in plan.facts.items()]
+    given = {name: f"--set {name}={value}" for name, value in plan.settings.items()}
+    return facts + [
+        DeclaredFact(name, value, given.get(name) or origin_in_rules(plan, name)) for name, value in plan.facts.items()
+    ]
 
 
 def recorded_facts(written: Written) -> list[DeclaredFact]:
@@ -98,12 +99,11 @@ def _layer_facts(entry: Mapping[str, Any], layer: Pattern, at: str) -> Iterator[
             yield DeclaredFact(name, value, at, layer, str(entry["kind"]), allowed)
 
 
-def _origin(plan: Plan, node: YamlNode, name: str) -> str:
-    """Return where a fact of the model got its value."""
-    if name in plan.settings:
-        return f"--set {name}={plan.settings[name]}"
+def origin_in_rules(plan: Plan, name: str) -> str:
+    """Return ``file:line`` of the value that the rules give to a fact of the model."""
     if name in plan.rules.layer_types:
         return plan.rules.layer_types[name].at.line_only
+    node = plan.rules.node
     version = node.value["versions"].value.get(plan.version) if plan.version else None
     facts = version.value.get("facts") if version is not None else None
     if facts is None or name not in facts.value:

@@ -18,8 +18,8 @@ def same(name: str, one: Any, two: Any) -> bool:
     last = name.rsplit(".", 1)[-1]
     one, two = (MISSING.get(last) if value is None else value for value in (one, two))
     if isinstance(one, str) and isinstance(two, str):
-        alike = one.startswith(GATED) == two.startswith(GATED) or last == "activation"
-        return one == two or (_names_activation(last) and alike and canonical(one) == canonical(two))
+        both_gated_or_neither = one.startswith(GATED) == two.startswith(GATED) or last == "activation"
+        return one == two or (_names_activation(last) and both_gated_or_neither and canonical(one) == canonical(two))
     if isinstance(one, list | tuple) and isinstance(two, list | tuple):
         return len(one) == len(two) and all(same("", a, b) for a, b in zip(one, two, strict=True))
     if isinstance(one, bool) or isinstance(two, bool):

@@ -1,15 +1,20 @@
-"""The rows of a check in the model card, one for each level. They hold no time and no path, so that equal checks give equal rows."""
+"""The rows of a check in the model card: its levels, and the facts that nothing confirms.
+
+They hold no time and no path, so that equal checks give equal rows.
+"""
 
 from __future__ import annotations
 
 from operator import itemgetter
 
+from convert.verify.report.facts import listed
 from convert.verify.report.report import FLOAT64, NATIVE, LevelReport, Report, predictions
 
 
 def card_rows(report: Report) -> tuple[tuple[str, str, str], ...]:
-    """Give level, verdict and figures of each level, for `convert.writing.model_card.add_figures`."""
-    return tuple((level.level, str(level.verdict), _figures(level)) for level in report.levels)
+    """Give level, verdict and figures of each level, then the facts, for `convert.writing.model_card.add_figures`."""
+    levels = tuple((level.level, str(level.verdict), _figures(level)) for level in report.levels)
+    return levels + tuple(("facts", status, text) for status, text in listed(report.facts))
 
 
 def _figures(level: LevelReport) -> str:

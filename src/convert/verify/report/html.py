@@ -16,6 +16,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from convert.core.text import escape
+from convert.verify.report.facts import listed
 from convert.verify.report.plot import make_plot
 from convert.verify.report.report import FLOAT64, NATIVE, Report, Verdict, percent, share
 
@@ -40,6 +41,7 @@ def to_html(report: Report, plan_dict: Mapping[str, Any] | None = None) -> str:
         skipped=[level.level for level in report.levels if level.verdict is Verdict.SKIPPED],
         plots=[(level, make_plot(level)) for level in measured],
         wrong={str(name) for finding in findings for name in (finding.path, *finding.data.get("tensors", ()))},
+        unconfirmed=listed(report.facts),
         identity=_identity(report),
         float64=FLOAT64,
         native=NATIVE,

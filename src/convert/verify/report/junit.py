@@ -97,7 +97,9 @@ def _cases(level: LevelReport, report: Report) -> Iterator[_Case]:
         failures = [*([] if measure.passed else [figures]), *map(str, about.pop(measure.name, ()))]
         yield _case(measure.name, failures, figures)
     for name, findings in about.items():
-        yield _case(name, list(map(str, findings)))
+        text = "\n".join(map(str, findings))
+        failed = level.verdict is Verdict.FAILED
+        yield _Case(name, "failure" if failed else "error", text, "different" if failed else "required")
 
 
 def _case(name: str, failures: list[str], output: str = "") -> _Case:

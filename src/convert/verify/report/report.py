@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from convert.core.findings import Finding
 from convert.verify.numerics.compare import Agreement, Difference
 from convert.verify.numerics.tolerances import Tolerance
+from convert.verify.report.facts import JudgedFact
 
 if TYPE_CHECKING:
     from convert.planning.plan import Plan
@@ -101,7 +102,7 @@ class LevelReport:
         level: one of `LEVELS`, or ``backends``.
         verdict: how it ended.
         reason: why it was skipped, does not apply, was stopped by an error or proves nothing; empty otherwise.
-        findings: the problems; a level with findings has failed.
+        findings: the problems; a level with findings has failed, or is inconclusive because of a required fact.
         measures: in the order in which data flows through the model.
         notes: what the reader should know, such as which code could not run in float64.
         seconds: wall time.
@@ -175,6 +176,7 @@ class Report:
         environment: versions of the packages that computed the figures.
         plan: the plan of the conversion; None when the check stopped before it was made.
         errors: the problems that stopped the check; empty when it ran.
+        facts: values that no weight holds, and what confirms each.
     """
 
     out: str
@@ -186,6 +188,7 @@ class Report:
     environment: Mapping[str, str] = field(default_factory=dict)
     plan: Plan | None = field(default=None, repr=False)
     errors: tuple[Finding, ...] = ()
+    facts: tuple[JudgedFact, ...] = ()
 
     @property
     def failed(self) -> bool:
@@ -263,6 +266,7 @@ class Report:
             "inconclusive": list(self.inconclusive),
             "errors": [finding.to_dict() for finding in self.errors],
             "plan": self.identity,
+            "facts": [fact.to_dict() for fact in self.facts],
             "levels": [level.to_dict() for level in self.levels],
             "environment": dict(self.environment),
         }

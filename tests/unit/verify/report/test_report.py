@@ -138,7 +138,7 @@ def test_json_fields() -> None:
     plan = plan_conversion("timesfm", checkpoint("timesfm-2.5"), dtype="bfloat16")
     made = report([COVERAGE, model_level(2)], ("layers",), plan=plan, environment={"jax": "0.10.2"}).to_dict()
     assert list(made) == [
-        "format", "out", "source", "model", "target", "verdict", "exit_code", "required", "inconclusive", "errors", "plan", "levels",
+        "format", "out", "source", "model", "target", "verdict", "exit_code", "required", "inconclusive", "errors", "plan", "facts", "levels",
         "environment",
     ]  # fmt: skip
     assert (made["format"], made["verdict"], made["exit_code"]) == (2, "different", 1)

@@ -1,0 +1,318 @@
+"""What the families were published with: facts that no weight holds, each with its source, apart from the rules.
+
+The JAX model of a reference is often built from the facts of the rules, so a wrong fact is on both sides of the comparison.
+This table is the other side: its numbers were copied from upstream's code, not from the rules. A test compares it with the
+configuration classes of the packages that are installed there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Every:
+    """A list that repeats: layer k has word k modulo the length."""
+
+    period: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"({', '.join(self.period)}) again and again"
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """Several published values."""
+
+    values: tuple[Any, ...]
+
+    def __str__(self) -> str:
+        return " or ".join(map(str, self.values))
+
+
+@dataclass(frozen=True)
+class Published:
+    """Facts of a family, or of one of its sizes.
+
+    Attributes:
+        facts: by their names in the rules.
+        source: where upstream states them.
+        sizes: axis letters -> sizes of the models that the facts hold for; empty: all models of the family.
+        binding: whether a model of these sizes with another value contradicts the source. Otherwise other models exist.
+    """
+
+    facts: Mapping[str, Any]
+    source: str
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    binding: bool = True
+
+
+def published(model: str, sizes: Mapping[str, int]) -> Iterator[Published]:
+    """Yield what holds for a model with these sizes.
+
+    Args:
+        model: name of the rules.
+    """
+    for entry in PUBLISHED.get(model, ()):
+        if all(sizes.get(letter) == size for letter, size in entry.sizes.items()):
+            yield entry
+
+
+def _sizes(letters: str, *numbers: int) -> dict[str, int]:
+    return dict(zip(letters, numbers, strict=True))
+
+
+# ---- Gemma
+
+_GEMMA = "google-deepmind/gemma@7691fd4"
+_LAYERS, _CODE = f"{_GEMMA} gm/nn/_layers.py", f"{_GEMMA} gm/nn/_gemma.py"
+_TOKENS = f"{_GEMMA} gm/text/_tokenizer.py"
+_PALI = "google-research/big_vision@0127fb6 models/ppp/gemma.py"
+_SIGLIP = "flax.linen.LayerNorm's default"
+LOCAL, GLOBAL = "sliding_attention", "full_attention"
+
+_EVERY_GEMMA = (
+    Published({"epsilon": 1e-6}, f"{_LAYERS}, RMSNorm"),
+    Published({"embedding_scale": "sqrt(D)"}, f"{_GEMMA} gm/nn/_modules.py, Embedder.encode"),
+    Published({"rope": "half-split"}, f"{_GEMMA} gm/math/_positional_embeddings.py"),
+    Published({"pad_token_id": 0, "bos_token_id": 2}, _TOKENS),
+)
+_TURN_107 = Published({"eos_token_id": OneOf((1, [1, 107]))}, _TOKENS, binding=False)
+_TURN_106 = Published({"eos_token_id": OneOf((1, [1, 106]))}, _TOKENS, binding=False)
+_GEMMA_1 = (
+    *_EVERY_GEMMA,
+    _TURN_107,
+    Published({"rope_theta": 10_000.0}, f"{_GEMMA} gm/nn/_modules.py; transformers GemmaConfig"),
+    Published({"query_scale": "1 / sqrt(H)"}, f"{_GEMMA} gm/nn/_modules.py, Attention"),
+)
+_GEMMA_1_SIZES = tuple(
+    Published(
+        {"context_length": 8192, "vocab_size": 256_000}, "transformers GemmaConfig; gemma_pytorch config.py", sizes
+    )
+    for sizes in (_sizes("iDNKHF", 18, 2048, 8, 1, 256, 16384), _sizes("iDNKHF", 28, 3072, 16, 16, 256, 24576))
+)
+_GEMMA_2 = (
+    *_EVERY_GEMMA,
+    _TURN_107,
+    Published(
+        {
+            "rope_theta": 10_000.0,
+            "attn_logit_softcapping": 50.0,
+            "final_logit_softcapping": 30.0,
+            "attention_pattern": Every((LOCAL, GLOBAL)),
+        },
+        f"{_CODE}, Gemma2_2B; arXiv 2408.00118, section 2; transformers Gemma2Config",
+    ),
+    Published({"context_length": 8192}, "arXiv 2408.00118, section 2; transformers Gemma2Config", binding=False),
+)
+# the number by whose square root attention is divided, by size
+_GEMMA_2_SIZES = (
+    (_sizes("iDNKHF", 26, 2304, 8, 4, 256, 9216), 256),
+    (_sizes("iDNKHF", 42, 3584, 16, 8, 256, 14336), 256),
+    (_sizes("iDNKHF", 46, 4608, 32, 16, 128, 36864), 144),
+)
+_GEMMA_2_PUBLISHED = tuple(
+    Published(
+        {"sliding_window": 4096, "vocab_size": 256_000, "query_pre_attn_scalar": scalar},
+        f"{_CODE}, Gemma2_*; arXiv 2408.00118, table 1",
+        sizes,
+    )
+    for sizes, scalar in _GEMMA_2_SIZES
+)
+_GEMMA_3 = (
+    *_EVERY_GEMMA,
+    _TURN_106,
+    Published(
+        {
+            "rope_theta_local": 10_000.0,
+            "rope_theta_global": 1_000_000.0,
+            "attention_pattern": Every((LOCAL, LOCAL, LOCAL, LOCAL, LOCAL, GLOBAL)),
+        },
+        f"{_CODE}, Gemma3_*; arXiv 2503.19786, section 2; transformers Gemma3TextConfig",
+    ),
+)
+# context, window, scalar and the factor of the global layers' positions, by size
+_GEMMA_3_SIZES = (
+    (_sizes("iDNKHF", 18, 640, 4, 1, 256, 2048), 32_768, 512, 256, 1.0),
+    (_sizes("iDNKHF", 26, 1152, 4, 1, 256, 6912), 32_768, 512, 256, 1.0),
+    (_sizes("iDNKHF", 34, 2560, 8, 4, 256, 10240), 131_072, 1024, 256, 8.0),
+    (_sizes("iDNKHF", 48, 3840, 16, 8, 256, 15360), 131_072, 1024, 256, 8.0),
+    (_sizes("iDNKHF", 62, 5376, 32, 16, 128, 21504), 131_072, 1024, 168, 8.0),
+)
+_GEMMA_3_PUBLISHED = tuple(
+    Published(
+        {
+            "context_length": context,
+            "sliding_window": window,
+            "query_pre_attn_scalar": scalar,
+            "rope_factor_global": factor,
+            "vocab_size": 262_144,
+            "mm_tokens_per_image": 256,
+        },
+        f"{_CODE}, Gemma3_*; arXiv 2503.19786, table 1 and section 2",
+        sizes,
+    )
+    for sizes, context, window, scalar, factor in _GEMMA_3_SIZES
+)
+_VISION = Published({"vision_epsilon": 1e-6}, _SIGLIP)
+_IMAGE_TOKENS = Published(
+    {"boi_token": 255_999, "eoi_token": 256_000, "image_token": 262_144}, f"{_TOKENS}; transformers Gemma3Config"
+)
+_PALI_TOKENS = Published(
+    {"vocab_size": 257_152, "image_token": 257_152},
+    "google-research/big_vision@0127fb6 models/ppp/gemma.py, load; transformers PaliGemmaConfig",
+    binding=False,
+)
+_PALI_2 = Published(
+    {"attention_pattern": Every((GLOBAL,)), "final_logit_softcapping": None, "attn_logit_softcapping": 50.0},
+    f"{_PALI}: no layer has a window, and `compute_logits` does not cap",
+)
+
+
+def _without(entries: tuple[Published, ...], *names: str) -> tuple[Published, ...]:
+    """Return the entries without facts that another model has otherwise."""
+    return tuple(
+        Published({k: v for k, v in e.facts.items() if k not in names}, e.source, e.sizes, e.binding) for e in entries
+    )
+
+
+# ---- Llama 3
+
+_LLAMA = "meta-llama/llama-models models/llama3/args.py and its params.json files"
+_LLAMA_SIZES = (
+    _sizes("iDNKHF", 32, 4096, 32, 8, 128, 14336),
+    _sizes("iDNKHF", 80, 8192, 64, 8, 128, 28672),
+    _sizes("iDNKHF", 126, 16384, 128, 8, 128, 53248),
+)
+_LLAMA_3 = (
+    Published({"epsilon": 1e-5, "rope_theta": 500_000.0}, _LLAMA),
+    Published({"eos_token_id": OneOf((128_001, [128_001, 128_009], [128_001, 128_008, 128_009])), "bos_token_id": 128_000}, _LLAMA, binding=False),
+)  # fmt: skip
+
+# ---- TimesFM
+
+_DECODER = "timesfm 1.3 patched_decoder.py"
+_QUANTILES = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9]
+_QUERY_SCALE = "1.442695041 / sqrt(H) * softplus(per_dim_scale)"
+_TIMESFM_1 = (
+    Published(
+        {"epsilon": 1e-6, "min_timescale": 1, "max_timescale": 10_000, "query_scale": _QUERY_SCALE},
+        "praxis normalizations.py, embedding_softmax.py, attentions.py; transformers TimesFmConfig",
+    ),
+    Published(
+        {"quantiles": _QUANTILES, "pad_value": 1123581321.0, "tolerance": 1e-6, "attention_mask": "causal and padding"},
+        f"{_DECODER}; transformers TimesFmConfig",
+    ),
+    Published(
+        {"use_positional_embedding": True, "context_length": 512},
+        "google/timesfm-1.0-200m, its README; timesfm 1.3 timesfm_base.py",
+        _sizes("iDNHF", 20, 1280, 16, 80, 1280),
+    ),
+    Published(
+        {"use_positional_embedding": False, "context_length": 2048},
+        "google/timesfm-2.0-500m, its README; timesfm 1.3 timesfm_base.py",
+        _sizes("iDNHF", 50, 1280, 16, 80, 1280),
+    ),
+)
+_TIMESFM_2P5 = (
+    Published(
+        {"epsilon": 1e-6, "rope_theta": 10_000.0, "rope": "half-split", "query_scale": _QUERY_SCALE, "attention_mask": "causal and padding"},
+        "timesfm 3.0.2 timesfm/flax/normalization.py, transformer.py; transformers TimesFm2_5Config",
+    ),
+    Published(
+        {"quantiles": _QUANTILES, "decode_index": 5, "context_length": 16_384},
+        "timesfm 3.0.2 timesfm_2p5_base.py, TimesFM_2p5_200M_Definition; transformers TimesFm2_5Config",
+    ),
+)  # fmt: skip
+
+# ---- RecurrentGemma
+
+_GRIFFIN = "recurrentgemma 1.0.1 recurrentgemma/jax"
+_RECURRENT = (
+    Published({"epsilon": 1e-6, "decay": 8.0}, f"{_GRIFFIN}/layers.py, RMSNorm and RGLRU"),
+    Published(
+        {"rope": "half-split", "rope_theta": 10_000.0, "rotated": 0.5, "embedding_scale": "sqrt(D), rounded to bfloat16"},
+        f"{_GRIFFIN}/modules.py, _apply_rope, _MAX_WAVELENGTH, Embedder",
+    ),
+    *(
+        Published(
+            {"attention_window": 2048, "logits_soft_cap": 30.0}, "recurrentgemma 1.0.1 recurrentgemma/common.py, Preset", sizes
+        )
+        for sizes in (_sizes("iDNRF", 26, 2560, 10, 2560, 7680), _sizes("iDNRF", 38, 4096, 16, 4096, 12288))
+    ),
+)  # fmt: skip
+
+# ---- the flax classes of transformers: the values where config.json states none
+
+_FLAX = "transformers 4.46.3 models"
+
+
+def _heads(names: tuple[str, ...], source: str, **by_width: int) -> tuple[Published, ...]:
+    """Return the published numbers of heads by the width of the model, ``D768=12``."""
+    return tuple(
+        Published(dict.fromkeys(names, heads), source, {"D": int(width[1:])}, binding=False)
+        for width, heads in by_width.items()
+    )
+
+
+_BERT = (
+    Published({"layer_norm_eps": 1e-12, "hidden_act": "gelu"}, f"{_FLAX}/bert/configuration_bert.py; transformers BertConfig"),
+    *_heads(("num_attention_heads",), "google-research/bert README.md", D768=12, D1024=16),
+)  # fmt: skip
+_GPT2 = (
+    Published(
+        {"layer_norm_epsilon": 1e-5, "activation_function": "gelu_new"},
+        f"{_FLAX}/gpt2/configuration_gpt2.py; transformers GPT2Config; openai/gpt-2 src/model.py",
+    ),
+    *_heads(("n_head",), "openai/gpt-2 hparams.json of each size", D768=12, D1024=16, D1280=20, D1600=25),
+)
+_T5 = (
+    Published(
+        {"layer_norm_epsilon": 1e-6, "relative_attention_max_distance": 128},
+        f"{_FLAX}/t5/configuration_t5.py; transformers T5Config",
+    ),
+)
+_WHISPER = (
+    Published({"epsilon": 1e-5}, f"{_FLAX}/whisper/modeling_flax_whisper.py, nn.LayerNorm(epsilon=1e-05)"),
+    Published({"activation_function": "gelu"}, "openai/whisper model.py; transformers WhisperConfig"),
+    *_heads(
+        ("encoder_attention_heads", "decoder_attention_heads"),
+        "arXiv 2212.04356, table 1",
+        D384=6, D512=8, D768=12, D1024=16, D1280=20,
+    ),
+)  # fmt: skip
+
+PUBLISHED: Mapping[str, tuple[Published, ...]] = {
+    "gemma1": (*_GEMMA_1, *_GEMMA_1_SIZES),
+    "gemma2": (*_GEMMA_2, *_GEMMA_2_PUBLISHED),
+    "gemma3": (*_GEMMA_3, *_GEMMA_3_PUBLISHED),
+    "gemma3_vision": (*_GEMMA_3, *_GEMMA_3_PUBLISHED, _VISION, _IMAGE_TOKENS),
+    "paligemma1": (*_GEMMA_1, *_without(_GEMMA_1_SIZES, "vocab_size"), _VISION, _PALI_TOKENS),
+    "paligemma2": (
+        *_without(_GEMMA_2, "attention_pattern", "final_logit_softcapping"),
+        *_without(_GEMMA_2_PUBLISHED, "vocab_size"),
+        _PALI_2,
+        _VISION,
+        _PALI_TOKENS,
+    ),
+    "maxtext-gemma2": (*_GEMMA_2, *_GEMMA_2_PUBLISHED),
+    "maxtext-gemma3": (*_GEMMA_3, *_GEMMA_3_PUBLISHED),
+    "maxtext-llama3": (*_LLAMA_3, *(Published({"context_length": 8192}, _LLAMA, sizes) for sizes in _LLAMA_SIZES)),
+    "maxtext-llama3.1": (
+        *_LLAMA_3,
+        *(Published({"context_length": 131_072, "rope_factor": 8.0}, _LLAMA, sizes) for sizes in _LLAMA_SIZES),
+    ),
+    "timesfm-1": _TIMESFM_1,
+    "timesfm-2.5": _TIMESFM_2P5,
+    "recurrentgemma": _RECURRENT,
+    "siglip": (
+        Published({"epsilon": 1e-6}, _SIGLIP),
+        Published({"pad_token_id": 1, "eos_token_id": 1}, "google-research/big_vision@0127fb6 models/proj/image_text/text_transformer.py"),
+    ),
+    **dict.fromkeys(("bert_masked_lm", "bert_pretraining", "bert_model", "bert_classification", "bert_tokens", "bert_answers"), _BERT),
+    **dict.fromkeys(("gpt2_lm", "gpt2_lm_untied", "gpt2_model"), _GPT2),
+    **dict.fromkeys(("t5_tied", "t5_untied", "t5_model", "t5_encoder"), _T5),
+    "whisper": _WHISPER,
+}  # fmt: skip

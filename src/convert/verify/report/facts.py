@@ -1,0 +1,82 @@
+"""The facts of a conversion that no weight holds, and what each was compared with."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+
+class Status(StrEnum):
+    """What is known of a fact. `TRUSTED`: nothing confirms it, and ``--trust`` names it."""
+
+    VERIFIED = "verified"
+    UNVERIFIED = "not verified"
+    CONTRADICTED = "contradicted"
+    TRUSTED = "trusted"
+
+
+@dataclass(frozen=True)
+class JudgedFact:
+    """A fact, and whether something that does not come from the rules confirms it.
+
+    Attributes:
+        name: as in the rules, or the axis letter or choice that ``--set`` gives.
+        value: with which the models compute.
+        origin: where the value comes from: ``rules/gemma.yaml:82``, ``--set``, the header, a recording, config.json.
+        status: the outcome.
+        evidence: what confirms or contradicts it; empty when there is nothing.
+        decides: whether the output or the JAX model depends on it. Otherwise it only describes the source.
+        layers: the layers that it holds for; empty for the whole model.
+    """
+
+    name: str
+    value: Any
+    origin: str
+    status: Status
+    evidence: str = ""
+    decides: bool = True
+    layers: str = ""
+
+    @property
+    def open(self) -> bool:
+        """Whether a comparison of the two models is no proof because of this fact."""
+        return self.decides and self.status in (Status.UNVERIFIED, Status.CONTRADICTED)
+
+    @property
+    def shown(self) -> str:
+        """``NAME = VALUE``, with the layers."""
+        return f"{self.name} = {shown(self.value)}{f' of {self.layers}' if self.layers else ''}"
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "value": self.value,
+            "from": self.origin,
+            "status": str(self.status),
+            "evidence": self.evidence,
+            "decides": self.decides,
+            "layers": self.layers,
+        }
+
+
+def shown(value: Any) -> str:
+    """Return a value as text; a long list is cut."""
+    text = value if isinstance(value, str) else json.dumps(value, default=str)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def listed(facts: Iterable[JudgedFact]) -> tuple[tuple[str, str], ...]:
+    """Give one line for each group of facts that a reader must know of: ``not verified``, then ``trusted``.
+
+    Each names the facts, their values and where these come from.
+    """
+    groups: dict[Status, list[str]] = {}
+    for fact in facts:
+        more = f"; known: {fact.evidence}" if fact.status is Status.TRUSTED and fact.evidence else ""
+        groups.setdefault(fact.status, []).append(f"{fact.shown} ({fact.origin}{more})")
+    return tuple(
+        (str(status), text) for status in (Status.UNVERIFIED, Status.TRUSTED) for text in groups.get(status, ())
+    )
