@@ -8,8 +8,11 @@ axes in Y's order, input axes in X's order) and flattened to two. Whether a tran
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
+
+from convert.core.axis_groups import AxisGroup, open_letters, shown, take_groups, with_part
 
 _OPERAND = re.compile(r"([A-Za-z]*)(\.\.\.)?([A-Za-z]*)")
 
@@ -26,6 +29,9 @@ class Projection:
         batch: axes in all three operands, in W's order; only a target with its own einsum can hold them.
         result: letters of Y before and after its ellipsis, for broadcasting a bias; without an ellipsis, all letters
             are in the second.
+        groups: of an equation with axes that are made of others, such as ``(N H)``: the letter of such an axis in `flat` ->
+            what it is made of. The letters above are those of the opened axes.
+        flat: the equation with one letter for each axis as stored; None: there are no groups.
     """
 
     equation: str
@@ -34,6 +40,33 @@ class Projection:
     inputs: str
     batch: str
     result: tuple[str, str]
+    groups: Mapping[str, AxisGroup] = field(default_factory=dict, hash=False)
+    flat: Projection | None = None
+
+    @property
+    def parts(self) -> int:
+        """Number of parts of an axis that is a sum of parts; 0 where there is none, or one part was chosen."""
+        return next((len(group.parts) for group in self.groups.values() if group.letters is None), 0)
+
+    def part(self, k: int) -> Projection:
+        """Return the equation of one part of an axis that is a sum of parts."""
+        assert self.flat is not None
+        return _opened(self.flat, with_part(self.groups, k), self.flat.equation)
+
+    @property
+    def stored(self) -> Projection:
+        """The equation with one letter for each axis as stored."""
+        return self.flat or self
+
+    @property
+    def text(self) -> str:
+        """The equation as the rule has it."""
+        return "".join(str(self.groups.get(letter, letter)) for letter in self.stored.equation)
+
+    @property
+    def stored_weight(self) -> str:
+        """The axes of the weight as stored, for people: ``D (N H)``."""
+        return " ".join(shown(self.stored.weight, self.groups))
 
     def bias_axes(self, shape: tuple[int, ...]) -> str:
         """Return the letters of a bias of this shape. It is added to Y, so it is aligned as NumPy broadcasts it.
@@ -70,7 +103,7 @@ class Projection:
 
 @lru_cache
 def parse_projection(equation: str) -> Projection:
-    """Parse a two-operand einsum ``X,W->Y`` whose second operand is the weight.
+    """Parse a two-operand einsum ``X,W->Y`` whose second operand is the weight. Axes may be groups, such as ``(N H)``.
 
     >>> parse_projection("...NH,DNH->...D").inputs
     'NH'
@@ -80,42 +113,77 @@ def parse_projection(equation: str) -> Projection:
     Raises:
         ValueError: the equation has another form; the text is the reason.
     """
+    if "(" not in equation and ")" not in equation:
+        return _plain(equation, equation)
+    text, groups = take_groups(equation)
+    weight = text.partition("->")[0].partition(",")[2]
+    foreign = [str(group) for letter, group in groups.items() if letter not in weight]
+    if foreign:
+        raise ValueError(
+            f"{foreign[0]} of {equation!r} is not an axis of the weight; write an axis that is made of others in the same way in "
+            "the weight and in the input or the result"
+        )
+    others = text.replace(f",{weight}->", ",->")
+    unused = [str(group) for letter, group in groups.items() if letter not in others]
+    if unused:
+        raise ValueError(
+            f"{unused[0]} of {equation!r} is an axis of the weight alone; write it in the same way in the input or the result"
+        )
+    sums = [str(group) for group in groups.values() if group.letters is None]
+    if len(sums) > 1:
+        raise ValueError(f"{sums[0]} and {sums[1]} of {equation!r} are both sums; one axis can be split into parts")
+    for part in range(len(next((group.parts for group in groups.values() if group.letters is None), ()))):
+        _plain(open_letters(text, with_part(groups, part)), equation)  # each part is an equation of its own
+    return _opened(_plain(text, equation), groups, equation)
+
+
+def _opened(flat: Projection, groups: Mapping[str, AxisGroup], written: str) -> Projection:
+    """Open the groups of an equation."""
+    return replace(_plain(open_letters(flat.equation, groups), written), groups=groups, flat=flat)
+
+
+def _plain(equation: str, written: str) -> Projection:
+    """Parse an equation without groups.
+
+    Args:
+        written: the equation as the rule has it, for messages.
+    """
     text = re.sub(r"\s", "", equation)
     left, arrow, y = text.partition("->")
     operands = left.split(",")
     if not arrow or len(operands) != 2:
-        raise ValueError(f"{equation!r} is not an einsum of two operands, X,W->Y with the weight second")
+        raise ValueError(f"{written!r} is not an einsum of two operands, X,W->Y with the weight second")
     parsed = [_OPERAND.fullmatch(operand) for operand in (*operands, y)]
     for operand, match in zip((*operands, y), parsed, strict=True):
         if match is None:
-            raise ValueError(f"{operand!r} in {equation!r} is not letters with at most one '...'")
+            raise ValueError(f"{operand!r} in {written!r} is not letters with at most one '...'")
     (x_head, x_dots, x_tail), (_, w_dots, _), (y_head, y_dots, y_tail) = [m.groups("") for m in parsed if m]
     x, w, y = x_head + x_tail, operands[1], y_head + y_tail
     if w_dots:
-        raise ValueError(f"the weight of {equation!r} has an ellipsis; name its axes")
+        raise ValueError(f"the weight of {written!r} has an ellipsis; name its axes")
     if bool(x_dots) != bool(y_dots):
-        raise ValueError(f"'...' of {equation!r} is on one side only, but the result has the input's batch axes")
+        raise ValueError(f"'...' of {written!r} is on one side only, but the result has the input's batch axes")
     if not w:
-        raise ValueError(f"the weight of {equation!r} has no axes")
+        raise ValueError(f"the weight of {written!r} has no axes")
     for operand in (x, w, y):
         repeated = sorted({letter for letter in operand if operand.count(letter) > 1})
         if repeated:
             raise ValueError(
-                f"{', '.join(repeated)} occurs twice in {operand!r} of {equation!r}: a diagonal is not a projection"
+                f"{', '.join(repeated)} occurs twice in {operand!r} of {written!r}: a diagonal is not a projection"
             )
     unknown = [letter for letter in y if letter not in x + w]
     if unknown:
-        raise ValueError(f"{', '.join(unknown)} of the result of {equation!r} is in no operand")
+        raise ValueError(f"{', '.join(unknown)} of the result of {written!r} is in no operand")
     lost = [letter for letter in w if letter not in x + y]
     if lost:
         raise ValueError(
-            f"{', '.join(lost)} of the weight of {equation!r} is in neither input nor result: it would be summed away; "
+            f"{', '.join(lost)} of the weight of {written!r} is in neither input nor result: it would be summed away; "
             f"add {', '.join(lost)} to the input or to the result"
         )
     summed = [letter for letter in x if letter not in w + y]
     if summed:
         raise ValueError(
-            f"{', '.join(summed)} of the input of {equation!r} is summed without the weight: not a projection"
+            f"{', '.join(summed)} of the input of {written!r} is summed without the weight: not a projection"
         )
     return Projection(
         equation=text,

@@ -89,6 +89,11 @@ class Rule:
         """Pattern of the first leaves; it has the indices and alternatives of all others."""
         return self.sources[self.lead]
 
+    def split_axes(self, layer: TargetLayer) -> tuple[str, ...]:
+        """Return the letters of the leaf's axes that the target's path has as indices: each element is a tensor."""
+        own = {*self.path.indices, *self.stacked, *self.index_from}
+        return tuple(name for name in layer.path.indices if name not in own) if self.sources else ()
+
     def layer(self, target: str) -> TargetLayer | None:
         """Return where the tensors of the rule go in this target."""
         return self.targets.get(target) or self.targets.get(None)
@@ -128,6 +133,8 @@ class Part:
         split_axes: names of the axes along which the leaf is split (stacked layers, several targets), in the order of `layout`.
         rule: the rule that makes it, with the path variants of this tree.
         axis: the axis of the output that `rows` refers to: 0, or -1 where leaves are concatenated along the last axis.
+        opening: number of the first operations, which select a layer, open axes that are made of others, and select an element.
+        taken: letters of the axes of which it is one element, and the element.
     """
 
     leaf: str
@@ -141,6 +148,8 @@ class Part:
     split_axes: tuple[str, ...] = ()
     rule: Rule | None = field(default=None, repr=False, compare=False)
     axis: int = 0
+    opening: int = 0
+    taken: tuple[tuple[str, int], ...] = ()
 
     def share(self, whole: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """Return a view of what this part fills of the output tensor."""

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, ClassVar, Self
 
+from convert.core.axis_groups import AxisGroup
 from convert.core.fields import Key, Record
 from convert.core.ops import Op
 from convert.core.path_pattern import Pattern
@@ -28,6 +29,7 @@ class Declaration(ABC):
     hints: ClassVar[tuple[tuple[str, str], ...]] = ()  # word of another library -> which key to write instead
     target: ClassVar[Record | None]  # keys of the long form of the target; None: the rule has no target
     fuses: ClassVar[bool] = False  # whether several sources may become the rows of one target
+    splits: ClassVar[bool] = False  # whether an axis of the leaf may be split among targets that its letter names
     from_key: ClassVar[str] = "required"  # the key `from`: required; optional; or none, where no leaf is matched
     burn_config: ClassVar[str] = ""  # of a norm: the config struct of its module in Burn, if it only takes an epsilon
     settings: ClassVar[tuple[str, ...]] = ()  # names that --set knows because of this kind
@@ -142,6 +144,19 @@ class Declaration(ABC):
             ValueError: a leaf of this shape cannot have this role; the message is the reason.
         """
         return None
+
+    def axis_groups(self, variant: str | None) -> Mapping[str, AxisGroup]:
+        """Return the letters of `letters` that stand for an axis made of others, and what it is made of."""
+        return {}
+
+    @property
+    def parts(self) -> int:
+        """Number of parts that a leaf holds one after the other, where an axis is a sum of parts; 0: none is."""
+        return 0
+
+    def part(self, k: int) -> Self:
+        """Return the kind of the k-th of `parts`."""
+        raise NotImplementedError
 
     def implied_sizes(self, role: str, shape: tuple[int, ...]) -> Iterator[tuple[str, int, str]]:
         """Yield the sizes that a leaf of this shape implies for letters that are none of its axes: letter, size, what the leaf holds."""

@@ -39,7 +39,27 @@ class Constraint:
         return f"{self.place}: {self.leaf + ': ' if self.leaf else ''}{self.shown}"
 
 
-def bind(constraints: Iterable[Constraint], axes: Mapping[str, Axis]) -> tuple[dict[str, int], list[Finding]]:
+@dataclass(frozen=True)
+class SumConstraint:
+    """One statement about the sizes of the letters that an axis is made of.
+
+    Attributes:
+        terms: the letters whose sizes multiply to one part of the axis.
+        size: of the axis: the sum of its parts.
+        rule, leaf, shown: as for `Constraint`.
+    """
+
+    terms: tuple[str, ...]
+    size: int
+    rule: str
+    leaf: str
+    shown: str
+
+
+Statement = Constraint | SumConstraint
+
+
+def bind(constraints: Iterable[Statement], axes: Mapping[str, Axis]) -> tuple[dict[str, int], list[Finding]]:
     """Return the sizes of all letters that the constraints and the products in `axes` determine, and contradictions.
 
     Of contradicting sizes, that of a setting holds, or else the one that the most rules state, so that one wrong rule does not
@@ -47,7 +67,13 @@ def bind(constraints: Iterable[Constraint], axes: Mapping[str, Axis]) -> tuple[d
     """
     bound: dict[str, Constraint] = {}
     disputed: dict[str, list[Constraint]] = {}
-    known = list(constraints)
+    sums: dict[tuple[tuple[str, ...], int], SumConstraint] = {}
+    known: list[Constraint] = []
+    for one in constraints:
+        if isinstance(one, SumConstraint):
+            sums.setdefault((one.terms, one.size), one)
+        else:
+            known.append(one)
     for new in known:
         if bound.setdefault(new.letter, new).size != new.size:
             disputed[new.letter] = []
@@ -61,8 +87,40 @@ def bind(constraints: Iterable[Constraint], axes: Mapping[str, Axis]) -> tuple[d
         if new.letter in disputed and new.size != bound[new.letter].size
     ]
     sizes = {letter: constraint.size for letter, constraint in bound.items()}
-    findings += _solve_products(sizes, bound, axes)
-    return sizes, findings
+    unsolved = list(sums.values())
+    while True:
+        more = _solve_products(sizes, bound, axes)
+        before = len(sizes)
+        unsolved = [one for one in unsolved if not _solve_sum(sizes, one, findings)]
+        if len(sizes) == before:
+            return sizes, [*findings, *more]
+
+
+def _solve_sum(sizes: dict[str, int], one: SumConstraint, findings: list[Finding]) -> bool:
+    """Add the only unknown letter of a sum to `sizes`; return whether nothing is unknown any more."""
+    unknown = list(dict.fromkeys(letter for term in one.terms for letter in term if letter not in sizes))
+    if len(unknown) > 1:
+        return False
+    known = [math.prod(sizes[letter] for letter in term if letter in sizes) for term in one.terms]
+    fixed = sum(size for term, size in zip(one.terms, known, strict=True) if not set(unknown) & set(term))
+    each = sum(known) - fixed  # so many elements for each element of the unknown axis
+    left = one.size - fixed
+    if unknown and each and left > 0 and left % each == 0:
+        sizes[unknown[0]] = left // each
+    elif unknown or left:
+        given = ", ".join(f"{x}={sizes[x]}" for x in dict.fromkeys("".join(one.terms)) if x in sizes)
+        whole = f"leaves {left} elements, which is no multiple of {each}" if unknown else f"makes it {fixed}"
+        findings.append(
+            Finding(
+                "size-conflict",
+                f"the axis that is made of others has {one.size} elements, and {given or 'its parts'} {whole}",
+                rule=one.rule,
+                path=one.leaf,
+                expected=one.shown,
+                fix="correct the equation, or the sizes in `axes` and --set",
+            )
+        )
+    return True
 
 
 def _stated_most(stated: list[Constraint]) -> Constraint:

@@ -12,7 +12,7 @@ from convert.core.findings import Finding
 from convert.layers.base import Matched, Rule
 from convert.layers.leaves import MisfitError
 from convert.planning.compile.named_leaf import constraints
-from convert.planning.constraints import Constraint, bind
+from convert.planning.constraints import Constraint, Statement, SumConstraint, bind
 from convert.planning.match import Coverage
 
 
@@ -52,7 +52,7 @@ class _Solver:
 
     def solve(self) -> tuple[Sizes, list[Finding]]:
         axes = self.coverage.rules.axes
-        known = [*self._from_settings(), *self._from_counts()]
+        known: list[Statement] = [*self._from_settings(), *self._from_counts()]
         findings: list[Finding] = []
         variants: dict[str, str] = {}
         undecided: dict[str, list[Matched]] = {}
@@ -86,11 +86,14 @@ class _Solver:
         sizes, conflicts = bind(known, axes)
         return Sizes(sizes, variants, self._confirmed(known, chosen)), [*findings, *conflicts]
 
-    def _confirmed(self, known: list[Constraint], chosen: Mapping[str, list[Matched]]) -> frozenset[str]:
+    def _confirmed(self, known: list[Statement], chosen: Mapping[str, list[Matched]]) -> frozenset[str]:
         """Return the settings that the tree gives, too."""
         if not self.settings:
             return frozenset()
-        shown, _ = bind([constraint for constraint in known if not constraint.setting], self.coverage.rules.axes)
+        shown, _ = bind(
+            [constraint for constraint in known if isinstance(constraint, SumConstraint) or not constraint.setting],
+            self.coverage.rules.axes,
+        )
         names = {name for name in self.settings if name in shown}
         for choice, group in chosen.items():
             others = [variant for variant in group[0].rule.kind.variants if variant != self.settings[choice]]
@@ -98,7 +101,7 @@ class _Solver:
                 names.add(choice)
         return frozenset(names)
 
-    def _stacked_elsewhere(self, known: list[Constraint], variants: Mapping[str, str]) -> Iterator[Finding]:
+    def _stacked_elsewhere(self, known: list[Statement], variants: Mapping[str, str]) -> Iterator[Finding]:
         """Yield the rules that agree with all others when they stack another axis, and correct `known`."""
         while conflicts := bind(known, self.coverage.rules.axes)[1]:
             blamed = Counter(finding.rule for finding in conflicts)
@@ -112,22 +115,23 @@ class _Solver:
             yield finding
 
     def _other_axis(
-        self, known: Sequence[Constraint], matched: Matched, variants: Mapping[str, str], before: int
-    ) -> tuple[Finding, list[Constraint]] | None:
+        self, known: Sequence[Statement], matched: Matched, variants: Mapping[str, str], before: int
+    ) -> tuple[Finding, list[Statement]] | None:
         """Return the finding and the constraints with the first stacked axis that leaves fewer than `before` conflicts."""
         rule, place = matched.rule, matched.rule.at.line_only
         ((index, stated),) = rule.stacked.items()
         others = [constraint for constraint in known if constraint.rule != place]
         leaves = [leaf for of_role in matched.leaves.values() for leaf in of_role.values()]
         for axis in range(max(len(self.source.leaves[leaf].spec.shape) for leaf in leaves)):
-            own: list[Constraint] = []
+            own: list[Statement] = []
             elsewhere = replace(matched, rule=replace(rule, stacked={index: axis}))
             if axis == stated or self._collect(own, elsewhere, variants.get(rule.choice or "")):
                 continue
             rest = bind([*others, *own], self.coverage.rules.axes)[1]
             if len(rest) < before and place not in {finding.rule for finding in rest}:
                 wrong = [constraint for constraint in known if constraint.rule == place]
-                return _wrong_axis(rule, wrong, own, others, axis), [*others, *own]
+                finding = _wrong_axis(rule, _of_letters(wrong), _of_letters(own), _of_letters(others), axis)
+                return finding, [*others, *own]
         return None
 
     def _from_settings(self) -> list[Constraint]:
@@ -145,7 +149,7 @@ class _Solver:
             found.append(Constraint(name, count, place, "", f"the number of {{{name}}} in the tree"))
         return found
 
-    def _collect(self, known: list[Constraint], matched: Matched, variant: str | None) -> list[Finding]:
+    def _collect(self, known: list[Statement], matched: Matched, variant: str | None) -> list[Finding]:
         """Add the constraints of a rule to `known`; return the leaves that contradict the rule on their own."""
         try:
             known.extend(constraints(matched, self.source, variant, self.every_leaf))
@@ -154,8 +158,8 @@ class _Solver:
         return []
 
     def _try(
-        self, known: Sequence[Constraint], group: Sequence[Matched], variant: str
-    ) -> tuple[list[Constraint], list[Finding]]:
+        self, known: Sequence[Statement], group: Sequence[Matched], variant: str
+    ) -> tuple[list[Statement], list[Finding]]:
         """Return the constraints with this variant, and the problems that it adds."""
         axes = self.coverage.rules.axes
         trial = list(known)
@@ -176,6 +180,11 @@ class _Solver:
             path=leaf,
             fix=f"choose with {' or '.join(f'--set {choice}={variant}' for variant in variants)}",
         )
+
+
+def _of_letters(statements: Sequence[Statement]) -> list[Constraint]:
+    """Return the statements about one letter each."""
+    return [statement for statement in statements if isinstance(statement, Constraint)]
 
 
 def _wrong_axis(

@@ -116,6 +116,10 @@ def _target_has_the_indices_of_the_source(rule: Rule, node: YamlNode) -> Iterato
             )
             return
         indices = (indices - counted) | set(rule.index_from)
+        letters = {letter for axes, _ in rule.kind.weight_axes for letter in axes}
+        split = set(layer.path.indices) - indices
+        if split and split <= letters and rule.kind.splits and not rule.kind.parts:
+            indices |= split
         if set(layer.path.indices) != indices:
             yield Finding(
                 "rule-index-mismatch",
@@ -134,8 +138,24 @@ def _kind_accepts_the_target(rule: Rule, node: YamlNode) -> Iterator[Finding]:
             check_rope(rule)
             check_flattened(rule)
             check_normalized(rule)
+            _check_parts(rule)
         except ValueError as error:
             yield Finding("rule-layer-conflict", f"{error}{_of(name)}", rule=str(node.at))
+
+
+def _check_parts(rule: Rule) -> None:
+    """Check that a key which applies to a whole weight is not given for a weight of several parts.
+
+    Raises:
+        ValueError: it is.
+    """
+    grouped = any(rule.kind.axis_groups(variant) for variant in rule.kind.variants or (None,))
+    if grouped and rule.normalized is not None:
+        raise ValueError(
+            f"`{rule.normalized.role}` is computed over axes as stored; write the einsum with one letter for each"
+        )
+    if rule.kind.parts and rule.prescaled_by is not None:
+        raise ValueError("`prescaled_by` would apply to all parts of the leaf; the parts cannot have different factors")
 
 
 def _alternatives_pair_up(rule: Rule, node: YamlNode) -> Iterator[Finding]:
@@ -149,6 +169,14 @@ def _alternatives_pair_up(rule: Rule, node: YamlNode) -> Iterator[Finding]:
                 f"{rule.path} lists more leaves than {layer.path} has tensors{_of(name)}, and a `{rule.kind_name}` cannot be fused",
                 rule=str(node.at),
                 fix="list as many alternatives in the target",
+            )
+        elif split and rule.kind.parts not in (0, target[-1]):
+            yield Finding(
+                "rule-index-mismatch",
+                f"the leaf has {rule.kind.parts} parts, and {layer.path} lists {target[-1]} tensors{_of(name)}",
+                rule=str(node.at),
+                expected="one name for each part, in the order of the parts",
+                got=", ".join(layer.path.groups[-1].words),
             )
         elif not (target == source or fused or split):
             yield Finding(

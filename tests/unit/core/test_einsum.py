@@ -381,7 +381,11 @@ def test_a_broadcast_axis_of_a_bias_binds_no_letter() -> None:
         ("..D,DF->..F", "'..D' in '..D,DF->..F' is not letters with at most one '...'"),
         ("...D...,DF->...F", "'...D...' in '...D...,DF->...F' is not letters with at most one '...'"),
         ("BD,DF->BF->C", "'BF->C' in 'BD,DF->BF->C' is not letters with at most one '...'"),
-        ("BD,DF->B(F)", "'B(F)' in 'BD,DF->B(F)' is not letters with at most one '...'"),
+        (
+            "BD,DF->B(F)",
+            "(F) of 'BD,DF->B(F)' is not an axis of the weight; write an axis that is made of others in the same way in the "
+            "weight and in the input or the result",
+        ),
         ("...D,...DF->...F", "the weight of '...D,...DF->...F' has an ellipsis; name its axes"),
         (
             "...D,DF->F",

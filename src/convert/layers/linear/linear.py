@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+from convert.core.axis_groups import AxisGroup
 from convert.core.einsum import Projection, parse_projection
 from convert.core.fields import Either, Key, MapOf, Record, Scalar
 from convert.core.path_pattern import Pattern
@@ -53,7 +54,7 @@ class Linear(LayerKind):
     keys: ClassVar[Mapping[str, Key]] = {
         "einsum": Key(
             Either(EITHER_EQUATION, MapOf(EQUATION, "variants such as {plain: ..., transposed: ...}")),
-            "Equation of the layer as the source writes it: X,W->Y with the weight second, or X,A,B->Y for a low-rank pair. Several named equations are variants, of which sizes or --set choose one.",
+            "Equation of the layer as the source writes it: X,W->Y with the weight second, or X,A,B->Y for a low-rank pair. An axis of the leaf that is made of others is written as in einops, ...D,D(N C H)->...(N C H), and one that holds several parts as a sum, (N H + K H + K H). Several named equations are variants, of which sizes or --set choose one.",
             required=True,
             example="...D,DF->...F",
         ),
@@ -86,6 +87,7 @@ class Linear(LayerKind):
         parametrization=PARAMETRIZATION,
     )
     fuses: ClassVar[bool] = True
+    splits: ClassVar[bool] = True
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> Linear:
@@ -102,10 +104,16 @@ class Linear(LayerKind):
             raise ValueError(
                 "a pair, X,A,B->Y, has its first leaf in `from:` and its second in `times:`; one weight has no `times:`"
             )
+        if len({equation.parts for equation in named.values() if isinstance(equation, Projection)}) > 1:
+            raise ValueError("the named equations have different numbers of parts")
         plus = None
         if "plus" in values:
             if product is not None or isinstance(equations, dict):
                 raise ValueError("`plus:` is added to one weight, X,W->Y")
+            if equations.groups:
+                raise ValueError(
+                    "`plus:` is added to a weight whose axes are letters; write two rules to keep the pair separate"
+                )
             plus = Plus(values["plus"]["einsum"], values["plus"].get("scale", ONE))
             _check_same_map(equations, plus.product)
         return cls({"": product.whole} if product else named, values.get("activation"), product, plus)
@@ -119,7 +127,7 @@ class Linear(LayerKind):
 
     @property
     def weight_axes(self) -> tuple[tuple[str, str], ...]:
-        return tuple((equation.weight, equation.outputs) for equation in self.equations.values())
+        return tuple(_all_axes(equation) for equation in self.equations.values())
 
     @property
     def facts_used(self) -> tuple[str, ...]:
@@ -145,19 +153,28 @@ class Linear(LayerKind):
     def _equation(self, variant: str | None) -> Projection:
         return self.equations[variant] if variant is not None else next(iter(self.equations.values()))
 
+    def axis_groups(self, variant: str | None) -> Mapping[str, AxisGroup]:
+        return self._equation(variant).groups
+
+    @property
+    def parts(self) -> int:
+        return next(iter(self.equations.values())).parts
+
+    def part(self, k: int) -> Linear:
+        return replace(self, equations={name: equation.part(k) for name, equation in self.equations.items()})
+
     def letters(self, role: str, shape: tuple[int, ...], variant: str | None) -> str:
         equation = self._equation(variant)
         if role == "bias":
-            return equation.bias_axes(shape)
+            return equation.stored.bias_axes(shape)
         if (pair := self._of_pair(role)) is not None:
             if len(shape) != len(pair):
                 raise ValueError(f"it has the axes {' '.join(pair)} in the rule's equation")
             return pair
-        if len(shape) != len(equation.weight):
-            raise ValueError(
-                f"{equation.equation} has a weight with {len(equation.weight)} axes ({' '.join(equation.weight)})"
-            )
-        return equation.weight
+        weight = equation.stored.weight
+        if len(shape) != len(weight):
+            raise ValueError(f"{equation.text} has a weight with {len(weight)} axes ({equation.stored_weight})")
+        return weight
 
     def _of_pair(self, role: str) -> str | None:
         """Return the letters of a leaf of a low-rank pair."""
@@ -168,14 +185,24 @@ class Linear(LayerKind):
 
     def check_target(self, layer: TargetLayer, source: Pattern) -> None:
         for equation in self.equations.values():
-            if layer.computes is None and equation.batch:
+            batch = "".join(x for x in equation.batch if x not in layer.path.indices)
+            if layer.computes is None and batch:
                 raise ValueError(
-                    f"{equation.batch} of {equation.equation} is an axis of all three operands: the matrices are block "
+                    f"{batch} of {equation.text} is an axis of all three operands: the matrices are block "
                     "diagonal, which a Linear cannot hold; give the target the `einsum:` of its code, or keep them "
                     "as stored with `parameter:`"
                 )
+            if layer.computes is not None and equation.groups:
+                raise ValueError(
+                    f"the target's `einsum:` has the axes of the leaf, and {equation.text} has axes that are made of others"
+                )
             if layer.computes is not None:
                 _check_same_layer(equation, layer.computes)
+            split = [x for x in equation.weight if x in layer.path.indices]
+            if layer.computes is not None and split:
+                raise ValueError(
+                    f"a target with an `einsum:` holds the whole weight, and {layer.path} names one element of {split[0]}"
+                )
         if layer.computes is not None and len(layer.path.groups) != len(source.groups):
             raise ValueError(
                 "a target with an `einsum:` holds one leaf in one tensor; it can be neither fused nor split"
@@ -185,15 +212,17 @@ class Linear(LayerKind):
         if layer.computes is not None:  # its weight by its equation; its bias is added to a result of the same axes
             return tuple(layer.computes.weight) if role == "weight" else tuple(x.strip(".") for x in letters)
         equation = self._equation(variant)
-        outputs = "".join(letter for letter in equation.outputs if letter in letters)  # one is gone where it was split
-        return (outputs,) if role == "bias" else (outputs, equation.inputs)
+        if role == "bias" and (split := _split_inputs(equation, layer)):
+            raise ValueError(
+                f"{split} of {equation.text} is an axis of the input, and each module that it is split among would add the bias"
+            )
+        outputs, inputs = ("".join(x for x in of if x in letters) for of in (equation.outputs, equation.inputs))
+        return (outputs,) if role == "bias" else (outputs, inputs)  # one is gone where the layer is split
 
     def split_axis(self, role: str, letters: str, variant: str | None) -> str:
         equation = self._equation(variant)
         if len(equation.outputs) < 2:
-            raise ValueError(
-                f"{equation.equation} has one output axis, so there is nothing to split among several targets"
-            )
+            raise ValueError(f"{equation.text} has one output axis, so there is nothing to split among several targets")
         return equation.outputs[0]
 
     def facts(self, layer: TargetLayer) -> dict[str, Any]:
@@ -206,6 +235,20 @@ class Linear(LayerKind):
 
     def mistakes(self, step: Step, plan: PlanView) -> Iterator[Mistake]:
         return linear_mistakes(step, plan)
+
+
+def _all_axes(equation: Projection) -> tuple[str, str]:
+    """Return the letters of the weight and of its outputs; of an equation with parts, those of all parts."""
+    each = [equation.part(k) for k in range(equation.parts)] or [equation]
+    weight, outputs = ("".join(getattr(one, name) for one in each) for name in ("weight", "outputs"))
+    return "".join(dict.fromkeys(weight)), "".join(dict.fromkeys(outputs))
+
+
+def _split_inputs(equation: Projection, layer: TargetLayer) -> str:
+    """Return the axis of the input that is split among targets; empty where none is."""
+    chosen = (group for group in equation.groups.values() if group.chosen is not None)
+    parts = (str(group) for group in chosen if set(group.letters or "") & set(equation.inputs))
+    return next(parts, "") or next((x for x in equation.inputs if x in layer.path.indices), "")
 
 
 def _check_same_layer(source: Projection, target: Projection) -> None:

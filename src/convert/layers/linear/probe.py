@@ -29,24 +29,26 @@ def probe_linear(sample: ProbeSample, equation: Projection) -> Probe:
 
 
 def _probe_weight(sample: ProbeSample, equation: Projection, weight: Array) -> Probe:
-    operand, result = _operand_and_result(equation)
-    sizes = dict(zip(equation.weight, weight.shape, strict=True))
+    stored = equation.stored  # the source multiplies with the leaf as it is; what it does with the result comes after
+    operand, result = _operand_and_result(stored)
+    sizes = dict(zip(stored.weight, weight.shape, strict=True))
     x = sample.rng.standard_normal([sizes.get(letter, BATCH) for letter in operand])
-    batch = "".join(letter for letter in result if letter not in equation.outputs)
-    split, member = _member(sample, equation)
-    kept = result.replace(split, "") if split else result
-    outputs = equation.outputs.replace(split, "") if split else equation.outputs
+    taken = _taken(sample)
+    axes = set(equation.weight + stored.weight)
+    batch = "".join(letter for letter in result if letter not in axes)
+    outputs, inputs = ("".join(x for x in of if x not in taken) for of in (equation.outputs, equation.inputs))
     wanted = _through_pair(sample, equation, x)
     if wanted is None:
-        wanted = jnp_einsum(f"{operand},{equation.weight}->{result}", sample.precision, x, weight)
+        alone = _without_others(x, operand, equation, sample)
+        wanted = jnp_einsum(f"{operand},{stored.weight}->{result}", sample.precision, alone, weight)
 
     def run(dtype: str) -> tuple[Array, Array]:
-        inputs = with_target_map(x, operand, sample)
-        flat = np.einsum(f"{operand}->{batch}{equation.inputs}", inputs).reshape(*[BATCH] * len(batch), -1)
-        y = as_target_gives(wanted[dtype], result, sample)
-        y = np.take(y, member, result.index(split)) if split else y
-        y = np.einsum(f"{kept}->{batch}{outputs}", y).reshape(*[BATCH] * len(batch), -1)
-        return torch_linear(flat, sample.written, dtype, sample.device), y
+        given, letters = _taken_apart(x, operand, equation, sample)
+        flat = np.einsum(f"{letters}->{batch}{inputs}", with_target_map(given, letters, sample))
+        y, letters = _taken_apart(wanted[dtype], result, equation, sample)
+        y = np.einsum(f"{letters}->{batch}{outputs}", as_target_gives(y, letters, sample))
+        lead = [BATCH] * len(batch)
+        return torch_linear(flat.reshape(*lead, -1), sample.written, dtype, sample.device), y.reshape(*lead, -1)
 
     return probe_of_sum(run, sample.written.shape[-1])
 
@@ -68,15 +70,13 @@ def _probe_einsum(sample: ProbeSample, equation: Projection, target: Projection,
 def _probe_bias(sample: ProbeSample, equation: Projection) -> Probe:
     """Probe a bias, which is added to the result: its letters follow from how NumPy broadcasts the stored array."""
     bias = normalized_bias(sample).astype(np.float64)
-    letters = equation.bias_axes(bias.shape)
+    letters = equation.stored.bias_axes(bias.shape)
     if sample.layer.computes is not None:
         return probe_of_values(sample.written, as_target_gives(bias, letters, sample))
-    outputs = "".join(letter for letter in letters if letter in equation.outputs)
+    named = "".join(letter for letter in letters if letter != ".")
     sizes = dict(zip(letters, bias.shape, strict=True))
-    y = as_target_gives(bias.reshape([sizes[letter] for letter in outputs]), outputs, sample)
-    split, member = _member(sample, equation)
-    y = np.take(y, member, outputs.index(split)) if split else y
-    return probe_of_values(sample.written, y.reshape(-1))
+    y, outputs = _taken_apart(bias.reshape([sizes[letter] for letter in named]), named, equation, sample)
+    return probe_of_values(sample.written, as_target_gives(y, outputs, sample).reshape(-1))
 
 
 def _operand_and_result(equation: Projection) -> tuple[str, str]:
@@ -86,13 +86,46 @@ def _operand_and_result(equation: Projection) -> tuple[str, str]:
     return left.split(",")[0], result
 
 
-def _member(sample: ProbeSample, equation: Projection) -> tuple[str, int]:
-    """Return the output axis whose elements go to different targets, and the element of this one; ("", 0) where there is none."""
-    ops = sample.part.ops[len(sample.rule.stacked) :]
-    member = next((op.index for op in ops if isinstance(op, Take)), None)
-    if member is None or len(sample.part.groups[0]) >= len(equation.outputs):
-        return "", 0
-    return equation.outputs[0], member
+def _taken(sample: ProbeSample) -> dict[str, int]:
+    """Return the axes of which the tensor has one element, and the element that its operations take."""
+    part = sample.part
+    takes = [op.index for op in part.ops[len(sample.rule.stacked) : part.opening] if isinstance(op, Take)]
+    return dict(zip((axis for axis, _ in part.taken), takes, strict=True))
+
+
+def _positions(letter: str, size: int, equation: Projection, sample: ProbeSample) -> tuple[Array, str]:
+    """Return which elements of a stored axis the tensor has, with one axis for each letter, and the letters."""
+    group, sizes, taken = equation.groups.get(letter), sample.plan.sizes, _taken(sample)
+    places, letters = np.arange(size), letter
+    if group is not None and group.letters is not None:
+        letters = group.letters
+        lengths = [int(np.prod([sizes[x] for x in part])) for part in group.parts]
+        start = sum(lengths[: group.chosen or 0])
+        outer = int(np.prod([sizes[x] for x in group.before]))
+        all_parts = places.reshape(outer, sum(lengths), -1)
+        places = all_parts[:, start : start + lengths[group.chosen or 0]].reshape([sizes[x] for x in letters])
+    for x in [x for x in letters if x in taken]:
+        places, letters = np.take(places, taken[x], letters.index(x)), letters.replace(x, "")
+    return places, letters
+
+
+def _taken_apart(y: Array, axes: str, equation: Projection, sample: ProbeSample) -> tuple[Array, str]:
+    """Take from a value of the source what belongs to the tensor, and return it with the letters of its axes."""
+    letters = ""
+    for letter in axes:
+        places, more = _positions(letter, y.shape[len(letters)], equation, sample)
+        y = np.take(y, places, len(letters))
+        letters += more
+    return y, letters
+
+
+def _without_others(x: Array, axes: str, equation: Projection, sample: ProbeSample) -> Array:
+    """Return the input with zeros where other tensors have the weights that it is multiplied with."""
+    for axis, letter in enumerate(axes):
+        kept = np.zeros(x.shape[axis])
+        kept[_positions(letter, x.shape[axis], equation, sample)[0].reshape(-1)] = 1
+        x = x * kept.reshape(-1, *[1] * (x.ndim - axis - 1))
+    return x
 
 
 def _through_pair(sample: ProbeSample, equation: Projection, x: Array) -> Mapping[str, Array] | None:

@@ -112,7 +112,7 @@ def rope_mistakes(step: Step, rule: Rule, plan: PlanView, *, heads: bool = False
     axis = "".join(letter for letter, _ in part.axes).find(rule.rope.leaf_axis if rule.rope is not None else letter)
     if (rule.rope is None and not heads) or axis < 0 or part.axes[axis][1] % 2:
         return
-    taken = len(part.split_axes)
+    taken = part.opening
     width = head_width(rule, plan.sizes)
     moved = with_ops(step, source, (*part.ops[:taken], Deinterleave(axis, width), *part.ops[taken:]))
     gives = f"in the order of {halves}, as if the source had {neighbours}"
@@ -138,7 +138,7 @@ def _undeclared_heads(step: Step, plan: PlanView) -> Iterator[Mistake]:
     part = step.parts[0]
     rows = dict(part.axes)[letter]
     at = [name for name, _ in part.axes].index(letter)
-    taken = len(part.split_axes)
+    taken = part.opening
     for width in sorted(set(plan.sizes.values())):
         if not 2 < width < rows or width % 2 or rows % width:
             continue
@@ -162,8 +162,9 @@ def flattened_mistakes(step: Step, rule: Rule, plan: PlanView) -> Iterator[Mista
     if groups == part.groups:
         return
     letters = [letter for letter, _ in part.axes]
-    takes = tuple(op for op in part.ops if isinstance(op, Take))
-    behind = tuple(op for op in part.ops if not isinstance(op, (Take, Permute, Reshape)))
+    first, rest = part.ops[: part.opening], part.ops[part.opening :]
+    takes = (*first, *(op for op in rest if isinstance(op, Take)))
+    behind = tuple(op for op in rest if not isinstance(op, (Take, Permute, Reshape)))
     moved = (
         Reshape(tuple(size for _, size in part.axes)),
         Permute(tuple(letters.index(x) for x in "".join(groups))),

@@ -57,6 +57,7 @@ def arranged(
     stack: Mapping[str, int],
     member: tuple[int, int] | None,
     sizes: Mapping[str, int],
+    elements: Mapping[str, int] | None = None,
 ) -> Part:
     """Return what one leaf contributes to a tensor, without arithmetic and cast.
 
@@ -64,11 +65,12 @@ def arranged(
         stack: which element of each stacked axis.
         member: (k, n): only the k-th of n targets, of which the first output axis holds one each.
         sizes: of the letters.
+        elements: which element of each axis that the target's path names; a leaf without the axis belongs to all.
 
     Raises:
         MisfitError: its shape contradicts the rule.
     """
-    ops: list[Op] = taken_out(leaf.stacked, stack)
+    ops: list[Op] = [*taken_out(leaf.stacked, stack), *leaf.opening]
     taken = [f"{index}={stack[index]}" for index, _, _ in leaf.stacked]
     if leaf.letters is None:
         if member:
@@ -93,14 +95,21 @@ def arranged(
     letters, shape = leaf.letters, leaf.own_shape
     before = leaf.axes
     try:
+        chosen = {axis: k for axis, k in (elements or {}).items() if axis in letters}
         if member:
             axis = rule.kind.split_axis(role, letters, variant)
+            if (size := shape[letters.index(axis)]) != member[1]:
+                raise ValueError(
+                    f"{axis} has {size} elements, but the rule lists {member[1]} targets; if they are elements of another axis, "
+                    f"name it in the target, such as {{{letters[-1]}:{','.join(layer.path.groups[-1].words)}}}"
+                )
+            chosen[axis] = member[0]
+        for axis, k in chosen.items():
             at = letters.index(axis)
-            if shape[at] != member[1]:
-                raise ValueError(f"{axis} has {shape[at]} elements, but the rule lists {member[1]} targets")
-            ops.append(Take(at, member[0]))
-            taken.append(f"{axis}={member[0]}")
+            ops.append(Take(at, k))
+            taken.append(f"{axis}={k}")
             letters, shape = letters[:at] + letters[at + 1 :], shape[:at] + shape[at + 1 :]
+        opening = len(ops)
         paired = rope_permutation(rule, layer, letters, sizes)
         whole, outer = shape, letters
         letters, shape = rule.kind.inner_axes(role, letters, shape, sizes)
@@ -127,4 +136,18 @@ def arranged(
         axes = [group_shown(groups[axis]) for op in turned if isinstance(op, Flip) for axis in op.axes]
         remarks.append(f"{' and '.join(axes)} flipped")
     shown = PartLayout(before, " ".join([*apart, *map(group_shown, groups)]), ", ".join(remarks))
-    return Part(leaf.name, tuple(ops), None, shown, ", ".join(taken), kept, groups, leaf.stored(*full), apart)
+    stored = leaf.stored(*full)
+    at_ = ", ".join(taken)
+    return Part(
+        leaf.name,
+        tuple(ops),
+        None,
+        shown,
+        at_,
+        kept,
+        groups,
+        stored,
+        apart,
+        opening=opening,
+        taken=tuple(chosen.items()),
+    )

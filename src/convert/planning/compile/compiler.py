@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from operator import attrgetter
 from typing import Any, TypeVar
@@ -22,7 +22,7 @@ from convert.layers.transforms.weight_normalization import kept as kept_apart
 from convert.layers.transforms.weight_transforms import divide_by_prescale
 from convert.layers.weight_keys import BIAS_U
 from convert.planning.compile.axes import arranged
-from convert.planning.compile.named_leaf import NamedLeaf, read_leaf
+from convert.planning.compile.named_leaf import NamedLeaf, check_names, read_leaf
 from convert.planning.compile.weight_norm import Folding, check_bias
 from convert.planning.low_rank_source import Merge
 
@@ -72,6 +72,7 @@ class Compiler:
                 continue  # it is folded into the weight
             pattern = rule.sources[role]
             every = list(pattern.all_choices())
+            each_part = [replace(rule, kind=rule.kind.part(k)) for k in range(rule.kind.parts)]
             # Thousands of layers and experts differ in their names only: everything else is derived once.
             derived: dict[tuple[TensorSpec | None, ...], list[_Tensor]] = {}
             for values in sorted({indices for indices, _ in of_role}):
@@ -82,13 +83,14 @@ class Compiler:
                 if tensors is not None:
                     made = [tensor.renamed(rule, role, layer, indices, names) for tensor in tensors]
                 else:
-                    tensors = _among_siblings(
+                    found = [
                         tensor
                         for choices in layer.path.all_choices()
                         for tensor in self._tensor(
-                            rule, role, layer, variant, indices, values, names, choices, second_leaves
+                            rule, role, layer, variant, indices, values, names, choices, second_leaves, each_part
                         )
-                    )
+                    ]
+                    tensors = _among_siblings(found, len(rule.stacked))
                     made = [tensor.step for tensor in tensors]
                     if not any(tensor.own for tensor in tensors):
                         derived[specs] = tensors
@@ -112,29 +114,41 @@ class Compiler:
         names: Mapping[tuple[int, ...], str | None],
         choices: tuple[int, ...],
         second_leaves: Mapping[str, Mapping[MatchKey, str]],
+        each_part: Sequence[Rule],
     ) -> Iterator[_Tensor]:
-        """Yield the tensors of one target name: one for each element of the stacked axes."""
+        """Yield the tensors of one target name: one for each element of the stacked axes.
+
+        Args:
+            each_part: the rule for each part of an axis that is a sum of parts.
+        """
         groups = rule.sources[role].groups
         split = len(choices) > len(groups)
         fused = len(groups[-1].words) if len(choices) < len(groups) else 0
         sources = tuple((*choices, k) for k in range(fused)) if fused else (choices[: len(groups)],)
+        if split and each_part:
+            rule = each_part[choices[-1]]
         leaves = []
         for choice in sources:
             name = names[choice]
             if name is None:
                 return  # reported by match.cover
-            leaves.append(read_leaf(rule, role, name, self.source.leaves[name].spec, variant))
-        member = (choices[-1], len(layer.path.groups[-1].words)) if split else None
-        stack_sizes = [range(size) for _, _, size in leaves[0].stacked]
-        for elements in itertools.product(*stack_sizes):
-            stack = dict(zip((index for index, _, _ in leaves[0].stacked), elements, strict=True))
+            leaf = read_leaf(rule, role, name, self.source.leaves[name].spec, variant)
+            leaves.append(leaf.opened(rule, self.sizes))
+        member = (choices[-1], len(layer.path.groups[-1].words)) if split and not each_part else None
+        split_axes = rule.split_axes(layer)
+        counts = {index: size for index, _, size in leaves[0].stacked}
+        counts |= {axis: self.sizes[axis] for axis in split_axes}
+        check_names(rule, layer, leaves[0], counts)
+        for elements in itertools.product(*map(range, counts.values())):
+            stack = dict(zip(counts, elements, strict=True))
             name = _name(rule, role, layer, {**indices, **stack}, choices)
             key = (values, sources[0])
             wanted = [of for of in second_leaves if (of == BIAS_U) == (role == "bias")]
             second = {of: second_leaves[of][key] for of in wanted if key in second_leaves[of]}
             if len(second) < len(wanted):
                 return  # reported by match.cover
-            step = self._step(rule, role, layer, variant, leaves, stack, member, name, second)
+            chosen = {axis: stack[axis] for axis in split_axes}
+            step = self._step(rule, role, layer, variant, leaves, stack, chosen, member, name, second)
             own = bool(second or step.notes or any(leaf.name in self.merges for leaf in leaves))
             yield _Tensor(step, stack, choices, sources, own)
 
@@ -146,6 +160,7 @@ class Compiler:
         variant: str | None,
         leaves: list[NamedLeaf],
         stack: Mapping[str, int],
+        chosen: Mapping[str, int],
         member: tuple[int, int] | None,
         name: str,
         second: Mapping[str, str],
@@ -166,7 +181,7 @@ class Compiler:
         sums: list[str] = []
         notes: list[str] = []
         for leaf in leaves:
-            moved = arranged(rule, role, layer, variant, leaf, stack, member, self.sizes)
+            moved = arranged(rule, role, layer, variant, leaf, stack, member, self.sizes, chosen)
             try:
                 merged = self.merges.get(leaf.name)
                 dtype = target_dtype(rule, replace(leaf.spec, dtype=merged.dtype) if merged else leaf.spec, self.dtype)
@@ -279,10 +294,13 @@ _ACCESS: dict[type, tuple[Callable[[Any], tuple[Any, ...]], list[Callable[[Any, 
 }
 
 
-def _among_siblings(tensors: Iterable[_Tensor]) -> list[_Tensor]:
-    """Set `Step.siblings`: how many tensors of a layer have the same spec."""
-    tensors = list(tensors)
-    kinds = [(tuple(tensor.stack.values()), tensor.step.spec) for tensor in tensors]
+def _among_siblings(tensors: Sequence[_Tensor], stacked: int) -> list[_Tensor]:
+    """Set `Step.siblings`: how many tensors of a layer have the same spec.
+
+    Args:
+        stacked: number of stacked axes, whose elements are layers.
+    """
+    kinds = [(tuple(tensor.stack.values())[:stacked], tensor.step.spec) for tensor in tensors]
     many = Counter(kinds)
     return [
         tensor if many[kind] == 1 else replace(tensor, step=replace(tensor.step, siblings=many[kind]))

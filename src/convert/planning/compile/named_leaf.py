@@ -2,33 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 from convert.checkpoints.source import Source
+from convert.core.axis_groups import AxisGroup, open_axes, shown
 from convert.core.findings import Finding
+from convert.core.ops import Op
+from convert.core.path_pattern import Index
 from convert.core.tensor_spec import TensorSpec
 from convert.layers.base import Matched, Rule
 from convert.layers.leaves import MisfitError, unstacked
-from convert.planning.constraints import Constraint
+from convert.layers.target import TargetLayer
+from convert.planning.constraints import Constraint, SumConstraint
 
 
 @dataclass(frozen=True)
 class NamedLeaf:
-    """A matched leaf with named axes."""
+    """A matched leaf with named axes.
+
+    Attributes:
+        stacked: index, axis and size of each stacked axis.
+        letters, own_shape: of the axes that are not stacked.
+        groups: what an axis is made of, by its letter.
+        opening: operations that open the groups; of the leaf without stacked axes. The letters are then those of the opened axes.
+    """
 
     name: str
     spec: TensorSpec
-    stacked: tuple[tuple[str, int, int], ...]  # index, axis, size
+    stacked: tuple[tuple[str, int, int], ...]
     letters: str | None
     own_shape: tuple[int, ...]
+    groups: Mapping[str, AxisGroup] = field(default_factory=dict)
+    as_stored: str = ""
+    opening: tuple[Op, ...] = ()
 
     @property
     def axes(self) -> str:
-        """Its axes as text: ``i D N H``; an axis without a letter is ``1``."""
+        """Its axes as stored, as text: ``i D N H``; an axis without a letter is ``1``."""
         if self.letters is None:
             return ""
-        names = ["1" if letter == "." else letter for letter in self.letters]
+        names = shown(self.as_stored or self.letters, self.groups)
         for index, axis, _ in sorted(self.stacked, key=lambda s: s[1]):
             names.insert(axis, index)
         return " ".join(names)
@@ -39,6 +53,23 @@ class NamedLeaf:
         for index, axis, size in sorted(self.stacked, key=lambda s: s[1]):
             named.insert(axis, (index, size))
         return tuple((name, size) for name, size in named if name != ".")
+
+    def opened(self, rule: Rule, sizes: Mapping[str, int]) -> NamedLeaf:
+        """Return the leaf with the axes that its groups are made of.
+
+        Raises:
+            MisfitError: a size is unknown, or contradicts the shape.
+        """
+        if not self.groups or self.letters is None:
+            return self
+        try:
+            opening, letters, shape = open_axes(self.letters, self.own_shape, self.groups, sizes)
+        except ValueError as error:
+            code = "size-unknown" if "nothing gives" in str(error) else "shape-mismatch"
+            raise MisfitError(
+                Finding(code, f"{self.spec} as {self.axes}: {error}", rule=rule.at.line_only, path=self.name)
+            ) from None
+        return replace(self, letters=letters, own_shape=shape, as_stored=self.letters, opening=tuple(opening))
 
 
 def read_leaf(rule: Rule, role: str, name: str, spec: TensorSpec, variant: str | None) -> NamedLeaf:
@@ -56,10 +87,38 @@ def read_leaf(rule: Rule, role: str, name: str, spec: TensorSpec, variant: str |
         raise MisfitError(
             Finding("shape-mismatch", f"{spec}{apart} does not fit: {error}", rule=rule.at.line_only, path=name)
         ) from None
-    return NamedLeaf(name, spec, stacked, letters, own)
+    groups = rule.kind.axis_groups(variant)
+    return NamedLeaf(name, spec, stacked, letters, own, {x: of for x, of in groups.items() if x in (letters or "")})
 
 
-def constraints(matched: Matched, source: Source, variant: str | None, every: bool) -> Iterator[Constraint]:
+def check_names(rule: Rule, layer: TargetLayer, leaf: NamedLeaf, counts: Mapping[str, int]) -> None:
+    """Check that the target's path has a name for each element of the axes that are split among targets.
+
+    Args:
+        counts: number of elements of each axis.
+
+    Raises:
+        MisfitError: it has more names, or fewer.
+    """
+    for piece in layer.path.pieces:
+        if isinstance(piece, Index) and piece.name in counts and counts[piece.name] != (len(piece.words) or max(counts[piece.name], 1)):  # fmt: skip
+            named = f"{len(piece.words)} elements" if piece.words else "at least one element"
+            raise MisfitError(
+                Finding(
+                    "shape-mismatch",
+                    f"{piece.name} is split among the targets {layer.path}",
+                    rule=rule.at.line_only,
+                    path=leaf.name,
+                    expected=f"{piece.name} with {named}",
+                    got=f"{counts[piece.name]}: {leaf.spec} as {leaf.axes or 'stored'}",
+                    fix="name one target for each element",
+                )
+            )
+
+
+def constraints(
+    matched: Matched, source: Source, variant: str | None, every: bool
+) -> Iterator[Constraint | SumConstraint]:
     """Yield the sizes that the shapes of a rule's leaves give to its letters.
 
     Args:
@@ -79,15 +138,36 @@ def constraints(matched: Matched, source: Source, variant: str | None, every: bo
             if matched.rule.kind.shared(role, spec.shape):
                 continue
             leaf = read_leaf(matched.rule, role, name, spec, variant)
-            shown = f"{spec} as {leaf.axes or 'stored'}"
+            text = f"{spec} as {leaf.axes or 'stored'}"
             where = matched.rule.at.line_only
             counted = {member for numbering in matched.rule.index_from.values() for member in numbering.order}
             for index, _, size in leaf.stacked:
                 if index in counted:  # places need not stack as many: 26 layers in units of 6
                     continue
-                yield Constraint(index, size, where, name, shown)
+                yield Constraint(index, size, where, name, text)
             for letter, size, held in matched.rule.kind.implied_sizes(role, leaf.own_shape):
                 yield Constraint(letter, size, where, name, f"{spec} as {held}")
             for letter, size in zip(leaf.letters or "", leaf.own_shape, strict=False):
-                if letter != ".":
-                    yield Constraint(letter, size, where, name, shown)
+                if letter in leaf.groups:
+                    yield SumConstraint(leaf.groups[letter].terms, size, where, name, text)
+                elif letter != ".":
+                    yield Constraint(letter, size, where, name, text)
+    yield from _counted_targets(matched, variant)
+
+
+def _counted_targets(matched: Matched, variant: str | None) -> Iterator[Constraint]:
+    """Yield the sizes of axes of which the targets' names list the elements, where no leaf has the axis itself."""
+    rule = matched.rule
+    groups = rule.kind.axis_groups(variant)
+    inside = "".join(group.letters or "" for group in groups.values())
+    for layer in rule.targets.values() if inside and any(matched.leaves.values()) else ():
+        named = [
+            (piece.name, len(piece.words)) for piece in layer.path.pieces if isinstance(piece, Index) and piece.words
+        ]
+        if len(layer.path.groups) > len(rule.path.groups) and not rule.kind.parts:
+            named.append((rule.kind.split_axis("weight", inside, variant), len(layer.path.groups[-1].words)))
+        for letter, count in named:
+            if letter in inside:
+                other = next((x for x in reversed(inside) if x != letter), letter)
+                names = f"one name for each element of {letter} in {layer.path} (another axis is named as in {{{other}:a,b}})"
+                yield Constraint(letter, count, rule.at.line_only, "", names)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from convert.core.findings import Finding
-from convert.core.ops import Take
+from convert.core.ops import Slice, Take
 from convert.core.path_pattern import Match, Pattern
 from convert.layers import Rule
 from convert.layers.base import Part, Step
@@ -35,16 +36,18 @@ def misplaced(plan: Plan, rule: Rule, step: Step, part: Part) -> Finding | None:
         return finding("the leaves of a low-rank pair belong to different layers", f"leaves of {part.leaf}", stranger)
     axes = [name for name, _ in sorted(rule.stacked.items(), key=lambda item: -item[1])]
     split = len(layer.path.groups) > len(pattern.groups)
-    takes = part.ops[: len(axes) + split]
-    elements = [op.index for op in takes if isinstance(op, Take)]
-    if len(elements) < len(axes) + split:
-        return finding(
-            "it takes no element of a stacked axis", f"one element of each of {len(axes) + split} axes", part.leaf
-        )
-    indices = {**dict(match.indices), **dict(zip(axes, elements, strict=False))}
+    axes += [axis for axis, _ in part.taken]
+    elements = [op.index for op in part.ops[: part.opening] if isinstance(op, Take)]
+    if len(elements) < len(axes):
+        return finding("it takes no element of a stacked axis", f"one element of each of {len(axes)} axes", part.leaf)
+    named = dict(zip(axes, elements, strict=False))
+    indices = {**dict(match.indices), **named}
+    if shared := [axis for axis in rule.split_axes(layer) if axis not in indices]:  # a bias that all modules have
+        found = _match(layer.path, "", step.name.rpartition(".")[0])
+        indices |= {axis: value for axis, value in (found.indices if found else ()) if axis in shared}
     choices, place = match.choices, _place(step, part)
     if split:
-        choices = (*choices, elements[-1])
+        choices = (*choices, _part_of(rule, part, plan.sizes) if part.ops and not part.taken else elements[-1])
     elif len(layer.path.groups) < len(pattern.groups):
         if place != choices[-1]:
             wanted = pattern.fill(dict(match.indices), (*choices[:-1], place))
@@ -62,8 +65,17 @@ def misplaced(plan: Plan, rule: Rule, step: Step, part: Part) -> Finding | None:
         names += tied
     if names == [step.name]:
         return None
-    leaf = part.leaf + _elements(dict(zip(axes, elements, strict=False)))
+    leaf = part.leaf + _elements({axis: k for axis, k in named.items() if axis in rule.stacked})
     return finding("it takes the values of another tensor", step.name, f"{leaf}, which belongs to {' or '.join(names)}")
+
+
+def _part_of(rule: Rule, part: Part, sizes: Mapping[str, int]) -> int:
+    """Return which of the parts of an axis that is a sum a tensor has, by its first element; -1: none."""
+    first = next((op.start for op in part.ops[: part.opening] if isinstance(op, Slice)), -1)
+    variants = rule.kind.variants or (None,)
+    group = next(of for variant in variants for of in rule.kind.axis_groups(variant).values() if of.chosen is not None)
+    lengths = [math.prod(sizes[letter] for letter in letters) for letters in group.parts]
+    return next((k for k in range(len(lengths)) if sum(lengths[:k]) == first), -1)
 
 
 def _place(step: Step, part: Part) -> int:

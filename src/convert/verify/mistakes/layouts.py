@@ -21,7 +21,7 @@ def layout_mistakes(step: Step, source: LeafReader) -> Iterator[Mistake]:
     part = step.parts[0]
     if not part.axes or any((p.axes, p.groups) != (part.axes, part.groups) for p in step.parts):
         return
-    if len(part.axes) > MAX_AXES or any(isinstance(op, Slice) for p in step.parts for op in p.ops):
+    if len(part.axes) > MAX_AXES or any(isinstance(op, Slice) for p in step.parts for op in p.ops[p.opening :]):
         return
     right = layout_text(map(tuple, part.groups))
     for layout in other_layouts(part.axes, tuple(map(tuple, part.groups))) or ():
@@ -47,7 +47,7 @@ def _name(part: Part, groups: tuple[str, ...]) -> str:
 def _reordered(part: Part, order: list[str], step: Step) -> Part:
     """Return the part with its axes permuted to `order`, in place of its own permutation, and flattened to the same shape."""
     letters = [letter for letter, _ in part.axes]
-    kept = [op for op in part.ops if not isinstance(op, (Permute, Reshape))]
+    kept = [op for op in part.ops[part.opening :] if not isinstance(op, (Permute, Reshape))]
     rows = part.rows or (0, step.spec.shape[part.axis])
     shape = list(step.spec.shape)
     shape[part.axis] = rows[1] - rows[0]
@@ -56,7 +56,7 @@ def _reordered(part: Part, order: list[str], step: Step) -> Part:
     after = [op for op in kept if op not in before]
     unflattened = Reshape(tuple(size for _, size in part.axes))
     moved = (unflattened, Permute(tuple(letters.index(x) for x in order)), Reshape(tuple(shape)))
-    return replace(part, ops=(*before, *moved, *after))
+    return replace(part, ops=(*part.ops[: part.opening], *before, *moved, *after))
 
 
 def fused_order_mistakes(step: Step, source: LeafReader) -> Iterator[Mistake]:

@@ -1,0 +1,198 @@
+"""Axes of a leaf that are made of several axes, as einops writes them: ``(N C H)``; or of parts: ``(N H + K H + K H)``.
+
+In a flattened axis the first letter varies slowest. Parts stand one after the other; where letters stand around the sum, as in
+``(K (G + 1 + 1) H)``, each element of the outer axes has all parts.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from string import ascii_lowercase, ascii_uppercase
+
+from convert.core.ops import Op, Reshape, Slice
+
+
+@dataclass(frozen=True)
+class AxisGroup:
+    """One axis of a leaf, made of others: of the axes `before`, of one of the parts, and of the axes `after`.
+
+    Attributes:
+        parts: the letters of each part; there is one part where the axis has no ``+``, and ``1`` is a part without letters.
+        chosen: the part that is used; None: the axis as a whole.
+    """
+
+    before: str
+    parts: tuple[str, ...]
+    after: str
+    chosen: int | None = None
+
+    @property
+    def letters(self) -> str | None:
+        """The letters of the axes that it is opened into; None: it is one axis, as all its parts are used."""
+        if len(self.parts) > 1 and self.chosen is None:
+            return None
+        return self.before + self.parts[self.chosen or 0] + self.after
+
+    @property
+    def terms(self) -> tuple[str, ...]:
+        """The letters whose sizes multiply to that of each part; the sum is the size of the axis."""
+        return tuple(self.before + part + self.after for part in self.parts)
+
+    def __str__(self) -> str:
+        parts = " + ".join(" ".join(part) or "1" for part in self.parts)
+        if not self.before + self.after:
+            return f"({parts})"
+        inner = f"({parts})" if len(self.parts) > 1 else parts
+        return f"({' '.join(filter(None, (' '.join(self.before), inner, ' '.join(self.after))))})"
+
+    def opened(self, axis: int, shape: tuple[int, ...], sizes: Mapping[str, int]) -> tuple[list[Op], tuple[int, ...]]:
+        """Return the operations that open this axis of an array into the axes `letters`, and the shape of the result.
+
+        Raises:
+            ValueError: a size is unknown, or the sizes do not give that of the axis; the message is the reason.
+        """
+        letters = self.letters
+        if letters is None:
+            return [], shape
+        unknown = dict.fromkeys(letter for term in self.terms for letter in term if letter not in sizes)
+        if unknown:
+            first = next(iter(unknown))
+            raise ValueError(
+                f"the axis is {self}, and nothing gives {' and '.join(unknown)} a size; declare it in `axes`, such as "
+                f"{first}: {{is: ..., equals: 8}}, or with --set {first}=8"
+            )
+
+        def size(text: str) -> int:
+            return math.prod(sizes[letter] for letter in text)
+
+        lengths = [size(part) for part in self.parts]
+        outer, inner = size(self.before), size(self.after)
+        if outer * sum(lengths) * inner != shape[axis]:
+            known = ", ".join(f"{letter}={sizes[letter]}" for letter in dict.fromkeys("".join(self.terms)))
+            raise ValueError(f"the axis has {shape[axis]} elements, and {self} with {known} has {outer * sum(lengths) * inner}")  # fmt: skip
+        head, tail = shape[:axis], shape[axis + 1 :]
+        ops: list[Op] = []
+        if self.chosen is not None:
+            start = sum(lengths[: self.chosen])
+            if self.before or self.after:
+                ops.append(Reshape((*head, outer, sum(lengths), inner, *tail)))
+            ops.append(Slice(axis + bool(self.before or self.after), start, start + lengths[self.chosen]))
+        made = (*head, *(sizes[letter] for letter in letters), *tail)
+        if len(letters) != 1 or ops[:-1]:
+            ops.append(Reshape(made))
+        return ops, made
+
+
+_LETTER = re.compile(r"[A-Za-z]")
+
+
+def parse_group(text: str) -> AxisGroup:
+    """Parse ``(N C H)``, ``(N H + K H + K H)`` or ``(K (G + 1 + 1) H)``, without or with the outer parentheses.
+
+    Raises:
+        ValueError: another form; the message is the reason.
+    """
+    inside = text.strip()
+    if inside.startswith("(") and _closing(inside, 0) == len(inside) - 1:
+        inside = inside[1:-1]
+    at = inside.find("(")
+    if at >= 0:
+        end = _closing(inside, at)
+        before, parts, after = inside[:at], inside[at + 1 : end], inside[end + 1 :]
+        if "+" in before + after or "(" in parts + after or "+" not in parts:
+            raise ValueError(f"{text} has parentheses inside that are no sum; write such as (K (G + 1 + 1) H)")
+        return AxisGroup(_letters(before, text, True), tuple(_letters(x, text) for x in parts.split("+")), _letters(after, text, True))  # fmt: skip
+    return AxisGroup("", tuple(_letters(part, text) for part in inside.split("+")), "")
+
+
+def _letters(part: str, text: str, empty: bool = False) -> str:
+    """Return the letters of a product; none for ``1``."""
+    bare = "".join(part.split())
+    if bare == "1" or (not bare and empty):
+        return ""
+    if not bare or not all(_LETTER.fullmatch(letter) for letter in bare):
+        raise ValueError(f"{text} is not letters, such as (N H), or parts of letters, such as (N H + K H + K H)")
+    if len(set(bare)) < len(bare):
+        raise ValueError(f"{text} has a letter twice in one product")
+    return bare
+
+
+def _closing(text: str, at: int) -> int:
+    """Return the position of the parenthesis that closes the one at `at`; -1: there is none."""
+    depth = 0
+    for k in range(at, len(text)):
+        depth += (text[k] == "(") - (text[k] == ")")
+        if depth == 0:
+            return k
+    return -1
+
+
+def take_groups(text: str) -> tuple[str, dict[str, AxisGroup]]:
+    """Replace each group in a text by one letter that the text does not have; the same group by the same letter.
+
+    >>> take_groups("...D,D(C F)->...(C F)")
+    ('...D,Dz->...z', {'z': AxisGroup(before='', parts=('CF',), after='', chosen=None)})
+
+    Raises:
+        ValueError: a parenthesis is open, or a group has another form; the message is the reason.
+    """
+    free = (letter for letter in (*reversed(ascii_lowercase), *reversed(ascii_uppercase)) if letter not in text)
+    groups: dict[str, AxisGroup] = {}
+    named: dict[AxisGroup, str] = {}
+    flat, at = "", 0
+    while at < len(text):
+        if text[at] == ")":
+            raise ValueError(f"{text!r} has a ')' without '('")
+        if text[at] != "(":
+            flat += text[at]
+            at += 1
+            continue
+        end = _closing(text, at)
+        if end < 0:
+            raise ValueError(f"{text!r} has a '(' without ')'")
+        group = parse_group(text[at : end + 1])
+        if group not in named:
+            named[group] = next(free)
+            groups[named[group]] = group
+        flat += named[group]
+        at = end + 1
+    return flat, groups
+
+
+def open_letters(text: str, groups: Mapping[str, AxisGroup]) -> str:
+    """Replace the letter of each group by the letters that it is opened into; one that stays whole keeps its letter."""
+    return "".join(letter if letter not in groups else _opened(letter, groups[letter]) for letter in text)
+
+
+def _opened(letter: str, group: AxisGroup) -> str:
+    opened = group.letters
+    return letter if opened is None else opened
+
+
+def shown(letters: str, groups: Mapping[str, AxisGroup]) -> list[str]:
+    """Return the axes of a leaf for people: a letter, ``1`` for a dot, and groups as the rule writes them."""
+    return [str(groups[letter]) if letter in groups else "1" if letter == "." else letter for letter in letters]
+
+
+def open_axes(
+    letters: str, shape: tuple[int, ...], groups: Mapping[str, AxisGroup], sizes: Mapping[str, int]
+) -> tuple[list[Op], str, tuple[int, ...]]:
+    """Open all groups among the axes of an array: return the operations, and letters and shape of the result.
+
+    Raises:
+        ValueError: as `AxisGroup.opened`.
+    """
+    ops: list[Op] = []
+    for at in reversed(range(len(letters))):
+        if letters[at] in groups:
+            more, shape = groups[letters[at]].opened(at, shape, sizes)
+            ops += more
+    return ops, open_letters(letters, groups), shape
+
+
+def with_part(groups: Mapping[str, AxisGroup], part: int) -> dict[str, AxisGroup]:
+    """Choose a part of the groups that are sums."""
+    return {x: replace(group, chosen=part) if len(group.parts) > 1 else group for x, group in groups.items()}
