@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 Array = np.ndarray[Any, np.dtype[Any]]
+OWN_VALUES = "made of its own leaf"  # what the rule makes of a tensor, where a mistake puts in another tensor
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from faults.planted.in_files import IN_FILES
 from faults.planted.in_rules import IN_RULES
 from faults.planted.in_targets import IN_REFERENCES, IN_TARGETS
 from faults.planted.rope import ROPE
+from faults.planted.values import VALUES
 
 __all__ = ["FAULTS", "Fault"]
 
@@ -38,4 +39,5 @@ FAULTS: tuple[Fault, ...] = (
     *BACKENDS,
     *ROPE,
     *IN_CONFIGS,
+    *VALUES,
 )

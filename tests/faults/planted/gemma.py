@@ -218,7 +218,7 @@ GEMMA: tuple[Fault, ...] = (
     file("one bit flipped", tensor(f"{MLP}down_proj.weight", flip(0)), f"{MLP}down_proj.weight", "one bit flipped", f"{MLP}down_proj"),
     file("one row zeroed", tensor(f"{MLP}up_proj.weight", zero), f"{MLP}up_proj.weight", "row zeroed", f"{MLP}up_proj"),
     file("NaN in one weight", tensor(f"{LOOK}k_proj.weight", put(np.nan)), f"{LOOK}k_proj.weight", "NaN or Inf", f"{LOOK}k_proj"),
-    file("1+scale on a norm that adds 1 itself", tensor(f"{NORM}.weight", lambda x: x + 1), f"{NORM}.weight", "1+scale on a plain norm", NORM),
+    file("1+scale on a norm that adds 1 itself", tensor(f"{NORM}.weight", lambda x: x + 1), f"{NORM}.weight", "1+scale doubled", NORM),
     file("√D folded into the embedding", tensor(TABLE, lambda x: x * np.float32(np.sqrt(MODEL))), TABLE, "multiplied by a number", EMBEDDED),
     file("wrong slice of the padded vocabulary", tensor(TABLE, last_rows), TABLE, "another slice of the rows", EMBEDDED),
     fault("tied head untied", THREE, InFile(untied), "coverage", "lm_head.weight", "an untied head"),

@@ -12,7 +12,7 @@ from convert.layers.base import PlanView, ProbeSample, Step
 from convert.layers.draft import DraftEntry, Layer
 from convert.layers.mistake import Mistake
 from convert.layers.norm.layer_rms import FACTOR, HAS, TARGET_FACTOR, Array, Norm
-from convert.layers.norm.mistakes import exchanged_mistakes, factor_of_norm_mistakes
+from convert.layers.norm.mistakes import norm_mistakes
 from convert.layers.norm.probe import POSITIONS, batch_norm, group_norm, normal_input
 from convert.layers.probe import BATCH, Probe, probe_of_sum
 from convert.layers.shared_keys import AXES, BIAS, EPSILON, PATTERN, module_target
@@ -119,8 +119,7 @@ class GroupNorm(Norm):
         return probe_of_sum(run, leaf.size * POSITIONS)
 
     def mistakes(self, step: Step, plan: PlanView) -> Iterator[Mistake]:
-        yield from factor_of_norm_mistakes(step, plan)
-        yield from exchanged_mistakes(step, plan)
+        yield from norm_mistakes(step, plan)
 
 
 @dataclass(frozen=True)
@@ -189,5 +188,4 @@ class BatchNorm(Norm):
         return probe_of_sum(run, leaf.size)
 
     def mistakes(self, step: Step, plan: PlanView) -> Iterator[Mistake]:
-        yield from factor_of_norm_mistakes(step, plan)
-        yield from exchanged_mistakes(step, plan)
+        yield from norm_mistakes(step, plan)

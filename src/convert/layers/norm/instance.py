@@ -12,7 +12,7 @@ from convert.core.fields import Key, Record
 from convert.layers.base import PlanView, ProbeSample, Step
 from convert.layers.mistake import Mistake
 from convert.layers.norm.layer_rms import FACTOR, HAS, TARGET_FACTOR, Norm
-from convert.layers.norm.mistakes import exchanged_mistakes, factor_of_norm_mistakes
+from convert.layers.norm.mistakes import norm_mistakes
 from convert.layers.norm.probe import POSITIONS, normal_input
 from convert.layers.probe import BATCH, Probe, Sides, accumulator, as_float64, probe_of_sum, torch_tensor
 from convert.layers.shared_keys import AXES, BIAS, EPSILON, module_target
@@ -56,8 +56,7 @@ class InstanceNorm(Norm):
         return probe_of_sum(run, POSITIONS)
 
     def mistakes(self, step: Step, plan: PlanView) -> Iterator[Mistake]:
-        yield from factor_of_norm_mistakes(step, plan)
-        yield from exchanged_mistakes(step, plan)
+        yield from norm_mistakes(step, plan)
 
 
 def instance_norm(

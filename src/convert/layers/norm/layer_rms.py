@@ -16,7 +16,7 @@ from convert.layers.draft import DraftContext, DraftEntry, Layer
 from convert.layers.leaves import shape_mismatch
 from convert.layers.mistake import Mistake
 from convert.layers.norm.draft import NamedNorm, draft_norm
-from convert.layers.norm.mistakes import factor_of_norm_mistakes
+from convert.layers.norm.mistakes import norm_mistakes
 from convert.layers.norm.probe import probe_layer_or_rms_norm
 from convert.layers.probe import Probe, without_unit_axes
 from convert.layers.shared_keys import AXES, BIAS, EPSILON, module_target, named_axes
@@ -228,7 +228,7 @@ class Norm(LayerKind):
 
     def mistakes(self, step: Step, plan: PlanView) -> Iterator[Mistake]:
         rule = step.parts[0].rule
-        yield from factor_of_norm_mistakes(step, plan)
+        yield from norm_mistakes(step, plan)
         if rule is not None:
             yield from rope_mistakes(step, rule, plan)
 

@@ -10,7 +10,7 @@ import numpy as np
 from convert.core.ops import Add, Cast, apply
 from convert.core.tensor_spec import numpy_dtype
 from convert.layers.base import PlanView, Step
-from convert.layers.mistake import Mistake, symmetric
+from convert.layers.mistake import OWN_VALUES, Mistake, symmetric
 from convert.layers.step_tensor import expected
 from convert.layers.transforms.mistakes import with_ops
 
@@ -21,12 +21,15 @@ MISSING, DOUBLED, ADDED, SUBTRACTED = (
     "1+scale on a plain norm",
     "1 subtracted from a plain norm",
 )
-OFFSETS = {  # (what the rule adds to the scale, what the mistake adds) -> name and converse
-    (1.0, 0.0): (MISSING, ADDED),
-    (1.0, 2.0): (DOUBLED, MISSING),
-    (0.0, 1.0): (ADDED, MISSING),
-    (0.0, -1.0): (SUBTRACTED, MISSING),
-    (-1.0, 0.0): (ADDED, SUBTRACTED),
+# (whether the target multiplies by 1+weight, what the rule adds to the scale, what the mistake adds) -> name and converse
+OFFSETS = {
+    (False, 1.0, 0.0): (MISSING, ADDED),
+    (False, 1.0, 2.0): (DOUBLED, MISSING),
+    (False, 0.0, 1.0): (ADDED, MISSING),
+    (False, 0.0, -1.0): (SUBTRACTED, MISSING),
+    (True, 0.0, -1.0): (MISSING, ADDED),
+    (True, 0.0, 1.0): (DOUBLED, MISSING),
+    (True, -1.0, 0.0): (ADDED, MISSING),
 }
 STATISTICS, SCALE_BIAS = "mean and variance exchanged", "scale and bias exchanged"
 DEVIATION = "standard deviation for the variance"
@@ -38,16 +41,25 @@ EXCHANGED = {
 }
 
 
-def factor_of_norm_mistakes(step: Step, plan: PlanView) -> Iterator[Mistake]:
+def norm_mistakes(step: Step, plan: PlanView) -> Iterator[Mistake]:
+    """Yield the mistakes with a tensor of any norm."""
+    yield from _other_offsets(step, plan)
+    yield from _exchanged(step, plan)
+
+
+def _other_offsets(step: Step, plan: PlanView) -> Iterator[Mistake]:
     """Yield the scale with another offset than the one that follows from both factors."""
-    if step.role != "weight":
+    rule = step.parts[0].rule
+    layer = rule.layer(plan.target) if rule is not None else None
+    if step.role != "weight" or layer is None:
         return
+    target_adds = layer.multiplies_by == "1+weight"
     ops = step.parts[0].ops
     offset = sum(op.value for op in ops if isinstance(op, Add))
     bare = tuple(op for op in ops if not isinstance(op, (Add, Cast)))
     wide = "float64" if step.spec.dtype == "float64" else "float32"
-    for (right, wrong), (name, converse) in OFFSETS.items():
-        if right == offset:
+    for (adds, right, wrong), (name, converse) in OFFSETS.items():
+        if (adds, right) == (target_adds, offset):
             make = with_ops(step, plan.source, (*bare, Cast(wide), Add(wrong), Cast(step.spec.dtype)))
             yield Mistake(name, converse, _scale_plus(wrong), _scale_plus(right), make)
 
@@ -56,7 +68,7 @@ def _scale_plus(offset: float) -> str:
     return "the plain scale" if offset == 0 else f"scale{offset:+g}"
 
 
-def exchanged_mistakes(step: Step, plan: PlanView) -> Iterator[Mistake]:
+def _exchanged(step: Step, plan: PlanView) -> Iterator[Mistake]:
     """Yield another tensor of the same norm in place of this one, and the standard deviation in place of the variance."""
     other_role, name = EXCHANGED.get(step.role, ("", ""))
     module = step.name.rpartition(".")[0]
@@ -68,7 +80,7 @@ def exchanged_mistakes(step: Step, plan: PlanView) -> Iterator[Mistake]:
         def exchanged() -> Array:
             return apply((*ops, Cast(step.spec.dtype)), plan.source.read(leaf))
 
-        yield symmetric(name, f"what belongs to {other.name}", f"what belongs to {step.name}", exchanged, name)
+        yield symmetric(name, f"what belongs to {other.name}", OWN_VALUES, exchanged, name)
     if step.role == "running_var":
 
         def root() -> Array:

@@ -15,7 +15,7 @@ from convert.core.ops import Add
 from convert.core.tensor_spec import numpy_dtype
 from convert.layers.base import PlanView, Step
 from convert.layers.leaf_reader import LeafReader
-from convert.layers.mistake import Mistake, symmetric
+from convert.layers.mistake import OWN_VALUES, Mistake, symmetric
 from convert.layers.recurrent.equations import Cell
 from convert.layers.step_tensor import expected
 
@@ -130,7 +130,7 @@ def _with_partner(cell: Cell, step: Step, partner: Step, source: LeafReader) -> 
         make = _by_gate(cell, step, source, folded)
         yield symmetric(FOLDED, gives, "b_hn in bias_hh, inside the reset", make, "n")
     if partner.spec == step.spec:
-        gives, instead = f"what belongs to {partner.name}", f"what belongs to {step.name}"
+        gives, instead = f"what belongs to {partner.name}", OWN_VALUES
         yield symmetric(EXCHANGED, gives, instead, lambda: expected(partner, source), "x")
     if not weight:
         zeros = np.zeros(step.spec.shape, numpy_dtype(step.spec.dtype))

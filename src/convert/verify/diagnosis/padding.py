@@ -38,8 +38,7 @@ def _variants(site: Site) -> Iterator[Variant]:
     conv: Any = site.module.get_submodule(site.name)
     if not isinstance(conv, torch.nn.modules.conv._ConvNd) or conv.padding_mode != "zeros":
         return
-    args, _ = site.calls[site.name]
-    x = args[0].detach().double()
+    x = site.calls[site.name].args[0].detach().double()
     weight, bias = conv.weight.detach().double(), None if conv.bias is None else conv.bias.detach().double()
     spatial = site.evidence.shape(site.boundary)[2:]
     functional, rank = torch.nn.functional, len(spatial)

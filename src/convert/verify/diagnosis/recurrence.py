@@ -85,7 +85,7 @@ def _variants(site: Site) -> Iterator[Variant]:
         return
     module = site.module.get_submodule(site.name)
     weights = {name: p.detach().double().cpu().numpy() for name, p in module.named_parameters(recurse=False)}
-    args, kwargs = call
+    args, kwargs = call.args, call.kwargs
     initial = kwargs.get("hx", args[1] if len(args) > 1 else None)
     declared = kind.cell.reset
     if declared == "none":

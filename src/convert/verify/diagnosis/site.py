@@ -114,7 +114,20 @@ class Site:
 
     def steps(self, module: str) -> list[Step]:
         """Return the plan's steps for a submodule's direct tensors."""
-        return [step for step in self.plan.steps if holder_of(step.name) == module]
+        return [step for step in self.plan.steps if module in {holder_of(name) for name in self._names_of(step.name)}]
+
+    def _names_of(self, tensor: str) -> tuple[str, ...]:
+        """Return all names of a tensor: a tied table is in several modules."""
+        return self._shared.get(tensor, (tensor,))
+
+    @cached_property
+    def _shared(self) -> Mapping[str, tuple[str, ...]]:
+        """Name of a parameter -> the names of all that share its memory."""
+        named = list(self.module.named_parameters(remove_duplicate=False))
+        names: dict[int, tuple[str, ...]] = {}
+        for name, parameter in named:
+            names[parameter.data_ptr()] = (*names.get(parameter.data_ptr(), ()), name)
+        return {name: names[parameter.data_ptr()] for name, parameter in named if parameter.numel()}
 
     def rule(self, module: str) -> str:
         """Return ``file:line`` of the rule that made a submodule; empty when no rule did."""
@@ -122,7 +135,7 @@ class Site:
 
     def replay(self, holder: str) -> Replay | None:
         """Return the submodule `holder` with its arguments; None if it did not run, or the boundary is an output."""
-        modules = {name for name, _ in self.module.named_modules()}
+        modules = {name for name, _ in self.module.named_modules(remove_duplicate=False)}
         if holder not in self.calls or self.name not in modules:
             return None
         return Replay(self.module, holder, self.calls[holder], self.boundary)

@@ -12,7 +12,7 @@ from convert.core.ops import Add, Cast, Multiply, apply, is_float
 from convert.core.tensor_spec import numpy_dtype
 from convert.layers.base import PlanView, Step
 from convert.layers.leaf_reader import LeafReader
-from convert.layers.mistake import Mistake, symmetric
+from convert.layers.mistake import OWN_VALUES, Mistake, symmetric
 from convert.layers.step_tensor import expected, maker
 from convert.planning.plan import Plan
 from convert.planning.target_formats.base import TranslatedTensor
@@ -75,11 +75,10 @@ def _other_tensors(step: Step, plan: Plan) -> Iterator[Mistake]:
     """Yield what belongs to other names: layers shifted or exchanged, query for key, the bias of another layer."""
     others = [s for s in plan.steps if s.spec == step.spec and s.name != step.name and s.parts and s.role == step.role]
     layers = [s for s in others if s.rule == step.rule and _without_numbers(s.name) == _without_numbers(step.name)]
-    right = f"what belongs to {step.name}"
     for other in (*layers, *(s for s in others if s not in layers)):
         name = "of another layer" if other in layers else "of another tensor"
         make, key = maker(other, plan.source, other.parts), other.name.rpartition(".")[0]
-        yield symmetric(name, f"what belongs to {other.name}", right, make, key)
+        yield symmetric(name, f"what belongs to {other.name}", OWN_VALUES, make, key)
 
 
 def _without_numbers(name: str) -> str:

@@ -23,7 +23,8 @@ def nearly(a: Array, b: Array) -> bool:
     if a.dtype != b.dtype or a.shape != b.shape or not is_float(a.dtype.name):
         return False
     eps = epsilon(a.dtype.name)
-    x, y = a.astype(np.float64), b.astype(np.float64)
+    with np.errstate(invalid="ignore"):  # signalling NaNs, of swapped bytes
+        x, y = a.astype(np.float64), b.astype(np.float64)
     return bool(np.all(np.abs(x - y) <= ROUNDINGS * eps * np.maximum(np.abs(y), np.max(np.abs(y), initial=0.0))))
 
 

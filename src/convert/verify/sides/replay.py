@@ -6,7 +6,7 @@ import copy
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -16,7 +16,19 @@ if TYPE_CHECKING:
     import torch
 
 Array = np.ndarray[Any, np.dtype[Any]]
-Call = tuple[tuple[Any, ...], Mapping[str, Any]]
+
+
+class Call(NamedTuple):
+    """A call of a submodule.
+
+    Attributes:
+        args, kwargs: its arguments.
+        state: what the submodules within it kept from earlier calls, such as the state of a recurrence: submodule -> attributes.
+    """
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    state: Mapping[torch.nn.Module, Mapping[str, Any]]
 
 
 @contextmanager
@@ -29,13 +41,14 @@ def calls(module: torch.nn.Module, names: Iterable[str]) -> Iterator[dict[str, C
     found: dict[str, Call] = {}
     known = dict(module.named_modules())
 
-    def keep(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    def keep(name: str, called: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         if name not in found:
-            found[name] = copy.deepcopy((args, dict(kwargs)))
+            state = {submodule: _plain_attributes(submodule) for submodule in called.modules()}
+            found[name] = Call(*copy.deepcopy((args, dict(kwargs))), state)
 
     handles = [
         known[name].register_forward_pre_hook(
-            lambda _, args, kwargs, name=name: keep(name, args, kwargs), with_kwargs=True
+            lambda called, args, kwargs, name=name: keep(name, called, args, kwargs), with_kwargs=True
         )
         for name in names
         if name in known
@@ -45,6 +58,14 @@ def calls(module: torch.nn.Module, names: Iterable[str]) -> Iterator[dict[str, C
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _plain_attributes(module: torch.nn.Module) -> dict[str, Any]:
+    """Return the tensors and absent values that a module keeps as attributes, and neither as parameters nor as buffers."""
+    import torch
+
+    kept = {name: value for name, value in vars(module).items() if value is None or isinstance(value, torch.Tensor)}
+    return {name: copy.deepcopy(value) for name, value in kept.items() if not name.startswith("_")}
 
 
 @dataclass(frozen=True)
@@ -69,7 +90,9 @@ class Replay:
 
         from convert.verify.numerics.lift_torch import lifted
 
-        args, kwargs = copy.deepcopy(self.call)  # the call may write into a cache among them
+        args, kwargs = copy.deepcopy((self.call.args, self.call.kwargs))  # the call may write into a cache among them
+        for submodule, attributes in self.call.state.items():
+            vars(submodule).update(copy.deepcopy(dict(attributes)))
         with torch.no_grad(), lifted(), observe(self.module, [self.boundary]) as seen:
             self.module.get_submodule(self.holder)(*args, **kwargs)
         return np.asarray(seen[self.boundary].double().cpu().numpy())

@@ -42,16 +42,21 @@ def exact_state(plan: Plan, written: Written, device: str) -> dict[str, torch.Te
         state[step.name] = torch.tensor(value, dtype=torch.float64, device=device)
     for name in written.tensors:
         if name not in state:
-            state[name] = torch.tensor(np.asarray(written.read(name), np.float64), device=device)
+            state[name] = torch.tensor(_in_float64(written.read(name)), device=device)
     return state
+
+
+def _in_float64(value: Array) -> Array:
+    with np.errstate(invalid="ignore"):  # a signalling NaN, such as swapped bytes give
+        return np.asarray(value, np.float64)
 
 
 def _exact(step: Step, plan: Plan, got: Array) -> Array:
     """Return the value of a tensor before its last rounding, if the file holds the rounded value."""
     if not step.parts or not is_float(got.dtype.name):
-        return np.asarray(got, np.float64)
+        return _in_float64(got)
     if not same_bits(got, expected(step, plan.source)):
-        return np.asarray(got, np.float64)
+        return _in_float64(got)
     return expected(float64_step(step), plan.source_in_float64)
 
 
@@ -188,9 +193,7 @@ def written_state(written: Written, device: str, dtype: str = "float64") -> dict
     import torch
 
     to = getattr(torch, dtype)
-    return {
-        name: torch.tensor(np.asarray(written.read(name), np.float64), device=device).to(to) for name in written.tensors
-    }
+    return {name: torch.tensor(_in_float64(written.read(name)), device=device).to(to) for name in written.tensors}
 
 
 def _perturbed(state: Mapping[str, torch.Tensor], written: Written, dtype: str) -> dict[str, torch.Tensor]:

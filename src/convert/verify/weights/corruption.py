@@ -12,10 +12,13 @@ from convert.layers.base import Step
 from convert.layers.transforms.mistakes import DEINTERLEAVED, INTERLEAVED
 from convert.planning.plan import Plan
 from convert.verify.numerics.bits import unequal
+from convert.verify.weights.relations import MAX_ROWS, differing_block, places_of_rows
 from convert.verify.weights.value_changes import find_value_change
 
 Array = np.ndarray[Any, np.dtype[Any]]
-MAX_ROWS = 1 << 17  # rows whose order is looked up
+TABLES = ("embedding", "parameter")  # kinds of layers whose features are not those of heads
+HALVES_IN_TURNS, HALVES_JOINED = "halves interleaved", "halves de-interleaved"
+SINUSOIDS = "; in a table of positions, the halves are the sines and the cosines"
 CANDIDATES = 64  # rows of a larger table that start like its first row
 
 
@@ -42,8 +45,8 @@ def find_corruption(got: Array, want: Array, step: Step | None = None, plan: Pla
     differ = np.argwhere(unequal(got, want))
     if len(differ) == 1:
         return _one_value(got, want, tuple(int(k) for k in differ[0]))
-    if (change := find_value_change(got, want)) is not None:
-        return Corruption(*change)
+    if (change := _value_change(got, want, differ)) is not None:
+        return change
     if corruption := _not_finite(got, want):
         return corruption
     if got.size > 1 and not np.any(got.astype(np.float64)):
@@ -65,7 +68,21 @@ def find_corruption(got: Array, want: Array, step: Step | None = None, plan: Pla
         rows = [int(k) for k in np.unique(differ[:, axis])]
         if len(rows) == 1 and got.shape[axis] > 1:
             return Corruption("one row changed", f"only index {rows[0]} of axis {axis} differs")
-    return _scaled(got, want)
+    return None
+
+
+def _value_change(got: Array, want: Array, differ: Array) -> Corruption | None:
+    """Find a change of all values, or of all in the narrowest range of indices that holds the differences."""
+    if (change := find_value_change(got, want)) is not None:
+        return Corruption(*change)
+    block = differing_block(differ, got.shape)
+    if block is None:
+        return None
+    axis, start, stop = block
+    change = find_value_change(*(np.take(x, range(start, stop), axis) for x in (got, want)))
+    if change is None:
+        return None
+    return Corruption(change[0], f"in the indices {start} to {stop - 1} of axis {axis}: {change[1]}")
 
 
 def _one_value(got: Array, want: Array, at: tuple[int, ...]) -> Corruption:
@@ -100,12 +117,8 @@ def _moved(got: Array, want: Array, axis: int, step: Step | None, plan: Plan | N
     size = got.shape[axis]
     if size > MAX_ROWS and axis == 0:
         return _rolled_table(got.reshape(size, -1), want.reshape(size, -1))
-    if not 1 < size <= MAX_ROWS:
-        return None
-    ours, theirs = (np.ascontiguousarray(np.moveaxis(x, axis, 0)).reshape(size, -1) for x in (got, want))
-    places = {row.tobytes(): k for k, row in enumerate(theirs)}
-    found = [places.get(row.tobytes(), -1) for row in ours]
-    if len(places) != size or sorted(found) != list(range(size)):  # rows that repeat, or others
+    found = places_of_rows(got, want, axis)
+    if found is None or sorted(found) != list(range(size)):
         return None
     order = np.array(found)
     for name, description, wanted in _orders(size, axis, step, plan):
@@ -196,9 +209,16 @@ def _pairs(order: Array, axis: int, step: Step | None) -> Corruption | None:
     kept_order = np.arange(width)
     halves = np.concatenate([kept_order[::2], kept_order[1::2]])
     even = ", ".join(map(str, kept_order[:6:2]))
+    pairs = (0, 1), (0, width // 2)
+    turns, together = f"{even}, ..., 1, 3, ...", f"0, {width // 2}, 1, ..."
+    names = (HALVES_JOINED, HALVES_IN_TURNS) if step.kind_name in TABLES else (DEINTERLEAVED, INTERLEAVED)
+    meaning = "{} became {}".format
+    meant = (f": the RoPE pairs {meaning(*pairs)}", f": the RoPE pairs {meaning(*pairs[::-1])}")
+    if step.kind_name in TABLES:
+        meant = (SINUSOIDS, SINUSOIDS)
     for name, text, features in (
-        (DEINTERLEAVED, f"{even}, ..., 1, 3, ...: the RoPE pairs (0, 1) became (0, {width // 2})", halves),
-        (INTERLEAVED, f"0, {width // 2}, 1, ...: the RoPE pairs (0, {width // 2}) became (0, 1)", np.argsort(halves)),
+        (names[0], turns + meant[0], halves),
+        (names[1], together + meant[1], np.argsort(halves)),
     ):
         first = width * np.arange(len(heads))[:, None]
         moved = np.all(heads == first + features, axis=1)
@@ -208,21 +228,6 @@ def _pairs(order: Array, axis: int, step: Step | None) -> Corruption | None:
             problem = f"features along axis {axis} are{where} in the order {text}, and the rules do not reorder them"
             return Corruption(name, problem)
     return None
-
-
-def _scaled(got: Array, want: Array) -> Corruption | None:
-    """Find one factor of all values."""
-    if not _floating(got) or got.size < 2:
-        return None
-    x, y = got.astype(np.float64), want.astype(np.float64)
-    norm = float(np.vdot(y, y))
-    factor = float(np.vdot(y, x)) / norm if norm else 0.0
-    if not np.isfinite(factor) or factor in (0.0, 1.0):
-        return None
-    bound = 4 * float(np.finfo(np.float32).eps if got.dtype.itemsize >= 4 else 2.0**-8) * float(np.abs(y).max())
-    if float(np.abs(x / factor - y).max()) > bound:
-        return None
-    return Corruption("multiplied by a number", f"all values are multiplied by {factor:.7g}")
 
 
 def _first_few(numbers: list[int]) -> str:

@@ -18,13 +18,13 @@ from convert.core.findings import Finding
 from convert.core.ops import is_float
 from convert.layers.base import Part, Step
 from convert.layers.mistake import Mistake
-from convert.layers.step_tensor import expected
 from convert.planning.plan import Plan
-from convert.verify.mistakes.catalogue import NOT_IN_SOURCE, NOT_SCALED, known_mistakes
-from convert.verify.numerics.bits import count_unequal, nearly, same_bits
+from convert.verify.mistakes.catalogue import NOT_IN_SOURCE, NOT_SCALED
+from convert.verify.numerics.bits import count_unequal, same_bits
 from convert.verify.numerics.special_values import count_special_values
 from convert.verify.report.report import LevelReport, Verdict
 from convert.verify.weights.corruption import find_corruption
+from convert.verify.weights.name_tensor import NameTensor
 from convert.verify.weights.provenance import check_provenance
 from convert.verify.weights.tied import compare_tied
 from convert.verify.weights.twins import twin_notes
@@ -240,16 +240,17 @@ def _diagnose(plan: Plan, written: Written, wrong: dict[str, int]) -> list[Findi
     groups: dict[tuple[str, str], dict[str, Mistake]] = defaultdict(dict)
     findings = []
     unknown = 0
+    naming = NameTensor(plan)
     for k, (name, count) in enumerate(wrong.items()):
         step = steps[name]
         owner = steps[step.tied] if step.tied in wrong else step  # tied tensors share the values and the mistake
         got = written.read(owner.name)
         is_tried = k < MAX_DIAGNOSED and unknown < MAX_UNKNOWN
-        match = _match(owner, plan, got) if is_tried else None
+        match = naming.mistake(owner, got) if is_tried else None
         if match is not None:
             groups[(step.rule.line_only, match.name)][name] = match
             continue
-        corruption = find_corruption(got, expected(owner, plan.source), owner, plan) if is_tried else None
+        corruption = naming.corruption(owner, got) if is_tried else None
         unknown += corruption is None
         problem = "no known mistake gives these values" if is_tried else "not diagnosed, as many tensors differ"
         findings.append(
@@ -285,19 +286,3 @@ def _mistake_finding(rule: str, diagnosis: str, matches: dict[str, Mistake], ste
 
 def _sources(step: Step) -> str:
     return f"(from {', '.join(part.leaf for part in step.parts)})"
-
-
-def _match(step: Step, plan: Plan, got: Array) -> Mistake | None:
-    """Return the first mistake that gives these values bit for bit, or else within a few roundings."""
-    near: Mistake | None = None
-    right = expected(step, plan.source)
-    for mistake in known_mistakes(step, plan):
-        try:
-            made = mistake.make()
-        except OverflowError:  # the file's dtype cannot hold such a tensor
-            continue
-        if same_bits(got, made):
-            return mistake
-        if near is None and nearly(got, made) and not nearly(right, made):
-            near = mistake
-    return near

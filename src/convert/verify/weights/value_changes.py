@@ -10,6 +10,7 @@ import ml_dtypes
 import numpy as np
 
 from convert.verify.numerics.bits import same_bits
+from convert.verify.weights.relations import common_factor, places_of_rows
 
 Array = np.ndarray[Any, np.dtype[Any]]
 NARROWER = {
@@ -19,6 +20,7 @@ NARROWER = {
     "float8_e5m2": ml_dtypes.float8_e5m2,
 }
 LEVELS = 256  # of an 8-bit number
+MIN_VALUES = 4  # of a row of whole multiples; the largest of them is one by its definition
 SAMPLE = 1 << 20  # values of a large tensor that are compared in float64
 MAX_AXES = 4  # of a tensor whose axes are permuted: 24 orders
 # Functions that code applies to a parameter when it is used, and that a conversion may apply as well.
@@ -113,36 +115,40 @@ def _applied(got: Array, want: Array) -> Iterator[tuple[str, str]]:
 
 
 def _quantized(got: Array, want: Array) -> Iterator[tuple[str, str]]:
-    """Find values on a grid of at most 256 steps, of the tensor or of each row along its first or last axis."""
+    """Find values on a grid of 8 bits, of the tensor or of each row along its first or last axis."""
+    if want.dtype.kind in "iub":
+        return
     if got.size > 16 * SAMPLE:  # the grid of a part is found in the same way
         got, want = (values[: max(1, 16 * SAMPLE * len(values) // values.size)] for values in (got, want))
-    x, y = want.astype(np.float64), got.astype(np.float64)
-    ways: list[tuple[str, tuple[int, ...] | None]] = [("for the tensor", None)]
-    ways += [
-        (f"for each index of axis {axis}", tuple(k for k in range(x.ndim) if k != axis)) for axis in {0, x.ndim - 1}
-    ]
-    for where, axes in ways if x.ndim > 1 else ways[:1]:
-        rows = y.reshape(1, -1) if axes is None else np.moveaxis(y, next(k for k in range(y.ndim) if k not in axes), 0)
-        rows = rows.reshape(len(rows), -1)
-        if rows.shape[1] <= 2 * LEVELS:  # so few values that each could have a step of its own
-            continue
-        step = np.abs(x).max(axis=axes, keepdims=True) / (LEVELS / 2 - 1)
-        few = all(len(np.unique(row)) <= LEVELS for row in rows)
-        if few and bool(np.all(np.abs(x - y) <= 1.02 * step)):
+    ways = [("for the tensor", [values.reshape(1, -1) for values in (got, want)])]
+    for axis in sorted({0, got.ndim - 1}) if got.ndim > 1 else ():
+        rows = [np.moveaxis(values, axis, 0).reshape(got.shape[axis], -1) for values in (got, want)]
+        ways.append((f"for each index of axis {axis}", rows))
+    for where, (ours, theirs) in ways:
+        y, x = ours.astype(np.float64), theirs.astype(np.float64)
+        step = np.abs(x).max(axis=1, keepdims=True) / (LEVELS / 2 - 1)
+        if np.all(np.abs(x - y) <= 1.02 * step) and (_few(y) or _multiples(y)):
             yield "quantized", f"the values have at most {LEVELS} different sizes, with a scale {where}: 8 bits each"
             return
 
 
+def _few(rows: Array) -> bool:
+    """Whether each row has few different values, and so many values that this is no chance."""
+    return rows.shape[1] > 2 * LEVELS and all(len(np.unique(row)) <= LEVELS for row in rows)
+
+
+def _multiples(rows: Array) -> bool:
+    """Whether the values of each row are whole multiples of a 127th of its largest, and so many that this is no chance."""
+    with np.errstate(all="ignore"):
+        numbers = rows / np.abs(rows).max(axis=1, keepdims=True) * (LEVELS / 2 - 1)
+    return rows.size >= MIN_VALUES * (1 + len(rows)) and bool(np.all(np.abs(numbers - np.round(numbers)) < 1e-3))
+
+
 def _repeated(got: Array, want: Array) -> Iterator[tuple[str, str]]:
     """Find rows of the source that occur twice, in place of others."""
-    for axis in range(got.ndim):
-        size = got.shape[axis]
-        if size < 2:
-            continue
-        ours, theirs = (np.ascontiguousarray(np.moveaxis(x, axis, 0)).reshape(size, -1) for x in (got, want))
-        places = {row.tobytes(): k for k, row in enumerate(theirs)}
-        found = [places.get(row.tobytes(), -1) for row in ours]
-        if len(places) != size or -1 in found or len(set(found)) == size or ours.shape[1] < 2:
+    for axis, size in enumerate(got.shape):
+        found = places_of_rows(got, want, axis)
+        if found is None or -1 in found or len(set(found)) == size or got.size == size:
             continue
         lost = sorted(set(range(size)) - set(found))
         if 2 * len(lost) == size and found[: size // 2] == found[size // 2 :]:
@@ -159,14 +165,17 @@ def _repeated(got: Array, want: Array) -> Iterator[tuple[str, str]]:
         return
 
 
-def _transposed_and_scaled(got: Array, want: Array) -> Iterator[tuple[str, str]]:
-    if want.ndim != 2 or want.shape[0] != want.shape[1] or want.dtype.kind in "iub":
+def _multiplied(got: Array, want: Array) -> Iterator[tuple[str, str]]:
+    if (factor := common_factor(got, want)) is not None:
+        yield "multiplied by a number", f"all values are multiplied by {factor:.7g}"
+
+
+def _transposed(got: Array, want: Array) -> Iterator[tuple[str, str]]:
+    if want.ndim != 2 or want.shape[0] != want.shape[1]:
         return
-    x, y = want.T.astype(np.float64), got.astype(np.float64)
-    norm = float(np.vdot(x, x))
-    factor = float(np.vdot(x, y)) / norm if norm else 0.0
-    epsilon = float(np.finfo(np.float32).eps) if want.dtype.itemsize >= 4 else 2.0**-8
-    if factor not in (0.0, 1.0) and float(np.abs(y - factor * x).max()) <= 4 * epsilon * float(np.abs(y).max()):
+    if same_bits(got, want.T):
+        yield "transposed", "the matrix is transposed"
+    elif (factor := common_factor(got, want.T)) is not None:
         yield "transposed and multiplied", f"the matrix is transposed, and all values are multiplied by {factor:.7g}"
 
 
@@ -180,6 +189,7 @@ _FINDERS = (
     _clipped,
     _repeated,
     _applied,
-    _transposed_and_scaled,
+    _transposed,
+    _multiplied,
     _quantized,
 )

@@ -101,3 +101,25 @@ def test_every_dtype_is_looked_at(dtype: str) -> None:
     twice = find_corruption(np.concatenate([want[:3], want[:3]]), want)
     assert twice is not None and twice.name == "one half twice"
     find_corruption(want[::-1, ::-1].copy(), want)
+
+
+def test_a_change_of_some_indices_only_is_named_with_its_place() -> None:
+    made = WANT.copy()
+    made[8:16] = cut(WANT[8:16])
+    found = find_corruption(made, WANT)
+    assert found is not None and found.name == "truncated"
+    assert found.description.startswith("in the indices 8 to 15 of axis 0: ")
+
+
+def test_eight_bits_for_each_short_row() -> None:
+    found = find_corruption(quantized(SQUARE, 1), SQUARE)
+    assert found is not None and found.name == "quantized" and "axis 0" in found.description
+
+
+def test_a_bfloat16_tensor_with_other_values_is_no_multiple() -> None:
+    """The bound of bfloat16 is as wide as the change, and a factor near 1 explains none of it."""
+    want = WANT.astype(ml_dtypes.bfloat16)
+    made = want.copy()
+    made[::2, ::3] *= ml_dtypes.bfloat16(1.01)
+    found = find_corruption(made, want)
+    assert found is None or found.name != "multiplied by a number"
