@@ -162,6 +162,47 @@ def take_groups(text: str) -> tuple[str, dict[str, AxisGroup]]:
     return flat, groups
 
 
+@dataclass(frozen=True)
+class AxisNames:
+    """The axes of a leaf or of a target tensor, in stored order.
+
+    Attributes:
+        letters: one for each axis; a dot is an axis of size 1.
+        groups: what an axis is made of, by its letter.
+    """
+
+    letters: str
+    groups: Mapping[str, AxisGroup]
+
+    @property
+    def opened(self) -> tuple[str, ...]:
+        """The letters of each axis; none for an axis of size 1."""
+        return tuple("" if letter == "." else open_letters(letter, self.groups) for letter in self.letters)
+
+    @property
+    def text(self) -> str:
+        """The axes, for people: ``1 T (N H)``."""
+        return " ".join(shown(self.letters, self.groups))
+
+
+def parse_axis_names(text: str) -> AxisNames:
+    """Parse letters of axes in stored order, such as ``.TD``, ``T(N H)`` or ``(K + M)D``; a dot is an axis of size 1.
+
+    Raises:
+        ValueError: no letters, one twice, or something else; the message is the reason.
+    """
+    flat, groups = take_groups(text)
+    letters = "".join(flat.split())
+    parts = max((len(group.parts) for group in groups.values()), default=1)
+    for part in range(parts):
+        used = open_letters(letters, with_part(groups, part)).replace(".", "")
+        if not (used.isascii() and used.isalpha()) or len(set(used)) < len(used):
+            raise ValueError(f"axes are different letters, such as ED, .ED or (N H)D, not {text!r}")
+    if sum(len(group.parts) > 1 for group in groups.values()) > 1:
+        raise ValueError(f"{text!r} has two sums; one axis can be split into parts")
+    return AxisNames(letters, groups)
+
+
 def open_letters(text: str, groups: Mapping[str, AxisGroup]) -> str:
     """Replace the letter of each group by the letters that it is opened into; one that stays whole keeps its letter."""
     return "".join(letter if letter not in groups else _opened(letter, groups[letter]) for letter in text)

@@ -30,6 +30,7 @@ class Declaration(ABC):
     target: ClassVar[Record | None]  # keys of the long form of the target; None: the rule has no target
     fuses: ClassVar[bool] = False  # whether several sources may become the rows of one target
     splits: ClassVar[bool] = False  # whether an axis of the leaf may be split among targets that its letter names
+    unit_axes: ClassVar[bool] = False  # whether the `axes` of a target may leave out axes of size 1
     from_key: ClassVar[str] = "required"  # the key `from`: required; optional; or none, where no leaf is matched
     burn_config: ClassVar[str] = ""  # of a norm: the config struct of its module in Burn, if it only takes an epsilon
     settings: ClassVar[tuple[str, ...]] = ()  # names that --set knows because of this kind
@@ -65,6 +66,7 @@ class Declaration(ABC):
             flattened=values.get("flattened"),
             parametrization=values.get("parametrization"),
             tied=tuple(Tied(word, path) for word, paths in values.get("tied", {}).items() for path in paths),
+            axes=values.get("axes"),
             has=values.get("parameters"),
         )
 

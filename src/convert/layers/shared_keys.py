@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from convert.core.axis_groups import parse_axis_names
 from convert.core.fields import FLAG, INTEGER, Choice, Key, ListOf, MapOf, Record, Scalar, located
 from convert.core.path_pattern import parse_pattern
 from convert.core.tensor_spec import SAFETENSORS_TAGS
@@ -52,21 +53,23 @@ def parse_kept_axes(text: str) -> str:
     return "".join(text.split())
 
 
-def named_axes(axes: str | None, shape: tuple[int, ...]) -> str | None:
+def named_axes(axes: str | None, shape: tuple[int, ...], text: str = "") -> str | None:
     """Check that the axes of a rule fit the shape of a leaf, and return them.
+
+    Args:
+        text: the axes for people; empty: the letters.
 
     Raises:
         ValueError: another number of axes, or a dot where the size is not 1; the message is the reason.
     """
     if axes is None:
         return None
+    text = text or " ".join(axes)
     if len(axes) != len(shape):
-        raise ValueError(f"the rule gives it the axes {' '.join(axes)}")
+        raise ValueError(f"the rule gives it the axes {text}")
     wide = [size for letter, size in zip(axes, shape, strict=True) if letter == "." and size != 1]
     if wide:
-        raise ValueError(
-            f"the rule's axes {' '.join(axes)} have size 1 where there is a dot, and this one has {wide[0]}"
-        )
+        raise ValueError(f"the rule's axes {text} have size 1 where there is a dot, and this one has {wide[0]}")
     return axes
 
 
@@ -132,6 +135,22 @@ def module_target(**extra: Key) -> Record:
     )
 
 
+def parse_target_axes(text: str) -> tuple[str, ...]:
+    """Parse the axes of a target tensor, such as ``.TD`` or ``(C N H)D``; a dot is an axis of size 1.
+
+    Raises:
+        ValueError: as `parse_axis_names`, or a sum of parts.
+    """
+    names = parse_axis_names(text)
+    if any(group.letters is None for group in names.groups.values()):
+        raise ValueError(f"{text!r} has a sum; a target with the parts of several axes in one is not in the language")
+    return names.opened
+
+
+TARGET_AXES = Key(
+    Scalar(str, "axis letters such as FD.. or .TD", parse_target_axes),
+    "Letters of the axes of the target's tensor, in its order: a dot is an axis of size 1, and (N H) is one axis made of two. Default: as the kind of layer has them.",
+)
 TENSOR_TARGET = Record({"name": Key(PATTERN, "Full name of the tensor in the state_dict.", required=True)}, "a target")
 
 SHARED: Mapping[str, Key] = {

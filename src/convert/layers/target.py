@@ -42,6 +42,7 @@ class TargetLayer:
         parametrization: how the target stores a weight norm; None: the norm is folded into the weight.
         packed_in: the torch.nn.MultiheadAttention that this projection is part of, where the rule is an `attention`.
         tied: of an embedding: the other names of the table.
+        axes: letters of each axis of the target's weight; none for an axis of size 1. None: as the kind of layer has them.
         has: of a norm: which of weight and bias the target has; None: the default.
     """
 
@@ -55,6 +56,7 @@ class TargetLayer:
     parametrization: str | None = None
     packed_in: Pattern | None = None
     tied: tuple[Tied, ...] = ()
+    axes: tuple[str, ...] | None = None
     has: str | None = None
 
 

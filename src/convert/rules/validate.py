@@ -139,6 +139,7 @@ def _kind_accepts_the_target(rule: Rule, node: YamlNode) -> Iterator[Finding]:
             check_flattened(rule)
             check_normalized(rule)
             _check_parts(rule)
+            _check_axes(rule, layer)
         except ValueError as error:
             yield Finding("rule-layer-conflict", f"{error}{_of(name)}", rule=str(node.at))
 
@@ -156,6 +157,29 @@ def _check_parts(rule: Rule) -> None:
         )
     if rule.kind.parts and rule.prescaled_by is not None:
         raise ValueError("`prescaled_by` would apply to all parts of the leaf; the parts cannot have different factors")
+
+
+def _check_axes(rule: Rule, layer: TargetLayer) -> None:
+    """Check that the target's `axes` are those of the leaf.
+
+    Raises:
+        ValueError: they are not, or the target is one that has no such axes.
+    """
+    if layer.axes is None:
+        return
+    named = "".join(layer.axes)
+    split = "".join(rule.split_axes(layer))
+    member = len(layer.path.groups) > len(rule.path.groups)
+    if layer.computes is not None or layer.parametrization is not None or rule.kind.parts or len(layer.path.groups) < len(rule.path.groups):  # fmt: skip
+        raise ValueError("a target with `axes:` holds one leaf, or one element of an axis; it is not fused, has no parts of a sum, and no `einsum`, `dimension_numbers` or `parametrization`")  # fmt: skip
+    for letters, outputs in rule.kind.weight_axes or [("", "")]:
+        own = [x for x in letters if x not in split and not (member and x == outputs[0])]
+        unknown = [x for x in named if x not in own]
+        if unknown:
+            raise ValueError(f"the target's `axes` name {unknown[0]}, and the leaf has the axes {' '.join(own) or '(unnamed; give the rule `axes`)'}")  # fmt: skip
+        lost = [x for x in own if x not in named]
+        if lost and not rule.kind.unit_axes:
+            raise ValueError(f"the target's `axes` leave out {', '.join(lost)} of the leaf")
 
 
 def _alternatives_pair_up(rule: Rule, node: YamlNode) -> Iterator[Finding]:

@@ -25,7 +25,8 @@ from convert.layers.draft import DraftContext, DraftEntry, Layer
 from convert.layers.leaves import shape_mismatch, unstacked
 from convert.layers.mistake import Mistake
 from convert.layers.probe import Probe, probe_of_values
-from convert.layers.shared_keys import ACTIVATION, BIAS, module_target, parse_axes, referenced_fact
+from convert.layers.shared_keys import ACTIVATION, BIAS, TARGET_AXES, module_target, parse_axes, referenced_fact
+from convert.layers.stored_axes import with_axes
 from convert.layers.target import TargetLayer
 from convert.layers.transforms.mistakes import normalization_mistakes
 from convert.layers.transforms.probe import normalized_bias, normalized_weight
@@ -176,7 +177,11 @@ class Convolving(LayerKind):
         return {"activation": self.activation} if self.activation else {}
 
     def sized_facts(self, layer: TargetLayer, sizes: Mapping[str, int]) -> dict[str, Any]:
-        if self.geometry is None or any(self.letter(axis) not in sizes for axis in self.numbers.spatial):
+        if (
+            self.geometry is None
+            or layer.axes is not None
+            or any(self.letter(axis) not in sizes for axis in self.numbers.spatial)
+        ):
             return {}
         padding = self.geometry.padding
         found = self.torch_padding(self.kernel_sizes(sizes))
@@ -263,6 +268,7 @@ class Convolution(Convolving):
 
     weight_standardization: Standardized | None = None
 
+    unit_axes: ClassVar[bool] = True
     kind_name: ClassVar[str] = "conv"
     doc: ClassVar[str] = "torch.nn.Conv1d, 2d or 3d; the layout is derived from the dimension numbers of the source."
     keys: ClassVar[Mapping[str, Key]] = {
@@ -284,6 +290,10 @@ class Convolution(Convolving):
         dimension_numbers=Key(
             DIMENSIONS,
             "Dimension numbers of the target's own code, if it is not a torch.nn.Conv. Default: those of torch.nn.Conv.",
+        ),
+        axes=Key(
+            TARGET_AXES.field,
+            "Letters of the axes of the target's weight, such as OI for a Linear in place of a 1x1 convolution: axes of size 1 may be left out. Default: those of torch.nn.Conv.",
         ),
         parametrization=PARAMETRIZATION,
     )
@@ -312,6 +322,8 @@ class Convolution(Convolving):
     def check_target(self, layer: TargetLayer, source: Pattern) -> None:
         if len(layer.path.groups) != len(source.groups):
             raise ValueError("a convolution's leaf becomes one tensor; it can be neither fused nor split")
+        if layer.axes is not None and self.weight_standardization is not None:
+            raise ValueError("a target with `axes:` takes no weight standardization; leave one of the two out")
         own = layer.computes
         if own is not None and _form(own) != _form(self.numbers):
             raise ValueError(
@@ -391,6 +403,10 @@ class Convolution(Convolving):
         return super().probe(sample)
 
     def _probe_kernel(self, sample: ProbeSample, kernel: Array) -> Probe:
+        if sample.layer.axes is not None:
+            sizes = dict(zip(self.axes, kernel.shape, strict=True))
+            order = self.groups("weight", self.axes, None, replace(sample.layer, axes=None, computes=None))
+            sample = replace(sample, written=with_axes(sample.written, sample.layer.axes, order, sizes))
         return probe_kernel(sample, kernel, self.numbers, self._groups(kernel), self.geometry)
 
     def mistakes(self, step: Step, plan: PlanView) -> Iterator[Mistake]:
@@ -398,7 +414,7 @@ class Convolution(Convolving):
         layer = rule.layer(plan.target) if rule is not None else None
         if rule is None or layer is None:
             return
-        if step.role == "weight":
+        if step.role == "weight" and layer.axes is None:
             yield flipped_kernel(step, plan.source, self.spatial_axes(layer))
             axis = self.output_axis(layer)
             yield from standardization_mistakes(step, plan.source, self.weight_standardization, axis)

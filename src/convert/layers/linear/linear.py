@@ -18,7 +18,7 @@ from convert.layers.linear.probe import probe_linear
 from convert.layers.low_rank import EITHER_EQUATION, ONE, PLUS, PLUS_FIRST, PLUS_SECOND, SECOND, Pair, Plus, Product
 from convert.layers.mistake import Mistake
 from convert.layers.probe import Probe
-from convert.layers.shared_keys import ACTIVATION, BIAS, PATTERN, module_target, referenced_fact
+from convert.layers.shared_keys import ACTIVATION, BIAS, PATTERN, TARGET_AXES, module_target, referenced_fact
 from convert.layers.target import TargetLayer
 from convert.layers.weight_keys import (
     CARRIES,
@@ -82,6 +82,7 @@ class Linear(LayerKind):
             EQUATION,
             "Equation of the target's own code, in the letters of the source's equation, if it is not a torch.nn.Linear. Default: that of torch.nn.Linear.",
         ),
+        axes=TARGET_AXES,
         rope=TARGET_ROPE,
         flattened=TARGET_FLATTENED,
         parametrization=PARAMETRIZATION,

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from convert.core.einsum import Projection
-from convert.core.ops import Take
 from convert.layers.base import ProbeSample
 from convert.layers.probe import BATCH, Probe, jnp_einsum, probe_of_sum, probe_of_values, torch_einsum, torch_linear
+from convert.layers.stored_axes import positions, taken, taken_apart, with_axes
 from convert.layers.transforms.probe import as_target_gives, normalized_bias, normalized_weight, with_target_map
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -33,24 +33,27 @@ def _probe_weight(sample: ProbeSample, equation: Projection, weight: Array) -> P
     operand, result = _operand_and_result(stored)
     sizes = dict(zip(stored.weight, weight.shape, strict=True))
     x = sample.rng.standard_normal([sizes.get(letter, BATCH) for letter in operand])
-    taken = _taken(sample)
+    elements = taken(sample)
     axes = set(equation.weight + stored.weight)
     batch = "".join(letter for letter in result if letter not in axes)
-    outputs, inputs = ("".join(x for x in of if x not in taken) for of in (equation.outputs, equation.inputs))
+    outputs, inputs = ("".join(x for x in of if x not in elements) for of in (equation.outputs, equation.inputs))
+    matrix = sample.written
+    if sample.layer.axes is not None:
+        matrix = with_axes(matrix, sample.layer.axes, (outputs, inputs), {**sample.plan.sizes, **sizes})
     wanted = _through_pair(sample, equation, x)
     if wanted is None:
         alone = _without_others(x, operand, equation, sample)
         wanted = jnp_einsum(f"{operand},{stored.weight}->{result}", sample.precision, alone, weight)
 
     def run(dtype: str) -> tuple[Array, Array]:
-        given, letters = _taken_apart(x, operand, equation, sample)
+        given, letters = taken_apart(x, operand, equation.groups, sample)
         flat = np.einsum(f"{letters}->{batch}{inputs}", with_target_map(given, letters, sample))
-        y, letters = _taken_apart(wanted[dtype], result, equation, sample)
+        y, letters = taken_apart(wanted[dtype], result, equation.groups, sample)
         y = np.einsum(f"{letters}->{batch}{outputs}", as_target_gives(y, letters, sample))
         lead = [BATCH] * len(batch)
-        return torch_linear(flat.reshape(*lead, -1), sample.written, dtype, sample.device), y.reshape(*lead, -1)
+        return torch_linear(flat.reshape(*lead, -1), matrix, dtype, sample.device), y.reshape(*lead, -1)
 
-    return probe_of_sum(run, sample.written.shape[-1])
+    return probe_of_sum(run, matrix.shape[-1])
 
 
 def _probe_einsum(sample: ProbeSample, equation: Projection, target: Projection, weight: Array) -> Probe:
@@ -75,8 +78,11 @@ def _probe_bias(sample: ProbeSample, equation: Projection) -> Probe:
         return probe_of_values(sample.written, as_target_gives(bias, letters, sample))
     named = "".join(letter for letter in letters if letter != ".")
     sizes = dict(zip(letters, bias.shape, strict=True))
-    y, outputs = _taken_apart(bias.reshape([sizes[letter] for letter in named]), named, equation, sample)
-    return probe_of_values(sample.written, as_target_gives(y, outputs, sample).reshape(-1))
+    y, outputs = taken_apart(bias.reshape([sizes[letter] for letter in named]), named, equation.groups, sample)
+    y = as_target_gives(y, outputs, sample)
+    if sample.layer.axes is not None:
+        y = np.einsum(f"{outputs}->{''.join(x for group in sample.layer.axes for x in group if x in outputs)}", y)
+    return probe_of_values(sample.written, y.reshape(-1))
 
 
 def _operand_and_result(equation: Projection) -> tuple[str, str]:
@@ -86,44 +92,11 @@ def _operand_and_result(equation: Projection) -> tuple[str, str]:
     return left.split(",")[0], result
 
 
-def _taken(sample: ProbeSample) -> dict[str, int]:
-    """Return the axes of which the tensor has one element, and the element that its operations take."""
-    part = sample.part
-    takes = [op.index for op in part.ops[len(sample.rule.stacked) : part.opening] if isinstance(op, Take)]
-    return dict(zip((axis for axis, _ in part.taken), takes, strict=True))
-
-
-def _positions(letter: str, size: int, equation: Projection, sample: ProbeSample) -> tuple[Array, str]:
-    """Return which elements of a stored axis the tensor has, with one axis for each letter, and the letters."""
-    group, sizes, taken = equation.groups.get(letter), sample.plan.sizes, _taken(sample)
-    places, letters = np.arange(size), letter
-    if group is not None and group.letters is not None:
-        letters = group.letters
-        lengths = [int(np.prod([sizes[x] for x in part])) for part in group.parts]
-        start = sum(lengths[: group.chosen or 0])
-        outer = int(np.prod([sizes[x] for x in group.before]))
-        all_parts = places.reshape(outer, sum(lengths), -1)
-        places = all_parts[:, start : start + lengths[group.chosen or 0]].reshape([sizes[x] for x in letters])
-    for x in [x for x in letters if x in taken]:
-        places, letters = np.take(places, taken[x], letters.index(x)), letters.replace(x, "")
-    return places, letters
-
-
-def _taken_apart(y: Array, axes: str, equation: Projection, sample: ProbeSample) -> tuple[Array, str]:
-    """Take from a value of the source what belongs to the tensor, and return it with the letters of its axes."""
-    letters = ""
-    for letter in axes:
-        places, more = _positions(letter, y.shape[len(letters)], equation, sample)
-        y = np.take(y, places, len(letters))
-        letters += more
-    return y, letters
-
-
 def _without_others(x: Array, axes: str, equation: Projection, sample: ProbeSample) -> Array:
     """Return the input with zeros where other tensors have the weights that it is multiplied with."""
     for axis, letter in enumerate(axes):
         kept = np.zeros(x.shape[axis])
-        kept[_positions(letter, x.shape[axis], equation, sample)[0].reshape(-1)] = 1
+        kept[positions(letter, x.shape[axis], equation.groups, sample)[0].reshape(-1)] = 1
         x = x * kept.reshape(-1, *[1] * (x.ndim - axis - 1))
     return x
 

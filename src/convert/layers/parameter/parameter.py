@@ -6,15 +6,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from convert.core.fields import Key, Record
-from convert.layers.base import LayerKind
+from convert.core.axis_groups import AxisGroup, AxisNames, parse_axis_names, with_part
+from convert.core.fields import Key, Record, Scalar
+from convert.layers.base import LayerKind, ProbeSample
 from convert.layers.draft import DraftContext, DraftEntry, Layer
 from convert.layers.parameter.draft import draft_parameter
+from convert.layers.probe import Probe, probe_of_values
 from convert.layers.shared_keys import (
     AXES,
+    TARGET_AXES,
     TENSOR_TARGET,
     named_axes,
 )
+from convert.layers.stored_axes import taken_apart, with_axes
 from convert.layers.target import TargetLayer
 
 
@@ -43,12 +47,29 @@ class Stored(LayerKind):
 
 
 @dataclass(frozen=True)
-class Parameter(Stored):
-    """A tensor that both sides store in the same layout and use in the same way."""
+class Parameter(LayerKind):
+    """A tensor that both sides use in the same way.
+
+    Attributes:
+        axes: its axes as stored; None: they have no names.
+    """
+
+    axes: AxisNames | None = None
 
     kind_name: ClassVar[str] = "parameter"
-    doc: ClassVar[str] = "A parameter that is copied as stored; the target is the full name of the tensor."
-    target: ClassVar[Record] = TENSOR_TARGET
+    doc: ClassVar[str] = "A parameter with the values of the leaf; the target is the full name of the tensor."
+    keys: ClassVar[Mapping[str, Key]] = {
+        "axes": Key(
+            Scalar(str, "axis letters such as ED, .ED or (N H)D", parse_axis_names),
+            "Letters of the leaf's axes in stored order, without stacked axes; a dot is an axis of size 1, which is removed, and (N H) one axis made of two. Default: the leaf is kept as stored.",
+        )
+    }
+    target: ClassVar[Record] = Record({**TENSOR_TARGET.keys, "axes": TARGET_AXES}, TENSOR_TARGET.description)
+    splits: ClassVar[bool] = True
+
+    @classmethod
+    def read(cls, values: Mapping[str, Any]) -> Parameter:
+        return cls(values.get("axes"))
 
     @classmethod
     def draft(
@@ -56,6 +77,44 @@ class Parameter(Stored):
     ) -> DraftEntry:
         assert main is not None
         return draft_parameter(context, layer, main)
+
+    @property
+    def weight_axes(self) -> tuple[tuple[str, str], ...]:
+        each = [self.part(k) for k in range(self.parts)] or [self]
+        letters = "".join(dict.fromkeys("".join("".join(one.axes.opened) for one in each if one.axes is not None)))
+        return ((letters, letters),) if letters else ()
+
+    def letters(self, role: str, shape: tuple[int, ...], variant: str | None) -> str | None:
+        if self.axes is None:
+            return None
+        return named_axes(self.axes.letters, shape, self.axes.text if self.axes.groups else "")
+
+    def groups(self, role: str, letters: str, variant: str | None, layer: TargetLayer) -> tuple[str, ...]:
+        of = self.axes.opened if self.axes is not None else ()
+        return tuple(filter(None, ("".join(x for x in axis if x in letters) for axis in of)))
+
+    def axis_groups(self, variant: str | None) -> Mapping[str, AxisGroup]:
+        return self.axes.groups if self.axes is not None else {}
+
+    @property
+    def parts(self) -> int:
+        return next((len(group.parts) for group in self.axis_groups(None).values() if group.letters is None), 0)
+
+    def part(self, k: int) -> Parameter:
+        assert self.axes is not None
+        return Parameter(AxisNames(self.axes.letters, with_part(self.axes.groups, k)))
+
+    def probe(self, sample: ProbeSample) -> Probe:
+        if self.axes is None:
+            return super().probe(sample)
+        y, letters = taken_apart(sample.stored, self.axes.letters, self.axes.groups, sample)
+        sizes = {letter: size for letter, size in zip(letters, y.shape, strict=True) if letter != "."}
+        kept = "".join(sizes)
+        natural = tuple("".join(x for x in axis if x in sizes) for axis in self.axes.opened)
+        order = sample.layer.axes or tuple(filter(None, natural))
+        return probe_of_values(
+            sample.written, with_axes(y.reshape([sizes[x] for x in kept]), tuple(kept), order, sizes)
+        )
 
     def tensor_name(self, path: str, role: str, layer: TargetLayer) -> str:
         return path

@@ -32,7 +32,7 @@ def check_normalized(rule: Rule) -> None:
         return
     role = rule.normalized.role
     for layer in rule.targets.values():
-        if len(layer.path.groups) != len(rule.path.groups) or layer.computes is not None:
+        if len(layer.path.groups) != len(rule.path.groups) or layer.computes is not None or layer.axes is not None:
             raise ValueError(
                 f"a weight with `{role}` can be neither fused nor split, and not be used by an einsum of the target"
             )

@@ -43,6 +43,34 @@ def movement(letters: str, shape: tuple[int, ...], groups: tuple[str, ...]) -> t
     return tuple(ops)
 
 
+def target_axes(
+    layer: TargetLayer, role: str, letters: str, shape: tuple[int, ...], groups: tuple[str, ...]
+) -> tuple[str, ...]:
+    """Return the letters of each axis of the target tensor, by the `axes` of the target where it has them.
+
+    Args:
+        letters, shape: of the leaf.
+        groups: the axes that the kind of layer gives the tensor.
+
+    Raises:
+        ValueError: the target leaves out an axis that has more than one element.
+    """
+    if layer.axes is None:
+        return groups
+    named = "".join(layer.axes)
+    if role != "weight":  # a bias has the axes of the result, in the weight's order
+        return tuple(filter(None, ("".join(x for x in axis if x in "".join(groups)) for axis in layer.axes)))
+    lost = [(x, size) for x, size in zip(letters, shape, strict=True) if x not in named and size != 1]
+    if lost:
+        raise ValueError(f"{lost[0][0]} has {lost[0][1]} elements, and the target's axes {axes_shown(layer.axes)} leave it out")  # fmt: skip
+    return layer.axes
+
+
+def axes_shown(axes: Iterable[str]) -> str:
+    """Write the axes of a target as einops does."""
+    return " ".join(map(group_shown, axes))
+
+
 def taken_out(stacked: Iterable[tuple[str, int, int]], stack: Mapping[str, int]) -> list[Op]:
     """Select one element of each stacked axis, the last axis first, so that the numbers of the others stay valid."""
     return [Take(axis, stack[index]) for index, axis, _ in sorted(stacked, key=lambda s: -s[1])]
@@ -113,7 +141,7 @@ def arranged(
         paired = rope_permutation(rule, layer, letters, sizes)
         whole, outer = shape, letters
         letters, shape = rule.kind.inner_axes(role, letters, shape, sizes)
-        groups = rule.kind.groups(role, letters, variant, layer)
+        groups = target_axes(layer, role, letters, shape, rule.kind.groups(role, letters, variant, layer))
         letters, shape, groups = unflattened(rule, layer, letters, shape, groups, sizes)
         inner = rule.kind.inner_axes(role, leaf.letters, leaf.own_shape, sizes)
         full = unflattened(rule, layer, *inner, (), sizes)[:2]

@@ -37,9 +37,10 @@ def _name(part: Part, groups: tuple[str, ...]) -> str:
     stored = "".join(letter for letter, _ in part.axes)
     if part.rule is not None and (name := part.rule.kind.layout_mistake(part.groups, groups, stored)):
         return name
-    if len(groups) == 2 and len(part.groups) == 2 and "".join(groups) == part.groups[1] + part.groups[0]:
+    mine, other = ([group for group in of if group not in ("", "1")] for of in (part.groups, groups))
+    if len(mine) == len(other) == 2 and other == [mine[1], mine[0]]:
         return "transposed"
-    if sorted(map(sorted, groups)) == sorted(map(sorted, part.groups)):
+    if sorted(map(sorted, other)) == sorted(map(sorted, mine)):
         return "axes of a head swapped"
     return "axes permuted"
 

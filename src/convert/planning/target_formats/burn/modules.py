@@ -117,6 +117,11 @@ def refusal(rule: Rule, layer: TargetLayer) -> Finding | None:
             "write a module for this cell",
             path.rpartition(".")[0],
         )
+    if layer.axes is not None and type(kind) in NAMES:
+        return no_layer(
+            f"the target's weight has other axes than that of Burn's {NAMES[type(kind)]}",
+            "declare a target with `format: burn` for which the rule has no `axes`",
+        )
     if layer.parametrization:
         return no_layer(
             "Burn's layers hold one weight, and the target keeps the two tensors of a weight norm",
