@@ -1,6 +1,6 @@
 """Patterns for tree paths: ``layers_{i}/{query,key,value}/w``, ``opt_state/**``.
 
-``{i}`` captures an index (digits), ``{p:local,global}`` an index that is written as words (numbered from 0), ``{a,b,c}``
+``{i}`` captures an index (digits), ``{i+12}`` one whose numbers start at 12, ``{p:local,global}`` an index that is written as words (numbered from 0), ``{a,b,c}``
 lists alternatives, ``*`` is any text within one key, ``**`` any text. A backslash escapes the next character. The same
 name twice must capture the same index.
 """
@@ -16,7 +16,7 @@ from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 _TOKEN = re.compile(
-    r"\\(?P<escaped>.)|(?P<any>\*\*)|(?P<star>\*)|\{(?P<index>[A-Za-z_][A-Za-z0-9_]*)(?::(?P<spelt>(?:[^{}\\]|\\.)*))?\}|\{(?P<words>(?:[^{}\\]|\\.)*)\}|(?P<bad>[{}\\])|(?P<text>[^{}*\\]+)"
+    r"\\(?P<escaped>.)|(?P<any>\*\*)|(?P<star>\*)|\{(?P<index>[A-Za-z_][A-Za-z0-9_]*)(?:\+(?P<offset>[0-9]{1,9}))?(?::(?P<spelt>(?:[^{}\\]|\\.)*))?\}|\{(?P<words>(?:[^{}\\]|\\.)*)\}|(?P<bad>[{}\\])|(?P<text>[^{}*\\]+)"
 )
 
 MAX_DIGITS = 18  # of an index; they fit 64 bits
@@ -34,22 +34,33 @@ class Words:
     words: tuple[str, ...]
 
 
+class NoNameError(ValueError):
+    """An index that is written as words has more values than words."""
+
+
 @dataclass(frozen=True)
 class Index:
-    """A captured index ``{i}``; with `words`, the k-th word has the value k."""
+    """A captured index ``{i}``; with `words`, the k-th word has the value k; the number `offset` has the value 0."""
 
     name: str
     words: tuple[str, ...] = ()
+    offset: int = 0
 
     @property
     def regex(self) -> str:
         return "|".join(map(re.escape, self.words)) or f"[0-9]{{1,{MAX_DIGITS}}}"  # a longer key is not an index
 
     def value(self, text: str) -> int:
-        return self.words.index(text) if self.words else int(text)
+        return self.words.index(text) if self.words else int(text) - self.offset
 
     def spell(self, value: int) -> str:
-        return self.words[value] if self.words else str(value)
+        if not self.words:
+            return str(value + self.offset)
+        if value >= len(self.words):
+            raise NoNameError(
+                f"{{{self.name}}} has names for {len(self.words)} elements, {', '.join(self.words)}, and none for element {value}"
+            )
+        return self.words[value]
 
 
 @dataclass(frozen=True)
@@ -89,7 +100,7 @@ class Pattern:
         for piece in self.pieces:
             at = len(indices) + len(words)
             if isinstance(piece, Index):
-                indices.setdefault(piece.name, (piece.name, at, piece.value if piece.words else int))
+                indices.setdefault(piece.name, (piece.name, at, piece.value if piece.words or piece.offset else int))
             elif isinstance(piece, Words):
                 words.append((at, piece.words.index))
         return list(indices.values()), words
@@ -122,6 +133,11 @@ class Pattern:
         return re.compile("".join(parts), re.DOTALL)
 
     @cached_property
+    def _counts_from(self) -> bool:
+        """Whether the numbers of an index start above 0, so that smaller ones are no match."""
+        return any(isinstance(piece, Index) and piece.offset for piece in self.pieces)
+
+    @cached_property
     def _head(self) -> str:
         return self.pieces[0] if self.pieces and isinstance(self.pieces[0], str) else ""
 
@@ -149,10 +165,10 @@ class Pattern:
         if texts is None:
             return None
         indices, words = self._captures
-        return Match(
-            tuple([(name, value(texts[at])) for name, at, value in indices]),
-            tuple([value(texts[at]) for at, value in words]),
-        )
+        bound = tuple([(name, value(texts[at])) for name, at, value in indices])
+        if self._counts_from and any(value < 0 for _, value in bound):
+            return None
+        return Match(bound, tuple([value(texts[at]) for at, value in words]))
 
     def fill(self, indices: Mapping[str, int], choices: tuple[int, ...] = ()) -> str:
         """Return the path with these indices and choices; a wildcard stays as it is.
@@ -295,7 +311,14 @@ def parse_pattern(text: str) -> Pattern:
         if kind == "words":
             pieces.append(Words(_alternatives(value, text)))
         elif kind == "index":
-            pieces.append(Index(value, _alternatives(token["spelt"], text) if token["spelt"] is not None else ()))
+            words = _alternatives(token["spelt"], text) if token["spelt"] is not None else ()
+            offset = int(token["offset"] or 0)
+            if words and offset:
+                raise ValueError(f"{{{value}+{offset}}} in {text!r} has words; words are counted from 0")
+            other = next((piece.offset for piece in pieces if isinstance(piece, Index) and piece.name == value), offset)
+            if other != offset:
+                raise ValueError(f"{{{value}}} is counted from {other} and from {offset} in {text!r}")
+            pieces.append(Index(value, words, offset))
         elif kind in ("any", "star"):
             pieces.append(Wild(kind == "any"))
         elif pieces and isinstance(pieces[-1], str):

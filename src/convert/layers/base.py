@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
@@ -47,6 +47,7 @@ class Rule:
         flattened: an axis that the source makes by flattening a map.
         normalized: weight norm or spectral norm of the weight.
         asked: key -> position of its value ``ask``; only the leaves of such a rule are known (`convert.rules.placeholders`).
+        also: target name (None: all targets) -> further layers that get the same leaves.
         macro: the key of the macro that expanded to this rule, such as ``attention``; empty: none.
     """
 
@@ -68,6 +69,7 @@ class Rule:
     flattened: Flattened | None = None
     normalized: Normalized | None = None
     asked: Mapping[str, Position] = field(default_factory=dict)
+    also: Mapping[str | None, tuple[TargetLayer, ...]] = field(default_factory=dict)
     macro: str = ""
 
     @property
@@ -97,6 +99,17 @@ class Rule:
     def layer(self, target: str) -> TargetLayer | None:
         """Return where the tensors of the rule go in this target."""
         return self.targets.get(target) or self.targets.get(None)
+
+    def each_layer(self, target: str) -> list[Rule]:
+        """Return the rule once for each layer of this target that gets its leaves; without one, nothing."""
+        first = self.layer(target)
+        others = self.also.get(target if target in self.targets else None, ())
+        return [] if first is None else [self, *(replace(self, targets={None: layer}, also={}) for layer in others)]
+
+    @property
+    def layers(self) -> list[tuple[str | None, TargetLayer]]:
+        """All layers that get the leaves, of all targets, each with the name of its target."""
+        return [*self.targets.items(), *((name, layer) for name, others in self.also.items() for layer in others)]
 
 
 class PartLayout(NamedTuple):

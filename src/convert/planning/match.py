@@ -13,7 +13,7 @@ from convert.core.findings import Finding
 from convert.core.path_index import PathIndex, TemplateIndex
 from convert.core.path_pattern import Match, Pattern
 from convert.core.yaml_nodes import Position
-from convert.layers import Numbering, Rule
+from convert.layers import Drop, Numbering, Rule
 from convert.layers.base import Matched, MatchKey
 from convert.planning.match_errors import LayerNumbers, MatchFacts, match_findings
 from convert.rules.copies import resolve_copies
@@ -23,11 +23,16 @@ from convert.rules.path_variants import each_combination, independent_groups, re
 
 @dataclass(frozen=True)
 class DroppedLeaf:
-    """A leaf that a `drop` rule matches."""
+    """A leaf that a `drop` rule matches.
+
+    Attributes:
+        rest: whether the rule drops all leaves that no other rule matches.
+    """
 
     leaf: str
     reason: str
     at: Position
+    rest: bool = False
 
 
 @dataclass(frozen=True)
@@ -63,10 +68,11 @@ class Coverage:
 
     @property
     def fraction(self) -> float:
-        """Fraction of the leaves that rules convert, from 0 to 1; dropped leaves do not count."""
-        dropped = {drop.leaf for drop in self.dropped}
-        rest = self.total - len(dropped)
-        return (self.claimed - len(dropped)) / rest if rest else 0.0
+        """Fraction of the leaves that rules convert, from 0 to 1; leaves that a rule drops by name do not count."""
+        named = {drop.leaf for drop in self.dropped if not drop.rest}
+        others = {drop.leaf for drop in self.dropped if drop.rest}
+        rest = self.total - len(named)
+        return (self.claimed - len(named | others)) / rest if rest else 0.0
 
     @property
     def left_out(self) -> int:
@@ -105,17 +111,20 @@ def cover(rules: RuleFile, source: Source, index: PathIndex | None = None) -> Co
     matched: list[Matched] = []
     dropped: list[DroppedLeaf] = []
     collisions: list[tuple[Rule, Pattern, str, str]] = []
-    for rule in rules.rules:
+    for rule in sorted(rules.rules, key=lambda rule: isinstance(rule.kind, Drop) and rule.kind.rest):  # those last
+        rest = isinstance(rule.kind, Drop) and rule.kind.rest
         found = Matched(rule)
         for role, pattern in rule.sources.items():
             of_role: dict[MatchKey, str] = {}
             for name, match in find(pattern):
+                if name in claims and rest:
+                    continue
                 if name in claims:
                     rivals.setdefault(name, [claims[name]]).append(rule)
                 else:
                     claims[name] = rule
                 if rule.kind.drop_reason is not None:
-                    dropped.append(DroppedLeaf(name, rule.kind.drop_reason, rule.at))
+                    dropped.append(DroppedLeaf(name, rule.kind.drop_reason, rule.at, rest))
                     continue
                 key = (tuple([value for _, value in match.indices]), match.choices)
                 if key in of_role:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -12,6 +13,7 @@ from convert.core.errors import OptionError, PlanError
 from convert.core.findings import Finding
 from convert.core.ops import is_float
 from convert.core.path_index import PathIndex
+from convert.core.path_pattern import NoNameError
 from convert.core.similarity import did_you_mean
 from convert.core.tensor_spec import SAFETENSORS_TAGS
 from convert.layers import Rule, TargetLayer
@@ -43,6 +45,8 @@ from convert.planning.sizes import solve_sizes
 from convert.planning.target_formats.base import LayerFacts, TargetFormat, Translation
 from convert.planning.target_formats.registry import format_of, target_names, with_target
 from convert.rules.file import RuleFile, Version
+
+MAX_TREES = 6  # of the leaves that a rule drops as the rest, that a note counts
 
 
 @dataclass(frozen=True)
@@ -192,6 +196,7 @@ def plan_match(match: RuleMatch) -> Plan:
             *missing_sidecar_note(match.rules, sized.sidecar),
             *unnamed_class(match.rules, match.target, sized.sidecar),
             *_merge_note(compiled.merges),
+            *_rest_notes(match),
             *_twin_notes(match),
             *(note for step in translation.steps for note in step.notes),
         ),
@@ -290,24 +295,31 @@ def _compile(match: RuleMatch, sized: Sized) -> tuple[CompiledPlan, list[Finding
     lost: list[Rule] = []
     misfits: list[Finding] = []
     for matched in coverage.matched:
-        rule = matched.rule
-        layer = rule.layer(match.target)
-        if layer is None:
-            lost += [rule] if any(matched.leaves.values()) else []
-            continue
-        if (refused := match.format.refuse(rule, layer)) is not None:
-            misfits.append(refused)
-            continue
-        try:
-            compiled = rule.kind.compile(compiler, matched, layer, sized.variants.get(rule.choice or ""))
-        except MisfitError as misfit:
-            misfits.append(misfit.finding)
-            continue
-        steps += compiled.steps
-        notes += compiled.notes
-        if compiled.steps:
-            facts = _layer_facts(rule, layer, sized)
-            layers.append((rule, match.format.layer_facts(rule, layer, facts, compiled.steps, sized.sizes)))
+        each = matched.rule.each_layer(match.target)
+        lost += [matched.rule] if not each and any(matched.leaves.values()) else []
+        for rule in each:
+            layer = rule.layer(match.target)
+            assert layer is not None
+            if (refused := match.format.refuse(rule, layer)) is not None:
+                misfits.append(refused)
+                continue
+            try:
+                one = matched if rule is matched.rule else replace(matched, rule=rule)
+                compiled = rule.kind.compile(compiler, one, layer, sized.variants.get(rule.choice or ""))
+            except MisfitError as misfit:
+                misfits.append(misfit.finding)
+                continue
+            except NoNameError as error:
+                fix = "name each element, or number them with an index such as {i}"
+                misfits.append(
+                    Finding("shape-mismatch", str(error), rule=rule.at.line_only, path=layer.path.text, fix=fix)
+                )
+                continue
+            steps += compiled.steps
+            notes += compiled.notes
+            if compiled.steps:
+                facts = _layer_facts(rule, layer, sized)
+                layers.append((rule, match.format.layer_facts(rule, layer, facts, compiled.steps, sized.sizes)))
     joined, unjoined = join(steps)
     described = tuple({"layer": made.name, "kind": rule.kind_name, **made.facts} for rule, made in layers if made.facts)
     notes += match.format.notes([made for _, made in layers])
@@ -377,6 +389,19 @@ def _notes(match: RuleMatch, sized: Sized, steps: Sequence[Step]) -> Iterator[st
             f"the tensors have several dtypes, {shown}: config.json names none, and from_pretrained loads all of them in one; "
             "--dtype writes one"
         )
+
+
+def _rest_notes(match: RuleMatch) -> Iterator[str]:
+    """Count the leaves that no rule but one with `rest` matches, by their first key."""
+    for rule in match.coverage.rules.rules:
+        leaves = [drop.leaf for drop in match.coverage.dropped if drop.rest and drop.at == rule.at]
+        if leaves:
+            depth = 1 + (match.coverage.root.count("/") + 1 if match.coverage.root else 0)
+            counts = Counter("/".join(leaf.split("/")[:depth]) for leaf in leaves)
+            shown = [f"{tree} ({count:,})" for tree, count in counts.most_common(MAX_TREES)]
+            more = f", and {len(counts) - MAX_TREES:,} more" if len(counts) > MAX_TREES else ""
+            many = "1 leaf that no other rule matches is" if len(leaves) == 1 else f"{len(leaves):,} leaves that no other rule matches are"  # fmt: skip
+            yield f"{many} dropped by {rule.at.line_only}: {', '.join(shown)}{more}"
 
 
 def _twin_notes(match: RuleMatch) -> Iterator[str]:

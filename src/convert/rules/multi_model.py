@@ -69,8 +69,9 @@ def _below(own: YamlNode) -> dict[str, str]:
 def _lowered(under: YamlNode, own: YamlNode) -> YamlNode:
     """Return an inherited header, with its configs moved below the keys that the model names in `sidecar_key`."""
     for name, key in _below(own).items():
-        target = under.value["targets"].value.get(name) if "targets" in under.value else None
-        if target is None or "config" not in target.value:
+        targets = under.value.get("targets")
+        target = targets.value.get(name) if targets is not None and targets.is_mapping else None
+        if target is None or not target.is_mapping or "config" not in target.value:
             at = own.value["targets"].value[name].value["sidecar_key"].at
             raise RuleError(
                 Finding(

@@ -239,13 +239,15 @@ def _parse_rule(node: YamlNode, targets: Mapping[str, Target]) -> WrittenRule:
     with located(node.at, "rule-layer-conflict"):
         layer, rope = kind.read(values), read_rope(values.get("rope"))
         flattened, normalized = read_flattened(values.get("flattened")), read_normalized(values)
+    layers = {} if kind.target is None else _targets(node.value[word], kind, targets)
     rule = Rule(
         at=node.at,
         kind_name=word,
         kind=layer,
         sources={**_sources(kind, layer, values, word), **(normalized.paths if normalized else {})},
         stacked=values.get("stacked", {}),
-        targets={} if kind.target is None else _targets(node.value[word], kind, targets),
+        targets={name: first for name, (first, *_) in layers.items()},
+        also={name: tuple(others) for name, (_, *others) in layers.items() if others},
         optional=values.get("optional", kind is Drop),
         layer_type=values.get("layer_type"),
         when=values.get("when"),
@@ -309,24 +311,38 @@ def _sources(kind: type[LayerKind], layer: LayerKind, values: Mapping[str, Any],
     return sources | {role: values[key] for key, role in kind.leaf_keys.items() if key in values}
 
 
-def _targets(node: YamlNode, kind: type[LayerKind], targets: Mapping[str, Target]) -> dict[str | None, TargetLayer]:
-    """Read where a rule's tensors go: one place for all targets (key None), or one for each."""
+_Layers = Mapping[str | None, tuple[TargetLayer, ...]]
+
+
+def _targets(node: YamlNode, kind: type[LayerKind], targets: Mapping[str, Target]) -> _Layers:
+    """Read where a rule's tensors go: the same places for all targets (key None), or some for each."""
     if node.keys_at is None or {"module", "name", "coeffs"} & set(node.value):
-        layer = _target_layer(node, kind)
-        renamed: dict[str | None, TargetLayer] = {
-            name: _renamed(layer, target) for name, target in targets.items() if target.rename_prefixes
+        layers = _target_layers(node, kind)
+        renamed: dict[str | None, tuple[TargetLayer, ...]] = {
+            name: tuple(_renamed(layer, target) for layer in layers)
+            for name, target in targets.items()
+            if target.rename_prefixes
         }
-        return {None: layer} | renamed
-    layers: dict[str | None, TargetLayer] = {}
+        return {None: layers} | renamed
+    found: dict[str | None, tuple[TargetLayer, ...]] = {}
     findings: list[Finding] = []
     for name, child in node.items():
         with gather(findings):
             if name not in targets:
                 raise RuleError(_unknown_target(name, node, targets))
-            layers[name] = _renamed(_target_layer(child, kind), targets[name])
+            found[name] = tuple(_renamed(layer, targets[name]) for layer in _target_layers(child, kind))
     if findings:
         raise RuleError(*findings)
-    return layers
+    return found
+
+
+def _target_layers(node: YamlNode, kind: type[LayerKind]) -> tuple[TargetLayer, ...]:
+    """Read a target, or a list of targets that all get the leaves."""
+    if not isinstance(node.value, tuple):
+        return (_target_layer(node, kind),)
+    if not node.value:
+        raise wrong_value(node, "a target, or a list of targets that all get the leaves")
+    return tuple(_target_layer(child, kind) for child in node.value)
 
 
 def _unknown_target(name: str, node: YamlNode, targets: Iterable[str]) -> Finding:

@@ -348,7 +348,14 @@ def _rule_schema(word: str) -> dict[str, Any]:
             "anyOf": [constraint, {"const": ASK, "description": "Open question: not answered yet."}],
         }
     if kind.target is not None:  # one target for all, in short or long form, or one for each
-        layer = Either(PATTERN, kind.target).schema()
+        one = Either(PATTERN, kind.target).schema()
+        copies = {
+            "description": "Several targets, which all get the leaves.",
+            "type": "array",
+            "items": one,
+            "minItems": 1,
+        }
+        layer = {"anyOf": [*one["anyOf"], copies]}
         several = {
             "type": "object",
             "additionalProperties": layer,

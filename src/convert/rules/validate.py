@@ -44,7 +44,7 @@ def validate(rules: RuleFile, written: Iterable[WrittenRule]) -> Iterator[Findin
 
 
 def _buffer_names_one_tensor(rule: Rule, node: YamlNode) -> Iterator[Finding]:
-    for layer in rule.targets.values() if not rule.sources else ():
+    for _, layer in rule.layers if not rule.sources else []:
         if layer.path.wild or layer.path.indices or layer.path.groups:
             yield Finding(
                 "rule-index-mismatch",
@@ -239,7 +239,7 @@ RULE_CHECKS: tuple[Callable[[Rule, YamlNode], Iterator[Finding]], ...] = (
 def _targets(rule: Rule) -> Iterable[tuple[str | None, TargetLayer]]:
     """Return the names and layers of the targets, unless the rule drops its leaves, has none, or leaves its target open."""
     checked = rule.kind.drop_reason is None and rule.sources and rule.kind_name not in rule.asked
-    return rule.targets.items() if checked else ()
+    return rule.layers if checked else []
 
 
 def _of(target: str | None) -> str:

@@ -65,7 +65,7 @@ def check_rope(rule: Rule) -> None:
         ValueError: the axis is not an output axis, or a target has `rope:` and the rule has none.
     """
     if rule.rope is None:
-        if any(layer.rope is not None for layer in rule.targets.values()):
+        if any(layer.rope is not None for _, layer in rule.layers):
             raise ValueError("the target has `rope:` and the rule has none; write the key for the source, too")
         return
     axes = [outputs for _, outputs in rule.kind.weight_axes] or [""]

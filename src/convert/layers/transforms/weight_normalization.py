@@ -23,7 +23,7 @@ def check_normalized(rule: Rule) -> None:
     Raises:
         ValueError: they cannot; the message is the reason.
     """
-    for layer in rule.targets.values():
+    for _, layer in rule.layers:
         if layer.parametrization and (rule.normalized is None or rule.normalized.role != "weight_norm"):
             raise ValueError(
                 "the target stores the scale of a weight norm, and the rule has no `weight_norm:` with its path"
@@ -31,7 +31,7 @@ def check_normalized(rule: Rule) -> None:
     if rule.normalized is None:
         return
     role = rule.normalized.role
-    for layer in rule.targets.values():
+    for _, layer in rule.layers:
         if len(layer.path.groups) != len(rule.path.groups) or layer.computes is not None or layer.axes is not None:
             raise ValueError(
                 f"a weight with `{role}` can be neither fused nor split, and not be used by an einsum of the target"
@@ -41,7 +41,7 @@ def check_normalized(rule: Rule) -> None:
         if strange := [x for x in rule.normalized.axes if x not in letters]:
             raise ValueError(f"`{role}` has the axis {strange[0]}, and the weight the axes {' '.join(letters)}")
         apart = rule.normalized.axes not in ("", outputs) or len(outputs) != 1
-        if apart and any(layer.parametrization for layer in rule.targets.values()):
+        if apart and any(layer.parametrization for _, layer in rule.layers):
             raise ValueError(
                 "torch's weight norm has a scale for each row, g * v / |v|, the norm of the row; the source's are not those of "
                 f"one output axis ({' '.join(outputs)}). Leave `parametrization` out, and the scale is folded into the weight"

@@ -18,7 +18,7 @@ def check_flattened(rule: Rule) -> None:
     Raises:
         ValueError: the axis is not one of the rule's; a target has `flattened:` and the rule has none; or the target names other axes.
     """
-    orders = [layer.flattened for layer in rule.targets.values() if layer.flattened is not None]
+    orders = [layer.flattened for _, layer in rule.layers if layer.flattened is not None]
     if rule.flattened is None:
         if orders:
             raise ValueError("the target has `flattened:` and the rule has none; write the key for the source, too")

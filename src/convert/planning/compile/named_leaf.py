@@ -160,7 +160,7 @@ def _counted_targets(matched: Matched, variant: str | None) -> Iterator[Constrai
     rule = matched.rule
     groups = rule.kind.axis_groups(variant)
     inside = "".join(group.letters or "" for group in groups.values())
-    for layer in rule.targets.values() if inside and any(matched.leaves.values()) else ():
+    for _, layer in rule.layers if inside and any(matched.leaves.values()) else ():
         named = [
             (piece.name, len(piece.words)) for piece in layer.path.pieces if isinstance(piece, Index) and piece.words
         ]

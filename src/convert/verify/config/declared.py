@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -55,7 +56,7 @@ def declared_facts(plan: Plan) -> list[DeclaredFact]:
     """List the facts that the rules declare."""
     facts: list[DeclaredFact] = []
     for entry in plan.layers:
-        for rule in plan.rules.rules:
+        for rule in itertools.chain.from_iterable(one.each_layer(plan.target) for one in plan.rules.rules):
             layer = rule.layer(plan.target)
             if layer is not None and rule.kind_name == entry["kind"] and layer.path.text == entry["layer"]:
                 facts += _layer_facts(entry, layer.path, rule.at.line_only)

@@ -40,7 +40,7 @@ def _name(part: Part, groups: tuple[str, ...]) -> str:
     mine, other = ([group for group in of if group not in ("", "1")] for of in (part.groups, groups))
     if len(mine) == len(other) == 2 and other == [mine[1], mine[0]]:
         return "transposed"
-    if sorted(map(sorted, other)) == sorted(map(sorted, mine)):
+    if sorted(map(sorted, other)) == sorted(map(sorted, mine)) and any(len(group) > 1 for group in mine):
         return "axes of a head swapped"
     return "axes permuted"
 

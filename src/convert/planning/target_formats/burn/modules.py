@@ -62,7 +62,10 @@ def with_burn_layers(rules: RuleFile, target: Target) -> RuleFile:
         layer = rule.layer(like)
         if layer is not None:
             own = burn_only or (like == target.name and None not in rule.targets)
-            rule = replace(rule, targets={**rule.targets, target.name: _as_burn(rule, layer, own=own)})
+            others = [one.layer(like) for one in rule.each_layer(like)[1:]]
+            made = tuple(_as_burn(rule, other, own=own) for other in others if other is not None)
+            targets = {**rule.targets, target.name: _as_burn(rule, layer, own=own)}
+            rule = replace(rule, targets=targets, also={**rule.also, target.name: made})
         changed.append(rule)
     return replace(rules, targets={**rules.targets, target.name: target}, rules=tuple(changed))
 
