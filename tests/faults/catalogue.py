@@ -67,7 +67,8 @@ def jax_once() -> Iterator[None]:
     live = run_jax.live_evidence
 
     def kept(plan: Any, reference: Any, *, precision: str = "float32", seed: int = 0) -> Evidence:
-        key = (str(plan.source.path), plan.target, str(sorted(plan.settings.items())), precision, seed)
+        side = getattr(reference.jax, "__name__", "")
+        key = (str(plan.source.path), plan.target, str(sorted(plan.settings.items())), precision, seed, side)
         if key not in _EVIDENCE:
             _EVIDENCE[key] = live(plan, reference, precision=precision, seed=seed)
         return _EVIDENCE[key]

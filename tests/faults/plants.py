@@ -117,6 +117,17 @@ class InRule(Plant):
         return str(folder / name)
 
 
+ALONE: dict[str, Any] = {"reference": "faults.outputs_alone:reference"}  # of the models, with their outputs alone
+
+
+@dataclass(frozen=True)
+class InRuleAlone(InRule):
+    """The same, where the reference returns the outputs alone."""
+
+    where: ClassVar[str] = "rule, outputs alone"
+    options: ClassVar[dict[str, Any]] = ALONE
+
+
 @dataclass(frozen=True)
 class InSidecar(Plant):
     """The config.json of a checkpoint states something else."""
@@ -190,6 +201,14 @@ class InTraining(InTarget):
     """An edit of the target's module that only training sees, and a check that counts it."""
 
     options: ClassVar[dict[str, Any]] = {"training": True}
+
+
+@dataclass(frozen=True)
+class InTargetAlone(InTarget):
+    """The same, where the reference returns the outputs alone."""
+
+    where: ClassVar[str] = "target, outputs alone"
+    options: ClassVar[dict[str, Any]] = ALONE
 
 
 @dataclass(frozen=True)

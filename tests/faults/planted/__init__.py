@@ -19,6 +19,7 @@ from faults.planted.in_configs import IN_CONFIGS
 from faults.planted.in_files import IN_FILES
 from faults.planted.in_rules import IN_RULES
 from faults.planted.in_targets import IN_REFERENCES, IN_TARGETS
+from faults.planted.outputs_alone import OUTPUTS_ALONE
 from faults.planted.rope import ROPE
 from faults.planted.values import VALUES
 
@@ -40,4 +41,5 @@ FAULTS: tuple[Fault, ...] = (
     *ROPE,
     *IN_CONFIGS,
     *VALUES,
+    *OUTPUTS_ALONE,
 )

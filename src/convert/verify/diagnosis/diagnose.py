@@ -18,6 +18,7 @@ from convert.verify.diagnosis.padding import other_padding
 from convert.verify.diagnosis.recurrence import other_recurrence
 from convert.verify.diagnosis.site import Site
 from convert.verify.diagnosis.weight_trials import wrong_tensor
+from convert.verify.diagnosis.whole_model import wrong_rule
 from convert.verify.sides.evidence import Evidence
 from convert.verify.sides.float64_plan import float64_plan
 from convert.verify.sides.replay import calls
@@ -92,6 +93,7 @@ def diagnose(
         wrong_tensor,
         partial(other_function, reference=reference),
         any_norm,
+        partial(wrong_rule, reference=reference),
     )
     ruled_out: list[str] = []
     found: Explanation | None = None

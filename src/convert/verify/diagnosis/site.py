@@ -14,7 +14,7 @@ from convert.planning.plan import Plan
 from convert.references.protocol import INPUT, Observed
 from convert.verify.numerics.compare import difference
 from convert.verify.sides.evidence import Evidence
-from convert.verify.sides.replay import Call, Replay
+from convert.verify.sides.replay import Call, Replay, replay_call
 
 if TYPE_CHECKING:
     import torch
@@ -138,4 +138,4 @@ class Site:
         modules = {name for name, _ in self.module.named_modules(remove_duplicate=False)}
         if holder not in self.calls or self.name not in modules:
             return None
-        return Replay(self.module, holder, self.calls[holder], self.boundary)
+        return replay_call(self.module, holder, self.calls[holder], self.boundary)

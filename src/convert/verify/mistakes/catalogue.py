@@ -29,15 +29,20 @@ def known_mistakes(step: Step, plan: Plan) -> Iterator[Mistake]:
     if not step.parts:
         return
     source = plan.source
-    yield from group_mistakes(step, plan)
-    yield from pair_mistakes(step, plan)
-    if step.group is None and len(step.parts) == 1 and _gates_of(step, plan) is None:
-        yield from _of_kind(step, plan)
+    yield from own_mistakes(step, plan)
     yield from layout_mistakes(step, source)
     yield from fused_order_mistakes(step, source)
     yield from _other_tensors(step, plan)
     yield from _no_bias(step)
     yield from _roundings(step, source)
+
+
+def own_mistakes(step: Step, plan: Plan) -> Iterator[Mistake]:
+    """Yield the mistakes of the kind of layer, and those with a low-rank pair."""
+    yield from group_mistakes(step, plan)
+    yield from pair_mistakes(step, plan)
+    if step.group is None and len(step.parts) == 1 and _gates_of(step, plan) is None:
+        yield from _of_kind(step, plan)
 
 
 def group_mistakes(step: Step, plan: Plan) -> Iterator[Mistake]:

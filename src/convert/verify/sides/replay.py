@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -70,32 +70,15 @@ def _plain_attributes(module: torch.nn.Module) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Replay:
-    """A boundary, and the submodule that runs again to compute its value.
+    """A boundary, and how to compute its value again.
 
     Attributes:
         module: the whole model, in float64.
-        holder: name of the submodule that runs: the one at the boundary, or one around it.
-        call: its arguments.
-        boundary: where the value is read.
+        value: computes the value at the boundary with the current weights.
     """
 
     module: torch.nn.Module
-    holder: str
-    call: Call
-    boundary: str
-
-    def value(self) -> Array:
-        """Compute the value at the boundary with the current weights."""
-        import torch
-
-        from convert.verify.numerics.lift_torch import lifted
-
-        args, kwargs = copy.deepcopy((self.call.args, self.call.kwargs))  # the call may write into a cache among them
-        for submodule, attributes in self.call.state.items():
-            vars(submodule).update(copy.deepcopy(dict(attributes)))
-        with torch.no_grad(), lifted(), observe(self.module, [self.boundary]) as seen:
-            self.module.get_submodule(self.holder)(*args, **kwargs)
-        return np.asarray(seen[self.boundary].double().cpu().numpy())
+    value: Callable[[], Array]
 
     def with_tensors(self, tensors: Mapping[str, Array]) -> Array:
         """Compute the value with other weights, and restore the weights afterwards.
@@ -126,3 +109,28 @@ class Replay:
     def _set(self, name: str, value: torch.Tensor) -> None:
         tensor = self._tensor(name)
         tensor.data.copy_(value.to(tensor.device))
+
+
+def replay_call(module: torch.nn.Module, holder: str, call: Call, boundary: str) -> Replay:
+    """Return the replay that runs one submodule again.
+
+    Args:
+        module: the whole model, in float64.
+        holder: name of the submodule that runs: the one at the boundary, or one around it.
+        call: of the submodule.
+        boundary: where the value is read.
+    """
+
+    def value() -> Array:
+        import torch
+
+        from convert.verify.numerics.lift_torch import lifted
+
+        args, kwargs = copy.deepcopy((call.args, call.kwargs))  # the call may write into a cache among them
+        for submodule, attributes in call.state.items():
+            vars(submodule).update(copy.deepcopy(dict(attributes)))
+        with torch.no_grad(), lifted(), observe(module, [boundary]) as seen:
+            module.get_submodule(holder)(*args, **kwargs)
+        return np.asarray(seen[boundary].double().cpu().numpy())
+
+    return Replay(module, value)

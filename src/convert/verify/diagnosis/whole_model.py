@@ -1,0 +1,198 @@
+"""Search for a wrong rule with outputs alone: run the whole PyTorch model again with the tensors that each mistake would need.
+
+A rule is wrong for all layers at once, so each trial replaces all tensors of a rule. What the shape does not show comes first:
+other orders of axes, and modules with tensors of the same shapes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from convert.core.errors import ConvertError
+from convert.layers.base import Step
+from convert.layers.mistake import Mistake
+from convert.layers.step_tensor import expected
+from convert.references.protocol import INPUT, Reference
+from convert.verify.diagnosis.compare import Explanation, Search
+from convert.verify.diagnosis.site import Site, Trial, holder_of
+from convert.verify.diagnosis.weight_trials import CONVERT_AGAIN, OTHER_VALUE, OTHER_VALUES
+from convert.verify.mistakes.catalogue import own_mistakes
+from convert.verify.mistakes.layouts import fused_order_mistakes, layout_mistakes
+from convert.verify.sides.replay import Replay
+from convert.verify.sides.run_torch import input_tensors, observed
+
+Array = np.ndarray[Any, np.dtype[Any]]
+EXCHANGED, REVERSED = "modules exchanged", "layers in the reverse order"
+MAX_RUNS, MIN_RUNS = 256, 16  # of the model
+WORK = 10**10  # weights times runs
+NUMBER = re.compile(r"(?<=\.)\d+(?=\.)|^\d+(?=\.)")
+
+
+def wrong_rule(site: Site, reference: Reference) -> Search:
+    """Search among the mistakes that a rule makes in all tensors of the model, where the boundary is no layer of its own."""
+    steps = _within(site)
+    if not steps:
+        return Search()
+    replay = Replay(site.module, lambda: _run(site, reference))
+    weights = sum(step.spec.size for step in site.plan.steps)
+    runs = max(MIN_RUNS, min(MAX_RUNS, WORK // max(1, weights)))
+    ruled_out: list[str] = []
+    for trial in itertools.islice(_trials(site, replay, steps), runs):
+        try:
+            error = site.error(trial.run())
+        except (RuntimeError, ValueError, TypeError, KeyError, OverflowError, ConvertError):  # not a tensor that fits
+            continue
+        if error <= site.enough:
+            return Search(Explanation(trial.name, trial.problem, trial.rule, trial.fix, error), tuple(ruled_out))
+        ruled_out.append(trial.name)
+    return Search(ruled_out=tuple(ruled_out))
+
+
+def _within(site: Site) -> list[Step]:
+    """Return the steps of an output, of all that the module at the boundary holds, and of the same rules in other layers."""
+    steps = [step for step in site.plan.steps if step.parts]
+    if site.name not in {name for name, _ in site.module.named_modules()}:
+        return steps
+    if site.boundary.endswith(INPUT) or next(site.module.get_submodule(site.name).children(), None) is None:
+        return []
+    rules = {step.rule.line_only for step in steps if step.name.startswith(f"{site.name}.")}
+    return [step for step in steps if step.rule.line_only in rules]
+
+
+def _run(site: Site, reference: Reference) -> Array:
+    import torch
+
+    from convert.verify.numerics.lift_torch import lifted
+
+    device = next(site.module.parameters()).device
+    with torch.no_grad(), lifted():
+        inputs = input_tensors(site.evidence.inputs, "float64", device)
+        return observed(reference, site.module, inputs, [site.boundary])[site.boundary]
+
+
+def _trials(site: Site, replay: Replay, steps: Sequence[Step]) -> Iterator[Trial]:
+    source = site.plan.source
+    yield from _of_file(site, replay, steps)
+    yield from _of_rules(
+        replay, steps, lambda step: itertools.chain(layout_mistakes(step, source), fused_order_mistakes(step, source))
+    )
+    yield from _exchanges(site, replay, steps)
+    yield from _reversals(site, replay, steps)
+    yield from _of_rules(replay, steps, lambda step: own_mistakes(step, site.plan))
+
+
+def _of_file(site: Site, replay: Replay, steps: Sequence[Step]) -> Iterator[Trial]:
+    """Yield the trial in which every tensor that is not what the rules make is what they make."""
+    right = {step.name: expected(step, site.plan.source) for step in steps if step.name in site.seen.weights}
+    wrong = {name: x for name, x in right.items() if not np.array_equal(x, site.seen.weights[name], equal_nan=True)}
+    if wrong:
+        first = next(step for step in steps if step.name in wrong)
+        more = f", and {len(wrong) - 1} more," if len(wrong) > 1 else ""
+        problem = f"{first.name}{more} in the file is not what the rules make of the checkpoint"
+        name = OTHER_VALUES if len(wrong) > 1 else OTHER_VALUE
+        yield Trial(name, problem, first.rule.line_only, CONVERT_AGAIN, lambda: replay.with_tensors(wrong))
+
+
+def _of_rules(
+    replay: Replay, steps: Sequence[Step], mistakes_of: Callable[[Step], Iterable[Mistake]]
+) -> Iterator[Trial]:
+    """Yield the trials in which a rule makes one mistake in all its tensors."""
+    groups: dict[tuple[str, str, str], dict[Step, Mistake]] = {}
+    for step in steps:
+        for mistake in mistakes_of(step):
+            if not mistake.rounding:
+                key = (step.rule.line_only, mistake.name, mistake.key or mistake.gives)
+                groups.setdefault(key, {}).setdefault(step, mistake)
+    for made in groups.values():
+        (first, mistake), *others = made.items()
+        rule, more = first.rule.line_only, f" and {len(others)} more tensors are" if others else " is"
+        yield Trial(
+            mistake.converse,
+            f"by {rule} {first.name}{more} {mistake.instead}; the JAX model needs {mistake.gives}",
+            rule,
+            f"correct the rule at {rule}: it does not describe what the source computes",
+            lambda made=made: replay.with_tensors({step.name: m.make() for step, m in made.items()}),  # type: ignore[misc]
+        )
+
+
+def _exchanges(site: Site, replay: Replay, steps: Sequence[Step]) -> Iterator[Trial]:
+    """Yield the trials in which two modules with tensors of the same shapes are exchanged, in all layers; near ones first."""
+    families: dict[str, dict[tuple[str, ...], dict[str, Step]]] = {}  # module without numbers -> numbers -> last name
+    for step in steps:
+        holder = holder_of(step.name)
+        numbers = tuple(NUMBER.findall(f"{holder}."))
+        last = step.name.removeprefix(holder)
+        families.setdefault(NUMBER.sub("#", f"{holder}.")[:-1], {}).setdefault(numbers, {})[last] = step
+    pairs = [
+        (one, two)
+        for one, two in itertools.combinations(families, 2)
+        if _shapes(families[one]) == _shapes(families[two])
+    ]
+    for one, two in sorted(pairs, key=lambda pair: -_shared_start(*pair)):
+        tensors: dict[str, Step] = {}
+        for numbers, held in families[one].items():
+            for last, step in held.items():
+                other = families[two][numbers][last]
+                tensors |= {step.name: other, other.name: step}
+        first, other = next(iter(tensors.items()))
+        yield _moved(
+            EXCHANGED,
+            f"{_module(first)} has the weights of {_module(other.name)}, and the other way round",
+            site,
+            replay,
+            tensors,
+        )
+
+
+def _shared_start(one: str, two: str) -> int:
+    return next((k for k, (a, b) in enumerate(zip(one, two, strict=False)) if a != b), min(len(one), len(two)))
+
+
+def _shapes(family: Mapping[tuple[str, ...], Mapping[str, Step]]) -> Any:
+    return {numbers: {last: step.spec for last, step in held.items()} for numbers, held in family.items()}
+
+
+def _module(tensor: str) -> str:
+    return holder_of(tensor) or tensor
+
+
+def _reversals(site: Site, replay: Replay, steps: Sequence[Step]) -> Iterator[Trial]:
+    """Yield the trials in which the layers of a stack have the weights of those in the reverse order."""
+    stacks: dict[str, dict[int, dict[str, Step]]] = {}  # in front of the number -> number -> behind it
+    for step in steps:
+        if found := NUMBER.search(step.name):
+            before, behind = step.name[: found.start()], step.name[found.end() :]
+            stacks.setdefault(before, {}).setdefault(int(found[0]), {})[behind] = step
+    for before, layers in stacks.items():
+        numbers = sorted(layers)
+        shapes = [{behind: step.spec for behind, step in layers[k].items()} for k in numbers]
+        if len(numbers) > 1 and all(shape == shapes[0] for shape in shapes):
+            tensors = {
+                step.name: layers[other][behind]
+                for k, other in zip(numbers, reversed(numbers), strict=True)
+                for behind, step in layers[k].items()
+            }
+            yield _moved(
+                REVERSED,
+                f"{before}{numbers[0]} has the weights of {before}{numbers[-1]}, and so on",
+                site,
+                replay,
+                tensors,
+            )
+
+
+def _moved(name: str, problem: str, site: Site, replay: Replay, tensors: Mapping[str, Step]) -> Trial:
+    """Return the trial in which each tensor holds what another step makes."""
+    rules = list(dict.fromkeys(step.rule.line_only for step in tensors.values()))
+    return Trial(
+        name,
+        f"the outputs are equal when {problem}: either {' and '.join(rules[:2])} exchange the paths, or the target's code does",
+        rules[0],
+        "compare the names on both sides of the rule, and the order in which the target's code uses these modules",
+        lambda: replay.with_tensors({name: expected(step, site.plan.source) for name, step in tensors.items()}),
+    )
