@@ -9,7 +9,9 @@ import shutil
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -125,3 +127,96 @@ def test_a_config_with_which_the_target_fails(run: Run, tmp_path: Path) -> None:
     (level,) = json.loads(stdout)["levels"]
     assert level["verdict"] == "inconclusive" and "Traceback" not in stderr
     assert "AttributeError" in level["reason"] and "config.json" in level["reason"]
+
+
+# ---- found by errors at random system calls
+
+
+def failing(number: int) -> Callable[..., None]:
+    def fail(*_: object, **options: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    return fail
+
+
+def test_a_converted_file_that_can_no_longer_be_read(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "o.safetensors"
+    run("timesfm", checkpoint("timesfm-2.5"), out)
+    monkeypatch.setattr("convert.verify.written.mmap.mmap", failing(errno.EMFILE))
+    _, stderr = run("check", out, "--from", checkpoint("timesfm-2.5"), "--level", "weights", code=2)
+    assert stderr.startswith("error[file-not-readable]: ") and str(out) in stderr and "Too many open files" in stderr
+
+
+def test_a_temporary_that_cannot_be_removed_does_not_hide_the_output(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Path, "unlink", failing(errno.EROFS))
+    out = tmp_path / "o.safetensors"
+    run("timesfm", checkpoint("timesfm-2.5"), out)
+    monkeypatch.undo()
+    assert all(path.samefile(out) for path in tmp_path.iterdir())
+    run("timesfm", checkpoint("timesfm-2.5"), out, "--overwrite")
+    assert list(tmp_path.iterdir()) == [out]
+
+
+def test_a_temporary_that_cannot_be_removed_does_not_hide_the_error(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "fsync", failing(errno.EIO))
+    monkeypatch.setattr(shutil, "rmtree", failing(errno.ESTALE))  # it does not ignore all errors
+    _, stderr = run("bert", checkpoint("bert"), tmp_path / "o", code=2)
+    assert stderr.startswith("error[output-not-writable]: ") and "Input/output error" in stderr
+
+
+def test_closing_fails_after_the_output_is_complete(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out, genuine = tmp_path / "o.safetensors", os.close
+
+    def close(fd: int) -> None:
+        published = out.exists() and os.path.samestat(os.fstat(fd), out.stat())
+        genuine(fd)
+        if published:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "close", close)
+    run("timesfm", checkpoint("timesfm-2.5"), out)
+    assert list(tmp_path.iterdir()) == [out]
+
+
+def test_a_draft_that_cannot_be_written_leaves_no_file(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    genuine = Path.open
+
+    def full(path: Path, mode: str = "r", *args: Any, **options: Any) -> Any:
+        stream = genuine(path, mode, *args, **options)
+        if mode == "x":
+            stream.write = failing(errno.ENOSPC)  # type: ignore[method-assign]
+        return stream
+
+    monkeypatch.setattr(Path, "open", full)
+    _, stderr = run("rules", "new", checkpoint("timesfm-2.5"), tmp_path / "new.yaml", code=2)
+    assert stderr.startswith("error[output-not-writable]: ") and not list(tmp_path.iterdir())
+
+
+def test_an_error_of_the_system_without_a_path(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("convert.writing.execute.execute", failing(errno.EMFILE))
+    _, stderr = run("timesfm", checkpoint("timesfm-2.5"), tmp_path / "o.safetensors", code=2)
+    assert stderr.startswith("error[file-not-readable]: a file cannot be read or written: Too many open files")
+    monkeypatch.setattr("convert.writing.execute.execute", failing(errno.EBADF))
+    _, stderr = run("timesfm", checkpoint("timesfm-2.5"), tmp_path / "o.safetensors", code=2)
+    assert stderr.startswith("error[internal]: ")
+
+
+@pytest.mark.parametrize("case", ["bert", "timesfm-2.5"])
+def test_closing_a_file_that_was_read_fails(
+    case: str, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    genuine = os.close
+
+    def close(fd: int) -> None:
+        genuine(fd)
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    for module in ("core.system.regular_file", "checkpoints.encodings.zarr_chunks", "writing.writer", "writing.atomic"):
+        monkeypatch.setattr(f"convert.{module}.os.close", close)
+    run(case.partition("-")[0], checkpoint(case), tmp_path / "o.safetensors")

@@ -9,11 +9,21 @@ A new format goes to ``formats``.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
 from convert.checkpoints.access import Boundary, children
-from convert.checkpoints.errors import ambiguous, missing, option_rejected, pickle_refused, unknown_format, unreadable
+from convert.checkpoints.errors import (
+    MOST_KEYS,
+    ambiguous,
+    missing,
+    option_rejected,
+    pickle_refused,
+    too_deep,
+    unknown_format,
+    unreadable,
+)
 from convert.checkpoints.formats import known_formats, pickle_guard
 from convert.checkpoints.source import Absent, Format, Leaf, Options, Source, name_leaves
 from convert.core.errors import CheckpointError
@@ -53,6 +63,9 @@ def open_source(
         source = _open(path, options)
     except OSError as error:  # any call may fail on a network file system, or when too many files are open
         raise unreadable(error.filename or path, error) from error
+    for keys in itertools.chain((leaf.keys for leaf in source.leaves.values()), (node.keys for node in source.absent)):
+        if len(keys) > MOST_KEYS:
+            raise too_deep(source.path, keys)
     source.given_path, source.boundary = path, boundary
     return source
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from convert.core.findings import Finding
 COPY_AGAIN = "copy the checkpoint again from where it was written"
 RENAME = "rename one of the two where the checkpoint is written"
 UNFINISHED = "checkpoint-unfinished"
+MOST_KEYS = 200  # of a path; the time of many steps grows with the square of this
 
 
 def located(error: CheckpointError, path: str | Path, leaf: str | None = None, fix: str = "") -> CheckpointError:
@@ -93,6 +94,12 @@ def incomplete(
     return CheckpointError(
         Finding("checkpoint-incomplete", problem, expected=expected, got=got, fix=fix, **_place(path, leaf))
     )
+
+
+def too_deep(path: str | Path, keys: Sequence[str]) -> CheckpointError:
+    """Return the error for a leaf whose path has more than `MOST_KEYS` keys."""
+    leaf = f"{'/'.join(keys[:5])}/..."[:100]
+    return corrupt("the tree is too deep", path, leaf, expected=f"at most {MOST_KEYS} levels", got=str(len(keys)))
 
 
 def unsupported(

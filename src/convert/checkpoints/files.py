@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from convert.checkpoints.errors import (
 )
 from convert.checkpoints.source import Absent, Leaf, Source, stamps
 from convert.core.findings import Finding
-from convert.core.system.regular_file import open_descriptor
+from convert.core.system.regular_file import open_unbuffered
 from convert.core.tensor_spec import TensorSpec, numpy_dtype
 
 _READ_BYTES = 16 << 20  # most bytes per read
@@ -109,7 +108,7 @@ def _filling(stored: StoredArray, leaf: str) -> Iterator[Callable[[memoryview], 
         CheckpointError: the file cannot be read, or has become shorter.
     """
     try:
-        file = io.FileIO(open_descriptor(stored.file), "rb")
+        file = open_unbuffered(stored.file)
     except OSError as error:
         raise unreadable(stored.file, error, leaf) from None
     ranges = iter(stored.ranges)

@@ -142,4 +142,7 @@ def _system_error(error: Exception) -> Finding | None:
         return Finding("file-not-readable", problem, path=place, fix=fix)
     if error.errno in (errno.ENOSPC, errno.EPIPE, errno.EIO):  # Typer prints the help itself
         return Finding("output-not-writable", f"{error.strerror}", path="stdout")
-    return None
+    if error.errno in (None, errno.EBADF, errno.EFAULT, errno.EINVAL):  # what a program does wrong
+        return None
+    problem = f"a file cannot be read or written: {error.strerror}"
+    return Finding("file-not-readable", problem, fix="check the disk and the limits of the system (`ulimit -a`)")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -122,6 +123,8 @@ def new(
             )
         ) from None
     except OSError as error:
+        with suppress(OSError):
+            file.unlink()
         raise OutputError(
             Finding("output-not-writable", f"cannot be written: {error.strerror}", path=str(file))
         ) from None

@@ -75,14 +75,22 @@ class Written:
         return value
 
     def read(self, name: str) -> Array:
-        """Read a tensor, as a read-only view of the mapped file."""
+        """Read a tensor, as a read-only view of the mapped file.
+
+        Raises:
+            CheckpointError: the file cannot be read any more.
+        """
         path, entry = self.tensors[name]
         dtype = numpy_dtype(entry.spec.dtype)
         if entry.stop == entry.start:
             return np.zeros(entry.spec.shape, dtype)
-        with open_regular(path) as file:
-            view = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        values = np.frombuffer(view, np.uint8, entry.stop - entry.start, entry.start)
+        try:
+            with open_regular(path) as file:
+                view = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            values = np.frombuffer(view, np.uint8, entry.stop - entry.start, entry.start)
+        except (OSError, ValueError) as error:  # ValueError: it has become shorter
+            problem = f"cannot be read: {getattr(error, 'strerror', None) or error}"
+            raise CheckpointError(Finding("file-not-readable", problem, path=str(path))) from None
         return values.view(dtype).reshape(entry.spec.shape)
 
 

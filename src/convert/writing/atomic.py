@@ -24,6 +24,7 @@ from pathlib import Path
 from convert.core.errors import OutputError
 from convert.core.findings import Finding
 from convert.core.system import signals
+from convert.core.system.regular_file import close
 
 _ATTEMPTS = 10
 _ZEROS = 8 << 20  # bytes written at once where the file system cannot reserve space
@@ -252,7 +253,8 @@ class AtomicOutput:
                 raise _appeared(self.out) from None
             self.path.replace(self.out)
         else:
-            self.path.unlink()
+            with suppress(OSError):  # the output is complete; a later run removes the other name
+                self.path.unlink()
 
     def _replace_directory(self, ours: Callable[[str], bool]) -> None:
         for entry in sorted(self.out.iterdir()):
@@ -275,7 +277,7 @@ class AtomicOutput:
                 if old.exists() and not self.out.exists():
                     old.rename(self.out)
                 raise
-        shutil.rmtree(old, ignore_errors=True)
+        _remove(old)
 
     def discard(self) -> None:
         """Remove the temporary. Does nothing after `publish`."""
@@ -288,8 +290,8 @@ class AtomicOutput:
 
     def _close(self) -> None:
         signals.remove_cleanup(self._remove)
-        os.close(self._fd)
-        self._fd = -1
+        descriptor, self._fd = self._fd, -1
+        close(descriptor)
 
 
 def write_text(out: str | Path, text: str) -> None:
@@ -355,7 +357,7 @@ def sync_directory(path: Path) -> None:
     try:
         os.fsync(fd)
     finally:
-        os.close(fd)
+        close(fd)
 
 
 def _prefix(out: Path) -> str:
@@ -375,7 +377,7 @@ def _remove_stale(out: Path) -> None:
                 if _is_at(fd, path):
                     _remove(path)
             finally:
-                os.close(fd)
+                close(fd)
 
 
 def _cwd() -> Path:
@@ -393,10 +395,12 @@ def _is_at(fd: int, path: Path) -> bool:
 
 
 def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
+    """Remove a file or a directory as far as possible, without an error."""
+    try:
         path.unlink(missing_ok=True)
+    except OSError:
+        with suppress(OSError):  # rmtree does not ignore all errors
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def _link(source: str | Path, target: str | Path) -> None:

@@ -23,6 +23,7 @@ from convert.core import safetensors_header
 from convert.core.errors import OutputError
 from convert.core.findings import Finding
 from convert.core.system import signals
+from convert.core.system.regular_file import close
 from convert.core.tensor_spec import TensorSpec, numpy_dtype
 from convert.writing import atomic
 from convert.writing.complete import check_complete
@@ -359,14 +360,14 @@ class Writer:
             atomic.allocate(fd, len(header) + nbytes)
             return _File(fd, mmap.mmap(fd, len(header) + nbytes), tensors, len(header))
         except BaseException:
-            os.close(fd)
+            close(fd)
             raise
 
     def _close(self) -> None:
         for file in self._files.values():
             with suppress(BufferError):  # arrays still point into the map; the last of them unmaps it
                 file.data.close()
-            os.close(file.fd)
+            close(file.fd)
         self._files = {}
 
     def _discard(self) -> None:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgpack
 import numpy as np
 import pytest
 import tensorstore as ts
 
-from convert.checkpoints import Boundary, open_source
+from convert.checkpoints import Boundary, chunks, open_source
+from convert.checkpoints.encodings import msgpack_tokens
 from convert.checkpoints.encodings.ocdbt import Database
-from convert.checkpoints.orbax import stores
+from convert.checkpoints.orbax import arrays, stores
 from convert.core.errors import CheckpointError
 from support.effort import calls_at_most
 
@@ -51,18 +53,22 @@ def test_absent_chunks_are_the_fill_value(tmp_path: Path) -> None:
 # ---- msgpack
 
 
-@pytest.mark.parametrize("tree", [{"a": [1] * 600_000}, {"a": [[1] * 300_000] * 2}, {"a": {str(k): 1 for k in range(600_000)}}])  # fmt: skip
+@pytest.mark.parametrize("tree", [{"a": [1] * 6000}, {"a": [[1] * 3000] * 2}, {"a": {str(k): 1 for k in range(6000)}}])
 @pytest.mark.parametrize("name", ["x.msgpack", "checkpoint"])
-def test_a_tree_of_too_many_numbers_is_refused(tmp_path: Path, tree: object, name: str) -> None:
+def test_a_tree_of_too_many_numbers_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tree: object, name: str
+) -> None:
+    """At the real limit, a byte for each number would take a gigabyte."""
+    assert msgpack_tokens.MAX_NODES == 500_000
+    monkeypatch.setattr(msgpack_tokens, "MAX_NODES", 5000)
     path = tmp_path / name
     path.write_bytes(msgpack.packb(tree))
-    with pytest.raises(CheckpointError) as caught:
-        open_source(path if name == "x.msgpack" else tmp_path)
-    assert caught.value.code == "checkpoint-corrupt"
+    assert refusal(path if name == "x.msgpack" else tmp_path).code == "checkpoint-corrupt"
 
 
-def test_a_wide_and_deep_tree_is_refused(tmp_path: Path) -> None:
-    tree: object = {str(k): 1 for k in range(200_000)}
+def test_a_wide_and_deep_tree_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(msgpack_tokens, "MAX_NODES", 5000)
+    tree: object = {str(k): 1 for k in range(2000)}
     for _ in range(90):
         tree = {"a": tree}
     (tmp_path / "x.msgpack").write_bytes(msgpack.packb(tree))
@@ -174,3 +180,65 @@ def test_a_cycle_is_refused(tree: Tree) -> None:
     assert any(tree.redirect(node, k, node) for node, children in nodes for k in range(len(children)))
     with calls_at_most(100_000), pytest.raises(ValueError, match="height|two entries"):
         Database(tree.path, ts.Context(), Boundary(tree.path))
+
+
+# ---- deep trees, shared groups, missing chunks of any size
+
+
+DEEP = "a/" * 300 + "x"  # steps whose time or memory grows with the square of the depth would not end
+
+
+@pytest.mark.parametrize("kind", ["_METADATA", "checkpoint", "msgpack", "npz", "safetensors"])
+def test_a_path_of_many_keys_is_refused(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "c"
+    keys = DEEP.split("/")
+    if kind == "_METADATA":
+        path.mkdir()
+        entry = {"key_metadata": [{"key": key} for key in keys], "value_metadata": {"value_type": "None"}}
+        (path / kind).write_text(json.dumps({"tree_metadata": {"x": entry}}))
+    elif kind in ("checkpoint", "msgpack"):
+        packed = b"\x81\xa1a" * 300 + b"\xc0"
+        path = path if kind == "msgpack" else path / kind
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(packed)
+    elif kind == "npz":
+        path = tmp_path / "c.npz"
+        np.savez(path, **{DEEP: np.ones(2, np.float32)})
+    else:
+        header = json.dumps({DEEP: {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
+        path = tmp_path / "c.safetensors"
+        path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
+    error = refusal(path.parent if kind == "checkpoint" else path)
+    assert (error.code, error.findings[0].problem) == ("checkpoint-corrupt", "the tree is too deep")
+
+
+def test_groups_with_two_names_are_refused(tmp_path: Path) -> None:
+    """With 20 levels of two names each, 30 kB have a million groups."""
+    import h5py
+
+    with h5py.File(tmp_path / "x.weights.h5", "w") as file:
+        group = file.create_group("vars")
+        group["0"] = np.ones(2, np.float32)
+        for _ in range(20):
+            above = h5py.Group(h5py.h5g.create(file.id, None))
+            above["a"] = above["b"] = group
+            group = above
+        file["top"] = group
+    error = refusal(tmp_path / "x.weights.h5")
+    assert error.code == "checkpoint-link-refused" and "same group" in error.findings[0].problem
+
+
+def test_a_missing_chunk_is_made_in_parts(tmp_path: Path) -> None:
+    source = open_source(orbax(tmp_path / "c", [3, 1 << 22], [3, 1 << 22]))
+    reads: list[int] = []
+    original = arrays.read_array
+
+    def counted(*args: Any) -> Any:
+        result = original(*args)
+        reads.append(result.nbytes)
+        return result
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(arrays, "read_array", counted)
+        assert not source.read("w").any()
+    assert len(reads) > 3 and max(reads) <= chunks.PIECE

@@ -16,14 +16,13 @@ import numpy as np
 
 from convert.checkpoints.encodings import msgpack_tokens
 from convert.checkpoints.encodings.msgpack_tokens import Token, Walker
-from convert.checkpoints.errors import corrupt, located
+from convert.checkpoints.errors import MOST_KEYS, corrupt, located, too_deep
 from convert.core.errors import CheckpointError
 from convert.core.tensor_spec import SAFETENSORS_TAGS, TensorSpec, numpy_dtype
 
 NDARRAY, COMPLEX, NUMPY_SCALAR = 1, 2, 3  # extension types
 CHUNKED = "__msgpack_chunked_array__"  # the first key of the map that stands for an array of several chunks
 _MAX_RANK = 32  # of NumPy 1; NumPy 2 allows 64
-_MAX_DEPTH = 100  # levels of a tree; real ones have about ten
 
 
 @dataclass(frozen=True)
@@ -75,8 +74,8 @@ def _walk(walker: Walker, at: int, path: list[str], nodes: list[tuple[tuple[str,
     token = walker.token(at)
     if len(nodes) * max(len(path) / 10, 1) > msgpack_tokens.MAX_NODES:  # paths have three or four keys
         raise msgpack_tokens.too_many_nodes(at)
-    if len(path) > _MAX_DEPTH:
-        raise corrupt("the tree is too deep", expected=f"at most {_MAX_DEPTH} levels")
+    if len(path) > MOST_KEYS:
+        raise too_deep("", path)
     if token.kind == "str":
         nodes.append((tuple(path), Text(walker.data[token.body : token.stop].decode(errors="replace"))))
         return token.stop

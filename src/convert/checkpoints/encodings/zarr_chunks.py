@@ -19,7 +19,7 @@ from typing import Any
 import zstandard
 
 from convert.checkpoints.chunks import AT_ONCE_BUDGET, PIECE, Meter
-from convert.core.system.regular_file import open_descriptor
+from convert.core.system.regular_file import close, open_descriptor
 
 READ = 1 << 20  # bytes per read
 _HEADER = 18  # most bytes of a frame's header
@@ -161,7 +161,7 @@ def decoded(stored: FileRange | bytes, compressed: bool, nbytes: int, meter: Met
         try:
             raw = _Range(file, stored.start, stored.stop, meter).read()
         finally:
-            os.close(file)
+            close(file)
     made: bytes | None = raw
     if compressed:
         try:  # check the size first: zstd allocates what a damaged frame claims
@@ -202,7 +202,7 @@ def decoding(
             raw: Any = io.BytesIO(stored)
         else:
             file = open_descriptor(stored.file)
-            stack.callback(os.close, file)
+            stack.callback(close, file)
             raw = _Range(file, stored.start, stored.stop, meter)
         if compressed:
             head = stored[:_HEADER] if isinstance(stored, bytes) else os.pread(file, _HEADER, stored.start)

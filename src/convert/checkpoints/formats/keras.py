@@ -185,6 +185,7 @@ def _walk(file: Path, h5: Any) -> tuple[dict[tuple[str, ...], TensorSpec], dict[
     specs: dict[tuple[str, ...], TensorSpec] = {}
     layer_names: dict[tuple[str, ...], str] = {}
     pending: list[tuple[tuple[str, ...], Any]] = [((), h5)]
+    seen: set[int] = set()
     objects = 0
     while pending:
         keys, group = pending.pop()
@@ -195,6 +196,10 @@ def _walk(file: Path, h5: Any) -> tuple[dict[tuple[str, ...], TensorSpec], dict[
         layer_name = group.attrs.get("name") if keys[-1:] == ("vars",) else None
         if isinstance(layer_name, str) and keys[:-1]:
             layer_names[keys[:-1]] = layer_name
+        if (place := h5py.h5o.get_info(group.id).addr) in seen:  # 20 levels of two such links would be a million groups
+            problem = "two names lead to the same group, which Keras does not write"
+            raise link_refused(problem, file, "/".join(keys), fix="save the weights again")
+        seen.add(place)
         for key in group:
             path = "/".join((*keys, key))
             objects += 1

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 import tensorstore as ts
 
-from convert.checkpoints.chunks import Box, Meter, Piece, full_box, read_at_once, timed
+from convert.checkpoints.chunks import Box, Meter, Piece, full_box, read_at_once, tiles, timed
 from convert.checkpoints.chunks import pieces as chunk_pieces
 from convert.checkpoints.encodings.zarr_chunks import decoded, decoding
 from convert.checkpoints.orbax.stores import Store
@@ -27,11 +28,16 @@ def pieces(store: Store, array: Array, all_stored: bool, chunk: Box, meter: Mete
     stored = None
     if array.encoding is not None:
         stored = store.stored(array.prefix + array.encoding.key(array.grid.place(chunk)))
-    if array.encoding is None or stored is None:  # TensorStore decides whether the chunk may be missing
-        nbytes = chunk.size * numpy_dtype(array.spec.dtype).itemsize
-        yield from read_at_once(chunk.origin, lambda: read_array(store, array, all_stored, chunk), nbytes, meter)
-        return
     dtype = numpy_dtype(array.spec.dtype)
+    if array.encoding is None or stored is None:
+        # TensorStore decodes a chunk as a whole. A missing one, if that is allowed, has no bytes: it is made in parts, as
+        # its declared size may be any.
+        parts = [full_box(chunk.shape)] if array.encoding is None else tiles(chunk.shape, dtype.itemsize)
+        for part in parts:
+            box = Box(tuple(a + b for a, b in zip(chunk.origin, part.origin, strict=True)), part.shape)
+            read = partial(read_array, store, array, all_stored, box)
+            yield from read_at_once(box.origin, read, box.size * dtype.itemsize, meter)
+        return
     nbytes = math.prod(array.grid.chunk) * dtype.itemsize
     if (raw := decoded(stored, array.encoding.compressed, nbytes, meter)) is not None:
         values = np.frombuffer(raw, dtype).reshape(array.grid.chunk)

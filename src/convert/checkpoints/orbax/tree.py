@@ -18,7 +18,7 @@ from convert.checkpoints.access import Boundary, read_json
 from convert.checkpoints.encodings import msgpack_tokens
 from convert.checkpoints.encodings.flax_arrays import CHUNKED, PackedArray, packed_array
 from convert.checkpoints.encodings.msgpack_tokens import Walker
-from convert.checkpoints.errors import corrupt, incomplete, located, truncated, unreadable
+from convert.checkpoints.errors import MOST_KEYS, corrupt, incomplete, located, too_deep, truncated, unreadable
 from convert.core.errors import CheckpointError
 from convert.core.findings import Finding
 
@@ -39,7 +39,6 @@ _NO_ARRAY = {
 }
 # Each `value_type` that is stored as an array; empty in the aggregate file, which has no types.
 ARRAYS = ("jax.Array", "np.ndarray", "scalar", "")
-_MAX_DEPTH = 200
 _MOST_JSON = 512 << 20  # bytes; 50,000 leaves take 30 MB
 
 
@@ -142,7 +141,9 @@ def _nodes(file: Path, metadata: Mapping[str, Any]) -> Iterator[TreeNode]:
             value = entry["value_metadata"]
             kind, shape = value.get("value_type", ""), value.get("write_shape")
         except (TypeError, KeyError, AttributeError):
-            raise corrupt(f"the entry {label} has no key_metadata or value_metadata", file) from None
+            raise corrupt(f"the entry {label:.200} has no key_metadata or value_metadata", file) from None
+        if len(keys) > MOST_KEYS:
+            raise too_deep(file, keys)
         if not isinstance(kind, str) or not (
             shape is None or (isinstance(shape, list) and all(isinstance(n, int) for n in shape))
         ):
@@ -211,8 +212,8 @@ def _unpack(file: Path, data: mmap.mmap | bytes) -> dict[tuple[str, ...], TreeNo
 
 
 def _walk(walker: Walker, at: int, keys: tuple[str, ...]) -> Iterator[TreeNode]:
-    if len(keys) > _MAX_DEPTH:
-        raise corrupt(f"the tree is too deep at byte {at}", expected=f"at most {_MAX_DEPTH} levels")
+    if len(keys) > MOST_KEYS:
+        raise too_deep("", keys)
     token = walker.token(at)
     if token.kind == "map":
         children = list(walker.items(at))

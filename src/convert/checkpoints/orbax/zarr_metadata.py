@@ -27,7 +27,7 @@ ARRAY_METADATA = _ZARR, _ZARR3 = ".zarray", "zarr.json"
 # (std::bad_alloc) or works for days.
 _MOST_BYTES = 1 << 48
 _MOST_CHUNKS = 10_000_000
-_MANY_CHUNKS = 100_000  # of all arrays; from here on, count how many are stored
+_MANY_CHUNKS = 50_000  # of all arrays; from here on, count how many are stored
 _MOST_ABSENT = 100  # chunks for each stored value
 _MOST_AXES = 32  # of zarr in TensorStore
 _ZARR_DTYPE = re.compile(r"[<|][biufc]\d+")  # no JAX writes big-endian, which one flipped bit would give

@@ -1,10 +1,15 @@
-"""Open regular files only. A FIFO would wait for a writer, and a device such as ``/dev/zero`` has no end."""
+"""Open regular files only. A FIFO would wait for a writer, and a device such as ``/dev/zero`` has no end.
+
+An error of close(2) is ignored: it says nothing about what was read, and nothing new about what was synced.
+"""
 
 from __future__ import annotations
 
 import errno
+import io
 import os
 import stat
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -22,6 +27,18 @@ def not_regular(mode: int) -> OSError | None:
     if stat.S_ISREG(mode) or stat.S_ISDIR(mode):
         return None
     return OSError(errno.EINVAL, f"it is {_KINDS.get(stat.S_IFMT(mode), 'of another kind')}, not a regular file")
+
+
+def close(descriptor: int) -> None:
+    """Close a descriptor, and ignore an error of the system."""
+    with suppress(OSError):
+        os.close(descriptor)
+
+
+class _File(io.FileIO):
+    def close(self) -> None:
+        with suppress(OSError):
+            super().close()
 
 
 def open_descriptor(path: Path | str, follow_link: bool = True) -> int:
@@ -42,18 +59,27 @@ def open_descriptor(path: Path | str, follow_link: bool = True) -> int:
         if (error := not_regular(mode)) is not None:
             raise error
     except BaseException:
-        os.close(descriptor)
+        close(descriptor)
         raise
     return descriptor
 
 
-def open_regular(path: Path) -> BinaryIO:
-    """Open a file for reading, as ``open`` does. Links are followed.
+def open_unbuffered(path: Path) -> io.FileIO:
+    """Open a file for reading, as ``open`` does without a buffer. Links are followed.
 
     Raises:
         OSError: it cannot be opened, or is no regular file.
     """
-    return os.fdopen(open_descriptor(path), "rb")
+    return _File(open_descriptor(path), "rb")
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a file as `open_unbuffered` does, with a buffer.
+
+    Raises:
+        OSError: it cannot be opened, or is no regular file.
+    """
+    return io.BufferedReader(open_unbuffered(path))
 
 
 def read_regular(path: Path | str, most: int, follow_link: bool = True) -> bytes:
@@ -69,7 +95,7 @@ def read_regular(path: Path | str, most: int, follow_link: bool = True) -> bytes
             parts.append(part)
             left -= len(part)
     finally:
-        os.close(descriptor)
+        close(descriptor)
     if not left:
         raise OSError(errno.EFBIG, f"it has more than {most} bytes")
     return b"".join(parts)
