@@ -56,8 +56,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "context_length": 1024,
     },
 }
-# BERT, GPT-2, T5 and Whisper have a config.json beside their checkpoints.
-SETTINGS |= {"bert": {}, "gpt2": {}, "t5": {}, "t5-v1.1": {}, "whisper": {}}
+# The models of transformers' flax classes have a config.json beside their checkpoints.
+SETTINGS |= {case: {} for case in ("bert", "gpt2", "t5", "t5-v1.1", "whisper", "llama", "mistral", "gemma-flax")}
 _EVIDENCE: dict[tuple[Any, ...], Evidence] = {}
 
 

@@ -38,6 +38,9 @@ RULES = {
     "t5": "t5",
     "t5-v1.1": "t5",
     "whisper": "whisper",
+    "llama": "llama",
+    "mistral": "llama",
+    "gemma-flax": "llama",
 }
 ADAPTERS: dict[str, Any] = {
     "timesfm-1": timesfm_1,
@@ -48,6 +51,7 @@ ADAPTERS: dict[str, Any] = {
     "gpt2": transformers_module,
     "t5": transformers_module,
     "whisper": transformers_module,
+    "llama": transformers_module,
 }
 
 

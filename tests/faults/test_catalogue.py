@@ -14,7 +14,20 @@ from faults.catalogue import BY_FAMILY, CASES, cells, documented, key, run, run_
 from faults.planted import FAULTS, Fault
 
 # Models that take seconds to compile, and TimesFM 2.0, which has the faults of 1.0.
-SLOW_CASES = ("cde-linear", "cde-cubic", "recurrentgemma", "bert", "gpt2", "t5", "t5-v1.1", "whisper", "timesfm-2.0")
+SLOW_CASES = (
+    "cde-linear",
+    "cde-cubic",
+    "recurrentgemma",
+    "bert",
+    "gpt2",
+    "t5",
+    "t5-v1.1",
+    "whisper",
+    "llama",
+    "mistral",
+    "gemma-flax",
+    "timesfm-2.0",
+)
 NAMED = 0.9  # of the faults, at least, are diagnosed by name
 
 

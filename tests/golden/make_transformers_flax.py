@@ -1,9 +1,9 @@
-"""Writes the golden cases bert*, gpt2, t5* and whisper: the flax models of transformers, as `save_pretrained` published them.
+"""Writes the golden cases of the flax models of transformers, as `save_pretrained` published them.
 
 transformers 5 has no flax models any more; 4.46.3 is run in an environment of its own (Python 3.10), on a CPU:
 
     python3.10 -m venv env && env/bin/pip install transformers==4.46.3 jax==0.4.30 jaxlib==0.4.30 flax==0.8.5 'numpy<2'
-    env/bin/python tests/golden/make_transformers_flax.py
+    env/bin/python tests/golden/make_transformers_flax.py [CASE ...]
 
 Each case has `ckpt`, with `flax_model.msgpack` and `config.json` as on the hub, and `io.npz`: inputs and what the flax model computed in
 float32 with matmul precision `highest`. Weights, inputs and outputs are the same on every run of one machine.
@@ -106,7 +106,8 @@ def bert() -> None:
         config = transformers.BertConfig(**sizes)
         given = texts(rng, config.vocab_size)
         types = (np.arange(13) > 5).astype(np.int32)[None].repeat(2, 0)
-        write(case, model(config, seed=seed), rng, {**given, "token_type_ids": types}, outputs)
+        if wanted(case):
+            write(case, model(config, seed=seed), rng, {**given, "token_type_ids": types}, outputs)
 
 
 def gpt2() -> None:
@@ -120,7 +121,8 @@ def gpt2() -> None:
         small = {} if case == "gpt2" else {"n_embd": 12, "n_layer": 2, "n_head": 2}
         sizes = {"vocab_size": 61, "n_positions": 19, "n_embd": 24, "n_layer": 3, "n_head": 3, **small}
         config = transformers.GPT2Config(**sizes, bos_token_id=60, eos_token_id=60)
-        write(case, model(config, seed=seed), rng, texts(rng, 61), outputs)
+        if wanted(case):
+            write(case, model(config, seed=seed), rng, texts(rng, 61), outputs)
 
 
 def t5() -> None:
@@ -137,6 +139,8 @@ def t5() -> None:
         given = texts(rng, config.vocab_size, 23)
         answer = texts(rng, config.vocab_size, 21)
         answers = {f"decoder_{name}": x for name, x in answer.items()}
+        if not wanted(case):
+            continue
         write(
             case, transformers.FlaxT5ForConditionalGeneration(config, seed=seed), rng, {**given, **answers}, ("logits",)
         )
@@ -152,11 +156,83 @@ def whisper() -> None:
     sound = rng.standard_normal((2, 10, 28)).astype(np.float32)
     ids = rng.integers(2, 57, (2, 9)).astype(np.int32)
     model = transformers.FlaxWhisperForConditionalGeneration(config, seed=0)
-    write("whisper", model, rng, {"input_features": sound, "decoder_input_ids": ids}, ("logits",))
+    if wanted("whisper"):
+        write("whisper", model, rng, {"input_features": sound, "decoder_input_ids": ids}, ("logits",))
+
+
+DECODER = {
+    "vocab_size": 61,
+    "hidden_size": 24,
+    "intermediate_size": 40,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 31,
+    "pad_token_id": 0,
+}
+
+
+def decoders() -> None:
+    """Each config.json states what the flax code does not compute: base and scaling of RoPE, window, tied head, activation."""
+    other = {
+        "rope_theta": 500000.0,
+        "rope_scaling": {"rope_type": "linear", "factor": 4.0},
+        "tie_word_embeddings": True,
+    }
+    heads: dict[str, tuple[Any, Any, dict[str, Any], tuple[str, ...]]] = {
+        "llama": (transformers.FlaxLlamaForCausalLM, transformers.LlamaConfig, other, ("logits",)),
+        "llama-model": (
+            transformers.FlaxLlamaModel,
+            transformers.LlamaConfig,
+            {**other, "num_key_value_heads": 4, "hidden_act": "gelu"},
+            ("last_hidden_state",),
+        ),
+        "mistral": (
+            transformers.FlaxMistralForCausalLM,
+            transformers.MistralConfig,
+            {"rope_theta": 1000000.0, "sliding_window": 5, "tie_word_embeddings": True},
+            ("logits",),
+        ),
+        "mistral-model": (
+            transformers.FlaxMistralModel,
+            transformers.MistralConfig,
+            {"sliding_window": 7},
+            ("last_hidden_state",),
+        ),
+        "gemma-flax": (
+            transformers.FlaxGemmaForCausalLM,
+            transformers.GemmaConfig,
+            {"head_dim": 10, "num_hidden_layers": 2, "rope_theta": 50000.0, "hidden_act": "gelu"},
+            ("logits",),
+        ),
+        "gemma-flax-untied": (
+            transformers.FlaxGemmaForCausalLM,
+            transformers.GemmaConfig,
+            {"head_dim": 6, "tie_word_embeddings": False, "num_key_value_heads": 1},
+            ("logits",),
+        ),
+        "gemma-flax-model": (
+            transformers.FlaxGemmaModel,
+            transformers.GemmaConfig,
+            {"head_dim": 6, "hidden_activation": "gelu_new", "num_key_value_heads": 4},
+            ("last_hidden_state",),
+        ),
+    }
+    for seed, (case, (model, config, own, outputs)) in enumerate(heads.items()):
+        if wanted(case):
+            rng = np.random.default_rng(500 + seed)
+            made = model(config(**{**DECODER, **own}), seed=seed)
+            write(case, made, rng, texts(rng, DECODER["vocab_size"], 23), outputs)
+
+
+def wanted(case: str) -> bool:
+    """Whether a case is written: one of those that are named, or any if none is."""
+    names = [word for word in sys.argv[1:] if word != "-v"]
+    return not names or case in names
 
 
 def main() -> None:
-    """Replaces the golden cases."""
+    """Replaces the golden cases, or those that are named."""
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_default_matmul_precision", "highest")
     names = ("transformers", "flax", "jax", "numpy")
@@ -165,6 +241,7 @@ def main() -> None:
     gpt2()
     t5()
     whisper()
+    decoders()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""BERT, GPT-2, T5 and Whisper through `convert check`: the plain-JAX references are what the flax classes computed."""
+"""BERT, GPT-2, T5, Whisper, Llama, Mistral and Gemma through `convert check`: the plain-JAX references are what the flax classes computed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from faults.catalogue import one_thread
 from support.goldens import checkpoint, golden_io, relative_error
 from support.marks import slow_but
 
-CASES = ("bert", "bert-model", "bert-pretraining", "bert-classification", "bert-tokens", "bert-answers", "gpt2", "gpt2-model", "t5", "t5-v1.1", "whisper")  # fmt: skip
+CASES = ("bert", "bert-model", "bert-pretraining", "bert-classification", "bert-tokens", "bert-answers", "gpt2", "gpt2-model", "t5", "t5-v1.1", "whisper", "llama", "llama-model", "mistral", "mistral-model", "gemma-flax", "gemma-flax-untied", "gemma-flax-model")  # fmt: skip
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -43,7 +43,25 @@ def test_the_plain_jax_model_is_what_the_flax_classes_recorded(case: str) -> Non
 
 @pytest.mark.parametrize(
     "case",
-    slow_but(["bert", "gpt2"], ["bert", "bert-pretraining", "gpt2", "gpt2-model", "t5", "t5-v1.1", "whisper"]),
+    slow_but(
+        ["bert", "gpt2", "mistral"],
+        [
+            "bert",
+            "bert-pretraining",
+            "gpt2",
+            "gpt2-model",
+            "t5",
+            "t5-v1.1",
+            "whisper",
+            "llama",
+            "llama-model",
+            "mistral",
+            "mistral-model",
+            "gemma-flax",
+            "gemma-flax-untied",
+            "gemma-flax-model",
+        ],
+    ),
 )
 def test_a_correct_conversion_passes_all_levels(case: str, tmp_path: Path) -> None:
     convert.convert(case.split("-")[0], checkpoint(case), tmp_path / "out")

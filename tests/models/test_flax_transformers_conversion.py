@@ -1,4 +1,4 @@
-"""BERT, GPT-2, T5 and Whisper: what the flax classes of transformers 4 published becomes what transformers 5 loads."""
+"""BERT, GPT-2, T5, Whisper, Llama, Mistral, Gemma: what the flax classes of transformers 4 published becomes what transformers 5 loads."""
 
 from __future__ import annotations
 
@@ -29,6 +29,13 @@ CASES = {
     "t5": "T5ForConditionalGeneration",
     "t5-v1.1": "T5ForConditionalGeneration",
     "whisper": "WhisperForConditionalGeneration",
+    "llama": "LlamaForCausalLM",
+    "llama-model": "LlamaModel",
+    "mistral": "MistralForCausalLM",
+    "mistral-model": "MistralModel",
+    "gemma-flax": "GemmaForCausalLM",
+    "gemma-flax-untied": "GemmaForCausalLM",
+    "gemma-flax-model": "GemmaModel",
 }
 INPUTS = (
     "input_ids",
@@ -83,6 +90,71 @@ def test_a_planted_fault_loads_and_is_far_off(case: str, tensor: str, tmp_path: 
     with torch.no_grad():
         weight.copy_(weight.transpose(0, 1).clone() if weight.ndim > 1 else weight + 1)
     assert max(errors(model, case).values()) > 1e-2
+
+
+CODE = {  # golden -> key of its config.json that the flax code reads in another way, the value there, what is written, the reason
+    "llama": [
+        ("rope_theta", 500000.0, 10000.0, "RoPE's base 10000 written in it"),
+        ("rope_scaling", {"factor": 4.0, "rope_type": "linear"}, None, "does not read rope_scaling"),
+        ("tie_word_embeddings", True, False, "an lm_head of its own"),
+    ],
+    "mistral": [
+        ("sliding_window", 5, 6, "sees itself and as many tokens before it"),
+        ("rope_theta", 1000000.0, 10000.0, "RoPE's base 10000 written in it"),
+        ("tie_word_embeddings", True, False, "an lm_head of its own"),
+    ],
+    "gemma-flax": [
+        ("rope_theta", 50000.0, 10000.0, "RoPE's base 10000 written in it"),
+        ("hidden_act", "gelu", "gelu_pytorch_tanh", "reads hidden_activation"),
+    ],
+}
+
+
+@pytest.mark.parametrize("case", CODE)
+def test_what_the_flax_code_computes_is_written_and_not_what_config_json_says(case: str, tmp_path: Path) -> None:
+    """The notes of plan and model card name both; with the values of the source's config.json the outputs are far off."""
+    plan = convert.plan_conversion(case.split("-")[0], checkpoint(case))
+    expected = [
+        f"config.json of the checkpoint has {key} {json.dumps(stated)}, and that of the output "
+        f"{'none' if written is None else json.dumps(written)}: "
+        for key, stated, written, _ in CODE[case]
+    ]
+    notes = [note for note in plan.notes if note.startswith("config.json of the checkpoint has ")]
+    assert len(notes) == len(expected)
+    for note, start, (*_, reason) in zip(notes, expected, CODE[case], strict=True):
+        assert note.startswith(start) and reason in note
+    out = tmp_path / "out"
+    convert.convert(case.split("-")[0], checkpoint(case), out)
+    assert all(note in (out / "README.md").read_text() for note in notes)
+    config = json.loads((out / "config.json").read_text())
+    assert "rope_theta" not in config and "rope_scaling" not in config
+    assert config["rope_parameters"] == {"rope_type": "default", "rope_theta": 10000.0}
+    for key, stated, *_ in CODE[case]:
+        wrong = {"rope_theta": {"rope_parameters": {"rope_type": "default", "rope_theta": stated}}}.get(
+            key, {key: stated}
+        )
+        (out / "config.json").write_text(json.dumps({**config, **wrong}))
+        if key not in (
+            "tie_word_embeddings",
+            "hidden_act",
+        ):  # transformers 5 loads the head all the same, and corrects gelu
+            assert max(errors(load(out), case).values()) > 0.1, key
+
+
+def test_no_note_where_config_json_says_what_the_flax_code_computes() -> None:
+    for case in ("mistral-model", "gemma-flax-untied"):
+        notes = convert.plan_conversion(case.split("-")[0], checkpoint(case)).notes
+        assert sum("rope_theta" in note for note in notes) == 0
+
+
+@pytest.mark.parametrize(("key", "value"), [("attention_bias", True), ("hidden_activation", "gelu")])
+def test_what_the_target_cannot_compute_is_refused(key: str, value: Any, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    shutil.copytree(checkpoint("gemma-flax"), source)
+    said = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps({**said, key: value}))
+    with pytest.raises(convert.PlanError, match=f"{key} in the config.json of the checkpoint"):
+        convert.plan_conversion("gemma_flax", source)
 
 
 def without_config(case: str, folder: Path) -> Path:

@@ -40,7 +40,7 @@ from convert.planning.options import DEFAULTS, ConversionOptions, OptionKeywords
 from convert.planning.outputs import compare_with_state_dict, join, made_twice
 from convert.planning.plan import Dropped, Plan
 from convert.planning.settings import check_settings
-from convert.planning.sidecar import Sidecar, contradictions, read_sidecar
+from convert.planning.sidecar import Sidecar, contradictions, other_values, read_sidecar
 from convert.planning.sizes import solve_sizes
 from convert.planning.target_formats.base import LayerFacts, TargetFormat, Translation
 from convert.planning.target_formats.registry import format_of, target_names, with_target
@@ -194,6 +194,7 @@ def plan_match(match: RuleMatch) -> Plan:
             *_notes(match, sized, translation.steps),
             *compiled.notes,
             *missing_sidecar_note(match.rules, sized.sidecar),
+            *other_values(match.rules, match.target, sized.sidecar, {**sized.facts, **sized.sizes}),
             *unnamed_class(match.rules, match.target, sized.sidecar),
             *_merge_note(compiled.merges),
             *_rest_notes(match),

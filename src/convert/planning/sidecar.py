@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from convert.checkpoints import Boundary, Source
@@ -27,10 +27,12 @@ class Sidecar:
     Attributes:
         config: contents of the file that the rules name; empty when there is none.
         generation: contents of ``generation_config.json``; empty when there is none.
+        ignored: what the file states, and the source's code does not read; not in `config`.
     """
 
     config: Mapping[str, Any]
     generation: Mapping[str, Any]
+    ignored: Mapping[str, Any] = field(default_factory=dict)
 
 
 NO_SIDECAR = Sidecar({}, {})
@@ -44,7 +46,12 @@ def read_sidecar(rules: RuleFile, source: Source) -> Sidecar:
     """
     if rules.sidecar is None:
         return NO_SIDECAR
-    return Sidecar(_read(source, rules.sidecar.file), _read(source, GENERATION))
+    stated, ignored = _read(source, rules.sidecar.file), rules.sidecar.ignored
+    return Sidecar(
+        {key: value for key, value in stated.items() if key not in ignored},
+        _read(source, GENERATION),
+        {key: value for key, value in stated.items() if key in ignored},
+    )
 
 
 def _read(source: Source, name: str) -> Mapping[str, Any]:
@@ -115,6 +122,35 @@ def contradictions(
                 f"the {file} of the checkpoint has {key} = {sidecar.config[key]}, and the tree has {reference[0]} = {size}",
                 fix="one of the two is of another checkpoint",
             )
+
+
+def other_values(rules: RuleFile, target: str, sidecar: Sidecar, known: Mapping[str, Any]) -> Iterator[str]:
+    """Note the keys of the file whose value the output has in another form, because the source's code computes something else.
+
+    Args:
+        known: facts, and sizes of letters.
+    """
+    if rules.sidecar is None:
+        return
+    written = dict(_last_parts(rules.targets[target].config, known))
+    stated = {**sidecar.config, **sidecar.ignored}
+    for key, reason in {**rules.sidecar.adapted, **rules.sidecar.ignored}.items():
+        value, own = stated.get(key), written.get(key)
+        if value is None or (type(value) is not dict and value == own):
+            continue
+        output = "none" if own is None else json.dumps(own)
+        yield f"{rules.sidecar.file} of the checkpoint has {key} {json.dumps(value)}, and that of the output {output}: {reason}"
+
+
+def _last_parts(templates: Mapping[str, Any], known: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the last part of each key with its value; those of facts that are unknown are missing."""
+    for key, template in templates.items():
+        if isinstance(template, dict):
+            yield from _last_parts(template, known)
+        elif (reference := parse_reference(template)) is None:
+            yield key, template
+        elif isinstance(value := known.get(reference[0]), int | float | str):
+            yield key, value + reference[1] if reference[1] and not isinstance(value, str) else value
 
 
 def merge_config(sidecar: Sidecar, config: Mapping[str, Any]) -> dict[str, Any]:

@@ -63,11 +63,15 @@ class SidecarConfig:
     Attributes:
         file: name of the file.
         supported: key -> the values that the rules support.
+        ignored: key that the source's code does not read -> why.
+        adapted: key that the source's code reads in another way than the target's -> why.
         at: ``file:line`` of the declaration.
     """
 
     file: str
     supported: Mapping[str, tuple[Any, ...]]
+    ignored: Mapping[str, str]
+    adapted: Mapping[str, str]
     at: str
 
 

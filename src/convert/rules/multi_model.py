@@ -155,7 +155,7 @@ def each_model(node: YamlNode) -> Iterator[YamlNode]:
     for name, own in declared.items():
         if not own.is_mapping:
             raise wrong_value(own, f"the header of {name} (title, facts, versions, ...)")
-        for key in ("model", "models", "rules", "family"):
+        for key in ("model", "models", "rules"):
             if key in own.value:
                 problem = f"`{key}` belongs at the top of the file, not in `models`"
                 raise RuleError(Finding("rule-unknown-key", problem, rule=str(own.keys_at[key]), fix="move it"))

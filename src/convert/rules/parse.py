@@ -149,7 +149,8 @@ def _target(name: str, values: Mapping[str, Any], node: YamlNode) -> Target:
 
 
 def _sidecar(values: Mapping[str, Any], node: YamlNode) -> SidecarConfig:
-    return SidecarConfig(values["file"], values.get("supported", {}), node.at.line_only)
+    supported, ignored, adapted = (values.get(key, {}) for key in ("supported", "ignored", "adapted"))
+    return SidecarConfig(values["file"], supported, ignored, adapted, node.at.line_only)
 
 
 def _listed(header: Mapping[str, YamlNode], key: str) -> tuple[YamlNode, ...]:

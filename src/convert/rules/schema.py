@@ -158,6 +158,14 @@ _SIDECAR = Record(
             MapOf(ListOf(Anything())),
             "Mapping of a key to the values that these rules support; other values are rejected. Default: any value.",
         ),
+        "ignored": Key(
+            MapOf(TEXT),
+            "Mapping of a key that the source's code does not read to the reason, for the user. The key is no fact and is not copied. Default: none.",
+        ),
+        "adapted": Key(
+            MapOf(TEXT),
+            "Mapping of a key that the source's code reads in another way than the target's to the reason, for the user. Default: none.",
+        ),
     },
     "a sidecar file",
 )
@@ -380,7 +388,7 @@ ONLY = ListOf(Scalar(str, "the name of a model"), or_one=True)
 def schema() -> dict[str, Any]:
     """Return the JSON Schema (draft 2020-12) of a rule file, for editors."""
     file = RULE_FILE.schema()
-    header = {key: value for key, value in file["properties"].items() if key not in ("model", "family", "rules")}
+    header = {key: value for key, value in file["properties"].items() if key not in ("model", "rules")}
     for rule in file["properties"]["rules"]["items"]["oneOf"]:
         rule["properties"]["only_models"] = {
             "description": "Models that the rule is for, in a file with `models`. Default: all.",

@@ -1,4 +1,4 @@
-"""Faults of BERT and GPT-2: in rules and configurations, in written files, and in the code of transformers."""
+"""Faults of BERT, GPT-2, Llama, Mistral and Gemma: in rules and configurations, in written files, and in the code of transformers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,19 @@ import torch
 from transformers.models.gpt2 import modeling_gpt2 as gpt2
 
 from faults.expected import HUGGING, Fault
-from faults.plants import InFile, InRule, InSidecar, InTarget, Plant, Tensors, attribute, each, exchange, tensor
+from faults.plants import (
+    InDirectory,
+    InFile,
+    InRule,
+    InSidecar,
+    InTarget,
+    Plant,
+    Tensors,
+    attribute,
+    each,
+    exchange,
+    tensor,
+)
 
 LAYER, BLOCK = "bert.encoder.layer.0.", "transformer.h.0."
 
@@ -79,6 +91,12 @@ FLAX: tuple[Fault, ...] = (
     fault("the target's GeLU is the approximation", "bert", InTarget(each("BertIntermediate", attribute("intermediate_act_fn", torch.nn.GELU(approximate="tanh")))), "layers", "bert.encoder.layer.0.intermediate.dense", "activation", ("bert.encoder.layer.0.output.dense:in", "gelu_tanh for gelu_erf")),
     fault("the target's norms have another epsilon", "gpt2", InTarget(each("LayerNorm", attribute("eps", 1e-6))), "layers", "transformer.h.0.ln_1", "epsilon", ("transformer.h.0.ln_1", "epsilon 1e-06 for 1e-05")),
     fault("the target attends to padding", "bert", InTarget(unmasked), "model", "bert.encoder.layer.0.attention.output.dense:in", "padding is attended to", None),
+    rule("base of config.json, which the flax code does not read, in the rules", "llama", "model", "model.layers.0.self_attn.o_proj:in", "RoPE with base 500000", ("rope_theta: 10000.0 ", "rope_theta: 500000.0 ")),
+    rule("window of config.json as transformers counts it", "mistral", "model", "model.layers.0.self_attn.o_proj:in", "attention window of 5", ("sliding_window: $sliding_window+1", "sliding_window: $sliding_window")),
+    rule("queries and keys of one head width exchanged", "llama", "model", "model.layers.0.self_attn.k_proj", "of another tensor", ("linear: model.layers.{i}.self_attn.{k_proj,v_proj}", "linear: model.layers.{i}.self_attn.{v_proj,k_proj}")),
+    fault("base of config.json copied", "llama", InDirectory("config.json", {"rope_parameters": {"rope_type": "default", "rope_theta": 500000.0}}), "layers", "rope_parameters.rope_theta", "rope_theta", ("model.layers.0.self_attn.o_proj:in", "RoPE with base 500000")),
+    fault("scaling of config.json copied", "llama", InDirectory("config.json", {"rope_scaling": {"rope_type": "linear", "factor": 4.0}}), "layers", "rope_scaling", "rope_scaling", ("model.layers.0.self_attn.o_proj:in", "another function for causal attention")),
+    fault("window of config.json copied", "mistral", InDirectory("config.json", {"sliding_window": 5}), "layers", "sliding_window", "sliding_window", ("model.layers.0.self_attn.o_proj:in", "attention window of 5")),
     fault("config.json names another class with this tree", "bert", InSidecar({"architectures": ["BertLMHeadModel"]}), "plan", "architectures", "refused", None),
     fault("config.json names a class with another head", "gpt2", InSidecar({"architectures": ["GPT2ForSequenceClassification"]}), "plan", "architectures", "refused", None),
 )  # fmt: skip

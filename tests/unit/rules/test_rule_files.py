@@ -345,6 +345,8 @@ FREE = tuple(
         "rename_prefixes",
         "stacked",
         "supported",
+        "ignored",
+        "adapted",
         "index_from",
         "einsum",
         "requires",

@@ -1,4 +1,4 @@
-"""Build and run the PyTorch side, which is transformers' for all four models."""
+"""Build and run the PyTorch side, which is transformers' for all models."""
 
 from __future__ import annotations
 

@@ -250,7 +250,12 @@ def _config(
         else:
             findings.append(_default(written.config, key, facts, comparison, open_keys))
     for key, value in stated.items():
-        if key not in {*templates, *NO_FACTS, *unread} and (facts := _by_name(key, comparison)):
+        stands = value is not None and key not in {
+            *templates,
+            *NO_FACTS,
+            *unread,
+        }  # null: what the class takes without it
+        if stands and (facts := _by_name(key, comparison)):
             findings.append(comparison.compare(facts, value, f"config.json's {key}", _set(key, facts), key))
     notes = [f"config.json: the expected value is unknown for {', '.join(open_keys)}"] if open_keys else []
     return [finding for finding in findings if finding is not None], notes

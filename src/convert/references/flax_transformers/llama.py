@@ -1,0 +1,133 @@
+"""Llama, Mistral, Gemma: transformers' flax classes in plain JAX (llama_jax.py), against transformers 5.23."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from convert.planning.plan import Plan
+from convert.references.flax_transformers import llama_jax
+from convert.references.flax_transformers.transformers_module import PADDING, TEXT_LENGTH, build, run
+from convert.references.module_facts import Block
+from convert.references.module_facts import facts as common_facts
+from convert.references.plan_facts import activation_fact, require_fact, require_model
+from convert.references.protocol import INPUT, Arrays, Observed, Reference, Variant
+from convert.references.variants import (
+    BASES,
+    Attention,
+    attention_variants,
+    embedding_variants,
+    gated_variants,
+    rope,
+    rope_fix,
+)
+
+MODELS = (
+    "llama_lm",
+    "llama_model",
+    "mistral_lm",
+    "mistral_model",
+    "gemma_flax",
+    "gemma_flax_untied",
+    "gemma_flax_model",
+)
+TABLE = "embed_tokens.weight"
+
+
+def reference(plan: Plan) -> Reference:
+    """Return the two models at the size of the plan's checkpoint, for two texts, the second padded at its end.
+
+    Raises:
+        ConvertError: the plan is of another model, or lacks a fact.
+    """
+    require_model(plan, MODELS)
+    family, sizes = plan.rules.model.partition("_")[0], plan.sizes
+    headless = plan.rules.model.endswith("_model")
+    gemma = family == "gemma"
+    window = int(require_fact(plan, "sliding_window")) if family == "mistral" else None
+    model = llama_jax.Decoder(
+        sizes["i"],
+        int(require_fact(plan, "num_attention_heads")),
+        int(require_fact(plan, "num_key_value_heads")),
+        float(require_fact(plan, "rms_norm_eps")),
+        activation_fact(plan, "hidden_activation" if gemma else "hidden_act"),
+        1 if gemma else 0,
+        gemma,
+        window,
+        "" if headless else "model.",
+    )
+    length = TEXT_LENGTH + (window or 0)  # some queries see less than all
+    outputs = ("last_hidden_state",) if headless else ("logits",)
+
+    def inputs(seed: int) -> Arrays:
+        rng = np.random.default_rng(seed)
+        mask = np.ones((2, length), np.int32)
+        mask[1, -PADDING:] = 0
+        return {"input_ids": rng.integers(1, sizes["V"], (2, length)).astype(np.int32), "attention_mask": mask}
+
+    return Reference(
+        inputs=inputs,
+        jax=partial(llama_jax.run, model),
+        build=partial(build, plan, {"lm_head.weight": f"model.{TABLE}"} if family == "gemma" else {}),
+        run=partial(run, outputs, {"use_cache": False}),
+        outputs=outputs,
+        logits=tuple(output for output in outputs if output == "logits"),
+        reduction=max(sizes[letter] for letter in "DF"),
+        depth=sizes["i"],
+        facts=_facts,
+        variants=lambda boundary: tuple(_variants(model, length, boundary)),
+    )
+
+
+def _facts(module: Any) -> Mapping[str, Mapping[str, Any]]:
+    """Return what the module is configured to compute."""
+    config = module.config
+    prefix = "model." if "model" in dict(module.named_children()) else ""
+    mlps = [f"{prefix}layers.{i}.mlp" for i in range(config.num_hidden_layers)]
+    blocks = [Block(mlp, f"{mlp}.gate_proj", f"{mlp}.down_proj", f"{mlp}.up_proj") for mlp in mlps]
+    whole = {name: getattr(config, name) for name in ("num_attention_heads", "num_key_value_heads")}
+    return {**common_facts(module, blocks), "": {**whole, "rope_theta": config.rope_parameters["rope_theta"]}}
+
+
+def _variants(model: llama_jax.Decoder, steps: int, name: str) -> Iterator[Variant]:
+    """Yield the functions between layers, with known mistakes; see `Reference.variants`."""
+    if name == f"{model.prefix}embed_tokens" and model.scaled:
+        yield from embedding_variants(f"{model.prefix}{TABLE}")
+    layer, _, inner = name.rpartition(".mlp.")
+    if inner == f"down_proj{INPUT}":
+        yield from gated_variants(
+            lambda seen: seen.values[f"{layer}.mlp.gate_proj"], lambda seen: seen.values[f"{layer}.mlp.up_proj"]
+        )
+    block, _, inner = name.rpartition(".")
+    if inner != f"o_proj{INPUT}":
+        return
+    meant = Attention(window=None if model.window is None else model.window + 1)
+
+    def attended(base: float, how: Attention) -> Iterator[Variant]:
+        def part(seen: Observed, which: str) -> np.ndarray[Any, Any]:
+            x = seen.values[f"{block}.{which}_proj"]
+            x = x.reshape(*x.shape[:2], model.heads if which == "q" else model.groups, -1)
+            x = x if which == "v" else rope(x, np.arange(x.shape[1])[None], base)
+            return x if which == "q" else np.repeat(x, model.heads // model.groups, axis=2)
+
+        def finish(seen: Observed, probabilities: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+            out = np.einsum("bhqk,bkhd->bqhd", probabilities, part(seen, "v"))
+            return np.asarray(out.reshape(*out.shape[:2], -1))
+
+        yield from attention_variants(
+            lambda seen, _: part(seen, "q") * part(seen, "q").shape[-1] ** -0.5,
+            lambda seen: part(seen, "k"),
+            finish,
+            lambda seen: np.asarray(seen.inputs["attention_mask"]) == 0,
+            steps,
+            meant=how,
+        )
+
+    yield from attended(llama_jax.BASE, meant)
+    for base in BASES:
+        if base != llama_jax.BASE:
+            fix = rope_fix(llama_jax.BASE)
+            yield Variant(f"RoPE with base {base:g}", next(attended(base, meant)).make, fix=fix)
