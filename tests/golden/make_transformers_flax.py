@@ -231,6 +231,28 @@ def wanted(case: str) -> bool:
     return not names or case in names
 
 
+def drafts() -> None:
+    """`convert rules new --like` drafts their rules from the classes of transformers."""
+    if not wanted("drafts"):
+        return
+    rng = np.random.default_rng(500)
+    image = {"pixel_values": rng.standard_normal((2, 3, 28, 28)).astype(np.float32)}
+    sizes = {"hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3}
+    seen = {**sizes, "image_size": 28, "patch_size": 7}
+    read = {**sizes, "vocab_size": 61, "intermediate_size": 20, "max_position_embeddings": 32}
+    shape = {"seed": 0, "input_shape": (1, 28, 28, 3)}
+    vit = transformers.ViTConfig(**seen, intermediate_size=20, num_labels=5)
+    write("drafts/vit", transformers.FlaxViTForImageClassification(vit, **shape), rng, image, ("logits",))
+    dinov2 = transformers.Dinov2Config(**seen, mlp_ratio=2)
+    write("drafts/dinov2", transformers.FlaxDinov2Model(dinov2, **shape), rng, image, ("last_hidden_state",))
+    gemma = transformers.GemmaConfig(**{**read, "num_attention_heads": 2}, num_key_value_heads=1, head_dim=8)
+    write("drafts/gemma", transformers.FlaxGemmaForCausalLM(gemma, seed=0), rng, texts(rng, 61), ("logits",))
+    llama = transformers.LlamaConfig(**read, num_key_value_heads=3)
+    write("drafts/llama", transformers.FlaxLlamaForCausalLM(llama, seed=0), rng, texts(rng, 61), ("logits",))
+    resnet = transformers.ResNetConfig(embedding_size=6, hidden_sizes=[8, 12], depths=[2, 3], num_labels=5)
+    write("drafts/resnet", transformers.FlaxResNetForImageClassification(resnet, **shape), rng, image, ("logits",))
+
+
 def main() -> None:
     """Replaces the golden cases, or those that are named."""
     jax.config.update("jax_platforms", "cpu")
@@ -242,6 +264,7 @@ def main() -> None:
     t5()
     whisper()
     decoders()
+    drafts()
 
 
 if __name__ == "__main__":

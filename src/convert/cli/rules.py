@@ -74,7 +74,7 @@ def show(
         output.data(text.rstrip("\n"))
 
 
-@rules.command(cls=Command, epilog="Example: convert rules new ckpt/ mine.yaml")
+@rules.command(cls=Command, epilog="Example: convert rules new ckpt/ mine.yaml --like my_model:make")
 def new(
     checkpoint: o.Checkpoint,
     file: Annotated[
@@ -94,19 +94,29 @@ def new(
             show_default=False,
         ),
     ] = "",
+    like: Annotated[
+        str | None,
+        typer.Option(
+            "--like",
+            metavar="TARGET",
+            help="PyTorch model whose names, shapes and types of modules answer questions: MODULE:FACTORY of your code, a .safetensors file, or a directory with the config.json of a transformers model. (default: all names are asked for)",
+            rich_help_panel=o.INPUT,
+        ),
+    ] = None,
 ) -> None:
     """Draft a rule file from the tree of a checkpoint.
 
-    Guesses are marked. Where names and shapes leave a question open, the value is `ask`.
+    Guesses are marked. Where names and shapes leave a question open, the value is `ask`. --like answers from the PyTorch model.
     """
     from convert.checkpoints import open_source
     from convert.core.errors import OutputError
     from convert.core.findings import Finding
     from convert.drafting import draft_rules
     from convert.rules.parse import parse_rules
+    from convert.verify.target_model import read_target
 
     source = open_source(checkpoint, step=step, item=item, skeleton=skeleton, follow_links=follow_links)
-    text = draft_rules(source, root=root)
+    text = draft_rules(source, root=root, like=read_target(like) if like is not None else None)
     if file is None:
         output.data(text.rstrip("\n"))
         return

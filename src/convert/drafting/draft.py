@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 
 from convert.checkpoints.source import Leaf, Source
 from convert.core.errors import CheckpointError
@@ -15,6 +16,9 @@ from convert.drafting.companions import find_partners, reparametrized
 from convert.drafting.copies import FoundCopies, find_copies
 from convert.drafting.equinox_state import find_statistics
 from convert.drafting.layer_rules import LayerRules
+from convert.drafting.like.answers import Answered, answer
+from convert.drafting.like.readings import Planner
+from convert.drafting.like.target import TargetModel
 from convert.drafting.path_groups import Names
 from convert.drafting.recurrent_cells import find_cells
 from convert.drafting.tree_paths import Paths, needless, optimizer, random, unwanted
@@ -23,13 +27,14 @@ from convert.layers.draft import DraftEntry, Group, Layer, PathKey, flow, plain
 from convert.rules.placeholders import ASK
 
 
-def draft_rules(source: Source, name: str = "my-model", root: str = "") -> str:
+def draft_rules(source: Source, name: str = "my-model", root: str = "", like: TargetModel | None = None) -> str:
     """Draft a rule file that covers every leaf of a checkpoint. Reads no array.
 
     Args:
         source: from `convert.open_source`.
         name: name of the model in the file.
         root: path of the tree to draft, such as ``agent/actor``; the leaves outside of it are dropped. Empty: all leaves.
+        like: the target, whose names, shapes and types of modules answer questions.
 
     Returns:
         YAML. A guess has the comment ``# guess:``. What names and shapes do not determine is a value ``ask`` with a comment
@@ -39,7 +44,15 @@ def draft_rules(source: Source, name: str = "my-model", root: str = "") -> str:
     Raises:
         CheckpointError: the tree has no leaves, or none below `root`.
     """
-    return render(_Drafter(source, root.strip("/")).draft(name))
+    drafter = _Drafter(source, root.strip("/"))
+    if like is None:
+        return render(drafter.draft(name, tuple(drafter.entries())))
+    entries = tuple(drafter.entries())
+    found = drafter.answered(entries, like)
+    if lost := {line.value for entry in found.lost for line in entry.lines if line.key == "from"}:
+        drafter = _Drafter(source, root.strip("/"))  # the attention of a library may be separate layers in the target
+        found = drafter.answered(tuple(drafter.entries(lost)), like)
+    return render(replace(drafter.draft(name, found.rules), loads=like.loads, missing=found.missing))
 
 
 class _Drafter:
@@ -55,10 +68,15 @@ class _Drafter:
         normalized = reparametrized(self.leaves)
         self.paths.take_apart({*normalized, *(name for roles in normalized.values() for name in roles.values())})
 
-    def draft(self, name: str) -> Draft:
+    def answered(self, entries: Sequence[DraftEntry], like: TargetModel) -> Answered:
+        """Answer the questions that a target decides."""
+        planner = Planner(self.source, self.leaves, self.paths.root, tuple(self.letters.declared()))
+        return answer(entries, planner, like, self.leaves)
+
+    def draft(self, name: str, entries: Sequence[DraftEntry]) -> Draft:
         """Return the draft, its rules in the order of the tree."""
         order = {leaf: k for k, leaf in enumerate(self.source.leaves)}
-        rules = sorted(self._entries(), key=lambda entry: order.get(entry.first, len(order)))
+        rules = sorted(entries, key=lambda entry: order.get(entry.first, len(order)))
         return Draft(
             self.source.display_path.name,
             name,
@@ -69,10 +87,15 @@ class _Drafter:
             (*rules, *self._drops_outside()),
         )
 
-    def _entries(self) -> Iterator[DraftEntry]:
+    def entries(self, apart: Collection[str] = ()) -> Iterator[DraftEntry]:
+        """Yield the rules; the attention at the paths `apart` as its layers."""
         unneeded = [g for g in self.paths.groups if unwanted(g)]
         left = [g for g in self.paths.groups if not unwanted(g)]
-        attention = find_attention(left)
+        attention = {
+            prefix: found
+            for prefix, found in find_attention(left).items()
+            if plain(self.paths.path(prefix)) not in apart
+        }
         for prefix, found in attention.items():
             taken = [g for g in left if g.steps[: len(prefix)] == prefix and found.leaves >= set(g.leaves)]
             left = [g for g in left if g not in taken]

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
+from convert.core.text import one_line
 from convert.layers.draft import DraftEntry, DraftLine, plain
 from convert.layers.shared_keys import ACTIVATIONS, ASK
 
@@ -25,6 +26,8 @@ class Draft:
         copies: entries of `copies`.
         axes: declarations of the axis letters, one line each.
         rules: one entry for each rule.
+        loads: what the result is for.
+        missing: tensors of the target that no rule makes.
     """
 
     checkpoint: str
@@ -34,6 +37,8 @@ class Draft:
     copies: tuple[DraftEntry, ...]
     axes: tuple[str, ...]
     rules: tuple[DraftEntry, ...]
+    loads: str = "your own module"
+    missing: tuple[str, ...] = ()
 
     @property
     def kinds(self) -> set[str]:
@@ -72,7 +77,11 @@ def render(draft: Draft) -> str:
             "axes:    # guess: axes of the same size have the same letter",
             *(f"  {axis}" for axis in draft.axes),
         ]
-    lines += ["", "targets:", '  torch: {loads: "your own module"}', "", "rules:", "\n\n".join(_rules(draft.rules)), ""]
+    lines += ["", "targets:", f"  torch: {{loads: {json.dumps(draft.loads)}}}", "", "rules:"]
+    lines += ["\n\n".join(_rules(draft.rules)), ""]
+    if draft.missing:
+        lines.append("# question: the target also has these tensors. Which leaves are they made of?")
+        lines += [f"# {one_line(name)}" for name in draft.missing]
     return "\n".join(lines)
 
 
