@@ -167,7 +167,10 @@ def _plan_lines(plan: Plan, layout: Layout, full: bool) -> Iterator[str | Line]:
     yield ""
     yield Line("Sizes", HEADING)
     yield from _indent(
-        output.table([(f"{k} = {n}", axes[k].meaning if k in axes else "") for k, n in plan.sizes.items()])
+        output.table(
+            [(f"{k} = {n}", axes[k].meaning if k in axes else "") for k, n in plan.sizes.items()]
+            + [(f"{k} varies", axis.meaning) for k, axis in axes.items() if axis.varies]
+        )
     )
     yield ""
     yield Line(

@@ -115,6 +115,19 @@ class Declaration(ABC):
             ValueError: a value is not possible; the message is the reason.
         """
 
+    def resolved(self, sizes: Mapping[str, int], facts: Mapping[str, Any]) -> Self:
+        """Return the kind with the numbers of the sizes and facts that its keys name.
+
+        Raises:
+            ValueError: one is unknown; the message is the reason.
+        """
+        return self
+
+    @property
+    def sizes_named(self) -> tuple[str, ...]:
+        """Names of sizes or facts that `resolved` looks up."""
+        return ()
+
     @property
     def pair(self) -> Pair | None:
         """The low-rank pair of leaves that is merged into the weight before it is compiled."""

@@ -289,6 +289,7 @@ def _compile(match: RuleMatch, sized: Sized) -> tuple[CompiledPlan, list[Finding
         sized.sizes,
         merges,
         match.format.custom_cells or bool(match.options.settings.get("custom_cells")),
+        frozenset(letter for letter, axis in match.rules.axes.items() if axis.varies),
     )
     steps: list[Step] = []
     layers: list[tuple[Rule, LayerFacts]] = []
@@ -298,9 +299,15 @@ def _compile(match: RuleMatch, sized: Sized) -> tuple[CompiledPlan, list[Finding
     for matched in coverage.matched:
         each = matched.rule.each_layer(match.target)
         lost += [matched.rule] if not each and any(matched.leaves.values()) else []
-        for rule in each:
-            layer = rule.layer(match.target)
+        for written in each:
+            layer = written.layer(match.target)
             assert layer is not None
+            try:
+                kind = written.kind.resolved(sized.sizes, sized.facts)
+            except ValueError as error:
+                misfits.append(Finding("size-unknown", str(error), rule=written.at.line_only, path=layer.path.text, fix="write the number, or give the value with --set"))  # fmt: skip
+                continue
+            rule = written if kind is written.kind else replace(written, kind=kind)
             if (refused := match.format.refuse(rule, layer)) is not None:
                 misfits.append(refused)
                 continue

@@ -138,7 +138,7 @@ class _Solver:
         return [
             Constraint(key, value, "", "", "the setting", f"--set {key}={value}")
             for key, value in self.settings.items()
-            if key in self.coverage.rules.axes
+            if key in self.coverage.rules.axes and not self.coverage.rules.axes[key].varies
         ]
 
     def _from_counts(self) -> list[Constraint]:
@@ -152,7 +152,8 @@ class _Solver:
     def _collect(self, known: list[Statement], matched: Matched, variant: str | None) -> list[Finding]:
         """Add the constraints of a rule to `known`; return the leaves that contradict the rule on their own."""
         try:
-            known.extend(constraints(matched, self.source, variant, self.every_leaf))
+            varying = frozenset(letter for letter, axis in self.coverage.rules.axes.items() if axis.varies)
+            known.extend(constraints(matched, self.source, variant, self.every_leaf, varying))
         except MisfitError as misfit:
             return [misfit.finding]
         return []

@@ -25,11 +25,13 @@ class Axis:
         meaning: description, in words.
         equals: factors of its size: integers and letters; empty if any size is allowed.
         at: position of the declaration.
+        varies: whether its size may differ from layer to layer.
     """
 
     meaning: str
     equals: tuple[int | str, ...]
     at: Position
+    varies: bool = False
 
 
 @dataclass(frozen=True)

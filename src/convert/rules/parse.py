@@ -80,7 +80,7 @@ def _parse_model(node: YamlNode, path: str, text: str) -> RuleFile:
     axes = {
         **attention_axes,
         **{
-            name: Axis(axis["is"], axis.get("equals", ()), header["axes"].value[name].at)
+            name: Axis(axis["is"], axis.get("equals", ()), header["axes"].value[name].at, axis.get("varies", False))
             for name, axis in values.get("axes", {}).items()
         },
     }

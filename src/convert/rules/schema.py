@@ -6,6 +6,7 @@ from typing import Any
 
 from convert.core.errors import RuleError
 from convert.core.fields import (
+    FLAG,
     INTEGER,
     TEXT,
     Anything,
@@ -60,6 +61,10 @@ _AXIS = Record(
         "equals": Key(
             Scalar((str, int), "a product such as 2*P", _parse_factors),
             "Size of the axis, as a product of integers and letters such as 2*P. Default: any size.",
+        ),
+        "varies": Key(
+            FLAG,
+            "Whether the size may differ from layer to layer, as the channels of a ResNet do; the leaves of one layer agree. Default: false, and the letter is one size in the whole file.",
         ),
     },
     "an axis",

@@ -20,6 +20,7 @@ from convert.layers.transforms.rope import check_rope, expand_product
 from convert.layers.transforms.weight_normalization import check_normalized
 from convert.layers.transforms.weight_transforms import check_flattened
 from convert.layers.weight_keys import BIAS_U, V
+from convert.rules.check_axes import check_parts, check_target_axes, users_of_sizes
 from convert.rules.file import RuleFile, references
 from convert.rules.placeholders import ASK
 
@@ -138,48 +139,10 @@ def _kind_accepts_the_target(rule: Rule, node: YamlNode) -> Iterator[Finding]:
             check_rope(rule)
             check_flattened(rule)
             check_normalized(rule)
-            _check_parts(rule)
-            _check_axes(rule, layer)
+            check_parts(rule)
+            check_target_axes(rule, layer)
         except ValueError as error:
             yield Finding("rule-layer-conflict", f"{error}{_of(name)}", rule=str(node.at))
-
-
-def _check_parts(rule: Rule) -> None:
-    """Check that a key which applies to a whole weight is not given for a weight of several parts.
-
-    Raises:
-        ValueError: it is.
-    """
-    grouped = any(rule.kind.axis_groups(variant) for variant in rule.kind.variants or (None,))
-    if grouped and rule.normalized is not None:
-        raise ValueError(
-            f"`{rule.normalized.role}` is computed over axes as stored; write the einsum with one letter for each"
-        )
-    if rule.kind.parts and rule.prescaled_by is not None:
-        raise ValueError("`prescaled_by` would apply to all parts of the leaf; the parts cannot have different factors")
-
-
-def _check_axes(rule: Rule, layer: TargetLayer) -> None:
-    """Check that the target's `axes` are those of the leaf.
-
-    Raises:
-        ValueError: they are not, or the target is one that has no such axes.
-    """
-    if layer.axes is None:
-        return
-    named = "".join(layer.axes)
-    split = "".join(rule.split_axes(layer))
-    member = len(layer.path.groups) > len(rule.path.groups)
-    if layer.computes is not None or layer.parametrization is not None or rule.kind.parts or len(layer.path.groups) < len(rule.path.groups):  # fmt: skip
-        raise ValueError("a target with `axes:` holds one leaf, or one element of an axis; it is not fused, has no parts of a sum, and no `einsum`, `dimension_numbers` or `parametrization`")  # fmt: skip
-    for letters, outputs in rule.kind.weight_axes or [("", "")]:
-        own = [x for x in letters if x not in split and not (member and x == outputs[0])]
-        unknown = [x for x in named if x not in own]
-        if unknown:
-            raise ValueError(f"the target's `axes` name {unknown[0]}, and the leaf has the axes {' '.join(own) or '(unnamed; give the rule `axes`)'}")  # fmt: skip
-        lost = [x for x in own if x not in named]
-        if lost and not rule.kind.unit_axes:
-            raise ValueError(f"the target's `axes` leave out {', '.join(lost)} of the leaf")
 
 
 def _alternatives_pair_up(rule: Rule, node: YamlNode) -> Iterator[Finding]:
@@ -439,6 +402,27 @@ def _letters_are_not_indices(rules: RuleFile) -> Iterator[Finding]:
                 yield Finding("rule-name-clash", problem, rule=str(rule.at), fix=fix)
 
 
+def _axes_that_vary_have_no_size(rules: RuleFile) -> Iterator[Finding]:
+    """Refuse the use of a size that differs from layer to layer where one number is needed."""
+    varying = {name for name, axis in rules.axes.items() if axis.varies}
+    for at, user, names in users_of_sizes(rules) if varying else ():
+        for name in dict.fromkeys(name for name in names if name in varying):
+            yield Finding(
+                "rule-layer-conflict",
+                f"{name} varies from layer to layer, and {user} needs one size",
+                rule=str(at),
+                fix=f"give this axis another letter, or remove `varies` of {name}",
+            )
+
+
+def _strides_are_declared(rules: RuleFile) -> Iterator[Finding]:
+    letters = dict.fromkeys(letter for rule in rules.rules for letter in letters_of(rule))
+    for rule in rules.rules:
+        for name in rule.kind.sizes_named:
+            if name not in letters and name not in rules.axes and name not in rules.facts:
+                yield _undeclared(rule.at, "`strides`", name, axes={**letters, **rules.axes}, facts=rules.facts)
+
+
 def _choices_have_the_same_variants(rules: RuleFile) -> Iterator[Finding]:
     first_of: dict[str, Rule] = {}
     for rule in rules.rules:
@@ -484,6 +468,8 @@ FILE_CHECKS: tuple[Callable[[RuleFile], Iterator[Finding]], ...] = (
     _lengths_of_facts_are_declared,
     _path_variants_count_by_one_index,
     _letters_are_not_indices,
+    _axes_that_vary_have_no_size,
+    _strides_are_declared,
     _choices_have_the_same_variants,
     _configs_use_declared_names,
     _sidecar_is_a_file_name,

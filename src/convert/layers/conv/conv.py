@@ -6,7 +6,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -130,6 +130,15 @@ class Convolving(LayerKind):
     def facts_used(self) -> tuple[str, ...]:
         fact = referenced_fact(self.activation)
         return (fact,) if fact else ()
+
+    @property
+    def sizes_named(self) -> tuple[str, ...]:
+        return tuple(filter(None, self.geometry.named)) if self.geometry is not None else ()
+
+    def resolved(self, sizes: Mapping[str, int], facts: Mapping[str, Any]) -> Self:
+        if not self.sizes_named or self.geometry is None:
+            return self
+        return replace(self, geometry=self.geometry.resolved({**facts, **sizes}))
 
     @property
     def weight_rank(self) -> int:

@@ -11,12 +11,13 @@ Sources of the formulas: jax 0.10.2 ``lax/convolution.py`` (``padtype_to_pads``,
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from convert.core.fields import INTEGER, Field, Key, ListOf, wrong_value
+from convert.core.fields import INTEGER, Field, Key, ListOf, Scalar, wrong_value
 from convert.core.similarity import did_you_mean
 from convert.core.yaml_nodes import YamlNode
+from convert.layers.shared_keys import parse_fact
 
 NAMED = ("SAME", "SAME_LOWER", "VALID", "CAUSAL")  # jax.lax's, and flax's CAUSAL
 Pads = tuple[tuple[int, int], ...]
@@ -58,13 +59,18 @@ class PaddingField(Field):
         }
 
 
+def _parse_stride(value: int | str) -> int | str:
+    return value if isinstance(value, int) else parse_fact(value)
+
+
 KEYS: Mapping[str, Key] = {
     "padding": Key(
         PaddingField(),
         "Padding of the source: SAME (flax's default), SAME_LOWER, VALID, CAUSAL, or [low, high] for each spatial axis. The plan prints the equivalent torch arguments, and a check compares them. Default: not stated, and not compared.",
     ),
     "strides": Key(
-        ListOf(INTEGER, or_one=True), "Strides of the source for each spatial axis; requires `padding`. Default: 1."
+        ListOf(Scalar((int, str), "a number, or $P for the size of an axis", _parse_stride), or_one=True),
+        "Strides of the source for each spatial axis: numbers, or $name of a size or a fact, such as $P for patches of P; requires `padding`. Default: 1.",
     ),
     "dilation": Key(
         ListOf(INTEGER, or_one=True),
@@ -85,12 +91,28 @@ class Geometry:
         padding: one of `NAMED`, or numbers for each spatial axis.
         strides, dilation: for each spatial axis.
         input_size: for each spatial axis; empty: any size.
+        named: for each spatial axis, the size or fact that the stride is; empty: a number. Empty: all are numbers.
     """
 
     padding: str | Pads
     strides: tuple[int, ...]
     dilation: tuple[int, ...]
     input_size: tuple[int, ...] = ()
+    named: tuple[str, ...] = ()
+
+    def resolved(self, values: Mapping[str, Any]) -> Geometry:
+        """Return the geometry with the strides that sizes and facts give.
+
+        Raises:
+            ValueError: one is unknown, or no number of 1 or more; the message is the reason.
+        """
+        strides = list(self.strides)
+        for k, name in enumerate(self.named):
+            number = values.get(name) if name else strides[k]
+            if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+                raise ValueError(f"`strides` is ${name}, " + ("and nothing gives it a value" if number is None else f"which is {number!r}"))  # fmt: skip
+            strides[k] = number
+        return replace(self, strides=tuple(strides), named=())
 
     def widths(self, kernel: Sequence[int]) -> tuple[int, ...]:
         """Return how many positions a dilated kernel of these sizes covers."""
@@ -109,6 +131,10 @@ def read_geometry(values: Mapping[str, Any], spatial: int) -> Geometry | None:
                 raise ValueError(f"`{key}:` requires `padding:` (the default is SAME in flax, VALID in Equinox)")
         return None
     found: dict[str, tuple[int, ...]] = {}
+    written = values.get("strides", ())
+    named = tuple(x if isinstance(x, str) else "" for x in written)
+    named = (named * spatial if len(named) == 1 else named) if any(named) else ()
+    values = {**values, "strides": tuple(1 if isinstance(x, str) else x for x in written) or (1,) * spatial}
     for key in ("strides", "dilation", "input_size"):
         numbers = values.get(key, () if key == "input_size" else (1,) * spatial)
         numbers = numbers * spatial if len(numbers) == 1 else numbers
@@ -122,7 +148,7 @@ def read_geometry(values: Mapping[str, Any], spatial: int) -> Geometry | None:
         raise ValueError(f"`padding:` has {len(padding)} pairs, and the convolution {spatial} spatial axes")
     if padding == "CAUSAL" and spatial != 1:
         raise ValueError("`padding: CAUSAL` is flax's for one spatial axis, time")
-    return Geometry(padding, found["strides"], found["dilation"], found["input_size"])
+    return Geometry(padding, found["strides"], found["dilation"], found["input_size"], named)
 
 
 # ---- an ordinary convolution

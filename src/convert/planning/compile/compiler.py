@@ -42,6 +42,7 @@ class Compiler:
         sizes: sizes of the axis letters.
         merges: leaves that are computed from several others, by name.
         custom_cells: whether a recurrent cell that torch lacks may be written, for a module of this package.
+        varying: letters whose sizes may differ from layer to layer.
     """
 
     source: Source
@@ -52,6 +53,7 @@ class Compiler:
     sizes: Mapping[str, int] = field(default_factory=dict)
     merges: Mapping[str, Merge] = field(default_factory=dict)
     custom_cells: bool = False
+    varying: frozenset[str] = frozenset()
 
     def spec(self, leaf: str) -> TensorSpec:
         """Return shape and dtype of a leaf."""
@@ -181,7 +183,9 @@ class Compiler:
         sums: list[str] = []
         notes: list[str] = []
         for leaf in leaves:
-            moved = arranged(rule, role, layer, variant, leaf, stack, member, self.sizes, chosen)
+            own = zip(leaf.letters or "", leaf.own_shape, strict=False) if self.varying else ()
+            sizes = {**self.sizes, **{x: n for x, n in own if x in self.varying}} if self.varying else self.sizes
+            moved = arranged(rule, role, layer, variant, leaf, stack, member, sizes, chosen)
             try:
                 merged = self.merges.get(leaf.name)
                 dtype = target_dtype(rule, replace(leaf.spec, dtype=merged.dtype) if merged else leaf.spec, self.dtype)

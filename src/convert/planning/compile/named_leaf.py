@@ -11,8 +11,8 @@ from convert.core.findings import Finding
 from convert.core.ops import Op
 from convert.core.path_pattern import Index
 from convert.core.tensor_spec import TensorSpec
-from convert.layers.base import Matched, Rule
-from convert.layers.leaves import MisfitError, unstacked
+from convert.layers.base import Matched, MatchKey, Rule
+from convert.layers.leaves import MisfitError, shape_mismatch, unstacked
 from convert.layers.target import TargetLayer
 from convert.planning.constraints import Constraint, SumConstraint
 
@@ -117,12 +117,13 @@ def check_names(rule: Rule, layer: TargetLayer, leaf: NamedLeaf, counts: Mapping
 
 
 def constraints(
-    matched: Matched, source: Source, variant: str | None, every: bool
+    matched: Matched, source: Source, variant: str | None, every: bool, varying: frozenset[str] = frozenset()
 ) -> Iterator[Constraint | SumConstraint]:
     """Yield the sizes that the shapes of a rule's leaves give to its letters.
 
     Args:
         every: whether every leaf is read; otherwise one leaf of each shape, since equal shapes give equal sizes.
+        varying: letters whose sizes may differ from layer to layer.
 
     Raises:
         MisfitError: a leaf's shape contradicts the rule.
@@ -150,9 +151,37 @@ def constraints(
             for letter, size in zip(leaf.letters or "", leaf.own_shape, strict=False):
                 if letter in leaf.groups:
                     yield SumConstraint(leaf.groups[letter].terms, size, where, name, text)
-                elif letter != ".":
+                elif letter != "." and letter not in varying:
                     yield Constraint(letter, size, where, name, text)
     yield from _counted_targets(matched, variant)
+    if not varying.isdisjoint(matched.rule.kind.letters_used):
+        _check_varying(matched, source, variant, varying)
+
+
+def _check_varying(matched: Matched, source: Source, variant: str | None, varying: frozenset[str]) -> None:
+    """Check that the leaves of each layer agree in the sizes that differ from layer to layer.
+
+    Raises:
+        MisfitError: they do not.
+    """
+    rule = matched.rule
+    known: dict[tuple[MatchKey, str], tuple[int, str]] = {}
+    for role, of_role in matched.leaves.items():
+        for key, name in of_role.items():
+            leaf = read_leaf(rule, role, name, source.leaves[name].spec, variant)
+            for letter, size in zip(leaf.letters or "", leaf.own_shape, strict=False):
+                if letter not in varying:
+                    continue
+                first, of = known.setdefault((key, letter), (size, name))
+                if first != size:
+                    raise shape_mismatch(
+                        rule,
+                        name,
+                        problem=f"{letter} differs within one layer",
+                        expected=f"{letter} = {first}, as in {of}: {source.leaves[of].spec}",
+                        got=f"{letter} = {size}: {leaf.spec} as {leaf.axes}",
+                        fix="correct the two paths, or the letters of the rule",
+                    )
 
 
 def _counted_targets(matched: Matched, variant: str | None) -> Iterator[Constraint]:

@@ -1,0 +1,83 @@
+"""Checks of the axes that a rule names: parts of an axis, the axes of a target, and what needs the size of an axis."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from convert.core.yaml_nodes import Position
+from convert.layers import Rule, TargetLayer
+from convert.rules.file import RuleFile, references
+
+
+def check_parts(rule: Rule) -> None:
+    """Check that a key which applies to a whole weight is not given for a weight of several parts.
+
+    Raises:
+        ValueError: it is.
+    """
+    grouped = any(rule.kind.axis_groups(variant) for variant in rule.kind.variants or (None,))
+    if grouped and rule.normalized is not None:
+        raise ValueError(
+            f"`{rule.normalized.role}` is computed over axes as stored; write the einsum with one letter for each"
+        )
+    if rule.kind.parts and rule.prescaled_by is not None:
+        raise ValueError("`prescaled_by` would apply to all parts of the leaf; the parts cannot have different factors")
+
+
+def check_target_axes(rule: Rule, layer: TargetLayer) -> None:
+    """Check that the target's `axes` are those of the leaf.
+
+    Raises:
+        ValueError: they are not, or the target is one that has no such axes.
+    """
+    if layer.axes is None:
+        return
+    named = "".join(layer.axes)
+    split = "".join(rule.split_axes(layer))
+    member = len(layer.path.groups) > len(rule.path.groups)
+    if layer.computes is not None or layer.parametrization is not None or rule.kind.parts or len(layer.path.groups) < len(rule.path.groups):  # fmt: skip
+        raise ValueError("a target with `axes:` holds one leaf, or one element of an axis; it is not fused, has no parts of a sum, and no `einsum`, `dimension_numbers` or `parametrization`")  # fmt: skip
+    for letters, outputs in rule.kind.weight_axes or [("", "")]:
+        own = [x for x in letters if x not in split and not (member and x == outputs[0])]
+        unknown = [x for x in named if x not in own]
+        if unknown:
+            raise ValueError(f"the target's `axes` name {unknown[0]}, and the leaf has the axes {' '.join(own) or '(unnamed; give the rule `axes`)'}")  # fmt: skip
+        lost = [x for x in own if x not in named]
+        if lost and not rule.kind.unit_axes:
+            raise ValueError(f"the target's `axes` leave out {', '.join(lost)} of the leaf")
+
+
+def users_of_sizes(rules: RuleFile) -> Iterator[tuple[Position, str, Iterable[object]]]:
+    """Yield what needs the sizes of axes: its position, what it is, and the letters."""
+    for name, axis in rules.axes.items():
+        yield axis.at, f"`equals` of {name}", (*axis.equals, *([name] if axis.equals else []))
+    for rule in rules.rules:
+        for user, names in _users_in_rule(rule):
+            yield rule.at, user, names
+    header = rules.node.value
+    for target in rules.targets.values():
+        at = header["targets"].value[target.name].at
+        yield at, "`config`", [*references(target.config), *references(target.generation)]
+    for version in rules.versions:
+        yield header["versions"].value[version.name].at, f"version {version.name}", version.sizes
+    if rules.must_divide:
+        yield header["must_divide"].at, "`must_divide`", rules.must_divide.values()
+
+
+def _users_in_rule(rule: Rule) -> Iterator[tuple[str, Iterable[object]]]:
+    if rule.prescaled_by is not None:
+        yield "`prescaled_by`", [rule.prescaled_by.of]
+    if rule.rope is not None:
+        yield "`rope`", [rule.rope.axis, rule.rope.leaf_axis]
+    if rule.flattened is not None:
+        yield "`flattened`", [rule.flattened.axis, *rule.flattened.order]
+    if (pair := rule.kind.pair) is not None:
+        yield "a low-rank product", [*pair.product.first, *pair.product.second]
+    if rule.normalized is not None:
+        yield f"`{rule.normalized.role}`", rule.kind.letters_used
+    for variant in rule.kind.variants or (None,):
+        for group in rule.kind.axis_groups(variant).values():
+            yield "an axis that is made of others", "".join(group.terms)
+    if not rule.asked:
+        yield "the target's path", [axis for _, layer in rule.layers for axis in rule.split_axes(layer)]
+    yield "`strides`", rule.kind.sizes_named
