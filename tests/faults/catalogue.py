@@ -32,7 +32,7 @@ from convert.verify.sides.evidence import Evidence
 from faults import applies
 from faults.own_models import OWN
 from faults.planted import FAULTS, Fault
-from faults.plants import InRule, InSidecar, Plant
+from faults.plants import InRule, InSettings, InSidecar, Plant
 from support import goldens, upstream
 from support.paths import DOCS
 
@@ -149,10 +149,11 @@ def run(case: str, to: str, plant: Plant | None = None, *, dtype: str | None = N
     with tempfile.TemporaryDirectory() as folder, _upstream_of(case), one_thread(), rules_once():
         rules, out = plant.rules(case, Path(folder)), Path(folder, "out" if plant.directory else "out.safetensors")
         checkpoint = plant.checkpoint(checkpoint_of(case), Path(folder))
-        if not plant.directory and not isinstance(plant, InRule | InSidecar):
+        if not plant.directory and not isinstance(plant, InRule | InSidecar) and type(plant) is not InSettings:
             out.write_bytes(converted(case, to, dtype))
         else:
-            convert.convert(rules, checkpoint, out, to=to, dtype=dtype, settings=SETTINGS.get(case, {}))
+            given = plant.settings if isinstance(plant, InSettings) else {}
+            convert.convert(rules, checkpoint, out, to=to, dtype=dtype, settings={**SETTINGS.get(case, {}), **given})
         plant.file(out)
         with plant.code(case):
             if plant.jax:
@@ -166,7 +167,7 @@ class Outcome:
     """What a check says about a fault.
 
     Attributes:
-        levels: that failed, cheapest first.
+        levels: that failed, cheapest first; ``facts`` where nothing failed, and ``--require model`` names a fact.
         at: what the first of them names: a tensor, a layer or a boundary.
         diagnosis: by name; empty when there is none.
         model: the same two of the model level; empty when it did not fail.
@@ -190,7 +191,8 @@ def outcome(report: Report) -> Outcome:
     levels = {level["level"]: level for level in report.to_dict()["levels"]}
     failed = tuple(name for name, level in levels.items() if level["verdict"] == "failed")
     if not failed:
-        return Outcome(())
+        found = [f for level in levels.values() for f in level["findings"] if f["code"] == "fact-unverified"]
+        return Outcome(("facts",), ", ".join(found[0]["data"]["facts"]), "not verified") if found else Outcome(())
     said = levels["model"]["diagnosis"] or {} if "model" in failed else {}
     found = Outcome(
         failed,
@@ -201,8 +203,10 @@ def outcome(report: Report) -> Outcome:
         rule=said.get("rule", ""),
     )
     if failed[0] == "model":
-        first = levels["model"]["findings"][0]["path"]
-        return dataclasses.replace(found, at=said.get("boundary", first), diagnosis=said.get("name", ""))
+        first = levels["model"]["findings"][0]
+        if not said and (name := first["data"].get("diagnosis")):
+            return dataclasses.replace(found, at=first["path"], diagnosis=name, model=(first["path"], name))
+        return dataclasses.replace(found, at=said.get("boundary", first["path"]), diagnosis=said.get("name", ""))
     findings = levels[failed[0]]["findings"]
     named = next((f for f in findings if f["data"].get("diagnosis")), findings[0])
     return dataclasses.replace(found, at=named["path"], diagnosis=named["data"].get("diagnosis", ""))

@@ -29,6 +29,7 @@ class Said(Protocol):
     at: str
     diagnosis: str
     model: tuple[str, str] | None
+    before: float | None
     after: float | None
     ruled_out: tuple[str, ...]
 
@@ -76,7 +77,8 @@ class Fault:
         for word, got, want in pairs:
             if got != want:
                 yield f"{word}: {got!r}, expected {want!r}"
-        if said.model and said.model[1] and not (said.after is not None and said.after <= 1e-9):
+        tried = said.before is not None  # else a declaration is wrong, and there is nothing to undo
+        if said.model and said.model[1] and tried and not (said.after is not None and said.after <= 1e-9):
             yield f"the diagnosis leaves an error of {said.after}"
         if said.model and not said.model[1] and not said.ruled_out:
             yield "nothing is diagnosed, and nothing was ruled out"

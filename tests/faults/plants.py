@@ -148,6 +148,57 @@ class InSidecar(Plant):
 
 
 @dataclass(frozen=True)
+class InFacts(InRule):
+    """A fact of the rules has another value. The JAX side may be built from it, so it is run again.
+
+    `unstated` is left out of the config.json of the checkpoint, so that the value of the rules counts.
+    """
+
+    unstated: tuple[str, ...] = ()
+    jax: ClassVar[bool] = True
+
+    def checkpoint(self, path: Path, folder: Path) -> Path:
+        if not self.unstated:
+            return path
+        copy = folder / "checkpoint"
+        shutil.copytree(path, copy)
+        config = json.loads((copy / "config.json").read_text())
+        kept = {key: value for key, value in config.items() if key not in self.unstated}
+        (copy / "config.json").write_text(json.dumps(kept))
+        return copy
+
+
+@dataclass(frozen=True)
+class InSettings(Plant):
+    """``--set`` gives a fact another value, at the conversion and so at the check."""
+
+    settings: Mapping[str, Any]
+    trust: tuple[str, ...] = ()  # the other facts that nothing confirms
+    where: ClassVar[str] = "setting"
+
+    @property
+    def options(self) -> dict[str, Any]:  # type: ignore[override]
+        return {"require": ("model",), "trust": self.trust}
+
+
+@dataclass(frozen=True)
+class InHeader(InSettings):
+    """The header of the written file states another setting, and the fact that follows from it."""
+
+    where: ClassVar[str] = "header"
+
+    def file(self, out: Path) -> None:
+        with safe_open(out, "np") as opened:
+            metadata = opened.metadata()
+            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+        changed = {
+            k: json.dumps({**json.loads(metadata[k]), **self.settings}, sort_keys=k == "settings")
+            for k in ("settings", "facts")
+        }
+        save_file({name: np.array(x, order="C") for name, x in tensors.items()}, out, {**metadata, **changed})
+
+
+@dataclass(frozen=True)
 class InFile(Plant):
     """An edit of the written tensors; the header stays."""
 

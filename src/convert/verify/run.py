@@ -26,6 +26,7 @@ from convert.planning.target_formats.registry import target_names
 from convert.references.plan_facts import ReadFacts
 from convert.references.protocol import Reference
 from convert.rules.library import is_path, named_rules
+from convert.verify.config.activations import with_measured
 from convert.verify.config.compare import Facts, check_facts, with_facts
 from convert.verify.config.judge import RECORDED, contradictions, judge, not_proven, of_layers
 from convert.verify.coverage.hf_directory import other_class
@@ -288,6 +289,7 @@ def _run_levels(comparison: Comparison) -> Iterator[LevelReport | Facts]:
     options = comparison.options
     weights: Verdict | None = None
     coverage: LevelReport | None = None
+    facts = Facts()
     with _weights_pass(comparison) as weights_pass:
         if "coverage" in options.levels or options.runs_models:
             coverage = check_coverage(
@@ -296,11 +298,13 @@ def _run_levels(comparison: Comparison) -> Iterator[LevelReport | Facts]:
             if "coverage" in options.levels:
                 yield coverage
         for level in _leaf_levels(comparison, weights_pass):
-            if isinstance(level, LevelReport) and level.level == "weights":
+            if isinstance(level, Facts):
+                facts = level
+            elif level.level == "weights":
                 weights = level.verdict
             yield level
     if coverage is not None and options.runs_models:
-        yield from _model_levels(comparison, coverage, weights)
+        yield from _model_levels(comparison, coverage, weights, facts)
 
 
 def _weights_pass(comparison: Comparison) -> AbstractContextManager[WeightsPass | None]:
@@ -344,7 +348,9 @@ def _layers_level(comparison: Comparison, weights: WeightsPass | None) -> LevelR
     return replace(level, notes=(*level.notes, plan.format.run_as_torch))
 
 
-def _model_levels(comparison: Comparison, coverage: LevelReport, weights: Verdict | None) -> Iterator[LevelReport]:
+def _model_levels(
+    comparison: Comparison, coverage: LevelReport, weights: Verdict | None, facts: Facts
+) -> Iterator[LevelReport | Facts]:
     """Run the levels that need both models; without them, each is skipped or inconclusive, with the reason."""
     options, reference = comparison.options, comparison.reference
     requested = [*(["model"] if "model" in options.levels else []), *(["backends"] if options.backends else [])]
@@ -361,11 +367,16 @@ def _model_levels(comparison: Comparison, coverage: LevelReport, weights: Verdic
         try:
             with user_code_errors(comparison.factory, REFERENCE_OPTION):
                 report = _model_level(level, comparison, reference, evidence, weights)
+                if level == "model" and report.verdict is Verdict.PASSED:
+                    inputs, device = evidence.inputs, options.device
+                    facts = with_measured(facts, comparison.written, reference, inputs, device=device)
+                    report = with_facts(report, facts)
         except (UserCodeError, UnavailableError) as error:
             report = _stopped(level, error)
         if level == "model" and "layers" not in options.levels:
             report = with_facts(report, Facts(comparison.contradicted))
         yield report
+    yield replace(facts, findings=(), notes=())
 
 
 def _stopped(level: str, error: UserCodeError | UnavailableError) -> LevelReport:

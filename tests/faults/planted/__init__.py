@@ -16,6 +16,7 @@ from faults.planted.flax import FLAX
 from faults.planted.gemma import GEMMA
 from faults.planted.griffin import GRIFFIN
 from faults.planted.in_configs import IN_CONFIGS
+from faults.planted.in_facts import IN_FACTS
 from faults.planted.in_files import IN_FILES
 from faults.planted.in_rules import IN_RULES
 from faults.planted.in_targets import IN_REFERENCES, IN_TARGETS
@@ -40,6 +41,7 @@ FAULTS: tuple[Fault, ...] = (
     *BACKENDS,
     *ROPE,
     *IN_CONFIGS,
+    *IN_FACTS,
     *VALUES,
     *OUTPUTS_ALONE,
 )
