@@ -51,7 +51,7 @@ def build(state):
 
 def model(w, i):
     x = i["x"]
-    return {{"y": {jax} @ w["down"]}}
+    return {{"y": ({jax}) @ w["down"]}}
 
 
 def pair(plan):
@@ -79,7 +79,7 @@ def checked(run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch, way: str, d
     (folder / f"{name}.py").write_text(PAIR.format(module=module, torch=torch, jax=jax))
     monkeypatch.syspath_prepend(folder)
     monkeypatch.chdir(folder)
-    run("./r.yaml", "c.npz", "o.safetensors")
+    run("./r.yaml", "c.npz", "o.safetensors", "--overwrite")
     return run(
         "check", "o.safetensors", "--from", "c.npz", "--model", "./r.yaml", "--reference", f"{name}:pair", code=code
     )[0]
