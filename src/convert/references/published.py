@@ -284,6 +284,27 @@ _WHISPER = (
     ),
 )  # fmt: skip
 
+# Flax's code of these three has RoPE's base as a constant, whatever config.json says.
+_ROTARY = Published({"rope_theta": 10_000.0}, f"{_FLAX}/*/modeling_flax_*.py, create_sinusoidal_positions")
+_LLAMA_FLAX = (
+    _ROTARY,
+    Published(
+        {"rms_norm_eps": 1e-6, "hidden_act": "silu"}, f"{_FLAX}/llama/configuration_llama.py; transformers LlamaConfig"
+    ),
+)
+_MISTRAL_FLAX = (
+    _ROTARY,
+    Published(
+        {"rms_norm_eps": 1e-6, "hidden_act": "silu", "sliding_window": 4096},
+        f"{_FLAX}/mistral/configuration_mistral.py; transformers MistralConfig",
+    ),
+)
+_GEMMA_FLAX = (
+    _ROTARY,
+    Published({"rms_norm_eps": 1e-6}, f"{_FLAX}/gemma/configuration_gemma.py; transformers GemmaConfig"),
+    Published({"hidden_activation": "gelu_pytorch_tanh"}, f"{_FLAX}/gemma/modeling_flax_gemma.py, FlaxGemmaMLP"),
+)
+
 PUBLISHED: Mapping[str, tuple[Published, ...]] = {
     "gemma1": (*_GEMMA_1, *_GEMMA_1_SIZES),
     "gemma2": (*_GEMMA_2, *_GEMMA_2_PUBLISHED),
@@ -315,4 +336,7 @@ PUBLISHED: Mapping[str, tuple[Published, ...]] = {
     **dict.fromkeys(("gpt2_lm", "gpt2_lm_untied", "gpt2_model"), _GPT2),
     **dict.fromkeys(("t5_tied", "t5_untied", "t5_model", "t5_encoder"), _T5),
     "whisper": _WHISPER,
+    **dict.fromkeys(("llama_lm", "llama_model"), _LLAMA_FLAX),
+    **dict.fromkeys(("mistral_lm", "mistral_model"), _MISTRAL_FLAX),
+    **dict.fromkeys(("gemma_flax", "gemma_flax_untied", "gemma_flax_model"), _GEMMA_FLAX),
 }  # fmt: skip

@@ -51,6 +51,9 @@ def value_of(config: Any, name: str) -> Any:
         ("gpt2_lm", "GPT2Config", {"D": 768}, {"layer_norm_epsilon", "activation_function", "n_head"}),
         ("t5_tied", "T5Config", {}, {"layer_norm_epsilon", "relative_attention_max_distance"}),
         ("whisper", "WhisperConfig", {"D": 384}, {"activation_function", "encoder_attention_heads", "decoder_attention_heads"}),
+        ("llama_lm", "LlamaConfig", {}, {"rms_norm_eps", "hidden_act", "rope_theta"}),
+        ("mistral_lm", "MistralConfig", {}, {"rms_norm_eps", "hidden_act", "sliding_window", "rope_theta"}),
+        ("gemma_flax", "GemmaConfig", {}, {"rms_norm_eps", "rope_theta"}),
         ("siglip", "SiglipVisionConfig", {}, {"epsilon"}),
     ],
 )  # fmt: skip
