@@ -20,7 +20,7 @@ from convert.core.findings import Finding
 COPY_AGAIN = "copy the checkpoint again from where it was written"
 RENAME = "rename one of the two where the checkpoint is written"
 UNFINISHED = "checkpoint-unfinished"
-MOST_KEYS = 200  # of a path; the time of many steps grows with the square of this
+MOST_KEYS = 100  # of a path; the time of many steps grows with the square of this
 
 
 def located(error: CheckpointError, path: str | Path, leaf: str | None = None, fix: str = "") -> CheckpointError:

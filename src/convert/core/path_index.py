@@ -54,7 +54,10 @@ class TemplateIndex:
         first, last = (piece if isinstance(piece, str) else "" for piece in (pattern.pieces[0], pattern.pieces[-1]))
         head, tail = _NUMBER.split(first)[0], _NUMBER.split(last)[-1]
         near = [template for template in self._by_template if template.startswith(head) and template.endswith(tail)]
-        return list(filter(_template_regex(pattern).fullmatch, near)) if near else []
+        if not near:
+            return []
+        fits = _template_regex(pattern).fullmatch
+        return [t for t in near if "##" in t or not pattern.is_quick(len(t)) or fits(t)]
 
 
 def _template_regex(pattern: Pattern) -> re.Pattern[str]:

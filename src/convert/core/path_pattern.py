@@ -152,12 +152,21 @@ class Pattern:
                 ways *= max(sum(word.startswith(other) for other in piece.words) for word in piece.words)
         return sum(isinstance(piece, Wild) for piece in self.pieces), ways
 
+    @cached_property
+    def _simple(self) -> bool:
+        wild, ways = self._ways
+        return wild < 2 and ways == 1
+
+    def is_quick(self, length: int) -> bool:
+        """Whether a regular expression of these pieces needs few tries for a text of this length."""
+        wild, ways = self._ways
+        return self._simple or length**wild * ways < MAX_TRIES
+
     def match(self, path: str) -> Match | None:
         """Return what `path` binds if all of it matches the pattern, else None."""
         if not path.startswith(self._head):  # excludes most paths without the regular expression
             return None
-        wild, ways = self._ways
-        if (wild < 2 and ways == 1) or len(path) ** wild * ways < MAX_TRIES:
+        if self._simple or self.is_quick(len(path)):
             found = self._regex.fullmatch(path)
             texts = found.groups() if found is not None else None
         else:

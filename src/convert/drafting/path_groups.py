@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -25,6 +26,7 @@ ALTERNATIVES: tuple[tuple[str, ...], ...] = (
 )
 _NUMBERED = re.compile(r"(.*?)([0-9]{1,9})", re.DOTALL)
 _NUMBER = re.compile(r"(?<![0-9])[0-9]{1,9}(?![0-9])")
+_MOST_NUMBERS = 16  # of one key that may be an index; a copy of the key is made for each
 _RECORDS = "vars"  # Keras numbers the arrays of one layer below this key: they are no copies of each other
 
 PartialPath = tuple[tuple[str, ...], str, Leaf]  # the keys that are left of a path, the whole name, the leaf
@@ -93,7 +95,7 @@ def _families(keys: Sequence[str]) -> Iterator[tuple[str, str, bool, list[str]]]
     """
     found: dict[tuple[str, str], list[tuple[int, str]]] = defaultdict(list)
     for key in keys:
-        for number in _NUMBER.finditer(key):
+        for number in itertools.islice(_NUMBER.finditer(key), _MOST_NUMBERS):
             if number[0] == "0" or number[0][0] != "0":
                 found[key[: number.start()], key[number.end() :]].append((int(number[0]), key))
     several = {around: sorted(members) for around, members in found.items() if len(members) > 1}

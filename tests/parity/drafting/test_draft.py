@@ -805,3 +805,16 @@ def test_commands(convert: Run, tmp_path: Path) -> None:
         in out
     )
     assert "other name: the rule has dens_{i}, the leaf has dense_0" in out
+
+
+def test_a_key_of_many_numbers_takes_little_memory() -> None:
+    """A key of n numbers was copied n times."""
+    import tracemalloc
+
+    source = tree(**{"1_" * 2000 + f"w{k}": (3,) for k in range(10)})
+    tracemalloc.start()
+    try:
+        draft_rules(source)
+        assert tracemalloc.get_traced_memory()[1] < 20_000_000
+    finally:
+        tracemalloc.stop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -46,3 +47,17 @@ def test_it_is_the_same_as_trying_all(names: list[str], text: str) -> None:
 
 def test_spelling() -> None:
     assert path_template("layers_12/w/3") == "layers_#/w/#"
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("**a" * 10 + "b{i}", "a" * 61),
+        ("{a,aa,aaa}" * 30 + "b{i}", "a" * 80),
+        ("{i}{j}{k}{l}" + "**#" * 9 + "b{m}", "#" * 61),
+    ],
+)
+def test_candidates_are_found_in_polynomial_time(text: str, name: str) -> None:
+    """With backtracking, the first of these does not end within a day."""
+    index = TemplateIndex([(name, (name,)), ("w", ("w",))])
+    assert not index.matches(parse_pattern(text))
