@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import json
+import re
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,7 +17,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from convert import draft_rules, parse_rules, plan_conversion
+from convert import Plan, draft_rules, parse_rules, plan_conversion
+from convert.drafting.like.target import model_of_tensors
 from convert.planning.match import cover
 from convert.verify.target_model import read_target
 from support.command_line import Run
@@ -76,6 +79,79 @@ def test_flax_models_of_transformers_need_no_edit(case: str, tmp_path: Path, con
 
 
 OUTPUTS = {"logits", "last_hidden_state", "pooler_output", "prediction_logits", "seq_relationship_logits"}
+
+
+# ---- the shipped rules know the truth
+
+SHIPPED = ("bert", "bert-pretraining", "gpt2", "t5", "whisper", "siglip", "mistral", "timesfm-1.0", "timesfm-2.5", "gemma1-mqa", "gemma2-2b", "gemma3", "gemma3-kauldron", "paligemma1")  # fmt: skip
+LARGE = ("gemma3-stacked", "recurrentgemma")
+ENTRIES = {"gemma": 256, "paligemma": 97}
+
+
+def shipped(case: str, facts: Mapping[str, Any]) -> Plan:
+    family = re.sub(r"[0-9.]*(-.*)?$", "", case)
+    names = {"gemma": "gemma3" if case.startswith("gemma3") else "gemma", "paligemma": "paligemma1"}
+    settings = {**({"vocab_size": ENTRIES[family]} if family in ENTRIES else {}), **facts}
+    at = next(path for path in (GOLDEN / case / "ckpt", GOLDEN / case / "ckpt.npz", GOLDEN / case) if path.exists())
+    names |= {"t": "t5", "gpt": "gpt2"}
+    return plan_conversion(names.get(family, family), at, settings=settings)
+
+
+def wrong_modules(text: str, plan: Plan) -> list[tuple[str, str]]:
+    """Leaf and module of each match in a draft that the shipped rules make otherwise."""
+    wrong = []
+    for matched in cover(parse_rules(text), plan.source).matched:
+        rule = matched.rule
+        if rule.kind_name in rule.asked or rule.targets[None].packed_in is not None:
+            continue
+        path, module = rule.path, rule.targets[None].path
+        for (indices, choices), leaf in matched.leaves[rule.lead].items():
+            known = dict(zip(path.indices, indices, strict=True)) | dict.fromkeys(rule.stacked, 0)
+            parts = [*choices[: len(module.groups)], *[0] * (len(module.groups) - len(choices))]
+            name = module.fill(known, tuple(parts))
+            made = {step.name for step in plan.steps if any(part.leaf == leaf for part in step.parts)}
+            if name not in (made if rule.kind_name == "parameter" else {of.rpartition(".")[0] for of in made}):
+                wrong.append((leaf, name))
+    return wrong
+
+
+@pytest.mark.parametrize("case", [*SHIPPED, *(pytest.param(case, marks=pytest.mark.slow) for case in LARGE)])
+def test_no_match_contradicts_the_shipped_rules(case: str) -> None:
+    """From names and shapes alone: what is not asked is right, and every leaf still has a rule."""
+    plan = shipped(case, {})
+    text = draft_rules(plan.source, like=model_of_tensors({step.name: step.spec.shape for step in plan.steps}, "x"))
+    assert wrong_modules(text, plan) == []
+    assert cover(parse_rules(text), plan.source).claimed == len(plan.source.leaves)
+
+
+FACTS = {"context_length": 32, "query_pre_attn_scalar": 12, "sliding_window": 8, "rope_factor_global": 1.0}
+NEEDED = {"gemma1-mha": slice(0, 1), "gemma2-2b": slice(1, 3), "gemma3": slice(0, 4), "mistral": slice(0, 0)}
+
+
+@pytest.mark.parametrize("case", NEEDED)
+def test_a_draft_from_a_config_gives_the_tensors_of_the_shipped_rules(case: str, tmp_path: Path) -> None:
+    """Gemma 1 calls the norm before its MLP post_attention_layernorm, as Gemma 2 calls the one after attention: it is asked."""
+    pytest.importorskip("transformers")
+    plan = shipped(case, dict(list(FACTS.items())[NEEDED[case]]))
+    (tmp_path / "config.json").write_text(json.dumps(plan.config))
+    text = draft_rules(plan.source, like=read_target(str(tmp_path)))
+    assert wrong_modules(text, plan) == []
+    if case == "gemma1-mha":
+        paths = {path for key, path in asked(text) if key == "rms_norm"}
+        assert paths == {f"transformer/layer_{{i}}/pre_{x}_norm/scale" for x in ("attention", "ffw")}
+        return
+    theirs, ours = run(plan), made_by(text, plan.source)
+    assert ours.keys() == theirs.keys()
+    for name, value in theirs.items():
+        np.testing.assert_array_equal(ours[name], value, err_msg=name)
+
+
+@pytest.mark.parametrize("names", [("pre_norm", "post_norm"), ("up_a", "down_a"), ("encoder_out", "decoder_out")])
+def test_opposite_words_are_no_match(names: tuple[str, str], target: Any) -> None:
+    """The one name that is close is the opposite."""
+    source = tree(**dense(names[0], "mid"))
+    text = drafted(source, module_of(**{names[1]: nn.Linear(6, 6), "other": nn.Linear(6, 6)}), target)
+    assert {path for key, path in asked(text) if key == "linear"} == {f"{names[0]}/kernel", "mid/kernel"}
 
 
 # ---- modules of one's own
@@ -326,7 +402,6 @@ OPAQUE = ("zim", "kol", "bax", "tuk", "fel", "gob", "sar", "nim", "vok", "hul", 
 @pytest.mark.parametrize("seed", range(6))
 def test_names_that_tell_nothing_lead_to_questions_and_never_to_a_wrong_module(seed: int, target: Any) -> None:
     """Every word of the target's names is replaced. What is not asked is what the true names give."""
-    import re
     from dataclasses import replace
 
     source = transformer_tree()
@@ -462,8 +537,6 @@ def test_a_norm_that_adds_one_in_the_target(target: Any) -> None:
 @pytest.mark.parametrize("sharded", [False, True])
 def test_a_safetensors_file_gives_names_and_shapes(sharded: bool, tmp_path: Path, convert: Run) -> None:
     """What a type would tell (epsilon, the kind of norm) stays open."""
-    import json
-
     state = {name: x.contiguous() for name, x in Transformer().state_dict().items()}
     path = tmp_path / "model"
     if sharded:

@@ -13,6 +13,7 @@ from convert.drafting.like.readings import Planner, Reading, target_line
 from convert.drafting.like.rule_writer import RuleWriter, target_text
 from convert.drafting.like.target import TargetModel
 from convert.layers.draft import DraftEntry, DraftLine
+from convert.rules.attention_macro import WORD as ATTENTION
 
 LISTED = 6  # modules that a question offers
 
@@ -48,6 +49,7 @@ def answer(entries: Sequence[DraftEntry], planner: Planner, model: TargetModel, 
             lost.append(entry)
             rules.append(_without_module(entry, line))
         elif len(unit.matches) < len(unit.columns):
+            lost += [entry] if line.key == ATTENTION else []
             rules.append(_undecided(entry, line, unit, assignment))
         else:
             rules += RuleWriter(entry, line, unit, habits, model).entries()
@@ -68,7 +70,9 @@ def _units(
             for names in _splits(readings[0]):
                 pieces = list(_split(entry, readings[0], names))
                 tried = [(piece, assignment.unit(planner.readings(piece))) for piece in pieces]
-                if tried and all(unit is not None for _, unit in tried):
+                open_to = [unit.candidates[0] for _, unit in tried if unit is not None]
+                modules = {candidate.series.names for each in open_to for candidate in each}
+                if pieces and len(open_to) == len(pieces) <= len(modules):
                     found = tried
                     break
         rules += [rule for rule, _ in found]

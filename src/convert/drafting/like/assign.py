@@ -15,8 +15,10 @@ from convert.drafting.like.similarity import (
     EXACT,
     Numbered,
     agree,
+    differing,
     number_places,
     numbers,
+    opposed,
     same_families,
     similarity,
     template,
@@ -44,6 +46,10 @@ class Series:
     readings: frozenset[int]
 
     @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(place.name for place in self.places)
+
+    @property
     def makes(self) -> set[str]:
         return {tensor for place in self.places for tensor in place.makes}
 
@@ -57,12 +63,14 @@ class Candidate:
         names: similarity of the names.
         same: whether the numbers in the names agree; None if they say nothing.
         repeated: whether both occur as often.
+        doubtful: whether the names contradict, so that the match is made only where no other is possible.
     """
 
     series: Series
     names: float
     same: bool | None
     repeated: bool
+    doubtful: bool
 
     @property
     def score(self) -> float:
@@ -156,19 +164,16 @@ class Assignment:
                 names = tuple(p.name for p in modules)
                 known = found[names].readings if names in found else frozenset()
                 found[names] = Series(modules, varying, known | {number})
-        column, kind = readings[0].columns[k], readings[0].kind_name
-        return [self._candidate(column, kind, series) for series in found.values()]
+        return [self._candidate(readings[0].columns[k], series) for series in found.values()]
 
-    def _candidate(self, column: Column, kind: str, series: Series) -> Candidate:
-        path = column.path.removeprefix(f"{self._root}/")
-        named = path if kind == "parameter" else path.rpartition("/")[0]
+    def _candidate(self, column: Column, series: Series) -> Candidate:
         one, other = numbers(column.path), numbers(column.last)
         ours = self._ours.get(column.path, Numbered(()))
         mine = ours.marked(k for k, (a, b) in enumerate(zip(one, other, strict=True)) if a != b)
         theirs = self._theirs[series.places[0].name].marked(series.varying)
-        return Candidate(
-            series, similarity(named, series.places[0].name), agree(mine, theirs), same_families(mine, theirs)
-        )
+        name, same = series.places[0].name, agree(mine, theirs)
+        doubtful = opposed(column.name, name) or (differing(column.name, name) and not same)
+        return Candidate(series, similarity(column.name, name), same, same_families(mine, theirs), doubtful)
 
     def solve(self, units: Sequence[Unit]) -> None:
         """Match as many columns as are certain; where no module is left for a column, as the next form of its rule."""
@@ -185,7 +190,7 @@ class Assignment:
         """Whether there are fewer modules left than columns without one."""
         left = [k for k in range(len(unit.columns)) if k not in unit.matches]
         free = [self.live(unit, k) for k in left]
-        return any(not found for found in free) or len({c.series for found in free for c in found}) < len(left)
+        return any(not found for found in free) or len({c.series.names for found in free for c in found}) < len(left)
 
     def _solve(self, units: Sequence[Unit]) -> None:
         """Match the clearest column again and again: each match leaves fewer modules for the others."""
@@ -234,7 +239,7 @@ class Assignment:
         others = [candidate.score for candidate in found if candidate is not best]
         others += [score for tensor in best.series.makes for score, of in rivals[tensor] if of != key]
         advantage = best.score - max(others, default=float("-inf"))
-        if advantage >= MARGIN and (not others or best.named >= ENOUGH):
+        if advantage >= MARGIN and (not others or (best.named >= ENOUGH and not best.doubtful)):
             yield advantage, best, not others
 
 

@@ -38,6 +38,7 @@ class Column:
         choice: which of the rule's alternatives they are, such as ``query``; empty without alternatives.
         indices: values of the target's indices, of each layer.
         shapes: role -> shape of what each layer makes.
+        name: of the first layer in the draft, whose words are those of the tree, or of a library that the draft knows.
         path: of the first layer's leaf.
         last: of the last layer's leaf.
     """
@@ -45,6 +46,7 @@ class Column:
     choice: tuple[int, ...]
     indices: tuple[tuple[int, ...], ...]
     shapes: Mapping[str, Shape]
+    name: str
     path: str
     last: str
 
@@ -149,7 +151,11 @@ class Planner:
                 return None
             every = sorted(layers)
             first, last = (self._path(patterns[0], reading, every[k], choice) for k in (0, -1))
-            columns.append(Column(choice, tuple(every), layers[every[0]], first, last))
+            first_at = dict(zip(reading.module.indices, every[0], strict=True))
+            name = reading.module.fill(
+                first_at, (*choice, *[0] * len(reading.module.groups))[: len(reading.module.groups)]
+            )
+            columns.append(Column(choice, tuple(every), layers[every[0]], name, first, last))
         return replace(reading, columns=tuple(columns))
 
     def _matches(self, pattern: Pattern) -> list[str]:

@@ -21,7 +21,7 @@ SAME = (
     ("layer", "layers", "block", "blocks", "h", "encoderblock", "resblock", "stages", "stage"),
     ("dense", "linear", "fc", "lin", "Dense", "Linear"),
     ("conv", "convolution", "conv1d", "conv2d", "Conv"),
-    ("mlp", "ffn", "feed_forward", "feedforward", "ff", "MlpBlock"),
+    ("mlp", "ffn", "feed_forward", "feedforward", "ff", "ffw", "MlpBlock"),
     ("head", "lm_head", "classifier", "logits"),
     ("gate", "gate_proj"),
     ("up", "up_proj"),
@@ -74,6 +74,35 @@ def similarity(path: str, name: str) -> float:
     one, two = (keys[-1] if keys else () for keys in (ours, theirs))
     letters = SequenceMatcher(None, "".join(one), "".join(two)).ratio()
     return 0.5 * _dice(flat, other) + 0.4 * _dice(one, two) + 0.1 * float(letters)
+
+
+OPPOSITES = (
+    ({"pre", "before", "input", "in"}, {"post", "after", "output", "out"}),
+    ({"encoder", "enc"}, {"decoder", "dec"}),
+    ({"up", "gate"}, {"down"}),
+    ({"gate"}, {"up"}),
+    ({"image", "img", "vision", "visual"}, {"text", "txt", "language"}),
+    ({"forward", "fwd"}, {"backward", "bwd"}),
+    ({"source", "src"}, {"target", "tgt"}),
+    ({"left", "first"}, {"right", "second"}),
+    ({"actor", "policy"}, {"critic"}),
+    ({"online", "student"}, {"target", "teacher"}),
+    ({"cross", "encoder"}, {"self"}),
+)
+
+
+def opposed(path: str, name: str) -> bool:
+    """Return whether one of two names has the opposite of a word of the other: ``pre_norm`` and ``post_norm``."""
+    ours, theirs = ({word for key in re.split(r"[/.]", text) for word in _words(key)} for text in (path, name))
+    return any(
+        (ours & a - theirs and theirs & b - ours) or (ours & b - theirs and theirs & a - ours) for a, b in OPPOSITES
+    )
+
+
+def differing(path: str, name: str) -> bool:
+    """Return whether the last keys of two names each have a word that the other lacks."""
+    one, two = (set(keys[-1]) if (keys := _keys(text)) else set[str]() for text in (path, name))
+    return bool(one - two and two - one)
 
 
 def _keys(text: str) -> list[tuple[str, ...]]:
