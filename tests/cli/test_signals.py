@@ -74,6 +74,30 @@ def assert_stopped(done: subprocess.CompletedProcess[str], number: signal.Signal
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("module", ["convert.core.system", "convert.core.system.signals", "select"])
+def test_before_the_handlers_are_installed(module: str, number: signal.Signals) -> None:
+    code = f"""
+import os, sys
+sys.modules.pop({module!r}, None)
+class Finder:
+    def find_spec(self, found, *_):
+        if found == {module!r}:
+            os.kill(os.getpid(), {int(number)})
+sys.meta_path.insert(0, Finder())
+from convert.cli import program
+program()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, "--help"],
+        capture_output=True,
+        text=True,
+        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL) and None,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (-number, "")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize(
     "module", ["convert.core.system.process", "typer", "convert.cli.app", "yaml", "numpy", "tensorstore"]
 )

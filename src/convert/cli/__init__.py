@@ -20,6 +20,11 @@ INTERRUPTED = 130  # 128 + SIGINT, the shells' convention
 
 def program() -> NoReturn:
     """Entry point of ``convert`` and ``ckpt-convert``."""
+    # Built in. While `signal` and others are imported, Ctrl-C would raise KeyboardInterrupt.
+    import _signal  # type: ignore[import-not-found]
+
+    if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
+        _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
     from convert.core.system import signals
 
     signals.install()
