@@ -57,7 +57,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
     },
 }
 # The models of transformers' flax classes have a config.json beside their checkpoints.
-SETTINGS |= {case: {} for case in ("bert", "gpt2", "t5", "t5-v1.1", "whisper", "llama", "mistral", "gemma-flax")}
+SETTINGS |= {
+    case: {} for case in ("bert", "gpt2", "t5", "t5-v1.1", "whisper", "llama", "mistral", "gemma-flax", "dinov2")
+}
 _EVIDENCE: dict[tuple[Any, ...], Evidence] = {}
 
 

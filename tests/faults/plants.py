@@ -41,6 +41,7 @@ RULES = {
     "llama": "llama",
     "mistral": "llama",
     "gemma-flax": "llama",
+    "dinov2": "dinov2",
 }
 ADAPTERS: dict[str, Any] = {
     "timesfm-1": timesfm_1,
@@ -52,6 +53,7 @@ ADAPTERS: dict[str, Any] = {
     "t5": transformers_module,
     "whisper": transformers_module,
     "llama": transformers_module,
+    "dinov2": transformers_module,
 }
 
 

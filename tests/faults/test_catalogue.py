@@ -27,6 +27,7 @@ SLOW_CASES = (
     "llama",
     "mistral",
     "gemma-flax",
+    "dinov2",
     "timesfm-2.0",
 )
 NAMED = 0.9  # of the faults, at least, are diagnosed by name

@@ -225,6 +225,26 @@ def decoders() -> None:
             write(case, made, rng, texts(rng, DECODER["vocab_size"], 23), outputs)
 
 
+def dinov2() -> None:
+    """A layerscale_value that is not 1."""
+    sizes = {
+        "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "mlp_ratio": 2, "image_size": 12, "patch_size": 4,
+    }  # fmt: skip
+    heads: dict[str, tuple[Any, dict[str, Any], tuple[str, ...]]] = {
+        "dinov2": (transformers.FlaxDinov2Model, {"layerscale_value": 0.3}, ("last_hidden_state", "pooler_output")),
+        "dinov2-classification": (
+            transformers.FlaxDinov2ForImageClassification,
+            {"layerscale_value": 0.5, "num_labels": 5},
+            ("logits",),
+        ),
+    }
+    for seed, (case, (model, own, outputs)) in enumerate(heads.items()):
+        if wanted(case):
+            rng = np.random.default_rng(600 + seed)
+            made = model(transformers.Dinov2Config(**sizes, **own), seed=seed)
+            write(case, made, rng, {"pixel_values": rng.standard_normal((2, 3, 12, 12)).astype(np.float32)}, outputs)
+
+
 def wanted(case: str) -> bool:
     """Whether a case is written: one of those that are named, or any if none is."""
     names = [word for word in sys.argv[1:] if word != "-v"]
@@ -265,6 +285,7 @@ def main() -> None:
     whisper()
     decoders()
     drafts()
+    dinov2()
 
 
 if __name__ == "__main__":

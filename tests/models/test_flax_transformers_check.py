@@ -1,4 +1,4 @@
-"""BERT, GPT-2, T5, Whisper, Llama, Mistral and Gemma through `convert check`: the plain-JAX references are what the flax classes computed."""
+"""BERT, GPT-2, T5, Whisper, Llama, Mistral, Gemma and DINOv2 through `convert check`: the plain-JAX references are what the flax classes computed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from faults.catalogue import one_thread
 from support.goldens import checkpoint, golden_io, relative_error
 from support.marks import slow_but
 
-CASES = ("bert", "bert-model", "bert-pretraining", "bert-classification", "bert-tokens", "bert-answers", "gpt2", "gpt2-model", "t5", "t5-v1.1", "whisper", "llama", "llama-model", "mistral", "mistral-model", "gemma-flax", "gemma-flax-untied", "gemma-flax-model")  # fmt: skip
+CASES = ("bert", "bert-model", "bert-pretraining", "bert-classification", "bert-tokens", "bert-answers", "gpt2", "gpt2-model", "t5", "t5-v1.1", "whisper", "llama", "llama-model", "mistral", "mistral-model", "gemma-flax", "gemma-flax-untied", "gemma-flax-model", "dinov2", "dinov2-classification")  # fmt: skip
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -34,7 +34,11 @@ def test_the_plain_jax_model_is_what_the_flax_classes_recorded(case: str) -> Non
     reference = load_reference(plan, None)
     assert not isinstance(reference, str)
     io = golden_io(case)
-    inputs = {name: jax.numpy.asarray(io[name]) for name in io.files if name.endswith(("_ids", "_mask", "_features"))}
+    inputs = {
+        name: jax.numpy.asarray(io[name])
+        for name in io.files
+        if name.endswith(("_ids", "_mask", "_features", "_values"))
+    }
     with jax.default_matmul_precision("highest"), jax.disable_jit():
         got = reference.jax_side()(jax_weights(plan), inputs)
     for name in reference.outputs:
@@ -59,6 +63,8 @@ def test_the_plain_jax_model_is_what_the_flax_classes_recorded(case: str) -> Non
             "mistral-model",
             "gemma-flax",
             "gemma-flax-untied",
+            "dinov2",
+            "dinov2-classification",
             "gemma-flax-model",
         ],
     ),

@@ -1,4 +1,4 @@
-"""BERT, GPT-2, T5, Whisper, Llama, Mistral, Gemma: what the flax classes of transformers 4 published becomes what transformers 5 loads."""
+"""BERT, GPT-2, T5, Whisper, Llama, Mistral, Gemma, DINOv2: what the flax classes of transformers 4 published becomes what transformers 5 loads."""
 
 from __future__ import annotations
 
@@ -36,6 +36,8 @@ CASES = {
     "gemma-flax": "GemmaForCausalLM",
     "gemma-flax-untied": "GemmaForCausalLM",
     "gemma-flax-model": "GemmaModel",
+    "dinov2": "Dinov2Model",
+    "dinov2-classification": "Dinov2ForImageClassification",
 }
 INPUTS = (
     "input_ids",
@@ -44,6 +46,7 @@ INPUTS = (
     "decoder_input_ids",
     "decoder_attention_mask",
     "input_features",
+    "pixel_values",
 )
 BOUND = 5e-6  # measured: 1e-7 to 1.5e-6
 
@@ -139,6 +142,30 @@ def test_what_the_flax_code_computes_is_written_and_not_what_config_json_says(ca
             "hidden_act",
         ):  # transformers 5 loads the head all the same, and corrects gelu
             assert max(errors(load(out), case).values()) > 0.1, key
+
+
+def test_the_scale_of_dinov2s_layers_contains_the_square_of_the_configured_value(tmp_path: Path) -> None:
+    """FlaxDinov2LayerScale multiplies by `layerscale_value` twice; with the scale as stored, the outputs are far off."""
+    plan = convert.plan_conversion("dinov2", checkpoint("dinov2"))
+    said = (
+        "config.json of the checkpoint has layerscale_value 0.3, and that of the output 1.0: the flax code multiplies"
+    )
+    assert any(note.startswith(said) for note in plan.notes)
+    out = tmp_path / "out"
+    convert.convert("dinov2", checkpoint("dinov2"), out)
+    model = load(out)
+    with torch.no_grad():
+        for name, scale in model.named_parameters():
+            if name.endswith("lambda1"):
+                scale /= 0.3**2
+    assert max(errors(model, "dinov2").values()) > 0.1
+    convert.convert("dinov2", checkpoint("dinov2"), tmp_path / "one", settings={"layerscale_value": 1.0})
+    tree = serialization.msgpack_restore((checkpoint("dinov2") / "flax_model.msgpack").read_bytes())
+    stored = tree["encoder"]["layer"]["1"]["layer_scale2"]["lambda1"]
+    kept = dict(load(tmp_path / "one").named_parameters())["encoder.layer.1.layer_scale2.lambda1"]
+    assert np.array_equal(kept.detach().numpy(), stored)
+    with pytest.raises(convert.PlanError, match="--set layerscale_value="):
+        convert.plan_conversion("dinov2", checkpoint("dinov2"), settings={"layerscale_value": 0})
 
 
 def test_no_note_where_config_json_says_what_the_flax_code_computes() -> None:

@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from convert.core.fields import INTEGER, Choice, Either, Key, MapOf, Record, Scalar
@@ -22,7 +23,7 @@ PARAMETRIZATIONS: Mapping[str, Mapping[str, str]] = {
     "weight_norm": {"weight_norm": "parametrizations.weight.original0", "weight": "parametrizations.weight.original1"},
     "old_weight_norm": {"weight_norm": "weight_g", "weight": "weight_v"},
 }
-_FACTOR = re.compile(r"(?P<over>1/)?(?:sqrt\((?P<root>[^()]+)\)|(?P<plain>[^()/]+))")
+_FACTOR = re.compile(r"(?P<over>1/)?(?:sqrt\((?P<root>[^()]+)\)|(?P<plain>[^()/^]+))(?P<square>\^2)?")
 
 
 @dataclass(frozen=True)
@@ -31,31 +32,46 @@ class Factor:
 
     Attributes:
         text: as the rule has it.
-        of: the letter of a size, or a number.
-        is_sqrt: whether the square root of `of` is taken.
+        of: the letter of a size, ``$name`` of a fact, or a number.
+        power: exponent of `of`: 1, 1/2 or 2.
         is_inverse: whether one is divided by the result.
     """
 
     text: str
     of: str | float
-    is_sqrt: bool
+    power: float
     is_inverse: bool
 
-    def value(self, sizes: Mapping[str, int]) -> float:
+    @property
+    def fact(self) -> str | None:
+        """Name of the fact that it refers to."""
+        return self.of[1:] if isinstance(self.of, str) and self.of.startswith("$") else None
+
+    def value(self, sizes: Mapping[str, int], facts: Mapping[str, Any] = MappingProxyType({})) -> float:
         """Return the number.
 
         Raises:
-            ValueError: no leaf gives its letter a size.
+            ValueError: no leaf gives its letter a size, or its fact is no number above 0.
         """
-        if isinstance(self.of, str) and self.of not in sizes:
-            raise ValueError(f"the weight is prescaled by {self.text}, and no leaf gives {self.of} a size")
-        number = float(sizes[self.of] if isinstance(self.of, str) else self.of)
-        number = math.sqrt(number) if self.is_sqrt else number
+        if self.fact is not None:
+            given = facts.get(self.fact)
+            if isinstance(given, bool) or not isinstance(given, int | float) or not 0 < given < math.inf:
+                raise ValueError(
+                    f"the weight is prescaled by {self.text}, and {self.fact} is {given!r}; give a number above 0 with --set {self.fact}=..."
+                )
+            number = float(given)
+        elif isinstance(self.of, str):
+            if self.of not in sizes:
+                raise ValueError(f"the weight is prescaled by {self.text}, and no leaf gives {self.of} a size")
+            number = float(sizes[self.of])
+        else:
+            number = self.of
+        number = math.pow(number, self.power)
         return 1 / number if self.is_inverse else number
 
 
 def parse_factor(text: str | int | float) -> Factor:
-    """Parse ``1/sqrt(H)``, ``sqrt(D)``, ``1/8`` or ``0.125``.
+    """Parse ``1/sqrt(H)``, ``sqrt(D)``, ``1/8``, ``0.125`` or ``1/$fact^2``.
 
     Raises:
         ValueError: not a factor above 0.
@@ -64,11 +80,13 @@ def parse_factor(text: str | int | float) -> Factor:
     found = _FACTOR.fullmatch(bare)
     inside = (found["root"] or found["plain"]) if found else ""
     of: str | float | None = inside if len(inside) == 1 and inside.isascii() and inside.isalpha() else None
+    if of is None and re.fullmatch(r"\$[A-Za-z_]\w*", inside):
+        of = inside
     if of is None and re.fullmatch(r"[0-9]+(\.[0-9]+)?(e-?[0-9]+)?", inside) and 0 < float(inside) < math.inf:
         of = float(inside)
-    if found is None or of is None:
+    if found is None or of is None or (found["root"] and found["square"]):
         raise ValueError(f"expected a factor above 0 such as 1/sqrt(H), sqrt(D) or 0.125, not {text!r}")
-    return Factor(bare, of, found["root"] is not None, found["over"] is not None)
+    return Factor(bare, of, 0.5 if found["root"] else 2 if found["square"] else 1, found["over"] is not None)
 
 
 @dataclass(frozen=True)
@@ -93,7 +111,7 @@ class Rope:
 
 CARRIES = Key(
     Scalar((str, int, float), "a factor such as 1/sqrt(H)", parse_factor),
-    "Factor that the source folds into the weight and that the target's code applies itself: a number, sqrt(D) or 1/sqrt(H). Default: none.",
+    "Factor that the source folds into the weight and that the target's code applies itself: a number, sqrt(D), 1/sqrt(H), or with a fact 1/$name^2. Default: none.",
 )
 ROPE = Key(
     MapOf(Choice(PAIRS), "a mapping of an axis to its pairs, such as {H: interleaved}"),

@@ -508,11 +508,15 @@ def letters_of(rule: Rule) -> Iterator[str]:
     """Yield the letters of the axes that a rule names."""
     yield from rule.kind.letters_used
     yield from rule.flattened.order if rule.flattened else ""
-    yield from rule.prescaled_by.of if rule.prescaled_by and isinstance(rule.prescaled_by.of, str) else ""
+    factor = rule.prescaled_by
+    if factor is not None and isinstance(factor.of, str) and factor.fact is None:
+        yield factor.of
 
 
 def facts_of(rule: Rule) -> Iterator[str]:
     """Yield the names of the facts that a rule refers to."""
     if rule.when:
         yield rule.when
+    if rule.prescaled_by is not None and rule.prescaled_by.fact is not None:
+        yield rule.prescaled_by.fact
     yield from rule.kind.facts_used

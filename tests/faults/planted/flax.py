@@ -1,4 +1,4 @@
-"""Faults of BERT, GPT-2, Llama, Mistral and Gemma: in rules and configurations, in written files, and in the code of transformers."""
+"""Faults of BERT, GPT-2, Llama, Mistral, Gemma and DINOv2: in rules and configurations, in written files, and in the code of transformers."""
 
 from __future__ import annotations
 
@@ -97,6 +97,9 @@ FLAX: tuple[Fault, ...] = (
     fault("base of config.json copied", "llama", InDirectory("config.json", {"rope_parameters": {"rope_type": "default", "rope_theta": 500000.0}}), "layers", "rope_parameters.rope_theta", "rope_theta", ("model.layers.0.self_attn.o_proj:in", "RoPE with base 500000")),
     fault("scaling of config.json copied", "llama", InDirectory("config.json", {"rope_scaling": {"rope_type": "linear", "factor": 4.0}}), "layers", "rope_scaling", "rope_scaling", ("model.layers.0.self_attn.o_proj:in", "another function for causal attention")),
     fault("window of config.json copied", "mistral", InDirectory("config.json", {"sliding_window": 5}), "layers", "sliding_window", "sliding_window", ("model.layers.0.self_attn.o_proj:in", "attention window of 5")),
+    rule("layer scales as stored, which the flax code multiplies twice", "dinov2", "model", "encoder.layer.0.layer_scale1", "prescale not removed", ("  prescaled_by: 1/$layerscale_value^2\n", "")),
+    rule("layer scales multiplied once", "dinov2", "model", "encoder.layer.0.layer_scale1", "prescale not removed", ("1/$layerscale_value^2", "1/$layerscale_value")),
+    rule("layer scales exchanged", "dinov2", "model", "encoder.layer.0.layer_scale1", "of another tensor", ("{layer_scale1,layer_scale2}.lambda1", "{layer_scale2,layer_scale1}.lambda1")),
     fault("config.json names another class with this tree", "bert", InSidecar({"architectures": ["BertLMHeadModel"]}), "plan", "architectures", "refused", None),
     fault("config.json names a class with another head", "gpt2", InSidecar({"architectures": ["GPT2ForSequenceClassification"]}), "plan", "architectures", "refused", None),
 )  # fmt: skip

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import convert
+from convert import PlanError, RuleError
 from convert.core import ops
 from convert.core.tensor_spec import TensorSpec
 from convert.layers.transforms.probe import rope_pairs
@@ -224,4 +225,40 @@ def test_errors_of_sizes(factor: str, shape: Any, said: str) -> None:
     text = RULE.format(factor=factor, source="interleaved", target="half-split")
     with pytest.raises(convert.PlanError) as refused:
         make_plan(rule_file(text), MemorySource({"w": np.zeros(shape, np.float32)}))
+    assert said in str(refused.value)
+
+
+SCALED = """
+- from: w
+  axes: D
+  prescaled_by: {factor}
+  parameter: p
+"""
+
+
+@pytest.mark.parametrize(
+    ("factor", "times"), [("1/$f^2", 0.09), ("$f^2", 1 / 0.09), ("1/$f", 0.3), ("$f", 1 / 0.3), ("0.5", 2), ("1/D", 3)]
+)
+def test_a_parameter_without_the_factor_of_a_fact(factor: str, times: float) -> None:
+    w = np.asarray([1.0, -2.0, 5.0])
+    rules = rule_file(SCALED.format(factor=factor), f"{HEAD}facts: {{f: 0.3}}\n")
+    plan = make_plan(rules, MemorySource({"w": w}))
+    np.testing.assert_allclose(run(plan)["p"], times * w, rtol=1e-12)
+    assert plan.layers[0]["weight_carries"] == factor
+
+
+@pytest.mark.parametrize(
+    ("factor", "facts", "said"),
+    [
+        ("1/$g^2", "{f: 1}", "refers to 'g'"),
+        ("1/$f^2", "{f: 0}", "f is 0; give a number above 0 with --set f=..."),
+        ("1/$f^2", "{f: ask}", "f is None; give a number above 0 with --set f=..."),
+        ("1/$f^2", "{f: [1, 2]}", "give a number above 0"),
+        ("sqrt($f)^2", "{f: 1}", "expected a factor above 0"),
+        ("$f^3", "{f: 1}", "expected a factor above 0"),
+    ],
+)
+def test_a_fact_that_gives_no_factor(factor: str, facts: str, said: str) -> None:
+    with pytest.raises((PlanError, RuleError)) as refused:
+        make_plan(rule_file(SCALED.format(factor=factor), f"{HEAD}facts: {facts}\n"), MemorySource({"w": np.ones(3)}))
     assert said in str(refused.value)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from convert.core.axis_groups import AxisGroup, AxisNames, parse_axis_names, with_part
 from convert.core.fields import Key, Record, Scalar
-from convert.layers.base import LayerKind, ProbeSample
+from convert.layers.base import LayerKind, PlanView, ProbeSample, Step
 from convert.layers.draft import DraftContext, DraftEntry, Layer
+from convert.layers.mistake import Mistake
 from convert.layers.parameter.draft import draft_parameter
 from convert.layers.probe import Probe, probe_of_values
 from convert.layers.shared_keys import (
@@ -20,6 +21,8 @@ from convert.layers.shared_keys import (
 )
 from convert.layers.stored_axes import taken_apart, with_axes
 from convert.layers.target import TargetLayer
+from convert.layers.transforms.mistakes import fact_factor_mistakes
+from convert.layers.weight_keys import CARRIES
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,8 @@ class Parameter(LayerKind):
         "axes": Key(
             Scalar(str, "axis letters such as ED, .ED or (N H)D", parse_axis_names),
             "Letters of the leaf's axes in stored order, without stacked axes; a dot is an axis of size 1, which is removed, and (N H) one axis made of two. Default: the leaf is kept as stored.",
-        )
+        ),
+        "prescaled_by": CARRIES,
     }
     target: ClassVar[Record] = Record({**TENSOR_TARGET.keys, "axes": TARGET_AXES}, TENSOR_TARGET.description)
     splits: ClassVar[bool] = True
@@ -107,7 +111,10 @@ class Parameter(LayerKind):
     def probe(self, sample: ProbeSample) -> Probe:
         if self.axes is None:
             return super().probe(sample)
-        y, letters = taken_apart(sample.stored, self.axes.letters, self.axes.groups, sample)
+        stored, factor = sample.stored, sample.rule.prescaled_by
+        if factor is not None:
+            stored = stored / factor.value(sample.plan.sizes, sample.plan.facts)
+        y, letters = taken_apart(stored, self.axes.letters, self.axes.groups, sample)
         sizes = {letter: size for letter, size in zip(letters, y.shape, strict=True) if letter != "."}
         kept = "".join(sizes)
         natural = tuple("".join(x for x in axis if x in sizes) for axis in self.axes.opened)
@@ -115,6 +122,10 @@ class Parameter(LayerKind):
         return probe_of_values(
             sample.written, with_axes(y.reshape([sizes[x] for x in kept]), tuple(kept), order, sizes)
         )
+
+    def mistakes(self, step: Step, plan: PlanView) -> Iterator[Mistake]:
+        rule = step.parts[0].rule
+        return fact_factor_mistakes(step, rule, plan) if rule is not None else iter(())
 
     def tensor_name(self, path: str, role: str, layer: TargetLayer) -> str:
         return path

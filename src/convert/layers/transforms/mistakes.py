@@ -5,6 +5,7 @@ Where a rule has no such key, the opposite mistake is tried: the key was wrongly
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -75,6 +76,19 @@ def factor_mistakes(step: Step, rule: Rule, source: LeafReader, likely: Factor |
         gives = f"the weight without a factor {likely.text}, as if the source had folded it in"
         make = with_ops(step, source, undone)
         yield Mistake(NEEDLESS_FACTOR, NOT_REMOVED, gives, "the weight as the source stores it", make, NEEDLESS_FACTOR)
+
+
+def fact_factor_mistakes(step: Step, rule: Rule, plan: PlanView) -> Iterator[Mistake]:
+    """Yield factors that a fact gives, once or squared, in place of the one that the rule names, or of none."""
+    part, plain = step.parts[0], replace(rule, prescaled_by=None)
+    stored = replace(step, parts=(replace(part, ops=tuple(op for op in part.ops if not isinstance(op, Multiply))),))
+    for name, value in plan.facts.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0 or value == 1:
+            continue
+        for text, power, inverse in itertools.product((f"${name}",), (2, 1), (True, False)):
+            shown = f"{'1/' if inverse else ''}{text}{'^2' if power == 2 else ''}"
+            if rule.prescaled_by is None or rule.prescaled_by.text != shown:
+                yield from factor_mistakes(stored, plain, plan.source, Factor(shown, float(value), power, inverse))
 
 
 # ---- RoPE
@@ -249,4 +263,4 @@ def _not_folded(step: Step, plan: PlanView) -> Iterator[Mistake]:
 
 def likely_factor(letter: str, *, inverse: bool) -> Factor:
     """Return ``sqrt(LETTER)``, or ``1/sqrt(LETTER)``."""
-    return Factor(f"1/sqrt({letter})" if inverse else f"sqrt({letter})", letter, is_sqrt=True, is_inverse=inverse)
+    return Factor(f"1/sqrt({letter})" if inverse else f"sqrt({letter})", letter, power=0.5, is_inverse=inverse)

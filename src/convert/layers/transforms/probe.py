@@ -62,7 +62,7 @@ def as_target_gives(y: Array, axes: str, sample: ProbeSample) -> Array:
     """
     rule = sample.rule
     if rule.prescaled_by is not None:
-        y = y / rule.prescaled_by.value(sample.plan.sizes)
+        y = y / rule.prescaled_by.value(sample.plan.sizes, sample.plan.facts)
     if rule.rope is not None and rule.rope.leaf_axis in axes:
         axis = axes.index(rule.rope.leaf_axis)
         width = head_width(rule, sample.plan.sizes) or y.shape[axis]

@@ -73,11 +73,11 @@ def unflattened(
     return letters[:at] + order + letters[at + 1 :], (*shape[:at], *inner, *shape[at + 1 :]), moved
 
 
-def divide_by_prescale(rule: Rule, sizes: Mapping[str, int]) -> tuple[Op, ...]:
+def divide_by_prescale(rule: Rule, sizes: Mapping[str, int], facts: Mapping[str, Any]) -> tuple[Op, ...]:
     """Return the multiplication that removes the factor from the weight."""
     if rule.prescaled_by is None:
         return ()
-    return (Multiply(1 / rule.prescaled_by.value(sizes)),)
+    return (Multiply(1 / rule.prescaled_by.value(sizes, facts)),)
 
 
 def facts(rule: Rule, layer: TargetLayer) -> dict[str, Any]:

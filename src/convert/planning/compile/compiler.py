@@ -174,7 +174,7 @@ class Compiler:
             else ()
         )
         try:
-            compute = (*divide_by_prescale(rule, self.sizes), *fold, *rule.kind.compute(role, layer))
+            compute = (*divide_by_prescale(rule, self.sizes, self.facts), *fold, *rule.kind.compute(role, layer))
         except ValueError as error:
             raise MisfitError(
                 Finding("size-unknown", str(error), rule=rule.at.line_only, path=name, fix="correct the letter")
