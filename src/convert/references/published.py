@@ -305,6 +305,16 @@ _GEMMA_FLAX = (
     Published({"hidden_activation": "gelu_pytorch_tanh"}, f"{_FLAX}/gemma/modeling_flax_gemma.py, FlaxGemmaMLP"),
 )
 
+_DINOV2_SIZES = "transformers 4.46.3 models/dinov2/convert_dinov2_to_hf.py, get_dinov2_config"
+_DINOV2 = (
+    Published(
+        {"layer_norm_eps": 1e-6, "hidden_act": "gelu"}, f"{_FLAX}/dinov2/configuration_dinov2.py; transformers Dinov2Config"
+    ),
+    Published({"mlp_ratio": 4, "layerscale_value": 1.0}, "transformers Dinov2Config", binding=False),
+    Published({"image_size": 518}, _DINOV2_SIZES, binding=False),
+    *_heads(("num_attention_heads",), _DINOV2_SIZES, D384=6, D768=12, D1024=16),
+)  # fmt: skip
+
 PUBLISHED: Mapping[str, tuple[Published, ...]] = {
     "gemma1": (*_GEMMA_1, *_GEMMA_1_SIZES),
     "gemma2": (*_GEMMA_2, *_GEMMA_2_PUBLISHED),
@@ -338,5 +348,6 @@ PUBLISHED: Mapping[str, tuple[Published, ...]] = {
     "whisper": _WHISPER,
     **dict.fromkeys(("llama_lm", "llama_model"), _LLAMA_FLAX),
     **dict.fromkeys(("mistral_lm", "mistral_model"), _MISTRAL_FLAX),
+    **dict.fromkeys(("dinov2_classifier", "dinov2_model"), _DINOV2),
     **dict.fromkeys(("gemma_flax", "gemma_flax_untied", "gemma_flax_model"), _GEMMA_FLAX),
 }  # fmt: skip

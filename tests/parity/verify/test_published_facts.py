@@ -54,6 +54,7 @@ def value_of(config: Any, name: str) -> Any:
         ("llama_lm", "LlamaConfig", {}, {"rms_norm_eps", "hidden_act", "rope_theta"}),
         ("mistral_lm", "MistralConfig", {}, {"rms_norm_eps", "hidden_act", "sliding_window", "rope_theta"}),
         ("gemma_flax", "GemmaConfig", {}, {"rms_norm_eps", "rope_theta"}),
+        ("dinov2_model", "Dinov2Config", {"D": 768, "i": 12}, {"layer_norm_eps", "hidden_act", "mlp_ratio", "layerscale_value", "num_attention_heads"}),
         ("siglip", "SiglipVisionConfig", {}, {"epsilon"}),
     ],
 )  # fmt: skip
