@@ -84,6 +84,11 @@ def _rope_model() -> Path:
     return _in_npz("rope-model", importlib.import_module("support.rope_model").source())
 
 
+@cache
+def _named_modules(library: str) -> Path:
+    return _in_npz(f"{library}-modules", importlib.import_module("support.named_modules").source(library))
+
+
 def _in_npz(name: str, source: Any) -> Path:
     path = _folder() / f"{name}.npz"
     np.savez(path, **source.arrays)
@@ -152,6 +157,15 @@ OWN = {
         reference="support.conv_norm:reference",
         adapter=lambda: importlib.import_module("support.conv_norm"),
     ),
+    **{
+        f"{library}-modules": OwnModel(
+            rules=partial(lambda of: str(importlib.import_module("support.named_modules").rules(of)), library),
+            checkpoint=partial(_named_modules, library),
+            reference=f"support.named_modules:{factory}",
+            adapter=lambda: importlib.import_module("support.named_modules"),
+        )
+        for library, factory in (("linen", "linen"), ("nnx", "in_nnx"), ("equinox", "equinox"))
+    },
     "rope-model": OwnModel(
         rules=lambda: importlib.import_module("support.rope_model").RULES,
         checkpoint=_rope_model,

@@ -87,7 +87,7 @@ def _diagnosis(level: LevelReport) -> Iterator[str]:
         yield f"    relative error of {found['boundary']}: {found['error_before']:.1e}; {found['error_after']:.1e} without the mistake"
         yield f"    fix: {found['fix']}"
     else:
-        yield f"no diagnosis: {found['problem']} at {found['boundary']}, where the two differ first"
+        yield f"no diagnosis at {found['boundary']}, where the two differ first: {found['problem']}"
         yield f"    ruled out: {', '.join(found['ruled_out']) or 'nothing could be tried'}"
         if found["fix"]:
             yield f"    next: {found['fix']}"

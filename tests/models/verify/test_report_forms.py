@@ -118,7 +118,7 @@ def test_text_without_a_diagnosis() -> None:
         level, diagnosis={**(level.diagnosis or {}), "name": "", "problem": "no known mistake explains it"}
     )
     text = "\n".join(lines(report([unknown])))
-    assert "no diagnosis: no known mistake explains it at layers.1.attn.out, where the two differ first" in text
+    assert "no diagnosis at layers.1.attn.out, where the two differ first: no known mistake explains it" in text
     assert "ruled out: of another layer" in text
 
 

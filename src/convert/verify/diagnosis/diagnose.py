@@ -13,11 +13,15 @@ from convert.planning.plan import Plan
 from convert.references.protocol import INPUT, Observed, Reference
 from convert.verify.diagnosis.between_layers import other_function
 from convert.verify.diagnosis.compare import Explanation, Search
+from convert.verify.diagnosis.found_boundaries import find_boundaries
+from convert.verify.diagnosis.mixing import other_mixing
 from convert.verify.diagnosis.norm import any_norm, declared_norm
+from convert.verify.diagnosis.other_order import other_order
 from convert.verify.diagnosis.padding import other_padding
 from convert.verify.diagnosis.recurrence import other_recurrence
 from convert.verify.diagnosis.site import Site
 from convert.verify.diagnosis.weight_trials import wrong_tensor
+from convert.verify.diagnosis.what_is_known import what_is_known
 from convert.verify.diagnosis.whole_model import wrong_rule
 from convert.verify.sides.evidence import Evidence
 from convert.verify.sides.float64_plan import float64_plan
@@ -27,7 +31,7 @@ from convert.verify.sides.run_torch import input_tensors, observed
 if TYPE_CHECKING:
     import torch
 
-NO_DIAGNOSIS = "no known mistake explains it"
+MAX_SITES = 4  # places that differ at which a mistake is looked for
 
 
 @dataclass(frozen=True)
@@ -86,6 +90,32 @@ def diagnose(
         names: all boundaries and outputs.
     """
     site = _site(plan, reference, module, boundary, evidence, allowed, names)
+    found, ruled_out = _search(site, reference)
+    if found is not None:
+        return _diagnosis(site, found, ruled_out)
+    boundaries = find_boundaries(plan, reference, module, evidence, allowed) if boundary in reference.outputs else None
+    between: list[Site] = []
+    if boundaries is not None:
+        known = list(boundaries.evidence.native_values)
+        for name in boundaries.differing[:MAX_SITES]:
+            nearer = _site(plan, reference, module, name, boundaries.evidence, allowed, known)
+            between.append(nearer)
+            found, more = _search(nearer, reference)
+            if found is not None:
+                return _diagnosis(nearer, found, more)
+            ruled_out += more
+    outcome = wrong_rule(site, reference)
+    if outcome.explanation is not None:
+        return _diagnosis(site, outcome.explanation, [*ruled_out, *outcome.ruled_out])
+    ruled_out += outcome.ruled_out
+    first = between[0] if between else site
+    problem = what_is_known(first, boundaries, list(names))
+    fix = _add_boundaries(reference, module, boundary, names) if boundaries is None else ""
+    return _diagnosis(first, Explanation("", problem, first.rule(first.name), fix, first.before), ruled_out)
+
+
+def _search(site: Site, reference: Reference) -> tuple[Explanation | None, list[str]]:
+    """Run one search after another; return the explanation, if one has any, and what was ruled out before."""
     searches: tuple[Callable[[Site], Search], ...] = (
         declared_norm,
         other_recurrence,
@@ -93,21 +123,23 @@ def diagnose(
         wrong_tensor,
         partial(other_function, reference=reference),
         any_norm,
-        partial(wrong_rule, reference=reference),
+        other_mixing,
+        other_order,
     )
     ruled_out: list[str] = []
-    found: Explanation | None = None
     for search in searches:
         outcome = search(site)
         ruled_out += outcome.ruled_out
-        found = outcome.explanation
-        if found is not None:
-            break
-    if found is None:
-        fix = _add_boundaries(reference, module, boundary, names)
-        found = Explanation("", NO_DIAGNOSIS, site.rule(site.name), fix, site.before)
+        if outcome.explanation is not None:
+            return outcome.explanation, ruled_out
+    return None, ruled_out
+
+
+def _diagnosis(site: Site, found: Explanation, ruled_out: Sequence[str]) -> Diagnosis:
     excluded = tuple(name for name in dict.fromkeys(ruled_out) if name != found.name)
-    return Diagnosis(boundary, found.name, found.problem, found.rule, found.fix, site.before, found.error, excluded)
+    return Diagnosis(
+        site.boundary, found.name, found.problem, found.rule, found.fix, site.before, found.error, excluded
+    )
 
 
 def _add_boundaries(reference: Reference, module: torch.nn.Module, boundary: str, names: Sequence[str]) -> str:
