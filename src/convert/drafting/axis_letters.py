@@ -14,6 +14,8 @@ PREFERRED = {
     "one": "O",
     "parts": "CG",
     "rank": "R",
+    "varying in": "I",
+    "varying out": "O",
 }
 MEANING = {
     "entries": "entries",
@@ -24,6 +26,8 @@ MEANING = {
     "one": "one channel",
     "parts": "number of fused tensors",
     "rank": "a rank",
+    "varying in": "channels in",
+    "varying out": "channels out",
 }
 ROWS = "RS"  # what the draft calls the rows and columns of a map, whose sizes it does not know
 RESERVED = "ijklmnpqstuv"  # what the draft calls indices
@@ -59,6 +63,9 @@ class Letters:
     def declared(self) -> Iterator[str]:
         """Yield the lines of ``axes``."""
         for (role, size, again), letter in self._known.items():
+            if role.startswith("varying"):
+                yield f"{letter}: {{is: {MEANING[role]}, varies: true}}    # they differ from layer to layer"
+                continue
             first = self._known.get((role, size, 0))
             equals = f", equals: {first}" if again and first else ""
             yield f"{letter}: {{is: {MEANING[role]}{equals}}}    # {size} in this checkpoint"

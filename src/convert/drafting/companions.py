@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from convert.checkpoints.source import Leaf
 from convert.core.path_pattern import escape_path
 from convert.drafting.tree_paths import Paths, counts
-from convert.layers.draft import KERNELS, Layer, PathKey
+from convert.layers.draft import KERNELS, Group, Layer, PathKey
 
 SCALES = ("scale", "gamma", "weight", "w", "g")
 BIASES = ("bias", "b", "beta", "offset")
@@ -72,9 +72,17 @@ def _flax_statistics(partners: Partners, layer: Layer, key: str, paths: Paths, k
         return
     module = path.removeprefix("params/").rpartition("/")[0]
     moved = {role: ["/".join(["batch_stats", *x.split("/")[1:-1], role]) for x in g.leaves] for role in ("mean", "var")}
-    if all(x in known and known[x].spec.shape == g.shape for leaves in moved.values() for x in leaves):
+    if all(_have_shapes_of(g, leaves, known) for leaves in moved.values()):
         for role, leaves in moved.items():
             partners.add(layer, role, "/".join(filter(None, ["batch_stats", module, role])), leaves)
+
+
+def _have_shapes_of(g: Group, leaves: Sequence[str], known: Mapping[str, Leaf]) -> bool:
+    """Whether these leaves exist and have the shapes of the leaves of a group, in its order."""
+    if not all(name in known for name in leaves):
+        return False
+    shapes = [known[name].spec.shape for name in g.leaves] if g.varies else [g.shape] * len(leaves)
+    return [known[name].spec.shape for name in leaves] == shapes
 
 
 def _haiku_statistics(
@@ -83,7 +91,7 @@ def _haiku_statistics(
     """Add Haiku averages: ``params/norm/scale`` has ``state/norm/~/mean_ema/average``; in a joint tree, without both prefixes."""
     g, path = layer.leaves[key], paths.path(layer.leaves[key].steps)
     statistics = {role: [f"{x.rpartition('/')[0]}/~/{below}" for x in g.leaves] for role, below in STATISTICS.items()}
-    if all(x in known and known[x].spec.shape == g.shape for leaves in statistics.values() for x in leaves):
+    if all(_have_shapes_of(g, leaves, known) for leaves in statistics.values()):
         for role, leaves in statistics.items():
             partners.add(layer, role, f"{path.rpartition('/')[0]}/~/{STATISTICS[role]}", leaves)
         _haiku_spare(partners, "", known)
@@ -96,7 +104,7 @@ def _haiku_statistics(
             role: ["/".join([state, *x.split("/")[1:-1], "~", *below.split("/")]) for x in g.leaves]
             for role, below in STATISTICS.items()
         }
-        if not all(x in known and known[x].spec.shape == g.shape for leaves in moved.values() for x in leaves):
+        if not all(_have_shapes_of(g, leaves, known) for leaves in moved.values()):
             continue
         for role, leaves in moved.items():
             partners.add(layer, role, f"{escape_path(state)}/{module}/~/{STATISTICS[role]}", leaves)

@@ -19,7 +19,7 @@ from convert.drafting.layer_rules import LayerRules
 from convert.drafting.like.answers import Answered, answer
 from convert.drafting.like.readings import Planner
 from convert.drafting.like.target import TargetModel
-from convert.drafting.path_groups import Names
+from convert.drafting.path_groups import Names, has_many_widths
 from convert.drafting.recurrent_cells import find_cells
 from convert.drafting.tree_paths import Paths, needless, optimizer, random, unwanted
 from convert.drafting.yaml_entry import Draft, render
@@ -44,7 +44,7 @@ def draft_rules(source: Source, name: str = "my-model", root: str = "", like: Ta
     Raises:
         CheckpointError: the tree has no leaves, or none below `root`.
     """
-    drafter = _Drafter(source, root.strip("/"))
+    drafter = _Drafter(source, root.strip("/"), widths_vary=like is None)
     if like is None:
         return render(drafter.draft(name, tuple(drafter.entries())))
     entries = tuple(drafter.entries())
@@ -56,7 +56,13 @@ def draft_rules(source: Source, name: str = "my-model", root: str = "", like: Ta
 
 
 class _Drafter:
-    def __init__(self, source: Source, root: str) -> None:
+    """Drafts the rules of a tree.
+
+    Args:
+        widths_vary: whether one rule may hold for convolutions of several widths, where a tree has many.
+    """
+
+    def __init__(self, source: Source, root: str, *, widths_vary: bool = False) -> None:
         self.source = source
         inside = _below(source, root)
         self.needless = needless(source.leaves)
@@ -64,7 +70,8 @@ class _Drafter:
         others = tuple(f"{tree}/" for copies in self.copies for tree in copies.others)
         self.leaves = {name: leaf for name, leaf in inside.items() if not name.startswith(others)}
         self.outside = [name for name in source.leaves if name not in inside]
-        self.paths, self.letters = Paths(self.leaves, root), Letters()
+        vary = widths_vary and has_many_widths(self.leaves)
+        self.paths, self.letters = Paths(self.leaves, root, widths_vary=vary), Letters()
         normalized = reparametrized(self.leaves)
         self.paths.take_apart({*normalized, *(name for roles in normalized.values() for name in roles.values())})
 

@@ -193,7 +193,7 @@ class LayerRules:
     # ---- parts of a rule
 
     def spec(self, group: Group) -> str:
-        return str(self.known[group.leaves[0]].spec)
+        return group.shown if group.varies else str(self.known[group.leaves[0]].spec)
 
     def module(self, steps: Sequence[PathKey]) -> str:
         return self.paths.module(steps)

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from convert.checkpoints.source import Leaf
 from convert.core.path_pattern import escape_path
-from convert.layers.draft import Group, PathKey, Siblings
+from convert.layers.draft import KERNELS, Group, PathKey, Siblings
 
 # Keys of one layer that are listed together, in this order, if their leaves have the same shapes.
 ALTERNATIVES: tuple[tuple[str, ...], ...] = (
@@ -27,12 +27,23 @@ ALTERNATIVES: tuple[tuple[str, ...], ...] = (
 _NUMBERED = re.compile(r"(.*?)([0-9]{1,9})", re.DOTALL)
 _NUMBER = re.compile(r"(?<![0-9])[0-9]{1,9}(?![0-9])")
 _MOST_NUMBERS = 16  # of one key that may be an index; a copy of the key is made for each
+MANY_WIDTHS = 8  # shapes of kernels: a plain network has fewer, and a ResNet-18 has more
 _RECORDS = "vars"  # Keras numbers the arrays of one layer below this key: they are no copies of each other
 
 PartialPath = tuple[tuple[str, ...], str, Leaf]  # the keys that are left of a path, the whole name, the leaf
 
 
-def group(leaves: Mapping[str, Leaf], layers: Collection[tuple[str, ...]] = ()) -> tuple[Group, ...]:
+def has_many_widths(leaves: Mapping[str, Leaf]) -> bool:
+    """Whether the convolutions of a tree have so many widths that letters which vary say more than a letter for each."""
+    kernels = {
+        leaf.spec.shape for name, leaf in leaves.items() if len(leaf.spec.shape) > 2 and keys_of(name)[-1] in KERNELS
+    }
+    return len(kernels) >= MANY_WIDTHS
+
+
+def group(
+    leaves: Mapping[str, Leaf], layers: Collection[tuple[str, ...]] = (), *, widths_vary: bool = False
+) -> tuple[Group, ...]:
     """Group all leaves, in the order of the tree.
 
     An index runs from 0 without gaps, and all its leaves have one shape; what only some of them have is written out. The
@@ -42,8 +53,10 @@ def group(leaves: Mapping[str, Leaf], layers: Collection[tuple[str, ...]] = ()) 
         leaves: of a tree, by name.
         layers: keys of the paths of layers whose leaves lie in several dicts. They are grouped in the same way: a layer that has one
             leaf of another shape is in no group with the others.
+        widths_vary: whether the kernels of convolutions that differ only in their channels are grouped, and leaves of one axis.
     """
-    found = _below([(keys_of(name), name, leaf) for name, leaf in leaves.items()], layers=frozenset(layers))
+    entries = [(keys_of(name), name, leaf) for name, leaf in leaves.items()]
+    found = _below(entries, layers=frozenset(layers), widths_vary=widths_vary)
     order = {name: k for k, name in enumerate(leaves)}
     return tuple(sorted(found, key=lambda g: order[g.leaves[0]]))
 
@@ -58,6 +71,7 @@ def _below(
     siblings: Siblings = (),
     path: tuple[str, ...] = (),
     layers: frozenset[tuple[str, ...]] = frozenset(),
+    widths_vary: bool = False,
 ) -> list[Group]:
     children: dict[str, list[PartialPath]] = defaultdict(list)
     here = tuple(sorted((keys[0], leaf.spec.shape, leaf.spec.dtype) for keys, _, leaf in entries if len(keys) == 1))
@@ -67,12 +81,12 @@ def _below(
             children[keys[0]].append((keys[1:], name, leaf))
         else:
             done.append(Group((), leaf.spec.shape, leaf.spec.dtype, (name,), siblings))
-    below = {key: _below(rest, here, (*path, key), layers) for key, rest in children.items()}
+    below = {key: _below(rest, here, (*path, key), layers, widths_vary) for key, rest in children.items()}
     taken: set[str] = set()
     for stem, tail, whole, members in _families(list(below)):
         if taken.isdisjoint(members):
             taken.update(members)
-            done += _merged({key: below[key] for key in members}, stem if whole else None, tail)
+            done += _merged({key: below[key] for key in members}, stem if whole else None, tail, widths_vary)
     for names in ALTERNATIVES:
         if all(name in below and name not in taken for name in names) and len({_kernels(below[n]) for n in names}) == 1:
             taken.update(names)
@@ -119,19 +133,42 @@ def _records(entries: Sequence[PartialPath]) -> list[Group]:
     ]
 
 
-def _merged(members: Mapping[str, Sequence[Group]], stem: str | None, tail: str) -> Iterator[Group]:
+def _form(key: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape of a leaf with 0 for the sizes that may vary: the channels of a kernel, and the only wide axis of a leaf."""
+    wide = {axis for axis, size in enumerate(shape) if size > 1}
+    if len(wide) == 1 and key not in KERNELS:
+        free = wide
+    elif len(shape) > 2 and key in KERNELS:
+        free = {0, 1} if key == "weight" else {len(shape) - 2, len(shape) - 1}
+    else:
+        free = set()
+    return tuple(0 if axis in free and size > 1 else size for axis, size in enumerate(shape))
+
+
+def _merged(
+    members: Mapping[str, Sequence[Group]], stem: str | None, tail: str, widths_vary: bool = False
+) -> Iterator[Group]:
     """Return the groups of several keys, with similar ones merged."""
     similar: dict[tuple[object, ...], list[tuple[str, Group]]] = defaultdict(list)
     for key, groups in members.items():
         for g in groups:
             siblings = g.siblings if g.steps else ()  # the keys that are merged here lie in one dict
-            similar[g.steps, g.shape, g.dtype, siblings].append((key, g))
+            shape = g.shape
+            if widths_vary and g.steps:
+                shape = _form(g.steps[-1].words[0], g.shape)
+                siblings = tuple(
+                    (word, _form(word.rpartition("/")[2], other), dtype) for word, other, dtype in siblings
+                )
+            similar[g.steps, shape, g.dtype, siblings].append((key, g))
     for found in similar.values():
         first = found[0][1]
         keys = tuple(key for key, _ in found)
         index = stem if len(keys) == len(members) else None
         step = PathKey(keys, index, tail if index is not None else "")
-        yield replace(first, steps=(step, *first.steps), leaves=tuple(n for _, g in found for n in g.leaves))
+        leaves = tuple(n for _, g in found for n in g.leaves)
+        differ = {k for k, sizes in enumerate(zip(*(g.shape for _, g in found), strict=True)) if len(set(sizes)) > 1}
+        varies = frozenset(differ.union(*(g.varies for _, g in found)))
+        yield replace(first, steps=(step, *first.steps), leaves=leaves, varies=varies)
 
 
 class Names:

@@ -27,15 +27,17 @@ class Paths:
     Args:
         leaves: those to be grouped.
         root: a prefix of all of them that the rules shall have; empty: it is guessed.
+        widths_vary: as for `group`.
 
     Attributes:
         groups: each with the shape that one layer of its stack has.
         root: a prefix below which all leaves lie but those that no model needs.
     """
 
-    def __init__(self, leaves: Mapping[str, Leaf], root: str) -> None:
+    def __init__(self, leaves: Mapping[str, Leaf], root: str, *, widths_vary: bool = False) -> None:
         cells = find_cells([g for name, leaf in leaves.items() if not unwanted(g := _alone(name, leaf))])
-        found = group(leaves, [tuple(step.words[0] for step in steps) for steps in cells])
+        found = group(leaves, [tuple(step.words[0] for step in steps) for steps in cells], widths_vary=widths_vary)
+        self._shapes = {name: leaf.spec.shape for name, leaf in leaves.items()}
         self._names = Names()
         self._stacks = stacks([g for g in found if not unwanted(g)])
         self.groups = tuple(self._unstacked(g) for g in found)
@@ -47,10 +49,12 @@ class Paths:
         self.groups = tuple(
             single
             for g in self.groups
-            for single in (
-                [replace(g, steps=_steps(name), leaves=(name,)) for name in g.leaves] if g.steps[:-1] in dicts else [g]
-            )
+            for single in ([self._alone(g, name) for name in g.leaves] if g.steps[:-1] in dicts else [g])
         )
+
+    def _alone(self, g: Group, name: str) -> Group:
+        shape = self._shapes[name] if g.varies else g.shape
+        return replace(g, steps=_steps(name), leaves=(name,), shape=shape, varies=frozenset())
 
     def _root(self) -> str:
         for root in ROOTS:
@@ -70,7 +74,9 @@ class Paths:
         stack = self._stack(g.steps)
         if stack is None or unwanted(g):
             return g
-        return replace(g, shape=g.shape[: stack[2]] + g.shape[stack[2] + 1 :])
+        at = stack[2]
+        varies = frozenset(axis - (axis > at) for axis in g.varies if axis != at)
+        return replace(g, shape=g.shape[:at] + g.shape[at + 1 :], varies=varies)
 
     def say_stacked(self, entry: DraftEntry, steps: Sequence[PathKey]) -> None:
         """Add the key `stacked` to a rule whose leaves are stacked."""

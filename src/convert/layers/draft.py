@@ -36,15 +36,16 @@ class PathKey:
 
 @dataclass(frozen=True)
 class Group:
-    """Leaves of one shape and dtype.
+    """Leaves of one dtype and one shape, or of shapes that differ only in some sizes.
 
     Attributes:
         steps: their path.
-        shape: of each.
+        shape: of each; of the first where they differ.
         dtype: of each.
         leaves: their names, the last index or alternative running fastest.
         siblings: last key, shape and dtype of the leaves in the same dict; or path, shape and dtype of all leaves of the
             layer, if they lie in several dicts.
+        varies: the axes whose sizes differ.
     """
 
     steps: tuple[PathKey, ...]
@@ -52,11 +53,13 @@ class Group:
     dtype: str
     leaves: tuple[str, ...]
     siblings: Siblings = ()
+    varies: frozenset[int] = frozenset()
 
     @property
     def shown(self) -> str:
-        """``float32[12,3,4]``."""
-        return f"{self.dtype}[{','.join(map(str, self.shape))}]"
+        """``float32[12,3,4]``; ``*`` for sizes that differ."""
+        sizes = ("*" if axis in self.varies else str(size) for axis, size in enumerate(self.shape))
+        return f"{self.dtype}[{','.join(sizes)}]"
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ def draft_conv(context: DraftContext, layer: Layer, main: str, bias: str | None)
         forms = [ConvForm(f"N{words}C,{words}CO->N{words}C", False, False, g.shape[-2], "")]
     elif "separable" in layer.hint:
         forms = [form for form in forms if not form.transposed]
-    axes = conv_axes(forms[0], g.shape, context.letters)
+    axes = conv_axes(forms[0], g.shape, context.letters, g.varies)
     same_numbers = len({form.numbers for form in forms}) == 1
     if same_numbers:
         entry.say("dimension_numbers", forms[0].numbers, f"guess: {keeps} keeps {'depthwise ' * depthwise}kernels so")
@@ -46,7 +46,8 @@ def draft_conv(context: DraftContext, layer: Layer, main: str, bias: str | None)
     if max(sizes) > 1:
         entry.ask("padding", "what does the source pass?", PADDINGS, "conv")
     remark = "with SAME say `input_size:`, too" if max(sizes) > 1 else "with `padding: VALID`"
-    entry.offer([("strides: 2", f"if they are not 1; {remark}")])
+    apart = "; where they differ, write a rule for each" if g.varies else ""
+    entry.offer([("strides: 2", f"if they are not 1; {remark}{apart}")])
     if any(not form.transposed for form in forms):
         entry.offer(
             [("weight_standardization: (w - mean) / (std + 1e-5)", "if the source standardises the kernel")],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from convert.layers.draft import AxisLetters
@@ -74,14 +75,20 @@ def conv_forms(key: str, shape: Shape, bias: Shape | None, name: str) -> list[Co
     return fitting or forms
 
 
-def conv_axes(form: ConvForm, shape: Shape, letters: AxisLetters) -> str:
-    """The letters of a kernel's axes, as stored."""
+def conv_axes(form: ConvForm, shape: Shape, letters: AxisLetters, varies: Collection[int] = ()) -> str:
+    """The letters of a kernel's axes, as stored.
+
+    Args:
+        varies: the axes whose sizes differ from layer to layer.
+    """
     order = form.numbers.split(",")[1].split("->")[0]
     sizes = dict(zip(order, shape, strict=True))
     spatial = [x for x in order if x not in "OIC"]
-    made = {x: letters.named("kernel", sizes[x], k) for k, x in enumerate(spatial)}
     first, second = ("C", "O") if "C" in order else ("O", "I")  # Keras's depthwise kernels: channels, results of each
-    made[first] = letters.named("width", sizes[first])
     same_size = int(sizes[first] == sizes[second] > 1)
-    made[second] = letters.named("one" if sizes[second] == 1 else "width", sizes[second], same_size)
+    roles = {x: ("kernel", sizes[x], k) for k, x in enumerate(spatial)}
+    roles[first] = ("width", sizes[first], 0)
+    roles[second] = ("one" if sizes[second] == 1 else "width", sizes[second], same_size)
+    roles |= {order[k]: ("varying out" if order[k] == first else "varying in", 0, 0) for k in varies}
+    made = {x: letters.named(*role) for x, role in roles.items()}
     return "".join(made[x] for x in order)

@@ -69,8 +69,12 @@ def draft_norm(
     last = max((k for k, n in enumerate(g.shape) if n > 1), default=len(g.shape) - 1)
     ones = [n == 1 and k != last for k, n in enumerate(g.shape)]
     before = [sum(not one for one in ones[:k]) for k in range(len(ones))]
-    axes = zip(ones, g.shape, before, strict=True)
-    entry.say("axes", "".join("." if one else context.letters.named("width", n, k) for one, n, k in axes))
+    axes = zip(ones, g.shape, before, range(len(ones)), strict=True)
+    letters = [
+        "." if one else context.letters.named(*(("varying out", 0, 0) if axis in g.varies else ("width", n, k)))
+        for one, n, k, axis in axes
+    ]
+    entry.say("axes", "".join(letters))
     groups = {"group_norm": "if it is one: add `num_groups: 32` (flax's default), or `group_size`"}
     more = {} if "layer" in layer.hint or "rms" in layer.hint else groups
     if bias and main == "weight":
