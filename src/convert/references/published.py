@@ -284,7 +284,7 @@ _WHISPER = (
     ),
 )  # fmt: skip
 
-# Flax's code of these three has RoPE's base as a constant, whatever config.json says.
+# Flax's code of these three has RoPE's base as a constant and does not read that of config.json.
 _ROTARY = Published({"rope_theta": 10_000.0}, f"{_FLAX}/*/modeling_flax_*.py, create_sinusoidal_positions")
 _LLAMA_FLAX = (
     _ROTARY,

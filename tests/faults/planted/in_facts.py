@@ -25,10 +25,10 @@ def given(name: str, case: str, trust: tuple[str, ...] = (), to: str = HUGGING, 
     return Fault(name, case, to, InSettings(settings, trust), "facts", ", ".join(settings), "not verified")
 
 
-def contradicted(name: str, case: str, trust: tuple[str, ...] = (), **settings: Any) -> Fault:
-    """A value that contradicts what is known of the model."""
+def contradicted(name: str, case: str, **settings: Any) -> Fault:
+    """A value that contradicts the config.json of the checkpoint."""
     (fact,) = settings
-    return Fault(name, case, HUGGING, InSettings(settings, trust), "layers", fact, fact)
+    return Fault(name, case, HUGGING, InSettings(settings), "layers", fact, fact)
 
 
 TWO = ("vocab_size", "sliding_window", "query_pre_attn_scalar")
@@ -72,11 +72,11 @@ IN_FACTS: tuple[Fault, ...] = (
     given("window one short", "recurrentgemma", ("logits_soft_cap",), attention_window=4),
     given("soft cap of Gemma 2", "recurrentgemma", ("attention_window",), logits_soft_cap=30.0),
     given("no positional embedding", "timesfm-1.0", ("context_length",), use_positional_embedding=False),
-    contradicted("RoPE base of Gemma 3", GEMMA_2, TWO, rope_theta=1_000_000.0),
-    contradicted("soft cap of the logits for that of attention", GEMMA_2, TWO, attn_logit_softcapping=30.0),
+    given("RoPE base of Gemma 3", GEMMA_2, TWO, rope_theta=1_000_000.0),
+    given("soft cap of the logits for that of attention", GEMMA_2, TWO, attn_logit_softcapping=30.0),
     contradicted("epsilon of torch", "bert", layer_norm_eps=1e-5),
     contradicted("twice as many heads", "bert", num_attention_heads=6),
     # ---- stated by the header
     Fault("half the window", GEMMA_2, HUGGING, InHeader({"sliding_window": 4}, others(TWO, "sliding_window")), "facts", "sliding_window", "not verified"),
-    Fault("RoPE base of Gemma 3", GEMMA_2, HUGGING, InHeader({"rope_theta": 1_000_000.0}, TWO), "layers", "rope_theta", "rope_theta"),
+    Fault("RoPE base of Gemma 3", GEMMA_2, HUGGING, InHeader({"rope_theta": 1_000_000.0}, TWO), "facts", "rope_theta", "not verified"),
 )  # fmt: skip

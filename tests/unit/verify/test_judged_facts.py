@@ -105,7 +105,7 @@ def test_a_pattern_that_starts_elsewhere_is_another_one() -> None:
     assert equal(OneOf((1, [1, 106])), [1, 106]) and not equal(OneOf((1, [1, 106])), [1, 107])
 
 
-# ---- sizes that nobody published
+# ---- sizes that are not published
 
 
 def test_settings_are_not_verified_and_must_be_trusted() -> None:
@@ -125,13 +125,22 @@ def test_settings_are_not_verified_and_must_be_trusted() -> None:
 
 
 def test_a_setting_against_the_published_value_is_a_finding_unless_it_is_trusted() -> None:
-    settings = {**SETTINGS, "rope_theta": 5000.0}
-    plan = convert.plan_conversion("gemma", checkpoint("gemma2-2b"), settings=settings)
+    settings = {"rope_theta": 5000.0}
+    plan = convert.plan_conversion("gemma", gemma_trees.published("2-2b"), settings=settings)
     (finding,) = contradictions(judge(plan, {"--set": settings}), plan)
     assert finding.got == "5000.0 (--set rope_theta=5000.0)" and finding.rule == ""
     facts = judge(plan, {"--set": settings}, trust=("rope_theta",))
     assert contradictions(facts, plan) == () and named(facts, "rope_theta").status is Status.TRUSTED
-    assert any("10000.0" in text for status, text in listed(facts) if status == "trusted")
+    assert any("known: 10000.0" in text for status, text in listed(facts) if status == "trusted")
+
+
+def test_for_a_size_that_is_not_published_a_setting_may_differ_and_is_not_verified() -> None:
+    """A small model of one's own; the rules' value of the family may not differ."""
+    settings = {**SETTINGS, "rope_theta": 5000.0}
+    plan = convert.plan_conversion("gemma", checkpoint("gemma2-2b"), settings=settings)
+    facts = judge(plan, {"--set": settings})
+    assert contradictions(facts, plan) == () and named(facts, "rope_theta").status is Status.UNVERIFIED
+    assert any("rope_theta = 5000.0 (--set rope_theta=5000.0; known: 10000.0 (" in text for _, text in listed(facts))
 
 
 def test_an_unknown_name_to_trust_is_an_error() -> None:
@@ -217,7 +226,7 @@ def test_only_what_the_models_depend_on_must_be_verified(tmp_path: Path) -> None
     assert named(judge(plan, {}, read=("embedding_scale",)), "embedding_scale").decides
 
 
-def test_a_constant_of_the_target_confirms_what_nobody_published(tmp_path: Path) -> None:
+def test_a_constant_of_the_target_confirms_what_was_not_published(tmp_path: Path) -> None:
     plan = convert.plan_conversion("gemma", checkpoint("gemma2-2b"), settings=SETTINGS)
     assert named(judge(plan, {}, constants=("sliding_window",)), "sliding_window").status is Status.VERIFIED
 

@@ -171,11 +171,15 @@ def _evidence(
             if equal(settings[name], value):
                 return Status.VERIFIED, origin
             return Status.CONTRADICTED, f"{shown(settings[name])} ({origin})"
-    entries = [entry for entry in published(plan.rules.model, plan.sizes) if name in entry.facts or name in entry.sizes]
+    known = list(published(plan.rules.model, plan.sizes))
+    entries = [entry for entry in known if name in entry.facts or name in entry.sizes]
     agree = next((entry for entry in entries if _states(entry, name, value)), None)
     against = next((entry for entry in entries if entry.binding and not _states(entry, name, value)), None)
     if against is not None:
-        return Status.CONTRADICTED, f"{_shown(against.facts[name])} ({against.source})"
+        # The user of another size may know better than the publication; the rules claim to be of the family.
+        may_differ = name in plan.settings and plan.version is None and not any(entry.sizes for entry in known)
+        status = Status.UNVERIFIED if may_differ else Status.CONTRADICTED
+        return status, f"{_shown(against.facts[name])} ({against.source})"
     if agree is not None:
         return Status.VERIFIED, agree.source
     if name in constants:

@@ -27,7 +27,7 @@ class JudgedFact:
         value: with which the models compute.
         origin: where the value comes from: ``rules/gemma.yaml:82``, ``--set``, the header, a recording, config.json.
         status: the outcome.
-        evidence: what confirms or contradicts it; empty when there is nothing.
+        evidence: what confirms it, or the value that is known otherwise; empty when there is nothing.
         decides: whether the output or the JAX model depends on it. Otherwise it only describes the source.
         layers: the layers that it holds for; empty for the whole model.
     """
@@ -75,7 +75,7 @@ def listed(facts: Iterable[JudgedFact]) -> tuple[tuple[str, str], ...]:
     """
     groups: dict[Status, list[str]] = {}
     for fact in facts:
-        more = f"; known: {fact.evidence}" if fact.status is Status.TRUSTED and fact.evidence else ""
+        more = f"; known: {fact.evidence}" if fact.status is not Status.VERIFIED and fact.evidence else ""
         groups.setdefault(fact.status, []).append(f"{fact.shown} ({fact.origin}{more})")
     return tuple(
         (str(status), text) for status in (Status.UNVERIFIED, Status.TRUSTED) for text in groups.get(status, ())
