@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import random
 import re
 import sys
 from collections.abc import Callable, Mapping
@@ -17,9 +18,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from convert import Plan, draft_rules, parse_rules, plan_conversion
-from convert.drafting.like.target import model_of_tensors
+from convert import Plan, PlanError, draft_rules, parse_rules, plan_conversion
+from convert.drafting.like.target import TargetModel, TargetModule, model_of_tensors
 from convert.planning.match import cover
+from convert.planning.planner import make_plan
 from convert.verify.target_model import read_target
 from support.command_line import Run
 from support.drafts import tree
@@ -595,3 +597,47 @@ def test_a_directory_whose_config_names_no_class(tmp_path: Path, convert: Run) -
     np.savez(tmp_path / "ckpt.npz", **{"dense/kernel": np.zeros((3, 4), np.float32)})
     _, err = convert("rules", "new", tmp_path / "ckpt.npz", "--like", tmp_path / "hf", code=2)
     assert "transformers does not make a model from config.json" in err
+
+
+# ---- any tree and any target
+
+KEYS = ("params", "block_0", "block_1", "attn", "query", "key", "value", "out", "lstm", "cell", "vars", "conv", "norm", "batch_norm", "{i}", "a*")  # fmt: skip
+LAST = ("kernel", "w", "weight", "bias", "b", "scale", "offset", "mean", "embedding", "gating_einsum", "linear", "0", "1", "step")  # fmt: skip
+WORDS = ("h.0", "h.1", "h.2", "attn", "q", "k", "v", "fc1", "fc2", "norm", "ln_1", "ln_2", "head", "conv", "x{i}", "y*")
+TYPES = ("", "", "linear", "conv", "embedding", "layer_norm", "rms_norm", "batch_norm", "group_norm", "attention")
+
+
+def any_case(seed: int) -> tuple[MemorySource, TargetModel]:
+    rng = random.Random(seed)
+    shapes: dict[str, tuple[int, ...]] = {}
+    for _ in range(rng.randint(1, 14)):
+        path = "/".join([*(rng.choice(KEYS) for _ in range(rng.randint(0, 3))), rng.choice(LAST)])
+        shapes[path] = tuple(rng.choice((1, 2, 3, 4, 12)) for _ in range(rng.randint(0, 5)))
+    shapes = {n: s for n, s in shapes.items() if not any(other.startswith(f"{n}/") for other in shapes)}
+    modules = {}
+    for _ in range(rng.randint(0, 10)):
+        shape = rng.choice(list(shapes.values()))
+        shape = tuple(rng.sample(shape, len(shape)))
+        own = {rng.choice(("weight", "scale", "in_proj_weight", "p")): shape}
+        own |= {"bias": shape[:1]} if shape and rng.random() < 0.5 else {}
+        facts = {"epsilon": 1e-5, "multiplies_by": rng.choice(("weight", "1+weight")), "num_groups": 1, "padding": rng.choice(("VALID", [[1, 1]]))}  # fmt: skip
+        name = ".".join(rng.choice(WORDS) for _ in range(rng.randint(1, 3)))
+        modules[name] = TargetModule(
+            name, rng.choice(TYPES), own, facts if rng.random() < 0.5 else {}, rng.random() < 0.2
+        )
+    source = MemorySource({name: np.zeros(shape, np.float32) for name, shape in shapes.items()})
+    return source, TargetModel("x", tuple(modules.values()))
+
+
+@pytest.mark.parametrize("first", [0, *(pytest.param(k, marks=pytest.mark.slow) for k in range(8, 160, 8))])
+def test_a_draft_like_any_target_covers_its_tree_and_contradicts_nothing(first: int) -> None:
+    for seed in range(first, first + 8):
+        source, model = any_case(seed)
+        rules = parse_rules(draft_rules(source, like=model), f"{seed}.yaml")
+        coverage = cover(rules, source)
+        assert coverage.claimed == len(source.leaves) and not coverage.findings
+        try:
+            make_plan(rules, source)
+        except PlanError as error:
+            open_ones = [question.finding for question in rules.questions]
+            assert [*error.findings] == open_ones or error.code == "rules-of-another-model", seed

@@ -27,6 +27,7 @@ KINDS_ASKED = (*(word for word, kind in KINDS.items() if kind.target is not None
 # Answers with which the planner can compute shapes, which do not depend on them; None: the key is left out.
 NEUTRAL: Mapping[str, str | None] = {"multiplies_by": "scale", "epsilon": "1e-6", "num_groups": "1", "padding": None, "flattened": None, "momentum": None, "feature_group_count": None}  # fmt: skip
 BY_CONVENTION = ("guess: (in, out)", "guess: (out, in)")  # remarks of equations that only the names of leaves suggest
+AS_STORED = frozenset(("from", "axes", "stacked", ""))  # keys of a rule that could be one of a raw parameter
 MOST = 24  # readings of one rule
 
 
@@ -227,7 +228,7 @@ def _alternatives(entry: DraftEntry, target: DraftLine) -> Iterator[tuple[str, P
             if kind == "linear" and equation and not inside:
                 yield kind, parse_pattern(str(value)), {**said, **chosen}, f"einsum: {flow(_in_out(equation))}"
     kinds = {kind for (kind, _), *_ in ways}
-    if "parameter" not in kinds and not {"bias", "mean"} & {line.key for line in entry.lines}:
+    if "parameter" not in kinds and AS_STORED.issuperset(line.key for line in entry.lines if line is not target):
         (_, into), *_ = ways[0]
         text = load_yaml(f"x: {into}", "draft").value["x"].plain()
         module = text["module"] if isinstance(text, dict) else text

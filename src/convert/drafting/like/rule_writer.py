@@ -18,6 +18,7 @@ from convert.layers.draft import DraftEntry, DraftLine, flow, plain
 
 AS_TARGET = "guess: that of the target; the source must have the same"
 GEOMETRY = ("padding", "strides", "dilation")
+STATED = {"conv": GEOMETRY, "group_norm": ("num_groups",)}  # keys that a kind has and the draft may lack
 
 
 @dataclass(frozen=True)
@@ -135,7 +136,7 @@ class RuleWriter:
         extra = {role: flow(name) for role, name in place.names.items()}
         if tied := self._tied(place):
             extra["tied"] = tied
-        if place.module.facts.get("multiplies_by") == "1+weight":
+        if self.reading.kind_name.endswith("_norm") and place.module.facts.get("multiplies_by") == "1+weight":
             extra["multiplies_by"] = "1+weight"
         made = [new for line in lines for new in self._line(line, text, why, extra, place)]
         return DraftEntry(self.entry.first, made)
@@ -155,7 +156,7 @@ class RuleWriter:
             for key, value in self.reading.said.items():
                 if key not in keys and not (key == "num_groups" and key in facts):
                     yield DraftLine(key, value, "")
-            for key in (*GEOMETRY, "num_groups") if known else ():
+            for key in STATED.get(self.reading.kind_name, ()):
                 if key in facts and key not in keys:
                     yield DraftLine(key, _number(facts[key]), AS_TARGET)
             if len(self.kinds) > 1:

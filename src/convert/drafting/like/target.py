@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -87,13 +88,18 @@ class Place:
 
 WEIGHTS = ("weight", "scale", "gamma", "g", "kernel", "w", "embedding")
 BIASES = ("bias", "beta", "b", "offset", "shift")
+_PATTERN = re.compile(r"[{}*\\,]")  # characters that mean something else in a rule; such modules stay open
 COUNTERS = ("num_batches_tracked",)
 
 
 def places(model: TargetModel) -> Iterator[Place]:
     """Yield the places of all tensors: each module, and each tensor of a module whose type is not known."""
     for module in model.modules:
-        own = {name: shape for name, shape in module.tensors.items() if name not in COUNTERS}
+        if _PATTERN.search(module.name):
+            continue
+        own = {
+            name: shape for name, shape in module.tensors.items() if name not in COUNTERS and not _PATTERN.search(name)
+        }
         if module.kind_name not in ("", "parameter") or _plain(own):
             names = {"weight": _first(own, WEIGHTS), "bias": _first(own, BIASES)}
             roles = {name: role for role, name in names.items() if name is not None}
