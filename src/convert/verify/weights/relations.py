@@ -26,7 +26,7 @@ def common_factor(got: Array, want: Array) -> float | None:
 
 
 def places_of_rows(got: Array, want: Array, axis: int) -> list[int] | None:
-    """Return where in `want` each row of `got` along an axis is; -1: nowhere. None if rows of `want` repeat, or are too many."""
+    """Return where in `want` each row of `got` along an axis is; -1: it is no row of `want`. None if rows of `want` repeat, or are too many."""
     size = got.shape[axis]
     if not 1 < size <= MAX_ROWS:
         return None
