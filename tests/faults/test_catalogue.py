@@ -30,7 +30,7 @@ SLOW_CASES = (
     "dinov2",
     "timesfm-2.0",
 )
-NAMED = 0.9  # of the faults, at least, are diagnosed by name
+NAMED = 0.98  # of the faults, at least, are diagnosed by name
 
 
 def once() -> Iterator[Any]:

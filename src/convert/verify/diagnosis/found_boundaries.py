@@ -178,7 +178,7 @@ def _orders(value: Array, shape: tuple[int, ...]) -> Iterator[Array]:
 
 
 def _mask(shape: tuple[int, ...], masks: Mapping[str, Array]) -> Array | None:
-    """Return a mask of an output whose leading axes are those of the value: padding counts nowhere."""
+    """Return a mask of an output whose leading axes are those of the value: padding does not count."""
     for mask in masks.values():
         lead = mask.shape[: mask.ndim - next((k for k, n in enumerate(reversed(mask.shape)) if n != 1), mask.ndim)]
         if len(lead) > 1 and shape[: len(lead)] == lead:
