@@ -141,7 +141,8 @@ def new(
     draft = parse_rules(text, str(file))
     output.status(
         f"wrote {file}: {output.count(len(draft.rules), 'rule')} for {output.count(len(source.leaves), 'leaf')}, "
-        f"{output.count(len(draft.questions), 'question')} open; answer them, then `convert plan {file} {checkpoint}`"
+        f"{output.count(len(draft.questions), 'question')} open; "
+        f"{'answer them, then' if draft.questions else 'next:'} `convert plan {file} {checkpoint}`"
     )
 
 
