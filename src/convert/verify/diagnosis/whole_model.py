@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from convert.core.errors import ConvertError
+from convert.core.system import signals
 from convert.layers.base import Step
 from convert.layers.mistake import Mistake
 from convert.layers.step_tensor import expected
@@ -43,6 +44,7 @@ def wrong_rule(site: Site, reference: Reference) -> Search:
     runs = max(MIN_RUNS, min(MAX_RUNS, WORK // max(1, weights)))
     ruled_out: list[str] = []
     for trial in itertools.islice(_trials(site, replay, steps), runs):
+        signals.check()  # a run of a large model takes seconds
         try:
             error = site.error(trial.run())
         except (RuntimeError, ValueError, TypeError, KeyError, OverflowError, ConvertError):  # not a tensor that fits
