@@ -118,7 +118,8 @@ def check(
             facts = outcome
         else:
             levels = (*levels, outcome)
-    judged = (*known(constants=facts.constants), *of_layers(facts.unread))
+    agree = any(level.level == "model" and level.verdict is Verdict.PASSED for level in levels)
+    judged = (*known(constants=facts.constants, models_agree=agree), *of_layers(facts.unread))
     if "model" in options.require:
         levels = tuple(not_proven(level, judged) for level in levels)
     return Report(

@@ -159,10 +159,11 @@ NORMS = [
             TWO_FIVE,
             to,
             InRule((("epsilon: 1e-6 ", "epsilon: 1e-5 "),)),
-            *(
-                ("layers", "stacked_xf.0.pre_attn_ln", "epsilon")
-                if to == UPSTREAM  # its code has an epsilon of its own; transformers' takes the file's
-                else ("model", "model.layers.0.input_layernorm", "epsilon 1e-05 for 1e-06")
+            "layers",  # the published value
+            "epsilon",
+            "epsilon",
+            *(  # upstream's code has an epsilon of its own; that of transformers takes the file's
+                () if to == UPSTREAM else (("model.layers.0.input_layernorm", "epsilon 1e-05 for 1e-06"),)
             ),
         ),
         Fault(

@@ -124,6 +124,14 @@ def test_a_merged_model_is_compared_before_its_weights_are_rounded(folder: Path,
     assert max(measure["float64"]["relative"] for measure in levels["model"]["measures"]) < 1e-14  # type: ignore[attr-defined]
 
 
+def test_a_scale_that_both_sides_take_from_the_rules_is_not_verified(folder: Path, run: Run) -> None:
+    model = MODEL.replace("def reference(plan):\n", "def reference(plan):\n    plan.facts['lora_alpha']\n")
+    Path("my_pairs.py").write_text(model)
+    run("./rules.yaml", "ckpt.npz", "out.safetensors")
+    levels = check(run, "--from", "ckpt.npz", "--level", "weights,model", "--require", "model", code=2)
+    assert levels["model"]["verdict"] == "inconclusive" and "lora_alpha" in str(levels["model"]["reason"])
+
+
 @pytest.mark.parametrize(("wrong", "diagnosis"), [("8", "another scale of a pair"), ("-8/R", "LoRA pair subtracted")])
 def test_a_wrong_scale_in_the_rule_is_named_by_the_model_level(
     wrong: str, diagnosis: str, folder: Path, run: Run

@@ -35,6 +35,7 @@ def judge(
     read: Collection[str] = (),
     constants: Collection[str] = (),
     trust: Collection[str] = (),
+    models_agree: bool = False,
 ) -> tuple[JudgedFact, ...]:
     """Say of each fact and setting of the plan what confirms or contradicts it.
 
@@ -44,16 +45,20 @@ def judge(
         read: facts from which the reference builds its models.
         constants: facts that the code of the target has as constants, with the same value.
         trust: facts that ``--trust`` names.
+        models_agree: whether the model level passed. This confirms a factor of the weights that the reference does not read.
 
     Raises:
         OptionError: `trust` names something that is no fact of the plan.
     """
     names = require_names(trust, plan)
     needed = {*_deciding(plan), *read, *_other_settings(plan)}
+    compared = _factors(plan) - {*read} if models_agree else set()
     facts = []
     for name in names:
         value = plan.facts[name] if name in plan.facts else plan.settings[name]
         status, evidence = _evidence(plan, stated, name, value, constants)
+        if status is Status.UNVERIFIED and name in compared:
+            status, evidence = Status.VERIFIED, "the comparison of the models: the JAX side does not read it"
         if name in trust and status is not Status.VERIFIED:
             status = Status.TRUSTED
         facts.append(JudgedFact(name, value, _origin(plan, stated, name), status, evidence, name in needed))
@@ -140,6 +145,14 @@ def _deciding(plan: Plan) -> Iterator[str]:
     for rule in plan.rules.rules:
         yield from facts_of(rule)
     yield from plan.rules.must_divide
+
+
+def _factors(plan: Plan) -> set[str]:
+    """Return the facts that do nothing but scale weights: a wrong one is in the tensors, and not in the JAX model."""
+    rules, config = plan.rules.rules, plan.rules.targets[plan.target].config
+    facts = {rule.prescaled_by.fact for rule in rules if rule.prescaled_by is not None}
+    facts |= {rule.kind.pair.scale.fact for rule in rules if rule.kind.pair is not None}
+    return {fact for fact in facts if fact is not None}.difference(references(config))
 
 
 def _origin(plan: Plan, stated: Mapping[str, Mapping[str, Any]], name: str) -> str:

@@ -88,14 +88,24 @@ def _values_before(site: Site, shape: tuple[int, ...]) -> Iterator[str]:
 
 
 def _run(layer: torch.nn.Module, given: Array) -> Array:
-    """Run the layer in float64."""
+    """Run the layer in float64.
+
+    Raises:
+        ValueError: it does not map one tensor to one tensor, as attention with a mask or an LSTM.
+    """
     import torch
 
     from convert.verify.numerics.lift_torch import lifted
 
+    device = next((parameter.device for parameter in layer.parameters()), None)
     with torch.no_grad(), lifted():
-        device = next(layer.parameters()).device
-        return np.asarray(layer(torch.as_tensor(given, device=device)).double().cpu().numpy())
+        try:
+            result = layer(torch.as_tensor(given, device=device))
+        except (TypeError, AttributeError) as error:  # code of the user's that wants other arguments
+            raise ValueError(f"{type(layer).__name__} cannot be called with one tensor") from error
+    if not isinstance(result, torch.Tensor):
+        raise ValueError(f"{type(layer).__name__} does not return one tensor")
+    return np.asarray(result.double().cpu().numpy())
 
 
 def _activate(name: str, seen: Observed, source: str) -> Array:
