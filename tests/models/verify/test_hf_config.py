@@ -110,6 +110,15 @@ def test_training_generation_and_labels_are_no_findings(made: Any) -> None:
     assert harmless("text_config.attention_dropout") and not harmless("sliding_window") and "rope_theta" not in HARMLESS
 
 
+def test_names_of_classes_are_those_of_the_source(made: Any) -> None:
+    """No logit depends on them, and every predicted label does."""
+    assert not facts(made, "bert-classification").findings
+    labels = {str(k): f"LABEL_{k}" for k in (1, 0, 2, 3, 4)}
+    assert not facts(made, "bert-classification", id2label=labels).findings  # in another order
+    finding = only(facts(made, "bert-classification", id2label={**labels, "0": "LABEL_1", "1": "LABEL_0"}))
+    assert (finding.code, finding.path) == ("generation-differs", "id2label") and "pipelines" in finding.problem
+
+
 @pytest.mark.parametrize(("case", "default"), [("gemma3", "0.0"), ("bert", "0.1")])
 def test_a_rate_of_dropout_counts_for_training_alone(made: Any, case: str, default: str) -> None:
     """The class states the rate of Gemma, the config.json of the source that of BERT."""

@@ -1,4 +1,4 @@
-"""Compare the settings that only ``generate()`` reads, such as `do_sample` and `temperature`, with those of the source.
+"""Compare the settings that only ``generate()`` and pipelines read, such as `temperature`, with those of the source.
 
 No output of a forward pass depends on them. They stand in ``generation_config.json``, and in ``config.json`` of older models.
 """
@@ -19,6 +19,7 @@ from convert.verify.config.hf_config import class_config
 from convert.verify.written import MAX_JSON, Written
 
 CONFIG = "config.json"
+LABELS = ("id2label", "label2id")  # no output depends on them either; pipelines name the classes by them
 # fmt: off
 # Keys of transformers' GenerationConfig (4.46 and 5.23) that may stand in config.json, with the value that a missing key has.
 DEFAULTS: Mapping[str, Any] = {
@@ -63,7 +64,9 @@ def compare_generation(plan: Plan, written: Written) -> GenerationSettings:
     if not source.config and not source.generation:
         return GenerationSettings(notes=tuple(_unverified(plan, written.config, stated or {})))
     ours, theirs = _in_config(written.config, written.config), _in_config(source.config, written.config)
-    findings = list(_differences(CONFIG, ours, theirs, _given(written.config, source.config, target.config)))
+    keys = _given(written.config, source.config, target.config)
+    keys += [key for key in LABELS if key in written.config and key in source.config and key not in target.config]
+    findings = list(_differences(CONFIG, ours, theirs, keys))
     if stated is not None or source.generation:
         ours = written.config if stated is None else stated
         theirs = source.generation or source.config
@@ -113,13 +116,17 @@ def _differences(file: str, ours: Mapping[str, Any], theirs: Mapping[str, Any], 
             continue
         yield Finding(
             "generation-differs",
-            f"{file} and the files next to the checkpoint disagree, and generate() reads this setting",
+            f"{file} and the files next to the checkpoint disagree, and {_reader(key)} this setting",
             path=key,
             expected=json.dumps(expected),
             got=json.dumps(got),
             fix=f"set it to {json.dumps(expected)} in {file}, or change the file next to the checkpoint and convert again",
             data={"diagnosis": key, "key": key, "value": got, "file": file},
         )
+
+
+def _reader(key: str) -> str:
+    return "pipelines name the classes by" if key in LABELS else "generate() reads"
 
 
 def _value(stated: Mapping[str, Any], key: str) -> Any:

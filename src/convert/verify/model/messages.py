@@ -70,6 +70,12 @@ def differences(measures: Sequence[Measure], precision: str) -> Iterator[Finding
 def inconclusive(measures: Sequence[Measure], outputs: Sequence[str], evidence: Evidence) -> Iterator[str]:
     """Yield the reasons why the outputs prove nothing although nothing differs, with the next step."""
     by_name = {measure.name: measure for measure in measures}
+    values = [evidence.native_values[name] for name in outputs if name in by_name]
+    if values and all(value.size > 1 and np.all(value == value.flat[0]) for value in values):
+        yield (
+            f"all numbers of the outputs are the same ({values[0].flat[0]}), so they depend on no weight and no input; give other "
+            "inputs, or return outputs of the reference that depend on the weights"
+        )
     for name in outputs:
         if name not in evidence.native_values:
             yield f"the output {name} was not compared ({evidence.origin}, without it); record it again with `convert record`"

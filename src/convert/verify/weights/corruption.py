@@ -171,12 +171,12 @@ def _orders(size: int, axis: int, step: Step | None, plan: Plan | None) -> Itera
     grid, (a, b) = np.arange(size), factors
     swapped = grid.reshape(sizes[0], sizes[1]).T.reshape(-1)
     back = grid.reshape(sizes[1], sizes[0]).T.reshape(-1)
+    if a == b:
+        description = f"axis {axis} is a grid of {sizes[0]} x {sizes[1]}, and its rows and columns are exchanged"
+    else:
+        description = f"axis {axis} runs over {a} within {b}; in the source, over {b} within {a}"
     for order in (swapped, back):
-        yield (
-            "axes of a product swapped",
-            f"axis {axis} runs over {a} within {b}; in the source, over {b} within {a}",
-            order,
-        )
+        yield "axes of a product swapped", description, order
     if sizes[0] == 2:
         yield "halves swapped", f"the second half of axis {axis} comes before the first", np.roll(grid, size // 2)
 

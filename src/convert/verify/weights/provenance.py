@@ -65,7 +65,10 @@ def check_provenance(plan: Plan, written: Written, digest: str, *, equal: bool) 
     if not same_source and changed & {"rules_sha256", "target", "choices"} and equal:
         notes.append("it is unknown whether the checkpoint is the same: other rules may use other leaves")
     elif not same_source and equal and _holds_all(plan) and _DIGEST.fullmatch(recorded["source_digest"]):
-        notes.append("the checkpoint has the same values as that of the conversion, but stores them differently")
+        notes.append(
+            "the digest of the checkpoint in the header is not that of this checkpoint, although all tensors are made of its values: "
+            "the checkpoint was stored in another way, or the header was changed"
+        )
     elif not same_source:
         findings.insert(
             0,

@@ -1,4 +1,4 @@
-"""A module that takes more than one tensor, or returns more, does not end the search for a mistake."""
+"""What pairs of models of users bring: modules that take or return several tensors, outputs that prove nothing."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -93,8 +94,26 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 )  # fmt: skip
 def test_the_report_is_complete(forward: str, call: str, folder: Path, run: Run) -> None:
     Path("my_pair.py").write_text(REFERENCE.replace("FORWARD", forward).replace("CALL", call))
-    run("./rules.yaml", "ckpt.npz", "out.safetensors")
-    out, err = run("check", "out.safetensors", "--from", "ckpt.npz", "--model", "./rules.yaml", "--reference", "my_pair:reference", "--level", "weights,model", "--json", code=1)  # fmt: skip
-    levels = {level["level"]: level for level in json.loads(out)["levels"]}
+    levels = checked(run, code=1)
     assert levels["weights"]["verdict"] == "passed" and levels["model"]["verdict"] == "failed"
-    assert levels["model"]["diagnosis"]["boundary"] in ("block", "y") and "internal" not in err
+    assert levels["model"]["diagnosis"]["boundary"] in ("block", "y")
+
+
+@pytest.mark.parametrize(("factor", "verdict", "code"), [("1", "passed", 0), ("0", "inconclusive", 2)])
+def test_constant_outputs_prove_nothing(factor: str, verdict: str, code: int, folder: Path, run: Run) -> None:
+    """An output mask or a dead activation on both sides hides every fault."""
+    model = REFERENCE.replace("FORWARD", f"def forward(self, x): return {factor} * self.head(x)")
+    model = model.replace("CALL", "return self.block(self.stem(x))").replace("y = stem", f"y = {factor} * stem")
+    Path("my_pair.py").write_text(model)
+    level = checked(run, code=code)["model"]
+    assert level["verdict"] == verdict and ("all numbers of the outputs are the same" in level["reason"]) == bool(code)
+
+
+def checked(run: Run, code: int) -> dict[str, Any]:
+    """Convert and check; the levels by name."""
+    run("./rules.yaml", "ckpt.npz", "out.safetensors")
+    pair = ("--model", "./rules.yaml", "--reference", "my_pair:reference")
+    out, _ = run(
+        "check", "out.safetensors", "--from", "ckpt.npz", *pair, "--level", "weights,model", "--json", code=code
+    )
+    return {level["level"]: level for level in json.loads(out)["levels"]}
