@@ -104,7 +104,7 @@ def _run(layer: torch.nn.Module, given: Array) -> Array:
         except (TypeError, AttributeError) as error:  # code of the user's that wants other arguments
             raise ValueError(f"{type(layer).__name__} cannot be called with one tensor") from error
     if not isinstance(result, torch.Tensor):
-        raise ValueError(f"{type(layer).__name__} does not return one tensor")
+        raise ValueError(f"{type(layer).__name__} does not return one tensor")  # noqa: TRY004 - no error of ours
     return np.asarray(result.double().cpu().numpy())
 
 
