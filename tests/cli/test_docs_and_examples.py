@@ -207,7 +207,7 @@ def test_conv_net(tmp_path: Path) -> None:
     )
     said = shell(check, tmp_path, code=1).stdout
     assert "expected F.pad(x, (0, 1, 1, 1)), then padding=0 of stem" in said
-    assert "got [1, 1] (the target's module stem)" in said and "diagnosis: another padding" in said
+    assert "got padding=(1, 1) (the target's module stem)" in said and "diagnosis: another padding" in said
 
 
 def test_nothing_committed_names_a_machine() -> None:
