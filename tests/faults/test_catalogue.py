@@ -12,6 +12,7 @@ from convert.verify.report.report import Verdict
 from faults.applies import FAMILIES, LIST, Listed, rows
 from faults.catalogue import BY_FAMILY, CASES, cells, documented, key, run, run_fault
 from faults.planted import FAULTS, Fault
+from faults.planted.values import VALUES
 from faults.plants import InFacts, InSettings
 
 # Models that take seconds to compile, and TimesFM 2.0, which has the faults of 1.0.
@@ -37,12 +38,14 @@ def once() -> Iterator[Any]:
     """The faults that run by default; all others are slow.
 
     Of those that a cheap level catches, each diagnosis once; of those that only the model level catches, one for each model.
-    Faults of `SLOW_CASES` are slow, and wrong facts, whose findings tests/unit/verify/test_judged_facts.py compares.
+    Faults of `SLOW_CASES` are slow, and those that unit tests name one by one: wrong facts (test_judged_facts.py) and changes
+    of the values of whole tensors (test_value_changes.py).
     """
     seen = set()
     for fault in FAULTS:
         found = fault.case if fault.level == "model" else (fault.diagnosis or fault.name)
-        slow = found in seen or fault.case in SLOW_CASES or isinstance(fault.plant, InFacts | InSettings)
+        named = fault in VALUES or isinstance(fault.plant, InFacts | InSettings)
+        slow = found in seen or fault.case in SLOW_CASES or named
         yield pytest.param(fault, id=fault.id, marks=[pytest.mark.slow] if slow else [])
         if not slow:
             seen.add(found)
