@@ -9,19 +9,17 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-import orbax.checkpoint as ocp
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from convert.checkpoints import open_source
 from convert.planning.plan import Plan
 from convert.planning.planner import make_plan
 from convert.verify.layers.level import check_layers
-from convert.verify.report.report import Verdict
 from convert.verify.written import open_written
-from convert.writing.execute import Result, execute
+from convert.writing.execute import execute
 from support.memory_source import rule_file
+from support.saved_network import assert_levels_pass, plan_saved, write
 from support.weights_level import check_weights
 
 B, S, C, D, N, H = 2, 6, 3, 8, 2, 4
@@ -85,17 +83,12 @@ def variables() -> Any:
 
 @pytest.fixture(scope="module")
 def plan(variables: Any, tmp_path_factory: pytest.TempPathFactory) -> Plan:
-    folder = tmp_path_factory.mktemp("axes") / "checkpoint"
-    with ocp.StandardCheckpointer() as checkpointer:
-        checkpointer.save(folder, variables)
-    return make_plan(rule_file(RULES, HEAD), open_source(folder))
+    return plan_saved(variables, RULES, HEAD, tmp_path_factory.mktemp("axes"))
 
 
 @pytest.fixture
 def written(plan: Plan, tmp_path: Path) -> Path:
-    path = tmp_path / "out.safetensors"
-    assert isinstance(list(execute(plan, path))[-1], Result)
-    return path
+    return write(plan, tmp_path / "out.safetensors")
 
 
 def test_both_models_compute_the_same(variables: Any, written: Path) -> None:
@@ -108,8 +101,7 @@ def test_both_models_compute_the_same(variables: Any, written: Path) -> None:
 
 
 def test_the_levels_pass(plan: Plan, written: Path) -> None:
-    for level in (check_weights(plan, open_written(written)), check_layers(plan, open_written(written))):
-        assert level.verdict is Verdict.PASSED, level
+    assert_levels_pass(plan, written)
 
 
 @pytest.mark.parametrize(

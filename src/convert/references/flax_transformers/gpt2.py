@@ -11,7 +11,7 @@ import numpy as np
 from convert.planning.plan import Plan
 from convert.references.flax_transformers import gpt2_jax
 from convert.references.flax_transformers.bert_and_gpt2_variants import variants
-from convert.references.flax_transformers.transformers_module import PADDING, TEXT_LENGTH, build, run
+from convert.references.flax_transformers.transformers_module import TEXT_LENGTH, build, run, text_mask
 from convert.references.module_facts import Block
 from convert.references.module_facts import facts as common_facts
 from convert.references.plan_facts import activation_fact, require_fact, require_model
@@ -40,11 +40,9 @@ def reference(plan: Plan) -> Reference:
 
     def inputs(seed: int) -> Arrays:
         rng = np.random.default_rng(seed)
-        mask = np.ones((2, length), np.int32)
-        mask[1, -PADDING:] = 0
         return {
             "input_ids": rng.integers(0, sizes["V"], (2, length)).astype(np.int32),
-            "attention_mask": mask,
+            "attention_mask": text_mask(length),
         }
 
     return Reference(

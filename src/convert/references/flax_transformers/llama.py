@@ -10,7 +10,7 @@ import numpy as np
 
 from convert.planning.plan import Plan
 from convert.references.flax_transformers import llama_jax
-from convert.references.flax_transformers.transformers_module import PADDING, TEXT_LENGTH, build, run
+from convert.references.flax_transformers.transformers_module import TEXT_LENGTH, build, run, text_mask
 from convert.references.module_facts import Block
 from convert.references.module_facts import facts as common_facts
 from convert.references.plan_facts import activation_fact, require_fact, require_model
@@ -64,9 +64,10 @@ def reference(plan: Plan) -> Reference:
 
     def inputs(seed: int) -> Arrays:
         rng = np.random.default_rng(seed)
-        mask = np.ones((2, length), np.int32)
-        mask[1, -PADDING:] = 0
-        return {"input_ids": rng.integers(1, sizes["V"], (2, length)).astype(np.int32), "attention_mask": mask}
+        return {
+            "input_ids": rng.integers(1, sizes["V"], (2, length)).astype(np.int32),
+            "attention_mask": text_mask(length),
+        }
 
     return Reference(
         inputs=inputs,

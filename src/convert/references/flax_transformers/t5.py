@@ -11,7 +11,7 @@ import numpy as np
 from convert.planning.plan import Plan
 from convert.references.flax_transformers import t5_jax
 from convert.references.flax_transformers.t5_and_whisper_variants import T5Sizes, t5_variants
-from convert.references.flax_transformers.transformers_module import PADDING, build, run
+from convert.references.flax_transformers.transformers_module import build, run, text_mask
 from convert.references.module_facts import Block
 from convert.references.module_facts import facts as common_facts
 from convert.references.plan_facts import activation_fact, require_fact, require_model
@@ -53,10 +53,8 @@ def reference(plan: Plan) -> Reference:
         rng = np.random.default_rng(seed)
         given: dict[str, Any] = {}
         for side, steps in (("", length), ("decoder_", length - 2))[: 1 + decodes]:
-            mask = np.ones((2, steps), np.int32)
-            mask[1, -PADDING:] = 0
             given[f"{side}input_ids"] = rng.integers(0, sizes["V"], (2, steps)).astype(np.int32)
-            given[f"{side}attention_mask"] = mask
+            given[f"{side}attention_mask"] = text_mask(steps)
         return given
 
     return Reference(

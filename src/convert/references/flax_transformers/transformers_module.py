@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from convert.planning.plan import Plan
 from convert.references.loading import class_of, config_of, load, on, ready
 from convert.references.plan_facts import not_installed
@@ -17,6 +19,13 @@ TEXT_LENGTH = 29  # tokens of the reference's texts, unless the model has fewer 
 PADDING = 4  # tokens at the end of the second text
 # Settings of how the same function is computed. The first refuses float64, the second some lengths.
 DISABLED: Mapping[str, Any] = {"reorder_and_upcast_attn": False, "chunk_size_feed_forward": 0}
+
+
+def text_mask(length: int) -> np.ndarray[Any, np.dtype[np.int32]]:
+    """Return the attention mask of two texts, of which the second ends in padding."""
+    mask = np.ones((2, length), np.int32)
+    mask[1, -PADDING:] = 0
+    return mask
 
 
 def build(plan: Plan, tied: Mapping[str, str], weights: Mapping[str, torch.Tensor]) -> torch.nn.Module:
