@@ -220,7 +220,8 @@ def test_the_epsilon_that_torch_takes_by_default(norm: nn.Module, epsilon: float
     assert found["epsilon"] == epsilon
     x = torch.tensor([[1e-3, -2e-3, 1e-4, 3e-3]], dtype=getattr(norm.weight, "dtype", torch.float32))
     want = x.double() / torch.sqrt((x.double() ** 2).mean(-1, keepdim=True) + epsilon)
-    torch.testing.assert_close(norm(x).double(), want, rtol=1e-2 if x.dtype == torch.bfloat16 else 1e-5, atol=0)
+    # In bfloat16 the normalized value is rounded, and its product with the weight: by 2**-9 each.
+    torch.testing.assert_close(norm(x).double(), want, rtol=2**-8 if x.dtype == torch.bfloat16 else 1e-5, atol=0)
 
 
 # ---- a recording

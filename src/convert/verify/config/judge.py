@@ -48,7 +48,7 @@ def judge(
         models_agree: whether the model level passed. This confirms a factor of the weights that the reference does not read.
 
     Raises:
-        OptionError: `trust` names something that is no fact of the plan.
+        OptionError: `trust` names a fact that the plan does not have.
     """
     names = require_names(trust, plan)
     needed = {*_deciding(plan), *read, *_other_settings(plan)}

@@ -24,8 +24,8 @@ class ModuleCall:
 
     Attributes:
         path: of the module below the outermost one, its parts joined by slashes, as in the names of leaves.
-        given: its first argument; None if that is no array.
-        result: its first result; None if that is no array.
+        given: its first argument; None if it is not an array.
+        result: its first result; None if it is not an array.
     """
 
     path: str
