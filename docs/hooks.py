@@ -243,7 +243,8 @@ def error_index() -> str:
 
 def rooms() -> str:
     """List the folders of the package with the first sentence of their docstrings, in the order of the data."""
-    order = ("checkpoints", "layers", "rules", "planning", "writing", "verify", "references", "drafting", "cli", "core")
+    order = ("checkpoints", "layers", "rules", "planning", "writing", "verify", "references", "drafting", "cli")
+    order += ("programs", "numerics", "core")
     rows = []
     for name in order:
         text = importlib.import_module(f"convert.{name}").__doc__ or ""
@@ -255,7 +256,7 @@ def report_fields() -> str:
     """Describe the objects of a report by the attributes that their docstrings list."""
     parts = []
     report = importlib.import_module("convert.verify.report.report")
-    compare = importlib.import_module("convert.verify.numerics.compare")
+    compare = importlib.import_module("convert.numerics.compare")
     findings = importlib.import_module("convert.core.findings")
     facts = importlib.import_module("convert.verify.report.facts")
     owners = {"Report": report, "LevelReport": report, "Measure": report, "JudgedFact": facts}

@@ -14,9 +14,9 @@ from flax import serialization
 from transformers.models.t5.modeling_t5 import T5Attention
 
 import convert
+from convert.numerics.lift_jax import lift
 from convert.references.flax_transformers import t5, t5_and_whisper_variants, t5_jax
 from convert.references.protocol import Reference
-from convert.verify.numerics.lift_jax import lift
 from convert.verify.recording.record import record
 from convert.verify.report.report import Verdict
 from convert.verify.run import check, load_reference

@@ -13,10 +13,10 @@ from transformers import AutoModelForCausalLM
 
 import convert
 from convert.layers.step_tensor import expected
+from convert.numerics.lift_torch import lifted
+from convert.numerics.precision import torch_pinned
 from convert.references.gemma import jax_model, text
 from convert.references.protocol import Observed
-from convert.verify.numerics.lift_torch import lifted
-from convert.verify.numerics.precision import torch_pinned
 from convert.verify.report.report import Report, Verdict
 from convert.verify.run import check, load_reference
 from convert.verify.sides.run_jax import jax_weights

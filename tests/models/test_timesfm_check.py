@@ -19,11 +19,11 @@ import pytest
 import torch
 
 import convert
+from convert.numerics.compare import difference
+from convert.numerics.lift_jax import lift
+from convert.numerics.lift_torch import lifted
 from convert.references.protocol import INPUT, Reference, observe
 from convert.references.timesfm import timesfm_1, timesfm_2p5
-from convert.verify.numerics.compare import difference
-from convert.verify.numerics.lift_jax import lift
-from convert.verify.numerics.lift_torch import lifted
 from support import upstream
 from support.goldens import checkpoint, golden_io, relative_error
 from support.marks import slow_but

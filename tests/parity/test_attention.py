@@ -21,9 +21,9 @@ import torch
 from flax import linen, nnx
 
 from convert import PlanError, RuleError
+from convert.numerics.lift_jax import lift
 from convert.planning.planner import make_plan
 from convert.rules.attention_macro import LIBRARIES
-from convert.verify.numerics.lift_jax import lift
 from support.memory_source import HEAD, MemorySource, rule_file, run
 
 HEADS, WIDTH, KEYS, VALUES = 3, 12, 7, 10

@@ -21,8 +21,8 @@ import torch
 from flax import linen, nnx
 
 from convert.layers import ConvTranspose
+from convert.numerics.lift_jax import lift
 from convert.planning.planner import make_plan
-from convert.verify.numerics.lift_jax import lift
 from support.live_layers import Tree, converted, draw, drawn, first, last, loaded, names, same
 from support.memory_source import MemorySource, rule_file, run
 

@@ -20,9 +20,9 @@ import torch
 from flax import linen, nnx
 
 from convert import PlanError, RuleError
+from convert.numerics.lift_jax import lift
 from convert.planning.planner import make_plan
 from convert.verify.layers.level import check_layers
-from convert.verify.numerics.lift_jax import lift
 from convert.verify.report.report import Verdict
 from convert.verify.written import open_written
 from convert.writing.execute import execute

@@ -125,7 +125,7 @@ def keras(name: str, lstm: bool = False, **arguments: Any) -> tuple[Tree, Run]:
     os.environ.setdefault("KERAS_BACKEND", "jax")
     import keras as k
 
-    from convert.verify.numerics.lift_jax import lift
+    from convert.numerics.lift_jax import lift
 
     assert k.backend.backend() == "jax"
     cell = getattr(k.layers, f"{name}Cell")(HIDDEN, dtype="float64", **arguments)

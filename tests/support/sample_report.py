@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from convert.core.findings import Finding
-from convert.verify.numerics.compare import Agreement, Difference, epsilon
-from convert.verify.numerics.tolerances import Tolerance
+from convert.numerics.compare import Agreement, Difference, epsilon
+from convert.numerics.tolerances import Tolerance
 from convert.verify.report.report import LevelReport, Measure, Report, Verdict
 
 RUN, LIFTED = Tolerance(5e-6, "4 x 1.2e-06: measured"), Tolerance(8e-14, "16 x 24 x eps(float64): measured")

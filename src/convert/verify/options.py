@@ -9,8 +9,8 @@ from pathlib import Path
 from convert.core.errors import ConvertError
 from convert.core.findings import Finding
 from convert.core.similarity import did_you_mean
+from convert.numerics.precision import require_device, require_precision
 from convert.planning.options import OptionKeywords
-from convert.verify.numerics.precision import require_device, require_precision
 from convert.verify.report.report import LEVELS
 
 

@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from convert.api import convert
+from convert.numerics.lift_torch import lifted
 from convert.references.protocol import Reference
 from convert.verify.model.level import check_model
-from convert.verify.numerics.lift_torch import lifted
 from convert.verify.report.report import LevelReport, Verdict
 from convert.verify.run import plan_of
 from convert.verify.sides.evidence import Evidence

@@ -12,7 +12,7 @@ import torch
 from convert.api import convert
 from convert.cli import main
 from convert.core.errors import ConvertError
-from convert.verify.numerics.precision import (
+from convert.numerics.precision import (
     CUBLAS,
     cuda_problem,
     jax_precision,

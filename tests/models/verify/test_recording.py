@@ -23,10 +23,10 @@ import convert
 from convert.core.errors import CheckpointError, ConvertError, OutputError
 from convert.core.findings import Finding
 from convert.core.safetensors_header import read_header
+from convert.numerics.compare import difference
 from convert.references.protocol import Reference
 from convert.references.timesfm import timesfm_1
 from convert.rules.library import find_rules
-from convert.verify.numerics.compare import difference
 from convert.verify.recording.file import KEY, _read, checksum, load_recording
 from convert.verify.recording.record import MAX_BYTES, Recorded, record, write_recording
 from convert.verify.recording.source import RecordedSource

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from convert.verify.numerics.lift_jax import lift
+from convert.numerics.lift_jax import lift
 from convert.verify.sides.jax_modules import with_module_calls
 from faults.catalogue import run
 from faults.plants import InTarget, attribute, each

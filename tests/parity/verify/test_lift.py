@@ -16,8 +16,8 @@ import torch
 from jax import lax
 from torch import nn
 
-from convert.verify.numerics.lift_jax import lift
-from convert.verify.numerics.lift_torch import lifted
+from convert.numerics.lift_jax import lift
+from convert.numerics.lift_torch import lifted
 
 X = np.random.default_rng(0).normal(0, 2, (3, 4))
 F = nn.functional
@@ -294,7 +294,7 @@ def test_staged_code_that_needs_float32_arguments_gets_them_in_the_trace() -> No
 
 
 def test_a_jax_without_the_interpreter_is_staged(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("convert.verify.numerics.lift_jax._set_current_trace", None)
+    monkeypatch.setattr("convert.numerics.lift_jax._set_current_trace", None)
     run = lift(lambda x: x.astype(jnp.float32) * 0.1)
     assert relative(run(X), X * 0.1) < EXACT
     assert run.staged

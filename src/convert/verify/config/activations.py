@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from convert.core.findings import Finding
 from convert.layers.activations import ACTIVATIONS, torch_activation
+from convert.numerics.precision import torch_pinned
 from convert.references.protocol import Reference
 from convert.verify.config.compare import Facts
 from convert.verify.config.declared import DeclaredFact
 from convert.verify.config.impact import impact_of
 from convert.verify.config.same_value import canonical
-from convert.verify.numerics.precision import torch_pinned
 from convert.verify.sides.evidence import Values
 from convert.verify.sides.run_torch import input_tensors, written_state
 from convert.verify.written import Written
@@ -145,7 +145,7 @@ def _run(
     """Return for each fact what the first of its layers saw."""
     import torch
 
-    from convert.verify.numerics.lift_torch import lifted
+    from convert.numerics.lift_torch import lifted
 
     with torch_pinned(), torch.no_grad(), lifted():
         module = reference.build(written_state(written, device)).to(device)

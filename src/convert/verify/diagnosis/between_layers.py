@@ -95,7 +95,7 @@ def _run(layer: torch.nn.Module, given: Array) -> Array:
     """
     import torch
 
-    from convert.verify.numerics.lift_torch import lifted
+    from convert.numerics.lift_torch import lifted
 
     device = next((parameter.device for parameter in layer.parameters()), None)
     with torch.no_grad(), lifted():

@@ -172,7 +172,7 @@ def _site(
     """Run the PyTorch model once more and keep what the searches need."""
     import torch
 
-    from convert.verify.numerics.lift_torch import lifted
+    from convert.numerics.lift_torch import lifted
 
     name = boundary.removesuffix(INPUT)
     with torch.no_grad(), lifted(), calls(module, (name, name.rpartition(".")[0])) as recorded_calls:

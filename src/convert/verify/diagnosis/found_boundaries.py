@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from convert.layers.base import Step
+from convert.numerics.compare import difference
+from convert.numerics.precision import jax_precision
 from convert.planning.plan import Plan
 from convert.references.protocol import INPUT, Reference
 from convert.verify.diagnosis.site import holder_of
-from convert.verify.numerics.compare import difference
-from convert.verify.numerics.precision import jax_precision
 from convert.verify.sides.evidence import Evidence
 from convert.verify.sides.run_torch import input_tensors, observed
 
@@ -100,7 +100,7 @@ def find_boundaries(
 
 
 def _jax_calls(plan: Plan, reference: Reference, evidence: Evidence) -> list[ModuleCall]:
-    from convert.verify.numerics.lift_jax import lift
+    from convert.numerics.lift_jax import lift
     from convert.verify.sides.jax_modules import with_module_calls
     from convert.verify.sides.run_jax import jax_weights
 
@@ -115,7 +115,7 @@ def _torch_values(
 ) -> dict[str, Array]:
     import torch
 
-    from convert.verify.numerics.lift_torch import lifted
+    from convert.numerics.lift_torch import lifted
 
     with torch.no_grad(), lifted():
         inputs = input_tensors(evidence.inputs, "float64", next(module.parameters()).device)

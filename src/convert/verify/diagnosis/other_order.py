@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from convert.numerics.compare import difference
 from convert.references.protocol import INPUT
 from convert.verify.diagnosis.compare import Explanation, Search
 from convert.verify.diagnosis.site import Site
-from convert.verify.numerics.compare import difference
 
 Array = np.ndarray[Any, np.dtype[Any]]
 ORDER, FACTOR = "values in another order", "values multiplied by a number"

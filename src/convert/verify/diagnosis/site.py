@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from convert.layers.base import Step
+from convert.numerics.compare import difference
 from convert.planning.plan import Plan
 from convert.references.protocol import INPUT, Observed
-from convert.verify.numerics.compare import difference
 from convert.verify.sides.evidence import Evidence
 from convert.verify.sides.replay import Call, Replay, replay_call
 

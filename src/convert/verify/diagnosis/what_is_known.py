@@ -42,7 +42,7 @@ def what_is_known(site: Site, found: FoundBoundaries | None, names: Sequence[str
 
 
 def _equal(site: Site, name: str) -> bool:
-    from convert.verify.numerics.compare import difference
+    from convert.numerics.compare import difference
 
     got = site.evidence.pick(name, site.seen.values[name])
     error = difference(got, site.evidence.best_values[name], mask=site.evidence.masks.get(name)).relative

@@ -69,7 +69,7 @@ def _within(site: Site) -> list[Step]:
 def _run(site: Site, reference: Reference) -> Array:
     import torch
 
-    from convert.verify.numerics.lift_torch import lifted
+    from convert.numerics.lift_torch import lifted
 
     device = next(site.module.parameters()).device
     with torch.no_grad(), lifted():

@@ -17,12 +17,12 @@ import numpy as np
 
 from convert.core.findings import Finding
 from convert.layers.base import LayerLeaves, Part, Step
+from convert.numerics.precision import jax_with_float64
 from convert.planning.plan import Plan
 from convert.verify.layers.measure import measure_activations, measure_group, measure_tensor
 from convert.verify.layers.placement import misplaced
 from convert.verify.layers.representatives import IsEqual, Representatives
 from convert.verify.layers.samples import make_sample, read_layer, rule_of, unstack
-from convert.verify.numerics.precision import jax_with_float64
 from convert.verify.report.report import LevelReport, Measure, Verdict
 from convert.verify.written import Written
 from convert.writing.transfer import Work, default_jobs, used_leaves

@@ -12,9 +12,9 @@ from convert.layers.activations import ACTIVATIONS, activation_pair
 from convert.layers.base import LayerLeaves, ProbeSample, Step
 from convert.layers.probe import Probe, probe_of_sum
 from convert.layers.step_tensor import assemble
+from convert.numerics.compare import difference, epsilon
+from convert.numerics.tolerances import Tolerance
 from convert.planning.plan import Plan
-from convert.verify.numerics.compare import difference, epsilon
-from convert.verify.numerics.tolerances import Tolerance
 from convert.verify.report.report import Measure
 from convert.writing.execute import computed
 

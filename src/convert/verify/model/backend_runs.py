@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from convert.numerics.precision import cuda_problem, jax_precision, torch_pinned
 from convert.planning.plan import Plan
 from convert.references.protocol import Reference, observe
-from convert.verify.numerics.precision import cuda_problem, jax_precision, torch_pinned
 from convert.verify.sides.evidence import Evidence, Values
 from convert.verify.sides.run_jax import as_jax, jax_weights
 from convert.verify.sides.run_torch import boundaries_of, input_tensors, observed, written_state

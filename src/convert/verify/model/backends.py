@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 
 from convert.core.findings import Finding
+from convert.numerics.compare import Difference, difference
+from convert.numerics.tolerances import Tolerance, float64_tolerance, rounded_tolerance, run_floor
 from convert.planning.plan import Plan
 from convert.references.protocol import Reference
 from convert.verify.model.backend_runs import EAGER, JAX_NAMES, OP_BY_OP, RECORDED, Skip, jax_runs, torch_runs
-from convert.verify.numerics.compare import Difference, difference
-from convert.verify.numerics.tolerances import Tolerance, float64_tolerance, rounded_tolerance, run_floor
 from convert.verify.report.report import LevelReport, Measure, Verdict
 from convert.verify.sides.evidence import Evidence, Values
 from convert.verify.sides.run_torch import torch_in_float64

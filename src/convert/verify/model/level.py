@@ -6,12 +6,12 @@ import math
 import time
 from dataclasses import replace
 
+from convert.numerics.compare import Difference, agreement, difference
+from convert.numerics.tolerances import float64_tolerance, rounded_tolerance, run_tolerance
 from convert.planning.plan import Plan
 from convert.references.protocol import Reference
 from convert.verify.diagnosis.diagnose import diagnose
 from convert.verify.model.messages import differences, inconclusive, inconclusive_notes, is_other_function, not_compared
-from convert.verify.numerics.compare import Difference, agreement, difference
-from convert.verify.numerics.tolerances import float64_tolerance, rounded_tolerance, run_tolerance
 from convert.verify.report.report import LevelReport, Measure, Verdict
 from convert.verify.sides.evidence import Evidence, Values
 from convert.verify.sides.run_torch import TorchInFloat64, run_torch, torch_in_float64, written_state

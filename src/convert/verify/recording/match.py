@@ -11,9 +11,9 @@ from convert.core.errors import ConvertError
 from convert.core.findings import Finding
 from convert.core.ops import is_float
 from convert.core.similarity import did_you_mean
+from convert.numerics.compare import epsilon
 from convert.planning.options import ConversionOptions
 from convert.planning.plan import Plan
-from convert.verify.numerics.compare import epsilon
 from convert.verify.recording.file import Recording
 from convert.verify.recording.manifest import RECORD_AGAIN
 from convert.verify.recording.source import RecordedSource

@@ -15,9 +15,9 @@ from convert.core.ops import apply
 from convert.layers.base import Part, Step
 from convert.layers.mistake import Mistake
 from convert.layers.step_tensor import expected
+from convert.numerics.bits import nearly, same_bits
 from convert.planning.plan import Plan
 from convert.verify.mistakes.catalogue import known_mistakes
-from convert.verify.numerics.bits import nearly, same_bits
 from convert.verify.recording.source import RecordedSource
 from convert.verify.report.report import LevelReport, Verdict
 from convert.verify.weights.level import compare_computed

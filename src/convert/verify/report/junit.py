@@ -15,8 +15,8 @@ from xml.etree import ElementTree as ET
 
 from convert.core.findings import Finding
 from convert.core.text import one_line
-from convert.verify.numerics.compare import Difference
-from convert.verify.numerics.tolerances import Tolerance
+from convert.numerics.compare import Difference
+from convert.numerics.tolerances import Tolerance
 from convert.verify.report.report import FLOAT64, NATIVE, LevelReport, Measure, Report, Verdict, predictions
 
 LEVEL = "level"  # name of the case for the level itself

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from convert.verify.numerics.compare import Difference
-from convert.verify.numerics.tolerances import Tolerance
+from convert.numerics.compare import Difference
+from convert.numerics.tolerances import Tolerance
 from convert.verify.report.report import FLOAT64, NATIVE, LevelReport, Measure
 
 WIDTH, HEIGHT = 960, 380

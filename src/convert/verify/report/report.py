@@ -9,8 +9,8 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from convert.core.findings import Finding
-from convert.verify.numerics.compare import Agreement, Difference
-from convert.verify.numerics.tolerances import Tolerance
+from convert.numerics.compare import Agreement, Difference
+from convert.numerics.tolerances import Tolerance
 from convert.verify.report.facts import JudgedFact
 
 if TYPE_CHECKING:

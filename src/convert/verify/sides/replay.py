@@ -124,7 +124,7 @@ def replay_call(module: torch.nn.Module, holder: str, call: Call, boundary: str)
     def value() -> Array:
         import torch
 
-        from convert.verify.numerics.lift_torch import lifted
+        from convert.numerics.lift_torch import lifted
 
         args, kwargs = copy.deepcopy((call.args, call.kwargs))  # the call may write into a cache among them
         for submodule, attributes in call.state.items():

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from convert.core.ops import is_float
+from convert.numerics.precision import jax_precision
 from convert.planning.plan import Plan
 from convert.references.protocol import Reference
-from convert.verify.numerics.precision import jax_precision
 from convert.verify.sides.evidence import Evidence
 from convert.verify.sides.user_reference import require_inputs, require_masks, require_outputs
 
@@ -36,7 +36,7 @@ def live_evidence(plan: Plan, reference: Reference, *, precision: str = "float32
     """
     import jax
 
-    from convert.verify.numerics.lift_jax import lift
+    from convert.numerics.lift_jax import lift
 
     side = reference.jax_side()
     inputs = reference.inputs(seed)

@@ -11,11 +11,11 @@ import numpy as np
 from convert.core.ops import is_float
 from convert.layers.base import Step
 from convert.layers.step_tensor import expected
+from convert.numerics.bits import same_bits
+from convert.numerics.compare import epsilon
+from convert.numerics.precision import torch_pinned
 from convert.planning.plan import Plan
 from convert.references.protocol import INPUT, Reference, observe
-from convert.verify.numerics.bits import same_bits
-from convert.verify.numerics.compare import epsilon
-from convert.verify.numerics.precision import torch_pinned
 from convert.verify.sides.evidence import Evidence, Values
 from convert.verify.sides.float64_plan import float64_step
 from convert.verify.sides.user_reference import require_outputs
@@ -93,7 +93,7 @@ def run_torch(
     """
     import torch
 
-    from convert.verify.numerics.lift_torch import lifted
+    from convert.numerics.lift_torch import lifted
 
     with torch_pinned(), torch.no_grad():
         if lift:

@@ -10,8 +10,8 @@ import numpy as np
 
 from convert.layers.base import Step
 from convert.layers.transforms.mistakes import DEINTERLEAVED, INTERLEAVED
+from convert.numerics.bits import unequal
 from convert.planning.plan import Plan
-from convert.verify.numerics.bits import unequal
 from convert.verify.weights.relations import MAX_ROWS, differing_block, places_of_rows
 from convert.verify.weights.value_changes import find_value_change
 

@@ -18,10 +18,10 @@ from convert.core.findings import Finding
 from convert.core.ops import is_float
 from convert.layers.base import Part, Step
 from convert.layers.mistake import Mistake
+from convert.numerics.bits import count_unequal, same_bits
+from convert.numerics.special_values import count_special_values
 from convert.planning.plan import Plan
 from convert.verify.mistakes.catalogue import NOT_IN_SOURCE, NOT_SCALED
-from convert.verify.numerics.bits import count_unequal, same_bits
-from convert.verify.numerics.special_values import count_special_values
 from convert.verify.report.report import LevelReport, Verdict
 from convert.verify.weights.corruption import find_corruption
 from convert.verify.weights.name_tensor import NameTensor

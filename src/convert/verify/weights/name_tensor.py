@@ -12,9 +12,9 @@ from convert.core.tensor_spec import TensorSpec
 from convert.layers.base import Step
 from convert.layers.mistake import Mistake
 from convert.layers.step_tensor import expected
+from convert.numerics.bits import nearly, same_bits
 from convert.planning.plan import Plan
 from convert.verify.mistakes.catalogue import known_mistakes
-from convert.verify.numerics.bits import nearly, same_bits
 from convert.verify.weights.corruption import Corruption, find_corruption
 
 Array = np.ndarray[Any, np.dtype[Any]]

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from convert.core.findings import Finding
+from convert.numerics.bits import count_unequal
 from convert.planning.plan import Plan
-from convert.verify.numerics.bits import count_unequal
 from convert.verify.written import Written
 
 Array = np.ndarray[Any, np.dtype[Any]]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from convert.checkpoints.source import Source
+from convert.numerics.bits import same_bits
 from convert.planning.ambiguity import TwinTree, twin_trees
 from convert.planning.plan import Plan
-from convert.verify.numerics.bits import same_bits
 
 MAX_BYTES = 64 << 20  # of each tree: trained averages differ in the first leaf
 

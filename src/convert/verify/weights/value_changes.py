@@ -9,7 +9,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from convert.verify.numerics.bits import same_bits
+from convert.numerics.bits import same_bits
 from convert.verify.weights.relations import common_factor, places_of_rows
 
 Array = np.ndarray[Any, np.dtype[Any]]

@@ -8,10 +8,10 @@ import pytest
 from convert.core.ops import is_float
 from convert.layers.base import Step
 from convert.layers.step_tensor import expected
+from convert.numerics.bits import nearly, same_bits
 from convert.planning.plan import Plan
 from convert.planning.planner import make_plan
 from convert.verify.mistakes.catalogue import group_mistakes, known_mistakes
-from convert.verify.numerics.bits import nearly, same_bits
 from support.memory_source import MemorySource, rule_file
 
 RULES = """

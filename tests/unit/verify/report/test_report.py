@@ -10,7 +10,7 @@ import pytest
 
 from convert.api import plan_conversion
 from convert.core.findings import Finding
-from convert.verify.numerics.tolerances import Tolerance
+from convert.numerics.tolerances import Tolerance
 from convert.verify.report.report import LEVELS, LevelReport, Measure, Report, Verdict, percent
 from support.goldens import checkpoint
 from support.sample_report import COVERAGE, LAYERS, LIFTED, RUN, WEIGHTS, difference_of, measure, model_level, report

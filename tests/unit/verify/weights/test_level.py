@@ -18,10 +18,10 @@ from convert.api import plan_conversion
 from convert.checkpoints.chunks import Grid
 from convert.checkpoints.source import Leaf, Source
 from convert.core.tensor_spec import TensorSpec
+from convert.numerics.special_values import count_special_values
 from convert.planning.plan import Plan
 from convert.planning.planner import make_plan
 from convert.rules.library import shipped_rules_dir
-from convert.verify.numerics.special_values import count_special_values
 from convert.verify.report.report import LevelReport, Verdict
 from convert.verify.weights.corruption import MAX_ROWS, find_corruption
 from convert.verify.written import open_written

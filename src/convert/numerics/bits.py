@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from convert.core.ops import is_float
-from convert.verify.numerics.compare import epsilon
+from convert.numerics.compare import epsilon
 
 Array = np.ndarray[Any, np.dtype[Any]]
 ROUNDINGS = 4  # a mistake may have been made by other arithmetic, such as adding 1 and subtracting it again

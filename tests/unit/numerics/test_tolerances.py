@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from convert.verify.numerics.compare import difference, epsilon
-from convert.verify.numerics.tolerances import (
+from convert.numerics.compare import difference, epsilon
+from convert.numerics.tolerances import (
     MAX_DRIFT_RATIO,
     SAFETY_FACTOR,
     float64_tolerance,

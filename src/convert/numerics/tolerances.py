@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from convert.verify.numerics.compare import epsilon
+from convert.numerics.compare import epsilon
 
 # Two correct runs differ by two rounding errors of the measured size. The factor is chosen: it leaves room for other orders of
 # the same sums, whose errors scatter (Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., section 2.8: the bound

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from convert.verify.numerics.compare import agreement, difference, epsilon
+from convert.numerics.compare import agreement, difference, epsilon
 
 PRECISIONS = ("float64", "float32", "float16", "bfloat16")
 

@@ -1,0 +1,80 @@
+"""Find a value of one program among those of another, whatever the order of its axes.
+
+A fingerprint is a few sums over the elements of an array. It does not change when axes are permuted, split or joined, and padding
+with zeros does not change it either. Two arrays of generic numbers with equal fingerprints hold the same numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+Array = np.ndarray[Any, np.dtype[Any]]
+T = TypeVar("T")
+EXACT = 1e-6  # relative; tables of angles that NumPy rounds to float32 leave about 1e-8, another GELU or epsilon 1e-5 and more
+TINY = 1e-12
+
+
+def _powers(x: Array) -> Array:
+    """Return the addends of the sums: [5, ...]."""
+    return np.stack([np.abs(x), x, x * x, x**3, x * np.sin(3 * x)])
+
+
+def _scales(sums: Array, cubes: Array) -> Array:
+    """Return what the error of each sum is relative to: the sum of the absolute addends."""
+    return np.stack([sums[0], sums[0], sums[2], cubes, sums[0]]) + TINY
+
+
+def fingerprint(array: Array) -> tuple[Array, Array]:
+    """Return the sums over all elements, [5], and their scales, [5]."""
+    x = np.asarray(array, np.float64).ravel()
+    with np.errstate(all="ignore"):
+        sums = _powers(x).sum(1)
+        return sums, _scales(sums, (np.abs(x) ** 3).sum())
+
+
+def column_fingerprints(array: Array, columns: Array) -> tuple[Array, Array, Array]:
+    """Return the distinct numbers in `columns`, [n], and the sums, [5, n], and scales, [5, n], of the elements under each.
+
+    Args:
+        columns: integers, broadcastable to the array's shape: to which column an element belongs.
+    """
+    x, columns = np.broadcast_arrays(np.asarray(array, np.float64), columns)
+    numbers, group = np.unique(columns.ravel(), return_inverse=True)
+    x = x.ravel()
+    with np.errstate(all="ignore"):
+        sums = np.stack([np.bincount(group, row, len(numbers)) for row in _powers(x)])
+        return numbers, sums, _scales(sums, np.bincount(group, np.abs(x) ** 3, len(numbers)))
+
+
+class ValueTable(Generic[T]):
+    """The values of a program, each with what it belongs to.
+
+    Args:
+        tolerance: relative error up to which two sums are equal.
+    """
+
+    def __init__(self, tolerance: float = EXACT) -> None:
+        self.tolerance = tolerance
+        self._rows: list[Array] = []
+        self._items: list[T] = []
+        self._matrix: Array | None = None
+
+    def add(self, array: Array, item: T) -> None:
+        """Add a value."""
+        self._rows.append(fingerprint(array)[0])
+        self._items.append(item)
+        self._matrix = None
+
+    def find(self, array: Array) -> Sequence[T]:
+        """Return the items of the values that hold the same numbers, in the order in which they were added."""
+        if not self._rows:
+            return []
+        if self._matrix is None:
+            self._matrix = np.stack(self._rows)
+        sums, scales = fingerprint(array)
+        with np.errstate(all="ignore"):
+            same = (np.abs(self._matrix - sums) <= self.tolerance * scales).all(1)
+        return [self._items[k] for k in np.flatnonzero(same)]

@@ -1,0 +1,103 @@
+"""A program as the record of one run: its operations in the order of execution, and the values between them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+@dataclass(frozen=True, eq=False)
+class Value:
+    """An array that a run was given or computed.
+
+    Attributes:
+        array: its elements; floating ones are float64.
+        data: whether an input of the model is in it; otherwise it is computed from parameters and constants alone.
+        leaves: names of the parameters that it is computed from.
+        elements: for a value of parameters alone: arrays of its shape with the numbers of the parameters' elements that each of
+            its elements is computed from, one array for each factor (`Program.first_element` numbers them); -1 where an element
+            is a constant. Empty where an operation mixes elements.
+    """
+
+    array: Array
+    data: bool = False
+    leaves: frozenset[str] = frozenset()
+    elements: tuple[Array, ...] = ()
+
+    @property
+    def constant(self) -> bool:
+        """Whether neither an input nor a parameter is in it."""
+        return not self.data and not self.leaves
+
+    @property
+    def of_parameters(self) -> bool:
+        """Whether it is computed from parameters, without an input."""
+        return not self.data and bool(self.leaves)
+
+
+@dataclass(frozen=True, eq=False)
+class Operation:
+    """An operation that a run carried out.
+
+    Attributes:
+        name: of JAX's primitive (``dot_general``) or ATen's operator without its overload (``mm``).
+        operands: the arrays that it was given, in order; scalars are arrays of no axes.
+        results: the arrays that it gave.
+        settings: what else it was given, such as dimension numbers, an axis or an approximation.
+        again: runs it on other operands, as many as `operands`; returns arrays in the order of `results`.
+        where: ``file.py:line`` of the model's code; empty where unknown.
+        module: path of the module that ran; empty where unknown.
+    """
+
+    name: str
+    operands: tuple[Value, ...]
+    results: tuple[Value, ...]
+    settings: Mapping[str, Any] = field(repr=False)
+    again: Callable[[Sequence[Array]], Sequence[Array]] = field(repr=False)
+    where: str = ""
+    module: str = ""
+
+    @property
+    def data(self) -> tuple[Value, ...]:
+        """The operands that an input of the model is in."""
+        return tuple(operand for operand in self.operands if operand.data)
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """One run of a model.
+
+    Attributes:
+        parameters: the model's parameters by name.
+        inputs: the model's inputs by name.
+        operations: in the order of execution; of a loop, every iteration.
+        outputs: by name.
+        opaque: operations that could not be run in float64, or not be looked into, by name.
+        path_taken: whether the run chose a branch or a number of iterations by its values, so that other inputs may run others.
+    """
+
+    parameters: Mapping[str, Value]
+    inputs: Mapping[str, Value]
+    operations: tuple[Operation, ...]
+    outputs: Mapping[str, Value]
+    opaque: tuple[str, ...] = ()
+    path_taken: bool = False
+
+    @property
+    def first_element(self) -> Mapping[str, int]:
+        """The number of the first element of each parameter; elements are numbered through, in the order of `parameters`."""
+        return first_elements({name: value.array.size for name, value in self.parameters.items()})
+
+
+def first_elements(sizes: Mapping[str, int]) -> dict[str, int]:
+    """Return the number of the first element of each parameter, for parameters of these sizes."""
+    found, total = {}, 0
+    for name, size in sizes.items():
+        found[name] = total
+        total += size
+    return found
