@@ -1,4 +1,4 @@
-"""Find a value of one program among those of another, whatever the order of its axes.
+"""Find a value of one program among those of another, in any order of its axes.
 
 A fingerprint is a few sums over the elements of an array. It does not change when axes are permuted, split or joined, and padding
 with zeros does not change it either. Two arrays of generic numbers with equal fingerprints hold the same numbers.
