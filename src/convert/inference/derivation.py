@@ -1,0 +1,341 @@
+"""What was derived: where each tensor of the target comes from, with the evidence. The search fills it, the rule writer reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class Arithmetic(StrEnum):
+    """How an element of the target is computed from an element of the source, before the factor."""
+
+    SAME = "same"
+    ONE_PLUS = "1+source"
+    MINUS_ONE = "source-1"
+    CONSTANT = "constant"
+    """The source has no such parameter: zeros of a bias, ones of a scale. `Part.factor` is the number."""
+    COMPUTED = "computed"
+    """From several elements, by the operations of the source: a normalised kernel, a product of two leaves."""
+
+
+class Role(StrEnum):
+    """What a parameter does where data meets it."""
+
+    PRODUCT = "product"
+    CONVOLUTION = "convolution"
+    SCALE = "scale"
+    SHIFT = "shift"
+    LOOKUP = "lookup"
+    OTHER = "other"
+
+
+class Grade(StrEnum):
+    """How sure a tensor's origin is; the values never mix."""
+
+    DERIVED = "derived"
+    """Every other candidate was refuted."""
+    INTERCHANGEABLE = "interchangeable"
+    """Other candidates give the same outputs, and this was shown for each of them."""
+    TIED = "tied"
+    """The inputs have equal columns, so that they cannot tell the elements apart."""
+    OPEN = "open"
+    """Nothing fitted, or the programs differ before the outputs show whether it fits."""
+
+
+@dataclass(frozen=True)
+class Site:
+    """The operation in which data meets a parameter.
+
+    Attributes:
+        program: ``source`` or ``target``.
+        index: of the operation in `Program.operations`.
+        operation: its name, as in `Operation.name`.
+        where: ``file.py:line``, and `module`: the path of the module that ran; empty where unknown.
+        settings: what the operation was given, such as dimension numbers, as text or JSON values.
+    """
+
+    program: str
+    index: int
+    operation: str
+    where: str = ""
+    module: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the site as JSON values."""
+        return vars(self) | {"settings": dict(self.settings)}
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Why a part is believed.
+
+    Attributes:
+        role: what the parameter does.
+        source: where the source uses it; None where the source has no such parameter.
+        target: where the target uses it.
+        shared: the value that both programs have there: ``input x``, or the operation of the source that computes it.
+        by: how elements were paired, such as ``columns`` or ``rows taken by the same indices``.
+        tried: how many candidates were tried at this site of the target.
+        refuted: (where, count): the operation of the target at which candidates of this site gave no value of the source.
+    """
+
+    role: Role
+    source: Site | None
+    target: Site
+    shared: str
+    by: str
+    tried: int = 1
+    refuted: tuple[tuple[str, int], ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the evidence as JSON values."""
+        return {
+            "role": self.role.value,
+            "source": None if self.source is None else self.source.to_dict(),
+            "target": self.target.to_dict(),
+            "shared": self.shared,
+            "by": self.by,
+            "tried": self.tried,
+            "refuted": [list(item) for item in self.refuted],
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Some elements of a tensor of the target that come from one leaf in one way.
+
+    Attributes:
+        elements: their positions in the tensor, in C order.
+        leaf: name of the source's leaf; empty for `Arithmetic.CONSTANT`, and for `COMPUTED`, where `leaves` has the names.
+        positions: for each of `elements` the position in the leaf, in C order; empty where `leaf` is empty.
+        arithmetic: how the element is computed.
+        factor: what it is multiplied by, after `arithmetic`; the value of a constant.
+        contracted: axes of the leaf that a product sums over (of a convolution: the axis of the input channels).
+        leaves: what a computed part is computed from.
+        evidence: why it is believed.
+    """
+
+    elements: Array
+    leaf: str
+    positions: Array
+    arithmetic: Arithmetic
+    evidence: Evidence
+    factor: float = 1.0
+    contracted: tuple[int, ...] = ()
+    leaves: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the part as JSON values; positions as [first, step, count]."""
+        return {
+            "elements": progressions(self.elements),
+            "leaf": self.leaf,
+            "positions": progressions(self.positions),
+            "arithmetic": self.arithmetic.value,
+            "factor": self.factor,
+            "contracted": list(self.contracted),
+            "leaves": list(self.leaves),
+            "evidence": self.evidence.to_dict(),
+        }
+
+
+@dataclass(frozen=True)
+class Tie:
+    """Columns of the data that the inputs make equal.
+
+    Attributes:
+        columns: their numbers along the axis that the parameter meets.
+        site: where the target meets them.
+        told_by: an input that would tell them apart.
+    """
+
+    columns: tuple[int, ...]
+    site: Site
+    told_by: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the tie as JSON values."""
+        return {"columns": list(self.columns), "site": self.site.to_dict(), "told_by": self.told_by}
+
+
+@dataclass(frozen=True, eq=False)
+class Tensor:
+    """Where a tensor of the target comes from.
+
+    Attributes:
+        name: in the state_dict.
+        shape: of the tensor.
+        grade: how sure this is.
+        parts: cover the tensor once, in the order of `elements`; empty where nothing is known (`Grade.OPEN`).
+        alternatives: other sets of parts that give the same outputs (`Grade.INTERCHANGEABLE`).
+        ties: which columns the inputs cannot tell apart (`Grade.TIED`).
+        candidates: leaves that may be the source (`Grade.OPEN`).
+        also: further names of the same tensor in the state_dict.
+        unseen: how many elements no operation of the run used; they continue the pattern of the others.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    grade: Grade
+    parts: tuple[Part, ...] = ()
+    alternatives: tuple[tuple[Part, ...], ...] = ()
+    ties: tuple[Tie, ...] = ()
+    candidates: tuple[str, ...] = ()
+    also: tuple[str, ...] = ()
+    unseen: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the tensor as JSON values."""
+        return {
+            "name": self.name,
+            "shape": list(self.shape),
+            "grade": self.grade.value,
+            "parts": [part.to_dict() for part in self.parts],
+            "alternatives": [[part.to_dict() for part in parts] for parts in self.alternatives],
+            "ties": [tie.to_dict() for tie in self.ties],
+            "candidates": list(self.candidates),
+            "also": list(self.also),
+            "unseen": self.unseen,
+        }
+
+
+@dataclass(frozen=True)
+class Fact:
+    """What a rule says beside sources and layouts.
+
+    Attributes:
+        name: ``epsilon`` (value: a number), ``activation`` (a name of `layers.activations`), ``multiplies_by`` (``scale`` or
+            ``1+scale``: what the source multiplies by), ``weight`` (``weight`` or ``1+weight``: what the target multiplies by),
+            ``padding`` (pairs of numbers, per spatial axis), ``strides``, ``dilation``, ``groups``, ``transposed``, ``rope``
+            (``interleaved to half-split`` or the reverse), ``carries`` (a number: the target's tensor is the source times this).
+        value: a JSON value.
+        tensors: of the target, that it belongs to.
+        leaves: of the source, that it belongs to.
+        site: where it was read.
+    """
+
+    name: str
+    value: Any
+    tensors: tuple[str, ...]
+    leaves: tuple[str, ...]
+    site: Site | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fact as JSON values."""
+        return {
+            "name": self.name,
+            "value": self.value,
+            "tensors": list(self.tensors),
+            "leaves": list(self.leaves),
+            "site": None if self.site is None else self.site.to_dict(),
+        }
+
+
+@dataclass(frozen=True)
+class Difference:
+    """An operation of the target that the source has no counterpart of.
+
+    Attributes:
+        site: the operation.
+        problem: what the target computes there, and what the source computes instead, where it is known.
+        error: the largest difference between the two, where it is known.
+    """
+
+    site: Site
+    problem: str
+    error: float | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the difference as JSON values."""
+        return {"site": self.site.to_dict(), "problem": self.problem, "error": self.error}
+
+
+@dataclass(frozen=True)
+class Proof:
+    """The unmodified module with weights that the derivation computes from fresh leaves, on fresh inputs.
+
+    Attributes:
+        draws: how many times.
+        error: the largest difference of an output, relative to the largest value of that output.
+    """
+
+    draws: int
+    error: float
+
+
+@dataclass(frozen=True, eq=False)
+class Derivation:
+    """The result of `infer`.
+
+    Attributes:
+        tensors: every tensor of the target's state_dict, tied ones once.
+        leaves: every leaf of the source with its shape.
+        dropped: leaves that the function computes nothing with, or nothing that the target keeps.
+        facts: what was found beside weights.
+        differences: where the programs differ; then nothing behind it is `Grade.DERIVED`.
+        proof: None where the programs differ or tensors are open.
+        tried: candidates tried in all.
+        notes: what limits the result: a branch taken by its values, opaque operations.
+    """
+
+    tensors: tuple[Tensor, ...]
+    leaves: Mapping[str, tuple[int, ...]]
+    dropped: tuple[str, ...] = ()
+    facts: tuple[Fact, ...] = ()
+    differences: tuple[Difference, ...] = ()
+    proof: Proof | None = None
+    tried: int = 0
+    notes: tuple[str, ...] = ()
+
+    @property
+    def complete(self) -> bool:
+        """Whether every tensor is derived or interchangeable, and the proof was given."""
+        sure = {Grade.DERIVED, Grade.INTERCHANGEABLE}
+        return not self.differences and self.proof is not None and all(t.grade in sure for t in self.tensors)
+
+    def tensor(self, name: str) -> Tensor:
+        """Return the tensor of this name.
+
+        Raises:
+            KeyError: there is none.
+        """
+        for tensor in self.tensors:
+            if name in (tensor.name, *tensor.also):
+                return tensor
+        raise KeyError(name)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the derivation as JSON values."""
+        return {
+            "tensors": [tensor.to_dict() for tensor in self.tensors],
+            "leaves": {name: list(shape) for name, shape in self.leaves.items()},
+            "dropped": list(self.dropped),
+            "facts": [fact.to_dict() for fact in self.facts],
+            "differences": [difference.to_dict() for difference in self.differences],
+            "proof": None if self.proof is None else vars(self.proof),
+            "tried": self.tried,
+            "notes": list(self.notes),
+        }
+
+
+def progressions(numbers: Array | Sequence[int]) -> list[list[int]]:
+    """Return integers as [first, step, count], as few as a scan from the left finds."""
+    numbers = np.asarray(numbers, np.int64).ravel()
+    found: list[list[int]] = []
+    at, steps = 0, np.diff(numbers)
+    changes = np.flatnonzero(np.diff(steps)) + 1  # steps[k] differs from steps[k - 1]
+    while at < len(numbers):
+        if at == len(numbers) - 1:
+            found.append([int(numbers[at]), 0, 1])
+            break
+        later = np.searchsorted(changes, at, side="right")
+        end = int(changes[later]) if later < len(changes) else len(steps)
+        found.append([int(numbers[at]), int(steps[at]), end - at + 1])
+        at = end + 1
+    return found
