@@ -23,6 +23,7 @@ from convert.verify.diagnosis.site import Site
 from convert.verify.diagnosis.weight_trials import wrong_tensor
 from convert.verify.diagnosis.what_is_known import what_is_known
 from convert.verify.diagnosis.whole_model import wrong_rule
+from convert.verify.diagnosis.wrong_reference import State, wrong_reference
 from convert.verify.sides.evidence import Evidence
 from convert.verify.sides.float64_plan import float64_plan
 from convert.verify.sides.replay import calls
@@ -79,6 +80,8 @@ def diagnose(
     evidence: Evidence,
     allowed: float,
     names: Sequence[str],
+    differing: Sequence[str],
+    state: State,
 ) -> Diagnosis:
     """Find the mistake at `boundary`.
 
@@ -88,8 +91,12 @@ def diagnose(
         evidence: what the JAX model computed.
         allowed: the relative error that is allowed there.
         names: all boundaries and outputs.
+        differing: those that differ.
+        state: gives the weights of which the module was built.
     """
     site = _site(plan, reference, module, boundary, evidence, allowed, names)
+    if own := wrong_reference(site, reference, state, differing).explanation:
+        return _diagnosis(site, own, ())
     found, ruled_out = _search(site, reference)
     if found is not None:
         return _diagnosis(site, found, ruled_out)

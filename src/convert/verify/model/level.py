@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import replace
+from functools import partial
 
 from convert.numerics.compare import Difference, agreement, difference
 from convert.numerics.tolerances import float64_tolerance, rounded_tolerance, run_tolerance
@@ -13,8 +14,9 @@ from convert.references.protocol import Reference
 from convert.verify.diagnosis.diagnose import diagnose
 from convert.verify.model.messages import differences, inconclusive, inconclusive_notes, is_other_function, not_compared
 from convert.verify.report.report import LevelReport, Measure, Verdict
+from convert.verify.sides.built_module import built_with
 from convert.verify.sides.evidence import Evidence, Values
-from convert.verify.sides.run_torch import TorchInFloat64, run_torch, torch_in_float64, written_state
+from convert.verify.sides.run_torch import TorchInFloat64, exact_state, run_torch, torch_in_float64, written_state
 from convert.verify.written import Written
 
 
@@ -31,7 +33,8 @@ def check_model(
     torch_side = torch_in_float64(plan, written, reference, evidence, names, device, finest=evidence.precision)
     exact, inputs, precision = torch_side.exact, evidence.inputs, evidence.precision
     state = written_state(written, device, precision)
-    drifted = run_torch(reference, state, inputs, names, lift=False, precision=precision, device=device).values
+    native = run_torch(reference, state, inputs, names, lift=False, precision=precision, device=device)
+    drifted, built = native.values, built_with(native.module, state)
     measures, missing = [], []
     drift = 0.0  # the largest of JAX's native run so far
     for name in names:
@@ -48,13 +51,17 @@ def check_model(
         bounds = {m.name: m.tolerance if m.float64 is None else m.float64_tolerance for m in measures}
         bound = bounds.get(first)
         allowed = bound.value if bound is not None else 0.0
-        diagnosis = diagnose(plan, reference, torch_side.module, first, evidence, allowed, names)
+        differing = [name for name in names if name in wrong]
+        given = partial(exact_state, plan, written, device)
+        diagnosis = diagnose(plan, reference, torch_side.module, first, evidence, allowed, names, differing, given)
     notes = [f"{len(measures)} boundaries and outputs, {evidence.origin}", *evidence.notes]
     for side, what in (("JAX", evidence.unlifted), ("torch", torch_side.unlifted)):
         if what:
             notes.append(f"could not be computed in float64 in {side}: {', '.join(what)}")
-    notes += inconclusive_notes(measures, evidence)
-    findings = [*missing, *differences(measures, evidence.precision)]
+    notes += [*inconclusive_notes(measures, evidence), *built.notes(precision)]
+    findings = [*missing, *differences(measures, evidence.precision, built)]
+    if not findings and (changed := built.finding(state)) is not None:
+        findings.append(changed)
     reasons = list(inconclusive(measures, reference.outputs, evidence))
     verdict = Verdict.FAILED if findings else Verdict.INCONCLUSIVE if reasons else Verdict.PASSED
     undecided = verdict is Verdict.INCONCLUSIVE

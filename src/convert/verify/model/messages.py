@@ -9,10 +9,12 @@ import numpy as np
 
 from convert.core.findings import Finding
 from convert.verify.report.report import Measure
+from convert.verify.sides.built_module import Built
 from convert.verify.sides.evidence import Evidence
 
 Array = np.ndarray[Any, np.dtype[Any]]
 ONE_PRECISION = "another function in one precision"
+CAST = "module cast to another dtype"
 
 
 def is_other_function(measure: Measure) -> bool:
@@ -36,7 +38,7 @@ def not_compared(name: str, evidence: Evidence, got: Array | None) -> Finding:
     )
 
 
-def differences(measures: Sequence[Measure], precision: str) -> Iterator[Finding]:
+def differences(measures: Sequence[Measure], precision: str, built: Built) -> Iterator[Finding]:
     """Report the first difference in float64; if there is none, the first one in native precision."""
     wrong = [measure for measure in measures if not measure.passed]
     functions = [measure for measure in wrong if is_other_function(measure)]
@@ -55,6 +57,8 @@ def differences(measures: Sequence[Measure], precision: str) -> Iterator[Finding
             f"the weights are right, and the PyTorch model computes another function in {precision}: look for code that depends on "
             "the dtype or for a custom kernel; --backends and --precision show who else differs"
         )
+        if built.dtypes:
+            data["diagnosis"], fix = CAST, f"{built.cast}; return it from `build` in the dtype of the weights"
     assert tolerance is not None
     yield Finding(
         "outputs-differ",

@@ -1,0 +1,195 @@
+"""A mistake in a user's reference is said to be one: what `build` returned, and which value has which name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import convert
+from convert.verify.report.report import LevelReport, Report, Verdict
+from convert.verify.run import check
+from support import small_decoder
+from support.small_decoder import RULES, SAID, source
+
+REFERENCE = "support.small_decoder:reference"
+
+
+@pytest.fixture(scope="module")
+def converted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the rules, a checkpoint and its conversion."""
+    folder = tmp_path_factory.mktemp("decoder")
+    (folder / "rules.yaml").write_text(RULES)
+    np.savez(folder / "ckpt.npz", **source().arrays)
+    convert.convert(str(folder / "rules.yaml"), folder / "ckpt.npz", folder / "out.safetensors")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def said() -> Iterator[dict[str, Any]]:
+    """What the reference is told to do."""
+    SAID.clear()
+    yield SAID
+    SAID.clear()
+
+
+def checked(folder: Path, rules: str = "rules.yaml", **options: Any) -> Report:
+    given = {"reference": REFERENCE, "levels": ("coverage", "weights", "model"), **options}
+    return check(folder / "out.safetensors", folder / "ckpt.npz", model=str(folder / rules), **given)
+
+
+def model(report: Report) -> LevelReport:
+    return next(level for level in report.levels if level.level == "model")
+
+
+def test_the_right_reference_passes(converted: Path) -> None:
+    report = checked(converted, require=("model",))
+    assert report.exit_code == 0
+    assert not report.facts
+
+
+# ---- what `build` returned
+
+
+def forgotten(module: nn.Module, state: Any) -> None:
+    module.get_submodule("blocks.1.norm").weight.data = torch.ones(
+        small_decoder.WIDTH, dtype=state["embed.weight"].dtype
+    )
+
+
+def trained(module: nn.Module, state: Any) -> None:
+    module.get_submodule("blocks.0.q").weight.data = state["blocks.0.q.weight"] * 1.01
+
+
+def tied(module: nn.Module, state: Any) -> None:
+    module.get_submodule("head").weight = module.get_submodule("embed").weight
+
+
+def transposed(module: nn.Module, state: Any) -> None:
+    module.get_submodule("blocks.0.k").weight.data = state["blocks.0.k.weight"].T.clone()
+
+
+def other_block(module: nn.Module, state: Any) -> None:
+    module.get_submodule("blocks.0.v").weight.data = state["blocks.1.v.weight"].clone()
+
+
+def statistics(module: nn.Module, state: Any) -> None:
+    module.get_submodule("last").running_var.fill_(1.0)
+
+
+BUILDS: Mapping[str, tuple[Callable[..., None], str, str]] = {
+    "a norm is left at its initial value": (forgotten, "blocks.1.norm.weight", "ones"),
+    "a weight is changed": (trained, "blocks.0.q.weight", "other values"),
+    "a head is tied afterwards": (tied, "head.weight", "those of embed.weight"),
+    "a weight is transposed": (transposed, "blocks.0.k.weight", "their transpose"),
+    "a weight of another layer": (other_block, "blocks.0.v.weight", "those of blocks.1.v.weight"),
+    "a buffer is overwritten": (statistics, "last.running_var", "ones"),
+}
+
+
+@pytest.mark.parametrize("boundaries", [True, False])
+@pytest.mark.parametrize("name", BUILDS)
+def test_build_changes_the_weights(name: str, boundaries: bool, converted: Path, said: dict[str, Any]) -> None:
+    said["build"], tensor, instead = BUILDS[name]
+    said["boundaries"] = boundaries
+    level = model(checked(converted))
+    assert level.verdict is Verdict.FAILED
+    assert level.diagnosis is not None
+    assert level.diagnosis["name"] == "module does not hold the file's values"
+    assert tensor in level.diagnosis["problem"] and f"it holds {instead}" in level.diagnosis["problem"]
+    assert "strict=True" in level.diagnosis["fix"]
+    assert level.diagnosis["error_after"] <= 1e-9
+
+
+def test_build_changes_what_no_output_shows(converted: Path, said: dict[str, Any]) -> None:
+    """Equal outputs do not hide that another model was compared."""
+
+    def unused_row(module: nn.Module, state: Any) -> None:
+        weight = state["embed.weight"].clone()
+        weight[5] = 1.0
+        module.get_submodule("embed").weight.data = weight
+
+    said["build"] = unused_row
+    said["inputs"] = lambda seed: {"tokens": np.random.default_rng(seed).integers(6, 13, (3, 7))}
+    level = model(checked(converted))
+    assert level.verdict is Verdict.FAILED
+    assert [(f.code, f.path) for f in level.findings] == [("module-not-loaded", "embed.weight")]
+
+
+@pytest.mark.parametrize("part", ["", "blocks.1.drop", "last"])
+def test_a_module_in_training_mode(part: str, converted: Path, said: dict[str, Any]) -> None:
+    said["build"] = lambda module, state: (module.get_submodule(part).train(), module)[1]
+    level = model(checked(converted))
+    assert level.verdict is Verdict.FAILED
+    assert level.diagnosis is not None
+    assert level.diagnosis["name"] == "module in training mode"
+    assert (part or "a module") in level.diagnosis["problem"]
+    assert "eval()" in level.diagnosis["fix"]
+
+
+def test_training_mode_without_an_effect_is_a_note(converted: Path, said: dict[str, Any]) -> None:
+    said["build"] = lambda module, state: (module.get_submodule("blocks.0.q").train(), module)[1]
+    level = model(checked(converted))
+    assert level.verdict is Verdict.PASSED
+    assert any("blocks.0.q in training mode" in note for note in level.notes)
+
+
+def test_a_module_that_is_not_deterministic(converted: Path, said: dict[str, Any]) -> None:
+    def noisy(module: nn.Module, state: Any) -> None:
+        module.get_submodule("blocks.0.o").register_forward_hook(lambda m, args, y: y + torch.randn_like(y))
+
+    said["build"] = noisy
+    level = model(checked(converted))
+    assert level.diagnosis is not None
+    assert level.diagnosis["name"] == "module that is not deterministic"
+    assert "two runs" in level.diagnosis["problem"]
+
+
+def test_a_module_in_another_dtype(converted: Path, said: dict[str, Any]) -> None:
+    """The float64 run removes casts, so only native precision shows it."""
+
+    class Rounding(nn.Module):
+        def __init__(self, inner: nn.Module) -> None:
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            weight = self.inner.weight
+            return nn.functional.linear(x.to(weight.dtype), weight).to(x.dtype)
+
+    def cast(module: Any, state: Any) -> None:
+        module.head.weight.data = module.head.weight.data.to(torch.bfloat16)
+        module.head.forward = lambda x: nn.functional.linear(x.to(module.head.weight.dtype), module.head.weight).to(
+            x.dtype
+        )
+
+    said["build"] = cast
+    level = model(checked(converted))
+    assert level.verdict is Verdict.FAILED
+    assert level.findings[0].data["diagnosis"] == "module cast to another dtype"
+    assert "head.weight" in level.findings[0].fix and "bfloat16" in level.findings[0].fix
+
+
+# ---- names of boundaries
+
+
+def test_two_boundaries_have_each_others_name(converted: Path, said: dict[str, Any]) -> None:
+    said["names"] = {"blocks.0.norm": "blocks.1.norm", "blocks.1.norm": "blocks.0.norm"}
+    level = model(checked(converted))
+    assert level.diagnosis is not None
+    assert level.diagnosis["name"] == "boundary names exchanged"
+    assert "under the name blocks.0.norm, it returns the value of blocks.1.norm" in level.diagnosis["problem"]
+
+
+def test_a_boundary_has_the_name_of_another_place(converted: Path, said: dict[str, Any]) -> None:
+    """The value in front of the layer."""
+    said["names"] = {"blocks.1.o": "blocks.0"}
+    level = model(checked(converted))
+    assert level.diagnosis is not None
+    assert level.diagnosis["name"] == "boundary with another name"
+    assert "it returns the value of blocks.0" in level.diagnosis["problem"]
