@@ -11,14 +11,16 @@ rounded Python scalars; they are restored to their shortest decimal, which is ex
 Loops that the eager mode finds already traced are evaluated in this mode, too.
 
 Two lifted runs differ only where the functions differ, not by rounding.
+
+An `Observer` receives each primitive that is evaluated. For it, loops are unrolled and branches chosen in both modes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.experimental
@@ -63,6 +65,11 @@ def _up(x: Any) -> Any:
     return jnp.asarray(x).astype(_wide(x.dtype)) if hasattr(x, "dtype") and _narrow(x.dtype) else x
 
 
+def _usual(x: Any) -> Any:
+    """Return the shape and dtype that an array has without float64: as code that requires its dtypes expects."""
+    return jax.ShapeDtypeStruct(x.shape, jnp.float32 if x.dtype == jnp.float64 else x.dtype)
+
+
 def _digits(x: Any) -> float:
     """Return the shortest decimal that rounds to this scalar, most likely the literal in the source code."""
     for precision in range(1, 18):
@@ -72,15 +79,55 @@ def _digits(x: Any) -> float:
     return float(x)  # NaN
 
 
+@dataclass(frozen=True, eq=False)
+class Step:
+    """A primitive that was evaluated.
+
+    Attributes:
+        primitive: JAX's primitive.
+        operands: its arguments.
+        params: its parameters, as the code gave them.
+        results: what it returned.
+        lifted: whether it was evaluated in float64 throughout.
+        source: what the jaxprs around it say of its place in the code, the outermost first; empty when running code bound it.
+        evaluate: evaluates a primitive with parameters on arguments; returns the results, and whether in float64 throughout.
+    """
+
+    primitive: Any
+    operands: Sequence[Any]
+    params: Mapping[str, Any]
+    results: Sequence[Any]
+    lifted: bool
+    source: tuple[Any, ...]
+    evaluate: Callable[[Any, Mapping[str, Any], Sequence[Any]], tuple[list[Any], bool]]
+
+
+class Observer(Protocol):
+    """Receives what a lifted function evaluates."""
+
+    def begin(self, arguments: Sequence[Any]) -> None:
+        """The evaluation begins, with these arrays; what it received before was given up."""
+
+    def step(self, step: Step) -> None:
+        """A primitive was evaluated, which is neither a call, a loop nor a branch."""
+
+    def choice(self, value: Any) -> None:
+        """This value chose a branch, or whether a loop goes on."""
+
+
 class _Lifter:
     """Evaluates primitives in float64.
 
     Attributes:
+        observer: receives each primitive that is evaluated.
         unlifted: primitives and constants with rounded values.
+        source: where the jaxprs that are being evaluated record that they stand, the outermost first.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, observer: Observer | None = None) -> None:
+        self.observer = observer
         self.unlifted: set[str] = set()
+        self.source: tuple[Any, ...] = ()
 
     def constant(self, x: Any) -> Any:
         """Lift a value that no lifted primitive returned: an argument of a primitive, or a literal or constant of a jaxpr."""
@@ -97,7 +144,7 @@ class _Lifter:
         return jnp.asarray(wide)
 
     def bind(self, primitive: Any, ins: Sequence[Any], params: dict[str, Any]) -> list[Any]:
-        """Evaluate a primitive on arguments that are already float64."""
+        """Evaluate a primitive on arguments that are already float64; calls, loops and branches by what they contain."""
         name = primitive.name
         if name in _INLINE:
             return self.closed(params.get("jaxpr") or params.get("call_jaxpr") or params["fun_jaxpr"], ins)
@@ -105,15 +152,32 @@ class _Lifter:
             return list({"scan": self.scan, "while": self.loop, "cond": self.branch}[name](params, ins))
         if name == "reduce_precision":
             return [ins[0]]
+        out, lifted = self.evaluate(primitive, params, ins)
+        if not lifted:
+            self.unlifted.add(name)
+        if self.observer:
+            self.observer.step(Step(primitive, ins, params, out, lifted, self.source, self.evaluate))
+        return out
+
+    def evaluate(self, primitive: Any, params: Mapping[str, Any], ins: Sequence[Any]) -> tuple[list[Any], bool]:
+        """Return the results of a primitive in float64, and whether no narrower dtype was needed."""
+        lifted = True
         try:
-            if name == "bitcast_convert_type":
-                return self.bits(primitive, ins[0], params)
-            out = primitive.bind(*ins, **{key: self.param(value) for key, value in params.items()})
+            if (
+                primitive.name == "bitcast_convert_type"
+            ):  # a cast between floats and bits: in the dtype that the code expects
+                width = np.dtype(params["new_dtype"]).itemsize
+                if ins[0].dtype == jnp.float64 and width < 8:
+                    lifted, ins = False, [ins[0].astype({4: jnp.float32, 2: jnp.bfloat16}[width])]
+                out = primitive.bind(*ins, **params)
+            else:
+                out = primitive.bind(*ins, **{key: self.param(value) for key, value in params.items()})
         except _REFUSALS:
             narrow = [x.astype(jnp.float32) if getattr(x, "dtype", None) == jnp.float64 else x for x in ins]
-            out = primitive.bind(*narrow, **params)
-            self.unlifted.add(name)
-        return self.results(name, out if primitive.multiple_results else [out])
+            lifted, out = False, primitive.bind(*narrow, **params)
+        results = out if primitive.multiple_results else [out]
+        lifted = lifted and not any(hasattr(x, "dtype") and _narrow(x.dtype) for x in results)
+        return [_up(x) for x in results], lifted
 
     def param(self, value: Any) -> Any:
         """Lift a parameter: a dtype, or a jaxpr such as the update of a scatter. Algorithms of matrix products are dropped."""
@@ -121,25 +185,13 @@ class _Lifter:
             avals = [
                 jax.ShapeDtypeStruct(v.shape, _wide(v.dtype) if _narrow(v.dtype) else v.dtype) for v in _avals(value)
             ]
-            lifted = jax.make_jaxpr(lambda *args: self.closed(value, args))(*avals)
+            inner = _Lifter()  # it is traced, not evaluated: not observed
+            inner.unlifted = self.unlifted
+            lifted = jax.make_jaxpr(lambda *args: inner.closed(value, args))(*avals)
             return lifted if isinstance(value, core.ClosedJaxpr) or lifted.consts else lifted.jaxpr
         if "DotAlgorithm" in type(value).__name__:
             return jax.lax.Precision.HIGHEST
         return _wide(value) if _narrow(value) else value
-
-    def results(self, name: str, out: Sequence[Any]) -> list[Any]:
-        """Convert results to float64, and record the primitive if they were narrower."""
-        if any(hasattr(x, "dtype") and _narrow(x.dtype) for x in out):
-            self.unlifted.add(name)
-        return [_up(x) for x in out]
-
-    def bits(self, primitive: Any, x: Any, params: dict[str, Any]) -> list[Any]:
-        """Cast between floats and bits in the dtype that the code expects."""
-        width = np.dtype(params["new_dtype"]).itemsize
-        if x.dtype == jnp.float64 and width < 8:
-            self.unlifted.add(primitive.name)
-            x = x.astype({4: jnp.float32, 2: jnp.bfloat16}[width])
-        return self.results(primitive.name, [primitive.bind(x, **params)])
 
     # ---- jaxprs
 
@@ -151,52 +203,87 @@ class _Lifter:
         def read(var: Any) -> Any:
             return self.constant(_typed(var)) if isinstance(var, core.Literal) else env[var]
 
+        around = self.source
         for eqn in jaxpr.eqns:
+            self.source = (*around, eqn.source_info)
             env |= zip(
                 eqn.outvars, self.bind(eqn.primitive, [read(var) for var in eqn.invars], eqn.params), strict=True
             )
+        self.source = around
         return [read(var) for var in jaxpr.outvars]
 
     def closed(self, body: Any, ins: Sequence[Any]) -> list[Any]:
         """Evaluate a jaxpr or a closed jaxpr."""
         return self.run(body.jaxpr, body.consts, ins) if hasattr(body, "consts") else self.run(body, [], ins)
 
+    def traced(self, function: Callable[..., Sequence[Any]], *args: Any) -> list[Any]:
+        """Evaluate a function of arrays by its jaxpr, so that what it does is observed."""
+        closed = jax.make_jaxpr(function)(*args)
+        return self.closed(closed, args)
+
     def scan(self, params: Any, ins: Sequence[Any]) -> list[Any]:
-        consts, carry = params["num_consts"], params["num_carry"]
+        consts, carry, length = params["num_consts"], params["num_carry"], params["length"]
 
         def body(state: Any, x: Any) -> tuple[Any, Any]:
             out = self.closed(params["jaxpr"], [*ins[:consts], *state, *x])
             return out[:carry], out[carry:]
 
-        state, ys = jax.lax.scan(
-            body,
-            list(ins[consts : consts + carry]),
-            list(ins[consts + carry :]),
-            length=params["length"],
-            reverse=params["reverse"],
-        )
-        return [*state, *ys]
+        state, xs = list(ins[consts : consts + carry]), list(ins[consts + carry :])
+        if not self.observer:
+            state, ys = jax.lax.scan(body, state, xs, length=length, reverse=params["reverse"])
+            return [*state, *ys]
+        rows = []
+        for k in reversed(range(length)) if params["reverse"] else range(length):
+            row = self.traced(lambda *xs, k=k: [jax.lax.index_in_dim(x, k, keepdims=False) for x in xs], *xs)
+            state, y = body(state, row)
+            rows.append(y)
+        if not rows:
+            return [*state, *_Lifter().scan(params, ins)[carry:]]
+        columns = zip(*(reversed(rows) if params["reverse"] else rows), strict=True)
+        return [*state, *(self.traced(lambda *ys: [jnp.stack(ys)], *column)[0] for column in columns)]
 
     def loop(self, params: Any, ins: Sequence[Any]) -> list[Any]:
         conditions, bodies = params["cond_nconsts"], params["body_nconsts"]
-        first, second = ins[:conditions], ins[conditions : conditions + bodies]
+        first, second, state = ins[:conditions], ins[conditions : conditions + bodies], list(ins[conditions + bodies :])
 
         def proceeds(state: Any) -> Any:
             return self.closed(params["cond_jaxpr"], [*first, *state])[0]
 
-        def body(state: Any) -> Any:
-            active, new = proceeds(state), self.closed(params["body_jaxpr"], [*second, *state])
+        def select(active: Any, *values: Any) -> list[Any]:
+            """A loop under vmap: rows that have finished keep their values."""
+            half = len(values) // 2
+            rows = [active.reshape(active.shape + (1,) * (new.ndim - active.ndim)) for new in values[:half]]
+            return [jnp.where(*of) for of in zip(rows, values[:half], values[half:], strict=True)]
+
+        def body(active: Any, state: Any) -> Any:
+            new = self.closed(params["body_jaxpr"], [*second, *state])
             if not active.ndim:
                 return new
-            # A loop under vmap: rows that have finished keep their values.
-            return [jnp.where(active.reshape(active.shape + (1,) * (a.ndim - active.ndim)), a, b) for a, b in zip(new, state, strict=True)]  # fmt: skip
+            return self.traced(select, active, *new, *state) if self.observer else select(active, *new, *state)
 
-        return list(jax.lax.while_loop(lambda state: proceeds(state).any(), body, list(ins[conditions + bodies :])))
+        if not self.observer:
+            return list(
+                jax.lax.while_loop(
+                    lambda state: proceeds(state).any(), lambda state: body(proceeds(state), state), state
+                )
+            )
+        while self.chosen(active := proceeds(state)).any():
+            state = body(active, state)
+        return state
 
     def branch(self, params: Any, ins: Sequence[Any]) -> list[Any]:
         index, *operands = ins
+        if self.observer:
+            chosen = min(max(int(self.chosen(index)), 0), len(params["branches"]) - 1)
+            return self.closed(params["branches"][chosen], operands)
         branches = [lambda *xs, body=body: self.closed(body, xs) for body in params["branches"]]
         return list(jax.lax.switch(index, branches, *operands))
+
+    def chosen(self, value: Any) -> np.ndarray[Any, Any]:
+        """Return the value by which a loop or branch chooses, and tell the observer of it."""
+        if self.observer:
+            self.observer.choice(value)
+        return np.asarray(value)
 
 
 def _typed(literal: Any) -> Any:
@@ -231,7 +318,7 @@ class _Eager(_EvalTrace):  # type: ignore[misc]
 
 
 @contextmanager
-def _float64() -> Iterator[None]:
+def float64() -> Iterator[None]:
     """Enable float64 and full precision of matrix products; restore the configuration of JAX afterwards."""
     enable_x64: Any = getattr(jax, "enable_x64", None)
     if enable_x64 is None:  # older JAX
@@ -248,50 +335,59 @@ class Lifted:
     Attributes:
         function: the function to evaluate.
         staged: whether the last call used the staged mode; set it to True to use no other.
+        observer: receives what a call evaluates.
         unlifted: primitives and constants of the last call that still gave narrower floats; their values are rounded.
     """
 
     function: Callable[..., Any]
     staged: bool = False
+    observer: Observer | None = None
     unlifted: tuple[str, ...] = ()
 
     def __call__(self, *args: Any) -> Any:
         """Evaluate the function in float64; the arguments are pytrees of arrays."""
-        with _float64():
+        with float64():
             args = jax.tree.map(jnp.asarray, args)
+            wide = jax.tree.map(_up, args)
             if not self.staged and _set_current_trace is not None:
                 try:
-                    return self._eager(jax.tree.map(_up, args))
+                    return self._eager(wide)
                 except (*_REFUSALS, AssertionError):  # code that requires its dtypes, or a scan of length zero
                     pass
             self.staged = True
-            return self._staged(args)
+            return self._staged(args, wide)
+
+    def _lifter(self, args: Any) -> _Lifter:
+        if self.observer:
+            self.observer.begin(jax.tree.leaves(args))
+        return _Lifter(self.observer)
 
     def _eager(self, args: Any) -> Any:
-        lifter = _Lifter()
+        lifter = self._lifter(args)
         with jax.disable_jit(), _set_current_trace(_Eager(lifter)):
             out = self.function(*args)
             out = jax.tree.map(lambda x: lifter.constant(jnp.asarray(x)), out)
         self.unlifted = tuple(sorted(lifter.unlifted))
         return out
 
-    def _staged(self, args: Any) -> Any:
-        lifter = _Lifter()
+    def _staged(self, args: Any, wide: Any) -> Any:
+        lifter = self._lifter(wide)
         trace = jax.make_jaxpr(self.function, return_shape=True)
         try:
-            closed, shape = trace(*jax.tree.map(_up, args))  # rounds fewer scalars
+            closed, shape = trace(*wide)  # rounds fewer scalars
         except TypeError:  # float64 arguments conflict with arrays that the code makes
-            closed, shape = trace(*args)
-        outputs = lifter.run(closed.jaxpr, closed.consts, jax.tree.leaves(args))
+            closed, shape = trace(*jax.tree.map(_usual, args))
+        outputs = lifter.run(closed.jaxpr, closed.consts, jax.tree.leaves(wide))
         self.unlifted = tuple(sorted(lifter.unlifted))
         return jax.tree.unflatten(jax.tree.structure(shape), outputs)
 
 
-def lift(function: Callable[..., Any], *, staged: bool = False) -> Lifted:
+def lift(function: Callable[..., Any], *, staged: bool = False, observer: Observer | None = None) -> Lifted:
     """Replace every float32, bfloat16 and float16 in a function by float64.
 
     Args:
         function: traceable by JAX, from pytrees of arrays to a pytree of arrays.
         staged: evaluate the jaxpr instead of running the function as Python; see the docstring of the module.
+        observer: receives what a call evaluates.
     """
-    return Lifted(function, staged)
+    return Lifted(function, staged, observer)

@@ -1,0 +1,241 @@
+"""Record what a JAX function computes: one run in float64, as a `Program`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from types import FrameType
+from typing import Any
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from convert.core.errors import ConvertError
+from convert.core.findings import Finding
+from convert.core.ops import is_float
+from convert.numerics.lift_jax import Step, float64, lift
+from convert.programs.jax_modules import around_modules
+from convert.programs.program import Array, Operation, Program, Value, first_elements
+from convert.programs.run_checks import require_numbers, require_same_outputs
+from convert.programs.where import model_line
+
+JaxFunction = Callable[[Mapping[str, Any], Mapping[str, Any]], Mapping[str, Any]]
+
+# Identities: a result is its operand, and no operation is recorded.
+_SAME = {"convert_element_type", "copy", "copy_p", "device_put", "name", "optimization_barrier", "sharding_constraint"}
+# What they run is not made of primitives.
+_OPAQUE = {"pallas_call", "pure_callback", "io_callback", "ffi_call", "custom_call"}
+
+
+def record_jax(function: JaxFunction, parameters: Mapping[str, Any], inputs: Mapping[str, Any]) -> Program:
+    """Run a function in float64 and record each operation.
+
+    The function runs as Python where it can (`convert.numerics.lift_jax`). Calls such as ``jit`` are replaced by what they contain,
+    loops are unrolled, and of branches the one that these values choose is recorded. It runs a second time, to see that its
+    outputs are the same.
+
+    Args:
+        function: (parameters, inputs) -> the outputs by name, as `convert.references.protocol.Reference.jax`.
+        parameters: by name; of any dtype. Floating ones become float64, exactly.
+        inputs: by name, likewise.
+
+    Raises:
+        ConvertError: JAX cannot trace the function, two runs differ, or an output is not a number.
+    """
+    _require_traceable(function, parameters, inputs)
+    own = _parameters({name: _wide(value) for name, value in parameters.items()})
+    data = {name: Value(_wide(value), data=True) for name, value in inputs.items()}
+    recorder = _Recorder(jax.tree.leaves((own, data)))
+    with float64():
+        arrays = [{name: jnp.array(value) for name, value in given.items()} for given in (parameters, inputs)]
+        order: list[str] = []
+
+        def in_order(*args: Any) -> Mapping[str, Any]:
+            made = function(*args)
+            order[:] = made
+            return made
+
+        lifted = lift(in_order, observer=recorder)
+        with _choices_observed(recorder), around_modules(recorder.within):
+            made = lifted(*arrays)
+        outputs = {name: recorder.value(made[name]) for name in order}
+        program = Program(own, data, tuple(recorder.operations), outputs, recorder.opaque, recorder.path_taken)
+        require_numbers(program)
+        again = lift(function, staged=lifted.staged)(*arrays)
+        require_same_outputs(program, {name: np.asarray(value) for name, value in again.items()})
+    return program
+
+
+def _parameters(arrays: Mapping[str, Array]) -> dict[str, Value]:
+    """Return the values of the parameters, with their elements numbered."""
+    first = first_elements({name: array.size for name, array in arrays.items()})
+    return {
+        name: Value(
+            array,
+            leaves=frozenset([name]),
+            elements=(np.arange(first[name], first[name] + array.size).reshape(array.shape),),
+        )
+        for name, array in arrays.items()
+    }
+
+
+class _Recorder:
+    """Observes a lifted run.
+
+    Attributes:
+        given: the values of the function's arguments, in the order of JAX's trees.
+        operations: so far.
+        opaque: names of operations that were not run in float64, or not looked into.
+        path_taken: whether values chose a branch or a number of iterations.
+    """
+
+    def __init__(self, given: Sequence[Value]) -> None:
+        self.given = given
+        self.module = ""
+        self.begin([])
+
+    def begin(self, arguments: Sequence[Any]) -> None:
+        # By identity; the arrays are kept, so that no other array has the identity of one of them.
+        self.known = {id(array): (array, value) for array, value in zip(arguments, self.given, strict=False)}
+        self.operations: list[Operation] = []
+        self.opaque: tuple[str, ...] = ()
+        self.path_taken = False
+
+    def within(self, path: str, run: Callable[[], Any], _: Any) -> Any:
+        """Run a module."""
+        around, self.module = self.module, path
+        try:
+            return run()
+        finally:
+            self.module = around
+
+    def value(self, array: Any) -> Value:
+        """Return the value that an array is; one that nothing recorded computed is a constant."""
+        if known := self.known.get(id(array)):
+            return known[1]
+        return Value(_numpy(array))
+
+    def choice(self, value: Any) -> None:
+        self.path_taken |= not self.value(value).constant
+
+    def step(self, step: Step) -> None:
+        operands = tuple(map(self.value, step.operands))
+        name = step.primitive.name
+        if name in _SAME and all(map(_same_kind, step.operands, step.results)):
+            for array, value in zip(step.results, operands, strict=True):
+                self.known[id(array)] = array, value
+            return
+        if (not step.lifted or name in _OPAQUE) and name not in self.opaque:
+            self.opaque = (*self.opaque, name)
+        data = any(operand.data for operand in operands)
+        leaves = frozenset[str]().union(*(operand.leaves for operand in operands))
+        results = []
+        for array in step.results:
+            results.append(Value(_numpy(array), data, leaves))
+            self.known[id(array)] = array, results[-1]
+        again = partial(_again, step, tuple(_key_kind(x) for x in step.operands))
+        self.operations.append(
+            Operation(name, operands, tuple(results), step.params, again, _where(step, sys._getframe()), self.module)
+        )
+
+
+def _again(step: Step, keys: Sequence[Any], operands: Sequence[Array]) -> list[Array]:
+    """Evaluate a primitive on other operands; those that were random keys become keys again."""
+    with float64():
+        arrays = [
+            jnp.asarray(x) if kind is None else jax.random.wrap_key_data(jnp.asarray(x), impl=kind)
+            for x, kind in zip(operands, keys, strict=True)
+        ]
+        return [_numpy(x) for x in step.evaluate(step.primitive, step.params, arrays)[0]]
+
+
+def _where(step: Step, frame: FrameType | None) -> str:
+    """Return the line of the model's code: that of the innermost jaxpr that knows it, otherwise that of the running code."""
+    for source in reversed(step.source):
+        if source.traceback and (line := model_line((f.file_name, f.line_num) for f in source.traceback.frames)):
+            return line
+    return model_line(_stack(frame))
+
+
+def _stack(frame: FrameType | None) -> Iterator[tuple[str, int]]:
+    while frame:
+        yield frame.f_code.co_filename, frame.f_lineno
+        frame = frame.f_back
+
+
+def _key_kind(x: Any) -> Any:
+    """Return the implementation of an array of random keys; None for other arrays."""
+    return jax.random.key_impl(x) if _is_key(x) else None
+
+
+def _is_key(x: Any) -> bool:
+    return hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+
+def _numpy(x: Any) -> Array:
+    return np.asarray(jax.random.key_data(x) if _is_key(x) else x)
+
+
+def _wide(x: Any) -> Array:
+    """Return a value as an array; a floating one in float64, without a copy where it is."""
+    array = np.asarray(x)
+    return array.astype(np.float64, copy=False) if is_float(array.dtype.name) else array
+
+
+def _same_kind(x: Any, y: Any) -> bool:
+    return np.shape(x) == np.shape(y) and getattr(x, "dtype", None) == getattr(y, "dtype", None)
+
+
+@contextmanager
+def _choices_observed(recorder: _Recorder) -> Iterator[None]:
+    """Tell the recorder which arrays become a Python truth value or index: in the eager mode, loops and branches are Python."""
+    kind: Any = type(jnp.zeros(()))
+
+    def observed(method: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def convert(self: Any) -> Any:
+            recorder.choice(self)
+            return method(self)
+
+        return convert
+
+    with (
+        mock.patch.object(kind, "__bool__", observed(kind.__bool__)),
+        mock.patch.object(kind, "__int__", observed(kind.__int__)),
+        mock.patch.object(kind, "__index__", observed(kind.__index__)),
+    ):
+        yield
+
+
+def _require_traceable(function: JaxFunction, parameters: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
+    """Check that values do not leave JAX within the function, where nothing could follow them.
+
+    Raises:
+        ConvertError: JAX cannot trace it.
+    """
+    errors = jax.errors
+    try:
+        jax.eval_shape(function, dict(parameters), dict(inputs))
+    except (
+        errors.ConcretizationTypeError,
+        errors.TracerArrayConversionError,
+        errors.TracerIntegerConversionError,
+        errors.NonConcreteBooleanIndexError,
+        errors.UnexpectedTracerError,
+    ) as error:
+        frames = []
+        traceback = error.__traceback__
+        while traceback:
+            frames.append((traceback.tb_frame.f_code.co_filename, traceback.tb_lineno))
+            traceback = traceback.tb_next
+        raise ConvertError(
+            Finding(
+                "function-not-traceable",
+                f"the JAX function uses the value of an array outside of JAX: {str(error).splitlines()[0]}",
+                path=model_line(reversed(frames)),
+                fix="compute with jax.numpy there, and choose with jnp.where or jax.lax.cond",
+            )
+        ) from error

@@ -1,0 +1,76 @@
+"""What a run must hold to be compared with another: numbers, and the same ones in every run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from convert.core.errors import ConvertError
+from convert.core.findings import Finding
+from convert.programs.program import Array, Program
+
+REPEATABLE = 1e-9  # relative; runs differ by this much if threads add in another order
+
+
+def require_numbers(program: Program) -> None:
+    """Check that the outputs are numbers.
+
+    Raises:
+        ConvertError: one has NaN. The finding names the first operation that makes NaN of numbers; its `data` has the name of the
+            operation and the parameters that it is computed from.
+    """
+    bad = next((name for name, value in program.outputs.items() if np.isnan(value.array).any()), None)
+    if bad is None:
+        return
+    for operation in program.operations:
+        made = any(np.isnan(value.array).any() for value in operation.results)
+        if made and not any(np.isnan(value.array).any() for value in operation.operands):
+            leaves = sorted(frozenset[str]().union(*(operand.leaves for operand in operation.operands)))
+            raise ConvertError(
+                Finding(
+                    "output-not-a-number",
+                    f"the output {bad!r} has NaN; the first comes from `{operation.name}`",
+                    path=operation.where,
+                    fix="use weights and inputs on which the function is defined",
+                    data={"operation": operation.name, "module": operation.module, "leaves": leaves},
+                )
+            )
+    fix = "use weights and inputs that are numbers"
+    raise ConvertError(Finding("output-not-a-number", f"the output {bad!r} has NaN", fix=fix, data={"leaves": []}))
+
+
+def require_same_outputs(program: Program, outputs: Mapping[str, Array]) -> None:
+    """Check that a second run gave the same outputs.
+
+    Raises:
+        ConvertError: one differs.
+    """
+    for name, value in program.outputs.items():
+        first, second = value.array, outputs[name]
+        if first.shape != second.shape:
+            expected, got = f"shape {list(first.shape)}, as in the first run", f"{list(second.shape)} in the second"
+        elif (difference := _difference(first, second)) > REPEATABLE:
+            expected, got = "the same values in two runs", f"a relative difference of {difference:.1e}"
+        else:
+            continue
+        raise ConvertError(
+            Finding(
+                "run-not-deterministic",
+                f"the output {name!r}",
+                expected=expected,
+                got=got,
+                fix="switch dropout off, and fix the seeds of random numbers",
+            )
+        )
+
+
+def _difference(first: Array, second: Array) -> float:
+    """Return the largest difference, relative to the largest finite element; infinite where only one is finite."""
+    a, b = first.astype(np.float64), second.astype(np.float64)
+    unequal = a != b
+    if not unequal.any():
+        return 0.0
+    return float(
+        np.abs(a - b)[unequal].max() / max(np.abs(a[np.isfinite(a)]).max(initial=0), np.finfo(np.float64).tiny)
+    )
