@@ -41,7 +41,7 @@ class _Names(TorchFunctionMode):
 
 
 class Lift(TorchDispatchMode):
-    """Widens the arguments of every operation to float64.
+    """Widens the arguments of every operation to float64. A subclass may see the operations, and what they give.
 
     Attributes:
         unlifted: operations that still gave narrower floats; their results are rounded.
@@ -87,15 +87,18 @@ class Lift(TorchDispatchMode):
 
 
 @contextmanager
-def lifted() -> Iterator[Lift]:
+def lifted(mode: Lift | None = None) -> Iterator[Lift]:
     """Build and run modules in float64 within this context.
 
     Build the module inside, load the weights as float64, and run it inside. `Lift.unlifted` lists the operations that still
     gave narrower floats.
+
+    Args:
+        mode: what widens, if it is to do more than that.
     """
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
-    mode = Lift()
+    mode = mode or Lift()
     names = _Names(mode)
     try:
         with mode, names:

@@ -20,7 +20,7 @@ class Value:
         data: whether an input of the model is in it; otherwise it is computed from parameters and constants alone.
         leaves: names of the parameters that it is computed from.
         elements: for a value of parameters alone: arrays of its shape with the numbers of the parameters' elements that each of
-            its elements is computed from, one array for each factor (`Program.first_element` numbers them); -1 where an element
+            its elements is computed from, one array for each factor that mixes no elements (`Program.first_element` numbers them); -1 where an element
             is a constant. Empty where an operation mixes elements.
     """
 
@@ -79,6 +79,7 @@ class Program:
         outputs: by name.
         opaque: operations that could not be run in float64, or not be looked into, by name.
         path_taken: whether the run chose a branch or a number of iterations by its values, so that other inputs may run others.
+        tied: further names of parameters, each with the name in `parameters`.
     """
 
     parameters: Mapping[str, Value]
@@ -87,6 +88,7 @@ class Program:
     outputs: Mapping[str, Value]
     opaque: tuple[str, ...] = ()
     path_taken: bool = False
+    tied: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def first_element(self) -> Mapping[str, int]:

@@ -1,0 +1,192 @@
+"""Which value a tensor holds now: tensors share storages, and an operation in place changes all that look at one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from convert.programs.program import Array, Value
+
+Layout = Callable[[str, Sequence[Value], Callable[..., torch.Tensor], dict[str, Any]], Value]
+
+
+def array_of(tensor: torch.Tensor) -> Array:
+    """Return a copy of the elements; floating ones as float64."""
+    tensor = tensor.detach().resolve_conj().resolve_neg()
+    if tensor.is_floating_point():
+        tensor = tensor.double()
+    elif tensor.is_complex():
+        tensor = tensor.to(torch.complex128)
+    return np.array(tensor.cpu().numpy())
+
+
+class Geometry(NamedTuple):
+    """Which elements of a storage a tensor looks at."""
+
+    dtype: torch.dtype
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    conjugate: bool = False
+    negative: bool = False
+
+    @classmethod
+    def of(cls, x: torch.Tensor) -> Geometry:
+        size = tuple(x.shape)
+        stride = tuple(0 if n == 1 else step for n, step in zip(size, x.stride(), strict=True))
+        return cls(x.dtype, size, stride, int(x.storage_offset()), x.is_conj(), x.is_neg())
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.size)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {"size": self.size, "stride": self.stride, "storage_offset": self.offset}
+
+    def covers(self, elements: int) -> bool:
+        """Whether each of the storage's first elements, as many as given, is looked at once."""
+        step = 1
+        for stride, n in sorted((stride, n) for stride, n in zip(self.stride, self.size, strict=True) if n != 1):
+            if stride != step:
+                return False
+            step *= n
+        return self.offset == 0 and self.elements == elements
+
+    def view(self, flat: torch.Tensor) -> torch.Tensor:
+        """Look at these elements of a storage that is given as a tensor of one axis."""
+        x = flat.as_strided(self.size, self.stride, self.offset)
+        x = x.conj() if self.conjugate else x
+        return torch._neg_view(x) if self.negative else x
+
+
+@dataclass
+class _Storage:
+    """What is known of a storage.
+
+    Attributes:
+        alive: the reference that keeps another storage from the same address.
+        roots: the values that fill it, with what they fill.
+        flat: the same as one value of one axis; None where no one has asked for it.
+        dtype: of the elements of `flat`.
+        seen: the values of tensors that look at it, since it last changed.
+        constant: whether it was not made by the run, and the run has not written to it.
+    """
+
+    alive: StorageWeakRef
+    dtype: torch.dtype
+    roots: list[tuple[Geometry, Value]] = field(default_factory=list)
+    flat: Value | None = None
+    seen: dict[Geometry, Value] = field(default_factory=dict)
+    constant: bool = False
+
+
+class Aliases:
+    """The values that tensors hold.
+
+    Args:
+        layout: records an operation that only moves elements: name, operands, function of tensors, settings.
+    """
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+        self._storages: dict[int, _Storage] = {}
+
+    def _storage(self, x: torch.Tensor) -> _Storage | None:
+        storage = self._storages.get(x.untyped_storage()._cdata)
+        return storage if storage is not None and not storage.alive.expired() else None
+
+    def _new(self, x: torch.Tensor) -> _Storage:
+        storage = _Storage(StorageWeakRef(x.untyped_storage()), x.dtype)
+        self._storages[x.untyped_storage()._cdata] = storage
+        return storage
+
+    def known(self, x: torch.Tensor) -> bool:
+        """Whether a tensor with this storage has been read or bound."""
+        return self._storage(x) is not None
+
+    def seen(self, x: torch.Tensor) -> Value | None:
+        """Return the value of a tensor if one that looks at the same elements has been read or bound."""
+        storage = self._storage(x)
+        return None if storage is None else storage.seen.get(Geometry.of(x))
+
+    def read(self, x: torch.Tensor) -> Value:
+        """Return the value that a tensor holds now."""
+        storage, geometry = self._storage(x), Geometry.of(x)
+        if storage is None:  # a constant of the code
+            storage = self._new(x)
+            storage.constant = True
+            whole = torch.empty(0, dtype=x.dtype, device=x.device).set_(x.untyped_storage())
+            storage.flat = Value(array_of(whole))
+        if geometry not in storage.seen:
+            storage.seen[geometry] = Value(array_of(x)) if storage.constant else self._gather(storage, geometry, x)
+        return storage.seen[geometry]
+
+    def bind(self, x: torch.Tensor, value: Value, *, new: bool) -> None:
+        """Let a tensor that an operation gave hold a value.
+
+        Args:
+            new: whether the operation made the storage; otherwise the tensor is a view.
+        """
+        storage, geometry = self._storage(x) or self._new(x), Geometry.of(x)
+        if new:
+            storage.roots.append((geometry, value))
+            storage.flat = None
+        storage.seen[geometry] = value
+
+    def write(self, x: torch.Tensor, value: Value) -> None:
+        """Let a tensor hold a new value; other tensors that look at its storage see it too."""
+        storage, geometry = self._storage(x), Geometry.of(x)
+        if storage is None or (
+            geometry.dtype == storage.dtype and geometry.covers(x.untyped_storage().nbytes() // x.element_size())
+        ):
+            storage = self._new(x)
+            storage.roots = [(geometry, value)]
+        else:
+            storage.flat = self._scatter(storage, self._flat(storage, x), value, geometry)
+            storage.roots = []
+        storage.seen, storage.constant = {geometry: value}, False
+
+    def _flat(self, storage: _Storage, x: torch.Tensor) -> Value:
+        """Return all elements of a storage, that of `x`, as one axis."""
+        if storage.flat is None:
+            size = x.untyped_storage().nbytes() // torch.empty(0, dtype=storage.dtype).element_size()
+            flat = Value(np.zeros(size))
+            for geometry, value in storage.roots:
+                if geometry.covers(size):
+                    order = sorted(range(len(geometry.size)), key=lambda axis: -geometry.stride[axis])
+                    flat = self._layout("flatten", [value], lambda y, order=order: y.permute(order).reshape(-1), {})
+                else:
+                    flat = self._scatter(storage, flat, value, geometry)
+            storage.flat = flat
+        return storage.flat
+
+    def _gather(self, storage: _Storage, geometry: Geometry, x: torch.Tensor) -> Value:
+        """Record that elements of a storage are read."""
+        dtype = storage.dtype
+
+        def gather(flat: torch.Tensor) -> torch.Tensor:
+            return geometry.view(flat if geometry.dtype == dtype else flat.to(dtype).view(geometry.dtype))
+
+        return self._layout("as_strided", [self._flat(storage, x)], gather, geometry.settings)
+
+    def _scatter(self, storage: _Storage, flat: Value, value: Value, geometry: Geometry) -> Value:
+        """Record that elements of a storage are written."""
+        dtype = storage.dtype
+
+        def scatter(flat: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+            if geometry.dtype == dtype:
+                flat = flat.clone()
+                geometry.view(flat).copy_(x)
+                return flat
+            bits = flat.to(dtype, copy=True).view(geometry.dtype)
+            geometry.view(bits).copy_(x)
+            return bits.view(dtype)
+
+        return self._layout("as_strided_scatter", [flat, value], scatter, geometry.settings)

@@ -1,0 +1,180 @@
+"""Operators that compute several things at once, taken apart, so that the values inside are seen."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import torch
+from torch._decomp import get_decompositions
+
+aten = torch.ops.aten
+Tensor = torch.Tensor
+
+
+def _added(multiply: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tensor]:
+    """Return ``beta * c + alpha * multiply(a, b)``."""
+
+    def add(c: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1, value: float = 1) -> Tensor:
+        product = multiply(a, b)
+        factor = alpha * value
+        product = product if factor == 1 else product * factor
+        return product + (c if beta == 1 else c * beta)
+
+    return add
+
+
+def _trilinear(a: Tensor, b: Tensor, c: Tensor, *axes: Any) -> Tensor:
+    factors = []
+    for x, expanded in zip((a, b, c), axes, strict=False):
+        for axis in expanded:
+            x = x.unsqueeze(axis)
+        factors.append(x)
+    return (factors[0] * factors[1] * factors[2]).sum(axes[3])
+
+
+def _convolution(x: Tensor, weight: Tensor, bias: Tensor | None, *settings: Any) -> Any:
+    if bias is None:
+        return NotImplemented
+    return aten.convolution(x, weight, None, *settings) + bias.view(-1, *[1] * (weight.ndim - 2))
+
+
+def _normalized(x: Tensor, axes: list[int], eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    mean = x.mean(axes, keepdim=True)
+    centred = x - mean
+    rstd = (centred.square().mean(axes, keepdim=True) + eps).rsqrt()
+    return centred * rstd, mean, rstd
+
+
+def _scaled(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    x = x if weight is None else x * weight
+    return x if bias is None else x + bias
+
+
+def _per_channel(weight: Any, x: Tensor) -> Any:
+    """Return one number for each channel of `x`, where there are any."""
+    return None if weight is None else weight.view(-1, *[1] * (x.ndim - 2))
+
+
+def _layer_norm(x: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float) -> Any:
+    y, mean, rstd = _normalized(x, list(range(-len(shape), 0)), eps)
+    return _scaled(y, weight, bias), mean, rstd
+
+
+def _group_norm(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, n: int, c: int, hw: int, groups: int, eps: float
+) -> Any:
+    y, mean, rstd = _normalized(x.reshape(n, groups, -1), [-1], eps)
+    y = _scaled(y.reshape(x.shape), _per_channel(weight, x), _per_channel(bias, x))
+    return y, mean.squeeze(-1), rstd.squeeze(-1)
+
+
+def _rms_norm(x: Tensor, shape: Sequence[int], weight: Tensor | None, eps: float | None) -> Any:
+    eps = torch.finfo(x.dtype).eps if eps is None else eps
+    rstd = (x.square().mean(list(range(-len(shape), 0)), keepdim=True) + eps).rsqrt()
+    return _scaled(x * rstd, weight, None), rstd
+
+
+def _batch_norm(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, var: Tensor, momentum: float, eps: float
+) -> Any:
+    y = (x - _per_channel(mean, x)) * (_per_channel(var, x) + eps).rsqrt()
+    return _scaled(y, _per_channel(weight, x), _per_channel(bias, x)), x.new_zeros(0), x.new_zeros(0)
+
+
+def _native_batch_norm(
+    x: Tensor, weight: Any, bias: Any, mean: Any, var: Any, training: bool, momentum: float, eps: float
+) -> Any:
+    if training:
+        return _training_batch_norm()(x, weight, bias, mean, var, training, momentum, eps)
+    return _batch_norm(x, weight, bias, mean, var, momentum, eps)
+
+
+def _cudnn_batch_norm(
+    x: Tensor, weight: Any, bias: Any, mean: Any, var: Any, training: bool, momentum: float, eps: float
+) -> Any:
+    return (*_native_batch_norm(x, weight, bias, mean, var, training, momentum, eps), x.new_zeros(0))
+
+
+@cache
+def _training_batch_norm() -> Callable[..., Any]:
+    return get_decompositions([aten.native_batch_norm.default])[aten.native_batch_norm.default]
+
+
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """`torch.nn.functional.scaled_dot_product_attention`, step by step."""
+    if enable_gqa:
+        repeats = query.shape[-3] // key.shape[-3]
+        key, value = key.repeat_interleave(repeats, -3), value.repeat_interleave(repeats, -3)
+    logits = query @ key.transpose(-2, -1) * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
+    if is_causal:
+        attn_mask = torch.ones(logits.shape[-2:], dtype=torch.bool, device=query.device).tril()
+    if attn_mask is None:
+        weights = logits.softmax(-1)
+    elif attn_mask.dtype == torch.bool:
+        weights = torch._safe_softmax(logits.masked_fill(~attn_mask, -math.inf), -1)
+    else:
+        weights = torch._safe_softmax(logits + attn_mask, -1)
+    if dropout_p:
+        weights = torch.dropout(weights, dropout_p, True)
+    return weights @ value
+
+
+def _flash_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    attn_mask: Tensor | None = None,
+    scale: float | None = None,
+) -> Any:
+    out = attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale)
+    return out, out.new_zeros(0)  # inference reads no more of the sums of the softmax
+
+
+@cache
+def table() -> dict[Any, Callable[..., Any]]:
+    """Return what takes an operator apart; it may return `NotImplemented`."""
+    return {
+        aten._trilinear.default: _trilinear,
+        aten.addmm.default: _added(aten.mm),
+        aten.addmv.default: _added(aten.mv),
+        aten.baddbmm.default: _added(aten.bmm),
+        aten.addr.default: _added(torch.outer),
+        aten.addbmm.default: _added(lambda a, b: aten.bmm(a, b).sum(0)),
+        aten.addcmul.default: _added(aten.mul),
+        aten.addcdiv.default: _added(aten.div),
+        aten.convolution.default: _convolution,
+        aten.native_layer_norm.default: _layer_norm,
+        aten.native_group_norm.default: _group_norm,
+        aten._fused_rms_norm.default: _rms_norm,
+        aten.native_batch_norm.default: _native_batch_norm,
+        aten._native_batch_norm_legit_no_training.default: _batch_norm,
+        aten.cudnn_batch_norm.default: _cudnn_batch_norm,
+        aten.scaled_dot_product_attention.default: attention,
+        aten._scaled_dot_product_flash_attention_for_cpu.default: _flash_attention,
+    }
+
+
+@contextmanager
+def attention_apart() -> Iterator[None]:
+    """Compute attention by `attention` within this context: torch would choose a kernel, or scale queries and keys apart."""
+    with torch.library._scoped_library("aten", "IMPL") as library:
+        for key in ("CPU", "CUDA"):
+            library.impl("scaled_dot_product_attention", attention, f"Autograd{key}")
+        yield

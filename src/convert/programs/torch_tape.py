@@ -1,0 +1,202 @@
+"""Every operator that torch runs, as an operation of a program."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch.overrides import TorchFunctionMode
+
+from convert.numerics.lift_torch import Lift
+from convert.programs.code_place import model_line, running_module
+from convert.programs.program import Array, Operation, Value
+from convert.programs.torch_aliases import Aliases, array_of
+from convert.programs.torch_call import Call, tensors_in
+from convert.programs.torch_decompositions import table
+from convert.programs.torch_elements import elements_of
+
+aten = torch.ops.aten
+CALL = torch.nn.Module._call_impl.__code__
+SAME = {
+    "detach",
+    "alias",
+    "clone",
+    "contiguous",
+    "copy",
+    "_to_copy",
+}  # they give what they were given, in the same dtype
+UNSET = ("empty", "new_empty")  # memory that nothing has been written to
+TO_PYTHON = {torch.Tensor.numpy, torch.Tensor.tolist, torch.Tensor.__array__}
+KERNELS = {  # with products inside that no decomposition takes apart
+    *("_cudnn_rnn", "mkldnn_rnn_layer", "miopen_rnn", "_thnn_fused_gru_cell", "_thnn_fused_lstm_cell"),
+    *("_transformer_encoder_layer_fwd", "_native_multi_head_attention"),
+}
+
+
+class Tape(Lift):
+    """Records the operators that run in this mode, lifted to float64.
+
+    Attributes:
+        operations: in the order of execution.
+        opaque: operators that could not be looked into.
+        path_taken: whether Python code has used the elements of a value that is not constant.
+
+    Args:
+        modules: paths of the modules, by `id`.
+    """
+
+    def __init__(self, modules: Mapping[int, str]) -> None:
+        super().__init__()
+        self.operations: list[Operation] = []
+        self.opaque: set[str] = set()
+        self.path_taken = False
+        self._modules = modules
+        self._aliases = Aliases(self._moved)
+
+    @contextmanager
+    def watching_python(self) -> Iterator[None]:
+        """Notice within this context that Python code takes the elements of a tensor without an operator."""
+        with _ToPython(self):
+            yield
+
+    def bind(self, tensor: torch.Tensor, value: Value) -> None:
+        """Tell what a tensor holds that the run is given."""
+        self._aliases.bind(tensor, value, new=not self._aliases.known(tensor))
+
+    def read(self, tensor: torch.Tensor) -> Value:
+        """Return the value that a tensor holds now."""
+        return self._aliases.read(tensor)
+
+    def used_in_python(self, tensor: torch.Tensor) -> None:
+        """Note that Python code has used the elements of a tensor."""
+        self.path_taken |= not self.read(tensor).constant
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        if func in table():
+            with self:
+                if (out := table()[func](*args, **kwargs)) is not NotImplemented:
+                    return out
+        elif torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
+            with self:  # in inference mode, nothing has taken it apart yet
+                if (out := func.decompose(*args, **kwargs)) is not NotImplemented:
+                    return out
+        call = Call.of(func, args, kwargs)
+        operands = [self.read(x) if isinstance(x, torch.Tensor) else Value(np.asarray(x)) for x in call.operands]
+        out = super().__torch_dispatch__(func, types, args, kwargs)
+        given = call.written or tensors_in(out)
+        if call.name.startswith(UNSET):
+            for tensor in given:
+                tensor.zero_()
+        elif given and any(isinstance(x, torch.Tensor) for x in call.operands):
+            self._record(call, operands, call.results(out))
+        elif given:
+            for tensor in call.written:
+                self._aliases.write(tensor, Value(array_of(tensor)))
+        else:
+            self.path_taken |= any(not operand.constant for operand in operands)
+        return out
+
+    def _record(self, call: Call, operands: Sequence[Value], results: Sequence[torch.Tensor]) -> None:
+        """Record an operator that has run, unless it only gives a value that is known."""
+        written = len(call.written)
+        new = [not self._aliases.known(x) for x in results]
+        if call.name in SAME and _same(call.operands[0], results[0]):
+            self._bind(results, [operands[0]], written, new)
+            return
+        if not written and not any(new) and call.moves_views:
+            if call.name == "as_strided" or all(self._aliases.seen(x) is not None for x in results):
+                return  # read where it is used
+            values = self._add(call, operands)
+        else:
+            values = self._add(call, operands, [array_of(x) for x in results])
+        self._bind(results, values, written, new)
+        if call.name in KERNELS or call.foreign:
+            self.opaque.add(call.name)
+
+    def _bind(
+        self, results: Sequence[torch.Tensor], values: Sequence[Value], written: int, new: Sequence[bool]
+    ) -> None:
+        for number, (tensor, value) in enumerate(zip(results, values, strict=True)):
+            if number < written:
+                self._aliases.write(tensor, value)
+            else:
+                self._aliases.bind(tensor, value, new=new[number])
+
+    def _moved(self, name: str, operands: Sequence[Value], function: Any, settings: Mapping[str, Any]) -> Value:
+        return self._add(Call.moving(name, lambda xs: [function(*xs)], settings), operands)[0]
+
+    def _add(self, call: Call, operands: Sequence[Value], arrays: Sequence[Array] | None = None) -> tuple[Value, ...]:
+        """Record an operation.
+
+        Args:
+            arrays: what it gave; None to run it on its operands: where it moves elements, the arrays share their memory.
+        """
+
+        def again(given: Sequence[Array]) -> Sequence[Array]:
+            if call.random:
+                return list(arrays or ())
+            with torch.no_grad(), _default_float64():
+                return [_as_array(x) for x in call.run([torch.from_numpy(np.asarray(x)) for x in given])]
+
+        found = again([operand.array for operand in operands]) if arrays is None else arrays
+        data = any(operand.data for operand in operands)
+        leaves = frozenset().union(*(operand.leaves for operand in operands))
+        elements: list[tuple[Array, ...]] = [()] * len(found)
+        if leaves and not data:
+            elements = elements_of(
+                *(call.name, operands, found, call.run), elementwise=call.elementwise, scalars=call.scalars
+            )
+        values = tuple(Value(array, data, leaves, part) for array, part in zip(found, elements, strict=True))
+        self.operations.append(
+            Operation(
+                *(call.name, tuple(operands), values, dict(call.settings), again),
+                where=model_line(),
+                module=running_module(self._modules, CALL),
+            )
+        )
+        return values
+
+
+class _ToPython(TorchFunctionMode):
+    """Notices that Python code takes the elements of a tensor without an operator."""
+
+    def __init__(self, tape: Tape) -> None:
+        super().__init__()
+        self.tape = tape
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if func in TO_PYTHON:
+            self.tape.used_in_python(args[0])
+        return func(*args, **(kwargs or {}))
+
+
+def _same(before: torch.Tensor, after: torch.Tensor) -> bool:
+    """Whether a copy has the shape of what was copied, and a dtype that holds the same numbers."""
+    wide = {torch.float64: before.is_floating_point(), torch.complex128: before.is_complex()}
+    return before.shape == after.shape and (before.dtype == after.dtype or wide.get(after.dtype, False))
+
+
+def _as_array(tensor: torch.Tensor) -> Array:
+    """Return the elements without a copy where possible; floating ones as float64."""
+    tensor = tensor.resolve_conj().resolve_neg()
+    wide = torch.float64 if tensor.is_floating_point() else torch.complex128 if tensor.is_complex() else tensor.dtype
+    array: Array = tensor.to(wide).numpy()
+    return array
+
+
+@contextmanager
+def _default_float64() -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
