@@ -18,6 +18,7 @@ from convert.core.errors import ConvertError
 from convert.core.findings import Finding
 from convert.core.ops import is_float
 from convert.numerics.lift_jax import Step, float64, lift
+from convert.programs.jax_elements import elements_of
 from convert.programs.jax_modules import around_modules
 from convert.programs.program import Array, Operation, Program, Value, first_elements
 from convert.programs.run_checks import require_numbers, require_same_outputs
@@ -133,14 +134,16 @@ class _Recorder:
             self.opaque = (*self.opaque, name)
         data = any(operand.data for operand in operands)
         leaves = frozenset[str]().union(*(operand.leaves for operand in operands))
-        results = []
-        for array in step.results:
-            results.append(Value(_numpy(array), data, leaves))
-            self.known[id(array)] = array, results[-1]
+        arrays = [_numpy(array) for array in step.results]
         again = partial(_again, step, tuple(_key_kind(x) for x in step.operands))
-        self.operations.append(
-            Operation(name, operands, tuple(results), step.params, again, _where(step, sys._getframe()), self.module)
-        )
+        elements: Sequence[tuple[Array, ...]] = [()] * len(arrays)
+        if leaves and not data:
+            elements = elements_of(name, operands, arrays, again)
+        results = tuple(Value(array, data, leaves, part) for array, part in zip(arrays, elements, strict=True))
+        for array, value in zip(step.results, results, strict=True):
+            self.known[id(array)] = array, value
+        where = _where(step, sys._getframe())
+        self.operations.append(Operation(name, operands, results, step.params, again, where, self.module))
 
 
 def _again(step: Step, keys: Sequence[Any], operands: Sequence[Array]) -> list[Array]:
