@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from convert.core.ops import apply
+from convert.core.ops import Cast, apply
 from convert.core.tensor_spec import numpy_dtype
 from convert.layers.base import Part, Step
 from convert.layers.leaf_reader import LeafReader
@@ -27,6 +28,16 @@ def expected(step: Step, source: LeafReader, parts: tuple[Part, ...] | None = No
         assert isinstance(step.value, float)
         return np.full(step.spec.shape, step.value, numpy_dtype(step.spec.dtype))
     return assemble(used, [apply(part.ops, source.read(part.leaf)) for part in used])
+
+
+def exact(step: Step, source: LeafReader) -> Array:
+    """Compute what a step makes before its last cast, if that narrows; otherwise the tensor that it makes."""
+    made = expected(step, source, tuple(_without_cast(part) for part in step.parts))
+    return made if made.dtype.itemsize > numpy_dtype(step.spec.dtype).itemsize else expected(step, source)
+
+
+def _without_cast(part: Part) -> Part:
+    return replace(part, ops=part.ops[:-1]) if part.ops and isinstance(part.ops[-1], Cast) else part
 
 
 def maker(step: Step, source: LeafReader, parts: tuple[Part, ...]) -> Callable[[], Array]:

@@ -21,6 +21,7 @@ from faults.planted.in_files import IN_FILES
 from faults.planted.in_rules import IN_RULES
 from faults.planted.in_targets import IN_REFERENCES, IN_TARGETS
 from faults.planted.modules import MODULES
+from faults.planted.orders import ORDERS
 from faults.planted.outputs_alone import OUTPUTS_ALONE
 from faults.planted.rope import ROPE
 from faults.planted.values import VALUES
@@ -44,6 +45,7 @@ FAULTS: tuple[Fault, ...] = (
     *IN_CONFIGS,
     *IN_FACTS,
     *VALUES,
+    *ORDERS,
     *OUTPUTS_ALONE,
     *MODULES,
 )

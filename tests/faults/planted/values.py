@@ -164,7 +164,7 @@ CONSTANTS = [
     one("a running variance left at ones", "conv-net", "torch", "norm.running_var", np.ones_like, "all ones"),
     one("a running mean left at zeros", "conv-net", "torch", "norm.running_mean", np.zeros_like, "all zeros"),
     one("the tail of a table is zeros", "gemma1-mha", HUGGING, "model.embed_tokens.weight", without_tail, "tail zeroed"),
-    one("the tail of a weight is zeros", "t5", HUGGING, f"{DEC}layer.2.DenseReluDense.wo.weight", without_tail, "tail zeroed"),
+    one("the tail of a weight is zeros", "t5", HUGGING, f"{DEC}layer.2.DenseReluDense.wo.weight", without_tail, "rows zeroed"),
     one("the tail of a kernel is zeros", "conv-net", "torch", "mix.weight", without_tail, "tail zeroed"),
     one("the tail of a bias is zeros", "gpt2", HUGGING, f"{GPT}attn.c_attn.bias", without_tail, "tail zeroed"),
 ]  # fmt: skip
@@ -178,7 +178,7 @@ ROWS = [
     one("one value head over another", "gemma1-mha", HUGGING, f"{HF25}self_attn.v_proj.weight", rows_twice(12, 2), "rows repeated"),
     one("one query head over another", "whisper", HUGGING, f"{WH}self_attn.q_proj.weight", rows_twice(8, 1), "rows repeated"),
     one("one expert's gate over another's", GRIFFIN, GRIFFIN, f"{RG}recurrent_block.rg_lru.a_gate.w", rows_twice(1, 3), "rows repeated"),
-    one("rows of a table in the reverse order", "t5", HUGGING, "shared.weight", lambda x: x[::-1].copy(), "rows in another order", "encoder.embed_tokens"),
+    one("rows of a table in the reverse order", "t5", HUGGING, "shared.weight", lambda x: x[::-1].copy(), "rows reversed", "encoder.embed_tokens"),
 ]  # fmt: skip
 
 AXES = [
@@ -190,7 +190,7 @@ AXES = [
     one("transposed and divided by a head's root", "bert", HUGGING, f"{BERT}attention.self.query.weight", lambda x: x.T / np.float32(np.sqrt(8)), "transposed and multiplied"),
     one("transposed and negative", "timesfm-1.0", UPSTREAM, f"{XF1}mlp.gate_proj.weight", lambda x: -x.T, "transposed and multiplied"),
     one("sines and cosines in turns", "whisper", HUGGING, "model.encoder.embed_positions.weight", columns_in_turns, "halves interleaved"),
-    one("positions in the reverse order", "whisper", HUGGING, "model.decoder.embed_positions.weight", lambda x: x[::-1].copy(), "rows in another order"),
+    one("positions in the reverse order", "whisper", HUGGING, "model.decoder.embed_positions.weight", lambda x: x[::-1].copy(), "rows reversed"),
 ]  # fmt: skip
 
 NORMS = [

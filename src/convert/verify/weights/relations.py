@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 
 Array = np.ndarray[Any, np.dtype[Any]]
+MAX_ROOT, EXACT_ROOT = 1 << 14, 1e-6  # a factor near the root of a whole number, which is no chance for small ones
+SHORT = 5  # characters of a factor that says what it is: 0.125
 MAX_ROWS = 1 << 17  # rows whose order is looked up
 
 
@@ -25,6 +27,23 @@ def common_factor(got: Array, want: Array) -> float | None:
         return factor if left <= min(bound, float(np.abs(x - y).max()) / 8) else None
 
 
+def factor_text(factor: float) -> str:
+    """Write a factor, with the root that it is.
+
+    >>> factor_text(0.40824829), factor_text(48**0.5), factor_text(1 / 3), factor_text(0.997213)
+    ('0.4082483 = 1/sqrt(6)', '6.928203 = sqrt(48)', '0.3333333 = 1/3', '0.997213')
+    """
+    number = f"{factor:.7g}"
+    for inverse in (False, True):
+        size = 1 / abs(factor) if inverse else abs(factor)
+        for power, text in ((1, "{}"), (2, "sqrt({})")):
+            whole = round(size**power)
+            if 1 < whole <= MAX_ROOT and abs(size**power / whole - 1) < EXACT_ROOT:
+                root = ("-" if factor < 0 else "") + ("1/" if inverse else "") + text.format(whole)
+                return number if len(number) <= SHORT else f"{number} = {root}"
+    return number
+
+
 def places_of_rows(got: Array, want: Array, axis: int) -> list[int] | None:
     """Return where in `want` each row of `got` along an axis is; -1: it is no row of `want`. None if rows of `want` repeat, or are too many."""
     size = got.shape[axis]
@@ -35,17 +54,19 @@ def places_of_rows(got: Array, want: Array, axis: int) -> list[int] | None:
     return [places.get(row.tobytes(), -1) for row in ours] if len(places) == size else None
 
 
-def differing_block(differ: Array, shape: tuple[int, ...]) -> tuple[int, int, int] | None:
-    """Return axis, start and stop of the narrowest range of several rows that holds all differences; None: it is the whole.
+def differing_indices(differ: Array, shape: tuple[int, ...]) -> tuple[int, list[int]] | None:
+    """Return the axis along which the smallest share of indices holds all differences, and these; None: each axis differs everywhere.
 
     Args:
         differ: the indices of the values that differ, one in each row.
         shape: of the tensor.
     """
-    low, high = differ.min(axis=0), differ.max(axis=0) + 1
-    found = [
-        (int(b - a) / size, axis, int(a), int(b))
-        for axis, (a, b, size) in enumerate(zip(low, high, shape, strict=True))
-        if 1 < b - a < size
-    ]
-    return min(found)[1:] if found else None
+    found = []
+    for axis, size in enumerate(shape):
+        indices = np.unique(differ[:, axis])
+        if len(indices) < size:
+            found.append((len(indices) / size, axis, indices))
+    if not found:
+        return None
+    _, axis, indices = min(found, key=lambda place: place[:2])
+    return axis, [int(k) for k in indices]

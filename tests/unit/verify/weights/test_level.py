@@ -23,7 +23,8 @@ from convert.planning.plan import Plan
 from convert.planning.planner import make_plan
 from convert.rules.library import shipped_rules_dir
 from convert.verify.report.report import LevelReport, Verdict
-from convert.verify.weights.corruption import MAX_ROWS, find_corruption
+from convert.verify.weights.corruption import find_corruption
+from convert.verify.weights.relations import MAX_ROWS
 from convert.verify.written import open_written
 from convert.writing.execute import execute
 from support.goldens import checkpoint
@@ -166,9 +167,16 @@ FAULTS: dict[str, tuple[str, Edit, str, str]] = {
     "columns rolled back": ("timesfm-2.5", change(FF0, lambda x: np.roll(x, -1, 1)), "rows rolled", FF0),
     "rows in no order": (
         "timesfm-2.5",
-        change(FF0, lambda x: x[[1, 2, 0, *range(3, 32)]]),
+        change(FF0, lambda x: x[[1, 4, 0, 2, 3, *range(5, 32)]]),
         "rows in another order",
         FF0,
+    ),
+    "rows reversed": ("timesfm-2.5", change(FF0, lambda x: x[::-1]), "rows reversed", FF0),
+    "parts of a fused tensor within each head": (
+        "timesfm-2.5",
+        change(QKV, lambda x: x.reshape(3, 4, 8, 32).swapaxes(0, 1).reshape(96, 32)),
+        "parts within heads",
+        QKV,
     ),
     "NaN": ("timesfm-2.5", change(FF0, assign((0, 0), np.nan)), "NaN or Inf", FF0),
     "NaNs": ("timesfm-2.5", change(FF0, assign((slice(3), 4), np.nan)), "NaN or Inf", FF0),
@@ -191,17 +199,17 @@ def test_damage_is_named(fault: str, tmp_path: Path) -> None:
 
 
 def test_where_rows_were_moved_to_is_said() -> None:
-    want = np.arange(12.0).reshape(6, 2)
-    said = {k: (find_corruption(np.roll(want, k, 0), want) or pytest.fail()).description for k in (1, -2, 3)}
+    want = np.arange(20.0).reshape(10, 2)
+    said = {k: (find_corruption(np.roll(want, k, 0), want) or pytest.fail()).description for k in (1, -2, 5)}
     assert said == {
-        1: "the rows along axis 0 are moved forward by 1: index 0 holds row 5",
-        -2: "the rows along axis 0 are moved back by 2: index 0 holds row 2",
-        3: "the two halves of axis 0, of 3 indices each, are swapped",
+        1: "the rows along axis 0 are moved forward by 1: index 0 holds 9",
+        -2: "the rows along axis 0 are moved back by 2: index 0 holds 2",
+        5: "the two halves of the rows along axis 0, of 5 each, are exchanged",
     }
     table = np.random.default_rng(0).normal(size=(MAX_ROWS + 6, 2)).astype(np.float32)  # Gemma 3 has 262,144 rows
     for k, said_of_it in (
-        (1, f"moved forward by 1: index 0 holds row {MAX_ROWS + 5}"),
-        (-4, "moved back by 4: index 0 holds row 4"),
+        (1, f"moved forward by 1: index 0 holds {MAX_ROWS + 5}"),
+        (-4, "moved back by 4: index 0 holds 4"),
     ):
         found = find_corruption(np.roll(table, k, 0), table)
         assert found is not None and said_of_it in found.description and found.name == "rows rolled"

@@ -1,0 +1,154 @@
+"""Name a rounding that the rules do not make: through a narrower type, towards zero, at random, or to a grid of 4 or 8 bits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from convert.core.ops import is_float
+from convert.numerics.bits import same_bits
+from convert.numerics.compare import epsilon
+
+Array = np.ndarray[Any, np.dtype[Any]]
+NARROWER = {
+    "bfloat16": ml_dtypes.bfloat16,
+    "float16": np.float16,
+    "float8_e4m3fn": ml_dtypes.float8_e4m3fn,
+    "float8_e5m2": ml_dtypes.float8_e5m2,
+}
+MANTISSA = {4: 23, 8: 52}  # bytes of a type of numpy -> stored bits of its mantissa
+KNOWN_BITS = {7: "bfloat16", 10: "TF32"}  # bits of the mantissa that remain -> name
+MIN_CUT = 6  # bits; fewer zeros at the end of every value may be chance
+ROUNDED, TRUNCATED, NOT_NEAREST, QUANTIZED = "rounded", "truncated", "not rounded to the nearest", "quantized"
+BITS = {8: (127, 255), 4: (7, 15)}  # steps between 0 and the largest value, or between the smallest and the largest
+GROUPS = (16, 32, 64, 128, 256, 8)  # values that have one scale
+MIN_VALUES = 4  # of a row of whole multiples; the largest of them is one by its definition
+MOST = 1 << 24  # values of a larger tensor that are looked at: the grid of a part is that of the whole
+
+
+def find_rounding(got: Array, want: Array, exact: Array) -> Iterator[tuple[str, str]]:
+    """Yield name and description of a rounding that makes `got` of `exact`, and that the rules do not make.
+
+    Args:
+        got: of the file.
+        want: what the rules make: `exact`, in the dtype of the file.
+        exact: the values before they are cast to the dtype of the file; `want` itself, if the cast rounds nothing.
+    """
+    if not is_float(want.dtype.name):
+        return
+    yield from _through(got, want, exact)
+    if exact.dtype != want.dtype:
+        yield from _directed(got, want, *_neighbours(exact, want), want.dtype.name)
+    elif got.dtype.kind == "f" and got.dtype.itemsize in MANTISSA:
+        yield from _fewer_bits(got, want)
+
+
+def _through(got: Array, want: Array, exact: Array) -> Iterator[tuple[str, str]]:
+    """Find values that were rounded to a narrow type before they were cast to that of the file."""
+    for name, dtype in NARROWER.items():
+        if name == want.dtype.name:
+            continue
+        with np.errstate(over="ignore", invalid="ignore"):
+            made = exact.astype(dtype).astype(want.dtype)
+        if same_bits(got, made):
+            yield ROUNDED, f"all values are rounded to {name} and stored as {want.dtype.name}"
+            return
+
+
+def _neighbours(exact: Array, want: Array) -> tuple[Array, Array]:
+    """Return the two values of the dtype of `want` next to each exact value: towards zero, and away from it."""
+    kept, sizes = want.astype(np.float64), np.abs(exact.astype(np.float64))
+    bits = want.view(f"u{want.dtype.itemsize}")
+    toward = np.where(np.abs(kept) > sizes, bits - 1, bits).astype(bits.dtype)
+    away = np.where(np.abs(kept) < sizes, bits + 1, bits).astype(bits.dtype)
+    return toward.view(want.dtype), away.view(want.dtype)
+
+
+def _fewer_bits(got: Array, want: Array) -> Iterator[tuple[str, str]]:
+    """Find values whose last bits are zeros, with the dtype of the source."""
+    unsigned = np.dtype(f"u{got.dtype.itemsize}")
+    every = int(np.bitwise_or.reduce(np.ascontiguousarray(got).view(unsigned), axis=None))
+    left = MANTISSA[got.dtype.itemsize]
+    cut = min((every & -every).bit_length() - 1, left) if every else 0
+    if cut < MIN_CUT:
+        return
+    words = np.ascontiguousarray(want).view(unsigned)
+    unit = unsigned.type(1 << cut)
+    toward = words & ~(unit - unsigned.type(1))
+    away = np.where(toward == words, words, toward + unit).astype(unsigned)
+    rest = words - toward
+    half = unsigned.type(1 << (cut - 1))
+    odd = (toward & unit) != 0
+    nearest = np.where((rest > half) | ((rest == half) & odd), away, toward).view(want.dtype)
+    name = KNOWN_BITS.get(left - cut, f"a mantissa of {left - cut} bits")
+    if same_bits(got, nearest):
+        yield ROUNDED, f"all values are rounded to {name} and stored as {want.dtype.name}"
+        return
+    stored = f"{name} and stored as {want.dtype.name}"
+    yield from _directed(got, nearest, toward.view(want.dtype), away.view(want.dtype), stored)
+
+
+def _directed(got: Array, nearest: Array, toward: Array, away: Array, to: str) -> Iterator[tuple[str, str]]:
+    """Find values that are rounded to one of their two neighbours, and not always to the nearer one."""
+    below, above = np.where(nearest < 0, away, toward), np.where(nearest < 0, toward, away)
+    if same_bits(got, toward):
+        yield TRUNCATED, f"all values are cut off to {to}, towards zero, not rounded to the nearest"
+    elif same_bits(got, away):
+        yield NOT_NEAREST, f"all values are rounded to {to} away from zero, not to the nearest"
+    elif same_bits(got, below) or same_bits(got, above):
+        way = "down" if same_bits(got, below) else "up"
+        yield NOT_NEAREST, f"all values are rounded {way} to {to}, not to the nearest"
+    elif np.all((got == toward) | (got == away)):
+        count = int(np.count_nonzero(got != nearest))
+        yield (
+            NOT_NEAREST,
+            f"{count} of {got.size} values are rounded to the farther of their two neighbours in {to}: at random, or after "
+            "other arithmetic",
+        )
+
+
+def find_grid(got: Array, want: Array, exact: Array) -> Iterator[tuple[str, str]]:
+    """Yield the grid of 8 or 4 bits on which all values are: one for the tensor, for each index of an axis, or for each group of values."""
+    if not is_float(want.dtype.name):
+        return
+    if got.size > MOST:
+        share = max(1, MOST * len(got) // got.size)
+        got, exact = got[:share], exact[:share]
+    eps = 0.0 if got.dtype.itemsize >= 4 else epsilon(got.dtype.name)
+    ways = [("for the tensor", [values.reshape(1, -1) for values in (got, exact)])]
+    for axis in sorted({0, got.ndim - 1}) if got.ndim > 1 else ():
+        rows = [np.moveaxis(values, axis, 0).reshape(got.shape[axis], -1) for values in (got, exact)]
+        ways.append((f"for each index of axis {axis}", rows))
+    for axis in sorted({0, got.ndim - 1}) if got.ndim > 1 else ():
+        for group in GROUPS:
+            if group < got.shape[axis] and got.shape[axis] % group == 0:
+                groups = [np.moveaxis(values, axis, -1).reshape(-1, group) for values in (got, exact)]
+                ways.append((f"for each {group} values along axis {axis}", groups))
+    for bits, steps in BITS.items():
+        for where, (ours, theirs) in ways:
+            y, x = ours.astype(np.float64), theirs.astype(np.float64)
+            if _is_on_grid(y, x, eps, *steps):
+                yield (
+                    QUANTIZED,
+                    f"the values are on a grid of {2**bits} numbers, with a scale {where}: {bits} bits each",
+                )
+                return
+
+
+def _is_on_grid(y: Array, x: Array, eps: float, around_zero: int, from_lowest: int) -> bool:
+    """Whether each row is within a step of the exact one, and its values are whole multiples of the step."""
+    for low, steps in ((np.zeros((len(y), 1)), around_zero), (y.min(axis=1, keepdims=True), from_lowest)):
+        size = np.abs(y - low).max(axis=1, keepdims=True) / steps
+        if not np.all(np.isfinite(size)) or np.any(np.abs(x - y) > 1.02 * size + eps * np.abs(y)):
+            continue
+        with np.errstate(all="ignore"):
+            numbers = np.nan_to_num((y - low) / size)
+        slack = 1e-3 + 2 * eps * (np.abs(numbers) + np.abs(low) / np.where(size, size, 1))
+        tells = slack < 0.15  # a value whose own rounding is as wide as the step tells nothing
+        enough = MIN_VALUES * (1 + len(y)) if not eps else max(64, 2 * len(y))
+        if int(tells.sum()) >= enough and bool(np.all((np.abs(numbers - np.round(numbers)) < slack) | ~tells)):
+            return True
+    return False
