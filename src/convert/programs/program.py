@@ -103,3 +103,16 @@ def first_elements(sizes: Mapping[str, int]) -> dict[str, int]:
         found[name] = total
         total += size
     return found
+
+
+def parameter_values(arrays: Mapping[str, Array]) -> dict[str, Value]:
+    """Return the values of parameters, with the numbers of their elements."""
+    first = first_elements({name: array.size for name, array in arrays.items()})
+    return {
+        name: Value(
+            array,
+            leaves=frozenset([name]),
+            elements=(np.arange(first[name], first[name] + array.size).reshape(array.shape),),
+        )
+        for name, array in arrays.items()
+    }

@@ -20,9 +20,9 @@ from convert.core.ops import is_float
 from convert.numerics.lift_jax import Step, float64, lift
 from convert.programs.jax_elements import elements_of
 from convert.programs.jax_modules import around_modules
-from convert.programs.program import Array, Operation, Program, Value, first_elements
+from convert.programs.program import Array, Operation, Program, Value, parameter_values
 from convert.programs.run_checks import require_numbers, require_same_outputs
-from convert.programs.where import model_line
+from convert.programs.where import model_line, stack
 
 JaxFunction = Callable[[Mapping[str, Any], Mapping[str, Any]], Mapping[str, Any]]
 
@@ -48,7 +48,7 @@ def record_jax(function: JaxFunction, parameters: Mapping[str, Any], inputs: Map
         ConvertError: JAX cannot trace the function, two runs differ, or an output is not a number.
     """
     _require_traceable(function, parameters, inputs)
-    own = _parameters({name: _wide(value) for name, value in parameters.items()})
+    own = parameter_values({name: _wide(value) for name, value in parameters.items()})
     data = {name: Value(_wide(value), data=True) for name, value in inputs.items()}
     recorder = _Recorder(jax.tree.leaves((own, data)))
     with float64():
@@ -67,21 +67,9 @@ def record_jax(function: JaxFunction, parameters: Mapping[str, Any], inputs: Map
         program = Program(own, data, tuple(recorder.operations), outputs, recorder.opaque, recorder.path_taken)
         require_numbers(program)
         again = lift(function, staged=lifted.staged)(*arrays)
-        require_same_outputs(program, {name: np.asarray(value) for name, value in again.items()})
+        first = {name: value.array for name, value in outputs.items()}
+        require_same_outputs(first, {name: np.asarray(value) for name, value in again.items()})
     return program
-
-
-def _parameters(arrays: Mapping[str, Array]) -> dict[str, Value]:
-    """Return the values of the parameters, with their elements numbered."""
-    first = first_elements({name: array.size for name, array in arrays.items()})
-    return {
-        name: Value(
-            array,
-            leaves=frozenset([name]),
-            elements=(np.arange(first[name], first[name] + array.size).reshape(array.shape),),
-        )
-        for name, array in arrays.items()
-    }
 
 
 class _Recorder:
@@ -161,13 +149,7 @@ def _where(step: Step, frame: FrameType | None) -> str:
     for source in reversed(step.source):
         if source.traceback and (line := model_line((f.file_name, f.line_num) for f in source.traceback.frames)):
             return line
-    return model_line(_stack(frame))
-
-
-def _stack(frame: FrameType | None) -> Iterator[tuple[str, int]]:
-    while frame:
-        yield frame.f_code.co_filename, frame.f_lineno
-        frame = frame.f_back
+    return model_line(stack(frame))
 
 
 def _key_kind(x: Any) -> Any:

@@ -1,7 +1,8 @@
-"""Record one run of a PyTorch module as a program."""
+"""Record what a PyTorch module computes: one run in float64, as a `Program`."""
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -9,12 +10,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from convert.numerics.lift_torch import Lift, lifted
+from convert.core.errors import ConvertError
+from convert.core.findings import Finding
+from convert.numerics.lift_torch import lifted
 from convert.numerics.precision import torch_pinned
-from convert.programs.program import Array, Program, Value, first_elements
-from convert.programs.torch_aliases import Geometry, array_of
+from convert.programs.program import Array, Program, Value, parameter_values
+from convert.programs.run_checks import require_numbers, require_same_outputs
+from convert.programs.torch_aliases import array_of
 from convert.programs.torch_decompositions import attention_apart
+from convert.programs.torch_module_state import in_float64, state_of, tied_names
 from convert.programs.torch_tape import Tape
+from convert.programs.where import model_line
 
 Run = Callable[[torch.nn.Module, Mapping[str, torch.Tensor]], Mapping[str, Any]]
 
@@ -22,33 +28,67 @@ Run = Callable[[torch.nn.Module, Mapping[str, torch.Tensor]], Mapping[str, Any]]
 def record_torch(module: torch.nn.Module, run: Run, inputs: Mapping[str, Array]) -> Program:
     """Run a module in float64, with the casts in its code removed, and record every operator.
 
-    Kernels are taken apart where torch can. The module is left as it was.
+    What torch computes by one kernel is taken apart where that is known. The module also runs without being recorded, to see that
+    its outputs are the same. It is left as it was.
 
     Args:
-        module: in eval mode, with weights.
-        run: (module, inputs as tensors) -> the outputs by name.
+        module: in eval mode, with its weights.
+        run: (module, inputs as tensors) -> the outputs by name, as `convert.references.protocol.Reference.run`.
         inputs: by name; floating ones become float64.
+
+    Raises:
+        ConvertError: the module has no weights, it does not run, two runs differ, or an output is not a number.
     """
+    _require_weights(module)
+    with _nothing_hidden():
+        plain = _arrays(_run(module, run, inputs))
+        program = _record(module, run, inputs)
+        require_numbers(program)
+        try:
+            require_same_outputs({name: value.array for name, value in program.outputs.items()}, plain)
+        except ConvertError as error:
+            require_same_outputs(plain, _arrays(_run(module, run, inputs)))
+            raise RuntimeError("the recorded run computes something else than the module") from error
+    return program
+
+
+def _run(module: torch.nn.Module, run: Run, inputs: Mapping[str, Array]) -> dict[str, torch.Tensor]:
+    """Run the module without recording it."""
+    with in_float64(module), lifted():
+        try:
+            return _tensors(run(module, _as_tensors(module, inputs)))
+        except ConvertError:
+            raise
+        except Exception as error:
+            frames = reversed(traceback.extract_tb(error.__traceback__))
+            text = " ".join(str(error).split())[:300]
+            raise _not_runnable(
+                f"{type(error).__name__}: {text}",
+                path=model_line((frame.filename, frame.lineno or 0) for frame in frames),
+                fix="correct the module, or give it inputs that fit, on a device that this machine has",
+            ) from error
+
+
+def _record(module: torch.nn.Module, run: Run, inputs: Mapping[str, Array]) -> Program:
     tape = Tape({id(part): path for path, part in reversed(list(module.named_modules(remove_duplicate=False)))})
-    with _in_float64(module) as state, _recordable(tape):
-        tied = _tied(state)
-        parameters = _parameters({name: x for name, x in state.items() if name not in tied})
-        for name, value in parameters.items():
-            tape.bind(state[name], value)
-        tensors = {name: _as_input(array, _device(module)) for name, array in inputs.items()}
+    with in_float64(module):
+        state = state_of(module)
+        tied = tied_names(state)
+        parameters = parameter_values({name: array_of(x) for name, x in state.items() if name not in tied})
+        tensors = _as_tensors(module, inputs)
         given = {name: Value(array_of(tensor), data=True) for name, tensor in tensors.items()}
-        for name, tensor in tensors.items():
-            tape.bind(tensor, given[name])
-        with lifted(tape), tape.watching_python():
-            outputs = run(module, tensors)
-        found = {name: tape.read(output) for name, output in outputs.items()}
+        for name, value in [*parameters.items(), *given.items()]:
+            tape.bind({**state, **tensors}[name], value)
+        with lifted(tape), tape.running():
+            outputs = _tensors(run(module, tensors))
+        values = {name: tape.read(output) for name, output in outputs.items()}
     opaque = tuple(sorted(tape.opaque | tape.unlifted))
-    return Program(parameters, given, tuple(tape.operations), found, opaque, tape.path_taken, tied)
+    return Program(parameters, given, tuple(tape.operations), values, opaque, tape.path_taken, tied)
 
 
 @contextmanager
-def _recordable(tape: Lift) -> Iterator[None]:
-    """Run without gradients and without what hides operators: fast paths, compiled code, kernels of attention."""
+def _nothing_hidden() -> Iterator[None]:
+    """Run without gradients, and without what hides operators: fast paths, compiled code, kernels of attention."""
     fast = torch.backends.mha.get_fastpath_enabled()
     with ExitStack() as stack:
         stack.callback(torch.backends.mha.set_fastpath_enabled, fast)
@@ -58,57 +98,47 @@ def _recordable(tape: Lift) -> Iterator[None]:
         yield
 
 
-def _device(module: torch.nn.Module) -> torch.device:
-    return next((x.device for x in module.parameters()), torch.device("cpu"))
+def _as_tensors(module: torch.nn.Module, inputs: Mapping[str, Array]) -> dict[str, torch.Tensor]:
+    device = next((x.device for x in module.parameters()), torch.device("cpu"))
+    tensors = {name: torch.as_tensor(np.array(array), device=device) for name, array in inputs.items()}
+    return {name: x.double() if x.is_floating_point() else x for name, x in tensors.items()}
 
 
-def _as_input(array: Array, device: torch.device) -> torch.Tensor:
-    tensor = torch.as_tensor(np.array(array), device=device)
-    return tensor.double() if tensor.is_floating_point() else tensor
+def _tensors(outputs: Any) -> dict[str, torch.Tensor]:
+    """Return the outputs as tensors.
 
-
-@contextmanager
-def _in_float64(module: torch.nn.Module) -> Iterator[dict[str, torch.Tensor]]:
-    """Give the module copies of its parameters and buffers, floating ones in float64; its own come back afterwards.
-
-    Yields:
-        The module's floating parameters and buffers in its state_dict, by name, in its order. Tied ones are one tensor.
+    Raises:
+        ConvertError: they are no mapping from names to tensors.
     """
-    own = {
-        **dict(module.named_parameters(remove_duplicate=False)),
-        **dict(module.named_buffers(remove_duplicate=False)),
-    }
-    before = {id(x): (x, x.data) for x in own.values()}
-    copies: dict[Any, torch.Tensor] = {}
-    try:
-        for x, data in before.values():
-            where = (data.untyped_storage()._cdata, Geometry.of(data))
-            if where not in copies:
-                copies[where] = (
-                    data.double() if data.dtype != torch.float64 and data.is_floating_point() else data.clone()
-                )
-            x.data = copies[where]
-        yield {name: own[name] for name in module.state_dict() if name in own and own[name].is_floating_point()}
-    finally:
-        for x, data in before.values():
-            x.data = data
+    if not isinstance(outputs, Mapping):
+        raise _not_runnable(expected="outputs by name", got=type(outputs).__name__)
+    for name, value in outputs.items():
+        if not isinstance(value, torch.Tensor):
+            raise _not_runnable(expected=f"a tensor for the output {name!r}", got=type(value).__name__)
+    return dict(outputs)
 
 
-def _tied(state: Mapping[str, torch.Tensor]) -> dict[str, str]:
-    """Return the names of tensors that an earlier name has too, each with the first name."""
-    first: dict[Any, str] = {}
-    names = {name: first.setdefault((x.untyped_storage()._cdata, Geometry.of(x)), name) for name, x in state.items()}
-    return {name: other for name, other in names.items() if name != other}
+def _arrays(outputs: Mapping[str, torch.Tensor]) -> dict[str, Array]:
+    return {name: array_of(output) for name, output in outputs.items()}
 
 
-def _parameters(state: Mapping[str, torch.Tensor]) -> dict[str, Value]:
-    """Return the parameters by name, with the numbers of their elements."""
-    start = first_elements({name: x.numel() for name, x in state.items()})
-    return {
-        name: Value(
-            array_of(x),
-            leaves=frozenset({name}),
-            elements=(start[name] + np.arange(x.numel()).reshape(tuple(x.shape)),),
-        )
-        for name, x in state.items()
-    }
+def _require_weights(module: torch.nn.Module) -> None:
+    """Check that every tensor of the module has elements.
+
+    Raises:
+        ConvertError: one is on the meta device, or waits for its shape.
+    """
+    for name, x in module.state_dict(keep_vars=True).items():
+        if torch.nn.parameter.is_lazy(x) or (isinstance(x, torch.Tensor) and x.is_meta):
+            raise _not_runnable(
+                f"the tensor {name} has no elements",
+                expected="a module with weights",
+                got="a lazy module that has not run"
+                if torch.nn.parameter.is_lazy(x)
+                else "a module on the meta device",
+                fix="load weights, or draw them at random",
+            )
+
+
+def _not_runnable(problem: str = "", **parts: Any) -> ConvertError:
+    return ConvertError(Finding("module-not-runnable", problem, **parts))

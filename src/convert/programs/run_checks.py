@@ -40,14 +40,14 @@ def require_numbers(program: Program) -> None:
     raise ConvertError(Finding("output-not-a-number", f"the output {bad!r} has NaN", fix=fix, data={"leaves": []}))
 
 
-def require_same_outputs(program: Program, outputs: Mapping[str, Array]) -> None:
-    """Check that a second run gave the same outputs.
+def require_same_outputs(one: Mapping[str, Array], other: Mapping[str, Array]) -> None:
+    """Check that two runs gave the same outputs.
 
     Raises:
         ConvertError: one differs.
     """
-    for name, value in program.outputs.items():
-        first, second = value.array, outputs[name]
+    for name, first in one.items():
+        second = other[name]
         if first.shape != second.shape:
             expected, got = f"shape {list(first.shape)}, as in the first run", f"{list(second.shape)} in the second"
         elif (difference := _difference(first, second)) > REPEATABLE:

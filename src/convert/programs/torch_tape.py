@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
+from convert.core.errors import ConvertError
+from convert.core.findings import Finding
 from convert.numerics.lift_torch import Lift
-from convert.programs.code_place import model_line, running_module
 from convert.programs.program import Array, Operation, Value
 from convert.programs.torch_aliases import Aliases, array_of
 from convert.programs.torch_call import Call, tensors_in
 from convert.programs.torch_decompositions import table
 from convert.programs.torch_elements import elements_of
+from convert.programs.where import model_line, stack
 
 aten = torch.ops.aten
 CALL = torch.nn.Module._call_impl.__code__
@@ -54,13 +58,16 @@ class Tape(Lift):
         self.opaque: set[str] = set()
         self.path_taken = False
         self._modules = modules
+        self._running = False
         self._aliases = Aliases(self._moved)
 
     @contextmanager
-    def watching_python(self) -> Iterator[None]:
-        """Notice within this context that Python code takes the elements of a tensor without an operator."""
+    def running(self) -> Iterator[None]:
+        """The model runs within this context: also notice that its code takes elements without an operator."""
+        self._running = True
         with _ToPython(self):
             yield
+        self._running = False
 
     def bind(self, tensor: torch.Tensor, value: Value) -> None:
         """Tell what a tensor holds that the run is given."""
@@ -87,9 +94,11 @@ class Tape(Lift):
                 if (out := func.decompose(*args, **kwargs)) is not NotImplemented:
                     return out
         call = Call.of(func, args, kwargs)
+        _require_strides(call.name, call.operands)
         operands = [self.read(x) if isinstance(x, torch.Tensor) else Value(np.asarray(x)) for x in call.operands]
         out = super().__torch_dispatch__(func, types, args, kwargs)
         given = call.written or tensors_in(out)
+        _require_strides(call.name, given)
         if call.name.startswith(UNSET):
             for tensor in given:
                 tensor.zero_()
@@ -153,14 +162,23 @@ class Tape(Lift):
                 *(call.name, operands, found, call.run), elementwise=call.elementwise, scalars=call.scalars
             )
         values = tuple(Value(array, data, leaves, part) for array, part in zip(found, elements, strict=True))
+        frame = sys._getframe()
         self.operations.append(
             Operation(
                 *(call.name, tuple(operands), values, dict(call.settings), again),
-                where=model_line(),
-                module=running_module(self._modules, CALL),
+                where=model_line(stack(frame)) if self._running else "",
+                module=self._module(frame),
             )
         )
         return values
+
+    def _module(self, frame: FrameType | None) -> str:
+        """Return the path of the innermost module that runs in these frames; empty where none does."""
+        while frame:
+            if frame.f_code is CALL and (path := self._modules.get(id(frame.f_locals["self"]))) is not None:
+                return path
+            frame = frame.f_back
+        return ""
 
 
 class _ToPython(TorchFunctionMode):
@@ -176,6 +194,25 @@ class _ToPython(TorchFunctionMode):
         if func in TO_PYTHON:
             self.tape.used_in_python(args[0])
         return func(*args, **(kwargs or {}))
+
+
+def _require_strides(name: str, tensors: Sequence[Any]) -> None:
+    """Check that tensors lie in memory as arrays do.
+
+    Raises:
+        ConvertError: one is sparse, or otherwise encoded.
+    """
+    for x in tensors:
+        if isinstance(x, torch.Tensor) and (x.layout != torch.strided or x.is_quantized):
+            raise ConvertError(
+                Finding(
+                    "module-not-runnable",
+                    path=model_line(stack(sys._getframe())),
+                    expected="dense tensors",
+                    got=f"one that is {'quantized' if x.is_quantized else str(x.layout).removeprefix('torch.')} at `{name}`",
+                    fix="replace it by a dense tensor",
+                )
+            )
 
 
 def _same(before: torch.Tensor, after: torch.Tensor) -> bool:

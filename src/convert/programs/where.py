@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
+from types import FrameType
 
 from convert.core.user_code import PACKAGES, STANDARD
 
@@ -20,6 +21,13 @@ def model_line(frames: Iterable[tuple[str, int]]) -> str:
         frames: file and line, the innermost first.
     """
     return next((f"{Path(file).name}:{line}" for file, line in frames if _of_the_model(file)), "")
+
+
+def stack(frame: FrameType | None) -> Iterator[tuple[str, int]]:
+    """Yield file and line of a frame and of those that called it."""
+    while frame:
+        yield frame.f_code.co_filename, frame.f_lineno
+        frame = frame.f_back
 
 
 @lru_cache(maxsize=4096)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,37 +11,12 @@ import pytest
 import torch
 from torch import nn
 
-from convert.numerics.lift_torch import lifted
-from convert.programs.program import Program
 from convert.programs.record_torch import record_torch
-from support.replay import assert_again, assert_elements, replay
+from support.recorded_module import recorded, whole
 
 F = nn.functional
-Run = Callable[[nn.Module, Mapping[str, torch.Tensor]], Mapping[str, Any]]
-RNG = np.random.default_rng(0)
-X = RNG.normal(size=(2, 3, 8))
-IMAGE = RNG.normal(size=(2, 3, 8, 8))
-
-
-def whole(module: nn.Module, inputs: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-    y = module(inputs["x"])
-    return {"y": y[0] if isinstance(y, tuple) else y}
-
-
-def recorded(module: nn.Module, run: Run = whole, **inputs: np.ndarray) -> Program:
-    """The program; asserted to give the outputs of the module as it is, in float64."""
-    module = module.eval()
-    program = record_torch(module, run, inputs or {"x": X})
-    given = {name: torch.tensor(array) for name, array in (inputs or {"x": X}).items()}
-    with torch.no_grad(), lifted():
-        outputs = run(module.double(), given)
-    assert_again(program)
-    assert_elements(program)
-    for outcome in (replay(program), {name: value.array for name, value in program.outputs.items()}):
-        for name, output in outputs.items():
-            want = output.double().numpy()
-            np.testing.assert_allclose(outcome[name], want, rtol=1e-12, atol=1e-13 * np.abs(want).max())
-    return program
+X = np.random.default_rng(0).normal(size=(2, 3, 8))
+IMAGE = np.random.default_rng(1).normal(size=(2, 3, 8, 8))
 
 
 class Attention(nn.Module):
@@ -120,7 +95,7 @@ class Itself(Twice):
 @pytest.mark.parametrize("make", MODULES.values(), ids=MODULES)
 def test_the_record_gives_the_outputs(make: Callable[[], nn.Module]) -> None:
     torch.manual_seed(0)
-    program = recorded(make())
+    program = recorded(make(), x=X)
     (output,) = program.outputs.values()
     assert output.data and output.leaves == set(program.parameters)
     assert not program.path_taken
@@ -151,7 +126,7 @@ def test_a_conv_net_is_taken_apart_and_running_statistics_are_parameters() -> No
 
 def test_weight_norm_keeps_a_factor_for_each_parameter() -> None:
     module = nn.utils.parametrizations.weight_norm(nn.Linear(8, 4))
-    program = recorded(module)
+    program = recorded(module, x=X)
     (made,) = [operation.results[0] for operation in program.operations if operation.name == "_weight_norm_interface"]
     start = program.first_element
     direction, length = made.elements
@@ -163,7 +138,7 @@ def test_weight_norm_keeps_a_factor_for_each_parameter() -> None:
 
 def test_spectral_norm_keeps_the_elements_of_the_kernel() -> None:
     module = nn.utils.parametrizations.spectral_norm(nn.Linear(8, 4))
-    program = recorded(module)
+    program = recorded(module, x=X)
     kernel = program.parameters["parametrizations.weight.original"]
     divided = next(operation for operation in program.operations if operation.name == "div")
     np.testing.assert_array_equal(divided.results[0].elements, kernel.elements)
@@ -272,12 +247,12 @@ class Choosing(nn.Module):
 
 @pytest.mark.parametrize("choice", ["input", "weight", "item", "list", "numpy"])
 def test_a_value_that_python_uses_chooses_the_path(choice: str) -> None:
-    assert recorded(Choosing(choice)).path_taken
+    assert recorded(Choosing(choice), x=X).path_taken
 
 
 @pytest.mark.parametrize("choice", ["constant", "none", "mask"])
 def test_a_constant_or_no_value_chooses_no_path(choice: str) -> None:
-    assert not recorded(Choosing(choice)).path_taken
+    assert not recorded(Choosing(choice), x=X).path_taken
 
 
 class Placed(nn.Module):
@@ -292,7 +267,7 @@ class Placed(nn.Module):
 
 
 def test_operations_know_their_module_and_the_line_of_the_model() -> None:
-    program = recorded(Placed())
+    program = recorded(Placed(), x=X)
     assert [o.module for o in program.operations if o.name in ("mm", "gelu", "tanh")] == [
         "layers.0",
         "layers.1.0",
@@ -306,7 +281,7 @@ def test_operations_know_their_module_and_the_line_of_the_model() -> None:
 
 
 def test_numbers_are_operands_and_the_rest_are_settings() -> None:
-    program = recorded(nn.LayerNorm(8, eps=0.25))
+    program = recorded(nn.LayerNorm(8, eps=0.25), x=X)
     (added,) = [o for o in program.operations if o.name == "add" and o.operands[1].array.ndim == 0]
     assert added.operands[1].constant and float(added.operands[1].array) == 0.25
     means = [operation for operation in program.operations if operation.name == "mean"]
@@ -337,7 +312,7 @@ def test_casts_are_removed_and_the_module_is_left_as_it_was() -> None:
 
 
 def test_a_compiled_module_is_recorded_as_its_code() -> None:
-    program = recorded(torch.compile(nn.Sequential(nn.Linear(8, 4), nn.GELU()), backend="eager"))
+    program = recorded(torch.compile(nn.Sequential(nn.Linear(8, 4), nn.GELU()), backend="eager"), x=X)
     assert [o.name for o in program.operations if o.name in ("mm", "gelu")] == ["mm", "gelu"]
 
 
@@ -354,7 +329,7 @@ def test_an_operator_of_another_library_is_one_operation() -> None:
         def forward(self, x: torch.Tensor) -> Any:
             return scaled(x, self.weight)
 
-    program = recorded(Custom())
+    program = recorded(Custom(), x=X)
     (operation,) = program.operations
     assert (operation.name, program.opaque) == ("scaled", ("scaled",))
     assert [operand.of_parameters for operand in operation.operands] == [False, True]

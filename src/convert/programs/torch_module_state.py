@@ -1,0 +1,77 @@
+"""Let a module run in float64, and leave it as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from convert.programs.torch_aliases import Geometry
+
+
+def state_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Return the floating parameters and buffers that the module saves, by name, in the order of its state_dict."""
+    own = _registered(module)
+    return {name: own[name] for name in module.state_dict() if name in own and own[name].is_floating_point()}
+
+
+def tied_names(state: dict[str, torch.Tensor]) -> dict[str, str]:
+    """Return the names of tensors that have an earlier name too, each with the first one."""
+    first: dict[Any, str] = {}
+    names = {name: first.setdefault(_elements(x), name) for name, x in state.items()}
+    return {name: other for name, other in names.items() if name != other}
+
+
+@contextmanager
+def in_float64(module: torch.nn.Module) -> Iterator[None]:
+    """Give the module copies of its tensors within this context, floating ones in float64; tied ones stay tied.
+
+    Afterwards it has its own again, and the attributes that it had.
+    """
+    restore = [_kept(part) for part in module.modules()]
+    before = {id(x): (x, x.data) for x in [*_registered(module).values(), *_plain(module)]}
+    copies: dict[Any, torch.Tensor] = {}
+    try:
+        for x, data in before.values():
+            wide = data.is_floating_point() and data.dtype != torch.float64
+            x.data = copies.setdefault(_elements(data), data.double() if wide else data.clone())
+        yield
+    finally:
+        for x, data in before.values():
+            x.data = data
+        for again in restore:
+            again()
+
+
+def _registered(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    parameters, buffers = module.named_parameters(remove_duplicate=False), module.named_buffers(remove_duplicate=False)
+    return {**dict(parameters), **dict(buffers)}
+
+
+def _plain(module: torch.nn.Module) -> Iterator[torch.Tensor]:
+    """Yield the tensors that modules have as attributes, without having registered them."""
+    for part in module.modules():
+        for value in vars(part).values():
+            inner = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else [value]
+            yield from (x for x in inner if isinstance(x, torch.Tensor) and not x.is_meta)
+
+
+def _elements(x: torch.Tensor) -> Any:
+    return x.untyped_storage()._cdata, Geometry.of(x)
+
+
+def _kept(module: torch.nn.Module) -> Callable[[], None]:
+    """Return what gives a module the attributes that it has now, and lists and mappings among them what they hold."""
+    attributes = dict(vars(module))
+    held = [(value, value.copy()) for value in attributes.values() if isinstance(value, list | dict | set)]
+
+    def restore() -> None:
+        vars(module).clear()
+        vars(module).update(attributes)
+        for value, was in held:
+            value.clear()
+            value.extend(was) if isinstance(value, list) else value.update(was)
+
+    return restore

@@ -1,0 +1,209 @@
+"""Operations in place: what is read later through any alias of a tensor is what the record says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from convert.programs.record_torch import record_torch
+from support.recorded_module import recorded
+
+Tensor = torch.Tensor
+X = np.random.default_rng(0).normal(size=(2, 3, 8))
+B = torch.arange(16.0, dtype=torch.float64).reshape(2, 8) / 7
+
+
+def assigned(x: Tensor) -> dict[str, Tensor]:
+    a = x * 1.0
+    row, turned = a[:, 0], a.transpose(1, 2)
+    a[:, 0] = B
+    return {"a": a, "row": row, "turned": turned, "after": row + 1}
+
+
+def chain(x: Tensor) -> dict[str, Tensor]:
+    a = x * 1.0
+    row, turned, flat = a[:, 0], a.transpose(1, 2), a.view(-1)
+    before = row * 2
+    turned.mul_(2.0)
+    a.add_(before[:, None])
+    row.copy_(row * 3)
+    flat[3::7] -= 0.5
+    return {"a": a, "row": row, "turned": turned, "flat": flat, "before": before}
+
+
+def overlapping(x: Tensor) -> dict[str, Tensor]:
+    a = x * 1.0
+    left, right = a[..., :5], a[..., 3:]
+    left.neg_()
+    right.mul_(left[..., :5].clone())
+    left += 1
+    windows = a.unfold(2, 4, 2)
+    a[..., 4] = 9
+    return {"a": a, "left": left, "right": right, "windows": windows}
+
+
+def strided(x: Tensor) -> dict[str, Tensor]:
+    a = x.clone()
+    part = a.as_strided((2, 4), (3, 2), 1)
+    kept = part * 1
+    part.neg_()
+    inner = part[1:].as_strided((3,), (2,), 5)
+    inner.zero_()
+    return {"a": a, "part": part, "kept": kept, "inner": inner}
+
+
+def cache(x: Tensor) -> dict[str, Tensor]:
+    keys = torch.empty(2, 5, 8)
+    keys.zero_()
+    outputs = []
+    for t in range(3):
+        keys[:, t] = x[:, t] * 2
+        seen = keys[:, : t + 1]
+        outputs.append((x[:, t, None] @ seen.transpose(1, 2)).sum((1, 2)))
+    keys.index_copy_(1, torch.tensor([4]), x[:, :1])
+    keys.index_put_((torch.tensor([0, 1]), torch.tensor([1, 2])), B)
+    keys.scatter_(1, torch.full((2, 1, 8), 3), 5.0)
+    return {"keys": keys, "scores": torch.stack(outputs)}
+
+
+def out_arguments(x: Tensor) -> dict[str, Tensor]:
+    made = torch.empty(0)
+    torch.mul(x, x, out=made)
+    grown = x.new_zeros(2, 3, 8)
+    grown += x
+    alias = grown[0]
+    torch.add(grown, 1, out=grown)
+    top, where = torch.zeros(2, 8), torch.zeros(2, 8, dtype=torch.long)
+    torch.max(x, 1, out=(top, where))
+    return {"made": made, "grown": grown, "alias": alias, "top": top, "where": where}
+
+
+def lists(x: Tensor) -> dict[str, Tensor]:
+    a = x.clone()
+    parts = list(a.unbind(1))
+    parts[0].add_(1)
+    torch._foreach_mul_(parts, 2.0)
+    torch._foreach_add_(parts[:2], parts[1:])
+    first, second = a.chunk(2, -1)
+    first.sub_(second)
+    return {"a": a, "part": parts[2], "first": first}
+
+
+def masks(x: Tensor) -> dict[str, Tensor]:
+    a = x.clone()
+    a[a > 0] = 0.25
+    a.masked_fill_(a < -1, -9.0)
+    a.clamp_(max=0.1)
+    a[torch.tensor([[True, False, True], [False, True, False]])] *= 2
+    a.fill_diagonal_(0.5) if a.ndim == 2 else a[0].fill_diagonal_(0.5)
+    return {"a": a}
+
+
+def complex_views(x: Tensor) -> dict[str, Tensor]:
+    z = torch.view_as_complex(x.reshape(2, 3, 4, 2).clone())
+    turned = z * torch.polar(torch.ones(4), torch.arange(4.0))
+    pairs = torch.view_as_real(turned)
+    turned.mul_(2)
+    pairs[..., 0] = 7 * pairs[..., 0]
+    conjugate = turned.conj()
+    pairs[..., 1] += 1
+    return {
+        "pairs": pairs,
+        "conjugate": torch.view_as_real(conjugate.resolve_conj()),
+        "imaginary": turned.imag * 1,
+        "magnitude": turned.abs(),
+    }
+
+
+def transposed_in_place(x: Tensor) -> dict[str, Tensor]:
+    a = x.clone()
+    other = a[1]
+    a.transpose_(0, 1)
+    a.sub_(1)
+    a.unsqueeze_(0).squeeze_(0)
+    return {"a": a, "other": other}
+
+
+def swapped(x: Tensor) -> dict[str, Tensor]:
+    a, b = x.clone(), x * 2
+    a[:, 0], a[:, 1] = a[:, 1].clone(), a[:, 0].clone()
+    b.copy_(a.flip(1))
+    b[:, 2:].copy_(b[:, :1])
+    a.copy_(B[:, None])
+    return {"a": a, "b": b}
+
+
+def integers(x: Tensor) -> dict[str, Tensor]:
+    counts = torch.zeros(4, dtype=torch.long)
+    counts[1:3] += 2
+    counts.copy_(x[0, 0, :4] * 10)
+    seen = torch.zeros(3, dtype=torch.bool)
+    seen[1:] |= x[0, 1:, 0] > 0
+    return {"counts": counts, "seen": seen, "numbers": counts / 2}
+
+
+def dropped(x: Tensor) -> dict[str, Tensor]:
+    total = torch.zeros(8)
+    for k in range(20):  # storages come and go, and their addresses with them
+        total = total + (x[:, k % 3] * k).clone().add_(1).sum(0)
+    return {"total": total}
+
+
+CASES = [assigned, chain, overlapping, strided, cache, out_arguments, lists, masks, complex_views]
+CASES += [transposed_in_place, swapped, integers, dropped]
+
+
+class Of(nn.Module):
+    def __init__(self, function: Callable[[Tensor], dict[str, Tensor]]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return self.function(x)
+
+
+def call(module: nn.Module, inputs: Any) -> dict[str, Tensor]:
+    return module(inputs["x"])
+
+
+@pytest.mark.parametrize("function", CASES, ids=lambda function: function.__name__)
+def test_every_alias_reads_what_was_written(function: Callable[[Tensor], dict[str, Tensor]]) -> None:
+    program = recorded(Of(function), call, x=X)
+    assert any(value.data for value in program.outputs.values())
+    assert not program.path_taken
+
+
+class Stateful(nn.Module):
+    """Writes to a buffer, to a constant of its own, and keeps what it computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(8))
+        self.register_buffer("cache", torch.zeros(2, 4, 8), persistent=False)
+        self.plain, self.calls, self.kept = torch.ones(8), 0, []
+        self.scale = nn.Parameter(torch.ones(8))
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        self.calls += 1
+        self.kept.append(x)
+        self.mean.mul_(0.9).add_(x.mean((0, 1)), alpha=0.1)
+        self.cache[:, :3] = x * self.scale
+        self.plain += self.mean
+        self.derived = self.cache.sum(1)
+        return {"y": self.derived * self.plain + self.calls + len(self.kept), "mean": self.mean * 1.0}
+
+
+def test_a_module_that_writes_to_itself_is_left_as_it_was() -> None:
+    module = Stateful()
+    before = module.plain, module.kept
+    program = record_torch(module, call, {"x": X})
+    assert program.outputs["mean"].leaves == {"mean"} and program.outputs["mean"].data
+    assert (module.calls, module.kept, hasattr(module, "derived")) == (0, [], False)
+    assert module.plain is before[0] and module.kept is before[1]
+    assert torch.equal(module.plain, torch.ones(8)) and module.plain.dtype == torch.float32
+    assert not module.mean.any() and not module.cache.any() and module.cache.dtype == torch.float32
