@@ -8,12 +8,13 @@ from collections.abc import Iterator
 PREFERRED = {
     "entries": "V",
     "width": "DCEFGKLMABJ",
-    "heads": "N",
+    "heads": "NK",
     "head": "H",
     "kernel": "PQWUXYZ",
     "one": "O",
     "parts": "CG",
     "rank": "R",
+    "positions": "TS",
     "varying in": "I",
     "varying out": "O",
 }
@@ -26,6 +27,7 @@ MEANING = {
     "one": "one channel",
     "parts": "number of fused tensors",
     "rank": "a rank",
+    "positions": "positions",
     "varying in": "channels in",
     "varying out": "channels out",
 }

@@ -70,7 +70,7 @@ def render(draft: Draft) -> str:
         remark = "" if draft.root_given else "    # guess: every leaf that a model needs is below it"
         lines.append(f"root: {plain(draft.root)}{remark}")
     if draft.copies:
-        lines += ["", "copies:", *_rules(draft.copies)]
+        lines += ["", "copies:", *rule_texts(draft.copies)]
     if draft.axes:
         lines += [
             "",
@@ -78,7 +78,7 @@ def render(draft: Draft) -> str:
             *(f"  {axis}" for axis in draft.axes),
         ]
     lines += ["", "targets:", f"  torch: {{loads: {json.dumps(draft.loads)}}}", "", "rules:"]
-    lines += ["\n\n".join(_rules(draft.rules)), ""]
+    lines += ["\n\n".join(rule_texts(draft.rules)), ""]
     if draft.missing:
         lines.append("# question: the target also has these tensors. Which leaves are they made of?")
         lines += [f"# {one_line(name)}" for name in draft.missing]
@@ -100,7 +100,7 @@ def _questions(entries: Sequence[DraftEntry]) -> Counter[Hashable]:
     return Counter(key for entry in entries for line in entry.lines if (key := _question(line)) is not None)
 
 
-def _rules(entries: Sequence[DraftEntry]) -> Iterator[str]:
+def rule_texts(entries: Sequence[DraftEntry]) -> Iterator[str]:
     """Yield the text of each rule.
 
     The first rule with a shared question asks it and gives its value a name (``&epsilon``); the others refer to the

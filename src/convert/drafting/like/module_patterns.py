@@ -64,11 +64,11 @@ def common_pattern(texts: Sequence[str]) -> str | None:
     """Return one pattern for several: what differs becomes alternatives; None if that has an index."""
     if len(texts) == 1:
         return texts[0]
-    parts = [re.findall(r"\{\w+\}|[._]|[^._{}]+", text) for text in texts]
+    parts = [re.findall(r"\{[^{}]*\}|[._/]|[^._/{}]+", text) for text in texts]
     start = _shared(parts, lambda part, k: part[k])
     end = _shared([part[start:] for part in parts], lambda part, k: part[-1 - k])
     middles = ["".join(part[start : len(part) - end]) for part in parts]
-    if any(re.search(r"[{}*\\,]", middle) for middle in middles) or len(set(middles)) < len(middles):
+    if any(re.search(r"[{}*\\,/]", middle) for middle in middles) or len(set(middles)) < len(middles):
         return None
     first = parts[0]
     return "".join(first[:start]) + "{" + ",".join(middles) + "}" + "".join(first[len(first) - end :] if end else [])

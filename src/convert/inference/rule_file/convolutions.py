@@ -1,0 +1,86 @@
+"""The keys of a convolution: its dimension numbers, the letters of its kernel, padding, strides and groups."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Collection, Sequence
+
+from convert.drafting.axis_letters import Letters
+from convert.inference.rule_file.layer import LayerRule
+from convert.inference.rule_file.layout import REVERSED
+from convert.inference.rule_file.letters import Named, NoWordsError
+
+SPATIAL = {1: "W", 2: "HW", 3: "DHW"}
+SPEC = re.compile(r"(lhs|rhs|out)_spec=(\([0-9, ]+\))")
+
+
+def convolution_keys(layer: LayerRule, letters: Letters, stacked: Collection[int]) -> list[tuple[str, str]]:
+    """Return (dimension numbers, letters of the kernel), then the other keys with their values.
+
+    Raises:
+        NoWordsError: the kernel of the source is no plain convolution's.
+    """
+    said = dict(layer.geometry)
+    layout = layer.main[0].layout
+    kernel = [axis for axis in range(len(layout.leaf_shape)) if axis not in stacked and (axis, 0) not in layout.fixed]
+    numbers = _numbers(said.get("dimension_numbers", ""), len(kernel)) or _numbers_of_layout(layer, kernel)
+    roles = numbers.split(",")[1].split("->")[0]
+    turned = layer.kind_name == "conv_transpose"
+    if not turned and any(axis.order == REVERSED for axis in layout.axes):
+        raise NoWordsError("the kernel is flipped, and its convolution is not transposed")
+    named = Named(letters)
+    found = []
+    for axis, role in zip(kernel, roles, strict=True):
+        of = layout.made_of(axis)
+        if len(of) > 1:
+            raise NoWordsError(f"axis {axis} of the kernel is made of others")
+        size = layout.leaf_shape[axis]
+        found.append(named.take("width" if role in "OI" else "kernel", size) if size > 1 else named.take("one", 1))
+    keys = [(numbers, "".join(found))]
+    for key, name in (("padding", "padding"), ("strides", "strides"), ("dilation", "dilation")):
+        if key in said and not _plain(key, said[key]):
+            keys.append((name, said[key]))
+    if said.get("groups", "1") != "1":
+        keys.append(("feature_group_count", said["groups"]))
+    return keys
+
+
+def _numbers(text: str, rank: int) -> str:
+    """Return the dimension numbers that JAX printed, as rules write them; empty if the kernel has another rank."""
+    specs = {name: ast.literal_eval(spec) for name, spec in SPEC.findall(text)}
+    if set(specs) != {"lhs", "rhs", "out"} or len(specs["rhs"]) != rank or rank - 2 not in SPATIAL:
+        return ""
+    spatial = SPATIAL[rank - 2]
+    given, made = (_spelled(specs[side], f"NC{spatial}") for side in ("lhs", "out"))
+    return f"{given},{_spelled(specs['rhs'], f'OI{spatial}')}->{made}"
+
+
+def _numbers_of_layout(layer: LayerRule, kernel: Sequence[int]) -> str:
+    """Return the dimension numbers of a kernel that the source's code multiplies with shifted values itself.
+
+    Raises:
+        NoWordsError: the axes of the kernel cannot be told.
+    """
+    groups = layer.main[0].layout.groups or ()
+    count = len(groups) - 2
+    if count not in SPATIAL or any(len(group) > 1 for group in groups) or layer.kind_name != "conv":
+        raise NoWordsError("the source's convolution has a kernel that is no leaf as it is stored")
+    roles = {group[0].of: f"OI{SPATIAL[count]}"[k] for k, group in enumerate(groups) if group}
+    if set(roles) != set(kernel) or "O" not in roles.values():
+        raise NoWordsError("the axes of the source's kernel cannot be told")
+    values = f"N{SPATIAL[count]}C"
+    return f"{values},{''.join(roles[axis] for axis in kernel)}->{values}"
+
+
+def _spelled(spec: Sequence[int], roles: str) -> str:
+    """Return the letters of an operand: `spec` has the position of each role."""
+    found = [""] * len(spec)
+    for role, position in zip(roles, spec, strict=True):
+        found[position] = role
+    return "".join(found)
+
+
+def _plain(key: str, value: str) -> bool:
+    """Whether a rule may leave the key out: ones are what it stands for."""
+    return key != "padding" and set(re.findall(r"[0-9]+", value)) == {"1"}

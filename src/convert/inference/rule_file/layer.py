@@ -1,0 +1,283 @@
+"""Say what kind of layer the tensors of a module are, and from which leaves they come, with their layouts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from convert.drafting.like.target import TargetModel, TargetModule, join
+from convert.inference.derivation import Arithmetic, Derivation, Fact, Grade, Part, Role, Tensor
+from convert.inference.rule_file.layout import Layout, read_layout
+
+NORMS = ("layer_norm", "rms_norm", "group_norm", "batch_norm", "instance_norm")
+CONVOLUTIONS = ("conv", "conv_transpose")
+ROLES = {
+    "weight": "from",
+    "bias": "bias",
+    "running_mean": "mean",
+    "running_var": "var",
+}  # of a tensor -> the rule's key
+WORDS = {
+    Role.PRODUCT: "linear",
+    Role.CONVOLUTION: "conv",
+    Role.LOOKUP: "embedding",
+}
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a tensor, or a block of its rows, comes from.
+
+    Attributes:
+        leaf: its name.
+        layout: of the leaf in the block.
+        contracted: axes of the leaf that a product sums over.
+    """
+
+    leaf: str
+    layout: Layout
+    contracted: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class LayerRule:
+    """What a rule says of one module.
+
+    Attributes:
+        kind_name: of the rule.
+        module: of the target; the full name of the tensor for a parameter.
+        sources: key of the rule (``from``, ``bias``, ...) -> the sources, of a fused tensor several, one block of rows each.
+        names: role -> name of the tensor in the module, where it is another one.
+        keys: what else the rule says of the source (``epsilon``, ``activation``, ...), as YAML.
+        target_keys: what else it says of the target, as YAML.
+        geometry: of a convolution: what it was given, and what was found of it.
+        evidence: why it is believed, in one line.
+        grade: the weakest of its tensors.
+    """
+
+    kind_name: str
+    module: str
+    sources: tuple[tuple[str, tuple[Source, ...]], ...]
+    names: tuple[tuple[str, str], ...] = ()
+    keys: tuple[tuple[str, str], ...] = ()
+    target_keys: tuple[tuple[str, str], ...] = ()
+    geometry: tuple[tuple[str, str], ...] = ()
+    evidence: str = ""
+    grade: Grade = Grade.DERIVED
+
+    @property
+    def main(self) -> tuple[Source, ...]:
+        """The sources of the first key."""
+        return self.sources[0][1]
+
+
+@dataclass(frozen=True)
+class Layers:
+    """The rules of all modules, one each.
+
+    Attributes:
+        found: the rules.
+        open: tensors that no rule makes, with the reason.
+    """
+
+    found: tuple[LayerRule, ...]
+    open: Mapping[str, str]
+
+
+def describe_layers(derivation: Derivation, target: TargetModel) -> Layers:
+    """Describe every module of the target that has tensors."""
+    facts = _facts_of(derivation.facts)
+    found: list[LayerRule] = []
+    unknown: dict[str, str] = {}
+    known = {name: tensor for tensor in derivation.tensors for name in (tensor.name, *tensor.also)}
+    done: set[str] = set()
+    for module in target.modules:
+        own = {
+            last: known[full]
+            for last in module.tensors
+            if (full := join(module.name, last)) in known and known[full].name not in done
+        }
+        for group in _groups(module, own):
+            done |= {tensor.name for tensor in group.values()}
+            described = _describe(module, group, facts, derivation)
+            if isinstance(described, LayerRule):
+                found.append(described)
+            else:
+                unknown |= dict.fromkeys((tensor.name for tensor in group.values()), described)
+    return Layers(tuple(found), unknown)
+
+
+def _facts_of(facts: Sequence[Fact]) -> Mapping[str, Mapping[str, Any]]:
+    """Return the facts by the tensors that they belong to."""
+    found: dict[str, dict[str, Any]] = {}
+    for fact in facts:
+        for tensor in fact.tensors:
+            found.setdefault(tensor, {})[fact.name] = fact.value
+    return found
+
+
+def _groups(module: TargetModule, own: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
+    """Yield the tensors of a module that one rule makes, by their role."""
+    if module.kind_name == "attention":
+        for weight, bias in (("in_proj_weight", "in_proj_bias"), ("out_proj.weight", "out_proj.bias")):
+            yield {role: own[name] for role, name in (("weight", weight), ("bias", bias)) if name in own}
+        rest = ("in_proj_weight", "in_proj_bias", "out_proj.weight", "out_proj.bias")
+        yield from ({name: own[name]} for name in own if name not in rest)
+    elif module.kind_name or set(own) <= set(ROLES):
+        kept = {name: tensor for name, tensor in own.items() if name != "num_batches_tracked"}
+        roles = [_role(name, tensor) for name, tensor in kept.items()]
+        if len(set(roles)) == len(roles):
+            yield dict(zip(roles, kept.values(), strict=True))
+        else:
+            yield from ({"weight": tensor} for tensor in kept.values())
+    else:
+        yield from ({"weight": tensor} for tensor in own.values())
+
+
+def _role(name: str, tensor: Tensor) -> str:
+    """Return what a tensor is in its module: that of its name, or what it does."""
+    if name in ROLES:
+        return name
+    return "bias" if tensor.parts and tensor.parts[0].evidence.role is Role.SHIFT else "weight"
+
+
+def _describe(
+    module: TargetModule, group: Mapping[str, Tensor], facts: Mapping[str, Mapping[str, Any]], derivation: Derivation
+) -> LayerRule | str:
+    """Return the rule of some tensors of a module, or why there is none."""
+    tensors = {role: tensor for role, tensor in group.items() if not _constant(tensor)}
+    if not tensors:
+        return "the source has no such parameter"
+    first = tensors.get("weight", next(iter(tensors.values())))
+    if any(not tensor.parts for tensor in tensors.values()):
+        return "nothing was found that fits"
+    said = {key: value for tensor in tensors.values() for key, value in facts.get(tensor.name, {}).items()}
+    kind = _kind(module, tensors, said)
+    sources: list[tuple[str, tuple[Source, ...]]] = []
+    for role, tensor in tensors.items():
+        found = _sources(tensor, derivation.leaves, rotary="rope" in facts.get(tensor.name, {}))
+        if found is None:
+            return "its elements lie in an order that has no name"
+        sources.append(("from" if kind == "parameter" else ROLES.get(role, "from"), found))
+    whole = first.name if kind == "parameter" else module.name
+    names: tuple[tuple[str, str], ...] = ()
+    if kind != "parameter":
+        names = tuple(
+            (role, last)
+            for role, tensor in tensors.items()
+            if (last := tensor.name.removeprefix(f"{module.name}." if module.name else "")) != role
+        )
+        if module.kind_name == "attention" and names and names[0][1].startswith("out_proj."):
+            whole, names = f"{module.name}.out_proj" if module.name else "out_proj", ()
+    weakest = max((tensor.grade for tensor in tensors.values()), key=list(Grade).index)
+    keys, target_keys = _norm_keys(said) if kind in NORMS else ((), ())
+    if kind in ("linear", *CONVOLUTIONS) and said.get("activation"):
+        keys = (*keys, ("activation", str(said["activation"])))
+    geometry = _geometry(first, said) if kind in CONVOLUTIONS else ()
+    return LayerRule(kind, whole, tuple(sources), names, keys, target_keys, geometry, _evidence(first), weakest)
+
+
+def _geometry(tensor: Tensor, said: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    """Return the dimension numbers, padding, strides, ... of a convolution as text, so that equal ones are one rule."""
+    source = tensor.parts[0].evidence.source
+    numbers = {"dimension_numbers": source.settings.get("dimension_numbers")} if source is not None else {}
+    keys = ("padding", "strides", "dilation", "groups")
+    return tuple((key, str(value)) for key, value in (numbers | {k: said[k] for k in keys if k in said}).items())
+
+
+def _constant(tensor: Tensor) -> bool:
+    return bool(tensor.parts) and all(part.arithmetic is Arithmetic.CONSTANT for part in tensor.parts)
+
+
+def _kind(module: TargetModule, tensors: Mapping[str, Tensor], said: Mapping[str, Any]) -> str:
+    if module.kind_name == "attention":
+        return "linear" if "weight" in tensors else "parameter"
+    if module.kind_name:
+        return module.kind_name
+    first = next(iter(tensors.values()))
+    role = first.parts[0].evidence.role
+    if role is Role.PRODUCT and len(first.shape) != 2:  # blocks, or experts: no torch.nn.Linear
+        return "parameter"
+    if role is Role.SCALE and "epsilon" in said:
+        return "layer_norm" if "bias" in tensors else "rms_norm"
+    if role is Role.CONVOLUTION and said.get("transposed"):
+        return "conv_transpose"
+    return WORDS.get(role, "parameter")
+
+
+def _norm_keys(said: Mapping[str, Any]) -> tuple[tuple[tuple[str, str], ...], tuple[tuple[str, str], ...]]:
+    keys = [
+        ("multiplies_by", str(said.get("multiplies_by", "scale"))),
+        ("epsilon", _number(said["epsilon"]) if "epsilon" in said else "ask"),
+    ]
+    keys += [("num_groups", str(said["groups"]))] if "groups" in said else []
+    target = [("multiplies_by", "1+weight")] if said.get("weight") == "1+weight" else []
+    return tuple(keys), tuple(target)
+
+
+def _number(value: float) -> str:
+    """Return a number as people write it: 1e-6."""
+    return re.sub(r"e-0*", "e-", f"{value:g}")
+
+
+def _sources(tensor: Tensor, leaves: Mapping[str, tuple[int, ...]], *, rotary: bool) -> tuple[Source, ...] | None:
+    """Return the sources of a tensor, in the order of its rows; None where an order has no name."""
+    found = []
+    for part in sorted(_joined(tensor.parts), key=lambda part: int(part.elements[0]) if len(part.elements) else 0):
+        if not part.leaf:
+            return None
+        size, count = int(np.prod(tensor.shape)), len(part.elements)
+        order = np.argsort(part.elements, kind="stable")
+        elements = part.elements[order]
+        if not np.array_equal(elements, np.arange(elements[0], elements[0] + count)):
+            return None
+        shape = tensor.shape
+        if count != size:  # a block of rows
+            row = int(np.prod(tensor.shape[1:]))
+            if elements[0] % row or count % row:
+                return None
+            shape = (count // row, *tensor.shape[1:])
+        layout = read_layout(leaves[part.leaf], part.positions[order], shape, rotary)
+        if layout is None or layout.groups is None:
+            return None
+        found.append(Source(part.leaf, layout, part.contracted))
+    return tuple(found)
+
+
+def _joined(parts: Sequence[Part]) -> list[Part]:
+    """Join parts of one leaf with the same arithmetic."""
+    found: dict[Any, Part] = {}
+    for part in parts:
+        key = (part.leaf, part.arithmetic, part.factor, part.contracted)
+        if key in found:
+            first = found[key]
+            elements = np.concatenate([first.elements, part.elements])
+            positions = np.concatenate([first.positions, part.positions])
+            found[key] = Part(
+                elements, part.leaf, positions, part.arithmetic, first.evidence, part.factor, part.contracted
+            )
+        else:
+            found[key] = part
+    return list(found.values())
+
+
+def _evidence(tensor: Tensor) -> str:
+    """Say in one line why the first tensor of a rule is believed."""
+    evidence = tensor.parts[0].evidence
+    refuted = sum(count for _, count in evidence.refuted)
+    if evidence.source is None:
+        return tensor.grade.value
+    said = f"{evidence.source.operation} {_place(evidence.source.module, evidence.source.where)}".strip()
+    tried = f"; {refuted} of {evidence.tried} candidates refuted" if refuted else ""
+    return (
+        f"{tensor.grade.value}: {said} and {evidence.target.operation} {_place(evidence.target.module, evidence.target.where)}".rstrip()
+        + tried
+    )
+
+
+def _place(module: str, where: str) -> str:
+    return f"of {module}" if module else f"at {where}" if where else ""

@@ -1,0 +1,168 @@
+"""Read a layout off a derivation: in which order the axes of a leaf lie in a tensor of the target."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, np.dtype[Any]]
+INTERLEAVED, HALF_SPLIT, REVERSED = "interleaved", "half-split", "reversed"
+MAX_FACTORS = 3  # of an axis that is made of others, such as (N C H)
+
+
+@dataclass(frozen=True)
+class Axis:
+    """An axis of a leaf, or one of the axes that it is made of.
+
+    Attributes:
+        of: number of the leaf's axis.
+        place: of the axes that the leaf's axis is made of, the outermost is 0.
+        size: number of elements that the block has along it.
+        start: the first of them along the leaf's axis, where the block has only some.
+        order: how its elements lie in the target: empty (as stored), ``interleaved`` or ``half-split`` (how the source pairs the
+            features of RoPE, where the target pairs them in the other way), or ``reversed``.
+    """
+
+    of: int
+    place: int
+    size: int
+    start: int = 0
+    order: str = ""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The elements of a leaf in a block of a tensor.
+
+    Attributes:
+        leaf_shape: of the leaf.
+        fixed: (axis of the leaf, the one index that the block has), for axes longer than 1.
+        axes: of the block, the slowest first; axes of size 1 are left out.
+        shape: of the block, as the target's tensor has it; its product is that of the sizes of `axes`.
+    """
+
+    leaf_shape: tuple[int, ...]
+    fixed: tuple[tuple[int, int], ...]
+    axes: tuple[Axis, ...]
+    shape: tuple[int, ...]
+
+    @property
+    def groups(self) -> tuple[tuple[Axis, ...], ...] | None:
+        """The axes of the leaf that each axis of the block is made of; None where one crosses their borders."""
+        found, rest = [], list(self.axes)
+        for size in self.shape:
+            group: list[Axis] = []
+            while math.prod(axis.size for axis in group) < size and rest:
+                group.append(rest.pop(0))
+            if math.prod(axis.size for axis in group) != size:
+                return None
+            found.append(tuple(group))
+        return tuple(found) if not rest else None
+
+    def made_of(self, axis: int) -> tuple[Axis, ...]:
+        """Return the axes that an axis of the leaf is made of, the outermost first."""
+        return tuple(sorted((a for a in self.axes if a.of == axis), key=lambda a: a.place))
+
+
+def read_layout(
+    leaf_shape: Sequence[int], positions: Array, shape: Sequence[int], rotary: bool = False
+) -> Layout | None:
+    """Return the layout of a block whose elements, in C order, have these positions in the leaf; None if it is no such layout.
+
+    Args:
+        positions: in C order of the leaf.
+        shape: of the block.
+        rotary: whether RoPE rotates the features, so that the two programs may pair them in different ways.
+    """
+    digits = np.unravel_index(np.asarray(positions, np.int64), tuple(leaf_shape)) if leaf_shape else ()
+    fixed: list[tuple[int, int]] = []
+    found: list[tuple[int, Axis]] = []  # step in the block, axis
+    for k, column in enumerate(digits):
+        varies = np.flatnonzero(column != column[0])
+        if not len(varies):
+            if leaf_shape[k] > 1:
+                fixed.append((k, int(column[0])))
+            continue
+        inner = _axes_of(k, column, rotary)
+        if inner is None:
+            return None
+        found += inner
+    found.sort(key=lambda item: -item[0])
+    axes = tuple(axis for _, axis in found)
+    if math.prod(axis.size for axis in axes) != len(positions) or math.prod(shape) != len(positions):
+        return None
+    steps = [math.prod(axis.size for axis in axes[k + 1 :]) for k in range(len(axes))]
+    if steps != [step for step, _ in found]:
+        return None
+    return Layout(tuple(leaf_shape), tuple(fixed), axes, tuple(shape))
+
+
+def _axes_of(k: int, column: Array, rotary: bool) -> list[tuple[int, Axis]] | None:
+    """Return the axes that one axis of the leaf is made of, with their steps; None if they cannot be told."""
+    used = np.unique(column)
+    start, size = int(used[0]), len(used)
+    if int(used[-1]) - start + 1 != size:
+        return None
+    column = column - start
+    for sizes in _factors(size, len(column)):
+        found = _decompose(k, column, sizes, start, rotary)
+        if found is not None:
+            return found
+    return None
+
+
+def _factors(size: int, elements: int) -> Iterator[tuple[int, ...]]:
+    """Yield the ways to write a size as a product, those of few factors first."""
+    yield (size,)
+    divisors = [d for d in range(2, size) if size % d == 0]
+    for count in range(2, MAX_FACTORS + 1):
+        for head in itertools.product(divisors, repeat=count - 1):
+            rest, whole = divmod(size, math.prod(head))
+            if not whole and rest > 1:
+                yield (*head, rest)
+
+
+def _decompose(
+    k: int, column: Array, sizes: tuple[int, ...], start: int, rotary: bool
+) -> list[tuple[int, Axis]] | None:
+    """Return the axes of these sizes with their steps, if each varies on its own, periodically, in one order."""
+    rest, found = column, []
+    for place in reversed(range(len(sizes))):
+        size = sizes[place]
+        digit, rest = rest % size, rest // size
+        step = int(np.flatnonzero(digit != digit[0])[0])
+        order = digit[: step * size : step]
+        if len(order) != size or not np.array_equal(digit, order[(np.arange(len(digit)) // step) % size]):
+            return None
+        name = _order_name(order, rotary)
+        if name is None:
+            return None
+        found.append((step, Axis(k, place, size, start if len(sizes) == 1 else 0, name)))
+    if start and len(sizes) > 1:  # a part of an axis that is made of others: the outermost has an offset
+        inner = math.prod(sizes[1:])
+        if start % inner:
+            return None
+        step, axis = found[-1]
+        found[-1] = (step, Axis(k, 0, axis.size, start // inner, axis.order))
+    return found
+
+
+def _order_name(order: Array, rotary: bool) -> str | None:
+    """Return the name of an order of the elements of an axis; None for one without."""
+    size = len(order)
+    stored = np.arange(size)
+    if np.array_equal(order, stored):
+        return ""
+    if np.array_equal(order, stored[::-1]):
+        return REVERSED
+    if rotary and size % 2 == 0:
+        if np.array_equal(order, stored.reshape(-1, 2).T.ravel()):
+            return INTERLEAVED
+        if np.array_equal(order, stored.reshape(2, -1).T.ravel()):
+            return HALF_SPLIT
+    return None

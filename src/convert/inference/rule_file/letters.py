@@ -1,0 +1,57 @@
+"""Letters for the axes of one tensor, and the letters of its leaf's axes as stored."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+
+from convert.drafting.axis_letters import Letters
+from convert.inference.rule_file.layout import Axis, Layout
+
+ROLES = {1: ("width",), 2: ("heads", "head"), 3: ("parts", "heads", "head")}  # of the axes that a group is made of
+
+
+class NoWordsError(Exception):
+    """The rule language has no words for a layout; the message says which."""
+
+
+class Named:
+    """The letters of the axes of one tensor."""
+
+    def __init__(self, letters: Letters) -> None:
+        self.letters = letters
+        self.count: dict[tuple[str, int], int] = defaultdict(int)
+        self.of: dict[tuple[int, int], str] = {}
+
+    def take(self, role: str, size: int) -> str:
+        again = self.count[role, size]
+        self.count[role, size] += 1
+        return self.letters.named(role, size, again)
+
+    def name(self, group: Sequence[Axis]) -> str:
+        """Name the axes of a group; return their letters in the order of the target."""
+        for axis, role in zip(group, ROLES.get(len(group), ("width",) * len(group)), strict=True):
+            self.of[axis.of, axis.place] = self.take(role, axis.size)
+        return "".join(self.of[axis.of, axis.place] for axis in group)
+
+
+def leaf_letters(
+    layout: Layout, named: Named, stacked: Collection[int] = (), split: tuple[int, str] | None = None
+) -> str:
+    """Return the letters of the leaf's axes as stored, without the stacked ones."""
+    found = []
+    for axis, size in enumerate(layout.leaf_shape):
+        if axis in stacked:
+            continue
+        if split is not None and axis == split[0]:
+            found.append(split[1])
+            continue
+        of = [named.of[a.of, a.place] for a in layout.made_of(axis)] or [x for x in [named.of.get((axis, 0))] if x]
+        found.append("." if not of and size == 1 else of[0] if len(of) == 1 else f"({' '.join(of)})")
+    return "".join(found)
+
+
+def target_axes(layout: Layout, named: Named) -> str:
+    """Return the letters of the axes of the target's tensor; a dot is an axis of size 1."""
+    texts = ["".join(named.of[axis.of, axis.place] for axis in group) for group in layout.groups or ()]
+    return "".join("." if not text else text if len(text) == 1 else f"({' '.join(text)})" for text in texts)

@@ -1,0 +1,360 @@
+"""Join the layers that one rule describes: numbers become indices, words become alternatives, an axis becomes names."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+from convert.core.path_pattern import escape_path
+from convert.drafting.like.module_patterns import common_pattern
+from convert.inference.derivation import Grade
+from convert.inference.rule_file.layer import LayerRule, Source
+from convert.inference.rule_file.layout import Layout
+
+NUMBER = re.compile(r"[0-9]+")
+INDICES = "ijklmnpqstuv"
+Numbers = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class PatternRule:
+    """One rule for layers of the same structure.
+
+    Attributes:
+        layer: the first of them, for all that they have in common.
+        module: pattern of the target's modules.
+        sources: key of the rule -> pattern of the leaves.
+        stacked: index -> axis of the leaves that stacks it.
+        index_from: index of the target -> the two indices of the source that are its digits, the slower first.
+        split: axis of the leaves whose elements go to different modules; None: there is none.
+        at: the element of `split` that this rule's modules have, until all are joined; then -1.
+        layers: how many layers the rule describes.
+        leaves: names of all its leaves.
+    """
+
+    layer: LayerRule
+    module: str
+    sources: tuple[tuple[str, str], ...]
+    stacked: tuple[tuple[str, int], ...] = ()
+    index_from: tuple[tuple[str, tuple[str, str]], ...] = ()
+    split: int | None = None
+    at: int = -1
+    layers: int = 1
+    leaves: frozenset[str] = frozenset()
+
+    @property
+    def grade(self) -> Grade:
+        """The weakest grade of its layers."""
+        return self.layer.grade
+
+
+class IndexLetters:
+    """Letters of indices. One letter is one index of the target's names, with one number of values."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, int], str] = {}
+
+    def named(self, module: str, position: int, count: int) -> str:
+        """Return the letter of the number at a position in the name of a module that has so many values."""
+        before = NUMBER.split(module)[: position + 1]
+        free = [letter for letter in INDICES if letter not in self._known.values()]
+        shared = next((letter for (_, n), letter in self._known.items() if n == count), INDICES[0])
+        return self._known.setdefault(("#".join(before), count), free[0] if free else shared)
+
+
+def join_layers(layers: Sequence[LayerRule]) -> list[PatternRule]:
+    """Return the rules for layers, in the order of the first layer of each."""
+    letters = IndexLetters()
+    groups: dict[Hashable, list[LayerRule]] = defaultdict(list)
+    for layer in layers:
+        groups[_structure(layer)].append(layer)
+    rules = [rule for members in groups.values() for rule in _indexed(members, letters)]
+    rules = _joined(rules, _split_key, _join_split)
+    rules = _joined(rules, _alternatives_key, _join_alternatives)
+    order = {layer.module: k for k, layer in enumerate(layers)}
+    return sorted(rules, key=lambda rule: order[rule.layer.module])
+
+
+def _structure(layer: LayerRule) -> Hashable:
+    """Return what the layers of one rule have in common: all but numbers."""
+    sources = tuple(
+        (key, tuple((NUMBER.sub("#", s.leaf), _loose(s.layout), s.contracted) for s in of)) for key, of in layer.sources
+    )
+    return (
+        layer.kind_name,
+        NUMBER.sub("#", layer.module),
+        sources,
+        layer.names,
+        layer.keys,
+        layer.target_keys,
+        layer.geometry,
+    )
+
+
+def _loose(layout: Layout) -> Layout:
+    return replace(layout, fixed=tuple((axis, -1) for axis, _ in layout.fixed))
+
+
+def _numbers(text: str) -> Numbers:
+    return tuple(int(number) for number in NUMBER.findall(text))
+
+
+def _each_source(layer: LayerRule) -> list[Source]:
+    return [source for _, of in layer.sources for source in of]
+
+
+def _indexed(members: list[LayerRule], letters: IndexLetters) -> Iterator[PatternRule]:
+    """Yield rules with indices for layers that differ in numbers only; as few as explain all numbers."""
+    rule = _with_indices(members, letters)
+    if rule is not None:
+        yield rule
+        return
+    for slot in _slots(members[0]):
+        apart: dict[int, list[LayerRule]] = defaultdict(list)
+        for member in members:
+            apart[_value(member, slot)].append(member)
+        found = [_with_indices(group, letters) for group in apart.values()]
+        if 1 < len(apart) < len(members) and all(rule is not None for rule in found):
+            yield from (rule for rule in found if rule is not None)
+            return
+    for member in members:
+        alone = _with_indices([member], letters)
+        if alone is not None:
+            yield alone
+
+
+Slot = tuple[str, int, int]  # "leaf" or "axis" or "module", source, position
+
+
+def _slots(layer: LayerRule) -> Iterator[Slot]:
+    """Yield the places of numbers: those of fixed axes first, then those of names."""
+    sources = _each_source(layer)
+    for k, source in enumerate(sources):
+        yield from (("axis", k, position) for position in range(len(source.layout.fixed)))
+    for k, source in enumerate(sources):
+        yield from (("leaf", k, position) for position in range(len(_numbers(source.leaf))))
+    yield from (("module", 0, position) for position in range(len(_numbers(layer.module))))
+
+
+def _value(layer: LayerRule, slot: Slot) -> int:
+    what, k, position = slot
+    if what == "module":
+        return _numbers(layer.module)[position]
+    source = _each_source(layer)[k]
+    return source.layout.fixed[position][1] if what == "axis" else _numbers(source.leaf)[position]
+
+
+def _with_indices(members: Sequence[LayerRule], letters: IndexLetters) -> PatternRule | None:
+    """Return the rule of layers whose numbers are those of indices; None if they are not."""
+    first = members[0]
+    columns = [
+        tuple(_value(member, ("module", 0, k)) for member in members) for k in range(len(_numbers(first.module)))
+    ]
+    varying: dict[Numbers, int] = {}
+    for k, column in enumerate(columns):
+        if len(set(column)) > 1:
+            varying.setdefault(column, k)
+    if len(members) != prod(len(set(column)) for column in varying):
+        return None
+    whole = _whole_keys(first.module)
+    ranges = {column: k for column, k in varying.items() if k in whole and _is_range(column, min(column))}
+    indices = {letters.named(first.module, k, len(set(column))): column for column, k in ranges.items()}
+    indices |= {",".join(map(str, sorted(set(column)))): column for column in varying if column not in ranges}
+    digits, index_from = _digits(members, indices, letters)
+    stacked: dict[str, int] = {}
+    split: tuple[int, int] | None = None
+    for slot in _slots(first):
+        if slot[0] != "axis":
+            continue
+        axis, at = _each_source(first)[slot[1]].layout.fixed[slot[2]]
+        text = _written(tuple(_value(member, slot) for member in members), indices | digits)
+        if text is None or "+" in text or "," in text:
+            return None
+        if not text.startswith("{"):
+            if split not in (None, (axis, at)):
+                return None
+            split = (axis, at)
+        elif stacked.setdefault(text[1:-1], axis) != axis:
+            return None
+    sources = []
+    at = 0
+    for key, of in first.sources:
+        texts = []
+        for source in of:
+            slots = [("leaf", at, position) for position in range(len(_numbers(source.leaf)))]
+            values = [_written(tuple(_value(member, slot) for member in members), indices | digits) for slot in slots]
+            texts.append(_filled(escape_path(source.leaf), values))
+            at += 1
+        joined = common_pattern([text for text in texts if text is not None]) if None not in texts else None
+        if joined is None:
+            return None
+        sources.append((key, joined))
+    module = _filled(first.module, [_written(column, indices) for column in columns])
+    assert module is not None, "each number of the module is constant or an index"
+    weakest = max((member.grade for member in members), key=list(Grade).index)
+    return PatternRule(
+        replace(first, grade=weakest),
+        module,
+        tuple(sources),
+        tuple(stacked.items()),
+        tuple(index_from.items()),
+        None if split is None else split[0],
+        -1 if split is None else split[1],
+        len(members),
+        frozenset(source.leaf for member in members for source in _each_source(member)),
+    )
+
+
+def _whole_keys(module: str) -> set[int]:
+    """Return which numbers of a name are keys of their own, as those of layers are: ``layers.0``, not ``norm1``."""
+    found, at = set(), 0
+    for key in module.split("."):
+        if key.isdecimal():
+            found.add(at)
+        at += len(_numbers(key))
+    return found
+
+
+def _is_range(values: Sequence[int], start: int = 0) -> bool:
+    found = sorted(set(values))
+    return found == list(range(start, start + len(found)))
+
+
+def _digits(
+    members: Sequence[LayerRule], indices: Mapping[str, Numbers], letters: IndexLetters
+) -> tuple[dict[str, Numbers], dict[str, tuple[str, str]]]:
+    """Return the digits of an index that the source writes as two numbers, the slower first, and which index has which digits."""
+    slots = dict.fromkeys(
+        tuple(_value(member, slot) for member in members) for slot in _slots(members[0]) if slot[0] != "module"
+    )
+    unknown = [column for column in slots if _written(column, indices) is None and _is_range(column)]
+    for name, column in indices.items():
+        if "," in name:
+            continue
+        for slow, fast in itertools.permutations(unknown, 2):
+            count = max(fast) + 1
+            if all(n == a * count + b for n, a, b in zip(column, slow, fast, strict=True)):
+                one, other = (letters.named(f"digit {k} of {name}", 0, len(set(c))) for k, c in enumerate((slow, fast)))
+                return {one: slow, other: fast}, {name: (one, other)}
+    return {}, {}
+
+
+def _written(values: Numbers, indices: Mapping[str, Numbers]) -> str | None:
+    """Return numbers as an index with its offset, or as the number that all layers have; None if they are neither."""
+    if len(set(values)) == 1:
+        return str(values[0])
+    for name, index in indices.items():
+        first = min(index)
+        offsets = {value - (n - first) for value, n in zip(values, index, strict=True)}
+        if "," in name:  # numbers within a word, or with gaps, are listed
+            of = dict(zip(index, values, strict=True))
+            if all(of[n] == value for n, value in zip(index, values, strict=True)) and len(set(of.values())) == len(of):
+                return f"{{{','.join(str(of[n]) for n in sorted(of))}}}"
+        elif len(offsets) == 1 and (offset := offsets.pop()) >= 0:
+            return f"{{{name}+{offset}}}" if offset else f"{{{name}}}"
+    return None
+
+
+def _filled(text: str, numbers: Sequence[str | None]) -> str | None:
+    if None in numbers:
+        return None
+    found = iter(numbers)
+    return NUMBER.sub(lambda _: str(next(found)), text)
+
+
+def _joined(
+    rules: Sequence[PatternRule],
+    key_of: Callable[[PatternRule], Hashable],
+    join: Callable[[Sequence[PatternRule]], list[PatternRule]],
+) -> list[PatternRule]:
+    groups: dict[Hashable, list[PatternRule]] = defaultdict(list)
+    for rule in rules:
+        groups[key_of(rule)].append(rule)
+    found: list[PatternRule] = []
+    for group in groups.values():
+        found += join(group) if len(group) > 1 else group
+    return found
+
+
+def _common(rule: PatternRule) -> tuple[Hashable, ...]:
+    layer = rule.layer
+    structure = tuple((key, tuple((_loose(s.layout), s.contracted) for s in of)) for key, of in layer.sources)
+    return (
+        layer.kind_name,
+        structure,
+        layer.names,
+        layer.keys,
+        layer.target_keys,
+        rule.stacked,
+        rule.index_from,
+        rule.split,
+    )
+
+
+def _split_key(rule: PatternRule) -> Hashable:
+    """Return what the rules of the elements of one axis have in common: an activation may be that of the first alone."""
+    keys = tuple(item for item in rule.layer.keys if item[0] != "activation" or rule.at != 0)
+    alike = replace(rule, layer=replace(rule.layer, keys=keys))
+    return (*_common(alike), rule.sources, rule.split is None and rule.module)
+
+
+def _join_split(group: Sequence[PatternRule]) -> list[PatternRule]:
+    """Join the rules whose modules have the elements of one axis."""
+    group = sorted(group, key=lambda rule: rule.at)
+    split = group[0].split
+    module = common_pattern([rule.module for rule in group])
+    if split is None or module is None:
+        return list(group)
+    if [rule.at for rule in group] != list(range(_size(group[0].layer, split))):
+        return list(group)
+    return [_whole(group, module, group[0].sources)]
+
+
+def _size(layer: LayerRule, axis: int) -> int:
+    return layer.main[0].layout.leaf_shape[axis]
+
+
+def _alternatives_key(rule: PatternRule) -> Hashable:
+    if rule.split is not None or len(rule.layer.main) > 1:
+        return rule.module
+    return (*_common(rule), re.findall(r"\{\w+(?:\+\d+)?\}", rule.module).__repr__())
+
+
+def _join_alternatives(group: Sequence[PatternRule]) -> list[PatternRule]:
+    """Join rules whose sources and modules differ in one word each; neighbours in the tree of the target only."""
+    found: list[PatternRule] = []
+    for family in _families(group):
+        module = common_pattern([rule.module for rule in family])
+        sources = [(key, common_pattern([dict(rule.sources)[key] for rule in family])) for key, _ in family[0].sources]
+        written = tuple((key, text) for key, text in sources if text is not None)
+        if len(family) == 1 or module is None or len(written) < len(sources):
+            found += family
+        else:
+            found.append(_whole(family, module, written))
+    return found
+
+
+def _families(group: Sequence[PatternRule]) -> Iterable[list[PatternRule]]:
+    """Group rules whose modules have the same parent, and whose leaves have the same path but for one word."""
+    families: dict[Hashable, list[PatternRule]] = defaultdict(list)
+    for rule in group:
+        first = rule.sources[0][1].split("/")
+        families[rule.module.rpartition(".")[0], len(first), tuple(first[:-2])].append(rule)
+    return families.values()
+
+
+def _whole(group: Sequence[PatternRule], module: str, sources: tuple[tuple[str, str], ...]) -> PatternRule:
+    weakest = max((rule.layer.grade for rule in group), key=list(Grade).index)
+    return replace(
+        group[0],
+        layer=replace(group[0].layer, grade=weakest),
+        module=module,
+        sources=sources,
+        at=-1,
+        layers=sum(rule.layers for rule in group),
+        leaves=frozenset().union(*(rule.leaves for rule in group)),
+    )

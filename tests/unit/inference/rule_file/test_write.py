@@ -1,0 +1,137 @@
+"""A derivation becomes a rule file: its plan is the derivation again, in the words that a person would write."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import numpy as np
+import pytest
+
+from convert.drafting.like.target import TargetModel
+from convert.inference.derivation import Derivation, Grade, Tensor
+from convert.inference.rule_file.proof import compare_rules
+from convert.inference.rule_file.write import write_rules
+from support.derived import derived
+from support.paths import GOLDEN
+
+GEMMA = {"vocab_size": 256, "context_length": 1024}
+GEMMA2 = {**GEMMA, "sliding_window": 8, "query_pre_attn_scalar": 12}
+GEMMA3 = {**GEMMA2, "rope_factor_global": 1.0}
+CASES = {
+    "gpt2": ("gpt2", {}),
+    "bert": ("bert", {}),
+    "t5-v1.1": ("t5", {}),
+    "whisper": ("whisper", {}),
+    "llama": ("llama", {}),
+    "recurrentgemma": ("recurrentgemma", {}),
+    "gemma1-mqa": ("gemma", GEMMA),
+    "gemma2-9b": ("gemma", GEMMA2),
+    "gemma3": ("gemma", GEMMA3),
+    "gemma3-stacked": ("gemma", GEMMA3),
+    "timesfm-2.5": ("timesfm", {}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_plan_of_the_written_rules_is_the_derivation(case: str) -> None:
+    model, settings = CASES[case]
+    derivation, target = derived(model, GOLDEN / case / "ckpt", settings)
+    written = write_rules(derivation, target)
+    assert written.open == {}
+    assert compare_rules(written.text, derivation) == []
+
+
+def rules_of(text: str) -> dict[str, dict[str, str]]:
+    """Target -> the lines of its rule."""
+    found = {}
+    for rule in text.split("rules:\n")[1].split("\n\n"):
+        lines = dict(re.match(r"[- ] (\w+): (.*?)(?:    #.*)?$", line).groups() for line in rule.strip().splitlines())
+        *said, (kind, target) = lines.items()
+        found[target] = {"kind": kind, **dict(said)}
+    return found
+
+
+def test_the_words_are_those_that_a_person_writes() -> None:
+    derivation, target = derived("gemma", GOLDEN / "gemma2-9b" / "ckpt", GEMMA2)
+    rules = rules_of(write_rules(derivation, target).text)
+    assert rules["model.layers.{i}.self_attn.{k,v}_proj"] == {
+        "kind": "linear", "einsum": "...D,CKDH->...CKH", "from": "layer_{i}/attn/kv_einsum/w"
+    }  # fmt: skip
+    assert rules['{module: "model.layers.{i}.{input,post_attention,pre_feedforward,post_feedforward}_layernorm", multiplies_by: "1+weight"}'] == {
+        "kind": "rms_norm", "from": "layer_{i}/{pre_attention,post_attention,pre_ffw,post_ffw}_norm/scale",
+        "multiplies_by": "1+scale", "epsilon": "1e-6", "axes": "D",
+    }  # fmt: skip
+    assert len(rules) == 8, "as few as the shipped file has"
+
+
+def test_layers_that_are_stacked_in_units_are_numbered_by_two_digits() -> None:
+    derivation, target = derived("gemma", GOLDEN / "gemma3-stacked" / "ckpt", GEMMA3)
+    rules = rules_of(write_rules(derivation, target).text)
+    rule = rules["model.layers.{i}.self_attn.o_proj"]
+    assert (rule["stacked"], rule["index_from"]) == ("{j: 0}", "{i: [j, k]}")
+    assert rule["from"] == "transformer/stacked_layers/attention_type_{k}/attn/attn_vec_einsum/w"
+
+
+def test_two_stacks_of_layers_have_indices_of_their_own() -> None:
+    derivation, target = derived("t5", GOLDEN / "t5-v1.1" / "ckpt", {})
+    targets = rules_of(write_rules(derivation, target).text)
+    letters = {re.search(r"\{([a-z])\}", name)[1]: name.split(".")[0] for name in targets if "block.{" in name}
+    assert len(set(letters)) == 2 and set(letters.values()) == {"encoder", "decoder"}
+
+
+def test_the_evidence_stands_beside_the_rule() -> None:
+    derivation, target = derived("gpt2", GOLDEN / "gpt2" / "ckpt", {})
+    text = write_rules(derivation, target).text
+    assert "# derived: dot_general of block and mm of net; 2 of 3 candidates refuted; the same in" in text
+
+
+def small() -> tuple[Derivation, TargetModel]:
+    return derived("gpt2", GOLDEN / "gpt2" / "ckpt", {})
+
+
+def test_another_layout_than_the_derived_one_is_found() -> None:
+    """The comparison can fail: one equation transposed, one leaf for another, one number of a layer."""
+    derivation, target = small()
+    text = write_rules(derivation, target).text
+    assert "ln_{1,2}/scale" in text
+    exchanged = compare_rules(text.replace("ln_{1,2}/scale", "ln_{2,1}/scale"), derivation)
+    assert {found.tensor.rpartition("ln_")[2] for found in exchanged} == {"1.weight", "2.weight"}
+    tensor = next(t for t in derivation.tensors if t.name.endswith("h.1.attn.c_proj.weight"))
+    part = tensor.parts[0]
+    moved = dataclasses.replace(part, positions=part.positions.reshape(tensor.shape).T.ravel())
+    other = dataclasses.replace(tensor, parts=(moved,))
+    changed = dataclasses.replace(derivation, tensors=tuple(other if t is tensor else t for t in derivation.tensors))
+    assert [found.tensor for found in compare_rules(text, changed)] == [tensor.name]
+
+
+def test_what_is_open_is_a_question_with_its_candidates() -> None:
+    derivation, target = small()
+    tensor = next(t for t in derivation.tensors if t.name.endswith("wpe.weight"))
+    opened = Tensor(tensor.name, tensor.shape, Grade.OPEN, candidates=(tensor.parts[0].leaf,))
+    changed = dataclasses.replace(derivation, tensors=tuple(opened if t is tensor else t for t in derivation.tensors))
+    written = write_rules(changed, target)
+    assert written.open == {tensor.name: "nothing was found that fits"}
+    question = written.text.split("- from: transformer/wpe/embedding\n")[1]
+    assert "parameter: ask    # question: which tensor of the target is made of it?" in question
+    assert f"# parameter: {tensor.name}    # nothing was found that fits" in question
+    assert [found.tensor for found in compare_rules(written.decided, changed)] == [tensor.name]
+
+
+def test_an_order_without_words_is_open() -> None:
+    derivation, target = small()
+    tensor = next(t for t in derivation.tensors if t.name.endswith("wpe.weight"))
+    part = tensor.parts[0]
+    mixed = dataclasses.replace(part, positions=np.random.default_rng(0).permutation(part.positions))
+    changed = dataclasses.replace(
+        derivation,
+        tensors=tuple(dataclasses.replace(t, parts=(mixed,)) if t is tensor else t for t in derivation.tensors),
+    )
+    assert write_rules(changed, target).open == {tensor.name: "its elements lie in an order that has no name"}
+
+
+def test_arithmetic_of_norms_is_compared() -> None:
+    derivation, target = derived("gemma", GOLDEN / "gemma2-9b" / "ckpt", GEMMA2)
+    text = write_rules(derivation, target).text
+    wrong = text.replace('multiplies_by: "1+weight"', "multiplies_by: weight")
+    assert len(compare_rules(wrong, derivation)) == sum("norm" in t.name for t in derivation.tensors)
