@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch._C import DispatchKey
+from torch._ops import HigherOrderOperator
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -21,6 +23,13 @@ def _wide(x: Any) -> Any:
     if isinstance(x, torch.dtype):
         return _WIDE.get(x, x)
     return x.to(_WIDE[x.dtype]) if isinstance(x, torch.Tensor) and x.dtype in _WIDE else x
+
+
+def _called(func: HigherOrderOperator, *args: Any, **kwargs: Any) -> Any:
+    if func is torch.ops.higher_order.cond:  # its kernel refuses a mode
+        condition, yes, no, operands = args
+        return (yes if condition else no)(*operands)
+    return func.py_kernels[DispatchKey.CompositeExplicitAutograd](*args, **kwargs)
 
 
 class _Names(TorchFunctionMode):
@@ -48,6 +57,8 @@ class Lift(TorchDispatchMode):
         casts: whether the code casts to narrower floats, or contains data in them: without lifting, it rounds.
     """
 
+    supports_higher_order_operators = True
+
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.unlifted: set[str] = set()
@@ -57,6 +68,9 @@ class Lift(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = dict(kwargs or {})
+        if isinstance(func, HigherOrderOperator):  # it runs functions of the code
+            with self:
+                return _called(func, *args, **kwargs)
         self.casts |= any(isinstance(x, torch.dtype) and x in _WIDE for x in (*args, *kwargs.values()))
         if func is torch.ops.aten.lift_fresh.default:  # a new tensor from data; nothing else refers to it
             self.casts |= args[0].dtype in _WIDE

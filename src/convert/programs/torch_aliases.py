@@ -59,6 +59,17 @@ class Geometry(NamedTuple):
             step *= n
         return self.offset == 0 and self.elements == elements
 
+    def overlaps(self, other: Geometry) -> bool:
+        """Whether both look at an element of the storage that is the same."""
+        if self.dtype != other.dtype:
+            return True
+        size = 1 + max(
+            g.offset + sum((n - 1) * s for n, s in zip(g.size, g.stride, strict=True)) for g in (self, other)
+        )
+        mine = torch.zeros(size, dtype=torch.bool)
+        mine.as_strided(self.size, self.stride, self.offset).fill_(True)
+        return bool(mine.as_strided(other.size, other.stride, other.offset).any())
+
     def view(self, flat: torch.Tensor) -> torch.Tensor:
         """Look at these elements of a storage that is given as a tensor of one axis."""
         x = flat.as_strided(self.size, self.stride, self.offset)
@@ -72,9 +83,8 @@ class _Storage:
 
     Attributes:
         alive: the reference that keeps another storage from the same address.
-        roots: the values that fill it, with what they fill.
-        flat: the same as one value of one axis; None where no one has asked for it.
-        dtype: of the elements of `flat`.
+        dtype: of its elements when it was made.
+        roots: the values that fill it, with what they fill; later ones lie on top.
         seen: the values of tensors that look at it, since it last changed.
         constant: whether it was not made by the run, and the run has not written to it.
     """
@@ -82,7 +92,6 @@ class _Storage:
     alive: StorageWeakRef
     dtype: torch.dtype
     roots: list[tuple[Geometry, Value]] = field(default_factory=list)
-    flat: Value | None = None
     seen: dict[Geometry, Value] = field(default_factory=dict)
     constant: bool = False
 
@@ -123,7 +132,7 @@ class Aliases:
             storage = self._new(x)
             storage.constant = True
             whole = torch.empty(0, dtype=x.dtype, device=x.device).set_(x.untyped_storage())
-            storage.flat = Value(array_of(whole))
+            storage.roots = [(Geometry.of(whole), Value(array_of(whole)))]
         if geometry not in storage.seen:
             storage.seen[geometry] = Value(array_of(x)) if storage.constant else self._gather(storage, geometry, x)
         return storage.seen[geometry]
@@ -137,7 +146,6 @@ class Aliases:
         storage, geometry = self._storage(x) or self._new(x), Geometry.of(x)
         if new:
             storage.roots.append((geometry, value))
-            storage.flat = None
         storage.seen[geometry] = value
 
     def write(self, x: torch.Tensor, value: Value) -> None:
@@ -147,25 +155,26 @@ class Aliases:
             geometry.dtype == storage.dtype and geometry.covers(x.untyped_storage().nbytes() // x.element_size())
         ):
             storage = self._new(x)
-            storage.roots = [(geometry, value)]
-        else:
-            storage.flat = self._scatter(storage, self._flat(storage, x), value, geometry)
-            storage.roots = []
-        storage.seen, storage.constant = {geometry: value}, False
+        storage.roots.append((geometry, value))
+        storage.seen = {other: seen for other, seen in storage.seen.items() if not geometry.overlaps(other)}
+        storage.seen[geometry] = value
+        storage.constant = False
 
     def _flat(self, storage: _Storage, x: torch.Tensor) -> Value:
         """Return all elements of a storage, that of `x`, as one axis."""
-        if storage.flat is None:
-            size = x.untyped_storage().nbytes() // torch.empty(0, dtype=storage.dtype).element_size()
-            flat = Value(np.zeros(size))
-            for geometry, value in storage.roots:
-                if geometry.covers(size):
-                    order = sorted(range(len(geometry.size)), key=lambda axis: -geometry.stride[axis])
-                    flat = self._layout("flatten", [value], lambda y, order=order: y.permute(order).reshape(-1), {})
-                else:
-                    flat = self._scatter(storage, flat, value, geometry)
-            storage.flat = flat
-        return storage.flat
+        size = x.untyped_storage().nbytes() // torch.empty(0, dtype=storage.dtype).element_size()
+        whole = Geometry(storage.dtype, (size,), (1 if size != 1 else 0,), 0)
+        (first, flat), *roots = storage.roots
+        if first.covers(size) and first.dtype == storage.dtype:
+            if first != whole:
+                order = sorted(range(len(first.size)), key=lambda axis: -first.stride[axis])
+                flat = self._layout("flatten", [flat], lambda y: y.permute(order).reshape(-1), {})
+        else:
+            flat, roots = Value(np.zeros(size)), storage.roots
+        for geometry, value in roots:
+            flat = self._scatter(storage, flat, value, geometry)
+        storage.roots = [(whole, flat)]
+        return flat
 
     def _gather(self, storage: _Storage, geometry: Geometry, x: torch.Tensor) -> Value:
         """Record that elements of a storage are read."""

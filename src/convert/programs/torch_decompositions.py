@@ -22,6 +22,8 @@ def _added(multiply: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tensor
         product = multiply(a, b)
         factor = alpha * value
         product = product if factor == 1 else product * factor
+        if beta == 0:  # whatever `c` holds
+            return product
         return product + (c if beta == 1 else c * beta)
 
     return add

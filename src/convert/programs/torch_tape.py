@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch._ops import HigherOrderOperator
 from torch.overrides import TorchFunctionMode
 
 from convert.core.errors import ConvertError
@@ -32,6 +33,7 @@ SAME = {
     "copy",
     "_to_copy",
 }  # they give what they were given, in the same dtype
+LOOK_ELSEWHERE = {"as_strided", "set"}  # they say where in a storage a tensor is
 UNSET = ("empty", "new_empty")  # memory that nothing has been written to
 TO_PYTHON = {torch.Tensor.numpy, torch.Tensor.tolist, torch.Tensor.__array__}
 KERNELS = {  # with products inside that no decomposition takes apart
@@ -77,14 +79,18 @@ class Tape(Lift):
         """Return the value that a tensor holds now."""
         return self._aliases.read(tensor)
 
-    def used_in_python(self, tensor: torch.Tensor) -> None:
-        """Note that Python code has used the elements of a tensor."""
-        self.path_taken |= not self.read(tensor).constant
+    def used_in_python(self, tensor: torch.Tensor, *, to_numpy: bool) -> None:
+        """Note that Python code has used the elements of a tensor; what NumPy makes of them is not seen."""
+        if not self.read(tensor).constant:
+            self.path_taken = True
+            self.opaque |= {"numpy"} if to_numpy else set()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = dict(kwargs or {})
+        if isinstance(func, HigherOrderOperator):
+            return super().__torch_dispatch__(func, types, args, kwargs)
         if func in table():
             with self:
                 if (out := table()[func](*args, **kwargs)) is not NotImplemented:
@@ -99,7 +105,9 @@ class Tape(Lift):
         out = super().__torch_dispatch__(func, types, args, kwargs)
         given = call.written or tensors_in(out)
         _require_strides(call.name, given)
-        if call.name.startswith(UNSET):
+        if call.name in LOOK_ELSEWHERE:  # the value is made where it is used
+            pass
+        elif call.name.startswith(UNSET):
             for tensor in given:
                 tensor.zero_()
         elif given and any(isinstance(x, torch.Tensor) for x in call.operands):
@@ -119,8 +127,8 @@ class Tape(Lift):
             self._bind(results, [operands[0]], written, new)
             return
         if not written and not any(new) and call.moves_views:
-            if call.name == "as_strided" or all(self._aliases.seen(x) is not None for x in results):
-                return  # read where it is used
+            if all(self._aliases.seen(x) is not None for x in results):
+                return
             values = self._add(call, operands)
         else:
             values = self._add(call, operands, [array_of(x) for x in results])
@@ -192,7 +200,7 @@ class _ToPython(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         if func in TO_PYTHON:
-            self.tape.used_in_python(args[0])
+            self.tape.used_in_python(args[0], to_numpy=func is not torch.Tensor.tolist)
         return func(*args, **(kwargs or {}))
 
 
