@@ -39,7 +39,9 @@ class WrittenRules:
     open: Mapping[str, str]
 
 
-def write_rules(derivation: Derivation, target: TargetModel, name: str = "my-model") -> WrittenRules:
+def write_rules(
+    derivation: Derivation, target: TargetModel, name: str = "my-model", root: str = "", *, outside: bool = False
+) -> WrittenRules:
     """Print a derivation as a rule file.
 
     A leaf that is not derived, or whose layout the rule language has no words for, is a rule with the value ``ask``.
@@ -48,6 +50,8 @@ def write_rules(derivation: Derivation, target: TargetModel, name: str = "my-mod
         derivation: the result of `infer`.
         target: names, shapes and types of the modules.
         name: of the model, for ``model:`` and ``title:``.
+        root: of the leaves in the checkpoint.
+        outside: whether the checkpoint has leaves that are not below it.
     """
     layers = describe_layers(derivation, target)
     letters = Letters()
@@ -63,6 +67,8 @@ def write_rules(derivation: Derivation, target: TargetModel, name: str = "my-mod
     entries += _drops(
         derivation.dropped, [leaf for leaf in derivation.leaves if leaf not in derivation.dropped], UNUSED
     )
+    if outside:
+        entries.append(_drop("/**", f"outside of {root}", rest=True))
     left = [leaf for leaf in derivation.leaves if leaf not in made and leaf not in derivation.dropped]
     questions = [_question(leaf, derivation, unwritten) for leaf in left]
     head = [
@@ -70,6 +76,8 @@ def write_rules(derivation: Derivation, target: TargetModel, name: str = "my-mod
         f"model: {plain(name)}",
         f"title: {plain(name)}",
     ]
+    if root:
+        head.append(f"root: {plain(root)}")
     if declared := list(letters.declared()):
         head += ["", "axes:", *(f"  {axis}" for axis in declared)]
     head += ["", "targets:", f"  torch: {{loads: {json.dumps(target.loads)}}}", "", "rules:"]
@@ -256,8 +264,10 @@ def _drops(names: Sequence[str], kept: Sequence[str], why: str) -> Iterator[Draf
             yield _drop(path, why)
 
 
-def _drop(path: str, why: str) -> DraftEntry:
+def _drop(path: str, why: str, *, rest: bool = False) -> DraftEntry:
     entry = DraftEntry()
     entry.say("drop", plain(path))
+    if rest:
+        entry.say("rest", "true")
     entry.say("because", why)
     return entry

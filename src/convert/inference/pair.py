@@ -1,0 +1,184 @@
+"""The two programs that `convert infer` reads, as the user names them: a reference, or a function and a module."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+
+from convert.core.errors import ConvertError, UserCodeError
+from convert.core.findings import Finding
+from convert.core.user_code import REFERENCE_OPTION, find_factory, signature_error, user_code_errors
+from convert.references.protocol import Reference
+
+if TYPE_CHECKING:
+    import torch
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Arrays = Mapping[str, Any]
+JAX_OPTION, TORCH_OPTION, INPUTS_OPTION, SHAPES_OPTION = "--jax ", "--torch ", "--inputs ", "--shapes "
+OTHER_WAY = "give the two sides apart, with --jax, --torch and --inputs"
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two programs and their inputs.
+
+    Attributes:
+        function: (parameters by name, inputs by name) -> the outputs by name; traced and run by JAX.
+        module: of PyTorch, in eval mode; its weights do not matter.
+        run: (module, inputs as tensors) -> the outputs, by the same names.
+        inputs: seed -> the inputs by name.
+        code: the ``module:function`` whose code runs, for errors.
+    """
+
+    function: Callable[[Arrays, Arrays], Arrays]
+    module: torch.nn.Module
+    run: Callable[[torch.nn.Module, Arrays], Arrays]
+    inputs: Callable[[int], Mapping[str, Array]]
+    code: str
+
+
+def pair_of_reference(factory: str) -> Pair:
+    """Make the pair of a reference, as `convert check --reference` takes it; only its outputs are compared.
+
+    Raises:
+        ConvertError: there is no such function, it needs a plan, or it has no JAX side.
+        UserCodeError: its code raised an error.
+    """
+    make = find_factory(factory, REFERENCE_OPTION)
+    with user_code_errors(factory, REFERENCE_OPTION):
+        reference = make(_NoPlan(factory)) if signature_error(make, ("plan",)) is None else make()
+    if not isinstance(reference, Reference):
+        _refuse(REFERENCE_OPTION + factory, "a convert.references.protocol.Reference", type(reference).__name__)
+    if reference.jax is None:
+        _refuse(REFERENCE_OPTION + factory, "a reference with a JAX side", "one without", OTHER_WAY)
+    with user_code_errors(factory, REFERENCE_OPTION):
+        side = reference.jax_side()
+        module = _built(reference, factory)
+    names = tuple(reference.outputs)
+    return Pair(_only(side, names), module, _only(reference.run, names), reference.inputs, factory)
+
+
+def pair_of_parts(jax: str, net: str, inputs: str) -> Pair:
+    """Make the pair of a JAX function, a class or function that makes the module, and a function that makes the inputs.
+
+    Args:
+        jax: ``module:function`` of (parameters by name, inputs by name); it returns an array, or several in a tuple or by name.
+        net: ``module:class`` without arguments. The module is called with the inputs by their names.
+        inputs: ``module:function`` of a seed; it returns NumPy arrays by name.
+
+    Raises:
+        ConvertError: there is no such code, or it makes something else.
+        UserCodeError: the code raised an error.
+    """
+    from torch.nn import Module
+
+    function, make, draw = (
+        find_factory(name, option) for name, option in ((jax, JAX_OPTION), (net, TORCH_OPTION), (inputs, INPUTS_OPTION))
+    )
+    for name, option, made, arguments in (
+        (jax, JAX_OPTION, function, ("parameters", "inputs")),
+        (net, TORCH_OPTION, make, ()),
+        (inputs, INPUTS_OPTION, draw, ("seed",)),
+    ):
+        if signature_error(made, arguments) is not None:
+            _refuse(option + name, f"a function of ({', '.join(arguments)})", "one of other arguments")
+    with user_code_errors(net, TORCH_OPTION):
+        module = make()
+    if not isinstance(module, Module):
+        _refuse(TORCH_OPTION + net, "a torch.nn.Module", type(module).__name__)
+
+    def run(module: torch.nn.Module, given: Arrays) -> Arrays:
+        return by_name(module(**given))
+
+    return Pair(lambda weights, given: by_name(function(weights, given)), module.eval(), run, draw, jax)
+
+
+def shapes_of_function(factory: str) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the leaves of a pytree that a function returns, such as ``jax.eval_shape(model.init, ...)``.
+
+    Raises:
+        ConvertError: there is no such function, or it returns no tree of arrays.
+        UserCodeError: its code raised an error.
+    """
+    import jax
+
+    make = find_factory(factory, SHAPES_OPTION)
+    with user_code_errors(factory, SHAPES_OPTION):
+        tree = make()
+    shapes = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        keys = [str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", key)))) for key in path]
+        if not hasattr(leaf, "shape"):
+            _refuse(SHAPES_OPTION + factory, "a tree of arrays, as jax.eval_shape returns it", type(leaf).__name__)
+        shapes["/".join(keys).removesuffix("/value")] = tuple(leaf.shape)
+    if not shapes:
+        _refuse(SHAPES_OPTION + factory, "a tree of arrays, as jax.eval_shape returns it", "an empty one")
+    return shapes
+
+
+def by_name(outputs: Any) -> Arrays:
+    """Return the outputs of a model by name: ``output`` for one, ``output.0``, ... for several."""
+    if isinstance(outputs, Mapping):
+        return {str(name): value for name, value in outputs.items() if hasattr(value, "shape")}
+    if isinstance(outputs, tuple | list):
+        return {f"output.{k}": value for k, value in enumerate(outputs) if hasattr(value, "shape")}
+    return {"output": outputs}
+
+
+def _only(function: Callable[[Any, Arrays], Arrays], names: tuple[str, ...]) -> Callable[[Any, Arrays], Arrays]:
+    """Leave out the boundaries that a function returns beside the outputs."""
+    return lambda first, inputs: {name: value for name, value in function(first, inputs).items() if name in names}
+
+
+class _NoPlan:
+    """Stands for the plan that a reference's factory takes: the rules are not written yet."""
+
+    def __init__(self, factory: str) -> None:
+        self._factory = factory
+
+    def __getattr__(self, name: str) -> NoReturn:
+        got = f"one that reads plan.{name}, which follows from the rules"
+        _refuse(REFERENCE_OPTION + self._factory, "a factory that needs no plan", got, OTHER_WAY)
+
+
+class _AnyWeights(dict[str, Any]):
+    """The weights that `build` is given: there are none yet, and `load_state_dict` is not carried out."""
+
+
+def _built(reference: Reference, factory: str) -> torch.nn.Module:
+    """Return the module that `build` makes, with the weights that it has before any are loaded."""
+    try:
+        with _nothing_loaded():
+            module = reference.build(_AnyWeights())
+    except (KeyError, IndexError) as error:
+        got = f"one that reads the weights ({type(error).__name__}: {error})"
+        _refuse(REFERENCE_OPTION + factory, "a `build` that makes the module and calls load_state_dict", got, OTHER_WAY)
+    except UserCodeError:
+        raise
+    if any(parameter.is_meta for parameter in module.parameters()):
+        module = module.to_empty(device="cpu")
+    return module.eval()
+
+
+@contextmanager
+def _nothing_loaded() -> Iterator[None]:
+    """Let `load_state_dict` return without loading."""
+    from unittest import mock
+
+    from torch.nn import Module
+    from torch.nn.modules.module import _IncompatibleKeys
+
+    def loaded(self: Module, *args: Any, **kwargs: Any) -> Any:
+        return _IncompatibleKeys([], [])
+
+    with mock.patch.object(Module, "load_state_dict", loaded):
+        yield
+
+
+def _refuse(path: str, expected: str, got: str, fix: str = "see docs/guides/infer.md") -> NoReturn:
+    raise ConvertError(Finding("reference-invalid", path=path, expected=expected, got=got, fix=fix))
