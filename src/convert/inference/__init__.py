@@ -1,5 +1,8 @@
 """Which parameter of a JAX function becomes which of a PyTorch module, derived from the two programs alone.
 
-`derivation` has the result: for each tensor of the target its parts, the evidence of each, and a grade. No name takes part.
+`infer` runs both with random weights, and `search` replays the target: where a parameter is needed, `products`, `convolutions`,
+`elementwise` and `others` propose those of the source that meet the same data, and what follows refutes them. `alternatives` shows
+which of the others give the same outputs, `proof` loads fresh weights into the module. `derivation` has the result: for each
+tensor its parts, the evidence of each, and a grade. No name is compared.
 May import `references.protocol`, `layers`, `programs`, `numerics` and `core`.
 """

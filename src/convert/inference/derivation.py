@@ -58,6 +58,7 @@ class Site:
         operation: its name, as in `Operation.name`.
         where: ``file.py:line``, and `module`: the path of the module that ran; empty where unknown.
         settings: what the operation was given, such as dimension numbers, as text or JSON values.
+        operand: position of the parameter's operand in the operation; None where the site is no meeting of both.
     """
 
     program: str
@@ -66,6 +67,7 @@ class Site:
     where: str = ""
     module: str = ""
     settings: Mapping[str, Any] = field(default_factory=dict)
+    operand: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the site as JSON values."""
@@ -114,7 +116,8 @@ class Part:
     Attributes:
         elements: their positions in the tensor, in C order.
         leaf: name of the source's leaf; empty for `Arithmetic.CONSTANT`, and for `COMPUTED`, where `leaves` has the names.
-        positions: for each of `elements` the position in the leaf, in C order; empty where `leaf` is empty.
+        positions: for each of `elements` the position in the leaf, in C order; for a computed part the position in the operand of
+            `evidence.source`; empty for a constant.
         arithmetic: how the element is computed.
         factor: what it is multiplied by, after `arithmetic`; the value of a constant.
         contracted: axes of the leaf that a product sums over (of a convolution: the axis of the input channels).
@@ -172,7 +175,7 @@ class Tensor:
         name: in the state_dict.
         shape: of the tensor.
         grade: how sure this is.
-        parts: cover the tensor once, in the order of `elements`; empty where nothing is known (`Grade.OPEN`).
+        parts: cover the tensor once, in the order of `elements`. Of an open tensor they are the nearest guess, or empty.
         alternatives: other sets of parts that give the same outputs (`Grade.INTERCHANGEABLE`).
         ties: which columns the inputs cannot tell apart (`Grade.TIED`).
         candidates: leaves that may be the source (`Grade.OPEN`).

@@ -1,0 +1,296 @@
+"""What a proposal is: which elements of the source become which elements of the target."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from convert.inference.derivation import Arithmetic, Role
+from convert.inference.replay import Replay
+from convert.inference.sites import Meeting, Product, meetings, products
+from convert.programs.fingerprint import EXACT, ValueTable, fingerprint
+from convert.programs.program import Operation, Program
+
+Array = np.ndarray[Any, np.dtype[Any]]
+EQUAL = 1e-7  # relative: two values of parameters that are computed in different orders
+
+COMPUTE: dict[Arithmetic, Callable[[Array], Array]] = {
+    Arithmetic.SAME: lambda v: v,
+    Arithmetic.ONE_PLUS: lambda v: 1 + v,
+    Arithmetic.MINUS_ONE: lambda v: v - 1,
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """Some elements of a tensor of the target.
+
+    Attributes:
+        tensor: its name.
+        elements: positions in it.
+        numbers: of the source's elements, -1 where there is none.
+        values: what the elements become.
+        arithmetic: how they are computed.
+        factor: what they are multiplied by.
+        meeting: where the source uses the elements; None for a constant.
+        places: of computed values: positions in the operand of `meeting`.
+    """
+
+    tensor: str
+    elements: Array
+    numbers: Array
+    values: Array
+    arithmetic: Arithmetic
+    factor: float = 1.0
+    meeting: Meeting | None = None
+    places: Array | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """A proposal for one operand of one operation of the target.
+
+    Attributes:
+        pieces: what becomes known.
+        by: how elements were paired, for people.
+        kind: what it has in common with the candidate of the same operation in another layer.
+        tied: columns of the operand's data that could not be told apart.
+        rope: how pairs of rows were reordered; empty if not.
+    """
+
+    pieces: tuple[Piece, ...]
+    by: str
+    kind: tuple[Any, ...]
+    tied: tuple[int, ...] = ()
+    rope: str = ""
+
+    @property
+    def changes(self) -> list[tuple[str, Array, Array]]:
+        """What `Replay.assign` takes."""
+        return [(piece.tensor, piece.elements, piece.values) for piece in self.pieces]
+
+    @property
+    def key(self) -> Any:
+        """Equal for candidates that give the same tensors."""
+        return tuple((p.tensor, p.elements.tobytes(), p.values.tobytes()) for p in self.pieces)
+
+
+class Source:
+    """The source's record, indexed.
+
+    Attributes:
+        program: the record.
+        theta: the elements of all parameters, by their numbers.
+        table: every value of data, with the index of the operation that computes it; negative for an input.
+        meetings: where data meets parameters, by role.
+        products: the products among them, with their meeting.
+    """
+
+    def __init__(self, program: Program, tolerance: float = EXACT) -> None:
+        self.program = program
+        self.names = list(program.parameters)
+        self.theta = np.concatenate(
+            [np.zeros(0), *[np.asarray(v.array, np.float64).ravel() for v in program.parameters.values()]]
+        )
+        self.starts = np.array([program.first_element[name] for name in self.names], int)
+        self.table: ValueTable[int] = ValueTable(tolerance)
+        self.inputs = list(program.inputs)
+        for number, value in enumerate(program.inputs.values()):
+            self.table.add(value.array, number - len(self.inputs))
+        for index, operation in enumerate(program.operations):
+            for result in operation.results:
+                if result.data:
+                    self.table.add(result.array, index)
+        self.meetings: dict[Role, list[Meeting]] = {role: [] for role in Role}
+        for meeting in meetings(program):
+            self.meetings[meeting.role].append(meeting)
+        self.products: list[tuple[Product, Meeting]] = []
+        for meeting in self.meetings[Role.PRODUCT]:
+            self.products += [(product, meeting) for product in products(meeting.operations, meeting.side)]
+        self._rows = _Fingerprints([product.rows for product, _ in self.products])
+        self._data = {role: _Fingerprints([m.data for m in found]) for role, found in self.meetings.items()}
+
+    def leaf(self, number: int) -> str:
+        """Return the leaf that an element belongs to."""
+        return self.names[int(np.searchsorted(self.starts, number, "right")) - 1]
+
+    def same_rows(self, rows: Sequence[Array], tolerance: float) -> list[tuple[Product, Meeting]]:
+        """Return the products of the same rows."""
+        return [self.products[k] for k in self._rows.find(rows, tolerance)]
+
+    def same_data(self, role: Role, data: Array, tolerance: float) -> list[Meeting]:
+        """Return the meetings of this role with the same data."""
+        return [self.meetings[role][k] for k in self._data[role].find([data], tolerance)]
+
+    def has(self, array: Array, tolerance: float) -> bool:
+        """Whether an array is a value of the source, or the rows of one of its products."""
+        self.table.tolerance = tolerance
+        return bool(self.table.find(array)) or bool(len(self._rows.find([array], tolerance)))
+
+
+class _Fingerprints:
+    """Fingerprints of lists of arrays; those of a list are added up."""
+
+    def __init__(self, lists: Sequence[Sequence[Array]]) -> None:
+        self._sums = np.array([sum(fingerprint(a)[0] for a in arrays) for arrays in lists]).reshape(-1, 5)
+
+    def find(self, arrays: Sequence[Array], tolerance: float) -> Array:
+        found = [fingerprint(array) for array in arrays]
+        sums, scales = sum(f[0] for f in found), sum(f[1] for f in found)
+        with np.errstate(all="ignore"):
+            return np.flatnonzero((np.abs(self._sums - sums) <= tolerance * scales).all(1))
+
+
+@dataclass(eq=False)
+class Context:
+    """What proposals are made from.
+
+    Attributes:
+        source: the source.
+        replay: the target, as far as it is known.
+        used: how often each element of the source is used.
+        level: 0: what a scale or shift gives must be a value of the source; 1: need not; 2: rare layouts as well, and leaves that
+            are used already.
+        near: index of the source's operation that was matched last.
+        tolerance: of sums.
+        nearest: whether columns are paired with the nearest.
+    """
+
+    source: Source
+    replay: Replay
+    used: Array
+    level: int = 0
+    near: int = 0
+    tolerance: float = EXACT
+    nearest: bool = False
+    _starts: Array = field(default_factory=lambda: np.zeros(0, int))
+
+    def __post_init__(self) -> None:
+        first = self.replay.program.first_element
+        self._names = list(first)
+        self._starts = np.array(list(first.values()), int)
+
+    def free(self, numbers: Array) -> bool:
+        """Whether no element is used yet, or all may be used again."""
+        return self.level > 1 or not self.used[numbers[numbers >= 0]].any()
+
+    def pieces(
+        self,
+        target: Array,
+        numbers: Array,
+        values: Array,
+        arithmetic: Arithmetic,
+        meeting: Meeting | None,
+        factor: float = 1.0,
+        places: Array | None = None,
+    ) -> tuple[Piece, ...]:
+        """Return pieces by tensor: element `target` (by number) becomes element `numbers` of the source."""
+        target, numbers, values = target.ravel(), numbers.ravel(), np.asarray(values, np.float64).ravel()
+        places = None if places is None else places.ravel()
+        owner = np.searchsorted(self._starts, target, "right") - 1
+        owner[target < 0] = -1
+        found = []
+        for k in np.unique(owner[owner >= 0]):
+            here = owner == k
+            found.append(
+                Piece(
+                    self._names[k],
+                    target[here] - self._starts[k],
+                    numbers[here],
+                    values[here],
+                    arithmetic,
+                    factor,
+                    meeting,
+                    None if places is None else places[here],
+                )
+            )
+        return tuple(found)
+
+    def fitted(
+        self,
+        target: Sequence[Array],
+        numbers: Sequence[Array],
+        operand: Array,
+        read: Callable[[], Array],
+        meeting: Meeting,
+        places: Array,
+    ) -> tuple[Piece, ...] | None:
+        """Return pieces with which the target's operand equals the source's; None if there are none.
+
+        Args:
+            target: numbers of the target's elements, one array for each factor.
+            numbers: numbers of the source's elements, one array for each factor, in the order of `target`.
+            operand: the source's operand in this order.
+            read: returns the target's operand in this order.
+            meeting: where the source uses it.
+            places: positions in the source's operand in this order.
+        """
+        theta = self.source.theta
+        for chosen in itertools.permutations(numbers, len(target)):
+            if any((c < 0).any() for c in chosen):
+                continue
+            if any(len(np.unique(t)) != len(np.unique(c)) for t, c in zip(target, chosen, strict=True)):
+                continue
+            ways = list(COMPUTE) if len(target) == 1 else [Arithmetic.SAME]
+            for way in ways:
+                found = tuple(
+                    piece
+                    for t, c in zip(target, chosen, strict=True)
+                    for piece in self.pieces(t, c, COMPUTE[way](theta[c]), way, meeting)
+                )
+                got = self._read(found, read)
+                if equal(got, operand):
+                    return found
+                factor = _ratio(got, operand) if way is Arithmetic.SAME and len(target) == 1 else None
+                if factor is not None:
+                    t, c = target[0], chosen[0]
+                    found = self.pieces(t, c, factor * theta[c], way, meeting, factor)
+                    if equal(self._read(found, read), operand):
+                        return found
+        if (
+            len(target) == 1
+            and len(np.unique(target[0])) == target[0].size
+            and not numbers_are_plain(numbers, operand, theta)
+        ):
+            ids = numbers[0] if len(numbers) else np.full(operand.shape, -1)
+            found = self.pieces(target[0], ids, operand, Arithmetic.COMPUTED, meeting, places=places)
+            if equal(self._read(found, read), operand):
+                return found
+        return None
+
+    def _read(self, pieces: Sequence[Piece], read: Callable[[], Array]) -> Array:
+        with self.replay.assigned([(p.tensor, p.elements, p.values) for p in pieces]):
+            return np.array(read())  # it may share memory with the parameters
+
+    def near_first(self, found: Sequence[Meeting]) -> list[Meeting]:
+        """Return meetings, those nearest to the operation that was matched last first."""
+        return sorted(found, key=lambda meeting: abs(meeting.index - self.near))
+
+
+def numbers_are_plain(numbers: Sequence[Array], operand: Array, theta: Array) -> bool:
+    """Whether the operand is the leaf's elements themselves."""
+    return len(numbers) == 1 and bool((numbers[0] >= 0).all()) and np.array_equal(theta[numbers[0]], operand)
+
+
+def equal(one: Array, two: Array) -> bool:
+    """Whether two values of parameters are equal up to the order of their arithmetic."""
+    return one.shape == two.shape and bool(np.allclose(one, two, rtol=EQUAL, atol=1e-12))
+
+
+def _ratio(got: Array, operand: Array) -> float | None:
+    """Return the number by which all elements differ."""
+    if got.shape != operand.shape or got.size < 2:  # one number fits any ratio
+        return None
+    with np.errstate(all="ignore"):
+        ratio = np.ravel(operand / got)
+    good = np.isfinite(ratio)
+    if not good.any() or np.ptp(ratio[good]) > EQUAL * abs(ratio[good][0]) or ratio[good][0] == 0:
+        return None
+    return float(np.median(ratio[good]))
+
+
+Proposals = Callable[[Context, Operation, int], Any]

@@ -1,0 +1,117 @@
+"""Pair the columns of two arrays: which index along an axis of the target is which index along an axis of the source.
+
+A column is known by a few sums over its elements, so that the order of the rows does not matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from convert.programs.fingerprint import EXACT, TINY, column_fingerprints
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+@dataclass(frozen=True, eq=False)
+class Columns:
+    """The columns of an array.
+
+    Attributes:
+        numbers: what each column is called, [n].
+        sums: [m, n]; equal for equal columns.
+        scales: [m, n]: what the error of a sum is relative to.
+    """
+
+    numbers: Array
+    sums: Array
+    scales: Array
+
+
+@dataclass(frozen=True, eq=False)
+class Pairing:
+    """The source's column for each column of the target.
+
+    Attributes:
+        numbers: of the source, in the order of the target's columns.
+        tied: positions of the target's columns that fit several of the source; they are paired in their order.
+    """
+
+    numbers: Array
+    tied: Array
+
+
+def columns_of(array: Array, numbers: Array) -> Columns:
+    """Return the columns of an array whose elements belong to the columns `numbers`, broadcast to it."""
+    return Columns(*column_fingerprints(array, numbers))
+
+
+def columns_of_rows(arrays: Sequence[Array]) -> Columns:
+    """Return the columns of matrices [rows, columns] that stand below each other.
+
+    Sums that weigh each row by the sum of its elements are added: without them, columns of zeros and ones are only counts.
+    """
+    x = np.concatenate([np.asarray(a, np.float64) for a in arrays])
+    ids = np.arange(x.shape[1])
+    with np.errstate(all="ignore"):
+        weight = np.stack([x.sum(1), np.sin(np.abs(x).sum(1))])
+        more, scales = weight @ x, np.abs(weight) @ np.abs(x) + TINY
+    base = columns_of(x, ids)
+    if len(base.numbers) != x.shape[1]:  # no rows
+        return base
+    return Columns(ids, np.concatenate([base.sums, more]), np.concatenate([base.scales, scales]))
+
+
+def matches(target: Columns, source: Columns, tolerance: float = EXACT) -> tuple[Array, Array]:
+    """Return the positions (of the target, of the source) of all pairs of equal columns, by the target's."""
+    order = np.argsort(source.sums[1], kind="stable")
+    keys = source.sums[1][order]
+    slack = tolerance * target.scales[1]
+    with np.errstate(all="ignore"):
+        low = np.searchsorted(keys, target.sums[1] - slack, "left")
+        high = np.searchsorted(keys, target.sums[1] + slack, "right")
+        count = np.maximum(high - low, 0)
+        one = np.repeat(np.arange(len(target.numbers)), count)
+        two = order[np.arange(len(one)) - np.repeat(np.cumsum(count) - count, count) + np.repeat(low, count)]
+        near = (np.abs(target.sums[:, one] - source.sums[:, two]) <= tolerance * target.scales[:, one]).all(0)
+    return one[near], two[near]
+
+
+def pair(target: Columns, source: Columns, tolerance: float = EXACT, nearest: bool = False) -> Pairing | None:
+    """Pair every column of the target with another column of the source; None if that is not possible.
+
+    Args:
+        nearest: take the nearest column within the tolerance, if it is nearest to one only.
+    """
+    size = len(target.numbers)
+    if size != len(source.numbers):
+        return None
+    one, two = matches(target, source, tolerance)
+    count = np.bincount(one, minlength=size)
+    if (count == 0).any():
+        return None
+    chosen = np.full(size, -1)
+    if nearest:
+        far = (np.abs(target.sums[:, one] - source.sums[:, two]) / target.scales[:, one]).max(0)
+        for k in np.lexsort((far, one)):  # the first of each
+            if chosen[one[k]] < 0:
+                chosen[one[k]] = two[k]
+        return Pairing(source.numbers[chosen], np.zeros(0, int)) if len(np.unique(chosen)) == size else None
+    alone = count[one] == 1
+    chosen[one[alone]] = two[alone]
+    tied = np.flatnonzero(count > 1)
+    taken = np.zeros(size, bool)
+    if len(np.unique(two[alone])) != alone.sum():
+        return None
+    taken[two[alone]] = True
+    starts = np.searchsorted(one, tied)
+    for k, start in zip(tied, starts, strict=True):
+        free = [s for s in np.sort(two[start : start + count[k]]) if not taken[s]]
+        if not free:
+            return None
+        chosen[k] = free[0]
+        taken[free[0]] = True
+    return Pairing(source.numbers[chosen], tied)

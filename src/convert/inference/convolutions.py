@@ -1,0 +1,75 @@
+"""Proposals for the kernel of a convolution: the source's convolutions of the same data, with the channels paired by columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from convert.inference.candidates import Candidate, Context
+from convert.inference.columns import columns_of, pair
+from convert.inference.derivation import Role
+from convert.programs.program import Operation
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+def propose(context: Context, operation: Operation, side: int) -> Iterator[Candidate]:
+    """Yield proposals for the kernel, operand `side`; PyTorch has data as N C spatial, kernels as O I spatial."""
+    weight = operation.operands[side]
+    x = context.replay.value(operation.operands[1 - side])
+    transposed, groups = bool(operation.settings.get("transposed")), int(operation.settings.get("groups", 1))
+    channels = columns_of(x, _along(x.ndim, 1, x.shape[1]))
+    for meeting in context.near_first(context.source.same_data(Role.CONVOLUTION, x, context.tolerance)):
+        if meeting.operation.name != "conv_general_dilated" or len(meeting.operations) > 1:
+            continue
+        layout = meeting.operation.settings["dimension_numbers"]
+        data, source = meeting.data[0], meeting.weight
+        axis = layout.lhs_spec[1]
+        pairing = pair(channels, columns_of(data, _along(data.ndim, axis, data.shape[axis])), context.tolerance)
+        if pairing is None or source.array.ndim != weight.array.ndim:
+            continue
+        stack = [source.array, np.arange(source.array.size).reshape(source.array.shape), *source.elements]
+        stack = [a.transpose(layout.rhs_spec) for a in stack]  # O I spatial
+        order = pairing.numbers
+        for how, cut in _kernels(stack, order, groups, transposed):
+            value, places, *numbers = cut
+            if value.shape != weight.array.shape or not numbers or not context.free(numbers[0]):
+                continue
+            found = context.fitted(
+                weight.elements,
+                numbers,
+                value,
+                lambda: context.replay.value(weight),
+                meeting,
+                places,
+            )
+            if found is not None:
+                yield Candidate(found, f"channels of the data{how}", ("convolution", how), tuple(pairing.tied.tolist()))
+
+
+def _along(ndim: int, axis: int, size: int) -> Array:
+    return np.arange(size).reshape([-1 if k == axis else 1 for k in range(ndim)])
+
+
+def _kernels(stack: list[Array], order: Array, groups: int, transposed: bool) -> Iterator[tuple[str, list[Array]]]:
+    """Yield the kernels with the input channels in the target's order, as PyTorch lays them out."""
+    if groups == 1 and stack[0].shape[1] == len(order):
+        stack = [a[:, order] for a in stack]
+    elif groups == len(order) and stack[0].shape[1] == 1 and stack[0].shape[0] % groups == 0:
+        stack = [a.reshape(groups, -1, *a.shape[1:])[order].reshape(a.shape) for a in stack]
+    elif (order != np.arange(len(order))).any():
+        return  # channels would change their group
+    if not transposed:
+        yield "", stack
+        return
+    turned = [_grouped_transpose(a, groups) for a in stack]
+    yield ", turned round", [np.flip(a, tuple(range(2, a.ndim))) for a in turned]
+    yield "", turned
+
+
+def _grouped_transpose(kernel: Array, groups: int) -> Array:
+    """From O I/groups spatial to I O/groups spatial."""
+    parts = kernel.reshape(groups, -1, *kernel.shape[1:]).swapaxes(1, 2)
+    return parts.reshape(-1, *parts.shape[2:])

@@ -1,0 +1,55 @@
+"""Random weights for the source."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import numpy as np
+
+from convert.core.errors import ConvertError
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+def draw(shapes: Shapes, seed: int, positive: Collection[str] = ()) -> dict[str, Array]:
+    """Return an array for each leaf; of matrices the elements are small, so that values keep their size through many layers."""
+    drawn = {}
+    for name, shape in shapes.items():
+        rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
+        size = int(np.prod(shape))
+        spread, middle = (1.3 * max(size, 1) ** -0.25, 0.0) if len(shape) > 1 else (0.6, 0.4)
+        values = rng.normal(middle, spread, shape)
+        drawn[name] = np.abs(values) + 0.2 if name in positive else values
+    return drawn
+
+
+class Draws:
+    """Draws on which a function is defined: which leaves must be positive is found where a root of one is not a number.
+
+    Attributes:
+        shapes: of the leaves.
+        positive: names of the leaves that must be.
+    """
+
+    def __init__(self, shapes: Shapes) -> None:
+        self.shapes = shapes
+        self.positive: set[str] = set()
+
+    def run(self, seed: int, function: Callable[[Mapping[str, Array]], Any]) -> Any:
+        """Return what the function makes of weights that it is defined on.
+
+        Raises:
+            ConvertError: the function refused them all, or for another reason.
+        """
+        while True:
+            try:
+                return function(draw(self.shapes, seed, self.positive))
+            except ConvertError as error:
+                leaves = {name for f in error.findings if f.code == "output-not-a-number" for name in f.data["leaves"]}
+                more = {name for name in leaves if len(self.shapes[name]) < 2} - self.positive
+                if not more:
+                    raise
+                self.positive |= more

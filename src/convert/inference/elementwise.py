@@ -1,0 +1,207 @@
+"""Proposals for what is added to data or multiplies it.
+
+Each element is paired by the data that it meets, so that no axis is guessed and biases of fused layers need no rule of their own.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from convert.inference.candidates import COMPUTE, Candidate, Context
+from convert.inference.columns import Columns, columns_of, matches, pair
+from convert.inference.derivation import Arithmetic, Role
+from convert.inference.sites import Meeting, role_of
+from convert.programs.program import Operation
+
+Array = np.ndarray[Any, np.dtype[Any]]
+MAX_VECTORS = 24  # so many leaves are tried by what they give, those nearest to the last match first
+MAX_GATES = 4  # a recurrent layer has at most so many
+
+
+def propose(context: Context, operation: Operation, side: int) -> Iterator[Candidate]:
+    """Yield proposals for operand `side` of a sum, difference, product or quotient of elements."""
+    weight = operation.operands[side]
+    if not weight.elements:
+        return
+    x = context.replay.value(operation.data[0])
+    x = np.broadcast_to(x, np.broadcast_shapes(x.shape, weight.array.shape))
+    role = role_of(operation)
+    found = False
+    if role is Role.SHIFT and not x.any():
+        yield from _of_zeros(context, operation, side)
+        return
+    for candidate in itertools.chain(
+        _by_columns(context, operation, side, x, role), _anywhere(context, weight.elements, x, role)
+    ):
+        found = True
+        yield candidate
+    if not found:
+        yield from _by_result(context, weight.elements)
+        yield _absent(context, weight.elements, role)
+
+
+def _columns(x: Array, numbers: Array) -> Columns:
+    """Return the columns of the data by element of the parameter; without those where it has no element."""
+    found = columns_of(x, numbers)
+    keep = found.numbers >= 0
+    return Columns(found.numbers[keep], found.sums[:, keep], found.scales[:, keep])
+
+
+def _first(numbers: Array, wanted: Array) -> Array:
+    """Return where each of the wanted numbers first stands."""
+    known, first = np.unique(numbers.ravel(), return_index=True)
+    return first[np.searchsorted(known, wanted)]
+
+
+def _by_columns(context: Context, operation: Operation, side: int, x: Array, role: Role) -> Iterator[Candidate]:
+    """Yield the source's operands that meet the same data in the same role."""
+    weight = operation.operands[side]
+    merged = []
+    for meeting in context.near_first(
+        context.source.same_data(role, context.replay.value(operation.data[0]), context.tolerance)
+    ):
+        source = meeting.weight
+        data = [np.broadcast_to(a, np.broadcast_shapes(a.shape, source.array.shape)) for a in meeting.data]
+        for t, s in itertools.product(weight.elements, source.elements):
+            if not context.free(s):
+                continue
+            one = _columns(x, t)
+            two = _columns(np.concatenate([a[None] for a in data]), s[None])
+            pairing = pair(one, two, context.tolerance, context.nearest)
+            if pairing is None:
+                continue
+            spots = _first(s, pairing.numbers)
+            operand = np.broadcast_to(source.array, s.shape).ravel()[spots]
+            places = np.broadcast_to(np.arange(source.array.size).reshape(source.array.shape), s.shape).ravel()[spots]
+            here = _first(t, one.numbers)
+
+            def read(t: Array = t, here: Array = here) -> Array:
+                value: Array = np.broadcast_to(context.replay.value(weight), t.shape).ravel()[here]
+                return value
+
+            tied = tuple(pairing.tied.tolist())
+            pieces = context.fitted(
+                [one.numbers],
+                [pairing.numbers],
+                operand,
+                read,
+                meeting,
+                places,
+            )
+            computed = pieces is not None and any(p.arithmetic is Arithmetic.COMPUTED for p in pieces)
+            if pieces is not None and not (computed and len(source.elements) > 1):
+                yield Candidate(pieces, "columns of the data", ("columns", role), tied)
+                continue
+            theta = context.source.theta
+            same = context.pieces(one.numbers, pairing.numbers, theta[pairing.numbers], Arithmetic.SAME, meeting)
+            merged.append(Candidate(same, "columns of the data; merged with another factor", ("merged", role), tied))
+            if pieces is not None:
+                merged.append(Candidate(pieces, "columns of the data", ("computed", role), tied))
+    yield from merged
+
+
+def _anywhere(context: Context, elements: tuple[Array, ...], x: Array, role: Role) -> Iterator[Candidate]:
+    """Yield what each element's own column meets, wherever in the source it is: biases and scales of fused layers."""
+    if len(elements) != 1:
+        return
+    target = _columns(x, elements[0])
+    chosen, owner = np.full(len(target.numbers), -1), np.full(len(target.numbers), -1)
+    found: list[Meeting] = []
+    for meeting in context.source.meetings[role]:
+        source = meeting.weight
+        if len(source.elements) != 1 or len(meeting.operations) > 1 or not context.free(source.elements[0]):
+            continue
+        columns = _columns(meeting.data[0], source.elements[0])
+        one, two = matches(target, columns, context.tolerance)
+        if len(np.unique(one)) != len(one) or len(np.unique(two)) != len(two) or not len(one):
+            continue
+        one, two = one[chosen[one] < 0], two[chosen[one] < 0]
+        chosen[one], owner[one] = columns.numbers[two], len(found)
+        found.append(meeting)
+    if (chosen < 0).any():
+        if (chosen >= 0).any() and role is Role.SHIFT and not context.nearest:  # the source lacks the other biases
+            rest = target.numbers[chosen < 0]
+            pieces = context.pieces(rest, np.full(len(rest), -1), np.zeros(len(rest)), Arithmetic.CONSTANT, None, 0.0)
+            pieces += _owned(context, target.numbers, chosen, owner, found)
+            yield Candidate(pieces, "columns of the data; zeros where the source adds nothing", ("partly", role))
+        return
+    if len(np.unique(chosen)) == len(chosen):
+        yield Candidate(
+            _owned(context, target.numbers, chosen, owner, found), "columns of the data", ("anywhere", role)
+        )
+
+
+def _owned(context: Context, target: Array, chosen: Array, owner: Array, found: list[Meeting]) -> tuple[Any, ...]:
+    pieces: tuple[Any, ...] = ()
+    for k, meeting in enumerate(found):
+        here = owner == k
+        if here.any():
+            values = context.source.theta[chosen[here]]
+            pieces += context.pieces(target[here], chosen[here], values, Arithmetic.SAME, meeting)
+    return pieces
+
+
+def _by_result(context: Context, elements: tuple[Array, ...]) -> Iterator[Candidate]:
+    """Yield vectors of this size: the source multiplied in another order, and only the result tells."""
+    names = np.unique(elements[0])
+    names = names[names >= 0]
+    seen: set[int] = set()
+    for meeting in context.near_first([*context.source.meetings[Role.SCALE], *context.source.meetings[Role.SHIFT]]):
+        for s in meeting.weight.elements:
+            ids = np.unique(s)
+            ids = ids[ids >= 0]
+            if len(ids) != len(names) or not len(ids) or ids[0] in seen or not context.free(ids):
+                continue
+            if len(seen) == MAX_VECTORS:
+                return
+            seen.add(ids[0])
+            for way, compute in COMPUTE.items():
+                pieces = context.pieces(names, ids, compute(context.source.theta[ids]), way, meeting)
+                yield Candidate(pieces, "what it gives", ("result", way))
+
+
+def _absent(context: Context, elements: tuple[Array, ...], role: Role) -> Candidate:
+    """Return the proposal that the source has no such parameter: it adds zeros, or multiplies by ones."""
+    names = np.unique(elements[0])
+    names = names[names >= 0]
+    number = 0.0 if role is Role.SHIFT else 1.0
+    pieces = context.pieces(
+        names, np.full(len(names), -1), np.full(len(names), number), Arithmetic.CONSTANT, None, number
+    )
+    return Candidate(pieces, "the source has no such parameter", ("absent", role))
+
+
+def _of_zeros(context: Context, operation: Operation, side: int) -> Iterator[Candidate]:
+    """Yield biases that are added to zeros, as in the first step of a recurrent layer: blocks of the source's, or zeros."""
+    weight = operation.operands[side]
+    names = np.unique(weight.elements[0])
+    blocks: list[tuple[Array, Meeting]] = []
+    for meeting in context.source.meetings[Role.SHIFT]:
+        if len(meeting.operations) == 1 and len(meeting.weight.elements) == 1 and not meeting.data[0].any():
+            numbers = np.unique(meeting.weight.elements[0])
+            known = any(np.array_equal(numbers, other) for other, _ in blocks)
+            if len(names) % len(numbers) == 0 and context.free(numbers) and not known:
+                blocks.append((numbers, meeting))
+    blocks.sort(key=lambda block: abs(block[1].index - context.near))
+    width = len(blocks[0][0]) if blocks else len(names)
+    blocks = [block for block in blocks if len(block[0]) == width][:MAX_GATES]
+    count = len(names) // width
+    none = len(blocks)
+    orders = set(itertools.permutations([*range(none), *[none] * count], count))
+    fewest = max(count - none, 0)  # at first every bias is used
+    for chosen in sorted(orders, key=lambda order: (order.count(none), order)):
+        if context.level == 0 and chosen.count(none) > fewest:
+            return
+        pieces: tuple[Any, ...] = ()
+        for at, k in enumerate(chosen):
+            here = names[at * width : (at + 1) * width]
+            if k == none:
+                pieces += context.pieces(here, np.full(width, -1), np.zeros(width), Arithmetic.CONSTANT, None, 0.0)
+            else:
+                numbers, meeting = blocks[k]
+                pieces += context.pieces(here, numbers, context.source.theta[numbers], Arithmetic.SAME, meeting)
+        yield Candidate(pieces, "added to zeros in the first step", ("zeros", chosen))

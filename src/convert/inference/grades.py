@@ -1,0 +1,207 @@
+"""From the way through the target to the result: the parts of each tensor, how sure they are, and what else would do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from convert.inference.candidates import Piece, Source
+from convert.inference.derivation import Arithmetic, Evidence, Grade, Part, Tensor, Tie
+from convert.inference.search import Choice, Search, Segment, Solution
+from convert.inference.sites import role_of, site_of
+from convert.programs.program import Value
+
+Array = np.ndarray[Any, np.dtype[Any]]
+TOLD_BY = "inputs with other numbers in these columns, such as random ones"
+
+
+@dataclass
+class _Found:
+    """What was found about one tensor."""
+
+    pieces: list[tuple[Choice, Piece, int]] = field(default_factory=list)
+    alternatives: list[tuple[Part, ...]] = field(default_factory=list)
+    ties: list[Tie] = field(default_factory=list)
+
+
+def tensors(
+    search: Search, names: Mapping[str, Sequence[str]], solved: bool, interchangeable: Sequence[tuple[int, Solution]]
+) -> tuple[Tensor, ...]:
+    """Return every tensor of the target with its parts and grade.
+
+    Args:
+        search: after `Search.solve`.
+        names: name of each parameter of the target's record -> further names in the state_dict.
+        solved: whether the outputs agree.
+        interchangeable: (segment, another solution of it) that gives the same outputs.
+    """
+    found = {name: _Found() for name in names}
+    for number, segment in enumerate(search.segments):
+        for choice in segment.solution.choices:
+            for piece in choice.candidate.pieces:
+                found[piece.tensor].pieces.append((choice, piece, number))
+            if choice.candidate.tied:
+                site = site_of("target", choice.index, search.target.operations[choice.index])
+                tie = Tie(choice.candidate.tied, site, TOLD_BY)
+                for tensor in {piece.tensor for piece in choice.candidate.pieces}:
+                    found[tensor].ties.append(tie)
+    for number, other in interchangeable:
+        chosen = _values(search.segments[number].solution)
+        for tensor, values in _values(other).items():
+            if tensor not in chosen or not np.array_equal(values, chosen[tensor]):
+                pieces = [(c, p) for c in other.choices for p in c.candidate.pieces if p.tensor == tensor]
+                segment = search.segments[number]
+                found[tensor].alternatives.append(
+                    tuple(part for c, p in pieces for part in _parts(search, c, p, segment))
+                )
+    return tuple(_tensor(search, name, names[name], found[name], solved) for name in names)
+
+
+def _values(solution: Solution) -> dict[str, Array]:
+    """Return what a solution makes of each tensor: (element, value), by element."""
+    found: dict[str, list[Array]] = {}
+    for choice in solution.choices:
+        for piece in choice.candidate.pieces:
+            found.setdefault(piece.tensor, []).append(np.stack([piece.elements.astype(float), piece.values]))
+    return {name: (joined := np.concatenate(rows, 1))[:, np.argsort(joined[0])] for name, rows in found.items()}
+
+
+def _tensor(search: Search, name: str, also: Sequence[str], found: _Found, solved: bool) -> Tensor:
+    shape = search.target.parameters[name].array.shape
+    parts = [part for choice, piece, k in found.pieces for part in _parts(search, choice, piece, search.segments[k])]
+    exact = all(search.segments[k].exact for _, _, k in found.pieces)
+    size = int(np.prod(shape))
+    parts, unseen = _completed(search.source, parts, shape, size)
+    candidates: tuple[str, ...] = ()
+    if not parts or sum(len(part.elements) for part in parts) < size or not exact or not solved:
+        grade = Grade.OPEN
+        leaves = search.source.program.parameters
+        candidates = tuple(sorted({p.leaf for p in parts if p.leaf})) or tuple(
+            leaf for leaf, value in leaves.items() if value.array.size == size and not _is_used(search, leaf)
+        )
+    elif found.ties:
+        grade = Grade.TIED
+    elif found.alternatives:
+        grade = Grade.INTERCHANGEABLE
+    else:
+        grade = Grade.DERIVED
+    return Tensor(
+        name,
+        tuple(shape),
+        grade,
+        tuple(sorted(parts, key=lambda part: int(part.elements.min()))),
+        tuple(found.alternatives),
+        tuple(found.ties),
+        candidates,
+        tuple(also),
+        unseen,
+    )
+
+
+def _is_used(search: Search, leaf: str) -> bool:
+    start = search.source.program.first_element[leaf]
+    return bool(search.used[start : start + search.source.program.parameters[leaf].array.size].any())
+
+
+def _parts(search: Search, choice: Choice, piece: Piece, segment: Segment) -> Iterable[Part]:
+    """Yield the parts of a piece: one for each leaf, in the order of the tensor."""
+    source, operation = search.source, search.target.operations[choice.index]
+    site = None if piece.meeting is None else piece.meeting.site("source")
+    refuted = tuple((_called(search, at), count) for at, count in sorted(segment.refuted.items()) if at >= choice.index)
+    evidence = Evidence(
+        role_of(operation),
+        site,
+        site_of("target", choice.index, operation, choice.side),
+        _shared(search, operation.data[0]),
+        choice.candidate.by,
+        segment.tried,
+        refuted,
+    )
+    order = np.argsort(piece.elements, kind="stable")
+    elements, numbers = piece.elements[order], piece.numbers[order]
+    nothing = np.zeros(0, int)
+    if piece.arithmetic is Arithmetic.CONSTANT:
+        yield Part(elements, "", nothing, piece.arithmetic, evidence, piece.factor)
+        return
+    if piece.arithmetic is Arithmetic.COMPUTED:
+        assert piece.meeting is not None and piece.places is not None
+        leaves = tuple(sorted(piece.meeting.weight.leaves))
+        yield Part(elements, "", piece.places[order], piece.arithmetic, evidence, leaves=leaves)
+        return
+    owner = np.searchsorted(source.starts, numbers, "right") - 1
+    for k in dict.fromkeys(owner.tolist()):
+        here = owner == k
+        leaf, positions = source.names[k], numbers[here] - source.starts[k]
+        yield Part(
+            elements[here],
+            leaf,
+            positions,
+            piece.arithmetic,
+            evidence,
+            piece.factor,
+            _contracted(source, piece, leaf),
+        )
+
+
+def _called(search: Search, at: int) -> str:
+    if at == len(search.target.operations):
+        return "the outputs"
+    operation = search.target.operations[at]
+    return " ".join(word for word in (operation.name, operation.where) if word)
+
+
+def _shared(search: Search, data: Value) -> str:
+    """Return how the source calls the value that both programs have."""
+    found = search.source.table.find(search.replay.value(data))
+    if not found:
+        return ""
+    if found[0] < 0:
+        return f"input {search.source.inputs[found[0]]}"
+    operation = search.source.program.operations[found[0]]
+    return " ".join(word for word in (operation.name, operation.where) if word)
+
+
+def _contracted(source: Source, piece: Piece, leaf: str) -> tuple[int, ...]:
+    """Return the axes of a leaf that a product sums over."""
+    if piece.meeting is None:
+        return ()
+    weight, operation = piece.meeting.weight, piece.meeting.operation
+    if operation.name == "dot_general":
+        summed = operation.settings["dimension_numbers"][0][piece.meeting.side]
+    elif operation.name == "conv_general_dilated":
+        summed = (operation.settings["dimension_numbers"].rhs_spec[1],)
+    else:
+        return ()
+    start, shape = source.program.first_element[leaf], source.program.parameters[leaf].array.shape
+    axes: set[int] = set()
+    for numbers in weight.elements:
+        inside = (numbers >= start) & (numbers < start + int(np.prod(shape)))
+        if not inside.all():
+            continue
+        at = np.unravel_index(numbers - start, shape)
+        for axis in summed:
+            axes |= {k for k, index in enumerate(at) if np.diff(index, axis=axis).any()}
+    return tuple(sorted(axes))
+
+
+def _completed(source: Source, parts: list[Part], shape: Sequence[int], size: int) -> tuple[list[Part], int]:
+    """Extend the pattern of the only part to elements that the run did not use, if the leaf has them; return how many."""
+    seen = sum(len(part.elements) for part in parts)
+    if len(parts) != 1 or seen == size or not parts[0].leaf:
+        return parts, 0
+    (part,) = parts
+    leaf = source.program.parameters[part.leaf].array.shape
+    if tuple(s for s in leaf if s > 1)[1:] != tuple(s for s in shape if s > 1)[1:] or len(part.positions) < 2:
+        return parts, 0
+    step = part.positions - part.elements
+    total = int(np.prod(leaf))
+    if (step != step[0]).any() or step[0] < 0 or step[0] + size > total:
+        return parts, 0
+    every = np.arange(size)
+    whole = Part(
+        every, part.leaf, every + step[0], part.arithmetic, part.evidence, part.factor, part.contracted, part.leaves
+    )
+    return [whole], size - seen

@@ -1,0 +1,116 @@
+"""`infer`: from two programs to a derivation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from convert.inference import proof
+from convert.inference.alternatives import interchangeable
+from convert.inference.candidates import Source
+from convert.inference.derivation import Derivation, Difference, Grade, Proof
+from convert.inference.draws import Draws, Shapes
+from convert.inference.grades import tensors
+from convert.inference.search import Search
+from convert.inference.sites import site_of
+from convert.programs.program import Program
+
+if TYPE_CHECKING:
+    import torch
+
+Array = np.ndarray[Any, np.dtype[Any]]
+JaxFunction = Callable[[Mapping[str, Any], Mapping[str, Any]], Mapping[str, Any]]
+Run = Callable[[Any, Mapping[str, Any]], Mapping[str, Any]]
+DRAWS = 3
+PROVEN = 1e-6  # relative; tables of angles that either side rounds to float32 leave about 1e-8
+
+
+def infer(
+    function: JaxFunction,
+    module: torch.nn.Module,
+    run: Run,
+    inputs: Callable[[int], Mapping[str, Array]],
+    shapes: Shapes,
+    *,
+    seed: int = 0,
+) -> Derivation:
+    """Derive which parameter of a JAX function becomes which of a PyTorch module.
+
+    Both run with random weights. No name is compared.
+
+    Args:
+        function: (parameters, inputs) -> the outputs by name.
+        module: computes the same, in eval mode, with any weights.
+        run: (module, inputs as tensors) -> the outputs, by the same names.
+        inputs: seed -> the inputs by name.
+        shapes: of the function's parameters.
+        seed: of the weights and inputs; those of the proof follow.
+
+    Raises:
+        ConvertError: a side does not run, is not deterministic, or gives NaN.
+    """
+    from convert.programs.record_jax import record_jax
+    from convert.programs.record_torch import record_torch
+
+    draws = Draws(shapes)
+
+    def source(seed: int) -> Program:
+        given = inputs(seed)
+        made: Program = draws.run(seed, lambda weights: record_jax(function, weights, given))
+        return made
+
+    first = source(seed)
+    target = record_torch(module, run, inputs(seed))
+    search = Search(Source(first), target)
+    solved = search.solve()
+    differences: tuple[Difference, ...] = ()
+    if not solved:
+        differences = (_difference(search),)
+        search.nearest()
+    others = interchangeable(search) if solved else []
+    names = {name: tuple(k for k, first in target.tied.items() if first == name) for name in target.parameters}
+    found = tensors(search, names, solved, others)
+    evidence: Proof | None = None
+    if solved and all(t.grade is not Grade.OPEN for t in found):
+        fresh = [source(seed + 1 + k) for k in range(DRAWS)]
+        evidence = Proof(DRAWS, max(proof.error(module, run, found, program) for program in fresh))
+        if evidence.error > PROVEN:
+            problem = f"with fresh weights and inputs the outputs differ by {evidence.error:.1e}"
+            end = target.operations[-1]
+            differences = (Difference(site_of("target", len(target.operations) - 1, end), problem, evidence.error),)
+            evidence = None
+    used = {name for name in shapes if _is_used(search, name)}
+    return Derivation(
+        found,
+        {name: tuple(shape) for name, shape in shapes.items()},
+        tuple(name for name in shapes if name not in used),
+        (),
+        differences,
+        evidence,
+        search.tried,
+        _notes(first, target),
+    )
+
+
+def _is_used(search: Search, name: str) -> bool:
+    start, size = search.source.program.first_element[name], search.source.program.parameters[name].array.size
+    return bool(search.used[start : start + size].any())
+
+
+def _difference(search: Search) -> Difference:
+    at, operations = search.failure.index, search.target.operations
+    return Difference(site_of("target", at, operations[min(at, len(operations) - 1)]), search.failure.problem)
+
+
+def _notes(source: Program, target: Program) -> tuple[str, ...]:
+    notes = []
+    for side, program in (("JAX function", source), ("PyTorch module", target)):
+        if program.path_taken:
+            notes.append(
+                f"the {side} chose a branch or a number of iterations by its values; other paths were not seen"
+            )
+        if program.opaque:
+            notes.append(f"operations of the {side} that were not looked into: {', '.join(program.opaque)}")
+    return tuple(notes)

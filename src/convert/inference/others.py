@@ -1,0 +1,80 @@
+"""Proposals for a table that rows are taken from, and for parameters that data meets in any other operation."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from convert.inference.candidates import Candidate, Context
+from convert.inference.derivation import Arithmetic, Role
+from convert.programs.program import Operation
+
+Array = np.ndarray[Any, np.dtype[Any]]
+MAX_LEAVES = 24  # so many leaves of this size are tried
+
+
+def look_up(context: Context, operation: Operation, side: int) -> Iterator[Candidate]:
+    """Yield the source's tables that rows are taken from by the same indices; either may have more rows."""
+    weight = operation.operands[side]
+    if not weight.elements:
+        return
+    for meeting in context.near_first(
+        context.source.same_data(Role.LOOKUP, context.replay.value(operation.data[0]), context.tolerance)
+    ):
+        source = meeting.weight
+        for numbers in source.elements:
+            if numbers.ndim != weight.array.ndim or numbers.shape[1:] != weight.array.shape[1:]:
+                continue
+            rows = min(len(numbers), len(weight.array))
+            cut = np.s_[:rows]
+            if not context.free(numbers[cut]):
+                continue
+            places = np.arange(source.array.size).reshape(source.array.shape)
+            found = context.fitted(
+                [t[cut] for t in weight.elements],
+                [numbers[cut]],
+                source.array[cut],
+                lambda cut=cut: context.replay.value(weight)[cut],  # type: ignore[misc]
+                meeting,
+                places[cut],
+            )
+            if found is not None:
+                rest = weight.elements[0][rows:]
+                if rest.size:  # rows that the source has not got
+                    nothing = np.full(rest.shape, -1)
+                    found += context.pieces(rest, nothing, np.zeros(rest.shape), Arithmetic.CONSTANT, None, 0.0)
+                yield Candidate(found, "rows taken by the same indices", ("rows", rows))
+
+
+def any_leaf(context: Context, operation: Operation, side: int) -> Iterator[Candidate]:
+    """Yield any leaf of this size in any order of its axes; what the operation gives decides."""
+    weight = operation.operands[side]
+    if not weight.elements:
+        return
+    target = weight.elements[0]
+    while target.ndim > 1 and (target == target[:1]).all():  # repeated along the batch
+        target = target[0]
+    if (target < 0).any() or len(np.unique(target)) != target.size:
+        return
+    seen: set[int] = set()
+    everything = [meeting for role in Role for meeting in context.source.meetings[role]]
+    for meeting in context.near_first(everything):
+        for numbers in meeting.weight.elements:
+            while numbers.ndim > 1 and (numbers == numbers[:1]).all():
+                numbers = numbers[0]
+            if numbers.size != target.size or numbers.min() in seen or not context.free(numbers):
+                continue
+            if len(np.unique(numbers)) != numbers.size or (numbers < 0).any():
+                continue
+            if len(seen) == MAX_LEAVES:
+                return
+            seen.add(numbers.min())
+            axes = [axis for axis in range(numbers.ndim) if numbers.shape[axis] > 1]
+            for order in itertools.permutations(axes):
+                one = [axis for axis in range(numbers.ndim) if axis not in order]
+                chosen = numbers.transpose(*one, *order).ravel()
+                pieces = context.pieces(target, chosen, context.source.theta[chosen], Arithmetic.SAME, meeting)
+                yield Candidate(pieces, "a leaf of this size; what it gives", ("leaf", order))

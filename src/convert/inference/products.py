@@ -1,0 +1,222 @@
+"""Proposals for the matrix of a product.
+
+The source's products of the same rows are candidates. The summed axis is paired column by column, so that no flattening has to
+be known. Of the other axes the order is open, and which rows of a fused matrix a leaf fills; what follows in the target decides.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from convert.inference.candidates import Candidate, Context
+from convert.inference.columns import pair
+from convert.inference.sites import Meeting, Product, products
+from convert.programs.program import Operation
+
+Array = np.ndarray[Any, np.dtype[Any]]
+MAX_PARTS = 8  # rows of a fused matrix come from at most so many leaves
+MAX_FILLINGS = 400  # so many orders of the leaves in a fused matrix are tried
+MAX_INDEX = 64  # an axis of at most this size may be spread over several tensors
+
+
+@dataclass(frozen=True, eq=False)
+class _Atom:
+    """A matrix [I, O] of the source, in the target's order of I.
+
+    Attributes:
+        product, meeting: where it is from.
+        order: the order of the axes in O, and which index of another axis; equal for equal layouts.
+        columns: for each column of O its position in the product's further axes.
+        tied: columns of the data that could not be told apart.
+        rope: how pairs were reordered.
+    """
+
+    product: Product
+    meeting: Meeting
+    rows: Array
+    order: tuple[Any, ...]
+    columns: Array
+    tied: tuple[int, ...]
+    rope: str = ""
+
+    def of(self, array: Array) -> Array:
+        """Return [I, O] of an array like the product's weight."""
+        flat: Array = array.reshape(len(array), -1)
+        return flat[self.rows][:, self.columns]
+
+
+def propose(context: Context, operation: Operation, side: int) -> Iterator[Candidate]:
+    """Yield proposals for the parameters in operand `side`."""
+    data = operation.operands[1 - side]
+    target = list(products([_with_data(operation, 1 - side, context.replay.value(data))], side))
+    for group, product in enumerate(target):
+        if not product.numbers or not _lacks(context, operation, side, group, len(target)):
+            continue
+        yield from _matrix(context, operation, side, group, product)
+        return
+
+
+def _with_data(operation: Operation, side: int, array: Array) -> Operation:
+    operands = list(operation.operands)
+    operands[side] = replace(operands[side], array=array)
+    return replace(operation, operands=tuple(operands))
+
+
+def _weight(context: Context, operation: Operation, side: int, group: int) -> Array:
+    value = context.replay.value(operation.operands[side])
+    return list(products([operation], side, value))[group].value
+
+
+def _lacks(context: Context, operation: Operation, side: int, group: int, groups: int) -> bool:
+    return groups == 1 or bool(np.isnan(_weight(context, operation, side, group)).any())
+
+
+def _matrix(context: Context, operation: Operation, side: int, group: int, target: Product) -> Iterator[Candidate]:
+    size, out = target.numbers[0].shape[0], math.prod(target.numbers[0].shape[1:])
+    numbers = [n.reshape(size, out) for n in target.numbers]
+    atoms = list(_atoms(context, target, out))
+
+    def read(part: slice | Array) -> Array:
+        return _weight(context, operation, side, group).reshape(size, out)[:, part]
+
+    for atom in atoms:
+        if len(atom.columns) == out:
+            yield from _candidate(context, [(atom, slice(0, out))], numbers, read)
+    for chosen in _fillings(atoms, out, context.level):
+        yield from _candidate(context, chosen, numbers, read)
+
+
+def _candidate(
+    context: Context, chosen: Sequence[tuple[_Atom, Any]], numbers: Sequence[Array], read: Any
+) -> Iterator[Candidate]:
+    pieces: list[Any] = []
+    for atom, part in chosen:
+        product = atom.product
+        found = context.fitted(
+            [n[:, part] for n in numbers],
+            [atom.of(n) for n in product.numbers],
+            atom.of(product.value),
+            partial(read, part),
+            atom.meeting,
+            atom.of(product.places),
+        )
+        if found is None:
+            return
+        pieces += found
+    tied = tuple(sorted({k for atom, _ in chosen for k in atom.tied}))
+    rows = "fused rows, " if len(chosen) > 1 else ""
+    kind = ("product", tuple((atom.order, atom.meeting.operation.where) for atom, _ in chosen))
+    rope = next((atom.rope for atom, _ in chosen if atom.rope), "")
+    yield Candidate(tuple(pieces), f"{rows}columns of the data", kind, tied, rope)
+
+
+def _atoms(context: Context, target: Product, out: int) -> Iterator[_Atom]:
+    """Yield the matrices that may be the target's or a part of it, whole ones first."""
+    paired = []
+    for product, meeting in context.source.same_rows(target.rows, context.tolerance):
+        if product.value.shape[:1] != target.numbers[0].shape[:1]:
+            continue
+        pairing = pair(target.columns, product.columns, context.tolerance, context.nearest)
+        if pairing is not None and product.numbers:
+            paired.append((product, meeting, pairing))
+    paired.sort(key=lambda item: abs(item[1].index - context.near))
+    seen = set()
+    for product, meeting, pairing in paired:
+        for order, columns, rope in _orders(product.value.shape[1:], out, context.level):
+            atom = _Atom(product, meeting, pairing.numbers, order, columns, tuple(pairing.tied.tolist()), rope)
+            numbers = product.numbers[0].reshape(len(product.value), -1)[:, columns]
+            key = (numbers[pairing.numbers].tobytes(), len(product.numbers))
+            if key not in seen and context.free(numbers):
+                seen.add(key)
+                yield atom
+
+
+def _orders(shape: Sequence[int], out: int, level: int) -> Iterator[tuple[tuple[Any, ...], Array, str]]:
+    """Yield (order, columns of the flattened axes, RoPE) of the ways to make at most `out` columns of these axes."""
+    places = np.arange(math.prod(shape)).reshape(shape)
+    axes = [axis for axis, size in enumerate(shape) if size > 1]
+    if places.size <= out:
+        for order in itertools.permutations(axes):
+            one = [axis for axis in range(len(shape)) if axis not in order]
+            yield ("axes", *order), places.transpose(*one, *order).ravel(), ""
+            if level > 1 and order and shape[order[-1]] % 2 == 0:
+                yield from _rope(("axes", *order), places.transpose(*one, *order), shape[order[-1]])
+    if len(axes) > 1:  # an axis that is spread over several tensors: [2, D, F], experts
+        for axis in axes:
+            if shape[axis] > MAX_INDEX or places.size // shape[axis] > out:
+                continue
+            for k in range(shape[axis]):
+                cut = np.take(places, k, axis)
+                rest = [a for a in range(cut.ndim) if cut.shape[a] > 1]
+                for order in itertools.permutations(rest):
+                    one = [a for a in range(cut.ndim) if a not in order]
+                    yield ("index", axis, k, *order), cut.transpose(*one, *order).ravel(), ""
+    if places.size > out:  # a fused matrix that the target splits: blocks, or every n-th block
+        yield from _blocks(places.ravel(), out, level)
+
+
+def _blocks(flat: Array, out: int, level: int) -> Iterator[tuple[tuple[Any, ...], Array, str]]:
+    step = math.gcd(out, flat.size)
+    if flat.size // step <= MAX_INDEX:
+        for start in range(0, flat.size - out + 1, step):
+            yield ("block", start, out), flat[start : start + out], ""
+    if level > 0 and flat.size % out == 0:
+        count = flat.size // out
+        for width in range(1, out):
+            if out % width == 0:
+                for k in range(count):
+                    yield ("every", count, width, k), flat.reshape(-1, count, width)[:, k].ravel(), ""
+
+
+def _rope(order: tuple[Any, ...], places: Array, last: int) -> Iterator[tuple[tuple[Any, ...], Array, str]]:
+    """Yield the two reorderings of the pairs that RoPE turns, within the last axis."""
+    halves = np.arange(last).reshape(-1, 2).T.ravel()  # interleaved pairs become two halves
+    rows = places.reshape(-1, last)
+    yield (*order, "halves"), rows[:, halves].ravel(), "interleaved to half-split"
+    yield (*order, "pairs"), rows[:, np.argsort(halves)].ravel(), "half-split to interleaved"
+
+
+def _fillings(atoms: Sequence[_Atom], out: int, level: int) -> Iterator[list[tuple[_Atom, Any]]]:
+    """Yield the ways to fill the columns of a fused matrix: leaves below each other, then leaves in turns (per head)."""
+    small = [atom for atom in atoms if len(atom.columns) < out and (level > 1 or atom.order[0] != "index")]
+
+    def fill(start: int, chosen: list[_Atom]) -> Iterator[list[_Atom]]:
+        if start == out:
+            if {atom.order[0] for atom in chosen} != {"index"} or len({atom.product for atom in chosen}) > 1:
+                yield list(chosen)
+            return
+        if len(chosen) == MAX_PARTS:
+            return
+        for atom in small:
+            if start + len(atom.columns) > out or not _goes_with(atom, chosen):
+                continue
+            chosen.append(atom)
+            yield from fill(start + len(atom.columns), chosen)
+            chosen.pop()
+
+    for atoms_ in itertools.islice(fill(0, []), MAX_FILLINGS):
+        ends = np.cumsum([len(atom.columns) for atom in atoms_])
+        yield [(atom, slice(end - len(atom.columns), end)) for atom, end in zip(atoms_, ends, strict=True)]
+
+
+def _goes_with(atom: _Atom, chosen: Sequence[_Atom]) -> bool:
+    """Whether a leaf may be a further part: another one, and laid out as the others of its shape."""
+    for other in chosen:
+        if atom.product is other.product and np.intersect1d(atom.columns, other.columns).size:
+            return False
+        alike = atom.product.value.shape == other.product.value.shape
+        if alike and _layout(atom.order) != _layout(other.order):
+            return False
+    return True
+
+
+def _layout(order: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return an order without the index at which an axis is cut."""
+    return (*order[:2], *order[3:]) if order[0] == "index" else order

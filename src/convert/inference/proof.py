@@ -1,0 +1,67 @@
+"""The proof of a derivation: fresh weights and inputs through the module as it is, loaded with ``strict=True``, in float64."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from convert.inference.candidates import COMPUTE
+from convert.inference.derivation import Arithmetic, Tensor
+from convert.programs.program import Program
+
+if TYPE_CHECKING:
+    import torch
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+def weights(tensors: Sequence[Tensor], source: Program) -> dict[str, Array]:
+    """Return the target's tensors, computed from the leaves of another run of the source; NaN where nothing is known."""
+    found = {}
+    for tensor in tensors:
+        flat = np.full(int(np.prod(tensor.shape)), np.nan)
+        for part in tensor.parts:
+            if part.arithmetic is Arithmetic.CONSTANT:
+                flat[part.elements] = part.factor
+            elif part.arithmetic is Arithmetic.COMPUTED:
+                site = part.evidence.source
+                assert site is not None and site.operand is not None
+                operand = source.operations[site.index].operands[site.operand]
+                flat[part.elements] = operand.array.ravel()[part.positions]
+            else:
+                leaf = source.parameters[part.leaf].array.ravel()
+                flat[part.elements] = part.factor * COMPUTE[part.arithmetic](leaf[part.positions])
+        for name in (tensor.name, *tensor.also):
+            found[name] = flat.reshape(tensor.shape)
+    return found
+
+
+def error(
+    module: torch.nn.Module,
+    run: Callable[[Any, Mapping[str, Any]], Mapping[str, Any]],
+    tensors: Sequence[Tensor],
+    source: Program,
+) -> float:
+    """Return the largest difference of an output between a run of the source and the module, relative to its largest value."""
+    import torch
+
+    from convert.numerics.lift_torch import lifted
+
+    state = weights(tensors, source)
+    with lifted(), torch.no_grad():
+        own = copy.deepcopy(module).double().eval()
+        full = {name: torch.as_tensor(state[name]) if name in state else x for name, x in own.state_dict().items()}
+        own.load_state_dict(full, strict=True)
+        outputs = run(own, {name: torch.as_tensor(np.array(v.array)) for name, v in source.inputs.items()})
+        found = {name: value.double().numpy() for name, value in outputs.items()}
+    worst = 0.0
+    for name, value in source.outputs.items():
+        if found[name].shape != value.array.shape:
+            return float("inf")
+        scale = np.abs(value.array).max(initial=0) or 1.0
+        difference = np.abs(found[name] - value.array).max(initial=0) / scale
+        worst = max(worst, float(difference)) if np.isfinite(difference) else float("inf")
+    return worst

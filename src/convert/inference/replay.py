@@ -1,0 +1,98 @@
+"""The target's run, operation by operation, with parameters that become known one after another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from convert.programs.program import Operation, Program, Value
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class Replay:
+    """A run of a program with its own parameters.
+
+    Attributes:
+        program: the record.
+        parameters: the parameters, flat; NaN where an element is not known.
+        values: of data, as far as the run has come.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.parameters = {
+            name: np.full(value.array.size, np.nan) if value.array.dtype.kind == "f" else value.array.ravel()
+            for name, value in program.parameters.items()
+        }
+        self.values: dict[Value, Array] = {}
+        self._versions = dict.fromkeys(self.parameters, 0)
+        self._clock = 0
+        self._weights: dict[Value, tuple[tuple[int, ...], Array]] = {}
+        self._names = {value: name for name, value in program.parameters.items()}
+        self._made_by = {
+            result: (operation, k)
+            for operation in program.operations
+            for k, result in enumerate(operation.results)
+            if result.of_parameters
+        }
+
+    def value(self, value: Value) -> Array:
+        """Return a value as this run has it."""
+        if value.data:
+            return self.values.get(value, value.array)  # an input stays as it is
+        return self._weight(value) if value.leaves else value.array
+
+    def _weight(self, value: Value) -> Array:
+        if value in self._names:
+            return self.parameters[self._names[value]].reshape(value.array.shape)
+        if value not in self._made_by:
+            return value.array
+        version = tuple(self._versions[name] for name in sorted(value.leaves))
+        known = self._weights.get(value)
+        if known is None or known[0] != version:
+            operation, k = self._made_by[value]
+            with np.errstate(all="ignore"):
+                out = operation.again([self.value(operand) for operand in operation.operands])
+            self._weights[value] = known = version, np.asarray(out[k])
+        return known[1]
+
+    def known(self, value: Value) -> bool:
+        """Whether the parameters in a value of parameters are known, as far as it uses them."""
+        array = self.value(value)
+        return array.dtype.kind != "f" or not np.isnan(array).any()
+
+    def run(self, operation: Operation, replaced: dict[int, Array] | None = None) -> list[Array]:
+        """Return what the operation gives; `replaced` has other operands by position."""
+        operands = [self.value(operand) for operand in operation.operands]
+        for k, array in (replaced or {}).items():
+            operands[k] = array
+        with np.errstate(all="ignore"):
+            return [np.asarray(out) for out in operation.again(operands)]
+
+    def keep(self, operation: Operation, results: Sequence[Array]) -> None:
+        """Take arrays as the results of an operation."""
+        self.values.update(zip(operation.results, results, strict=True))
+
+    def assign(self, changes: Sequence[tuple[str, Array, Array]]) -> list[tuple[str, Array, Array]]:
+        """Set elements of parameters, (name, elements, values); return what undoes it."""
+        undo = []
+        for name, elements, values in changes:
+            flat = self.parameters[name]
+            undo.append((name, elements, flat[elements].copy()))
+            flat[elements] = values
+            self._clock += 1
+            self._versions[name] = self._clock
+        return undo[::-1]
+
+    @contextmanager
+    def assigned(self, changes: Sequence[tuple[str, Array, Array]]) -> Iterator[None]:
+        """Set elements of parameters within this context."""
+        undo = self.assign(changes)
+        try:
+            yield
+        finally:
+            self.assign(undo)

@@ -1,0 +1,340 @@
+"""The search: replay the target, propose what its parameters are, and refute.
+
+What enters a product or a convolution must be a value of the source; so must what a scale or a bias gives, at first. A segment
+ends where a value depends on everything that was assigned. All solutions of a segment are found, and the search goes back to them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from convert.inference import convolutions, elementwise, others, products
+from convert.inference.candidates import Candidate, Context, Source
+from convert.inference.derivation import Role
+from convert.inference.replay import Replay
+from convert.inference.sites import parameter_operands, role_of
+from convert.programs.fingerprint import EXACT
+from convert.programs.program import Operation, Program, Value
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+PROPOSE = {
+    Role.PRODUCT: products.propose,
+    Role.CONVOLUTION: convolutions.propose,
+    Role.SCALE: elementwise.propose,
+    Role.SHIFT: elementwise.propose,
+    Role.LOOKUP: others.look_up,
+    Role.OTHER: others.any_leaf,
+}
+LEVELS = (0, 1, 2)
+NEAR = 3e-3  # of sums, where the programs differ: another GELU or epsilon
+MAX_SOLUTIONS = 8  # of a segment
+REFUSALS = (RuntimeError, ValueError, TypeError, IndexError)  # of an operation on operands that do not fit
+BUDGET = 600  # candidates that a segment may try
+WITHOUT_PROGRESS = 2000  # candidates after the deepest operation was reached
+GUESSES = 200  # behind a difference
+
+
+@dataclass(frozen=True, eq=False)
+class Choice:
+    """A candidate that was chosen.
+
+    Attributes:
+        index: of the target's operation.
+        side: which operand became known.
+        candidate: what it became.
+    """
+
+    index: int
+    side: int
+    candidate: Candidate
+
+
+@dataclass(frozen=True, eq=False)
+class Solution:
+    """One way through a segment.
+
+    Attributes:
+        begin, end: operations of the target, `end` is not run.
+        choices: what became known.
+        values: of data that the segment computed.
+    """
+
+    begin: int
+    end: int
+    choices: tuple[Choice, ...]
+    values: dict[Value, Array]
+
+
+@dataclass(eq=False)
+class Segment:
+    """A segment of the target between two values that both programs have.
+
+    Attributes:
+        begin: its first operation.
+        solutions: all that were found; `chosen` is the one that led to the outputs.
+        level: of the proposals.
+        tried: how many candidates.
+        refuted: operation of the target -> how many candidates ended there.
+    """
+
+    begin: int
+    solutions: list[Solution]
+    level: int
+    tried: int
+    refuted: dict[int, int]
+    chosen: int = 0
+    exact: bool = True
+
+    @property
+    def solution(self) -> Solution:
+        """The solution that is followed."""
+        return self.solutions[self.chosen]
+
+
+@dataclass(eq=False)
+class Failure:
+    """The deepest operation at which everything was refuted.
+
+    Attributes:
+        index: of the target's operation, or how many there are, for the outputs.
+        problem: what did not fit.
+    """
+
+    index: int = -1
+    problem: str = ""
+
+
+@dataclass(eq=False)
+class Search:
+    """The search for one pair of programs.
+
+    Attributes:
+        source: the source.
+        target: the target's record, with any weights.
+        segments: the way that was found, or that led deepest.
+        failure: why it went no further.
+        tried: candidates in all.
+    """
+
+    source: Source
+    target: Program
+    segments: list[Segment] = field(default_factory=list)
+    failure: Failure = field(default_factory=Failure)
+    tried: int = 0
+
+    def __post_init__(self) -> None:
+        self.replay = Replay(self.target)
+        self.used = np.zeros(len(self.source.theta), np.int32)
+        self.context = Context(self.source, self.replay, self.used)
+        self._levels: dict[Any, int] = {}
+        self._progress = 0
+        self._kinds: dict[Any, tuple[Any, ...]] = {}
+        self._order = self.target.operations
+
+    # ---- segments
+
+    def solve(self) -> bool:
+        """Find a way to the outputs; True if there is one. Otherwise `segments` has the deepest."""
+        self.segments = []
+        deepest: list[Segment] = []
+        ways: list[Segment] = []
+        at = 0
+        while True:
+            segment = self.solved(at)
+            if segment is not None:
+                ways.append(segment)
+            else:
+                if not deepest or sum(len(s.solution.choices) for s in ways) > sum(
+                    len(s.solution.choices) for s in deepest
+                ):
+                    deepest = [replace(s) for s in ways]
+                while ways and ways[-1].chosen + 1 == len(ways[-1].solutions):
+                    self.leave(ways.pop().solution)
+                if not ways or self.tried - self._progress > WITHOUT_PROGRESS:
+                    while ways:
+                        self.leave(ways.pop().solution)
+                    self.segments = deepest
+                    for s in deepest:
+                        self.enter(s.solution)
+                    return False
+                self.leave(ways[-1].solution)
+                ways[-1].chosen += 1
+            self.enter(ways[-1].solution)
+            at = ways[-1].solution.end
+            if at == len(self._order):
+                self.segments = ways
+                return True
+
+    def nearest(self) -> None:
+        """Go on behind the difference, with what is nearest. What is found there is a guess."""
+        self.context.tolerance, self.context.nearest = NEAR, True
+        while True:
+            at = self.segments[-1].solution.end if self.segments else 0
+            segment = self.solved(at) if at < len(self._order) else None
+            if segment is None:
+                break
+            self.segments.append(segment)
+            self.enter(segment.solution)
+        self.context.tolerance, self.context.nearest = EXACT, False
+
+    def enter(self, solution: Solution) -> None:
+        """Take what a solution assigns."""
+        for choice in solution.choices:
+            self._take(choice.candidate)
+        self.replay.values.update(solution.values)
+
+    def leave(self, solution: Solution) -> None:
+        """Give back what a solution assigned."""
+        for choice in reversed(solution.choices):
+            self._give_back(choice.candidate)
+
+    def _take(self, candidate: Candidate) -> None:
+        self.replay.assign(candidate.changes)
+        for piece in candidate.pieces:
+            numbers = piece.numbers[piece.numbers >= 0]
+            np.add.at(self.used, numbers, 1)
+            if piece.meeting is not None:
+                self.context.near = piece.meeting.index
+
+    def _give_back(self, candidate: Candidate) -> None:
+        for piece in candidate.pieces:
+            self.replay.assign([(piece.tensor, piece.elements, np.full(len(piece.elements), np.nan))])
+            numbers = piece.numbers[piece.numbers >= 0]
+            np.add.at(self.used, numbers, -1)
+
+    def solved(self, at: int) -> Segment | None:
+        """Return the segment that begins at an operation, with all its solutions."""
+        hint = self._levels.get(self._code(at))
+        near = self.context.near
+        for level in sorted(LEVELS, key=lambda level: (level != hint, level)):
+            self.context.level, self.context.near = level, near
+            before = self.tried
+            guess = self.context.nearest
+            self._limit = self.tried + (GUESSES if guess else BUDGET)
+            self._refuted: dict[int, int] = {}
+            solutions = []
+            self._begin = at
+            for solution in self._walk(at, []):
+                solutions.append(solution)
+                if guess or len(solutions) == MAX_SOLUTIONS:
+                    break
+            if solutions:
+                self._levels[self._code(at)] = level
+                for choice in solutions[0].choices:
+                    self._kinds[self._code(choice.index)] = choice.candidate.kind
+                return Segment(at, solutions, level, self.tried - before, self._refuted, exact=not self.context.nearest)
+        self.context.near = near
+        return None
+
+    def _code(self, at: int) -> Any:
+        """Return what an operation has in common with the same one in another layer."""
+        if at == len(self._order):
+            return None
+        operation = self._order[at]
+        return operation.where, operation.name, tuple(x.array.shape for x in operation.operands)
+
+    # ---- within a segment
+
+    def _walk(self, at: int, choices: list[Choice]) -> Iterator[Solution]:
+        """Run the target from an operation on; yield the solutions of the segment."""
+        while at < len(self._order):
+            operation = self._order[at]
+            if any(operand.data for operand in operation.operands):
+                sides = parameter_operands(operation)
+                enters = sides and role_of(operation) in (Role.PRODUCT, Role.CONVOLUTION)
+                if enters:
+                    if not self._is_source(operation):
+                        self._refute(at, "no value of the source equals what enters")
+                        return
+                    if choices and self._everything(choices) <= operation.data[0].leaves:
+                        yield self._solution(at, choices)
+                        return
+                lacking = [side for side in sides if not self.replay.known(operation.operands[side])]
+                replaced: dict[int, Array] = {}
+                if lacking and role_of(operation) is Role.PRODUCT and not self.replay.value(operation.data[0]).any():
+                    replaced = {side: np.nan_to_num(self.replay.value(operation.operands[side])) for side in lacking}
+                elif lacking:
+                    for choice in self._children(at, operation, lacking[0]):
+                        self._take(choice.candidate)
+                        try:
+                            yield from self._walk(at, [*choices, choice])
+                        finally:
+                            self._give_back(choice.candidate)
+                    return
+                try:
+                    self.replay.keep(operation, self.replay.run(operation, replaced))
+                except REFUSALS as error:  # a wrong candidate may not run
+                    self._refute(at, f"it does not run: {error}")
+                    return
+            at += 1
+        if self._outputs_agree():
+            yield self._solution(at, choices)
+
+    def _solution(self, end: int, choices: Sequence[Choice]) -> Solution:
+        begin = self._begin
+        values = {
+            result: self.replay.values[result]
+            for operation in self._order[begin:end]
+            for result in operation.results
+            if result.data
+        }
+        return Solution(begin, end, tuple(choices), values)
+
+    def _refute(self, at: int, problem: str) -> None:
+
+        self._refuted[at] = self._refuted.get(at, 0) + 1
+        if at > self.failure.index:
+            self.failure = Failure(at, problem)
+            self._progress = self.tried
+
+    def _is_source(self, operation: Operation) -> bool:
+        array = self.replay.value(operation.data[0])
+        return not array.any() or self.source.has(array, self.context.tolerance)
+
+    def _everything(self, choices: Sequence[Choice]) -> set[str]:
+        return {piece.tensor for choice in choices for piece in choice.candidate.pieces}
+
+    def _outputs_agree(self) -> bool:
+        for name, value in self.source.program.outputs.items():
+            got, expected = self.replay.value(self.target.outputs[name]), value.array
+            scale = np.abs(expected).max(initial=0) or 1.0
+            if got.shape != expected.shape or not np.allclose(
+                got, expected, rtol=0, atol=self.context.tolerance * scale, equal_nan=True
+            ):
+                self._refute(len(self._order), f"the output {name} differs")
+                return False
+        return True
+
+    def _children(self, at: int, operation: Operation, side: int) -> list[Choice]:
+        """Return the choices for an operand; those whose result is a value of the source alone, if there are any."""
+        role, seen = role_of(operation), set()
+        good: list[Choice] = []
+        rest: list[Choice] = []
+        for candidate in PROPOSE[role](self.context, operation, side):
+            if candidate.key in seen or self.tried > self._limit:
+                continue
+            seen.add(candidate.key)
+            self.tried += 1
+            choice = Choice(at, side, candidate)
+            with self.replay.assigned(candidate.changes):
+                try:
+                    out = self.replay.run(operation)[0]
+                except REFUSALS:
+                    self._refute(at, "it does not run")
+                    continue
+            if np.isnan(out).any():
+                rest.append(choice)
+            else:
+                (good if self.source.has(out, self.context.tolerance) else rest).append(choice)
+        strict = self.context.level == 0 and role in (Role.SCALE, Role.SHIFT)
+        chosen = good if strict or (good and role is not Role.PRODUCT) else good + rest
+        self._refuted[at] = self._refuted.get(at, 0) + len(good) + len(rest) - len(chosen)
+        if not chosen:
+            self._refute(at, "no parameter of the source fits")
+        kind = self._kinds.get(self._code(at))
+        return sorted(chosen, key=lambda choice: choice.candidate.kind != kind)

@@ -1,0 +1,86 @@
+"""Pairs of small models for the tests of `infer`: plain functions of JAX, and modules whose names say nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import torch
+
+from convert.inference.derivation import Arithmetic, Derivation, Grade, Tensor
+from convert.inference.infer import infer
+
+WIDTH = 16
+HEADS = 4
+
+
+def floats(*shape: int) -> Callable[[int], dict[str, Any]]:
+    """Inputs: random numbers."""
+    return lambda seed: {"x": np.random.default_rng(seed).normal(size=shape)}
+
+
+def tokens(count: int, *shape: int) -> Callable[[int], dict[str, Any]]:
+    """Inputs: random numbers of tokens."""
+    return lambda seed: {"x": np.random.default_rng(seed).integers(0, count, shape)}
+
+
+def derive(
+    function: Callable[[Mapping[str, Any], Any], Any],
+    module: torch.nn.Module,
+    shapes: Mapping[str, tuple[int, ...]],
+    inputs: Callable[[int], dict[str, Any]] | None = None,
+) -> Derivation:
+    """Derive a module from a function of (leaves, x); both give one array."""
+    return infer(
+        lambda leaves, given: {"y": function(leaves, given["x"])},
+        module.eval(),
+        lambda module, given: {"y": module(given["x"])},
+        inputs or floats(3, 7, WIDTH),
+        shapes,
+    )
+
+
+def linen(model: Any, x: Any) -> tuple[Callable[[Mapping[str, Any], Any], Any], dict[str, tuple[int, ...]]]:
+    """A linen model as a function of (leaves by name, x), and the shapes of its leaves."""
+    import jax
+
+    tree = jax.eval_shape(model.init, jax.random.key(0), jnp.asarray(x))
+    paths, structure = jax.tree_util.tree_flatten_with_path(tree)
+    names = ["/".join(str(key.key) for key in path) for path, _ in paths]
+
+    def function(leaves: Mapping[str, Any], x: Any) -> Any:
+        return model.apply(jax.tree_util.tree_unflatten(structure, [leaves[name] for name in names]), x)
+
+    return function, {name: leaf.shape for name, (_, leaf) in zip(names, paths, strict=True)}
+
+
+def sources(found: Derivation | Tensor) -> Any:
+    """The leaf of each tensor; several as a tuple; a constant as its number, a computed part as its leaves."""
+    if isinstance(found, Derivation):
+        return {tensor.name: sources(tensor) for tensor in found.tensors}
+    named = []
+    for part in found.parts:
+        if part.arithmetic is Arithmetic.CONSTANT:
+            named.append(part.factor)
+        else:
+            named.append(part.leaves if part.arithmetic is Arithmetic.COMPUTED else part.leaf)
+    return named[0] if len(named) == 1 else tuple(named)
+
+
+def grades(found: Derivation) -> set[Grade]:
+    """The grades of all tensors."""
+    return {tensor.grade for tensor in found.tensors}
+
+
+def layer_norm(x: Any, scale: Any, bias: Any = None, epsilon: float = 1e-6) -> Any:
+    """LayerNorm as JAX code has it."""
+    x = x - x.mean(-1, keepdims=True)
+    y = x / jnp.sqrt((x * x).mean(-1, keepdims=True) + epsilon) * scale
+    return y if bias is None else y + bias
+
+
+def rms_norm(x: Any, scale: Any, epsilon: float = 1e-6) -> Any:
+    """RMSNorm as JAX code has it."""
+    return x * (1 / jnp.sqrt((x * x).mean(-1, keepdims=True) + epsilon)) * scale
