@@ -26,6 +26,7 @@ from convert.verify.report.facts import JudgedFact, Status, shown
 from convert.verify.report.report import LevelReport, Verdict
 
 RECORDED = "the recording "
+UNSEEN = ":"  # in the names of what the models level does not show, which are known when it ran: ``inputs:tokens``
 
 
 def judge(
@@ -79,6 +80,11 @@ def of_layers(unread: Iterable[DeclaredFact]) -> tuple[JudgedFact, ...]:
     return tuple(judged)
 
 
+def trusted(facts: Iterable[JudgedFact], trust: Collection[str]) -> tuple[JudgedFact, ...]:
+    """Return the facts with those that ``--trust`` names as trusted."""
+    return tuple(replace(fact, status=Status.TRUSTED) if fact.name in trust and fact.open else fact for fact in facts)
+
+
 def contradictions(facts: Iterable[JudgedFact], plan: Plan) -> tuple[Finding, ...]:
     """Return a finding for each fact that something contradicts."""
     return tuple(_contradicted(fact, plan) for fact in facts if fact.status is Status.CONTRADICTED)
@@ -89,13 +95,14 @@ def require_verified(facts: Iterable[JudgedFact]) -> Finding | None:
     unknown = [fact for fact in facts if fact.open]
     if not unknown:
         return None
-    options = " ".join(f"--trust {fact.name}" for fact in unknown)
+    options = " ".join(f"--trust {name}" for name in dict.fromkeys(fact.name for fact in unknown))
+    steps = dict.fromkeys(fact.next or "compare them with the training configuration" for fact in unknown)
     return Finding(
         "fact-unverified",
         "both models compute with values that nothing confirms",
         got="; ".join(f"{fact.shown} ({fact.origin})" for fact in unknown),
-        fix=f"compare them with the training configuration, then give {options}",
-        data={"facts": [fact.name for fact in unknown]},
+        fix=f"{'; '.join(steps)}, then give {options}" if "" in {f.next for f in unknown} else f"{'; '.join(steps)}, or give {options}",
+        data={"facts": list(dict.fromkeys(fact.name for fact in unknown))},
     )
 
 
@@ -115,14 +122,14 @@ def _other_settings(plan: Plan) -> list[str]:
 
 
 def require_names(trust: Collection[str], plan: Plan) -> tuple[str, ...]:
-    """Return the names of the facts of the plan, which are those that ``--trust`` may give.
+    """Return the names of the facts of the plan, which are those that ``--trust`` may give in addition to unseen ones.
 
     Raises:
         OptionError: `trust` names something else.
     """
     names = (*plan.facts, *_other_settings(plan))
     for name in trust:
-        if name not in names:
+        if name not in names and UNSEEN not in name:
             raise OptionError(
                 Finding(
                     "fact-unknown",

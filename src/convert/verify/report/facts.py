@@ -30,6 +30,7 @@ class JudgedFact:
         evidence: what confirms it, or the value that is known otherwise; empty when there is nothing.
         decides: whether the output or the JAX model depends on it. Otherwise it only describes the source.
         layers: the layers that it holds for; empty for the whole model.
+        next: how to get it confirmed, where a look at the training configuration does not help.
     """
 
     name: str
@@ -39,6 +40,7 @@ class JudgedFact:
     evidence: str = ""
     decides: bool = True
     layers: str = ""
+    next: str = ""
 
     @property
     def open(self) -> bool:
@@ -59,6 +61,7 @@ class JudgedFact:
             "evidence": self.evidence,
             "decides": self.decides,
             "layers": self.layers,
+            "next": self.next,
         }
 
 
@@ -76,6 +79,7 @@ def listed(facts: Iterable[JudgedFact]) -> tuple[tuple[str, str], ...]:
     groups: dict[Status, list[str]] = {}
     for fact in facts:
         more = f"; known: {fact.evidence}" if fact.status is not Status.VERIFIED and fact.evidence else ""
+        more += f"; {fact.next}" if fact.status is Status.UNVERIFIED and fact.next else ""
         groups.setdefault(fact.status, []).append(f"{fact.shown} ({fact.origin}{more})")
     return tuple(
         (str(status), text) for status in (Status.UNVERIFIED, Status.TRUSTED) for text in groups.get(status, ())
