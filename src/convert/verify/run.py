@@ -28,7 +28,7 @@ from convert.references.protocol import Reference
 from convert.rules.library import is_path, named_rules
 from convert.verify.config.activations import with_measured
 from convert.verify.config.compare import Facts, check_facts, with_facts
-from convert.verify.config.judge import RECORDED, contradictions, judge, not_proven, of_layers
+from convert.verify.config.judge import RECORDED, contradictions, judge, not_proven, of_layers, trusted
 from convert.verify.coverage.hf_directory import other_class
 from convert.verify.coverage.level import check_coverage
 from convert.verify.layers.as_torch import as_torch
@@ -38,6 +38,7 @@ from convert.verify.recording.file import load_recording
 from convert.verify.recording.match import evidence_of, recording_defaults
 from convert.verify.recording.source import RecordedSource, with_written_leaves
 from convert.verify.recording.weights import check_recorded_weights
+from convert.verify.report.facts import JudgedFact
 from convert.verify.report.report import LevelReport, Report, Verdict
 from convert.verify.sides.evidence import Evidence
 from convert.verify.sides.target_code import with_target_errors
@@ -120,6 +121,7 @@ def check(
             levels = (*levels, outcome)
     agree = any(level.level == "model" and level.verdict is Verdict.PASSED for level in levels)
     judged = (*known(constants=facts.constants, models_agree=agree), *of_layers(facts.unread))
+    judged = (*judged, *trusted(facts.unseen, tuple(options.trust)))
     if "model" in options.require:
         levels = tuple(not_proven(level, judged) for level in levels)
     return Report(
@@ -372,12 +374,20 @@ def _model_levels(
                     inputs, device = evidence.inputs, options.device
                     facts = with_measured(facts, comparison.written, reference, inputs, device=device)
                     report = with_facts(report, facts)
+                    facts = replace(facts, unseen=_unseen(comparison, reference, evidence))
         except (UserCodeError, UnavailableError) as error:
             report = _stopped(level, error)
         if level == "model" and "layers" not in options.levels:
             report = with_facts(report, Facts(comparison.contradicted))
         yield report
     yield replace(facts, findings=(), notes=())
+
+
+def _unseen(comparison: Comparison, reference: Reference, evidence: Evidence) -> tuple[JudgedFact, ...]:
+    """List what the models do not show; the tests of this package show that its own references show everything."""
+    from convert.verify.model.unseen import unseen
+
+    return tuple(unseen(comparison.plan, reference, evidence)) if comparison.factory is not None else ()
 
 
 def _stopped(level: str, error: UserCodeError | UnavailableError) -> LevelReport:

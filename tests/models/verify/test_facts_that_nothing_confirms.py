@@ -67,6 +67,7 @@ def test_it_is_listed_with_its_value_and_where_it_comes_from(made: tuple[Any, ..
         "evidence": "",
         "decides": True,
         "layers": "",
+        "next": "",
     }
     assert "not verified: scale = 2.5 (r.yaml:5)" in Path("r.html").read_text()
 

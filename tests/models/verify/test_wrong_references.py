@@ -193,3 +193,63 @@ def test_a_boundary_has_the_name_of_another_place(converted: Path, said: dict[st
     assert level.diagnosis is not None
     assert level.diagnosis["name"] == "boundary with another name"
     assert "it returns the value of blocks.0" in level.diagnosis["problem"]
+
+
+# ---- what the inputs do not show
+
+
+def tokens(draw: Callable[[np.random.Generator], Any]) -> Callable[[int], dict[str, Any]]:
+    return lambda seed: {"tokens": draw(np.random.default_rng(seed))}
+
+
+UNSEEN: Mapping[str, tuple[Callable[[int], dict[str, Any]], str, str]] = {
+    "shorter than the window": (
+        tokens(lambda rng: rng.integers(0, 13, (3, 4))),
+        "small_decoder.py:{window}",
+        "always < 4 (values from -3 to 3)",
+    ),
+    "one position": (tokens(lambda rng: rng.integers(0, 13, (3, 1))), "inputs:tokens", "one element along axis 1"),
+    "one sample": (tokens(lambda rng: rng.integers(0, 13, (1, 7))), "inputs:tokens", "one element along axis 0"),
+    "one sample, repeated": (
+        tokens(lambda rng: np.tile(rng.integers(0, 13, 7), (3, 1))),
+        "inputs:batch",
+        "one sample, repeated",
+    ),
+    "one token": (tokens(lambda rng: np.full((3, 7), 5)), "inputs:tokens", "5 throughout"),
+    "one token in each sample": (
+        tokens(lambda rng: np.repeat(rng.permutation(13)[:3, None], 7, 1)),
+        "inputs:tokens",
+        "the same along axis 1",
+    ),
+}
+
+
+def window() -> int:
+    """The line of the JAX side that compares with the window."""
+    lines = Path(small_decoder.__file__).read_text().splitlines()
+    return next(k for k, line in enumerate(lines, 1) if "jnp.where((far >= 0)" in line)
+
+
+@pytest.mark.parametrize("case", UNSEEN)
+def test_inputs_that_cannot_show_a_difference(case: str, converted: Path, said: dict[str, Any]) -> None:
+    said["inputs"], name, value = UNSEEN[case]
+    name = name.format(window=window())
+    report = checked(converted, require=("model",))
+    assert report.exit_code == 2
+    (fact,) = [fact for fact in report.facts if fact.name == name]
+    assert value in fact.value and "give" in fact.next
+    assert f"--trust {name}" in model(report).findings[0].fix
+
+
+def test_unseen_facts_can_be_trusted(converted: Path, said: dict[str, Any]) -> None:
+    """They are listed, and they fail only a required level."""
+    said["inputs"] = tokens(lambda rng: np.full((3, 7), 5))
+    assert checked(converted).exit_code == 0
+    assert checked(converted, require=("model",), trust=("inputs:tokens",)).exit_code == 0
+
+
+def test_a_target_without_the_window_is_not_proven(converted: Path, said: dict[str, Any]) -> None:
+    said.update(target="no window", inputs=UNSEEN["shorter than the window"][0])
+    assert checked(converted, require=("model",)).exit_code == 2
+    said.pop("inputs")
+    assert checked(converted).exit_code == 1

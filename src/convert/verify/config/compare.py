@@ -23,6 +23,7 @@ from convert.verify.config.generation import compare_generation
 from convert.verify.config.hf_config import OtherKeys, class_config, compare_other_keys, compare_training_keys, flatten
 from convert.verify.config.impact import impact_of
 from convert.verify.config.same_value import canonical, same, shown
+from convert.verify.report.facts import JudgedFact
 from convert.verify.report.report import LevelReport, Verdict
 from convert.verify.written import Written
 from convert.writing.provenance import header_metadata
@@ -64,6 +65,7 @@ class Facts:
         seconds: wall time.
         unread: facts that could not be read from the target.
         constants: facts that the code of the target has as constants, and that were compared with them.
+        unseen: what the comparison of the two models does not show.
     """
 
     findings: tuple[Finding, ...] = ()
@@ -71,6 +73,7 @@ class Facts:
     seconds: float = 0.0
     unread: tuple[DeclaredFact, ...] = ()
     constants: frozenset[str] = frozenset()
+    unseen: tuple[JudgedFact, ...] = ()
 
 
 def check_facts(

@@ -101,7 +101,9 @@ def require_verified(facts: Iterable[JudgedFact]) -> Finding | None:
         "fact-unverified",
         "both models compute with values that nothing confirms",
         got="; ".join(f"{fact.shown} ({fact.origin})" for fact in unknown),
-        fix=f"{'; '.join(steps)}, then give {options}" if "" in {f.next for f in unknown} else f"{'; '.join(steps)}, or give {options}",
+        fix=f"{'; '.join(steps)}, then give {options}"
+        if "" in {f.next for f in unknown}
+        else f"{'; '.join(steps)}, or give {options}",
         data={"facts": list(dict.fromkeys(fact.name for fact in unknown))},
     )
 

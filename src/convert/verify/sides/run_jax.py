@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from convert.core.ops import is_float
+from convert.core.tensor_spec import numpy_dtype
 from convert.numerics.precision import jax_precision
 from convert.planning.plan import Plan
 from convert.references.protocol import Reference
@@ -18,13 +19,23 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 def jax_weights(plan: Plan) -> dict[str, Array]:
     """Return the checkpoint's leaves as a reference's `jax` takes them: by name, without flax nnx's ``/value``."""
+    return {name: plan.checkpoint.read(leaf) for name, leaf in _leaves(plan).items()}
+
+
+def jax_specs(plan: Plan) -> dict[str, Any]:
+    """Return their shapes and dtypes, for a trace."""
+    import jax
+
+    specs = {name: plan.checkpoint.leaves[leaf].spec for name, leaf in _leaves(plan).items()}
+    return {name: jax.ShapeDtypeStruct(spec.shape, numpy_dtype(spec.dtype)) for name, spec in specs.items()}
+
+
+def _leaves(plan: Plan) -> dict[str, str]:
+    """Return the names of the leaves as a reference's `jax` takes them -> their names in the checkpoint."""
     prefix = f"{plan.root}/" if plan.root else ""
     dropped = {d.leaf for d in plan.dropped}
-    return {
-        name.removeprefix(prefix).removesuffix("/value"): plan.checkpoint.read(name)
-        for name in plan.checkpoint.leaves
-        if name not in dropped
-    }
+    names = (name for name in plan.checkpoint.leaves if name not in dropped)
+    return {name.removeprefix(prefix).removesuffix("/value"): name for name in names}
 
 
 def live_evidence(plan: Plan, reference: Reference, *, precision: str = "float32", seed: int = 0) -> Evidence:
