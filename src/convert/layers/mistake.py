@@ -24,6 +24,7 @@ class Mistake:
         make: computes the tensor of the mistake.
         key: equal in mistakes about several tensors of a layer that one wrong rule makes together; empty: no such mistakes are known.
         rounding: whether only the last bits differ, so that no output of a model shows it.
+        of: the tensor whose values the mistake puts in; empty: it does not.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Mistake:
     make: Callable[[], Array]
     key: str = ""
     rounding: bool = False
+    of: str = ""
 
 
 def symmetric(name: str, gives: str, instead: str, make: Callable[[], Array], key: str = "") -> Mistake:

@@ -11,6 +11,7 @@ import numpy as np
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
+from convert.verify.weights.other_values import NEAR, UNRELATED
 from faults.expected import HUGGING, TWO_FIVE, UPSTREAM, Fault
 from faults.planted.values import BERT, GPT, HF25, OTHER, OTHERS, WH, XF, Change, every, fault, in_8_bits, one
 from faults.plants import InFile, Tensors, tensor
@@ -121,4 +122,73 @@ ROUNDINGS = [
     one("a weight in 4 bits for each group of 8", "whisper", HUGGING, f"{WH}fc1.weight", in_4_bits, "quantized"),
 ]  # fmt: skip
 
-ORDERS = (*ROW_ORDERS, *ROUNDINGS)
+
+def heads(layer: str, order: list[int], read: bool = True) -> Callable[[Tensors], None]:
+    """The heads of a layer of BERT in another order, and the columns of what reads them."""
+
+    def edit(tensors: Tensors) -> None:
+        rows = within(24, [8 * head + k for head in order for k in range(8)])
+        for name in ("query", "key", "value"):
+            both(f"{layer}attention.self.{name}", rows, rows)(tensors)
+        if read:
+            tensor(f"{layer}attention.output.dense.weight", lambda x: rows(x.T).T)(tensors)
+
+    return edit
+
+
+def hidden(of: str, reader: str, order: list[int]) -> Callable[[Tensors], None]:
+    """The hidden features of an MLP of BERT in another order, consistently."""
+
+    def edit(tensors: Tensors) -> None:
+        both(of, lambda x: x[order], lambda x: x[order])(tensors)
+        tensor(f"{reader}.weight", lambda x: x[:, order])(tensors)
+
+    return edit
+
+
+def trained_on(x: Array) -> Array:
+    """Some steps later."""
+    return x * (1 + 1e-3 * np.random.default_rng(x.size).standard_normal(x.shape)).astype(x.dtype)
+
+
+def drawn_anew(x: Array) -> Array:
+    return (np.random.default_rng(x.size).standard_normal(x.shape) * x.std()).astype(x.dtype)
+
+
+def layers_of(order: list[int]) -> Callable[[Tensors], None]:
+    """The layers of GPT-2 in another order."""
+
+    def edit(tensors: Tensors) -> None:
+        old = dict(tensors)
+        for name in tensors:
+            if name.startswith("transformer.h."):
+                i, rest = name.removeprefix("transformer.h.").split(".", 1)
+                tensors[name] = old[f"transformer.h.{order[int(i)]}.{rest}"]
+
+    return edit
+
+
+def scaled(ending: str, factor: float) -> Callable[[Tensors], None]:
+    """All tensors with this ending, multiplied."""
+
+    def edit(tensors: Tensors) -> None:
+        for name in tensors:
+            if name.endswith(ending):
+                tensor(name, lambda x: x * np.float32(factor))(tensors)
+
+    return edit
+
+
+WTE, QUERY = "transformer.wte.weight", f"{BERT}attention.self.query"
+CAUSES = [
+    fault("heads exchanged consistently", "bert", HUGGING, heads(BERT, [2, 1, 0]), f"{QUERY}.weight", "thirds in another order", QUERY, OTHERS),
+    fault("heads exchanged, but not in what reads them", "bert", HUGGING, heads(BERT, [2, 1, 0], read=False), f"{QUERY}.weight", "thirds in another order", QUERY, OTHERS),
+    fault("hidden features in another order consistently", "bert", HUGGING, hidden(f"{BERT}intermediate.dense", f"{BERT}output.dense", [5, 3, 0, 1, 2, 4, *range(6, 40)]), f"{BERT}intermediate.dense.weight", "rows in another order", f"{BERT}intermediate.dense", OTHERS),
+    fault("a file of another training step", "gpt2", HUGGING, every(trained_on), WTE, NEAR, "transformer.wte", OTHERS),
+    fault("a file of another model of the same size", "gpt2", HUGGING, every(drawn_anew), WTE, UNRELATED, "transformer.wte", OTHERS),
+    fault("layers rotated by one", "gpt2", HUGGING, layers_of([1, 2, 0]), "transformer.h.0.ln_1.weight", "of another layer", "transformer.h.0.ln_1", OTHERS),
+    fault("layers in the reverse order", "gpt2", HUGGING, layers_of([2, 1, 0]), "transformer.h.0.ln_1.weight", "of another layer", "transformer.h.0.ln_1", OTHERS),
+    fault("residual projections scaled once more", "gpt2", HUGGING, scaled("c_proj.weight", 6**-0.5), "transformer.h.0.attn.c_proj.weight", "multiplied by a number", "transformer.h.0.attn.c_proj"),
+]  # fmt: skip
+
+ORDERS = (*ROW_ORDERS, *ROUNDINGS, *CAUSES)

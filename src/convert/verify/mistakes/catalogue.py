@@ -16,6 +16,7 @@ from convert.layers.mistake import OWN_VALUES, Mistake, symmetric
 from convert.layers.step_tensor import expected, maker
 from convert.planning.plan import Plan
 from convert.planning.target_formats.base import TranslatedTensor
+from convert.verify.mistakes.index_moves import find_move, without_numbers
 from convert.verify.mistakes.layouts import fused_order_mistakes, layout_mistakes
 from convert.verify.mistakes.low_rank import pair_mistakes
 
@@ -79,15 +80,13 @@ def _of_kind(step: Step, plan: PlanView) -> Iterator[Mistake]:
 def _other_tensors(step: Step, plan: Plan) -> Iterator[Mistake]:
     """Yield what belongs to other names: layers shifted or exchanged, query for key, the bias of another layer."""
     others = [s for s in plan.steps if s.spec == step.spec and s.name != step.name and s.parts and s.role == step.role]
-    layers = [s for s in others if s.rule == step.rule and _without_numbers(s.name) == _without_numbers(step.name)]
+    layers = [s for s in others if s.rule == step.rule and without_numbers(s.name) == without_numbers(step.name)]
     for other in (*layers, *(s for s in others if s not in layers)):
-        name = "of another layer" if other in layers else "of another tensor"
+        move = find_move(step.name, other.name)
+        name = f"of another {move.word if move is not None else 'layer'}" if other in layers else "of another tensor"
         make, key = maker(other, plan.source, other.parts), other.name.rpartition(".")[0]
-        yield symmetric(name, f"what belongs to {other.name}", OWN_VALUES, make, key)
-
-
-def _without_numbers(name: str) -> str:
-    return ".".join("#" if part.isdecimal() else part for part in name.split("."))
+        mistake = symmetric(name, f"what belongs to {other.name}", OWN_VALUES, make, key)
+        yield replace(mistake, of=other.name)
 
 
 def _no_bias(step: Step) -> Iterator[Mistake]:

@@ -17,6 +17,7 @@ from convert.verify.weights.row_orders import find_row_order
 from convert.verify.weights.value_changes import find_value_change
 
 Array = np.ndarray[Any, np.dtype[Any]]
+ONE_VALUE = ("one bit flipped", "one value changed")
 
 
 @dataclass(frozen=True)
@@ -26,10 +27,14 @@ class Corruption:
     Attributes:
         name: short and stable, such as ``one bit flipped``; the fault catalogue refers to it.
         description: the same with its place.
+        order: which row of the source is at each place, if the rows are in another order; empty otherwise.
+        axis: of the rows.
     """
 
     name: str
     description: str
+    order: tuple[int, ...] = ()
+    axis: int = 0
 
 
 def find_corruption(got: Array, want: Array, step: Step | None = None, plan: Plan | None = None) -> Corruption | None:
@@ -58,7 +63,7 @@ def find_corruption(got: Array, want: Array, step: Step | None = None, plan: Pla
         return found
     for axis in range(got.ndim):
         if (order := find_row_order(got, want, axis, step, plan)) is not None:
-            return Corruption(order.name, order.text)
+            return Corruption(order.name, order.text, order.rows, axis)
     return _order_in(some) if some is not None else None
 
 
@@ -118,10 +123,10 @@ def _one_value(got: Array, want: Array, at: tuple[int, ...]) -> Corruption:
     a, b = (np.frombuffer(np.asarray(x[at]).tobytes(), np.uint8) for x in (got, want))
     shown = f"{got[at]!s} for {want[at]!s}"
     if int(np.unpackbits(a ^ b).sum()) == 1:
-        return Corruption("one bit flipped", f"one bit of the value at {list(at)} is flipped: {shown}")
+        return Corruption(ONE_VALUE[0], f"one bit of the value at {list(at)} is flipped: {shown}")
     if _floating(got) and not np.isfinite(float(got[at])):
         return Corruption("NaN or Inf", f"one value, at {list(at)}, is {shown}")
-    return Corruption("one value changed", f"one value, at {list(at)}, is {shown}")
+    return Corruption(ONE_VALUE[1], f"one value, at {list(at)}, is {shown}")
 
 
 def _floating(x: Array) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
@@ -17,14 +16,14 @@ from convert.checkpoints.digest import combine
 from convert.core.findings import Finding
 from convert.core.ops import is_float
 from convert.layers.base import Part, Step
-from convert.layers.mistake import Mistake
 from convert.numerics.bits import count_unequal, same_bits
 from convert.numerics.special_values import count_special_values
 from convert.planning.plan import Plan
 from convert.verify.mistakes.catalogue import NOT_IN_SOURCE, NOT_SCALED
 from convert.verify.report.report import LevelReport, Verdict
+from convert.verify.weights.causes import FIX
 from convert.verify.weights.corruption import find_corruption
-from convert.verify.weights.name_tensor import NameTensor
+from convert.verify.weights.diagnose import diagnose
 from convert.verify.weights.provenance import check_provenance
 from convert.verify.weights.tied import compare_tied
 from convert.verify.weights.twins import twin_notes
@@ -34,9 +33,6 @@ from convert.writing.transfer import default_jobs, stream_leaves
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Rows = tuple[int, int] | None  # of a tensor that several leaves make; None is the whole
-FIX = "convert again with these rules; change a rule only if the model level shows that the file is right"
-MAX_UNKNOWN = 8  # tensors without a diagnosis; after them the file is taken for one of another checkpoint
-MAX_DIAGNOSED = 64  # tensors for which known mistakes are tried; with more wrong tensors, mistakes repeat
 
 
 class WeightsPass:
@@ -120,7 +116,7 @@ class WeightsPass:
         wrong = {name: count for name, count in wrong.items() if name not in untied}
         findings = [
             *untied.values(),
-            *_diagnose(plan, written, wrong),
+            *diagnose(plan, written, wrong),
             *(t.narrow for t in tensors if t.narrow is not None),
             *compare_computed(plan, written),
         ]
@@ -232,57 +228,3 @@ def _incomplete(plan: Plan, names: set[str]) -> Finding:
         fix="see the coverage level",
         data={"diagnosis": "not compared", "tensors": [step.name for step in absent]},
     )
-
-
-def _diagnose(plan: Plan, written: Written, wrong: dict[str, int]) -> list[Finding]:
-    """Find the mistake behind each wrong tensor; tensors of one rule with the same mistake are one finding."""
-    steps = {step.name: step for step in plan.steps}
-    groups: dict[tuple[str, str], dict[str, Mistake]] = defaultdict(dict)
-    findings = []
-    unknown = 0
-    naming = NameTensor(plan)
-    for k, (name, count) in enumerate(wrong.items()):
-        step = steps[name]
-        owner = steps[step.tied] if step.tied in wrong else step  # tied tensors share the values and the mistake
-        got = written.read(owner.name)
-        is_tried = k < MAX_DIAGNOSED and unknown < MAX_UNKNOWN
-        match = naming.mistake(owner, got) if is_tried else None
-        if match is not None:
-            groups[(step.rule.line_only, match.name)][name] = match
-            continue
-        corruption = naming.corruption(owner, got) if is_tried else None
-        unknown += corruption is None
-        problem = "no known mistake gives these values" if is_tried else "not diagnosed, as many tensors differ"
-        findings.append(
-            Finding(
-                "weights-differ",
-                corruption.description if corruption else problem,
-                step.rule.line_only,
-                name,
-                expected=f"{step.spec} {_sources(step)}",
-                got=f"{count} of {step.spec.size} values differ",
-                fix=FIX,
-                data={"values": count, "diagnosis": corruption.name if corruption else "", "tried": is_tried},
-            )
-        )
-    return [*(_mistake_finding(rule, name, group, steps) for (rule, name), group in groups.items()), *findings]
-
-
-def _mistake_finding(rule: str, diagnosis: str, matches: dict[str, Mistake], steps: dict[str, Step]) -> Finding:
-    """Report the tensors of one rule with the same mistake."""
-    name, first = next(iter(matches.items()))
-    more = f", and {len(matches) - 1} more tensors" if len(matches) > 1 else ""
-    return Finding(
-        "weights-differ",
-        f"{diagnosis}{more}",
-        rule,
-        name,
-        expected=f"{first.instead} {_sources(steps[name])}",
-        got=first.gives,
-        fix=FIX,
-        data={"diagnosis": diagnosis, "tensors": list(matches)},
-    )
-
-
-def _sources(step: Step) -> str:
-    return f"(from {', '.join(part.leaf for part in step.parts)})"

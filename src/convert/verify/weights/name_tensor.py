@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -11,13 +11,46 @@ import numpy as np
 from convert.core.tensor_spec import TensorSpec
 from convert.layers.base import Step
 from convert.layers.mistake import Mistake
-from convert.layers.step_tensor import expected
+from convert.layers.step_tensor import exact, expected
 from convert.numerics.bits import nearly, same_bits
 from convert.planning.plan import Plan
 from convert.verify.mistakes.catalogue import known_mistakes
-from convert.verify.weights.corruption import Corruption, find_corruption
+from convert.verify.mistakes.index_moves import Move, find_move
+from convert.verify.weights.corruption import ONE_VALUE, Corruption, find_corruption
+from convert.verify.weights.rounding import ROUNDINGS
+from convert.verify.weights.value_changes import find_value_change
 
 Array = np.ndarray[Any, np.dtype[Any]]
+
+
+@dataclass
+class Known:
+    """Causes that were found in other tensors of a file.
+
+    Attributes:
+        names: of the mistakes and corruptions.
+        moves: template of a numbered module -> the numbers that hold the values of which.
+    """
+
+    names: set[str] = field(default_factory=set)
+    moves: set[tuple[str, int, int]] = field(default_factory=set)
+
+    def add(self, tensor: str, cause: Mistake | Corruption) -> None:
+        """Keep a cause, found in this tensor."""
+        self.names.add(cause.name)
+        if isinstance(cause, Mistake) and (move := find_move(tensor, cause.of)) is not None:
+            self.moves.add((move.template, move.here, move.of))
+
+    def allows(self, tensor: str, mistake: Mistake) -> bool:
+        """Whether a mistake is to be tried: many tensors have the values of another one, and only few of these are read."""
+        if mistake.name not in self.names:
+            return False
+        move = find_move(tensor, mistake.of) if mistake.of else None
+        return move is None or (move.template, move.here, move.of) in self.moves or self._shifts(move)
+
+    def _shifts(self, move: Move) -> bool:
+        """Whether all numbers moved by the same amount so far, and this one does, too."""
+        return {of - here for template, here, of in self.moves if template == move.template} == {move.of - move.here}
 
 
 class NameTensor:
@@ -30,16 +63,28 @@ class NameTensor:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
 
-    def mistake(self, step: Step, got: Array) -> Mistake | None:
-        """Return the known mistake that makes the whole tensor, if there is one."""
-        return _match(step, self.plan, got)
+    def cause(self, step: Step, got: Array, seen: Known, *, thorough: bool = True) -> Mistake | Corruption | None:
+        """Return what makes the tensor: a known mistake, or a corruption of it or of some parts of a fused one.
 
-    def corruption(self, step: Step, got: Array) -> Corruption | None:
-        """Return what happened to the tensor, or to some parts of a fused one; None when it is not known."""
-        in_parts = self._in_parts(step, got)
-        return in_parts or find_corruption(got, expected(step, self.plan.source), step, self.plan)
+        Args:
+            seen: causes in other tensors of the file.
+            thorough: whether to try all mistakes, or only those that were seen.
+        """
+        known = None if thorough else seen
+        mistake = _match(step, self.plan, got, known)
+        if mistake is not None or (known is not None and not known.names):
+            return mistake
+        in_parts = self._in_parts(step, got, known)
+        found = in_parts or find_corruption(got, expected(step, self.plan.source), step, self.plan)
+        if found is not None and found.name in ONE_VALUE and ROUNDINGS & seen.names:
+            change = find_value_change(got, expected(step, self.plan.source), exact(step, self.plan.source))
+            if (
+                change is not None and change[0] in ROUNDINGS & seen.names
+            ):  # a rounding that changes one value of a tensor
+                return Corruption(*change)
+        return found
 
-    def _in_parts(self, step: Step, got: Array) -> Corruption | None:
+    def _in_parts(self, step: Step, got: Array, known: Known | None) -> Corruption | None:
         """Name what is wrong with some parts of a tensor, the others being right; nothing where one value is wrong."""
         source = self.plan.source
         parts = [(k, part, np.ascontiguousarray(part.share(got))) for k, part in enumerate(step.parts)]
@@ -52,7 +97,7 @@ class NameTensor:
             single, values = made[k]
             rows = step.parts[k].rows
             where = f"in its part {rows[0]} to {rows[1] - 1}, from {step.parts[k].leaf}, " if rows else ""
-            mistake = _match(single, self._by_parts, values)
+            mistake = _match(single, self._by_parts, values, known)
             if mistake is not None:
                 return Corruption(mistake.name, f"{where}it holds {mistake.gives}; right is {mistake.instead}")
             found = find_corruption(values, rights[k], single, self._by_parts)
@@ -79,11 +124,13 @@ def part_of(step: Step, k: int) -> Step:
     return replace(step, name=name, spec=spec, parts=(replace(part, rows=None),))
 
 
-def _match(step: Step, plan: Plan, got: Array) -> Mistake | None:
+def _match(step: Step, plan: Plan, got: Array, known: Known | None) -> Mistake | None:
     """Return the first mistake that gives these values bit for bit, or else within a few roundings."""
     near: Mistake | None = None
     right = expected(step, plan.source)
     for mistake in known_mistakes(step, plan):
+        if known is not None and not known.allows(step.name, mistake):
+            continue
         try:
             made = mistake.make()
         except OverflowError:  # the file's dtype cannot hold such a tensor

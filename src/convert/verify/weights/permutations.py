@@ -21,10 +21,12 @@ class Order:
     Attributes:
         name: short and stable, such as ``rows reversed``.
         text: a sentence about `unit`.
+        rows: which one is at each place; empty: not said.
     """
 
     name: str
     text: str
+    rows: tuple[int, ...] = ()
 
 
 def describe_order(order: Array, unit: str = "rows", *, whole: bool = True) -> Order | None:

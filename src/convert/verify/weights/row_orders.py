@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -33,14 +34,19 @@ def find_row_order(got: Array, want: Array, axis: int, step: Step | None, plan: 
     found = places_of_rows(got, want, axis)
     if found is None or sorted(found) != list(range(size)) or found == list(range(size)):
         return None
-    order = np.array(found)
+    return replace(_named(np.array(found), axis, step, plan), rows=tuple(found))
+
+
+def _named(order: Array, axis: int, step: Step | None, plan: Plan | None) -> Order:
+    """Name an order of rows that is not that of the source."""
+    size = len(order)
     for name, description, wanted in _orders(size, axis, step, plan):
         if np.array_equal(order, wanted):
             return Order(name, description)
     unit = f"rows along axis {axis}"
     described = describe_order(order, unit)
     in_turns = described is not None and described.name in (IN_TURNS, NOT_IN_TURNS)
-    if in_turns and (step is None or len(step.parts) > 1 or len(_letters(axis, step)) < 2):
+    if described is not None and in_turns and (step is None or len(step.parts) > 1 or len(_letters(axis, step)) < 2):
         return described
     if (named := _heads(order, axis, step) or _pairs(order, axis, step) or described) is not None:
         return named
