@@ -192,7 +192,7 @@ def draw(seed: int) -> dict[str, np.ndarray]:
 def reference(plan: Any) -> Reference:
     return Reference(
         inputs=SAID.get("inputs", draw),
-        build=load,
+        build=SAID.get("load", load),
         run=run,
         outputs=("logits",),
         logits=SAID.get("logits", ("logits",)),

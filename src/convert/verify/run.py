@@ -33,6 +33,7 @@ from convert.verify.coverage.hf_directory import other_class
 from convert.verify.coverage.level import check_coverage
 from convert.verify.layers.as_torch import as_torch
 from convert.verify.layers.level import check_layers, missing
+from convert.verify.model.dropped_leaves import ReadLeaf, read_by_the_model, with_read_leaves
 from convert.verify.options import CheckKeywords, CheckOptions
 from convert.verify.recording.file import load_recording
 from convert.verify.recording.match import evidence_of, recording_defaults
@@ -364,8 +365,10 @@ def _model_levels(
             raise _unavailable("the file does not hold the tensors of the model; see coverage")
         evidence = _evidence(comparison, reference)
     except (UserCodeError, UnavailableError) as error:
-        yield from (_stopped(level, error) for level in requested)
+        dropped = _dropped(comparison, reference, None) if isinstance(error, UserCodeError) else ()
+        yield from (with_read_leaves(_stopped(level, error), dropped) for level in requested)
         return
+    dropped = _dropped(comparison, reference, evidence)
     for level in requested:
         try:
             with user_code_errors(comparison.factory, REFERENCE_OPTION):
@@ -374,9 +377,12 @@ def _model_levels(
                     inputs, device = evidence.inputs, options.device
                     facts = with_measured(facts, comparison.written, reference, inputs, device=device)
                     report = with_facts(report, facts)
-                    facts = replace(facts, unseen=_unseen(comparison, reference, evidence))
+                    unseen = (*(leaf.fact for leaf in dropped), *_unseen(comparison, reference, evidence))
+                    facts = replace(facts, unseen=unseen)
         except (UserCodeError, UnavailableError) as error:
             report = _stopped(level, error)
+        if level == "model":
+            report = with_read_leaves(report, dropped)
         if level == "model" and "layers" not in options.levels:
             report = with_facts(report, Facts(comparison.contradicted))
         yield report
@@ -388,6 +394,13 @@ def _unseen(comparison: Comparison, reference: Reference, evidence: Evidence) ->
     from convert.verify.model.unseen import unseen
 
     return tuple(unseen(comparison.plan, reference, evidence)) if comparison.factory is not None else ()
+
+
+def _dropped(comparison: Comparison, reference: Reference | str, evidence: Evidence | None) -> tuple[ReadLeaf, ...]:
+    """Return the dropped leaves that the JAX model of a user reads; None as evidence: it failed without them."""
+    if comparison.factory is None or comparison.recorded is not None or isinstance(reference, str):
+        return ()
+    return read_by_the_model(comparison.plan, reference, comparison.options.seed or 0, evidence)
 
 
 def _stopped(level: str, error: UserCodeError | UnavailableError) -> LevelReport:

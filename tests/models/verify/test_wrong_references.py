@@ -253,3 +253,59 @@ def test_a_target_without_the_window_is_not_proven(converted: Path, said: dict[s
     assert checked(converted, require=("model",)).exit_code == 2
     said.pop("inputs")
     assert checked(converted).exit_code == 1
+
+
+# ---- leaves that the rules drop
+
+
+def without_bias(folder: Path, name: str, arrays: Mapping[str, np.ndarray], keep: bool = False) -> Path:
+    """Convert with rules that drop a bias which the JAX model reads."""
+    made = folder / name
+    made.mkdir()
+    drop = "- drop: blocks_{i}/o/bias\n  because: unused\n"
+    (made / "rules.yaml").write_text(RULES.replace("  bias: blocks_{i}/o/bias\n", "") + drop)
+    np.savez(made / "ckpt.npz", **arrays)
+    convert.convert(str(made / "rules.yaml"), made / "ckpt.npz", made / "out.safetensors")
+    return made
+
+
+def target_without_bias(state: Mapping[str, torch.Tensor]) -> nn.Module:
+    module = small_decoder.Decoder()
+    for block in module.blocks:
+        block.o.bias = None
+    module.load_state_dict(dict(state), strict=True, assign=True)
+    return module.requires_grad_(False).eval()
+
+
+@pytest.mark.parametrize("required", [False, True])
+def test_a_dropped_leaf_that_the_model_reads(required: bool, tmp_path: Path, said: dict[str, Any]) -> None:
+    """Whether the JAX model fails without the leaf or takes it as zero."""
+    if required:
+        said["jax"] = lambda weights, inputs: small_decoder.apply(
+            {**weights, "blocks_0/o/bias": weights["blocks_0/o/bias"]}, inputs
+        )
+    said["load"] = target_without_bias
+    level = model(checked(without_bias(tmp_path, "biases", source().arrays)))
+    assert level.verdict is Verdict.FAILED
+    found = [f for f in level.findings if f.code == "dropped-leaf-read"]
+    assert [f.path for f in found] == ["blocks_0/o/bias", "blocks_1/o/bias"]
+    assert found[0].rule.startswith(str(tmp_path / "biases" / "rules.yaml")) or "rules.yaml:" in found[0].rule
+    assert found[0].data["diagnosis"] == "dropped leaf is read"
+
+
+def test_a_dropped_leaf_of_zeros_is_not_verified(tmp_path: Path, said: dict[str, Any]) -> None:
+    said["load"] = target_without_bias
+    arrays = {name: np.zeros_like(x) if name.endswith("o/bias") else x for name, x in source().arrays.items()}
+    report = checked(without_bias(tmp_path, "zeros", arrays), require=("model",))
+    assert report.exit_code == 2
+    assert {f.name for f in report.facts if f.open} == {"leaf:blocks_0/o/bias", "leaf:blocks_1/o/bias"}
+
+
+def test_a_dropped_leaf_that_is_not_read_says_nothing(tmp_path: Path) -> None:
+    made = tmp_path / "step"
+    made.mkdir()
+    (made / "rules.yaml").write_text(RULES + "- drop: step\n  because: the training step\n")
+    np.savez(made / "ckpt.npz", **source().arrays, step=np.float32(3))
+    convert.convert(str(made / "rules.yaml"), made / "ckpt.npz", made / "out.safetensors")
+    report = checked(made, require=("model",))
+    assert (report.exit_code, report.facts) == (0, ())

@@ -32,10 +32,13 @@ def jax_specs(plan: Plan) -> dict[str, Any]:
 
 def _leaves(plan: Plan) -> dict[str, str]:
     """Return the names of the leaves as a reference's `jax` takes them -> their names in the checkpoint."""
-    prefix = f"{plan.root}/" if plan.root else ""
     dropped = {d.leaf for d in plan.dropped}
-    names = (name for name in plan.checkpoint.leaves if name not in dropped)
-    return {name.removeprefix(prefix).removesuffix("/value"): name for name in names}
+    return {leaf_name(plan, name): name for name in plan.checkpoint.leaves if name not in dropped}
+
+
+def leaf_name(plan: Plan, leaf: str) -> str:
+    """Return the name by which a reference's `jax` takes a leaf."""
+    return leaf.removeprefix(f"{plan.root}/" if plan.root else "").removesuffix("/value")
 
 
 def live_evidence(plan: Plan, reference: Reference, *, precision: str = "float32", seed: int = 0) -> Evidence:
