@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from convert.inference.derivation import Arithmetic, Role
+from convert.inference.reordered import terms
 from convert.inference.replay import Replay
-from convert.inference.sites import Meeting, Product, meetings, products
+from convert.inference.sites import Meeting, Product, meetings, products, role_of
 from convert.programs.fingerprint import EXACT, ValueTable, fingerprint
 from convert.programs.program import Operation, Program
 
@@ -108,6 +109,10 @@ class Source:
         self.meetings: dict[Role, list[Meeting]] = {role: [] for role in Role}
         for meeting in meetings(program):
             self.meetings[meeting.role].append(meeting)
+        for term in terms(program):
+            role = role_of(term.operation)
+            self.meetings[role].append(Meeting(term.index, (term.operation,), term.side, role, term.data))
+            self.table.add(term.result, term.index)
         self.products: list[tuple[Product, Meeting]] = []
         for meeting in self.meetings[Role.PRODUCT]:
             self.products += [(product, meeting) for product in products(meeting.operations, meeting.side)]

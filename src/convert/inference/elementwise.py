@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from convert.inference.candidates import COMPUTE, Candidate, Context
-from convert.inference.columns import Columns, columns_of, matches, pair
+from convert.inference.columns import matches, pair
 from convert.inference.derivation import Arithmetic, Role
-from convert.inference.sites import Meeting, role_of
+from convert.inference.sites import Meeting, columns_met, role_of
 from convert.programs.program import Operation
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -34,21 +34,14 @@ def propose(context: Context, operation: Operation, side: int) -> Iterator[Candi
     if role is Role.SHIFT and not x.any():
         yield from _of_zeros(context, operation, side)
         return
-    for candidate in itertools.chain(
-        _by_columns(context, operation, side, x, role), _anywhere(context, weight.elements, x, role)
-    ):
-        found = True
-        yield candidate
-    if not found:
-        yield from _by_result(context, weight.elements)
-        yield _absent(context, weight.elements, role)
-
-
-def _columns(x: Array, numbers: Array) -> Columns:
-    """Return the columns of the data by element of the parameter; without those where it has no element."""
-    found = columns_of(x, numbers)
-    keep = found.numbers >= 0
-    return Columns(found.numbers[keep], found.sums[:, keep], found.scales[:, keep])
+    for proposals in (_by_columns(context, operation, side, x, role), _anywhere(context, weight.elements, x, role)):
+        for candidate in proposals:
+            found = True
+            yield candidate
+        if found:
+            return
+    yield from _by_result(context, weight.elements)
+    yield _absent(context, weight.elements, role)
 
 
 def _first(numbers: Array, wanted: Array) -> Array:
@@ -65,12 +58,11 @@ def _by_columns(context: Context, operation: Operation, side: int, x: Array, rol
         context.source.same_data(role, context.replay.value(operation.data[0]), context.tolerance)
     ):
         source = meeting.weight
-        data = [np.broadcast_to(a, np.broadcast_shapes(a.shape, source.array.shape)) for a in meeting.data]
         for t, s in itertools.product(weight.elements, source.elements):
             if not context.free(s):
                 continue
-            one = _columns(x, t)
-            two = _columns(np.concatenate([a[None] for a in data]), s[None])
+            one = columns_met([x], t)
+            two = meeting.columns(s)
             pairing = pair(one, two, context.tolerance, context.nearest)
             if pairing is None:
                 continue
@@ -108,14 +100,14 @@ def _anywhere(context: Context, elements: tuple[Array, ...], x: Array, role: Rol
     """Yield what each element's own column meets, wherever in the source it is: biases and scales of fused layers."""
     if len(elements) != 1:
         return
-    target = _columns(x, elements[0])
+    target = columns_met([x], elements[0])
     chosen, owner = np.full(len(target.numbers), -1), np.full(len(target.numbers), -1)
     found: list[Meeting] = []
     for meeting in context.source.meetings[role]:
         source = meeting.weight
         if len(source.elements) != 1 or len(meeting.operations) > 1 or not context.free(source.elements[0]):
             continue
-        columns = _columns(meeting.data[0], source.elements[0])
+        columns = meeting.columns(source.elements[0])
         one, two = matches(target, columns, context.tolerance)
         if len(np.unique(one)) != len(one) or len(np.unique(two)) != len(two) or not len(one):
             continue

@@ -34,8 +34,8 @@ LEVELS = (0, 1, 2)
 NEAR = 3e-3  # of sums, where the programs differ: another GELU or epsilon
 MAX_SOLUTIONS = 8  # of a segment
 REFUSALS = (RuntimeError, ValueError, TypeError, IndexError)  # of an operation on operands that do not fit
-BUDGET = 600  # candidates that a segment may try
-WITHOUT_PROGRESS = 2000  # candidates after the deepest operation was reached
+BUDGET = 1000  # candidates that a segment may try
+WITHOUT_PROGRESS = 600  # candidates after the deepest operation was reached
 GUESSES = 200  # behind a difference
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from convert.inference.columns import Columns, columns_of_rows
+from convert.inference.columns import Columns, columns_of, columns_of_rows
 from convert.inference.derivation import Role, Site
 from convert.programs.program import Operation, Program, Value
 
@@ -45,12 +45,15 @@ class Meeting:
         operations: all of them.
         side: position of the value of parameters among the operands.
         role: what it does.
+        instead: the data that it meets in another order of the terms of a sum or product (`reordered`).
     """
 
     index: int
     operations: tuple[Operation, ...]
     side: int
     role: Role
+    instead: Array | None = None
+    _columns: dict[int, Columns] = field(default_factory=dict, repr=False)
 
     @property
     def operation(self) -> Operation:
@@ -65,7 +68,15 @@ class Meeting:
     @property
     def data(self) -> list[Array]:
         """The data that it meets, of each operation."""
+        if self.instead is not None:
+            return [self.instead]
         return [operation.data[0].array for operation in self.operations]
+
+    def columns(self, numbers: Array) -> Columns:
+        """Return the columns of the data that the elements `numbers` of the parameters meet."""
+        if id(numbers) not in self._columns:
+            self._columns[id(numbers)] = columns_met(self.data, numbers)
+        return self._columns[id(numbers)]
 
     def site(self, program: str) -> Site:
         """Return the site for the result."""
@@ -85,6 +96,15 @@ def plain(value: Any) -> Any:
     if isinstance(value, list | tuple) and type(value) in (list, tuple):
         return [plain(item) for item in value]
     return str(value)
+
+
+def columns_met(data: Sequence[Array], numbers: Array) -> Columns:
+    """Return the columns of the data that each element of a parameter meets; without those that meet a constant."""
+    shape = np.broadcast_shapes(data[0].shape, numbers.shape)
+    found = columns_of(np.stack([np.broadcast_to(x, shape) for x in data]), numbers)
+    if found.numbers[:1] != -1:
+        return found
+    return Columns(found.numbers[1:], found.sums[:, 1:], found.scales[:, 1:])
 
 
 def meetings(program: Program) -> list[Meeting]:

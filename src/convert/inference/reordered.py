@@ -1,0 +1,86 @@
+"""Sums and products of several terms in other orders: ``(x + y) + b`` has the value ``x + b`` as well, and meets `b` there.
+
+Models add biases before or behind a residual, and multiply by a scale before or behind a factor that is computed from data.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+import numpy as np
+
+from convert.programs.program import Operation, Program, Value
+
+Array = np.ndarray[Any, np.dtype[Any]]
+KINDS = {"add": np.add, "add_any": np.add, "mul": np.multiply}
+MAX_TERMS = 5
+
+
+@dataclass(frozen=True, eq=False)
+class Term:
+    """A value of parameters in a sum or product of at least three terms.
+
+    Attributes:
+        index: of the operation that it is an operand of.
+        operation: that operation.
+        side: position among the operands.
+        data: what else may meet it: the sum (product) of some of the other terms.
+        result: what that gives.
+    """
+
+    index: int
+    operation: Operation
+    side: int
+    data: Array
+    result: Array
+
+
+def terms(program: Program) -> Iterator[Term]:
+    """Yield the meetings of parameters with data that another order of the terms would have."""
+    uses = Counter(operand for operation in program.operations for operand in operation.operands)
+    uses.update(program.outputs.values())
+    made = {result: k for k, operation in enumerate(program.operations) for result in operation.results}
+    inner = set()
+    for operation in program.operations:
+        if operation.name in KINDS:
+            inner |= {x for x in operation.operands if _is_inner(program, x, operation, uses, made)}
+    for index, operation in enumerate(program.operations):
+        result = operation.results[0] if operation.results else None
+        if operation.name in KINDS and result is not None and result.data and result not in inner:
+            leaves = list(_flattened(program, index, inner, made))
+            if 2 < len(leaves) <= MAX_TERMS:
+                yield from _orders(program, leaves, KINDS[operation.name])
+
+
+def _is_inner(program: Program, value: Value, by: Operation, uses: Counter[Value], made: dict[Value, int]) -> bool:
+    """Whether a value is an intermediate result of the same sum or product, that nothing else uses."""
+    if uses[value] != 1 or value not in made:
+        return False
+    return KINDS.get(program.operations[made[value]].name) is KINDS[by.name]
+
+
+def _flattened(program: Program, index: int, inner: set[Value], made: dict[Value, int]) -> Iterator[tuple[int, int]]:
+    """Yield the terms of the sum that an operation completes, as (operation, position of the operand)."""
+    for side, operand in enumerate(program.operations[index].operands):
+        if operand in inner:
+            yield from _flattened(program, made[operand], inner, made)
+        else:
+            yield index, side
+
+
+def _orders(program: Program, leaves: list[tuple[int, int]], join: Any) -> Iterator[Term]:
+    values = [program.operations[index].operands[side] for index, side in leaves]
+    for k, (index, side) in enumerate(leaves):
+        if not values[k].of_parameters:
+            continue
+        others = [value for j, value in enumerate(values) if j != k]
+        for count in range(1, len(others) + 1):
+            for chosen in itertools.combinations(others, count):
+                if any(value.data for value in chosen):
+                    data = reduce(join, [value.array for value in chosen])
+                    yield Term(index, program.operations[index], side, data, join(data, values[k].array))
