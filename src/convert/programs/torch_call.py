@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -55,7 +56,6 @@ class Call:
         elementwise: whether each element of the result is computed from the elements of the operands at its place.
         random: whether another call gives other numbers.
         foreign: whether it is no operator of torch itself.
-        moves_views: whether it may give a view.
         run: runs it on other operands; gives what it writes, then what it returns. Changes none of them.
     """
 
@@ -66,7 +66,6 @@ class Call:
     elementwise: bool
     random: bool
     foreign: bool
-    moves_views: bool
     run: Run
 
     @property
@@ -81,61 +80,93 @@ class Call:
     @classmethod
     def moving(cls, name: str, run: Run, settings: Mapping[str, Any]) -> Call:
         """An operation that moves elements between tensors."""
-        return cls(name, (), settings, (), elementwise=False, random=False, foreign=False, moves_views=True, run=run)
+        return cls(name, (), settings, (), elementwise=False, random=False, foreign=False, run=run)
 
     @classmethod
     def of(cls, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
         """Read the arguments by the operator's schema."""
-        namespace, _, name = func._schema.name.partition("::")
+        operator = _operator(func)
         operands: list[Any] = []
         forms: dict[str, Any] = {}
         settings: dict[str, Any] = {}
         written: list[torch.Tensor] = []
-        for argument, value in _arguments(func, args, kwargs):
-            kind = str(argument.type)
-            changed = _changed(argument)
-            if changed:
+        for number, argument in enumerate(operator.arguments):
+            if number >= len(args) and argument.name not in kwargs:
+                continue
+            value = args[number] if number < len(args) else kwargs[argument.name]
+            if argument.changed:
                 written += tensors_in(value)
-            if "Tensor" in kind or (kind in NUMBERS and argument.name not in CHOOSE):
-                blank = (argument.name == "self" and _lends_its_shape(name)) or (changed and argument.is_out)
-                forms[argument.name] = _form(value, operands, blank)
-            else:
-                forms[argument.name] = value
-            if not tensors_in(value) and forms[argument.name] is value and value is not None:
+            forms[argument.name] = _form(value, operands, argument.blank) if argument.operand else value
+            if not argument.operand and value is not None:
                 settings[argument.name] = value
-        mutable, elementwise = func._schema.is_mutable, torch.Tag.pointwise in func.tags
-        plain = f"{name}_dtype" if func is torch.ops.aten.view.dtype else name
+        run = partial(_run, operator, forms)
         return cls(
-            name=plain.removesuffix("_") if mutable else plain,
-            operands=operands,
-            settings=settings,
-            written=written,
-            elementwise=elementwise,
-            random=torch.Tag.nondeterministic_seeded in func.tags,
-            foreign=namespace not in LIBRARIES,
-            moves_views=not elementwise,
-            run=_runner(func, name, forms),
+            operator.name, operands, settings, written, operator.elementwise, operator.random, operator.foreign, run
         )
+
+
+class _Argument(NamedTuple):
+    """What the schema of an operator says of an argument.
+
+    Attributes:
+        operand: whether tensors and numbers in it are operands.
+        changed: whether the operator writes to it.
+        blank: whether only its shape and its dtype are used.
+        keyword: whether it is passed by name.
+    """
+
+    name: str
+    operand: bool
+    changed: bool
+    blank: bool
+    keyword: bool
+
+
+@dataclass(frozen=True, eq=False)
+class _Operator:
+    """What the schema of an operator says.
+
+    Attributes:
+        again: what gives the same on arrays, whose strides may differ from the tensors'.
+        packed: whether operands must lie in memory without gaps.
+        name, elementwise, random, foreign: as in `Call`.
+    """
+
+    name: str
+    arguments: Sequence[_Argument]
+    again: Any
+    packed: bool
+    elementwise: bool
+    random: bool
+    foreign: bool
+
+
+@cache
+def _operator(func: Any) -> _Operator:
+    namespace, _, name = func._schema.name.partition("::")
+    lends = name in OVERWRITTEN or name.endswith("_like") or name.startswith("new_")
+    arguments = []
+    for argument in func._schema.arguments:
+        kind, alias = str(argument.type), argument.alias_info
+        operand = "Tensor" in kind or (kind in NUMBERS and argument.name not in CHOOSE)
+        changed = alias is not None and bool(alias.is_write)
+        blank = (lends and argument.name == "self") or (changed and argument.is_out)
+        arguments.append(_Argument(argument.name, operand, changed, blank, argument.kwarg_only))
+    strided = name in STRIDES and func._overloadname == "default"
+    shown = f"{name}_dtype" if func is torch.ops.aten.view.dtype else name
+    return _Operator(
+        name=shown.removesuffix("_") if func._schema.is_mutable else shown,
+        arguments=arguments,
+        again=getattr(torch.ops.aten, STRIDES[name]).default if strided else func,
+        packed=str(func) in BITS,
+        elementwise=torch.Tag.pointwise in func.tags,
+        random=torch.Tag.nondeterministic_seeded in func.tags,
+        foreign=namespace not in LIBRARIES,
+    )
 
 
 def _results(written: Sequence[torch.Tensor], out: Any) -> list[torch.Tensor]:
     return [*written, *(x for x in tensors_in(out) if all(x is not y for y in written))]
-
-
-def _arguments(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[tuple[Any, Any]]:
-    for number, argument in enumerate(func._schema.arguments):
-        if number < len(args):
-            yield argument, args[number]
-        elif argument.name in kwargs:
-            yield argument, kwargs[argument.name]
-
-
-def _changed(argument: Any) -> bool:
-    return argument.alias_info is not None and bool(argument.alias_info.is_write)
-
-
-def _lends_its_shape(name: str) -> bool:
-    return name in OVERWRITTEN or name.endswith("_like") or name.startswith("new_")
 
 
 def _form(value: Any, operands: list[Any], blank: bool) -> Any:
@@ -150,29 +181,21 @@ def _form(value: Any, operands: list[Any], blank: bool) -> Any:
     return _Slot(len(operands) - 1, not isinstance(value, torch.Tensor))
 
 
-def _runner(func: Any, name: str, forms: Mapping[str, Any]) -> Run:
-    arguments = {argument.name: argument for argument in func._schema.arguments}
-    again = (
-        getattr(torch.ops.aten, STRIDES[name]).default if func._overloadname == "default" and name in STRIDES else func
-    )
-
-    def run(operands: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        args: list[Any] = []
-        kwargs: dict[str, Any] = {}
-        written: list[torch.Tensor] = []
-        for key, form in forms.items():
-            changed = _changed(arguments[key])
-            value = _filled(form, operands, changed, str(func) in BITS)
-            if changed:
-                written += tensors_in(value)
-            if arguments[key].kwarg_only:
-                kwargs[key] = value
-            else:
-                args.append(value)
-        out = Lift().__torch_dispatch__(again, (), tuple(args), kwargs)
-        return _results(written, out)
-
-    return run
+def _run(operator: _Operator, forms: Mapping[str, Any], operands: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    written: list[torch.Tensor] = []
+    for argument in operator.arguments:
+        if argument.name not in forms:
+            continue
+        value = _filled(forms[argument.name], operands, argument.changed, operator.packed)
+        if argument.changed:
+            written += tensors_in(value)
+        if argument.keyword:
+            kwargs[argument.name] = value
+        else:
+            args.append(value)
+    return _results(written, Lift().__torch_dispatch__(operator.again, (), tuple(args), kwargs))
 
 
 def _filled(form: Any, operands: Sequence[torch.Tensor], copied: bool, packed: bool) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from types import FrameType
 from typing import Any
 
@@ -95,7 +96,7 @@ class Tape(Lift):
             with self:
                 if (out := table()[func](*args, **kwargs)) is not NotImplemented:
                     return out
-        elif torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
+        elif _composite(func):
             with self:  # in inference mode, nothing has taken it apart yet
                 if (out := func.decompose(*args, **kwargs)) is not NotImplemented:
                     return out
@@ -126,7 +127,7 @@ class Tape(Lift):
         if call.name in SAME and _same(call.operands[0], results[0]):
             self._bind(results, [operands[0]], written, new)
             return
-        if not written and not any(new) and call.moves_views:
+        if not written and not any(new) and not call.elementwise:
             if all(self._aliases.seen(x) is not None for x in results):
                 return
             values = self._add(call, operands)
@@ -202,6 +203,11 @@ class _ToPython(TorchFunctionMode):
         if func in TO_PYTHON:
             self.tape.used_in_python(args[0], to_numpy=func is not torch.Tensor.tolist)
         return func(*args, **(kwargs or {}))
+
+
+@cache
+def _composite(func: Any) -> bool:
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"))
 
 
 def _require_strides(name: str, tensors: Sequence[Any]) -> None:
