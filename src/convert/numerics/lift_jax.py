@@ -12,7 +12,8 @@ Loops that the eager mode finds already traced are evaluated in this mode, too.
 
 Two lifted runs differ only where the functions differ, not by rounding.
 
-An `Observer` receives each primitive that is evaluated. For it, loops are unrolled and branches chosen in both modes.
+An `Observer` receives each primitive that is evaluated. For it, loops are unrolled and branches chosen in both modes, and common
+primitives are evaluated by NumPy (`numpy_primitives`), as XLA would compile hundreds of them one by one.
 """
 
 from __future__ import annotations
@@ -20,13 +21,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.experimental
 import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
+
+from convert.numerics import numpy_primitives
+from convert.numerics.jax_observer import Observer, Step
 
 try:  # JAX's own hook to interpret primitives; without it, only the staged mode is available
     from jax._src import core as interpreter
@@ -40,6 +44,7 @@ except (ImportError, AttributeError):
 _INLINE = {"jit", "pjit", "closed_call", "core_call", "core_closed_call", "custom_jvp_call", "custom_vjp_call"}
 _INLINE |= {"custom_vjp_call_jaxpr", "remat", "remat2", "checkpoint", "custom_lin", "composite"}
 # Errors of primitives that support only their own dtypes: callbacks, foreign and Pallas kernels.
+FLOAT = np.dtype(np.float64)
 _REFUSALS = (TypeError, ValueError, NotImplementedError, RuntimeError)
 
 
@@ -77,42 +82,6 @@ def _digits(x: Any) -> float:
         if np.asarray(typed).astype(x.dtype) == x:
             return typed
     return float(x)  # NaN
-
-
-@dataclass(frozen=True, eq=False)
-class Step:
-    """A primitive that was evaluated.
-
-    Attributes:
-        primitive: JAX's primitive.
-        operands: its arguments.
-        params: its parameters, as the code gave them.
-        results: what it returned.
-        lifted: whether it was evaluated in float64 throughout.
-        source: what the jaxprs around it say of its place in the code, the outermost first; empty when running code bound it.
-        evaluate: evaluates a primitive with parameters on arguments; returns the results, and whether in float64 throughout.
-    """
-
-    primitive: Any
-    operands: Sequence[Any]
-    params: Mapping[str, Any]
-    results: Sequence[Any]
-    lifted: bool
-    source: tuple[Any, ...]
-    evaluate: Callable[[Any, Mapping[str, Any], Sequence[Any]], tuple[list[Any], bool]]
-
-
-class Observer(Protocol):
-    """Receives what a lifted function evaluates."""
-
-    def begin(self, arguments: Sequence[Any]) -> None:
-        """The evaluation begins, with these arrays; what it received before was given up."""
-
-    def step(self, step: Step) -> None:
-        """A primitive was evaluated, which is neither a call, a loop nor a branch."""
-
-    def choice(self, value: Any) -> None:
-        """This value chose a branch, or whether a loop goes on."""
 
 
 class _Lifter:
@@ -156,11 +125,14 @@ class _Lifter:
         if not lifted:
             self.unlifted.add(name)
         if self.observer:
+            out = [jax.device_put(x) if isinstance(x, np.ndarray) else x for x in out]
             self.observer.step(Step(primitive, ins, params, out, lifted, self.source, self.evaluate))
         return out
 
     def evaluate(self, primitive: Any, params: Mapping[str, Any], ins: Sequence[Any]) -> tuple[list[Any], bool]:
         """Return the results of a primitive in float64, and whether no narrower dtype was needed."""
+        if self.observer and (made := self.by_numpy(primitive.name, params, ins)) is not None:
+            return made, True
         lifted = True
         try:
             if (
@@ -178,6 +150,18 @@ class _Lifter:
         results = out if primitive.multiple_results else [out]
         lifted = lifted and not any(hasattr(x, "dtype") and _narrow(x.dtype) for x in results)
         return [_up(x) for x in results], lifted
+
+    def by_numpy(self, name: str, params: Mapping[str, Any], ins: Sequence[Any]) -> list[Any] | None:
+        """Return what NumPy gives for a primitive; None if it has no such function, or a result has a weak integer dtype."""
+        if name not in numpy_primitives.NAMES or not all(isinstance(getattr(x, "dtype", FLOAT), np.dtype) for x in ins):
+            return None
+        weak = all(getattr(x, "weak_type", False) for x in ins) or params.get("weak_type")
+        made = numpy_primitives.evaluate(
+            name, [np.asarray(x) for x in ins], {k: self.param(v) for k, v in params.items()}
+        )
+        if made is None or (weak and any(x.dtype.kind in "iu" for x in made)):
+            return None
+        return made
 
     def param(self, value: Any) -> Any:
         """Lift a parameter: a dtype, or a jaxpr such as the update of a scatter. Algorithms of matrix products are dropped."""

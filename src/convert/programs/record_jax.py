@@ -17,7 +17,8 @@ import numpy as np
 from convert.core.errors import ConvertError
 from convert.core.findings import Finding
 from convert.core.ops import is_float
-from convert.numerics.lift_jax import Step, float64, lift
+from convert.numerics.jax_observer import Step
+from convert.numerics.lift_jax import float64, lift
 from convert.programs.jax_elements import elements_of
 from convert.programs.jax_modules import around_modules
 from convert.programs.program import Array, Operation, Program, Value, parameter_values
@@ -28,6 +29,7 @@ JaxFunction = Callable[[Mapping[str, Any], Mapping[str, Any]], Mapping[str, Any]
 
 # Identities: a result is its operand, and no operation is recorded.
 _SAME = {"convert_element_type", "copy", "copy_p", "device_put", "name", "optimization_barrier", "sharding_constraint"}
+_SAME |= {"stage", "stop_gradient"}
 # What they run is not made of primitives.
 _OPAQUE = {"pallas_call", "pure_callback", "io_callback", "ffi_call", "custom_call"}
 
@@ -66,7 +68,7 @@ def record_jax(function: JaxFunction, parameters: Mapping[str, Any], inputs: Map
         outputs = {name: recorder.value(made[name]) for name in order}
         program = Program(own, data, tuple(recorder.operations), outputs, recorder.opaque, recorder.path_taken)
         require_numbers(program)
-        again = lift(function, staged=lifted.staged)(*arrays)
+        again = lift(function, staged=lifted.staged, observer=_Unheard())(*arrays)
         first = {name: value.array for name, value in outputs.items()}
         require_same_outputs(first, {name: np.asarray(value) for name, value in again.items()})
     return program
@@ -106,7 +108,10 @@ class _Recorder:
         """Return the value that an array is; one that nothing recorded computed is a constant."""
         if known := self.known.get(id(array)):
             return known[1]
-        return Value(_numpy(array))
+        value = Value(_numpy(array))
+        if isinstance(array, jax.Array):
+            self.known[id(array)] = array, value
+        return value
 
     def choice(self, value: Any) -> None:
         self.path_taken |= not self.value(value).constant
@@ -134,11 +139,24 @@ class _Recorder:
         self.operations.append(Operation(name, operands, results, step.params, again, where, self.module))
 
 
+class _Unheard:
+    """Observes nothing; a run for it is evaluated as one that is recorded."""
+
+    def begin(self, arguments: Sequence[Any]) -> None:
+        pass
+
+    def step(self, step: Step) -> None:
+        pass
+
+    def choice(self, value: Any) -> None:
+        pass
+
+
 def _again(step: Step, keys: Sequence[Any], operands: Sequence[Array]) -> list[Array]:
     """Evaluate a primitive on other operands; those that were random keys become keys again."""
     with float64():
         arrays = [
-            jnp.asarray(x) if kind is None else jax.random.wrap_key_data(jnp.asarray(x), impl=kind)
+            x if kind is None else jax.random.wrap_key_data(jnp.asarray(x), impl=kind)
             for x, kind in zip(operands, keys, strict=True)
         ]
         return [_numpy(x) for x in step.evaluate(step.primitive, step.params, arrays)[0]]

@@ -29,7 +29,7 @@ def recorded(function: Callable[[Arrays, Arrays], Arrays], weights: Arrays = W, 
     program = record_jax(function, weights, inputs)
     expected = lift(function)(dict(weights), dict(inputs))
     for name, value in program.outputs.items():
-        np.testing.assert_array_equal(value.array, np.asarray(expected[name]))
+        np.testing.assert_allclose(value.array, np.asarray(expected[name]), rtol=1e-12, atol=1e-12)
     known = {id(value) for value in (*program.parameters.values(), *program.inputs.values())}
     for operation in program.operations:
         for operand in operation.operands:

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from convert.numerics.lift_jax import Step, lift
+from convert.numerics.jax_observer import Step
+from convert.numerics.lift_jax import lift
 from convert.programs.where import model_line
 from convert.references.protocol import JaxSide
 

@@ -1,0 +1,43 @@
+"""What a lifted JAX function tells of its evaluation: each primitive, and the values that choose its path."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """A primitive that was evaluated.
+
+    Attributes:
+        primitive: JAX's primitive.
+        operands: its arguments.
+        params: its parameters, as the code gave them.
+        results: what it returned.
+        lifted: whether it was evaluated in float64 throughout.
+        source: what the jaxprs around it say of its place in the code, the outermost first; empty when running code bound it.
+        evaluate: evaluates a primitive with parameters on arguments; returns the results, and whether in float64 throughout.
+    """
+
+    primitive: Any
+    operands: Sequence[Any]
+    params: Mapping[str, Any]
+    results: Sequence[Any]
+    lifted: bool
+    source: tuple[Any, ...]
+    evaluate: Callable[[Any, Mapping[str, Any], Sequence[Any]], tuple[list[Any], bool]]
+
+
+class Observer(Protocol):
+    """Receives what a lifted function evaluates."""
+
+    def begin(self, arguments: Sequence[Any]) -> None:
+        """The evaluation begins, with these arrays; what it received before was given up."""
+
+    def step(self, step: Step) -> None:
+        """A primitive was evaluated, which is neither a call, a loop nor a branch."""
+
+    def choice(self, value: Any) -> None:
+        """This value chose a branch, or whether a loop goes on."""
