@@ -1,127 +1,193 @@
-"""Read off the two programs what a rule says beside sources and layouts: epsilons, factors of norms, activations, paddings."""
+"""What the two programs say beside weights: epsilons, activations, what a norm multiplies by, how a convolution moves."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from convert.inference.derivation import Fact, Role, Site, Tensor
-from convert.layers.activations import ACTIVATIONS, NUMPY_ACTIVATIONS
-from convert.programs.fingerprint import ValueTable
+from convert.inference.candidates import Piece, Source, equal
+from convert.inference.derivation import Arithmetic, Fact, Role
+from convert.inference.search import Choice, Search
+from convert.inference.sites import Meeting, parameter_operands, plain, role_of
+from convert.layers.activations import ACTIVATIONS, NUMPY_ACTIVATIONS, torch_activation
 from convert.programs.program import Operation, Program, Value
 
 Array = np.ndarray[Any, np.dtype[Any]]
-ROOTS = ("rsqrt", "sqrt", "pow", "integer_pow")
-FURTHEST = 24  # operations between a norm's root and its scale
-LARGEST = 0.1  # of an epsilon
-GEOMETRY = {
-    "strides": "window_strides",
-    "padding": "padding",
-    "dilation": "rhs_dilation",
-    "groups": "feature_group_count",
-}
-SAME = 1e-9  # relative
+LARGEST_EPSILON = 0.02
+STEPS = 14  # so many operations lie between an epsilon and what it belongs to
 
 
-def find_facts(source: Program, target: Program, tensors: Sequence[Tensor]) -> tuple[Fact, ...]:
-    """Return the facts of all tensors that have evidence on both sides."""
-    reader = _Reader(source, target)
-    return tuple(fact for tensor in tensors for fact in reader.of(tensor))
+def facts(search: Search) -> tuple[Fact, ...]:
+    """Return the facts along the way that the search found."""
+    producers = _Producers(search.source.program), _Producers(search.target)
+    found: list[Fact] = []
+    products: dict[int, Choice] = {}
+    for segment in search.segments:
+        for choice in segment.solution.choices:
+            role = role_of(search.target.operations[choice.index])
+            if role in (Role.PRODUCT, Role.CONVOLUTION):
+                products[choice.index] = choice
+            found += _of_choice(search, choice, role, producers)
+    found += _activations(search, products, producers[1])
+    return tuple(found)
 
 
-class _Reader:
-    """Looks up operations of the two programs."""
+class _Producers:
+    """Which operation computes a value."""
 
-    def __init__(self, source: Program, target: Program) -> None:
-        self.source, self.target = source, target
-        self.makers = {id(result): operation for operation in source.operations for result in operation.results}
-        self.values: ValueTable[None] = ValueTable()
-        for operation in source.operations:
-            for result in operation.results:
-                if result.data and result.array.size > 1 and np.issubdtype(result.array.dtype, np.floating):
-                    self.values.add(result.array, None)
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.index = {result: k for k, operation in enumerate(program.operations) for result in operation.results}
 
-    def of(self, tensor: Tensor) -> Iterator[Fact]:
-        """Yield the facts of one tensor."""
-        if not tensor.parts or (site := tensor.parts[0].evidence.source) is None:
-            return
-        evidence = tensor.parts[0].evidence
-        leaves = tuple(dict.fromkeys(part.leaf for part in tensor.parts if part.leaf))
-        operation = self.source.operations[site.index]
-
-        def fact(name: str, value: Any) -> Fact:
-            return Fact(name, value, (tensor.name,), leaves, site)
-
-        if evidence.role is Role.SCALE:
-            if (epsilon := self._epsilon(operation)) is not None:
-                yield fact("epsilon", epsilon)
-                yield fact("multiplies_by", "1+scale" if _adds_one(operation, self.source.parameters) else "scale")
-                meets = self.target.operations[evidence.target.index]
-                yield fact("weight", "1+weight" if _adds_one(meets, self.target.parameters) else "weight")
-        elif evidence.role is Role.CONVOLUTION:
-            yield from (fact(name, value) for name, value in _geometry(operation, site))
-        if evidence.role in (Role.PRODUCT, Role.CONVOLUTION, Role.SHIFT) and (name := self._activation(operation)):
-            yield fact("activation", name)
-
-    def _epsilon(self, operation: Operation) -> float | None:
-        """Return what is added in front of the root that a scale's data was divided by; None where there is none."""
-        waiting = list(operation.data)
-        for _ in range(FURTHEST):
-            if not waiting:
-                return None
-            maker = self.makers.get(id(waiting.pop(0)))
-            if maker is None or any(operand.of_parameters for operand in maker.operands):
-                continue
-            if maker.name in ROOTS:
-                added = self.makers.get(id(maker.operands[0]))
-                if added is not None and added.name == "add" and (number := _scalar(added.operands)) is not None:
-                    return number if 0 < number < LARGEST else None
-            waiting += maker.data
-        return None
-
-    def _activation(self, operation: Operation) -> str | None:
-        """Return the function of the operation's result that the source computes; None where it is none or not clear."""
-        y = operation.results[0].array
-        found = [
-            name
-            for name in ACTIVATIONS
-            if self.values.find(made := NUMPY_ACTIVATIONS[name](y)) and not np.allclose(made, y, rtol=SAME, atol=0)
-        ]
-        return found[0] if len(found) == 1 else None
+    def of(self, value: Value) -> Operation | None:
+        """Return the operation; None for an input, a parameter or a constant."""
+        return self.program.operations[self.index[value]] if value in self.index else None
 
 
-def _scalar(operands: Sequence[Value]) -> float | None:
-    """Return the constant among two operands, if all its elements are one number."""
-    for operand in operands:
-        if operand.constant and operand.array.size and np.ptp(operand.array) == 0:
-            return float(f"{float(operand.array.flat[0]):.7g}")  # a literal that was rounded to float32
+def _of_choice(search: Search, choice: Choice, role: Role, producers: tuple[_Producers, _Producers]) -> Iterator[Fact]:
+    pieces = choice.candidate.pieces
+    tensors = tuple(dict.fromkeys(piece.tensor for piece in pieces))
+    leaves = tuple(dict.fromkeys(leaf for piece in pieces for leaf in _leaves(search.source, piece)))
+    meeting = next((piece.meeting for piece in pieces if piece.meeting is not None), None)
+    fact = partial(Fact, tensors=tensors, leaves=leaves, site=None if meeting is None else meeting.site("source"))
+    if choice.candidate.rope:
+        yield fact("rope", choice.candidate.rope)
+    factors = {piece.factor for piece in pieces if piece.arithmetic is Arithmetic.SAME}
+    if factors - {1.0}:
+        yield fact("carries", max(factors - {1.0}))
+    if meeting is None:
+        return
+    if role is Role.CONVOLUTION:
+        yield from _convolution(search, choice, meeting, fact)
+    if role is Role.SCALE or (role is Role.SHIFT and "sub" in search.target.operations[choice.index].name):
+        target = search.target.operations[choice.index]
+        epsilon = _epsilon(meeting.operation, meeting.weight, producers[0])
+        if epsilon is None:
+            epsilon = _epsilon(target, target.operands[choice.side], producers[1])
+        if epsilon is not None:
+            yield fact("epsilon", epsilon)
+        if role is Role.SCALE:
+            yield from _multiplies_by(search, choice, pieces, fact)
+
+
+def _leaves(source: Source, piece: Piece) -> list[str]:
+    if piece.arithmetic is Arithmetic.COMPUTED and piece.meeting is not None:
+        return sorted(piece.meeting.weight.leaves)
+    numbers = piece.numbers[piece.numbers >= 0]
+    owners = np.unique(np.searchsorted(source.starts, numbers, "right") - 1)
+    return [source.names[k] for k in owners]
+
+
+def _convolution(search: Search, choice: Choice, meeting: Meeting, fact: Callable[..., Fact]) -> Iterator[Fact]:
+    settings = meeting.operation.settings
+    for name, key in (("strides", "window_strides"), ("padding", "padding"), ("dilation", "rhs_dilation")):
+        if key in settings:
+            yield fact(name, plain(settings[key]))
+    yield fact("groups", int(settings.get("feature_group_count", 1)))
+    yield fact("transposed", bool(search.target.operations[choice.index].settings.get("transposed")))
+
+
+def _multiplies_by(
+    search: Search, choice: Choice, pieces: tuple[Piece, ...], fact: Callable[..., Fact]
+) -> Iterator[Fact]:
+    """Yield what each side multiplies by: its parameter, or one more."""
+    (meeting, *others) = {piece.meeting for piece in pieces}
+    if meeting is None or others or len(meeting.weight.elements) != 1:
+        return
+    numbers, theta = meeting.weight.elements[0], search.source.theta
+    for plus, word in ((0, "scale"), (1, "1+scale")):
+        if equal(plus + theta[numbers], meeting.weight.array):
+            yield fact("multiplies_by", word)
+    operand = search.target.operations[choice.index].operands[choice.side]
+    if len(operand.elements) != 1:
+        return
+    values = np.concatenate([v.array.ravel() for v in search.target.parameters.values()])
+    for plus, word in ((0, "weight"), (1, "1+weight")):
+        if equal(plus + values[operand.elements[0]], operand.array):
+            yield fact("weight", word)
+
+
+def _epsilon(operation: Operation, weight: Value, producers: _Producers) -> float | None:
+    """Return the small constant that is added on the way to what a parameter multiplies."""
+    todo = [*operation.data, weight]
+    for _ in range(STEPS):
+        if not todo:
+            return None
+        before = producers.of(todo.pop(0))
+        if before is None or role_of(before) in (Role.PRODUCT, Role.CONVOLUTION, Role.LOOKUP):
+            continue
+        if parameter_operands(before) and role_of(before) is Role.SHIFT and "sub" not in before.name:
+            continue  # the bias of another layer
+        if before.name in ("add", "add_any"):
+            for operand in before.operands:
+                if operand.constant and operand.array.size and 0 < _number(operand.array) < LARGEST_EPSILON:
+                    return float(f"{_number(operand.array):.7g}")
+        todo += [operand for operand in before.operands if not operand.constant]
     return None
 
 
-def _adds_one(operation: Operation, parameters: Mapping[str, Value]) -> bool:
-    """Whether the parameter that data meets here is one more than its leaf."""
-    for operand in operation.operands:
-        if operand.of_parameters and operand.elements:
-            values = np.concatenate([np.ravel(value.array) for value in parameters.values()])
-            numbers = operand.elements[0]
-            stored = values[np.where(numbers < 0, 0, numbers)]
-            return bool(np.allclose(operand.array, stored + 1, rtol=SAME, atol=SAME))
-    return False
+def _number(array: Array) -> float:
+    """Return the number that fills an array; NaN if it has several."""
+    first = float(array.ravel()[0]) if array.dtype.kind in "fi" else float("nan")
+    return first if (array == first).all() else float("nan")
 
 
-def _geometry(operation: Operation, site: Site) -> Iterator[tuple[str, Any]]:
-    """Yield padding, strides, dilation and groups of a convolution of JAX."""
-    if any(n != 1 for n in operation.settings.get("lhs_dilation") or ()):
-        yield "transposed", True
-        return
-    for name, key in GEOMETRY.items():
-        value = operation.settings.get(key)
-        if value is not None:
-            yield (
-                name,
-                [list(pair) if isinstance(pair, tuple) else pair for pair in value]
-                if isinstance(value, tuple | list)
-                else value,
-            )
+def _functions() -> Mapping[str, Callable[[Array], Array]]:
+    import torch
+
+    def of_torch(name: str) -> Callable[[Array], Array]:
+        function = torch_activation(name)
+        return lambda x: np.asarray(function(torch.as_tensor(x)))
+
+    known: dict[str, Callable[[Array], Array]] = {
+        name: function for name, function in NUMPY_ACTIVATIONS.items() if name != "none"
+    }
+    return known | {name: of_torch(name) for name in ACTIVATIONS}
+
+
+def _activations(search: Search, products: Mapping[int, Choice], producers: _Producers) -> Iterator[Fact]:
+    """Yield the activation behind each product: the function of its result that is a value of the source."""
+    functions = _functions()
+    biases = {
+        choice.index: choice
+        for segment in search.segments
+        for choice in segment.solution.choices
+        if role_of(search.target.operations[choice.index]) is Role.SHIFT
+    }
+    behind: dict[int, list[Choice]] = {index: [choice] for index, choice in products.items()}
+    last = {index: index for index in products}
+    for index, choice in biases.items():
+        product = _product_before(search.target.operations[index].data[0], producers)
+        if product in behind:
+            behind[product].append(choice)
+            last[product] = index
+    for product, choices in behind.items():
+        y = search.replay.value(search.target.operations[last[product]].results[0])
+        pieces = [piece for choice in choices for piece in choice.candidate.pieces]
+        tensors = tuple(dict.fromkeys(piece.tensor for piece in pieces))
+        leaves = tuple(dict.fromkeys(leaf for piece in pieces for leaf in _leaves(search.source, piece)))
+        found: dict[str, int] = {}
+        for name, function in functions.items():
+            with np.errstate(all="ignore"):
+                value = function(y)
+            if not np.allclose(value, y) and (where := search.source.table.find(value)):
+                found[name] = where[0]
+        if found:  # the last: softplus computes relu, and silu computes sigmoid
+            yield Fact("activation", max(found, key=lambda name: found[name]), tensors, leaves)
+
+
+def _product_before(value: Value, producers: _Producers) -> int:
+    """Return the product that a value is the result of, but for its layout; -1 if none."""
+    for _ in range(STEPS):
+        operation = producers.of(value)
+        if operation is None:
+            return -1
+        if role_of(operation) in (Role.PRODUCT, Role.CONVOLUTION):
+            return producers.index[value]
+        if len(operation.data) != 1 or role_of(operation) in (Role.SHIFT, Role.SCALE):
+            return -1
+        value = operation.data[0]
+    return -1

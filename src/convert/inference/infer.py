@@ -12,6 +12,7 @@ from convert.inference.alternatives import interchangeable
 from convert.inference.candidates import Source
 from convert.inference.derivation import Derivation, Difference, Grade, Proof
 from convert.inference.draws import Draws, Shapes
+from convert.inference.facts import facts
 from convert.inference.grades import tensors
 from convert.inference.search import Search
 from convert.inference.sites import site_of
@@ -86,7 +87,7 @@ def infer(
         found,
         {name: tuple(shape) for name, shape in shapes.items()},
         tuple(name for name in shapes if name not in used),
-        (),
+        facts(search),
         differences,
         evidence,
         search.tried,

@@ -1,0 +1,64 @@
+"""What `infer` finds beside weights: each fact is read from the programs' values or settings, not from a name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+import torch
+from torch.nn import functional
+
+from convert.inference.derivation import Derivation
+from support.inferred import WIDTH, derive, layer_norm, rms_norm
+
+D = WIDTH
+SQUARE = (D, D)
+
+
+def _facts(found: Derivation, tensor: str) -> dict[str, Any]:
+    assert found.complete
+    return {fact.name: fact.value for fact in found.facts if tensor in fact.tensors}
+
+
+@pytest.mark.parametrize("name", ["relu", "silu", "gelu_tanh", "gelu_erf", "tanh", "softplus"])
+def test_the_activation_behind_a_layer(name):
+    ours = {"gelu_tanh": lambda x: jax.nn.gelu(x), "gelu_erf": lambda x: jax.nn.gelu(x, approximate=False)}
+    theirs = {"gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"), "gelu_erf": functional.gelu}
+    act = theirs.get(name) or getattr(functional, name)
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = torch.nn.Linear(D, D), torch.nn.Linear(D, D)
+
+        def forward(self, x: Any) -> Any:
+            return self.b(act(self.a(x)))
+
+    def function(w, x):
+        return (ours.get(name) or getattr(jax.nn, name))(x @ w["a"] + w["s"]) @ w["b"] + w["t"]
+
+    found = derive(function, Model(), {"a": SQUARE, "b": SQUARE, "s": (D,), "t": (D,)})
+    assert _facts(found, "a.weight") == _facts(found, "a.bias") == {"activation": name}
+    assert "activation" not in _facts(found, "b.weight")
+
+
+@pytest.mark.parametrize("epsilon", [1e-6, 1e-5, 1e-3])
+@pytest.mark.parametrize("plus", [0, 1])
+def test_epsilon_and_what_a_norm_multiplies_by(epsilon, plus):
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = torch.nn.LayerNorm(D, eps=epsilon), torch.nn.RMSNorm(D, eps=1e-4)
+
+        def forward(self, x: Any) -> Any:
+            return self.b(torch.tanh(self.a(x)))
+
+    def function(w, x):
+        return rms_norm(jnp.tanh(layer_norm(x, w["a"], w["b"], epsilon)), plus + w["c"], 1e-4)
+
+    found = derive(function, Model(), dict.fromkeys("abc", (D,)))
+    assert _facts(found, "a.weight") == {"epsilon": epsilon, "multiplies_by": "scale", "weight": "weight"}
+    expected = {"epsilon": 1e-4, "multiplies_by": "1+scale" if plus else "scale", "weight": "weight"}
+    assert _facts(found, "b.weight") == expected
