@@ -23,6 +23,7 @@ from convert.programs.torch_tape import Tape
 from convert.programs.where import model_line
 
 Run = Callable[[torch.nn.Module, Mapping[str, torch.Tensor]], Mapping[str, Any]]
+SMALL = 10_000_000  # elements of the parameters of a module that one thread runs
 
 
 def record_torch(module: torch.nn.Module, run: Run, inputs: Mapping[str, Array]) -> Program:
@@ -40,7 +41,7 @@ def record_torch(module: torch.nn.Module, run: Run, inputs: Mapping[str, Array])
         ConvertError: the module has no weights, it does not run, two runs differ, or an output is not a number.
     """
     _require_weights(module)
-    with _nothing_hidden():
+    with _nothing_hidden(), _threads(module):
         plain = _arrays(_run(module, run, inputs))
         program = _record(module, run, inputs)
         require_numbers(program)
@@ -96,6 +97,17 @@ def _nothing_hidden() -> Iterator[None]:
         for context in (torch_pinned(), torch.no_grad(), attention_apart(), torch.compiler.set_stance("force_eager")):
             stack.enter_context(context)
         yield
+
+
+@contextmanager
+def _threads(module: torch.nn.Module) -> Iterator[None]:
+    """Compute small modules by one thread: several wait for each other longer than they compute, most of all on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1 if sum(x.numel() for x in module.parameters()) < SMALL else before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _as_tensors(module: torch.nn.Module, inputs: Mapping[str, Array]) -> dict[str, torch.Tensor]:
