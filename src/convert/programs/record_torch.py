@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -94,7 +94,8 @@ def _nothing_hidden() -> Iterator[None]:
     with ExitStack() as stack:
         stack.callback(torch.backends.mha.set_fastpath_enabled, fast)
         torch.backends.mha.set_fastpath_enabled(False)
-        for context in (torch_pinned(), torch.no_grad(), attention_apart(), torch.compiler.set_stance("force_eager")):
+        eager = getattr(torch.compiler, "set_stance", nullcontext)("force_eager")  # torch 2.6
+        for context in (torch_pinned(), torch.no_grad(), attention_apart(), eager):
             stack.enter_context(context)
         yield
 

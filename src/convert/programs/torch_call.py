@@ -56,6 +56,7 @@ class Call:
         elementwise: whether each element of the result is computed from the elements of the operands at its place.
         random: whether another call gives other numbers.
         foreign: whether it is no operator of torch itself.
+        sizing: the operands whose elements choose the shape of what it gives.
         run: runs it on other operands; gives what it writes, then what it returns. Changes none of them.
     """
 
@@ -66,6 +67,7 @@ class Call:
     elementwise: bool
     random: bool
     foreign: bool
+    sizing: Sequence[int]
     run: Run
 
     @property
@@ -80,7 +82,7 @@ class Call:
     @classmethod
     def moving(cls, name: str, run: Run, settings: Mapping[str, Any]) -> Call:
         """An operation that moves elements between tensors."""
-        return cls(name, (), settings, (), elementwise=False, random=False, foreign=False, run=run)
+        return cls(name, (), settings, (), elementwise=False, random=False, foreign=False, sizing=(), run=run)
 
     @classmethod
     def of(cls, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
@@ -99,10 +101,9 @@ class Call:
             forms[argument.name] = _form(value, operands, argument.blank) if argument.operand else value
             if not argument.operand and value is not None:
                 settings[argument.name] = value
-        run = partial(_run, operator, forms)
-        return cls(
-            operator.name, operands, settings, written, operator.elementwise, operator.random, operator.foreign, run
-        )
+        sizing = [k for k, x in enumerate(operands) if operator.sizes and (operator.name != "index" or _is_mask(x))]
+        facts = operator.elementwise, operator.random, operator.foreign
+        return cls(operator.name, operands, settings, written, *facts, sizing, partial(_run, operator, forms))
 
 
 class _Argument(NamedTuple):
@@ -129,6 +130,7 @@ class _Operator:
     Attributes:
         again: what gives the same on arrays, whose strides may differ from the tensors'.
         packed: whether operands must lie in memory without gaps.
+        sizes: whether elements of operands choose the shape of what it gives.
         name, elementwise, random, foreign: as in `Call`.
     """
 
@@ -139,6 +141,7 @@ class _Operator:
     elementwise: bool
     random: bool
     foreign: bool
+    sizes: bool
 
 
 @cache
@@ -162,7 +165,12 @@ def _operator(func: Any) -> _Operator:
         elementwise=torch.Tag.pointwise in func.tags,
         random=torch.Tag.nondeterministic_seeded in func.tags,
         foreign=namespace not in LIBRARIES,
+        sizes=torch.Tag.dynamic_output_shape in func.tags,
     )
+
+
+def _is_mask(x: Any) -> bool:
+    return isinstance(x, torch.Tensor) and x.dtype in (torch.bool, torch.uint8)
 
 
 def _results(written: Sequence[torch.Tensor], out: Any) -> list[torch.Tensor]:

@@ -13,6 +13,9 @@ from torch._decomp import get_decompositions
 
 aten = torch.ops.aten
 Tensor = torch.Tensor
+_MASKED_SOFTMAX = getattr(
+    torch, "_safe_softmax", torch.softmax
+)  # since torch 2.5, rows that are masked throughout are zeros
 
 
 def _added(multiply: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tensor]:
@@ -127,9 +130,9 @@ def attention(
     if attn_mask is None:
         weights = logits.softmax(-1)
     elif attn_mask.dtype == torch.bool:
-        weights = torch._safe_softmax(logits.masked_fill(~attn_mask, -math.inf), -1)
+        weights = _MASKED_SOFTMAX(logits.masked_fill(~attn_mask, -math.inf), -1)
     else:
-        weights = torch._safe_softmax(logits + attn_mask, -1)
+        weights = _MASKED_SOFTMAX(logits + attn_mask, -1)
     if dropout_p:
         weights = torch.dropout(weights, dropout_p, True)
     return weights @ value

@@ -49,7 +49,7 @@ class Tape(Lift):
     Attributes:
         operations: in the order of execution.
         opaque: operators that could not be looked into.
-        path_taken: whether Python code has used the elements of a value that is not constant.
+        path_taken: whether Python code has used the elements of a value that is not constant, or they have chosen a shape.
 
     Args:
         modules: paths of the modules, by `id`.
@@ -118,6 +118,7 @@ class Tape(Lift):
                 self._aliases.write(tensor, Value(array_of(tensor)))
         else:
             self.path_taken |= any(not operand.constant for operand in operands)
+        self.path_taken |= any(not operands[k].constant for k in call.sizing)
         return out
 
     def _record(self, call: Call, operands: Sequence[Value], results: Sequence[torch.Tensor]) -> None:

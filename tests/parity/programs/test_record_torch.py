@@ -242,15 +242,19 @@ class Choosing(nn.Module):
             return x * len(x[0, 0].tolist())
         if self.choice == "numpy":
             return x * float(np.asarray(x.numpy()).size)
+        if self.choice == "nonzero":
+            return x.sum() * torch.nonzero(x > 0)[:, 0]
+        if self.choice == "index":
+            return x[x.argmax(0)[0], 0]
         return x[x > 0] if self.choice == "mask" else x
 
 
-@pytest.mark.parametrize("choice", ["input", "weight", "item", "list", "numpy"])
-def test_a_value_that_python_uses_chooses_the_path(choice: str) -> None:
+@pytest.mark.parametrize("choice", ["input", "weight", "item", "list", "numpy", "mask", "nonzero"])
+def test_a_value_that_python_uses_or_that_sizes_another_chooses_the_path(choice: str) -> None:
     assert recorded(Choosing(choice), x=X).path_taken
 
 
-@pytest.mark.parametrize("choice", ["constant", "none", "mask"])
+@pytest.mark.parametrize("choice", ["constant", "none", "index"])
 def test_a_constant_or_no_value_chooses_no_path(choice: str) -> None:
     assert not recorded(Choosing(choice), x=X).path_taken
 
