@@ -35,5 +35,5 @@ def recorded(module: nn.Module, run: Run = whole, **inputs: Array) -> Program:
     for found in (replay(program), {name: value.array for name, value in program.outputs.items()}):
         for name, output in outputs.items():
             want = output.numpy()
-            np.testing.assert_allclose(found[name], want, 1e-11, 1e-13 * np.abs(want).max(), err_msg=name)
+            np.testing.assert_allclose(found[name], want, 1e-11, 1e-13 * np.abs(want).max(initial=0), err_msg=name)
     return program

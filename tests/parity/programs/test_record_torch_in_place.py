@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -176,6 +177,62 @@ def test_every_alias_reads_what_was_written(function: Callable[[Tensor], dict[st
     program = recorded(Of(function), call, x=X)
     assert any(value.data for value in program.outputs.values())
     assert not program.path_taken
+
+
+VIEWS: list[Callable[[random.Random, Tensor], Tensor]] = [
+    lambda draw, a: a.select(draw.randrange(a.ndim), 0),
+    lambda draw, a: a.narrow(axis := draw.randrange(a.ndim), 0, draw.randint(1, a.shape[axis])),
+    lambda draw, a: a.transpose(0, -1),
+    lambda draw, a: a.unsqueeze(draw.randrange(a.ndim + 1)),
+    lambda draw, a: a[..., :: draw.randint(1, 3)],
+    lambda draw, a: a.diagonal() if a.ndim > 1 else a[1:],
+    lambda draw, a: a.view(-1) if a.is_contiguous() else a.squeeze(),
+    lambda draw, a: a.unfold(-1, 2, 2) if a.shape[-1] > 1 else a.detach(),
+    lambda draw, a: (
+        a.as_strided((2, 2), (1, 2), a.storage_offset())
+        if a.numel() > 6 and a.is_contiguous()
+        else a.T
+        if a.ndim == 2
+        else a
+    ),
+]
+WRITES: list[Callable[[random.Random, Tensor, Tensor], Any]] = [
+    lambda draw, a, b: a.add_(b.sum()),
+    lambda draw, a, b: a.mul_(1.5).sub_(0.25),
+    lambda draw, a, b: a.copy_(b.mean()),
+    lambda draw, a, b: a.zero_() if draw.random() < 0.2 else a.neg_(),
+    lambda draw, a, b: a[..., :1].copy_(a[..., -1:].clone()),
+    lambda draw, a, b: a.masked_fill_(a > 1, 0.5),
+    lambda draw, a, b: a.index_fill_(-1, torch.tensor([0]), 2.0),
+    lambda draw, a, b: a.clamp_(-3, 3).tanh_(),
+    lambda draw, a, b: a.copy_(a.flip(0)) if a.ndim else a.sin_(),
+    lambda draw, a, b: torch.add(a.clone(), 1, out=a) if a.is_contiguous() else a.cos_(),
+]
+
+
+def any_sequence(seed: int) -> Callable[[Tensor], dict[str, Tensor]]:
+    """Views of views, writes through any of them, and new tensors, in an order that is drawn."""
+
+    def function(x: Tensor) -> dict[str, Tensor]:
+        draw = random.Random(seed)
+        pool = [x * 1.0, x.transpose(0, 2).clone(), torch.arange(24.0).reshape(4, 6)]
+        for _ in range(40):
+            a, b = draw.choice(pool), draw.choice(pool)
+            kind = draw.random()
+            if kind < 0.4:
+                pool.append(draw.choice(VIEWS)(draw, a) if a.ndim and a.numel() else a + 1)
+            elif kind < 0.85:
+                draw.choice(WRITES)(draw, a, b) if a.ndim and a.numel() else a.add_(1)
+            else:
+                pool.append(a * 0.5 + b.sum())
+        return {str(k): tensor for k, tensor in enumerate(pool)}
+
+    return function
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_alias_reads_what_any_sequence_wrote(seed: int) -> None:
+    recorded(Of(any_sequence(seed)), call, x=X)
 
 
 class Stateful(nn.Module):
