@@ -108,6 +108,7 @@ class Source(ABC):
         given_path: the path that the user gave; None where the checkpoint was not opened by `open_source`.
         boundary: where its files may lie; None where the checkpoint was not opened by `open_source`.
         watched: files that change whenever the checkpoint is written, with their `stamps` at opening.
+        names_from: what names the leaves in their order, where the checkpoint itself has no names.
     """
 
     path: Path
@@ -118,6 +119,7 @@ class Source(ABC):
     given_path: Path | None = None
     boundary: Boundary | None = None
     watched: Mapping[Path, Stamp | None] = {}
+    names_from: str = ""
 
     def changed(self) -> Path | None:
         """Return a file that changed since opening; leaves read since then may be a mixture of two checkpoints."""

@@ -28,7 +28,7 @@ from convert.references.protocol import Reference
 from convert.rules.library import is_path, named_rules
 from convert.verify.config.activations import with_measured
 from convert.verify.config.compare import Facts, check_facts, with_facts
-from convert.verify.config.judge import RECORDED, contradictions, judge, not_proven, of_layers, trusted
+from convert.verify.config.judge import RECORDED, contradictions, judge, not_proven, of_layers, of_names, trusted
 from convert.verify.coverage.hf_directory import other_class
 from convert.verify.coverage.level import check_coverage
 from convert.verify.layers.as_torch import as_torch
@@ -122,7 +122,7 @@ def check(
             levels = (*levels, outcome)
     agree = any(level.level == "model" and level.verdict is Verdict.PASSED for level in levels)
     judged = (*known(constants=facts.constants, models_agree=agree), *of_layers(facts.unread))
-    judged = (*judged, *trusted(facts.unseen, tuple(options.trust)))
+    judged = (*judged, *trusted((*of_names(plan), *facts.unseen), tuple(options.trust)))
     if "model" in options.require:
         levels = tuple(not_proven(level, judged) for level in levels)
     return Report(

@@ -309,3 +309,25 @@ def test_a_dropped_leaf_that_is_not_read_says_nothing(tmp_path: Path) -> None:
     convert.convert(str(made / "rules.yaml"), made / "ckpt.npz", made / "out.safetensors")
     report = checked(made, require=("model",))
     assert (report.exit_code, report.facts) == (0, ())
+
+
+# ---- names that the user gives to the leaves
+
+
+def test_the_order_of_leaves_without_names_is_not_verified(tmp_path: Path) -> None:
+    """Both models take the leaves by the names of the list."""
+    arrays = source().arrays
+    with (tmp_path / "ckpt.eqx").open("wb") as file:
+        for array in arrays.values():
+            np.save(file, array)
+    names = ", ".join(arrays)
+    rules = tmp_path / "rules.yaml"
+    rules.write_text(RULES.replace("title: a small decoder", f"title: a small decoder\nleaf_names: [{names}]"))
+    convert.convert(str(rules), tmp_path / "ckpt.eqx", tmp_path / "out.safetensors")
+    options: dict[str, Any] = {"model": str(rules), "reference": REFERENCE, "levels": ("model",), "require": ("model",)}
+    report = check(tmp_path / "out.safetensors", tmp_path / "ckpt.eqx", **options)
+    assert report.exit_code == 2
+    (fact,) = report.facts
+    assert fact.name == "names:leaves" and "blocks_0/norm, blocks_0/o/bias" in fact.value
+    assert "equal shapes" in fact.next and fact.origin == "the rules"
+    assert check(tmp_path / "out.safetensors", tmp_path / "ckpt.eqx", **options, trust=("names:leaves",)).exit_code == 0

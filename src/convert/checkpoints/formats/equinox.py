@@ -52,7 +52,9 @@ def _open(path: Path, options: Options) -> Source:
     if hyperparameters is not None:
         text = json.dumps(hyperparameters, ensure_ascii=False)
         notes.append(note(f"hyperparameters in the first line: {text if len(text) <= 300 else text[:297] + '...'}"))
-    return FileSource(path, "Equinox", named, dict(zip(named, arrays, strict=True)), notes=tuple(notes))
+    source = FileSource(path, "Equinox", named, dict(zip(named, arrays, strict=True)), notes=tuple(notes))
+    source.names_from = origin
+    return source
 
 
 def _read_headers(path: Path) -> tuple[list[tuple[Header, int]], Any]:

@@ -14,6 +14,7 @@ from typing import Any
 from convert.core.errors import OptionError
 from convert.core.findings import Finding
 from convert.core.similarity import did_you_mean
+from convert.core.tensor_spec import TensorSpec
 from convert.planning.plan import Plan
 from convert.planning.sidecar import sidecar_facts
 from convert.references.published import Every, OneOf, Published, published
@@ -78,6 +79,23 @@ def of_layers(unread: Iterable[DeclaredFact]) -> tuple[JudgedFact, ...]:
         layers = (first.layer.text if first.layer else "") + more
         judged.append(JudgedFact(first.name, first.value, first.at, Status.UNVERIFIED, decides=False, layers=layers))
     return tuple(judged)
+
+
+def of_names(plan: Plan) -> tuple[JudgedFact, ...]:
+    """Return that a list of the user names leaves of equal shapes: both models take them by these names."""
+    source = plan.checkpoint
+    used = {part.leaf for step in plan.steps for part in step.parts}
+    groups: dict[TensorSpec, list[str]] = {}
+    for name, leaf in source.leaves.items():
+        if name in used:
+            groups.setdefault(leaf.spec, []).append(name)
+    alternatives = [names for names in groups.values() if len(names) > 1]
+    if not source.names_from or not alternatives:
+        return ()
+    first, count = alternatives[0], sum(map(len, alternatives))
+    value = f"the order of {first[0]}, {first[1]}" + (f" and {count - 2} more" if count > 2 else "")
+    following = "they have equal shapes, and the checkpoint has no names: make the skeleton with the code that saved it"
+    return (JudgedFact("names:leaves", value, source.names_from, Status.UNVERIFIED, next=following),)
 
 
 def trusted(facts: Iterable[JudgedFact], trust: Collection[str]) -> tuple[JudgedFact, ...]:
