@@ -13,6 +13,7 @@ from convert.cli import INTERRUPTED, output
 from convert.cli.check import check
 from convert.cli.convert import convert
 from convert.cli.help import Command, Group
+from convert.cli.infer import infer
 from convert.cli.inspect import inspect
 from convert.cli.plan import plan
 from convert.cli.record import record
@@ -53,6 +54,7 @@ app.command(cls=Command, epilog="Example: convert inspect ckpt/ --full")(inspect
 app.command(cls=Command, epilog="Example: convert plan timesfm ckpt/ --to transformers")(plan)
 app.command(cls=Command, epilog="Example: convert check out.safetensors --from ckpt/ --require model")(check)
 app.command(cls=Command, epilog="Example: convert record timesfm ckpt/ recording.safetensors")(record)
+app.command(cls=Command, epilog="Example: convert infer ckpt/ mine.yaml --reference pair:pair")(infer)
 app.command(cls=Command, epilog="Example: convert skeleton my_model:make > skeleton.json")(skeleton)
 app.add_typer(rules, name="rules")
 
@@ -81,7 +83,7 @@ def convert_checkpoints(
 
       convert inspect ckpt/ [dim]# the tree and the rules that fit[/dim]
 
-      convert rules new ckpt/ mine.yaml [dim]# rules for your own model[/dim]
+      convert infer ckpt/ mine.yaml --reference pair:pair [dim]# rules for your own model[/dim]
 
     OUT is one file when it ends in .safetensors, a directory otherwise. Data goes to stdout, everything else to stderr.
     """

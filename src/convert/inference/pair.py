@@ -42,8 +42,12 @@ class Pair:
     code: str
 
 
-def pair_of_reference(factory: str) -> Pair:
+def pair_of_reference(factory: str, settings: Mapping[str, Any]) -> Pair:
     """Make the pair of a reference, as `convert check --reference` takes it; only its outputs are compared.
+
+    Args:
+        factory: ``module:function``.
+        settings: sizes and facts that it reads from its plan.
 
     Raises:
         ConvertError: there is no such function, it needs a plan, or it has no JAX side.
@@ -51,7 +55,7 @@ def pair_of_reference(factory: str) -> Pair:
     """
     make = find_factory(factory, REFERENCE_OPTION)
     with user_code_errors(factory, REFERENCE_OPTION):
-        reference = make(_NoPlan(factory)) if signature_error(make, ("plan",)) is None else make()
+        reference = make(_NoPlan(factory, settings)) if signature_error(make, ("plan",)) is None else make()
     if not isinstance(reference, Reference):
         _refuse(REFERENCE_OPTION + factory, "a convert.references.protocol.Reference", type(reference).__name__)
     if reference.jax is None:
@@ -136,14 +140,33 @@ def _only(function: Callable[[Any, Arrays], Arrays], names: tuple[str, ...]) -> 
 
 
 class _NoPlan:
-    """Stands for the plan that a reference's factory takes: the rules are not written yet."""
+    """Stands for the plan that a reference's factory takes: the rules are not written yet.
 
-    def __init__(self, factory: str) -> None:
+    Attributes:
+        sizes, facts: what the user gave with `--set`.
+    """
+
+    def __init__(self, factory: str, settings: Mapping[str, Any]) -> None:
         self._factory = factory
+        self.sizes = _Given(factory, "sizes", settings)
+        self.facts = _Given(factory, "facts", settings)
 
     def __getattr__(self, name: str) -> NoReturn:
         got = f"one that reads plan.{name}, which follows from the rules"
         _refuse(REFERENCE_OPTION + self._factory, "a factory that needs no plan", got, OTHER_WAY)
+
+
+class _Given(dict[str, Any]):
+    """Sizes or facts that the user gave; another one is an error that says how to give it."""
+
+    def __init__(self, factory: str, kind: str, settings: Mapping[str, Any]) -> None:
+        super().__init__(settings)
+        self._factory, self._kind = factory, kind
+
+    def __missing__(self, name: str) -> NoReturn:
+        problem = f"it reads plan.{self._kind}[{name!r}], and there are no rules yet from which it follows"
+        fix = f"give it with --set {name}=..."
+        raise ConvertError(Finding("reference-invalid", problem, path=REFERENCE_OPTION + self._factory, fix=fix))
 
 
 class _AnyWeights(dict[str, Any]):

@@ -211,8 +211,8 @@ def _goes_with(atom: _Atom, chosen: Sequence[_Atom]) -> bool:
     for other in chosen:
         if atom.product is other.product and np.intersect1d(atom.columns, other.columns).size:
             return False
-        alike = atom.product.value.shape == other.product.value.shape
-        if alike and _layout(atom.order) != _layout(other.order):
+        same_shape = atom.product.value.shape == other.product.value.shape
+        if same_shape and _layout(atom.order) != _layout(other.order):
             return False
     return True
 

@@ -51,8 +51,8 @@ def error(
     from convert.numerics.lift_torch import lifted
 
     state = weights(tensors, source)
+    own = copy.deepcopy(module).double().eval()  # lifting refuses to copy storages
     with lifted(), torch.no_grad():
-        own = copy.deepcopy(module).double().eval()
         full = {name: torch.as_tensor(state[name]) if name in state else x for name, x in own.state_dict().items()}
         own.load_state_dict(full, strict=True)
         outputs = run(own, {name: torch.as_tensor(np.array(v.array)) for name, v in source.inputs.items()})

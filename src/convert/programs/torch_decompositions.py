@@ -25,7 +25,7 @@ def _added(multiply: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tensor
         product = multiply(a, b)
         factor = alpha * value
         product = product if factor == 1 else product * factor
-        if beta == 0:  # whatever `c` holds
+        if beta == 0:  # c may hold anything
             return product
         return product + (c if beta == 1 else c * beta)
 

@@ -12,6 +12,7 @@ import numpy as np
 from convert.drafting.like.target import TargetModel, TargetModule, join
 from convert.inference.derivation import Arithmetic, Derivation, Fact, Grade, Part, Role, Tensor
 from convert.inference.rule_file.layout import Layout, read_layout
+from convert.layers.shared_keys import ASK
 
 NORMS = ("layer_norm", "rms_norm", "group_norm", "batch_norm", "instance_norm")
 CONVOLUTIONS = ("conv", "conv_transpose")
@@ -174,7 +175,8 @@ def _describe(
         if module.kind_name == "attention" and names and names[0][1].startswith("out_proj."):
             whole, names = f"{module.name}.out_proj" if module.name else "out_proj", ()
     weakest = max((tensor.grade for tensor in tensors.values()), key=list(Grade).index)
-    keys, target_keys = _norm_keys(said) if kind in NORMS else ((), ())
+    proven = derivation.proof is not None  # then the target's own numbers are those of the source
+    keys, target_keys = _norm_keys(said, module.facts if proven else {}) if kind in NORMS else ((), ())
     if kind in ("linear", *CONVOLUTIONS) and said.get("activation"):
         keys = (*keys, ("activation", str(said["activation"])))
     geometry = _geometry(first, said) if kind in CONVOLUTIONS else ()
@@ -209,12 +211,16 @@ def _kind(module: TargetModule, tensors: Mapping[str, Tensor], said: Mapping[str
     return WORDS.get(role, "parameter")
 
 
-def _norm_keys(said: Mapping[str, Any]) -> tuple[tuple[tuple[str, str], ...], tuple[tuple[str, str], ...]]:
+def _norm_keys(
+    said: Mapping[str, Any], configured: Mapping[str, Any]
+) -> tuple[tuple[tuple[str, str], ...], tuple[tuple[str, str], ...]]:
+    """Return the keys of a norm, and those of its target: read off the programs, or configured in the target."""
+    epsilon = said.get("epsilon", configured.get("epsilon"))
     keys = [
         ("multiplies_by", str(said.get("multiplies_by", "scale"))),
-        ("epsilon", _number(said["epsilon"]) if "epsilon" in said else "ask"),
+        ("epsilon", _number(epsilon) if isinstance(epsilon, float) else ASK),
     ]
-    keys += [("num_groups", str(said["groups"]))] if "groups" in said else []
+    keys += [("num_groups", str(configured["num_groups"]))] if "num_groups" in configured else []
     target = [("multiplies_by", "1+weight")] if said.get("weight") == "1+weight" else []
     return tuple(keys), tuple(target)
 

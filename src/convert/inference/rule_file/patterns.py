@@ -298,8 +298,8 @@ def _common(rule: PatternRule) -> tuple[Hashable, ...]:
 def _split_key(rule: PatternRule) -> Hashable:
     """Return what the rules of the elements of one axis have in common: an activation may be that of the first alone."""
     keys = tuple(item for item in rule.layer.keys if item[0] != "activation" or rule.at != 0)
-    alike = replace(rule, layer=replace(rule.layer, keys=keys))
-    return (*_common(alike), rule.sources, rule.split is None and rule.module)
+    shared = replace(rule, layer=replace(rule.layer, keys=keys))
+    return (*_common(shared), rule.sources, rule.split is None and rule.module)
 
 
 def _join_split(group: Sequence[PatternRule]) -> list[PatternRule]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,10 +55,15 @@ class Mismatch:
     problem: str
 
 
-def compare_rules(text: str, derivation: Derivation) -> list[Mismatch]:
+def compare_rules(text: str, derivation: Derivation, open_tensors: Collection[str] = ()) -> list[Mismatch]:
     """Return where the plan of the rules differs from the derivation; empty: every element of every tensor is the same.
 
     Tensors that are computed from several leaves, or that have no parts, are not compared.
+
+    Args:
+        text: of the rules, without questions.
+        derivation: with the leaves and tensors.
+        open_tensors: tensors or modules that have no rule.
 
     Raises:
         ConvertError: the rules are not valid, or do not fit the leaves.
@@ -70,7 +76,7 @@ def compare_rules(text: str, derivation: Derivation) -> list[Mismatch]:
         for name in (tensor.name, *tensor.also):
             step = steps.pop(name, None)
             if step is None:
-                if name == tensor.name and not _zeros(tensor):
+                if name == tensor.name and not _zeros(tensor) and not _is_open(name, open_tensors):
                     found.append(Mismatch(name, "no rule makes it"))
                 continue
             want = _derived(tensor, source)
@@ -87,6 +93,19 @@ def compare_rules(text: str, derivation: Derivation) -> list[Mismatch]:
         Mismatch(name, "the target has no such tensor") for name in steps if not name.endswith("num_batches_tracked")
     ]
     return found
+
+
+def _is_open(name: str, open_tensors: Collection[str]) -> bool:
+    """Whether a tensor or its module, which may be one of a pattern, has no rule."""
+    return any(re.fullmatch(_as_regex(of) + r"(\..*)?", name) for of in open_tensors)
+
+
+def _as_regex(pattern: str) -> str:
+    """Return what matches the names of a pattern's modules: an index is a number, alternatives are words."""
+    parts = re.split(r"(\{[^{}]*\})", pattern)
+    words = ("|".join(map(re.escape, part[1:-1].split(","))) if "," in part else r"[0-9]+" for part in parts[1::2])
+    groups = [f"({word})" for word in words]
+    return "".join(re.escape(text) + group for text, group in zip(parts[::2], [*groups, ""], strict=True))
 
 
 def _zeros(tensor: Tensor) -> bool:

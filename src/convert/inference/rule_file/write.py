@@ -20,6 +20,7 @@ from convert.inference.rule_file.layout import HALF_SPLIT, INTERLEAVED, REVERSED
 from convert.inference.rule_file.letters import Named, NoWordsError, leaf_letters, target_axes
 from convert.inference.rule_file.patterns import NUMBER, PatternRule, join_layers
 from convert.layers.draft import DraftEntry, flow, plain
+from convert.layers.shared_keys import ASK
 
 UNUSED = "the function computes nothing with it"
 
@@ -56,14 +57,18 @@ def write_rules(
     layers = describe_layers(derivation, target)
     letters = Letters()
     entries: list[DraftEntry] = []
+    unfinished: dict[int, PatternRule] = {}  # position of an entry with a question
     unwritten = dict(layers.open)
     made: set[str] = set()
     for rule in join_layers(layers.found):
         try:
             entries.append(_entry(rule, letters, target))
             made |= rule.leaves
+            if any(value == ASK for _, value in rule.layer.keys):
+                unfinished[len(entries) - 1] = rule
+                unwritten[rule.module] = "a key of its rule is open"
         except (NoWordsError, NoLetterError) as error:
-            unwritten[rule.module] = str(error) or "the rule file has no more letters"
+            unwritten[rule.module or _own_tensor(rule)] = str(error) or "the rule file has no more letters"
     entries += _drops(
         derivation.dropped, [leaf for leaf in derivation.leaves if leaf not in derivation.dropped], UNUSED
     )
@@ -81,10 +86,10 @@ def write_rules(
     if declared := list(letters.declared()):
         head += ["", "axes:", *(f"  {axis}" for axis in declared)]
     head += ["", "targets:", f"  torch: {{loads: {json.dumps(target.loads)}}}", "", "rules:"]
-    texts = [
-        "\n".join([*head, "\n\n".join(rule_texts([*entries, *more])), ""])
-        for more in (questions, [_drop(escape_path(leaf), "open") for leaf in left])
-    ]
+    decided = [entry for k, entry in enumerate(entries) if k not in unfinished]
+    undecided = [*left, *(leaf for rule in unfinished.values() for leaf in sorted(rule.leaves))]
+    drops = [_drop(escape_path(leaf), "open") for leaf in undecided]
+    texts = ["\n".join([*head, "\n\n".join(rule_texts(of)), ""]) for of in ([*entries, *questions], [*decided, *drops])]
     return WrittenRules(texts[0], texts[1], unwritten)
 
 
@@ -100,8 +105,15 @@ def _question(leaf: str, derivation: Derivation, unwritten: Mapping[str, str]) -
     return entry
 
 
+def _own_tensor(rule: PatternRule) -> str:
+    """Return the name of the first tensor of a rule of the model itself."""
+    return next((name for _, name in rule.layer.names), "weight")
+
+
 def _entry(rule: PatternRule, letters: Letters, target: TargetModel) -> DraftEntry:
     layer = rule.layer
+    if not rule.module:
+        raise NoWordsError("it is a parameter of the model itself, and the rule needs the name of a module")
     entry = DraftEntry()
     extra = [(role, name) for role, name in layer.names if role != name]
     said = list(layer.keys)

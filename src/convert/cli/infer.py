@@ -1,0 +1,262 @@
+"""``convert infer CKPT FILE --reference MODULE:FACTORY``"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from convert.cli import options as o
+from convert.cli import output
+
+if TYPE_CHECKING:
+    from convert.inference.derivation import Derivation, Tensor
+    from convert.inference.pair import Pair
+    from convert.inference.rule_file.write import WrittenRules
+
+UNDECIDED = 2  # exit code: tensors are tied or open, or the programs differ
+LISTED = 8  # tensors of one grade
+
+
+def infer(
+    paths: Annotated[
+        list[Path],
+        typer.Argument(metavar="[CKPT] FILE", help="Checkpoint, and the rule file to write. With --shapes only FILE."),
+    ],
+    step: o.Step = None,
+    item: o.Item = None,
+    skeleton: o.Skeleton = None,
+    follow_links: o.FollowLinks = False,
+    root: Annotated[
+        str,
+        typer.Option(
+            "--root",
+            metavar="PATH",
+            help="Tree of the model in the checkpoint, such as params; the other leaves are dropped. (default: all leaves)",
+            rich_help_panel=o.INPUT,
+            show_default=False,
+        ),
+    ] = "",
+    reference: o.Reference = None,
+    jax: Annotated[
+        str | None,
+        typer.Option(
+            "--jax",
+            metavar="MODULE:FUNCTION",
+            help="JAX model: a function of (parameters, inputs), both by name. Instead of --reference.",
+            rich_help_panel=o.INPUT,
+        ),
+    ] = None,
+    torch: Annotated[
+        str | None,
+        typer.Option(
+            "--torch",
+            metavar="MODULE:CLASS",
+            help="PyTorch model: a class or function without arguments. It is called with the inputs by name.",
+            rich_help_panel=o.INPUT,
+        ),
+    ] = None,
+    inputs: Annotated[
+        str | None,
+        typer.Option(
+            "--inputs",
+            metavar="MODULE:FUNCTION",
+            help="Inputs: a function of a seed that returns NumPy arrays by name.",
+            rich_help_panel=o.INPUT,
+        ),
+    ] = None,
+    shapes: Annotated[
+        str | None,
+        typer.Option(
+            "--shapes",
+            metavar="MODULE:FUNCTION",
+            help="Function that returns the tree of shapes (jax.eval_shape), where there is no checkpoint.",
+            rich_help_panel=o.INPUT,
+        ),
+    ] = None,
+    settings: o.Settings = None,
+    seed: Annotated[
+        int,
+        typer.Option("--seed", metavar="N", help="Seed of the random weights and inputs.", rich_help_panel=o.PROOF),
+    ] = 0,
+    quiet: o.Quiet = False,
+    as_json: o.Json = False,
+) -> None:
+    """Derive a rule file from the JAX model and the PyTorch model, and prove it.
+
+    Both models run with random weights. Where a parameter meets the same values in both, it is the same parameter: no name is compared.
+    Exit code 2 when a tensor is tied or open, or when the two models differ; the file is written, and its questions are marked.
+    """
+    from convert.core.errors import ConvertError
+    from convert.core.findings import Finding
+    from convert.core.user_code import REFERENCE_OPTION, user_code_errors
+    from convert.inference.infer import infer as run
+    from convert.inference.pair import JAX_OPTION
+    from convert.inference.rule_file.write import write_rules
+    from convert.verify.target_model import model_of_module
+
+    if len(paths) != (1 if shapes else 2):
+        expected = "FILE" if shapes else "CKPT FILE"
+        raise ConvertError(Finding("usage", path="convert infer", expected=expected, got=" ".join(map(str, paths))))
+    file = paths[-1]
+    _refuse_existing(file)
+    leaves = {} if shapes else _leaves(paths[0], step, item, skeleton, follow_links)
+    pair = _pair(reference, jax, torch, inputs, o.parse_settings(settings))
+    found = _shapes(shapes, leaves, root)
+    with user_code_errors(pair.code, REFERENCE_OPTION if reference else JAX_OPTION):
+        derivation = run(pair.function, pair.module, pair.run, pair.inputs, found, seed=seed)
+    target = model_of_module(pair.module, f"{type(pair.module).__module__}.{type(pair.module).__qualname__}")
+    written = write_rules(derivation, target, root=root.strip("/"), outside=len(found) < len(leaves))
+    if not derivation.differences:
+        _require_same(file, written, derivation)
+    _write(file, written.text)
+    complete = derivation.complete and not written.open
+    if as_json:
+        output.data_json({"file": str(file), "complete": complete, "open": dict(written.open), **derivation.to_dict()})
+    elif not quiet:
+        for line in _summary(file, derivation, written.open):
+            output.status(line)
+    if not complete:
+        raise typer.Exit(UNDECIDED)
+
+
+def _refuse_existing(file: Path) -> None:
+    from convert.core.errors import OutputError
+    from convert.core.findings import Finding
+
+    if file.exists():
+        problem = "exists, and inferred rules would replace what you wrote"
+        raise OutputError(Finding("output-exists", problem, path=str(file), fix="give another name"))
+
+
+def _leaves(
+    checkpoint: Path, step: int | None, item: str | None, skeleton: Path | None, follow_links: bool
+) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of a checkpoint's leaves, without flax nnx's ``/value``."""
+    from convert.checkpoints import open_source
+
+    source = open_source(checkpoint, step=step, item=item, skeleton=skeleton, follow_links=follow_links)
+    return {name.removesuffix("/value"): leaf.spec.shape for name, leaf in source.leaves.items()}
+
+
+def _shapes(factory: str | None, leaves: Mapping[str, tuple[int, ...]], root: str) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the model's parameters, by their names below `root`."""
+    from convert.core.errors import ConvertError
+    from convert.core.findings import Finding
+    from convert.inference.pair import shapes_of_function
+
+    if factory is not None:
+        return shapes_of_function(factory)
+    prefix = f"{root.strip('/')}/" if root.strip("/") else ""
+    found = {name.removeprefix(prefix): shape for name, shape in leaves.items() if name.startswith(prefix)}
+    if not found:
+        tops = ", ".join(sorted({name.partition("/")[0] for name in leaves})[:LISTED])
+        raise ConvertError(
+            Finding(
+                "usage", path=f"--root {root}", expected=f"a tree of the checkpoint ({tops})", got="no leaf below it"
+            )
+        )
+    return found
+
+
+def _pair(
+    reference: str | None, jax: str | None, torch: str | None, inputs: str | None, settings: Mapping[str, Any]
+) -> Pair:
+    from convert.core.errors import ConvertError
+    from convert.core.findings import Finding
+    from convert.inference.pair import pair_of_parts, pair_of_reference
+
+    parts = {"--jax": jax, "--torch": torch, "--inputs": inputs}
+    given = [name for name, value in parts.items() if value is not None]
+    if reference is not None and not given:
+        return pair_of_reference(reference, settings)
+    if reference is None and jax is not None and torch is not None and inputs is not None:
+        return pair_of_parts(jax, torch, inputs)
+    got = " and ".join((["--reference"] if reference is not None else []) + given) or "none of them"
+    expected = "--reference MODULE:FACTORY, or all of --jax, --torch and --inputs"
+    raise ConvertError(
+        Finding("usage", path="the two models", expected=expected, got=got, fix="see docs/guides/infer.md")
+    )
+
+
+def _require_same(file: Path, written: WrittenRules, derivation: Derivation) -> None:
+    """Refuse to write rules whose plan is not the derivation.
+
+    Raises:
+        ConvertError: it is another one: a bug of this program.
+    """
+    from convert.core.errors import ConvertError
+    from convert.core.findings import Finding
+    from convert.inference.rule_file.proof import compare_rules
+
+    try:
+        wrong = [
+            f"{found.tensor}: {found.problem}" for found in compare_rules(written.decided, derivation, written.open)
+        ]
+    except ConvertError as error:
+        wrong = [str(error)]
+    if wrong:
+        problem = f"the rules that were written make other tensors than were derived: {wrong[0]}"
+        raise ConvertError(Finding("internal", problem, path=str(file), fix="please report it, with both programs"))
+
+
+def _write(file: Path, text: str) -> None:
+    from convert.core.errors import OutputError
+    from convert.core.findings import Finding
+
+    try:
+        with file.open("x", encoding="utf-8") as stream:
+            stream.write(text)
+    except OSError as error:
+        with suppress(OSError):
+            file.unlink()
+        raise OutputError(
+            Finding("output-not-writable", f"cannot be written: {error.strerror}", path=str(file))
+        ) from None
+
+
+def _summary(file: Path, derivation: Derivation, unwritten: Mapping[str, str]) -> Iterator[str]:
+    """Say what was derived, and what was not, each tensor by its name."""
+    grades = Counter(tensor.grade.value for tensor in derivation.tensors)
+    counted = ", ".join(f"{number} {grade}" for grade, number in grades.items())
+    yield (
+        f"wrote {file}: {output.count(len(derivation.tensors), 'tensor')} ({counted}) of {output.count(len(derivation.leaves), 'leaf')}; "
+        f"{output.count(derivation.tried, 'candidate')} tried"
+    )
+    for difference in derivation.differences:
+        place = difference.site.where or difference.site.module or difference.site.operation
+        yield f"differs: {place}: {difference.problem}"
+    for grade in ("interchangeable", "tied", "open"):
+        yield from _listed(grade, [tensor for tensor in derivation.tensors if tensor.grade.value == grade])
+    for name, why in list(unwritten.items())[:LISTED]:
+        yield f"no rule: {name}: {why}"
+    for note in derivation.notes:
+        yield f"note: {note}"
+    if derivation.proof is not None:
+        yield (
+            f"proven with {derivation.proof.draws} further draws of weights and inputs through the module as it is: "
+            f"relative error {derivation.proof.error:.1e}"
+        )
+
+
+def _listed(grade: str, tensors: list[Tensor]) -> Iterator[str]:
+    """Say what is known of tensors, those that differ in numbers together."""
+    groups: dict[str, list[Tensor]] = {}
+    for tensor in tensors:
+        groups.setdefault(re.sub(r"[0-9]+", "#", tensor.name), []).append(tensor)
+    for first, *more in list(groups.values())[:LISTED]:
+        name = f"{first.name} and {len(more)} more like it" if more else first.name
+        if grade == "tied" and first.ties:
+            tie = first.ties[0]
+            yield f"tied: {name}: the inputs make {output.count(len(tie.columns), 'column')} equal; {tie.told_by} would tell them apart"
+        elif grade == "open":
+            yield f"open: {name}: {', '.join(first.candidates[:LISTED]) or 'no leaf fits'}"
+        else:
+            yield f"{grade}: {name}: {output.count(len(first.alternatives), 'other way')} to make it give the same outputs; the stored order is written"
+    if len(groups) > LISTED:
+        yield f"{grade}: {len(groups) - LISTED} more groups of tensors"

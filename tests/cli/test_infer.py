@@ -1,0 +1,177 @@
+"""`convert infer`: from two programs to a rule file that converts, its summary, its exit codes, and its errors."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from support.command_line import Run
+from support.paths import EXAMPLES
+
+pytest.importorskip("jax")
+pytest.importorskip("torch")
+
+MODELS = """
+import jax.numpy as jnp
+import numpy as np
+import torch
+from torch import nn
+
+D = 6
+
+
+def shapes():
+    return {"one": {"w": np.zeros((D, 2, 3))}, "norm": {"g": np.zeros(D)}, "two": {"w": np.zeros((2, 3, D)), "b": np.zeros(D)}, "step": np.zeros(())}
+
+
+def forward(p, inputs):
+    x = inputs["x"]
+    y = jnp.tanh(jnp.einsum("td,dnh->tnh", x, p["one/w"]))
+    y = jnp.einsum("tnh,nhd->td", y, p["two/w"]) + p["two/b"]
+    return y / jnp.sqrt((y * y).mean(-1, keepdims=True) + 1e-6) * (1 + p["norm/g"])
+
+
+class Net(nn.Module):
+    def __init__(self, other=False):
+        super().__init__()
+        self.first, self.second, self.other = nn.Linear(D, D, bias=False), nn.Linear(D, D), other
+        self.norm = nn.RMSNorm(D, eps=1e-6)
+
+    def forward(self, x):
+        y = self.first(x)
+        y = self.second(torch.sigmoid(y) if self.other else torch.tanh(y))
+        return self.norm(y)
+
+
+def other():
+    return Net(other=True)
+
+
+def inputs(seed):
+    return {"x": np.random.default_rng(seed).normal(size=(5, D))}
+
+
+def constant(seed):
+    return {"x": np.concatenate([np.zeros((5, 2)), np.random.default_rng(seed).normal(size=(5, D - 2))], 1)}
+
+
+def trains(seed):
+    return {"x": np.full((5, D), np.nan)}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    for name in ("pair_of_models", "reference", "model_jax", "model_torch"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    (tmp_path / "pair_of_models.py").write_text(MODELS)
+    rng = np.random.default_rng(0)
+    leaves = {"one/w": (6, 2, 3), "two/w": (2, 3, 6), "two/b": (6,), "norm/g": (6,), "step": ()}
+    np.savez("ckpt.npz", **{name: rng.normal(size=shape).astype(np.float32) for name, shape in leaves.items()})
+    return tmp_path
+
+
+def parts(torch: str = "Net", inputs: str = "inputs") -> tuple[str, ...]:
+    m = "pair_of_models"
+    return ("--jax", f"{m}:forward", "--torch", f"{m}:{torch}", "--inputs", f"{m}:{inputs}")
+
+
+def test_the_rules_are_written_and_convert(run: Run, folder: Path) -> None:
+    _, said = run("infer", "ckpt.npz", "mine.yaml", *parts())
+    assert "wrote mine.yaml: 4 tensors (" in said
+    assert "proven with 3 further draws" in said
+    text = Path("mine.yaml").read_text()
+    assert "einsum: ...D,DNH->...NH" in text and "activation: tanh" in text
+    assert "multiplies_by: 1+scale" in text and "epsilon: 1e-6" in text
+    assert "- drop: step" in text
+    run("mine.yaml", "ckpt.npz", "out.safetensors")
+    from pair_of_models import Net, forward, inputs  # type: ignore[import-not-found]
+    from safetensors.torch import load_file
+
+    net = Net()
+    net.load_state_dict(load_file("out.safetensors"), strict=True)
+    x = inputs(7)["x"].astype(np.float32)
+    import torch
+
+    want = np.asarray(forward(dict(np.load("ckpt.npz")), {"x": x}))
+    assert np.abs(net(torch.tensor(x)).detach().numpy() - want).max() < 1e-5
+
+
+def test_models_that_differ_are_never_derived(run: Run, folder: Path) -> None:
+    """The planted fault: the target has another activation between its two layers."""
+    _, said = run("infer", "ckpt.npz", "mine.yaml", *parts("other"), code=2)
+    assert "differs: " in said and "proven" not in said
+    assert Path("mine.yaml").exists()
+
+
+def test_json_says_what_the_summary_says(run: Run, folder: Path) -> None:
+    out, _ = run("infer", "mine.yaml", "--shapes", "pair_of_models:shapes", *parts(), "--json")
+    found = json.loads(out)
+    assert found["complete"] and found["open"] == {} and found["file"] == "mine.yaml"
+    assert {tensor["name"] for tensor in found["tensors"]} == {
+        "first.weight",
+        "second.weight",
+        "second.bias",
+        "norm.weight",
+    }
+    assert found["dropped"] == ["step"]
+
+
+def test_an_existing_file_stays(run: Run, folder: Path) -> None:
+    Path("mine.yaml").write_text("mine")
+    _, said = run("infer", "ckpt.npz", "mine.yaml", *parts(), code=2)
+    assert "error[output-exists]: mine.yaml" in said
+    assert Path("mine.yaml").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ((), "the two models: expected --reference MODULE:FACTORY, or all of --jax, --torch and --inputs, got none of them"),
+        (("--jax", "a:b", "--reference", "c:d"), "got --reference and --jax"),
+        (("--root", "absent", *parts()), "--root absent: expected a tree of the checkpoint (norm, one, step, two)"),
+        (parts("D"), "--torch pair_of_models:D: expected a function, got int"),
+        (parts("shapes"), "expected a torch.nn.Module, got dict"),
+        (parts(inputs="forward"), "expected a function of (seed), got one of other arguments"),
+        (("--shapes", "pair_of_models:shapes", *parts()), "convert infer: expected FILE, got ckpt.npz mine.yaml"),
+    ],
+)  # fmt: skip
+def test_wrong_options_are_one_error(run: Run, folder: Path, options: tuple[str, ...], text: str) -> None:
+    _, said = run("infer", "ckpt.npz", "mine.yaml", *options, code=2)
+    assert text in said
+    assert not Path("mine.yaml").exists()
+
+
+def test_inputs_that_are_no_numbers_are_one_error(run: Run, folder: Path) -> None:
+    _, said = run("infer", "ckpt.npz", "mine.yaml", *parts(inputs="trains"), code=2)
+    assert "error[" in said and "NaN" in said and "Traceback" not in said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("example", "checkpoint", "settings"),
+    [("own-model", "ckpt", ("D=12", "i=3")), ("nnx", "ckpt", ("V=11", "F=14", "i=2"))],
+)
+def test_the_examples_give_the_bytes_of_their_rules(
+    run: Run, folder: Path, example: str, checkpoint: str, settings: tuple[str, ...]
+) -> None:
+    from safetensors.numpy import load_file
+
+    for file in (EXAMPLES / example).glob("*.*"):
+        shutil.copy(file, folder)
+    from model_jax import main  # type: ignore[import-not-found]
+
+    main(checkpoint, *["io.npz"] * (example == "own-model"))
+    run("infer", checkpoint, "mine.yaml", "--reference", "reference:reference", *(f"--set={text}" for text in settings))
+    for rules, out in (("mine.yaml", "inferred.safetensors"), ("rules.yaml", "shipped.safetensors")):
+        run(rules, checkpoint, out)
+    inferred, shipped = load_file("inferred.safetensors"), load_file("shipped.safetensors")
+    assert inferred.keys() == shipped.keys()
+    assert all(inferred[name].tobytes() == shipped[name].tobytes() for name in shipped)
