@@ -184,11 +184,55 @@ CAUSES = [
     fault("heads exchanged consistently", "bert", HUGGING, heads(BERT, [2, 1, 0]), f"{QUERY}.weight", "thirds in another order", QUERY, OTHERS),
     fault("heads exchanged, but not in what reads them", "bert", HUGGING, heads(BERT, [2, 1, 0], read=False), f"{QUERY}.weight", "thirds in another order", QUERY, OTHERS),
     fault("hidden features in another order consistently", "bert", HUGGING, hidden(f"{BERT}intermediate.dense", f"{BERT}output.dense", [5, 3, 0, 1, 2, 4, *range(6, 40)]), f"{BERT}intermediate.dense.weight", "rows in another order", f"{BERT}intermediate.dense", OTHERS),
-    fault("a file of another training step", "gpt2", HUGGING, every(trained_on), WTE, NEAR, "transformer.wte", OTHERS),
-    fault("a file of another model of the same size", "gpt2", HUGGING, every(drawn_anew), WTE, UNRELATED, "transformer.wte", OTHERS),
+    fault("a file of another training step", "gpt2", HUGGING, every(trained_on), WTE, NEAR, "transformer.wte", OTHER),
+    fault("a file of another model of the same size", "gpt2", HUGGING, every(drawn_anew), WTE, UNRELATED, "transformer.wte", OTHER),
     fault("layers rotated by one", "gpt2", HUGGING, layers_of([1, 2, 0]), "transformer.h.0.ln_1.weight", "of another layer", "transformer.h.0.ln_1", OTHERS),
     fault("layers in the reverse order", "gpt2", HUGGING, layers_of([2, 1, 0]), "transformer.h.0.ln_1.weight", "of another layer", "transformer.h.0.ln_1", OTHERS),
     fault("residual projections scaled once more", "gpt2", HUGGING, scaled("c_proj.weight", 6**-0.5), "transformer.h.0.attn.c_proj.weight", "multiplied by a number", "transformer.h.0.attn.c_proj"),
 ]  # fmt: skip
 
-ORDERS = (*ROW_ORDERS, *ROUNDINGS, *CAUSES)
+
+def two_values(x: Array) -> None:
+    x[0, 1], x[5, 7] = x[5, 7], x[0, 1]
+
+
+def from_layer(name: str, start: int) -> Callable[[Tensors], None]:
+    """A tensor of the second layer of GPT-2 that was not written to its end, over that of the first layer."""
+
+    def edit(tensors: Tensors) -> None:
+        old, x = tensors[f"transformer.h.0.{name}"].reshape(-1), tensors[f"{GPT}{name}"].copy()
+        x.reshape(-1)[start:] = old[start:]
+        tensors[f"{GPT}{name}"] = x
+
+    return edit
+
+
+def combined(of: str, other: str, combine: Callable[[Array, Array], Array]) -> Callable[[Tensors], None]:
+    """A tensor made of its own values and those of another one."""
+
+    def edit(tensors: Tensors) -> None:
+        tensors[of] = combine(tensors[of], tensors[other]).astype(np.float32)
+
+    return edit
+
+
+FC, SQUARE = f"{GPT}mlp.c_fc.weight", f"{GPT}attn.c_proj.weight"
+ELEMENTS = [
+    one("a square matrix turned by a quarter", "gpt2", HUGGING, SQUARE, np.rot90, "rotated"),
+    one("a matrix reversed along both axes", "gpt2", HUGGING, FC, lambda x: x[::-1, ::-1], "axes reversed"),
+    one("two values exchanged", "gpt2", HUGGING, FC, two_values, "two values exchanged"),
+    one("values moved by some bytes", "gpt2", HUGGING, FC, lambda x: np.roll(x, 3), "values in another order"),
+    one("the lower triangle is zeros", "gpt2", HUGGING, SQUARE, np.triu, "a triangle zeroed"),
+    one("small values pruned", "gpt2", HUGGING, FC, lambda x: np.where(np.abs(x) < 0.03, 0, x), "small values zeroed"),
+    one("rows of a table scaled to length 1", "gpt2", HUGGING, "transformer.wte.weight", lambda x: x / np.linalg.norm(x, axis=1, keepdims=True), "normalised"),
+    one("the residual put into a projection", "gpt2", HUGGING, SQUARE, lambda x: x + np.eye(24, dtype=np.float32), "identity added"),
+    one("a number added to a bias", "bert", HUGGING, f"{BERT}output.dense.bias", lambda x: x + np.float32(0.5), "a number added"),
+    one("the mean of each column taken off", "gpt2", HUGGING, FC, lambda x: x - x.mean(0, keepdims=True), "mean subtracted"),
+    fault("the end of a weight is the other layer's", "gpt2", HUGGING, from_layer("mlp.c_fc.weight", 1000), FC, "partly of another layer", f"{GPT}mlp.c_fc"),
+    fault("a weight is the mean of two layers", "gpt2", HUGGING, combined(FC, "transformer.h.0.mlp.c_fc.weight", lambda x, y: (x + y) / 2), FC, "mixed with another tensor", f"{GPT}mlp.c_fc"),
+    fault("one bias added to another", "gpt2", HUGGING, combined(f"{GPT}mlp.c_proj.bias", f"{GPT}attn.c_proj.bias", np.add), f"{GPT}mlp.c_proj.bias", "another tensor added", f"{GPT}mlp.c_proj"),
+    fault("a norm's scale folded into the weight", "gpt2", HUGGING, combined(FC, f"{GPT}ln_2.weight", lambda x, y: x * y[:, None]), FC, "a scale folded in", f"{GPT}mlp.c_fc"),
+    fault("a transposed weight of the other half of an MLP", "gpt2", HUGGING, combined(FC, "transformer.h.2.mlp.c_proj.weight", lambda x, y: y.T), FC, "of another tensor, transposed", f"{GPT}mlp.c_fc"),
+]  # fmt: skip
+
+ORDERS = (*ROW_ORDERS, *ROUNDINGS, *CAUSES, *ELEMENTS)

@@ -11,6 +11,7 @@ from convert.layers.base import Step
 from convert.layers.step_tensor import exact as exact_of
 from convert.numerics.bits import unequal
 from convert.planning.plan import Plan
+from convert.verify.weights.element_changes import find_element_change
 from convert.verify.weights.permutations import first_few
 from convert.verify.weights.relations import differing_indices
 from convert.verify.weights.row_orders import find_row_order
@@ -64,7 +65,17 @@ def find_corruption(got: Array, want: Array, step: Step | None = None, plan: Pla
     for axis in range(got.ndim):
         if (order := find_row_order(got, want, axis, step, plan)) is not None:
             return Corruption(order.name, order.text, order.rows, axis)
-    return _order_in(some) if some is not None else None
+    if some is not None and (order_in := _order_in(some)) is not None:
+        return order_in
+    if (change := find_element_change(got, want)) is not None:
+        return Corruption(*change)
+    if some is None:
+        return None
+    if (change := find_element_change(some.got, some.want)) is not None:
+        return Corruption(change[0], f"{some.where}: {change[1]}")
+    if len(some.indices) == 1:
+        return Corruption("one row changed", f"only index {some.indices[0]} of axis {some.axis} differs")
+    return None
 
 
 @dataclass(frozen=True)
@@ -88,8 +99,6 @@ def _order_in(some: _Some) -> Corruption | None:
     for axis in range(some.got.ndim):
         if (order := find_row_order(some.got, some.want, axis, None, None)) is not None:
             return Corruption(order.name, f"{some.where}: {order.text}")
-    if len(some.indices) == 1:
-        return Corruption("one row changed", f"only index {some.indices[0]} of axis {some.axis} differs")
     return None
 
 

@@ -12,7 +12,7 @@ from convert.layers.step_tensor import expected
 from convert.planning.plan import Plan
 from convert.verify.weights.causes import FIX, WrongTensor, findings_of
 from convert.verify.weights.name_tensor import Known, NameTensor
-from convert.verify.weights.other_values import FEW, NEAR, Distance, measure_distance, total
+from convert.verify.weights.other_values import FEW, NEAR, Distance, measure_distance, measure_part, total
 from convert.verify.written import Written
 
 MAX_UNKNOWN = 8  # tensors without a diagnosis; after them, only what was found before is tried
@@ -41,8 +41,13 @@ def diagnose(plan: Plan, written: Written, wrong: Mapping[str, int]) -> list[Fin
         found = naming.cause(owner, got, known, thorough=thorough)
         if found is None:
             unknown += thorough
-            tensor = WrongTensor(step, count, "", NO_NAME, thorough=thorough)
-            others.append((tensor, measure_distance(got, expected(owner, plan.source))))
+            right = expected(owner, plan.source)
+            part = measure_part(got, right)
+            if part is not None and part[1].name:
+                named.append(WrongTensor(step, count, part[1].name, part[0], thorough=thorough))
+            else:
+                tensor = WrongTensor(step, count, "", NO_NAME, thorough=thorough)
+                others.append((tensor, measure_distance(got, right)))
             continue
         known.add(owner.name, found)
         if isinstance(found, Mistake):

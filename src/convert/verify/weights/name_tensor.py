@@ -17,6 +17,8 @@ from convert.planning.plan import Plan
 from convert.verify.mistakes.catalogue import known_mistakes
 from convert.verify.mistakes.index_moves import Move, find_move
 from convert.verify.weights.corruption import ONE_VALUE, Corruption, find_corruption
+from convert.verify.weights.element_changes import PER_INDEX
+from convert.verify.weights.from_others import find_in_others
 from convert.verify.weights.rounding import ROUNDINGS
 from convert.verify.weights.value_changes import find_value_change
 
@@ -76,6 +78,8 @@ class NameTensor:
             return mistake
         in_parts = self._in_parts(step, got, known)
         found = in_parts or find_corruption(got, expected(step, self.plan.source), step, self.plan)
+        if thorough and (found is None or found.name in PER_INDEX):
+            found = find_in_others(step, self.plan, got) or found
         if found is not None and found.name in ONE_VALUE and ROUNDINGS & seen.names:
             change = find_value_change(got, expected(step, self.plan.source), exact(step, self.plan.source))
             if (

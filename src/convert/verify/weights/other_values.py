@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 
 from convert.numerics.bits import unequal
+from convert.verify.weights.permutations import first_few
+from convert.verify.weights.relations import differing_indices
 
 Array = np.ndarray[Any, np.dtype[Any]]
 BLOCK = 1 << 22  # values that are compared at once, in float64
@@ -88,6 +90,16 @@ def measure_distance(got: Array, want: Array) -> Distance:
         with np.errstate(all="ignore"):
             sums += [a.sum(), b.sum(), a @ a, b @ b, a @ b, (a - b) @ (a - b)]
     return Distance(got.size, int(np.count_nonzero(unequal(got, want))), tuple(map(float, sums)))
+
+
+def measure_part(got: Array, want: Array) -> tuple[str, Distance] | None:
+    """Measure the few indices of an axis that hold all differences, and say which; None: each axis differs everywhere."""
+    place = differing_indices(np.argwhere(unequal(got, want)), got.shape)
+    if place is None:
+        return None
+    axis, indices = place
+    distance = measure_distance(*(np.take(x, indices, axis) for x in (got, want)))
+    return f"in the indices {first_few(indices)} of axis {axis}: {distance.text}", distance
 
 
 def total(distances: Iterable[Distance]) -> Distance:

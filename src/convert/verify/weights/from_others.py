@@ -1,0 +1,132 @@
+"""Name a tensor that is made of its own values and another tensor's: a part of it, a sum, a mean, a norm's scale folded in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from convert.core.ops import is_float
+from convert.layers.base import Step
+from convert.layers.step_tensor import expected
+from convert.numerics.bits import same_bits, unequal
+from convert.numerics.compare import epsilon
+from convert.planning.plan import Plan
+from convert.verify.mistakes.index_moves import find_move, without_numbers
+from convert.verify.weights.corruption import Corruption
+from convert.verify.weights.permutations import first_few
+from convert.verify.weights.relations import differing_indices
+
+Array = np.ndarray[Any, np.dtype[Any]]
+MAX_OTHERS = 128  # tensors that are read for one wrong tensor
+SAMPLE = 4096  # values that differ, by which other tensors are ruled out
+MIN_COMMON = 8  # values that are those of another tensor by no chance
+PARTLY, SUMMED, MIXED, FOLDED = (
+    "partly of another",
+    "another tensor added",
+    "mixed with another tensor",
+    "a scale folded in",
+)
+OTHER_TRANSPOSED = "of another tensor, transposed"
+
+
+def find_in_others(step: Step, plan: Plan, got: Array) -> Corruption | None:
+    """Return how another tensor went into this one; None if none did in a known way."""
+    want = expected(step, plan.source)
+    differ = unequal(got, want)
+    others = [s for s in plan.steps if s.parts and s.name != step.name and not s.tied]
+    others.sort(key=lambda s: without_numbers(s.name) != without_numbers(step.name))  # other layers first
+    alike = [s for s in others if s.spec == step.spec][:MAX_OTHERS]
+    sample = np.flatnonzero(differ.reshape(-1))
+    sample = sample[:: 1 + len(sample) // SAMPLE]
+    few, right = got.reshape(-1)[sample], want.reshape(-1)[sample]
+    for other in alike:
+        values = expected(other, plan.source)
+        maybe = _kind(few, right, values.reshape(-1)[sample])
+        if maybe is not None and (found := _kind(got, want, values)) is not None:
+            return _described(found, step.name, other.name, differ)
+    if got.ndim == 2:
+        turned = [s for s in others if s.spec.shape == got.shape[::-1] and s.spec.dtype == step.spec.dtype]
+        for other in turned[:MAX_OTHERS]:
+            if same_bits(got, expected(other, plan.source).T):
+                return Corruption(OTHER_TRANSPOSED, f"it holds what belongs to {other.name}, transposed")
+    return _folded(step, plan, got, want)
+
+
+def _kind(got: Array, want: Array, other: Array) -> tuple[str, float] | None:
+    """Return how another tensor went into this one, and with which factor."""
+    differ = unequal(got, want)
+    if int(np.count_nonzero(differ)) >= MIN_COMMON and not unequal(got[differ], other[differ]).any():
+        return PARTLY, 1.0
+    if not is_float(want.dtype.name) or got.size < MIN_COMMON:
+        return None
+    x, y, z = (values.astype(np.float64) for values in (got, want, other))
+    slack = 4 * max(epsilon(want.dtype.name), epsilon("float32")) * (np.abs(y) + np.abs(z))
+    if not np.median(np.abs(x - y)) > 4 * np.median(slack):
+        return None
+    for sign in (1.0, -1.0):
+        if np.all(np.abs(x - y - sign * z) <= slack):
+            return SUMMED, sign
+    norm = float(np.sum(np.square(z - y)))
+    share = float(np.sum((x - y) * (z - y))) / norm if norm else 0.0
+    return (MIXED, share) if 0 < share < 1 and np.all(np.abs(x - y - share * (z - y)) <= slack) else None
+
+
+def _described(kind: tuple[str, float], name: str, other: str, differ: Array) -> Corruption:
+    what, factor = kind
+    if what == PARTLY:
+        move = find_move(name, other)
+        return Corruption(
+            f"{PARTLY} {move.word if move else 'tensor'}", f"{_place(differ)}, it holds what belongs to {other}"
+        )
+    if what == SUMMED:
+        return Corruption(what, f"the values of {other} are {'added to' if factor > 0 else 'subtracted from'} it")
+    if abs(factor - 0.5) < 1e-4:
+        return Corruption(what, f"it is the mean of its own values and those of {other}")
+    return Corruption(what, f"{factor:.4g} of it are the values of {other}, the rest its own")
+
+
+def _place(differ: Array) -> str:
+    """Say where the values are: from one on, in some indices of an axis, or at single places."""
+    flat = np.flatnonzero(differ.reshape(-1))
+    if flat[-1] - flat[0] + 1 == len(flat):
+        if flat[-1] + 1 == differ.size:
+            return f"from value {flat[0]} of {differ.size} on, in the order of the file"
+        return f"in the values {flat[0]} to {flat[-1]}, in the order of the file"
+    place = differing_indices(np.argwhere(differ), differ.shape)
+    if place is not None and len(flat) * differ.shape[place[0]] == differ.size * len(place[1]):
+        return f"in the indices {first_few(place[1])} of axis {place[0]}"
+    return f"in {len(flat)} of {differ.size} values"
+
+
+def _folded(step: Step, plan: Plan, got: Array, want: Array) -> Corruption | None:
+    """Find the scale of a norm of the same layer that is multiplied into the weight."""
+    if got.ndim < 2 or not is_float(want.dtype.name):
+        return None
+    x, y = got.astype(np.float64), want.astype(np.float64)
+    slack = 4 * max(epsilon(want.dtype.name), epsilon("float32"))
+    layer = _layer(step.name)
+    scales = [s for s in plan.steps if s.parts and len(s.spec.shape) == 1 and _layer(s.name) == layer]
+    for scale in scales[:MAX_OTHERS]:
+        values = expected(scale, plan.source).astype(np.float64)
+        for axis, size in enumerate(got.shape):
+            if size != len(values):
+                continue
+            shape = [1] * got.ndim
+            shape[axis] = size
+            with np.errstate(all="ignore"):
+                tries = {"": values, "1 + ": 1 + values, "1 / ": 1 / values, "1 / (1 + ": 1 / (1 + values)}
+                for text, factor in tries.items():
+                    made = y * factor.reshape(shape)
+                    bound = slack * np.maximum(np.abs(x), np.abs(made))
+                    if np.all(np.abs(x - made) <= bound) and np.median(np.abs(x - y)) > 4 * np.median(bound):
+                        close = ")" if text.count("(") else ""
+                        return Corruption(FOLDED, f"axis {axis} is multiplied by {text}{scale.name}{close}")
+    return None
+
+
+def _layer(name: str) -> str:
+    """Return the name up to its last number: the layer."""
+    parts = name.split(".")
+    last = max((k for k, part in enumerate(parts) if part.isdecimal()), default=-1)
+    return ".".join(parts[: last + 1])
