@@ -359,7 +359,7 @@ class Lifted:
         trace = jax.make_jaxpr(self.function, return_shape=True)
         try:
             closed, shape = trace(*wide)  # rounds fewer scalars
-        except TypeError:  # float64 arguments conflict with arrays that the code makes
+        except (TypeError, ValueError):  # float64 arguments conflict with arrays that the code makes
             closed, shape = trace(*jax.tree.map(_usual, args))
         outputs = lifter.run(closed.jaxpr, closed.consts, jax.tree.leaves(wide))
         self.unlifted = tuple(sorted(lifter.unlifted))

@@ -30,6 +30,7 @@ JaxFunction = Callable[[Mapping[str, Any], Mapping[str, Any]], Mapping[str, Any]
 # Identities: a result is its operand, and no operation is recorded.
 _SAME = {"convert_element_type", "copy", "copy_p", "device_put", "name", "optimization_barrier", "sharding_constraint"}
 _SAME |= {"stage", "stop_gradient"}
+_SCOPE = "module:"  # prefix of JAX's named scopes that have the path of a module
 # What they run is not made of primitives.
 _OPAQUE = {"pallas_call", "pure_callback", "io_callback", "ffi_call", "custom_call"}
 
@@ -97,10 +98,11 @@ class _Recorder:
         self.path_taken = False
 
     def within(self, path: str, run: Callable[[], Any], _: Any) -> Any:
-        """Run a module."""
+        """Run a module. What it traces carries its path, for when the jaxpr is evaluated."""
         around, self.module = self.module, path
         try:
-            return run()
+            with jax.named_scope(f"{_SCOPE}{path}"):
+                return run()
         finally:
             self.module = around
 
@@ -136,7 +138,9 @@ class _Recorder:
         for array, value in zip(step.results, results, strict=True):
             self.known[id(array)] = array, value
         where = _where(step, sys._getframe())
-        self.operations.append(Operation(name, operands, results, step.params, again, where, self.module))
+        self.operations.append(
+            Operation(name, operands, results, step.params, again, where, _module(step) or self.module)
+        )
 
 
 class _Unheard:
@@ -160,6 +164,13 @@ def _again(step: Step, keys: Sequence[Any], operands: Sequence[Array]) -> list[A
             for x, kind in zip(operands, keys, strict=True)
         ]
         return [_numpy(x) for x in step.evaluate(step.primitive, step.params, arrays)[0]]
+
+
+def _module(step: Step) -> str:
+    """Return the path of the module that traced a primitive; empty if none did."""
+    scopes = [scope.name for source in step.source for scope in source.name_stack.stack]
+    paths = [name.removeprefix(_SCOPE) for name in scopes if name.startswith(_SCOPE)]
+    return paths[-1] if paths else ""
 
 
 def _where(step: Step, frame: FrameType | None) -> str:
