@@ -267,6 +267,8 @@ def _ambiguous(plan: Plan) -> Iterator[str | Line]:
         if group.parts:
             parts = ", ".join(_differing_keys(group.parts))
             yield f"      its {len(group.parts)} parts fit in any order; the rule's order is {parts}"
+        if group.sum_of_parts:
+            yield f"      the parts of {group.sum_of_parts} fit in any order"
         if group.rope_axis:
             yield f"      RoPE rotates pairs of {group.rope_axis}; with other pairs the rows have another order and the same shape"
         if group.siblings > 1:

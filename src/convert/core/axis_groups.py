@@ -57,19 +57,7 @@ class AxisGroup:
         letters = self.letters
         if letters is None:
             return [], shape
-        unknown = dict.fromkeys(letter for term in self.terms for letter in term if letter not in sizes)
-        if unknown:
-            first = next(iter(unknown))
-            raise ValueError(
-                f"the axis is {self}, and nothing gives {' and '.join(unknown)} a size; declare it in `axes`, such as "
-                f"{first}: {{is: ..., equals: 8}}, or with --set {first}=8"
-            )
-
-        def size(text: str) -> int:
-            return math.prod(sizes[letter] for letter in text)
-
-        lengths = [size(part) for part in self.parts]
-        outer, inner = size(self.before), size(self.after)
+        outer, lengths, inner = self._counted(sizes)
         if outer * sum(lengths) * inner != shape[axis]:
             known = ", ".join(f"{letter}={sizes[letter]}" for letter in dict.fromkeys("".join(self.terms)))
             raise ValueError(f"the axis has {shape[axis]} elements, and {self} with {known} has {outer * sum(lengths) * inner}")  # fmt: skip
@@ -84,6 +72,34 @@ class AxisGroup:
         if len(letters) != 1 or ops[:-1]:
             ops.append(Reshape(made))
         return ops, made
+
+    def _counted(self, sizes: Mapping[str, int]) -> tuple[int, list[int], int]:
+        """Return the number of elements of the axes `before`, of each part, and of the axes `after`.
+
+        Raises:
+            ValueError: a size is unknown; the message is the reason.
+        """
+        unknown = dict.fromkeys(letter for term in self.terms for letter in term if letter not in sizes)
+        if unknown:
+            first = next(iter(unknown))
+            raise ValueError(
+                f"the axis is {self}, and nothing gives {' and '.join(unknown)} a size; declare it in `axes`, such as "
+                f"{first}: {{is: ..., equals: 8}}, or with --set {first}=8"
+            )
+        outer, *lengths, inner = (
+            math.prod(sizes[letter] for letter in text) for text in (self.before, *self.parts, self.after)
+        )
+        return outer, lengths, inner
+
+    def run_of(self, part: int, sizes: Mapping[str, int]) -> tuple[int, int, int]:
+        """Return where a part lies along the axis: of each `period` elements, those from `start` to `stop`.
+
+        Raises:
+            ValueError: a size is unknown; the message is the reason.
+        """
+        _, lengths, inner = self._counted(sizes)
+        start = sum(lengths[:part]) * inner
+        return sum(lengths) * inner, start, start + lengths[part] * inner
 
 
 _LETTER = re.compile(r"[A-Za-z]")

@@ -131,11 +131,16 @@ class ListOf(Field):
 
 @dataclass(frozen=True)
 class MapOf(Field):
-    """A mapping of free keys to values of one kind; `key` checks a key and raises ValueError with a reason."""
+    """A mapping of free keys to values of one kind; `key` checks a key and raises ValueError with a reason.
+
+    Attributes:
+        known: keys with values of another kind.
+    """
 
     item: Field
     description: str = "a mapping"
     key: Callable[[str], Any] | None = None
+    known: tuple[tuple[str, Field], ...] = ()
 
     def read(self, node: YamlNode) -> dict[str, Any]:
         if node.keys_at is None:
@@ -143,10 +148,12 @@ class MapOf(Field):
         for key in node.value if self.key else ():
             with located(node.keys_at[key]):
                 self.key(key)  # type: ignore[misc]
-        return _read_each({key: (self.item, child) for key, child in node.items()})
+        known = dict(self.known)
+        return _read_each({key: (known.get(key, self.item), child) for key, child in node.items()})
 
     def schema(self) -> dict[str, Any]:
-        return {"type": "object", "additionalProperties": self.item.schema()}
+        known = {"properties": {key: field.schema() for key, field in self.known}} if self.known else {}
+        return {"type": "object", **known, "additionalProperties": self.item.schema()}
 
 
 @dataclass(frozen=True)

@@ -213,74 +213,85 @@ class Flip(Op):
 
 
 @dataclass(frozen=True)
-class Deinterleave(Op):
-    """Reorder one axis to 0, 2, 4, ..., 1, 3, 5, ...: adjacent pairs become pairs at a distance of half the axis.
+class _Pairs(Op):
+    """Reorder the pairs of one axis.
 
     Attributes:
         axis: the axis.
-        width: reorder each run of `width` elements, such as one of several heads; None: the whole axis is one run.
+        width: reorder each run of `width` elements, such as one of several heads; None: all elements are one run.
+        within: (period, start, stop): of each `period` elements only those from `start` to `stop`, such as the queries of a fused
+            axis; None: all elements of the axis.
     """
 
     axis: int
     width: int | None = None
+    within: tuple[int, int, int] | None = None
 
     def out_spec(self, spec: TensorSpec) -> TensorSpec:
-        return _in_pairs(self, spec)
+        if not 0 <= self.axis < len(spec.shape):
+            raise ValueError(f"axis {self.axis} of {spec} has no pairs")
+        size = spec.shape[self.axis]
+        period, start, stop = self.within or (size, 0, size)
+        if self.within is not None and (not 0 <= start < stop <= period or size % period):
+            raise ValueError(f"elements {start} to {stop} of each {period} are not in axis {self.axis} of {spec}")
+        if (stop - start) % 2:
+            raise ValueError(f"axis {self.axis} of {spec} has no pairs")
+        if self.width is not None and (self.width < 1 or self.width % 2 or (stop - start) % self.width):
+            raise ValueError(f"axis {self.axis} of {spec} is not made of runs of {self.width} elements that have pairs")
+        return spec
 
     def apply(self, x: Array) -> Array:
-        width = self.width or x.shape[self.axis]
-        return _pairs(x, self.axis, width, (width // 2, 2))
+        if self.within is None:
+            return self._reordered(x, self.axis)
+        period, start, stop = self.within
+        out = x.copy()
+        periods = out.reshape(*x.shape[: self.axis], x.shape[self.axis] // period, period, *x.shape[self.axis + 1 :])
+        rows = (slice(None),) * (self.axis + 1) + (slice(start, stop),)
+        periods[rows] = self._reordered(periods[rows], self.axis + 1)
+        return out
 
-    def inverse(self, spec: TensorSpec) -> Op:
-        return Interleave(self.axis, self.width)
+    def _reordered(self, x: Array, axis: int) -> Array:
+        width = self.width or x.shape[axis]
+        runs = x.shape[axis] // width if width else 1
+        apart = x.reshape(*x.shape[:axis], runs, *self._split(width), *x.shape[axis + 1 :])
+        return apart.swapaxes(axis + 1, axis + 2).reshape(x.shape)
 
-    def __str__(self) -> str:
-        return f"axis {self.axis} de-interleaved{_runs_shown(self.width)}"
+    @abstractmethod
+    def _split(self, width: int) -> tuple[int, int]:
+        """Return the sizes of the two axes of a run, which are exchanged."""
+
+    @property
+    def _shown(self) -> str:
+        runs = "" if self.width is None else f" in runs of {self.width}"
+        return runs if self.within is None else "{} from {} to {} of each {}".format(runs, *self.within[1:], self.within[0])  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Interleave(Op):
-    """Reorder one axis to 0, n/2, 1, n/2 + 1, ...: pairs at a distance of half the axis become adjacent pairs.
-
-    Attributes:
-        axis: the axis.
-        width: reorder each run of `width` elements, such as one of several heads; None: the whole axis is one run.
-    """
-
-    axis: int
-    width: int | None = None
-
-    def out_spec(self, spec: TensorSpec) -> TensorSpec:
-        return _in_pairs(self, spec)
-
-    def apply(self, x: Array) -> Array:
-        width = self.width or x.shape[self.axis]
-        return _pairs(x, self.axis, width, (2, width // 2))
+class Deinterleave(_Pairs):
+    """Reorder elements to 0, 2, 4, ..., 1, 3, 5, ...: adjacent pairs become pairs at a distance of half the run."""
 
     def inverse(self, spec: TensorSpec) -> Op:
-        return Deinterleave(self.axis, self.width)
+        return Interleave(self.axis, self.width, self.within)
+
+    def _split(self, width: int) -> tuple[int, int]:
+        return width // 2, 2
 
     def __str__(self) -> str:
-        return f"axis {self.axis} interleaved{_runs_shown(self.width)}"
+        return f"axis {self.axis} de-interleaved{self._shown}"
 
 
-def _in_pairs(op: Deinterleave | Interleave, spec: TensorSpec) -> TensorSpec:
-    axis, width = op.axis, op.width
-    if not 0 <= axis < len(spec.shape) or spec.shape[axis] % 2:
-        raise ValueError(f"axis {axis} of {spec} has no pairs")
-    if width is not None and (width < 1 or width % 2 or spec.shape[axis] % width):
-        raise ValueError(f"axis {axis} of {spec} is not made of runs of {width} elements that have pairs")
-    return spec
+@dataclass(frozen=True)
+class Interleave(_Pairs):
+    """Reorder elements to 0, n/2, 1, n/2 + 1, ...: pairs at a distance of half the run become adjacent pairs."""
 
+    def inverse(self, spec: TensorSpec) -> Op:
+        return Deinterleave(self.axis, self.width, self.within)
 
-def _runs_shown(width: int | None) -> str:
-    return "" if width is None else f" in runs of {width}"
+    def _split(self, width: int) -> tuple[int, int]:
+        return 2, width // 2
 
-
-def _pairs(x: Array, axis: int, width: int, split: tuple[int, int]) -> Array:
-    runs = x.shape[axis] // width if width else 1
-    apart = x.reshape(*x.shape[:axis], runs, *split, *x.shape[axis + 1 :])
-    return apart.swapaxes(axis + 1, axis + 2).reshape(x.shape)
+    def __str__(self) -> str:
+        return f"axis {self.axis} interleaved{self._shown}"
 
 
 @dataclass(frozen=True)

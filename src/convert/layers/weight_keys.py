@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from convert.core.fields import INTEGER, Choice, Either, Key, MapOf, Record, Scalar
+from convert.core.fields import INTEGER, Choice, Either, Key, ListOf, MapOf, Record, Scalar
 from convert.core.path_pattern import Pattern
 from convert.layers.shared_keys import PATTERN, parse_axes, parse_epsilon
 
@@ -96,17 +96,15 @@ class Rope:
     Attributes:
         axis: letter of the axis.
         pairs: one of `PAIRS`.
-        leaf_axis: letter of the layer's output axis: `axis` itself, or a product whose last factor is `axis`, such as E = N*H.
+        parts: of an axis that is a sum, the parts that RoPE rotates, counted from 0; None: all that have the axis.
+        leaf_axes: letters of the layer's output axes that hold heads: `axis` itself, and products whose last factor is `axis`, such
+            as E = N*H.
     """
 
     axis: str
     pairs: str
-    leaf_axis: str
-
-    @property
-    def shown(self) -> str:
-        """The axis, for people."""
-        return self.axis if self.axis == self.leaf_axis else f"each {self.axis} of {self.leaf_axis}"
+    parts: tuple[int, ...] | None = None
+    leaf_axes: str = ""
 
 
 CARRIES = Key(
@@ -114,8 +112,12 @@ CARRIES = Key(
     "Factor that the source folds into the weight and that the target's code applies itself: a number, sqrt(D), 1/sqrt(H), or with a fact 1/$name^2. Default: none.",
 )
 ROPE = Key(
-    MapOf(Choice(PAIRS), "a mapping of an axis to its pairs, such as {H: interleaved}"),
-    "Mapping of the axis that the source rotates with RoPE, the features of one head, to the features that form a pair: `interleaved` (0, 1) or `half-split` (0, H/2). Where the leaf has all heads in one axis E, `axes` declares E = N*H, and the key names H. Default: no RoPE.",
+    MapOf(
+        Choice(PAIRS),
+        "a mapping of an axis to its pairs, such as {H: interleaved}",
+        known=(("parts", ListOf(INTEGER)),),
+    ),
+    "Mapping of the axis that the source rotates with RoPE, the features of one head, to the features that form a pair: `interleaved` (0, 1) or `half-split` (0, H/2). Where the leaf has all heads in one axis E, `axes` declares E = N*H, and the key names H. Of a sum such as (N H + K H + K H), `parts: [1, 2]` names the parts that RoPE rotates. Default: no RoPE.",
 )
 TARGET_ROPE = Key(
     Choice(PAIRS),
@@ -172,18 +174,22 @@ def read_flattened(value: Mapping[str, str] | None) -> Flattened | None:
     return Flattened(axis, order)
 
 
-def read_rope(value: Mapping[str, str] | None) -> Rope | None:
+def read_rope(value: Mapping[str, Any] | None) -> Rope | None:
     """Read the value of `rope:`.
 
     Raises:
-        ValueError: not one axis.
+        ValueError: not one axis, or no numbers of parts.
     """
     if value is None:
         return None
-    if len(value) != 1:
-        raise ValueError(f"`rope:` names one axis, such as {{H: interleaved}}, not {len(value)}")
-    (axis, pairs), *_ = value.items()
-    return Rope(axis, pairs, axis)
+    axes = {axis: pairs for axis, pairs in value.items() if axis != "parts"}
+    if len(axes) != 1:
+        raise ValueError(f"`rope:` names one axis, such as {{H: interleaved}}, not {len(axes)}")
+    parts = value.get("parts")
+    if parts is not None and (not parts or min(parts) < 1 or len(set(parts)) < len(parts)):
+        raise ValueError(f"`parts` of `rope:` numbers different parts from 1, such as [1, 2], not {list(parts)}")
+    [(axis, pairs)] = axes.items()
+    return Rope(axis, pairs, None if parts is None else tuple(part - 1 for part in parts))
 
 
 EPSILON = 1e-12  # flax's default, in both

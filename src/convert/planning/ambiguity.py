@@ -16,6 +16,7 @@ from typing import Any
 
 from convert.checkpoints.source import Leaf
 from convert.layers.base import Part, Step
+from convert.layers.transforms.rope import rotated_heads
 
 MAX_AXES = 6  # 720 orders; no known projection has more axes
 # Keys of an optimizer's state (optax, T5X, paxml), whose moments have the paths and shapes of the weights, and are not meant.
@@ -37,6 +38,8 @@ class ShapeAmbiguity:
         parts: leaves of one shape that are fused into the tensor; the shape does not show their order.
         siblings: number of tensors of one layer that have this shape, such as q, k, v; 1 when there is no other.
         rope_axis: letter of the features that RoPE rotates as pairs, whose order the shape does not show; empty: no RoPE.
+        sum_of_parts: an axis of the leaf that holds several parts, such as ``(N H + K H + K H)``, whose order the shape does not show;
+            empty: there is none.
     """
 
     rule: str
@@ -46,6 +49,7 @@ class ShapeAmbiguity:
     parts: tuple[str, ...]
     siblings: int
     rope_axis: str = ""
+    sum_of_parts: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -56,6 +60,7 @@ class ShapeAmbiguity:
             "interchangeable_parts": list(self.parts),
             "interchangeable_siblings": self.siblings,
             "rope_axis": self.rope_axis or None,
+            "sum_of_parts": self.sum_of_parts or None,
         }
 
 
@@ -123,17 +128,17 @@ def _others(
 
 def shape_ambiguities(steps: tuple[Step, ...]) -> tuple[ShapeAmbiguity, ...]:
     """Group the tensors whose shape fits another layout, or another order of parts, by rule and layout."""
-    groups: dict[tuple[str, str, tuple[str, ...] | None, int, int, str], list[Step]] = {}
+    groups: dict[tuple[str, str, tuple[str, ...] | None, int, int, str, str], list[Step]] = {}
     for step in steps:
         if not step.parts:
             continue
         part = step.parts[0]
         others = _others(part.stored, part.split_axes, part.groups) if part.stored else ()
         same_shape = len(step.parts) > 1 and len({(p.axes, p.groups) for p in step.parts}) == 1
-        rope = _rope_axis(part)
-        if others is None or others or same_shape or step.siblings > 1 or rope:
+        rope, summed = _rope_axis(part), _sum_of_parts(part)
+        if others is None or others or same_shape or step.siblings > 1 or rope or summed:
             fused = len(step.parts) if same_shape else 0
-            key = (step.rule.line_only, str(part.layout), others, fused, step.siblings, rope)
+            key = (step.rule.line_only, str(part.layout), others, fused, step.siblings, rope, summed)
             groups.setdefault(key, []).append(step)
     return tuple(
         ShapeAmbiguity(
@@ -144,15 +149,28 @@ def shape_ambiguities(steps: tuple[Step, ...]) -> tuple[ShapeAmbiguity, ...]:
             parts=tuple(part.leaf for part in members[0].parts) if fused else (),
             siblings=siblings,
             rope_axis=rope,
+            sum_of_parts=summed,
         )
-        for (rule, layout, others, fused, siblings, rope), members in groups.items()
+        for (rule, layout, others, fused, siblings, rope, summed), members in groups.items()
     )
+
+
+def _sum_of_parts(part: Part) -> str:
+    """Return the axis of the leaf that is a sum of parts; empty: none is."""
+    if part.rule is None:
+        return ""
+    variants = part.rule.kind.variants or (None,)
+    sums = (group for one in variants for group in part.rule.kind.axis_groups(one).values() if len(group.parts) > 1)
+    return next((str(group) for group in sums), "")
 
 
 def _rope_axis(part: Part) -> str:
     """Return the letter of the features that RoPE rotates as pairs; empty: it rotates none of this leaf."""
-    rope = part.rule.rope if part.rule is not None else None
-    return rope.axis if rope is not None and rope.leaf_axis in dict(part.axes) else ""
+    if part.rule is None or part.rule.rope is None:
+        return ""
+    letters = "".join(letter for letter, _ in part.axes)
+    variants = part.rule.kind.variants or (None,)
+    return part.rule.rope.axis if any(any(rotated_heads(part.rule, letters, one)) for one in variants) else ""
 
 
 @dataclass(frozen=True)

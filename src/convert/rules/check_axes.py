@@ -68,7 +68,7 @@ def _users_in_rule(rule: Rule) -> Iterator[tuple[str, Iterable[object]]]:
     if rule.prescaled_by is not None:
         yield "`prescaled_by`", [rule.prescaled_by.of]
     if rule.rope is not None:
-        yield "`rope`", [rule.rope.axis, rule.rope.leaf_axis]
+        yield "`rope`", [rule.rope.axis, *rule.rope.leaf_axes]
     if rule.flattened is not None:
         yield "`flattened`", [rule.flattened.axis, *rule.flattened.order]
     if (pair := rule.kind.pair) is not None:

@@ -136,7 +136,7 @@ def _kind_accepts_the_target(rule: Rule, node: YamlNode) -> Iterator[Finding]:
     for name, layer in _targets(rule) if not rule.asked else ():
         try:
             rule.kind.check_target(layer, rule.path)
-            check_rope(rule)
+            check_rope(rule, layer)
             check_flattened(rule)
             check_normalized(rule)
             check_parts(rule)
@@ -255,7 +255,7 @@ def _rope_rotates_one_head(rules: RuleFile) -> Iterator[Finding]:
             continue
         factors = expand_product(rule.rope.axis, products)
         letters = [factor for factor in factors if isinstance(factor, str)]
-        is_located = rule.rope.leaf_axis != rule.rope.axis  # then 2*P are the pairs of a head
+        is_located = rule.rope.axis not in rule.rope.leaf_axes  # then 2*P are the pairs of a head
         if len(factors) > 1 and (len(letters) > 1 or not is_located):
             head = f"write `rope: {{{factors[-1]}: {rule.rope.pairs}}}`"
             unknown = f"if {rule.rope.axis} is one head, remove its `equals`; otherwise write it as a product that ends with the letter of a head, such as N*H, and `rope: {{H: {rule.rope.pairs}}}`"  # fmt: skip

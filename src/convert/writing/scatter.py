@@ -155,6 +155,8 @@ class _InverseView:
                     at = self._at(axis) + k
                     self.axes[axis][k] = _Digit(digit.size, digit.size - digit.origin - self.view.shape[at])
                     self.view = np.flip(self.view, at)
+        elif isinstance(op, Deinterleave | Interleave) and op.within is not None:
+            raise _NotABoxError
         elif isinstance(op, Deinterleave):
             self._exchange(op.axis, 2, op.width)
         elif isinstance(op, Interleave):

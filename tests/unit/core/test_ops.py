@@ -86,7 +86,11 @@ def movements(draw: st.DrawFn, shape: tuple[int, ...], kinds: tuple[type[Op], ..
     if kind in (Deinterleave, Interleave) and even:
         axis = draw(st.sampled_from(even))
         widths = [n for n in range(2, shape[axis] + 1, 2) if shape[axis] % n == 0]
-        return kind(axis, draw(st.sampled_from([None, *widths])))
+        start = 2 * draw(st.integers(0, shape[axis] // 2 - 1)) if shape[axis] else 0
+        within = (shape[axis], start, shape[axis]) if shape[axis] and draw(st.booleans()) else None
+        return kind(
+            axis, draw(st.sampled_from([None, *widths])) if within is None else draw(st.sampled_from([None, 2])), within
+        )
     if kind is Place or not axes:  # the others need an axis
         size = draw(st.integers(1, 4))
         return Place(draw(st.integers(0, len(shape))), draw(st.integers(0, size - 1)), size)
@@ -178,6 +182,12 @@ def test_pairs_of_neighbours_become_pairs_a_half_apart() -> None:
     y = np.arange(8)
     assert Deinterleave(0, 4).apply(y).tolist() == [0, 2, 1, 3, 4, 6, 5, 7]
     assert Interleave(0, 4).apply(y).tolist() == [0, 2, 1, 3, 4, 6, 5, 7]
+    z = np.arange(12)
+    assert Deinterleave(0, 4, (6, 0, 4)).apply(z).tolist() == [0, 2, 1, 3, 4, 5, 6, 8, 7, 9, 10, 11]
+    assert str(Interleave(0, 4, (6, 2, 6))) == "axis 0 interleaved in runs of 4 from 2 to 6 of each 6"
+    for wrong in ((5, 0, 4), (6, 4, 8), (6, 0, 3), (6, 0, 2)):
+        with pytest.raises(ValueError, match="of each|no pairs|not made of runs"):
+            Deinterleave(0, 4, wrong).out_spec(TensorSpec((12,), "float32"))
     assert str(Deinterleave(0, 4)) == "axis 0 de-interleaved in runs of 4"
     assert [str(op) for op in (Deinterleave(1), Interleave(0))] == ["axis 1 de-interleaved", "axis 0 interleaved"]
 

@@ -142,6 +142,7 @@ def test_groups_of_a_plan() -> None:
             "interchangeable_parts": ["l_0/q/w", "l_0/k/w"],
             "interchangeable_siblings": 1,
             "rope_axis": None,
+            "sum_of_parts": None,
         },
         {
             "rule": "r.yaml:8",
@@ -151,6 +152,7 @@ def test_groups_of_a_plan() -> None:
             "interchangeable_parts": [],
             "interchangeable_siblings": 1,
             "rope_axis": None,
+            "sum_of_parts": None,
         },
         {
             "rule": "r.yaml:11",
@@ -160,6 +162,7 @@ def test_groups_of_a_plan() -> None:
             "interchangeable_parts": [],
             "interchangeable_siblings": 1,
             "rope_axis": None,
+            "sum_of_parts": None,
         },
         {
             "rule": "r.yaml:14",
@@ -169,6 +172,7 @@ def test_groups_of_a_plan() -> None:
             "interchangeable_parts": [],
             "interchangeable_siblings": 1,
             "rope_axis": None,
+            "sum_of_parts": None,
         },
     ]
 

@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 
 from convert import PlanError, RuleError
 from convert.core.axis_groups import parse_group
-from convert.core.ops import Deinterleave
+from convert.core.ops import Deinterleave, apply, inverse
 from convert.planning.planner import make_plan
 from convert.writing.execute import Result, execute
 from convert.writing.scatter import destination_view
@@ -194,6 +194,124 @@ def test_rope_reorders_the_heads_of_the_parts_that_have_its_letter() -> None:
     rows = w.T[:12].reshape(3, 4, 2)[:, [0, 2, 1, 3]].reshape(12, 2)
     np.testing.assert_array_equal(made["q.weight"], rows)
     np.testing.assert_array_equal(made["v.weight"], w.T[16:])
+
+
+HEADS = {"N": 2, "K": 1, "H": 6, "J": 6}
+QKV = "(N H + K H + K J)"
+
+
+def de_interleaved(rows: np.ndarray, *heads: int, width: int = 6) -> np.ndarray:
+    """Reorder the rows of the heads that begin at these rows to 0, 2, 4, 1, 3, 5."""
+    order = list(range(len(rows)))
+    for first in heads:
+        order[first : first + width] = [first + k for k in (*range(0, width, 2), *range(1, width, 2))]
+    return rows[order]
+
+
+@pytest.mark.parametrize(
+    ("axis", "rope", "header", "heads"),
+    [
+        (QKV, "{H: interleaved}", head(**HEADS), (0, 6, 12)),
+        (QKV, "{H: interleaved, parts: [2]}", head(**HEADS), (12,)),
+        ("(N H + K H + K H)", "{H: interleaved, parts: [1, 2]}", head(N=2, K=1, H=6), (0, 6, 12)),
+        ("(K (N + 1 + 1) H)", "{H: interleaved, parts: [2, 1]}", head(N=1, K=2, H=4), (0, 4, 12, 16)),
+        ("(N (1 + 1 + 1) H)", "{H: interleaved, parts: [1, 2]}", head(N=2, H=4), (0, 4, 12, 16)),
+        ("(E + J + Z)", "{H: interleaved}", head(N=2, K=1, H=6, Z=6) + "  E: {is: q, equals: N*H}\n  J: {is: k, equals: K*H}\n", (0, 6, 12)),
+        ("(E + E + E)", "{H: interleaved, parts: [1, 2]}", head(N=2, H=4) + "  E: {is: q, equals: N*H*1}\n", (0, 4, 8, 12)),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("stacked", [False, True])
+def test_rope_reorders_its_rows_of_a_sum_in_one_tensor_and_in_several(
+    axis: str, rope: str, header: str, heads: tuple[int, ...], stacked: bool
+) -> None:
+    rows = 24
+    tree = {"w": numbers(2, 3, rows)} if stacked else {"w": numbers(3, rows), "b": numbers(rows)}
+    more, place = ("  stacked: {i: 0}\n", "{i}.") if stacked else ("  bias: b\n", "")
+    rules = f'- einsum: "...D,D{axis}->...{axis}"\n  from: w\n{more}  rope: {rope}\n  linear: "{place}%s"'
+    plan = make_plan(rule_file(rules % "qkv", header), MemorySource(tree))
+    made, wanted = run(plan), tree["w"][1].T if stacked else tree["w"].T
+    width = 4 if "H: {is: size, equals: 4}" in header else 6
+    np.testing.assert_array_equal(made["1.qkv.weight" if stacked else "qkv.weight"], de_interleaved(wanted, *heads, width=width))  # fmt: skip
+    if not stacked:
+        np.testing.assert_array_equal(made["qkv.bias"], de_interleaved(tree["b"], *heads, width=width))
+    for step in plan.steps:
+        (part,) = step.parts
+        spec = plan.source.leaves[part.leaf].spec
+        np.testing.assert_array_equal(apply(part.ops, apply(inverse(part.ops, spec), made[step.name])), made[step.name])
+        assert "from interleaved to half-split pairs" in str(part.layout) and " z" not in str(part.layout)
+    assert {name for group in plan.shape_ambiguous for name in group.names} == set(made)
+    assert all(group.rope_axis == "H" and group.sum_of_parts == axis for group in plan.shape_ambiguous)
+
+    apart = run(make_plan(rule_file(rules % "{q,k,v}", header), MemorySource(tree)))
+    each = [de_interleaved(wanted, *heads, width=width)[places] for places in _places(axis)]
+    for name, values in zip("qkv", each, strict=True):
+        np.testing.assert_array_equal(apart[f"1.{name}.weight" if stacked else f"{name}.weight"], values)
+
+
+def _places(axis: str) -> list[list[int]]:
+    """The rows of q, k and v, of 24."""
+    if axis == "(K (N + 1 + 1) H)" or axis == "(N (1 + 1 + 1) H)":
+        return [[outer + 4 * part + k for outer in (0, 12) for k in range(4)] for part in range(3)]
+    ends = (8, 16) if axis == "(E + E + E)" else (12, 18)
+    return [[*range(a, b)] for a, b in ((0, ends[0]), ends, (ends[1], 24))]
+
+
+def test_rope_reorders_heads_next_to_a_sum() -> None:
+    w = numbers(3, 6, 4)
+    rules = '- einsum: "...D,D(N + K + K)H->...(N + K + K)H"\n  from: w\n  rope: {H: interleaved, parts: [1, 2]}\n  linear: "{q,k,v}"'
+    made = run(make_plan(rule_file(rules, head(N=4, K=1)), MemorySource({"w": w})))
+    rows = w.reshape(3, 24).T
+    np.testing.assert_array_equal(made["q.weight"], de_interleaved(rows, 0, 4, 8, 12, width=4)[:16])
+    np.testing.assert_array_equal(made["k.weight"], de_interleaved(rows, 16, width=4)[16:20])
+    np.testing.assert_array_equal(made["v.weight"], rows[20:])
+
+
+@pytest.mark.parametrize(
+    ("axis", "rope", "module", "said"),
+    [
+        ("(N H + K H + K H)", "{H: interleaved}", '"{q,k,v}"', "all parts of (N H + K H + K H) have H, and RoPE does not rotate values; name the parts that it rotates, such as `rope: {H: interleaved, parts: [1, 2]}`"),
+        ("(N H + K H + K H)", "{H: interleaved}", "qkv", "all parts of"),
+        ("(K (N + 1 + 1) H)", "{H: interleaved}", "qkv", "all parts of"),
+        ("(N + K + K)H", "{H: interleaved}", "qkv", "all parts of"),
+        ("(N + K + K)H", "{H: interleaved, parts: [1, 2]}", "qkv", "the heads are an axis of their own, and qkv has all parts; name one target for each part"),
+        ("(H N + K J)", "{H: interleaved}", "qk", "H is not the last axis of part 1; name one target for each part"),
+        (QKV, "{H: interleaved, parts: [3]}", "qkv", "RoPE rotates H of part 3, and (N H + K H + K J) has 3 parts, of which 1, 2 have H"),
+        (QKV, "{H: interleaved, parts: [4]}", "qkv", "RoPE rotates H of part 4"),
+        (QKV, "{H: interleaved, parts: [0]}", "qkv", "`parts` of `rope:` numbers different parts from 1, such as [1, 2], not [0]"),
+        (QKV, "{H: interleaved, parts: [1, 1]}", "qkv", "different parts"),
+        (QKV, "{H: interleaved, parts: []}", "qkv", "different parts"),
+        (QKV, "{H: interleaved, parts: [q]}", "qkv", "expected an integer"),
+        (QKV, "{parts: [1]}", "qkv", "`rope:` names one axis, such as {H: interleaved}, not 0"),
+        ("(N H)", "{H: interleaved, parts: [1]}", "q", "names parts of an axis that is a sum, such as (N H + K H + K H), and the rule has none"),
+        ("(N C H)", "{H: interleaved}", '"{C:q,k,v}"', "one leaf holds q, k, v, and RoPE would rotate all of them; write the axis as a sum of parts, such as (N (1 + 1 + 1) H)"),
+        ("(C N H)", "{H: interleaved}", '"{q,k,v}"', "one leaf holds q, k, v"),
+        ("CKH", "{H: interleaved}", '"{C:k,v}"', "one leaf holds k, v"),
+    ],
+)  # fmt: skip
+def test_rope_on_values_is_refused(axis: str, rope: str, module: str, said: str) -> None:
+    rules = f'- einsum: "...D,D{axis}->...{axis}"\n  from: w\n  rope: {rope}\n  linear: {module}'
+    with pytest.raises(RuleError) as error:
+        rule_file(rules, head(**HEADS))
+    assert said in str(error.value)
+
+
+def test_rope_on_leaves_that_are_called_as_values_is_refused() -> None:
+    rules = (
+        "- einsum: ...D,DNH->...NH\n  from: '{query,key,value}/w'\n  rope: {H: interleaved}\n  linear: '{q,k,v}_proj'"
+    )
+    with pytest.raises(
+        RuleError, match="RoPE would rotate q, k, v, and v is the name of values; write a rule of their own"
+    ):
+        rule_file(rules)
+    assert rule_file(rules.replace("query,key,value", "query,key").replace("q,k,v", "q,k")).rules
+
+
+def test_the_parts_of_a_sum_are_shape_ambiguous() -> None:
+    rules = '- einsum: "...D,D(A + B)->...(A + B)"\n  from: w\n  linear: %s'
+    for module in ("both", '"{one,other}"'):
+        plan = make_plan(rule_file(rules % module, head(A=3)), MemorySource({"w": numbers(2, 8)}))
+        assert {name for group in plan.shape_ambiguous for name in group.names} == {step.name for step in plan.steps}
+        assert all(group.to_dict()["sum_of_parts"] == "(A + B)" for group in plan.shape_ambiguous)
 
 
 def test_the_file_is_what_the_plan_says(tmp_path: Path) -> None:

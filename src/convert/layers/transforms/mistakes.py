@@ -19,7 +19,7 @@ from convert.layers.base import PlanView, Rule, Step
 from convert.layers.leaf_reader import LeafReader
 from convert.layers.mistake import Mistake, symmetric
 from convert.layers.step_tensor import expected, maker
-from convert.layers.transforms.rope import head_width
+from convert.layers.transforms.rope import Heads, head_width, rotated_heads
 from convert.layers.transforms.weight_normalization import kept
 from convert.layers.transforms.weight_transforms import target_order
 from convert.layers.weight_keys import Factor
@@ -123,11 +123,13 @@ def rope_mistakes(step: Step, rule: Rule, plan: PlanView, *, heads: bool = False
         return
     if rule.rope is None and rule.kind_name == "linear" and len(part.groups[0]) == 1 and rule.flattened is None:
         yield from _undeclared_heads(step, plan)
-    axis = "".join(letter for letter, _ in part.axes).find(rule.rope.leaf_axis if rule.rope is not None else letter)
+    letters = "".join(letter for letter, _ in part.axes)
+    found = next(rotated_heads(rule, letters), None) if rule.rope is not None else Heads(letters.find(letter), letter)
+    axis = -1 if found is None or found.group is not None else found.at
     if (rule.rope is None and not heads) or axis < 0 or part.axes[axis][1] % 2:
         return
     taken = part.opening
-    width = head_width(rule, plan.sizes)
+    width = head_width(rule, found, plan.sizes) if found is not None else None
     moved = with_ops(step, source, (*part.ops[:taken], Deinterleave(axis, width), *part.ops[taken:]))
     gives = f"in the order of {halves}, as if the source had {neighbours}"
     yield Mistake(DEINTERLEAVED, STILL_INTERLEAVED, gives, "in the source's order", moved, DEINTERLEAVED)
@@ -137,8 +139,9 @@ def _other_widths(step: Step, source: LeafReader) -> Iterator[Mistake]:
     """Yield the tensor with heads of another width."""
     ops = step.parts[0].ops
     declared = next(op for op in ops if isinstance(op, (Deinterleave, Interleave)))
-    for width in range(4, min(step.spec.shape[0], MAX_WIDTH) + 1, 2):
-        if step.spec.shape[0] % width or width in (declared.width, step.spec.shape[0]):
+    run = step.spec.shape[0] if declared.within is None else declared.within[2] - declared.within[1]
+    for width in range(4, min(run, MAX_WIDTH) + 1, 2):
+        if run % width or width in (declared.width, run):
             continue
         moved = tuple(replace(op, width=width) if op is declared else op for op in ops)
         gives = f"with the RoPE pairs of heads of {width} features"

@@ -5,12 +5,13 @@ Nothing of the plan's operations is used: pairs are listed one by one, norms are
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from convert.layers.base import ProbeSample
-from convert.layers.transforms.rope import head_width, target_rope_pairs
+from convert.layers.transforms.rope import Heads, head_width, rotated_heads, target_rope_pairs
 from convert.layers.transforms.weight_normalization import features, kept
 from convert.layers.transforms.weight_transforms import target_order
 
@@ -27,15 +28,31 @@ def rope_pairs(width: int, convention: str) -> list[tuple[int, int]]:
     return [(2 * k, 2 * k + 1) if convention == "interleaved" else (k, k + half) for k in range(half)]
 
 
-def _to_target_pairs(y: Array, axis: int, width: int, source: str, target: str) -> Array:
-    """Move each pair of the source's convention to where the target's convention has it, in each head of `width` features."""
-    order = [0] * y.shape[axis]
+def _to_target_pairs(y: Array, axis: int, heads: Array, source: str, target: str) -> Array:
+    """Move each pair of the source's convention to where the target's convention has it.
+
+    Args:
+        heads: for each head, the places of its features along the axis.
+    """
+    order = list(range(y.shape[axis]))
+    width = heads.shape[1]
     pairs = list(zip(rope_pairs(width, source), rope_pairs(width, target), strict=True))
-    for head in range(0, len(order), width):
+    for head in heads:
         for source_pair, target_pair in pairs:
             for at_source, at_target in zip(source_pair, target_pair, strict=True):
-                order[head + at_target] = head + at_source
+                order[head[at_target]] = int(head[at_source])
     return np.take(y, order, axis)
+
+
+def _rows(heads: Heads, size: int, sizes: Mapping[str, int]) -> Array:
+    """Return the places of the heads' features along their axis."""
+    places = np.arange(size)
+    if heads.group is None:
+        return places
+    outer = int(np.prod([sizes[x] for x in heads.group.before]))
+    lengths = [int(np.prod([sizes[x] for x in part])) for part in heads.group.parts]
+    start = sum(lengths[: heads.part])
+    return places.reshape(outer, sum(lengths), -1)[:, start : start + lengths[heads.part]]
 
 
 def with_target_map(y: Array, axes: str, sample: ProbeSample) -> Array:
@@ -63,10 +80,11 @@ def as_target_gives(y: Array, axes: str, sample: ProbeSample) -> Array:
     rule = sample.rule
     if rule.prescaled_by is not None:
         y = y / rule.prescaled_by.value(sample.plan.sizes, sample.plan.facts)
-    if rule.rope is not None and rule.rope.leaf_axis in axes:
-        axis = axes.index(rule.rope.leaf_axis)
-        width = head_width(rule, sample.plan.sizes) or y.shape[axis]
-        y = _to_target_pairs(y, axis, width, rule.rope.pairs, target_rope_pairs(sample.layer))
+    if rule.rope is not None:
+        for heads in rotated_heads(rule, axes, sample.variant):
+            width = head_width(rule, heads, sample.plan.sizes) or y.shape[heads.at]
+            rows = _rows(heads, y.shape[heads.at], sample.plan.sizes).reshape(-1, width)
+            y = _to_target_pairs(y, heads.at, rows, rule.rope.pairs, target_rope_pairs(sample.layer))
     return with_target_map(y, axes, sample)
 
 

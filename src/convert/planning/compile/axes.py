@@ -11,7 +11,7 @@ from convert.core.ops import Flip, Op, Permute, Reshape, Take
 from convert.layers import Rule, TargetLayer
 from convert.layers.base import Part, PartLayout
 from convert.layers.leaves import MisfitError
-from convert.layers.transforms.rope import rope_permutation, target_rope_pairs
+from convert.layers.transforms.rope import rope_permutation, rotated_heads, target_rope_pairs
 from convert.layers.transforms.weight_transforms import unflattened
 from convert.planning.compile.named_leaf import NamedLeaf
 
@@ -138,7 +138,8 @@ def arranged(
             taken.append(f"{axis}={k}")
             letters, shape = letters[:at] + letters[at + 1 :], shape[:at] + shape[at + 1 :]
         opening = len(ops)
-        paired = rope_permutation(rule, layer, letters, sizes)
+        paired = rope_permutation(rule, layer, letters, sizes, variant)
+        heads = " and ".join(one.shown(rule) for one in rotated_heads(rule, letters, variant))
         whole, outer = shape, letters
         letters, shape = rule.kind.inner_axes(role, letters, shape, sizes)
         groups = target_axes(layer, role, letters, shape, rule.kind.groups(role, letters, variant, layer))
@@ -159,11 +160,12 @@ def arranged(
     kept = tuple((x, size) for x, size in zip(letters, shape, strict=True) if any(x in group for group in groups))
     remarks = []
     if paired and rule.rope is not None:
-        remarks.append(f"{rule.rope.shown} from {rule.rope.pairs} to {target_rope_pairs(layer)} pairs")
+        remarks.append(f"{heads} from {rule.rope.pairs} to {target_rope_pairs(layer)} pairs")
     if turned:
         axes = [group_shown(groups[axis]) for op in turned if isinstance(op, Flip) for axis in op.axes]
         remarks.append(f"{' and '.join(axes)} flipped")
-    shown = PartLayout(before, " ".join([*apart, *map(group_shown, groups)]), ", ".join(remarks))
+    written = (str(leaf.groups[group]) if group in leaf.groups else group_shown(group) for group in groups)
+    shown = PartLayout(before, " ".join([*apart, *written]), ", ".join(remarks))
     stored = leaf.stored(*full)
     at_ = ", ".join(taken)
     return Part(
