@@ -32,6 +32,25 @@ def _called(func: HigherOrderOperator, *args: Any, **kwargs: Any) -> Any:
     return func.py_kernels[DispatchKey.CompositeExplicitAutograd](*args, **kwargs)
 
 
+def _grouped_product(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor | None = None, *_: Any, **__: Any) -> Any:
+    """Multiply group by group: mixtures of experts do so by a kernel that float64 does not have.
+
+    Args:
+        offs: where each group ends: of the rows of `a`, the columns of `b`, or the axis that is summed over.
+    """
+    if offs is None:
+        return torch.bmm(a, b)
+    ends = [int(end) for end in offs]
+    groups = list(enumerate(zip([0, *ends], ends, strict=False)))
+    if a.ndim == 2 and b.ndim == 2:
+        return torch.stack([a[:, start:end] @ b[start:end] for _, (start, end) in groups])
+    if a.ndim == 2:
+        rest = a.new_zeros(a.shape[0] - ends[-1], b.shape[2])
+        return torch.cat([*(a[start:end] @ b[k] for k, (start, end) in groups), rest])
+    rest = a.new_zeros(a.shape[1], b.shape[1] - ends[-1])
+    return torch.cat([*(a[k] @ b[:, start:end] for k, (start, end) in groups), rest], 1)
+
+
 class _Names(TorchFunctionMode):
     """Widens dtypes in arguments, before PyTorch rounds a Python number to them."""
 
@@ -71,6 +90,9 @@ class Lift(TorchDispatchMode):
         if isinstance(func, HigherOrderOperator):  # it runs functions of the code
             with self:
                 return _called(func, *args, **kwargs)
+        if func.name() == "aten::_grouped_mm":
+            with self:
+                return _grouped_product(*args, **kwargs)
         self.casts |= any(isinstance(x, torch.dtype) and x in _WIDE for x in (*args, *kwargs.values()))
         if func is torch.ops.aten.lift_fresh.default:  # a new tensor from data; nothing else refers to it
             self.casts |= args[0].dtype in _WIDE

@@ -27,6 +27,17 @@ def gemma3() -> Any:
     return transformers.AutoModelForCausalLM.from_config(transformers.Gemma3TextConfig(**GEMMA, **SPECIAL))
 
 
+def mixtral() -> Any:
+    config = transformers.MixtralConfig(**SIZES, num_key_value_heads=2, num_local_experts=3, **SPECIAL)
+    return transformers.MixtralForCausalLM(config)
+
+
+def recurrent_gemma() -> Any:
+    sizes = SIZES | {"num_hidden_layers": 3, "intermediate_size": 64, "num_key_value_heads": 1, "head_dim": 4}
+    config = transformers.RecurrentGemmaConfig(**sizes, lru_width=16, attention_window_size=4, **SPECIAL)
+    return transformers.RecurrentGemmaForCausalLM(config)
+
+
 def gpt2() -> Any:
     config = transformers.GPT2Config(vocab_size=50, n_embd=16, n_layer=2, n_head=4, n_positions=16, **SPECIAL)
     return transformers.GPT2LMHeadModel(config)
@@ -69,6 +80,8 @@ MODELS = {
         {"input_ids": TOKENS["input_ids"]},
         {"lm_head.weight": "model.embed_tokens.weight"},
     ),
+    "mixtral": (mixtral, TOKENS, {}),
+    "recurrent gemma": (recurrent_gemma, TOKENS, {}),
     "gpt2": (gpt2, TOKENS, {"lm_head.weight": "transformer.wte.weight"}),
     "bert": (bert, TOKENS, {}),
     "t5": (t5, TOKENS | DECODER, {}),
@@ -96,5 +109,24 @@ def test_a_model_is_recorded(make: Callable[[], Any], inputs: dict[str, np.ndarr
         o.name for o in program.operations if "scaled_dot" in o.name or "layer_norm" in o.name or o.name == "addmm"
     ]
     assert {operation.where.partition(":")[0] for operation in program.operations if operation.name == "mm"} <= {
-        f"modeling_{name}.py" for name in ("gemma2", "gemma3", "gpt2", "bert", "t5", "whisper")
-    } | {"pytorch_utils.py"}
+        f"modeling_{name}.py"
+        for name in ("gemma2", "gemma3", "mixtral", "recurrent_gemma", "gpt2", "bert", "t5", "whisper")
+    } | {"pytorch_utils.py", "moe.py"}
+
+
+def test_a_cache_that_is_written_to_is_read_later() -> None:
+    """The second call sees the keys of the first through the cache."""
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(**SIZES, num_key_value_heads=2, **SPECIAL)
+
+    def twice(module: Any, inputs: Any) -> dict[str, Any]:
+        first = module(input_ids=inputs["tokens"][:, :5], use_cache=True)
+        second = module(input_ids=inputs["tokens"][:, 5:], past_key_values=first.past_key_values, use_cache=True)
+        return {
+            "first": first.logits,
+            "second": second.logits,
+            "whole": module(input_ids=inputs["tokens"]).logits[:, 5:],
+        }
+
+    program = recorded(transformers.LlamaForCausalLM(config), twice, tokens=TOKENS["input_ids"])
+    np.testing.assert_allclose(program.outputs["second"].array, program.outputs["whole"].array, rtol=1e-9)

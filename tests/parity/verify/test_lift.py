@@ -403,6 +403,32 @@ def test_torch_computes_in_float64(name: str) -> None:
     assert np.abs(rounded - want).max() > 1e-9, "nothing needed lifting"
 
 
+GROUPS: dict[str, tuple[tuple[int, ...], tuple[int, ...], list[int] | None]] = {
+    "rows": ((12, 4), (3, 4, 8), [5, 8, 12]),
+    "columns": ((2, 4, 4), (4, 12), [4, 12]),
+    "what is summed over": ((4, 8), (8, 4), [3, 8]),
+    "none": ((2, 4, 4), (2, 4, 8), None),
+}
+
+
+@pytest.mark.skipif(not hasattr(torch, "_grouped_mm"), reason="torch is older")
+@pytest.mark.parametrize("name", GROUPS)
+def test_products_of_groups_have_float64(name: str) -> None:
+    (*shapes, ends), rng = GROUPS[name], np.random.default_rng(0)
+    one, other = (rng.normal(size=shape) for shape in shapes)
+    offsets = None if ends is None else torch.tensor(ends, dtype=torch.int32)
+
+    def product(dtype: torch.dtype) -> np.ndarray:
+        return torch._grouped_mm(torch.tensor(one, dtype=dtype), torch.tensor(other, dtype=dtype), offs=offsets).numpy()
+
+    with lifted() as mode, torch.no_grad():
+        got = product(torch.float64)
+    want = product(torch.float32)
+    assert mode.unlifted == set() and got.dtype == np.float64
+    assert relative(got, want) < 1e-6
+    assert not np.array_equal(got, want), "the kernel itself rounds"
+
+
 def test_a_module_built_within_is_float64_and_trains_nothing_else() -> None:
     with lifted():
         module = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), Norm())
