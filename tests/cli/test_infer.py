@@ -104,6 +104,20 @@ def test_the_rules_are_written_and_convert(run: Run, folder: Path) -> None:
     assert np.abs(net(torch.tensor(x)).detach().numpy() - want).max() < 1e-5
 
 
+def test_a_tree_below_a_root_is_converted_and_the_rest_is_dropped(run: Run, folder: Path) -> None:
+    stored = dict(np.load("ckpt.npz"))
+    moments = {f"opt_state/0/mu/{name}": value for name, value in stored.items()}
+    np.savez("whole.npz", **{f"model/params/{name}": value for name, value in stored.items()}, **moments)
+    run("infer", "whole.npz", "mine.yaml", "--root", "model/params", *parts())
+    run("mine.yaml", "whole.npz", "out.safetensors")
+    run("infer", "ckpt.npz", "small.yaml", *parts())
+    run("small.yaml", "ckpt.npz", "small.safetensors")
+    from safetensors.numpy import load_file
+
+    whole, small = load_file("out.safetensors"), load_file("small.safetensors")
+    assert whole.keys() == small.keys() and all((whole[name] == small[name]).all() for name in whole)
+
+
 def test_models_that_differ_are_never_derived(run: Run, folder: Path) -> None:
     """The planted fault: the target has another activation between its two layers."""
     _, said = run("infer", "ckpt.npz", "mine.yaml", *parts("other"), code=2)

@@ -113,7 +113,7 @@ def infer(
     target = model_of_module(pair.module, f"{type(pair.module).__module__}.{type(pair.module).__qualname__}")
     written = write_rules(derivation, target, root=root.strip("/"), outside=len(found) < len(leaves))
     if not derivation.differences:
-        _require_same(file, written, derivation)
+        _require_same(file, written, derivation, root.strip("/"))
     _write(file, written.text)
     complete = derivation.complete and not written.open
     if as_json:
@@ -184,7 +184,7 @@ def _pair(
     )
 
 
-def _require_same(file: Path, written: WrittenRules, derivation: Derivation) -> None:
+def _require_same(file: Path, written: WrittenRules, derivation: Derivation, root: str) -> None:
     """Refuse to write rules whose plan is not the derivation.
 
     Raises:
@@ -196,7 +196,8 @@ def _require_same(file: Path, written: WrittenRules, derivation: Derivation) -> 
 
     try:
         wrong = [
-            f"{found.tensor}: {found.problem}" for found in compare_rules(written.decided, derivation, written.open)
+            f"{found.tensor}: {found.problem}"
+            for found in compare_rules(written.decided, derivation, written.open, root)
         ]
     except ConvertError as error:
         wrong = [str(error)]

@@ -26,12 +26,14 @@ class DrawnLeaves(Source):
 
     Args:
         shapes: of the leaves, by name.
+        root: of the leaves in the tree; their names are those below it.
     """
 
     format = "drawn"
 
-    def __init__(self, shapes: Mapping[str, tuple[int, ...]], seed: int = 0) -> None:
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]], root: str = "", seed: int = 0) -> None:
         self.path = Path("drawn")
+        shapes = {f"{root}/{name}" if root else name: shape for name, shape in shapes.items()}
         self.leaves = {
             name: Leaf(tuple(name.split("/")), TensorSpec(shape, "float64")) for name, shape in shapes.items()
         }
@@ -55,7 +57,9 @@ class Mismatch:
     problem: str
 
 
-def compare_rules(text: str, derivation: Derivation, open_tensors: Collection[str] = ()) -> list[Mismatch]:
+def compare_rules(
+    text: str, derivation: Derivation, open_tensors: Collection[str] = (), root: str = ""
+) -> list[Mismatch]:
     """Return where the plan of the rules differs from the derivation; empty: every element of every tensor is the same.
 
     Tensors that are computed from several leaves, or that have no parts, are not compared.
@@ -64,11 +68,12 @@ def compare_rules(text: str, derivation: Derivation, open_tensors: Collection[st
         text: of the rules, without questions.
         derivation: with the leaves and tensors.
         open_tensors: tensors or modules that have no rule.
+        root: of the leaves in the tree, as the rules have it.
 
     Raises:
         ConvertError: the rules are not valid, or do not fit the leaves.
     """
-    source = DrawnLeaves(derivation.leaves)
+    source = DrawnLeaves(derivation.leaves, root)
     plan = make_plan(parse_rules(text), source)
     steps = {step.name: step for step in plan.steps}
     found = []
@@ -79,7 +84,7 @@ def compare_rules(text: str, derivation: Derivation, open_tensors: Collection[st
                 if name == tensor.name and not _zeros(tensor) and not _is_open(name, open_tensors):
                     found.append(Mismatch(name, "no rule makes it"))
                 continue
-            want = _derived(tensor, source)
+            want = _derived(tensor, source, root)
             if want is None:
                 continue
             got = expected(step, plan.source)
@@ -112,13 +117,13 @@ def _zeros(tensor: Tensor) -> bool:
     return bool(tensor.parts) and all(p.arithmetic is Arithmetic.CONSTANT and p.factor == 0 for p in tensor.parts)
 
 
-def _derived(tensor: Tensor, source: Source) -> Array | None:
+def _derived(tensor: Tensor, source: Source, root: str) -> Array | None:
     """Return the tensor as derived; None where it is computed from several leaves or not known."""
     if not tensor.parts or any(part.arithmetic is Arithmetic.COMPUTED for part in tensor.parts):
         return None
-    return assembled(
-        tensor.parts, tensor.shape, {name: source.read(name) for part in tensor.parts if (name := part.leaf)}
-    )
+    prefix = f"{root}/" if root else ""
+    leaves = {name: source.read(prefix + name) for part in tensor.parts if (name := part.leaf)}
+    return assembled(tensor.parts, tensor.shape, leaves)
 
 
 def assembled(parts: Sequence[Part], shape: tuple[int, ...], leaves: Mapping[str, Array]) -> Array:
