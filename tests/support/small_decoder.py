@@ -193,7 +193,7 @@ def reference(plan: Any) -> Reference:
     return Reference(
         inputs=SAID.get("inputs", draw),
         build=SAID.get("load", load),
-        run=run,
+        run=SAID.get("run", run),
         outputs=("logits",),
         logits=SAID.get("logits", ("logits",)),
         masks=SAID.get("masks", lambda inputs: {}),

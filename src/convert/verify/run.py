@@ -373,6 +373,8 @@ def _model_levels(
         try:
             with user_code_errors(comparison.factory, REFERENCE_OPTION):
                 report = _model_level(level, comparison, reference, evidence, weights)
+                if level == "model":
+                    report = _without_dependence(report, comparison, reference, evidence)
                 if level == "model" and report.verdict is Verdict.PASSED:
                     inputs, device = evidence.inputs, options.device
                     facts = with_measured(facts, comparison.written, reference, inputs, device=device)
@@ -394,6 +396,22 @@ def _unseen(comparison: Comparison, reference: Reference, evidence: Evidence) ->
     from convert.verify.model.unseen import unseen
 
     return tuple(unseen(comparison.plan, reference, evidence)) if comparison.factory is not None else ()
+
+
+def _without_dependence(
+    report: LevelReport, comparison: Comparison, reference: Reference, evidence: Evidence
+) -> LevelReport:
+    """Return the level as inconclusive where the outputs of the user's reference do not depend on the weights."""
+    plan, written, device = comparison.plan, comparison.written, comparison.options.device
+    if comparison.factory is None or report.verdict not in (Verdict.PASSED, Verdict.FAILED):
+        return report
+    from convert.verify.model.dependence import independent, with_independent_jax
+
+    if report.verdict is Verdict.FAILED:
+        return with_independent_jax(report, plan, reference, evidence)
+    if not (reasons := list(independent(plan, written, reference, evidence, device))):
+        return report
+    return replace(report, verdict=Verdict.INCONCLUSIVE, reason="; ".join(reasons))
 
 
 def _dropped(comparison: Comparison, reference: Reference | str, evidence: Evidence | None) -> tuple[ReadLeaf, ...]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
@@ -331,3 +332,81 @@ def test_the_order_of_leaves_without_names_is_not_verified(tmp_path: Path) -> No
     assert fact.name == "names:leaves" and "blocks_0/norm, blocks_0/o/bias" in fact.value
     assert "equal shapes" in fact.next and fact.origin == "the rules"
     assert check(tmp_path / "out.safetensors", tmp_path / "ckpt.eqx", **options, trust=("names:leaves",)).exit_code == 0
+
+
+# ---- outputs that prove nothing
+
+
+def constant_module(module: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of the JAX side, which the reference keeps."""
+    return {"logits": torch.tensor(np.asarray(KEPT["logits"]))}
+
+
+def keeping(weights: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
+    found = small_decoder.apply(weights, inputs)
+    KEPT["logits"] = found["logits"]
+    return {"logits": found["logits"]}
+
+
+def of_the_file(weights: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Compute with weights of its own, which are those of the checkpoint."""
+    return small_decoder.apply({name: jnp.asarray(x) for name, x in source().arrays.items()}, inputs)
+
+
+KEPT: dict[str, Any] = {}
+NOTHING: Mapping[str, tuple[dict[str, Any], str]] = {
+    "the tokens of highest probability": ({"outputs": lambda y: y.argmax(-1)}, "none of the numbers"),
+    "one decimal": ({"outputs": lambda y: (y * 10 + 0.5) // 1 / 10}, "only"),
+    "the values of the JAX side": (
+        {"run": constant_module, "jax": keeping},
+        "none of the numbers of logits changes on the PyTorch side",
+    ),
+    "weights of its own": ({"jax": of_the_file}, "none of the numbers of logits changes on the JAX side"),
+    "the inputs": ({"outputs": lambda y: y * 0 + 1}, "are the same"),
+}
+
+
+@pytest.mark.parametrize("case", NOTHING)
+def test_outputs_that_prove_nothing(case: str, converted: Path, said: dict[str, Any]) -> None:
+    KEPT.clear()
+    told, reason = NOTHING[case]
+    said.update(told, logits=(), boundaries=False)
+    level = model(checked(converted))
+    assert level.verdict is Verdict.INCONCLUSIVE
+    assert reason in level.reason
+
+
+def test_a_jax_side_with_other_weights_of_its_own(converted: Path, said: dict[str, Any]) -> None:
+    """Its outputs differ, and the conversion is not the cause."""
+    said["jax"] = lambda weights, inputs: small_decoder.apply(
+        {name: jnp.asarray(x) for name, x in source(5).arrays.items()}, inputs
+    )
+    level = model(checked(converted))
+    assert level.verdict is Verdict.FAILED
+    assert level.findings[0].data["diagnosis"] == "JAX side does not use the weights"
+
+
+def test_tolerances_come_from_numbers_that_the_model_can_have(converted: Path, said: dict[str, Any]) -> None:
+    """Otherwise an epsilon outside of the root would be within them."""
+
+    def outside(module: nn.Module, state: Any) -> None:
+        norm = module.get_submodule("blocks.0.norm")
+        norm.forward = lambda x: x / ((x * x).mean(-1, keepdim=True) + 3e-6).sqrt() * norm.weight  # type: ignore[method-assign]
+
+    said.update(build=outside, reduction=10**12, depth=10**9)
+    level = model(checked(converted))
+    assert level.verdict is Verdict.FAILED
+    assert any("`reduction` = 1,000,000,000,000" in note for note in level.notes)
+    assert level.findings[0].path == "blocks.0.norm"
+
+
+def test_masks_that_hide_most(converted: Path, said: dict[str, Any]) -> None:
+    def first(inputs: Any) -> dict[str, Any]:
+        mask = np.zeros((3, 7), bool)
+        mask[0, 0] = True
+        return {"logits": mask}
+
+    said.update(masks=first, boundaries=False)
+    report = checked(converted, require=("model",))
+    assert report.exit_code == 2
+    assert [(f.name, f.value) for f in report.facts] == [("masks:logits", "4.8% of the numbers are compared")]

@@ -7,6 +7,8 @@ import time
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
+
 from convert.numerics.compare import Difference, agreement, difference
 from convert.numerics.tolerances import float64_tolerance, rounded_tolerance, run_tolerance
 from convert.planning.plan import Plan
@@ -19,6 +21,9 @@ from convert.verify.sides.evidence import Evidence, Values
 from convert.verify.sides.run_torch import TorchInFloat64, exact_state, run_torch, torch_in_float64, written_state
 from convert.verify.written import Written
 
+# Above what the shapes of the weights show, `reduction` and `depth` may be larger by these factors: sums over positions, iterations.
+REDUCTION, DEPTH = 16, 256
+
 
 def check_model(
     plan: Plan, written: Written, reference: Reference, evidence: Evidence, *, device: str = "cpu"
@@ -29,6 +34,7 @@ def check_model(
     The level is inconclusive when an output was not compared, or when its comparison proves nothing.
     """
     started = time.monotonic()
+    reference, corrected = within_bounds(reference, plan, evidence)
     names = list(evidence.best_values)
     torch_side = torch_in_float64(plan, written, reference, evidence, names, device, finest=evidence.precision)
     exact, inputs, precision = torch_side.exact, evidence.inputs, evidence.precision
@@ -54,7 +60,7 @@ def check_model(
         differing = [name for name in names if name in wrong]
         given = partial(exact_state, plan, written, device)
         diagnosis = diagnose(plan, reference, torch_side.module, first, evidence, allowed, names, differing, given)
-    notes = [f"{len(measures)} boundaries and outputs, {evidence.origin}", *evidence.notes]
+    notes = [f"{len(measures)} boundaries and outputs, {evidence.origin}", *evidence.notes, *corrected]
     for side, what in (("JAX", evidence.unlifted), ("torch", torch_side.unlifted)):
         if what:
             notes.append(f"could not be computed in float64 in {side}: {', '.join(what)}")
@@ -75,6 +81,24 @@ def check_model(
         time.monotonic() - started,
         diagnosis.to_dict() if diagnosis else None,
     )
+
+
+def within_bounds(reference: Reference, plan: Plan, evidence: Evidence) -> tuple[Reference, list[str]]:
+    """Return the reference with `reduction` and `depth` that the model can have, and notes on what was corrected.
+
+    A sum has no more terms than a tensor has elements. Large ones make the tolerances so wide that they hide a difference.
+    """
+    sizes = [np.size(x) for x in evidence.inputs.values()]
+    longest = REDUCTION * max(step.spec.size for step in plan.steps)
+    deepest = DEPTH * (len(plan.steps) + max((n for x in evidence.inputs.values() for n in np.shape(x)), default=0))
+    bounds = {"reduction": max(longest, *sizes) if sizes else longest, "depth": deepest}
+    wrong = {name: bound for name, bound in bounds.items() if getattr(reference, name) > bound}
+    notes = [
+        f"`{name}` = {getattr(reference, name):,} of the reference is more than this model can have; the tolerances are derived from "
+        f"{bound:,}"
+        for name, bound in wrong.items()
+    ]
+    return replace(reference, **wrong), notes  # type: ignore[arg-type]
 
 
 def _jax_drift(name: str, evidence: Evidence) -> float:

@@ -21,6 +21,7 @@ from convert.verify.sides.evidence import Evidence
 
 Array = np.ndarray[Any, np.dtype[Any]]
 LONGER = 2  # size that an axis of size 1 is tried with
+LEAST = 0.1  # share of an output that should count
 # Errors of a function that does not take what it is tried with.
 REFUSALS = (AttributeError, TypeError, ValueError, RuntimeError, LookupError, AssertionError)
 
@@ -28,6 +29,7 @@ REFUSALS = (AttributeError, TypeError, ValueError, RuntimeError, LookupError, As
 def unseen(plan: Plan, reference: Reference, evidence: Evidence) -> Iterator[JudgedFact]:
     """Yield what the models compute, and this comparison of them does not show."""
     yield from _same_throughout(evidence.inputs)
+    yield from _masked(reference, evidence)
     if reference.jax is None or evidence.origin != "live":
         return
     model = _Model(plan, reference.jax_side(), evidence.inputs)
@@ -58,6 +60,19 @@ def _same_throughout(inputs: Mapping[str, Array]) -> Iterator[JudgedFact]:
     varied = [x for x in batches if not _equal_along(x, None)]
     if varied and all(_equal_along(x, 0) for x in batches):
         yield _fact("inputs:batch", "one sample, repeated", "give samples that differ, so that a mixture of them shows")
+
+
+def _masked(reference: Reference, evidence: Evidence) -> Iterator[JudgedFact]:
+    """Yield the outputs of which masks leave only a small share."""
+    for name in reference.outputs:
+        value, mask = evidence.native_values.get(name), evidence.masks.get(name)
+        if value is None or mask is None:
+            continue
+        share = float(np.mean(np.broadcast_to(mask.reshape(*mask.shape, *[1] * (value.ndim - mask.ndim)), value.shape)))
+        if share < LEAST:
+            yield _fact(
+                f"masks:{name}", f"{share:.1%} of the numbers are compared", "let more of them count", "`masks`"
+            )
 
 
 def _equal_along(x: Array, axis: int | None) -> bool:
