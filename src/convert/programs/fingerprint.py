@@ -61,6 +61,8 @@ class ValueTable(Generic[T]):
         self._rows: list[Array] = []
         self._items: list[T] = []
         self._matrix: Array | None = None
+        self._order: Array = np.zeros(0, np.intp)  # of the rows, by their first sum
+        self._first: Array = np.zeros(0)
 
     def add(self, array: Array, item: T) -> None:
         """Add a value."""
@@ -74,7 +76,12 @@ class ValueTable(Generic[T]):
             return []
         if self._matrix is None:
             self._matrix = np.stack(self._rows)
+            self._order = np.argsort(self._matrix[:, 0], kind="stable")
+            self._first = self._matrix[self._order, 0]
         sums, scales = fingerprint(array)
         with np.errstate(all="ignore"):
-            same = (np.abs(self._matrix - sums) <= self.tolerance * scales).all(1)
-        return [self._items[k] for k in np.flatnonzero(same)]
+            allowed = self.tolerance * scales
+            low, high = np.searchsorted(self._first, (sums[0] - allowed[0], sums[0] + allowed[0]), side="left")
+            near = np.sort(self._order[low : high + 1])
+            same = (np.abs(self._matrix[near] - sums) <= allowed).all(1)
+        return [self._items[k] for k in near[same]]

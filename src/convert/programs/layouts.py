@@ -1,0 +1,69 @@
+"""Lay the elements of a source's value out as the target has a value of as many elements."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, np.dtype[Any]]
+MOST_AXES = 6
+MOST_LAYOUTS = 24
+
+
+def layouts(array: Array, like: Array, anchors: Sequence[tuple[Array, Array]] = ()) -> Iterator[Array]:
+    """Yield `array` in the shape of `like`, the likeliest order of its axes first.
+
+    Args:
+        anchors: pairs of the same numbers on both sides, first the source's. Where such a pair has the shapes of `array` and
+            `like`, it tells where each element goes.
+    """
+    if array.size != like.size:
+        return
+    for one, two in anchors:
+        if one.shape == array.shape and two.shape == like.shape and (order := places(one, two)) is not None:
+            yield array.ravel()[order].reshape(like.shape)
+    kept = array.reshape([size for size in array.shape if size > 1])
+    if kept.ndim > MOST_AXES:
+        return
+    found = [
+        kept.transpose(axes).reshape(like.shape)
+        for axes in itertools.permutations(range(kept.ndim))
+        if _fits([kept.shape[axis] for axis in axes], like.shape)
+    ]
+    scores = [-_likeness(one, like) for one in found]
+    for k in sorted(range(len(found)), key=lambda k: (round(scores[k], 3), k))[:MOST_LAYOUTS]:
+        yield found[k]
+
+
+def _fits(sizes: Sequence[int], shape: Sequence[int]) -> bool:
+    """Whether axes of these sizes are those of the shape, where either side may have joined neighbours."""
+    one, two = set(np.cumprod(sizes).tolist()), set(np.cumprod([size for size in shape if size > 1]).tolist())
+    return one <= two or two <= one
+
+
+def _likeness(one: Array, two: Array) -> float:
+    """Return the absolute correlation of two arrays of one shape."""
+    with np.errstate(all="ignore"):
+        finite = np.isfinite(one) & np.isfinite(two)
+        a, b = one[finite].astype(np.float64), two[finite].astype(np.float64)
+        if not a.size:
+            return 0.0
+        a, b = a - a.mean(), b - b.mean()
+        score = abs(float(a @ b)) / (float(np.linalg.norm(a) * np.linalg.norm(b)) + 1e-300)
+    return score if np.isfinite(score) else 0.0
+
+
+def places(one: Array, two: Array) -> Array | None:
+    """Return, for each place in `two`, the place of the same number in `one`; None where numbers repeat."""
+    a, b = one.ravel(), two.ravel()
+    first, second = np.argsort(a, kind="stable"), np.argsort(b, kind="stable")
+    gaps = np.diff(a[first])
+    scale = float(np.abs(a).max(initial=0.0))
+    if not np.allclose(a[first], b[second], rtol=0, atol=1e-9 * scale) or (gaps <= 1e-8 * scale).any():
+        return None
+    order = np.empty(a.size, np.intp)
+    order[second] = first
+    return order

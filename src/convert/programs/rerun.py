@@ -1,0 +1,74 @@
+"""Run the record of a program again with other values in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from convert.programs.program import Operation, Program, Value
+
+Array = np.ndarray[Any, np.dtype[Any]]
+FAILS = (ValueError, RuntimeError, TypeError, IndexError, ZeroDivisionError, FloatingPointError)
+
+
+@dataclass(frozen=True)
+class Change:
+    """Values to put into a record.
+
+    Attributes:
+        values: value -> its array, wherever it is used.
+        operands: (number of an operation, of its operand) -> the array that it is given there alone.
+    """
+
+    values: Mapping[Value, Array] = field(default_factory=dict)
+    operands: Mapping[tuple[int, int], Array] = field(default_factory=dict)
+
+
+class Rerun:
+    """A record with values replaced.
+
+    Attributes:
+        changed: value -> its array now, for those that differ from the record.
+    """
+
+    def __init__(self, program: Program, like: Rerun | None = None) -> None:
+        self.program = program
+        self.changed: dict[Value, Array] = dict(like.changed) if like else {}
+        self._fixed: set[Value] = set(like._fixed) if like else set()
+        self._given: dict[tuple[int, int], Array] = dict(like._given) if like else {}
+
+    def array(self, value: Value) -> Array:
+        """Return what a value is now."""
+        return self.changed.get(value, value.array)
+
+    def put(self, change: Change) -> Iterator[tuple[int, Operation]]:
+        """Put values in and run what depends on them; yield each operation that ran, with its number.
+
+        Raises:
+            ValueError: an operation does not take the new values.
+        """
+        self.changed |= change.values
+        self._fixed |= set(change.values)
+        self._given |= change.operands
+        moved, given = set(change.values), {index for index, _ in change.operands}
+        for index, operation in enumerate(self.program.operations):
+            if index not in given and not any(operand in moved for operand in operation.operands):
+                continue
+            if all(result in self._fixed for result in operation.results):
+                continue
+            operands = [
+                self._given.get((index, k), self.array(operand)) for k, operand in enumerate(operation.operands)
+            ]
+            try:
+                with np.errstate(all="ignore"):
+                    results: Sequence[Array] = operation.again(operands)
+            except FAILS as error:
+                raise ValueError(f"{operation.name} does not take the new values") from error
+            for value, array in zip(operation.results, results, strict=False):
+                if value not in self._fixed:
+                    self.changed[value] = np.asarray(array)
+                    moved.add(value)
+            yield index, operation

@@ -1,0 +1,101 @@
+"""Which values of one program are values of the other, as a whole or as one index of an axis."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from convert.programs.fingerprint import ValueTable
+from convert.programs.program import Program, Value
+
+Array = np.ndarray[Any, np.dtype[Any]]
+FEW = 4  # arrays with fewer elements, or with one number throughout, are equal by chance
+HIDDEN = 1e9  # scores of hidden positions are -inf, -1e30 or the smallest number of a dtype
+STACKED = 16  # longest axis along which one side may keep apart what the other side stacks, such as experts
+
+
+@dataclass(frozen=True)
+class Part:
+    """A value of a program, or one index of one of its axes.
+
+    Attributes:
+        axis: the axis; None for the whole value.
+    """
+
+    value: Value
+    axis: int | None = None
+    index: int = 0
+
+    @property
+    def array(self) -> Array:
+        return self.value.array if self.axis is None else np.take(self.value.array, self.index, self.axis)
+
+
+def tells(array: Array) -> bool:
+    """Whether an equal array is evidence: floating, of several finite numbers that are not all the same."""
+    if array.size < FEW or array.dtype.kind != "f":
+        return False
+    return bool(np.isfinite(array).all() and (array != array.flat[0]).any())
+
+
+def visible(array: Array) -> Array:
+    """Return an array with zeros for what a mask hides, of which each library has another number."""
+    if array.dtype.kind != "f" or not array.size or np.abs(array).max() < HIDDEN:
+        return array
+    return np.where(np.abs(array) < HIDDEN, array, 0.0)
+
+
+def slices(array: Array) -> Iterator[tuple[int, Iterator[Array]]]:
+    """Yield each short axis with the arrays at its indices."""
+    if array.ndim < 2:
+        return
+    for axis, size in enumerate(array.shape):
+        if 1 < size <= STACKED and array.size // size >= FEW:
+            yield axis, (np.take(array, k, axis) for k in range(size))
+
+
+class SharedValues:
+    """Finds values among those of a program that an input is in."""
+
+    def __init__(self, program: Program, tolerance: float) -> None:
+        self._whole: ValueTable[Part] = ValueTable(tolerance)
+        self._parts: ValueTable[Part] | None = None
+        self._tolerance = tolerance
+        self._values = [value for operation in program.operations for value in operation.results if value.data]
+        self._values = [*program.inputs.values(), *self._values]
+        self._values = [value for value in self._values if tells(visible(value.array))]
+        for value in self._values:
+            self._whole.add(visible(value.array), Part(value))
+
+    def find(self, array: Array) -> tuple[Part, ...]:
+        """Return the parts with these numbers; one for each index where they are stacked along an axis of `array`."""
+        array = visible(array)
+        if not tells(array):
+            return ()
+        found = tuple(self._whole.find(array)) or tuple(self._stacked().find(array))
+        return found or next(self._taken_apart(array), ())
+
+    def _stacked(self) -> ValueTable[Part]:
+        """Return the table of what stands at one index of an axis."""
+        if self._parts is None:
+            self._parts = ValueTable(self._tolerance)
+            for value in self._values:
+                for axis, arrays in slices(visible(value.array)):
+                    for index, array in enumerate(arrays):
+                        self._parts.add(array, Part(value, axis, index))
+        return self._parts
+
+    def _taken_apart(self, array: Array) -> Iterator[tuple[Part, ...]]:
+        """Yield what is found where each index of an axis is a value of its own."""
+        for _, arrays in slices(array):
+            found: list[Part] = []
+            for one in arrays:
+                parts = self._whole.find(one) if tells(one) else ()
+                if not parts:
+                    break
+                found.append(parts[0])
+            else:
+                yield tuple(found)
