@@ -16,6 +16,7 @@ from convert.verify.diagnosis.compare import Explanation, Search
 from convert.verify.diagnosis.found_boundaries import find_boundaries
 from convert.verify.diagnosis.mixing import other_mixing
 from convert.verify.diagnosis.norm import any_norm, declared_norm
+from convert.verify.diagnosis.other_operation import other_operation
 from convert.verify.diagnosis.other_order import other_order
 from convert.verify.diagnosis.padding import other_padding
 from convert.verify.diagnosis.recurrence import other_recurrence
@@ -98,8 +99,9 @@ def diagnose(
     if own := wrong_reference(site, reference, state, differing).explanation:
         return _diagnosis(site, own, ())
     found, ruled_out = _search(site, reference)
-    if found is not None:
+    if found is not None and found.target_known:
         return _diagnosis(site, found, ruled_out)
+    generic = (site, found, ruled_out) if found is not None else None
     boundaries = find_boundaries(plan, reference, module, evidence, allowed) if boundary in reference.outputs else None
     between: list[Site] = []
     if boundaries is not None:
@@ -108,15 +110,25 @@ def diagnose(
             nearer = _site(plan, reference, module, name, boundaries.evidence, allowed, known)
             between.append(nearer)
             found, more = _search(nearer, reference)
-            if found is not None:
+            if found is not None and found.target_known:
                 return _diagnosis(nearer, found, more)
+            generic = generic or ((nearer, found, more) if found is not None else None)
             ruled_out += more
+    operation = other_operation(site, reference, names)
+    if operation.explanation is not None and not operation.order:
+        return _diagnosis(site, operation.explanation, ruled_out)
+    if generic is not None:
+        return _diagnosis(*generic)
     outcome = wrong_rule(site, reference)
     if outcome.explanation is not None:
         return _diagnosis(site, outcome.explanation, [*ruled_out, *outcome.ruled_out])
     ruled_out += outcome.ruled_out
+    if operation.explanation is not None:
+        return _diagnosis(site, operation.explanation, ruled_out)
     first = between[0] if between else site
     problem = what_is_known(first, boundaries, list(names))
+    if operation.known:
+        problem = f"{problem}; {operation.known}"
     fix = _add_boundaries(reference, module, boundary, names) if boundaries is None else ""
     return _diagnosis(first, Explanation("", problem, first.rule(first.name), fix, first.before), ruled_out)
 

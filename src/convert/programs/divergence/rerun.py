@@ -32,12 +32,13 @@ class Rerun:
 
     Attributes:
         changed: value -> its array now, for those that differ from the record.
+        put_in: the values that were put in.
     """
 
     def __init__(self, program: Program, like: Rerun | None = None) -> None:
         self.program = program
         self.changed: dict[Value, Array] = dict(like.changed) if like else {}
-        self._fixed: set[Value] = set(like._fixed) if like else set()
+        self.put_in: set[Value] = set(like.put_in) if like else set()
         self._given: dict[tuple[int, int], Array] = dict(like._given) if like else {}
 
     def array(self, value: Value) -> Array:
@@ -51,13 +52,13 @@ class Rerun:
             ValueError: an operation does not take the new values.
         """
         self.changed |= change.values
-        self._fixed |= set(change.values)
+        self.put_in |= set(change.values)
         self._given |= change.operands
         moved, given = set(change.values), {index for index, _ in change.operands}
         for index, operation in enumerate(self.program.operations):
             if index not in given and not any(operand in moved for operand in operation.operands):
                 continue
-            if all(result in self._fixed for result in operation.results):
+            if all(result in self.put_in for result in operation.results):
                 continue
             operands = [
                 self._given.get((index, k), self.array(operand)) for k, operand in enumerate(operation.operands)
@@ -68,7 +69,7 @@ class Rerun:
             except FAILS as error:
                 raise ValueError(f"{operation.name} does not take the new values") from error
             for value, array in zip(operation.results, results, strict=False):
-                if value not in self._fixed:
+                if value not in self.put_in:
                     self.changed[value] = np.asarray(array)
                     moved.add(value)
             yield index, operation

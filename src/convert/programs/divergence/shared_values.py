@@ -48,6 +48,15 @@ def visible(array: Array) -> Array:
     return np.where(np.abs(array) < HIDDEN, array, 0.0)
 
 
+def same_numbers(one: Array, two: Array) -> bool:
+    """Whether two arrays hold the same numbers, in any order and each as often as it is, or repeated."""
+    a, b = np.sort(one, axis=None), np.sort(two, axis=None)
+    if min(a.size, b.size) == 0 or max(a.size, b.size) % min(a.size, b.size):
+        return False
+    a, b = (x[:: x.size // min(a.size, b.size)] for x in (a, b))
+    return bool(np.allclose(a, b, rtol=1e-6, atol=1e-9 * float(np.abs(a).max())))
+
+
 def slices(array: Array) -> Iterator[tuple[int, Iterator[Array]]]:
     """Yield each short axis with the arrays at its indices."""
     if array.ndim < 2:

@@ -1,0 +1,47 @@
+"""How the values of a program depend on one another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from convert.programs.divergence.kinds import LAYOUT, kind_of
+from convert.programs.program import Operation, Program, Value
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+def on_the_way(program: Program, output: str) -> Program:
+    """Return the program with the operations alone that an output is computed from."""
+    producer = {value: operation for operation in program.operations for value in operation.results}
+    needed: set[Operation] = set()
+    waiting = [program.outputs[output]]
+    while waiting:
+        operation = producer.get(waiting.pop())
+        if operation is not None and operation not in needed:
+            needed.add(operation)
+            waiting.extend(operation.operands)
+    return replace(program, operations=tuple(one for one in program.operations if one in needed))
+
+
+def users_of(operations: Sequence[Operation]) -> dict[Value, list[Operation]]:
+    """Return the operations that use each value."""
+    users: dict[Value, list[Operation]] = {}
+    for operation in operations:
+        for value in dict.fromkeys(operation.operands):
+            users.setdefault(value, []).append(operation)
+    return users
+
+
+def root(value: Value, producer: Mapping[Value, Operation]) -> Value:
+    """Return the value whose elements this one has in another layout."""
+    operation = producer.get(value)
+    while operation is not None and kind_of(operation) == LAYOUT and len(operation.data) == 1:
+        if operation.data[0].array.size != value.array.size:
+            break
+        value = operation.data[0]
+        operation = producer.get(value)
+    return value

@@ -1,0 +1,138 @@
+"""What of a target's record the source has, too, while values are put into the record."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from convert.programs.divergence.graph import root, users_of
+from convert.programs.divergence.rerun import Rerun
+from convert.programs.divergence.shared_values import FEW, Part, SharedValues
+from convert.programs.program import Operation, Program, Value
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class Knowledge:
+    """Which values of the target the source has.
+
+    Attributes:
+        goal: the output.
+        rerun: the target's record with what was put in.
+        found: value of the target -> where the source has it.
+        known: value of the target -> whether the source has it; one that cannot tell is known if what it is computed from is.
+        producer, users: value of the target -> number of the operation that gives it; operations that it is given.
+        source_producer, source_users: the same in the source, with the operation itself.
+    """
+
+    def __init__(self, source: Program, target: Program, output: str, shared: SharedValues) -> None:
+        self.source, self.target, self.shared, self.goal = source, target, shared, target.outputs[output]
+        self.rerun = Rerun(target)
+        self.producer = {v: k for k, operation in enumerate(target.operations) for v in operation.results}
+        self.users = users_of(target.operations)
+        self.source_producer = {v: operation for operation in source.operations for v in operation.results}
+        self.source_users = users_of(source.operations)
+        self.found: dict[Value, tuple[Part, ...]] = {}
+        self.known: dict[Value, bool] = {}
+        for value in target.inputs.values():
+            self.found[value], self.known[value] = shared.find(value.array), True
+        for operation in target.operations:
+            self.assess(operation)
+
+    def array(self, value: Value) -> Array:
+        """Return what a value of the target is now."""
+        return self.rerun.array(value)
+
+    def assess(self, operation: Operation) -> None:
+        """Find the results of an operation among the source's values."""
+        for value in operation.results:
+            self.found[value], self.known[value] = self.look_up(operation, value, self.rerun)
+
+    def look_up(self, operation: Operation, value: Value, rerun: Rerun) -> tuple[tuple[Part, ...], bool]:
+        if not value.data:
+            return (), True
+        array = rerun.array(value)
+        found = self.shared.find(array)
+        if found or (array.dtype.kind == "f" and array.size >= FEW):
+            return found, bool(found)
+        return (), all(self.is_known(operand) for operand in operation.data)
+
+    def is_known(self, value: Value) -> bool:
+        return not value.data or self.known.get(value, False)
+
+    def present(self) -> set[Value]:
+        """Return the source's values that the target has, as they are or in parts."""
+        found = {part for parts in self.found.values() for part in parts}
+        counts = Counter((part.value, part.axis) for part in found)
+        return {value for (value, axis), n in counts.items() if axis is None or n == value.array.shape[axis]}
+
+    def region(self) -> list[int]:
+        """Return the numbers of the operations from which the output is reached through unknown values, in order."""
+        region: set[int] = set()
+        waiting = [self.goal]
+        while waiting:
+            value = waiting.pop()
+            index = self.producer.get(value)
+            if index is None or self.is_known(value) or index in region:
+                continue
+            region.add(index)
+            waiting.extend(self.target.operations[index].operands)
+        return sorted(region)
+
+    def is_entry(self, index: int) -> bool:
+        """Whether an operation is given known values alone."""
+        return all(map(self.is_known, self.target.operations[index].data))
+
+    def with_rerun(self, rerun: Rerun, replaced: dict[Value, Array]) -> Knowledge:
+        """Return what is known of the record with these values put in."""
+        made = object.__new__(Knowledge)
+        made.__dict__.update(self.__dict__)
+        made.rerun, made.found, made.known = rerun, dict(self.found), dict(self.known)
+        for value, array in replaced.items():
+            made.found[value], made.known[value] = self.shared.find(array), True
+        for operation in self.target.operations:
+            if any(v in rerun.changed and v not in rerun.put_in for v in operation.results):
+                made.assess(operation)
+        return made
+
+    def root(self, value: Value) -> Value:
+        """Return the value of the target whose elements this one has in another layout."""
+        return root(value, {v: self.target.operations[k] for v, k in self.producer.items()})
+
+    def behind(self, value: Value) -> tuple[Operation, ...]:
+        """Return the operations that compute an unknown value from known ones."""
+        found: set[int] = set()
+        waiting = [value]
+        while waiting:
+            one = waiting.pop()
+            index = self.producer.get(one)
+            if index is not None and not self.is_known(one) and index not in found:
+                found.add(index)
+                waiting.extend(self.target.operations[index].operands)
+        return tuple(self.target.operations[k] for k in sorted(found))
+
+    def behind_in_source(self, value: Value, present: set[Value]) -> tuple[Operation, ...]:
+        """Return the operations of the source that compute a value from those that the target has."""
+        found: set[Operation] = set()
+        waiting = [value]
+        while waiting:
+            one = waiting.pop()
+            operation = self.source_producer.get(one)
+            if operation is not None and one.data and one not in present and operation not in found:
+                found.add(operation)
+                waiting.extend(operation.operands)
+        return tuple(one for one in self.source.operations if one in found)
+
+    def reached_in_source(self, values: Sequence[Value]) -> set[Operation]:
+        """Return the operations of the source that something of these values goes into."""
+        found: set[Operation] = set()
+        waiting = list(values)
+        while waiting:
+            for user in self.source_users.get(waiting.pop(), ()):
+                if user not in found:
+                    found.add(user)
+                    waiting.extend(user.results)
+        return found

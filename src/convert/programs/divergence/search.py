@@ -1,0 +1,269 @@
+"""Find the operations at which one program departs from another, and prove it: with the other's values there, it gives the same.
+
+A value of the target is *known* if the source has it. Programs that compute the same are taken apart differently, so an unknown
+value is no fault by itself: the faulty region is what the output is reached from through unknown values alone. Its *entries* are
+the operations that are given known values only. At the first entry the target's record is given a value of the source's instead,
+one after another; the one from which known values follow is what the source computes there. Then the next entry, to the output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from convert.programs.divergence.graph import on_the_way
+from convert.programs.divergence.kinds import ELEMENTWISE, LAYOUT, kind_of
+from convert.programs.divergence.knowledge import Knowledge
+from convert.programs.divergence.rerun import Change, Rerun
+from convert.programs.divergence.shared_values import SharedValues, same_numbers
+from convert.programs.divergence.trials import Trial, after_in_source, trials
+from convert.programs.program import Operation, Program, Value
+
+Array = np.ndarray[Any, np.dtype[Any]]
+TRIALS = 80  # values put in at an entry
+UNKNOWN = 14  # operations that may follow one another without a known result before a trial ends
+LONGEST = 12  # operations that a repair may stand for, on each side
+REPAIRS = 400  # entries of a program
+WORK = 3 * 10**9  # elements that all trials may compute; an operation counts as `CALL` more
+CALL = 5000
+
+
+@dataclass(frozen=True)
+class Repair:
+    """A value of the target that is replaced by one of the source's.
+
+    Attributes:
+        target: the operations from known values to the replaced one, in order; empty: a known value is replaced as it is.
+        source: those of the source from values that the target has to the one that replaces it; empty: the target has it, too.
+        operands: the known values that the target's operations are given, or the known value that is replaced.
+        given: what these values are, with the repairs before.
+        source_operands: the source's values that its operations are given.
+        got: the target's value.
+        want: the source's, laid out as the target's.
+        index: number of the entry in the target.
+    """
+
+    target: tuple[Operation, ...]
+    source: tuple[Operation, ...]
+    operands: tuple[Value, ...]
+    given: tuple[Array, ...] = field(repr=False)
+    source_operands: tuple[Value, ...]
+    got: Array = field(repr=False)
+    want: Array = field(repr=False)
+    index: int
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """Where a target departs from its source.
+
+    Attributes:
+        repairs: in the order of execution.
+        error: of the output with all of them.
+        proven: whether the output is equal with them.
+        entry: the first operation that is given known values and gives an unknown one, where nothing restores it.
+        instead: what the source computes of the same values.
+    """
+
+    repairs: tuple[Repair, ...]
+    error: float
+    proven: bool
+    entry: Operation | None = None
+    instead: tuple[Operation, ...] = ()
+
+
+def diverge(
+    source: Program,
+    target: Program,
+    output: str,
+    error: Callable[[Array], float],
+    enough: float,
+    tolerance: float,
+) -> Divergence | None:
+    """Find where the target departs from the source on the way to an output; None if all values on the way are the source's.
+
+    Args:
+        error: of an array as this output.
+        enough: the error up to which the output is equal.
+        tolerance: relative error up to which values inside the programs are equal.
+    """
+    source, target = (on_the_way(program, output) for program in (source, target))
+    known = Knowledge(source, target, output, SharedValues(source, tolerance))
+    # First, an operation that differs in a constant alone is replaced before anything confirms it: RoPE has eight of them in front
+    # of the next value that the source has.
+    for tentative in (True, False):
+        search = _Search(known, lambda got: error(got) <= enough, tentative)
+        found = search.run(error)
+        if found is None or found.proven or not search.took_tentative:
+            return found
+    return found
+
+
+class _Search:
+    """One search; `known` changes with each repair."""
+
+    def __init__(self, known: Knowledge, equal: Callable[[Array], bool], tentative: bool) -> None:
+        self.known, self.equal, self.tentative, self.took_tentative = known, equal, tentative, False
+        self.work = 0
+        self.depths: dict[tuple[str, str], tuple[int, int]] = {}  # of the last repair at a place
+
+    def at_goal(self, rerun: Rerun) -> bool:
+        """Whether the output is equal."""
+        return self.equal(rerun.array(self.known.goal))
+
+    def run(self, error: Callable[[Array], float]) -> Divergence | None:
+        """Repair one entry after another."""
+        region = self.known.region()
+        if not region:
+            return None
+        repairs: list[Repair] = []
+        first: Operation | None = None
+        given_up: set[int] = set()
+        proven = False
+        while region and not proven and len(repairs) < REPAIRS:
+            entry = next((k for k in region if k not in given_up and self.known.is_entry(k)), None)
+            if entry is None:
+                break
+            repair = self.repair(entry, set(region))
+            if repair is None:
+                given_up.add(entry)
+                first = first or self.known.target.operations[entry]
+                continue
+            repairs.append(repair)
+            region = self.known.region()
+            proven = self.at_goal(self.known.rerun)
+        left = error(self.known.array(self.known.goal))
+        if proven or first is None:
+            return Divergence(tuple(repairs), left, proven)
+        return Divergence(tuple(repairs), left, proven, first, self.instead(first))
+
+    def repair(self, entry: int, region: set[int]) -> Repair | None:
+        """Find a value of the source's that restores what follows the entry, and put it in."""
+        operation = self.known.target.operations[entry]
+        place = (operation.where, operation.name)
+        before = self.depths.get(place)
+        found = sorted(
+            trials(self.known, entry, region), key=lambda t: (t.depths != before, not t.alike, sum(t.depths))
+        )
+        for trial in found[:TRIALS]:
+            for change in trial.changes():
+                outcome = self.attempt(change, len(region), trial.alike and self.tentative)
+                if outcome is None:
+                    continue
+                repair = self.describe(entry, trial, change)
+                if not _is_local(repair):
+                    continue
+                self.known = outcome
+                self.depths[place] = trial.depths
+                return repair
+        return None
+
+    def attempt(self, change: Change, region: int, tentative: bool) -> Knowledge | None:
+        """Return what is known with the change, if known values follow it; None if none do.
+
+        Args:
+            region: number of operations of the faulty region without it.
+            tentative: whether to accept it where nothing tells.
+        """
+        rerun = Rerun(self.known.target, self.known.rerun)
+        confirmed, failed = self.confirmed(change, rerun)
+        if not failed and confirmed:
+            after = self.known.with_rerun(rerun, dict(change.values))
+            if len(after.region()) < region:
+                return after
+        if not tentative:
+            return None
+        if failed:  # it ended early
+            rerun = Rerun(self.known.target, self.known.rerun)
+            try:
+                list(rerun.put(change))
+            except ValueError:
+                return None
+        self.took_tentative = True
+        return self.known.with_rerun(rerun, dict(change.values))
+
+    def confirmed(self, change: Change, rerun: Rerun) -> tuple[bool, bool]:
+        """Run what follows a change; return whether known values follow it, and whether the run ended early."""
+        known, goal = self.known, self.known.goal
+        moved, unknown = set(change.values), 0
+        confirmed = goal in change.values and self.equal(change.values[goal])
+        try:
+            for index, operation in rerun.put(change):
+                self.work += CALL + sum(value.array.size for value in operation.results)
+                if self.work > WORK:
+                    return False, True
+                moved |= set(operation.results)
+                if goal in operation.results and self.at_goal(rerun):
+                    confirmed = True
+                if confirmed or kind_of(operation) == LAYOUT:
+                    continue
+                shared = all(known.look_up(operation, v, rerun)[1] for v in operation.results)
+                news = shared and not all(known.known[v] for v in operation.results)
+                confirmed = news and _is_evidence(operation, moved, [k for at, k in change.operands if at == index])
+                unknown += not shared
+                if unknown > UNKNOWN:
+                    return False, True
+        except ValueError:
+            return False, True
+        return confirmed, False
+
+    def describe(self, entry: int, trial: Trial, change: Change) -> Repair:
+        """Return the operations of both sides that the change stands for."""
+        known = self.known
+        target = known.behind(trial.value) if trial.missing_at is None else ()
+        present = known.present()
+        source = known.behind_in_source(trial.part.value, present)
+        if trial.missing_at is not None:
+            after = known.reached_in_source([part.value for part in known.found[trial.value]])
+            source = tuple(one for one in source if one in after)
+        operands = tuple({v: None for one in target for v in one.data if known.is_known(v)}) or (trial.value,)
+        theirs = tuple({v: None for one in source for v in one.data if v in present}) or (trial.part.value,)
+        put_in = [*change.values.values(), *change.operands.values()]
+        given = tuple(map(known.array, operands))
+        return Repair(target, source, operands, given, theirs, known.array(trial.value), put_in[0], entry)
+
+    def instead(self, entry: Operation) -> tuple[Operation, ...]:
+        """Return what the source computes of the values that an entry is given."""
+        known = self.known
+        values = [part.value for v in entry.data for part in known.found.get(v, ())]
+        near = [value for value, depth in after_in_source(known, values, known.present()) if depth == 1]
+        return tuple(dict.fromkeys(known.source_producer[value] for value in near))
+
+
+def _is_local(repair: Repair) -> bool:
+    """Whether the operations that a repair stands for are few, and take the same parameters on both sides.
+
+    Put in far behind the entry, any value of the source's restores the output, and tells nothing. Other parameters are not a
+    fault of the code.
+    """
+    one, two = ([one for one in ones if kind_of(one) != LAYOUT] for ones in (repair.target, repair.source))
+    if max(len(one), len(two)) > LONGEST:
+        return False
+    if not one or not two:
+        return True
+    if any(kind_of(x) in ("product", "convolution") and _parameters([x]) for x in one):
+        return False
+    theirs = _parameters(two)
+    return all(any(same_numbers(x, y) for y in theirs) for x in _parameters(one))
+
+
+def _parameters(operations: Sequence[Operation]) -> list[Array]:
+    """Return what operations are given that is computed from parameters alone."""
+    return [v.array for one in operations for v in one.operands if v.of_parameters and v.array.size > 1]
+
+
+def _is_evidence(operation: Operation, moved: set[Value], given: Sequence[int]) -> bool:
+    """Whether a known result of an operation on replaced values shows that these are right, and laid out rightly.
+
+    Of a value alone it shows nothing: whatever the source computes of the replacing value is known.
+    """
+    kind = kind_of(operation)
+    if kind in (LAYOUT, "part", "join"):
+        return False
+    if kind not in ELEMENTWISE:
+        return True
+    others = [v for k, v in enumerate(operation.operands) if k not in given and v not in moved]
+    return any(v.data or (v.leaves and v.array.size > 1) for v in others)

@@ -1,0 +1,159 @@
+"""What may stand in the target's record instead, near the operation at which it departs from the source."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from convert.programs.divergence.graph import root
+from convert.programs.divergence.kinds import LAYOUT, kind_of
+from convert.programs.divergence.knowledge import Knowledge
+from convert.programs.divergence.layouts import layouts, places
+from convert.programs.divergence.rerun import Change
+from convert.programs.divergence.shared_values import FEW, Part, tells
+from convert.programs.program import Operation, Value
+
+Array = np.ndarray[Any, np.dtype[Any]]
+DEPTH = 8  # operations from an entry to the value that is replaced, and in the source to the one that replaces it
+NEAREST = 40  # values that far, on each side
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A value of the target, and one of the source's to put there.
+
+    Attributes:
+        depths: the distance of the two from the entry.
+        alike: whether both are results of operations that differ in a constant or a setting alone.
+        missing_at: number of the entry, where the value is known and an operation is missing behind it.
+    """
+
+    known: Knowledge
+    value: Value
+    part: Part
+    depths: tuple[int, int]
+    alike: bool
+    missing_at: int | None
+
+    def changes(self) -> Iterator[Change]:
+        """Yield the ways to put it in."""
+        known = self.known
+        anchors = (
+            [
+                (part.array, known.array(v))
+                for v in known.target.operations[self.missing_at].data
+                for part in known.found.get(v, ())
+            ]
+            if self.missing_at is not None
+            else self._anchors()
+        )
+        if self.missing_at is None:
+            for array in layouts(self.part.array, known.array(self.value), anchors):
+                yield Change({self.value: array})
+            return
+        first = known.root(self.value)
+        for array in layouts(self.part.array, known.array(first), anchors):
+            yield Change({first: array})
+        for array in layouts(self.part.array, known.array(self.value), anchors):
+            yield Change(operands=_at_entries(known, self.value, array))
+
+    def _anchors(self) -> list[tuple[Array, Array]]:
+        known = self.known
+        operation = known.target.operations[known.producer[self.value]]
+        return [(part.array, known.array(v)) for v in operation.data for part in known.found.get(v, ())]
+
+
+def trials(known: Knowledge, entry: int, region: set[int]) -> Iterator[Trial]:
+    """Yield what may be replaced near an entry by which value of the source's."""
+    operation = known.target.operations[entry]
+    present = known.present()
+    anchors = [(v, part) for v in operation.data for part in known.found.get(v, ())]
+    indices = {(part.value.array.shape[part.axis], part.index) for _, part in anchors if part.axis is not None}
+    near: list[tuple[Value, int]] = list(after_in_source(known, [part.value for _, part in anchors], present))
+    near += [(part.value, 0) for _, part in anchors]
+    seen: set[tuple[Value, Value]] = set()
+    for value, depth in _after(known, operation, region):
+        for other, far in near:
+            if (value, other) not in seen:
+                seen.add((value, other))
+                alike = depth == far == 1 and _alike(known, operation, known.source_producer[other])
+                for part in _parts(other, value, indices):
+                    yield Trial(known, value, part, (depth, far), alike, None)
+    for value in operation.data:  # an operation that is missing in front of the entry
+        for other, far in near:
+            if far and other.array.size == value.array.size and tells(known.array(value)):
+                yield Trial(known, value, Part(other), (0, far), False, entry)
+
+
+def _after(known: Knowledge, operation: Operation, region: set[int]) -> Iterator[tuple[Value, int]]:
+    """Yield unknown values of the target behind an operation, with their distance."""
+    waiting: list[tuple[Value, int]] = [(v, 1) for v in operation.results if not known.is_known(v)]
+    seen: set[Value] = set()
+    while waiting and len(seen) < NEAREST:
+        value, depth = waiting.pop(0)
+        if value in seen or depth > DEPTH:
+            continue
+        seen.add(value)
+        if value.array.size >= FEW and value.array.dtype.kind == "f":
+            yield value, depth
+        for user in known.users.get(value, ()):
+            further = depth + (kind_of(user) != LAYOUT)
+            waiting += [(v, further) for v in user.results if known.producer[v] in region and not known.is_known(v)]
+
+
+def after_in_source(known: Knowledge, values: Sequence[Value], present: set[Value]) -> Iterator[tuple[Value, int]]:
+    """Yield values of the source behind these that the target lacks, with their distance."""
+    waiting = [(v, 0) for v in values]
+    seen: set[Value] = set()
+    while waiting and len(seen) < NEAREST:
+        value, depth = waiting.pop(0)
+        if value in seen or depth > DEPTH or (depth and value in present):
+            continue
+        seen.add(value)
+        if depth and value.array.size >= FEW and value.array.dtype.kind == "f":
+            yield value, depth
+        for user in known.source_users.get(value, ()):
+            waiting += [(v, depth + (kind_of(user) != LAYOUT)) for v in user.results]
+
+
+def _alike(known: Knowledge, one: Operation, two: Operation) -> bool:
+    """Whether two operations are the same but for a constant, a setting or the order of elements."""
+    if kind_of(one) != kind_of(two) or len(one.data) != len(two.data):
+        return False
+    ours = {part.value for operand in one.data for part in known.found.get(operand, ())}
+    return all(root(operand, known.source_producer) in ours or operand in ours for operand in two.data)
+
+
+def _at_entries(known: Knowledge, value: Value, array: Array) -> dict[tuple[int, int], Array]:
+    """Return the operands of entries that are a value in any layout, with other elements for it."""
+    made = {}
+    first = known.root(value)
+    for index in known.region():
+        operation = known.target.operations[index]
+        if not all(map(known.is_known, operation.data)):
+            continue
+        for k, operand in enumerate(operation.operands):
+            if operand.data and known.root(operand) is first:
+                order = places(known.array(value), known.array(operand))
+                laid = array if order is None else array.ravel()[order]
+                made[index, k] = laid.reshape(operand.array.shape)
+    return made
+
+
+def _parts(value: Value, like: Value, indices: Iterable[tuple[int, int]]) -> Iterator[Part]:
+    """Yield the value, or what stands at an index of an axis, if it has as many elements as another value.
+
+    Args:
+        indices: (length of an axis, index) of the parts from which the target goes on.
+    """
+    size = like.array.size
+    if value.array.size == size:
+        yield Part(value)
+        return
+    for length, index in indices:
+        for axis, n in enumerate(value.array.shape):
+            if n == length and value.array.size == size * length:
+                yield Part(value, axis, index)

@@ -1,0 +1,264 @@
+"""Name a divergence, and say it in a sentence with the place in both programs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from convert.programs.divergence.functions import Function, computed, mask_offsets, same
+from convert.programs.divergence.kinds import LAYOUT, kind_of
+from convert.programs.divergence.search import Divergence, Repair
+from convert.programs.divergence.shared_values import HIDDEN, same_numbers
+from convert.programs.divergence.words import Words, places, scalar
+from convert.programs.program import Operation, Program, Value
+
+Array = np.ndarray[Any, np.dtype[Any]]
+ORDER = "elements in another order"
+MISSING, EXTRA = "operation missing", "operation that the JAX model lacks"
+CONSTANT = "another constant"
+OTHER = "another computation"
+
+
+@dataclass(frozen=True)
+class Named:
+    """A divergence for a person.
+
+    Attributes:
+        name: short and stable; empty where nothing is proven.
+        problem: a sentence.
+        fix: the next step.
+        order: whether the two differ in the order of elements alone, which a wrong layout of weights may give, too.
+    """
+
+    name: str
+    problem: str
+    fix: str
+    order: bool = False
+
+
+def named(
+    divergence: Divergence,
+    source: Program,
+    target: Program,
+    activations: Mapping[str, Function],
+    training: Collection[str] = (),
+) -> Named:
+    """Name a divergence.
+
+    Args:
+        activations: known ones by name.
+        training: modules of the target that are in training mode.
+    """
+    ours, theirs = (Words(p.operations, _names(p)) for p in (target, source))
+    if not divergence.proven:
+        return _unproven(divergence, ours, theirs)
+    described: dict[tuple[str, str], tuple[Repair, str, str]] = {}
+    for repair in divergence.repairs:
+        name, problem = _describe(repair, ours, theirs, activations, training)
+        lines = {one.where for one in repair.target} or {one.where for one in repair.source}
+        described.setdefault((name, min(lines, default="")), (repair, name, problem))
+    chosen = list(described.values())
+    if any(name != OTHER for _, name, _ in chosen):  # what one fault leads to behind it often has no name
+        chosen = [one for one in chosen if one[1] != OTHER]
+    names = list(dict.fromkeys(name for _, name, _ in chosen))
+    name = " and ".join(names[:2])
+    if set(names) == {MISSING, EXTRA} and all(_is_norm(repair) for repair, _, _ in chosen):
+        name = "norm behind the addition, not in front of it"
+    problems = list(dict.fromkeys(problem for _, _, problem in chosen))
+    problem = "; ".join(problems[:2]) + (f"; and {len(problems) - 2} more" if len(problems) > 2 else "")
+    return Named(name, problem, _fix(divergence.repairs[0]), all(one == ORDER for one in names))
+
+
+def _describe(
+    repair: Repair, ours: Words, theirs: Words, activations: Mapping[str, Function], training: Collection[str]
+) -> tuple[str, str]:
+    """Return the name of what a repair undoes, and the sentence."""
+    given = " and ".join(dict.fromkeys(map(ours.value, repair.operands)))
+    here, there = places(repair.target), places(repair.source)
+    does, instead = ours.chain(repair.target), theirs.chain(repair.source)
+    if not repair.target:
+        return MISSING, f"the JAX model {instead}{there} of {given}; the target uses it as it is"
+    trained = next((one.module for one in repair.target if one.module in training), None)
+    if (trained is not None and any(kind_of(one) == "random" for one in repair.target)) or not repair.source:
+        sentence = f"the target {does}{here} of {given}; the JAX model uses it as it is"
+        if trained is None:
+            return EXTRA, sentence
+        return "training mode", f"{sentence}: the target's module {trained} is in training mode"
+    sentence = f"given the same ({given}), the target {does}{here}; the JAX model {instead}{there}"
+    hidden = [np.abs(x) >= HIDDEN for x in (repair.got, repair.want)]
+    if hidden[0].any() and hidden[1].any() and (hidden[0] != hidden[1]).any():
+        return "another mask", f"{_masks(~hidden[0], ~hidden[1])}{here}{_versus(there)}"
+    if function := _functions(repair, activations):
+        return function, f"{sentence}: {function}"
+    one, two = (_steps(x) for x in (repair.target, repair.source))
+    if [kind for kind, _ in one] == [kind for kind, _ in two]:
+        numbers = [(a, b) for (_, a), (_, b) in zip(one, two, strict=True) if a != b and None not in (a, b)]
+        if numbers:
+            return CONSTANT, sentence
+        tables = _tables(repair, ours, theirs)
+        if tables:
+            return CONSTANT, f"{sentence}; {tables}"
+        if set(map(ours.value, repair.operands)) and len(repair.operands) == len(repair.source_operands):
+            return _same_operations(repair, ours, theirs, sentence)
+    if _epsilon(one) != _epsilon(two) and _epsilon(one) and _epsilon(two):
+        return f"epsilon {_epsilon(one)} the root", sentence
+    if Counter(kind for kind, _ in one) == Counter(kind for kind, _ in two):
+        return "operations in another order", sentence
+    return OTHER, sentence
+
+
+def _same_operations(repair: Repair, ours: Words, theirs: Words, sentence: str) -> tuple[str, str]:
+    """Name a difference of operations that are the same, with the same constants: other operands, or their elements' order."""
+    unshared = [x for x in repair.given if not any(same_numbers(x, y.array) for y in repair.source_operands)]
+    if unshared:
+        used = " and ".join(dict.fromkeys(map(ours.value, repair.operands)))
+        meant = " and ".join(dict.fromkeys(map(theirs.value, repair.source_operands)))
+        return "another operand", f"{sentence}; the target uses {used}, and the JAX model {meant}"
+    repeated = [
+        places([one])
+        for words, x in ((ours, repair.operands), (theirs, repair.source_operands))
+        for one in _copies(words, x)[:1]
+    ]
+    if len(repeated) == 2:
+        return (
+            ORDER,
+            f"{sentence}; the elements are repeated in another order: the target{repeated[0]}, the JAX model{repeated[1]}",
+        )
+    return ORDER, f"{sentence}; the elements are in another order"
+
+
+def _copies(words: Words, values: Sequence[Value]) -> list[Operation]:
+    """Return the operations that made these values larger by repeating elements."""
+    found = []
+    for value in values:
+        operation = words.producer.get(value)
+        while operation is not None and len(operation.data) == 1 and kind_of(operation) in (LAYOUT, "join", "pick"):
+            if operation.data[0].array.size < operation.results[0].array.size:
+                found.append(operation)
+                break
+            operation = words.producer.get(operation.data[0])
+    return found
+
+
+def _functions(repair: Repair, activations: Mapping[str, Function]) -> str:
+    """Name the functions of one value that the two compute, as ``relu for silu``; empty where they are not known."""
+    by_size = [x for x in repair.given if x.dtype.kind == "f"]
+    for value in by_size:
+        got, want = (computed(x, value, activations) for x in (repair.got, repair.want))
+        if got and want and got != want:
+            return f"{got} for {want}"
+    if len(by_size) == 2:
+        found = []
+        for x in (repair.got, repair.want):
+            for gate, other in (by_size, by_size[::-1]):
+                found += [
+                    (name, gate is by_size[0])
+                    for name, function in activations.items()
+                    if gate.shape == other.shape and same(function(gate) * other, x)
+                ][:1]
+        if len(found) == 2:
+            (ours, first), (theirs, second) = found
+            return "operands exchanged" if ours == theirs and first != second else f"{ours} for {theirs}"
+    return ""
+
+
+def _masks(ours: Array, theirs: Array) -> str:
+    """Say how two masks differ; true is what is seen."""
+    one, two = mask_offsets(ours), mask_offsets(theirs)
+    if one is None or two is None:
+        more, fewer = int((ours & ~theirs).sum()), int((theirs & ~ours).sum())
+        return f"the target lets {more} positions be seen that the JAX model hides, and hides {fewer} that it shows"
+    return f"{_reach('the target', one, len(ours))}; {_reach('the JAX model', two, len(theirs))}"
+
+
+def _reach(side: str, offsets: tuple[int, int], _: int) -> str:
+    low, high = offsets
+    ahead = "no position behind it" if low >= 0 else f"{-low} positions behind it"
+    return f"in {side} a position sees itself and {high} in front of it, and {ahead}"
+
+
+def _versus(there: str) -> str:
+    return f"; see{there}" if there else ""
+
+
+def _steps(operations: Sequence[Operation]) -> list[tuple[str, float | None]]:
+    return [(kind_of(one), scalar(one)) for one in operations if kind_of(one) != LAYOUT]
+
+
+def _epsilon(steps: Sequence[tuple[str, float | None]]) -> str:
+    """Say on which side of a root a small number is added."""
+    roots = [k for k, (kind, _) in enumerate(steps) if kind in ("sqrt", "rsqrt")]
+    small = [k for k, (kind, number) in enumerate(steps) if kind == "add" and number is not None and 0 < number < 0.1]
+    if len(roots) != 1 or not small:
+        return ""
+    return "inside" if small[0] < roots[0] else "outside"
+
+
+def _tables(repair: Repair, ours: Words, theirs: Words) -> str:
+    """Say which number differs in what two tables of constants are computed from."""
+    one, two = (_literals(words, ops) for words, ops in ((ours, repair.target), (theirs, repair.source)))
+    for kind in dict.fromkeys(k for k, _ in one):
+        a, b = ({number: where for (k, number), where in x.items() if k == kind} for x in (one, two))
+        mine, other = [n for n in a if n not in b], [n for n in b if n not in a]
+        if len(mine) == len(other) == 1:
+            return (
+                f"the table comes from {mine[0]:.10g} in the target ({a[mine[0]]}), "
+                f"and from {other[0]:.10g} in the JAX model ({b[other[0]]})"
+            )
+    return ""
+
+
+def _literals(words: Words, operations: Sequence[Operation]) -> dict[tuple[str, float], str]:
+    """Return the numbers that constants of operations are computed from, with the kind of operation that takes them."""
+    found: dict[tuple[str, float], str] = {}
+    waiting = [v for one in operations for v in one.operands if v.constant and v.array.size > 1]
+    seen: set[Value] = set()
+    while waiting:
+        value = waiting.pop()
+        operation = words.producer.get(value)
+        if value in seen or operation is None:
+            continue
+        seen.add(value)
+        number = scalar(operation)
+        if number is not None and kind_of(operation) != LAYOUT:
+            found.setdefault((kind_of(operation), number), operation.where)
+        waiting.extend(operation.operands)
+    return found
+
+
+def _is_norm(repair: Repair) -> bool:
+    return any(kind_of(one) in ("rsqrt", "sqrt") for one in (*repair.target, *repair.source))
+
+
+def _names(program: Program) -> dict[Value, str]:
+    inputs = {value: f"the input {name}" for name, value in program.inputs.items()}
+    return {**inputs, **{value: name for name, value in program.parameters.items()}}
+
+
+def _fix(repair: Repair) -> str:
+    here, there = (places(x).strip(" ()").partition(", in ")[0] for x in (repair.target, repair.source))
+    if not repair.target:
+        return f"compute in the target what {there or 'the JAX model'} computes, or correct the reference"
+    if not repair.source:
+        return f"remove this from {here or 'the target'}, or add it to the reference"
+    return f"make {here or 'the target'} compute what {there or 'the JAX model'} computes, or correct the reference"
+
+
+def _unproven(divergence: Divergence, ours: Words, theirs: Words) -> Named:
+    """Say at which operation the target departs, where no value of the source's restores the output."""
+    entry = divergence.entry
+    if entry is None:
+        return Named("", "", "")
+    given = " and ".join(dict.fromkeys(ours.value(v) for v in entry.data))
+    said = (
+        f"the first operation of the target that is given values of the JAX model and gives none of its values: of {given}, "
+        f"the target {ours.verb(entry)}{places([entry])}"
+    )
+    if divergence.instead:
+        what = theirs.chain(divergence.instead[:1])
+        said += f"; of the same, the JAX model {what}{places(divergence.instead[:1])}"
+    return Named("", said, "")

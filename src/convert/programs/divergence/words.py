@@ -1,0 +1,153 @@
+"""What operations do, in plain words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from convert.programs.divergence.graph import root
+from convert.programs.divergence.kinds import LAYOUT, kind_of
+from convert.programs.program import Operation, Value
+
+Array = np.ndarray[Any, np.dtype[Any]]
+LISTED = 5  # operations that a sentence lists
+PLAIN = {
+    "negate": "changes the sign",
+    "reciprocal": "takes the reciprocal",
+    "sqrt": "takes the square root",
+    "rsqrt": "takes the reciprocal of the square root",
+    "abs": "takes the absolute value",
+    "limit": "limits the values",
+    "mask": "masks",
+    "mean": "takes the mean",
+    "sum": "sums",
+    "largest": "takes the largest",
+    "running sum": "takes the running sum",
+    "sort": "sorts",
+    "pooling": "pools",
+    "pick": "picks elements",
+    "part": "takes a part",
+    "join": "joins",
+    "random": "draws random numbers",
+    "attention": "computes attention",
+}
+APPLIED = ("exp", "log", "tanh", "sigmoid", "silu", "relu", "softplus", "elu", "erf", "sin", "cos")
+ARITHMETIC = {
+    "multiply": ("multiplies by {}", "multiplies"),
+    "divide": ("divides by {}", "divides"),
+    "add": ("adds {}", "adds"),
+    "subtract": ("subtracts {}", "subtracts"),
+    "power": ("raises to the power {}", "takes the power"),
+}
+REDUCED = ("axes", "dim", "axis", "dimension")  # names of the setting in JAX and in torch
+
+
+class Words:
+    """Words for operations of a program and for values of it."""
+
+    def __init__(self, operations: Sequence[Operation], names: Mapping[Value, str]) -> None:
+        self.producer = {value: one for one in operations for value in one.results}
+        self.names = names
+
+    def chain(self, operations: Sequence[Operation]) -> str:
+        """Say what operations do, one after another."""
+        verbs = [self.verb(one) for one in operations if kind_of(one) != LAYOUT]
+        verbs = [verb for k, verb in enumerate(verbs) if k == 0 or verb != verbs[k - 1]]
+        more = len(verbs) - LISTED
+        said = verbs[:LISTED] + ([f"does {more} more"] if more > 0 else [])
+        return ", ".join(said) or "moves the elements"
+
+    def verb(self, operation: Operation) -> str:
+        """Say what an operation does with the data that it is given."""
+        kind = kind_of(operation)
+        if kind in ARITHMETIC:
+            number = scalar(operation)
+            if kind == "power" and number == 2:
+                return "squares"
+            by, alone = ARITHMETIC[kind]
+            other = f"{number:.6g}" if number is not None else self.other(operation)
+            return by.format(other) if other else alone
+        if kind in APPLIED:
+            return f"applies {kind}"
+        if kind == "gelu":
+            return "applies gelu_tanh" if operation.settings.get("approximate") == "tanh" else "applies gelu_erf"
+        if kind in ("product", "convolution"):
+            other = self.other(operation)
+            verb = "takes the matrix product" if kind == "product" else "convolves"
+            return f"{verb} with {other}" if other else verb
+        if kind == "softmax":
+            return f"takes the softmax{_over(operation)}"
+        if kind in ("sum", "mean", "largest", "sort"):
+            return PLAIN[kind] + _over(operation)
+        return PLAIN.get(kind, f"runs {operation.name.strip('_')}")
+
+    def other(self, operation: Operation) -> str:
+        """Name the operand that no input is in, if there is one."""
+        other = next((v for v in operation.operands if not v.data and v.array.size > 1), None)
+        if other is None:
+            return ""
+        if len(other.leaves) == 1:
+            return next(iter(other.leaves))
+        return "parameters" if other.leaves else f"a table of shape {list(other.array.shape)}"
+
+    def value(self, value: Value) -> str:
+        """Name a value: a parameter, an input, what a layer of weights gives, or the line that computes it."""
+        value = root(value, self.producer)
+        if value in self.names:
+            return self.names[value]
+        operation = self.producer.get(value)
+        if operation is None:
+            return "a value"
+        weights = layer_of(operation, self.producer)
+        if weights is not None:
+            return f"what {weights} gives"
+        return f"the value of {operation.where}" if operation.where else "a value"
+
+
+def layer_of(operation: Operation, producer: Mapping[Value, Operation]) -> str | None:
+    """Return the layer whose weights gave an operation's result, with or without its bias."""
+    for _ in range(2):
+        if kind_of(operation) in ("product", "convolution"):
+            leaves = next((v.leaves for v in operation.operands if v.leaves and not v.data), frozenset())
+            return operation.module or next(iter(leaves), None) if leaves else None
+        if kind_of(operation) != "add" or len(operation.data) != 1:
+            return None
+        before = producer.get(root(operation.data[0], producer))
+        if before is None:
+            return None
+        operation = before
+    return None
+
+
+def scalar(operation: Operation) -> float | None:
+    """Return the constant number that an operation is given; None if there is none."""
+    for value in operation.operands:
+        array = value.array
+        if value.constant and array.dtype.kind in "fiu" and array.size and (array == array.flat[0]).all():
+            return float(array.flat[0])
+    for key in ("exponent", "y"):  # integer_pow has its number as a setting
+        if isinstance(operation.settings.get(key), int | float):
+            return float(operation.settings[key])
+    return None
+
+
+def places(operations: Sequence[Operation]) -> str:
+    """Return the lines of operations in brackets, with a blank in front; empty where none is known."""
+    lines = list(dict.fromkeys(one.where for one in operations if one.where and kind_of(one) != LAYOUT))
+    lines = lines or list(dict.fromkeys(one.where for one in operations if one.where))
+    module = next((one.module for one in operations if one.module), "")
+    said = [*lines[:3], *(["..."] if len(lines) > 3 else []), *([f"in {module}"] if module else [])]
+    return f" ({', '.join(said)})" if said else ""
+
+
+def _over(operation: Operation) -> str:
+    given = next((operation.settings[key] for key in REDUCED if operation.settings.get(key) is not None), None)
+    if given is None or not operation.data:
+        return ""
+    axes = list(given) if isinstance(given, list | tuple) else [given]
+    rank = operation.data[0].array.ndim
+    if [axis % rank for axis in axes] == [rank - 1]:
+        return " over the last axis"
+    return f" over {'axis' if len(axes) == 1 else 'axes'} {', '.join(str(axis % rank) for axis in axes)}"

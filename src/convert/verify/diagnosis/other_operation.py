@@ -1,0 +1,132 @@
+"""Search for the operations at which the target's code departs from the JAX model's, in the records of one run of both."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from convert.core.errors import ConvertError
+from convert.layers.activations import NUMPY_ACTIVATIONS
+from convert.numerics.compare import difference
+from convert.references.protocol import Reference, observe
+from convert.verify.diagnosis.compare import Explanation
+from convert.verify.diagnosis.site import Site
+from convert.verify.sides.run_torch import boundaries_of
+
+if TYPE_CHECKING:
+    import torch
+
+    from convert.programs.program import Program
+
+Array = np.ndarray[Any, np.dtype[Any]]
+LARGEST = 2**30  # bytes of both records, as far as they can be told before
+VALUES = 50  # values of a run for each boundary, about
+FINEST, COARSEST = 1e-10, 1e-6  # relative errors up to which values inside the models may count as equal
+SHARE = 1e-2  # of the error at the boundary: what a value inside may differ by and still be equal
+USER_FAILS = (
+    AttributeError,
+    AssertionError,
+    IndexError,
+    KeyError,
+    NotImplementedError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+
+
+@dataclass(frozen=True)
+class OtherOperation:
+    """The outcome.
+
+    Attributes:
+        explanation: the operations that differ, proven; None if none were found.
+        order: whether they differ in the order of elements alone, for which a rule may be the cause.
+        known: what is known where nothing is proven, as a clause; empty if nothing is.
+    """
+
+    explanation: Explanation | None = None
+    order: bool = False
+    known: str = ""
+
+
+def other_operation(site: Site, reference: Reference, names: Sequence[str]) -> OtherOperation:
+    """Record both models and compare them operation by operation.
+
+    Where the difference at the site has no cause in front of it (a layer of another name in another place), the outputs are
+    compared.
+    """
+    evidence = site.evidence
+    if reference.jax is None or evidence.origin != "live" or evidence.float64_values is None or _size(site) > LARGEST:
+        return OtherOperation()
+    try:
+        source, target = _records(site, reference, names)
+    except (*USER_FAILS, ConvertError):  # code that cannot be recorded
+        return OtherOperation()
+    known = ""
+    for name in _goals(site, reference, source, target):
+        outcome = _compared(site, source, target, name)
+        if outcome.explanation is not None:
+            return outcome
+        known = known or outcome.known
+    return OtherOperation(known=known)
+
+
+def _size(site: Site) -> int:
+    """Return about how many bytes the records take."""
+    weights = sum(value.numel() for value in site.module.state_dict().values())
+    values = sum(np.size(value) for value in site.evidence.native_values.values())
+    return 8 * int(3 * weights + VALUES * values)
+
+
+def _records(site: Site, reference: Reference, names: Sequence[str]) -> tuple[Program, Program]:
+    from convert.numerics.precision import jax_precision
+    from convert.programs.record_jax import record_jax
+    from convert.programs.record_torch import record_torch
+    from convert.verify.sides.run_jax import jax_weights
+
+    inputs = site.evidence.inputs
+    with jax_precision(site.evidence.precision):
+        source = record_jax(reference.jax_side(), jax_weights(site.plan), inputs)
+
+    def run(module: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> Mapping[str, Any]:
+        with observe(module, boundaries_of(reference, module, names)) as values:
+            outputs = reference.run(module, tensors)
+        return {**values, **outputs}
+
+    return source, record_torch(site.module, run, inputs)
+
+
+def _goals(site: Site, reference: Reference, source: Program, target: Program) -> Iterator[str]:
+    """Yield the site, and an output that differs if the site is none."""
+    outputs = [name for name in reference.outputs if name != site.boundary]
+    for name in (site.boundary, *outputs):
+        one, two = source.outputs.get(name), target.outputs.get(name)
+        if one is not None and two is not None and one.array.shape == two.array.shape:
+            yield name
+        if name in reference.outputs:
+            return
+
+
+def _compared(site: Site, source: Program, target: Program, name: str) -> OtherOperation:
+    from convert.programs.divergence.search import diverge
+    from convert.programs.divergence.wording import named
+
+    want, mask = source.outputs[name].array, site.evidence.masks.get(name)
+
+    def error(got: Array) -> float:
+        return difference(got, want, mask=mask).relative if got.shape == want.shape else float("inf")
+
+    before = error(target.outputs[name].array)
+    tolerance = min(max(SHARE * before, FINEST), COARSEST)
+    found = diverge(source, target, name, error, min(site.enough, SHARE * before), tolerance)
+    if found is None:
+        return OtherOperation()
+    training = [path for path, module in site.module.named_modules() if module.training]
+    said = named(found, source, target, NUMPY_ACTIVATIONS, training)
+    if not found.proven:
+        return OtherOperation(known=said.problem)
+    return OtherOperation(Explanation(said.name, said.problem, "", said.fix, found.error), said.order)
