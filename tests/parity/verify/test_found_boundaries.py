@@ -9,6 +9,7 @@ import haiku as hk
 import jax
 import numpy as np
 import pytest
+import torch
 
 from convert.numerics.lift_jax import lift
 from convert.verify.sides.jax_modules import with_module_calls
@@ -59,7 +60,13 @@ def test_hooks_are_removed() -> None:
 
 
 def doubled(function: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda *args: function(*args) + function(*args) ** 2
+    """Another function, computed by NumPy, in which no record looks."""
+
+    def changed(*args: Any) -> torch.Tensor:
+        value = function(*args).numpy()
+        return torch.tensor(value + value**2)
+
+    return changed
 
 
 def test_an_unknown_mistake_is_located_between_two_layers_whose_weights_are_right() -> None:

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from convert.programs.divergence.layouts import same
+
 Array = np.ndarray[Any, np.dtype[Any]]
 Function = Callable[[Array], Array]
-SAME = 1e-9
 MOST = 10**6  # elements of a value that functions are tried on
 
 
@@ -33,15 +34,6 @@ def computed(got: Array, given: Array, activations: Mapping[str, Function]) -> s
                 last = axis == given.ndim - 1
                 return f"{name} over {'the last axis' if last else f'axis {axis}'}"
     return ""
-
-
-def same(one: Array, two: Array) -> bool:
-    """Whether two arrays have the same numbers in the same order."""
-    if one.size != two.size or not one.size:
-        return False
-    a, b = one.ravel(), two.ravel()
-    scale = float(np.abs(b).max())
-    return bool(np.isfinite(scale) and np.abs(a - b).max() <= SAME * scale)
 
 
 def functions(activations: Mapping[str, Function]) -> Iterator[tuple[str, Function]]:

@@ -8,9 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from convert.programs.divergence.shared_values import visible
+
 Array = np.ndarray[Any, np.dtype[Any]]
 MOST_AXES = 6
 MOST_LAYOUTS = 24
+SAME = 1e-9
 
 
 def layouts(array: Array, like: Array, anchors: Sequence[tuple[Array, Array]] = ()) -> Iterator[Array]:
@@ -22,20 +25,36 @@ def layouts(array: Array, like: Array, anchors: Sequence[tuple[Array, Array]] = 
     """
     if array.size != like.size:
         return
-    for one, two in anchors:
-        if one.shape == array.shape and two.shape == like.shape and (order := places(one, two)) is not None:
-            yield array.ravel()[order].reshape(like.shape)
     kept = array.reshape([size for size in array.shape if size > 1])
-    if kept.ndim > MOST_AXES:
-        return
-    found = [
-        kept.transpose(axes).reshape(like.shape)
-        for axes in itertools.permutations(range(kept.ndim))
-        if _fits([kept.shape[axis] for axis in axes], like.shape)
-    ]
+    orders = [] if kept.ndim > MOST_AXES else _orders(kept.shape, like.shape)
+    beside = [(one, two) for one, two in anchors if one.shape == array.shape and two.shape == like.shape]
+    for one, two in beside:
+        axes = one.reshape(kept.shape)
+        right = [order for order in orders if same(axes.transpose(order).reshape(like.shape), two)]
+        if right:
+            orders = right
+            break
+        if (order := places(one, two)) is not None:
+            yield array.ravel()[order].reshape(like.shape)
+    found = [kept.transpose(order).reshape(like.shape) for order in orders]
     scores = [-_likeness(one, like) for one in found]
     for k in sorted(range(len(found)), key=lambda k: (round(scores[k], 3), k))[:MOST_LAYOUTS]:
         yield found[k]
+
+
+def same(one: Array, two: Array) -> bool:
+    """Whether two arrays have the same numbers in the same order."""
+    if one.size != two.size or not one.size:
+        return False
+    a, b = one.ravel(), two.ravel()
+    scale = float(np.abs(b).max())
+    return bool(np.isfinite(scale) and np.abs(a - b).max() <= SAME * scale)
+
+
+def _orders(sizes: Sequence[int], shape: Sequence[int]) -> list[tuple[int, ...]]:
+    """Return the orders of axes of these sizes that give the shape, where either side may have joined neighbours."""
+    axes = itertools.permutations(range(len(sizes)))
+    return [order for order in axes if _fits([sizes[axis] for axis in order], shape)]
 
 
 def _fits(sizes: Sequence[int], shape: Sequence[int]) -> bool:
@@ -45,7 +64,8 @@ def _fits(sizes: Sequence[int], shape: Sequence[int]) -> bool:
 
 
 def _likeness(one: Array, two: Array) -> float:
-    """Return the absolute correlation of two arrays of one shape."""
+    """Return the absolute correlation of two arrays of one shape, without what a mask hides."""
+    one, two = visible(one), visible(two)
     with np.errstate(all="ignore"):
         finite = np.isfinite(one) & np.isfinite(two)
         a, b = one[finite].astype(np.float64), two[finite].astype(np.float64)

@@ -63,6 +63,7 @@ class Rerun:
             operands = [
                 self._given.get((index, k), self.array(operand)) for k, operand in enumerate(operation.operands)
             ]
+            operands = [np.require(operand, requirements=["C", "W"]) for operand in operands]  # torch takes no others
             try:
                 with np.errstate(all="ignore"):
                     results: Sequence[Array] = operation.again(operands)

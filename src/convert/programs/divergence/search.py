@@ -244,7 +244,7 @@ def _is_local(repair: Repair) -> bool:
         return False
     if not one or not two:
         return True
-    if any(kind_of(x) in ("product", "convolution") and _parameters([x]) for x in one):
+    if any(kind_of(x) in ("product", "convolution") and _parameters([x]) for x in (*one, *two)):
         return False
     theirs = _parameters(two)
     return all(any(same_numbers(x, y) for y in theirs) for x in _parameters(one))

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from convert.programs.divergence.functions import Function, computed, mask_offsets, same
+from convert.programs.divergence.functions import Function, computed, mask_offsets
 from convert.programs.divergence.kinds import LAYOUT, kind_of
+from convert.programs.divergence.layouts import same
 from convert.programs.divergence.search import Divergence, Repair
 from convert.programs.divergence.shared_values import HIDDEN, same_numbers
 from convert.programs.divergence.words import Words, places, scalar
@@ -55,7 +56,7 @@ def named(
     """
     ours, theirs = (Words(p.operations, _names(p)) for p in (target, source))
     if not divergence.proven:
-        return _unproven(divergence, ours, theirs)
+        return _unproven(divergence, ours, theirs, activations, training)
     described: dict[tuple[str, str], tuple[Repair, str, str]] = {}
     for repair in divergence.repairs:
         name, problem = _describe(repair, ours, theirs, activations, training)
@@ -66,11 +67,22 @@ def named(
         chosen = [one for one in chosen if one[1] != OTHER]
     names = list(dict.fromkeys(name for _, name, _ in chosen))
     name = " and ".join(names[:2])
-    if set(names) == {MISSING, EXTRA} and all(_is_norm(repair) for repair, _, _ in chosen):
-        name = "norm behind the addition, not in front of it"
+    if set(names) == {MISSING, EXTRA}:
+        name = _moved(chosen) or name
     problems = list(dict.fromkeys(problem for _, _, problem in chosen))
     problem = "; ".join(problems[:2]) + (f"; and {len(problems) - 2} more" if len(problems) > 2 else "")
     return Named(name, problem, _fix(divergence.repairs[0]), all(one == ORDER for one in names))
+
+
+def _moved(chosen: Sequence[tuple[Repair, str, str]]) -> str:
+    """Name what is missing at one place and too much at another."""
+    sides = [next(one for one, name, _ in chosen if name == which) for which in (MISSING, EXTRA)]
+    if all(any(kind in ("sqrt", "rsqrt") for kind, _ in _steps(one.source or one.target)) for one in sides):
+        return "norm behind the addition, not in front of it"
+    one, two = (_steps(x.source or x.target) for x in sides)
+    if [kind for kind, _ in one] != [kind for kind, _ in two]:
+        return ""
+    return "operations in another order" if one == two else CONSTANT
 
 
 def _describe(
@@ -81,17 +93,20 @@ def _describe(
     here, there = places(repair.target), places(repair.source)
     does, instead = ours.chain(repair.target), theirs.chain(repair.source)
     if not repair.target:
-        return MISSING, f"the JAX model {instead}{there} of {given}; the target uses it as it is"
+        return MISSING, f"of {given}, the JAX model {instead}{there}; the target uses it as it is"
     trained = next((one.module for one in repair.target if one.module in training), None)
     if (trained is not None and any(kind_of(one) == "random" for one in repair.target)) or not repair.source:
-        sentence = f"the target {does}{here} of {given}; the JAX model uses it as it is"
+        sentence = f"of {given}, the target {does}{here}; the JAX model uses it as it is"
         if trained is None:
             return EXTRA, sentence
         return "training mode", f"{sentence}: the target's module {trained} is in training mode"
-    sentence = f"given the same ({given}), the target {does}{here}; the JAX model {instead}{there}"
+    sentence = f"of {given}, the target {does}{here}; the JAX model {instead}{there}"
     hidden = [np.abs(x) >= HIDDEN for x in (repair.got, repair.want)]
     if hidden[0].any() and hidden[1].any() and (hidden[0] != hidden[1]).any():
-        return "another mask", f"{_masks(~hidden[0], ~hidden[1])}{here}{_versus(there)}"
+        return (
+            "another mask",
+            f"{_masks(~hidden[0], ~hidden[1])}{here}; the JAX model's mask is applied at {_line(repair.source)}",
+        )
     if function := _functions(repair, activations):
         return function, f"{sentence}: {function}"
     one, two = (_steps(x) for x in (repair.target, repair.source))
@@ -104,6 +119,8 @@ def _describe(
             return CONSTANT, f"{sentence}; {tables}"
         if set(map(ours.value, repair.operands)) and len(repair.operands) == len(repair.source_operands):
             return _same_operations(repair, ours, theirs, sentence)
+    if _without_factors(one) == _without_factors(two) and sorted(map(str, one)) == sorted(map(str, two)):
+        return _same_operations(repair, ours, theirs, sentence)
     if _epsilon(one) != _epsilon(two) and _epsilon(one) and _epsilon(two):
         return f"epsilon {_epsilon(one)} the root", sentence
     if Counter(kind for kind, _ in one) == Counter(kind for kind, _ in two):
@@ -171,22 +188,27 @@ def _masks(ours: Array, theirs: Array) -> str:
     one, two = mask_offsets(ours), mask_offsets(theirs)
     if one is None or two is None:
         more, fewer = int((ours & ~theirs).sum()), int((theirs & ~ours).sum())
-        return f"the target lets {more} positions be seen that the JAX model hides, and hides {fewer} that it shows"
-    return f"{_reach('the target', one, len(ours))}; {_reach('the JAX model', two, len(theirs))}"
+        return f"the target shows {more} positions that the JAX model hides, and hides {fewer} that it shows"
+    return f"in the target a position sees {_reach(*one)}; in the JAX model, {_reach(*two)}"
 
 
-def _reach(side: str, offsets: tuple[int, int], _: int) -> str:
-    low, high = offsets
-    ahead = "no position behind it" if low >= 0 else f"{-low} positions behind it"
-    return f"in {side} a position sees itself and {high} in front of it, and {ahead}"
+def _reach(low: int, high: int) -> str:
+    ahead = f", and up to {-low} behind it" if low < 0 else ""
+    return f"itself and up to {high} in front of it{ahead}" if low <= 0 else f"those {low} to {high} in front of it"
 
 
-def _versus(there: str) -> str:
-    return f"; see{there}" if there else ""
+def _line(operations: Sequence[Operation]) -> str:
+    """Return the first line of operations that is known."""
+    return next((one.where for one in operations if one.where and kind_of(one) != LAYOUT), "an unknown line")
 
 
 def _steps(operations: Sequence[Operation]) -> list[tuple[str, float | None]]:
     return [(kind_of(one), scalar(one)) for one in operations if kind_of(one) != LAYOUT]
+
+
+def _without_factors(steps: Sequence[tuple[str, float | None]]) -> list[tuple[str, float | None]]:
+    """Return the operations without those that multiply by a number: these may stand in front of a product or behind it."""
+    return [(kind, number) for kind, number in steps if kind not in ("multiply", "divide") or number is None]
 
 
 def _epsilon(steps: Sequence[tuple[str, float | None]]) -> str:
@@ -230,35 +252,37 @@ def _literals(words: Words, operations: Sequence[Operation]) -> dict[tuple[str, 
     return found
 
 
-def _is_norm(repair: Repair) -> bool:
-    return any(kind_of(one) in ("rsqrt", "sqrt") for one in (*repair.target, *repair.source))
-
-
 def _names(program: Program) -> dict[Value, str]:
     inputs = {value: f"the input {name}" for name, value in program.inputs.items()}
     return {**inputs, **{value: name for name, value in program.parameters.items()}}
 
 
 def _fix(repair: Repair) -> str:
-    here, there = (places(x).strip(" ()").partition(", in ")[0] for x in (repair.target, repair.source))
     if not repair.target:
-        return f"compute in the target what {there or 'the JAX model'} computes, or correct the reference"
+        return f"compute in the target what the JAX model computes at {_line(repair.source)}, or correct the reference"
     if not repair.source:
-        return f"remove this from {here or 'the target'}, or add it to the reference"
-    return f"make {here or 'the target'} compute what {there or 'the JAX model'} computes, or correct the reference"
+        return f"remove this from {_line(repair.target)}, or add it to the reference"
+    return (
+        f"make {_line(repair.target)} compute what the JAX model computes at {_line(repair.source)}, "
+        "or correct the reference"
+    )
 
 
-def _unproven(divergence: Divergence, ours: Words, theirs: Words) -> Named:
+def _unproven(
+    divergence: Divergence, ours: Words, theirs: Words, activations: Mapping[str, Function], training: Collection[str]
+) -> Named:
     """Say at which operation the target departs, where no value of the source's restores the output."""
     entry = divergence.entry
     if entry is None:
         return Named("", "", "")
+    said = ""
+    if divergence.repairs:
+        said = _describe(divergence.repairs[0], ours, theirs, activations, training)[1] + "; more differs behind it: "
     given = " and ".join(dict.fromkeys(ours.value(v) for v in entry.data))
-    said = (
-        f"the first operation of the target that is given values of the JAX model and gives none of its values: of {given}, "
-        f"the target {ours.verb(entry)}{places([entry])}"
+    said += (
+        "the first operation of the target that is given values of the JAX model and gives none of its values: "
+        f"of {given}, the target {ours.verb(entry)}{places([entry])}"
     )
     if divergence.instead:
-        what = theirs.chain(divergence.instead[:1])
-        said += f"; of the same, the JAX model {what}{places(divergence.instead[:1])}"
+        said += f"; of the same, the JAX model {theirs.chain(divergence.instead[:1])}{places(divergence.instead[:1])}"
     return Named("", said, "")
