@@ -76,6 +76,12 @@ def at_random(x: Array) -> Array:
     return cut(16)((x.view(np.uint32) + noise).view(np.float32))
 
 
+def in_float8(x: Array) -> Array:
+    """With one scale, so that the largest value is the largest of the type."""
+    scale = np.abs(x).max() / 448
+    return (x / scale).astype(ml_dtypes.float8_e4m3fn).astype(x.dtype) * scale
+
+
 def in_4_bits(x: Array) -> Array:
     """Groups of eight values, with a scale of their own."""
     groups = x.reshape(-1, 8)
@@ -98,6 +104,7 @@ def narrowed(name: str, change: Callable[[Array], Array], diagnosis: str, model:
     return Fault(name, "gemma2-2b", HUGGING, plant, "weights", "model.embed_tokens.weight", diagnosis, (model, OTHER))
 
 
+FC, SQUARE = f"{GPT}mlp.c_fc.weight", f"{GPT}attn.c_proj.weight"
 GROUPS = grid(3, 3, 8, order=(1, 0, 2), axis=-1)
 ROW_ORDERS = [
     fault("queries, keys and values within each head", "gpt2", HUGGING, both(f"{GPT}attn.c_attn", GROUPS, GROUPS), f"{GPT}attn.c_attn.weight", "parts within heads", f"{GPT}attn.c_attn", OTHERS),
@@ -119,6 +126,8 @@ ROUNDINGS = [
     fault("the whole file rounded at random to bfloat16", "gpt2", HUGGING, every(at_random), "transformer.wte.weight", "not rounded to the nearest", "transformer.wte", OTHER),
     one("a weight cut off to TF32", "gpt2", HUGGING, f"{GPT}mlp.c_fc.weight", cut(13), "truncated"),
     one("a weight in 4 bits for each group of 8", "gpt2", HUGGING, f"{GPT}mlp.c_fc.weight", in_4_bits, "quantized"),
+    one("a weight in float8 with a scale", "gpt2", HUGGING, FC, in_float8, "quantized"),
+    fault("the whole file with four decimal digits", "gpt2", HUGGING, every(lambda x: np.round(x.astype(float), 4).astype(x.dtype)), "transformer.wte.weight", "rounded", "transformer.wte"),
     one("a weight in 4 bits for each group of 8", "whisper", HUGGING, f"{WH}fc1.weight", in_4_bits, "quantized"),
 ]  # fmt: skip
 
@@ -216,7 +225,6 @@ def combined(of: str, other: str, combine: Callable[[Array, Array], Array]) -> C
     return edit
 
 
-FC, SQUARE = f"{GPT}mlp.c_fc.weight", f"{GPT}attn.c_proj.weight"
 ELEMENTS = [
     one("a square matrix turned by a quarter", "gpt2", HUGGING, SQUARE, np.rot90, "rotated"),
     one("a matrix reversed along both axes", "gpt2", HUGGING, FC, lambda x: x[::-1, ::-1], "axes reversed"),
@@ -228,6 +236,13 @@ ELEMENTS = [
     one("the residual put into a projection", "gpt2", HUGGING, SQUARE, lambda x: x + np.eye(24, dtype=np.float32), "identity added"),
     one("a number added to a bias", "bert", HUGGING, f"{BERT}output.dense.bias", lambda x: x + np.float32(0.5), "a number added"),
     one("the mean of each column taken off", "gpt2", HUGGING, FC, lambda x: x - x.mean(0, keepdims=True), "mean subtracted"),
+    one("the mean of all values taken off, divided by their spread", "gpt2", HUGGING, FC, lambda x: (x - x.mean()) / x.std(), "scaled and shifted"),
+    one("a matrix made symmetric", "gpt2", HUGGING, SQUARE, lambda x: (x + x.T) / 2, "made symmetric"),
+    one("an edit of rank one", "gpt2", HUGGING, FC, lambda x: x + np.outer(x[:, 3], x[5]), "a change of low rank"),
+    one("positions with an offset of two", "gpt2", HUGGING, "transformer.wpe.weight", lambda x: np.concatenate([0 * x[:2], x[:-2]]), "rows shifted"),
+    one("a token inserted into a table", "gpt2", HUGGING, "transformer.wte.weight", lambda x: np.concatenate([x[:3], x[3:4], x[3:-1]]), "rows shifted"),
+    one("bits of bfloat16 read as float16", "gpt2", HUGGING, FC, lambda x: x.astype(ml_dtypes.bfloat16).view(np.float16).astype(x.dtype), "bits of another type"),
+    one("16-bit halves of the values exchanged", "gpt2", HUGGING, SQUARE, lambda x: x.view(np.uint16).reshape(24, 24, 2)[..., ::-1].copy().view(np.float32)[..., 0], "halves of values swapped"),
     fault("the end of a weight is the other layer's", "gpt2", HUGGING, from_layer("mlp.c_fc.weight", 1000), FC, "partly of another layer", f"{GPT}mlp.c_fc"),
     fault("a weight is the mean of two layers", "gpt2", HUGGING, combined(FC, "transformer.h.0.mlp.c_fc.weight", lambda x, y: (x + y) / 2), FC, "mixed with another tensor", f"{GPT}mlp.c_fc"),
     fault("one bias added to another", "gpt2", HUGGING, combined(f"{GPT}mlp.c_proj.bias", f"{GPT}attn.c_proj.bias", np.add), f"{GPT}mlp.c_proj.bias", "another tensor added", f"{GPT}mlp.c_proj"),

@@ -65,6 +65,20 @@ def find_move(name: str, other: str) -> Move | None:
     return Move(".".join(ours[:k]), int(ours[k]), int(theirs[k]))
 
 
+def find_word_move(name: str, other: str) -> tuple[str, str, str] | None:
+    """Return the place without its numbers, the word and the other's word, where two names differ in one word.
+
+    >>> find_word_move("layer.1.self.query.weight", "layer.1.self.key.weight")
+    ('layer.#.self', 'query', 'key')
+    """
+    ours, theirs = name.split("."), other.split(".")
+    differ = [k for k, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b]
+    if len(ours) != len(theirs) or len(differ) != 1 or ours[differ[0]].isdecimal() or theirs[differ[0]].isdecimal():
+        return None
+    (k,) = differ
+    return without_numbers(".".join(ours[:k])), ours[k], theirs[k]
+
+
 def without_numbers(name: str) -> str:
     """Replace the numbers of a name.
 

@@ -10,7 +10,14 @@ import numpy as np
 
 from convert.core.findings import Finding
 from convert.layers.base import Step
-from convert.verify.mistakes.index_moves import Move, find_move, order_of, sources_of, without_numbers
+from convert.verify.mistakes.index_moves import (
+    Move,
+    find_move,
+    find_word_move,
+    order_of,
+    sources_of,
+    without_numbers,
+)
 from convert.verify.weights.permutations import describe_order
 
 FIX = "convert again with these rules; change a rule only if the model level shows that the file is right"
@@ -82,6 +89,9 @@ def _keys(wrong: Sequence[WrongTensor]) -> list[Hashable]:
         move = tensor.move
         if move is not None:
             keys.append(next(key for key in (move.template, move.place) if key in moves))
+            continue
+        if tensor.of and (words := find_word_move(tensor.step.name, tensor.of)) is not None:
+            keys.append((words[0], frozenset(words[1:])))
             continue
         followed = next((key for key, order in moves.items() if tensor.order and _follows(tensor, key, order)), None)
         shared = (key for key in _shared(tensor) if len(rules_of[key]) > 1)
@@ -157,7 +167,11 @@ def _finding(group: Sequence[WrongTensor], steps: Sequence[Step]) -> Finding:
 
 def _problem(lead: WrongTensor, group: Sequence[WrongTensor]) -> str:
     if (move := lead.move) is None:
-        return lead.problem
+        found = {find_word_move(tensor.step.name, tensor.of) for tensor in group if tensor.of}
+        words = sorted(words[1:] for words in found if words is not None)
+        if len(words) == 2 and words[0] == words[1][::-1]:
+            return f"{lead.name}: {words[0][0]} and {words[0][1]} are exchanged"
+        return f"{lead.name}: {words[0][0]} holds what belongs to {words[0][1]}" if len(words) == 1 else lead.problem
     held = sources_of(move for tensor in group if (move := tensor.move) is not None)
     return f"{lead.name}: {_describe_moves(move.word, held)}" if held else lead.problem
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
 
 from convert.core.findings import Finding
 from convert.layers.base import Step
@@ -38,7 +41,8 @@ def diagnose(plan: Plan, written: Written, wrong: Mapping[str, int]) -> list[Fin
         owner = steps[step.tied] if step.tied in wrong else step  # tied tensors share the values and the mistake
         got = written.read(owner.name)
         thorough = k < MAX_DIAGNOSED and unknown < MAX_UNKNOWN
-        found = naming.cause(owner, got, known, thorough=thorough)
+        with np.errstate(all="ignore"):  # damaged values may be anything
+            found = naming.cause(owner, got, known, thorough=thorough)
         if found is None:
             unknown += thorough
             right = expected(owner, plan.source)
@@ -54,7 +58,16 @@ def diagnose(plan: Plan, written: Written, wrong: Mapping[str, int]) -> list[Fin
             named.append(WrongTensor(step, count, found.name, found.name, found.instead, found.gives, found.of))
         else:
             named.append(WrongTensor(step, count, found.name, found.description, order=found.order, axis=found.axis))
-    return [*findings_of(named, plan.steps), *_of_other_values(plan, written, others, wrong)]
+    causes = [_in_files(finding, plan, written, wrong) for finding in findings_of(named, plan.steps)]
+    return [*causes, *_of_other_values(plan, written, others, wrong)]
+
+
+def _in_files(finding: Finding, plan: Plan, written: Written, wrong: Collection[str]) -> Finding:
+    """Say where a cause concerns some files of several, and nothing else is wrong."""
+    names = finding.data["tensors"]
+    files = _whole_files(plan.steps, written, names, wrong) if len(names) > 1 else ""
+    text = f"{finding.problem}; these are the tensors of {files}, and those of the other files are right"
+    return replace(finding, problem=text) if files else finding
 
 
 def _of_other_values(

@@ -16,6 +16,7 @@ from convert.verify.weights.permutations import describe_order
 Array = np.ndarray[Any, np.dtype[Any]]
 MAX_AXES = 4  # of a tensor whose axes are turned
 MIN_EACH = 4  # values for one number per index; fewer fit any
+MAX_RANK = 64  # of a change
 MAX_SORTED = 1 << 24  # values whose order is looked up
 PER_INDEX = ("multiplied by numbers", "one row changed")  # which another tensor may explain
 FLAT = "values in the order of the file"
@@ -179,4 +180,55 @@ def _fits(x: Array, made: Array, slack: Array) -> bool:
         return bool(np.all(np.abs(x - made) <= slack))
 
 
-_FINDERS = (_turned, _zeroed, _signs, _reordered, _added, _per_index)
+def _scaled_and_shifted(got: Array, want: Array) -> Iterator[tuple[str, str]]:
+    """Find a factor and a number that is added, the same for all values; and a matrix made symmetric."""
+    if not is_float(want.dtype.name) or got.size < MIN_EACH or not _tells(got, want):
+        return
+    x, y, slack = _exact(got, want)
+    spread = float(np.var(y))
+    if spread > 0:
+        factor = float(np.mean((x - x.mean()) * (y - y.mean()))) / spread
+        number = float(x.mean() - factor * y.mean())
+        if factor and _fits(x, factor * y + number, slack + slack.max() * (abs(factor) + 1)):
+            text = f"all values are multiplied by {factor:.7g}, and {number:.7g} is added"
+            yield "scaled and shifted", text
+            return
+    if got.ndim == 2 and got.shape[0] == got.shape[1] and _fits(x, (y + y.T) / 2, slack):
+        yield "made symmetric", "the matrix is the mean of the right one and its transpose"
+
+
+def _low_rank(got: Array, want: Array) -> Iterator[tuple[str, str]]:
+    """Find a change of low rank, as of a low-rank pair; and a matrix that was reduced to a low rank."""
+    if not is_float(want.dtype.name) or got.ndim != 2 or min(got.shape) < 4 or not _tells(got, want):
+        return
+    x, y, slack = _exact(got, want)
+    if not np.all(np.isfinite(x)):
+        return
+    differ = unequal(got, want)
+    rows, columns = np.flatnonzero(differ.any(axis=1)), np.flatnonzero(differ.any(axis=0))
+    change = _rank((x - y)[np.ix_(rows, columns)], 4 * float(slack.max()))  # of a few rows, the rank is low anyway
+    whole = _rank(x, 4 * float(slack.max()))
+    if change:
+        yield (
+            "a change of low rank",
+            f"the difference from the source has rank {change}: a low-rank pair, or an edit of the weight",
+        )
+    elif whole and not _rank(y, 4 * float(slack.max())):
+        yield "reduced to a low rank", f"the matrix has rank {whole}, that of the source a higher one"
+
+
+def _rank(x: Array, slack: float) -> int:
+    """Return the rank of a matrix if it is at most a quarter of its size, up to `slack` in each value; otherwise 0."""
+    most = min(MAX_RANK, min(x.shape) // 4)
+    if not most:
+        return 0
+    taken = x @ np.random.default_rng(0).standard_normal((x.shape[1], most + 1))
+    basis, sizes, _ = np.linalg.svd(taken, full_matrices=False)
+    rank = int(np.count_nonzero(sizes > 1e-5 * sizes[0])) if sizes[0] > 0 else 0
+    if not 0 < rank <= most:
+        return 0
+    basis = basis[:, :rank]
+    return rank if float(np.abs(x - basis @ (basis.T @ x)).max()) <= slack else 0
+
+
+_FINDERS = (_turned, _zeroed, _signs, _reordered, _added, _per_index, _scaled_and_shifted, _low_rank)

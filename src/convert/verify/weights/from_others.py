@@ -45,12 +45,30 @@ def find_in_others(step: Step, plan: Plan, got: Array) -> Corruption | None:
         maybe = _kind(few, right, values.reshape(-1)[sample])
         if maybe is not None and (found := _kind(got, want, values)) is not None:
             return _described(found, step.name, other.name, differ)
+    if (mean := _mean_of_numbered(step, plan, got, alike)) is not None:
+        return mean
     if got.ndim == 2:
         turned = [s for s in others if s.spec.shape == got.shape[::-1] and s.spec.dtype == step.spec.dtype]
         for other in turned[:MAX_OTHERS]:
             if same_bits(got, expected(other, plan.source).T):
                 return Corruption(OTHER_TRANSPOSED, f"it holds what belongs to {other.name}, transposed")
     return _folded(step, plan, got, want)
+
+
+def _mean_of_numbered(step: Step, plan: Plan, got: Array, alike: list[Step]) -> Corruption | None:
+    """Find the mean over all experts or layers."""
+    moves = [(find_move(step.name, other.name), other) for other in alike]
+    for place in dict.fromkeys(move.place for move, _ in moves if move is not None):
+        others = [other for move, other in moves if move is not None and move.place == place]
+        if len(others) < 2 or not is_float(got.dtype.name):
+            continue
+        mean = sum(expected(other, plan.source).astype(np.float64) for other in (step, *others)) / (1 + len(others))
+        slack = 8 * max(epsilon(got.dtype.name), epsilon("float32")) * float(np.abs(mean).max())
+        if np.all(np.abs(got.astype(np.float64) - mean) <= slack):
+            return Corruption(
+                MIXED, f"it is the mean of the {1 + len(others)} tensors that differ in the number after {place}"
+            )
+    return None
 
 
 def _kind(got: Array, want: Array, other: Array) -> tuple[str, float] | None:

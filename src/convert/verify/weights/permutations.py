@@ -53,7 +53,7 @@ def describe_order(order: Array, unit: str = "rows", *, whole: bool = True) -> O
         or _of_factors(order, unit)
     ):
         return found
-    return _in_a_range(order, moved, unit) or _blocks(order, unit) or _same_in_each(order, unit)
+    return _same_in_each(order, unit) or _in_a_range(order, moved, unit) or _blocks(order, unit)
 
 
 def _thirds(order: Array, unit: str) -> Order | None:

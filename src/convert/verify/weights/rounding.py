@@ -20,7 +20,10 @@ NARROWER = {
     "float8_e5m2": ml_dtypes.float8_e5m2,
 }
 MANTISSA = {4: 23, 8: 52}  # bytes of a type of numpy -> stored bits of its mantissa
+SCALED = {name: NARROWER[name] for name in ("float8_e4m3fn", "float8_e5m2")}
 KNOWN_BITS = {7: "bfloat16", 10: "TF32"}  # bits of the mantissa that remain -> name
+CODES, MIN_CODED = 16, 256  # sizes in a table of 4 bits; values that show it
+MIN_DECIMALS = 8  # values that are all short by no chance
 MIN_CUT = 6  # bits; fewer zeros at the end of every value may be chance
 ROUNDED, TRUNCATED, NOT_NEAREST, QUANTIZED = "rounded", "truncated", "not rounded to the nearest", "quantized"
 ROUNDINGS = frozenset((ROUNDED, TRUNCATED, NOT_NEAREST))
@@ -57,6 +60,31 @@ def _through(got: Array, want: Array, exact: Array) -> Iterator[tuple[str, str]]
         if same_bits(got, made):
             yield ROUNDED, f"all values are rounded to {name} and stored as {want.dtype.name}"
             return
+
+
+def find_decimals(got: Array, want: Array, exact: Array) -> Iterator[tuple[str, str]]:
+    """Yield the number of decimal digits to which all values are rounded, as by a text file."""
+    if not is_float(want.dtype.name) or got.size < MIN_DECIMALS:
+        return
+    x = exact.astype(np.float64)
+    with np.errstate(all="ignore"):
+        power = np.floor(np.log10(np.abs(np.where(x, x, 1.0))))
+    for digits in range(2, 8):
+        if same_bits(got, np.round(x, digits).astype(want.dtype)):
+            yield ROUNDED, f"all values are rounded to {digits} digits after the decimal point"
+            return
+        scale = 10.0 ** (power - digits + 1)
+        made = (np.round(x / scale) * scale).astype(want.dtype)
+        if nearly_bits(got, made) and not nearly_bits(got, want):
+            yield ROUNDED, f"all values are rounded to {digits} decimal digits"
+            return
+
+
+def nearly_bits(a: Array, b: Array) -> bool:
+    """Whether two tensors differ by one unit in the last place at most, as after another order of operations."""
+    x, y = a.astype(np.float64), b.astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        return bool(np.all(np.abs(x - y) <= epsilon(a.dtype.name) * np.abs(y)))
 
 
 def _neighbours(exact: Array, want: Array) -> tuple[Array, Array]:
@@ -124,6 +152,15 @@ def find_grid(got: Array, want: Array, exact: Array) -> Iterator[tuple[str, str]
             if group < got.shape[axis] and got.shape[axis] % group == 0:
                 groups = [np.moveaxis(values, axis, -1).reshape(-1, group) for values in (got, exact)]
                 ways.append((f"for each {group} values along axis {axis}", groups))
+    for name, dtype in SCALED.items():
+        for where, (ours, theirs) in ways:
+            if _is_scaled(ours, theirs, dtype):
+                yield QUANTIZED, f"the values are rounded to {name}, with a scale {where}: 8 bits each"
+                return
+    for where, (ours, theirs) in ways:
+        if _is_coded(ours, theirs):
+            yield QUANTIZED, f"the values have {CODES} sizes, as of a table, with a scale {where}: 4 bits each"
+            return
     for bits, steps in BITS.items():
         for where, (ours, theirs) in ways:
             y, x = ours.astype(np.float64), theirs.astype(np.float64)
@@ -133,6 +170,27 @@ def find_grid(got: Array, want: Array, exact: Array) -> Iterator[tuple[str, str]
                     f"the values are on a grid of {2**bits} numbers, with a scale {where}: {bits} bits each",
                 )
                 return
+
+
+def _is_coded(ours: Array, theirs: Array) -> bool:
+    """Whether all rows, each divided by its largest size, have the same sixteen values, and so many that this is no chance."""
+    y, x = ours.astype(np.float64), theirs.astype(np.float64)
+    largest = np.abs(y).max(axis=1, keepdims=True)
+    if y.size < MIN_CODED or not np.all(largest > 0) or np.any(np.abs(x - y) > 0.3 * largest):
+        return False
+    return len(np.unique(np.round(y[: 1 << 16] / largest[: 1 << 16], 4))) <= CODES
+
+
+def _is_scaled(ours: Array, theirs: Array, dtype: Any) -> bool:
+    """Whether each row, scaled so that its largest value is that of a narrow type, is rounded to that type."""
+    x = theirs.astype(np.float64)
+    scale = np.abs(x).max(axis=1, keepdims=True) / float(ml_dtypes.finfo(dtype).max)
+    if ours.size < MIN_VALUES * (1 + len(ours)) or not np.all(scale > 0):
+        return False
+    made = (x / scale).astype(np.float32).astype(dtype).astype(np.float64) * scale
+    # One value in a hundred may be rounded the other way: the scale was rounded, too.
+    slack = 4 * epsilon("float32" if ours.dtype.itemsize >= 4 else ours.dtype.name) * np.abs(made)
+    return bool(np.mean(np.abs(ours.astype(np.float64) - made) <= slack) >= 0.99)
 
 
 def _is_on_grid(y: Array, x: Array, eps: float, around_zero: int, from_lowest: int) -> bool:

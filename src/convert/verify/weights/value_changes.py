@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+from ml_dtypes import bfloat16
 
 from convert.core.ops import is_float
 from convert.numerics.bits import same_bits
 from convert.numerics.compare import epsilon
 from convert.verify.weights.relations import common_factor, factor_text, places_of_rows
-from convert.verify.weights.rounding import find_grid, find_rounding
+from convert.verify.weights.rounding import find_decimals, find_grid, find_rounding
 
 Array = np.ndarray[Any, np.dtype[Any]]
 SAMPLE = 1 << 20  # values of a large tensor that are compared in float64
+MIN_SHIFTED = 4  # rows of a table whose order tells something
 MIN_INSIDE = 2  # values of a clipped tensor that keep theirs
 MAX_AXES = 4  # of a tensor whose axes are permuted: 24 orders
 # Functions that code applies to a parameter when it is used, and that a conversion may apply as well.
 FUNCTIONS: dict[str, Callable[[Array], Array]] = {
     "softplus": lambda x: np.logaddexp(x, 0.0),
     "exp": np.exp,
+    "-exp": lambda x: -np.exp(x),
+    "log1p": np.log1p,
+    "expm1": np.expm1,
     "log": np.log,
     "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
     "tanh": np.tanh,
@@ -47,6 +53,24 @@ def find_value_change(got: Array, want: Array, exact: Array | None = None) -> tu
 def _swapped_bytes(got: Array, want: Array, exact: Array) -> Iterator[tuple[str, str]]:
     if want.dtype.itemsize > 1 and got.tobytes() == want.byteswap().tobytes():
         yield "bytes swapped", f"the {want.dtype.itemsize} bytes of each value are in the reverse order (big-endian)"
+
+
+def _other_bits(got: Array, want: Array, exact: Array) -> Iterator[tuple[str, str]]:
+    """Find bits that were read as those of another type, and the 16-bit halves of each value exchanged."""
+    if want.dtype.name != "float32":
+        return
+    swapped = np.ascontiguousarray(want).view(np.uint32)
+    if same_bits(got, ((swapped << 16) | (swapped >> 16)).view(np.float32)):
+        yield "halves of values swapped", "the two halves of the 4 bytes of each value are exchanged"
+        return
+    for written, read in ((bfloat16, np.float16), (np.float16, bfloat16)):
+        with np.errstate(all="ignore"):
+            narrow = np.ascontiguousarray(want.astype(written))
+            made = narrow.view(read).astype(np.float32)
+        if same_bits(got, made):
+            names = np.dtype(written).name, np.dtype(read).name
+            yield "bits of another type", f"the values were written as {names[0]}, and their bits read as {names[1]}"
+            return
 
 
 def _reshaped(got: Array, want: Array, exact: Array) -> Iterator[tuple[str, str]]:
@@ -113,6 +137,37 @@ def _is_function(function: Callable[[Array], Array], x: Array, y: Array, eps_x: 
         return bool(np.all((y >= ends.min(axis=0) - slack) & (y <= ends.max(axis=0) + slack)))
 
 
+def _shifted(got: Array, want: Array, exact: Array) -> Iterator[tuple[str, str]]:
+    """Find rows that moved together over others, from one row on: positions with an offset, a token inserted."""
+    for axis, size in enumerate(got.shape):
+        found = places_of_rows(got, want, axis) if got.size > size >= MIN_SHIFTED else None
+        if found is None or max(found) < 0:
+            continue
+        places = np.array(found)
+        offsets = np.where(places < 0, 0, places - np.arange(size))
+        moved = np.flatnonzero(offsets)
+        if len(moved) < 2 or len(set(offsets[moved].tolist())) != 1 or moved[-1] - moved[0] + 1 != len(moved):
+            continue
+        by, start, stop = int(offsets[moved[0]]), int(moved[0]), int(moved[-1])
+        if int(np.count_nonzero(places < 0)) > abs(by):
+            continue
+        if 2 * len(moved) == size and not np.any(places < 0) and abs(by) == len(moved):
+            continue  # one half twice
+        inner = math.prod(got.shape[axis + 1 :])
+        if same_bits(got.reshape(-1), np.roll(want.reshape(-1), -by * inner)):
+            return  # none is lost: the values moved in the order of the file
+        if abs(by) >= len(moved):
+            text = (
+                f"the rows {start} to {stop} along axis {axis} hold the rows {start + by} to {stop + by} of the source"
+            )
+            yield "rows repeated", text
+        else:
+            way = "back" if by > 0 else "forward"
+            text = f"the rows along axis {axis} are moved {way} by {abs(by)} from row {start} on; as many rows are lost"
+            yield "rows shifted", text
+        return
+
+
 def _repeated(got: Array, want: Array, exact: Array) -> Iterator[tuple[str, str]]:
     """Find rows of the source that occur twice, in place of others."""
     for axis, size in enumerate(got.shape):
@@ -154,14 +209,17 @@ def _transposed(got: Array, want: Array, exact: Array) -> Iterator[tuple[str, st
 # Exact changes first: a rounded tensor is also close to a multiple of the right one.
 _FINDERS = (
     _swapped_bytes,
+    _other_bits,
     _reshaped,
     _constant,
     find_rounding,
     _zeroed_tail,
     _clipped,
+    _shifted,
     _repeated,
     _applied,
     _transposed,
     _multiplied,
     find_grid,
+    find_decimals,
 )

@@ -150,6 +150,28 @@ def test_many_layers_are_one_cause_beyond_those_that_are_searched(tmp_path: Path
     assert len(rest) <= 1
 
 
+def test_the_words_that_are_exchanged(tmp_path: Path) -> None:
+    """In two rules, one cause."""
+    leaves = {f"{name}_{i}": RANDOM.standard_normal((4, 4)).astype(np.float32) for name in "qk" for i in range(3)}
+    rules = "\n".join(
+        f'- einsum: "...I,IO->...O"\n  from: {n}_{{i}}\n  linear: layers.{{i}}.attn.{n}_proj' for n in "qk"
+    )
+    plan = make_plan(rule_file(rules), MemorySource(leaves))
+
+    def edit(t: Tensors) -> None:
+        for i in range(3):
+            exchange(t, f"layers.{i}.attn.q_proj.weight", f"layers.{i}.attn.k_proj.weight")
+
+    (finding,) = found(plan, tmp_path, edit)
+    assert finding.problem.startswith("of another tensor: k_proj and q_proj are exchanged; the same in 5 more tensors")
+
+
+def test_a_file_of_zeros_among_several(plan: Plan, tmp_path: Path) -> None:
+    (finding,) = found(plan, tmp_path, lambda t: t.update({name: 0 * t[name] for name in list(t)[21:]}), files=4)
+    assert finding.data["diagnosis"] == "all zeros"
+    assert "these are the tensors of model-4.safetensors, and those of the other files are right" in finding.problem
+
+
 def near(t: Tensors, names: list[str]) -> None:
     for name in names:
         t[name] = t[name] * (1 + 1e-3 * np.random.default_rng(1).standard_normal(t[name].shape).astype(np.float32))

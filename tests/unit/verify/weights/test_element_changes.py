@@ -51,6 +51,11 @@ def exchange(x: Array) -> None:
     x[0, 1], x[5, 7] = x[5, 7], x[0, 1]
 
 
+def rank_4(x: Array) -> Array:
+    u, s, v = np.linalg.svd(x, full_matrices=False)
+    return (u[:, :4] * s[:4]) @ v[:4]
+
+
 NORMS = np.linspace(0.5, 2, 24, dtype=np.float32)[:, None]
 CHANGES: dict[str, tuple[str, str, Array, Change]] = {
     "both axes reversed": ("axes reversed", "along the axes 0 and 1", WANT, lambda x: x[::-1, ::-1]),
@@ -70,6 +75,17 @@ CHANGES: dict[str, tuple[str, str, Array, Change]] = {
     "a number for each row": ("numbers added", "axis 0", WANT, lambda x: x + NORMS),
     "the mean of each row": ("mean subtracted", "axis 0", WANT, lambda x: x - x.mean(1, keepdims=True)),
     "rows of length 1": ("normalised", "norm 1", WANT, lambda x: x / np.linalg.norm(x, axis=1, keepdims=True)),
+    "normalised as a whole": ("scaled and shifted", "is added", WANT + 1, lambda x: (x - x.mean()) / x.std()),
+    "made symmetric": ("made symmetric", "its transpose", SQUARE, lambda x: (x + x.T) / 2),
+    "a low-rank pair": ("a change of low rank", "rank 2", WANT, lambda x: x + RANDOM.standard_normal((24, 2)) @ RANDOM.standard_normal((2, 40))),
+    "four directions": ("reduced to a low rank", "rank 4", WANT, rank_4),
+    "shifted rows": ("rows shifted", "moved forward by 1 from row 4 on", WANT, lambda x: np.concatenate([x[:3], x[3:4], x[3:-1]])),
+    "an offset": ("rows shifted", "moved forward by 2 from row 2 on", WANT, lambda x: np.concatenate([0 * x[:2], x[:-2]])),
+    "values for keys": ("rows repeated", "16 to 23 along axis 0 hold the rows 8 to 15", WANT, lambda x: np.concatenate([x[:16], x[8:16]])),
+    "words swapped": ("halves of values swapped", "two halves", WANT, lambda x: x.view(np.uint16).reshape(24, 40, 2)[..., ::-1].copy().view(np.float32)[..., 0]),
+    "float16 read as bfloat16": ("bits of another type", "written as float16", WANT, lambda x: x.astype(np.float16).view(ml_dtypes.bfloat16)),
+    "bfloat16 read as float16": ("bits of another type", "written as bfloat16", WANT, lambda x: x.astype(ml_dtypes.bfloat16).view(np.float16)),
+    "one row": ("one row changed", "only index 7", WANT, set_at(7, lambda x: x.mean(0))),
     "signs of some columns": ("multiplied by a number", "0, 2, 4", WANT, set_at(np.s_[:, ::2], lambda x: -x[:, ::2])),
     "zeros in a row": ("values zeroed", "14 of 960 values", WANT, set_at(np.s_[3, ::3], lambda x: 0)),
 }  # fmt: skip
@@ -123,6 +139,7 @@ OTHERS: dict[str, tuple[str, str, Callable[[dict[str, Array]], Array]]] = {
     "times a scale": ("a scale folded in", "by layers.1.s", lambda t: t[ONE] * t["layers.1.s"][:, None]),
     "divided by a scale": ("a scale folded in", "1 / layers.1.s", lambda t: t[ONE] / t["layers.1.s"][:, None]),
     "times 1 + scale": ("a scale folded in", "1 + layers.1.s", lambda t: t[ONE] * (1 + t["layers.1.s"][:, None])),
+    "the mean of all layers": ("mixed with another tensor", "the mean of the 3 tensors", lambda t: (t["layers.0.w"] + t[ONE] + t["layers.2.w"]) / 3),
     "stale rows": (NEAR, "in the indices 3 to 11 of axis 0", lambda t: np.concatenate([t[ONE][:3], t[ONE][3:] * (1 + 1e-3 * RANDOM.standard_normal((9, 8)))])),
     "unrelated rows": (UNRELATED, "in the indices 3 to 11 of axis 0", lambda t: np.concatenate([t[ONE][:3], np.random.default_rng(9).standard_normal((9, 8))])),
 }  # fmt: skip

@@ -49,6 +49,22 @@ def from_lowest(x: Array) -> Array:
     return (np.round((x - x.min()) / scale) * scale + x.min()).astype(np.float32)
 
 
+TABLE = np.sort(np.concatenate([[-1.0, 0.0, 1.0], np.linspace(-0.8, 0.83, 13) ** 3]))
+
+
+def from_table(x: Array) -> Array:
+    """Sixteen sizes that are no grid, with a scale for each eight values."""
+    groups = x.reshape(-1, 8)
+    scale = np.abs(groups).max(axis=1, keepdims=True)
+    nearest = np.abs((groups / scale)[..., None] - TABLE).argmin(axis=-1)
+    return (TABLE[nearest] * scale).reshape(x.shape).astype(np.float32)
+
+
+def in_float8(x: Array, axis: int | None = None) -> Array:
+    scale = np.abs(x).max(axis=axis, keepdims=axis is not None) / 448
+    return (x / scale).astype(ml_dtypes.float8_e4m3fn).astype(np.float32) * scale
+
+
 MODES: dict[str, tuple[str, str, Change]] = {
     "towards zero": ("truncated", "towards zero", cut),
     "away from zero": ("not rounded to the nearest", "away from zero", away),
@@ -58,11 +74,31 @@ MODES: dict[str, tuple[str, str, Change]] = {
     "8 bits": ("quantized", "8 bits", lambda x: in_bits(x, 127)),
     "8 bits for each row": ("quantized", "index of axis 0: 8 bits", lambda x: in_bits(x, 127, 64)),
     "4 bits for each group": ("quantized", "each 16 values along axis 1: 4 bits", lambda x: in_bits(x, 7, 16)),
+    "float8 with a scale": ("quantized", "float8_e4m3fn, with a scale for the tensor", in_float8),
+    "float8 for each row": ("quantized", "index of axis 0: 8 bits", lambda x: in_float8(x, 1)),
+    "a table of sixteen sizes": ("quantized", "as of a table, with a scale for each 8 values", from_table),
+    "digits after the point": (
+        "rounded",
+        "4 digits after the decimal point",
+        lambda x: np.round(x.astype(float), 4).astype(np.float32),
+    ),
+    "decimal digits": (
+        "rounded",
+        "3 decimal digits",
+        lambda x: np.vectorize(lambda v: float(f"{v:.2e}"))(x).astype(np.float32),
+    ),
     "8 bits from the lowest": ("quantized", "8 bits", from_lowest),
 }
 
 
-COARSE = ("8 bits for each row", "4 bits for each group", "8 bits from the lowest")  # as bfloat16, for so few values
+COARSE = (
+    "8 bits for each row",
+    "4 bits for each group",
+    "8 bits from the lowest",
+    "a table of sixteen sizes",
+    "digits after the point",
+    "decimal digits",
+)  # as bfloat16, for so few values
 
 
 @pytest.mark.parametrize(
