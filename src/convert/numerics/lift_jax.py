@@ -155,7 +155,7 @@ class _Lifter:
         """Return what NumPy gives for a primitive; None if it has no such function, or a result has a weak integer dtype."""
         if name not in numpy_primitives.NAMES or not all(isinstance(getattr(x, "dtype", FLOAT), np.dtype) for x in ins):
             return None
-        weak = all(getattr(x, "weak_type", False) for x in ins) or params.get("weak_type")
+        weak = params.get("weak_type") or (ins and all(getattr(x, "weak_type", False) for x in ins))
         made = numpy_primitives.evaluate(
             name, [np.asarray(x) for x in ins], {k: self.param(v) for k, v in params.items()}
         )

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from convert.core.errors import ConvertError
+from convert.core.errors import ConvertError, UserCodeError
 from convert.core.findings import Finding
 from convert.core.ops import is_float
 from convert.numerics.jax_observer import Step
@@ -32,7 +32,7 @@ _SAME = {"convert_element_type", "copy", "copy_p", "device_put", "name", "optimi
 _SAME |= {"stage", "stop_gradient"}
 _SCOPE = "module:"  # prefix of JAX's named scopes that have the path of a module
 # What they run is not made of primitives.
-_OPAQUE = {"pallas_call", "pure_callback", "io_callback", "ffi_call", "custom_call"}
+_OPAQUE = {"pallas_call", "pure_callback", "io_callback", "ffi_call", "shard_map", "custom_partitioning"}
 
 
 def record_jax(function: JaxFunction, parameters: Mapping[str, Any], inputs: Mapping[str, Any]) -> Program:
@@ -48,9 +48,9 @@ def record_jax(function: JaxFunction, parameters: Mapping[str, Any], inputs: Map
         inputs: by name, likewise.
 
     Raises:
-        ConvertError: JAX cannot trace the function, two runs differ, or an output is not a number.
+        ConvertError: JAX cannot trace the function, it does not return arrays by name, two runs differ, or an output has NaN.
     """
-    _require_traceable(function, parameters, inputs)
+    _require_arrays(_traced(function, parameters, inputs))
     own = parameter_values({name: _wide(value) for name, value in parameters.items()})
     data = {name: Value(_wide(value), data=True) for name, value in inputs.items()}
     recorder = _Recorder(jax.tree.leaves((own, data)))
@@ -195,8 +195,10 @@ def _numpy(x: Any) -> Array:
 
 
 def _wide(x: Any) -> Array:
-    """Return a value as an array; a floating one in float64, without a copy where it is."""
+    """Return a value as an array; a floating one in float64 and a complex one of twice that, without a copy where it is."""
     array = np.asarray(x)
+    if array.dtype.kind == "c":
+        return array.astype(np.complex128, copy=False)
     return array.astype(np.float64, copy=False) if is_float(array.dtype.name) else array
 
 
@@ -224,15 +226,29 @@ def _choices_observed(recorder: _Recorder) -> Iterator[None]:
         yield
 
 
-def _require_traceable(function: JaxFunction, parameters: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
-    """Check that values do not leave JAX within the function, where nothing could follow them.
+def _require_arrays(made: Any) -> None:
+    """Check that a function returns arrays by name.
+
+    Raises:
+        UserCodeError: it does not.
+    """
+    wrong = [name for name, x in made.items() if not hasattr(x, "shape")] if isinstance(made, Mapping) else []
+    if isinstance(made, Mapping) and not wrong:
+        return
+    expected = f"an array for {wrong[0]!r}" if wrong else "arrays by name"
+    got = type(made[wrong[0]] if wrong else made).__name__.replace("ShapeDtypeStruct", "an array")
+    raise UserCodeError(Finding("reference-values-invalid", "the value of `jax`", expected=expected, got=got))
+
+
+def _traced(function: JaxFunction, parameters: Mapping[str, Any], inputs: Mapping[str, Any]) -> Any:
+    """Return the shapes of what a function returns. Values must not leave JAX within it, where nothing could follow them.
 
     Raises:
         ConvertError: JAX cannot trace it.
     """
     errors = jax.errors
     try:
-        jax.eval_shape(function, dict(parameters), dict(inputs))
+        return jax.eval_shape(function, dict(parameters), dict(inputs))
     except (
         errors.ConcretizationTypeError,
         errors.TracerArrayConversionError,

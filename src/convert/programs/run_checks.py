@@ -50,7 +50,7 @@ def require_same_outputs(one: Mapping[str, Array], other: Mapping[str, Array]) -
         second = other[name]
         if first.shape != second.shape:
             expected, got = f"shape {list(first.shape)}, as in the first run", f"{list(second.shape)} in the second"
-        elif (difference := _difference(first, second)) > REPEATABLE:
+        elif not (difference := _difference(first, second)) <= REPEATABLE:  # NaN is a difference
             expected, got = "the same values in two runs", f"a relative difference of {difference:.1e}"
         else:
             continue
@@ -67,7 +67,8 @@ def require_same_outputs(one: Mapping[str, Array], other: Mapping[str, Array]) -
 
 def _difference(first: Array, second: Array) -> float:
     """Return the largest difference, relative to the largest finite element; infinite where only one is finite."""
-    a, b = first.astype(np.float64), second.astype(np.float64)
+    kind = np.result_type(first, second, np.float64)
+    a, b = first.astype(kind), second.astype(kind)
     unequal = a != b
     if not unequal.any():
         return 0.0

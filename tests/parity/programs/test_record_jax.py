@@ -251,8 +251,32 @@ def test_a_function_that_leaves_jax_is_refused_with_its_line() -> None:
         assert error.findings[0].path == f"test_record_jax.py:{function.__code__.co_firstlineno + 1}"
 
 
+def test_a_function_that_returns_no_arrays_by_name_is_refused() -> None:
+    wrong: tuple[Any, ...] = (lambda w, i: i["x"], lambda w, i: {"y": (i["x"], w["a"])}, lambda w, i: [i["x"]])
+    for function, got in zip(wrong, ("an array", "tuple", "list"), strict=True):
+        assert refused("reference-values-invalid", function).findings[0].got == got
+
+
+def test_complex_values_are_lifted() -> None:
+    def function(w: Arrays, i: Arrays) -> Arrays:
+        turned = i["x"] * w["turn"]
+        return {"y": turned, "power": (turned * turned.conj()).real}
+
+    program = recorded(function, {"turn": np.exp(1j * np.arange(4)).astype(np.complex64)})
+    assert program.parameters["turn"].array.dtype == program.outputs["y"].array.dtype == np.complex128
+
+
+def test_gradients_within_a_function_are_recorded() -> None:
+    def function(w: Arrays, i: Arrays) -> Arrays:
+        return {"y": jax.grad(lambda x: jnp.sum(jax.nn.relu(x @ w["a"]) ** 2))(i["x"])}
+
+    assert names(recorded(function)).count("dot_general") == 2
+
+
 def test_a_function_whose_runs_differ_is_refused() -> None:
     refused("run-not-deterministic", lambda w, i: {"y": i["x"] * next(CALLS)})
+    refused("run-not-deterministic", lambda w, i: {"y": i["x"] / (0 if next(CALLS) % 2 else 1)})
+    refused("run-not-deterministic", lambda w, i: {"y": i["x"][: 1 + next(CALLS) % 2]})
 
 
 def test_nan_is_refused_with_the_operation_and_the_weights_that_gave_it() -> None:
