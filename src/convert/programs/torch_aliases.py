@@ -26,6 +26,11 @@ def array_of(tensor: torch.Tensor) -> Array:
     return np.array(tensor.cpu().numpy())
 
 
+def _elements(x: torch.Tensor, dtype: torch.dtype) -> int:
+    """Return how many elements of a dtype the storage of a tensor holds."""
+    return x.untyped_storage().nbytes() // dtype.itemsize
+
+
 class Geometry(NamedTuple):
     """Which elements of a storage a tensor looks at."""
 
@@ -137,32 +142,43 @@ class Aliases:
             storage.seen[geometry] = Value(array_of(x)) if storage.constant else self._gather(storage, geometry, x)
         return storage.seen[geometry]
 
+    def give(self, x: torch.Tensor, value: Value) -> None:
+        """Let a tensor that the run is given hold a value; the rest of its storage is constant, or given too."""
+        if not self.known(x):
+            self.read(x)
+        self.bind(x, value, new=True)
+
     def bind(self, x: torch.Tensor, value: Value, *, new: bool) -> None:
         """Let a tensor that an operation gave hold a value.
 
         Args:
             new: whether the operation made the storage; otherwise the tensor is a view.
         """
-        storage, geometry = self._storage(x) or self._new(x), Geometry.of(x)
+        storage = self._storage(x) or self._new(x)
         if new:
-            storage.roots.append((geometry, value))
-        storage.seen[geometry] = value
+            self._lay(storage, x, value)
+        storage.seen[Geometry.of(x)] = value
 
     def write(self, x: torch.Tensor, value: Value) -> None:
         """Let a tensor hold a new value; other tensors that look at its storage see it too."""
-        storage, geometry = self._storage(x), Geometry.of(x)
-        if storage is None or (
-            geometry.dtype == storage.dtype and geometry.covers(x.untyped_storage().nbytes() // x.element_size())
-        ):
-            storage = self._new(x)
-        storage.roots.append((geometry, value))
+        if not self.known(x):
+            self.read(x)
+        storage, geometry = self._storages[x.untyped_storage()._cdata], Geometry.of(x)
+        self._lay(storage, x, value)
         storage.seen = {other: seen for other, seen in storage.seen.items() if not geometry.overlaps(other)}
         storage.seen[geometry] = value
+
+    @staticmethod
+    def _lay(storage: _Storage, x: torch.Tensor, value: Value) -> None:
+        """Lay a value on top of what fills a storage."""
+        geometry = Geometry.of(x)
+        whole = geometry.dtype == storage.dtype and geometry.covers(_elements(x, storage.dtype))
+        storage.roots = [*([] if whole else storage.roots), (geometry, value)]
         storage.constant = False
 
     def _flat(self, storage: _Storage, x: torch.Tensor) -> Value:
         """Return all elements of a storage, that of `x`, as one axis."""
-        size = x.untyped_storage().nbytes() // torch.empty(0, dtype=storage.dtype).element_size()
+        size = _elements(x, storage.dtype)
         whole = Geometry(storage.dtype, (size,), (1 if size != 1 else 0,), 0)
         (first, flat), *roots = storage.roots
         if first.covers(size) and first.dtype == storage.dtype:
@@ -170,7 +186,7 @@ class Aliases:
                 order = sorted(range(len(first.size)), key=lambda axis: -first.stride[axis])
                 flat = self._layout("flatten", [flat], lambda y: y.permute(order).reshape(-1), {})
         else:
-            flat, roots = Value(np.zeros(size)), storage.roots
+            flat, roots = Value(array_of(torch.zeros(size, dtype=storage.dtype))), storage.roots
         for geometry, value in roots:
             flat = self._scatter(storage, flat, value, geometry)
         storage.roots = [(whole, flat)]

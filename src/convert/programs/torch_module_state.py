@@ -26,7 +26,9 @@ def tied_names(state: dict[str, torch.Tensor]) -> dict[str, str]:
 
 @contextmanager
 def in_float64(module: torch.nn.Module) -> Iterator[None]:
-    """Give the module copies of its tensors within this context, floating ones in float64; tied ones stay tied.
+    """Give the module copies of its tensors within this context, floating ones in float64.
+
+    Tensors that share elements share those of the copies.
 
     Afterwards it has its own again, and the attributes that it had.
     """
@@ -35,14 +37,22 @@ def in_float64(module: torch.nn.Module) -> Iterator[None]:
     copies: dict[Any, torch.Tensor] = {}
     try:
         for x, data in before.values():
-            wide = data.is_floating_point() and data.dtype != torch.float64
-            x.data = copies.setdefault(_elements(data), data.double() if wide else data.clone())
+            key = data.untyped_storage()._cdata, data.dtype
+            if key not in copies:
+                copies[key] = _copy(data)
+            x.data = copies[key].as_strided(data.size(), data.stride(), data.storage_offset())
         yield
     finally:
         for x, data in before.values():
             x.data = data
         for again in restore:
             again()
+
+
+def _copy(x: torch.Tensor) -> torch.Tensor:
+    """Return a copy of the storage of a tensor, as one axis."""
+    whole = torch.empty(0, dtype=x.dtype, device=x.device).set_(x.untyped_storage())
+    return whole.double() if x.is_floating_point() and x.dtype != torch.float64 else whole.clone()
 
 
 def _registered(module: torch.nn.Module) -> dict[str, torch.Tensor]:

@@ -26,14 +26,9 @@ from convert.programs.where import model_line, stack
 
 aten = torch.ops.aten
 CALL = torch.nn.Module._call_impl.__code__
-SAME = {
-    "detach",
-    "alias",
-    "clone",
-    "contiguous",
-    "copy",
-    "_to_copy",
-}  # they give what they were given, in the same dtype
+SAME = frozenset(
+    ["detach", "alias", "clone", "contiguous", "copy", "_to_copy"]
+)  # in one dtype, they give what they were given
 LOOK_ELSEWHERE = {"as_strided", "set"}  # they say where in a storage a tensor is
 UNSET = ("empty", "new_empty")  # memory that nothing has been written to
 TO_PYTHON = {torch.Tensor.numpy, torch.Tensor.tolist, torch.Tensor.__array__}
@@ -74,7 +69,7 @@ class Tape(Lift):
 
     def bind(self, tensor: torch.Tensor, value: Value) -> None:
         """Tell what a tensor holds that the run is given."""
-        self._aliases.bind(tensor, value, new=not self._aliases.known(tensor))
+        self._aliases.give(tensor, value)
 
     def read(self, tensor: torch.Tensor) -> Value:
         """Return the value that a tensor holds now."""

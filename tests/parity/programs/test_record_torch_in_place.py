@@ -155,8 +155,17 @@ def dropped(x: Tensor) -> dict[str, Tensor]:
     return {"total": total}
 
 
+def first_rows(x: Tensor) -> dict[str, Tensor]:
+    """Outputs that share a storage of their own."""
+    made, indices = torch.zeros(3, 8), torch.zeros(3, 8, dtype=torch.long)
+    torch.max(x, 0, out=(made[:], indices[:]))
+    halves = indices.view(-1)[4:].unfold(0, 2, 2)
+    halves += 3
+    return {"made": made, "indices": indices, "halves": halves}
+
+
 CASES = [assigned, chain, overlapping, strided, cache, out_arguments, lists, masks, complex_views]
-CASES += [transposed_in_place, swapped, integers, dropped]
+CASES += [transposed_in_place, swapped, integers, dropped, first_rows]
 
 
 class Of(nn.Module):
@@ -233,6 +242,49 @@ def any_sequence(seed: int) -> Callable[[Tensor], dict[str, Tensor]]:
 @pytest.mark.parametrize("seed", range(20))
 def test_every_alias_reads_what_any_sequence_wrote(seed: int) -> None:
     recorded(Of(any_sequence(seed)), call, x=X)
+
+
+class Window(nn.Module):
+    """Writes through a view that was made before the run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = torch.arange(40.0, dtype=torch.float64).reshape(2, 5, 4)
+        self.counts = torch.arange(8)
+        self.views = {"rows": self.rows[:, 1:3], "counts": self.counts[2:4]}
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        rows, counts = (view.detach() for view in self.views.values())
+        rows.copy_(x[:, :2, :4])
+        counts.copy_((x[0, 0, :2] * 10).long())
+        return {"rows": self.rows * 1, "counts": self.counts * 1, "half": self.counts[1:3] * 1}
+
+
+class Overlapping(nn.Module):
+    """Two parameters that share elements, and a view of one of them that is none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        both = torch.randn(16, 8)
+        self.both, self.one = nn.Parameter(both), nn.Parameter(both[:8])
+        self.rest = self.both.detach()[8:]
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {"one": x @ self.one.T, "both": x @ self.both.T, "rest": x @ self.rest.T}
+
+
+def test_parameters_that_share_elements() -> None:
+    program = recorded(Overlapping(), call, x=X)
+    assert {name: value.leaves for name, value in program.outputs.items()} == {
+        "one": {"one"},
+        "both": {"both"},
+        "rest": {"one", "both"},
+    }
+
+
+def test_a_view_that_was_there_before_the_run_writes_to_what_it_looks_at() -> None:
+    program = recorded(Window(), call, x=X)
+    assert program.outputs["counts"].array.dtype == np.int64
 
 
 class Stateful(nn.Module):
