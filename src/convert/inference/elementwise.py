@@ -105,7 +105,7 @@ def _anywhere(context: Context, elements: tuple[Array, ...], x: Array, role: Rol
     found: list[Meeting] = []
     for meeting in context.source.meetings[role]:
         source = meeting.weight
-        if len(source.elements) != 1 or len(meeting.operations) > 1 or not context.free(source.elements[0]):
+        if len(source.elements) != 1 or not context.free(source.elements[0]):
             continue
         columns = meeting.columns(source.elements[0])
         one, two = matches(target, columns, context.tolerance)
@@ -174,10 +174,12 @@ def _of_zeros(context: Context, operation: Operation, side: int) -> Iterator[Can
     blocks: list[tuple[Array, Meeting]] = []
     for meeting in context.source.meetings[Role.SHIFT]:
         if len(meeting.operations) == 1 and len(meeting.weight.elements) == 1 and not meeting.data[0].any():
-            numbers = np.unique(meeting.weight.elements[0])
-            known = any(np.array_equal(numbers, other) for other, _ in blocks)
-            if len(names) % len(numbers) == 0 and context.free(numbers) and not known:
-                blocks.append((numbers, meeting))
+            every = np.unique(meeting.weight.elements[0])
+            owners = np.searchsorted(context.source.starts, every, "right")
+            for numbers in np.split(every, np.flatnonzero(np.diff(owners)) + 1):  # leaves that the source has joined
+                known = any(np.array_equal(numbers, other) for other, _ in blocks)
+                if len(names) % len(numbers) == 0 and context.free(numbers) and not known:
+                    blocks.append((numbers, meeting))
     blocks.sort(key=lambda block: abs(block[1].index - context.near))
     width = len(blocks[0][0]) if blocks else len(names)
     blocks = [block for block in blocks if len(block[0]) == width][:MAX_GATES]

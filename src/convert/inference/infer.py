@@ -10,6 +10,7 @@ import numpy as np
 from convert.inference import proof
 from convert.inference.alternatives import interchangeable
 from convert.inference.candidates import Source
+from convert.inference.constants import constants_as_data
 from convert.inference.derivation import Derivation, Difference, Grade, Proof
 from convert.inference.draws import Draws, Shapes
 from convert.inference.facts import facts
@@ -60,10 +61,10 @@ def infer(
     def source(seed: int) -> Program:
         given = inputs(seed)
         made: Program = draws.run(seed, lambda weights: record_jax(function, weights, given))
-        return made
+        return constants_as_data(made)
 
     first = source(seed)
-    target = record_torch(module, run, inputs(seed))
+    target = constants_as_data(record_torch(module, run, inputs(seed)))
     search = Search(Source(first), target)
     solved = search.solve()
     differences: tuple[Difference, ...] = ()
@@ -82,7 +83,7 @@ def infer(
             end = target.operations[-1]
             differences = (Difference(site_of("target", len(target.operations) - 1, end), problem, evidence.error),)
             evidence = None
-    used = {name for name in shapes if _is_used(search, name)}
+    used = {leaf for tensor in found for part in tensor.parts for leaf in (part.leaf, *part.leaves)}
     return Derivation(
         found,
         {name: tuple(shape) for name, shape in shapes.items()},
@@ -93,11 +94,6 @@ def infer(
         search.tried,
         _notes(first, target),
     )
-
-
-def _is_used(search: Search, name: str) -> bool:
-    start, size = search.source.program.first_element[name], search.source.program.parameters[name].array.size
-    return bool(search.used[start : start + size].any())
 
 
 def _difference(search: Search) -> Difference:

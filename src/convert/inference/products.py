@@ -23,6 +23,7 @@ from convert.programs.program import Operation
 Array = np.ndarray[Any, np.dtype[Any]]
 MAX_PARTS = 8  # rows of a fused matrix come from at most so many leaves
 MAX_FILLINGS = 400  # so many orders of the leaves in a fused matrix are tried
+GATES = (2, 3, 4)  # of a recurrent layer, in one leaf
 MAX_INDEX = 64  # an axis of at most this size may be spread over several tensors
 
 
@@ -129,7 +130,8 @@ def _atoms(context: Context, target: Product, out: int) -> Iterator[_Atom]:
     paired.sort(key=lambda item: abs(item[1].index - context.near))
     seen = set()
     for product, meeting, pairing in paired:
-        for order, columns, rope in _orders(product.value.shape[1:], out, context.level):
+        orders = _orders(product.value.shape[1:], out, context.level)
+        for order, columns, rope in itertools.chain(orders, _by_leaf(context, product)):
             atom = _Atom(product, meeting, pairing.numbers, order, columns, tuple(pairing.tied.tolist()), rope)
             numbers = product.numbers[0].reshape(len(product.value), -1)[:, columns]
             key = (numbers[pairing.numbers].tobytes(), len(product.numbers))
@@ -158,8 +160,23 @@ def _orders(shape: Sequence[int], out: int, level: int) -> Iterator[tuple[tuple[
                 for order in itertools.permutations(rest):
                     one = [a for a in range(cut.ndim) if a not in order]
                     yield ("index", axis, k, *order), cut.transpose(*one, *order).ravel(), ""
+    if level > 0 and places.size == out and len(axes) == 1:  # gates in another order
+        for count in GATES:
+            width = out // count
+            for start in range(0, out, width) if out % count == 0 else ():
+                yield ("block", start, width), places.ravel()[start : start + width], ""
     if places.size > out:  # a fused matrix that the target splits: blocks, or every n-th block
         yield from _blocks(places.ravel(), out, level)
+
+
+def _by_leaf(context: Context, product: Product) -> Iterator[tuple[tuple[Any, ...], Array, str]]:
+    """Yield the columns of each leaf, where the source has joined several."""
+    first = product.numbers[0].reshape(len(product.value), -1)[0]
+    owners = np.searchsorted(context.source.starts, first, "right")
+    changes = np.flatnonzero(np.diff(owners)) + 1
+    if len(changes) and (first >= 0).all():
+        for columns in np.split(np.arange(len(first)), changes):
+            yield ("leaf", len(columns)), columns, ""
 
 
 def _blocks(flat: Array, out: int, level: int) -> Iterator[tuple[tuple[Any, ...], Array, str]]:
@@ -219,4 +236,6 @@ def _goes_with(atom: _Atom, chosen: Sequence[_Atom]) -> bool:
 
 def _layout(order: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return an order without the index at which an axis is cut."""
+    if order[0] == "block":
+        return order[0], order[2]
     return (*order[:2], *order[3:]) if order[0] == "index" else order

@@ -36,6 +36,7 @@ MAX_SOLUTIONS = 8  # of a segment
 REFUSALS = (RuntimeError, ValueError, TypeError, IndexError)  # of an operation on operands that do not fit
 BUDGET = 1000  # candidates that a segment may try
 WITHOUT_PROGRESS = 600  # candidates after the deepest operation was reached
+FUSED = ("anywhere", "partly", "zeros", "absent")  # kinds of candidates
 GUESSES = 200  # behind a difference
 
 
@@ -135,6 +136,7 @@ class Search:
         self._progress = 0
         self._kinds: dict[Any, tuple[Any, ...]] = {}
         self._order = self.target.operations
+        self._made_by = {result: k for k, operation in enumerate(self._order) for result in operation.results}
 
     # ---- segments
 
@@ -251,7 +253,7 @@ class Search:
                     if not self._is_source(operation):
                         self._refute(at, "no value of the source equals what enters")
                         return
-                    if choices and self._everything(choices) <= operation.data[0].leaves:
+                    if choices and self._depends(operation.data[0], {choice.index for choice in choices}):
                         yield self._solution(at, choices)
                         return
                 lacking = [side for side in sides if not self.replay.known(operation.operands[side])]
@@ -296,8 +298,17 @@ class Search:
         array = self.replay.value(operation.data[0])
         return not array.any() or self.source.has(array, self.context.tolerance)
 
-    def _everything(self, choices: Sequence[Choice]) -> set[str]:
-        return {piece.tensor for choice in choices for piece in choice.candidate.pieces}
+    def _depends(self, value: Value, indices: set[int]) -> bool:
+        """Whether a value is computed from the results of all these operations."""
+        todo, seen, first = [value], set(), min(indices)
+        missing = set(indices)
+        while todo and missing:
+            at = self._made_by.get(todo.pop(), -1)
+            if at >= first and at not in seen:
+                seen.add(at)
+                missing.discard(at)
+                todo += self._order[at].data
+        return not missing
 
     def _outputs_agree(self) -> bool:
         for name, value in self.source.program.outputs.items():
@@ -316,6 +327,8 @@ class Search:
         good: list[Choice] = []
         rest: list[Choice] = []
         for candidate in PROPOSE[role](self.context, operation, side):
+            if not any(np.isnan(self.replay.parameters[p.tensor][p.elements]).any() for p in candidate.pieces):
+                continue  # nothing becomes known
             if candidate.key in seen or self.tried > self._limit:
                 continue
             seen.add(candidate.key)
@@ -332,7 +345,9 @@ class Search:
             else:
                 (good if self.source.has(out, self.context.tolerance) else rest).append(choice)
         strict = self.context.level == 0 and role in (Role.SCALE, Role.SHIFT)
-        chosen = good if strict or (good and role is not Role.PRODUCT) else good + rest
+        if strict:  # of fused layers each part is a value of the source, not the whole
+            rest = [choice for choice in rest if choice.candidate.kind[0] in FUSED]
+        chosen = good if good and role is not Role.PRODUCT else good + rest
         self._refuted[at] = self._refuted.get(at, 0) + len(good) + len(rest) - len(chosen)
         if not chosen:
             self._refute(at, "no parameter of the source fits")

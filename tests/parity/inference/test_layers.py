@@ -1,0 +1,135 @@
+"""`infer` derives convolutions, norms with statistics, normalised kernels and recurrent layers of linen."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import flax.linen as nn
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+from convert.inference.derivation import Grade
+from support.inferred import WIDTH, derive, floats, grades, linen, sources
+
+D = WIDTH
+
+
+class Images(nn.Module):
+    """Channels last."""
+
+    @nn.compact
+    def __call__(self, x: Any) -> Any:
+        x = nn.Conv(8, (3, 3), strides=2, padding="SAME")(x)
+        x = nn.relu(nn.BatchNorm(use_running_average=True)(x))
+        x = nn.Conv(8, (3, 3), feature_group_count=8, use_bias=False)(x)
+        x = nn.silu(nn.GroupNorm(num_groups=4)(x))
+        x = jnp.tanh(nn.ConvTranspose(8, (2, 2), strides=(2, 2), padding="VALID")(x))
+        x = nn.softmax(x, (1, 2)) @ jnp.eye(8)  # positions have an order
+        at = jnp.arange(1.0, 9.0)
+        x = x * at[:, None, None] + at[:, None] * x**2
+        return nn.Dense(5)(x.reshape(len(x), -1))
+
+
+class Channels(torch.nn.Module):
+    """Channels first; flattened with the channels first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = torch.nn.Conv2d(3, 8, 3, 2), torch.nn.BatchNorm2d(8)
+        self.c, self.d = torch.nn.Conv2d(8, 8, 3, padding=1, groups=8, bias=False), torch.nn.GroupNorm(4, 8, eps=1e-6)
+        self.e, self.f = torch.nn.ConvTranspose2d(8, 8, 2, 2), torch.nn.Linear(8 * 64, 5)
+
+    def forward(self, x: Any) -> Any:
+        x = torch.relu(self.b(self.a(functional.pad(x.permute(0, 3, 1, 2), (0, 1, 0, 1)))))
+        x = torch.tanh(self.e(functional.silu(self.d(self.c(x)))))
+        x = x.flatten(2).softmax(-1).unflatten(-1, (8, 8))
+        at = torch.arange(1.0, 9.0)
+        return self.f((x * at[:, None] + at * x**2).flatten(1))
+
+
+def test_a_network_of_images():
+    function, shapes = linen(Images(), np.zeros((2, 8, 8, 3)))
+    found = derive(function, Channels(), shapes, floats(2, 8, 8, 3))
+    assert found.complete and grades(found) == {Grade.DERIVED}
+    assert sources(found) == {
+        "a.weight": "params/Conv_0/kernel", "a.bias": "params/Conv_0/bias",
+        "b.weight": "params/BatchNorm_0/scale", "b.bias": "params/BatchNorm_0/bias",
+        "b.running_mean": "batch_stats/BatchNorm_0/mean", "b.running_var": "batch_stats/BatchNorm_0/var",
+        "c.weight": "params/Conv_1/kernel", "d.weight": "params/GroupNorm_0/scale", "d.bias": "params/GroupNorm_0/bias",
+        "e.weight": "params/ConvTranspose_0/kernel", "e.bias": "params/ConvTranspose_0/bias",
+        "f.weight": "params/Dense_0/kernel", "f.bias": "params/Dense_0/bias",
+    }  # fmt: skip
+    facts = {(tensor, fact.name): fact.value for fact in found.facts for tensor in fact.tensors}
+    assert facts["a.weight", "strides"] == [2, 2] and facts["a.weight", "padding"] == [[0, 1], [0, 1]]
+    assert facts["c.weight", "groups"] == 8 and facts["e.weight", "transposed"] is True
+    assert facts["b.running_var", "epsilon"] == 1e-5 and facts["d.weight", "epsilon"] == 1e-6
+
+
+@pytest.mark.parametrize("parametrized", [True, False], ids=["weight and norm", "one kernel"])
+def test_a_weight_normalised_kernel(parametrized):
+    class Model(nn.Module):
+        @nn.compact
+        def __call__(self, x: Any) -> Any:
+            return nn.Dense(D)(jnp.tanh(nn.WeightNorm(nn.Dense(D))(x)))
+
+    layer = torch.nn.Linear(D, D)
+    module = torch.nn.Sequential(layer, torch.nn.Tanh(), torch.nn.Linear(D, D))
+    if parametrized:
+        torch.nn.utils.parametrizations.weight_norm(layer)
+    function, shapes = linen(Model(), np.zeros((3, 7, D)))
+    found = derive(function, module, shapes)
+    assert found.complete and grades(found) == {Grade.DERIVED} and not found.dropped
+    kernel, scale = "params/Dense_1/kernel", "params/WeightNorm_0/Dense_1/kernel/scale"
+    if parametrized:
+        assert sources(found.tensor("0.parametrizations.weight.original0")) == scale
+        assert sources(found.tensor("0.parametrizations.weight.original1")) == kernel
+    else:
+        assert sources(found.tensor("0.weight")) == (kernel, scale)
+
+
+class Recurrent(torch.nn.Module):
+    """A recurrent layer, without its last state."""
+
+    def __init__(self, kind: type[torch.nn.Module]) -> None:
+        super().__init__()
+        self.r = kind(D, D, batch_first=True)
+
+    def forward(self, x: Any) -> Any:
+        return self.r(x)[0]
+
+
+CELLS = {
+    "rnn": (nn.SimpleCell, torch.nn.RNN, "i", "h"),
+    "gru": (nn.GRUCell, torch.nn.GRU, "irizin", "hrhzhn"),
+    "lstm": (nn.LSTMCell, torch.nn.LSTM, "iiifigio", "hihfhgho"),
+    "lstm in one product": (nn.OptimizedLSTMCell, torch.nn.LSTM, "iiifigio", "hihfhgho"),
+}
+
+
+@pytest.mark.parametrize("name", ["rnn", "gru", *(pytest.param(n, marks=pytest.mark.slow) for n in list(CELLS)[2:])])
+def test_gates_in_the_order_of_torch_and_biases_that_linen_lacks(name):
+    cell, kind, inputs, states = CELLS[name]
+
+    class Model(nn.Module):
+        @nn.compact
+        def __call__(self, x: Any) -> Any:
+            return nn.RNN(cell(D))(x)
+
+    function, shapes = linen(Model(), np.zeros((3, 4, D)))
+    found = derive(function, Recurrent(kind), shapes, floats(3, 4, D))
+    assert found.complete and grades(found) == {Grade.DERIVED} and not found.dropped
+
+    def leaves(gates: str) -> Any:
+        step = 1 if name == "rnn" else 2
+        named = tuple(
+            f"{next(iter(shapes)).rsplit('/', 2)[0]}/{gates[k : k + step]}/kernel" for k in range(0, len(gates), step)
+        )
+        return named[0] if len(named) == 1 else named
+
+    assert sources(found.tensor("r.weight_ih_l0")) == leaves(inputs)
+    assert sources(found.tensor("r.weight_hh_l0")) == leaves(states)
+    biases = sources(found.tensor("r.bias_ih_l0")), sources(found.tensor("r.bias_hh_l0"))
+    assert any(0.0 in (b if isinstance(b, tuple) else (b,)) for b in biases)
