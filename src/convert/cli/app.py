@@ -97,6 +97,7 @@ def main() -> NoReturn:
 def run() -> int:
     """Run the command and return its exit code."""
     from convert.core.errors import ConvertError
+    from convert.core.user_code import exit_of_user_code
 
     try:
         code = app(standalone_mode=False) or 0
@@ -111,11 +112,16 @@ def run() -> int:
     except (typer.Abort, KeyboardInterrupt):
         code = INTERRUPTED
     except SystemExit as stop:
+        if (failed := exit_of_user_code(stop)) is not None:
+            output.error(failed.shared_code, str(failed))
+            return 2
         if isinstance(stop.code, str):
             output.error("usage", stop.code)
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
-    except Exception as error:  # noqa: BLE001 - the last resort: report the bug with the documented exit code
-        if (finding := _system_error(error)) is not None:
+    except BaseException as error:  # noqa: BLE001 - the last resort: report the bug with the documented exit code
+        if (failed := exit_of_user_code(error)) is not None:
+            output.error(failed.shared_code, str(failed))
+        elif (finding := _system_error(error)) is not None:
             output.error(finding.code, str(finding))
         else:
             import traceback
@@ -127,7 +133,7 @@ def run() -> int:
     return int(code)
 
 
-def _system_error(error: Exception) -> Finding | None:
+def _system_error(error: BaseException) -> Finding | None:
     """Explain an error of the operating system that no other code has; None: it is a bug of this program."""
     if isinstance(error, RuntimeError) and str(error) == "can't start new thread":  # CPython; it has no number
         return Finding(

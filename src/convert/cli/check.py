@@ -13,6 +13,7 @@ from convert.cli import output
 from convert.core.errors import ConvertError, OutputError
 from convert.core.findings import Finding
 from convert.core.system import signals
+from convert.core.user_code import exit_of_user_code
 
 if TYPE_CHECKING:
     from convert.verify.report.report import Report
@@ -145,7 +146,8 @@ def check(
                 backends=backends,
                 training=training,
             )
-    except BaseException as error:
+    except BaseException as raised:
+        error = exit_of_user_code(raised) or raised
         aborted = abort(error)
         if as_json:
             output.data_json(aborted.to_dict())

@@ -16,9 +16,11 @@ from typing import Any
 
 from convert.core.errors import ConvertError, UserCodeError
 from convert.core.findings import Finding
+from convert.core.system.signals import SignalExit
 
 REFERENCE_OPTION = "--reference "  # the option that names the two models of a check; prefix of `path` in findings
 MAX_TEXT = 500  # characters of an exception's text; those of JAX and torch can fill pages
+OF_THE_PROGRAM = (KeyboardInterrupt, GeneratorExit, SignalExit)  # what ends this program, or closes a generator of it
 PACKAGES = ("site-packages", "dist-packages")
 STANDARD = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib"))
 
@@ -81,14 +83,14 @@ def user_code_errors(factory: str | None, option: str = "") -> Iterator[None]:
     """Report errors that the user's code raises as `UserCodeError`, with file and line.
 
     Not changed are errors of this package, a package that is not installed (which may be a reason to skip), and errors
-    without a stack frame in the user's code, which are bugs of this package.
+    without a stack frame in the user's code, which are bugs of this package. The program itself is ended by a signal alone.
 
     Args:
         factory: ``module:function`` of the user; None if the code is part of this package: then nothing is changed.
         option: the option that named it, with a space at its end; the path of the finding begins with it.
 
     Raises:
-        UserCodeError: the user's code raised an error or tried to exit the program.
+        UserCodeError: the user's code raised an error or tried to exit the program (any other `BaseException`).
     """
     try:
         yield
@@ -96,23 +98,35 @@ def user_code_errors(factory: str | None, option: str = "") -> Iterator[None]:
         if factory is None:
             raise
         raise UserCodeError(replace(error.findings[0], path=f"{option}{factory}"), error.frames) from error
-    except (ConvertError, ModuleNotFoundError):
+    except (ConvertError, ModuleNotFoundError, *OF_THE_PROGRAM):
         raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         frames = _frames(error, factory) if factory is not None else []
-        if not frames:
+        if factory is None or (not frames and isinstance(error, Exception)):
             raise
-        text = " ".join(str(error.msg if isinstance(error, SyntaxError) else error).split())
-        text = text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}..."
-        problem = f"{type(error).__name__}{f': {text}' if text else ''} ({_place(frames[-1])})"
-        fix = "correct your code there, or the code that it calls, and try again"
-        raise UserCodeError(
-            Finding("user-code-failed", problem, path=f"{option}{factory}", fix=fix),
-            tuple(f"{_place(frame)}{f': {frame.line}' if frame.line else ''}" for frame in frames),
-        ) from error
+        raise _failed(error, frames, f"{option}{factory}") from error
 
 
-def _frames(error: BaseException, factory: str) -> list[traceback.FrameSummary]:
+def exit_of_user_code(error: BaseException) -> UserCodeError | None:
+    """Return the error of code of the user that tried to exit the program, wherever it was called; None for any other error."""
+    if isinstance(error, (Exception, *OF_THE_PROGRAM)) or not (frames := _frames(error)):
+        return None
+    return _failed(error, frames, "")
+
+
+def _failed(error: BaseException, frames: Sequence[traceback.FrameSummary], path: str) -> UserCodeError:
+    text = " ".join(str(error.msg if isinstance(error, SyntaxError) else error).split())
+    text = text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}..."
+    where = f" ({_place(frames[-1])})" if frames else ""  # a builtin, such as sys.exit, has no frame
+    problem = f"{type(error).__name__}{f': {text}' if text else ''}{where}"
+    fix = "correct your code there, or the code that it calls, and try again"
+    return UserCodeError(
+        Finding("user-code-failed", problem, path=path, fix=fix),
+        tuple(f"{_place(frame)}{f': {frame.line}' if frame.line else ''}" for frame in frames),
+    )
+
+
+def _frames(error: BaseException, factory: str = "") -> list[traceback.FrameSummary]:
     """Return the stack frames of the user's code: neither of this package nor of installed ones."""
     package = factory.partition(":")[0].split(".")[0]
     frames = []

@@ -143,6 +143,40 @@ BROKEN = {
 }
 
 
+ENDS = {"SystemExit: 0": "import sys; sys.exit(0)", "SystemExit": "raise SystemExit", "Own: why": "raise type('Own', (BaseException,), {})('why')"}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        *((name, "SystemExit: 0") for name in ("draw(seed)", "apply(weights, inputs)", "build(state)", "run(module, inputs)")),
+        *(("reference(plan)", said) for said in ENDS),
+        *(("build(state)", said) for said in ("SystemExit", "Own: why")),
+        ("", "SystemExit: 0"),
+    ],
+)  # fmt: skip
+def test_user_code_cannot_end_the_program(function: str, said: str, model: Path, run: Run) -> None:
+    """Its exit code would be the verdict: 0 is "equal", and 1, that of a traceback, "different"."""
+    name = f"my_own_{len(function)}_{list(ENDS).index(said)}"
+    old = f"def {function}:\n" if function else "class Model"
+    new = f"{old}    {ENDS[said]}\n" if function else f"{ENDS[said]}\n\n\nclass Model"
+    assert old in REFERENCE
+    Path(f"{name}.py").write_text(REFERENCE.replace(old, new, 1))
+    text = "".join(check(run, f"{name}:reference", "--require", "model"))
+    assert f"{said} ({name}.py:" in text and "correct your code there" in text and "Traceback" not in text
+
+
+def test_code_that_is_run_outside_of_the_levels_cannot_end_the_program(model: Path, run: Run) -> None:
+    Path("my_own_net.py").write_text(
+        "import torch\n\n\nclass OwnNorm(torch.nn.Module):\n    def __init__(self):\n        super().__init__()\n        self.weight = torch.nn.Parameter(torch.ones(4))\n\n"
+        "    def forward(self, x):\n        raise SystemExit(0)\n\n\ndef make():\n    return torch.nn.Sequential(OwnNorm())\n"
+    )
+    text = "".join(run("rules", "new", "ckpt.npz", "draft.yaml", "--like", "my_own_net:make", code=2))
+    assert "error[user-code-failed]: SystemExit: 0 (my_own_net.py:" in text and "Traceback" not in text
+    text = "".join(run("rules", "new", "ckpt.npz", "draft.yaml", "--like", "sys:exit", code=2))
+    assert "error[user-code-failed]: --like sys:exit: SystemExit; correct your code" in text
+
+
 @pytest.mark.parametrize("fails", BROKEN)
 def test_what_the_functions_raise(fails: str, model: Path, run: Run) -> None:
     """Not an internal error, and neither a pass nor a difference, whatever is required."""

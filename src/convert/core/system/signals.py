@@ -45,14 +45,18 @@ def watch() -> None:
         threading.Thread(target=_watch, args=(reader,), name="convert-signals", daemon=True).start()
 
 
+class SignalExit(SystemExit):
+    """A signal ends the program; code of the user that calls ``sys.exit`` raises a plain `SystemExit`."""
+
+
 def check() -> None:
     """End the program if a signal was received: a safe point.
 
     Raises:
-        SystemExit: with 128 + the number of the signal.
+        SignalExit: with 128 + the number of the signal.
     """
     if _received:
-        raise SystemExit(128 + _received)
+        raise SignalExit(128 + _received)
 
 
 def stop_if_received() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from convert.core.ops import is_float
+from convert.core.user_code import OF_THE_PROGRAM
 from convert.references.protocol import Reference
 from convert.verify.written import Written
 
@@ -60,7 +61,9 @@ def facts_of(written: Written, reference: Reference) -> tuple[Mapping[str, Mappi
             if any(parameter.is_meta for parameter in module.parameters()):
                 continue
             return reference.facts(module) or facts(module), ""  # without `Reference.facts`: those of its norms
-        except Exception as error:  # noqa: BLE001 - upstream code rejects a configuration with any exception
+        except OF_THE_PROGRAM:
+            raise
+        except BaseException as error:  # noqa: BLE001 - upstream code, or the user's, rejects a configuration with any exception
             problem = " ".join(str(error).split())[:300]
     return {}, problem or "it has parameters without values"
 
