@@ -16,19 +16,20 @@ Around = Callable[[str, Callable[[], Any], Any], Any]
 
 
 @contextmanager
-def around_modules(around: Around) -> Iterator[None]:
+def around_modules(around: Around, *, every_method: bool = False) -> Iterator[None]:
     """Intercept the calls of modules, of the libraries that are imported, while the context lasts.
 
     Args:
         around: is called in place of a module with its path, what runs the module, and its first argument (None without one);
             returns what the module gives. The path is below the outermost module, its parts joined by slashes, as in the names
             of leaves. A module whose place is unknown is not intercepted.
+        every_method: intercept all methods of the modules of linen and Haiku, such as ``Embed.attend``, not ``__call__`` alone.
     """
     with ExitStack() as stack:
         if linen := sys.modules.get("flax.linen"):
 
             def linen_call(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
-                if context.method_name != CALL:
+                if context.method_name != CALL and not every_method:
                     return call(*args, **kwargs)
                 return around("/".join(context.module.path), lambda: call(*args, **kwargs), _first(args, kwargs))
 
@@ -36,7 +37,7 @@ def around_modules(around: Around) -> Iterator[None]:
         if haiku := sys.modules.get("haiku"):
 
             def haiku_call(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
-                if context.method_name != CALL:
+                if context.method_name != CALL and not every_method:
                     return call(*args, **kwargs)
                 return around(context.module.module_name, lambda: call(*args, **kwargs), _first(args, kwargs))
 

@@ -64,7 +64,7 @@ def record_jax(function: JaxFunction, parameters: Mapping[str, Any], inputs: Map
             return made
 
         lifted = lift(in_order, observer=recorder)
-        with _choices_observed(recorder), around_modules(recorder.within):
+        with _choices_observed(recorder), around_modules(recorder.within, every_method=True):
             made = lifted(*arrays)
         outputs = {name: recorder.value(made[name]) for name in order}
         program = Program(own, data, tuple(recorder.operations), outputs, recorder.opaque, recorder.path_taken)
@@ -119,8 +119,17 @@ class _Recorder:
         self.path_taken |= not self.value(value).constant
 
     def step(self, step: Step) -> None:
-        operands = tuple(map(self.value, step.operands))
         name = step.primitive.name
+        if any(hasattr(jax.typeof(x), "inner_aval") for x in step.results):  # a reference to an array that changes
+            raise ConvertError(
+                Finding(
+                    "function-not-traceable",
+                    f"the JAX function changes an array in place (`{name}`)",
+                    path=_where(step, sys._getframe()),
+                    fix="make a new array there, as x.at[...].set(...) does",
+                )
+            )
+        operands = tuple(map(self.value, step.operands))
         if name in _SAME and all(map(_same_kind, step.operands, step.results)):
             for array, value in zip(step.results, operands, strict=True):
                 self.known[id(array)] = array, value

@@ -221,6 +221,21 @@ def test_an_operation_knows_its_module() -> None:
     assert program.outputs["y"].leaves == set(weights)
 
 
+class Tied(nn.Module):
+    def setup(self) -> None:
+        self.embed = nn.Embed(7, 4)
+
+    def __call__(self, tokens: Any) -> Any:
+        return self.embed.attend(self.embed(tokens))
+
+
+def test_a_product_in_another_method_of_a_module_is_of_the_module() -> None:
+    weights = {"params/embed/embedding": RNG.normal(size=(7, 4))}
+    tokens = {"x": np.array([[1, 2, 6]])}
+    program = recorded(lambda w, i: {"y": Tied().apply(nested(w), i["x"])}, weights, tokens)
+    assert product(program).module == "embed"
+
+
 def test_random_numbers_with_a_fixed_seed_are_constants() -> None:
     program = recorded(lambda w, i: {"y": i["x"] + jax.random.normal(jax.random.key(3), (4,))})
     assert any(operation.name.startswith("random") for operation in program.operations)
@@ -248,6 +263,17 @@ def test_a_function_that_leaves_jax_is_refused_with_its_line() -> None:
 
     for function in (branches, leaves_jax):
         error = refused("function-not-traceable", function)
+        assert error.findings[0].path == f"test_record_jax.py:{function.__code__.co_firstlineno + 1}"
+
+
+def test_an_array_that_changes_in_place_is_refused_with_its_line() -> None:
+    def function(w: Arrays, i: Arrays) -> Arrays:
+        total = jax.new_ref(jnp.zeros((3, 4)))
+        total[...] = i["x"] @ w["a"]
+        return {"y": total[...]}
+
+    for of_jax in (function, jax.jit(function)):
+        error = refused("function-not-traceable", of_jax)
         assert error.findings[0].path == f"test_record_jax.py:{function.__code__.co_firstlineno + 1}"
 
 
