@@ -116,6 +116,7 @@ class Source:
         self.products: list[tuple[Product, Meeting]] = []
         for meeting in self.meetings[Role.PRODUCT]:
             self.products += [(product, meeting) for product in products(meeting.operations, meeting.side)]
+        self._pairs = _Fingerprints([[_of_size_one(array)] for array in _products_of_data(program)])
         self._rows = _Fingerprints([product.rows for product, _ in self.products])
         self._data = {role: _Fingerprints([m.data for m in found]) for role, found in self.meetings.items()}
 
@@ -131,16 +132,35 @@ class Source:
         """Return the meetings of this role with the same data."""
         return [self.meetings[role][k] for k in self._data[role].find([data], tolerance)]
 
+    def has_pair(self, array: Array, tolerance: float) -> bool:
+        """Whether an array is the product of two values of data in the source, times a number."""
+        return not self._pairs.size or bool(len(self._pairs.find([_of_size_one(array)], tolerance)))
+
     def has(self, array: Array, tolerance: float) -> bool:
         """Whether an array is a value of the source, or the rows of one of its products."""
         self.table.tolerance = tolerance
         return bool(self.table.find(array)) or bool(len(self._rows.find([array], tolerance)))
 
 
+def _products_of_data(program: Program) -> list[Array]:
+    found = []
+    for operation in program.operations:
+        if role_of(operation) is Role.PRODUCT and len(operation.data) == len(operation.operands):
+            found.append(operation.results[0].array)
+    return found
+
+
+def _of_size_one(array: Array) -> Array:
+    """Return an array divided by the mean size of its elements."""
+    size = np.sqrt(np.mean(np.square(array))) if array.size else 0.0
+    return array / size if size > 0 and np.isfinite(size) else array
+
+
 class _Fingerprints:
     """Fingerprints of lists of arrays; those of a list are added up."""
 
     def __init__(self, lists: Sequence[Sequence[Array]]) -> None:
+        self.size = len(lists)
         self._sums = np.array([sum(fingerprint(a)[0] for a in arrays) for arrays in lists]).reshape(-1, 5)
 
     def find(self, arrays: Sequence[Array], tolerance: float) -> Array:
@@ -158,8 +178,8 @@ class Context:
         source: the source.
         replay: the target, as far as it is known.
         used: how often each element of the source is used.
-        level: 0: what a scale or shift gives must be a value of the source; 1: need not; 2: rare layouts as well, and leaves that
-            are used already.
+        level: 0: what a scale or shift gives must be a value of the source; 1: need not, but the products of attention must be;
+            gates and RoPE's pairs in other orders as well; 2: none of these must be, and leaves are used again.
         near: index of the source's operation that was matched last.
         tolerance: of sums.
         nearest: whether columns are paired with the nearest.

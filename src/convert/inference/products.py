@@ -148,7 +148,7 @@ def _orders(shape: Sequence[int], out: int, level: int) -> Iterator[tuple[tuple[
         for order in itertools.permutations(axes):
             one = [axis for axis in range(len(shape)) if axis not in order]
             yield ("axes", *order), places.transpose(*one, *order).ravel(), ""
-            if level > 1 and order and shape[order[-1]] % 2 == 0:
+            if level > 0 and order and shape[order[-1]] % 2 == 0:
                 yield from _rope(("axes", *order), places.transpose(*one, *order), shape[order[-1]])
     if len(axes) > 1:  # an axis that is spread over several tensors: [2, D, F], experts
         for axis in axes:
@@ -202,7 +202,10 @@ def _rope(order: tuple[Any, ...], places: Array, last: int) -> Iterator[tuple[tu
 
 def _fillings(atoms: Sequence[_Atom], out: int, level: int) -> Iterator[list[tuple[_Atom, Any]]]:
     """Yield the ways to fill the columns of a fused matrix: leaves below each other, then leaves in turns (per head)."""
+    whole = any(len(atom.columns) == out for atom in atoms)
     small = [atom for atom in atoms if len(atom.columns) < out and (level > 1 or atom.order[0] != "index")]
+    if whole:  # only gates are reordered within
+        small = [atom for atom in small if atom.order[0] in ("leaf", "block")]
 
     def fill(start: int, chosen: list[_Atom]) -> Iterator[list[_Atom]]:
         if start == out:

@@ -269,9 +269,13 @@ class Search:
                             self._give_back(choice.candidate)
                     return
                 try:
-                    self.replay.keep(operation, self.replay.run(operation, replaced))
+                    results = self.replay.run(operation, replaced)
                 except REFUSALS as error:  # a wrong candidate may not run
                     self._refute(at, f"it does not run: {error}")
+                    return
+                self.replay.keep(operation, results)
+                if self.context.level == 1 and choices and not sides and not self._pairs(operation, results[0]):
+                    self._refute(at, "no product of two values of the source has this result")
                     return
             at += 1
         if self._outputs_agree():
@@ -296,7 +300,16 @@ class Search:
 
     def _is_source(self, operation: Operation) -> bool:
         array = self.replay.value(operation.data[0])
-        return not array.any() or self.source.has(array, self.context.tolerance)
+        if not array.any() or self.source.has(array, self.context.tolerance):
+            return True
+        batch = array.ndim == 3 and role_of(operation) is Role.PRODUCT  # one value for each expert
+        return batch and all(self.source.has(rows, self.context.tolerance) for rows in array)
+
+    def _pairs(self, operation: Operation, result: Array) -> bool:
+        """Whether the product of two values of data is one of the source, up to a factor; if it is one, and the source has any."""
+        if role_of(operation) is not Role.PRODUCT:
+            return True
+        return self.source.has_pair(result, self.context.tolerance)
 
     def _depends(self, value: Value, indices: set[int]) -> bool:
         """Whether a value is computed from the results of all these operations."""
