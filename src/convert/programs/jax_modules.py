@@ -37,7 +37,8 @@ def around_modules(around: Around, *, every_method: bool = False) -> Iterator[No
         if haiku := sys.modules.get("haiku"):
 
             def haiku_call(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
-                if context.method_name != CALL and not every_method:
+                wanted = every_method and hasattr(context.module, "module_name")  # its constructor has not named it yet
+                if context.method_name != CALL and not wanted:
                     return call(*args, **kwargs)
                 return around(context.module.module_name, lambda: call(*args, **kwargs), _first(args, kwargs))
 
