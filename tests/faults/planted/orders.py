@@ -190,8 +190,8 @@ def scaled(ending: str, factor: float) -> Callable[[Tensors], None]:
 
 WTE, QUERY = "transformer.wte.weight", f"{BERT}attention.self.query"
 CAUSES = [
-    fault("heads exchanged consistently", "bert", HUGGING, heads(BERT, [2, 1, 0]), f"{QUERY}.weight", "thirds in another order", QUERY, OTHERS),
-    fault("heads exchanged, but not in what reads them", "bert", HUGGING, heads(BERT, [2, 1, 0], read=False), f"{QUERY}.weight", "thirds in another order", QUERY, OTHERS),
+    fault("heads exchanged consistently", "bert", HUGGING, heads(BERT, [2, 1, 0]), f"{QUERY}.weight", "blocks in another order", QUERY, OTHERS),
+    fault("heads exchanged, but not in what reads them", "bert", HUGGING, heads(BERT, [2, 1, 0], read=False), f"{QUERY}.weight", "blocks in another order", QUERY, OTHERS),
     fault("hidden features in another order consistently", "bert", HUGGING, hidden(f"{BERT}intermediate.dense", f"{BERT}output.dense", [5, 3, 0, 1, 2, 4, *range(6, 40)]), f"{BERT}intermediate.dense.weight", "rows in another order", f"{BERT}intermediate.dense", OTHERS),
     fault("a file of another training step", "gpt2", HUGGING, every(trained_on), WTE, NEAR, "transformer.wte", OTHER),
     fault("a file of another model of the same size", "gpt2", HUGGING, every(drawn_anew), WTE, UNRELATED, "transformer.wte", OTHER),

@@ -311,5 +311,6 @@ def test_sizes_of_differences() -> None:
     assert "without bound" in of_epsilon(1e-6, 0.0).text
     assert of_rope_theta(1e4, 1e4, {}, 100).data["max_abs"] == 0
     assert of_numbers([0.1, 0.2], [0.1]).text == "2 numbers against 1"
+    assert of_numbers(12, 144).text == "the square of the declared value; a relative difference of 9.2e-01"
     assert of_numbers("a", 1).text == "" and impact_of("rope", "half-split", "interleaved", {}, 1).text == ""
     assert same("", [1, 2.0], (1.0, 2)) and not same("", True, 1) and same("activation", "swish", "silu")

@@ -183,8 +183,8 @@ class _Comparison:
         if not facts or any(same(fact.name, own, value) for fact in facts for own in (*fact.allowed, fact.value)):
             return None
         first = facts[0]
-        configured = canonical(value) if first.name == "activation" else value
-        impact = impact_of(first.name, first.value, configured, self.sizes, self.context)
+        declared, configured = (canonical(v) if first.name == "activation" else v for v in (first.value, value))
+        impact = impact_of(first.name, declared, configured, self.sizes, self.context)
         expected = " or ".join(dict.fromkeys(shown(fact.value) for fact in facts))
         return Finding(
             "fact-differs",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +17,7 @@ RANGE = 12.0  # of the argument of an activation; beyond it, all of them are str
 STEP = 1e-3
 FINE = 1e-6
 SMALLEST_VARIANCE = 1e-4  # of the input of a norm: values around 0.01, as of an embedding initialised with 0.02
+MAX_TIMES = 1000  # a number that one is multiplied by on purpose
 MAX_POSITIONS = 16384
 HEAD_DIM = 64  # where the model does not state it
 
@@ -108,7 +110,32 @@ def of_numbers(one: Any, two: Any) -> Impact:
     k = int(np.argmax(gap))
     scale = max(abs(float(a[k])), abs(float(b[k])))
     relative = float(gap[k]) / scale if scale else 0.0
-    return Impact(f"a relative difference of {relative:.1e}", {"max_abs": float(gap[k]), "relative": relative})
+    known = relation(float(a[0]), float(b[0])) if a.size == 1 else ""
+    text = f"{known}; " if known else ""
+    return Impact(f"{text}a relative difference of {relative:.1e}", {"max_abs": float(gap[k]), "relative": relative})
+
+
+def relation(declared: float, configured: float) -> str:
+    """Say in words how a number was made of the declared one; empty if in no known way.
+
+    >>> relation(12, 144), relation(30.0, 50.0), relation(1e-5, 1e-6), relation(8, 9)
+    ('the square of the declared value', '', '1/10 of the declared value', 'one more than declared')
+    """
+    if not declared or not configured:
+        return ""
+    powers = {2.0: "the square", 0.5: "the root", -1.0: "the reciprocal", -0.5: "1 / the root", -2.0: "1 / the square"}
+    for power, text in powers.items():
+        if declared > 0 and declared != 1 and math.isclose(configured, declared**power, rel_tol=1e-6):
+            return f"{text} of the declared value"
+    if configured == -declared:
+        return "the declared value with the other sign"
+    if abs(configured - declared) == 1 and float(declared).is_integer():
+        return f"one {'more' if configured > declared else 'less'} than declared"
+    for large, small, text in ((configured, declared, "{} times"), (declared, configured, "1/{} of")):
+        times = round(large / small)
+        if 1 < times <= MAX_TIMES and math.isclose(large, times * small, rel_tol=1e-6):
+            return f"{text.format(times)} the declared value"
+    return ""
 
 
 def impact_of(fact: str, declared: Any, configured: Any, sizes: Mapping[str, int], context: int) -> Impact:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from convert.verify.mistakes.index_moves import (
     sources_of,
     without_numbers,
 )
-from convert.verify.weights.permutations import describe_order
+from convert.verify.weights.permutations import THIRDS, describe_order
 
 FIX = "convert again with these rules; change a rule only if the model level shows that the file is right"
 SHOWN = 3  # names of further tensors; --json has all
@@ -141,12 +141,12 @@ def _follows(tensor: WrongTensor, place: str, order: tuple[int, ...] | None) -> 
 
 
 def _finding(group: Sequence[WrongTensor], steps: Sequence[Step]) -> Finding:
-    lead = next((tensor for tensor in group if tensor.of), group[0])
+    lead = _as_heads(next((tensor for tensor in group if tensor.of), group[0]), group)
     rules = dict.fromkeys(tensor.rule for tensor in group)
     values = sum(tensor.count for tensor in group)
     size = sum(tensor.step.spec.size for tensor in group)
     right = f"{lead.step.spec} {sources(lead.step)}" if len(group) == 1 else "what the rules make of the source"
-    names = [lead.step.name, *(tensor.step.name for tensor in group if tensor is not lead)]
+    names = list(dict.fromkeys((lead.step.name, *(tensor.step.name for tensor in group))))
     return Finding(
         "weights-differ",
         _problem(lead, group) + _further(names, [tensor.rule for tensor in group], steps) + _remark(group, steps),
@@ -163,6 +163,15 @@ def _finding(group: Sequence[WrongTensor], steps: Sequence[Step]) -> Finding:
             "tried": lead.thorough,
         },
     )
+
+
+def _as_heads(tensor: WrongTensor, group: Sequence[WrongTensor]) -> WrongTensor:
+    """Describe an order that several weights share: it is that of heads, and not of the parts of one fused weight."""
+    alike = [other for other in group if other.order == tensor.order and len(other.step.spec.shape) > 1]
+    if tensor.name != THIRDS or len(alike) < 2:
+        return tensor
+    order = describe_order(np.array(tensor.order), f"rows along axis {tensor.axis}", whole=False)
+    return tensor if order is None else replace(tensor, name=order.name, problem=f"{order.text}, as of heads")
 
 
 def _problem(lead: WrongTensor, group: Sequence[WrongTensor]) -> str:

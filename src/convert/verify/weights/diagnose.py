@@ -46,12 +46,13 @@ def diagnose(plan: Plan, written: Written, wrong: Mapping[str, int]) -> list[Fin
         if found is None:
             unknown += thorough
             right = expected(owner, plan.source)
-            part = measure_part(got, right)
+            whole = measure_distance(got, right)
+            part = None if whole.is_whole else measure_part(got, right)
             if part is not None and part[1].name:
                 named.append(WrongTensor(step, count, part[1].name, part[0], thorough=thorough))
             else:
                 tensor = WrongTensor(step, count, "", NO_NAME, thorough=thorough)
-                others.append((tensor, measure_distance(got, right)))
+                others.append((tensor, whole))
             continue
         known.add(owner.name, found)
         if isinstance(found, Mistake):

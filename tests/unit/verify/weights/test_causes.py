@@ -238,3 +238,32 @@ def test_hidden_features_in_one_order(plan: Plan, tmp_path: Path) -> None:
 def test_the_number_that_differs_has_a_name(name: str, other: str, word: str | None) -> None:
     move = find_move(name, other)
     assert (move.word if move is not None else None) == word
+
+
+def test_three_heads_in_several_weights_are_no_parts_of_a_fused_one(tmp_path: Path) -> None:
+    """One weight alone may have three parts; two weights with one order have heads."""
+    leaves = {name: RANDOM.standard_normal((6, 6)).astype(np.float32) for name in "qko"}
+    rules = "\n".join(f'- einsum: "...I,IO->...O"\n  from: {name}\n  linear: l.0.{name}' for name in "qko")
+    plan = make_plan(rule_file(rules), MemorySource(leaves))
+    rows = [2, 3, 0, 1, 4, 5]
+
+    def edit(t: Tensors, names: str) -> None:
+        for name in names:
+            x = t[f"l.0.{name}.weight"]
+            t[f"l.0.{name}.weight"] = x[:, rows] if name == "o" else x[rows]
+
+    (alone,) = found(plan, tmp_path, lambda t: edit(t, "q"))
+    assert alone.data["diagnosis"] == "thirds in another order" and "same function" not in alone.problem
+    (both,) = found(plan, tmp_path, lambda t: edit(t, "qko"))
+    assert both.data["diagnosis"] != "thirds in another order" and "as of heads" in both.problem
+    assert "same function" in both.problem
+
+
+def test_a_tensor_with_one_equal_value_is_not_stale_in_part(plan: Plan, tmp_path: Path) -> None:
+    def edit(t: Tensors) -> None:
+        old = dict(t)
+        near(t, list(t))
+        t["blocks.0.moe.router.weight"][0, 0] = old["blocks.0.moe.router.weight"][0, 0]
+
+    (finding,) = found(plan, tmp_path, edit)
+    assert len(finding.data["tensors"]) == len(plan.steps)
