@@ -14,6 +14,7 @@ from flax import serialization
 
 import convert
 from convert.checkpoints import open_source
+from convert.core.errors import OptionError
 from convert.planning.sidecar import MAX_BYTES
 from support.goldens import checkpoint, golden_io, relative_error
 
@@ -290,6 +291,80 @@ def test_a_class_that_the_rules_do_not_write_is_refused(case: str, claimed: str,
     finding = next(finding for finding in refused.value.findings if finding.code == "config-conflict")
     assert (finding.expected, finding.got) == (expected, claimed.removeprefix("Flax"))
     assert expected in finding.fix and "convert rules list" in finding.fix
+
+
+def test_a_list_with_another_class_is_refused(tmp_path: Path) -> None:
+    source = of_class("bert-classification", tmp_path / "a", ["BertForMultipleChoice", "BertForSequenceClassification"])
+    with pytest.raises(convert.PlanError, match="names another class"):
+        convert.plan_conversion("bert", source)
+
+
+def changed(case: str, folder: Path, **change: Any) -> Path:
+    """A golden with other keys in its config.json."""
+    named = json.loads((checkpoint(case) / "config.json").read_text()).get("architectures")
+    return of_class(case, folder, **{"architectures": named, **change})
+
+
+@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize(
+    ("case", "tied"),
+    [
+        ("t5", False),
+        ("t5-v1.1", True),
+        ("gpt2", False),
+        ("gemma-flax", False),
+        ("gemma-flax-untied", True),
+        ("bert", False),
+        ("whisper", False),
+    ],
+)
+def test_a_tied_head_that_the_tree_contradicts_is_refused(case: str, tied: bool, named: bool, tmp_path: Path) -> None:
+    source = changed(case, tmp_path / "source", tie_word_embeddings=tied, **({} if named else {"architectures": None}))
+    with pytest.raises(convert.PlanError) as refused:
+        convert.plan_conversion(case.split("-")[0], source)
+    (finding,) = (finding for finding in refused.value.findings if "tie_word_embeddings" in finding.problem)
+    assert finding.code == "config-conflict" and finding.got == str(tied).lower()
+    assert finding.expected.startswith(str(not tied).lower())
+
+
+@pytest.mark.parametrize(
+    ("case", "key", "value", "expected"),
+    [
+        *(("llama", "rms_norm_eps", value, "a number above 0, such as 1e-06") for value in ("abc", -1.0, 0, True, None, [1])),
+        ("bert", "layer_norm_eps", "1e-12", "a number above 0, such as 1e-12"),
+        ("bert", "hidden_act", 3, "a word, such as gelu"),
+        ("gpt2", "layer_norm_epsilon", -1, "a number above 0, such as 1e-05"),
+        ("t5", "relative_attention_max_distance", 1.5, "an integer above 0, such as 128"),
+        ("dinov2", "layerscale_value", 0, "a number above 0, such as 1.0"),
+        ("dinov2", "mlp_ratio", None, "an integer above 0, such as 4"),
+        *(("mistral", "sliding_window", value, "an integer above 0, such as 4096") for value in (None, 0, "5", -4096)),
+    ],
+)  # fmt: skip
+def test_config_json_has_the_values_that_set_accepts(
+    case: str, key: str, value: Any, expected: str, tmp_path: Path
+) -> None:
+    """A sliding window of null: the flax code negates it (``jnp.triu(mask, k=-sliding_window)``), so no such model ran."""
+    source = changed(case, tmp_path / "source", **{key: value})
+    with pytest.raises(convert.PlanError) as refused:
+        convert.plan_conversion(case, source)
+    findings = {finding.problem: finding for finding in refused.value.findings}
+    finding = findings[f"{key} in the config.json of the checkpoint"]
+    assert (finding.code, finding.expected, finding.got) == ("config-conflict", expected, json.dumps(value))
+    assert not any(finding.fix == "correct the letter" for finding in refused.value.findings)
+    good = {"hidden_act": "relu", "layerscale_value": 0.5}.get(key, 4)
+    plan = convert.plan_conversion(case, source, settings={key: good})
+    assert plan.facts[key] == good
+    if value is not None:
+        with pytest.raises(OptionError) as setting:
+            convert.plan_conversion(case, checkpoint(case), settings={key: value})
+        assert setting.value.findings[0].expected == expected
+
+
+def test_what_is_set_is_not_said_to_be_assumed(tmp_path: Path) -> None:
+    source = without_config("dinov2", tmp_path / "source")
+    settings = {"num_attention_heads": 3, "mlp_ratio": 2, "image_size": 8}
+    (note,) = (note for note in convert.plan_conversion("dinov2", source, settings=settings).notes if "assume" in note)
+    assert "mlp_ratio" not in note and "image_size" not in note and "layer_norm_eps 1e-06" in note
 
 
 @pytest.mark.parametrize("tied", [True, False])

@@ -111,8 +111,9 @@ def truncation_note(rules: RuleFile, sizes: Mapping[str, int], settings: Mapping
     return ""
 
 
-def missing_sidecar_note(rules: RuleFile, sidecar: Sidecar) -> Iterator[str]:
+def missing_sidecar_note(rules: RuleFile, sidecar: Sidecar, settings: Mapping[str, Any]) -> Iterator[str]:
     """Say which facts are assumed because there is no sidecar."""
     if rules.sidecar is not None and not sidecar.config:
-        assumed = ", ".join(f"{key} {value}" for key, value in rules.facts.items() if value != ASK)
-        yield f"there is no {rules.sidecar.file} next to the checkpoint; the rules assume {assumed}"
+        facts = ((key, value) for key, value in rules.facts.items() if value != ASK and key not in settings)
+        if assumed := ", ".join(f"{key} {value}" for key, value in facts):
+            yield f"there is no {rules.sidecar.file} next to the checkpoint; the rules assume {assumed}"

@@ -193,7 +193,7 @@ def plan_match(match: RuleMatch) -> Plan:
         notes=(
             *_notes(match, sized, translation.steps),
             *compiled.notes,
-            *missing_sidecar_note(match.rules, sized.sidecar),
+            *missing_sidecar_note(match.rules, sized.sidecar, match.options.settings),
             *other_values(match.rules, match.target, sized.sidecar, {**sized.facts, **sized.sizes}),
             *unnamed_class(match.rules, match.target, sized.sidecar),
             *_merge_note(compiled.merges),

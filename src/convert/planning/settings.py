@@ -81,7 +81,7 @@ def _expected(rules: RuleFile, key: str, value: Any) -> str:
     if key in rules.axes and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
         return "a positive integer, as the size of an axis"
     if key in rules.facts:
-        return _expected_fact(key, value, _examples(rules, key))
+        return expected_fact(rules, key, value)
     by_kinds = any(key in rule.kind.settings for rule in rules.rules)
     return "true or false" if by_kinds and not isinstance(value, bool) else ""
 
@@ -91,8 +91,9 @@ LISTS_ALLOWED = (
 )  # integers for which transformers' configuration accepts a list: generation stops at any
 
 
-def _expected_fact(key: str, value: Any, examples: list[Any]) -> str:
-    """Return what the value of a fact should have been, judged by the values that the rules give it."""
+def expected_fact(rules: RuleFile, key: str, value: Any) -> str:
+    """Return what the value of a fact should have been, judged by the values that the rules give it; empty if it is valid."""
+    examples = _examples(rules, key)
     if not examples:
         return ""
     if key in LISTS_ALLOWED:

@@ -12,6 +12,7 @@ from convert.core.errors import CheckpointError
 from convert.core.findings import Finding
 from convert.core.similarity import did_you_mean
 from convert.core.system.regular_file import open_regular
+from convert.planning.settings import expected_fact
 from convert.rules.file import RuleFile, parse_reference
 
 MAX_BYTES = 1 << 20  # of a sidecar; real ones have a few kilobytes
@@ -111,6 +112,8 @@ def contradictions(
                 got=f"{json.dumps(value)}{f' ({near})' if near else ''}",
                 fix="use the rules of another model; this model supports no other value",
             )
+    yield from _invalid_facts(rules, sidecar, settings)
+    yield from _contradicted_by_the_tree(rules, target, sidecar)
     for key, template in rules.targets[target].config.items():
         reference = parse_reference(template)
         if reference is None or reference[0] not in sizes or not isinstance(sidecar.config.get(key), int):
@@ -122,6 +125,56 @@ def contradictions(
                 f"the {file} of the checkpoint has {key} = {sidecar.config[key]}, and the tree has {reference[0]} = {size}",
                 fix="one of the two is of another checkpoint",
             )
+
+
+def _invalid_facts(rules: RuleFile, sidecar: Sidecar, settings: Mapping[str, Any]) -> Iterator[Finding]:
+    """Refuse the values that --set refuses; and null for a number, with which the source's code does not compute."""
+    assert rules.sidecar is not None
+    for key in (key for key in rules.facts if key in sidecar.config):
+        value = sidecar.config[key]
+        if key in settings or key in rules.sidecar.supported or (value is None and isinstance(rules.facts[key], str)):
+            continue
+        if expected := expected_fact(rules, key, value):
+            yield Finding(
+                "config-conflict",
+                f"{key} in the {rules.sidecar.file} of the checkpoint",
+                rule=rules.sidecar.at,
+                expected=expected,
+                got=json.dumps(value),
+                fix=f"correct the file, or give the value that the source computes with: --set {key}=...",
+            )
+
+
+def _contradicted_by_the_tree(rules: RuleFile, target: str, sidecar: Sidecar) -> Iterator[Finding]:
+    """Refuse a key of the file that states something else than the output's, which is the same for every such tree.
+
+    Whether the head is tied is one of them: the tree has a head of its own, or has none.
+    """
+    assert rules.sidecar is not None
+    known = {*rules.sidecar.supported, *rules.sidecar.adapted, *NOT_COPIED}
+    for key, value in rules.targets[target].config.items():
+        stated = sidecar.config.get(key)
+        if (
+            key in known
+            or stated is None
+            or isinstance(value, dict | list)
+            or parse_reference(value)
+            or stated == value
+        ):
+            continue
+        yield Finding(
+            "config-conflict",
+            f"{key} in the {rules.sidecar.file} of the checkpoint contradicts the tree",
+            rule=rules.sidecar.at,
+            expected=f"{json.dumps(value)}, as in a {' or '.join(_names(rules, target)) or rules.model} with this tree",
+            got=json.dumps(stated),
+            fix=f"one of the two is of another checkpoint; if the leaves are right, correct {key} in {rules.sidecar.file}",
+        )
+
+
+def _names(rules: RuleFile, target: str) -> list[str]:
+    classes = rules.targets[target].config.get("architectures")
+    return classes if isinstance(classes, list) else []
 
 
 def other_values(rules: RuleFile, target: str, sidecar: Sidecar, known: Mapping[str, Any]) -> Iterator[str]:

@@ -176,9 +176,11 @@ class Compiler:
         try:
             compute = (*divide_by_prescale(rule, self.sizes, self.facts), *fold, *rule.kind.compute(role, layer))
         except ValueError as error:
-            raise MisfitError(
-                Finding("size-unknown", str(error), rule=rule.at.line_only, path=name, fix="correct the letter")
-            ) from None
+            of_fact = (
+                rule.prescaled_by is not None and rule.prescaled_by.fact is not None
+            )  # its message says what to do
+            fix = "" if of_fact else "correct the letter"
+            raise MisfitError(Finding("size-unknown", str(error), rule=rule.at.line_only, path=name, fix=fix)) from None
         parts, specs, row = [], [], 0
         sums: list[str] = []
         notes: list[str] = []
