@@ -320,6 +320,10 @@ def changed(case: str, folder: Path, **change: Any) -> Path:
 )
 def test_a_tied_head_that_the_tree_contradicts_is_refused(case: str, tied: bool, named: bool, tmp_path: Path) -> None:
     source = changed(case, tmp_path / "source", tie_word_embeddings=tied, **({} if named else {"architectures": None}))
+    if case == "t5" and not named:  # a T5Model has this tree and may state this
+        made = convert.plan_conversion("t5", source).config
+        assert made is not None and (made["architectures"], made["tie_word_embeddings"]) == (["T5Model"], False)
+        return
     with pytest.raises(convert.PlanError) as refused:
         convert.plan_conversion(case.split("-")[0], source)
     (finding,) = (finding for finding in refused.value.findings if "tie_word_embeddings" in finding.problem)
