@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,7 @@ from convert.layers.base import Step
 from convert.layers.step_tensor import expected
 from convert.numerics.bits import same_bits, unequal
 from convert.numerics.compare import epsilon
+from convert.planning.ambiguity import TwinTree
 from convert.planning.plan import Plan
 from convert.verify.mistakes.index_moves import find_move, without_numbers
 from convert.verify.weights.corruption import Corruption
@@ -27,6 +30,7 @@ PARTLY, SUMMED, MIXED, FOLDED = (
     "mixed with another tensor",
     "a scale folded in",
 )
+OF_DROPPED = "of a dropped tree"
 OTHER_TRANSPOSED = "of another tensor, transposed"
 
 
@@ -53,6 +57,18 @@ def find_in_others(step: Step, plan: Plan, got: Array) -> Corruption | None:
             if same_bits(got, expected(other, plan.source).T):
                 return Corruption(OTHER_TRANSPOSED, f"it holds what belongs to {other.name}, transposed")
     return _folded(step, plan, got, want)
+
+
+def find_in_dropped(step: Step, plan: Plan, got: Array, twins: Sequence[TwinTree]) -> Corruption | None:
+    """Return the dropped tree, such as a moving average, whose leaves make the tensor; None if none of `twins` does."""
+    for twin in twins:
+        leaves = {converted: dropped for dropped, converted in twin.leaves}
+        if not all(part.leaf in leaves for part in step.parts):
+            continue
+        parts = tuple(replace(part, leaf=leaves[part.leaf]) for part in step.parts)
+        if same_bits(got, expected(step, plan.source, parts)):
+            return Corruption(OF_DROPPED, f"it is made of {twin.tree}, a tree of the same paths that the rules drop")
+    return None
 
 
 def _mean_of_numbered(step: Step, plan: Plan, got: Array, alike: list[Step]) -> Corruption | None:

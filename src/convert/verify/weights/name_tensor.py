@@ -13,12 +13,13 @@ from convert.layers.base import Step
 from convert.layers.mistake import Mistake
 from convert.layers.step_tensor import exact, expected
 from convert.numerics.bits import nearly, same_bits
+from convert.planning.ambiguity import TwinTree, twin_trees
 from convert.planning.plan import Plan
 from convert.verify.mistakes.catalogue import known_mistakes
 from convert.verify.mistakes.index_moves import Move, find_move
 from convert.verify.weights.corruption import ONE_VALUE, Corruption, find_corruption
 from convert.verify.weights.element_changes import PER_INDEX
-from convert.verify.weights.from_others import find_in_others
+from convert.verify.weights.from_others import OF_DROPPED, find_in_dropped, find_in_others
 from convert.verify.weights.rounding import ROUNDINGS
 from convert.verify.weights.value_changes import find_value_change
 
@@ -78,6 +79,8 @@ class NameTensor:
             return mistake
         in_parts = self._in_parts(step, got, known)
         found = in_parts or find_corruption(got, expected(step, self.plan.source), step, self.plan)
+        if found is None and (thorough or OF_DROPPED in seen.names):
+            found = find_in_dropped(step, self.plan, got, self._twins)
         if thorough and (found is None or found.name in PER_INDEX):
             found = find_in_others(step, self.plan, got) or found
         if found is not None and found.name in ONE_VALUE and ROUNDINGS & seen.names:
@@ -108,6 +111,11 @@ class NameTensor:
             if found is not None:
                 return Corruption(found.name, where + found.description)
         return None
+
+    @cached_property
+    def _twins(self) -> tuple[TwinTree, ...]:
+        """Dropped trees of the same paths as the converted one."""
+        return tuple(twin_trees(self.plan.checkpoint.leaves, {drop.leaf for drop in self.plan.dropped}))
 
     @cached_property
     def _by_parts(self) -> Plan:

@@ -267,3 +267,20 @@ def test_a_tensor_with_one_equal_value_is_not_stale_in_part(plan: Plan, tmp_path
 
     (finding,) = found(plan, tmp_path, edit)
     assert len(finding.data["tensors"]) == len(plan.steps)
+
+
+def test_a_file_made_of_the_tree_that_the_rules_drop(tmp_path: Path) -> None:
+    """The moving average in place of the weights; more tensors than are searched for all mistakes."""
+    weights = {f"params/w_{i}": RANDOM.standard_normal((3, 4)).astype(np.float32) for i in range(70)}
+    average = {f"ema_{name}": (0.99 * x).astype(np.float32) + np.float32(0.1) * x[::-1] for name, x in weights.items()}
+    rules = (
+        '- einsum: "...I,IO->...O"\n  from: params/w_{i}\n  linear: l.{i}\n- drop: ema_params/**\n  because: an average'
+    )
+    plan = make_plan(rule_file(rules), MemorySource(weights | average))
+
+    def edit(t: Tensors) -> None:
+        t.update({f"l.{i}.weight": average[f"ema_params/w_{i}"].T for i in range(70)})
+
+    (finding,) = found(plan, tmp_path, edit)
+    assert finding.data["diagnosis"] == "of a dropped tree" and len(finding.data["tensors"]) == 70
+    assert "it is made of ema_params" in finding.problem
