@@ -410,3 +410,18 @@ def test_masks_that_hide_most(converted: Path, said: dict[str, Any]) -> None:
     report = checked(converted, require=("model",))
     assert report.exit_code == 2
     assert [(f.name, f.value) for f in report.facts] == [("masks:logits", "4.8% of the numbers are compared")]
+
+
+# ---- mistakes of rules that one tensor alone does not show
+
+
+@pytest.mark.parametrize("boundaries", [True, False])
+def test_the_target_rotates_other_pairs_and_keys_share_a_rule_with_values(
+    boundaries: bool, converted: Path, said: dict[str, Any]
+) -> None:
+    said.update(target="half-split pairs", boundaries=boundaries)
+    level = model(checked(converted))
+    assert level.diagnosis is not None
+    assert level.diagnosis["name"] == "RoPE pairs still interleaved"
+    assert "blocks.0.q.weight and blocks.0.k.weight" in level.diagnosis["problem"]
+    assert level.diagnosis["error_after"] <= 1e-9

@@ -23,7 +23,7 @@ from convert.verify.diagnosis.compare import Explanation, Search
 from convert.verify.diagnosis.site import Site, Trial, holder_of
 from convert.verify.diagnosis.weight_trials import CONVERT_AGAIN, OTHER_VALUE, OTHER_VALUES
 from convert.verify.mistakes.catalogue import own_mistakes
-from convert.verify.mistakes.layouts import fused_order_mistakes, layout_mistakes
+from convert.verify.mistakes.layouts import fused_order_mistakes, layout_mistakes, stacked_axis_mistakes
 from convert.verify.sides.replay import Replay
 from convert.verify.sides.run_torch import input_tensors, observed
 
@@ -60,9 +60,10 @@ def _within(site: Site) -> list[Step]:
     steps = [step for step in site.plan.steps if step.parts]
     if site.name not in {name for name, _ in site.module.named_modules()}:
         return steps
+    around = site.name
     if site.boundary.endswith(INPUT) or next(site.module.get_submodule(site.name).children(), None) is None:
-        return []
-    rules = {step.rule.line_only for step in steps if step.name.startswith(f"{site.name}.")}
+        around = site.name.rpartition(".")[0]  # what is in front of the layer is in the module around it
+    rules = {step.rule.line_only for step in steps if step.name.startswith(f"{around}." if around else "")}
     return [step for step in steps if step.rule.line_only in rules]
 
 
@@ -81,11 +82,16 @@ def _trials(site: Site, replay: Replay, steps: Sequence[Step]) -> Iterator[Trial
     source = site.plan.source
     yield from _of_file(site, replay, steps)
     yield from _of_rules(
-        replay, steps, lambda step: itertools.chain(layout_mistakes(step, source), fused_order_mistakes(step, source))
+        replay,
+        steps,
+        lambda step: itertools.chain(
+            layout_mistakes(step, source), fused_order_mistakes(step, source), stacked_axis_mistakes(step, source)
+        ),
     )
     yield from _exchanges(site, replay, steps)
     yield from _reversals(site, replay, steps)
     yield from _of_rules(replay, steps, lambda step: own_mistakes(step, site.plan))
+    yield from _rope_of_two(site, replay, steps)
 
 
 def _of_file(site: Site, replay: Replay, steps: Sequence[Step]) -> Iterator[Trial]:
@@ -120,6 +126,34 @@ def _of_rules(
             f"correct the rule at {rule}: it does not describe what the source computes",
             lambda made=made: replay.with_tensors({step.name: m.make() for step, m in made.items()}),  # type: ignore[misc]
         )
+
+
+def _rope_of_two(site: Site, replay: Replay, steps: Sequence[Step]) -> Iterator[Trial]:
+    """Yield the trials in which two modules of a block both have a mistake with the pairs of RoPE: queries and keys.
+
+    Neither alone restores parity, and a rule that also makes the values is wrong about the keys only.
+    """
+    found: dict[str, dict[str, dict[Step, Mistake]]] = {}  # name of the mistake -> module without numbers -> mistakes
+    for step in steps:
+        for mistake in own_mistakes(step, site.plan):
+            if "RoPE" in mistake.name and step.role == "weight":
+                family = NUMBER.sub("#", f"{holder_of(step.name)}.")[:-1]
+                found.setdefault(mistake.key or mistake.name, {}).setdefault(family, {}).setdefault(step, mistake)
+    for families in found.values():
+        for one, two in itertools.combinations(families, 2):
+            if one.rpartition(".")[0] != two.rpartition(".")[0]:
+                continue
+            made = {**families[one], **families[two]}
+            (first, mistake), (other, _) = (next(iter(families[name].items())) for name in (one, two))
+            rules = " and ".join(dict.fromkeys((first.rule.line_only, other.rule.line_only)))
+            yield Trial(
+                mistake.converse,
+                f"by {rules} {first.name} and {other.name}, and those of the other layers, are {mistake.instead}; the JAX model needs "
+                f"both {mistake.gives}",
+                first.rule.line_only,
+                f"give `rope` to the rules of both at {rules}, or rotate the same pairs in the target as the source does",
+                lambda made=made: replay.with_tensors({step.name: m.make() for step, m in made.items()}),  # type: ignore[misc]
+            )
 
 
 def _exchanges(site: Site, replay: Replay, steps: Sequence[Step]) -> Iterator[Trial]:

@@ -17,7 +17,7 @@ from convert.layers.step_tensor import expected, maker
 from convert.planning.plan import Plan
 from convert.planning.target_formats.base import TranslatedTensor
 from convert.verify.mistakes.index_moves import find_move, without_numbers
-from convert.verify.mistakes.layouts import fused_order_mistakes, layout_mistakes
+from convert.verify.mistakes.layouts import fused_order_mistakes, layout_mistakes, stacked_axis_mistakes
 from convert.verify.mistakes.low_rank import pair_mistakes
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -33,6 +33,7 @@ def known_mistakes(step: Step, plan: Plan) -> Iterator[Mistake]:
     yield from own_mistakes(step, plan)
     yield from layout_mistakes(step, source)
     yield from fused_order_mistakes(step, source)
+    yield from stacked_axis_mistakes(step, source)
     yield from _other_tensors(step, plan)
     yield from _no_bias(step)
     yield from _roundings(step, source)

@@ -6,13 +6,14 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 
-from convert.core.ops import Deinterleave, Interleave, Permute, Reshape, Slice, Take
+from convert.core.ops import Cast, Deinterleave, Interleave, Permute, Reshape, Slice, Take
 from convert.layers.base import Part, Step
 from convert.layers.leaf_reader import LeafReader
 from convert.layers.mistake import Mistake, symmetric
 from convert.layers.step_tensor import maker
 from convert.planning.ambiguity import MAX_AXES, layout_text, other_layouts
 
+OTHER_STACK = "stacked along another axis"
 MAX_PARTS = 4  # of a fused tensor, all orders of which are tried
 
 
@@ -72,3 +73,38 @@ def fused_order_mistakes(step: Step, source: LeafReader) -> Iterator[Mistake]:
         parts = tuple(step.parts[k] for k in order)
         wrong = f"{word} in the order {', '.join(part.leaf for part in parts)}"
         yield symmetric("fused parts in another order", wrong, right, maker(step, source, parts), str(order))
+
+
+def stacked_axis_mistakes(step: Step, source: LeafReader) -> Iterator[Mistake]:
+    """Yield the tensor with an axis of its stack exchanged with another axis of the leaf that has the same size."""
+    shapes = {source.leaves[part.leaf].spec.shape for part in step.parts}
+    stacks = {_taken_axes(part) for part in step.parts}
+    if len(shapes) != 1 or len(stacks) != 1:
+        return
+    (shape,), (stack,) = shapes, stacks
+    for one, two in itertools.combinations(range(len(shape)), 2):
+        if shape[one] != shape[two] or shape[one] == 1 or not {one, two} & set(stack):
+            continue
+        order = list(range(len(shape)))
+        order[one], order[two] = two, one
+        moved = tuple(replace(p, ops=(Permute(tuple(order)), *p.ops), opening=p.opening + 1) for p in step.parts)
+        gives = f"read from the leaf with its axes {one} and {two} exchanged"
+        yield symmetric(
+            OTHER_STACK,
+            gives,
+            "read from the leaf as the rule names its axes",
+            maker(step, source, moved),
+            f"{one} {two}",
+        )
+
+
+def _taken_axes(part: Part) -> tuple[int, ...]:
+    """Return the axes of the leaf from which the first operations take one element: layers and experts."""
+    axes: list[int] = []
+    left = list(range(len(part.ops) + len(part.axes)))
+    for op in part.ops:
+        if isinstance(op, Take):
+            axes.append(left.pop(op.axis))
+        elif not isinstance(op, Cast):
+            break
+    return tuple(axes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from convert.core.ops import Cast, is_float
-from convert.layers.base import Step
+from convert.layers.base import Part, Step
 from convert.planning.low_rank_source import in_float64
 from convert.planning.plan import Plan
 
@@ -19,5 +19,10 @@ def float64_step(step: Step) -> Step:
     """Return the step with the same operations in float64 and without casts; a step of integers is unchanged."""
     if not step.parts or not is_float(step.spec.dtype):
         return step
-    parts = (replace(p, ops=(Cast("float64"), *(op for op in p.ops if not isinstance(op, Cast)))) for p in step.parts)
-    return replace(step, spec=replace(step.spec, dtype="float64"), parts=tuple(parts), loses="")
+    return replace(step, spec=replace(step.spec, dtype="float64"), parts=tuple(map(_in_float64, step.parts)), loses="")
+
+
+def _in_float64(part: Part) -> Part:
+    """Return the part with a cast in front of its operations, which counts among those that select and open axes."""
+    ops = (Cast("float64"), *(op for op in part.ops if not isinstance(op, Cast)))
+    return replace(part, ops=ops, opening=part.opening + 1 if part.opening else 0)
