@@ -15,6 +15,11 @@ def escape(text: str, keep: str) -> str:
     return "".join(c if c.isprintable() or c in keep else repr(c)[1:-1] for c in text)
 
 
+def shortened(text: str, most: int = 200) -> str:
+    """Return the beginning of a text that is longer than any name."""
+    return text if len(text) <= most else f"{text[:most]}... ({len(text)} characters)"
+
+
 def code_span(text: str) -> str:
     """Return a name as code in Markdown. Nothing can be escaped in a code span, so a backtick, which would end it, goes."""
     name = one_line(text).replace("`", "'")

@@ -9,6 +9,7 @@ from pathlib import Path
 from convert.core.errors import RuleError
 from convert.core.findings import Finding
 from convert.core.similarity import did_you_mean
+from convert.core.text import shortened
 from convert.core.yaml_nodes import read_text
 from convert.rules.file import RuleFile
 from convert.rules.parse import parse_models, single_model
@@ -94,6 +95,14 @@ def find_rules(model: str, extra: Path | None = None) -> tuple[RuleFile, ...]:
     return load_models(model) if is_path(model) else named_rules(model, extra)
 
 
+def _is_file(name: str) -> bool:
+    """Whether there is such a file; a name that no file can have, as one that is too long, is none."""
+    try:
+        return Path(name).is_file()
+    except (OSError, ValueError):
+        return False
+
+
 def is_path(model: str) -> bool:
     """Whether MODEL is the path of a rule file, and not a name."""
     return model.endswith((".yaml", ".yml")) or "/" in model
@@ -111,17 +120,17 @@ def named_rules(model: str, extra: Path | None = None) -> tuple[RuleFile, ...]:
     named = tuple(rules for rules in known if rules.model == model) or tuple(r for r in known if r.family == model)
     if named:
         return named
-    if Path(model).is_file():
+    if _is_file(model):
         problem = "it is a file, but a rule file is named by a path with / or ending in .yaml"
         raise RuleError(Finding("rules-not-found", problem, rule=model, fix=f"write ./{model}"))
     known = available_rules(extra)
     names = sorted({rules.model for rules in known} | {rules.family for rules in known if rules.family})
-    near = did_you_mean(model, names)
+    near = did_you_mean(shortened(model), names)
     own = "give your own file by its path, such as ./my-model.yaml"
     raise RuleError(
         Finding(
             "rules-not-found",
-            f"no rules are named {model!r}",
+            f"no rules are named {shortened(model)!r}",
             expected="" if near else f"one of {', '.join(names)}",
             fix=" Or ".join(filter(None, (near, own))),
         )

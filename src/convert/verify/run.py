@@ -19,6 +19,7 @@ from convert.checkpoints import Source
 from convert.core.errors import ConvertError, RuleError, UnavailableError, UserCodeError
 from convert.core.findings import Finding
 from convert.core.system import signals
+from convert.core.text import shortened
 from convert.core.user_code import REFERENCE_OPTION, find_factory, user_code_errors
 from convert.planning.options import DEFAULTS, ConversionOptions
 from convert.planning.plan import Plan
@@ -185,7 +186,7 @@ def plan_of(
     Raises:
         ConvertError: neither the metadata nor the caller names rules; or as `plan_conversion`.
     """
-    metadata = written.metadata
+    metadata = {key: shortened(value) for key, value in written.metadata.items() if key in ("model", "target", "dtype")}
     if not model:
         model = metadata.get("model") or recorded_model
         fix = "name the rules with --model, such as --model ./rules.yaml"

@@ -390,6 +390,18 @@ def test_a_tree_without_arrays(tmp_path: Path) -> None:
     assert source.absent == (Absent(("nothing",), "None"),)
 
 
+def test_a_data_file_that_is_a_directory_is_called_so(copy: Copy) -> None:
+    path = copy("ocdbt")
+    size, file = max((file.stat().st_size, file) for file in path.rglob("d/*") if file.is_file())
+    assert size
+    file.unlink()
+    file.mkdir()
+    with pytest.raises(CheckpointError) as error:
+        open_orbax(path)
+    text = str(error.value)
+    assert "directory" in text and "truncated" not in text and "4096 bytes" not in text
+
+
 def test_a_container_that_was_filled_later_is_no_leaf(copy: Copy) -> None:
     path = copy("ocdbt")
     content = json.loads((path / "_METADATA").read_text())

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 from convert.api import convert, plan_conversion
 from convert.core.errors import CheckpointError, ConvertError, RuleError
 from convert.planning.options import ConversionOptions
-from convert.rules.library import load_rules
+from convert.rules.library import load_rules, named_rules
 from convert.verify.report.report import Verdict
 from convert.verify.run import plan_of
 from convert.verify.written import Written, open_written
@@ -58,6 +58,17 @@ def test_a_header_names_no_path(written: Callable[..., Written], rules: Path, mo
         assert error.value.code == "rules-not-found" and "--model" in error.value.findings[0].fix
         if model != "evil":
             assert error.value.findings[0].got == model
+
+
+@pytest.mark.parametrize("key", ["model", "target", "dtype"])
+def test_a_long_name_in_a_header_is_shortened(written: Callable[..., Written], rules: Path, key: str) -> None:
+    for name in ("a" * 100_000, "é/" * 100_000):
+        with pytest.raises(ConvertError) as error:
+            plan_of(written(**{key: name}), SOURCE, model="" if key == "model" else str(rules))
+        text = str(error.value)
+        assert f"({len(name)} characters)" in text and len(text) < 1500 and "File name too long" not in text
+    with pytest.raises(RuleError, match=r"no rules are named 'a{200}\.\.\. \(100000 characters\)'"):
+        named_rules("a" * 100_000)
 
 
 def test_a_recording_names_no_path(written: Callable[..., Written], rules: Path) -> None:

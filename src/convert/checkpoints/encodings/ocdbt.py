@@ -8,6 +8,7 @@ Manifest and nodes have checksums (CRC-32C); the values outside of the nodes hav
 
 from __future__ import annotations
 
+import stat
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -66,11 +67,14 @@ class Database:
             name = file.path.relative_to(self._path)
             stop, key = file.last
             try:
-                size = file.path.stat().st_size
+                status = file.path.stat()
             except OSError as error:
                 problem = f"{name}, which holds {key}, cannot be read: {error.strerror}"
                 raise incomplete(problem, self._path, fix=fix) from None
-            if size < stop:
+            if stat.S_ISDIR(status.st_mode):
+                problem = f"{name}, which holds {key}, is a directory"
+                raise incomplete(problem, self._path, expected="a file", got="a directory", fix=fix)
+            if (size := status.st_size) < stop:
                 problem = f"{name} is truncated: {key} ends after the end of the file"
                 raise truncated(problem, self._path, expected=f"{stop} bytes", got=f"{size} bytes", fix=fix)
 

@@ -15,7 +15,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from convert.core.text import escape
+from convert.core.text import one_line
 from convert.verify.report.facts import listed
 from convert.verify.report.plot import make_plot
 from convert.verify.report.report import FLOAT64, NATIVE, Report, Verdict, percent, share
@@ -82,7 +82,7 @@ def _printable(value: object) -> object:
     """Write out the characters of a value that do not print: names come from files of others."""
     if isinstance(value, Markup):
         return value
-    return escape(str(value), keep="\n")
+    return one_line(str(value))
 
 
 def _identity(report: Report) -> dict[str, str]:

@@ -94,6 +94,14 @@ def test_html_of_hostile_paths_in_the_mapping() -> None:
     assert any('onerror="alert(1)"' in word for word in page.words) and page.of("img") == []
 
 
+def test_html_keeps_a_text_on_its_line() -> None:
+    source = MemorySource({"p": np.zeros(2, np.float32), "q": np.zeros(2, np.float32)})
+    rules = rule_file('- parameter: p\n  from: p\n- drop: q\n  because: "r\\n::error::z"')
+    plan = make_plan(rules, source)
+    text = to_html(report([COVERAGE], plan=plan), plan.to_dict())
+    assert "r\\n::error::z" in text and not any(line.startswith("::") for line in text.splitlines())
+
+
 def test_html_says_what_matters_first(plan: Plan) -> None:
     page = pages(plan)["bad"]
     assert page.words[page.words.index("Different") :][:1] == ["Different"]
