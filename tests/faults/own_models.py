@@ -85,6 +85,11 @@ def _rope_model() -> Path:
 
 
 @cache
+def _decoder() -> Path:
+    return _in_npz("decoder", importlib.import_module("support.decoder").source())
+
+
+@cache
 def _named_modules(library: str) -> Path:
     return _in_npz(f"{library}-modules", importlib.import_module("support.named_modules").source(library))
 
@@ -166,6 +171,12 @@ OWN = {
         )
         for library, factory in (("linen", "linen"), ("nnx", "in_nnx"), ("equinox", "equinox"))
     },
+    "decoder": OwnModel(
+        rules=lambda: importlib.import_module("support.decoder").RULES,
+        checkpoint=_decoder,
+        reference="support.decoder:reference",
+        adapter=lambda: importlib.import_module("support.decoder"),
+    ),
     "rope-model": OwnModel(
         rules=lambda: importlib.import_module("support.rope_model").RULES,
         checkpoint=_rope_model,

@@ -11,6 +11,7 @@ from faults.planted.backends import BACKENDS
 from faults.planted.cde import CDE
 from faults.planted.cells import CELL_FAULTS
 from faults.planted.conv import CONV
+from faults.planted.decoder import DECODER
 from faults.planted.encoder_decoder import ENCODER_DECODER
 from faults.planted.flax import FLAX
 from faults.planted.gemma import GEMMA
@@ -48,4 +49,5 @@ FAULTS: tuple[Fault, ...] = (
     *ORDERS,
     *OUTPUTS_ALONE,
     *MODULES,
+    *DECODER,
 )

@@ -600,7 +600,14 @@ PLACES = [
     target(
         "quantile-major reading of the output", ONE, UPSTREAM, "output_ts", "quantiles before steps", quantiles_first
     ),
-    target("statistics divide by n - 1", ONE, UPSTREAM, f"input_ff_layer{IN}", "", patch=sample_deviation),
+    target(
+        "statistics divide by n - 1",
+        ONE,
+        UPSTREAM,
+        f"input_ff_layer{IN}",
+        "operation that the JAX model lacks",
+        patch=sample_deviation,
+    ),
 ]
 
 

@@ -79,7 +79,7 @@ MODULES: tuple[Fault, ...] = (
             target("LayerScales exchanged", case, f"{B}mlp_norm{IN}", "of another tensor", each("Block", scales_exchanged)),
             target("the skip connection in front", case, f"merge{IN}", "values in another order", of_model("merged", lambda x, skip: torch.cat([skip, x], dim=-1))),
             target("the class token last", case, f"{B}attention_norm{IN}", "values in another order", each("Model", token_last)),
-            target("the last token left out for the class token", case, f"merge{IN}", "", of_model("without_token", kept_token)),
+            target("the last token left out for the class token", case, "y", "another part", of_model("without_token", kept_token)),
             target("the activation on up, not on gate", case, f"{B}down{IN}", "gate and up exchanged", of_blocks("gated", lambda gate, up: gate * torch.nn.functional.silu(up))),
         )
     ),

@@ -1,4 +1,4 @@
-"""Known functions of one value, to name what each side computes of it, whatever operations it is made of."""
+"""Known functions of one value, to name what each side computes of it, in one operation or in several."""
 
 from __future__ import annotations
 

@@ -146,11 +146,11 @@ class _Search:
         place = (operation.where, operation.name)
         before = self.depths.get(place)
         found = sorted(
-            trials(self.known, entry, region), key=lambda t: (t.depths != before, not t.alike, sum(t.depths))
+            trials(self.known, entry, region), key=lambda t: (t.depths != before, not t.similar, sum(t.depths))
         )
         for trial in found[:TRIALS]:
             for change in trial.changes():
-                outcome = self.attempt(change, len(region), trial.alike and self.tentative)
+                outcome = self.attempt(change, len(region), trial.similar and self.tentative)
                 if outcome is None:
                     continue
                 repair = self.describe(entry, trial, change)
@@ -258,7 +258,7 @@ def _parameters(operations: Sequence[Operation]) -> list[Array]:
 def _is_evidence(operation: Operation, moved: set[Value], given: Sequence[int]) -> bool:
     """Whether a known result of an operation on replaced values shows that these are right, and laid out rightly.
 
-    Of a value alone it shows nothing: whatever the source computes of the replacing value is known.
+    Of a value alone it shows nothing: all that the source computes of the replacing value is known.
     """
     kind = kind_of(operation)
     if kind in (LAYOUT, "part", "join"):

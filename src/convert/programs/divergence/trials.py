@@ -27,7 +27,7 @@ class Trial:
 
     Attributes:
         depths: the distance of the two from the entry.
-        alike: whether both are results of operations that differ in a constant or a setting alone.
+        similar: whether both are results of operations that differ in a constant or a setting alone.
         missing_at: number of the entry, where the value is known and an operation is missing behind it.
     """
 
@@ -35,7 +35,7 @@ class Trial:
     value: Value
     part: Part
     depths: tuple[int, int]
-    alike: bool
+    similar: bool
     missing_at: int | None
 
     def changes(self) -> Iterator[Change]:
@@ -79,9 +79,9 @@ def trials(known: Knowledge, entry: int, region: set[int]) -> Iterator[Trial]:
         for other, far in near:
             if (value, other) not in seen:
                 seen.add((value, other))
-                alike = depth == far == 1 and _alike(known, operation, known.source_producer[other])
+                similar = depth == far == 1 and _similar(known, operation, known.source_producer[other])
                 for part in _parts(other, value, indices):
-                    yield Trial(known, value, part, (depth, far), alike, None)
+                    yield Trial(known, value, part, (depth, far), similar, None)
     for value in operation.data:  # an operation that is missing in front of the entry
         for other, far in near:
             if far and other.array.size == value.array.size and tells(known.array(value)):
@@ -119,7 +119,7 @@ def after_in_source(known: Knowledge, values: Sequence[Value], present: set[Valu
             waiting += [(v, depth + (kind_of(user) != LAYOUT)) for v in user.results]
 
 
-def _alike(known: Knowledge, one: Operation, two: Operation) -> bool:
+def _similar(known: Knowledge, one: Operation, two: Operation) -> bool:
     """Whether two operations are the same but for a constant, a setting or the order of elements."""
     if kind_of(one) != kind_of(two) or len(one.data) != len(two.data):
         return False

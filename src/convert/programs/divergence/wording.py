@@ -135,6 +135,8 @@ def _same_operations(repair: Repair, ours: Words, theirs: Words, sentence: str) 
         used = " and ".join(dict.fromkeys(map(ours.value, repair.operands)))
         meant = " and ".join(dict.fromkeys(map(theirs.value, repair.source_operands)))
         return "another operand", f"{sentence}; the target uses {used}, and the JAX model {meant}"
+    if not same_numbers(repair.got, repair.want) and any(kind_of(one) in ("part", "pick") for one in repair.target):
+        return "another part", sentence
     repeated = [
         places([one])
         for words, x in ((ours, repair.operands), (theirs, repair.source_operands))
