@@ -12,6 +12,7 @@ from convert.numerics.bits import nearly, same_bits
 from convert.planning.plan import Plan
 from convert.planning.planner import make_plan
 from convert.verify.mistakes.catalogue import group_mistakes, known_mistakes
+from convert.verify.sides.float64_plan import float64_plan
 from support.memory_source import MemorySource, rule_file
 
 RULES = """
@@ -58,13 +59,16 @@ RULES = """
   axes: PQIO
   from: up
   conv_transpose: up
+- einsum: "...D,D(K N H)->...(K N H)"
+  from: fused
+  linear: fused
 - cell: flax.linen.GRUCell
   from: gru
   gru: gru
 - cubic_spline: path
   from: path
 """
-HEAD = "model: m\ntitle: M\naxes: {Y: {is: height, equals: 2}, X: {is: width, equals: 2}, C: {is: channels, equals: 2}}\ntargets: {torch: {loads: T}}\n"
+HEAD = "model: m\ntitle: M\naxes: {Y: {is: height, equals: 2}, X: {is: width, equals: 2}, C: {is: channels, equals: 2}, K: {is: parts, equals: 3}, N: {is: heads, equals: 2}, H: {is: width of a head, equals: 4}}\ntargets: {torch: {loads: T}}\n"
 
 
 def tree() -> dict[str, np.ndarray]:
@@ -76,6 +80,7 @@ def tree() -> dict[str, np.ndarray]:
         "lora/a": (8, 2),
         "lora/b": (2, 8),
         "flat": (8, 8),
+        "fused": (8, 24),
         "normed/kernel": (8, 8),
         "normed/scale": (8,),
         "conv": (3, 3, 4, 4),
@@ -109,6 +114,15 @@ def test_every_mistake_gives_a_tensor_that_could_have_been_written(plan: Plan) -
             made = mistake.make()
             assert made.shape == step.spec.shape and made.dtype.name == step.spec.dtype, (step.name, mistake.name)
             assert mistake.gives and mistake.instead and mistake.converse
+
+
+def test_every_mistake_can_be_made_of_the_plan_in_float64(plan: Plan) -> None:
+    """The diagnosis tries the mistakes there."""
+    exact = float64_plan(plan)
+    for step in exact.steps:
+        for mistake in known_mistakes(step, exact):
+            made = mistake.make()
+            assert made.shape == step.spec.shape and made.dtype.name == step.spec.dtype, (step.name, mistake.name)
 
 
 def test_a_mistake_gives_another_tensor(plan: Plan) -> None:
