@@ -339,3 +339,24 @@ def test_a_check_fails_with_another_setting_of_generate(made: Any, tmp_path: Pat
     report = check(tmp_path / "out", checkpoint("t5"), levels=["layers"])
     assert report.exit_code == 1
     assert [finding.code for level in report.levels for finding in level.findings] == ["generation-differs"]
+
+
+def test_the_advice_for_a_setting_of_generate_works(made: Any, tmp_path: Path) -> None:
+    """A value from the file next to the checkpoint is changed there: --set has no such name."""
+    for case, key, value, advice in (
+        ("t5", "pad_token_id", 7, "change generation_config.json next to the checkpoint and convert again"),
+        ("gemma3", "eos_token_id", 7, "convert with --set eos_token_id=7"),
+        ("gemma3", "eos_token_id", None, "correct eos_token_id in `generation` of "),
+    ):
+        plan, written = made(case)
+        planned = {"pad_token_id": 0, "top_k": 50}
+        if case == "t5":
+            plan = dataclasses.replace(plan, sidecar=dataclasses.replace(plan.sidecar, generation=planned))
+        out = tmp_path / f"{case}-{value}"
+        shutil.copytree(written.path, out)
+        file = out / "generation_config.json"
+        file.write_text(json.dumps({**plan.generation_config, key: value}))
+        (finding,) = check_coverage(plan, dataclasses.replace(written, path=out), ABSENT).findings
+        assert finding.path == key and advice in finding.fix
+        stated = "the file next to the checkpoint" if case == "t5" else "the rules"
+        assert finding.problem == f"generation_config.json and {stated} disagree"

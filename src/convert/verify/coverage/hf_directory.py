@@ -16,6 +16,8 @@ from convert.core.findings import Finding
 from convert.core.ops import is_float
 from convert.core.system.regular_file import read_regular
 from convert.planning.plan import Plan
+from convert.planning.settings import settable
+from convert.rules.file import parse_reference
 from convert.verify.written import INDEX, MAX_JSON, SINGLE_FILE, WEIGHTS_KEY, Written
 
 CONFIG = "config.json"
@@ -155,11 +157,28 @@ def _check_generation(plan: Plan, written: Written) -> Iterator[Finding]:
         if _as_list(got) != _as_list(value):
             yield _finding(
                 key,
-                f"{GENERATION} and the rules disagree",
+                f"{GENERATION} and {_origin(plan)} disagree",
                 expected=json.dumps(value),
                 got=json.dumps(got),
-                fix=f"if the file is right for this checkpoint, convert with --set {key}={json.dumps(got)}",
+                fix=f"set it to {json.dumps(value)} in {GENERATION}; if {json.dumps(got)} is right for this checkpoint, "
+                f"{_correction(plan, key, got)}",
             )
+
+
+def _origin(plan: Plan) -> str:
+    """Return what states the planned settings of generate(): see `Plan.generation_config`."""
+    return "the rules" if plan.rules.targets[plan.target].generation else "the file next to the checkpoint"
+
+
+def _correction(plan: Plan, key: str, value: Any) -> str:
+    """Return how a conversion writes this value."""
+    templates = plan.rules.targets[plan.target].generation
+    if not templates:
+        return f"change {GENERATION} next to the checkpoint and convert again"
+    name, more = parse_reference(templates[key]) or ("", 0)
+    if name in settable(plan.rules) and not more and value is not None:
+        return f"convert with --set {name}={json.dumps(value)}"
+    return f"correct {key} in `generation` of {plan.rules.path} and convert again"
 
 
 def _as_list(value: Any) -> list[Any]:
