@@ -12,6 +12,7 @@ from convert.inference.alternatives import interchangeable
 from convert.inference.candidates import Source
 from convert.inference.constants import constants_as_data
 from convert.inference.derivation import Derivation, Difference, Grade, Proof
+from convert.inference.differences import explained, where_it_ended
 from convert.inference.draws import Draws, Shapes
 from convert.inference.facts import facts
 from convert.inference.grades import tensors
@@ -69,11 +70,13 @@ def infer(
     solved = search.solve()
     differences: tuple[Difference, ...] = ()
     if not solved:
-        differences = (_difference(search),)
+        differences = (where_it_ended(search),)
         search.nearest()
     others = interchangeable(search) if solved else []
     names = {name: tuple(k for k, first in target.tied.items() if first == name) for name in target.parameters}
     found = tensors(search, names, solved, others)
+    if not solved:
+        differences = (explained(differences[0], found, module, run, first),)
     evidence: Proof | None = None
     if solved and all(t.grade is not Grade.OPEN for t in found):
         fresh = [source(seed + 1 + k) for k in range(DRAWS)]
@@ -94,11 +97,6 @@ def infer(
         search.tried,
         _notes(first, target),
     )
-
-
-def _difference(search: Search) -> Difference:
-    at, operations = search.failure.index, search.target.operations
-    return Difference(site_of("target", at, operations[min(at, len(operations) - 1)]), search.failure.problem)
 
 
 def _notes(source: Program, target: Program) -> tuple[str, ...]:

@@ -134,6 +134,15 @@ def test_a_layer_with_a_fault_is_never_derived(fault):
     assert found.differences and found.differences[0].site.where.startswith("test_grades.py:")
 
 
+@pytest.mark.parametrize(
+    ("fault", "says"), [("gelu", ["gelu_erf", "gelu_tanh"]), ("epsilon", ["1e-05", "1e-06"])], ids=["gelu", "epsilon"]
+)
+def test_a_difference_says_what_each_side_computes(fault, says):
+    (difference,) = derive(_block, Block(fault), SHAPES).differences
+    assert all(word in difference.problem for word in says)
+    assert difference.error is not None and 1e-9 < difference.error < 1e-2
+
+
 @pytest.mark.slow
 def test_heads_in_another_order_are_not_said_to_be_the_same():
     """The target pairs each head of queries with another head of keys; no order of whole axes makes up for it."""

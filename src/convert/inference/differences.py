@@ -1,0 +1,71 @@
+"""What the target computes where the search went no further, and what the source computes instead."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from convert.inference import proof
+from convert.inference.derivation import Difference, Tensor
+from convert.inference.search import Search
+from convert.inference.sites import site_of
+from convert.layers.activations import NUMPY_ACTIVATIONS
+from convert.programs.divergence.search import diverge
+from convert.programs.divergence.wording import named
+from convert.programs.program import Program
+
+if TYPE_CHECKING:
+    import torch
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Run = Callable[[Any, Mapping[str, Any]], Mapping[str, Any]]
+SHARE = 1e-3  # of the error that may be left when the operation is replaced
+FINEST = 1e-9
+
+
+def where_it_ended(search: Search) -> Difference:
+    """Return the operation of the target at which every candidate was refuted."""
+    at, operations = search.failure.index, search.target.operations
+    return Difference(site_of("target", at, operations[min(at, len(operations) - 1)]), search.failure.problem)
+
+
+def explained(
+    ended: Difference, tensors: Sequence[Tensor], module: torch.nn.Module, run: Run, source: Program
+) -> Difference:
+    """Return the difference named by the first operation that departs, if weights were guessed for the whole target.
+
+    The target runs with the guessed weights, and the source's values are put in until the output is the source's.
+    """
+    import torch
+
+    from convert.programs.record_torch import record_torch
+
+    state = proof.weights(tensors, source)
+    if any(np.isnan(array).any() for array in state.values()):
+        return ended
+    own = copy.deepcopy(module).double()
+    full = {name: torch.as_tensor(state[name]) if name in state else x for name, x in own.state_dict().items()}
+    own.load_state_dict(full, strict=True)
+    target = record_torch(own, run, {name: value.array for name, value in source.inputs.items()})
+    for name, value in source.outputs.items():
+        want = value.array
+
+        def error(got: Array, want: Array = want) -> float:
+            if got.shape != want.shape:
+                return float("inf")
+            return float(np.abs(got - want).max(initial=0) / (np.abs(want).max(initial=0) or 1.0))
+
+        before = error(target.outputs[name].array)
+        share = max(FINEST, SHARE * before)
+        found = diverge(source, target, name, error, share, share)
+        if found is not None and found.proven:
+            said = named(found, source, target, NUMPY_ACTIVATIONS)
+            first = found.repairs[0]
+            operation = first.target[-1] if first.target else None
+            index = target.operations.index(operation) if operation is not None else ended.site.index
+            site = site_of("target", index, target.operations[index])
+            return Difference(site, said.problem, before)
+    return ended
