@@ -27,7 +27,7 @@ TRIALS = 80  # values put in at an entry
 UNKNOWN = 14  # operations that may follow one another without a known result before a trial ends
 LONGEST = 12  # operations that a repair may stand for, on each side
 REPAIRS = 400  # entries of a program
-WORK = 3 * 10**9  # elements that all trials may compute; an operation counts as `CALL` more
+WORK = 10**9  # elements that all trials may compute; an operation counts as `CALL` more
 CALL = 5000
 
 
