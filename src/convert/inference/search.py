@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from convert.inference import convolutions, elementwise, others, products
 from convert.inference.candidates import Candidate, Context, Source
 from convert.inference.derivation import Role
+from convert.inference.proposals import convolutions, elementwise, others, products
 from convert.inference.replay import Replay
 from convert.inference.sites import parameter_operands, role_of
 from convert.programs.fingerprint import EXACT
