@@ -90,6 +90,11 @@ def _decoder() -> Path:
 
 
 @cache
+def _small_decoder() -> Path:
+    return _in_npz("small-decoder", importlib.import_module("support.small_decoder").source())
+
+
+@cache
 def _named_modules(library: str) -> Path:
     return _in_npz(f"{library}-modules", importlib.import_module("support.named_modules").source(library))
 
@@ -182,5 +187,11 @@ OWN = {
         checkpoint=_rope_model,
         reference="support.rope_model:reference",
         adapter=lambda: importlib.import_module("support.rope_model"),
+    ),
+    "small-decoder": OwnModel(
+        rules=lambda: importlib.import_module("support.small_decoder").RULES,
+        checkpoint=_small_decoder,
+        reference="support.small_decoder:reference",
+        adapter=lambda: importlib.import_module("support.small_decoder"),
     ),
 }

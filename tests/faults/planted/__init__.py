@@ -24,6 +24,7 @@ from faults.planted.in_targets import IN_REFERENCES, IN_TARGETS
 from faults.planted.modules import MODULES
 from faults.planted.orders import ORDERS
 from faults.planted.outputs_alone import OUTPUTS_ALONE
+from faults.planted.references import REFERENCES
 from faults.planted.rope import ROPE
 from faults.planted.values import VALUES
 
@@ -50,4 +51,5 @@ FAULTS: tuple[Fault, ...] = (
     *OUTPUTS_ALONE,
     *MODULES,
     *DECODER,
+    *REFERENCES,
 )
