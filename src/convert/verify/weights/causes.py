@@ -167,8 +167,8 @@ def _finding(group: Sequence[WrongTensor], steps: Sequence[Step]) -> Finding:
 
 def _as_heads(tensor: WrongTensor, group: Sequence[WrongTensor]) -> WrongTensor:
     """Describe an order that several weights share: it is that of heads, and not of the parts of one fused weight."""
-    alike = [other for other in group if other.order == tensor.order and len(other.step.spec.shape) > 1]
-    if tensor.name != THIRDS or len(alike) < 2:
+    same_order = [other for other in group if other.order == tensor.order and len(other.step.spec.shape) > 1]
+    if tensor.name != THIRDS or len(same_order) < 2:
         return tensor
     order = describe_order(np.array(tensor.order), f"rows along axis {tensor.axis}", whole=False)
     return tensor if order is None else replace(tensor, name=order.name, problem=f"{order.text}, as of heads")

@@ -40,16 +40,16 @@ def find_in_others(step: Step, plan: Plan, got: Array) -> Corruption | None:
     differ = unequal(got, want)
     others = [s for s in plan.steps if s.parts and s.name != step.name and not s.tied]
     others.sort(key=lambda s: without_numbers(s.name) != without_numbers(step.name))  # other layers first
-    alike = [s for s in others if s.spec == step.spec][:MAX_OTHERS]
+    same_shape = [s for s in others if s.spec == step.spec][:MAX_OTHERS]
     sample = np.flatnonzero(differ.reshape(-1))
     sample = sample[:: 1 + len(sample) // SAMPLE]
     few, right = got.reshape(-1)[sample], want.reshape(-1)[sample]
-    for other in alike:
+    for other in same_shape:
         values = expected(other, plan.source)
         maybe = _kind(few, right, values.reshape(-1)[sample])
         if maybe is not None and (found := _kind(got, want, values)) is not None:
             return _described(found, step.name, other.name, differ)
-    if (mean := _mean_of_numbered(step, plan, got, alike)) is not None:
+    if (mean := _mean_of_numbered(step, plan, got, same_shape)) is not None:
         return mean
     if got.ndim == 2:
         turned = [s for s in others if s.spec.shape == got.shape[::-1] and s.spec.dtype == step.spec.dtype]
@@ -71,9 +71,9 @@ def find_in_dropped(step: Step, plan: Plan, got: Array, twins: Sequence[TwinTree
     return None
 
 
-def _mean_of_numbered(step: Step, plan: Plan, got: Array, alike: list[Step]) -> Corruption | None:
+def _mean_of_numbered(step: Step, plan: Plan, got: Array, same_shape: list[Step]) -> Corruption | None:
     """Find the mean over all experts or layers."""
-    moves = [(find_move(step.name, other.name), other) for other in alike]
+    moves = [(find_move(step.name, other.name), other) for other in same_shape]
     for place in dict.fromkeys(move.place for move, _ in moves if move is not None):
         others = [other for move, other in moves if move is not None and move.place == place]
         if len(others) < 2 or not is_float(got.dtype.name):
