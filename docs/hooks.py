@@ -214,6 +214,7 @@ def python_api() -> str:
         "Checkpoints": ("open_source", "Source", "Leaf", "TensorSpec", "Format", "Options"),
         "Rules": ("available_rules", "load_rules", "load_models", "parse_rules", "RuleFile"),
         "Drafts": ("draft_rules", "survey_rules", "Survey"),
+        "Rules from two programs": ("infer", "Derivation"),
         "Errors": ("ConvertError", "CheckpointError", "RuleError", "PlanError", "OutputError"),
     }
     listed = {name for names in groups.values() for name in names}

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from convert.drafting import draft_rules as draft_rules
     from convert.drafting.survey import Survey as Survey
     from convert.drafting.survey import survey_rules as survey_rules
+    from convert.inference.derivation import Derivation as Derivation
+    from convert.inference.infer import infer as infer
     from convert.layers.base import Step as Step
     from convert.planning.options import ConversionOptions as ConversionOptions
     from convert.planning.plan import Plan as Plan
@@ -62,6 +64,8 @@ _MODULES = {
     "convert.layers.base": ("Step",),
     "convert.writing.execute": ("Event", "Result", "execute"),
     "convert.drafting.survey": ("Survey", "survey_rules"),
+    "convert.inference.derivation": ("Derivation",),
+    "convert.inference.infer": ("infer",),
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
 __all__ = sorted(_HOME)
