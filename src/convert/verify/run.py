@@ -122,8 +122,8 @@ def check(
         else:
             levels = (*levels, outcome)
     agree = any(level.level == "model" and level.verdict is Verdict.PASSED for level in levels)
-    judged = (*known(constants=facts.constants, models_agree=agree), *of_layers(facts.unread))
-    judged = (*judged, *trusted((*of_names(plan), *facts.unseen), tuple(options.trust)))
+    others = (*of_layers(facts.unread), *of_names(plan), *facts.unseen)
+    judged = (*known(constants=facts.constants, models_agree=agree), *trusted(others, tuple(options.trust)))
     if "model" in options.require:
         levels = tuple(not_proven(level, judged) for level in levels)
     return Report(

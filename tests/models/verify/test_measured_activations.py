@@ -66,7 +66,9 @@ WAYS = {
 }  # fmt: skip
 
 
-def checked(run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch, way: str, declared: str, code: int) -> str:
+def checked(
+    run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch, way: str, declared: str, code: int, *more: str
+) -> str:
     """The report of a model that computes the exact GeLU in this way."""
     rng = np.random.default_rng(0)
     shapes = {"up": (6, 8), "gate": (6, 8), "down": (8, 6)}
@@ -81,7 +83,16 @@ def checked(run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch, way: str, d
     monkeypatch.chdir(folder)
     run("./r.yaml", "c.npz", "o.safetensors", "--overwrite")
     return run(
-        "check", "o.safetensors", "--from", "c.npz", "--model", "./r.yaml", "--reference", f"{name}:pair", code=code
+        "check",
+        "o.safetensors",
+        "--from",
+        "c.npz",
+        "--model",
+        "./r.yaml",
+        "--reference",
+        f"{name}:pair",
+        *more,
+        code=code,
     )[0]
 
 
@@ -106,6 +117,12 @@ def test_what_cannot_be_measured_is_listed(run: Run, tmp_path: Path, monkeypatch
     for declared in ("gelu_erf", "gelu_tanh"):
         stdout = checked(run, tmp_path, monkeypatch, "added", declared, 0)
         assert f"not verified:  activation = {declared} of up (r.yaml:" in stdout
+        required = "--require", "model"
+        stdout = checked(run, tmp_path, monkeypatch, "added", declared, 2, *required)
+        assert "inconclusive: model depends on facts that are not verified" in stdout
+        stdout = checked(run, tmp_path, monkeypatch, "added", declared, 0, *required, "--trust", "activation")
+        assert f"trusted:  activation = {declared} of up (r.yaml:" in stdout
+    checked(run, tmp_path, monkeypatch, "added", "none", 0, "--require", "model")  # the same as a rule without the key
 
 
 def test_two_activations_that_agree_are_told_apart_by_nothing() -> None:

@@ -20,7 +20,8 @@ from convert.planning.sidecar import sidecar_facts
 from convert.references.published import Every, OneOf, Published, published
 from convert.rules.file import references
 from convert.rules.validate import facts_of
-from convert.verify.config.declared import DeclaredFact, origin_in_rules
+from convert.verify.config.compare import TRAINING_FACTS
+from convert.verify.config.declared import DeclaredFact, declared_facts, origin_in_rules
 from convert.verify.config.hf_config import flatten, harmless
 from convert.verify.config.same_value import same
 from convert.verify.report.facts import JudgedFact, Status, shown
@@ -77,7 +78,8 @@ def of_layers(unread: Iterable[DeclaredFact]) -> tuple[JudgedFact, ...]:
     for facts in groups.values():
         first, more = facts[0], f" and {len(facts) - 1} more" if len(facts) > 1 else ""
         layers = (first.layer.text if first.layer else "") + more
-        judged.append(JudgedFact(first.name, first.value, first.at, Status.UNVERIFIED, decides=False, layers=layers))
+        decides = first.name not in TRAINING_FACTS and first.value != "none"  # a rule without the key says no more
+        judged.append(JudgedFact(first.name, first.value, first.at, Status.UNVERIFIED, decides=decides, layers=layers))
     return tuple(judged)
 
 
@@ -148,17 +150,18 @@ def require_names(trust: Collection[str], plan: Plan) -> tuple[str, ...]:
         OptionError: `trust` names something else.
     """
     names = (*plan.facts, *_other_settings(plan))
+    known = sorted({*names, *(fact.name for fact in declared_facts(plan) if fact.layer is not None)})
     for name in trust:
-        if name not in names and UNSEEN not in name:
+        if name not in known and UNSEEN not in name:
             raise OptionError(
                 Finding(
                     "fact-unknown",
                     "the plan has no such fact",
                     rule=plan.rules.path,
                     path=f"--trust {name}",
-                    expected=f"one of {', '.join(sorted(names))}" if names else "no --trust, as the plan has no facts",
+                    expected=f"one of {', '.join(known)}" if known else "no --trust, as the plan has no facts",
                     got=name,
-                    fix=did_you_mean(name, sorted(names)) or "leave it out",
+                    fix=did_you_mean(name, known) or "leave it out",
                 )
             )
     return names
