@@ -176,6 +176,21 @@ def test_a_module_in_another_dtype(converted: Path, said: dict[str, Any]) -> Non
     assert "head.weight" in level.findings[0].fix and "bfloat16" in level.findings[0].fix
 
 
+def test_weights_that_build_rounds(converted: Path, said: dict[str, Any]) -> None:
+    """They are float32 again afterwards, and the module of the float64 run takes the values of the file."""
+
+    def rounded(state: Mapping[str, torch.Tensor]) -> nn.Module:
+        short = {n: x.to(torch.bfloat16).to(x.dtype) if x.dtype is torch.float32 else x for n, x in state.items()}
+        return small_decoder.load(short)
+
+    said["load"] = rounded
+    level = model(checked(converted))
+    assert level.verdict is Verdict.FAILED
+    assert level.findings[0].data["diagnosis"] == "module does not hold the file's values"
+    assert "it holds them rounded to bfloat16" in level.findings[0].fix
+    assert "the weights are right" not in level.findings[0].fix
+
+
 # ---- names of boundaries
 
 

@@ -23,7 +23,7 @@ from convert.verify.diagnosis.recurrence import other_recurrence
 from convert.verify.diagnosis.site import Site
 from convert.verify.diagnosis.weight_trials import wrong_tensor
 from convert.verify.diagnosis.what_is_known import what_is_known
-from convert.verify.diagnosis.whole_model import wrong_rule
+from convert.verify.diagnosis.whole_model import exchanged, wrong_rule
 from convert.verify.diagnosis.wrong_reference import State, wrong_reference
 from convert.verify.sides.evidence import Evidence
 from convert.verify.sides.float64_plan import float64_plan
@@ -117,8 +117,12 @@ def diagnose(
     operation = other_operation(site, reference, names)
     if operation.explanation is not None and not operation.order:
         return _diagnosis(site, operation.explanation, ruled_out)
+    swapped = exchanged(site, reference)
+    if swapped.explanation is not None:
+        return _diagnosis(site, swapped.explanation, [*ruled_out, *swapped.ruled_out])
     if generic is not None:
         return _diagnosis(*generic)
+    ruled_out += swapped.ruled_out
     outcome = wrong_rule(site, reference)
     if outcome.explanation is not None:
         return _diagnosis(site, outcome.explanation, [*ruled_out, *outcome.ruled_out])

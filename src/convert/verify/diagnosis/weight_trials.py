@@ -15,6 +15,7 @@ from convert.layers.step_tensor import expected
 from convert.planning.plan import Plan
 from convert.references.protocol import INPUT
 from convert.verify.diagnosis.compare import Explanation, Search
+from convert.verify.diagnosis.other_operation import USER_FAILS
 from convert.verify.diagnosis.site import Site, Trial
 from convert.verify.mistakes.catalogue import group_mistakes, known_mistakes
 from convert.verify.sides.replay import Replay
@@ -36,7 +37,7 @@ def wrong_tensor(site: Site) -> Search:
     for trial in weight_trials(site):
         try:
             error = site.error(trial.run())
-        except (RuntimeError, ValueError, TypeError, KeyError, ConvertError):  # the layer does not take this shape
+        except (*USER_FAILS, ConvertError):  # the layer does not take this shape
             continue
         if error <= site.enough:
             return Search(Explanation(trial.name, trial.problem, trial.rule, trial.fix, error), tuple(ruled_out))

@@ -20,6 +20,7 @@ from convert.layers.mistake import Mistake
 from convert.layers.step_tensor import expected
 from convert.references.protocol import INPUT, Reference
 from convert.verify.diagnosis.compare import Explanation, Search
+from convert.verify.diagnosis.other_operation import USER_FAILS
 from convert.verify.diagnosis.site import Site, Trial, holder_of
 from convert.verify.diagnosis.weight_trials import CONVERT_AGAIN, OTHER_VALUE, OTHER_VALUES
 from convert.verify.mistakes.catalogue import own_mistakes
@@ -37,17 +38,26 @@ NUMBER = re.compile(r"(?<=\.)\d+(?=\.)|^\d+(?=\.)")
 def wrong_rule(site: Site, reference: Reference) -> Search:
     """Search among the mistakes that a rule makes in all tensors of the model, where the boundary is no layer of its own."""
     steps = _within(site)
-    if not steps:
-        return Search()
+    return _tried(site, reference, lambda replay: _trials(site, replay, steps)) if steps else Search()
+
+
+def exchanged(site: Site, reference: Reference) -> Search:
+    """Search for two modules, or two loose parameters, of the same shapes that have each other's weights; in front of the boundary, too."""
+    steps = [step for step in site.plan.steps if step.parts]
+    return _tried(site, reference, lambda replay: _exchanges(site, replay, steps))
+
+
+def _tried(site: Site, reference: Reference, trials: Callable[[Replay], Iterator[Trial]]) -> Search:
+    """Run the model with the tensors of each trial, as often as its size allows."""
     replay = Replay(site.module, lambda: _run(site, reference))
     weights = sum(step.spec.size for step in site.plan.steps)
     runs = max(MIN_RUNS, min(MAX_RUNS, WORK // max(1, weights)))
     ruled_out: list[str] = []
-    for trial in itertools.islice(_trials(site, replay, steps), runs):
+    for trial in itertools.islice(trials(replay), runs):
         signals.check()  # a run of a large model takes seconds
         try:
             error = site.error(trial.run())
-        except (RuntimeError, ValueError, TypeError, KeyError, OverflowError, ConvertError):  # not a tensor that fits
+        except (*USER_FAILS, OverflowError, ConvertError):  # not a tensor that fits, or code that takes no others
             continue
         if error <= site.enough:
             return Search(Explanation(trial.name, trial.problem, trial.rule, trial.fix, error), tuple(ruled_out))
@@ -88,7 +98,6 @@ def _trials(site: Site, replay: Replay, steps: Sequence[Step]) -> Iterator[Trial
             layout_mistakes(step, source), fused_order_mistakes(step, source), stacked_axis_mistakes(step, source)
         ),
     )
-    yield from _exchanges(site, replay, steps)
     yield from _reversals(site, replay, steps)
     yield from _of_rules(replay, steps, lambda step: own_mistakes(step, site.plan))
     yield from _rope_of_two(site, replay, steps)
@@ -157,28 +166,33 @@ def _rope_of_two(site: Site, replay: Replay, steps: Sequence[Step]) -> Iterator[
 
 
 def _exchanges(site: Site, replay: Replay, steps: Sequence[Step]) -> Iterator[Trial]:
-    """Yield the trials in which two modules with tensors of the same shapes are exchanged, in all layers; near ones first."""
-    families: dict[str, dict[tuple[str, ...], dict[str, Step]]] = {}  # module without numbers -> numbers -> last name
+    """Yield the trials in which two modules or parameters of the same shapes are exchanged, in all layers; near ones first."""
+    families: dict[str, dict[tuple[str, ...], dict[str, Step]]] = {}  # unit without numbers -> numbers -> last name
     for step in steps:
-        holder = holder_of(step.name)
-        numbers = tuple(NUMBER.findall(f"{holder}."))
-        last = step.name.removeprefix(holder)
-        families.setdefault(NUMBER.sub("#", f"{holder}.")[:-1], {}).setdefault(numbers, {})[last] = step
+        for unit in _units(step):
+            numbers = tuple(NUMBER.findall(f"{unit}."))
+            last = step.name.removeprefix(unit)
+            families.setdefault(NUMBER.sub("#", f"{unit}.")[:-1], {}).setdefault(numbers, {})[last] = step
     pairs = [
         (one, two)
         for one, two in itertools.combinations(families, 2)
         if _shapes(families[one]) == _shapes(families[two])
     ]
+    tried: set[frozenset[str]] = set()  # a module and the one module within it are the same trial
     for one, two in sorted(pairs, key=lambda pair: -_shared_start(*pair)):
         tensors: dict[str, Step] = {}
         for numbers, held in families[one].items():
             for last, step in held.items():
                 other = families[two][numbers][last]
                 tensors |= {step.name: other, other.name: step}
-        first, other = next(iter(tensors.items()))
+        if frozenset(tensors) in tried:
+            continue
+        tried.add(frozenset(tensors))
+        numbers, last = next((numbers, last) for numbers, held in families[one].items() for last in held)
+        one_unit, other_unit = (families[unit][numbers][last].name.removesuffix(last) for unit in (one, two))
         yield _moved(
             EXCHANGED,
-            f"{_module(first)} has the weights of {_module(other.name)}, and the other way round",
+            f"{one_unit} has the weights of {other_unit}, and the other way round",
             site,
             replay,
             tensors,
@@ -193,8 +207,14 @@ def _shapes(family: Mapping[tuple[str, ...], Mapping[str, Step]]) -> Any:
     return {numbers: {last: step.spec for last, step in held.items()} for numbers, held in family.items()}
 
 
-def _module(tensor: str) -> str:
-    return holder_of(tensor) or tensor
+def _units(step: Step) -> Iterator[str]:
+    """Yield what may be exchanged with the tensor in it: a loose parameter, its module, and the modules around that."""
+    if step.kind_name == "parameter":
+        yield step.name
+    unit = holder_of(step.name)
+    while unit:
+        yield unit
+        unit = unit.rpartition(".")[0]
 
 
 def _reversals(site: Site, replay: Replay, steps: Sequence[Step]) -> Iterator[Trial]:
@@ -227,7 +247,7 @@ def _moved(name: str, problem: str, site: Site, replay: Replay, tensors: Mapping
     rules = list(dict.fromkeys(step.rule.line_only for step in tensors.values()))
     return Trial(
         name,
-        f"the outputs are equal when {problem}: either {' and '.join(rules[:2])} exchange the paths, or the target's code does",
+        f"the outputs are equal when {problem}: the paths are exchanged at {' and '.join(rules[:2])}, or in the target's code",
         rules[0],
         "compare the names on both sides of the rule, and the order in which the target's code uses these modules",
         lambda: replay.with_tensors({name: expected(step, site.plan.source) for name, step in tensors.items()}),

@@ -65,7 +65,7 @@ def check_model(
         if what:
             notes.append(f"could not be computed in float64 in {side}: {', '.join(what)}")
     notes += [*inconclusive_notes(measures, evidence), *built.notes(precision)]
-    findings = [*missing, *differences(measures, evidence.precision, built)]
+    findings = [*missing, *differences(measures, evidence.precision, built, state)]
     if not findings and (changed := built.finding(state)) is not None:
         findings.append(changed)
     reasons = list(inconclusive(measures, reference.outputs, evidence))

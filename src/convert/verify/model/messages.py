@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -11,6 +11,9 @@ from convert.core.findings import Finding
 from convert.verify.report.report import Measure
 from convert.verify.sides.built_module import Built
 from convert.verify.sides.evidence import Evidence
+
+if TYPE_CHECKING:
+    import torch
 
 Array = np.ndarray[Any, np.dtype[Any]]
 ONE_PRECISION = "another function in one precision"
@@ -38,7 +41,9 @@ def not_compared(name: str, evidence: Evidence, got: Array | None) -> Finding:
     )
 
 
-def differences(measures: Sequence[Measure], precision: str, built: Built) -> Iterator[Finding]:
+def differences(
+    measures: Sequence[Measure], precision: str, built: Built, state: Mapping[str, torch.Tensor]
+) -> Iterator[Finding]:
     """Report the first difference in float64; if there is none, the first one in native precision."""
     wrong = [measure for measure in measures if not measure.passed]
     functions = [measure for measure in wrong if is_other_function(measure)]
@@ -59,6 +64,8 @@ def differences(measures: Sequence[Measure], precision: str, built: Built) -> It
         )
         if built.dtypes:
             data["diagnosis"], fix = CAST, f"{built.cast}; return it from `build` in the dtype of the weights"
+        elif (changed := built.finding(state)) is not None:
+            data["diagnosis"], fix = changed.data["diagnosis"], f"{changed.problem}; {changed.fix}"
     assert tolerance is not None
     yield Finding(
         "outputs-differ",
