@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from convert.checkpoints.source import Leaf
+from convert.planning.ambiguity import MEANING, words_of
 
-# Words in names of copies that follow the weights -> what such a copy is.
-MEANING = {
-    **dict.fromkeys(("ema", "avg", "average", "averaged", "polyak", "swa", "shadow", "slow"), "an average of the weights"),
-    **dict.fromkeys(("target", "targets", "targ", "tgt", "teacher"), "a target network, which follows the weights"),
-    **dict.fromkeys(("old", "prev", "previous", "lagged", "behavior", "behaviour"), "earlier weights"),
-    **dict.fromkeys(("init", "initial", "anchor", "best", "backup", "copy"), "weights that were set aside"),
-}  # fmt: skip
 TRAINED = ("params", "target")  # names of the weights themselves, whose copy may have any name; `target` is T5X's
-_WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 
 Signature = frozenset[tuple[str, tuple[int, ...]]]
 
@@ -44,7 +36,7 @@ class FoundCopies:
     @staticmethod
     def meaning(tree: str) -> str:
         """Return what a copy is, by its name; empty if the name does not tell."""
-        return next((MEANING[word] for key in tree.split("/") for word in _words(key) if word in MEANING), "")
+        return next((MEANING[word] for key in tree.split("/") for word in words_of(key) if word in MEANING), "")
 
 
 def find_copies(leaves: Mapping[str, Leaf], needless: Collection[str]) -> tuple[FoundCopies, ...]:
@@ -91,24 +83,20 @@ def _trained(
     """Return the tree that this one is a copy of: the path where both lie, and the other's path there."""
     keys = tree.split("/")
     for k, key in enumerate(keys):
-        words = _words(key)
+        words = words_of(key)
         left = [word for word in words if word not in MEANING]
         above, below = keys[:k], keys[k + 1 :]
         near = sorted(other for other in beside["/".join(above)] if other != key)
         if len(left) == len(words):
             others = [other for other in TRAINED if other in near and key not in TRAINED]
         elif left:
-            others = [other for other in near if _words(other) == left]
+            others = [other for other in near if words_of(other) == left]
         else:  # the word alone: the other is beside it under any name, or one level higher
             if below and signatures.get("/".join([*above, *below])) == signatures[tree]:
                 return "/".join(above), "/".join(below)
-            free = [other for other in near if MEANING.keys().isdisjoint(_words(other))]
+            free = [other for other in near if MEANING.keys().isdisjoint(words_of(other))]
             others = sorted(free, key=lambda other: other not in TRAINED)
         for other in others:
             if signatures.get("/".join([*above, other, *below])) == signatures[tree]:
                 return "/".join(above), "/".join([other, *below])
     return None
-
-
-def _words(key: str) -> list[str]:
-    return [word.lower() for word in _WORD.findall(key)]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,14 @@ MAX_AXES = 6  # 720 orders; no known projection has more axes
 OPTIMIZER_KEYS = frozenset(
     ("opt_state", "opt_states", "optimizer", "optimizer_state", "opt", "param_states", "mu", "nu")
 )
+# Words in names of copies that follow the weights -> what such a copy is.
+MEANING = {
+    **dict.fromkeys(("ema", "avg", "average", "averaged", "polyak", "swa", "shadow", "slow"), "an average of the weights"),
+    **dict.fromkeys(("target", "targets", "targ", "tgt", "teacher"), "a target network, which follows the weights"),
+    **dict.fromkeys(("old", "prev", "previous", "lagged", "behavior", "behaviour"), "earlier weights"),
+    **dict.fromkeys(("init", "initial", "anchor", "best", "backup", "copy"), "weights that were set aside"),
+}  # fmt: skip
+_WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 
 
 @dataclass(frozen=True)
@@ -210,7 +219,57 @@ def twin_trees(leaves: Mapping[str, Leaf], dropped: Collection[str]) -> tuple[Tw
                 continue
             if all(twin in dropped and leaves[twin].spec.shape == leaves[leaf].spec.shape for twin, leaf in pairs):
                 found.append(TwinTree(tree, of, pairs))
-    return tuple(found)
+    known_leaves = {leaf for twin in found for leaf, _ in twin.leaves}
+    return (*found, *_named_copies(leaves, dropped, known_leaves))
+
+
+def _named_copies(leaves: Mapping[str, Leaf], dropped: Collection[str], known: Collection[str]) -> Iterator[TwinTree]:
+    """Yield the dropped leaves that are, by a word such as ``ema`` in their paths, copies of converted leaves.
+
+    They may be single leaves beside the weights, and need not be copies of all. A shape that differs shows that they are others.
+    """
+    converted: dict[str, str] = {}
+    for name in leaves:
+        if name not in dropped:
+            converted.setdefault(_without_words(name)[1], name)
+    groups: dict[str, list[tuple[str, str]]] = {}
+    for name in leaves:
+        word, plain = _without_words(name)
+        if name in dropped and name not in known and word and plain in converted:
+            groups.setdefault(word, []).append((name, converted[plain]))
+    for pairs in groups.values():
+        if all(leaves[one].spec.shape == leaves[other].spec.shape for one, other in pairs):
+            one, other = (name.split("/") for name in pairs[0])
+            while len(one) > 1 and len(other) > 1 and one[-1] == other[-1]:
+                one, other = one[:-1], other[:-1]
+            yield TwinTree("/".join(one), "/".join(other), tuple(pairs))
+
+
+def _without_words(path: str) -> tuple[str, str]:
+    """Return the word of a path that says that it is a copy, and the path without the word and without ``params``.
+
+    Below the key of an optimizer only an average counts, not ``exp_avg``: all else there is its own state.
+    """
+    keys = path.split("/")
+    state = next((k for k, key in enumerate(keys) if key in OPTIMIZER_KEYS), None)
+    for k, key in enumerate(keys):
+        words = key.split("_")
+        left = [word for word in words if word.lower() not in MEANING]
+        below_state = state is not None and k > state
+        if len(left) == len(words) or (below_state and (key == "target" or not {*left} <= {"params"})):
+            continue
+        path_left = (*keys[: state if below_state else k], "_".join(left), *keys[k + 1 :])
+        return next(word for word in words if word not in left), _below_params(path_left)
+    return "", _below_params(keys)
+
+
+def _below_params(keys: Iterable[str]) -> str:
+    return "/".join(key for key in keys if key not in ("", "params"))
+
+
+def words_of(key: str) -> list[str]:
+    """Return the words of a key, in lower case."""
+    return [word.lower() for word in _WORD.findall(key)]
 
 
 def _converted_trees(leaves: Sequence[str]) -> Iterator[tuple[str, list[str]]]:

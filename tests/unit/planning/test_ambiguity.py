@@ -256,7 +256,33 @@ def test_other_trees_are_no_twins() -> None:
     assert twins_of() == []
     assert twins_of(opt_state={f"0/mu/{path}": shape for path, shape in inner.items()}) == []
     assert twins_of(ema={**inner, "dec/w": (4, 3)}) == []
-    assert twins_of(ema={path: shape for path, shape in inner.items() if path != "enc/b"}) == []
+    assert twins_of(other={path: shape for path, shape in inner.items() if path != "enc/b"}) == []
+    assert twins_of(opt_state={f"0/exp_avg/{path}": shape for path, shape in inner.items()}) == []
+
+
+@pytest.mark.parametrize(
+    ("converted", "dropped", "tree", "of"),
+    [
+        ("model/params/w", "model/ema_params/w", "model/ema_params", "model/params"),
+        ("params/w", "ema/w", "ema", "params"),
+        ("params/w", "opt_state/1/ema/w", "opt_state/1/ema", "params"),
+        ("params/w", "optimizer/target/ema/w", "optimizer/target/ema", "params"),
+        ("w", "w_ema", "w_ema", "w"),
+        ("params/Dense_0/w", "params/ema_Dense_0/w", "params/ema_Dense_0", "params/Dense_0"),
+        ("a/params/w", "a/ema/w", "a/ema", "a/params"),
+    ],
+)
+def test_a_name_tells_an_average_of_one_leaf(converted: str, dropped: str, tree: str, of: str) -> None:
+    source = MemorySource(zeros(**{converted: (2, 3), dropped: (2, 3)}))
+    (twin,) = twin_trees(source.leaves, {dropped})
+    assert (twin.tree, twin.of, twin.leaves) == (tree, of, ((dropped, converted),))
+    other = MemorySource(zeros(**{converted: (2, 3), dropped: (3, 2)}))
+    assert twin_trees(other.leaves, {dropped}) == ()
+
+
+def test_an_average_may_lack_a_leaf() -> None:
+    inner = {path.removeprefix("params/"): shape for path, shape in TREE.items()}
+    assert twins_of(ema={path: shape for path, shape in inner.items() if path != "enc/b"}) == [("ema", "params")]
 
 
 def test_the_plan_says_that_a_twin_is_dropped() -> None:
