@@ -20,7 +20,6 @@ from convert.planning.sidecar import sidecar_facts
 from convert.references.published import Every, OneOf, Published, published
 from convert.rules.file import references
 from convert.rules.validate import facts_of
-from convert.verify.config.compare import TRAINING_FACTS
 from convert.verify.config.declared import DeclaredFact, declared_facts, origin_in_rules
 from convert.verify.config.hf_config import flatten, harmless
 from convert.verify.config.same_value import same
@@ -78,7 +77,7 @@ def of_layers(unread: Iterable[DeclaredFact]) -> tuple[JudgedFact, ...]:
     for facts in groups.values():
         first, more = facts[0], f" and {len(facts) - 1} more" if len(facts) > 1 else ""
         layers = (first.layer.text if first.layer else "") + more
-        decides = first.name not in TRAINING_FACTS and first.value != "none"  # a rule without the key says no more
+        decides = first.name == "activation" and first.value != "none"  # a rule without the key says no more
         judged.append(JudgedFact(first.name, first.value, first.at, Status.UNVERIFIED, decides=decides, layers=layers))
     return tuple(judged)
 
