@@ -245,7 +245,7 @@ def error_index() -> str:
 def rooms() -> str:
     """List the folders of the package with the first sentence of their docstrings, in the order of the data."""
     order = ("checkpoints", "layers", "rules", "planning", "writing", "verify", "references", "drafting", "cli")
-    order += ("programs", "numerics", "core")
+    order += ("inference", "programs", "numerics", "core")
     rows = []
     for name in order:
         text = importlib.import_module(f"convert.{name}").__doc__ or ""
