@@ -10,6 +10,7 @@ import numpy as np
 
 from convert.core.findings import Finding
 from convert.core.ops import is_float
+from convert.numerics.compare import epsilon
 from convert.numerics.precision import jax_precision
 from convert.planning.plan import Plan
 from convert.references.protocol import Reference
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     import torch
 
 Array = np.ndarray[Any, np.dtype[Any]]
-SHARE = 1e-3  # by which each weight is changed at random
+SHARE, ROUNDINGS = 1e-3, 16  # by which each weight is changed at random, and at least by so many roundings of its dtype
 JAX_FIX = "let `jax` compute with the weights that it is given"
 FEW = 0.5  # share of the numbers of an output; fewer change only where the outputs are rounded or integers
 
@@ -35,13 +36,14 @@ def independent(plan: Plan, written: Written, reference: Reference, evidence: Ev
     precision = evidence.precision
     state = written_state(written, device, precision)
     signs = np.random.default_rng(0)
+    share = _share(precision)
 
     def run(weights: Mapping[str, torch.Tensor]) -> Mapping[str, Array]:
         made = run_torch(reference, weights, evidence.inputs, [], lift=False, precision=precision, device=device)
         return made.values
 
     def changed(x: torch.Tensor) -> torch.Tensor:
-        return x * (1 + SHARE * float(signs.choice((-1, 1)))) if x.is_floating_point() else x
+        return x * (1 + share * float(signs.choice((-1, 1)))) if x.is_floating_point() else x
 
     before, after = run(state), run({name: changed(x) for name, x in state.items()})
     if said := _said(before, after, reference):
@@ -72,17 +74,23 @@ def _changed_jax(plan: Plan, reference: Reference, evidence: Evidence) -> Mappin
     """Run the JAX model with each weight changed at random."""
     rng = np.random.default_rng(0)
     precision = evidence.precision
+    share = _share(precision)
 
     def changed(x: Array) -> Array:
         if not is_float(x.dtype.name):
             return x
         wide = x.astype(np.float64)
-        return np.asarray(wide * (1 + SHARE * rng.choice((-1.0, 1.0), x.shape)))
+        return np.asarray(wide * (1 + share * rng.choice((-1.0, 1.0), x.shape)))
 
     with jax_precision(precision):
         weights = {name: as_jax(changed(x), precision) for name, x in jax_weights(plan).items()}
         values = reference.jax_side()(weights, {n: as_jax(x, precision) for n, x in evidence.inputs.items()})
     return {name: np.asarray(value, np.float64) for name, value in values.items()}
+
+
+def _share(precision: str) -> float:
+    """Return the share by which weights are changed: rounding to this precision must not undo it."""
+    return max(SHARE, ROUNDINGS * epsilon(precision))
 
 
 def _said(before: Mapping[str, Array], after: Mapping[str, Array], reference: Reference) -> str:
