@@ -12,7 +12,7 @@ from transformers.models.whisper import modeling_whisper
 
 from faults.expected import Fault
 from faults.planted.flax import fault, file, rule, unmasked
-from faults.plants import InSidecar, InTarget, Shim, attribute, each, exchange, tensor
+from faults.plants import InDirectory, InSidecar, InTarget, Shim, attribute, each, exchange, tensor
 
 SOUND = "model.encoder."
 TABLE = "decoder.block.0.layer.0.SelfAttention.relative_attention_bias"
@@ -92,11 +92,11 @@ ENCODER_DECODER: tuple[Fault, ...] = (
     # ---- T5
     rule("1+scale on a plain norm", "t5", "model", "encoder.block.0.layer.0.layer_norm", "1+scale on a plain norm", ("  multiplies_by: scale", "  multiplies_by: 1+scale")),
     rule("keys and values of the decoder swapped", "t5", "model", "decoder.block.0.layer.0.SelfAttention.k", "of another tensor", ("linear: decoder.block.{j}.layer.{0.SelfAttention,1.EncDecAttention}.{q,k,v}", "linear: decoder.block.{j}.layer.{0.SelfAttention,1.EncDecAttention}.{q,v,k}")),
-    rule("distances told apart too far", "t5", "layers", "", "relative_attention_max_distance", ("relative_attention_max_distance: $relative_attention_max_distance", "relative_attention_max_distance: 128"), model=("encoder.block.0.layer.0.SelfAttention.relative_attention_bias", "relative_attention_max_distance 128")),
-    rule("GeLU configured for ReLU", "t5", "layers", f"{GATED}.wi", "activation", ("feed_forward_proj: $feed_forward_proj", "feed_forward_proj: gelu\n      dense_act_fn: gelu"), model=(f"{GATED}.wo:in", "gelu_erf for relu")),
-    rule("gated SiLU configured for gated GeLU", "t5-v1.1", "layers", f"{GATED}.wi_0", "activation", ("feed_forward_proj: $feed_forward_proj", "feed_forward_proj: gated-silu\n      dense_act_fn: silu"), model=(f"{GATED}.wo:in", "silu")),
+    fault("distances told apart too far", "t5", InDirectory("config.json", {"relative_attention_max_distance": 128}), "layers", "relative_attention_max_distance", "relative_attention_max_distance", ("encoder.block.0.layer.0.SelfAttention.relative_attention_bias", "relative_attention_max_distance 128")),
+    fault("GeLU configured for ReLU", "t5", InDirectory("config.json", {"feed_forward_proj": "gelu", "dense_act_fn": "gelu"}), "layers", "feed_forward_proj", "feed_forward_proj", (f"{GATED}.wo:in", "gelu_erf for relu")),
+    fault("gated SiLU configured for gated GeLU", "t5-v1.1", InDirectory("config.json", {"feed_forward_proj": "gated-silu", "dense_act_fn": "silu"}), "layers", "feed_forward_proj", "feed_forward_proj", (f"{GATED}.wo:in", "silu")),
     rule("gate and up swapped", "t5-v1.1", "model", f"{GATED}.wi_0", "of another tensor", ("linear: encoder.block.{i}.layer.1.DenseReluDense.wi_0", "linear: encoder.block.{i}.layer.1.DenseReluDense.wi_"), ("linear: encoder.block.{i}.layer.1.DenseReluDense.wi_1", "linear: encoder.block.{i}.layer.1.DenseReluDense.wi_0"), ("linear: encoder.block.{i}.layer.1.DenseReluDense.wi_\n", "linear: encoder.block.{i}.layer.1.DenseReluDense.wi_1\n")),
-    rule("a head of its own configured as tied", "t5-v1.1", "model", "lm_head:in", "head's input divided by sqrt(width)", ("tie_word_embeddings: false", "tie_word_embeddings: true")),
+    fault("a head of its own configured as tied", "t5-v1.1", InDirectory("config.json", {"tie_word_embeddings": True}), "layers", "tie_word_embeddings", "tie_word_embeddings", ("lm_head:in", "head's input divided by sqrt(width)")),
     file("tables of the encoder's and the decoder's positions swapped", "t5", exchange(f"{TABLE}.weight", f"en{TABLE[2:]}.weight"), f"en{TABLE[2:]}.weight", "of another tensor", (f"en{TABLE[2:]}", "another value in the file")),
     fault("the target divides the scores by sqrt(head width)", "t5", InTarget(each("T5Attention", attribute("scaling", 7**-0.5))), "model", "encoder.block.0.layer.0.SelfAttention.o:in", "attention scale added"),
     fault("the target's decoder has the encoder's buckets", "t5", InTarget(seen_both_ways), "model", TABLE, "buckets of both directions"),
@@ -110,8 +110,8 @@ ENCODER_DECODER: tuple[Fault, ...] = (
     fault("config.json names a class without a head", "whisper", InSidecar({"architectures": ["WhisperModel"]}), "plan", "architectures", "refused"),
     rule("convolution's channels exchanged in the dimension numbers (square)", "whisper", "model", f"{SOUND}conv2", "input and output channels exchanged", ("NWC,WIO->NWC\n  from: encoder/conv2", "NWC,WOI->NWC\n  from: encoder/conv2")),
     rule("output projection transposed (square)", "whisper", "model", f"{SOUND}layers.0.self_attn.out_proj", "transposed", ("...E,ED->...D", "...E,DE->...D")),
-    rule("twice as many heads configured", "whisper", "layers", "", "encoder_attention_heads", ("encoder_attention_heads: $encoder_attention_heads", "encoder_attention_heads: 6"), model=(f"{SOUND}layers.0.self_attn.out_proj:in", "6 heads")),
-    rule("GeLU's approximation configured for the exact one", "whisper", "layers", f"{SOUND}layers.0.fc1", "activation", ("activation_function: $activation_function", "activation_function: gelu_new"), model=(f"{SOUND}layers.0.fc2:in", "gelu_tanh for gelu_erf")),
+    fault("twice as many heads configured", "whisper", InDirectory("config.json", {"encoder_attention_heads": 6}), "layers", "encoder_attention_heads", "encoder_attention_heads", (f"{SOUND}layers.0.self_attn.out_proj:in", "6 heads")),
+    fault("GeLU's approximation configured for the exact one", "whisper", InDirectory("config.json", {"activation_function": "gelu_new"}), "layers", "activation_function", "activation_function", (f"{SOUND}layers.0.fc2:in", "gelu_tanh for gelu_erf")),
     file("self-attention and attention to the sound swapped", "whisper", exchange("model.decoder.layers.0.self_attn.", "model.decoder.layers.0.encoder_attn."), "model.decoder.layers.0.self_attn.q_proj.weight", "of another tensor", ("model.decoder.layers.0.self_attn.q_proj", "other values in the file")),
     file("a convolution turned round", "whisper", tensor(f"{SOUND}conv1.weight", lambda x: x[..., ::-1].copy()), f"{SOUND}conv1.weight", "kernel flipped", (f"{SOUND}conv1", "another value in the file")),
     file("positions of the sound begin later", "whisper", tensor(f"{SOUND}embed_positions.weight", rolled), f"{SOUND}embed_positions.weight", "rows rolled", (f"{SOUND}embed_positions", "another value in the file")),

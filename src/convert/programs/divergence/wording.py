@@ -22,6 +22,8 @@ ORDER = "elements in another order"
 MISSING, EXTRA = "operation missing", "operation that the JAX model lacks"
 CONSTANT = "another constant"
 OTHER = "another computation"
+OPERAND, PART, EXCHANGED = "another operand", "another part", "operands exchanged"
+BY_RULES = (ORDER, OPERAND, PART, EXCHANGED)  # what wrong rules give, too
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,7 @@ class Named:
         name: short and stable; empty where nothing is proven.
         problem: a sentence.
         fix: the next step.
-        order: whether the two differ in the order of elements alone, which a wrong layout of weights may give, too.
+        order: whether the two differ in the operands or the order of elements alone, which wrong rules may give, too.
     """
 
     name: str
@@ -71,7 +73,7 @@ def named(
         name = _moved(chosen) or name
     problems = list(dict.fromkeys(problem for _, _, problem in chosen))
     problem = "; ".join(problems[:2]) + (f"; and {len(problems) - 2} more" if len(problems) > 2 else "")
-    return Named(name, problem, _fix(divergence.repairs[0]), all(one == ORDER for one in names))
+    return Named(name, problem, _fix(divergence.repairs[0]), all(one in BY_RULES for one in names))
 
 
 def _moved(chosen: Sequence[tuple[Repair, str, str]]) -> str:
@@ -134,9 +136,9 @@ def _same_operations(repair: Repair, ours: Words, theirs: Words, sentence: str) 
     if unshared:
         used = " and ".join(dict.fromkeys(map(ours.value, repair.operands)))
         meant = " and ".join(dict.fromkeys(map(theirs.value, repair.source_operands)))
-        return "another operand", f"{sentence}; the target uses {used}, and the JAX model {meant}"
+        return OPERAND, f"{sentence}; the target uses {used}, and the JAX model {meant}"
     if not same_numbers(repair.got, repair.want) and any(kind_of(one) in ("part", "pick") for one in repair.target):
-        return "another part", sentence
+        return PART, sentence
     repeated = [
         places([one])
         for words, x in ((ours, repair.operands), (theirs, repair.source_operands))
@@ -181,7 +183,7 @@ def _functions(repair: Repair, activations: Mapping[str, Function]) -> str:
                 ][:1]
         if len(found) == 2:
             (ours, first), (theirs, second) = found
-            return "operands exchanged" if ours == theirs and first != second else f"{ours} for {theirs}"
+            return EXCHANGED if ours == theirs and first != second else f"{ours} for {theirs}"
     return ""
 
 

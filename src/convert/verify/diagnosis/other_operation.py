@@ -44,7 +44,7 @@ class OtherOperation:
 
     Attributes:
         explanation: the operations that differ, proven; None if none were found.
-        order: whether they differ in the order of elements alone, for which a rule may be the cause.
+        order: whether they differ in operands or the order of elements alone, for which a rule may be the cause.
         known: what is known where nothing is proven, as a clause; empty if nothing is.
     """
 
