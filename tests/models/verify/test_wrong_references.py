@@ -93,6 +93,7 @@ BUILDS: Mapping[str, tuple[Callable[..., None], str, str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("boundaries", [True, False])
 @pytest.mark.parametrize("name", BUILDS)
 def test_build_changes_the_weights(name: str, boundaries: bool, converted: Path, said: dict[str, Any]) -> None:
@@ -246,6 +247,7 @@ def window() -> int:
     return next(k for k, line in enumerate(lines, 1) if "jnp.where((far >= 0)" in line)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", UNSEEN)
 def test_inputs_that_cannot_show_a_difference(case: str, converted: Path, said: dict[str, Any]) -> None:
     said["inputs"], name, value = UNSEEN[case]
@@ -257,6 +259,7 @@ def test_inputs_that_cannot_show_a_difference(case: str, converted: Path, said: 
     assert f"--trust {name}" in model(report).findings[0].fix
 
 
+@pytest.mark.slow
 def test_unseen_facts_can_be_trusted(converted: Path, said: dict[str, Any]) -> None:
     """They are listed, and they fail only a required level."""
     said["inputs"] = tokens(lambda rng: np.full((3, 7), 5))
@@ -264,6 +267,7 @@ def test_unseen_facts_can_be_trusted(converted: Path, said: dict[str, Any]) -> N
     assert checked(converted, require=("model",), trust=("inputs:tokens",)).exit_code == 0
 
 
+@pytest.mark.slow
 def test_a_target_without_the_window_is_not_proven(converted: Path, said: dict[str, Any]) -> None:
     said.update(target="no window", inputs=UNSEEN["shorter than the window"][0])
     assert checked(converted, require=("model",)).exit_code == 2
@@ -381,6 +385,7 @@ NOTHING: Mapping[str, tuple[dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", NOTHING)
 def test_outputs_that_prove_nothing(case: str, converted: Path, said: dict[str, Any]) -> None:
     KEPT.clear()
@@ -391,6 +396,7 @@ def test_outputs_that_prove_nothing(case: str, converted: Path, said: dict[str, 
     assert reason in level.reason
 
 
+@pytest.mark.slow
 def test_a_jax_side_with_other_weights_of_its_own(converted: Path, said: dict[str, Any]) -> None:
     """Its outputs differ, and the conversion is not the cause."""
     said["jax"] = lambda weights, inputs: small_decoder.apply(
@@ -401,6 +407,7 @@ def test_a_jax_side_with_other_weights_of_its_own(converted: Path, said: dict[st
     assert level.findings[0].data["diagnosis"] == "JAX side does not use the weights"
 
 
+@pytest.mark.slow
 def test_tolerances_come_from_numbers_that_the_model_can_have(converted: Path, said: dict[str, Any]) -> None:
     """Otherwise an epsilon outside of the root would be within them."""
 
@@ -430,6 +437,7 @@ def test_masks_that_hide_most(converted: Path, said: dict[str, Any]) -> None:
 # ---- mistakes of rules that one tensor alone does not show
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("boundaries", [True, False])
 def test_the_target_rotates_other_pairs_and_keys_share_a_rule_with_values(
     boundaries: bool, converted: Path, said: dict[str, Any]

@@ -56,6 +56,7 @@ class Attention(torch.nn.Module):
         return self.m[3](torch.einsum("bnts,bsnh->btnh", p, v).flatten(-2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("interleaved", [False, True], ids=["halves", "interleaved"])
 @pytest.mark.parametrize("target", [False, True], ids=["to halves", "to interleaved"])
 def test_the_order_of_the_pairs_that_rope_turns(interleaved, target):

@@ -215,6 +215,7 @@ def flat(model: Model) -> tuple[Callable[..., Mapping[str, Any]], dict[str, Any]
     return lambda w, i: {"y": model.apply(jax.tree.unflatten(structure, [w[name] for name in names]), i["x"])}, weights
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_of_each_library_is_recorded(name: str) -> None:
     model, program = recorded(name)

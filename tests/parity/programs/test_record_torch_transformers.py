@@ -97,6 +97,7 @@ def logits(module: Any, inputs: Any) -> dict[str, Any]:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("make", "inputs", "tied"), MODELS.values(), ids=MODELS)
 def test_a_model_is_recorded(make: Callable[[], Any], inputs: dict[str, np.ndarray], tied: dict[str, str]) -> None:
     torch.manual_seed(0)

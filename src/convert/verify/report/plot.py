@@ -34,13 +34,13 @@ class Tick:
 
 @dataclass(frozen=True)
 class Point:
-    """A measured error. `row` is the id of its row in the table; `bad` means above the tolerance."""
+    """A measured error. `row` is the id of its row in the table; `bad` means above the tolerance; `lines` is its tooltip."""
 
     x: float
     y: float
     bad: bool
     row: str
-    text: str
+    lines: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -161,8 +161,8 @@ def _series(
             x, y = axes.x(k), axes.y(found.relative)
             line.append(f"{'L' if drawn else 'M'}{x:.1f} {y:.1f}")
             bad = allowed is not None and not found.relative <= allowed.value
-            text = f"{level.measures[k].name}\n{label}: {found.relative:.2e}"
-            text += f"\nallowed: {allowed.value:.2e}" if allowed else ""
-            points.append(Point(x, y, bad, f"{level.level}-{k + 1}", text))
+            said: tuple[str, ...] = (level.measures[k].name, f"{label}: {found.relative:.2e}")
+            said += (f"allowed: {allowed.value:.2e}",) if allowed else ()
+            points.append(Point(x, y, bad, f"{level.level}-{k + 1}", said))
         drawn, bounded = found is not None, allowed is not None
     return Series(name, label, "".join(line), "".join(bound), tuple(points))
