@@ -150,7 +150,10 @@ MOMENTS = {
 }
 
 
-@pytest.mark.parametrize(("name", "number"), [("out.safetensors", signal.SIGINT), ("out", signal.SIGTERM)])
+@pytest.mark.parametrize(
+    ("name", "number"),
+    [("out.safetensors", signal.SIGINT), pytest.param("out", signal.SIGTERM, marks=pytest.mark.slow)],
+)
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_while_a_conversion_writes(moment: str, name: str, number: signal.Signals, tmp_path: Path) -> None:
     for jobs in (1, 3) if "piece" in moment else (1,):

@@ -334,6 +334,7 @@ def test_wrong_rules_are_found_and_named(rule: str, files: Files, tmp_path: Path
 # ---- what is in the file
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "case", [CASE, *(pytest.param(case, marks=pytest.mark.slow) for case in SETTINGS if case != CASE)]
 )
@@ -353,6 +354,7 @@ def test_the_recordings_beside_the_goldens_are_what_the_references_give(case: st
         )
 
 
+@pytest.mark.slow
 def test_the_same_bytes_every_time(files: Files, tmp_path: Path) -> None:
     done = record(plan_of(CASE), reference_of(CASE), tmp_path / "again.safetensors")
     assert (tmp_path / "again.safetensors").read_bytes() == files.recorded().read_bytes()

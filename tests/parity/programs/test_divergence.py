@@ -68,6 +68,7 @@ def compared(edit: Edit | None) -> tuple[float, Divergence | None, Named | None]
     return before, found, named(found, theirs, ours, NUMPY_ACTIVATIONS) if found is not None else None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", decoder.FAULTS)
 def test_the_operations_that_differ_are_named_on_both_sides(fault: str) -> None:
     edit, name = decoder.FAULTS[fault]

@@ -69,6 +69,7 @@ def doubled(function: Callable[..., Any]) -> Callable[..., Any]:
     return changed
 
 
+@pytest.mark.slow
 def test_an_unknown_mistake_is_located_between_two_layers_whose_weights_are_right() -> None:
     plant = InTarget(each("Block", attribute("scored", doubled(named_modules.Block.scored))))
     said = next(level.diagnosis for level in run("linen-modules", "torch", plant).levels if level.level == "model")
