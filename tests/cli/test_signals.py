@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from support.goldens import checkpoint
+from support.marks import slow_but
 
 # The child replaces itself at once, so a fork beside the threads of JAX, which other tests have loaded, does no harm.
 pytestmark = pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")
@@ -97,7 +98,7 @@ program()
     assert (done.returncode, done.stderr) == (-number, "")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "module", ["convert.core.system.process", "typer", "convert.cli.app", "yaml", "numpy", "tensorstore"]
 )
@@ -154,7 +155,7 @@ MOMENTS = {
     ("name", "number"),
     [("out.safetensors", signal.SIGINT), pytest.param("out", signal.SIGTERM, marks=pytest.mark.slow)],
 )
-@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("moment", slow_but([m for m in MOMENTS if "endless piece" not in m], MOMENTS))
 def test_while_a_conversion_writes(moment: str, name: str, number: signal.Signals, tmp_path: Path) -> None:
     for jobs in (1, 3) if "piece" in moment else (1,):
         assert_stopped(run(MOMENTS[moment], number, conversion(tmp_path, "--jobs", jobs, "-q", name=name)), number)
@@ -162,8 +163,8 @@ def test_while_a_conversion_writes(moment: str, name: str, number: signal.Signal
 
 
 @pytest.mark.parametrize("call", ["os.fsync", "os.rename", "os.replace", "os.link", "os.unlink", "shutil.rmtree"])
-@pytest.mark.parametrize("exchange", [True, False])
-@pytest.mark.parametrize("name", ["out.safetensors", "out"])
+@pytest.mark.parametrize("exchange", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["out", pytest.param("out.safetensors", marks=pytest.mark.slow)])
 def test_while_an_output_is_replaced(name: str, exchange: bool, call: str, tmp_path: Path) -> None:
     """The output is the old one or the new one, complete."""
     args = conversion(tmp_path, "--overwrite", "-q", name=name)

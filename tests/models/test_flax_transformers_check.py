@@ -48,7 +48,7 @@ def test_the_plain_jax_model_is_what_the_flax_classes_recorded(case: str) -> Non
 @pytest.mark.parametrize(
     "case",
     slow_but(
-        ["bert", "gpt2", "mistral"],
+        ["bert", "mistral"],
         [
             "bert",
             "bert-pretraining",
@@ -95,6 +95,7 @@ def test_the_encoder_of_t5_alone(tmp_path: Path) -> None:
     assert report.model == "t5_encoder" and [level.verdict for level in report.levels] == [Verdict.PASSED] * 4
 
 
+@pytest.mark.slow
 def test_t5_without_a_head(tmp_path: Path) -> None:
     source = tmp_path / "source"
     shutil.copytree(checkpoint("t5"), source)

@@ -300,6 +300,7 @@ def test_check_passes_directories_that_load(whole: Path, tmp_path: Path) -> None
     assert check(out, checkpoint("gemma1-mqa"), levels=("coverage",)).exit_code == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "repair"),
     [

@@ -149,6 +149,7 @@ def faulty(fault: Fault) -> convert.RuleFile:
     return next(rules for rules in models if rules.model == model_of(fault).rules)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: f"{fault.name} ({fault.family})")
 def test_a_fault_shows_and_is_named(fault: Fault, tmp_path: Path) -> None:
     model, out = model_of(fault), tmp_path / "out"

@@ -155,7 +155,7 @@ def honest(case: str, *, lift: bool) -> float:
 # ---- they are the same function
 
 
-@pytest.mark.parametrize(("case", "to"), slow_but([("timesfm-1.0", "timesfm"), ("timesfm-2.5", "timesfm")], CASES))
+@pytest.mark.parametrize(("case", "to"), slow_but([("timesfm-2.5", "timesfm")], CASES))
 def test_both_models_compute_the_same_function(case: str, to: str) -> None:
     lifted_errors, float32_errors = (measure(case, to, lift=lift) for lift in (True, False))
     assert max(lifted_errors.values()) < PROMISED, lifted_errors
@@ -315,7 +315,7 @@ def test_small_faults_are_hidden_in_float32() -> None:
 # ---- the protocol
 
 
-@pytest.mark.parametrize(("case", "to"), CASES)
+@pytest.mark.parametrize(("case", "to"), slow_but([("timesfm-2.5", "timesfm")], CASES))
 def test_inputs_are_seeded_and_have_what_makes_bugs_show(case: str, to: str) -> None:
     reference = pair(case, to).reference
     one, same, other = reference.inputs(0), reference.inputs(0), reference.inputs(1)

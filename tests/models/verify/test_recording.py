@@ -179,6 +179,7 @@ def test_frameworks_are_not_imported_for_a_level_that_cannot_run(monkeypatch: py
     assert [level.verdict for level in report.levels] == [Verdict.PASSED, Verdict.SKIPPED]
 
 
+@pytest.mark.slow
 def test_a_skip_is_never_a_pass(files: Files) -> None:
     report = check(files.written(CASE), recorded=files.recorded(), levels=("layers",), require=("layers",))
     assert (verdicts(report), report.exit_code) == (["skipped"], 2)
@@ -223,6 +224,7 @@ def test_a_precision_run_alone_is_evidence_too(files: Files, tmp_path: Path) -> 
     assert level(check(wrong, recorded=out), "model").verdict is Verdict.FAILED
 
 
+@pytest.mark.slow
 def test_what_the_recording_states_is_verified_and_what_only_the_header_or_a_setting_states_is_not(
     files: Files, tmp_path: Path
 ) -> None:
@@ -372,6 +374,7 @@ def test_it_names_no_place_of_this_machine(files: Files) -> None:
         assert manifest["rules_sha256"] == file.metadata()["rules_sha256"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", [400_000, 1_000_000, 3_000_000])
 def test_the_size_is_bounded_and_faults_are_still_found(limit: int, files: Files, tmp_path: Path) -> None:
     out = tmp_path / "r.safetensors"

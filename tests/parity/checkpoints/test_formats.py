@@ -758,6 +758,7 @@ def test_sizes_that_a_file_cannot_hold_cost_nothing(tmp_path: Path) -> None:
     assert (finding.expected, finding.got) == ("1099511627776 bytes for float32[274877906944]", "0 bytes")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["msgpack", "npz", "deflated", "safetensors", "equinox", "keras", "t5x"])
 def test_one_leaf_is_read_without_the_others(tmp_path: Path, kind: str) -> None:
     """In a process that may take much less memory than the file: 200 MB beyond what it has after the imports."""
@@ -856,6 +857,7 @@ def test_memory_is_limited_by_the_machine_not_by_a_crash(tmp_path: Path) -> None
     assert "leaf w: not enough memory for uint8[314572800]" in done.stdout, (done, resource.RLIMIT_AS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind", ["msgpack", "npz", "npz-compressed", "safetensors", "equinox", "keras", "big-endian", "t5x"]
 )
