@@ -355,7 +355,7 @@ def test_config_json_has_the_values_that_set_accepts(
     finding = findings[f"{key} in the config.json of the checkpoint"]
     assert (finding.code, finding.expected, finding.got) == ("config-conflict", expected, json.dumps(value))
     assert not any(finding.fix == "correct the letter" for finding in refused.value.findings)
-    good = {"hidden_act": "relu", "layerscale_value": 0.5}.get(key, 4)
+    good = {"hidden_act": "relu", "layerscale_value": 0.5, "mlp_ratio": 2}.get(key, 4)
     plan = convert.plan_conversion(case, source, settings={key: good})
     assert plan.facts[key] == good
     if value is not None:
@@ -364,11 +364,40 @@ def test_config_json_has_the_values_that_set_accepts(
         assert setting.value.findings[0].expected == expected
 
 
+@pytest.mark.parametrize(
+    ("case", "change", "told"),
+    [
+        ("llama", {"num_attention_heads": 8}, "has head_dim = 6, and the tree has H = 3"),
+        ("llama", {"num_attention_heads": 8, "head_dim": None}, "the tree has K = 12 (the width of all key heads together): expected num_key_value_heads*H to be 12, got num_key_value_heads = 2; H = 3, by num_attention_heads*H = E = 24"),
+        ("llama", {"head_dim": 12}, "has head_dim = 12, and the tree has H = 6"),
+        ("llama-model", {"num_key_value_heads": 6}, "got num_key_value_heads = 6; H = 6, by num_attention_heads*H = E = 24"),
+        ("mistral", {"num_key_value_heads": 4}, "got num_key_value_heads = 4; H = 6, by num_attention_heads*H = E = 24"),
+        ("gemma-flax", {"head_dim": 5}, "has head_dim = 5, and the tree has H = 10"),
+        ("gemma-flax-untied", {"num_attention_heads": 8}, "the tree has H ="),
+        ("dinov2", {"mlp_ratio": 4}, "the tree has F = 48 (width of the feed-forward block): expected mlp_ratio*D to be 48"),
+        ("dinov2-classification", {"image_size": 24}, "has image_size = 24, and the tree has Z = 12"),
+        ("dinov2-classification", {"id2label": {"0": "cat"}}, "has num_labels = 1 (the entries of id2label), and the tree has C = 5"),
+        ("bert-classification", {"label2id": {"cat": 0, "dog": 1}}, "has num_labels = 2 (the entries of label2id), and the tree has C = 5"),
+        ("whisper", {"decoder_attention_heads": 7}, "the tree has D = 24 (model width): expected decoder_attention_heads to be a positive integer that divides 24"),
+        ("whisper", {"is_encoder_decoder": False}, "is_encoder_decoder in the config.json of the checkpoint contradicts the tree: expected true"),
+        ("t5", {"is_encoder_decoder": False}, "is_encoder_decoder in the config.json of the checkpoint contradicts the tree: expected true"),
+        ("t5", {"d_kv": 3}, "has d_kv = 3, and the tree has H ="),
+    ],
+)  # fmt: skip
+def test_config_json_that_the_tree_contradicts_is_refused(
+    case: str, change: dict[str, Any], told: str, tmp_path: Path
+) -> None:
+    with pytest.raises(convert.PlanError) as refused:
+        convert.plan_conversion(case.split("-")[0], changed(case, tmp_path / "source", **change))
+    assert told in str(refused.value)
+    assert convert.plan_conversion(case.split("-")[0], checkpoint(case)).config
+
+
 def test_what_is_set_is_not_said_to_be_assumed(tmp_path: Path) -> None:
     source = without_config("dinov2", tmp_path / "source")
-    settings = {"num_attention_heads": 3, "mlp_ratio": 2, "image_size": 8}
+    settings = {"num_attention_heads": 3, "mlp_ratio": 2}
     (note,) = (note for note in convert.plan_conversion("dinov2", source, settings=settings).notes if "assume" in note)
-    assert "mlp_ratio" not in note and "image_size" not in note and "layer_norm_eps 1e-06" in note
+    assert "mlp_ratio" not in note and "layer_norm_eps 1e-06" in note
 
 
 @pytest.mark.parametrize("tied", [True, False])

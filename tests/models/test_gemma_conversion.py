@@ -282,6 +282,15 @@ def test_an_unpublished_size_is_asked_for_by_name(tmp_path: Path) -> None:
     convert.convert("gemma", checkpoint("gemma3"), tmp_path / "x.safetensors", settings={"vocab_size": 256})
 
 
+@pytest.mark.parametrize("value", [30, 30.0])
+def test_a_soft_cap_that_is_given_as_an_integer_is_written_as_a_float(value: float) -> None:
+    """transformers refuses a config.json with `30`: the module could not be made."""
+    given = {**settings("gemma2-2b"), "attn_logit_softcapping": value, "sliding_window": 8}
+    plan = convert.plan_conversion("gemma", checkpoint("gemma2-2b"), settings=given)
+    assert plan.config is not None and repr(plan.config["attn_logit_softcapping"]) == "30.0"
+    assert repr(plan.config["sliding_window"]) == "8"
+
+
 def test_a_sharded_directory_loads_and_stores_the_tied_table_once(tmp_path: Path) -> None:
     out = directory("gemma2-2b", tmp_path / "out", max_shard_bytes=100_000)
     index = json.loads((out / "model.safetensors.index.json").read_text())

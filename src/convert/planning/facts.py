@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from convert.core.findings import Finding
+from convert.planning.settings import as_declared
 from convert.planning.sidecar import Sidecar, sidecar_facts
 from convert.rules.file import ASK, RuleFile, Version
 
@@ -21,7 +23,7 @@ def collect_facts(
     """Return the known facts; settings take precedence over the sidecar, the published version and the rules."""
     given = {key: value for key, value in settings.items() if key in rules.facts}
     facts = {**rules.facts, **(version.facts if version else {}), **sidecar_facts(rules, sidecar), **given}
-    return {key: expand_fact(value, sizes) for key, value in facts.items() if value != ASK}
+    return {key: as_declared(rules, key, expand_fact(value, sizes)) for key, value in facts.items() if value != ASK}
 
 
 def expand_fact(value: Any, sizes: Mapping[str, int]) -> Any:
@@ -59,36 +61,59 @@ def unknown_requirements(rules: RuleFile, target: str, facts: Mapping[str, Any])
             yield f"{code.loads} computes with {name} = {need.value}, and the tree does not show it: {need.because}"
 
 
-def indivisible(
+def solve_products(
     rules: RuleFile,
     sizes: Mapping[str, int],
     facts: Mapping[str, Any],
     sidecar: Sidecar,
     settings: Mapping[str, Any],
-) -> Iterator[Finding]:
-    """Check that widths are divisible by the facts of `must_divide`, such as the number of attention heads."""
-    for name, letter in rules.must_divide.items():
-        if name not in facts or letter not in sizes:
+) -> tuple[dict[str, int], list[Finding]]:
+    """Compare the `products` of the rules, such as heads times their width, with the sizes of the tree.
+
+    Returns:
+        The sizes, with those of letters that a product determines; and what the tree contradicts.
+    """
+    found, reasons = dict(sizes), {name: f"{name} = {size}" for name, size in sizes.items()}
+    findings: list[Finding] = []
+    for product in rules.products:
+        values = {name: facts[name] for name in product.names if name in facts}
+        values |= {name: found[name] for name in product.names if name in found}
+        unknown = set(product.names).difference(values)
+        if product.letter not in found or len(unknown) > 1 or unknown & set(rules.facts):
             continue
-        value, size = facts[name], sizes[letter]
-        positive = isinstance(value, int) and not isinstance(value, bool) and value > 0
-        if positive and size % value == 0:
-            continue
+        size = found[product.letter]
+        positive = all(isinstance(v, int | float) and not isinstance(v, bool) and v > 0 for v in values.values())
+        rest = math.prod(values.get(str(x), x) for x in product.factors if x not in unknown) if positive else 0
+        if positive and unknown and size % rest == 0:
+            (letter,) = unknown
+            found[letter] = int(size // rest)
+            reasons[letter] = f"{letter} = {found[letter]}, by {product} = {product.letter} = {size}"
+        elif not positive or unknown or rest != size:
+            stated = [f"{name} = {value!r}" for name, value in values.items() if name in facts]
+            stated += [reasons[name] for name in values if name in found]
+            meaning = f" ({rules.axes[product.letter].meaning})" if product.letter in rules.axes else ""
+            findings.append(
+                Finding(
+                    "size-conflict",
+                    f"the tree has {product.letter} = {size}{meaning}",
+                    path=_place_of(rules, [name for name in values if name in facts], sidecar, settings),
+                    expected=f"{product} to be {size}"
+                    if positive and not unknown
+                    else f"{', '.join(values)} to be a positive integer that divides {size}",
+                    got="; ".join(stated),
+                    fix="one of the two is of another checkpoint",
+                )
+            )
+    return found, findings
+
+
+def _place_of(rules: RuleFile, names: Sequence[str], sidecar: Sidecar, settings: Mapping[str, Any]) -> str:
+    """Return where the value of a fact is stated."""
+    for name in names:
         if name in settings:
-            place = f"--set {name}={value}"
-        elif sidecar.config.get(name) is not None and rules.sidecar is not None:
-            place = f"{rules.sidecar.file} of the checkpoint"
-        else:
-            place = rules.path
-        meaning = f" ({rules.axes[letter].meaning})" if letter in rules.axes else ""
-        yield Finding(
-            "size-conflict",
-            f"the tree has {letter} = {size}{meaning}",
-            path=place,
-            expected=f"{name} to be a positive integer that divides {size}",
-            got=f"{name} = {value!r}",
-            fix="one of the two is of another checkpoint",
-        )
+            return f"--set {name}={settings[name]}"
+    stated = rules.sidecar is not None and any(sidecar.config.get(name) is not None for name in names)
+    return f"{rules.sidecar.file} of the checkpoint" if rules.sidecar is not None and stated else rules.path
 
 
 def truncation_note(rules: RuleFile, sizes: Mapping[str, int], settings: Mapping[str, Any]) -> str:

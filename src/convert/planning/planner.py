@@ -26,9 +26,9 @@ from convert.planning.architectures import class_conflict, unnamed_class
 from convert.planning.compile.compiler import Compiler
 from convert.planning.facts import (
     collect_facts,
-    indivisible,
     missing_sidecar_note,
     published_version,
+    solve_products,
     truncation_note,
     unknown_requirements,
     unmet_requirements,
@@ -271,11 +271,12 @@ def _size(match: RuleMatch) -> tuple[Sized, list[Finding]]:
     sidecar = read_sidecar(rules, match.source)
     version = published_version(rules, solution.sizes)
     facts = {**collect_facts(rules, version, sidecar, solution.sizes, settings), **coverage.types}
+    sizes, contradicted = solve_products(rules, solution.sizes, facts, sidecar, settings)
     findings += class_conflict(rules, match.target, sidecar)
-    findings += contradictions(rules, match.target, sidecar, solution.sizes, settings)
+    findings += contradictions(rules, match.target, sidecar, sizes, settings)
     findings += unmet_requirements(rules, match.target, facts)
-    findings += indivisible(rules, solution.sizes, facts, sidecar, settings)
-    return Sized(coverage, solution.sizes, solution.variants, version, sidecar, facts, solution.confirmed), findings
+    findings += contradicted
+    return Sized(coverage, sizes, solution.variants, version, sidecar, facts, solution.confirmed), findings
 
 
 def _compile(match: RuleMatch, sized: Sized) -> tuple[CompiledPlan, list[Finding]]:

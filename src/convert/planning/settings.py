@@ -120,6 +120,13 @@ def expected_fact(rules: RuleFile, key: str, value: Any) -> str:
     return "" if same else f"{json.dumps(example)} or another list of numbers"
 
 
+def as_declared(rules: RuleFile, key: str, value: Any) -> Any:
+    """Return an integer as a float if the rule file gives floats to the fact: the classes of a ``config.json`` tell them apart."""
+    examples = _examples(rules, key)
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    return float(value) if whole and examples and all(isinstance(example, float) for example in examples) else value
+
+
 def _examples(rules: RuleFile, fact: str) -> list[Any]:
     """Return the values that the rule file gives to a fact; they show its type."""
     values = [rules.facts[fact], *(v.facts[fact] for v in rules.versions if fact in v.facts)]

@@ -116,15 +116,25 @@ def contradictions(
     yield from _contradicted_by_the_tree(rules, target, sidecar)
     for key, template in rules.targets[target].config.items():
         reference = parse_reference(template)
-        if reference is None or reference[0] not in sizes or not isinstance(sidecar.config.get(key), int):
+        if reference is None or reference[0] not in sizes:
             continue
         size = sizes[reference[0]] + reference[1]
-        if sidecar.config[key] != size:
-            yield Finding(
-                "config-conflict",
-                f"the {file} of the checkpoint has {key} = {sidecar.config[key]}, and the tree has {reference[0]} = {size}",
-                fix="one of the two is of another checkpoint",
-            )
+        for text, stated in _stated_sizes(sidecar, key):
+            if stated != size:
+                yield Finding(
+                    "config-conflict",
+                    f"the {file} of the checkpoint has {text}, and the tree has {reference[0]} = {size}",
+                    fix="one of the two is of another checkpoint",
+                )
+
+
+def _stated_sizes(sidecar: Sidecar, key: str) -> Iterator[tuple[str, float]]:
+    """Yield what the file says about a size, as text and number; transformers counts classes by their names, too."""
+    if isinstance(value := sidecar.config.get(key), int | float):
+        yield f"{key} = {value}", value
+    for names in ("id2label", "label2id") if key == "num_labels" else ():
+        if isinstance(value := sidecar.config.get(names), dict):
+            yield f"num_labels = {len(value)} (the entries of {names})", len(value)
 
 
 def _invalid_facts(rules: RuleFile, sidecar: Sidecar, settings: Mapping[str, Any]) -> Iterator[Finding]:

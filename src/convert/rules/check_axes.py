@@ -60,8 +60,8 @@ def users_of_sizes(rules: RuleFile) -> Iterator[tuple[Position, str, Iterable[ob
         yield at, "`config`", [*references(target.config), *references(target.generation)]
     for version in rules.versions:
         yield header["versions"].value[version.name].at, f"version {version.name}", version.sizes
-    if rules.must_divide:
-        yield header["must_divide"].at, "`must_divide`", rules.must_divide.values()
+    for product in rules.products:
+        yield product.at, "`products`", (product.letter, *product.factors)
 
 
 def _users_in_rule(rule: Rule) -> Iterator[tuple[str, Iterable[object]]]:

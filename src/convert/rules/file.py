@@ -129,6 +129,29 @@ class Target:
 
 
 @dataclass(frozen=True)
+class SizeProduct:
+    """A product of facts, letters and integers that is the size of an axis.
+
+    Attributes:
+        factors: names and numbers.
+        letter: of the axis.
+        at: position of the product in the rule file.
+    """
+
+    factors: tuple[int | str, ...]
+    letter: str
+    at: Position
+
+    def __str__(self) -> str:
+        return "*".join(map(str, self.factors))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The facts and letters among the factors."""
+        return tuple(factor for factor in self.factors if isinstance(factor, str))
+
+
+@dataclass(frozen=True)
 class RuleFile:
     """The rules of one model, after all checks. A file with several models gives several of these.
 
@@ -152,7 +175,7 @@ class RuleFile:
         path_variants: parts of paths that may have another form in a tree.
         sidecar: JSON file next to the checkpoint from which facts are read.
         needs_confirmation: fact that no checkpoint contains -> note for the user.
-        must_divide: fact -> letter of the size that it must divide.
+        products: products of facts and letters that are the size of an axis.
     """
 
     path: str
@@ -173,7 +196,7 @@ class RuleFile:
     path_variants: tuple[PathVariants, ...] = ()
     sidecar: SidecarConfig | None = None
     needs_confirmation: Mapping[str, str] = field(default_factory=dict)
-    must_divide: Mapping[str, str] = field(default_factory=dict)
+    products: tuple[SizeProduct, ...] = ()
     reference: str = ""
 
     @property

@@ -119,7 +119,7 @@ def _check_shared(node: YamlNode) -> None:
     for found in check(
         node,
         "axes",
-        "must_divide",
+        "products",
         "facts",
         "path_variants",
         "targets",

@@ -20,11 +20,21 @@ from convert.layers.transforms.rope import locate_heads
 from convert.layers.weight_keys import read_flattened, read_normalized, read_rope
 from convert.rules import attention_macro
 from convert.rules.copies import Copies
-from convert.rules.file import TORCH, Axis, LayerTypes, Requirement, RuleFile, SidecarConfig, Target, Version
+from convert.rules.file import (
+    TORCH,
+    Axis,
+    LayerTypes,
+    Requirement,
+    RuleFile,
+    SidecarConfig,
+    SizeProduct,
+    Target,
+    Version,
+)
 from convert.rules.multi_model import each_model
 from convert.rules.path_variants import PathVariants, VariantPath
 from convert.rules.placeholders import ASK, replace_placeholders
-from convert.rules.schema import RULE_FILE, rule_record
+from convert.rules.schema import RULE_FILE, parse_factors, rule_record
 from convert.rules.validate import WrittenRule, validate
 
 
@@ -116,7 +126,10 @@ def _parse_model(node: YamlNode, path: str, text: str) -> RuleFile:
             for part, listed in values.get("path_variants", {}).items()
         ),
         sidecar=_sidecar(values["sidecar"], header["sidecar"]) if "sidecar" in values else None,
-        must_divide=values.get("must_divide", {}),
+        products=tuple(
+            SizeProduct(parse_factors(text), letter, header["products"].keys_at[text])
+            for text, letter in values.get("products", {}).items()
+        ),
         needs_confirmation={name: text for name, text in values.get("needs_confirmation", {}).items() if text},
     )
     findings += validate(rules, written)

@@ -31,7 +31,12 @@ from convert.rules.path_variants import VariantPath
 from convert.rules.placeholders import ASK, OPTIONAL_WITHOUT_TARGET, REPLACEMENTS
 
 
-def _parse_factors(value: str | int) -> tuple[int | str, ...]:
+def parse_factors(value: str | int) -> tuple[int | str, ...]:
+    """Parse a product of integers and names, such as ``2*P``.
+
+    Raises:
+        ValueError: something else.
+    """
     factors: list[int | str] = []
     for part in str(value).split("*"):
         text = part.strip()
@@ -59,7 +64,7 @@ _AXIS = Record(
     {
         "is": Key(TEXT, "Meaning of the axis, in words.", required=True, example="model width"),
         "equals": Key(
-            Scalar((str, int), "a product such as 2*P", _parse_factors),
+            Scalar((str, int), "a product such as 2*P", parse_factors),
             "Size of the axis, as a product of integers and letters such as 2*P. Default: any size.",
         ),
         "varies": Key(
@@ -298,9 +303,13 @@ RULE_FILE = Record(
             _SIDECAR,
             "JSON file next to the checkpoint: facts with the same names are read from it, and its other keys are copied to the output's config.json. Default: no file is read.",
         ),
-        "must_divide": Key(
-            MapOf(Scalar(str, "an axis letter", parse_letter)),
-            "Mapping of a fact to the letter of a size that it must divide, such as a number of heads that divides the width. Default: no condition.",
+        "products": Key(
+            MapOf(
+                Scalar(str, "an axis letter", parse_letter),
+                "a mapping of products such as heads*H to letters",
+                parse_factors,
+            ),
+            "Mapping of a product of facts and letters to the letter whose size it is, such as num_heads*H: E. A fact that the tree contradicts is refused, and the only unknown letter is computed. Default: none.",
         ),
         "needs_confirmation": Key(
             MapOf(TEXT),

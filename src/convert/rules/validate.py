@@ -336,16 +336,19 @@ def _versions_use_declared_names(rules: RuleFile) -> Iterator[Finding]:
 
 def _header_uses_declared_facts(rules: RuleFile) -> Iterator[Finding]:
     header = rules.node.value
-    used = [(f"`{key}`", header[key]) for key in ("needs_confirmation", "must_divide") if key in header]
+    used = [(f"`{key}`", header[key]) for key in ("needs_confirmation",) if key in header]
     for name, target in header["targets"].items():
         used += [(f"`requires` of {name}", target.value["requires"])] if "requires" in target.value else []
     for key, node in used:
         for fact in node.value:
             if fact not in rules.facts:
                 yield _undeclared(node.keys_at[fact], key, fact, facts=rules.facts)
-    for fact, letter in rules.must_divide.items():
-        if letter not in rules.axes:
-            yield _undeclared(header["must_divide"].value[fact].at, "`must_divide`", letter, axes=rules.axes)
+    for product in rules.products:
+        for name in product.factors:
+            if isinstance(name, str) and name not in rules.facts and name not in rules.axes:
+                yield _undeclared(product.at, "`products`", name, facts=rules.facts, axes=rules.axes)
+        if product.letter not in rules.axes:
+            yield _undeclared(product.at, "`products`", product.letter, axes=rules.axes)
 
 
 def _lengths_of_facts_are_declared(rules: RuleFile) -> Iterator[Finding]:

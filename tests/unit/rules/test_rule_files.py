@@ -350,7 +350,7 @@ FREE = tuple(
         "index_from",
         "einsum",
         "requires",
-        "must_divide",
+        "products",
         "needs_confirmation",
         *KINDS,
     )
@@ -514,24 +514,32 @@ def test_needs_and_what_is_untold_speak_of_facts() -> None:
         assert error.value.code == "rule-unknown-name" and error.value.findings[0].fix == "did you mean 'theta'?"
 
 
-def test_what_divides_a_size() -> None:
-    head = "model: m\ntitle: M\naxes: {D: {is: model width}}\nfacts: {heads: ask}\nmust_divide: {heads: D}\ntargets: {torch: {loads: T}}\n"
-    rules, source = rule_file("- {from: w, axes: D, parameter: w}", head), MemorySource({"w": np.ones(12, np.float32)})
-    assert make_plan(rules, source).settings == {}, "unknown: the configuration asks for it"
-    assert make_plan(rules, source, settings={"heads": 3}).facts == {"heads": 3}
-    written = rule_file("- {from: w, axes: D, parameter: w}", head.replace("ask", "7"))
-    for file, chosen, place in (
-        *((rules, {"heads": heads}, f"--set heads={heads}") for heads in (5, 0, True)),
-        (written, {}, "r.yaml"),
+def test_a_product_of_facts_is_a_size() -> None:
+    head = "model: m\ntitle: M\naxes: {D: {is: model width}, K: {is: width of all keys}, H: {is: width of a head}}\nfacts: {heads: ask, keys: ask}\nproducts: {heads*H: D, keys*H: K}\ntargets: {torch: {loads: T}}\n"
+    text = "- {from: w, axes: DK, parameter: w}"
+    rules, source = rule_file(text, head), MemorySource({"w": np.ones((12, 6), np.float32)})
+    assert "H" not in make_plan(rules, source).sizes, "unknown: the configuration asks for it"
+    assert make_plan(rules, source, settings={"heads": 4, "keys": 2}).sizes["H"] == 3
+    assert make_plan(rules, source, settings={"heads": 4}).sizes["H"] == 3
+    written = rule_file(text, head.replace("heads: ask", "heads: 7"))
+    divide = "heads to be a positive integer that divides 12"
+    for file, chosen, place, expected, got in (
+        (rules, {"heads": 5}, "--set heads=5", divide, "heads = 5"),
+        (rules, {"heads": 0}, "--set heads=0", divide, "heads = 0"),
+        (rules, {"heads": True}, "--set heads=True", divide, "heads = True"),
+        (written, {}, "r.yaml", divide, "heads = 7"),
+        (rules, {"heads": 4, "keys": 3}, "--set keys=3", "keys*H to be 6", "keys = 3; H = 3, by heads*H = D = 12"),
+        (rules, {"heads": 6, "keys": 2}, "--set keys=2", "keys*H to be 6", "keys = 2; H = 2, by heads*H = D = 12"),
+        (rules, {"heads": 4, "H": 2}, "--set heads=4", "heads*H to be 12", "heads = 4; H = 2"),
     ):
         with pytest.raises(ConvertError) as refused:
             make_plan(file, source, settings=chosen)
         (finding,) = refused.value.findings
-        assert (finding.code, finding.path) == ("size-conflict", place)
-        assert "D = 12 (model width)" in finding.problem and finding.got == f"heads = {chosen.get('heads', 7)!r}"
-    for old, new, at in (("must_divide: {heads", "must_divide: {hheads", "5:15"), ("heads: D", "heads: E", "5:22")):
+        assert (finding.code, finding.path, finding.expected, finding.got) == ("size-conflict", place, expected, got)
+        assert finding.problem in ("the tree has D = 12 (model width)", "the tree has K = 6 (width of all keys)")
+    for old, new, at in (("{heads*H", "{hheads*H", "5:12"), ("H: D", "H: E", "5:12")):
         with pytest.raises(RuleError) as error:
-            rule_file("- {from: w, axes: D, parameter: w}", head.replace(old, new))
+            rule_file(text, head.replace(old, new))
         assert (error.value.code, error.value.findings[0].rule) == ("rule-unknown-name", f"r.yaml:{at}")
 
 

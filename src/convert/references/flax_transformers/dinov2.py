@@ -20,7 +20,7 @@ OUTPUTS: Mapping[str, tuple[str, ...]] = {
     "dinov2_classifier": ("logits",),
     "dinov2_model": ("last_hidden_state", "pooler_output"),
 }
-WHOLE = ("num_attention_heads", "mlp_ratio", "image_size")
+WHOLE = ("num_attention_heads", "mlp_ratio")
 
 
 def reference(plan: Plan) -> Reference:
@@ -31,7 +31,7 @@ def reference(plan: Plan) -> Reference:
     """
     require_model(plan, OUTPUTS)
     sizes, outputs = plan.sizes, OUTPUTS[plan.rules.model]
-    side = int(require_fact(plan, "image_size"))
+    side = sizes["Z"]
     model = dinov2_jax.Dinov2(
         sizes["i"],
         int(require_fact(plan, "num_attention_heads")),

@@ -173,7 +173,7 @@ def _deciding(plan: Plan) -> Iterator[str]:
             yield from references({key: template})
     for rule in plan.rules.rules:
         yield from facts_of(rule)
-    yield from plan.rules.must_divide
+    yield from (name for product in plan.rules.products for name in product.names if name in plan.rules.facts)
 
 
 def _factors(plan: Plan) -> set[str]:
