@@ -210,7 +210,19 @@ def shipped_rules() -> str:
 def python_api() -> str:
     """Ask mkdocstrings for every public name."""
     groups = {
-        "Convert": ("convert", "plan_conversion", "execute", "Plan", "Step", "Event", "Result"),
+        "Convert": (
+            "convert",
+            "plan_conversion",
+            "execute",
+            "load_into",
+            "Loaded",
+            "state_dict",
+            "StateDict",
+            "Plan",
+            "Step",
+            "Event",
+            "Result",
+        ),
         "Checkpoints": ("open_source", "Source", "Leaf", "TensorSpec", "Format", "Options"),
         "Rules": ("available_rules", "load_rules", "load_models", "parse_rules", "RuleFile"),
         "Drafts": ("draft_rules", "survey_rules", "Survey"),
@@ -244,7 +256,18 @@ def error_index() -> str:
 
 def rooms() -> str:
     """List the folders of the package with the first sentence of their docstrings, in the order of the data."""
-    order = ("checkpoints", "layers", "rules", "planning", "writing", "verify", "references", "drafting", "cli")
+    order = (
+        "checkpoints",
+        "layers",
+        "rules",
+        "planning",
+        "writing",
+        "loading",
+        "verify",
+        "references",
+        "drafting",
+        "cli",
+    )
     order += ("inference", "programs", "numerics", "core")
     rows = []
     for name in order:

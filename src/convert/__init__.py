@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from typing import Any
 
     from convert.api import convert as convert
+    from convert.api import load_into as load_into
     from convert.api import plan_conversion as plan_conversion
+    from convert.api import state_dict as state_dict
     from convert.checkpoints import Format as Format
     from convert.checkpoints import Leaf as Leaf
     from convert.checkpoints import Options as Options
@@ -39,6 +41,8 @@ if TYPE_CHECKING:
     from convert.inference.derivation import Derivation as Derivation
     from convert.inference.infer import infer as infer
     from convert.layers.base import Step as Step
+    from convert.loading.module import Loaded as Loaded
+    from convert.loading.tensors import StateDict as StateDict
     from convert.planning.options import ConversionOptions as ConversionOptions
     from convert.planning.plan import Plan as Plan
     from convert.rules.file import RuleFile as RuleFile
@@ -51,9 +55,11 @@ if TYPE_CHECKING:
     from convert.writing.execute import execute as execute
 
 _MODULES = {
-    "convert.api": ("convert", "plan_conversion"),
+    "convert.api": ("convert", "load_into", "plan_conversion", "state_dict"),
     "convert.drafting": ("draft_rules",),
     "convert.core.errors": ("CheckpointError", "ConvertError", "OutputError", "PlanError", "RuleError"),
+    "convert.loading.module": ("Loaded",),
+    "convert.loading.tensors": ("StateDict",),
     "convert.planning.options": ("ConversionOptions",),
     "convert.planning.plan": ("Plan",),
     "convert.rules.library": ("available_rules", "load_models", "load_rules"),

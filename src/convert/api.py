@@ -1,14 +1,15 @@
-"""The two calls that most programs need: open, select, plan, write."""
+"""The calls that most programs need: open, select, plan, then write a file, fill a module or read tensors."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Unpack
+from typing import TYPE_CHECKING, Unpack
 
 from convert.checkpoints import Source, open_source
 from convert.core.errors import OptionError, PlanError
+from convert.core.findings import Finding
 from convert.planning.options import DEFAULTS, ConversionOptions, OptionKeywords
 from convert.planning.plan import Plan
 from convert.planning.planner import RuleMatch, plan_match
@@ -16,6 +17,12 @@ from convert.planning.select_rules import explain, pick, score, suggest_relative
 from convert.rules.file import RuleFile
 from convert.rules.library import available_rules, find_rules
 from convert.writing.execute import Event, Result, execute
+
+if TYPE_CHECKING:
+    import torch
+
+    from convert.loading.module import Loaded
+    from convert.loading.tensors import StateDict
 
 
 def plan_conversion(
@@ -101,6 +108,80 @@ def convert(
         if on_event is not None:
             on_event(event)
     raise AssertionError("execute ends with a Result")
+
+
+def load_into(
+    module: torch.nn.Module,
+    model: str | RuleFile,
+    checkpoint: str | Path | Source,
+    options: ConversionOptions = DEFAULTS,
+    *,
+    device: torch.device | str | None = None,
+    jobs: int | None = None,
+    on_event: Callable[[Event], None] | None = None,
+    **keywords: Unpack[OptionKeywords],
+) -> Loaded:
+    """Fill a PyTorch module from a checkpoint, without a file in between.
+
+    Every parameter and persistent buffer gets its values on its device and in its dtype, as `convert` with that ``--dtype`` would
+    write them. Tied parameters stay tied. Names and shapes must agree exactly, as with ``load_state_dict(strict=True)``; all that does
+    not is an error before the module is changed. Memory beside the module: one piece for each thread. After an error while leaves are
+    read, the module holds some new values.
+
+    Examples:
+        >>> load_into(model, "gemma", "gemma-3-1b/ckpt")  # doctest: +SKIP
+        Loaded(tensors=340, nbytes=1999771904, ...)
+
+    Args:
+        module: as the target's constructor makes it; its parameters may be on the meta device.
+        device: where parameters on the meta device get memory; None is the device of the module's other tensors, or the CPU.
+        jobs: leaves that are processed at a time; None is the number of processors.
+        on_event: called after each leaf.
+
+    The other arguments are those of `plan_conversion`; `dtype` is the module's.
+
+    Raises:
+        PlanError: the module has a tensor that the checkpoint does not give, or of another shape, or the reverse
+            (``state-dict-mismatch``); it ties parameters that the checkpoint has apart (``tied-weights-differ``); a tensor of the
+            module cannot be filled (``module-tensor-unsupported``); a value does not fit its dtype (``value-overflow``).
+        And the errors of `plan_conversion`.
+    """
+    from convert.loading.module import fill
+
+    options = replace(options, **keywords)
+    if options.dtype is not None:
+        raise OptionError(
+            Finding(
+                "usage",
+                path="dtype",
+                expected="no dtype: that of the module counts",
+                got=options.dtype,
+                fix="cast the module first, with `module.to(dtype)`",
+            )
+        )
+    match = select_rules(model, checkpoint, options)
+
+    def plan_for(dtype: str | None) -> Plan:
+        return plan_selected(replace(match, options=replace(options, dtype=dtype)))
+
+    return fill(module, plan_for, device=device, jobs=jobs, on_event=on_event)
+
+
+def state_dict(
+    model: str | RuleFile,
+    checkpoint: str | Path | Source,
+    options: ConversionOptions = DEFAULTS,
+    **keywords: Unpack[OptionKeywords],
+) -> StateDict:
+    """Return the state_dict of a conversion as a lazy mapping: each access reads one tensor. Arguments and errors are those of `plan_conversion`.
+
+    Examples:
+        >>> tensors = state_dict("gemma", "gemma-3-1b/ckpt")  # doctest: +SKIP
+        >>> tensors.specs["model.norm.weight"], tensors["model.norm.weight"].mean()  # doctest: +SKIP
+    """
+    from convert.loading.tensors import StateDict
+
+    return StateDict(plan_conversion(model, checkpoint, options, **keywords))
 
 
 def _open(checkpoint: str | Path | Source, candidates: Sequence[RuleFile], options: ConversionOptions) -> Source:

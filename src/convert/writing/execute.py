@@ -180,15 +180,7 @@ class _Write:
         try:
             computed = values()
         except OverflowError as error:
-            raise PlanError(
-                Finding(
-                    "value-overflow",
-                    f"from {part.leaf}: {error}",
-                    rule=step.rule.line_only,
-                    path=step.name,
-                    fix="keep a wider dtype with `dtype: float32` in its rule, or choose another --dtype",
-                )
-            ) from None
+            raise overflowed(step, part, error) from None
         between = time.perf_counter()
         region[...] = computed
         self._meter.add("transform", between - started)
@@ -196,6 +188,23 @@ class _Write:
 
     def complete(self, step: Step) -> None:
         self._writer.done(step.name)
+
+
+def overflowed(step: Step, part: Part, error: OverflowError, other: str = "choose another --dtype") -> PlanError:
+    """Return the error for values of a leaf that the dtype of their tensor cannot hold.
+
+    Args:
+        other: what else the user can do.
+    """
+    return PlanError(
+        Finding(
+            "value-overflow",
+            f"from {part.leaf}: {error}",
+            rule=step.rule.line_only,
+            path=step.name,
+            fix=f"keep a wider dtype with `dtype: float32` in its rule, or {other}",
+        )
+    )
 
 
 def computed(step: Step) -> np.ndarray[Any, Any]:

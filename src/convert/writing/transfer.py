@@ -116,16 +116,21 @@ def stream_leaves(
             for future in finished:
                 for leaf in future.result():
                     yield leaf.name, leaf.digest()
-        _require_unchanged(plan.checkpoint)
+        require_unchanged(plan.checkpoint)
     except CheckpointError as error:
-        _require_unchanged(plan.checkpoint, error)
+        require_unchanged(plan.checkpoint, error)
         raise
     finally:  # after an error, or when the consumer stops: no thread may write into a file that is about to be removed
         buffers.stop()  # the chunks that would free memory are cancelled
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _require_unchanged(source: Source, error: CheckpointError | None = None) -> None:
+def require_unchanged(source: Source, error: CheckpointError | None = None) -> None:
+    """Check that the checkpoint is the one that was opened.
+
+    Raises:
+        CheckpointError: a file was rewritten or removed.
+    """
     if (file := source.changed()) is not None:
         change = "rewritten" if file.exists() else "removed"
         raise CheckpointError(
