@@ -14,7 +14,30 @@ Importing this package imports neither JAX nor torch, and neither does convertin
 
 from __future__ import annotations
 
-from importlib import import_module
+import sys
+
+
+def _is_program() -> bool:
+    """Whether this process is the command line: ``python -m convert``, or the script that pip has made."""
+    if sys.argv[:1] == ["-m"]:  # Python looks for the module; afterwards argv has its path
+        after = sys.orig_argv.index("-m") + 1
+        return sys.orig_argv[after : after + 1] == ["convert"]
+    folder, _, name = sys.argv[0].replace("\\", "/").rpartition("/") if sys.argv else ("", "", "")
+    return name in ("convert", "ckpt-convert") and folder.endswith(("bin", "Scripts"))
+
+
+def _end_by_interrupt() -> None:
+    """Let Ctrl-C end the process instead of raising `KeyboardInterrupt`, until `convert.core.system.signals` handles it."""
+    import _signal  # type: ignore[import-not-found]  # built in; while `signal` is imported, Ctrl-C would raise
+
+    if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
+        _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
+
+
+if _is_program():
+    _end_by_interrupt()
+
+from importlib import import_module  # noqa: E402 - after the handler
 
 TYPE_CHECKING = False  # the command line handles signals first; the module `typing` takes longer to import
 if TYPE_CHECKING:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -96,6 +97,53 @@ program()
         check=False,
     )
     assert (done.returncode, done.stderr) == (-number, "")
+
+
+START = """
+import os, sys
+class Finder:
+    def find_spec(self, found, *_):
+        if found == {module!r}:
+            os.kill(os.getpid(), {number})
+sys.meta_path.insert(0, Finder())
+"""
+SCRIPT = "import sys\nfrom convert.cli import program\nif __name__ == '__main__':\n    sys.exit(program())\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("start", "module"),
+    [("module", "convert.__main__"), ("module", "convert.cli"), ("script", "convert.cli"), ("script", "convert.core")],
+)
+def test_while_python_loads_the_program(start: str, module: str, number: signal.Signals, tmp_path: Path) -> None:
+    """Before `program` is called, there is no handler: the signal ends the process, without a traceback."""
+    (tmp_path / "sitecustomize.py").write_text(START.format(module=module, number=int(number)))
+    script = tmp_path / "bin" / "convert"
+    script.parent.mkdir()
+    script.write_text(SCRIPT)
+    done = subprocess.run(
+        [sys.executable, *(["-m", "convert"] if start == "module" else [script]), "--help"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])},
+        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL) and None,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (-number, "", "")
+
+
+def test_a_program_that_imports_the_package_keeps_its_handlers(tmp_path: Path) -> None:
+    script = tmp_path / "mine.py"
+    script.write_text("import signal, convert, convert.cli\nprint(signal.getsignal(2) is signal.default_int_handler)\n")
+    done = subprocess.run(
+        [sys.executable, script],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL) and None,
+        check=False,
+    )
+    assert done.stdout == "True\n"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])

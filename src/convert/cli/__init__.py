@@ -11,6 +11,8 @@ from __future__ import annotations
 import os
 import sys
 
+import convert
+
 TYPE_CHECKING = False  # the handlers of signals come first; the module `typing` takes longer to import
 if TYPE_CHECKING:
     from typing import NoReturn
@@ -20,11 +22,7 @@ INTERRUPTED = 130  # 128 + SIGINT, the shells' convention
 
 def program() -> NoReturn:
     """Entry point of ``convert`` and ``ckpt-convert``."""
-    # Built in. While `signal` and others are imported, Ctrl-C would raise KeyboardInterrupt.
-    import _signal  # type: ignore[import-not-found]
-
-    if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
-        _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
+    convert._end_by_interrupt()
     from convert.core.system import signals
 
     signals.install()
