@@ -12,7 +12,7 @@ import numpy as np
 from convert.api import select_rules
 from convert.drafting.like.target import TargetModel, TargetModule
 from convert.inference.derivation import Arithmetic, Derivation, Evidence, Fact, Grade, Part, Role, Site, Tensor
-from convert.inference.rule_file.proof import DrawnLeaves
+from convert.inference.rule_file.drawn import DrawnLeaves
 from convert.layers.base import Step
 from convert.layers.step_tensor import expected
 from convert.planning.options import ConversionOptions

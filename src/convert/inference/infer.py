@@ -87,6 +87,8 @@ def infer(
             differences = (Difference(site_of("target", len(target.operations) - 1, end), problem, evidence.error),)
             evidence = None
     used = {leaf for tensor in found for part in tensor.parts for leaf in (part.leaf, *part.leaves)}
+    if not solved:
+        used.update(*(value.leaves for value in first.outputs.values()))
     return Derivation(
         found,
         {name: tuple(shape) for name, shape in shapes.items()},

@@ -228,6 +228,8 @@ def _facts(module: torch.nn.Module, kind: str) -> Mapping[str, Any]:
     """Return what a module is configured to compute, by the keys of rules."""
     if kind == "conv":
         return _geometry(module)
+    if kind == "rnn":
+        return {"activation": module.nonlinearity}
     if not kind.endswith("_norm"):
         return {}
     part = _with_values(module)

@@ -147,3 +147,12 @@ def test_heads_in_another_order_are_not_said_to_be_the_same():
     """The target pairs each head of queries with another head of keys; no order of whole axes makes up for it."""
     found = derive(_block, Block("heads mixed"), SHAPES)
     assert not found.complete and Grade.DERIVED not in grades(found)
+
+
+def test_a_leaf_behind_a_difference_is_asked_for_and_never_dropped():
+    def function(w, x):
+        return jnp.tanh(jnp.tanh(x @ w["a"]) @ w["b"])
+
+    layers = (torch.nn.Linear(WIDTH, WIDTH), torch.nn.Sigmoid(), torch.nn.Linear(WIDTH, WIDTH), torch.nn.Tanh())
+    found = derive(function, torch.nn.Sequential(*layers), {**dict.fromkeys("ab", (WIDTH, WIDTH)), "unused": (3,)})
+    assert not found.complete and found.dropped == ("unused",)

@@ -11,6 +11,7 @@ import numpy as np
 
 from convert.drafting.like.target import TargetModel, TargetModule, join
 from convert.inference.derivation import Arithmetic, Derivation, Fact, Grade, Part, Role, Tensor
+from convert.inference.rule_file.cells import KINDS, layers_of, name_cell
 from convert.inference.rule_file.layout import Layout, read_layout
 from convert.layers.shared_keys import ASK
 
@@ -58,6 +59,7 @@ class LayerRule:
         geometry: of a convolution: what it was given, and what was found of it.
         evidence: why it is believed, in one line.
         grade: the weakest of its tensors.
+        leaves: of a cell, whose one source is the path that they lie below: their names.
     """
 
     kind_name: str
@@ -69,6 +71,7 @@ class LayerRule:
     geometry: tuple[tuple[str, str], ...] = ()
     evidence: str = ""
     grade: Grade = Grade.DERIVED
+    leaves: tuple[str, ...] = ()
 
     @property
     def main(self) -> tuple[Source, ...]:
@@ -97,6 +100,11 @@ def describe_layers(derivation: Derivation, target: TargetModel) -> Layers:
     known = {name: tensor for tensor in derivation.tensors for name in (tensor.name, *tensor.also)}
     done: set[str] = set()
     for module in target.modules:
+        if module.kind_name in KINDS:
+            cells, lost = _cells(module, known, derivation)
+            found += cells
+            unknown |= lost
+            continue
         own = {
             last: known[full]
             for last in module.tensors
@@ -110,6 +118,37 @@ def describe_layers(derivation: Derivation, target: TargetModel) -> Layers:
             else:
                 unknown |= dict.fromkeys((tensor.name for tensor in group.values()), described)
     return Layers(tuple(found), unknown)
+
+
+def _cells(
+    module: TargetModule, known: Mapping[str, Tensor], derivation: Derivation
+) -> tuple[list[LayerRule], dict[str, str]]:
+    """Return the rules of a recurrent module, one for each layer and direction, and the tensors without one."""
+    found: list[LayerRule] = []
+    unknown: dict[str, str] = {}
+    for suffix, names in layers_of(list(module.tensors)).items():
+        tensors = {
+            name.removesuffix(f"_{suffix}"): known[full] for name in names if (full := join(module.name, name)) in known
+        }
+        complete = len(tensors) == len(names) and all(tensor.parts for tensor in tensors.values())
+        activation = str(module.facts.get("activation", "tanh"))
+        cell = name_cell(module.kind_name, tensors, derivation.leaves, activation) if complete else None
+        if cell is None:
+            why = "no cell of the rule language gives these tensors" if complete else "nothing was found that fits"
+            unknown |= dict.fromkeys((tensor.name for tensor in tensors.values()), why)
+            continue
+        source = Source(cell.start, Layout((), (), (), ()))
+        weakest = max((tensor.grade for tensor in tensors.values()), key=list(Grade).index)
+        keys = () if "bias_ih" in tensors else (("bias", "false"),)
+        leaves = tuple(dict.fromkeys(p.leaf for tensor in tensors.values() for p in tensor.parts if p.leaf))
+        evidence = _evidence(tensors["weight_ih"])
+        place = join(module.name, suffix)
+        found.append(
+            LayerRule(
+                module.kind_name, place, (("from", (source,)),), (), cell.keys, keys, (), evidence, weakest, leaves
+            )
+        )
+    return found, unknown
 
 
 def _facts_of(facts: Sequence[Fact]) -> Mapping[str, Mapping[str, Any]]:

@@ -205,7 +205,7 @@ def _with_indices(members: Sequence[LayerRule], letters: IndexLetters) -> Patter
         None if split is None else split[0],
         -1 if split is None else split[1],
         len(members),
-        frozenset(source.leaf for member in members for source in _each_source(member)),
+        frozenset(leaf for member in members for leaf in member.leaves or [s.leaf for s in _each_source(member)]),
     )
 
 

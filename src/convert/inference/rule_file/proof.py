@@ -3,45 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from convert.checkpoints.source import Leaf, Source
-from convert.core.tensor_spec import TensorSpec
-from convert.inference.derivation import Arithmetic, Derivation, Part, Tensor
+from convert.inference.derivation import Arithmetic, Derivation, Tensor
+from convert.inference.rule_file.cells import KINDS, sums
+from convert.inference.rule_file.drawn import Array, DrawnLeaves, derived_array
 from convert.layers.step_tensor import expected
 from convert.planning.planner import make_plan
 from convert.rules.parse import parse_rules
 
-Array = np.ndarray[Any, np.dtype[Any]]
 ROUNDING = 1e-12  # relative, of arithmetic in float64: 1 + scale, and a factor
-
-
-class DrawnLeaves(Source):
-    """A tree of random float64 leaves: two elements that are equal by chance are as good as impossible.
-
-    Args:
-        shapes: of the leaves, by name.
-        root: of the leaves in the tree; their names are those below it.
-    """
-
-    format = "drawn"
-
-    def __init__(self, shapes: Mapping[str, tuple[int, ...]], root: str = "", seed: int = 0) -> None:
-        self.path = Path("drawn")
-        shapes = {f"{root}/{name}" if root else name: shape for name, shape in shapes.items()}
-        self.leaves = {
-            name: Leaf(tuple(name.split("/")), TensorSpec(shape, "float64")) for name, shape in shapes.items()
-        }
-        rng = np.random.default_rng(seed)
-        self._arrays = {name: np.asarray(rng.normal(size=shape)) for name, shape in shapes.items()}
-
-    def read(self, name: str) -> Array:
-        return self._arrays[name]
 
 
 @dataclass(frozen=True)
@@ -77,27 +51,42 @@ def compare_rules(
     plan = make_plan(parse_rules(text), source)
     steps = {step.name: step for step in plan.steps}
     found = []
+    pairs: dict[str, tuple[Array, Array]] = {}  # name -> what the rules make, what was derived
     for tensor in derivation.tensors:
         for name in (tensor.name, *tensor.also):
-            step = steps.pop(name, None)
+            step = steps.get(name)
             if step is None:
                 if name == tensor.name and not _zeros(tensor) and not _is_open(name, open_tensors):
                     found.append(Mismatch(name, "no rule makes it"))
                 continue
-            want = _derived(tensor, source, root)
+            want = derived_array(tensor, source, root)
             if want is None:
                 continue
             got = expected(step, plan.source)
             if got.shape != tensor.shape:
                 found.append(Mismatch(name, f"expected shape {list(tensor.shape)}, got {list(got.shape)}"))
                 continue
-            wrong = int(np.count_nonzero(~np.isclose(got.astype(np.float64), want, rtol=ROUNDING, atol=ROUNDING)))
-            if wrong:
-                found.append(Mismatch(name, f"{wrong} of {want.size} elements are others"))
-    found += [
-        Mismatch(name, "the target has no such tensor") for name in steps if not name.endswith("num_batches_tracked")
+            pairs[name] = got.astype(np.float64), want
+    _add_up(pairs, {name: step.kind_name for name, step in steps.items()})
+    for name, (got, want) in pairs.items():
+        wrong = int(np.count_nonzero(~np.isclose(got, want, rtol=ROUNDING, atol=ROUNDING)))
+        if wrong:
+            found.append(Mismatch(name, f"{wrong} of {want.size} elements are others"))
+    known = {name for tensor in derivation.tensors for name in (tensor.name, *tensor.also)}
+    return found + [
+        Mismatch(name, "the target has no such tensor")
+        for name in steps
+        if name not in known and not name.endswith("num_batches_tracked")
     ]
-    return found
+
+
+def _add_up(pairs: dict[str, tuple[Array, Array]], kinds: Mapping[str, str]) -> None:
+    """Replace the two biases of a recurrent layer by their sum, where torch computes with no more than that."""
+    for name in list(pairs):
+        other = name.replace("bias_ih_l", "bias_hh_l")
+        if other != name and other in pairs and kinds[name] in KINDS:
+            ours, theirs = (sums(kinds[name], {"bias_ih": pairs[name][k], "bias_hh": pairs[other][k]}) for k in (0, 1))
+            pairs[name], pairs[other] = ((ours[role], theirs[role]) for role in ("bias_ih", "bias_hh"))
 
 
 def _is_open(name: str, open_tensors: Collection[str]) -> bool:
@@ -115,25 +104,3 @@ def _as_regex(pattern: str) -> str:
 
 def _zeros(tensor: Tensor) -> bool:
     return bool(tensor.parts) and all(p.arithmetic is Arithmetic.CONSTANT and p.factor == 0 for p in tensor.parts)
-
-
-def _derived(tensor: Tensor, source: Source, root: str) -> Array | None:
-    """Return the tensor as derived; None where it is computed from several leaves or not known."""
-    if not tensor.parts or any(part.arithmetic is Arithmetic.COMPUTED for part in tensor.parts):
-        return None
-    prefix = f"{root}/" if root else ""
-    leaves = {name: source.read(prefix + name) for part in tensor.parts if (name := part.leaf)}
-    return assembled(tensor.parts, tensor.shape, leaves)
-
-
-def assembled(parts: Sequence[Part], shape: tuple[int, ...], leaves: Mapping[str, Array]) -> Array:
-    """Return the tensor that parts make of leaves, in float64."""
-    made = np.full(shape, np.nan).ravel()
-    for part in parts:
-        if part.arithmetic is Arithmetic.CONSTANT:
-            made[part.elements] = part.factor
-            continue
-        values = np.asarray(leaves[part.leaf], np.float64).ravel()[part.positions]
-        plus = {Arithmetic.ONE_PLUS: 1.0, Arithmetic.MINUS_ONE: -1.0}.get(part.arithmetic, 0.0)
-        made[part.elements] = (values + plus) * part.factor
-    return made.reshape(shape)

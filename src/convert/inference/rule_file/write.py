@@ -14,6 +14,8 @@ from convert.drafting.axis_letters import Letters, NoLetterError
 from convert.drafting.like.target import TargetModel
 from convert.drafting.yaml_entry import rule_texts
 from convert.inference.derivation import Derivation
+from convert.inference.rule_file.cells import KINDS as CELLS
+from convert.inference.rule_file.cells import cell_target
 from convert.inference.rule_file.convolutions import convolution_keys
 from convert.inference.rule_file.layer import NORMS, describe_layers
 from convert.inference.rule_file.layout import HALF_SPLIT, INTERLEAVED, REVERSED, Axis, Layout
@@ -124,6 +126,10 @@ def _entry(rule: PatternRule, letters: Letters, target: TargetModel) -> DraftEnt
         entry.say("einsum", json.dumps(equation) if re.search(r"[(){}]", equation) else equation, remark)
         extra += [("axes", axes)] if axes else []
         said += [("rope", f"{{{', '.join(f'{letter}: {order}' for letter, order in rope.items())}}}")] if rope else []
+    elif layer.kind_name in CELLS:
+        (key, cell), *more = layer.keys
+        entry.say(key, cell, remark)
+        said = more
     elif layer.kind_name in ("conv", "conv_transpose"):
         (numbers, axes), *more = convolution_keys(layer, letters, [axis for _, axis in rule.stacked])
         entry.say("dimension_numbers", numbers, remark)
@@ -151,6 +157,9 @@ def _entry(rule: PatternRule, letters: Letters, target: TargetModel) -> DraftEnt
         extra.append(("tied", tied))
     if layer.kind_name != "conv_transpose":
         _check(main)
+    if layer.kind_name in CELLS:
+        entry.say(layer.kind_name, cell_target(rule.module, layer.target_keys))
+        return entry
     key = "name" if layer.kind_name == "parameter" else "module"
     named = "".join(f", {k}: {flow(v)}" for k, v in extra)
     entry.say(layer.kind_name, f"{{{key}: {flow(rule.module)}{named}}}" if named else plain(rule.module))

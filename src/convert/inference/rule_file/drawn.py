@@ -1,0 +1,60 @@
+"""Random leaves, and the tensors that a derivation makes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from convert.checkpoints.source import Leaf, Source
+from convert.core.tensor_spec import TensorSpec
+from convert.inference.derivation import Arithmetic, Part, Tensor
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class DrawnLeaves(Source):
+    """A tree of random float64 leaves: two elements that are equal by chance are as good as impossible.
+
+    Args:
+        shapes: of the leaves, by name.
+        root: of the leaves in the tree; their names are those below it.
+    """
+
+    format = "drawn"
+
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]], root: str = "", seed: int = 0) -> None:
+        self.path = Path("drawn")
+        shapes = {f"{root}/{name}" if root else name: shape for name, shape in shapes.items()}
+        self.leaves = {
+            name: Leaf(tuple(name.split("/")), TensorSpec(shape, "float64")) for name, shape in shapes.items()
+        }
+        rng = np.random.default_rng(seed)
+        self._arrays = {name: np.asarray(rng.normal(size=shape)) for name, shape in shapes.items()}
+
+    def read(self, name: str) -> Array:
+        return self._arrays[name]
+
+
+def derived_array(tensor: Tensor, source: Source, root: str = "") -> Array | None:
+    """Return the tensor as derived; None where it is computed from several leaves or not known."""
+    if not tensor.parts or any(part.arithmetic is Arithmetic.COMPUTED for part in tensor.parts):
+        return None
+    prefix = f"{root}/" if root else ""
+    leaves = {name: source.read(prefix + name) for part in tensor.parts if (name := part.leaf)}
+    return assembled(tensor.parts, tensor.shape, leaves)
+
+
+def assembled(parts: Sequence[Part], shape: tuple[int, ...], leaves: Mapping[str, Array]) -> Array:
+    """Return the tensor that parts make of leaves, in float64."""
+    made = np.full(shape, np.nan).ravel()
+    for part in parts:
+        if part.arithmetic is Arithmetic.CONSTANT:
+            made[part.elements] = part.factor
+            continue
+        values = np.asarray(leaves[part.leaf], np.float64).ravel()[part.positions]
+        plus = {Arithmetic.ONE_PLUS: 1.0, Arithmetic.MINUS_ONE: -1.0}.get(part.arithmetic, 0.0)
+        made[part.elements] = (values + plus) * part.factor
+    return made.reshape(shape)

@@ -1,0 +1,119 @@
+"""`infer` derives the cells of the libraries, and writes them by their names; the written file converts."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+from convert.inference.derivation import Derivation
+from convert.inference.infer import infer
+from convert.inference.rule_file.proof import compare_rules
+from convert.inference.rule_file.write import write_rules
+from convert.planning.planner import make_plan
+from convert.rules.parse import parse_rules
+from convert.verify.target_model import model_of_module
+from support.cell_steps import step_of
+from support.cell_trees import BATCH, HIDDEN, INPUTS, LIVE
+from support.memory_source import MemorySource, run
+
+os.environ.setdefault("KERAS_BACKEND", "jax")
+
+
+@pytest.fixture(autouse=True)
+def float64() -> Iterator[None]:
+    """The libraries' own trees are in float64."""
+    with jax.enable_x64(True):
+        yield
+
+
+KINDS = {"gru": torch.nn.GRU, "lstm": torch.nn.LSTM, "rnn": torch.nn.RNN}
+SLOW = pytest.mark.slow
+STEPS = 4
+START = "encoder/layer/core"  # says nothing
+
+
+class Recurrent(torch.nn.Module):
+    """A recurrent layer, without its last state."""
+
+    def __init__(self, kind: str, cell: str) -> None:
+        super().__init__()
+        relu = {"nonlinearity": "relu"} if "relu" in cell or "Vanilla" in cell else {}
+        self.r = KINDS[kind](INPUTS, HIDDEN, batch_first=True, **relu)
+        self.lstm = kind == "lstm"
+
+    def forward(self, x: Any, h: Any = None, c: Any = None) -> Any:
+        first = None if h is None else (h[None], c[None]) if self.lstm else h[None]
+        return self.r(x, first)[0]
+
+
+def pair(cell: str, from_zeros: bool) -> tuple[Any, torch.nn.Module, Any, dict[str, Any]]:
+    """The JAX function, the module, the inputs, and a tree of leaves."""
+    kind, make = LIVE[cell]
+    tree = {f"{START}/{name}": array for name, array in make()[0].items()}
+    step = step_of(cell)
+    states = ("h", "c") if kind == "lstm" else ("h",)
+
+    def function(leaves: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+        own = {name.removeprefix(f"{START}/"): leaf for name, leaf in leaves.items()}
+        state = tuple(given.get(name, jnp.zeros((BATCH, HIDDEN))) for name in states)
+        out = []
+        for t in range(STEPS):
+            state = step(own, state, given["x"][:, t])
+            out.append(state[0])
+        return {"y": jnp.stack(out, 1)}
+
+    def inputs(seed: int) -> dict[str, Any]:
+        rng = np.random.default_rng(seed)
+        given = {"x": rng.normal(size=(BATCH, STEPS, INPUTS))}
+        return given if from_zeros else given | {name: rng.normal(size=(BATCH, HIDDEN)) for name in states}
+
+    return function, Recurrent(kind, cell).eval(), inputs, tree
+
+
+def derived(cell: str, from_zeros: bool) -> tuple[Derivation, str]:
+    """The derivation, and the rule file; converted with it, the module gives the numbers of the JAX function."""
+    function, module, inputs, tree = pair(cell, from_zeros)
+    shapes = {name: array.shape for name, array in tree.items()}
+    found = infer(function, module, lambda module, given: {"y": module(**given)}, inputs, shapes)
+    written = write_rules(found, model_of_module(module, "Recurrent"))
+    assert found.complete and written.open == {}
+    assert compare_rules(written.text, found) == []
+    made = run(make_plan(parse_rules(written.text), MemorySource(tree)))
+    module.double().load_state_dict({name: torch.as_tensor(array) for name, array in made.items()}, strict=True)
+    given = inputs(7)
+    want = np.asarray(function(tree, given)["y"])
+    got = module(**{name: torch.as_tensor(array) for name, array in given.items()}).detach().numpy()
+    assert np.abs(got - want).max() < 1e-5  # Keras computes in float32 at most
+    return found, written.text
+
+
+QUICK = ("flax.nnx.SimpleCell", "equinox.nn.LSTMCell(use_bias=False)")
+CELLS = [
+    "flax.linen.GRUCell", "flax.linen.LSTMCell", "flax.linen.SimpleCell", "flax.linen.SimpleCell(activation_fn=relu)",
+    "flax.nnx.GRUCell", "flax.nnx.OptimizedLSTMCell", "flax.nnx.SimpleCell",
+    "equinox.nn.GRUCell", "equinox.nn.GRUCell(use_bias=False)", "equinox.nn.LSTMCell(use_bias=False)",
+    "haiku.VanillaRNN", "haiku.VanillaRNN(double_bias=False)",
+    "keras.layers.GRU(use_bias=False)", "keras.layers.LSTM", "keras.layers.SimpleRNN", "keras.layers.SimpleRNN(activation=relu)",
+]  # fmt: skip
+CASES = [pytest.param(cell, marks=() if cell in QUICK else SLOW) for cell in CELLS]
+
+
+@pytest.mark.parametrize("cell", CASES)
+def test_the_cells_of_the_libraries_from_zeros(cell: str) -> None:
+    _, text = derived(cell, from_zeros=True)
+    (rule,) = re.findall(r"(?m)^- cell: ([^#]*\S) +#.*\n  from: (.*)\n  (\w+): (.*)\n", text)
+    assert rule == (cell, START, LIVE[cell][0], "r")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cell", ["flax.linen.GRUCell", "flax.nnx.GRUCell", "keras.layers.GRU", "equinox.nn.GRUCell"])
+def test_the_cells_of_the_libraries_from_a_state(cell: str) -> None:
+    assert f"cell: {cell} " in derived(cell, from_zeros=False)[1]
