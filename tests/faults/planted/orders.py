@@ -13,7 +13,23 @@ from safetensors.numpy import save_file
 
 from convert.verify.weights.other_values import NEAR, UNRELATED
 from faults.expected import HUGGING, TWO_FIVE, UPSTREAM, Fault
-from faults.planted.values import BERT, GPT, HF25, OTHER, OTHERS, WH, XF, Change, every, fault, in_8_bits, one
+from faults.planted.values import (
+    BERT,
+    GPT,
+    GRIFFIN,
+    HF25,
+    OTHER,
+    OTHERS,
+    RGT,
+    WH,
+    XF,
+    Change,
+    every,
+    fault,
+    in_8_bits,
+    one,
+    rows,
+)
 from faults.plants import InFile, Tensors, tensor
 
 Array = np.ndarray
@@ -65,6 +81,11 @@ def within(width: int, rows: list[int], axis: int = 0) -> Change:
     return change
 
 
+def block(width: int, k: int, change: Callable[[Array], Array]) -> Change:
+    """A change of one head, or of one block of a block-diagonal kernel."""
+    return rows(k * width, (k + 1) * width, change)
+
+
 def cut(bits: int) -> Change:
     """The last bits of each value are zeros."""
     return lambda x: (x.view(np.uint32) & np.uint32((0xFFFFFFFF << bits) & 0xFFFFFFFF)).view(np.float32)
@@ -114,6 +135,9 @@ ROW_ORDERS = [
     one("features of each head reversed", "gemma2-2b", HUGGING, f"{HF25}self_attn.q_proj.weight", within(12, list(range(12))[::-1]), "reversed within blocks"),
     one("features of each head rolled", "gemma2-2b", HUGGING, f"{HF25}self_attn.q_proj.weight", within(12, [11, *range(11)]), "another order within blocks"),
     one("positions in the order of strings", "gpt2", HUGGING, "transformer.wpe.weight", lambda x: x[sorted(range(len(x)), key=str)], "rows in the order of strings"),
+    one("one head in the order of the other RoPE pairs", "llama", HUGGING, f"{HF25}self_attn.k_proj.weight", block(6, 1, lambda x: x[[0, 3, 1, 4, 2, 5]]), "RoPE pairs interleaved needlessly"),
+    one("features of one head rolled", "gemma2-2b", HUGGING, f"{HF25}self_attn.q_proj.weight", block(12, 2, lambda x: np.roll(x, 1, 0)), "rows rolled"),
+    one("one block of a gate transposed", GRIFFIN, HUGGING, f"{RGT}temporal_block.rg_lru.input_gate_weight", block(1, 0, lambda x: x.swapaxes(1, 2)), "axes permuted"),
     one("one column rolled", "gpt2", HUGGING, f"{GPT}mlp.c_fc.weight", lambda x: x.__setitem__((slice(None), 3), np.roll(x[:, 3], 1)), "rows rolled"),
 ]  # fmt: skip
 

@@ -38,7 +38,7 @@ ROPE = [
     Fault("RoPE declared on the axis of all heads", CASE, "torch", InRule((("rope: {H: interleaved}\n  linear: q", "rope: {E: interleaved}\n  linear: q"),)), "rules", "rope-model.yaml:14:3", "refused"),
     Fault("RoPE pairs reordered over all heads at once", CASE, "torch", InFile(across), "weights", "q.weight", "RoPE pairs reordered over all heads at once", ("q", "other values in the file")),
     Fault("RoPE pairs of keys in the source's order", CASE, "torch", InFile(as_stored), "weights", "k.weight", "RoPE pairs still interleaved", ("k", "another value in the file")),
-    Fault("RoPE pairs reordered twice", CASE, "torch", InFile(twice), "weights", "q.weight", "factors of an axis in another order", ("q", "another value in the file")),
+    Fault("RoPE pairs reordered twice", CASE, "torch", InFile(twice), "weights", "q.weight", "RoPE pairs de-interleaved needlessly", ("q", "another value in the file")),
     Fault("RoPE pairs of queries not declared", CASE, "torch", InRule((("  rope: {H: interleaved}\n  linear: q", "  linear: q"),)), "model", "q", "RoPE pairs still interleaved"),
     Fault("RoPE declared with half the width of a head", CASE, "torch", InRule(((f"equals: {WIDTH}", f"equals: {WIDTH // 2}"),)), "model", "q", "RoPE pairs of heads of another width"),
 ]  # fmt: skip

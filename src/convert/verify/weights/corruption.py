@@ -13,7 +13,7 @@ from convert.numerics.bits import unequal
 from convert.planning.plan import Plan
 from convert.verify.weights.element_changes import find_element_change
 from convert.verify.weights.permutations import first_few
-from convert.verify.weights.relations import differing_indices
+from convert.verify.weights.relations import Indices, indices_that_differ
 from convert.verify.weights.row_orders import find_row_order
 from convert.verify.weights.value_changes import find_value_change
 
@@ -56,10 +56,10 @@ def find_corruption(got: Array, want: Array, step: Step | None = None, plan: Pla
         return Corruption(*change)
     if got.size == 1:
         return _one_value(got, want, (0,) * got.ndim)
-    place = differing_indices(differ, got.shape)
-    some = None if place is None else _Some(*place, *(np.take(x, place[1], place[0]) for x in (got, want, exact)))
+    place = indices_that_differ(differ, got.shape)
+    some = None if place is None else _Some(place, *(place.take(x) for x in (got, want, exact)))
     if some is not None and (change := find_value_change(some.got, some.want, some.exact)) is not None:
-        return Corruption(change[0], f"{some.where}: {change[1]}")
+        return Corruption(change[0], f"{some.place.where}: {change[1]}")
     if (found := _not_finite(got, want) or _zeros(got, differ)) is not None:
         return found
     for axis in range(got.ndim):
@@ -72,33 +72,27 @@ def find_corruption(got: Array, want: Array, step: Step | None = None, plan: Pla
     if some is None:
         return None
     if (change := find_element_change(some.got, some.want)) is not None:
-        return Corruption(change[0], f"{some.where}: {change[1]}")
-    if len(some.indices) == 1:
-        return Corruption("one row changed", f"only index {some.indices[0]} of axis {some.axis} differs")
+        return Corruption(change[0], f"{some.place.where}: {change[1]}")
+    if len(some.place.indices) == 1:
+        return Corruption("one row changed", f"only index {some.place.indices[0]} of axis {some.place.axis} differs")
     return None
 
 
 @dataclass(frozen=True)
 class _Some:
-    """The few indices of an axis that hold all differences, and the values there."""
+    """The values at the few indices that hold all differences."""
 
-    axis: int
-    indices: list[int]
+    place: Indices
     got: Array
     want: Array
     exact: Array
-
-    @property
-    def where(self) -> str:
-        which = f"index {self.indices[0]}" if len(self.indices) == 1 else f"the indices {first_few(self.indices)}"
-        return f"in {which} of axis {self.axis}"
 
 
 def _order_in(some: _Some) -> Corruption | None:
     """Find the values of a few indices in another order along another axis."""
     for axis in range(some.got.ndim):
         if (order := find_row_order(some.got, some.want, axis, None, None)) is not None:
-            return Corruption(order.name, f"{some.where}: {order.text}")
+            return Corruption(order.name, f"{some.place.where}: {order.text}")
     return None
 
 

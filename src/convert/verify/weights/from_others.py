@@ -17,8 +17,7 @@ from convert.planning.ambiguity import TwinTree
 from convert.planning.plan import Plan
 from convert.verify.mistakes.index_moves import find_move, without_numbers
 from convert.verify.weights.corruption import Corruption
-from convert.verify.weights.permutations import first_few
-from convert.verify.weights.relations import differing_indices
+from convert.verify.weights.relations import indices_that_differ
 
 Array = np.ndarray[Any, np.dtype[Any]]
 MAX_OTHERS = 128  # tensors that are read for one wrong tensor
@@ -127,9 +126,9 @@ def _place(differ: Array) -> str:
         if flat[-1] + 1 == differ.size:
             return f"from value {flat[0]} of {differ.size} on, in the order of the file"
         return f"in the values {flat[0]} to {flat[-1]}, in the order of the file"
-    place = differing_indices(np.argwhere(differ), differ.shape)
-    if place is not None and len(flat) * differ.shape[place[0]] == differ.size * len(place[1]):
-        return f"in the indices {first_few(place[1])} of axis {place[0]}"
+    place = indices_that_differ(np.argwhere(differ), differ.shape)
+    if place is not None and len(flat) * differ.shape[place.axis] == differ.size * len(place.indices):
+        return place.where
     return f"in {len(flat)} of {differ.size} values"
 
 

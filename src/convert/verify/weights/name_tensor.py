@@ -12,7 +12,7 @@ from convert.core.tensor_spec import TensorSpec
 from convert.layers.base import Step
 from convert.layers.mistake import Mistake
 from convert.layers.step_tensor import exact, expected
-from convert.numerics.bits import nearly, same_bits
+from convert.numerics.bits import nearly, same_bits, unequal
 from convert.planning.ambiguity import TwinTree, twin_trees
 from convert.planning.plan import Plan
 from convert.verify.mistakes.catalogue import known_mistakes
@@ -20,10 +20,13 @@ from convert.verify.mistakes.index_moves import Move, find_move
 from convert.verify.weights.corruption import ONE_VALUE, Corruption, find_corruption
 from convert.verify.weights.element_changes import PER_INDEX
 from convert.verify.weights.from_others import OF_DROPPED, find_in_dropped, find_in_others
+from convert.verify.weights.relations import Indices, indices_that_differ
 from convert.verify.weights.rounding import ROUNDINGS
+from convert.verify.weights.row_orders import head_width, one_head
 from convert.verify.weights.value_changes import find_value_change
 
 Array = np.ndarray[Any, np.dtype[Any]]
+MIN_TELLS = 4  # values that are those of a mistake by no chance
 
 
 @dataclass
@@ -105,8 +108,10 @@ class NameTensor:
             rows = step.parts[k].rows
             where = f"in its part {rows[0]} to {rows[1] - 1}, from {step.parts[k].leaf}, " if rows else ""
             mistake = _match(single, self._by_parts, values, known)
+            if isinstance(mistake, Corruption):
+                return Corruption(mistake.name, where + mistake.description)
             if mistake is not None:
-                return Corruption(mistake.name, f"{where}it holds {mistake.gives}; right is {mistake.instead}")
+                return Corruption(mistake.name, f"{where}it is {mistake.gives}; right is {mistake.instead}")
             found = find_corruption(values, rights[k], single, self._by_parts)
             if found is not None:
                 return Corruption(found.name, where + found.description)
@@ -136,10 +141,12 @@ def part_of(step: Step, k: int) -> Step:
     return replace(step, name=name, spec=spec, parts=(replace(part, rows=None),))
 
 
-def _match(step: Step, plan: Plan, got: Array, known: Known | None) -> Mistake | None:
-    """Return the first mistake that gives these values bit for bit, or else within a few roundings."""
+def _match(step: Step, plan: Plan, got: Array, known: Known | None) -> Mistake | Corruption | None:
+    """Return the first mistake that gives these values bit for bit, or else within a few roundings, or else in some indices alone."""
     near: Mistake | None = None
+    partly: Corruption | None = None
     right = expected(step, plan.source)
+    some = _some_indices(step, got, right)
     for mistake in known_mistakes(step, plan):
         if known is not None and not known.allows(step.name, mistake):
             continue
@@ -151,4 +158,24 @@ def _match(step: Step, plan: Plan, got: Array, known: Known | None) -> Mistake |
             return mistake
         if near is None and nearly(got, made) and not nearly(right, made):
             near = mistake
-    return near
+        if (
+            partly is not None or some is None or mistake.rounding or mistake.of
+        ):  # another tensor's values are found later
+            continue
+        if same_bits(some.take(got), some.take(made)):
+            width = head_width(some.axis, step, plan)
+            where = one_head(some.indices, width, some.axis) if width < got.shape[some.axis] else ""
+            text = f"{where or f'{some.where} alone'}, it is {mistake.gives}; right is {mistake.instead}"
+            partly = Corruption(mistake.name, text)
+    return near or partly
+
+
+def _some_indices(step: Step, got: Array, right: Array) -> Indices | None:
+    """Return the indices that differ, where their values tell a mistake: several, and neither zeros nor two rows exchanged."""
+    if len(step.parts) > 1:  # each part is looked at by itself
+        return None
+    some = indices_that_differ(np.argwhere(unequal(got, right)), got.shape)
+    if some is None or len(some.indices) == 2 or some.take(got).size < MIN_TELLS:
+        return None
+    values = some.take(got).reshape(-1)
+    return some if (values != values[0]).any() else None

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from convert.numerics.bits import unequal
-from convert.verify.weights.permutations import first_few
-from convert.verify.weights.relations import differing_indices
+from convert.verify.weights.relations import indices_that_differ
 
 Array = np.ndarray[Any, np.dtype[Any]]
 BLOCK = 1 << 22  # values that are compared at once, in float64
@@ -94,12 +93,11 @@ def measure_distance(got: Array, want: Array) -> Distance:
 
 def measure_part(got: Array, want: Array) -> tuple[str, Distance] | None:
     """Measure the few indices of an axis that hold all differences, and say which; None: each axis differs everywhere."""
-    place = differing_indices(np.argwhere(unequal(got, want)), got.shape)
+    place = indices_that_differ(np.argwhere(unequal(got, want)), got.shape)
     if place is None:
         return None
-    axis, indices = place
-    distance = measure_distance(*(np.take(x, indices, axis) for x in (got, want)))
-    return f"in the indices {first_few(indices)} of axis {axis}: {distance.text}", distance
+    distance = measure_distance(*map(place.take, (got, want)))
+    return f"{place.where}: {distance.text}", distance
 
 
 def total(distances: Iterable[Distance]) -> Distance:

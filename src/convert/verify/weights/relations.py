@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
+from convert.verify.weights.permutations import first_few
 
 Array = np.ndarray[Any, np.dtype[Any]]
 MAX_ROOT, EXACT_ROOT = 1 << 14, 1e-6  # a factor near the root of a whole number, which is no chance for small ones
@@ -54,8 +57,25 @@ def places_of_rows(got: Array, want: Array, axis: int) -> list[int] | None:
     return [places.get(row.tobytes(), -1) for row in ours] if len(places) == size else None
 
 
-def differing_indices(differ: Array, shape: tuple[int, ...]) -> tuple[int, list[int]] | None:
-    """Return the axis along which the smallest share of indices holds all differences, and these; None: each axis differs everywhere.
+@dataclass(frozen=True)
+class Indices:
+    """A few indices of an axis, outside of which two tensors are equal."""
+
+    axis: int
+    indices: list[int]
+
+    @property
+    def where(self) -> str:
+        which = f"index {self.indices[0]}" if len(self.indices) == 1 else f"the indices {first_few(self.indices)}"
+        return f"in {which} of axis {self.axis}"
+
+    def take(self, x: Array) -> Array:
+        """Return the values there; of one index, without the axis."""
+        return np.take(x, self.indices[0] if len(self.indices) == 1 else self.indices, self.axis)
+
+
+def indices_that_differ(differ: Array, shape: tuple[int, ...]) -> Indices | None:
+    """Return the smallest share of the indices of an axis that holds all differences; None: each axis differs everywhere.
 
     Args:
         differ: the indices of the values that differ, one in each row.
@@ -69,4 +89,4 @@ def differing_indices(differ: Array, shape: tuple[int, ...]) -> tuple[int, list[
     if not found:
         return None
     _, axis, indices = min(found, key=lambda place: place[:2])
-    return axis, [int(k) for k in indices]
+    return Indices(axis, [int(k) for k in indices])

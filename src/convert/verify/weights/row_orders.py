@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -43,12 +43,15 @@ def _named(order: Array, axis: int, step: Step | None, plan: Plan | None) -> Ord
     for name, description, wanted in _orders(size, axis, step, plan):
         if np.array_equal(order, wanted):
             return Order(name, description)
+    width = head_width(axis, step, plan)
+    if (named := _pairs(order, axis, width, step) or _in_one_head(order, axis, width)) is not None:
+        return named
     unit = f"rows along axis {axis}"
     described = describe_order(order, unit)
     in_turns = described is not None and described.name in (IN_TURNS, NOT_IN_TURNS)
     if described is not None and in_turns and (step is None or len(step.parts) > 1 or len(_letters(axis, step)) < 2):
         return described
-    if (named := _heads(order, axis, step) or _pairs(order, axis, step) or described) is not None:
+    if (named := _heads(order, axis, step) or described) is not None:
         return named
     changed = int(np.count_nonzero(order != np.arange(size)))
     return Order("rows in another order", f"{changed} of the {size} {unit} are in another order")
@@ -108,13 +111,46 @@ def _heads(order: Array, axis: int, step: Step | None) -> Order | None:
     return Order("heads in another order", text)
 
 
-def _pairs(order: Array, axis: int, step: Step | None) -> Order | None:
-    """Find features of heads in the order of the other RoPE convention; of a fused tensor, in some of its parts."""
+def head_width(axis: int, step: Step | None, plan: Plan | None) -> int:
+    """Return the width of the heads along an axis, of one part of a fused tensor; 0 where no head is known.
+
+    Of a flat axis, the product that is its size tells (``E: {equals: N*H}``). The features of a table are one head.
+    """
     letters = _letters(axis, step)
     if step is None or not letters:
+        return 0
+    sizes = dict(step.parts[0].axes)
+    if len(letters) > 1 or step.kind_name in TABLES or plan is None:
+        return sizes[letters[-1]]
+    products = [plan.rules.axes[letters].equals] if letters in plan.rules.axes else []
+    products += [product.factors for product in plan.rules.products if product.letter == letters]
+    widths = (plan.sizes.get(str(factors[-1]), 0) for factors in products if factors)
+    return next((width for width in widths if width), sizes[letters])
+
+
+def one_head(indices: Sequence[int], width: int, axis: int) -> str:
+    """Say which head all these indices of an axis are of; empty if they are of several, or heads are not known."""
+    heads = {k // width for k in indices} if width > 2 else ()
+    if len(heads) != 1:
+        return ""
+    (head,) = heads
+    first = head * width
+    return f"in the indices {first} to {first + width - 1} of axis {axis}, as of head {head} alone"
+
+
+def _in_one_head(order: Array, axis: int, width: int) -> Order | None:
+    """Name the order of the rows of one head alone."""
+    moved = np.flatnonzero(order != np.arange(len(order))).tolist()
+    if width == len(order) or len(moved) < 3 or not (where := one_head(moved, width, axis)):
         return None
-    width = dict(step.parts[0].axes)[letters[-1]]
-    if width < 4 or width % 2:
+    first = moved[0] // width * width
+    found = describe_order(order[first : first + width] - first, "rows", whole=False)
+    return None if found is None else Order(found.name, f"{where}: {found.text}")
+
+
+def _pairs(order: Array, axis: int, width: int, step: Step | None) -> Order | None:
+    """Find features of heads in the order of the other RoPE convention; of a fused tensor, in some of its parts."""
+    if step is None or width < 4 or width % 2 or len(order) % width:
         return None
     heads = order.reshape(-1, width)
     kept_order = np.arange(width)
@@ -134,8 +170,12 @@ def _pairs(order: Array, axis: int, step: Step | None) -> Order | None:
         first = width * np.arange(len(heads))[:, None]
         moved = np.all(heads == first + features, axis=1)
         kept = np.all(heads == first + kept_order, axis=1)
-        if np.all(moved | kept):
-            where = "" if moved.all() else f" in {int(moved.sum())} of {len(heads)} blocks of {width}"
-            problem = f"features along axis {axis} are{where} in the order {text}, and the rules do not reorder them"
-            return Order(name, problem)
+        if not np.all(moved | kept):
+            continue
+        if moved.sum() == 1 < len(heads):
+            text = f"{one_head([width * int(np.argmax(moved))], width, axis)}: the features are in the order {text}"
+        else:
+            some = "" if moved.all() else f" in {int(moved.sum())} of {len(heads)} blocks of {width}"
+            text = f"features along axis {axis} are{some} in the order {text}"
+        return Order(name, f"{text}, and the rules do not reorder them")
     return None

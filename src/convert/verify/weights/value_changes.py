@@ -77,9 +77,13 @@ def _reshaped(got: Array, want: Array, exact: Array) -> Iterator[tuple[str, str]
     """Find the values in the order of other axes: ``reshape`` where a permutation is needed."""
     if not 2 <= want.ndim <= MAX_AXES:
         return
+    longer = [size for size in got.shape if size > 1]
     for order in itertools.permutations(range(want.ndim)):
         moved = want.transpose(order)
-        if moved.shape != got.shape and same_bits(got.reshape(-1), np.ascontiguousarray(moved).reshape(-1)):
+        # An axis of size 1 has no place of its own: moved elsewhere, the order of the others is a transposition.
+        if [size for size in moved.shape if size > 1] != longer and same_bits(
+            got.reshape(-1), np.ascontiguousarray(moved).reshape(-1)
+        ):
             yield (
                 "reshaped, not permuted",
                 f"the values are those of shape {list(moved.shape)}, reshaped to {list(got.shape)}",
