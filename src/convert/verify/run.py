@@ -6,7 +6,7 @@ source leaf and each written tensor once: weights and layers are compared in one
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields, replace
@@ -101,6 +101,8 @@ def check(
     recorded_model = recording.manifest.model if recording is not None else ""
     plan = with_written_leaves(plan_of(written, checkpoint, conversion, model=model, recorded_model=recorded_model))
     _refuse_other_target(plan, written)
+    remake = partial(plan_of, written, checkpoint, model=model, recorded_model=recorded_model)
+    _refuse_names_of_another_target(plan, written, lambda to: remake(replace(conversion, to=to)))
     read = ReadFacts(plan.facts)
     reference = _reference_of(replace(plan, facts=read), written, options)
     known = partial(judge, plan, settings, read=read.names, trust=tuple(options.trust))
@@ -230,6 +232,29 @@ def _refuse_other_target(plan: Plan, written: Written) -> None:
                 fix="leave out --to",
             )
         )
+
+
+def _refuse_names_of_another_target(plan: Plan, written: Written, plan_for: Callable[[str], Plan]) -> None:
+    """Refuse to compare a file whose tensors have the names of another target of the same rules, and none of this one.
+
+    Raises:
+        ConvertError: the header of the file, or ``--to``, names a target that the file was not written for.
+    """
+    named = written.metadata.get("target")
+    if not {step.name for step in plan.steps}.isdisjoint(written.tensors):
+        return
+    for other in target_names(plan.rules):
+        if other == plan.target:
+            continue
+        try:
+            fits = {step.name for step in plan_for(other).steps} == set(written.tensors)
+        except ConvertError:  # this target needs a setting, or takes no such checkpoint
+            continue
+        if fits:
+            says = f"the header names the target {named}" if named else f"the target is {plan.target}"
+            problem = f"{says}, and the tensors have the names of the target {other}"
+            fix = "convert again: the header was changed" if named else f"give --to {other}"
+            raise ConvertError(Finding("target-differs", problem, path=str(written.path), fix=fix))
 
 
 def user_factory(plan: Plan, factory: str | None) -> str | None:

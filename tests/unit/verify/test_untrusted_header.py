@@ -17,7 +17,7 @@ from convert.core.errors import CheckpointError, ConvertError, RuleError
 from convert.planning.options import ConversionOptions
 from convert.rules.library import load_rules, named_rules
 from convert.verify.report.report import Verdict
-from convert.verify.run import plan_of
+from convert.verify.run import check, plan_of
 from convert.verify.written import Written, open_written
 from support.memory_source import MemorySource
 from support.weights_level import check_weights
@@ -91,6 +91,30 @@ def test_false_facts_in_a_header_are_findings(written: Callable[..., Written], r
     text = json.dumps([{"layer": "w", "kind": "norm"}] if key == "layers" else {"rope_theta": 7})
     level = check_weights(plan, written(**{key: text}))
     assert [(f.code, f.got) for f in level.findings] == [("provenance-differs", text)]
+
+
+def test_a_header_that_names_another_target_is_told_by_the_names(tmp_path: Path) -> None:
+    path = tmp_path / "two.yaml"
+    path.write_text(
+        RULES.replace("{torch: {loads: T}}", "{a: {loads: A}, b: {loads: B}}").replace(
+            "parameter: w", "parameter: {a: x, b: y}"
+        )
+    )
+    out = tmp_path / "out.safetensors"
+    convert(str(path), SOURCE, out, to="b")
+    with safe_open(out, "np") as file:
+        metadata = file.metadata()
+    save_file(load_file(out), out, {**metadata, "target": "a"})
+    with pytest.raises(ConvertError, match="header names the target a, and the tensors have the names of the target b"):
+        check(out, SOURCE, model=str(path), levels=("coverage",))
+    save_file(load_file(out), out, {"format": "pt"})
+    with pytest.raises(
+        ConvertError, match="the target is a, and the tensors have the names of the target b; give --to b"
+    ):
+        check(out, SOURCE, model=str(path), levels=("coverage",))
+    assert check(out, SOURCE, model=str(path), to="b", levels=("coverage",)).levels[0].verdict is Verdict.PASSED
+    save_file({"z": np.ones((2, 3), np.float32)}, out, {"format": "pt"})  # of no target: each tensor is a finding
+    assert check(out, SOURCE, model=str(path), levels=("coverage",)).levels[0].verdict is Verdict.FAILED
 
 
 def test_a_digest_of_another_form_is_a_finding(written: Callable[..., Written], rules: Path) -> None:

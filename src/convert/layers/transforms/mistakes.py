@@ -204,7 +204,8 @@ def undeclared_map(step: Step, source: LeafReader) -> Iterator[Mistake]:
             split = right.reshape(*right.shape[:-1], width // channels, channels)
             return np.ascontiguousarray(split.swapaxes(-1, -2)).reshape(right.shape)
 
-        gives = f"with its {width} columns as a map of {channels} channels, channels first"
+        grid = f"{width // channels} x {channels}"
+        gives = f"with its {width} columns as a grid of {grid}, transposed: a map with its channels first, or heads and their features exchanged"
         yield Mistake(NEEDLESS_ORDER, SOURCE_ORDER, gives, "with its columns in the source's order", make)
 
 

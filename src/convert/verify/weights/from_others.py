@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -30,7 +31,7 @@ PARTLY, SUMMED, MIXED, FOLDED = (
     "a scale folded in",
 )
 OF_DROPPED = "of a dropped tree"
-OTHER_TRANSPOSED = "of another tensor, transposed"
+OTHER_TRANSPOSED, OTHER_SHAPE = "of another tensor, transposed", "of another tensor, of another shape"
 
 
 def find_in_others(step: Step, plan: Plan, got: Array) -> Corruption | None:
@@ -55,6 +56,15 @@ def find_in_others(step: Step, plan: Plan, got: Array) -> Corruption | None:
         for other in turned[:MAX_OTHERS]:
             if same_bits(got, expected(other, plan.source).T):
                 return Corruption(OTHER_TRANSPOSED, f"it holds what belongs to {other.name}, transposed")
+    same_size = [
+        s
+        for s in others
+        if s.spec.dtype == step.spec.dtype and s.spec.shape != got.shape and math.prod(s.spec.shape) == got.size
+    ]
+    for other in same_size[:MAX_OTHERS] if got.size >= MIN_COMMON else ():
+        if same_bits(got.reshape(-1), expected(other, plan.source).reshape(-1)):
+            text = f"it holds what belongs to {other.name}, {list(other.spec.shape)}, in a shape of its own"
+            return Corruption(OTHER_SHAPE, text)
     return _folded(step, plan, got, want)
 
 

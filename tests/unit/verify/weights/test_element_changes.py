@@ -118,12 +118,15 @@ def test_noise_has_no_name(dtype: str, size: float) -> None:
 
 W = {f"w_{i}": RANDOM.standard_normal((12, 8)).astype(np.float32) for i in range(3)}
 LEAVES = W | {f"v_{i}": RANDOM.standard_normal((8, 12)).astype(np.float32) for i in range(3)}
+LEAVES |= {f"u_{i}": RANDOM.standard_normal((4, 24)).astype(np.float32) for i in range(3)}
 LEAVES |= {f"s_{i}": (1 + RANDOM.random(12)).astype(np.float32) for i in range(3)}
 RULES = """
 - parameter: layers.{i}.w
   from: w_{i}
 - parameter: layers.{i}.v
   from: v_{i}
+- parameter: layers.{i}.u
+  from: u_{i}
 - parameter: layers.{i}.s
   from: s_{i}
 """
@@ -136,6 +139,7 @@ OTHERS: dict[str, tuple[str, str, Callable[[dict[str, Array]], Array]]] = {
     "the mean": ("mixed with another tensor", "the mean", lambda t: (t[ONE] + t["layers.0.w"]) / 2),
     "a tenth": ("mixed with another tensor", "0.1 of it", lambda t: np.float32(0.9) * t[ONE] + np.float32(0.1) * t["layers.0.w"]),
     "another kind, transposed": ("of another tensor, transposed", "layers.2.v", lambda t: t["layers.2.v"].T),
+    "another shape": ("of another tensor, of another shape", "layers.2.u, [4, 24]", lambda t: t["layers.2.u"].reshape(12, 8)),
     "times a scale": ("a scale folded in", "by layers.1.s", lambda t: t[ONE] * t["layers.1.s"][:, None]),
     "divided by a scale": ("a scale folded in", "1 / layers.1.s", lambda t: t[ONE] / t["layers.1.s"][:, None]),
     "times 1 + scale": ("a scale folded in", "1 + layers.1.s", lambda t: t[ONE] * (1 + t["layers.1.s"][:, None])),
