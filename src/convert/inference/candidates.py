@@ -14,7 +14,7 @@ from convert.inference.reordered import terms
 from convert.inference.replay import Replay
 from convert.inference.sites import Meeting, Product, meetings, products, role_of
 from convert.programs.fingerprint import EXACT, ValueTable, fingerprint
-from convert.programs.program import Operation, Program
+from convert.programs.program import Operation, Program, Value
 
 Array = np.ndarray[Any, np.dtype[Any]]
 EQUAL = 1e-7  # relative: two values of parameters that are computed in different orders
@@ -106,6 +106,7 @@ class Source:
             for result in operation.results:
                 if result.data:
                     self.table.add(result.array, index)
+        self._made_by = {result: operation for operation in program.operations for result in operation.results}
         self.meetings: dict[Role, list[Meeting]] = {role: [] for role in Role}
         for meeting in meetings(program):
             self.meetings[meeting.role].append(meeting)
@@ -119,6 +120,15 @@ class Source:
         self._pairs = _Fingerprints([[_of_size_one(array)] for array in _products_of_data(program)])
         self._rows = _Fingerprints([product.rows for product, _ in self.products])
         self._data = {role: _Fingerprints([m.data for m in found]) for role, found in self.meetings.items()}
+
+    def is_scaled(self, value: Value) -> bool:
+        """Whether a value of parameters is computed from one leaf and constants: what it is multiplied by is then a number."""
+        while value in self._made_by:
+            operands = [operand for operand in self._made_by[value].operands if operand.leaves]
+            if len(operands) != 1:
+                return False
+            value = operands[0]
+        return True
 
     def leaf(self, number: int) -> str:
         """Return the leaf that an element belongs to."""
@@ -270,7 +280,8 @@ class Context:
                 got = self._read(found, read)
                 if equal(got, operand):
                     return found
-                factor = _ratio(got, operand) if way is Arithmetic.SAME and len(target) == 1 else None
+                plain = way is Arithmetic.SAME and len(target) == 1 and self.source.is_scaled(meeting.weight)
+                factor = _ratio(got, operand) if plain else None
                 if factor is not None:
                     t, c = target[0], chosen[0]
                     found = self.pieces(t, c, factor * theta[c], way, meeting, factor)

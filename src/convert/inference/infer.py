@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from convert.inference import proof
-from convert.inference.alternatives import interchangeable
 from convert.inference.candidates import Source
 from convert.inference.constants import constants_as_data
 from convert.inference.derivation import Derivation, Difference, Grade, Proof
-from convert.inference.differences import explained, where_it_ended
 from convert.inference.draws import Draws, Shapes
 from convert.inference.facts import facts
-from convert.inference.grades import tensors
+from convert.inference.grading import proof
+from convert.inference.grading.alternatives import interchangeable
+from convert.inference.grading.differences import explained, where_it_ended
+from convert.inference.grading.grades import tensors
+from convert.inference.grading.ties import told_apart
 from convert.inference.search import Search
 from convert.inference.sites import site_of
 from convert.programs.program import Program
@@ -27,6 +28,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 JaxFunction = Callable[[Mapping[str, Any], Mapping[str, Any]], Mapping[str, Any]]
 Run = Callable[[Any, Mapping[str, Any]], Mapping[str, Any]]
 DRAWS = 3
+ATTEMPTS = 3
 PROVEN = 1e-6  # relative; tables of angles that either side rounds to float32 leave about 1e-8
 
 
@@ -54,6 +56,25 @@ def infer(
     Raises:
         ConvertError: a side does not run, is not deterministic, or gives NaN.
     """
+    attempts = []
+    for attempt in range(ATTEMPTS):  # other weights, if these make columns equal
+        attempts.append(_derived(function, module, run, inputs, shapes, seed + attempt * (DRAWS + 1)))
+        if not any(tensor.ties for tensor in attempts[-1].tensors):
+            return attempts[-1]
+    return min(
+        attempts, key=lambda found: (found.proof is None, sum(tensor.grade is Grade.TIED for tensor in found.tensors))
+    )
+
+
+def _derived(
+    function: JaxFunction,
+    module: torch.nn.Module,
+    run: Run,
+    inputs: Callable[[int], Mapping[str, Array]],
+    shapes: Shapes,
+    seed: int,
+) -> Derivation:
+    """Derive with the weights and inputs of one seed."""
     from convert.programs.record_jax import record_jax
     from convert.programs.record_torch import record_torch
 
@@ -86,6 +107,8 @@ def infer(
             end = target.operations[-1]
             differences = (Difference(site_of("target", len(target.operations) - 1, end), problem, evidence.error),)
             evidence = None
+        elif any(t.ties for t in found):
+            found = told_apart(found, target, fresh, module, run, PROVEN)
     used = {leaf for tensor in found for part in tensor.parts for leaf in (part.leaf, *part.leaves)}
     if not solved:
         used.update(*(value.leaves for value in first.outputs.values()))

@@ -358,7 +358,9 @@ class Search:
             else:
                 (good if self.source.has(out, self.context.tolerance) else rest).append(choice)
         strict = self.context.level == 0 and role in (Role.SCALE, Role.SHIFT)
-        if strict:  # of fused layers each part is a value of the source, not the whole
+        if strict and self.source.has(
+            self.replay.value(operation.data[0]), self.context.tolerance
+        ):  # of fused layers each part is a value of the source, not the whole
             rest = [choice for choice in rest if choice.candidate.kind[0] in FUSED]
         chosen = good if good and role is not Role.PRODUCT else good + rest
         self._refuted[at] = self._refuted.get(at, 0) + len(good) + len(rest) - len(chosen)

@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional
 
 from convert.inference.derivation import Grade
-from support.inferred import HEADS, WIDTH, derive, grades, layer_norm, sources
+from support.inferred import HEADS, WIDTH, derive, floats, grades, layer_norm, sources
 
 D, N, H = WIDTH, HEADS, WIDTH // HEADS
 SQUARE = (D, D)
@@ -156,3 +156,16 @@ def test_a_leaf_behind_a_difference_is_asked_for_and_never_dropped():
     layers = (torch.nn.Linear(WIDTH, WIDTH), torch.nn.Sigmoid(), torch.nn.Linear(WIDTH, WIDTH), torch.nn.Tanh())
     found = derive(function, torch.nn.Sequential(*layers), {**dict.fromkeys("ab", (WIDTH, WIDTH)), "unused": (3,)})
     assert not found.complete and found.dropped == ("unused",)
+
+
+def test_units_that_are_zero_for_every_row_are_told_apart_by_fresh_draws():
+    """Behind the ReLU some of the units are zero for all four rows: they are tied in the first draw."""
+    layers = (torch.nn.Linear(D, D), torch.nn.ReLU(), torch.nn.Linear(D, D))
+    shapes = {"a": SQUARE, "b": SQUARE, "x": (D,), "y": (D,)}
+    found = derive(
+        lambda w, x: jax.nn.relu(x @ w["a"] + w["x"]) @ w["b"] + w["y"],
+        torch.nn.Sequential(*layers),
+        shapes,
+        floats(3, D),
+    )
+    assert found.complete and grades(found) == {Grade.DERIVED}

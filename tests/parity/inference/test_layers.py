@@ -90,6 +90,18 @@ def test_a_weight_normalised_kernel(parametrized):
         assert sources(found.tensor("0.weight")) == (kernel, scale)
 
 
+def test_a_kernel_that_is_divided_by_a_norm_is_computed_and_no_number_times_the_leaf():
+    class Model(nn.Module):
+        @nn.compact
+        def __call__(self, x: Any) -> Any:
+            return jnp.tanh(nn.SpectralNorm(nn.Dense(D))(x, update_stats=False))
+
+    function, shapes = linen(Model(), np.zeros((3, 7, D)))
+    found = derive(function, torch.nn.Sequential(torch.nn.Linear(D, D), torch.nn.Tanh()), shapes)
+    assert found.complete and grades(found) == {Grade.DERIVED}
+    assert sources(found.tensor("0.weight")) == ("batch_stats/SpectralNorm_0/Dense_0/kernel/u", "params/Dense_0/kernel")
+
+
 class Recurrent(torch.nn.Module):
     """A recurrent layer, without its last state."""
 

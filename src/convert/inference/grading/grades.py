@@ -44,7 +44,7 @@ def tensors(
             for piece in choice.candidate.pieces:
                 found[piece.tensor].pieces.append((choice, piece, number))
             if choice.candidate.tied:
-                site = site_of("target", choice.index, search.target.operations[choice.index])
+                site = site_of("target", choice.index, search.target.operations[choice.index], choice.side)
                 tie = Tie(choice.candidate.tied, site, TOLD_BY)
                 for tensor in {piece.tensor for piece in choice.candidate.pieces}:
                     found[tensor].ties.append(tie)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from convert.inference import proof
 from convert.inference.derivation import Difference, Tensor
+from convert.inference.grading import proof
 from convert.inference.search import Search
 from convert.inference.sites import site_of
 from convert.layers.activations import NUMPY_ACTIVATIONS

@@ -1,0 +1,98 @@
+"""Whether fresh weights and inputs tell columns apart that the first ones made equal: two of them are exchanged, and the outputs must differ.
+
+A unit that is zero for every row, behind a ReLU, is such a column: the next draw has others.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from convert.inference.derivation import Grade, Role, Tensor, Tie
+from convert.inference.grading import proof
+from convert.inference.sites import products, role_of
+from convert.programs.program import Program
+
+if TYPE_CHECKING:
+    import torch
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Run = Callable[[Any, Mapping[str, Any]], Mapping[str, Any]]
+MAX_COLUMNS = 6  # of a tie; each pair of them is exchanged
+
+
+def told_apart(
+    tensors: Sequence[Tensor],
+    target: Program,
+    fresh: Sequence[Program],
+    module: torch.nn.Module,
+    run: Run,
+    smallest: float,
+) -> tuple[Tensor, ...]:
+    """Return the tensors; those whose ties the fresh draws resolve are derived.
+
+    Args:
+        tensors: whose outputs were proven to be those of every fresh draw.
+        target: the record of the first run.
+        fresh: runs of the source with other weights and inputs.
+        smallest: relative difference of an output that counts.
+    """
+
+    def differs(columns: tuple[Array, Array]) -> bool:
+        return any(
+            proof.error(module, run, _exchanged(tensors, target, columns), source) > smallest for source in fresh
+        )
+
+    known: dict[Any, bool] = {}
+    found = []
+    for tensor in tensors:
+        for tie in tensor.ties:
+            if (key := _key(tie)) not in known:
+                columns = _elements(target, tie)
+                known[key] = 1 < len(columns) <= MAX_COLUMNS and all(map(differs, itertools.combinations(columns, 2)))
+        resolved = tensor.grade is Grade.TIED and all(known[_key(tie)] for tie in tensor.ties)
+        grade = Grade.INTERCHANGEABLE if tensor.alternatives else Grade.DERIVED
+        found.append(replace(tensor, grade=grade, ties=()) if resolved else tensor)
+    return tuple(found)
+
+
+def _key(tie: Tie) -> Any:
+    return tie.columns, tie.site.index, tie.site.operand
+
+
+def _elements(target: Program, tie: Tie) -> list[Array]:
+    """Return the numbers of the target's elements that meet each of the columns; none where that is not known."""
+    operation, side = target.operations[tie.site.index], tie.site.operand
+    if side is None:
+        return []
+    role, elements = role_of(operation), operation.operands[side].elements
+    if role is Role.PRODUCT:
+        groups = list(products([operation], side))
+        if len(groups) != 1:
+            return []
+        return [np.concatenate([n[k].ravel() for n in groups[0].numbers]) for k in tie.columns]
+    if role is Role.CONVOLUTION and len(elements) == 1 and int(operation.settings.get("groups", 1)) == 1:
+        axis = 0 if operation.settings.get("transposed") else 1
+        return [np.take(elements[0], k, axis).ravel() for k in tie.columns]
+    return []
+
+
+def _exchanged(tensors: Sequence[Tensor], target: Program, columns: tuple[Array, Array]) -> list[Tensor]:
+    """Return the tensors with the elements of two columns exchanged."""
+    one, two = columns
+    first = target.first_element
+    found = []
+    for tensor in tensors:
+        size, start = int(np.prod(tensor.shape)), first[tensor.name]
+        moved = np.arange(start, start + size)
+        for here, there in ((one, two), (two, one)):
+            inside = (here >= start) & (here < start + size) & (there >= start) & (there < start + size)
+            moved[here[inside] - start] = there[inside]
+        moved -= start
+        parts = tuple(replace(part, elements=moved[part.elements]) for part in tensor.parts)
+        found.append(replace(tensor, parts=parts))
+    return found
