@@ -65,11 +65,44 @@ def trains(seed):
 """
 
 
+FUSED = """
+import jax.numpy as jnp
+import numpy as np
+import torch
+from torch import nn
+
+D, PARTS = 6, (6, 3, 3)
+
+
+def forward(p, inputs):
+    q, k, v = jnp.split(inputs["x"] @ p["layer0/qkv/w"] + p["layer0/qkv/b"], (6, 9), -1)
+    x = jnp.concatenate([jnp.tanh(q[:, :3]) * k, jnp.sin(q[:, 3:]) + v], -1)
+    g, u = jnp.split(jnp.square(jnp.maximum(x @ p["layer0/up/w"], 0)), 2, -1)
+    return g * jnp.tanh(u)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(D, part) for part in PARTS)
+        self.gate, self.up = nn.Linear(D, D, bias=False), nn.Linear(D, D, bias=False)
+
+    def forward(self, x):
+        q = self.q(x)
+        x = torch.cat([q[:, :3].tanh() * self.k(x), q[:, 3:].sin() + self.v(x)], -1)
+        return self.gate(x).relu() ** 2 * (self.up(x).relu() ** 2).tanh()
+
+
+def inputs(seed):
+    return {"x": np.random.default_rng(seed).normal(size=(40, D))}
+"""
+
+
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", ["", *sys.path])
-    for name in ("pair_of_models", "reference", "model_jax", "model_torch"):
+    for name in ("pair_of_models", "fused_models", "reference", "model_jax", "model_torch"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     (tmp_path / "pair_of_models.py").write_text(MODELS)
     rng = np.random.default_rng(0)
@@ -102,6 +135,40 @@ def test_the_rules_are_written_and_convert(run: Run, folder: Path) -> None:
 
     want = np.asarray(forward(dict(np.load("ckpt.npz")), {"x": x}))
     assert np.abs(net(torch.tensor(x)).detach().numpy() - want).max() < 1e-5
+
+
+@pytest.mark.slow
+def test_the_parts_of_a_fused_leaf_are_one_rule(run: Run, folder: Path) -> None:
+    """Parts of equal and of other sizes, with their bias; relu2 is an activation that rules have no name for."""
+    Path("fused_models.py").write_text(FUSED)
+    leaves = {
+        "layer0/qkv/w": (6, 12),
+        "layer0/qkv/b": (12,),
+        "layer0/up/w": (6, 12),
+        "layer0/n1/b": (2,),
+        "layer1/n1/b": (2,),
+        "layer0/nq/b": (2,),
+    }
+    np.savez(
+        "fused.npz",
+        **{name: np.arange(np.prod(shape), dtype=np.float32).reshape(shape) for name, shape in leaves.items()},
+    )
+    m = "fused_models"
+    run("infer", "fused.npz", "mine.yaml", "--jax", f"{m}:forward", "--torch", f"{m}:Net", "--inputs", f"{m}:inputs")
+    text = Path("mine.yaml").read_text()
+    assert (
+        "+ E + E)" in text
+        and "linear: {q,k,v}" in text.replace('"', "")
+        and "linear: {gate,up}" in text.replace('"', "")
+    )
+    assert "drop: layer{i}/n{j}/b" in text.replace('"', ""), "digits only: * would take layer0/nq/b too"
+    run("mine.yaml", "fused.npz", "out.safetensors")
+    from safetensors.numpy import load_file
+
+    made, stored = load_file("out.safetensors"), dict(np.load("fused.npz"))
+    assert (np.concatenate([made[f"{c}.weight"] for c in "qkv"]) == stored["layer0/qkv/w"].T).all()
+    assert (np.concatenate([made[f"{c}.bias"] for c in "qkv"]) == stored["layer0/qkv/b"]).all()
+    assert (np.concatenate([made["gate.weight"], made["up.weight"]]) == stored["layer0/up/w"].T).all()
 
 
 def test_a_tree_below_a_root_is_converted_and_the_rest_is_dropped(run: Run, folder: Path) -> None:

@@ -44,6 +44,8 @@ class Letters:
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, int, int], str] = {}
+        self.fixed: set[str] = set()
+        """Letters whose size no leaf shows on its own."""
 
     def named(self, role: str, size: int, again: int = 0) -> str:
         """Return the letter of an axis; with `again`, another one for a second axis of the same size in a tensor.
@@ -69,5 +71,5 @@ class Letters:
                 yield f"{letter}: {{is: {MEANING[role]}, varies: true}}    # they differ from layer to layer"
                 continue
             first = self._known.get((role, size, 0))
-            equals = f", equals: {first}" if again and first else ""
+            equals = f", equals: {first}" if again and first else f", equals: {size}" if letter in self.fixed else ""
             yield f"{letter}: {{is: {MEANING[role]}{equals}}}    # {size} in this checkpoint"

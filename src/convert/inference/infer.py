@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from convert.inference.as_data import constants_as_data, learned_inputs, parameters_as_data
 from convert.inference.candidates import Source
-from convert.inference.constants import constants_as_data
 from convert.inference.derivation import Derivation, Difference, Grade, Proof
 from convert.inference.draws import Draws, Shapes
 from convert.inference.facts import facts
@@ -87,6 +87,9 @@ def _derived(
 
     first = source(seed)
     target = constants_as_data(record_torch(module, run, inputs(seed)))
+    learned = learned_inputs(first, target)
+    first, target = parameters_as_data(first, learned[0]), parameters_as_data(target, learned[1])
+
     search = Search(Source(first), target)
     solved = search.solve()
     differences: tuple[Difference, ...] = ()
@@ -100,7 +103,7 @@ def _derived(
         differences = (explained(differences[0], found, module, run, first),)
     evidence: Proof | None = None
     if solved and all(t.grade is not Grade.OPEN for t in found):
-        fresh = [source(seed + 1 + k) for k in range(DRAWS)]
+        fresh = [parameters_as_data(source(seed + 1 + k), learned[0]) for k in range(DRAWS)]
         evidence = Proof(DRAWS, max(proof.error(module, run, found, program) for program in fresh))
         if evidence.error > PROVEN:
             problem = f"with fresh weights and inputs the outputs differ by {evidence.error:.1e}"

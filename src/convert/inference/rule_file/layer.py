@@ -13,6 +13,7 @@ from convert.drafting.like.target import TargetModel, TargetModule, join
 from convert.inference.derivation import Arithmetic, Derivation, Fact, Grade, Part, Role, Tensor
 from convert.inference.rule_file.cells import KINDS, layers_of, name_cell
 from convert.inference.rule_file.layout import Layout, read_layout
+from convert.layers.activations import ACTIVATIONS
 from convert.layers.shared_keys import ASK
 
 NORMS = ("layer_norm", "rms_norm", "group_norm", "batch_norm", "instance_norm")
@@ -216,7 +217,7 @@ def _describe(
     weakest = max((tensor.grade for tensor in tensors.values()), key=list(Grade).index)
     proven = derivation.proof is not None  # then the target's own numbers are those of the source
     keys, target_keys = _norm_keys(said, module.facts if proven else {}) if kind in NORMS else ((), ())
-    if kind in ("linear", *CONVOLUTIONS) and said.get("activation"):
+    if kind in ("linear", *CONVOLUTIONS) and said.get("activation") in ACTIVATIONS:
         keys = (*keys, ("activation", str(said["activation"])))
     geometry = _geometry(first, said) if kind in CONVOLUTIONS else ()
     return LayerRule(kind, whole, tuple(sources), names, keys, target_keys, geometry, _evidence(first), weakest)

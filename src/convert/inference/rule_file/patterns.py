@@ -13,7 +13,7 @@ from convert.core.path_pattern import escape_path
 from convert.drafting.like.module_patterns import common_pattern
 from convert.inference.derivation import Grade
 from convert.inference.rule_file.layer import LayerRule, Source
-from convert.inference.rule_file.layout import Layout
+from convert.inference.rule_file.layout import Axis, Layout
 
 NUMBER = re.compile(r"[0-9]+")
 INDICES = "ijklmnpqstuv"
@@ -34,6 +34,7 @@ class PatternRule:
         at: the element of `split` that this rule's modules have, until all are joined; then -1.
         layers: how many layers the rule describes.
         leaves: names of all its leaves.
+        parts: (axis of the leaves, sizes): the modules have parts of this axis, one after the other.
     """
 
     layer: LayerRule
@@ -45,11 +46,18 @@ class PatternRule:
     at: int = -1
     layers: int = 1
     leaves: frozenset[str] = frozenset()
+    parts: tuple[int, tuple[int, ...]] | None = None
 
     @property
     def grade(self) -> Grade:
         """The weakest grade of its layers."""
         return self.layer.grade
+
+
+def indexed(path: str) -> str:
+    """Return the pattern of the paths that differ from this one in numbers."""
+    letters = iter(INDICES)
+    return NUMBER.sub(lambda found: f"{{{next(letters, 'x' + found[0])}}}", escape_path(path))
 
 
 class IndexLetters:
@@ -74,6 +82,7 @@ def join_layers(layers: Sequence[LayerRule]) -> list[PatternRule]:
         groups[_structure(layer)].append(layer)
     rules = [rule for members in groups.values() for rule in _indexed(members, letters)]
     rules = _joined(rules, _split_key, _join_split)
+    rules = _joined(rules, _parts_key, _join_parts)
     rules = _joined(rules, _alternatives_key, _join_alternatives)
     order = {layer.module: k for k, layer in enumerate(layers)}
     return sorted(rules, key=lambda rule: order[rule.layer.module])
@@ -312,6 +321,45 @@ def _join_split(group: Sequence[PatternRule]) -> list[PatternRule]:
     if [rule.at for rule in group] != list(range(_size(group[0].layer, split))):
         return list(group)
     return [_whole(group, module, group[0].sources)]
+
+
+def _part(source: Source) -> Axis | None:
+    """Return the axis of which a block has some elements alone, one after the other."""
+    found = [axis for axis in source.layout.axes if axis.size < source.layout.leaf_shape[axis.of]]
+    alone = [axis for axis in found if len(source.layout.made_of(axis.of)) == 1]
+    return alone[0] if len(found) == len(alone) == 1 and not alone[0].order else None
+
+
+def _parts_key(rule: PatternRule) -> Hashable:
+    """Return what the rules of the parts of one axis have in common: an activation may be that of the first alone."""
+    part = _part(rule.layer.main[0])
+    if part is None or rule.layer.kind_name != "linear" or part.of in rule.layer.main[0].contracted:
+        return rule.module
+    keys = tuple(item for item in rule.layer.keys if item[0] != "activation" or part.start)
+    return rule.sources, rule.stacked, rule.index_from, rule.layer.names, keys, rule.layer.target_keys, part.of
+
+
+def _join_parts(group: Sequence[PatternRule]) -> list[PatternRule]:
+    """Join the rules whose modules have the parts of one axis; the parts of the bias are the same."""
+    group = sorted(group, key=_start)
+    found = [[_part(source) for _, (source,) in rule.layer.sources] for rule in group]
+    module = common_pattern([rule.module for rule in group])
+    sizes = tuple(part.size for part, *_ in found if part is not None)
+    starts = [sum(sizes[:k]) for k in range(len(sizes))]
+    if module is None or any(
+        [(p.start, p.size) if p else None for p in row] != [(at, size)] * len(row)
+        for row, at, size in zip(found, starts, sizes, strict=True)
+    ):
+        return list(group)
+    axis = _part(group[0].layer.main[0])
+    if axis is None or sum(sizes) != group[0].layer.main[0].layout.leaf_shape[axis.of]:
+        return list(group)
+    return [replace(_whole(group, module, group[0].sources), parts=(axis.of, sizes))]
+
+
+def _start(rule: PatternRule) -> int:
+    part = _part(rule.layer.main[0])
+    return part.start if part is not None else 0
 
 
 def _size(layer: LayerRule, axis: int) -> int:

@@ -20,7 +20,7 @@ from convert.inference.rule_file.convolutions import convolution_keys
 from convert.inference.rule_file.layer import NORMS, describe_layers
 from convert.inference.rule_file.layout import HALF_SPLIT, INTERLEAVED, REVERSED, Axis, Layout
 from convert.inference.rule_file.letters import Named, NoWordsError, leaf_letters, target_axes
-from convert.inference.rule_file.patterns import NUMBER, PatternRule, join_layers
+from convert.inference.rule_file.patterns import NUMBER, PatternRule, indexed, join_layers
 from convert.layers.draft import DraftEntry, flow, plain
 from convert.layers.shared_keys import ASK
 
@@ -156,7 +156,7 @@ def _entry(rule: PatternRule, letters: Letters, target: TargetModel) -> DraftEnt
     if layer.kind_name == "embedding" and (tied := _tied(rule, target)):
         extra.append(("tied", tied))
     if layer.kind_name != "conv_transpose":
-        _check(main)
+        _check(main, None if rule.parts is None else rule.parts[0])
     if layer.kind_name in CELLS:
         entry.say(layer.kind_name, cell_target(rule.module, layer.target_keys))
         return entry
@@ -166,8 +166,8 @@ def _entry(rule: PatternRule, letters: Letters, target: TargetModel) -> DraftEnt
     return entry
 
 
-def _check(layout: Layout) -> None:
-    """Refuse what no rule can say.
+def _check(layout: Layout, parted: int | None) -> None:
+    """Refuse what no rule can say; the modules of a rule have the parts of the axis `parted`.
 
     Raises:
         NoWordsError: the layout has an axis that is reversed, or in part.
@@ -176,7 +176,7 @@ def _check(layout: Layout) -> None:
         if axis.order == REVERSED:
             raise NoWordsError(f"axis {axis.of} of the leaf is reversed")
         whole = layout.leaf_shape[axis.of]
-        if len(layout.made_of(axis.of)) == 1 and axis.size != whole:
+        if len(layout.made_of(axis.of)) == 1 and axis.size != whole and axis.of != parted:
             raise NoWordsError(
                 f"elements {axis.start} to {axis.start + axis.size - 1} of axis {axis.of} of the leaf, of {whole}"
             )
@@ -200,6 +200,10 @@ def _equation(rule: PatternRule, letters: Letters) -> tuple[str, str, dict[str, 
         layout, named, [axis for _, axis in rule.stacked], (rule.split, split) if rule.split is not None else None
     )
     grouped = _opened(y, weight)
+    if rule.parts is not None:
+        letter = named.of[rule.parts[0], 0]
+        parted = _sum(rule.parts[1], letter, named)
+        weight, grouped = weight.replace(letter, parted), grouped.replace(letter, parted)
     rows = "..."
     if (ones := _ones_of_bias(rule)) and split:  # a bias that is stored as [2, 1, 1, F]
         rows += "".join(named.take("positions", 1) for _ in range(ones - 1))
@@ -211,6 +215,16 @@ def _equation(rule: PatternRule, letters: Letters) -> tuple[str, str, dict[str, 
         axes = target_axes(layout, named)
     rope = {named.of[a.of, a.place]: a.order for a in layout.axes if a.order in (INTERLEAVED, HALF_SPLIT)}
     return equation, axes, rope
+
+
+def _sum(sizes: Sequence[int], first: str, named: Named) -> str:
+    """Return the letters of an axis that is made of parts of these sizes. All but one of them must be known: they are declared."""
+    of = {sizes[0]: first}
+    for size in sizes:
+        if size not in of:
+            of[size] = named.take("width", size)
+            named.letters.fixed.add(of[size])
+    return f"({' + '.join(of[size] for size in sizes)})"
 
 
 def _with_ones(axes: Sequence[Axis], rule: PatternRule, inward: bool) -> list[Axis]:
@@ -281,7 +295,7 @@ def _drops(names: Sequence[str], kept: Sequence[str], why: str) -> Iterator[Draf
         groups[NUMBER.sub("#", name)].append(name)
     for template, group in groups.items():
         joined = len(group) > 1 and template not in templates
-        for path in [NUMBER.sub("*", escape_path(group[0]))] if joined else map(escape_path, group):
+        for path in [indexed(group[0])] if joined else map(escape_path, group):
             yield _drop(path, why)
 
 

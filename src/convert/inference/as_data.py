@@ -1,0 +1,136 @@
+"""What meets parameters as data does, although no input is in it: constants, and parameters that are learned inputs.
+
+A constant: the state that a recurrent layer starts from, a table of sines before a layer. A learned input: the latents of a
+Perceiver, the queries of a decoder, the probe of a pooling layer; layers are applied to them before an input takes part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from convert.inference.derivation import Role
+from convert.inference.sites import role_of
+from convert.programs.program import Operation, Program, Value
+
+LEARNED_INPUT = "learned_input"  # an operation that gives a parameter as data
+
+
+def constants_as_data(program: Program) -> Program:
+    """Return the program with the constants that a product multiplies by parameters as data, and what is computed from them."""
+    new: dict[Value, Value] = {}
+    operations = []
+    for operation in program.operations:
+        operands = tuple(new.get(operand, operand) for operand in operation.operands)
+        if _is_product(operation) and any(x.of_parameters for x in operands):
+            operands = tuple(Value(x.array, data=True) if _is_like_data(x) else x for x in operands)
+        operations.append(_with(operation, operands, new))
+    return _changed(program, operations, new)
+
+
+def learned_inputs(source: Program, target: Program) -> tuple[Sequence[str], Sequence[str]]:
+    """Return the names of the source's learned inputs, and of the target's; none if the two have not as many of each size.
+
+    A product of two matrices of parameters has an activation and a weight. In programs in which only one side has such products
+    they make a weight: those of LoRA, merged on the other side.
+    """
+    found = [_learned(program) for program in (source, target)]
+    sizes = [
+        sorted(program.parameters[name].array.size for name in names)
+        for program, names in zip((source, target), found, strict=True)
+    ]
+    return (found[0], found[1]) if sizes[0] == sizes[1] else ((), ())
+
+
+def parameters_as_data(program: Program, names: Sequence[str]) -> Program:
+    """Return the program with some parameters as data: an operation gives each of them before it is used."""
+    waiting = {program.parameters[name] for name in names}
+    if not waiting:
+        return program
+    new: dict[Value, Value] = {}
+    operations: list[Operation] = []
+    for operation in program.operations:
+        for value in dict.fromkeys(x for x in operation.operands if x in waiting):
+            waiting.discard(value)
+            new[value] = Value(value.array, data=True, leaves=value.leaves)
+            nothing = Value(np.zeros(()), data=True)
+            operations.append(
+                Operation(
+                    LEARNED_INPUT,
+                    (nothing, value),
+                    (new[value],),
+                    {},
+                    lambda arrays: [arrays[1]],
+                    operation.where,
+                    operation.module,
+                )
+            )
+        operands = tuple(new.get(operand, operand) for operand in operation.operands)
+        operations.append(_with(operation, operands, new))
+    return _changed(program, operations, new)
+
+
+def _learned(program: Program) -> list[str]:
+    """Return the parameters to which layers are applied before an input takes part, in the order of their use."""
+    made = {result: operation for operation in program.operations for result in operation.results}
+    names = {value: name for name, value in program.parameters.items()}
+    live: set[Value] = set()
+    found: list[str] = []
+    for index, operation in enumerate(program.operations):
+        weights = [x for x in operation.operands if x.of_parameters and x not in live and x.array.ndim > 1]
+        if not any(x.data or x in live for x in operation.operands) and _is_product(operation) and len(weights) > 1:
+            root = _root(operation, made)
+            if root is None:
+                continue
+            found.append(names[root])
+            live.add(root)
+            for before in program.operations[: index + 1]:
+                _pass_on(before, live)
+        else:
+            _pass_on(operation, live)
+    return found
+
+
+def _pass_on(operation: Operation, live: set[Value]) -> None:
+    if any(x in live for x in operation.operands):
+        live.update(operation.results)
+
+
+def _root(product: Operation, made: dict[Value, Operation]) -> Value | None:
+    """Return the parameter that a product of parameters is applied to: behind more operations than the other, or the first."""
+    steps = [_walked(x, made) for x in product.operands if x.of_parameters][:2]
+    value, _ = max(steps, key=lambda step: step[1])
+    return value if value not in made else None
+
+
+def _walked(value: Value, made: dict[Value, Operation]) -> tuple[Value, int]:
+    """Return the parameter that a value is computed from by norms and the like, and how many operations mix its elements."""
+    count = 0
+    while (operation := made.get(value)) is not None:
+        count += not value.elements
+        operands = [x for x in operation.operands if x.of_parameters]
+        value = max(operands, key=lambda x: (not x.elements, len(np.unique(x.elements[0])) if x.elements else 0))
+    return value, count
+
+
+def _is_product(operation: Operation) -> bool:
+    return role_of(operation) in (Role.PRODUCT, Role.CONVOLUTION)
+
+
+def _is_like_data(value: Value) -> bool:
+    return value.constant and value.array.dtype.kind == "f" and value.array.ndim > 1
+
+
+def _with(operation: Operation, operands: tuple[Value, ...], new: dict[Value, Value]) -> Operation:
+    if operands == operation.operands:
+        return operation
+    results = tuple(Value(value.array, data=True, leaves=value.leaves) for value in operation.results)
+    new.update(zip(operation.results, results, strict=True))
+    return replace(operation, operands=operands, results=results)
+
+
+def _changed(program: Program, operations: Sequence[Operation], new: dict[Value, Value]) -> Program:
+    outputs = {name: new.get(value, value) for name, value in program.outputs.items()}
+    return replace(program, operations=tuple(operations), outputs=outputs)

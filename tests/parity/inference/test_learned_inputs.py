@@ -1,0 +1,79 @@
+"""Parameters to which layers are applied before an input takes part, and columns that one draw of weights makes equal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+from convert.inference.derivation import Grade
+from support.inferred import WIDTH, derive, floats, grades, layer_norm, sources
+
+D = WIDTH
+SQUARE = (D, D)
+
+
+class Queries(torch.nn.Module):
+    """Attention from learned queries, which pass a norm first, or from the parameter itself."""
+
+    def __init__(self, norm: bool, own: bool) -> None:
+        super().__init__()
+        self.p, self.other = torch.nn.Parameter(torch.randn(1, D, D)), torch.nn.Parameter(torch.randn(1, D, D))
+        self.m = torch.nn.ModuleList(torch.nn.Linear(D, D) for _ in range(4))
+        self.n = torch.nn.LayerNorm(D, eps=1e-6) if norm else torch.nn.Identity()
+        self.own = own
+
+    def forward(self, x: Any) -> Any:
+        q = self.n(self.p.expand(len(x), -1, -1))
+        if self.own:
+            q = functional.scaled_dot_product_attention(self.m[3](q), q, q)
+        return functional.scaled_dot_product_attention(self.m[2](q), self.m[0](x), self.m[1](x)) + self.other
+
+
+@pytest.mark.parametrize(
+    ("norm", "own"),
+    [(True, False), (False, False), *(pytest.param(norm, True, marks=pytest.mark.slow) for norm in (True, False))],
+)
+def test_learned_queries_are_derived(norm, own):
+    def attend(q, k, v):
+        return jax.nn.softmax(jnp.einsum("bqd,bkd->bqk", q, k) / np.sqrt(D)) @ v
+
+    def function(w, x):
+        q = jnp.broadcast_to(w["b"], (len(x), D, D))
+        q = layer_norm(q, w["s"], w["t"]) if norm else q
+        if own:
+            q = attend(q @ w["o"] + w["ob"], q, q)
+        return attend(q @ w["q"] + w["qb"], x @ w["k"] + w["kb"], x @ w["v"] + w["vb"]) + w["a"]
+
+    shapes = dict.fromkeys("abqkv", SQUARE) | dict.fromkeys(("qb", "kb", "vb"), (D,))
+    shapes |= ({"s": (D,), "t": (D,)} if norm else {}) | ({"o": SQUARE, "ob": (D,)} if own else {})
+    found = derive(function, Queries(norm, own), shapes)
+    made = sources(found)
+    expected = {"p": "b", "other": "a", "m.0.weight": "k", "m.1.weight": "v", "m.2.weight": "q", "m.2.bias": "qb"}
+    expected |= {"m.3.weight": "o", "n.weight": "s", "n.bias": "t"}
+    assert {name: made[name] for name in expected if made.get(name)} == {
+        name: leaf for name, leaf in expected.items() if leaf in shapes
+    }
+    if own:
+        assert found.complete and grades(found) == {Grade.DERIVED}
+
+
+def test_a_unit_that_one_draw_switches_off_is_told_apart_by_the_others():
+    """Of few rows several units of a ReLU are never on; other weights switch on others."""
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.m = torch.nn.ModuleList(torch.nn.Linear(D, D, bias=False) for _ in range(2))
+
+        def forward(self, x: Any) -> Any:
+            return self.m[1](self.m[0](x).relu())
+
+    shapes = {"a": SQUARE, "b": SQUARE}
+    found = derive(lambda w, x: jax.nn.relu(x @ w["a"]) @ w["b"], Model(), shapes, floats(2, D))
+    assert found.complete and grades(found) == {Grade.DERIVED}
