@@ -56,6 +56,20 @@ def inputs(seed):
     return {"x": np.random.default_rng(seed).normal(size=(5, D))}
 
 
+def turned(p, inputs):  # by angles so large that rounding them to float32 shows
+    return jnp.einsum("td,de->te", inputs["x"], p["w"]) * jnp.sin(1e4 * jnp.arange(1.0, D + 1) / 3)
+
+
+class Turned(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(D, D, bias=False)
+        self.register_buffer("angles", 1e4 * torch.arange(1.0, D + 1, dtype=torch.float32) / 3, persistent=False)
+
+    def forward(self, x):
+        return self.first(x) * torch.sin(self.angles.float())
+
+
 def constant(seed):
     return {"x": np.concatenate([np.zeros((5, 2)), np.random.default_rng(seed).normal(size=(5, D - 2))], 1)}
 
@@ -183,6 +197,14 @@ def test_a_tree_below_a_root_is_converted_and_the_rest_is_dropped(run: Run, fold
 
     whole, small = load_file("out.safetensors"), load_file("small.safetensors")
     assert whole.keys() == small.keys() and all((whole[name] == small[name]).all() for name in whole)
+
+
+def test_tables_that_a_module_keeps_beside_its_weights_are_exact(run: Run, folder: Path) -> None:
+    """Angles of RoPE that the module rounds to float32 when it is built are no difference of the models."""
+    np.savez("turned.npz", w=np.random.default_rng(0).normal(size=(6, 6)))
+    models = ("--jax", "pair_of_models:turned", "--torch", "pair_of_models:Turned", "--inputs", "pair_of_models:inputs")
+    _, said = run("infer", "turned.npz", "mine.yaml", *models)
+    assert "1 tensor (1 derived)" in said and "proven" in said
 
 
 def test_models_that_differ_are_never_derived(run: Run, folder: Path) -> None:

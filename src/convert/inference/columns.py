@@ -57,8 +57,9 @@ def columns_of_rows(arrays: Sequence[Array]) -> Columns:
     x = np.concatenate([np.asarray(a, np.float64) for a in arrays])
     ids = np.arange(x.shape[1])
     with np.errstate(all="ignore"):
-        weight = np.stack([x.sum(1), np.sin(np.abs(x).sum(1))])
-        more, scales = weight @ x, np.abs(weight) @ np.abs(x) + TINY
+        size = np.abs(x).sum(1)
+        weight = np.stack([x.sum(1), np.log1p(size)])
+        more, scales = weight @ x, np.stack([size, weight[1]]) @ np.abs(x) + TINY  # a sum may cancel
     base = columns_of(x, ids)
     if len(base.numbers) != x.shape[1]:  # no rows
         return base

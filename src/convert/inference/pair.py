@@ -91,7 +91,7 @@ def pair_of_parts(jax: str, net: str, inputs: str) -> Pair:
     ):
         if signature_error(made, arguments) is not None:
             _refuse(option + name, f"a function of ({', '.join(arguments)})", "one of other arguments")
-    with user_code_errors(net, TORCH_OPTION):
+    with user_code_errors(net, TORCH_OPTION), _tables_in_float64():
         module = make()
     if not isinstance(module, Module):
         _refuse(TORCH_OPTION + net, "a torch.nn.Module", type(module).__name__)
@@ -176,7 +176,7 @@ class _AnyWeights(dict[str, Any]):
 def _built(reference: Reference, factory: str) -> torch.nn.Module:
     """Return the module that `build` makes, with the weights that it has before any are loaded."""
     try:
-        with _nothing_loaded():
+        with _nothing_loaded(), _tables_in_float64():
             module = reference.build(_AnyWeights())
     except (KeyError, IndexError) as error:
         got = f"one that reads the weights ({type(error).__name__}: {error})"
@@ -186,6 +186,15 @@ def _built(reference: Reference, factory: str) -> torch.nn.Module:
     if any(parameter.is_meta for parameter in module.parameters()):
         module = module.to_empty(device="cpu")
     return module.eval()
+
+
+@contextmanager
+def _tables_in_float64() -> Iterator[None]:
+    """Let a module compute what it keeps beside its weights, such as the angles of RoPE, as exactly as it will run."""
+    from convert.numerics.lift_torch import lifted
+
+    with lifted():
+        yield
 
 
 @contextmanager

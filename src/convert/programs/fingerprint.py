@@ -17,22 +17,23 @@ EXACT = 1e-6  # relative; tables of angles that NumPy rounds to float32 leave ab
 TINY = 1e-12
 
 
-def _powers(x: Array) -> Array:
-    """Return the addends of the sums: [5, ...]."""
-    return np.stack([np.abs(x), x, x * x, x**3, x * np.sin(3 * x)])
+def _powers(x: Array) -> tuple[Array, Array]:
+    """Return the addends of the sums, [5, ...], and the sizes of their errors, [5, ...], relative to those of `x`.
 
-
-def _scales(sums: Array, cubes: Array) -> Array:
-    """Return what the error of each sum is relative to: the sum of the absolute addends."""
-    return np.stack([sums[0], sums[0], sums[2], cubes, sums[0]]) + TINY
+    None makes the error of a large number larger, as a sine would.
+    """
+    size = np.abs(x)
+    square = x * x
+    cube, bent = size * square, size / (1 + square)
+    return np.stack([size, x, square, x * square, x / (1 + square)]), np.stack([size, size, square, cube, bent])
 
 
 def fingerprint(array: Array) -> tuple[Array, Array]:
     """Return the sums over all elements, [5], and their scales, [5]."""
     x = np.asarray(array, np.float64).ravel()
     with np.errstate(all="ignore"):
-        sums = _powers(x).sum(1)
-        return sums, _scales(sums, (np.abs(x) ** 3).sum())
+        addends, sizes = _powers(x)
+        return addends.sum(1), sizes.sum(1) + TINY
 
 
 def column_fingerprints(array: Array, columns: Array) -> tuple[Array, Array, Array]:
@@ -45,8 +46,8 @@ def column_fingerprints(array: Array, columns: Array) -> tuple[Array, Array, Arr
     numbers, group = np.unique(columns.ravel(), return_inverse=True)
     x = x.ravel()
     with np.errstate(all="ignore"):
-        sums = np.stack([np.bincount(group, row, len(numbers)) for row in _powers(x)])
-        return numbers, sums, _scales(sums, np.bincount(group, np.abs(x) ** 3, len(numbers)))
+        sums, scales = (np.stack([np.bincount(group, row, len(numbers)) for row in rows]) for rows in _powers(x))
+        return numbers, sums, scales + TINY
 
 
 class ValueTable(Generic[T]):

@@ -31,6 +31,17 @@ def test_one_element_that_differs_is_another_value() -> None:
     assert table.find(-x) == [], "signs count"
 
 
+def test_large_numbers_that_differ_in_the_eighth_digit_are_the_same_value() -> None:
+    x = 1000 * drawn((3, 5, 7))
+    near = x * (1 + 1e-8 * drawn(x.shape, 1))
+    table: ValueTable[str] = ValueTable()
+    table.add(x, "x")
+    assert table.find(near) == ["x"]
+    _, sums, scales = column_fingerprints(x, np.arange(7))
+    _, found, _ = column_fingerprints(near, np.arange(7))
+    assert (np.abs(sums - found) <= 1e-7 * scales).all()
+
+
 def test_values_of_the_same_numbers_are_all_found_in_order() -> None:
     x = drawn((4, 6))
     table: ValueTable[int] = ValueTable()
