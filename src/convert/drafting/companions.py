@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 
 from convert.checkpoints.source import Leaf
 from convert.core.path_pattern import escape_path
-from convert.drafting.tree_paths import Paths, counts
+from convert.drafting.needless import is_counter
+from convert.drafting.tree_paths import Paths
 from convert.layers.draft import KERNELS, Group, Layer, PathKey
 
 SCALES = ("scale", "gamma", "weight", "w", "g")
@@ -120,7 +121,7 @@ def _haiku_spare(partners: Partners, state: str, known: Mapping[str, Leaf]) -> N
     for word in ("hidden", "counter"):
         below = re.compile(rf"{re.escape(state)}/.*/~/[^/]*_ema/{word}" if state else rf".*/~/[^/]*_ema/{word}")
         found = {name for name in known if below.fullmatch(name)}
-        if found and not any(counts(known[name].spec.shape, known[name].spec.dtype) for name in found):
+        if found and not any(is_counter(known[name]) for name in found):
             partners.taken |= found
             partners.dropped["/".join(filter(None, (escape_path(state), f"**/~/*_ema/{word}")))] = (
                 "the averages are computed from it"

@@ -3,13 +3,30 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass
 
 from convert.checkpoints.source import Leaf
 from convert.planning.ambiguity import MEANING, words_of
 
 TRAINED = ("params", "target")  # names of the weights themselves, whose copy may have any name; `target` is T5X's
+# Words that say nothing about which network it is.
+_ANY = {
+    *(
+        "params",
+        "param",
+        "parameters",
+        "variables",
+        "weights",
+        "state",
+        "states",
+        "train",
+        "training",
+        "model",
+        "network",
+    ),
+    *("online", "current", "live", "extra", "value", "opt", "optimizer"),
+}
 
 Signature = frozenset[tuple[str, tuple[int, ...]]]
 
@@ -39,11 +56,11 @@ class FoundCopies:
         return next((MEANING[word] for key in tree.split("/") for word in words_of(key) if word in MEANING), "")
 
 
-def find_copies(leaves: Mapping[str, Leaf], needless: Collection[str]) -> tuple[FoundCopies, ...]:
+def find_copies(leaves: Mapping[str, Leaf], needless: Container[str]) -> tuple[FoundCopies, ...]:
     """Return the copies among the leaves, the outermost first. What no model needs is not compared.
 
     Two trees are copies if they are networks of several layers with the same paths and shapes, and their names say so: one is
-    the other's name with a word such as ``ema``, or such a word alone, or one is called ``params``.
+    the other's name with a word such as ``ema``, at any of its keys, or such a word alone, or one is called ``params``.
     """
     trees: dict[str, list[tuple[str, tuple[int, ...]]]] = defaultdict(list)
     for name, leaf in leaves.items():
@@ -59,15 +76,20 @@ def find_copies(leaves: Mapping[str, Leaf], needless: Collection[str]) -> tuple[
     for tree in trees:
         above, _, key = tree.rpartition("/")
         beside[above].add(key)
-    known: set[str] = set()
     found: dict[tuple[str, str], list[str]] = defaultdict(list)  # place and trained tree -> its copies
-    for tree in sorted(signatures, key=lambda tree: (tree.count("/"), tree)):
-        if any(tree == other or tree.startswith(f"{other}/") for other in known):
-            continue
-        pair = _trained(tree, signatures, beside)
-        if pair is not None:
-            known.add(tree)
-            found[pair].append(tree.removeprefix(f"{pair[0]}/") if pair[0] else tree)
+    known: set[str] = set()
+    of: set[str] = set()
+    originals = _by_signature(signatures)
+    order = sorted(signatures, key=lambda tree: (tree.count("/"), tree))
+    for named in (True, False):  # a name that says it goes first: `target` is a copy beside `online`, and T5X's weights
+        for tree in order:
+            if tree in of or any(f"{tree}/".startswith(f"{other}/") for other in known):
+                continue
+            pair = _original(tree, originals[signatures[tree]]) if named else _trained(tree, signatures, beside)
+            if pair is not None:
+                known.add(tree)
+                of.add("/".join(filter(None, pair)))
+                found[pair].append(tree.removeprefix(f"{pair[0]}/") if pair[0] else tree)
     places: dict[tuple[str, ...], list[str]] = defaultdict(list)
     for (place, trained), copies in found.items():
         places[trained, *copies].append(place)
@@ -75,6 +97,36 @@ def find_copies(leaves: Mapping[str, Leaf], needless: Collection[str]) -> tuple[
         FoundCopies(of, tuple(within), len(signatures["/".join(filter(None, (within[0], of[0])))]))
         for of, within in places.items()
     )
+
+
+def _by_signature(signatures: Mapping[str, Signature]) -> Mapping[Signature, list[str]]:
+    """Return the trees that a copy may be a copy of."""
+    found: dict[Signature, list[str]] = defaultdict(list)
+    for tree, signature in signatures.items():
+        if all(MEANING.keys().isdisjoint(words_of(key)) for key in tree.split("/")):
+            found[signature].append(tree)
+    return found
+
+
+def _original(tree: str, originals: Sequence[str]) -> tuple[str, str] | None:
+    """Return the tree of the same name without words such as ``ema`` and ``params``: the path where both lie, and its path there."""
+    keys = tree.split("/")
+    if all(MEANING.keys().isdisjoint(words_of(key)) for key in keys):
+        return None
+    near: list[tuple[int, str]] = []
+    for other in originals:
+        if _own_words(other) == _own_words(tree):
+            pairs = zip(keys, other.split("/"), strict=False)
+            near.append((next(k for k, (one, two) in enumerate(pairs) if one != two), other))
+    if not near:
+        return None
+    shared, other = max(near, key=lambda one: (one[0], -one[1].count("/")))
+    return "/".join(keys[:shared]), "/".join(other.split("/")[shared:])
+
+
+def _own_words(tree: str) -> list[str]:
+    """Return what the name of a tree says besides what all weights and copies are called."""
+    return [word for key in tree.split("/") for word in words_of(key) if word not in MEANING and word not in _ANY]
 
 
 def _trained(

@@ -19,9 +19,10 @@ from convert.drafting.layer_rules import LayerRules
 from convert.drafting.like.answers import Answered, answer
 from convert.drafting.like.readings import Planner
 from convert.drafting.like.target import TargetModel
+from convert.drafting.needless import find_needless
 from convert.drafting.path_groups import Names, has_many_widths
 from convert.drafting.recurrent_cells import find_cells
-from convert.drafting.tree_paths import Paths, needless, optimizer, random, unwanted
+from convert.drafting.tree_paths import Paths
 from convert.drafting.yaml_entry import Draft, render
 from convert.layers.draft import DraftEntry, Group, Layer, PathKey, flow, plain
 from convert.rules.placeholders import ASK
@@ -65,13 +66,13 @@ class _Drafter:
     def __init__(self, source: Source, root: str, *, widths_vary: bool = False) -> None:
         self.source = source
         inside = _below(source, root)
-        self.needless = needless(source.leaves)
+        self.needless = find_needless(source.leaves)
         self.copies = find_copies(inside, self.needless)
         others = tuple(f"{tree}/" for copies in self.copies for tree in copies.others)
         self.leaves = {name: leaf for name, leaf in inside.items() if not name.startswith(others)}
         self.outside = [name for name in source.leaves if name not in inside]
         vary = widths_vary and has_many_widths(self.leaves)
-        self.paths, self.letters = Paths(self.leaves, root, widths_vary=vary), Letters()
+        self.paths, self.letters = Paths(self.leaves, root, self.needless, widths_vary=vary), Letters()
         normalized = reparametrized(self.leaves)
         self.paths.take_apart({*normalized, *(name for roles in normalized.values() for name in roles.values())})
 
@@ -96,8 +97,7 @@ class _Drafter:
 
     def entries(self, apart: Collection[str] = ()) -> Iterator[DraftEntry]:
         """Yield the rules; the attention at the paths `apart` as its layers."""
-        unneeded = [g for g in self.paths.groups if unwanted(g)]
-        left = [g for g in self.paths.groups if not unwanted(g)]
+        left = list(self.paths.groups)
         attention = {
             prefix: found
             for prefix, found in find_attention(left).items()
@@ -124,7 +124,7 @@ class _Drafter:
             entry.say("drop", plain(path), "guess")
             entry.say("because", why)
             yield entry
-        yield from self._drops(unneeded)
+        yield from self._drops(self.paths.unneeded)
 
     def _cell(self, prefix: tuple[PathKey, ...], word: str, cell: str) -> DraftEntry:
         entry = DraftEntry(self._first(prefix))
@@ -182,15 +182,19 @@ class _Drafter:
         for path, names in found.items():
             entry = DraftEntry()
             entry.say("drop", plain(f"/{escape_path(path)}" + ("" if names == [path] else "/**")))
-            why = "no weight" if self.needless.issuperset(names) else "outside of the tree that these rules are for"
+            why = (
+                "no weight"
+                if all(name in self.needless for name in names)
+                else "outside of the tree that these rules are for"
+            )
             entry.say("because", why)
             yield entry
 
-    def _drops(self, groups: list[Group]) -> Iterator[DraftEntry]:
+    def _drops(self, groups: Sequence[Group]) -> Iterator[DraftEntry]:
         dropped: set[str] = set()
         slash = "/" if self.paths.root else ""
         for g in groups:
-            state = optimizer(g)
+            state = self.needless.states.get(g.leaves[0])
             entry = DraftEntry()
             if state and f"{state}/" in g.leaves[0]:
                 if state in dropped:
@@ -202,7 +206,7 @@ class _Drafter:
                 counts = {"step": "the training step", "count": "a counter"}
                 why = counts.get(g.steps[-1].words[0], "a number that is not a weight")
                 entry.say("drop", plain(self.paths.drop(g)), "guess")
-                entry.say("because", "the state of a random generator" if random(g) else why)
+                entry.say("because", "the state of a random generator" if g.leaves[0] in self.needless.random else why)
             yield entry
 
 

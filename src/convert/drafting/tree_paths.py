@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import replace
 
 from convert.checkpoints.source import Leaf
@@ -13,8 +13,6 @@ from convert.drafting.stacked_axes import stacks
 from convert.layers.draft import DraftEntry, Group, PathKey
 
 ROOTS = ("mdl_vars/params", "params/params", "state/params", "model/params", "params", "target")
-OPTIMIZERS = ("opt_state", "opt_states", "optimizer", "optimizer_state", "param_states")  # optax, paxml, T5X
-RANDOM = ("rngs", "rng", "seed_generator")
 SILENT = (
     "vars",
     "~",
@@ -27,20 +25,26 @@ class Paths:
     Args:
         leaves: those to be grouped.
         root: a prefix of all of them that the rules shall have; empty: it is guessed.
+        needless: leaves that no model needs.
         widths_vary: as for `group`.
 
     Attributes:
-        groups: each with the shape that one layer of its stack has.
+        groups: of the leaves that a model may need, each with the shape that one layer of its stack has.
+        unneeded: groups of the others.
         root: a prefix below which all leaves lie but those that no model needs.
     """
 
-    def __init__(self, leaves: Mapping[str, Leaf], root: str, *, widths_vary: bool = False) -> None:
-        cells = find_cells([g for name, leaf in leaves.items() if not unwanted(g := _alone(name, leaf))])
-        found = group(leaves, [tuple(step.words[0] for step in steps) for steps in cells], widths_vary=widths_vary)
+    def __init__(
+        self, leaves: Mapping[str, Leaf], root: str, needless: Container[str], *, widths_vary: bool = False
+    ) -> None:
+        wanted = {name: leaf for name, leaf in leaves.items() if name not in needless}
+        cells = find_cells([Group(_steps(name), x.spec.shape, x.spec.dtype, (name,)) for name, x in wanted.items()])
+        found = group(wanted, [tuple(step.words[0] for step in steps) for steps in cells], widths_vary=widths_vary)
         self._shapes = {name: leaf.spec.shape for name, leaf in leaves.items()}
         self._names = Names()
-        self._stacks = stacks([g for g in found if not unwanted(g)])
+        self._stacks = stacks(list(found))
         self.groups = tuple(self._unstacked(g) for g in found)
+        self.unneeded = group({name: leaf for name, leaf in leaves.items() if name in needless})
         self.root = root or self._root()
 
     def take_apart(self, names: Collection[str]) -> None:
@@ -59,7 +63,7 @@ class Paths:
     def _root(self) -> str:
         for root in ROOTS:
             inside = [g for g in self.groups if g.leaves[0].startswith(f"{root}/")]
-            if inside and all(g in inside or unwanted(g) for g in self.groups):
+            if inside and len(inside) == len(self.groups):
                 return root
         return ""
 
@@ -72,7 +76,7 @@ class Paths:
 
     def _unstacked(self, g: Group) -> Group:
         stack = self._stack(g.steps)
-        if stack is None or unwanted(g):
+        if stack is None:
             return g
         at = stack[2]
         varies = frozenset(axis - (axis > at) for axis in g.varies if axis != at)
@@ -105,36 +109,5 @@ class Paths:
         return re.sub(r"\{[a-z][a-z0-9]*\}", "*", self.path(g.steps))
 
 
-def _alone(name: str, leaf: Leaf) -> Group:
-    return Group(_steps(name), leaf.spec.shape, leaf.spec.dtype, (name,))
-
-
-def needless(leaves: Mapping[str, Leaf]) -> frozenset[str]:
-    """Return the leaves that no model needs."""
-    return frozenset(name for name, leaf in leaves.items() if unwanted(_alone(name, leaf)))
-
-
 def _steps(name: str) -> tuple[PathKey, ...]:
     return tuple(PathKey((key,)) for key in keys_of(name))
-
-
-def optimizer(g: Group) -> str | None:
-    """Return the path of the optimizer's state that these leaves belong to, at any depth; None if they belong to none."""
-    keys = g.leaves[0].split("/")
-    at = next((k for k, key in enumerate(keys) if key in OPTIMIZERS or (k == 0 and key == "opt")), None)
-    return None if at is None else "/".join(keys[: at + 1])
-
-
-def random(g: Group) -> bool:
-    """Whether the leaves are the state of a random generator."""
-    return any(key in RANDOM or (k == 0 and "rng" in key) for k, key in enumerate(g.leaves[0].split("/")))
-
-
-def unwanted(g: Group) -> bool:
-    """Whether no model needs the leaves: state of the optimizer, counters, random generators."""
-    return optimizer(g) is not None or counts(g.shape, g.dtype) or random(g)
-
-
-def counts(shape: tuple[int, ...], dtype: str) -> bool:
-    """Whether a leaf is a counter or a flag."""
-    return shape == () and dtype.startswith(("int", "uint", "bool"))

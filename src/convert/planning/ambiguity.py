@@ -26,10 +26,10 @@ OPTIMIZER_KEYS = frozenset(
 )
 # Words in names of copies that follow the weights -> what such a copy is.
 MEANING = {
-    **dict.fromkeys(("ema", "avg", "average", "averaged", "polyak", "swa", "shadow", "slow"), "an average of the weights"),
+    **dict.fromkeys(("ema", "avg", "mavg", "average", "averaged", "averages", "moving", "exponential", "smoothed", "polyak", "swa", "shadow", "slow"), "an average of the weights"),
     **dict.fromkeys(("target", "targets", "targ", "tgt", "teacher"), "a target network, which follows the weights"),
-    **dict.fromkeys(("old", "prev", "previous", "lagged", "behavior", "behaviour"), "earlier weights"),
-    **dict.fromkeys(("init", "initial", "anchor", "best", "backup", "copy"), "weights that were set aside"),
+    **dict.fromkeys(("old", "prev", "previous", "lagged", "delayed", "behavior", "behaviour"), "earlier weights"),
+    **dict.fromkeys(("init", "initial", "anchor", "best", "backup", "copy", "frozen"), "weights that were set aside"),
 }  # fmt: skip
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 

@@ -39,6 +39,12 @@ COPIES = {
     "paramsOld": "params",
     "teacher": "student",
     "anything": "params",
+    "target": "online",
+    "target_network_params": "params",
+    "ema/ema_params": "params",
+    "moving_average": "params",
+    "state/ema": "params",
+    "q_target_params": "q_params",
 }
 
 
@@ -84,6 +90,132 @@ def test_three_copies_are_one_question() -> None:
         assert len(plan.dropped) == 6 and all(not d.leaf.startswith(f"{tree}/") for d in plan.dropped)
 
 
+@pytest.mark.parametrize(
+    ("copy", "of", "place", "names"),
+    [
+        ("run/target_params", "run/online_params", "run", ("target_params", "online_params")),
+        ("ema_state/params", "train_state/params", "", ("ema_state", "train_state")),
+        ("a/b/ema/0.9999", "a/b/params", "a/b", ("ema/0.9999", "params")),
+        ("net/extra/emaParams", "net/params", "net", ("extra/emaParams", "params")),
+        ("learner/target_q_params", "learner/q_params", "learner", ("target_q_params", "q_params")),
+        ("critic_target/params", "critic/params", "", ("critic_target", "critic")),
+        ("params/target", "params/online", "params", ("target", "online")),
+    ],
+)
+def test_copies_at_any_depth(copy: str, of: str, place: str, names: tuple[str, str]) -> None:
+    source = trees(copy, of)
+    text = draft_rules(source)
+    assert f"of: [{names[1]}, {names[0]}]" in text and (f"in: [{place}]" in text or not place)
+    for name, other in ((names[0], of), (names[1], copy)):
+        plan = plan_conversion(parse_rules(kept(text, name)), source)
+        assert {d.leaf for d in plan.dropped} == {f"{other}/{n}" for n in NET}
+
+
+def test_copies_within_what_has_a_copy_are_a_question_of_their_own() -> None:
+    text = draft_rules(trees("params/q", "params/target_q", "ema_params/q", "ema_params/target_q"))
+    assert "of: [params, ema_params]" in text and "of: [q, target_q]" in text and text.count("\n- keep: ask ") == 2
+    assert len(parse_rules(text).rules) == len(parse_rules(draft_rules(trees("params/q"))).rules)
+
+
+MODELS_WITH_SUCH_NAMES = (
+    ("attn/q", "attn/m", "attn/v"),
+    ("vae/mu", "vae/logvar"),
+    ("net/mu", "net/nu", "net/rho"),
+    ("heads/momentum", "heads/velocity"),
+    ("opt/decoder", "opt/embed"),
+    ("optics/lens", "optics/mirror"),
+    ("params/opt_a", "params/opt_b"),
+    ("layer/key", "layer/value"),
+    ("target_encoder", "source_encoder"),
+)
+
+
+@pytest.mark.parametrize("names", MODELS_WITH_SUCH_NAMES)
+def test_networks_with_the_names_of_moments_are_drafted(names: tuple[str, ...]) -> None:
+    text = draft_rules(trees(*names))
+    assert "drop:" not in text and "copies:" not in text
+
+
+def under_orbax_names(tree: Any) -> MemorySource:
+    """Name the leaves as Orbax does: by keys, fields and positions."""
+    import jax
+
+    def name(path: Any) -> str:
+        return "/".join(str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", "")))) for key in path)
+
+    return MemorySource({name(path): np.asarray(x) for path, x in jax.tree_util.tree_flatten_with_path(tree)[0]})
+
+
+OPTIMIZERS = ("adam", "chain", "accumulated", "injected", "sgd", "adafactor", "lion", "rmsprop", "by group", "masked", "averaged", "amsgrad", "adadelta", "if finite")  # fmt: skip
+PLACES: dict[str, Any] = {
+    "named": lambda net, state: {"params": net, "opt_state": state},
+    "tuple": lambda net, state: (net, state),
+    "deep": lambda net, state: {"run": {"learner": {"policy_optimizer_state": state, "policy_params": net}}},
+    "short": lambda net, state: {"net": net, "opt": state},
+    "by its method": lambda net, state: {"model": {"params": net}, "adam": state},
+    "in a list": lambda net, state: {"state": [net, state]},
+    "object": lambda net, state: {"optimizer": {"model": net, "opt_state": state, "step": np.int32(3)}},
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_the_state_of_an_optimizer_is_dropped_at_any_place(name: str) -> None:
+    optax = pytest.importorskip("optax")
+    groups = ({"a": optax.adam(1e-3), "b": optax.sgd(0.1, momentum=0.9)}, {"Dense_0": "a", "Dense_1": "b"})
+    made = {
+        "adam": lambda: optax.adam(1e-3),
+        "chain": lambda: optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3)),
+        "accumulated": lambda: optax.MultiSteps(optax.adam(1e-3), 4),
+        "injected": lambda: optax.inject_hyperparams(optax.adamw)(learning_rate=1e-3),
+        "sgd": lambda: optax.sgd(0.1, momentum=0.9),
+        "adafactor": lambda: optax.adafactor(1e-3),
+        "lion": lambda: optax.lion(1e-3),
+        "rmsprop": lambda: optax.rmsprop(1e-3, momentum=0.9),
+        "by group": lambda: optax.multi_transform(*groups),
+        "masked": lambda: optax.masked(optax.adam(1e-3), {"Dense_0": True, "Dense_1": False}),
+        "averaged": lambda: optax.chain(optax.adam(1e-3), optax.ema(0.99)),
+        "amsgrad": lambda: optax.amsgrad(1e-3),
+        "adadelta": lambda: optax.adadelta(1e-3),
+        "if finite": lambda: optax.apply_if_finite(optax.adam(1e-3), 3),
+    }
+    net = {
+        f"Dense_{k}": {"kernel": np.zeros(shape, np.float32), "bias": np.zeros(shape[1], np.float32)}
+        for k, shape in enumerate(((5, 7), (7, 3)))
+    }
+    state = made[name]().init(net)
+    for where, place in PLACES.items():
+        text = draft_rules(under_orbax_names(place(net, state)))
+        rules = parse_rules(text).rules
+        kernels = {str(rule.path) for rule in rules if rule.kind_name != "drop"}
+        assert len(kernels) == 2 and "copies:" not in text, (where, kernels)
+        assert all(path.endswith(("Dense_0/kernel", "Dense_1/kernel")) for path in kernels), where
+        assert len({rule.path for rule in rules if rule.kind_name == "drop"}) <= 4, where
+
+
+def test_a_train_state_of_brax_and_acme_is_one_question() -> None:
+    """The fields of brax's and Acme's TrainingState for SAC, with its random key."""
+    optax = pytest.importorskip("optax")
+    arrays = {name: np.zeros(shape, np.float32) for name, shape in NET.items()}
+    net = {"params": {"stem": {"kernel": arrays["stem/kernel"], "bias": arrays["stem/bias"]}, "head": {"kernel": arrays["head/kernel"]}}}  # fmt: skip
+    alpha, adam = {"log_alpha": np.zeros((), np.float32)}, optax.adam(1e-3)
+    state = {
+        "policy_optimizer_state": adam.init(net),
+        "policy_params": {"params": {"head": net["params"]["head"] | {"bias": np.zeros(3, np.float32)}}},
+        "q_optimizer_state": adam.init(net),
+        "q_params": net,
+        "target_q_params": net,
+        "key": np.zeros(2, np.uint32),
+        "gradient_steps": np.int32(0),
+        "alpha_optimizer_state": adam.init(alpha),
+        "alpha_params": alpha,
+    }
+    for place in (state, {"learner": [state, {"steps": np.int32(1)}]}):
+        text = draft_rules(under_orbax_names(place))
+        assert text.count("\n- keep: ask ") == 1 and "of: [q_params, target_q_params]" in text
+        paths = {str(rule.path).rpartition("learner/0/")[2] for rule in parse_rules(text).rules if rule.kind_name != "drop"}  # fmt: skip
+        assert paths == {"policy_params/params/head/kernel", "q_params/params/stem/kernel", "q_params/params/head/kernel", "alpha_params/log_alpha"}  # fmt: skip
+
+
 def optax_agent() -> dict[str, Any]:
     """An actor, two critics with target networks, and a temperature, each with its own optimizer, as flax and optax make them."""
     import flax.linen as nn
@@ -126,7 +258,9 @@ def test_an_agent_saved_by_orbax_is_drafted_without_a_moment(tmp_path: Path) -> 
         checkpointer.save(tmp_path / "ckpt", optax_agent())
     source = open_source(tmp_path / "ckpt")
     assert sum("opt_state" in name for name in source.leaves) > 15
-    draft = parse_rules(draft_rules(source))
+    text = draft_rules(source)
+    draft = parse_rules(text)
+    assert "of: [online/params, target_params]" in text and "in: [agent/critic]" in text
     drops = {str(rule.path) for rule in draft.rules if rule.kind_name == "drop"}
     assert {path for path in drops if "opt_state" in path} == {
         "agent/actor/opt_state/**",
@@ -134,7 +268,7 @@ def test_an_agent_saved_by_orbax_is_drafted_without_a_moment(tmp_path: Path) -> 
         "agent/temperature/opt_state/**",
     }
     weights = {str(rule.path) for rule in draft.rules if rule.kind_name != "drop"}
-    assert len(weights) == 7 and not any("opt" in path for path in weights), weights
+    assert len(weights) == 5 and not any("opt" in path for path in weights), weights
 
 
 def test_copies_of_several_networks_are_one_question() -> None:
