@@ -45,7 +45,9 @@ if TYPE_CHECKING:
 
     from convert.api import convert as convert
     from convert.api import load_into as load_into
+    from convert.api import load_pytree as load_pytree
     from convert.api import plan_conversion as plan_conversion
+    from convert.api import plan_reverse as plan_reverse
     from convert.api import state_dict as state_dict
     from convert.checkpoints import Format as Format
     from convert.checkpoints import Leaf as Leaf
@@ -68,6 +70,7 @@ if TYPE_CHECKING:
     from convert.loading.tensors import StateDict as StateDict
     from convert.planning.options import ConversionOptions as ConversionOptions
     from convert.planning.plan import Plan as Plan
+    from convert.reversing.plan import ReversePlan as ReversePlan
     from convert.rules.file import RuleFile as RuleFile
     from convert.rules.library import available_rules as available_rules
     from convert.rules.library import load_models as load_models
@@ -78,13 +81,14 @@ if TYPE_CHECKING:
     from convert.writing.execute import execute as execute
 
 _MODULES = {
-    "convert.api": ("convert", "load_into", "plan_conversion", "state_dict"),
+    "convert.api": ("convert", "load_into", "load_pytree", "plan_conversion", "plan_reverse", "state_dict"),
     "convert.drafting": ("draft_rules",),
     "convert.core.errors": ("CheckpointError", "ConvertError", "OutputError", "PlanError", "RuleError"),
     "convert.loading.module": ("Loaded",),
     "convert.loading.tensors": ("StateDict",),
     "convert.planning.options": ("ConversionOptions",),
     "convert.planning.plan": ("Plan",),
+    "convert.reversing.plan": ("ReversePlan",),
     "convert.rules.library": ("available_rules", "load_models", "load_rules"),
     "convert.rules.file": ("RuleFile",),
     "convert.rules.parse": ("parse_rules",),

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from convert.checkpoints import Source, open_source
 from convert.core.errors import OptionError, PlanError
 from convert.core.findings import Finding
-from convert.planning.options import DEFAULTS, ConversionOptions, OptionKeywords
+from convert.planning.options import DEFAULTS, ConversionOptions, OptionKeywords, SourceKeywords
 from convert.planning.plan import Plan
 from convert.planning.planner import RuleMatch, plan_match
 from convert.planning.select_rules import explain, pick, score, suggest_relative
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from convert.loading.module import Loaded
     from convert.loading.tensors import StateDict
+    from convert.reversing.plan import ReversePlan
 
 
 def plan_conversion(
@@ -182,6 +183,74 @@ def state_dict(
     from convert.loading.tensors import StateDict
 
     return StateDict(plan_conversion(model, checkpoint, options, **keywords))
+
+
+def plan_reverse(
+    model: str | RuleFile,
+    tensors: str | Path,
+    like: str | Path | Source,
+    options: ConversionOptions = DEFAULTS,
+    **keywords: Unpack[SourceKeywords],
+) -> ReversePlan:
+    """Plan the way back: from the tensors of a PyTorch model to the leaves of a JAX checkpoint, with the same rules. Reads no arrays.
+
+    Args:
+        tensors: a ``.safetensors`` file, or a directory that ``from_pretrained`` loads.
+        like: a checkpoint of the same model. It gives the tree, the shapes and the dtypes of the leaves, and those leaves that no
+            tensor holds.
+
+    The other arguments are those of `plan_conversion`. Without `to`, the target is the one that the
+    tensors' file states, or else the first one whose names they have.
+
+    Raises:
+        PlanError: an operation has no inverse (``not-reversible``), or a tensor is missing, unexpected or of another shape.
+        And the errors of `plan_conversion`.
+    """
+    from convert.reversing.plan import reverse
+    from convert.writing.written import open_written
+
+    written = open_written(tensors)
+    written.require_files()
+    options = replace(options, **keywords)
+    match = select_rules(model, like, options)
+    stated = options.to or written.metadata.get("target", "")
+    targets = (stated,) if options.to or stated in match.rules.targets else match.rules.supported_targets
+    plans = [plan_selected(replace(match, options=replace(options, to=to))) for to in targets or (None,)]
+    return reverse(max(plans, key=lambda plan: sum(step.name in written.specs for step in plan.steps)), written)
+
+
+def load_pytree(
+    model: str | RuleFile,
+    tensors: str | Path,
+    like: str | Path | Source,
+    options: ConversionOptions = DEFAULTS,
+    *,
+    sharding: Any = None,
+    **keywords: Unpack[SourceKeywords],
+) -> Any:
+    """Return the JAX tree of a PyTorch model's weights, as nested dicts of arrays.
+
+    Every value that is computed back is computed forward again, and must give the bits of its tensor.
+
+    Examples:
+        >>> params = load_pytree("gemma", "gemma-3-1b-pt", like="gemma-3-1b/ckpt")  # doctest: +SKIP
+
+    Args:
+        sharding: a `jax.sharding.Sharding` for every leaf, or a function of a leaf's name and `TensorSpec` that returns one: the
+            leaves are then of `jax.Array`, and each device reads only its part. None: NumPy arrays.
+
+    The other arguments and their errors are those of `plan_reverse`.
+
+    Raises:
+        PlanError: a value cannot be computed back (``value-not-reversible``), or tensors that are one leaf differ
+            (``tied-weights-differ``).
+    """
+    from convert.reversing.source import ReversedSource
+    from convert.reversing.tree import read_tree
+
+    source = ReversedSource(plan_reverse(model, tensors, like, options, **keywords))
+    source.check_constants()
+    return read_tree(source, sharding)
 
 
 def _open(checkpoint: str | Path | Source, candidates: Sequence[RuleFile], options: ConversionOptions) -> Source:

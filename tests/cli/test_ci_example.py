@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 from convert.api import convert, plan_conversion
 from convert.core.yaml_nodes import load_yaml
 from convert.verify.recording.record import record
-from convert.verify.written import open_written
+from convert.writing.written import open_written
 from support import conv_norm
 from support.paths import EXAMPLES, TESTS
 

@@ -142,7 +142,7 @@ def failing(number: int) -> Callable[..., None]:
 def test_a_converted_file_that_can_no_longer_be_read(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "o.safetensors"
     run("timesfm", checkpoint("timesfm-2.5"), out)
-    monkeypatch.setattr("convert.verify.written.mmap.mmap", failing(errno.EMFILE))
+    monkeypatch.setattr("convert.writing.written.mmap.mmap", failing(errno.EMFILE))
     _, stderr = run("check", out, "--from", checkpoint("timesfm-2.5"), "--level", "weights", code=2)
     assert stderr.startswith("error[file-not-readable]: ") and str(out) in stderr and "Too many open files" in stderr
 

@@ -18,7 +18,7 @@ from convert.core.findings import Finding
 from convert.rules.library import shipped_rules_dir
 from convert.rules.parse import parse_models
 from convert.verify.layers.level import check_layers
-from convert.verify.written import open_written
+from convert.writing.written import open_written
 from support.command_line import Run
 from support.gemma_models import BOUND, load
 from support.goldens import SpecsOnly, relative_error

@@ -151,8 +151,8 @@ def test_a_check_of_a_depthwise_kernel(tmp_path: Path) -> None:
     from safetensors.numpy import load_file, save_file
 
     from convert.verify.layers.level import check_layers
-    from convert.verify.written import open_written
     from convert.writing.execute import execute
+    from convert.writing.written import open_written
     from support.weights_level import check_weights
 
     tree = {"k": draw(3, 2, 4, 3).astype(np.float32), "b": draw(12).astype(np.float32)}

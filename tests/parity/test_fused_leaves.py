@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from convert.planning.plan import Plan
 from convert.verify.report.report import Verdict
-from convert.verify.written import open_written
+from convert.writing.written import open_written
 from support.saved_network import assert_levels_pass, plan_saved, write
 from support.weights_level import check_weights
 

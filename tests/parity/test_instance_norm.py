@@ -18,8 +18,8 @@ from convert.planning.planner import make_plan
 from convert.verify.layers.level import check_layers
 from convert.verify.mistakes.catalogue import known_mistakes
 from convert.verify.report.report import Verdict
-from convert.verify.written import open_written
 from convert.writing.execute import execute
+from convert.writing.written import open_written
 from support.live_layers import converted, draw, drawn, first, last, loaded, names, same
 from support.memory_source import MemorySource, rule_file
 

@@ -22,8 +22,8 @@ from convert.planning.low_rank_source import Merge
 from convert.planning.planner import make_plan
 from convert.verify.layers.level import check_layers
 from convert.verify.report.report import Verdict
-from convert.verify.written import open_written
 from convert.writing.execute import Result, execute
+from convert.writing.written import open_written
 from support.memory_source import HEAD, MemorySource, rule_file, run
 from support.weights_level import check_weights
 

@@ -16,8 +16,8 @@ from safetensors.torch import load_file, save_file
 from convert.planning.plan import Plan
 from convert.planning.planner import make_plan
 from convert.verify.layers.level import check_layers
-from convert.verify.written import open_written
 from convert.writing.execute import execute
+from convert.writing.written import open_written
 from support.memory_source import rule_file
 from support.saved_network import assert_levels_pass, plan_saved, write
 from support.weights_level import check_weights

@@ -21,8 +21,8 @@ from flax import linen, nnx
 from convert import PlanError, RuleError
 from convert.planning.planner import make_plan
 from convert.verify.layers.level import check_layers
-from convert.verify.written import open_written
 from convert.writing.execute import execute
+from convert.writing.written import open_written
 from support.live_layers import converted, draw, drawn, loaded, names, same
 from support.memory_source import MemorySource, rule_file
 from support.weights_level import check_weights

@@ -12,8 +12,8 @@ from convert.planning.plan import Plan
 from convert.planning.planner import make_plan
 from convert.verify.layers.level import check_layers
 from convert.verify.report.report import Verdict
-from convert.verify.written import open_written
 from convert.writing.execute import Result, execute
+from convert.writing.written import open_written
 from support.memory_source import rule_file
 from support.weights_level import check_weights
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from convert.planning.plan import Plan
 from convert.verify.report.report import LevelReport
 from convert.verify.weights.level import WeightsPass
-from convert.verify.written import Written
+from convert.writing.written import Written
 
 
 def check_weights(plan: Plan, written: Written) -> LevelReport:

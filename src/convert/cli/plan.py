@@ -11,8 +11,6 @@ from convert.cli import options as o
 from convert.cli import output
 from convert.cli.folding import fold
 from convert.cli.output import HEADING, NOTE, Line
-from convert.core.errors import CheckpointError
-from convert.core.findings import Finding
 
 if TYPE_CHECKING:
     from convert.core.errors import PlanError
@@ -76,17 +74,10 @@ def plan(
 
 def read_specs(like: Path) -> Mapping[str, TensorSpec]:
     """Read the names and shapes that the result must have."""
-    from convert.verify.written import open_written
+    from convert.writing.written import open_written
 
     written = open_written(like)
-    for file, names in written.missing.items():
-        raise CheckpointError(
-            Finding(
-                "output-incomplete",
-                f"{written.index} names {file} (for {names[0]}), and there is no such file",
-                path=str(like),
-            )
-        )
+    written.require_files()
     return written.specs
 
 

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from convert.checkpoints.chunks import Box
-from convert.core.ops import Op, Reshape, Slice, Take, apply
+from convert.core.ops import apply
 from convert.core.tensor_spec import TensorSpec, numpy_dtype
 from convert.core.weight_norm_ops import operand_leaves, with_operands
 from convert.layers.base import Step
 from convert.loading.arrays import as_tensor
 from convert.planning.plan import Plan
 from convert.writing.execute import computed, overflowed
+from convert.writing.scatter import needed_box
 from convert.writing.transfer import require_unchanged
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -73,25 +73,3 @@ def _read(plan: Plan, step: Step) -> Array:
         except OverflowError as error:
             raise overflowed(step, part, error) from None
     return out
-
-
-def needed_box(ops: tuple[Op, ...], spec: TensorSpec) -> tuple[Box, tuple[Op, ...]]:
-    """Return the elements of a leaf that its first operations select, and the operations that remain for them.
-
-    >>> needed_box((Take(0, 5), Slice(0, 2, 3)), TensorSpec((7, 4), "float32"))
-    (Box(origin=(5, 2), shape=(1, 1)), (Reshape(shape=(1,)),))
-    """
-    start, size, axes = [0] * len(spec.shape), list(spec.shape), list(range(len(spec.shape)))
-    count = 0
-    for op in ops:
-        if isinstance(op, Take):
-            axis = axes.pop(op.axis)
-            start[axis], size[axis] = start[axis] + op.index, 1
-        elif isinstance(op, Slice):
-            axis = axes[op.axis]
-            start[axis], size[axis] = start[axis] + op.start, op.stop - op.start
-        else:
-            break
-        count += 1
-    first = (Reshape(tuple(size[axis] for axis in axes)),) if len(axes) < len(size) else ()
-    return Box(tuple(start), tuple(size)), (*first, *ops[count:])

@@ -37,8 +37,8 @@ class ConversionOptions:
     like: Mapping[str, TensorSpec] | None = None
 
 
-class OptionKeywords(TypedDict, total=False):
-    """The fields of `ConversionOptions` as keyword arguments."""
+class SourceKeywords(TypedDict, total=False):
+    """The fields of `ConversionOptions` as keyword arguments, without `like`."""
 
     to: str | None
     dtype: str | None
@@ -48,6 +48,11 @@ class OptionKeywords(TypedDict, total=False):
     skeleton: str | Path | None
     follow_links: bool
     rules_dir: str | Path | None
+
+
+class OptionKeywords(SourceKeywords, total=False):
+    """The fields of `ConversionOptions` as keyword arguments."""
+
     like: Mapping[str, TensorSpec] | None
 
 

@@ -46,7 +46,7 @@ from convert.verify.sides.evidence import Evidence
 from convert.verify.sides.target_code import with_target_errors
 from convert.verify.sides.user_reference import require_factory, require_reference
 from convert.verify.weights.level import WeightsPass
-from convert.verify.written import Written, open_written
+from convert.writing.written import Written, open_written
 
 SHIPPED = "convert.references."  # package of the references that the shipped rule files name
 

@@ -12,7 +12,7 @@ from convert.core.findings import Finding
 from convert.core.user_code import find_factory, signature_error, user_code_errors
 from convert.drafting.like.target import TargetModel, TargetModule, join, model_of_tensors
 from convert.references.module_facts import facts
-from convert.verify.written import SINGLE_FILE, open_written
+from convert.writing.written import SINGLE_FILE, open_written
 
 if TYPE_CHECKING:
     import torch

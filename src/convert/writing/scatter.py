@@ -248,6 +248,28 @@ def destination_view(ops: Sequence[Op], spec: TensorSpec, region: Array) -> Dest
     )
 
 
+def needed_box(ops: tuple[Op, ...], spec: TensorSpec) -> tuple[Box, tuple[Op, ...]]:
+    """Return the elements of a leaf that its first operations select, and the operations that remain for them.
+
+    >>> needed_box((Take(0, 5), Slice(0, 2, 3)), TensorSpec((7, 4), "float32"))
+    (Box(origin=(5, 2), shape=(1, 1)), (Reshape(shape=(1,)),))
+    """
+    start, size, axes = [0] * len(spec.shape), list(spec.shape), list(range(len(spec.shape)))
+    count = 0
+    for op in ops:
+        if isinstance(op, Take):
+            axis = axes.pop(op.axis)
+            start[axis], size[axis] = start[axis] + op.index, 1
+        elif isinstance(op, Slice):
+            axis = axes[op.axis]
+            start[axis], size[axis] = start[axis] + op.start, op.stop - op.start
+        else:
+            break
+        count += 1
+    first = (Reshape(tuple(size[axis] for axis in axes)),) if len(axes) < len(size) else ()
+    return Box(tuple(start), tuple(size)), (*first, *ops[count:])
+
+
 class BufferedLeaf:
     """A part of a leaf whose ops need all its elements: they are buffered in the dtype of the computation.
 

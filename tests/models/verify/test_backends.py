@@ -24,7 +24,7 @@ from convert.verify.report.report import LevelReport, Verdict
 from convert.verify.run import check, plan_of
 from convert.verify.sides.evidence import Evidence
 from convert.verify.sides.run_jax import live_evidence
-from convert.verify.written import open_written
+from convert.writing.written import open_written
 from support import conv_norm
 
 PLAIN = (OP_BY_OP, JITTED, EAGER)

@@ -22,7 +22,7 @@ from convert.verify.config.impact import impact_of, of_activation, of_epsilon, o
 from convert.verify.config.same_value import canonical, same
 from convert.verify.report.report import LevelReport, Verdict
 from convert.verify.run import load_reference
-from convert.verify.written import Written, open_written
+from convert.writing.written import Written, open_written
 from support.goldens import checkpoint
 from support.upstream import timesfm_1
 

@@ -22,7 +22,7 @@ from convert.verify.coverage.level import check_coverage
 from convert.verify.coverage.names import find_prefix_change
 from convert.verify.report.report import LevelReport, Verdict
 from convert.verify.run import load_reference
-from convert.verify.written import open_written
+from convert.writing.written import open_written
 from support.command_line import Run
 from support.gemma_models import directory, settings
 from support.goldens import checkpoint

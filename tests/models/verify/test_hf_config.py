@@ -20,7 +20,7 @@ from convert.verify.config.hf_config import HARMLESS, harmless
 from convert.verify.config.same_value import same
 from convert.verify.coverage.level import check_coverage
 from convert.verify.run import check, load_reference
-from convert.verify.written import Written, open_written
+from convert.writing.written import Written, open_written
 from support.gemma_models import settings
 from support.goldens import checkpoint
 

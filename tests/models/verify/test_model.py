@@ -21,7 +21,7 @@ from convert.verify.report.report import LevelReport, Verdict
 from convert.verify.run import plan_of
 from convert.verify.sides.evidence import Evidence
 from convert.verify.sides.run_jax import live_evidence
-from convert.verify.written import open_written
+from convert.writing.written import open_written
 from support import conv_norm
 
 RIGHT = conv_norm.reference(None)

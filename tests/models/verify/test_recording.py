@@ -626,8 +626,8 @@ def test_weights_of_unknown_origin_can_be_checked(files: Files, tmp_path: Path) 
 
 
 def test_leaves_are_computed_back(files: Files) -> None:
-    from convert.verify.written import open_written
     from convert.writing.transfer import used_leaves
+    from convert.writing.written import open_written
 
     for case in SETTINGS:
         plan = plan_of(case)

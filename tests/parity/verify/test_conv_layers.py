@@ -22,7 +22,7 @@ from convert.references.protocol import Reference
 from convert.verify.config.compare import Facts, check_facts
 from convert.verify.report.report import Verdict
 from convert.verify.run import check
-from convert.verify.written import open_written
+from convert.writing.written import open_written
 from faults.catalogue import checkpoint_of, run
 from faults.conv_net import reference
 from faults.own_models import OWN

@@ -26,8 +26,8 @@ from convert.verify.layers import level as layers
 from convert.verify.layers.level import check_layers
 from convert.verify.report.report import LevelReport, Verdict
 from convert.verify.weights.level import WeightsPass
-from convert.verify.written import open_written
 from convert.writing.execute import execute
+from convert.writing.written import open_written
 from support.goldens import checkpoint
 from support.memory_source import MemorySource, rule_file
 from support.weights_level import check_weights

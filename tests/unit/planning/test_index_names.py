@@ -14,8 +14,8 @@ from convert.core.path_pattern import parse_pattern
 from convert.planning.planner import make_plan
 from convert.verify.layers.placement import misplaced
 from convert.verify.layers.samples import rule_of
-from convert.verify.written import open_written
 from convert.writing.execute import execute
+from convert.writing.written import open_written
 from support.memory_source import HEAD, MemorySource, rule_file, run
 from support.weights_level import check_weights
 

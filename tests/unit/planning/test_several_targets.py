@@ -14,8 +14,8 @@ from convert.core.yaml_nodes import load_yaml
 from convert.planning.planner import make_plan, match_rules
 from convert.rules.schema import schema
 from convert.verify.config.declared import declared_facts
-from convert.verify.written import open_written
 from convert.writing.execute import execute
+from convert.writing.written import open_written
 from support.memory_source import HEAD, MemorySource, rule_file, run
 from support.weights_level import check_weights
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from convert import PlanError, RuleError
 from convert.planning.planner import make_plan
-from convert.verify.written import open_written
 from convert.writing.execute import execute
+from convert.writing.written import open_written
 from support.memory_source import HEAD, MemorySource, rule_file, run
 from support.weights_level import check_weights
 

@@ -18,7 +18,7 @@ from convert.planning.options import ConversionOptions
 from convert.rules.library import load_rules, named_rules
 from convert.verify.report.report import Verdict
 from convert.verify.run import check, plan_of
-from convert.verify.written import Written, open_written
+from convert.writing.written import Written, open_written
 from support.memory_source import MemorySource
 from support.weights_level import check_weights
 

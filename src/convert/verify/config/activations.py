@@ -22,7 +22,7 @@ from convert.verify.config.impact import impact_of
 from convert.verify.config.same_value import canonical
 from convert.verify.sides.evidence import Values
 from convert.verify.sides.run_torch import input_tensors, written_state
-from convert.verify.written import Written
+from convert.writing.written import Written
 
 if TYPE_CHECKING:
     import torch

@@ -25,8 +25,8 @@ from convert.verify.config.impact import impact_of
 from convert.verify.config.same_value import canonical, same, shown
 from convert.verify.report.facts import JudgedFact
 from convert.verify.report.report import LevelReport, Verdict
-from convert.verify.written import Written
 from convert.writing.provenance import header_metadata
+from convert.writing.written import Written
 
 # last part of a key of config.json -> the fact that it states, for keys without a template in the rules
 CONFIG_FACTS: Mapping[str, str] = {

@@ -11,7 +11,7 @@ from convert.core.errors import CheckpointError
 from convert.core.findings import Finding
 from convert.core.path_pattern import Pattern, parse_pattern
 from convert.planning.plan import Plan
-from convert.verify.written import Written
+from convert.writing.written import Written
 
 LAYER_FACTS = (
     "activation",

@@ -16,7 +16,7 @@ from convert.core.system.regular_file import read_regular
 from convert.planning.plan import Plan
 from convert.planning.sidecar import GENERATION
 from convert.verify.config.hf_config import class_config
-from convert.verify.written import MAX_JSON, Written
+from convert.writing.written import MAX_JSON, Written
 
 CONFIG = "config.json"
 LABELS = ("id2label", "label2id")  # no output depends on them either; pipelines name the classes by them

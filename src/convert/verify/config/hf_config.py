@@ -16,7 +16,7 @@ from convert.core.findings import Finding
 from convert.planning.plan import Plan
 from convert.verify.config.same_value import same
 from convert.verify.coverage.hf_directory import other_class
-from convert.verify.written import WEIGHTS_KEY, Written
+from convert.writing.written import WEIGHTS_KEY, Written
 
 # Class, precision and provenance; keys that only training, generation or labelling read; keys that change memory or rounding,
 # but not the function.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from convert.core.ops import is_float
 from convert.core.user_code import OF_THE_PROGRAM
 from convert.references.protocol import Reference
-from convert.verify.written import Written
+from convert.writing.written import Written
 
 if TYPE_CHECKING:
     import torch

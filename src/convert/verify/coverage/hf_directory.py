@@ -18,7 +18,7 @@ from convert.core.system.regular_file import read_regular
 from convert.planning.plan import Plan
 from convert.planning.settings import settable
 from convert.rules.file import parse_reference
-from convert.verify.written import INDEX, MAX_JSON, SINGLE_FILE, WEIGHTS_KEY, Written
+from convert.writing.written import INDEX, MAX_JSON, SINGLE_FILE, WEIGHTS_KEY, Written
 
 CONFIG = "config.json"
 GENERATION = "generation_config.json"

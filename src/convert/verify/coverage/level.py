@@ -19,7 +19,7 @@ from convert.verify.coverage.hf_directory import directory_findings
 from convert.verify.coverage.names import MIN_TENSORS, find_prefix_change
 from convert.verify.report.report import LevelReport, Verdict
 from convert.verify.weights.tied import UNTIED, compare_tensors
-from convert.verify.written import Written
+from convert.writing.written import Written
 
 # Ends of the names under which a table is stored again: a tied head, the tables of an encoder and a decoder.
 COPIES = ("lm_head.weight", "predictions.decoder.weight", "proj_out.weight", "embed_tokens.weight")

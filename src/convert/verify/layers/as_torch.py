@@ -12,8 +12,8 @@ import numpy as np
 from convert.core.tensor_spec import TensorSpec
 from convert.planning.plan import Plan
 from convert.planning.target_formats.base import TranslatedTensor
-from convert.verify.written import Written
 from convert.writing.execute import computed
+from convert.writing.written import Written
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

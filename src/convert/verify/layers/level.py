@@ -24,8 +24,8 @@ from convert.verify.layers.placement import misplaced
 from convert.verify.layers.representatives import IsEqual, Representatives
 from convert.verify.layers.samples import make_sample, read_layer, rule_of, unstack
 from convert.verify.report.report import LevelReport, Measure, Verdict
-from convert.verify.written import Written
 from convert.writing.transfer import Work, default_jobs, used_leaves
+from convert.writing.written import Written
 
 Array = np.ndarray[Any, np.dtype[Any]]
 ROWS = 8192  # of a large table, that are probed

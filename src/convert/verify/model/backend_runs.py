@@ -20,7 +20,7 @@ from convert.references.protocol import Reference, observe
 from convert.verify.sides.evidence import Evidence, Values
 from convert.verify.sides.run_jax import as_jax, jax_weights
 from convert.verify.sides.run_torch import boundaries_of, input_tensors, observed, written_state
-from convert.verify.written import Written
+from convert.writing.written import Written
 
 if TYPE_CHECKING:
     import torch

@@ -22,7 +22,7 @@ from convert.verify.model.backend_runs import EAGER, JAX_NAMES, OP_BY_OP, RECORD
 from convert.verify.report.report import LevelReport, Measure, Verdict
 from convert.verify.sides.evidence import Evidence, Values
 from convert.verify.sides.run_torch import torch_in_float64
-from convert.verify.written import Written
+from convert.writing.written import Written
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Locate = Callable[[], Values]

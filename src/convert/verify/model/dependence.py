@@ -18,7 +18,7 @@ from convert.verify.report.report import LevelReport
 from convert.verify.sides.evidence import Evidence
 from convert.verify.sides.run_jax import as_jax, jax_weights
 from convert.verify.sides.run_torch import run_torch, written_state
-from convert.verify.written import Written
+from convert.writing.written import Written
 
 if TYPE_CHECKING:
     import torch

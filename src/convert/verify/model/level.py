@@ -19,7 +19,7 @@ from convert.verify.report.report import LevelReport, Measure, Verdict
 from convert.verify.sides.built_module import built_with
 from convert.verify.sides.evidence import Evidence, Values
 from convert.verify.sides.run_torch import TorchInFloat64, exact_state, run_torch, torch_in_float64, written_state
-from convert.verify.written import Written
+from convert.writing.written import Written
 
 # Above what the shapes of the weights show, `reduction` and `depth` may be larger by these factors: sums over positions, iterations.
 REDUCTION, DEPTH = 16, 256

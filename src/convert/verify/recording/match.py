@@ -18,8 +18,8 @@ from convert.verify.recording.file import Recording
 from convert.verify.recording.manifest import RECORD_AGAIN
 from convert.verify.recording.source import RecordedSource
 from convert.verify.sides.evidence import Evidence
-from convert.verify.written import Written
 from convert.writing.transfer import used_leaves
+from convert.writing.written import Written
 
 
 def recording_defaults(

@@ -35,8 +35,8 @@ from convert.layers.base import Part, Step
 from convert.planning.low_rank_source import HoldsMerged, Merge
 from convert.planning.plan import Plan
 from convert.verify.recording.file import Recording
-from convert.verify.written import Written
 from convert.writing.transfer import used_leaves
+from convert.writing.written import Written
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Users = Mapping[str, list[tuple[Step, Part]]]  # leaf -> the steps that read it, each with the part that does

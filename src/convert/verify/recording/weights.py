@@ -23,8 +23,8 @@ from convert.verify.report.report import LevelReport, Verdict
 from convert.verify.weights.level import compare_computed
 from convert.verify.weights.provenance import false_facts
 from convert.verify.weights.tied import compare_tied
-from convert.verify.written import Written
 from convert.writing.transfer import used_leaves
+from convert.writing.written import Written
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

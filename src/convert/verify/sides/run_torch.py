@@ -19,7 +19,7 @@ from convert.references.protocol import INPUT, Reference, observe
 from convert.verify.sides.evidence import Evidence, Values
 from convert.verify.sides.float64_plan import float64_step
 from convert.verify.sides.user_reference import require_outputs
-from convert.verify.written import Written
+from convert.writing.written import Written
 
 if TYPE_CHECKING:
     import torch

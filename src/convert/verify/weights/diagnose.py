@@ -16,7 +16,7 @@ from convert.planning.plan import Plan
 from convert.verify.weights.causes import FIX, WrongTensor, findings_of
 from convert.verify.weights.name_tensor import Known, NameTensor
 from convert.verify.weights.other_values import FEW, NEAR, Distance, measure_distance, measure_part, total
-from convert.verify.written import Written
+from convert.writing.written import Written
 
 MAX_UNKNOWN = 8  # tensors without a diagnosis; after them, only what was found before is tried
 MAX_DIAGNOSED = 64  # tensors for which all known mistakes are tried; with more wrong tensors, mistakes repeat

@@ -27,9 +27,9 @@ from convert.verify.weights.diagnose import diagnose
 from convert.verify.weights.provenance import check_provenance
 from convert.verify.weights.tied import compare_tied
 from convert.verify.weights.twins import twin_notes
-from convert.verify.written import Written
 from convert.writing.execute import computed
 from convert.writing.transfer import default_jobs, stream_leaves
+from convert.writing.written import Written
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Rows = tuple[int, int] | None  # of a tensor that several leaves make; None is the whole

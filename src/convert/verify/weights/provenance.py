@@ -10,8 +10,8 @@ from convert.checkpoints.digest import PREFIX
 from convert.core.findings import Finding
 from convert.core.ops import Slice
 from convert.planning.plan import Plan
-from convert.verify.written import Written
 from convert.writing.provenance import header_metadata
+from convert.writing.written import Written
 
 PROVENANCE = {  # key of the metadata -> what it records
     "rules_sha256": "rules",

@@ -12,7 +12,7 @@ import numpy as np
 from convert.core.findings import Finding
 from convert.numerics.bits import count_unequal
 from convert.planning.plan import Plan
-from convert.verify.written import Written
+from convert.writing.written import Written
 
 Array = np.ndarray[Any, np.dtype[Any]]
 UNTIED = "an untied head"

@@ -17,7 +17,7 @@ from convert.planning.plan import Plan
 from convert.planning.planner import make_plan
 from convert.verify.mistakes.index_moves import find_move
 from convert.verify.weights.other_values import NEAR, UNRELATED
-from convert.verify.written import open_written
+from convert.writing.written import open_written
 from support.memory_source import MemorySource, rule_file
 from support.weights_level import check_weights
 

@@ -25,8 +25,8 @@ from convert.rules.library import shipped_rules_dir
 from convert.verify.report.report import LevelReport, Verdict
 from convert.verify.weights.corruption import find_corruption
 from convert.verify.weights.relations import MAX_ROWS
-from convert.verify.written import open_written
 from convert.writing.execute import execute
+from convert.writing.written import open_written
 from support.goldens import checkpoint
 from support.memory_source import HEAD, MemorySource, rule_file
 from support.weights_level import check_weights

@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 from convert.planning.planner import make_plan
 from convert.verify.weights.corruption import find_corruption
 from convert.verify.weights.value_changes import find_value_change
-from convert.verify.written import open_written
+from convert.writing.written import open_written
 from support.memory_source import MemorySource, rule_file
 from support.weights_level import check_weights
 

@@ -50,6 +50,16 @@ class Written:
         """Shape and dtype of every tensor."""
         return {name: entry.spec for name, (_, entry) in self.tensors.items()}
 
+    def require_files(self) -> None:
+        """Check that every file exists that the index names.
+
+        Raises:
+            CheckpointError: one does not.
+        """
+        for file, names in self.missing.items():
+            problem = f"{self.index} names {file} (for {names[0]}), and there is no such file"
+            raise CheckpointError(Finding("output-incomplete", problem, path=str(self.path)))
+
     def stated(self, key: str) -> Any:
         """Read ``facts``, ``layers``, ``sizes`` or ``settings`` from the metadata; empty when it lacks the key.
 

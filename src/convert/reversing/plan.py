@@ -1,0 +1,277 @@
+"""Decide how each leaf is made of tensors, before a byte is read: every op is undone, or the plan is refused."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from convert.checkpoints.chunks import Box
+from convert.core.errors import PlanError
+from convert.core.findings import Finding
+from convert.core.ops import Add, AddIdentity, Cast, Multiply, Op, Slice, Take, apply, inverse, out_spec
+from convert.core.similarity import ClosestNames
+from convert.core.tensor_spec import TensorSpec
+from convert.core.weight_norm_ops import LossyError
+from convert.core.yaml_nodes import Position
+from convert.layers.base import Part, Step
+from convert.planning.plan import Plan
+from convert.writing.scatter import needed_box
+from convert.writing.transfer import used_leaves
+from convert.writing.written import Written
+
+COMPUTING = (Cast, Add, Multiply, AddIdentity)  # change values; all others move them
+SELECTING = (Take, Slice)
+
+
+@dataclass(frozen=True)
+class MadeLeaf:
+    """A leaf that is computed back.
+
+    Attributes:
+        leaf: its name.
+        spec: shape and dtype.
+        parts: of the tensors, in the order in which they fill it. Each is also computed forward again and compared with its tensor.
+        rest: number of elements that no tensor holds; they are those of the checkpoint `like`.
+        overlap: whether several parts hold the same element, which must have one value.
+    """
+
+    leaf: str
+    spec: TensorSpec
+    parts: tuple[tuple[Step, Part], ...] = field(repr=False)
+    rest: int = 0
+    overlap: bool = False
+
+
+@dataclass(frozen=True)
+class KeptLeaf:
+    """A leaf that the rules drop, so that no tensor holds it: it is that of the checkpoint `like`."""
+
+    leaf: str
+    spec: TensorSpec
+    reason: str
+    rule: Position
+
+
+@dataclass(frozen=True)
+class ReversePlan:
+    """What a checkpoint is made of, from the tensors of a PyTorch model.
+
+    Attributes:
+        forward: the plan that converts the checkpoint to these tensors.
+        written: the tensors.
+        leaves: those that are computed back, in the order of the tree.
+        kept: those that no tensor holds.
+        constants: tensors that no leaf holds; they must have the value that the forward plan computes.
+        notes: remarks for the user.
+    """
+
+    forward: Plan
+    written: Written = field(repr=False)
+    leaves: tuple[MadeLeaf, ...]
+    kept: tuple[KeptLeaf, ...]
+    constants: tuple[Step, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all leaves."""
+        return sum(made.spec.nbytes for made in self.leaves) + sum(kept.spec.nbytes for kept in self.kept)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the plan as plain values for JSON."""
+        return {
+            "found": self.forward.found,
+            "target": self.forward.target,
+            "bytes": self.nbytes,
+            "leaves": [
+                {
+                    "leaf": made.leaf,
+                    "shape": list(made.spec.shape),
+                    "dtype": made.spec.dtype,
+                    "from": [
+                        {
+                            "tensor": step.name,
+                            "rows": list(part.rows) if part.rows else None,
+                            "rule": step.rule.line_only,
+                        }
+                        for step, part in made.parts
+                    ],
+                    "from_like": made.rest,
+                }
+                for made in self.leaves
+            ],
+            "kept": [
+                {"leaf": kept.leaf, "dtype": kept.spec.dtype, "shape": list(kept.spec.shape), "because": kept.reason}
+                for kept in self.kept
+            ],
+            "notes": list(self.notes),
+        }
+
+
+def reverse(plan: Plan, written: Written) -> ReversePlan:
+    """Reverse a plan.
+
+    Args:
+        plan: of a checkpoint that has the leaves, shapes and dtypes that are wanted.
+        written: the tensors that there are.
+
+    Raises:
+        PlanError: a tensor is missing, unexpected or has another spec; or an operation has no inverse.
+    """
+    tensors = written.specs
+    findings = [*_irreversible(plan), *_compare(plan, tensors)]
+    if findings:
+        headline = (
+            f"{plan.rules.path}: this conversion cannot be reversed: {len(findings)} problem{'s' * (len(findings) > 1)}"
+        )
+        raise PlanError(*findings, headline=headline)
+    leaves = plan.source.leaves
+    made = []
+    for leaf, users in used_leaves(plan).items():
+        parts = [(step, part) for step, part in users if step.name in tensors]
+        parts.sort(key=lambda user: bool(user[0].tied))  # a tied copy is only compared
+        spec = leaves[leaf].spec
+        covered = _covered([part for _, part in parts], spec)
+        given = sum(out_spec(part.ops, spec).size for _, part in parts)
+        made.append(MadeLeaf(leaf, spec, tuple(parts), spec.size - covered, given > covered))
+    order = {leaf: k for k, leaf in enumerate(leaves)}
+    made.sort(key=lambda leaf: order[leaf.leaf])
+    kept = tuple(KeptLeaf(drop.leaf, drop.spec, drop.reason, drop.rule) for drop in plan.dropped)
+    constants = tuple(step for step in plan.steps if step.value is not None and step.name in tensors)
+    return ReversePlan(plan, written, tuple(made), kept, constants, tuple(_notes(plan, made, kept)))
+
+
+def _irreversible(plan: Plan) -> Iterator[Finding]:
+    """Find operations without an inverse."""
+    if plan.translated:
+        yield Finding(
+            "not-reversible",
+            f"the tensors of {plan.target!r} are not laid out for torch",
+            rule=plan.rules.path,
+            fix="give a file of a PyTorch target",
+        )
+    for merge in plan.merges.values():
+        user = next(step for step in plan.steps if any(part.leaf == merge.name for part in step.parts))
+        yield Finding(
+            "not-reversible",
+            f"the tensor is a sum or product of several leaves ({merge.name}); it does not tell them apart",
+            rule=user.rule.line_only,
+            path=user.name,
+            fix="keep the pair, and convert the weight that it is added to alone",
+        )
+    for step in plan.steps:
+        for part in step.parts:
+            if part.leaf in plan.merges:
+                continue
+            if (why := _no_inverse(part.ops, plan.source.leaves[part.leaf].spec)) is not None:
+                yield Finding("not-reversible", f"from {part.leaf}: {why}", rule=step.rule.line_only, path=step.name)
+
+
+def _no_inverse(ops: tuple[Op, ...], spec: TensorSpec) -> str | None:
+    box, rest = needed_box(ops, spec)
+    try:
+        inverse(rest, TensorSpec(box.shape, spec.dtype))
+    except LossyError:
+        return "the normalisation is folded into the weight, and the tensor does not hold the weight without it"
+    for op in ops:
+        if isinstance(op, Multiply) and abs(math.frexp(op.value)[0]) != 0.5:
+            return f"'{op}' rounds, as its factor is no power of two: several values of the leaf give the same tensor"
+    return None
+
+
+def _compare(plan: Plan, tensors: Mapping[str, TensorSpec]) -> Iterator[Finding]:
+    """Compare the tensors that there are with those that the plan makes."""
+    made = {step.name: step for step in plan.steps}
+    known = ClosestNames(tensors)
+    for step in plan.steps:
+        if (spec := tensors.get(step.name)) is None and step.value is None and not step.tied:
+            leaves = ", ".join(dict.fromkeys(part.leaf for part in step.parts))
+            yield Finding(
+                "tensor-missing",
+                rule=step.rule.line_only,
+                path=step.name,
+                expected=f"{step.spec} (for {leaves})",
+                got="no such tensor",
+                fix=known.did_you_mean(step.name) or "give a file with all tensors of the model",
+            )
+        elif spec is not None and spec != step.spec:
+            fix = "give a checkpoint of the same size with --like"
+            if spec.shape == step.spec.shape:
+                fix = f"say with --dtype {spec.dtype} that the tensors have another dtype than the leaves"
+            yield Finding(
+                "tensor-spec-differs",
+                rule=step.rule.line_only,
+                path=step.name,
+                expected=str(step.spec),
+                got=str(spec),
+                fix=fix,
+            )
+    known_made = ClosestNames(made)
+    for name, own in tensors.items():
+        if name not in made:
+            yield Finding(
+                "tensor-unexpected",
+                f"no leaf of the checkpoint is made of this tensor ({own})",
+                path=name,
+                fix=known_made.did_you_mean(name) or "remove it from the file, or add a rule for it",
+            )
+
+
+def _covered(parts: Sequence[Part], spec: TensorSpec) -> int:
+    """Count the elements of a leaf that some part fills."""
+    boxes: dict[Box, list[tuple[Op, ...]]] = {}
+    for part in parts:
+        box, rest = needed_box(part.ops, spec)
+        boxes.setdefault(box, []).append(tuple(op for op in rest if not isinstance(op, COMPUTING)))
+    known: dict[object, int] = {}
+    total, filled = 0, list[Box]()
+    for box, several in boxes.items():
+        if any(box.overlap(other.origin, other.shape) is not None for other in filled) and len(boxes) < 1000:
+            return _covered_one_by_one(parts, spec)
+        filled.append(box)
+        key = (box.shape, frozenset(several))
+        if key not in known:
+            moves = [ops for ops in several if not any(isinstance(op, SELECTING) for op in ops)]
+            known[key] = box.size if moves else int(np.count_nonzero(_mask(several, box.shape)))
+        total += known[key]
+    return total
+
+
+def _covered_one_by_one(parts: Sequence[Part], spec: TensorSpec) -> int:
+    """Count the elements of a leaf that some part fills, one by one."""
+    mask = np.zeros(spec.shape, bool)
+    for part in parts:
+        box, rest = needed_box(part.ops, spec)
+        moves = tuple(op for op in rest if not isinstance(op, COMPUTING))
+        mask[box.within((0,) * len(spec.shape))] |= _mask([moves], box.shape)
+    return int(np.count_nonzero(mask))
+
+
+def _mask(several: Sequence[tuple[Op, ...]], shape: tuple[int, ...]) -> Any:
+    """Mark the elements that operations take from an array."""
+    spec, mask = TensorSpec(shape, "bool"), np.zeros(shape, bool)
+    for ops in several:
+        mask |= apply(inverse(ops, spec), np.ones(out_spec(ops, spec).shape, bool))
+    return mask
+
+
+def _notes(plan: Plan, made: Sequence[MadeLeaf], kept: Sequence[KeptLeaf]) -> Iterator[str]:
+    part = [leaf for leaf in made if leaf.rest]
+    if part:
+        yield f"{part[0].rest:,} elements of {part[0].leaf} are in no tensor and are those of --like" + (
+            f" ({len(part) - 1} more leaves like it)" if len(part) > 1 else ""
+        )
+    if kept:
+        yield f"{len(kept)} leaves are in no tensor and are those of --like: {kept[0].leaf}{', ...' if len(kept) > 1 else ''}"
+    sums = [
+        leaf for leaf in made if any(isinstance(op, Add | AddIdentity) for _, part in leaf.parts for op in part.ops)
+    ]
+    if sums:
+        yield (
+            f"{len(sums)} leaves are one term of a sum that was rounded ({sums[0].leaf}{', ...' if len(sums) > 1 else ''}): the model "
+            "computes the same sum again, from a leaf that may differ in its last bits from the one that was first converted"
+        )

@@ -1,0 +1,212 @@
+"""A checkpoint whose leaves are computed back from tensors, each element when it is read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from threading import Lock
+from typing import Any
+
+import numpy as np
+
+from convert.checkpoints.chunks import Box, Grid, Meter, Piece, full_box, tiles
+from convert.checkpoints.source import Source
+from convert.core.errors import PlanError
+from convert.core.findings import Finding
+from convert.core.ops import Add, Cast, Multiply, Op, apply, inverse, out_spec
+from convert.core.tensor_spec import TensorSpec, numpy_dtype
+from convert.layers.base import Part, Step
+from convert.numerics.bits import count_unequal, same_bits, unequal
+from convert.reversing.plan import COMPUTING, MadeLeaf, ReversePlan
+from convert.writing.execute import computed
+from convert.writing.scatter import destination_view, needed_box
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class ReversedSource(Source):
+    """The checkpoint of a reverse plan. Reading a box touches only the tensors that it is made of.
+
+    Each value that is computed back is computed forward again, and must give the bits of its tensor.
+    """
+
+    def __init__(self, plan: ReversePlan) -> None:
+        like = plan.forward.checkpoint
+        self.plan, self._like, self._tensor = plan, like, plan.written.read
+        self.path, self.format, self.leaves, self.absent = like.path, like.format, like.leaves, like.absent
+        self._made = {made.leaf: made for made in plan.leaves}
+        self._shares: dict[str, list[_Share]] = {}
+        self._lock = Lock()
+
+    def check_constants(self) -> None:
+        """Check the tensors that no leaf holds.
+
+        Raises:
+            PlanError: one has another value than the source's model computes with.
+        """
+        findings = []
+        for step in self.plan.constants:
+            got, want = self._tensor(step.name), computed(step).astype(numpy_dtype(step.spec.dtype), copy=False)
+            if not same_bits(got, want):
+                findings.append(
+                    Finding(
+                        "value-not-reversible",
+                        "the checkpoint has no leaf for this tensor, and its model computes with another value",
+                        rule=step.rule.line_only,
+                        path=step.name,
+                        expected=step.arithmetic or "the values that the rule computes",
+                        got=f"{count_unequal(got, want)} of {got.size} values differ",
+                    )
+                )
+        if findings:
+            raise PlanError(*findings, headline="the tensors cannot be converted back" if len(findings) > 1 else "")
+
+    def chunks(self, name: str) -> Grid:
+        return self._like.chunks(name)
+
+    def read(self, name: str) -> Array:
+        return self.read_box(name, full_box(self.leaves[name].spec.shape))
+
+    def pieces(self, name: str, chunk: Box, meter: Meter | None = None) -> Iterator[Piece]:
+        for tile in tiles(chunk.shape, numpy_dtype(self.leaves[name].spec.dtype).itemsize):
+            origin = tuple(a + b for a, b in zip(chunk.origin, tile.origin, strict=True))
+            yield origin, self.read_box(name, Box(origin, tile.shape))
+
+    def read_box(self, name: str, box: Box) -> Array:
+        """Compute a part of a leaf.
+
+        Raises:
+            PlanError: a value of a tensor is that of no leaf.
+            CheckpointError: a file cannot be read.
+        """
+        made = self._made.get(name)
+        if made is None:
+            return self._like.read_box(name, box)
+        fresh = np.empty(box.shape, numpy_dtype(made.spec.dtype))
+        out = self._like.read_box(name, box).copy() if made.rest else fresh
+        with self._lock:
+            shares = self._shares.get(name)
+            if shares is None:
+                shares = [_Share(made, step, part, self._tensor(step.name)) for step, part in made.parts]
+                self._shares = {name: shares}  # one leaf at a time: tensors that are mapped cost address space
+        for share in reversed(shares):  # the first ones have the last word; the others are compared with them
+            share.fill(out, box)
+        for share in shares:
+            share.compare(out, box)
+        return out
+
+
+class _Share:
+    """What a part of a tensor gives to a leaf."""
+
+    def __init__(self, made: MadeLeaf, step: Step, part: Part, tensor: Array) -> None:
+        self._made, self._step, self._part, self._values = made, step, part, part.share(tensor)
+        self._box, self._rest = needed_box(part.ops, made.spec)
+        self._view = destination_view(part.ops, made.spec, self._values)
+        self._whole: tuple[Array, Array] | None = None
+        self._lock = Lock()
+
+    def fill(self, out: Array, box: Box) -> None:
+        """Write what it gives to a box of the leaf."""
+        if self._box.overlap(box.origin, box.shape) is None:
+            return
+        if self._view is not None:
+            for region, here in self._view.parts(box.origin, out):
+                here[...] = back(self._view.ops, region, self._made.spec.dtype)
+            return
+        whole, mask = self._inverted()
+        common = self._box.overlap(box.origin, box.shape)
+        assert common is not None
+        inside = common.within(self._box.origin)
+        np.copyto(out[common.within(box.origin)], whole[inside], where=mask[inside])
+
+    def compare(self, out: Array, box: Box) -> None:
+        """Compare the leaf with what this part gives to it, and the tensor with what is computed from the leaf.
+
+        Raises:
+            PlanError: a bit differs.
+        """
+        common = self._box.overlap(box.origin, box.shape)
+        if common is None:
+            return
+        if self._view is None:
+            whole, mask = self._inverted()
+            inside, here = common.within(self._box.origin), out[common.within(box.origin)]
+            self._require_one_value(here[mask[inside]], whole[inside][mask[inside]])
+            return
+        for region, here in self._view.parts(box.origin, out):
+            if self._made.overlap:
+                self._require_one_value(here, back(self._view.ops, region, self._made.spec.dtype))
+            if self._view.ops:
+                self._require_same_again(region, _forward(self._view.ops, here))
+
+    def _inverted(self) -> tuple[Array, Array]:
+        """Compute its box of the leaf at once, where the operations need all elements; and which of them it gives."""
+        with self._lock:
+            if self._whole is None:
+                spec = TensorSpec(self._box.shape, self._made.spec.dtype)
+                whole = _backwards(inverse(self._rest, spec), self._values)
+                self._require_same_again(self._values, _forward(self._rest, whole))
+                moves = tuple(op for op in self._rest if not isinstance(op, COMPUTING))
+                flags = TensorSpec(spec.shape, "bool")
+                mask = apply(inverse(moves, flags), np.ones(out_spec(moves, flags).shape, bool))
+                self._whole = whole, mask
+            return self._whole
+
+    def _require_one_value(self, here: Array, given: Array) -> None:
+        if not same_bits(here, given):
+            names = dict.fromkeys(step.name for step, _ in self._made.parts)
+            raise PlanError(
+                Finding(
+                    "tied-weights-differ",
+                    f"these tensors hold the same elements of the leaf {self._made.leaf}",
+                    rule=self._step.rule.line_only,
+                    path=" and ".join(names),
+                    expected="equal values",
+                    got=f"{count_unequal(here, given)} of {here.size} values that differ",
+                    fix="a checkpoint of the source's model has one leaf for both: the tensors must be equal",
+                )
+            )
+
+    def _require_same_again(self, got: Array, again: Array) -> None:
+        if same_bits(got, again):
+            return
+        wrong = unequal(got, again)
+        raise PlanError(
+            Finding(
+                "value-not-reversible",
+                f"no {self._made.spec.dtype} in the leaf {self._made.leaf} gives this value ({self._step.arithmetic or 'cast'})",
+                rule=self._step.rule.line_only,
+                path=self._step.name,
+                expected=str(got[wrong].ravel()[0]),
+                got=f"{again[wrong].ravel()[0]} after it is undone and done again",
+                fix="give with --like a checkpoint whose leaf has a wider dtype, or round the tensors first",
+                data={"values": int(np.count_nonzero(wrong)), "leaf": self._made.leaf},
+            )
+        )
+
+
+def _forward(ops: tuple[Op, ...], x: Array) -> Array:
+    with np.errstate(all="ignore"):
+        try:
+            return apply(ops, x)
+        except OverflowError:
+            return np.full(out_spec(ops, TensorSpec(x.shape, x.dtype.name)).shape, np.nan)
+
+
+def _backwards(ops: tuple[Op, ...], x: Array) -> Array:
+    """Apply inverse operations. Values that do not fit are found when the result is computed forward."""
+    for op in ops:
+        with np.errstate(all="ignore"):
+            x = x.astype(numpy_dtype(op.dtype)) if isinstance(op, Cast) else op.apply(x)
+    return x
+
+
+def back(ops: tuple[Op, ...], y: Array, dtype: str) -> Array:
+    """Undo elementwise operations, of which the first takes values of `dtype`."""
+    specs = [TensorSpec((), dtype)]
+    for op in ops:
+        specs.append(op.out_spec(specs[-1]))
+    for op, before in zip(reversed(ops), reversed(specs[:-1]), strict=True):
+        assert isinstance(op, Cast | Add | Multiply)
+        y = _backwards((op.inverse(before),), y)
+    return y
