@@ -16,7 +16,7 @@ from typing import Any, Unpack
 
 from convert.api import plan_conversion
 from convert.checkpoints import Source
-from convert.core.errors import ConvertError, RuleError, UnavailableError, UserCodeError
+from convert.core.errors import ConvertError, PlanError, RuleError, UnavailableError, UserCodeError
 from convert.core.findings import Finding
 from convert.core.system import signals
 from convert.core.text import shortened
@@ -189,7 +189,9 @@ def plan_of(
         ConvertError: neither the metadata nor the caller names rules; or as `plan_conversion`.
     """
     metadata = {key: shortened(value) for key, value in written.metadata.items() if key in ("model", "target", "dtype")}
+    origin = ""
     if not model:
+        origin = f"its header names {metadata['model']}" if metadata.get("model") else "the recording names it"
         model = metadata.get("model") or recorded_model
         fix = "name the rules with --model, such as --model ./rules.yaml"
         if not model:
@@ -204,16 +206,19 @@ def plan_of(
         except RuleError as error:
             problem = f"its metadata names the rules {model!r}, which are not available"
             raise ConvertError(Finding("rules-not-found", problem, path=str(written.path), fix=fix)) from error
-    return plan_conversion(
-        model,
-        checkpoint,
-        replace(
-            options,
-            to=options.to or metadata.get("target") or None,
-            dtype=options.dtype or metadata.get("dtype") or None,
-            settings={**written.stated("settings"), **options.settings},
-        ),
+    planned = replace(
+        options,
+        to=options.to or metadata.get("target") or None,
+        dtype=options.dtype or metadata.get("dtype") or None,
+        settings={**written.stated("settings"), **options.settings},
     )
+    try:
+        return plan_conversion(model, checkpoint, planned)
+    except PlanError as error:
+        if not origin:
+            raise
+        chosen = f"{written.path.name} chose these rules: {origin}; if it is of another model, name that with --model"
+        raise error.with_hint("; ".join(filter(None, (chosen, error.hint)))) from error
 
 
 def _refuse_other_target(plan: Plan, written: Written) -> None:
@@ -388,7 +393,11 @@ def _model_levels(
         if isinstance(reference, str):
             raise _unavailable(reference)
         if coverage.verdict is Verdict.FAILED:
-            raise _unavailable("the file does not hold the tensors of the model; see coverage")
+            tensors = any(finding.code != "directory-not-loadable" for finding in coverage.findings)
+            what = (
+                "the file does not hold the tensors of the model" if tensors else "the files of the directory are wrong"
+            )
+            raise _unavailable(f"{what}; see coverage")
         evidence = _evidence(comparison, reference)
     except (UserCodeError, UnavailableError) as error:
         dropped = _dropped(comparison, reference, None) if isinstance(error, UserCodeError) else ()
@@ -400,7 +409,7 @@ def _model_levels(
             with user_code_errors(comparison.factory, REFERENCE_OPTION):
                 report = _model_level(level, comparison, reference, evidence, weights)
                 if level == "model":
-                    report = _without_dependence(report, comparison, reference, evidence)
+                    report = _with_dependence(report, comparison, reference, evidence)
                 if level == "model" and report.verdict is Verdict.PASSED:
                     inputs, device = evidence.inputs, options.device
                     facts = with_measured(facts, comparison.written, reference, inputs, device=device)
@@ -424,17 +433,15 @@ def _unseen(comparison: Comparison, reference: Reference, evidence: Evidence) ->
     return tuple(unseen(comparison.plan, reference, evidence)) if comparison.factory is not None else ()
 
 
-def _without_dependence(
+def _with_dependence(
     report: LevelReport, comparison: Comparison, reference: Reference, evidence: Evidence
 ) -> LevelReport:
     """Return the level as inconclusive where the outputs of the user's reference do not depend on the weights."""
     plan, written, device = comparison.plan, comparison.written, comparison.options.device
-    if comparison.factory is None or report.verdict not in (Verdict.PASSED, Verdict.FAILED):
+    if comparison.factory is None or report.verdict is not Verdict.PASSED:
         return report
-    from convert.verify.model.dependence import independent, with_independent_jax
+    from convert.verify.model.dependence import independent
 
-    if report.verdict is Verdict.FAILED:
-        return with_independent_jax(report, plan, reference, evidence)
     if not (reasons := list(independent(plan, written, reference, evidence, device))):
         return report
     return replace(report, verdict=Verdict.INCONCLUSIVE, reason="; ".join(reasons))
@@ -490,9 +497,11 @@ def _model_level(
     if comparison.factory is None:
         reference = with_target_errors(reference)
     if level == "model":
+        from convert.verify.model.dependence import jax_without_weights
         from convert.verify.model.level import check_model
 
-        return check_model(plan, written, reference, evidence, device=comparison.options.device)
+        own = partial(jax_without_weights, plan, reference, evidence) if comparison.factory is not None else None
+        return check_model(plan, written, reference, evidence, device=comparison.options.device, proves_nothing=own)
     from convert.verify.model.backends import check_backends
 
     return check_backends(plan, written, reference, evidence, weights=weights)

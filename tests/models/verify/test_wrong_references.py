@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
 from torch import nn
 
 import convert
@@ -52,6 +55,20 @@ def test_the_right_reference_passes(converted: Path) -> None:
     report = checked(converted, require=("model",))
     assert report.exit_code == 0
     assert not report.facts
+
+
+def test_only_the_tensors_that_are_wrong_are_blamed(converted: Path, tmp_path: Path) -> None:
+    """The statistics of the same layer are right."""
+    with safe_open(converted / "out.safetensors", "np") as file:
+        metadata = file.metadata()
+    tensors = load_file(converted / "out.safetensors")
+    tensors["last.weight"], tensors["last.bias"] = tensors["last.bias"], tensors["last.weight"]
+    for name in ("ckpt.npz", "rules.yaml"):
+        shutil.copy(converted / name, tmp_path)
+    save_file(tensors, tmp_path / "out.safetensors", metadata)
+    diagnosis = model(checked(tmp_path)).diagnosis
+    assert diagnosis is not None and diagnosis["name"] == "other values in the file"
+    assert diagnosis["problem"].startswith("last.weight and last.bias in the file are not what ")
 
 
 # ---- what `build` returned
@@ -403,8 +420,20 @@ def test_a_jax_side_with_other_weights_of_its_own(converted: Path, said: dict[st
         {name: jnp.asarray(x) for name, x in source(5).arrays.items()}, inputs
     )
     level = model(checked(converted))
-    assert level.verdict is Verdict.FAILED
-    assert level.findings[0].data["diagnosis"] == "JAX side does not use the weights"
+    assert level.verdict is Verdict.INCONCLUSIVE and level.diagnosis is None
+    assert level.reason.startswith("the JAX side does not use the weights: its outputs stay the same")
+
+
+@pytest.mark.slow
+def test_a_difference_in_chosen_tokens_is_a_difference(converted: Path, said: dict[str, Any]) -> None:
+    """The tokens stay the same for weights that change a little, and not for shuffled ones."""
+    said.update(outputs=lambda y: y.argmax(-1), logits=(), boundaries=False)
+
+    def negative(module: nn.Module, state: Any) -> None:
+        module.get_submodule("blocks.0.norm").weight.data = -3 * state["blocks.0.norm.weight"]
+
+    said["build"] = negative
+    assert model(checked(converted)).verdict is Verdict.FAILED
 
 
 @pytest.mark.slow

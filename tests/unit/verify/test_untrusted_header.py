@@ -13,7 +13,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from convert.api import convert, plan_conversion
-from convert.core.errors import CheckpointError, ConvertError, RuleError
+from convert.core.errors import CheckpointError, ConvertError, PlanError, RuleError
 from convert.planning.options import ConversionOptions
 from convert.rules.library import load_rules, named_rules
 from convert.verify.report.report import Verdict
@@ -47,6 +47,16 @@ def written(rules: Path, tmp_path: Path) -> Callable[..., Written]:
         return open_written(out)
 
     return make
+
+
+def test_a_header_that_names_another_model_is_said_to_have_chosen_it(written: Callable[..., Written]) -> None:
+    with pytest.raises(PlanError) as error:
+        plan_of(written(model="llama_lm"), SOURCE)
+    last = str(error.value).splitlines()[-1]
+    assert last.startswith("out.safetensors chose these rules: its header names llama_lm; if it is of another model, ")
+    with pytest.raises(PlanError) as error:
+        plan_of(written(model="llama_lm"), SOURCE, model="llama_lm")
+    assert "chose" not in str(error.value)
 
 
 def test_a_header_names_no_path(written: Callable[..., Written], rules: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,13 +82,21 @@ def fact_factor_mistakes(step: Step, rule: Rule, plan: PlanView) -> Iterator[Mis
     """Yield factors that a fact gives, once or squared, in place of the one that the rule names, or of none."""
     part, plain = step.parts[0], replace(rule, prescaled_by=None)
     stored = replace(step, parts=(replace(part, ops=tuple(op for op in part.ops if not isinstance(op, Multiply))),))
-    for name, value in plan.facts.items():
+    declared = rule.prescaled_by.text if rule.prescaled_by is not None else ""
+    found: dict[float, list[Factor]] = {}
+    for name, value in sorted(plan.facts.items(), key=lambda fact: f"${fact[0]}" not in declared):
         if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0 or value == 1:
             continue
-        for text, power, inverse in itertools.product((f"${name}",), (2, 1), (True, False)):
-            shown = f"{'1/' if inverse else ''}{text}{'^2' if power == 2 else ''}"
-            if rule.prescaled_by is None or rule.prescaled_by.text != shown:
-                yield from factor_mistakes(stored, plain, plan.source, Factor(shown, float(value), power, inverse))
+        for power, inverse in itertools.product((2, 1), (True, False)):
+            shown = f"{'1/' if inverse else ''}${name}{'^2' if power == 2 else ''}"
+            factor = Factor(shown, float(value), power, inverse)
+            found.setdefault(factor.value({}), []).append(factor)
+    for equal in found.values():
+        if declared not in (texts := [factor.text for factor in equal]):
+            text = f"{texts[0]} (the same number as {' and '.join(texts[1:])})" if texts[1:] else texts[0]
+            for mistake in factor_mistakes(stored, plain, plan.source, replace(equal[0], text=text)):
+                made = f"the weight without the factor {declared}" if declared else mistake.instead
+                yield replace(mistake, instead=made)
 
 
 # ---- RoPE

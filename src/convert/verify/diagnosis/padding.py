@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,39 @@ def other_padding(site: Site) -> Search:
     variants = list(_variants(site))
     if not variants:
         return Search()
-    return compare_variants(site, variants, site.rule(site.name), lambda torch, jax: MISTAKE)
+    found: list[tuple[Pads, Pads]] = []
+
+    def name(torch: Variant, jax: Variant) -> str:
+        found.append((torch.params, jax.params))
+        return MISTAKE
+
+    search = compare_variants(site, variants, site.rule(site.name), name)
+    if search.explanation is None or not found:
+        return search
+    problem, fix = _said(site.name, *found[0])
+    return replace(search, explanation=replace(search.explanation, problem=problem, fix=fix))
+
+
+def _said(layer: str, ours: Pads, theirs: Pads) -> tuple[str, str]:
+    """Say how the paddings differ, and what to do."""
+    shown = _torch_order(theirs)
+    other = "or correct the reference if the JAX model does not"
+    changes = [
+        f"{abs(theirs[axis][side] - ours[axis][side])} {'more' if theirs[axis][side] > ours[axis][side] else 'fewer'} "
+        f"{('in front of', 'behind')[side]} axis {axis + 2}"
+        for axis in range(len(ours))
+        for side in (0, 1)
+        if theirs[axis][side] != ours[axis][side]
+    ]
+    problem = f"{layer} is computed with {_torch_order(ours)} zeros (as F.pad takes them); the JAX model has {', '.join(changes)}"
+    if min(shown) >= 0:
+        return problem, f"pad what {layer} is given by {shown} (F.pad), {other}"
+    # Fewer zeros than none: the target's code has padded before.
+    problem += ". These numbers are relative to what the target's code gives the layer, which has zeros of its own"
+    return (
+        problem,
+        f"change the padding in the code in front of {layer} by {[a - b for a, b in zip(shown, _torch_order(ours), strict=True)]} (F.pad), {other}",
+    )
 
 
 def _variants(site: Site) -> Iterator[Variant]:
@@ -72,7 +105,7 @@ def _variants(site: Site) -> Iterator[Variant]:
 
     symmetric_first = sorted(itertools.product(*choices), key=lambda pads: sum(abs(low - high) for low, high in pads))
     for pads in symmetric_first[:MAX_PADDINGS]:
-        yield Variant(f"padding {_torch_order(pads)} by F.pad", lambda seen, pads=pads: run(pads))  # type: ignore[misc]
+        yield Variant(f"padding {_torch_order(pads)} by F.pad", lambda seen, pads=pads: run(pads), params=pads)  # type: ignore[misc]
 
 
 def _torch_order(pads: Pads) -> list[int]:

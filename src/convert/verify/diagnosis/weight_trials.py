@@ -12,6 +12,7 @@ from convert.core.errors import ConvertError
 from convert.layers.base import Step
 from convert.layers.mistake import Mistake
 from convert.layers.step_tensor import expected
+from convert.numerics.compare import epsilon
 from convert.planning.plan import Plan
 from convert.references.protocol import INPUT
 from convert.verify.diagnosis.compare import Explanation, Search
@@ -28,6 +29,7 @@ PAIRED_ROLES = (
 )  # tensors about which a rule is wrong in the same way
 OTHER_VALUE, OTHER_VALUES = "another value in the file", "other values in the file"
 CONVERT_AGAIN = "convert again; the weights level says which values differ"
+ROUNDINGS = 2  # by which the file may differ from values in float64
 MAX_PAIRS = 64  # of one mistake with a weight and one with its bias
 
 
@@ -58,12 +60,13 @@ def weight_trials(site: Site) -> Iterator[Trial]:
 def _of_file(site: Site, replay: Replay, steps: list[Step]) -> Iterator[Trial]:
     """Yield trials in which the rule is right, and the file does not hold what the rule makes."""
     source = site.plan.source
-    from_leaves = [step for step in steps if step.parts]
+    constants = [step for step in steps if isinstance(step.value, float)]
+    from_leaves = [step for step in steps if step.parts and _differs(site, step)]
 
     def trial(name: str, problem: str, rule: str, tensors: Callable[[], dict[str, Array]]) -> Trial:
         return Trial(name, problem, rule, CONVERT_AGAIN, lambda: replay.with_tensors(tensors()))
 
-    for step in (step for step in steps if isinstance(step.value, float)):
+    for step in constants:
         rule = step.rule.line_only
         problem = f"{step.name} in the file is not the constant {step.value:g} that {rule} makes it"
         yield trial(OTHER_VALUE, problem, rule, lambda step=step: {step.name: computed(step)})  # type: ignore[misc]
@@ -72,10 +75,27 @@ def _of_file(site: Site, replay: Replay, steps: list[Step]) -> Iterator[Trial]:
         problem = f"{step.name} in the file is not what {rule} makes of the checkpoint"
         yield trial(OTHER_VALUE, problem, rule, lambda step=step: {step.name: expected(step, source)})  # type: ignore[misc]
     if len(from_leaves) > 1:
-        rule = from_leaves[0].rule.line_only
+        rules = list(dict.fromkeys(step.rule.line_only for step in from_leaves))
         names = " and ".join(step.name for step in from_leaves)
-        problem = f"{names} in the file are not what {rule} makes of the checkpoint"
-        yield trial(OTHER_VALUES, problem, rule, lambda: {step.name: expected(step, source) for step in from_leaves})
+        made = f"{rules[0]} makes" if len(rules) == 1 else f"{' and '.join(rules)} make"
+        problem = f"{names} in the file are not what {made} of the checkpoint"
+        yield trial(
+            OTHER_VALUES, problem, rules[0], lambda: {step.name: expected(step, source) for step in from_leaves}
+        )
+
+
+def _differs(site: Site, step: Step) -> bool:
+    """Whether the module has other values than the rule makes, by more than the roundings of the file."""
+    got = site.seen.weights.get(step.name)
+    if got is None:
+        return True
+    want = expected(step, site.plan.source)
+    if got.shape != want.shape:
+        return True
+    coarse = site.evidence.rounded or site.evidence.precision
+    slack = ROUNDINGS * max(epsilon(site.evidence.precision), epsilon(coarse))
+    with np.errstate(invalid="ignore"):
+        return not bool(np.all(np.abs(got - want) <= slack * np.abs(want)))
 
 
 def _of_rules(site: Site, replay: Replay, steps: list[Step]) -> Iterator[Trial]:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from convert.core.findings import Finding
 from convert.core.ops import is_float
 from convert.numerics.compare import epsilon
 from convert.numerics.precision import jax_precision
 from convert.planning.plan import Plan
 from convert.references.protocol import Reference
-from convert.verify.report.report import LevelReport
 from convert.verify.sides.evidence import Evidence
 from convert.verify.sides.run_jax import as_jax, jax_weights
 from convert.verify.sides.run_torch import run_torch, written_state
@@ -31,7 +28,7 @@ FEW = 0.5  # share of the numbers of an output; fewer change only where the outp
 
 def independent(plan: Plan, written: Written, reference: Reference, evidence: Evidence, device: str) -> Iterator[str]:
     """Yield why the outputs of a side prove nothing, with the next step."""
-    if said := jax_independent(plan, reference, evidence):
+    if said := _jax_independent(plan, reference, evidence):
         yield f"{said}; {JAX_FIX}, and return numbers that are neither rounded nor chosen"
     precision = evidence.precision
     state = written_state(written, device, precision)
@@ -53,28 +50,25 @@ def independent(plan: Plan, written: Written, reference: Reference, evidence: Ev
         )
 
 
-def jax_independent(plan: Plan, reference: Reference, evidence: Evidence) -> str:
+def jax_without_weights(plan: Plan, reference: Reference, evidence: Evidence) -> str:
+    """Return that the outputs of the JAX side are the same with the values of every leaf shuffled; empty where they are not."""
+    if reference.jax is None or evidence.origin != "live":
+        return ""
+    rng = np.random.default_rng(0)
+    after = _changed_jax(plan, reference, evidence, lambda x: rng.permutation(x.reshape(-1)).reshape(x.shape))
+    if any(not np.array_equal(evidence.native_values[n], after[n], equal_nan=True) for n in reference.outputs):
+        return ""
+    return (
+        "the JAX side does not use the weights: its outputs stay the same when the values of every leaf are shuffled; "
+        f"{JAX_FIX}"
+    )
+
+
+def _jax_independent(plan: Plan, reference: Reference, evidence: Evidence) -> str:
     """Return that the outputs of the JAX side do not change with the weights; empty where they do."""
     if reference.jax is None or evidence.origin != "live":
         return ""
-    said = _said(evidence.native_values, _changed_jax(plan, reference, evidence), reference)
-    return f"when every weight changes, {said} on the JAX side" if said else ""
-
-
-def with_independent_jax(level: LevelReport, plan: Plan, reference: Reference, evidence: Evidence) -> LevelReport:
-    """Return a level that failed with the reason that the JAX side has weights of its own, where this is so."""
-    if not (said := jax_independent(plan, reference, evidence)):
-        return level
-    data = {"diagnosis": "JAX side does not use the weights"}
-    finding = Finding("reference-values-invalid", said, path="jax", fix=JAX_FIX, data=data)
-    return replace(level, findings=(finding, *level.findings))
-
-
-def _changed_jax(plan: Plan, reference: Reference, evidence: Evidence) -> Mapping[str, Array]:
-    """Run the JAX model with each weight changed at random."""
-    rng = np.random.default_rng(0)
-    precision = evidence.precision
-    share = _share(precision)
+    rng, share = np.random.default_rng(0), _share(evidence.precision)
 
     def changed(x: Array) -> Array:
         if not is_float(x.dtype.name):
@@ -82,6 +76,15 @@ def _changed_jax(plan: Plan, reference: Reference, evidence: Evidence) -> Mappin
         wide = x.astype(np.float64)
         return np.asarray(wide * (1 + share * rng.choice((-1.0, 1.0), x.shape)))
 
+    said = _said(evidence.native_values, _changed_jax(plan, reference, evidence, changed), reference)
+    return f"when every weight changes, {said} on the JAX side" if said else ""
+
+
+def _changed_jax(
+    plan: Plan, reference: Reference, evidence: Evidence, changed: Callable[[Array], Array]
+) -> Mapping[str, Array]:
+    """Run the JAX model with each leaf changed."""
+    precision = evidence.precision
     with jax_precision(precision):
         weights = {name: as_jax(changed(x), precision) for name, x in jax_weights(plan).items()}
         values = reference.jax_side()(weights, {n: as_jax(x, precision) for n, x in evidence.inputs.items()})

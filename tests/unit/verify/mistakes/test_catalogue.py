@@ -181,3 +181,17 @@ def test_a_scale_that_lost_its_one_is_found_up_to_rounding(plan: Plan) -> None:
     written = expected(norm, plan.source) - np.float32(1)
     (first, *_) = [m for m in known_mistakes(norm, plan) if same_bits(written, m.make()) or nearly(written, m.make())]
     assert first.name == "1+scale missing" and is_float(norm.spec.dtype)
+
+
+def test_the_fact_of_a_factor_is_the_one_that_the_rule_names() -> None:
+    """Another fact may have the same number by chance: it is named second, and as the same number."""
+    head = "model: m\ntitle: M\ntargets: {torch: {loads: T}}\nfacts: {ratio: 2, value: 0.5}\n"
+    rules = "- from: scale\n  axes: D\n  prescaled_by: 1/$value\n  parameter: scale"
+    (step,) = (plan := make_plan(rule_file(rules, head), MemorySource({"scale": np.ones(4, np.float32)}))).steps
+    made = "the weight without the factor 1/$value"
+    found = {m.gives: m.instead for m in known_mistakes(step, plan) if "the same number" in m.gives}
+    assert found == {
+        "the weight without a factor $value^2 (the same number as 1/$ratio^2), as if the source had folded it in": made,
+        "the weight without a factor 1/$value^2 (the same number as $ratio^2), as if the source had folded it in": made,
+        "the weight without a factor $value (the same number as 1/$ratio), as if the source had folded it in": made,
+    }
