@@ -260,7 +260,7 @@ def test_inputs_that_are_no_numbers_are_one_error(run: Run, folder: Path) -> Non
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("example", "checkpoint", "settings"),
-    [("own-model", "ckpt", ("D=12", "i=3")), ("nnx", "ckpt", ("V=11", "F=14", "i=2"))],
+    [("own-model", "ckpt", ("D=12", "i=3")), ("nnx", "ckpt", ("V=11", "F=14", "i=2")), ("conv-net", "ckpt.npz", ())],
 )
 def test_the_examples_give_the_bytes_of_their_rules(
     run: Run, folder: Path, example: str, checkpoint: str, settings: tuple[str, ...]

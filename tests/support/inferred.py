@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,6 +12,9 @@ import torch
 
 from convert.inference.derivation import Arithmetic, Derivation, Grade, Tensor
 from convert.inference.infer import infer
+from convert.inference.rule_file.proof import compare_rules
+from convert.inference.rule_file.write import write_rules
+from convert.verify.target_model import model_of_module
 
 WIDTH = 16
 HEADS = 4
@@ -54,6 +58,15 @@ def linen(model: Any, x: Any) -> tuple[Callable[[Mapping[str, Any], Any], Any], 
         return model.apply(jax.tree_util.tree_unflatten(structure, [leaves[name] for name in names]), x)
 
     return function, {name: leaf.shape for name, (_, leaf) in zip(names, paths, strict=True)}
+
+
+def rules(found: Derivation, module: torch.nn.Module) -> list[str]:
+    """The rules that are written, without their remarks; their plan is the derivation, and nothing is open."""
+    written = write_rules(found, model_of_module(module, "Model"))
+    assert found.complete, (found.differences, found.proof)
+    assert written.open == {}
+    assert compare_rules(written.text, found) == []
+    return [re.sub(r" +#.*", "", rule).strip() for rule in written.text.split("\nrules:\n")[1].split("\n\n")]
 
 
 def sources(found: Derivation | Tensor) -> Any:

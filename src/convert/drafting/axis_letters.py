@@ -15,6 +15,7 @@ PREFERRED = {
     "parts": "CG",
     "rank": "R",
     "positions": "TS",
+    "map": "XYZ",
     "varying in": "I",
     "varying out": "O",
 }
@@ -28,6 +29,7 @@ MEANING = {
     "parts": "number of fused tensors",
     "rank": "a rank",
     "positions": "positions",
+    "map": "size of a map that is flattened",
     "varying in": "channels in",
     "varying out": "channels out",
 }
@@ -45,7 +47,7 @@ class Letters:
     def __init__(self) -> None:
         self._known: dict[tuple[str, int, int], str] = {}
         self.fixed: set[str] = set()
-        """Letters whose size no leaf shows on its own."""
+        """Letters whose size no leaf shows on its own: it is declared as a number."""
 
     def named(self, role: str, size: int, again: int = 0) -> str:
         """Return the letter of an axis; with `again`, another one for a second axis of the same size in a tensor.
@@ -71,5 +73,6 @@ class Letters:
                 yield f"{letter}: {{is: {MEANING[role]}, varies: true}}    # they differ from layer to layer"
                 continue
             first = self._known.get((role, size, 0))
-            equals = f", equals: {first}" if again and first else f", equals: {size}" if letter in self.fixed else ""
+            equals = f", equals: {first}" if again and first else ""
+            equals = f", equals: {size}" if letter in self.fixed else equals
             yield f"{letter}: {{is: {MEANING[role]}{equals}}}    # {size} in this checkpoint"

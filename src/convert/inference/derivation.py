@@ -120,9 +120,11 @@ class Part:
             `evidence.source`; empty for a constant.
         arithmetic: how the element is computed.
         factor: what it is multiplied by, after `arithmetic`; the value of a constant.
-        contracted: axes of the leaf that a product sums over (of a convolution: the axis of the input channels).
+        contracted: axes of the leaf that a product sums over (of a convolution: the axis of the input channels); of a computed part,
+            of the operand.
         leaves: what a computed part is computed from.
         evidence: why it is believed.
+        values: of a computed part, with the weights of `Derivation.weights`.
     """
 
     elements: Array
@@ -133,6 +135,7 @@ class Part:
     factor: float = 1.0
     contracted: tuple[int, ...] = ()
     leaves: tuple[str, ...] = ()
+    values: Array | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the part as JSON values; positions as [first, step, count]."""
@@ -285,6 +288,7 @@ class Derivation:
         proof: None where the programs differ or tensors are open.
         tried: candidates tried in all.
         notes: what limits the result: a branch taken by its values, opaque operations.
+        weights: the random leaves that it was derived with.
     """
 
     tensors: tuple[Tensor, ...]
@@ -295,6 +299,7 @@ class Derivation:
     proof: Proof | None = None
     tried: int = 0
     notes: tuple[str, ...] = ()
+    weights: Mapping[str, Array] = field(default_factory=dict, repr=False)
 
     @property
     def complete(self) -> bool:

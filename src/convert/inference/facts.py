@@ -83,11 +83,16 @@ def _leaves(source: Source, piece: Piece) -> list[str]:
 
 def _convolution(search: Search, choice: Choice, meeting: Meeting, fact: Callable[..., Fact]) -> Iterator[Fact]:
     settings = meeting.operation.settings
-    for name, key in (("strides", "window_strides"), ("padding", "padding"), ("dilation", "rhs_dilation")):
+    transposed = bool(search.target.operations[choice.index].settings.get("transposed"))
+    for name, key in (
+        ("strides", "lhs_dilation" if transposed else "window_strides"),
+        ("padding", "padding"),
+        ("dilation", "rhs_dilation"),
+    ):
         if key in settings:
             yield fact(name, plain(settings[key]))
     yield fact("groups", int(settings.get("feature_group_count", 1)))
-    yield fact("transposed", bool(search.target.operations[choice.index].settings.get("transposed")))
+    yield fact("transposed", transposed)
 
 
 def _multiplies_by(

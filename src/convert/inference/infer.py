@@ -124,6 +124,7 @@ def _derived(
         evidence,
         search.tried,
         _notes(first, target),
+        {name: value.array for name, value in first.parameters.items()},
     )
 
 

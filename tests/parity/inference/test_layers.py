@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional
 
 from convert.inference.derivation import Grade
-from support.inferred import WIDTH, derive, floats, grades, linen, sources
+from support.inferred import WIDTH, derive, floats, grades, linen, rules, sources
 
 D = WIDTH
 
@@ -52,7 +52,8 @@ class Channels(torch.nn.Module):
 
 def test_a_network_of_images():
     function, shapes = linen(Images(), np.zeros((2, 8, 8, 3)))
-    found = derive(function, Channels(), shapes, floats(2, 8, 8, 3))
+    module = Channels()
+    found = derive(function, module, shapes, floats(2, 8, 8, 3))
     assert found.complete and grades(found) == {Grade.DERIVED}
     assert sources(found) == {
         "a.weight": "params/Conv_0/kernel", "a.bias": "params/Conv_0/bias",
@@ -62,9 +63,11 @@ def test_a_network_of_images():
         "e.weight": "params/ConvTranspose_0/kernel", "e.bias": "params/ConvTranspose_0/bias",
         "f.weight": "params/Dense_0/kernel", "f.bias": "params/Dense_0/bias",
     }  # fmt: skip
+    assert "flattened: {F: XC}\n" in rules(found, module)[-1]
     facts = {(tensor, fact.name): fact.value for fact in found.facts for tensor in fact.tensors}
     assert facts["a.weight", "strides"] == [2, 2] and facts["a.weight", "padding"] == [[0, 1], [0, 1]]
     assert facts["c.weight", "groups"] == 8 and facts["e.weight", "transposed"] is True
+    assert facts["e.weight", "strides"] == [2, 2]
     assert facts["b.running_var", "epsilon"] == 1e-5 and facts["d.weight", "epsilon"] == 1e-6
 
 
@@ -88,6 +91,34 @@ def test_a_weight_normalised_kernel(parametrized):
         assert sources(found.tensor("0.parametrizations.weight.original1")) == kernel
     else:
         assert sources(found.tensor("0.weight")) == (kernel, scale)
+    (rule, _) = rules(found, module)
+    assert f"from: {kernel}\n" in rule and f"weight_norm: {scale}\n" in rule
+    assert ("parametrization: weight_norm}" in rule) == parametrized
+
+
+@pytest.mark.parametrize("text", ["(w - mean) / (std + 1e-5)", "(w - mean) / sqrt(var + 1e-6)"])
+def test_a_standardised_kernel(text):
+    class Standardised(nn.Conv):
+        def param(self, name: str, *args: Any, **kwargs: Any) -> Any:
+            w = super().param(name, *args, **kwargs)
+            if name != "kernel":
+                return w
+            below = w.std((0, 1, 2)) + 1e-5 if "std" in text else jnp.sqrt(w.var((0, 1, 2)) + 1e-6)
+            return (w - w.mean((0, 1, 2))) / below
+
+    function, shapes = linen(Standardised(5, (3, 2), padding="VALID"), np.zeros((2, 6, 5, 4)))
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.c = torch.nn.Conv2d(4, 5, (3, 2))
+
+        def forward(self, x: Any) -> Any:
+            return self.c(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
+
+    module = Model()
+    found = derive(function, module, shapes, floats(2, 6, 5, 4))
+    assert f"padding: VALID\n  weight_standardization: {text}\n" in rules(found, module)[0]
 
 
 def test_a_kernel_that_is_divided_by_a_norm_is_computed_and_no_number_times_the_leaf():
@@ -97,9 +128,11 @@ def test_a_kernel_that_is_divided_by_a_norm_is_computed_and_no_number_times_the_
             return jnp.tanh(nn.SpectralNorm(nn.Dense(D))(x, update_stats=False))
 
     function, shapes = linen(Model(), np.zeros((3, 7, D)))
-    found = derive(function, torch.nn.Sequential(torch.nn.Linear(D, D), torch.nn.Tanh()), shapes)
+    module = torch.nn.Sequential(torch.nn.Linear(D, D), torch.nn.Tanh())
+    found = derive(function, module, shapes)
     assert found.complete and grades(found) == {Grade.DERIVED}
     assert sources(found.tensor("0.weight")) == ("batch_stats/SpectralNorm_0/Dense_0/kernel/u", "params/Dense_0/kernel")
+    assert "spectral_norm: batch_stats/SpectralNorm_0/Dense_0/kernel/u\n" in rules(found, module)[0]
 
 
 class Recurrent(torch.nn.Module):

@@ -11,7 +11,7 @@ import numpy as np
 from convert.inference.candidates import Piece, Source
 from convert.inference.derivation import Arithmetic, Evidence, Grade, Part, Tensor, Tie
 from convert.inference.search import Choice, Search, Segment, Solution
-from convert.inference.sites import role_of, site_of
+from convert.inference.sites import Meeting, role_of, site_of
 from convert.programs.program import Value
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -129,7 +129,9 @@ def _parts(search: Search, choice: Choice, piece: Piece, segment: Segment) -> It
     if piece.arithmetic is Arithmetic.COMPUTED:
         assert piece.meeting is not None and piece.places is not None
         leaves = tuple(sorted(piece.meeting.weight.leaves))
-        yield Part(elements, "", piece.places[order], piece.arithmetic, evidence, leaves=leaves)
+        contracted = _summed(piece.meeting)
+        values = piece.values[order]
+        yield Part(elements, "", piece.places[order], piece.arithmetic, evidence, 1.0, contracted, leaves, values)
         return
     owner = np.searchsorted(source.starts, numbers, "right") - 1
     for k in dict.fromkeys(owner.tolist()):
@@ -164,17 +166,21 @@ def _shared(search: Search, data: Value) -> str:
     return " ".join(word for word in (operation.name, operation.where) if word)
 
 
+def _summed(meeting: Meeting) -> tuple[int, ...]:
+    """Return the axes of the operand that its operation sums over."""
+    operation = meeting.operation
+    if operation.name == "dot_general":
+        return tuple(operation.settings["dimension_numbers"][0][meeting.side])
+    if operation.name == "conv_general_dilated":
+        return (operation.settings["dimension_numbers"].rhs_spec[1],)
+    return ()
+
+
 def _contracted(source: Source, piece: Piece, leaf: str) -> tuple[int, ...]:
     """Return the axes of a leaf that a product sums over."""
     if piece.meeting is None:
         return ()
-    weight, operation = piece.meeting.weight, piece.meeting.operation
-    if operation.name == "dot_general":
-        summed = operation.settings["dimension_numbers"][0][piece.meeting.side]
-    elif operation.name == "conv_general_dilated":
-        summed = (operation.settings["dimension_numbers"].rhs_spec[1],)
-    else:
-        return ()
+    weight, summed = piece.meeting.weight, _summed(piece.meeting)
     start, shape = source.program.first_element[leaf], source.program.parameters[leaf].array.shape
     axes: set[int] = set()
     for numbers in weight.elements:

@@ -40,7 +40,8 @@ def convolution_keys(layer: LayerRule, letters: Letters, stacked: Collection[int
     keys = [(numbers, "".join(found))]
     for key, name in (("padding", "padding"), ("strides", "strides"), ("dilation", "dilation")):
         if key in said and not _plain(key, said[key]):
-            keys.append((name, said[key]))
+            pads = key == "padding" and not re.search("[1-9]", said[key])
+            keys.append((name, "VALID" if pads else said[key]))
     if said.get("groups", "1") != "1":
         keys.append(("feature_group_count", said["groups"]))
     return keys

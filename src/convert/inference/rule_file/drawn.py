@@ -21,26 +21,33 @@ class DrawnLeaves(Source):
     Args:
         shapes: of the leaves, by name.
         root: of the leaves in the tree; their names are those below it.
+        arrays: the leaves that are not to be drawn, by their names below the root.
     """
 
     format = "drawn"
 
-    def __init__(self, shapes: Mapping[str, tuple[int, ...]], root: str = "", seed: int = 0) -> None:
+    def __init__(
+        self, shapes: Mapping[str, tuple[int, ...]], root: str = "", arrays: Mapping[str, Array] | None = None
+    ) -> None:
         self.path = Path("drawn")
+        given = {f"{root}/{name}" if root else name: array for name, array in (arrays or {}).items()}
         shapes = {f"{root}/{name}" if root else name: shape for name, shape in shapes.items()}
         self.leaves = {
             name: Leaf(tuple(name.split("/")), TensorSpec(shape, "float64")) for name, shape in shapes.items()
         }
-        rng = np.random.default_rng(seed)
-        self._arrays = {name: np.asarray(rng.normal(size=shape)) for name, shape in shapes.items()}
+        rng = np.random.default_rng(0)
+        self._arrays = {
+            name: np.asarray(given[name] if name in given else rng.normal(size=shape), np.float64)
+            for name, shape in shapes.items()
+        }
 
     def read(self, name: str) -> Array:
         return self._arrays[name]
 
 
 def derived_array(tensor: Tensor, source: Source, root: str = "") -> Array | None:
-    """Return the tensor as derived; None where it is computed from several leaves or not known."""
-    if not tensor.parts or any(part.arithmetic is Arithmetic.COMPUTED for part in tensor.parts):
+    """Return the tensor as derived; None where it is not known, or computed from leaves with other values than those of the source."""
+    if not tensor.parts or any(part.arithmetic is Arithmetic.COMPUTED and part.values is None for part in tensor.parts):
         return None
     prefix = f"{root}/" if root else ""
     leaves = {name: source.read(prefix + name) for part in tensor.parts if (name := part.leaf)}
@@ -53,6 +60,9 @@ def assembled(parts: Sequence[Part], shape: tuple[int, ...], leaves: Mapping[str
     for part in parts:
         if part.arithmetic is Arithmetic.CONSTANT:
             made[part.elements] = part.factor
+            continue
+        if part.values is not None:
+            made[part.elements] = part.values
             continue
         values = np.asarray(leaves[part.leaf], np.float64).ravel()[part.positions]
         plus = {Arithmetic.ONE_PLUS: 1.0, Arithmetic.MINUS_ONE: -1.0}.get(part.arithmetic, 0.0)

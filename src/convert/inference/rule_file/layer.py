@@ -13,8 +13,10 @@ from convert.drafting.like.target import TargetModel, TargetModule, join
 from convert.inference.derivation import Arithmetic, Derivation, Fact, Grade, Part, Role, Tensor
 from convert.inference.rule_file.cells import KINDS, layers_of, name_cell
 from convert.inference.rule_file.layout import Layout, read_layout
+from convert.inference.rule_file.parametrized import main_leaf, with_parametrizations
 from convert.layers.activations import ACTIVATIONS
 from convert.layers.shared_keys import ASK
+from convert.layers.weight_keys import PARAMETRIZATIONS
 
 NORMS = ("layer_norm", "rms_norm", "group_norm", "batch_norm", "instance_norm")
 CONVOLUTIONS = ("conv", "conv_transpose")
@@ -23,7 +25,9 @@ ROLES = {
     "bias": "bias",
     "running_mean": "mean",
     "running_var": "var",
+    "weight_norm": "weight_norm",
 }  # of a tensor -> the rule's key
+PARAMETRIZED_ROLES = {name: role for by_role in PARAMETRIZATIONS.values() for role, name in by_role.items()}
 WORDS = {
     Role.PRODUCT: "linear",
     Role.CONVOLUTION: "conv",
@@ -61,6 +65,7 @@ class LayerRule:
         evidence: why it is believed, in one line.
         grade: the weakest of its tensors.
         leaves: of a cell, whose one source is the path that they lie below: their names.
+        computed_from: of a weight that the source computes: the leaves beside the main one, until `computed` says how.
     """
 
     kind_name: str
@@ -73,6 +78,7 @@ class LayerRule:
     evidence: str = ""
     grade: Grade = Grade.DERIVED
     leaves: tuple[str, ...] = ()
+    computed_from: tuple[str, ...] | None = None
 
     @property
     def main(self) -> tuple[Source, ...]:
@@ -100,7 +106,7 @@ def describe_layers(derivation: Derivation, target: TargetModel) -> Layers:
     unknown: dict[str, str] = {}
     known = {name: tensor for tensor in derivation.tensors for name in (tensor.name, *tensor.also)}
     done: set[str] = set()
-    for module in target.modules:
+    for module in with_parametrizations(target):
         if module.kind_name in KINDS:
             cells, lost = _cells(module, known, derivation)
             found += cells
@@ -168,7 +174,7 @@ def _groups(module: TargetModule, own: Mapping[str, Tensor]) -> Iterator[dict[st
             yield {role: own[name] for role, name in (("weight", weight), ("bias", bias)) if name in own}
         rest = ("in_proj_weight", "in_proj_bias", "out_proj.weight", "out_proj.bias")
         yield from ({name: own[name]} for name in own if name not in rest)
-    elif module.kind_name or set(own) <= set(ROLES):
+    elif module.kind_name or set(own) <= {*ROLES, *PARAMETRIZED_ROLES}:
         kept = {name: tensor for name, tensor in own.items() if name != "num_batches_tracked"}
         roles = [_role(name, tensor) for name, tensor in kept.items()]
         if len(set(roles)) == len(roles):
@@ -183,6 +189,8 @@ def _role(name: str, tensor: Tensor) -> str:
     """Return what a tensor is in its module: that of its name, or what it does."""
     if name in ROLES:
         return name
+    if name in PARAMETRIZED_ROLES:
+        return PARAMETRIZED_ROLES[name]
     return "bias" if tensor.parts and tensor.parts[0].evidence.role is Role.SHIFT else "weight"
 
 
@@ -190,12 +198,20 @@ def _describe(
     module: TargetModule, group: Mapping[str, Tensor], facts: Mapping[str, Mapping[str, Any]], derivation: Derivation
 ) -> LayerRule | str:
     """Return the rule of some tensors of a module, or why there is none."""
-    tensors = {role: tensor for role, tensor in group.items() if not _constant(tensor)}
+    tensors = {
+        role: group[role] for role in sorted(group, key=lambda role: role != "weight") if not _constant(group[role])
+    }
     if not tensors:
         return "the source has no such parameter"
     first = tensors.get("weight", next(iter(tensors.values())))
     if any(not tensor.parts for tensor in tensors.values()):
         return "nothing was found that fits"
+    others: tuple[str, ...] | None = None
+    if any(part.arithmetic is Arithmetic.COMPUTED for part in first.parts):
+        computed = main_leaf(first, derivation.leaves)
+        if computed is None or "weight" not in tensors:
+            return "it is computed from several leaves"
+        tensors["weight"], others = computed
     said = {key: value for tensor in tensors.values() for key, value in facts.get(tensor.name, {}).items()}
     kind = _kind(module, tensors, said)
     sources: list[tuple[str, tuple[Source, ...]]] = []
@@ -205,8 +221,10 @@ def _describe(
             return "its elements lie in an order that has no name"
         sources.append(("from" if kind == "parameter" else ROLES.get(role, "from"), found))
     whole = first.name if kind == "parameter" else module.name
+    own = {tensor.name.removeprefix(f"{module.name}.") for tensor in tensors.values()}
     names: tuple[tuple[str, str], ...] = ()
-    if kind != "parameter":
+    parametrization = next((key for key, by_role in PARAMETRIZATIONS.items() if own >= set(by_role.values())), "")
+    if kind != "parameter" and not parametrization:
         names = tuple(
             (role, last)
             for role, tensor in tensors.items()
@@ -220,7 +238,11 @@ def _describe(
     if kind in ("linear", *CONVOLUTIONS) and said.get("activation") in ACTIVATIONS:
         keys = (*keys, ("activation", str(said["activation"])))
     geometry = _geometry(first, said) if kind in CONVOLUTIONS else ()
-    return LayerRule(kind, whole, tuple(sources), names, keys, target_keys, geometry, _evidence(first), weakest)
+    if parametrization:
+        target_keys = (*target_keys, ("parametrization", parametrization))
+    return LayerRule(
+        kind, whole, tuple(sources), names, keys, target_keys, geometry, _evidence(first), weakest, (), others
+    )
 
 
 def _geometry(tensor: Tensor, said: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 
@@ -22,6 +23,7 @@ class Named:
         self.letters = letters
         self.count: dict[tuple[str, int], int] = defaultdict(int)
         self.of: dict[tuple[int, int], str] = {}
+        self.whole: dict[int, str] = {}  # of an axis that is a flattened map
 
     def take(self, role: str, size: int) -> str:
         again = self.count[role, size]
@@ -34,6 +36,14 @@ class Named:
             self.of[axis.of, axis.place] = self.take(role, axis.size)
         return "".join(self.of[axis.of, axis.place] for axis in group)
 
+    def flattened(self, axis: int, parts: Sequence[Axis]) -> str:
+        """Name an axis of the leaf that is a flattened map, whose axes the file gives sizes; return ``D: HWC``."""
+        for part in parts:
+            self.of[part.of, part.place] = letter = self.take("map" if part is not parts[-1] else "width", part.size)
+            self.letters.fixed.add(letter)
+        self.whole[axis] = self.take("width", math.prod(part.size for part in parts))
+        return f"{self.whole[axis]}: {''.join(self.of[part.of, part.place] for part in parts)}"
+
 
 def leaf_letters(
     layout: Layout, named: Named, stacked: Collection[int] = (), split: tuple[int, str] | None = None
@@ -45,6 +55,9 @@ def leaf_letters(
             continue
         if split is not None and axis == split[0]:
             found.append(split[1])
+            continue
+        if axis in named.whole:
+            found.append(named.whole[axis])
             continue
         of = [named.of[a.of, a.place] for a in layout.made_of(axis)] or [x for x in [named.of.get((axis, 0))] if x]
         found.append("." if not of and size == 1 else of[0] if len(of) == 1 else f"({' '.join(of)})")

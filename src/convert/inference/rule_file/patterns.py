@@ -79,7 +79,7 @@ def join_layers(layers: Sequence[LayerRule]) -> list[PatternRule]:
     letters = IndexLetters()
     groups: dict[Hashable, list[LayerRule]] = defaultdict(list)
     for layer in layers:
-        groups[_structure(layer)].append(layer)
+        groups[structure(layer)].append(layer)
     rules = [rule for members in groups.values() for rule in _indexed(members, letters)]
     rules = _joined(rules, _split_key, _join_split)
     rules = _joined(rules, _parts_key, _join_parts)
@@ -88,7 +88,7 @@ def join_layers(layers: Sequence[LayerRule]) -> list[PatternRule]:
     return sorted(rules, key=lambda rule: order[rule.layer.module])
 
 
-def _structure(layer: LayerRule) -> Hashable:
+def structure(layer: LayerRule) -> Hashable:
     """Return what the layers of one rule have in common: all but numbers."""
     sources = tuple(
         (key, tuple((NUMBER.sub("#", s.leaf), _loose(s.layout), s.contracted) for s in of)) for key, of in layer.sources
@@ -101,6 +101,7 @@ def _structure(layer: LayerRule) -> Hashable:
         layer.keys,
         layer.target_keys,
         layer.geometry,
+        layer.computed_from is None,
     )
 
 

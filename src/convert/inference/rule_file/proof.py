@@ -36,7 +36,7 @@ def compare_rules(
 ) -> list[Mismatch]:
     """Return where the plan of the rules differs from the derivation; empty: every element of every tensor is the same.
 
-    Tensors that are computed from several leaves, or that have no parts, are not compared.
+    Tensors that have no parts are not compared.
 
     Args:
         text: of the rules, without questions.
@@ -47,7 +47,7 @@ def compare_rules(
     Raises:
         ConvertError: the rules are not valid, or do not fit the leaves.
     """
-    source = DrawnLeaves(derivation.leaves, root)
+    source = DrawnLeaves(derivation.leaves, root, derivation.weights)
     plan = make_plan(parse_rules(text), source)
     steps = {step.name: step for step in plan.steps}
     found = []

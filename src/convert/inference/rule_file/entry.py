@@ -1,0 +1,223 @@
+"""Print one rule: the keys that describe the source, then the target."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+
+from convert.drafting.axis_letters import Letters
+from convert.drafting.like.target import TargetModel
+from convert.inference.rule_file.cells import KINDS as CELLS
+from convert.inference.rule_file.cells import cell_target
+from convert.inference.rule_file.convolutions import convolution_keys
+from convert.inference.rule_file.layer import NORMS
+from convert.inference.rule_file.layout import HALF_SPLIT, INTERLEAVED, REVERSED, Axis, Layout
+from convert.inference.rule_file.letters import Named, NoWordsError, leaf_letters, target_axes
+from convert.inference.rule_file.patterns import PatternRule
+from convert.layers.draft import DraftEntry, flow, plain
+
+
+def entry_of(rule: PatternRule, letters: Letters, target: TargetModel) -> DraftEntry:
+    layer = rule.layer
+    if not rule.module:
+        raise NoWordsError("it is a parameter of the model itself, and the rule needs the name of a module")
+    entry = DraftEntry()
+    extra = [(role, name) for role, name in layer.names if role != name]
+    said = list(layer.keys)
+    main = layer.main[0].layout
+    remark = layer.evidence + (f"; the same in {rule.layers} layers" if rule.layers > 1 else "")
+    if layer.kind_name == "linear":
+        equation, axes, rope, flattened = _equation(rule, letters)
+        entry.say("einsum", json.dumps(equation) if re.search(r"[(){}]", equation) else equation, remark)
+        extra += [("axes", axes)] if axes else []
+        said += [("flattened", flattened)] if flattened else []
+        said += [("rope", f"{{{', '.join(f'{letter}: {order}' for letter, order in rope.items())}}}")] if rope else []
+    elif layer.kind_name in CELLS:
+        (key, cell), *more = layer.keys
+        entry.say(key, cell, remark)
+        said = more
+    elif layer.kind_name in ("conv", "conv_transpose"):
+        (numbers, axes), *more = convolution_keys(layer, letters, [axis for _, axis in rule.stacked])
+        entry.say("dimension_numbers", numbers, remark)
+        entry.say("axes", axes)
+        said = [*more, *said]
+    else:
+        entry.say("from", plain(dict(rule.sources).get("from", "")), remark)
+        axes, of_target = _stored(rule, letters)
+        said += [("axes", axes)] if axes else []
+        extra += [("axes", of_target)] if of_target else []
+    written = {line.key for line in entry.lines}
+    for key, path in rule.sources:
+        if key not in written and "." not in key:
+            entry.say(key, plain(path))
+    nested: dict[str, list[str]] = {}
+    for key, value in (*rule.sources, *said):
+        whole, dot, inner = key.partition(".")
+        if dot:
+            nested.setdefault(whole, []).append(f"{inner}: {flow(value)}")
+    for key, values in nested.items():
+        entry.say(key, f"{{{', '.join(values)}}}")
+    if rule.stacked:
+        entry.say("stacked", f"{{{', '.join(f'{index}: {axis}' for index, axis in rule.stacked)}}}")
+    if rule.index_from:
+        entry.say(
+            "index_from", f"{{{', '.join(f'{name}: [{slow}, {fast}]' for name, (slow, fast) in rule.index_from)}}}"
+        )
+    for key, value in said:
+        if "." not in key:
+            entry.say(key, value)
+    extra += layer.target_keys
+    if layer.kind_name == "embedding" and (tied := _tied(rule, target)):
+        extra.append(("tied", tied))
+    if layer.kind_name != "conv_transpose":
+        _check(main, None if rule.parts is None else rule.parts[0])
+    if layer.kind_name in CELLS:
+        entry.say(layer.kind_name, cell_target(rule.module, layer.target_keys))
+        return entry
+    key = "name" if layer.kind_name == "parameter" else "module"
+    named = "".join(f", {k}: {flow(v)}" for k, v in extra)
+    entry.say(layer.kind_name, f"{{{key}: {flow(rule.module)}{named}}}" if named else plain(rule.module))
+    return entry
+
+
+def _check(layout: Layout, parted: int | None) -> None:
+    """Refuse what no rule can say; the modules of a rule have the parts of the axis `parted`.
+
+    Raises:
+        NoWordsError: the layout has an axis that is reversed, or in part.
+    """
+    for axis in layout.axes:
+        if axis.order == REVERSED:
+            raise NoWordsError(f"axis {axis.of} of the leaf is reversed")
+        whole = layout.leaf_shape[axis.of]
+        if len(layout.made_of(axis.of)) == 1 and axis.size != whole and axis.of != parted:
+            raise NoWordsError(
+                f"elements {axis.start} to {axis.start + axis.size - 1} of axis {axis.of} of the leaf, of {whole}"
+            )
+
+
+def _equation(rule: PatternRule, letters: Letters) -> tuple[str, str, dict[str, str], str]:
+    """Return the equation of a linear layer, the target's axes where they are not those of a Linear, the orders of RoPE, and a flattened map."""
+    source = rule.layer.main[0]
+    layout, contracted = source.layout, set(source.contracted)
+    groups = layout.groups
+    assert groups is not None, "only layouts with groups are rules"
+    inward = [axis for group in groups for axis in group if axis.of in contracted]
+    outward = [axis for group in groups for axis in group if axis.of not in contracted]
+    inward, outward = (_with_ones(part, rule, inner) for part, inner in ((inward, True), (outward, False)))
+    named = Named(letters)
+    split = named.take("parts", layout.leaf_shape[rule.split]) if rule.split is not None else ""
+    is_map = _is_map(inward) and tuple(inward) in groups
+    if is_map:
+        flattened = f"{{{named.flattened(inward[0].of, _in_stored_order(inward))}}}"
+    else:
+        flattened = ""
+        named.name(inward)
+    named.name(outward)
+    inward, outward = (_in_stored_order(part) for part in (inward, outward))
+    y = "".join(named.of[a.of, a.place] for a in outward)
+    x = named.whole[inward[0].of] if is_map else "".join(named.of[a.of, a.place] for a in inward)
+    weight = leaf_letters(
+        layout, named, [axis for _, axis in rule.stacked], (rule.split, split) if rule.split is not None else None
+    )
+    grouped = _opened(y, weight)
+    if rule.parts is not None:
+        letter = named.of[rule.parts[0], 0]
+        parted = _sum(rule.parts[1], letter, named)
+        weight, grouped = weight.replace(letter, parted), grouped.replace(letter, parted)
+    rows = "..."
+    if (ones := _ones_of_bias(rule)) and split:  # a bias that is stored as [2, 1, 1, F]
+        rows += "".join(named.take("positions", 1) for _ in range(ones - 1))
+    made = f"{split}{rows}" if rows != "..." else f"{rows}{split}"
+    equation = f"{rows}{_opened(x, weight)},{weight}->{made}{grouped}"
+    wanted = [tuple(axis for axis in part if axis.size > 1) for part in (outward, inward)]
+    axes = ""
+    if not is_map and [tuple(group) for group in groups] != wanted:
+        axes = target_axes(layout, named)
+        for axis in (axis for axis in layout.axes if axis.place):  # no other leaf need have it
+            letters.fixed.add(named.of[axis.of, axis.place])
+    rope = {named.of[a.of, a.place]: a.order for a in layout.axes if a.order in (INTERLEAVED, HALF_SPLIT)}
+    return equation, axes, rope, flattened
+
+
+def _sum(sizes: Sequence[int], first: str, named: Named) -> str:
+    """Return the letters of an axis that is made of parts of these sizes. All but one of them must be known: they are declared."""
+    of = {sizes[0]: first}
+    for size in sizes:
+        if size not in of:
+            of[size] = named.take("width", size)
+            named.letters.fixed.add(of[size])
+    return f"({' + '.join(of[size] for size in sizes)})"
+
+
+def _in_stored_order(axes: Sequence[Axis]) -> list[Axis]:
+    """Return axes with those of one leaf's axis next to each other, as the leaf has them."""
+    first = list(dict.fromkeys(axis.of for axis in axes))
+    return sorted(axes, key=lambda axis: (first.index(axis.of), axis.place))
+
+
+def _is_map(axes: Sequence[Axis]) -> bool:
+    """Whether the inputs are a map that the source flattens with the channels last, and the target with the channels first."""
+    places = [axis.place for axis in axes]
+    return len(axes) > 1 and len({axis.of for axis in axes}) == 1 and places == [len(axes) - 1, *range(len(axes) - 1)]
+
+
+def _with_ones(axes: Sequence[Axis], rule: PatternRule, inward: bool) -> list[Axis]:
+    """Return the input or output axes of a linear layer with those of size 1, which no element tells, as stored."""
+    source = rule.layer.main[0]
+    hidden = {rule.split, *(axis for _, axis in rule.stacked)}
+    found = list(axes)
+    for axis, size in enumerate(source.layout.leaf_shape):
+        if size == 1 and axis not in hidden and (axis in source.contracted) == inward:
+            at = next((k for k, other in enumerate(found) if other.of > axis), len(found))
+            found.insert(at, Axis(axis, 0, 1))
+    return found
+
+
+def _ones_of_bias(rule: PatternRule) -> int:
+    """Return how many axes of size 1 the bias has."""
+    bias = dict(rule.layer.sources).get("bias")
+    return bias[0].layout.leaf_shape.count(1) if bias else 0
+
+
+def _opened(text: str, weight: str) -> str:
+    """Return the letters of an operand with the groups of the weight where they stand in its order."""
+    for group in re.findall(r"\([^()]*\)", weight):
+        text = text.replace(re.sub(r"[() ]", "", group), group)
+    return text
+
+
+def _stored(rule: PatternRule, letters: Letters) -> tuple[str, str]:
+    """Return the letters of a leaf without an equation, as stored and, where they differ, in the target.
+
+    Both are empty for a parameter that is kept as stored.
+    """
+    layer = rule.layer
+    layout = layer.main[0].layout
+    if rule.split is not None:
+        raise NoWordsError("its modules have elements of one axis of a leaf that no equation describes")
+    stacked = [axis for _, axis in rule.stacked]
+    kept = tuple(size for axis, size in enumerate(layout.leaf_shape) if axis not in stacked)
+    ordered = [(axis.of, axis.place) for axis in layout.axes] == sorted((axis.of, axis.place) for axis in layout.axes)
+    if layer.kind_name == "parameter" and ordered and kept == layout.shape:
+        return "", ""
+    named = Named(letters)
+    for k, axis in enumerate(layout.axes):
+        role = "entries" if layer.kind_name == "embedding" and k == 0 else "width"
+        named.of[axis.of, axis.place] = named.take(role, axis.size)
+    stored = leaf_letters(layout, named, stacked)
+    if ordered and stored.replace(".", "") == stored and len(stored) == len(layout.shape):
+        return stored, ""
+    if layer.kind_name in (*NORMS, "embedding"):
+        if not ordered:
+            raise NoWordsError("its axes are permuted, and no equation describes it")
+        return stored, ""
+    return stored, target_axes(layout, named)
+
+
+def _tied(rule: PatternRule, target: TargetModel) -> str:
+    """Return the other names of an embedding's table, as the key `tied` has them."""
+    others = target.tied.get(f"{rule.module}.weight", ())
+    heads = [name.removesuffix(".weight") for name, kind in others if kind == "linear"]
+    return heads[0] if len(others) == 1 and heads else ""
