@@ -53,6 +53,8 @@ class Declaration(ABC):
     @classmethod
     def layer(cls, values: Mapping[str, Any]) -> TargetLayer:
         """Read where the tensors go from the keys of the long form of the target."""
+        named = values.get("axes")
+        groups = named.groups.values() if named is not None else ()
         return TargetLayer(
             path=values.get("module") or values["name"],
             names={
@@ -66,7 +68,8 @@ class Declaration(ABC):
             flattened=values.get("flattened"),
             parametrization=values.get("parametrization"),
             tied=tuple(Tied(word, path) for word, paths in values.get("tied", {}).items() for path in paths),
-            axes=values.get("axes"),
+            axes=named.opened if named is not None else None,
+            rows=next((group for group in groups if group.letters is None), None),
             has=values.get("parameters"),
         )
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from convert.core.axis_groups import parse_axis_names
+from convert.core.axis_groups import AxisNames, parse_axis_names
 from convert.core.fields import FLAG, INTEGER, Choice, Key, ListOf, MapOf, Record, Scalar, located
 from convert.core.path_pattern import parse_pattern
 from convert.core.tensor_spec import SAFETENSORS_TAGS
@@ -135,21 +135,21 @@ def module_target(**extra: Key) -> Record:
     )
 
 
-def parse_target_axes(text: str) -> tuple[str, ...]:
-    """Parse the axes of a target tensor, such as ``.TD`` or ``(C N H)D``; a dot is an axis of size 1.
+def parse_target_axes(text: str) -> AxisNames:
+    """Parse the axes of a target tensor, such as ``.TD``, ``(C N H)D`` or ``(N (1 + 1 + 1) H)D``; a dot is an axis of size 1.
 
     Raises:
-        ValueError: as `parse_axis_names`, or a sum of parts.
+        ValueError: as `parse_axis_names`, or a sum of parts that is not the first axis.
     """
     names = parse_axis_names(text)
-    if any(group.letters is None for group in names.groups.values()):
-        raise ValueError(f"{text!r} has a sum; a target with the parts of several axes in one is not in the language")
-    return names.opened
+    if any(group.letters is None and names.letters[0] != letter for letter, group in names.groups.items()):
+        raise ValueError(f"{text!r} has a sum that is not the first axis; the rows of a tensor can have parts")
+    return names
 
 
 TARGET_AXES = Key(
     Scalar(str, "axis letters such as FD.. or .TD", parse_target_axes),
-    "Letters of the axes of the target's tensor, in its order: a dot is an axis of size 1, and (N H) is one axis made of two. Default: as the kind of layer has them.",
+    "Letters of the axes of the target's tensor, in its order: a dot is an axis of size 1, and (N H) is one axis made of two. Of a linear target, (N (1 + 1 + 1) H) are rows with several parts, such as queries, keys and values head by head. Default: as the kind of layer has them.",
 )
 TENSOR_TARGET = Record({"name": Key(PATTERN, "Full name of the tensor in the state_dict.", required=True)}, "a target")
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from convert.core.axis_groups import AxisGroup
 from convert.core.path_pattern import Pattern, parse_pattern
 
 
@@ -43,6 +44,8 @@ class TargetLayer:
         packed_in: the torch.nn.MultiheadAttention that this projection is part of, where the rule is an `attention`.
         tied: of an embedding: the other names of the table.
         axes: letters of each axis of the target's weight; none for an axis of size 1. None: as the kind of layer has them.
+        rows: what the first axis is made of, where it has several parts, from several leaves or parts of one.
+        piece: (k, n): of a layer that `of_part` gives: the k-th of n parts, counted from 0.
         has: of a norm: which of weight and bias the target has; None: the default.
     """
 
@@ -58,6 +61,15 @@ class TargetLayer:
     tied: tuple[Tied, ...] = ()
     axes: tuple[str, ...] | None = None
     has: str | None = None
+    rows: AxisGroup | None = None
+    piece: tuple[int, int] | None = None
+
+    def of_part(self, k: int) -> TargetLayer:
+        """Return the layer of one part of the rows, of one element of the axes around the parts."""
+        if self.rows is None or self.axes is None:
+            return self
+        letters = (self.rows.parts[k] + self.rows.after, *self.axes[1:])
+        return replace(self, axes=letters, rows=None, part=None, piece=(k, len(self.rows.parts)))
 
 
 @dataclass(frozen=True)

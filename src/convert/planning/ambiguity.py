@@ -146,7 +146,7 @@ def shape_ambiguities(steps: tuple[Step, ...]) -> tuple[ShapeAmbiguity, ...]:
         same_shape = len(step.parts) > 1 and len({(p.axes, p.groups) for p in step.parts}) == 1
         rope, summed = _rope_axis(part), _sum_of_parts(part)
         if others is None or others or same_shape or step.siblings > 1 or rope or summed:
-            fused = len(step.parts) if same_shape else 0
+            fused = len({part.leaf for part in step.parts}) if same_shape else 0
             key = (step.rule.line_only, str(part.layout), others, fused, step.siblings, rope, summed)
             groups.setdefault(key, []).append(step)
     return tuple(
@@ -155,7 +155,7 @@ def shape_ambiguities(steps: tuple[Step, ...]) -> tuple[ShapeAmbiguity, ...]:
             names=tuple(step.name for step in members),
             layout=layout,
             others=others and others[:3],
-            parts=tuple(part.leaf for part in members[0].parts) if fused else (),
+            parts=tuple(dict.fromkeys(part.leaf for part in members[0].parts)) if fused > 1 else (),
             siblings=siblings,
             rope_axis=rope,
             sum_of_parts=summed,

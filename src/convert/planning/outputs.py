@@ -61,6 +61,11 @@ def join(steps: list[Step]) -> tuple[list[Step], list[Finding]]:
                 start, stop = part.rows or (0, step.spec.shape[0])
                 moved.append(replace(part, rows=(row + start, row + stop)))
             row += step.spec.shape[0]
+        if all(_interleaved(step) for step in found):  # the target's axes say which rows
+            moved, row = (
+                sorted((part for step in found for part in step.parts), key=lambda part: part.rows or (0, 0)),
+                first.spec.shape[0],
+            )
         joined[name] = replace(
             first,
             spec=TensorSpec((row, *first.spec.shape[1:]), first.spec.dtype),
@@ -71,6 +76,14 @@ def join(steps: list[Step]) -> tuple[list[Step], list[Finding]]:
         )
     whole = [joined.pop(step.name, None) if step.part else step for step in steps]
     return [step for step in whole if step is not None], findings
+
+
+def _interleaved(step: Step) -> bool:
+    """Whether the rows of a step are some of those of its whole tensor."""
+    return (
+        sum(stop - start for start, stop in (part.rows or step.spec.shape[:1] * 2 for part in step.parts))
+        < step.spec.shape[0]
+    )
 
 
 def made_twice(steps: Sequence[Step]) -> Iterator[Finding]:

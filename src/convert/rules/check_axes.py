@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from convert.core.axis_groups import AxisGroup
 from convert.core.yaml_nodes import Position
 from convert.layers import Rule, TargetLayer
 from convert.rules.file import RuleFile, references
@@ -32,6 +33,9 @@ def check_target_axes(rule: Rule, layer: TargetLayer) -> None:
     """
     if layer.axes is None:
         return
+    if layer.rows is not None:
+        _check_rows(rule, layer, layer.rows)
+        return
     named = "".join(layer.axes)
     split = "".join(rule.split_axes(layer))
     member = len(layer.path.groups) > len(rule.path.groups)
@@ -45,6 +49,32 @@ def check_target_axes(rule: Rule, layer: TargetLayer) -> None:
         lost = [x for x in own if x not in named]
         if lost and not rule.kind.unit_axes:
             raise ValueError(f"the target's `axes` leave out {', '.join(lost)} of the leaf")
+
+
+def _check_rows(rule: Rule, layer: TargetLayer, rows: AxisGroup) -> None:
+    """Check that the rows of a target have the parts that the rule makes, and that each has the letters of its leaf.
+
+    Raises:
+        ValueError: they do not.
+    """
+    if rule.kind_name != "linear" or layer.computes is not None or layer.parametrization is not None or rule.normalized is not None or rule.flattened is not None:  # fmt: skip
+        raise ValueError(f"{rows} of the target's `axes` is a sum; that is for a `linear` target, without `einsum`, `flattened` or a norm of the weight")  # fmt: skip
+    kinds = [rule.kind.part(k) for k in range(rule.kind.parts)] or [rule.kind]
+    leaves = len(rule.path.groups[-1].words) if len(layer.path.groups) < len(rule.path.groups) else 1
+    made = layer.part[1] if layer.part else len(kinds) * leaves
+    if (layer.part and len(kinds) * leaves > 1) or len(layer.path.groups) > len(rule.path.groups) or (leaves > 1 and len(kinds) > 1):  # fmt: skip
+        raise ValueError(f"{rows} of the target's `axes` takes its parts from several leaves, from a sum in the equation, or from rules with `part`; write one of them")  # fmt: skip
+    if made != len(rows.parts):
+        raise ValueError(f"{rows} of the target's `axes` has {len(rows.parts)} parts, and the rule makes {made}")
+    rest = "".join((layer.axes or ())[1:])
+    for k in [layer.part[0] - 1] if layer.part else range(made):
+        for letters, outputs in kinds[k if len(kinds) > 1 else 0].weight_axes:
+            inputs = [x for x in letters if x not in outputs]
+            if set(rows.terms[k]) != set(outputs) or set(rest) != set(inputs):
+                raise ValueError(
+                    f"part {k + 1} of the target's `axes` has the letters {' '.join(rows.terms[k])}, and {' '.join(rest)}; the leaf has the "
+                    f"output axes {' '.join(outputs)}, and the input axes {' '.join(inputs)}"
+                )
 
 
 def users_of_sizes(rules: RuleFile) -> Iterator[tuple[Position, str, Iterable[object]]]:
@@ -71,6 +101,9 @@ def _users_in_rule(rule: Rule) -> Iterator[tuple[str, Iterable[object]]]:
         yield "`rope`", [rule.rope.axis, *rule.rope.leaf_axes]
     if rule.flattened is not None:
         yield "`flattened`", [rule.flattened.axis, *rule.flattened.order]
+    for _, layer in rule.layers:
+        if layer.rows is not None:
+            yield "the target's `axes`", "".join(layer.rows.terms)
     if (pair := rule.kind.pair) is not None:
         yield "a low-rank product", [*pair.product.first, *pair.product.second]
     if rule.normalized is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -10,6 +11,7 @@ from operator import attrgetter
 from typing import Any, TypeVar
 
 from convert.checkpoints.source import Source
+from convert.core.axis_groups import AxisGroup
 from convert.core.findings import Finding
 from convert.core.ops import Op, Slice, out_spec
 from convert.core.tensor_spec import TensorSpec
@@ -75,6 +77,8 @@ class Compiler:
             pattern = rule.sources[role]
             every = list(pattern.all_choices())
             each_part = [replace(rule, kind=rule.kind.part(k)) for k in range(rule.kind.parts)]
+            if layer.rows is not None:
+                each_part = _of_rows(each_part or [rule], layer, layer.rows)
             # Thousands of layers and experts differ in their names only: everything else is derived once.
             derived: dict[tuple[TensorSpec | None, ...], list[_Tensor]] = {}
             for values in sorted({indices for indices, _ in of_role}):
@@ -129,13 +133,15 @@ class Compiler:
         sources = tuple((*choices, k) for k in range(fused)) if fused else (choices[: len(groups)],)
         if split and each_part:
             rule = each_part[choices[-1]]
+        made_of = each_part if layer.rows is not None else [rule] * len(sources)
         leaves = []
-        for choice in sources:
+        sources *= len(made_of) // len(sources)
+        for choice, one in zip(sources, made_of, strict=True):
             name = names[choice]
             if name is None:
                 return  # reported by match.cover
-            leaf = read_leaf(rule, role, name, self.source.leaves[name].spec, variant)
-            leaves.append(leaf.opened(rule, self.sizes))
+            leaf = read_leaf(one, role, name, self.source.leaves[name].spec, variant)
+            leaves.append(leaf.opened(one, self.sizes))
         member = (choices[-1], len(layer.path.groups[-1].words)) if split and not each_part else None
         split_axes = rule.split_axes(layer)
         counts = {index: size for index, _, size in leaves[0].stacked}
@@ -150,9 +156,12 @@ class Compiler:
             if len(second) < len(wanted):
                 return  # reported by match.cover
             chosen = {axis: stack[axis] for axis in split_axes}
-            step = self._step(rule, role, layer, variant, leaves, stack, chosen, member, name, second)
+            pieces = [_Piece(one, leaf, chosen) for one, leaf in zip(made_of, leaves, strict=True)]
+            if layer.rows is not None:
+                pieces = self._row_by_row(pieces, layer.rows, layer.part)
+            step = self._step(rule, role, layer, variant, pieces, stack, member, name, second)
             own = bool(second or step.notes or any(leaf.name in self.merges for leaf in leaves))
-            yield _Tensor(step, stack, choices, sources, own)
+            yield _Tensor(step, stack, choices, sources * (len(pieces) // len(sources)), own)
 
     def _step(
         self,
@@ -160,13 +169,13 @@ class Compiler:
         role: str,
         layer: TargetLayer,
         variant: str | None,
-        leaves: list[NamedLeaf],
+        pieces: Sequence[_Piece],
         stack: Mapping[str, int],
-        chosen: Mapping[str, int],
         member: tuple[int, int] | None,
         name: str,
         second: Mapping[str, str],
     ) -> Step:
+        leaves = [piece.leaf for piece in pieces]
         check_bias(rule, role, leaves[0], second)
         fold = (
             Folding(self.source, self.sizes).fold(rule, role, layer, variant, leaves[0], stack, second)
@@ -184,10 +193,12 @@ class Compiler:
         parts, specs, row = [], [], 0
         sums: list[str] = []
         notes: list[str] = []
-        for leaf in leaves:
+        for piece in pieces:
+            leaf = piece.leaf
             own = zip(leaf.letters or "", leaf.own_shape, strict=False) if self.varying else ()
             sizes = {**self.sizes, **{x: n for x, n in own if x in self.varying}} if self.varying else self.sizes
-            moved = arranged(rule, role, layer, variant, leaf, stack, member, sizes, chosen)
+            own_layer = layer if piece.rows is None else piece.rule.layer(self.target) or layer
+            moved = arranged(piece.rule, role, own_layer, variant, leaf, stack, member, sizes, piece.elements)
             try:
                 merged = self.merges.get(leaf.name)
                 dtype = target_dtype(rule, replace(leaf.spec, dtype=merged.dtype) if merged else leaf.spec, self.dtype)
@@ -196,13 +207,20 @@ class Compiler:
                 cut, at, why = self._cut(rule, out_spec(moved.ops, leaf.spec), moved.at)
                 if cut:
                     notes.append(f"{name} keeps {at} of {leaf.name}; {why}")
+                if (
+                    piece.rows
+                    and piece.rule.kind.axis_groups(variant)
+                    and own_layer.piece
+                    and len({one.leaf.name for one in pieces}) == 1
+                ):
+                    at = f"part {own_layer.piece[0] + 1}" + (f", {at}" if at else "")
                 ops = (*moved.ops, *cut, *computing(compute, leaf.spec, dtype))
                 spec = out_spec(ops, leaf.spec)
             except ValueError as error:
                 raise not_convertible(rule, leaf.name, leaf.spec, name, error) from None
-            rows = (row, row + spec.shape[0]) if len(leaves) > 1 else None
-            row += spec.shape[0] if spec.shape else 0
-            parts.append(replace(moved, ops=ops, rows=rows, at=at, rule=rule))
+            rows = piece.rows or ((row, row + spec.shape[0]) if len(leaves) > 1 else None)
+            row = max(piece.total, rows[1]) if rows else 0
+            parts.append(replace(moved, ops=ops, rows=rows, at=at, rule=piece.rule))
             specs.append(spec)
         for leaf, spec in zip(leaves, specs, strict=True):
             if spec.dtype != specs[0].dtype or spec.shape[1:] != specs[0].shape[1:]:
@@ -217,7 +235,7 @@ class Compiler:
                         fix="give them one dtype with `dtype:`, or write them as separate tensors",
                     )
                 )
-        whole = specs[0] if len(specs) == 1 else TensorSpec((row, *specs[0].shape[1:]), specs[0].dtype)
+        whole = specs[0] if not row else TensorSpec((row, *specs[0].shape[1:]), specs[0].dtype)
         loses = losses([leaf.spec.dtype for leaf in leaves], whole.dtype, bool(compute or sums))
         return Step(
             name,
@@ -232,6 +250,30 @@ class Compiler:
             notes=tuple(notes),
         )
 
+    def _row_by_row(self, pieces: Sequence[_Piece], rows: AxisGroup, part: tuple[int, int] | None) -> list[_Piece]:
+        """Return a piece for each run of rows of one part: for each element of the axes around the parts, one of each part.
+
+        Raises:
+            MisfitError: a size is unknown.
+        """
+        numbers = [part[0] - 1] if part else range(len(pieces))
+        try:
+            runs = [rows.run_of(k, self.sizes) for k in numbers]
+        except ValueError as error:
+            first = pieces[0]
+            fix = Finding("size-unknown", str(error), rule=first.rule.at.line_only, path=first.leaf.name)
+            raise MisfitError(fix) from None
+        counts = [self.sizes[letter] for letter in rows.before]
+        found: list[_Piece] = []
+        for count, elements in enumerate(itertools.product(*map(range, counts))):
+            for piece, (period, start, stop) in zip(pieces, runs, strict=True):
+                own = dict(zip(rows.before, elements, strict=True))
+                where = (count * period + start, count * period + stop)
+                found.append(
+                    _Piece(piece.rule, piece.leaf, {**piece.elements, **own}, where, math.prod(counts) * period)
+                )
+        return found
+
     def _cut(self, rule: Rule, spec: TensorSpec, at: str) -> tuple[tuple[Op, ...], str, str]:
         """Leave out rows that the kind calls padding: return the operation, which rows are kept, and why not the others."""
         if not spec.shape:
@@ -241,6 +283,24 @@ class Compiler:
             return (), at, ""
         shown = f"rows 0 to {kept - 1} of {spec.shape[0]}"
         return (Slice(0, 0, kept),), f"{at}, {shown}" if at else shown, why
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """A leaf, or an element or a part of it, that becomes rows of a tensor.
+
+    Attributes:
+        rule: with the kind of the part, and with the target of the part where the target's axes have parts.
+        elements: which element of each axis.
+        rows: start and stop, where the target's axes say so; None: they follow those of the piece before.
+        total: number of rows of the tensor; 0: the pieces give it.
+    """
+
+    rule: Rule
+    leaf: NamedLeaf
+    elements: Mapping[str, int]
+    rows: tuple[int, int] | None = None
+    total: int = 0
 
 
 @dataclass(frozen=True)
@@ -298,6 +358,13 @@ def _access(of: type) -> tuple[Callable[[Any], tuple[Any, ...]], list[Callable[[
 _ACCESS: dict[type, tuple[Callable[[Any], tuple[Any, ...]], list[Callable[[Any, Any], None]]]] = {
     of: _access(of) for of in (Part, Step)
 }
+
+
+def _of_rows(rules: Sequence[Rule], layer: TargetLayer, rows: AxisGroup) -> list[Rule]:
+    """Return a rule for each part of the rows of a tensor: of each leaf, or of each part of one."""
+    numbers = [layer.part[0] - 1] if layer.part else range(len(rows.parts))
+    each = rules if len(rules) > 1 else [*rules] * len(numbers)
+    return [replace(rule, targets={None: layer.of_part(k)}, also={}) for rule, k in zip(each, numbers, strict=True)]
 
 
 def _among_siblings(tensors: Sequence[_Tensor], stacked: int) -> list[_Tensor]:

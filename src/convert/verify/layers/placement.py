@@ -48,7 +48,18 @@ def misplaced(plan: Plan, rule: Rule, step: Step, part: Part) -> Finding | None:
     choices, place = match.choices, _place(step, part)
     if split:
         choices = (*choices, _part_of(rule, part, plan.sizes) if part.ops and not part.taken else elements[-1])
-    elif len(layer.path.groups) < len(pattern.groups):
+    if layer.piece is not None:
+        number, count = layer.piece
+        around = [axis for axis, _ in part.taken if axis not in rule.split_axes(layer)]
+        element = 0
+        for axis in around:
+            element = element * plan.sizes[axis] + named[axis]
+        if place != element * count + number:
+            at = ", ".join(f"{axis}={named[axis]}" for axis in around)
+            right = f"part {number + 1} of {count} of {at}, the rows in place {element * count + number + 1}"
+            return finding(f"{part.leaf} is in rows of another part", right, f"place {place + 1}, rows {part.rows}")
+        place = number
+    if not split and len(layer.path.groups) < len(pattern.groups):
         if place != choices[-1]:
             wanted = pattern.fill(dict(match.indices), (*choices[:-1], place))
             return finding(f"rows {part.rows} hold the values of another leaf", wanted, part.leaf)
