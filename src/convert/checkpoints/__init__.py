@@ -25,6 +25,7 @@ from convert.checkpoints.errors import (
     unreadable,
 )
 from convert.checkpoints.formats import known_formats, pickle_guard
+from convert.checkpoints.formats.safetensors import written_by_torch
 from convert.checkpoints.source import Absent, Format, Leaf, Options, Source, name_leaves
 from convert.core.errors import CheckpointError
 
@@ -75,6 +76,8 @@ def _open(path: Path, options: Options) -> Source:
     candidates = [(format, file) for format in formats for file in format.find(path)]
     # A directory that is a checkpoint takes precedence over the files in it.
     candidates = [(format, file) for format, file in candidates if file == path] or candidates
+    if len(candidates) > 1:  # the Hub has PyTorch's weights beside flax_model.msgpack
+        candidates = [(format, file) for format, file in candidates if not written_by_torch(file)] or candidates
     if len(candidates) > 1:
         choices = ", ".join(f"{file} ({format.name})" for format, file in candidates)
         raise ambiguous(path, f"{len(candidates)} checkpoints could be meant: {choices}", "give one of them")

@@ -24,7 +24,7 @@ def complete_model(incomplete: str) -> list[str]:
     from convert.rules.library import available_rules
 
     rules = available_rules()
-    names = {rule.model for rule in rules} | {rule.family for rule in rules if rule.family}
+    names = {rule.model for rule in rules}.union(*(rule.families for rule in rules))
     return sorted(name for name in names if name.startswith(incomplete))
 
 

@@ -49,6 +49,7 @@ class Rule:
         asked: key -> position of its value ``ask``; only the leaves of such a rule are known (`convert.rules.placeholders`).
         also: target name (None: all targets) -> further layers that get the same leaves.
         macro: the key of the macro that expanded to this rule, such as ``attention``; empty: none.
+        each: types of the target's modules that the rule holds for, each in place of ``{module}``; empty: its paths are whole.
     """
 
     at: Position
@@ -71,6 +72,7 @@ class Rule:
     asked: Mapping[str, Position] = field(default_factory=dict)
     also: Mapping[str | None, tuple[TargetLayer, ...]] = field(default_factory=dict)
     macro: str = ""
+    each: tuple[str, ...] = ()
 
     @property
     def open_keys(self) -> dict[str, Position]:

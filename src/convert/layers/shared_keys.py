@@ -172,6 +172,10 @@ SHARED: Mapping[str, Key] = {
         Scalar(str, "a word"),
         "Type of the layers that have these leaves, one of those that the header's `layer_types` declares. Default: all layers.",
     ),
+    "each": Key(
+        ListOf(Scalar(str, "a type of modules"), or_one=True),
+        "Types of the target's modules that the rule holds for: `{module}` in its paths is each of them. The header's `modules` lists them. Default: the paths are whole.",
+    ),
     "dtype": Key(
         Choice(tuple(SAFETENSORS_TAGS)),
         "Dtype of these tensors in the output, regardless of --dtype. Default: that of --dtype, or of the source.",

@@ -20,8 +20,8 @@ KEY = "architectures"
 def class_conflict(rules: RuleFile, target: str, sidecar: Sidecar) -> Iterator[Finding]:
     """Report that the sidecar names another class than the one that the target loads."""
     planned, named = loaded_classes(rules, target), _classes(sidecar.config.get(KEY))
-    if rules.sidecar is None or not planned or not named or set(named) <= set(planned):
-        return
+    if rules.sidecar is None or rules.modules is not None or not planned or not named or set(named) <= set(planned):
+        return  # of rules with `modules`, the sidecar chooses the class
     expected, got = " or ".join(planned), " and ".join(named)
     yield Finding(
         "config-conflict",

@@ -36,6 +36,7 @@ from convert.planning.facts import (
 from convert.planning.low_rank_source import Merge, with_merges
 from convert.planning.match import Coverage, cover
 from convert.planning.merge_leaves import merge_low_rank
+from convert.planning.modules.expand import for_class
 from convert.planning.options import DEFAULTS, ConversionOptions, OptionKeywords
 from convert.planning.outputs import compare_with_state_dict, join, made_twice
 from convert.planning.plan import Dropped, Plan
@@ -81,12 +82,14 @@ class RuleMatch:
         source: the checkpoint.
         options: of the conversion.
         coverage: which leaf belongs to which rule.
+        refused: why the rules cannot be written for the class of the checkpoint.
     """
 
     rules: RuleFile
     source: Source = field(repr=False)
     options: ConversionOptions
     coverage: Coverage = field(repr=False)
+    refused: tuple[Finding, ...] = ()
 
     @property
     def target(self) -> str:
@@ -147,8 +150,9 @@ def match_rules(
     Args:
         index: of the source's leaves; pass one where several rule files are matched with one source.
     """
+    rules, refused = for_class(rules, source)
     rules = with_target(rules, options.to)
-    return RuleMatch(rules, source, options, cover(rules, source, index))
+    return RuleMatch(rules, source, options, cover(rules, source, index), refused)
 
 
 def plan_match(match: RuleMatch) -> Plan:
@@ -158,6 +162,8 @@ def plan_match(match: RuleMatch) -> Plan:
         OptionError, PlanError: as `make_plan`.
     """
     check_options(match)
+    if match.refused:
+        raise misfit_error(match, match.refused)
     if not any(of_role for matched in match.coverage.matched for of_role in matched.leaves.values()):
         raise PlanError(no_leaf_matches(match))
     sized, size_findings = match.sized

@@ -16,6 +16,8 @@ from convert.planning.planner import RuleMatch, check_options, match_rules, plan
 from convert.planning.settings import settable
 from convert.rules.file import RuleFile
 
+SAME_MODEL = 0.5  # share of the leaves that rules match which are of the same model
+
 
 @dataclass(frozen=True)
 class Ambiguous:
@@ -77,7 +79,7 @@ def pick(matches: Sequence[RuleMatch]) -> RuleMatch | Ambiguous | NoMatch:
 
 def _fits(match: RuleMatch) -> bool:
     """Whether leaves, sizes, facts and options suit the rules."""
-    if match.coverage.fraction == 0 or match.coverage.findings:
+    if match.coverage.fraction == 0 or match.coverage.findings or match.refused:
         return False
     try:
         check_options(match)
@@ -103,7 +105,7 @@ def _nearest(matches: Sequence[RuleMatch]) -> RuleMatch:
     One that fits the tree, and not the sidecar, comes first.
     """
     supporting = [m for m in matches if m.target not in m.rules.targets or m.rules.supports(m.target)]
-    most = [match for match in supporting if match.coverage.fraction > 0.5]
+    most = [match for match in supporting if match.coverage.fraction > SAME_MODEL]
     return next((match for match in most if not match.coverage.findings), next(iter(most), matches[0]))
 
 
@@ -120,6 +122,8 @@ def explain(outcome: Ambiguous | NoMatch) -> PlanError:
             )
         )
     nearest = outcome.nearest
+    if nearest.coverage.fraction < SAME_MODEL and (refused := [match for match in outcome.matches if match.refused]):
+        return PlanError(*refused[0].refused)
     if nearest.coverage.fraction == 0:
         return PlanError(_no_match(outcome))
     error = _plan_error(nearest)

@@ -128,6 +128,30 @@ class Target:
         return path
 
 
+MODULE = "module"  # the index of a rule with `each`: {module} is the path of a module
+
+
+@dataclass(frozen=True)
+class ModulesOfClass:
+    """Where the modules of the target are listed, for rules with `each`.
+
+    Attributes:
+        table: name of the file, beside the rule file.
+        key: key of the sidecar that names the class.
+        classes: name of a class in the sidecar -> its name in the table, where they differ.
+        renamed: key of a path -> key of the module's name, where they differ.
+        absent: modules that the tree need not have -> why.
+        at: position of the declaration.
+    """
+
+    table: str
+    key: str
+    classes: Mapping[str, str]
+    renamed: Mapping[str, str]
+    absent: Mapping[str, str]
+    at: Position
+
+
 @dataclass(frozen=True)
 class SizeProduct:
     """A product of facts, letters and integers that is the size of an axis.
@@ -158,7 +182,7 @@ class RuleFile:
     Attributes:
         path: the file.
         model: name of the model.
-        family: name that it shares with other models, of which the tree chooses one.
+        families: names that it shares with other models, of which the tree chooses one; the first is its own family.
         title: name for people.
         reference: ``module:function`` that builds the JAX and the PyTorch model for a check; empty without one.
         root: prefixes below which the leaves may be.
@@ -176,11 +200,12 @@ class RuleFile:
         sidecar: JSON file next to the checkpoint from which facts are read.
         needs_confirmation: fact that no checkpoint contains -> note for the user.
         products: products of facts and letters that are the size of an axis.
+        modules: where the modules are listed that rules with `each` hold for.
     """
 
     path: str
     model: str
-    family: str | None
+    families: tuple[str, ...]
     title: str
     root: tuple[str, ...]
     leaf_names: tuple[str, ...]
@@ -198,6 +223,12 @@ class RuleFile:
     needs_confirmation: Mapping[str, str] = field(default_factory=dict)
     products: tuple[SizeProduct, ...] = ()
     reference: str = ""
+    modules: ModulesOfClass | None = None
+
+    @property
+    def family(self) -> str | None:
+        """Name that it shares with the other models of its kind."""
+        return next(iter(self.families), None)
 
     @property
     def sha256(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from convert.core.text import shortened
 from convert.core.yaml_nodes import read_text
 from convert.rules.file import RuleFile
 from convert.rules.parse import parse_models, single_model
+
+TYPE = "model_type"  # key of transformers' config.json
 
 
 def load_rules(path: str | Path) -> RuleFile:
@@ -95,6 +98,14 @@ def find_rules(model: str, extra: Path | None = None) -> tuple[RuleFile, ...]:
     return load_models(model) if is_path(model) else named_rules(model, extra)
 
 
+def _for_type(rules: RuleFile, model: str) -> RuleFile | None:
+    """Return rules of several types of models for one of them; None if they do not support it."""
+    types = rules.sidecar.supported.get(TYPE, ()) if rules.sidecar is not None and rules.modules is not None else ()
+    if rules.sidecar is None or model not in types:
+        return None
+    return replace(rules, sidecar=replace(rules.sidecar, supported={**rules.sidecar.supported, TYPE: (model,)}))
+
+
 def _is_file(name: str) -> bool:
     """Whether there is such a file; a name that no file can have, as one that is too long, is none."""
     try:
@@ -117,14 +128,16 @@ def named_rules(model: str, extra: Path | None = None) -> tuple[RuleFile, ...]:
         RuleError: nothing has this name.
     """
     known = _available(extra, model)
-    named = tuple(rules for rules in known if rules.model == model) or tuple(r for r in known if r.family == model)
+    named = tuple(rules for rules in known if rules.model == model) or tuple(r for r in known if model in r.families)
     if named:
+        return named
+    if named := tuple(one for rules in known if (one := _for_type(rules, model)) is not None):
         return named
     if _is_file(model):
         problem = "it is a file, but a rule file is named by a path with / or ending in .yaml"
         raise RuleError(Finding("rules-not-found", problem, rule=model, fix=f"write ./{model}"))
     known = available_rules(extra)
-    names = sorted({rules.model for rules in known} | {rules.family for rules in known if rules.family})
+    names = sorted({rules.model for rules in known}.union(*(rules.families for rules in known)))
     near = did_you_mean(shortened(model), names)
     own = "give your own file by its path, such as ./my-model.yaml"
     raise RuleError(

@@ -24,6 +24,7 @@ from convert.rules.file import (
     TORCH,
     Axis,
     LayerTypes,
+    ModulesOfClass,
     Requirement,
     RuleFile,
     SidecarConfig,
@@ -99,7 +100,7 @@ def _parse_model(node: YamlNode, path: str, text: str) -> RuleFile:
     rules = RuleFile(
         path=path,
         model=values["model"],
-        family=values.get("family"),
+        families=tuple(values.get("family", ())),
         title=values["title"],
         reference=values.get("reference", ""),
         root=tuple(prefix.strip("/") for prefix in values.get("root") or ("",)),
@@ -130,6 +131,7 @@ def _parse_model(node: YamlNode, path: str, text: str) -> RuleFile:
             SizeProduct(parse_factors(text), letter, header["products"].keys_at[text])
             for text, letter in values.get("products", {}).items()
         ),
+        modules=_modules(values["modules"], header["modules"]) if "modules" in values else None,
         needs_confirmation={name: text for name, text in values.get("needs_confirmation", {}).items() if text},
     )
     findings += validate(rules, written)
@@ -164,6 +166,11 @@ def _target(name: str, values: Mapping[str, Any], node: YamlNode) -> Target:
 def _sidecar(values: Mapping[str, Any], node: YamlNode) -> SidecarConfig:
     supported, ignored, adapted = (values.get(key, {}) for key in ("supported", "ignored", "adapted"))
     return SidecarConfig(values["file"], supported, ignored, adapted, node.at.line_only)
+
+
+def _modules(values: Mapping[str, Any], node: YamlNode) -> ModulesOfClass:
+    classes, renamed, absent = (values.get(key, {}) for key in ("classes", "renamed", "absent"))
+    return ModulesOfClass(values["table"], values["key"], classes, renamed, absent, node.at)
 
 
 def _listed(header: Mapping[str, YamlNode], key: str) -> tuple[YamlNode, ...]:
@@ -274,6 +281,7 @@ def _parse_rule(node: YamlNode, targets: Mapping[str, Target]) -> WrittenRule:
         flattened=flattened,
         normalized=normalized,
         asked=asked,
+        each=tuple(values.get("each", ())),
     )
     return WrittenRule(rule, node)
 

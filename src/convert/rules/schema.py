@@ -181,6 +181,32 @@ _SIDECAR = Record(
 )
 
 
+_MODULES = Record(
+    {
+        "table": Key(
+            TEXT,
+            "File beside the rule file that lists the modules of each class.",
+            required=True,
+            example="transformers-classes.json",
+        ),
+        "key": Key(TEXT, "Key of the sidecar that names the class.", required=True, example="architectures"),
+        "classes": Key(
+            MapOf(TEXT),
+            "Mapping of a class that the sidecar names to the class that loads the output. Default: the same name.",
+        ),
+        "renamed": Key(
+            MapOf(TEXT, "a mapping of a key of paths to a key of names", parse_pattern),
+            "Mapping of a key of paths to the key of the module's name. Default: names are paths.",
+        ),
+        "absent": Key(
+            MapOf(TEXT, "a mapping of a path to a reason", parse_pattern),
+            "Mapping of modules that the tree need not have to the reason. Default: none.",
+        ),
+    },
+    "a list of modules",
+)
+
+
 def _parse_period(value: int | str) -> int | str:
     if isinstance(value, int) and value < 1:
         raise ValueError(f"expected a period of at least 1, not {value}")
@@ -267,8 +293,8 @@ RULE_FILE = Record(
             Scalar(str, "a name"), "Name of the rules, as given on the command line.", required=True, example="my-model"
         ),
         "family": Key(
-            Scalar(str, "a name"),
-            "Name that several models share; the tree decides which of them is used. Default: none.",
+            ListOf(Scalar(str, "a name"), or_one=True),
+            "Name that several models share, or several such names; the tree decides which of the models is used. Default: none.",
         ),
         "title": Key(TEXT, "Name of the model, for people.", required=True, example="My model"),
         "reference": Key(
@@ -302,6 +328,9 @@ RULE_FILE = Record(
         "sidecar": Key(
             _SIDECAR,
             "JSON file next to the checkpoint: facts with the same names are read from it, and its other keys are copied to the output's config.json. Default: no file is read.",
+        ),
+        "modules": Key(
+            _MODULES, "List of the modules of the target, for rules with `each`. Default: rules name their modules."
         ),
         "products": Key(
             MapOf(

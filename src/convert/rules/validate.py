@@ -21,7 +21,7 @@ from convert.layers.transforms.weight_normalization import check_normalized
 from convert.layers.transforms.weight_transforms import check_flattened
 from convert.layers.weight_keys import BIAS_U, V
 from convert.rules.check_axes import check_parts, check_target_axes, users_of_sizes
-from convert.rules.file import RuleFile, references
+from convert.rules.file import MODULE, RuleFile, references
 from convert.rules.placeholders import ASK
 
 
@@ -187,6 +187,18 @@ def _absent_if_has_the_indices_of_the_source(rule: Rule, node: YamlNode) -> Iter
         )
 
 
+def _module_is_in_every_path(rule: Rule, node: YamlNode) -> Iterator[Finding]:
+    paths = [*rule.sources.values(), *(layer.path for _, layer in rule.layers)]
+    for path in paths if bool(rule.each) or any(MODULE in path.indices for path in paths) else ():
+        if path.indices != (MODULE,) or path.groups or not rule.each:
+            yield Finding(
+                "rule-index-mismatch",
+                rule=str(node.at),
+                expected=f"{{{MODULE}}} in each path of a rule with `each`, and no other index or alternatives",
+                got=str(path) if rule.each else f"{path} without `each`",
+            )
+
+
 RULE_CHECKS: tuple[Callable[[Rule, YamlNode], Iterator[Finding]], ...] = (
     _buffer_names_one_tensor,
     _only_drop_has_wildcards,
@@ -196,6 +208,7 @@ RULE_CHECKS: tuple[Callable[[Rule, YamlNode], Iterator[Finding]], ...] = (
     _kind_accepts_the_target,
     _alternatives_pair_up,
     _absent_if_has_the_indices_of_the_source,
+    _module_is_in_every_path,
 )
 
 
@@ -237,6 +250,13 @@ def _has_targets_and_rules(rules: RuleFile) -> Iterator[Finding]:
             yield Finding(
                 "rule-missing-key", f"`{key}` is empty", rule=str(at), expected="at least one entry", got="none"
             )
+
+
+def _modules_are_listed(rules: RuleFile) -> Iterator[Finding]:
+    for rule in rules.rules:
+        if rule.each and (rules.modules is None or rules.sidecar is None):
+            lacks = "modules" if rules.modules is None else "sidecar"
+            yield Finding("rule-missing-key", "a rule with `each` needs the list of modules, and the file that names the class", rule=str(rule.at), expected=f"`{lacks}` in the header", got="none")  # fmt: skip
 
 
 def _axis_factors_are_declared(rules: RuleFile) -> Iterator[Finding]:
@@ -460,6 +480,7 @@ def _sidecar_is_a_file_name(rules: RuleFile) -> Iterator[Finding]:
 
 FILE_CHECKS: tuple[Callable[[RuleFile], Iterator[Finding]], ...] = (
     _has_targets_and_rules,
+    _modules_are_listed,
     _axis_factors_are_declared,
     _rope_rotates_one_head,
     _facts_of_rules_are_declared,

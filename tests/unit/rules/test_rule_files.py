@@ -442,13 +442,13 @@ def test_only_the_files_that_are_meant_are_parsed(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr("convert.rules.library.parse_models", parse)
     library._parsed.cache_clear()
-    every = {rules.model: (Path(rules.path).name, rules.family) for rules in available_rules()}
+    every = {rules.model: (Path(rules.path).name, rules.families) for rules in available_rules()}
     assert len(parsed) == len(set(parsed)) == len({file for file, _ in every.values()})
-    for name in {*every, *(family for _, family in every.values() if family)}:
+    for name in set(every).union(*(families for _, families in every.values())):
         library._parsed.cache_clear()
         parsed.clear()
-        assert {r.model for r in find_rules(name)} == {m for m, (_, f) in every.items() if name in (m, f)}
-        meant = {file for model, (file, family) in every.items() if name in (model, family)}
+        assert {r.model for r in find_rules(name)} == {m for m, (_, f) in every.items() if name in (m, *f)}
+        meant = {file for model, (file, families) in every.items() if name in (model, *families)}
         assert set(parsed) == meant if name in ("gemma", "timesfm") else set(parsed) >= meant
     # A file of the user's takes a model out of its family, though the family's name stands in it as a part of another alone.
     (tmp_path / "own.yaml").write_text(GOOD.replace("model: m", "model: gemma3\nfamily: own"))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from convert.checkpoints.access import head
+from convert.checkpoints.access import Boundary, head
 from convert.checkpoints.errors import name_clash, note
 from convert.checkpoints.files import FileSource, StoredArray, check_index, files_in, read_index
 from convert.checkpoints.source import Format, Leaf, Options, Source, distinct_names
+from convert.core.errors import CheckpointError
 from convert.core.findings import Finding
 from convert.core.safetensors_header import read_header
 
@@ -47,6 +48,15 @@ def is_safetensors(path: Path) -> bool:
     """Whether the file starts like safetensors: the length of the header, then JSON."""
     start = head(path, 9)
     return len(start) == 9 and start[8:] == b"{" and int.from_bytes(start[:8], "little") < 2**32
+
+
+def written_by_torch(path: Path) -> bool:
+    """Whether this is a safetensors file of PyTorch, according to its header, or an index of such files."""
+    try:
+        file = next(iter(read_index(path, Boundary(path.parent)))) if _is_index(path) else path
+        return is_safetensors(file) and read_header(file)[0].get("format") == "pt"
+    except CheckpointError:  # a damaged file is reported when it is opened
+        return False
 
 
 def _is_index(path: Path) -> bool:

@@ -1,0 +1,269 @@
+"""Write the rules of one checkpoint: each rule with `each` once for the modules of its types that the tree has."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from convert.checkpoints.source import Source
+from convert.core.findings import Finding
+from convert.core.path_pattern import Pattern, parse_pattern
+from convert.core.similarity import did_you_mean
+from convert.layers import Rule, TargetLayer
+from convert.planning.modules.names import Finder, Found, Patterns
+from convert.planning.modules.table import (
+    NUMBER,
+    PARAMETER,
+    Module,
+    ModuleList,
+    Name,
+    UnknownClassError,
+    module_list,
+    read_table,
+)
+from convert.planning.sidecar import read_sidecar
+from convert.rules.file import MODULE, ModulesOfClass, RuleFile
+from convert.rules.library import shipped_rules_dir
+
+BIAS = "bias"
+DRAFT = "draft rules from its PyTorch class: `convert rules new CKPT my-model.yaml --like DIR`"
+
+
+def for_class(rules: RuleFile, source: Source) -> tuple[RuleFile, tuple[Finding, ...]]:
+    """Return the rules for the class that the sidecar names, and what the tree or the class does not have.
+
+    Rules without `modules` are returned as they are.
+    """
+    of = rules.modules
+    if of is None:
+        return rules, ()
+    none = replace(rules, rules=tuple(rule for rule in rules.rules if not rule.each))
+    config = read_sidecar(rules, source).config
+    table = read_table(_path(rules, of))
+    if refused := _not_supported(rules, config):
+        return none, (refused,)
+    name = _class(of, config)
+    if name is None:
+        problem = (
+            f"the rules need the class of the model, which `{of.key}` of {_file(rules)} next to the checkpoint names"
+        )
+        example = f'"{of.key}": ["BertForMaskedLM"]'
+        return none, (Finding("class-unknown", problem, rule=rules.path, path=str(source.display_path), got="no such key" if config else f"no {_file(rules)}", fix=f"write {example} with the name of its class"),)  # fmt: skip
+    try:
+        listed = module_list(table, name, config)
+    except UnknownClassError as error:
+        missing = str(error)
+        known = sorted(table["classes"])
+        near = did_you_mean(missing, known)
+        return none, (Finding("class-unknown", f"{_file(rules)} of the checkpoint names a class that {of.table} lacks", rule=rules.path, path=of.key, expected="one of its classes", got=missing, fix=f"{near}, or {DRAFT}" if near else DRAFT),)  # fmt: skip
+    return _expanded(rules, of, listed, source)
+
+
+def _not_supported(rules: RuleFile, config: Mapping[str, Any]) -> Finding | None:
+    """Return the finding for a model type that is not among those of the rules."""
+    assert rules.sidecar is not None
+    for key, values in rules.sidecar.supported.items():
+        if key in config and config[key] not in values:
+            near = did_you_mean(str(config[key]), [str(value) for value in values])
+            shown = ", ".join(map(str, values))
+            return Finding("class-unknown", f"{key} in the {rules.sidecar.file} of the checkpoint", rule=rules.sidecar.at, expected=shown, got=json.dumps(config[key]), fix=f"{near}, or {DRAFT}" if near else DRAFT)  # fmt: skip
+    return None
+
+
+def _file(rules: RuleFile) -> str:
+    return rules.sidecar.file if rules.sidecar is not None else "config.json"
+
+
+def _path(rules: RuleFile, of: ModulesOfClass) -> Path:
+    """Return the table: it lies beside the rule file."""
+    beside = Path(rules.path).parent / of.table
+    return beside if beside.is_file() else shipped_rules_dir() / of.table
+
+
+def _class(of: ModulesOfClass, config: Mapping[str, Any]) -> str | None:
+    named = config.get(of.key)
+    name = named[0] if isinstance(named, list) and named else named
+    if not isinstance(name, str) or not name:
+        return None
+    name = name.removeprefix("Flax")
+    return of.classes.get(name, name)
+
+
+def _expanded(
+    rules: RuleFile, of: ModulesOfClass, listed: ModuleList, source: Source
+) -> tuple[RuleFile, tuple[Finding, ...]]:
+    finder = Finder(listed, of.renamed)
+    root = next((r for r in reversed(rules.root) if r and any(x.startswith(f"{r}/") for x in source.leaves)), "")
+    inside = [tuple(name.split("/")) for name in source.leaves if name.startswith(f"{root}/" if root else "")]
+    paths = {keys[1 if root else 0 :] for keys in inside}
+    found = [one for path in paths | {path[:-1] for path in paths} if path and (one := finder.find(path)) is not None]
+    found.sort(key=lambda one: [(not key.isdecimal(), int(key) if key.isdecimal() else 0, key) for key in one.name])
+    patterns = Patterns(one.name for one in found)
+    made: list[Rule] = []
+    claimed: dict[Name, Found] = {}
+    taken: set[Name] = set()  # leaves
+    tensors: set[str] = set()
+    for rule in rules.rules:
+        if not rule.each:
+            made.append(rule)
+            continue
+        of_module: dict[Module, list[Found]] = defaultdict(list)
+        for one in found:
+            lead = _leaf(rule.path, one.path)
+            if one.module.type in rule.each and lead in paths - taken:
+                of_module[one.module].append(one)
+        for module, members in of_module.items():
+            claimed |= {one.name: one for one in members}
+            present = {one.path: _roles(rule, one, paths, listed) for one in members}
+            roles = set().union(*present.values())
+            taken |= {_leaf(rule.sources[role], one.path) for one in members for role in roles}
+            tensors |= {_tensor(rule, one, role) for one in members for role in roles}
+            for group in _by_depth(members):
+                made += [_rule(rule, module, roles, path, name) for path, name in patterns.write(group)]
+    copied, lost = _copies(listed, made, tensors)
+    target = {
+        key: replace(one, loads=f"transformers `{listed.loads}`", config={**one.config, of.key: [listed.loads]})
+        for key, one in rules.targets.items()
+    }
+    findings = (
+        *_missing(rules, of, listed, patterns, claimed),
+        *lost,
+        *_other_counts(rules, listed, patterns),
+        *_other_values(rules, listed),
+    )
+    asked = {getattr(rule.kind, "epsilon", None) for rule in rules.rules if rule.each}  # each module has its own
+    facts = {name: value for name, value in rules.facts.items() if name not in asked}
+    return replace(rules, rules=tuple(copied), root=(root,), targets=target, facts=facts), findings
+
+
+def _leaf(pattern: Pattern, path: Name) -> Name:
+    """Return the path of a leaf that a rule names for a module, below the root."""
+    text = pattern.text.replace(f"{{{MODULE}}}", "/".join(path))
+    return tuple(text.split("/"))
+
+
+def _roles(rule: Rule, one: Found, paths: set[Name], listed: ModuleList) -> set[str]:
+    """Return the leaves that a module has: all that the rule names, but a bias only where class and tree have one."""
+    roles = set(rule.sources)
+    has_bias = one.module.bias
+    tied = f"{'.'.join(one.name)}.{BIAS}" in listed.tied
+    if BIAS in roles and (has_bias is False or ((has_bias is None or tied) and _leaf(rule.sources[BIAS], one.path) not in paths)):  # fmt: skip
+        roles.discard(BIAS)
+    return roles
+
+
+def _tensor(rule: Rule, one: Found, role: str) -> str:
+    name = ".".join(one.name)
+    return name if one.module.type == PARAMETER else f"{name}.{role}"
+
+
+def _by_depth(members: Sequence[Found]) -> Iterator[list[Found]]:
+    """Group modules whose paths have the same form: the same keys but for numbers."""
+    groups: dict[tuple[int, Name], list[Found]] = defaultdict(list)
+    for one in members:
+        groups[len(one.path), tuple(NUMBER if key.isdecimal() else key for key in one.name)].append(one)
+    yield from groups.values()
+
+
+def _rule(rule: Rule, module: Module, roles: set[str], path: str, name: Pattern) -> Rule:
+    """Write a rule for the modules of a pattern."""
+    sources = {
+        role: parse_pattern(pattern.text.replace(f"{{{MODULE}}}", path))
+        for role, pattern in rule.sources.items()
+        if role in roles
+    }
+    layers = {
+        to: replace(layer, path=parse_pattern(layer.path.text.replace(f"{{{MODULE}}}", name.text)))
+        for to, layer in rule.targets.items()
+    }
+    kind: Any = rule.kind
+    if module.epsilon is not None and hasattr(kind, "epsilon"):
+        kind = replace(kind, epsilon=module.epsilon)
+    if hasattr(kind, "roles"):
+        kind = replace(kind, roles=tuple(sources))
+    return replace(rule, kind=kind, sources=sources, targets=layers, each=())
+
+
+def _copies(listed: ModuleList, rules: Sequence[Rule], tensors: set[str]) -> tuple[list[Rule], list[Finding]]:
+    """Write the leaf of each tensor that config.json unties, and that has no leaf of its own, a second time."""
+    copies: dict[str, list[str]] = defaultdict(list)
+    for name in sorted(listed.untied - tensors):
+        of = listed.tied[name]
+        while of in listed.tied and of not in tensors:
+            of = listed.tied[of]
+        copies[of].append(name)
+    made = []
+    for rule in rules:
+        layer = rule.targets.get(None)
+        names = [] if layer is None else copies.pop(_lead(rule, layer), [])
+        also = tuple(replace(layer, path=parse_pattern(_module(rule, name))) for name in names) if layer else ()
+        made.append(replace(rule, also={None: also}) if also else rule)
+    return made, []
+
+
+def _lead(rule: Rule, layer: TargetLayer) -> str:
+    return layer.path.text if rule.kind_name == "parameter" else f"{layer.path.text}.weight"
+
+
+def _module(rule: Rule, tensor: str) -> str:
+    return tensor if rule.kind_name == "parameter" else tensor.rpartition(".")[0]
+
+
+def _missing(
+    rules: RuleFile, of: ModulesOfClass, listed: ModuleList, patterns: Patterns, claimed: Mapping[Name, Found]
+) -> Iterator[Finding]:
+    """Report modules of the class that the tree lacks: those that are tied or that the flax class does not have are none."""
+    tied = {name if f"{name}." in listed.tied else name.rpartition(".")[0] for name in listed.tied}
+    absent = [parse_pattern(path) for path in of.absent]
+    needed = {module for module in listed.modules if not module.optional}
+    for module in listed.modules:
+        for name in _every(module.name, patterns) if module in needed else ():
+            text = ".".join(name)
+            if name in claimed or text in tied or any(path.match("/".join(name)) for path in absent):
+                continue
+            yield Finding(
+                "leaf-missing",
+                f"transformers `{listed.loads}` has the module {text} ({module.type}), and the tree has no leaf for it",
+                rule=rules.path,
+                path=text,
+                fix=f"the checkpoint is incomplete, or `{of.key}` of {_file(rules)} names another class than that of the checkpoint",
+            )
+
+
+def _every(name: Name, patterns: Patterns, at: int = 0) -> Iterator[Name]:
+    """Yield a name with each number that layers of the tree have there."""
+    place = next((k for k, key in enumerate(name) if k >= at and key == NUMBER), None)
+    if place is None:
+        yield name
+        return
+    for number in sorted(patterns.numbers.get(name[:place], ()), key=int):
+        yield from _every((*name[:place], number, *name[place + 1 :]), patterns, place + 1)
+
+
+def _other_values(rules: RuleFile, listed: ModuleList) -> Iterator[Finding]:
+    """Report settings with which the class computes something else than the flax class."""
+    for key, (value, because) in listed.refused.items():
+        yield Finding(
+            "target-requirement",
+            f"transformers `{listed.loads}` computes something else: {because}",
+            rule=rules.path,
+            path=f"{key} of {_file(rules)}",
+            got=json.dumps(value),
+            fix="use other code to load the model",
+        )
+
+
+def _other_counts(rules: RuleFile, listed: ModuleList, patterns: Patterns) -> Iterator[Finding]:
+    """Report that the tree has another number of layers than the sidecar states."""
+    for place, (key, stated) in listed.counts.items():
+        numbers = patterns.numbers.get(place)
+        if numbers and max(map(int, numbers)) + 1 != stated:
+            yield Finding(
+                "config-conflict",
+                f"the {_file(rules)} of the checkpoint has {key} = {stated}, and the tree has {max(map(int, numbers)) + 1} layers in {'.'.join(place)}",
+                fix="one of the two is of another checkpoint",
+            )

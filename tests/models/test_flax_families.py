@@ -1,0 +1,226 @@
+"""All flax models of transformers 4: real checkpoints of 39 families and every class, through rules that name no module.
+
+Each case was recorded by the flax class itself; the PyTorch class of transformers 5 loads the output, and computes the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import runpy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
+
+import convert
+from convert.rules.library import shipped_rules_dir
+from convert.rules.parse import parse_rules
+from convert.verify.run import check
+from support import flax_families, flax_table
+from support.marks import slow_but
+from support.paths import GOLDEN
+
+FAMILY = "flax-transformers"
+QUICK = ("bert.untied", "gpt2.cross", "resnet.basic", "whisper.untied", "encoder_decoder")
+# What the flax classes lack and PyTorch's have: tables that transformers computes, and poolers that the outputs do not need.
+ABSENT = re.compile(
+    r"embed_positions\.weight|distilbert\.embeddings\.position_embeddings\.weight|bert\.pooler\.(weight|bias)"
+)
+
+
+@pytest.mark.parametrize("case", slow_but(QUICK, flax_families.CASES))
+def test_pytorch_computes_what_the_flax_class_recorded(case: str, tmp_path: Path) -> None:
+    source = flax_families.write(case, tmp_path / "source")
+    written = hashlib.sha256((source / "flax_model.msgpack").read_bytes()).hexdigest()
+    assert written == flax_families.DIGESTS[case]["sha256"], "these are not the bytes that save_pretrained wrote"
+    convert.convert(FAMILY, source, tmp_path / "out")
+    model, info = flax_table.loaded(tmp_path / "out")
+    assert not info["unexpected_keys"] and not info["mismatched_keys"]
+    assert [name for name in info["missing_keys"] if not ABSENT.search(name)] == []
+    assert max(flax_table.errors(model, case).values()) < 2e-6
+
+
+def test_the_page_has_a_row_of_every_family() -> None:
+    rows = {
+        line.split("|")[1].strip(): line for line in flax_table.PAGE.read_text().splitlines() if line.count("|") == 5
+    }
+    families = flax_table.listed()
+    assert len(families) == 39
+    for cases in families.values():
+        row = rows[flax_families.config(cases[0])["model_type"]]
+        assert all(flax_table.shown(case) in row for case in cases)
+
+
+def case_of(family: str) -> str:
+    """Return the first case of a family whose rules are the generic ones."""
+    return next(case for case in flax_families.CASES if case.partition(".")[0] == family)
+
+
+def tensor_of(tensors: dict[str, np.ndarray]) -> tuple[str, str]:
+    """Return a matrix that is square, or a convolution whose kernel is, and another tensor of its shape."""
+    for last_two in (False, True):
+        for name, x in tensors.items():
+            square = (
+                x.ndim == 4 and x.shape[2] == x.shape[3] > 1 if last_two else x.ndim == 2 and x.shape[0] == x.shape[1]
+            )
+            others = [other for other, y in tensors.items() if other != name and y.shape == x.shape]
+            if square and (others or last_two):
+                return name, others[0] if others else ""
+    raise AssertionError("no square tensor")
+
+
+def turned(x: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(np.swapaxes(x, -1, -2))
+
+
+FAULTS: dict[str, tuple[Any, str]] = {
+    "transposed": (turned, "transposed|axes|laid out|height and width"),
+    "scaled": (lambda x: x * np.float32(2), "all values are multiplied by 2"),
+    "negated": (lambda x: -x, "all values are multiplied by -1"),
+    "zeros": (np.zeros_like, "all values are zeros"),
+    "reversed": (lambda x: np.ascontiguousarray(x[::-1]), "reverse order"),
+    "rounded": (lambda x: x.astype(np.float16).astype(np.float32), "rounded through float16"),
+    "one value": (lambda x: np.where(np.arange(x.size).reshape(x.shape) == 5, x + np.float32(1), x), "1 of .* values? differ"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "family", slow_but(["roberta"], sorted({case.partition(".")[0] for case in flax_families.CASES}))
+)
+def test_faults_are_named(family: str, tmp_path: Path) -> None:
+    """Seven mistakes in the values of a tensor, two tensors that changed places, and a tensor too few and too many."""
+    case = case_of(family)
+    source = flax_families.write(case, tmp_path / "source")
+    convert.convert(FAMILY, source, tmp_path / "out")
+    file = tmp_path / "out" / "model.safetensors"
+    with safe_open(file, "np") as opened:
+        metadata = opened.metadata()
+    right = load_file(file)
+    name, other = tensor_of(right)
+
+    def said(tensors: dict[str, np.ndarray], level: str) -> tuple[str, str]:
+        save_file(tensors, file, metadata=metadata)
+        (report,) = check(tmp_path / "out", source, levels=[level]).levels
+        return report.verdict.value, " ".join(map(str, report.findings))
+
+    assert said(right, "coverage") == said(right, "weights") == ("passed", "")
+    for fault, (change, words) in FAULTS.items():
+        verdict, text = said({**right, name: change(right[name])}, "weights")
+        assert verdict == "failed" and f"{name}: " in text and re.search(words, text), (fault, text)
+    if other:
+        verdict, text = said({**right, name: right[other], other: right[name]}, "weights")
+        assert verdict == "failed" and "of another tensor" in text, text
+    verdict, text = said({key: x for key, x in right.items() if key != name}, "coverage")
+    assert verdict == "failed" and "tensor-missing" in [
+        f.code for f in check(tmp_path / "out", source, levels=["coverage"]).levels[0].findings
+    ], text
+    verdict, text = said({**right, "extra.weight": right[name]}, "coverage")
+    assert verdict == "failed" and "extra.weight: no rule makes this tensor" in text
+
+
+def refused(source: Path, model: str = FAMILY) -> tuple[convert.Finding, ...]:
+    with pytest.raises(convert.ConvertError) as error:
+        convert.plan_conversion(model, source)
+    return error.value.findings
+
+
+def test_a_class_or_type_that_is_not_known_names_the_next_step(tmp_path: Path) -> None:
+    case = "roberta.RobertaForMaskedLM"
+    (finding,) = refused(flax_families.write(case, tmp_path / "type", model_type="deberta"))
+    assert finding.code == "class-unknown" and finding.got == '"deberta"' and "convert rules new" in finding.fix
+    (finding,) = refused(flax_families.write(case, tmp_path / "class", architectures=["RobertaForMaskedLN"]))
+    assert finding.code == "class-unknown" and finding.got == "RobertaForMaskedLN"
+    assert "did you mean 'RobertaForMaskedLM'" in finding.fix and "convert rules new" in finding.fix
+    (finding,) = refused(flax_families.write(case, tmp_path / "none", architectures=None))
+    assert finding.code == "class-unknown" and '"architectures": [' in finding.fix
+    alone = flax_families.write(case, tmp_path / "alone")
+    (alone / "config.json").unlink()
+    assert [finding.got for finding in refused(alone)] == ["no config.json"]
+
+
+def test_rules_for_each_module_are_checked() -> None:
+    text = (shipped_rules_dir() / "flax-transformers.yaml").read_text()
+
+    def codes(old: str, new: str) -> list[str]:
+        with pytest.raises(convert.RuleError) as error:
+            parse_rules(text.replace(old, new, 1))
+        return [finding.code for finding in error.value.findings]
+
+    assert set(codes('linear: "{module}"', "linear: head")) == {"rule-index-mismatch"}
+    assert set(codes("- each: Linear\n  einsum", "- einsum")) == {"rule-index-mismatch"}
+    start, end = text.index("modules:\n"), text.index("axes:\n")
+    assert set(codes(text[start:end], "")) == {"rule-missing-key"}
+
+
+def test_a_family_has_its_own_name(tmp_path: Path) -> None:
+    source = flax_families.write("roberta.untied", tmp_path / "source")
+    assert convert.plan_conversion("roberta", source).steps == convert.plan_conversion(FAMILY, source).steps
+    (finding,) = refused(source, "bart")
+    assert finding.code == "class-unknown" and finding.expected == "bart"
+
+
+def test_what_the_tree_lacks_is_said_before_data_is_read(tmp_path: Path) -> None:
+    case = "roberta.RobertaForMaskedLM"
+    every = flax_families.leaves(case)
+    norm = {name: x for name, x in every.items() if not name.startswith("roberta/encoder/layer/1/output/LayerNorm/")}
+    (finding,) = refused(flax_families.write(case, tmp_path / "norm", norm))
+    assert (finding.code, finding.path) == ("leaf-missing", "roberta.encoder.layer.1.output.LayerNorm")
+    bias = {name: x for name, x in every.items() if name != "roberta/encoder/layer/1/output/dense/bias"}
+    (finding,) = refused(flax_families.write(case, tmp_path / "bias", bias))
+    assert (finding.code, finding.path) == ("leaf-missing", "roberta/encoder/layer/1/output/dense/bias")
+    layer = {name: x for name, x in every.items() if not name.startswith("roberta/encoder/layer/1/")}
+    (finding,) = refused(flax_families.write(case, tmp_path / "layer", layer))
+    assert finding.code == "config-conflict" and "num_hidden_layers = 2, and the tree has 1 layers" in finding.problem
+    more = {**every, "roberta/adapter/kernel": every["lm_head/dense/kernel"]}
+    (finding,) = refused(flax_families.write(case, tmp_path / "more", more))
+    assert (finding.code, finding.path) == ("leaf-without-rule", "roberta/adapter/kernel")
+    (finding,) = refused(flax_families.write(case, tmp_path / "head", architectures=["RobertaForTokenClassification"]))[
+        :1
+    ]
+    assert (finding.code, finding.path) == ("leaf-missing", "classifier")
+
+
+def test_what_the_class_computes_otherwise_is_refused(tmp_path: Path) -> None:
+    source = flax_families.write("mt5.MT5ForConditionalGeneration", tmp_path / "mt5", tie_word_embeddings=True)
+    (finding,) = refused(source)
+    assert finding.code == "target-requirement" and "does not scale" in finding.problem
+    case = "vision_text_dual_encoder"
+    text = flax_families.config(case)["text_config"] | {"model_type": "roberta"}
+    assert "target-requirement" in [
+        f.code for f in refused(flax_families.write(case, tmp_path / "dual", text_config=text))
+    ]
+
+
+def test_a_parameter_that_the_configuration_does_not_use_is_dropped(tmp_path: Path) -> None:
+    case = "wav2vec2.Wav2Vec2ForCTC"
+    used = convert.plan_conversion(FAMILY, flax_families.write(case, tmp_path / "used"))
+    source = flax_families.write(case, tmp_path / "unused", mask_time_prob=0.0, mask_feature_prob=0.0)
+    unused = convert.plan_conversion(FAMILY, source)
+    assert [drop.leaf for drop in unused.dropped] == ["wav2vec2/masked_spec_embed"] and not used.dropped
+    assert len(used.steps) == len(unused.steps) + 1
+
+
+def test_the_flax_file_is_read_where_pytorch_has_one_as_well(tmp_path: Path) -> None:
+    source = flax_families.write("roberta.RobertaModel", tmp_path / "source")
+    convert.convert("roberta", source, tmp_path / "out")
+    torch_file = tmp_path / "out" / "model.safetensors"
+    for name in ("model.safetensors", "model-00001-of-00001.safetensors"):
+        (source / name).write_bytes(torch_file.read_bytes())
+        if "-of-" in name:
+            index = {"weight_map": dict.fromkeys(load_file(torch_file), name)}
+            (source / "model.safetensors.index.json").write_text(json.dumps(index))
+        assert convert.plan_conversion("roberta", source).checkpoint.format == "flax msgpack"
+        (source / name).unlink()
+
+
+@pytest.mark.slow
+def test_the_table_is_what_the_script_makes(tmp_path: Path) -> None:
+    script = runpy.run_path(str(GOLDEN / "make_transformers_classes.py"))
+    shipped = json.loads((shipped_rules_dir() / "transformers-classes.json").read_text())["classes"]
+    made = script["entries"]()
+    assert json.loads(json.dumps(made)) == shipped
