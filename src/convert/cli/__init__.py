@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import sys
 
-import convert
+from convert import _end_by_interrupt  # by name: `convert` here becomes the module of the command, once that is loaded
 
 TYPE_CHECKING = False  # the handlers of signals come first; the module `typing` takes longer to import
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ INTERRUPTED = 130  # 128 + SIGINT, the shells' convention
 
 def program() -> NoReturn:
     """Entry point of ``convert`` and ``ckpt-convert``."""
-    convert._end_by_interrupt()
+    _end_by_interrupt()
     from convert.core.system import signals
 
     signals.install()

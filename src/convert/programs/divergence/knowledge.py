@@ -10,7 +10,7 @@ import numpy as np
 
 from convert.programs.divergence.graph import root, users_of
 from convert.programs.divergence.rerun import Rerun
-from convert.programs.divergence.shared_values import FEW, Part, SharedValues
+from convert.programs.divergence.shared_values import FEW, Part, SharedValues, same_numbers
 from convert.programs.program import Operation, Program, Value
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -20,7 +20,7 @@ class Knowledge:
     """Which values of the target the source has.
 
     Attributes:
-        goal: the output.
+        goal, source_goal: the output, of the target and of the source.
         rerun: the target's record with what was put in.
         found: value of the target -> where the source has it.
         known: value of the target -> whether the source has it; one that cannot tell is known if what it is computed from is.
@@ -30,6 +30,7 @@ class Knowledge:
 
     def __init__(self, source: Program, target: Program, output: str, shared: SharedValues) -> None:
         self.source, self.target, self.shared, self.goal = source, target, shared, target.outputs[output]
+        self.source_goal = source.outputs[output]
         self.rerun = Rerun(target)
         self.producer = {v: k for k, operation in enumerate(target.operations) for v in operation.results}
         self.users = users_of(target.operations)
@@ -125,6 +126,24 @@ class Knowledge:
                 found.add(operation)
                 waiting.extend(operation.operands)
         return tuple(one for one in self.source.operations if one in found)
+
+    def has_leaf(self, leaf: str) -> bool:
+        """Whether a parameter of the source is one of the target's."""
+        array = self.source.parameters[leaf].array
+        sizes = (v.array for v in self.target.parameters.values() if v.array.size == array.size)
+        return any(same_numbers(array, one) for one in sizes)
+
+    def between(self, values: Sequence[Value], last: Value) -> tuple[Operation, ...]:
+        """Return the operations of the source through which these values go into another one."""
+        reached = self.reached_in_source(values)
+        behind: set[Operation] = set()
+        waiting = [last]
+        while waiting:
+            operation = self.source_producer.get(waiting.pop())
+            if operation is not None and operation in reached and operation not in behind:
+                behind.add(operation)
+                waiting.extend(operation.operands)
+        return tuple(one for one in self.source.operations if one in behind)
 
     def reached_in_source(self, values: Sequence[Value]) -> set[Operation]:
         """Return the operations of the source that something of these values goes into."""

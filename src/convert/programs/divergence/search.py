@@ -44,6 +44,7 @@ class Repair:
         got: the target's value.
         want: the source's, laid out as the target's.
         index: number of the entry in the target.
+        layer: the operation of a layer's weights that is given another value than the source gives it; None for none.
     """
 
     target: tuple[Operation, ...]
@@ -54,6 +55,7 @@ class Repair:
     got: Array = field(repr=False)
     want: Array = field(repr=False)
     index: int
+    layer: Operation | None = None
 
 
 @dataclass(frozen=True)
@@ -118,7 +120,7 @@ class _Search:
         """Repair one entry after another."""
         region = self.known.region()
         if not region:
-            return None
+            return self.behind_the_end([])
         repairs: list[Repair] = []
         first: Operation | None = None
         given_up: set[int] = set()
@@ -135,26 +137,40 @@ class _Search:
             repairs.append(repair)
             region = self.known.region()
             proven = self.at_goal(self.known.rerun)
+        if not region and not proven and (found := self.behind_the_end(repairs)) is not None:
+            return found
         left = error(self.known.array(self.known.goal))
         if proven or first is None:
             return Divergence(tuple(repairs), left, proven)
         return Divergence(tuple(repairs), left, proven, first, self.instead(first))
+
+    def behind_the_end(self, repairs: Sequence[Repair]) -> Divergence | None:
+        """Return what the source computes of the target's output, where that is one of its values; None if it computes nothing."""
+        known = self.known
+        parts = known.found.get(known.goal, ())
+        source = known.between([part.value for part in parts], known.source_goal)
+        if not source or len([one for one in source if kind_of(one) != LAYOUT]) > LONGEST:
+            return None
+        got = known.array(known.goal)
+        last = Repair((), source, (known.goal,), (got,), (), got, known.source_goal.array, len(known.target.operations))
+        return Divergence((*repairs, last), 0.0, proven=True)
 
     def repair(self, entry: int, region: set[int]) -> Repair | None:
         """Find a value of the source's that restores what follows the entry, and put it in."""
         operation = self.known.target.operations[entry]
         place = (operation.where, operation.name)
         before = self.depths.get(place)
+        every = list(trials(self.known, entry, region))
         found = sorted(
-            trials(self.known, entry, region), key=lambda t: (t.depths != before, not t.similar, sum(t.depths))
+            (t for t in every if not t.of_layer), key=lambda t: (t.depths != before, not t.similar, sum(t.depths))
         )
-        for trial in found[:TRIALS]:
+        for trial in (*found[:TRIALS], *(t for t in every if t.of_layer)):
             for change in trial.changes():
                 outcome = self.attempt(change, len(region), trial.similar and self.tentative)
                 if outcome is None:
                     continue
                 repair = self.describe(entry, trial, change)
-                if not _is_local(repair):
+                if not _is_local(repair, self.known):
                     continue
                 self.known = outcome
                 self.depths[place] = trial.depths
@@ -213,6 +229,8 @@ class _Search:
     def describe(self, entry: int, trial: Trial, change: Change) -> Repair:
         """Return the operations of both sides that the change stands for."""
         known = self.known
+        if trial.of_layer:
+            return self.describe_layer(entry, trial, change)
         target = known.behind(trial.value) if trial.missing_at is None else ()
         present = known.present()
         source = known.behind_in_source(trial.part.value, present)
@@ -225,6 +243,14 @@ class _Search:
         given = tuple(map(known.array, operands))
         return Repair(target, source, operands, given, theirs, known.array(trial.value), put_in[0], entry)
 
+    def describe_layer(self, entry: int, trial: Trial, change: Change) -> Repair:
+        """Return what the source computes of the value that a layer is given, and gives the layer."""
+        known = self.known
+        layer, given = known.target.operations[entry], known.array(trial.value)
+        source = known.between([part.value for part in known.found.get(trial.value, ())], trial.part.value)
+        put_in = next(iter(change.operands.values()))
+        return Repair((), source, (trial.value,), (given,), (trial.part.value,), given, put_in, entry, layer)
+
     def instead(self, entry: Operation) -> tuple[Operation, ...]:
         """Return what the source computes of the values that an entry is given."""
         known = self.known
@@ -233,11 +259,11 @@ class _Search:
         return tuple(dict.fromkeys(known.source_producer[value] for value in near))
 
 
-def _is_local(repair: Repair) -> bool:
-    """Whether the operations that a repair stands for are few, and take the same parameters on both sides.
+def _is_local(repair: Repair, known: Knowledge) -> bool:
+    """Whether the operations that a repair stands for are few, and take parameters that both sides have.
 
-    Put in far behind the entry, any value of the source's restores the output, and tells nothing. Other parameters are not a
-    fault of the code.
+    Put in far behind the entry, any value of the source's restores the output, and tells nothing. Parameters that the target
+    does not have are not a fault of its code.
     """
     one, two = ([one for one in ones if kind_of(one) != LAYOUT] for ones in (repair.target, repair.source))
     if max(len(one), len(two)) > LONGEST:
@@ -247,12 +273,15 @@ def _is_local(repair: Repair) -> bool:
     if any(kind_of(x) in ("product", "convolution") and _parameters([x]) for x in (*one, *two)):
         return False
     theirs = _parameters(two)
-    return all(any(same_numbers(x, y) for y in theirs) for x in _parameters(one))
+    if all(any(same_numbers(x.array, y.array) for y in theirs) for x in _parameters(one)):
+        return True
+    leaves = {leaf for y in theirs for leaf in y.leaves}
+    return bool(leaves) and all(map(known.has_leaf, leaves))
 
 
-def _parameters(operations: Sequence[Operation]) -> list[Array]:
+def _parameters(operations: Sequence[Operation]) -> list[Value]:
     """Return what operations are given that is computed from parameters alone."""
-    return [v.array for one in operations for v in one.operands if v.of_parameters and v.array.size > 1]
+    return [v for one in operations for v in one.operands if v.of_parameters and v.array.size > 1]
 
 
 def _is_evidence(operation: Operation, moved: set[Value], given: Sequence[int]) -> bool:

@@ -13,7 +13,7 @@ from convert.programs.divergence.kinds import LAYOUT, kind_of
 from convert.programs.divergence.knowledge import Knowledge
 from convert.programs.divergence.layouts import layouts, places
 from convert.programs.divergence.rerun import Change
-from convert.programs.divergence.shared_values import FEW, Part, tells
+from convert.programs.divergence.shared_values import FEW, Part, same_numbers, tells
 from convert.programs.program import Operation, Value
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -29,6 +29,7 @@ class Trial:
         depths: the distance of the two from the entry.
         similar: whether both are results of operations that differ in a constant or a setting alone.
         missing_at: number of the entry, where the value is known and an operation is missing behind it.
+        of_layer: whether the entry applies the weights of a layer, to which the source gives the other value.
     """
 
     known: Knowledge
@@ -37,10 +38,18 @@ class Trial:
     depths: tuple[int, int]
     similar: bool
     missing_at: int | None
+    of_layer: bool = False
 
     def changes(self) -> Iterator[Change]:
         """Yield the ways to put it in."""
         known = self.known
+        if self.of_layer and self.missing_at is not None:
+            operation = known.target.operations[self.missing_at]
+            at = operation.operands.index(self.value)
+            beside = [(part.array, known.array(self.value)) for part in known.found.get(self.value, ())]
+            for array in layouts(self.part.array, known.array(self.value), beside):
+                yield Change(operands={(self.missing_at, at): array})
+            return
         anchors = (
             [
                 (part.array, known.array(v))
@@ -82,10 +91,26 @@ def trials(known: Knowledge, entry: int, region: set[int]) -> Iterator[Trial]:
                 similar = depth == far == 1 and _similar(known, operation, known.source_producer[other])
                 for part in _parts(other, value, indices):
                     yield Trial(known, value, part, (depth, far), similar, None)
+    yield from _of_the_layer(known, entry)
     for value in operation.data:  # an operation that is missing in front of the entry
         for other, far in near:
             if far and other.array.size == value.array.size and tells(known.array(value)):
                 yield Trial(known, value, Part(other), (0, far), False, entry)
+
+
+def _of_the_layer(known: Knowledge, entry: int) -> Iterator[Trial]:
+    """Yield what the source gives to the operation that applies the same weights as an entry."""
+    operation = known.target.operations[entry]
+    weights = [v for v in operation.operands if v.of_parameters and v.array.size >= FEW]
+    if len(operation.data) != 1 or not weights:
+        return
+    (value,) = operation.data
+    for other in known.source.operations:
+        if kind_of(other) != kind_of(operation) or len(other.data) != 1 or other.data[0].array.size != value.array.size:
+            continue
+        theirs = [v for v in other.operands if v.of_parameters]
+        if any(x.array.size == y.array.size and same_numbers(x.array, y.array) for x in weights for y in theirs):
+            yield Trial(known, value, Part(other.data[0]), (0, 1), False, entry, True)
 
 
 def _after(known: Knowledge, operation: Operation, region: set[int]) -> Iterator[tuple[Value, int]]:

@@ -9,8 +9,19 @@ from typing import Any
 
 import numpy as np
 
-from convert.programs.divergence.functions import Function, computed, mask_offsets
-from convert.programs.divergence.kinds import LAYOUT, kind_of
+from convert.programs.divergence.details import (
+    PARAMETER,
+    PART,
+    contracted,
+    copies,
+    mask_difference,
+    numbers_of_tables,
+    other_parameters,
+    shifted_tables,
+)
+from convert.programs.divergence.functions import Function, computed
+from convert.programs.divergence.graph import root
+from convert.programs.divergence.kinds import ELEMENTWISE, LAYOUT, kind_of
 from convert.programs.divergence.layouts import same
 from convert.programs.divergence.search import Divergence, Repair
 from convert.programs.divergence.shared_values import HIDDEN, same_numbers
@@ -22,8 +33,8 @@ ORDER = "elements in another order"
 MISSING, EXTRA = "operation missing", "operation that the JAX model lacks"
 CONSTANT = "another constant"
 OTHER = "another computation"
-OPERAND, PART, EXCHANGED = "another operand", "another part", "operands exchanged"
-BY_RULES = (ORDER, OPERAND, PART, EXCHANGED)  # what wrong rules give, too
+OPERAND, EXCHANGED = "another operand", "operands exchanged"
+BY_RULES = (ORDER, OPERAND, PART, EXCHANGED, PARAMETER)  # what wrong rules give, too
 
 
 @dataclass(frozen=True)
@@ -94,7 +105,17 @@ def _describe(
     given = " and ".join(dict.fromkeys(map(ours.value, repair.operands)))
     here, there = places(repair.target), places(repair.source)
     does, instead = ours.chain(repair.target), theirs.chain(repair.source)
+    if repair.layer is not None and (said := _input_of_layer(repair, ours, theirs)) is not None:
+        return said
     if not repair.target:
+        if all(kind_of(one) == LAYOUT for one in repair.source):
+            ends = [ours.producer[x] for x in repair.operands if x in ours.producer]
+            return (
+                ORDER,
+                f"the elements of {given} are put in another order: the target{places(ends)}, the JAX model{there}",
+            )
+        if function := _function_in_front(repair, ours, activations):
+            return function, f"of {given}, the JAX model {instead}{there}; the target uses it as it is: {function}"
         return MISSING, f"of {given}, the JAX model {instead}{there}; the target uses it as it is"
     trained = next((one.module for one in repair.target if one.module in training), None)
     if (trained is not None and any(kind_of(one) == "random" for one in repair.target)) or not repair.source:
@@ -107,16 +128,18 @@ def _describe(
     if hidden[0].any() and hidden[1].any() and (hidden[0] != hidden[1]).any():
         return (
             "another mask",
-            f"{_masks(~hidden[0], ~hidden[1])}{here}; the JAX model's mask is applied at {_line(repair.source)}",
+            f"{mask_difference(~hidden[0], ~hidden[1])}{here}; the JAX model's mask is applied at {_line(repair.source)}",
         )
     if function := _functions(repair, activations):
         return function, f"{sentence}: {function}"
+    if other := other_parameters(repair, ours, theirs):
+        return other[0], f"{sentence}; {other[1]}"
     one, two = (_steps(x) for x in (repair.target, repair.source))
     if [kind for kind, _ in one] == [kind for kind, _ in two]:
         numbers = [(a, b) for (_, a), (_, b) in zip(one, two, strict=True) if a != b and None not in (a, b)]
         if numbers:
             return CONSTANT, sentence
-        tables = _tables(repair, ours, theirs)
+        tables = numbers_of_tables(repair, ours, theirs)
         if tables:
             return CONSTANT, f"{sentence}; {tables}"
         if set(map(ours.value, repair.operands)) and len(repair.operands) == len(repair.source_operands):
@@ -125,9 +148,48 @@ def _describe(
         return _same_operations(repair, ours, theirs, sentence)
     if _epsilon(one) != _epsilon(two) and _epsilon(one) and _epsilon(two):
         return f"epsilon {_epsilon(one)} the root", sentence
+    widths = [contracted(x) for x in (repair.target, repair.source)]
+    if all(widths) and widths[0] != widths[1]:
+        return (
+            "heads of another width",
+            f"{sentence}; the target multiplies vectors of {widths[0]} features, and the JAX model of {widths[1]}",
+        )
     if Counter(kind for kind, _ in one) == Counter(kind for kind, _ in two):
         return "operations in another order", sentence
     return OTHER, sentence
+
+
+def _input_of_layer(repair: Repair, ours: Words, theirs: Words) -> tuple[str, str] | None:
+    """Name another value that a layer is given, or its elements in another order; None where operations are missing."""
+    layer = repair.layer
+    assert layer is not None
+    missing = [one for one in repair.source if kind_of(one) != LAYOUT]
+    moved = same_numbers(repair.got, repair.want)
+    if missing and not moved and not any(kind_of(one) in ("product", "convolution") for one in missing):
+        return None
+    name = layer.module or ours.other(layer)
+    here, there = (
+        words.producer.get(root(x, words.producer))
+        for words, x in ((ours, repair.operands[0]), (theirs, repair.source_operands[0]))
+    )
+    given, meant = ours.value(repair.operands[0]), theirs.value(repair.source_operands[0])
+    if moved:
+        places_of = [places([one]) if one is not None else "" for one in (here, there)]
+        return (
+            ORDER,
+            f"{name} is given {given} with its elements in another order: the target{places_of[0]}, the JAX model{places_of[1]}",
+        )
+    return OPERAND, f"the target gives {name} {given}{places([layer])}; the JAX model gives it {meant}"
+
+
+def _function_in_front(repair: Repair, ours: Words, activations: Mapping[str, Function]) -> str:
+    """Name two functions of one value, where what the target's gives goes into the JAX model's: softplus is relu and more."""
+    operation = ours.producer.get(root(repair.operands[0], ours.producer))
+    if operation is None or len(operation.data) != 1 or kind_of(operation) not in ELEMENTWISE:
+        return ""
+    before = operation.data[0].array
+    got, want = (computed(x, before, activations) for x in (repair.given[0], repair.want))
+    return f"{got} for {want}" if got and want and got != want else ""
 
 
 def _same_operations(repair: Repair, ours: Words, theirs: Words, sentence: str) -> tuple[str, str]:
@@ -139,10 +201,12 @@ def _same_operations(repair: Repair, ours: Words, theirs: Words, sentence: str) 
         return OPERAND, f"{sentence}; the target uses {used}, and the JAX model {meant}"
     if not same_numbers(repair.got, repair.want) and any(kind_of(one) in ("part", "pick") for one in repair.target):
         return PART, sentence
+    if said := shifted_tables(repair):
+        return CONSTANT, f"{sentence}; {said}"
     repeated = [
         places([one])
         for words, x in ((ours, repair.operands), (theirs, repair.source_operands))
-        for one in _copies(words, x)[:1]
+        for one in copies(words, x)[:1]
     ]
     if len(repeated) == 2:
         return (
@@ -150,19 +214,6 @@ def _same_operations(repair: Repair, ours: Words, theirs: Words, sentence: str) 
             f"{sentence}; the elements are repeated in another order: the target{repeated[0]}, the JAX model{repeated[1]}",
         )
     return ORDER, f"{sentence}; the elements are in another order"
-
-
-def _copies(words: Words, values: Sequence[Value]) -> list[Operation]:
-    """Return the operations that made these values larger by repeating elements."""
-    found = []
-    for value in values:
-        operation = words.producer.get(value)
-        while operation is not None and len(operation.data) == 1 and kind_of(operation) in (LAYOUT, "join", "pick"):
-            if operation.data[0].array.size < operation.results[0].array.size:
-                found.append(operation)
-                break
-            operation = words.producer.get(operation.data[0])
-    return found
 
 
 def _functions(repair: Repair, activations: Mapping[str, Function]) -> str:
@@ -187,23 +238,11 @@ def _functions(repair: Repair, activations: Mapping[str, Function]) -> str:
     return ""
 
 
-def _masks(ours: Array, theirs: Array) -> str:
-    """Say how two masks differ; true is what is seen."""
-    one, two = mask_offsets(ours), mask_offsets(theirs)
-    if one is None or two is None:
-        more, fewer = int((ours & ~theirs).sum()), int((theirs & ~ours).sum())
-        return f"the target shows {more} positions that the JAX model hides, and hides {fewer} that it shows"
-    return f"in the target a position sees {_reach(*one)}; in the JAX model, {_reach(*two)}"
-
-
-def _reach(low: int, high: int) -> str:
-    ahead = f", and up to {-low} behind it" if low < 0 else ""
-    return f"itself and up to {high} in front of it{ahead}" if low <= 0 else f"those {low} to {high} in front of it"
-
-
 def _line(operations: Sequence[Operation]) -> str:
-    """Return the first line of operations that is known."""
-    return next((one.where for one in operations if one.where and kind_of(one) != LAYOUT), "an unknown line")
+    """Return the first line of operations that is known, of one that computes something if there is any."""
+    lines = [one.where for one in operations if one.where and kind_of(one) != LAYOUT]
+    lines = lines or [one.where for one in operations if one.where]
+    return lines[0] if lines else "an unknown line"
 
 
 def _steps(operations: Sequence[Operation]) -> list[tuple[str, float | None]]:
@@ -224,44 +263,16 @@ def _epsilon(steps: Sequence[tuple[str, float | None]]) -> str:
     return "inside" if small[0] < roots[0] else "outside"
 
 
-def _tables(repair: Repair, ours: Words, theirs: Words) -> str:
-    """Say which number differs in what two tables of constants are computed from."""
-    one, two = (_literals(words, ops) for words, ops in ((ours, repair.target), (theirs, repair.source)))
-    for kind in dict.fromkeys(k for k, _ in one):
-        a, b = ({number: where for (k, number), where in x.items() if k == kind} for x in (one, two))
-        mine, other = [n for n in a if n not in b], [n for n in b if n not in a]
-        if len(mine) == len(other) == 1:
-            return (
-                f"the table comes from {mine[0]:.10g} in the target ({a[mine[0]]}), "
-                f"and from {other[0]:.10g} in the JAX model ({b[other[0]]})"
-            )
-    return ""
-
-
-def _literals(words: Words, operations: Sequence[Operation]) -> dict[tuple[str, float], str]:
-    """Return the numbers that constants of operations are computed from, with the kind of operation that takes them."""
-    found: dict[tuple[str, float], str] = {}
-    waiting = [v for one in operations for v in one.operands if v.constant and v.array.size > 1]
-    seen: set[Value] = set()
-    while waiting:
-        value = waiting.pop()
-        operation = words.producer.get(value)
-        if value in seen or operation is None:
-            continue
-        seen.add(value)
-        number = scalar(operation)
-        if number is not None and kind_of(operation) != LAYOUT:
-            found.setdefault((kind_of(operation), number), operation.where)
-        waiting.extend(operation.operands)
-    return found
-
-
 def _names(program: Program) -> dict[Value, str]:
     inputs = {value: f"the input {name}" for name, value in program.inputs.items()}
     return {**inputs, **{value: name for name, value in program.parameters.items()}}
 
 
 def _fix(repair: Repair) -> str:
+    if repair.layer is not None:
+        return (
+            f"give {repair.layer.module or _line([repair.layer])} what the JAX model gives it, or correct the reference"
+        )
     if not repair.target:
         return f"compute in the target what the JAX model computes at {_line(repair.source)}, or correct the reference"
     if not repair.source:

@@ -50,6 +50,7 @@ class Words:
     def __init__(self, operations: Sequence[Operation], names: Mapping[Value, str]) -> None:
         self.producer = {value: one for one in operations for value in one.results}
         self.names = names
+        self.parameters = {name: value.array for value, name in names.items() if value.of_parameters}
 
     def chain(self, operations: Sequence[Operation]) -> str:
         """Say what operations do, one after another."""

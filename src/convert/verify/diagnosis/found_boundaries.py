@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import permutations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, np.dtype[Any]]
 # Kinds whose module computes more or less than the layer in some libraries: a table is scaled, a parameter has no module.
 NOT_COMPARED = ("embedding", "parameter")
+MOST_AXES = 5  # of a value all orders of whose axes are tried
 HOOKS_FAIL = (AttributeError, AssertionError, KeyError, RuntimeError, TypeError, ValueError)
 
 
@@ -172,7 +174,10 @@ def _matched(
 def _orders(value: Array, shape: tuple[int, ...]) -> Iterator[Array]:
     """Yield a value of JAX in the orders of axes that have the shape of PyTorch's, the likeliest first."""
     moved = [np.moveaxis(value, *axes) for axes in ((-1, 1), (0, 1))] if value.ndim > 2 else []
-    yield from (x for x in (value, *moved) if x.shape == shape)
+    fitting = [x for x in (value, *moved) if x.shape == shape]
+    if not fitting and value.ndim == len(shape) <= MOST_AXES:  # heads in front of the positions
+        fitting = [x for axes in permutations(range(value.ndim)) if (x := value.transpose(axes)).shape == shape]
+    yield from fitting
     if value.shape != shape and value.size == int(np.prod(shape)):  # heads side by side, or one batch has no axis
         yield value.reshape(shape)
 

@@ -1,0 +1,148 @@
+"""What two repaired operations differ in: masks, tables of constants, parameters, heads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from convert.programs.divergence.functions import mask_offsets
+from convert.programs.divergence.graph import root
+from convert.programs.divergence.kinds import LAYOUT, kind_of
+from convert.programs.divergence.layouts import same
+from convert.programs.divergence.search import Repair
+from convert.programs.divergence.shared_values import same_numbers
+from convert.programs.divergence.words import Words, scalar
+from convert.programs.program import Operation, Value
+
+Array = np.ndarray[Any, np.dtype[Any]]
+PART, PARAMETER = "another part", "another parameter"
+MOST_SHIFTED = 4  # rows by which a table is moved
+
+
+def mask_difference(ours: Array, theirs: Array) -> str:
+    """Say how two masks differ; true is what is seen."""
+    one, two = mask_offsets(ours), mask_offsets(theirs)
+    if one is None or two is None:
+        more, fewer = int((ours & ~theirs).sum()), int((theirs & ~ours).sum())
+        return f"the target shows {more} positions that the JAX model hides, and hides {fewer} that it shows"
+    return f"in the target a position sees {_reach(*one)}; in the JAX model, {_reach(*two)}"
+
+
+def _reach(low: int, high: int) -> str:
+    ahead = f", and up to {-low} behind it" if low < 0 else ""
+    return f"itself and up to {high} in front of it{ahead}" if low <= 0 else f"those {low} to {high} in front of it"
+
+
+def shifted_tables(repair: Repair) -> str:
+    """Say how tables of constants with other numbers differ; empty where the two sides have the same ones."""
+    one, two = (
+        [
+            v.array.squeeze()
+            for x in ops
+            for v in x.operands
+            if not v.data and v.array.size > 1 and v.array.dtype.kind == "f"
+        ]
+        for ops in (repair.target, repair.source)
+    )
+    for mine in one:
+        for other in (x for x in two if x.shape == mine.shape and not same_numbers(x, mine)):
+            for by in range(1, min(MOST_SHIFTED, len(mine) - 1) + 1):
+                for sign, ours, theirs in ((1, mine[:-by], other[by:]), (-1, mine[by:], other[:-by])):
+                    if same(ours, theirs):
+                        return (
+                            f"row k of the target's table is row k {'+' if sign > 0 else '-'} {by} of the JAX model's"
+                        )
+            return "the two tables hold other numbers"
+    return ""
+
+
+def numbers_of_tables(repair: Repair, ours: Words, theirs: Words) -> str:
+    """Say which number differs in what two tables of constants are computed from."""
+    one, two = (_literals(words, ops) for words, ops in ((ours, repair.target), (theirs, repair.source)))
+    for kind in dict.fromkeys(k for k, _ in one):
+        a, b = ({number: where for (k, number), where in x.items() if k == kind} for x in (one, two))
+        mine, other = [n for n in a if n not in b], [n for n in b if n not in a]
+        if len(mine) == len(other) == 1:
+            return (
+                f"the table comes from {mine[0]:.10g} in the target ({a[mine[0]]}), "
+                f"and from {other[0]:.10g} in the JAX model ({b[other[0]]})"
+            )
+    return ""
+
+
+def _literals(words: Words, operations: Sequence[Operation]) -> dict[tuple[str, float], str]:
+    """Return the numbers that constants of operations are computed from, with the kind of operation that takes them."""
+    found: dict[tuple[str, float], str] = {}
+    waiting = [v for one in operations for v in one.operands if v.constant and v.array.size > 1]
+    seen: set[Value] = set()
+    while waiting:
+        value = waiting.pop()
+        operation = words.producer.get(value)
+        if value in seen or operation is None:
+            continue
+        seen.add(value)
+        number = scalar(operation)
+        if number is not None and kind_of(operation) != LAYOUT:
+            found.setdefault((kind_of(operation), number), operation.where)
+        waiting.extend(operation.operands)
+    return found
+
+
+def other_parameters(repair: Repair, ours: Words, theirs: Words) -> tuple[str, str] | None:
+    """Name parameters that one side uses in place of others, or other elements of the same ones."""
+    one, two = (
+        [v for x in ops for v in x.operands if v.of_parameters and v.array.size > 1]
+        for ops in (repair.target, repair.source)
+    )
+    mine, other = (
+        {leaf: words.parameters[leaf] for v in values for leaf in sorted(v.leaves)}
+        for words, values in ((ours, one), (theirs, two))
+    )
+    lone = [leaf for leaf, x in mine.items() if not any(same_numbers(x, y) for y in other.values())]
+    meant = [leaf for leaf, y in other.items() if not any(same_numbers(x, y) for x in mine.values())]
+    if lone and meant:
+        return PARAMETER, f"the target uses {' and '.join(lone)}, and the JAX model {' and '.join(meant)}"
+    if lone or meant:
+        return None
+    for x in one:
+        if not any(same_numbers(x.array, y.array) for y in two):
+            picks = [_indices(words, v) for words, values in ((ours, [x]), (theirs, two)) for v in values[:1]]
+            ranges = f" (indices {picks[0]}; the JAX model's, {picks[1]})" if all(picks) and len(picks) == 2 else ""
+            return PART, f"of {' and '.join(sorted(x.leaves))}, the two pick other elements{ranges}"
+    return None
+
+
+def _indices(words: Words, value: Value) -> str:
+    """Return the least and the largest index by which a value's elements are picked; empty if they are not."""
+    operation = words.producer.get(root(value, words.producer))
+    if operation is None or kind_of(operation) != "pick":
+        return ""
+    at = [v.array for v in operation.operands if v.constant and v.array.dtype.kind in "iu" and v.array.size > 1]
+    return f"{min(int(x.min()) for x in at)} to {max(int(x.max()) for x in at)}" if at else ""
+
+
+def copies(words: Words, values: Sequence[Value]) -> list[Operation]:
+    """Return the operations that made these values larger by repeating elements."""
+    found = []
+    for value in values:
+        operation = words.producer.get(value)
+        while operation is not None and len(operation.data) == 1 and kind_of(operation) in (LAYOUT, "join", "pick"):
+            if operation.data[0].array.size < operation.results[0].array.size:
+                found.append(operation)
+                break
+            operation = words.producer.get(operation.data[0])
+    return found
+
+
+def contracted(operations: Sequence[Operation]) -> int:
+    """Return over how many features the first product of two values sums; 0 if there is none."""
+    for one in operations:
+        if kind_of(one) != "product" or len(one.data) < 2:
+            continue
+        if (numbers := one.settings.get("dimension_numbers")) is not None:
+            (axes, _), _ = numbers
+            return int(np.prod([one.data[0].array.shape[axis] for axis in axes]))
+        return int(one.data[-2].array.shape[-1])
+    return 0
