@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from convert.inference.derivation import Grade
-from support.inferred import WIDTH, derive, grades, sources
+from support.inferred import WIDTH, derive, grades, linen, rules, sources
 
 D, N, H = WIDTH, 2, 8
 FREQUENCIES = 100.0 ** (-np.arange(H // 2) / (H // 2))
@@ -117,3 +117,59 @@ def test_experts(kind):
             positions = np.concatenate([part.positions for part in tensor.parts])
             rows = positions if kind is Listed else positions.reshape(3, -1)[k]
             assert tensor.parts[0].leaf == leaf and set(rows // (D * D)) == {k}
+
+
+class Layers(torch.nn.Module):
+    """Two attention layers between residuals: torch's own, or one with separate projections."""
+
+    class Apart(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.q_proj, self.k_proj, self.v_proj, self.o_proj = (torch.nn.Linear(D, D) for _ in range(4))
+
+        def forward(self, x: Any) -> Any:
+            q, k, v = (p(x).unflatten(-1, (N, H)).transpose(1, 2) for p in (self.q_proj, self.k_proj, self.v_proj))
+            return self.o_proj(torch.nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+    def __init__(self, whole: bool) -> None:
+        super().__init__()
+        make = (lambda: torch.nn.MultiheadAttention(D, N, batch_first=True)) if whole else Layers.Apart
+        self.whole, self.m = whole, torch.nn.ModuleList(make() for _ in range(2))
+
+    def forward(self, x: Any) -> Any:
+        for layer in self.m:
+            x = x + (layer(x, x, x, need_weights=False)[0] if self.whole else layer(x))
+        return x
+
+
+@pytest.mark.parametrize(
+    "whole", [pytest.param(True, id="fused"), pytest.param(False, id="apart", marks=pytest.mark.slow)]
+)
+@pytest.mark.parametrize("stacked", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["listed", "stacked"])
+def test_an_attention_layer_of_linen_is_one_rule(whole, stacked):
+    from flax import linen as nn
+
+    class Layer(nn.Module):
+        @nn.compact
+        def __call__(self, x: Any, _: Any = None) -> Any:
+            return x + nn.MultiHeadDotProductAttention(N, name="attention")(x), None
+
+    class Model(nn.Module):
+        @nn.compact
+        def __call__(self, x: Any) -> Any:
+            if stacked:
+                return nn.scan(Layer, variable_axes={"params": 0}, split_rngs={"params": True}, length=2)(name="layer")(
+                    x, None
+                )[0]
+            for k in range(2):
+                x, _ = Layer(name=f"layer_{k}")(x)
+            return x
+
+    function, shapes = linen(Model(), np.zeros((3, 7, D)))
+    module = Layers(whole)
+    found = derive(function, module, shapes)
+    start = "params/layer" if stacked else "params/layer_{i}"
+    said = f"- layer: flax.linen.MultiHeadDotProductAttention\n  from: {start}/attention\n"
+    said += "  stacked: {i: 0}\n" if stacked else ""
+    to = "m.{i}" if whole else '{module: "m.{i}", projections: "{q,k,v}_proj", output: o_proj}'
+    assert rules(found, module) == [f"{said}  axes: DNH\n  attention: {to}"]

@@ -62,7 +62,7 @@ def _settled(members: Sequence[LayerRule], derivation: Derivation, target: Targe
     ways = [list(_ways(layer, derivation.leaves)) for layer in members]
     for chosen in zip(*ways, strict=True):
         said = [_with(layer, way, derivation.leaves) for layer, way in zip(members, chosen, strict=True)]
-        if _gives(said, derivation, target):
+        if gives(said, derivation, target):
             return said
     return None
 
@@ -93,7 +93,7 @@ def _plain(shape: tuple[int, ...]) -> Layout:
     return Layout(shape, (), tuple(Axis(k, 0, size) for k, size in enumerate(shape) if size > 1), shape)
 
 
-def _gives(layers: Sequence[LayerRule], derivation: Derivation, target: TargetModel) -> bool:
+def gives(layers: Sequence[LayerRule], derivation: Derivation, target: TargetModel) -> bool:
     """Whether the rules of these layers make their tensors as they were derived."""
     letters = Letters()
     rules = join_layers(layers)

@@ -11,7 +11,7 @@ from convert.drafting.like.target import TargetModel
 from convert.inference.rule_file.cells import KINDS as CELLS
 from convert.inference.rule_file.cells import cell_target
 from convert.inference.rule_file.convolutions import convolution_keys
-from convert.inference.rule_file.layer import NORMS
+from convert.inference.rule_file.layer import ATTENTION, NORMS, LayerRule
 from convert.inference.rule_file.layout import HALF_SPLIT, INTERLEAVED, REVERSED, Axis, Layout
 from convert.inference.rule_file.letters import Named, NoWordsError, leaf_letters, target_axes
 from convert.inference.rule_file.patterns import PatternRule
@@ -33,6 +33,10 @@ def entry_of(rule: PatternRule, letters: Letters, target: TargetModel) -> DraftE
         extra += [("axes", axes)] if axes else []
         said += [("flattened", flattened)] if flattened else []
         said += [("rope", f"{{{', '.join(f'{letter}: {order}' for letter, order in rope.items())}}}")] if rope else []
+    elif layer.kind_name == ATTENTION:
+        (key, library), *more = layer.keys
+        entry.say(key, library, remark)
+        said = [("axes", _attention_axes(layer, letters)), *more]
     elif layer.kind_name in CELLS:
         (key, cell), *more = layer.keys
         entry.say(key, cell, remark)
@@ -79,6 +83,14 @@ def entry_of(rule: PatternRule, letters: Letters, target: TargetModel) -> DraftE
     named = "".join(f", {k}: {flow(v)}" for k, v in extra)
     entry.say(layer.kind_name, f"{{{key}: {flow(rule.module)}{named}}}" if named else plain(rule.module))
     return entry
+
+
+def _attention_axes(layer: LayerRule, letters: Letters) -> str:
+    """Return the letters of the width and of the axes of the heads."""
+    width, *heads = (int(size) for size in dict(layer.geometry)["sizes"].split())
+    named = Named(letters)
+    roles = ("heads", "head") if len(heads) == 2 else ("width",)
+    return named.take("width", width) + "".join(named.take(role, n) for role, n in zip(roles, heads, strict=True))
 
 
 def _check(layout: Layout, parted: int | None) -> None:

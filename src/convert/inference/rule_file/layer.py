@@ -19,6 +19,7 @@ from convert.layers.shared_keys import ASK
 from convert.layers.weight_keys import PARAMETRIZATIONS
 
 NORMS = ("layer_norm", "rms_norm", "group_norm", "batch_norm", "instance_norm")
+ATTENTION = "attention"
 CONVOLUTIONS = ("conv", "conv_transpose")
 ROLES = {
     "weight": "from",

@@ -13,6 +13,7 @@ from convert.drafting.axis_letters import Letters, NoLetterError
 from convert.drafting.like.target import TargetModel
 from convert.drafting.yaml_entry import rule_texts
 from convert.inference.derivation import Derivation
+from convert.inference.rule_file.attention import join_attention
 from convert.inference.rule_file.computed import settle
 from convert.inference.rule_file.entry import entry_of
 from convert.inference.rule_file.layer import describe_layers
@@ -60,7 +61,7 @@ def write_rules(
     described, lost = settle(layers.found, derivation, target)
     unwritten = {**layers.open, **lost}
     made: set[str] = set()
-    for rule in join_layers(described):
+    for rule in join_layers(join_attention(described, derivation, target)):
         try:
             entries.append(entry_of(rule, letters, target))
             made |= rule.leaves
