@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from convert.verify.written import open_written
 from safetensors.torch import load_file
 
 from convert.core.errors import ConvertError
@@ -20,6 +19,7 @@ from convert.planning.plan import Plan
 from convert.planning.planner import make_plan
 from convert.verify.layers.level import check_layers
 from convert.writing.execute import execute
+from convert.writing.written import open_written
 from support.memory_source import rule_file
 from support.saved_network import assert_levels_pass, plan_saved, write
 
@@ -51,6 +51,7 @@ RULES = """
 - einsum: ...D,D(K G H + K H + K H)->...(K G H + K H + K H)
   from: flat/kernel
   bias: flat/bias
+  prescaled_by: {1/sqrt(H): [1]}
   linear: {module: flat, axes: (K (G + 1 + 1) H)D}
 """
 ANGLES = np.outer(np.arange(T), 0.7 ** np.arange(H // 2)).astype(np.float32)[:, None]
@@ -112,7 +113,7 @@ class Torch(torch.nn.Module):
         q, k = (torch.cat(pair, -1).view(of.shape) for pair, of in zip(turned, (q, k), strict=True))
         z = torch.einsum("btkgh,bskxh->btskg", q, k)[..., None] / H**0.5 * v[:, None]
         q, k, v = self.flat(x).view(B, T, K, G + 2, H).split([G, 1, 1], 3)
-        return torch.cat([y.reshape(B, T, -1), z.reshape(B, T, -1), (q * k + v).reshape(B, T, -1)], -1)
+        return torch.cat([y.reshape(B, T, -1), z.reshape(B, T, -1), (q * k / H**0.5 + v).reshape(B, T, -1)], -1)
 
 
 @pytest.fixture(scope="module")
@@ -172,6 +173,47 @@ def test_what_does_not_fit_is_refused(old: str, new: str, told: str) -> None:
     assert old in RULES
     with pytest.raises(ConvertError) as refused:
         rule_file(RULES.replace(old, new, 1), HEAD)
+    assert told in str(refused.value)
+
+
+SPLIT = """
+- einsum: ...D,D(N H + K H + K H)->...(N H + K H + K H)
+  from: flat/kernel
+  bias: flat/bias
+  prescaled_by: {1/sqrt(H): [1]}
+  linear: "{q,k,v}"
+- drop: "**"
+  rest: true
+  because: r
+"""
+
+
+def test_a_factor_of_one_part_where_each_part_is_a_tensor(plan: Plan, variables: Any, tmp_path: Path) -> None:
+    split = make_plan(rule_file(SPLIT, HEAD), plan.checkpoint)
+    assert [step.name for step in split.steps if "weight carries" in step.arithmetic] == ["q.weight", "q.bias"]
+    assert {fact.get("weight_carries") for fact in split.layers} == {"1/sqrt(H) in part 1"}
+    path = write(split, tmp_path / "out.safetensors")
+    made, flat = load_file(path), variables["params"]["flat"]
+    np.testing.assert_allclose(made["q.weight"], flat["kernel"].T[: N * H] * H**0.5, rtol=1e-6)
+    np.testing.assert_array_equal(made["v.bias"], flat["bias"][(N + K) * H :])
+    assert_levels_pass(split, path)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("{1/sqrt(H): [1]}", "1/sqrt(H)", "would apply to all parts of the leaf; name those that have the factor"),
+        ("{1/sqrt(H): [1]}", "{1/sqrt(H): [4]}", "names part 4, and the leaf has 3"),
+        ("{1/sqrt(H): [1]}", "{1/sqrt(H): [0]}", "numbers different parts from 1"),
+        ("{1/sqrt(H): [1]}", "{1/sqrt(H): [1], 2: [2]}", "has one factor"),
+        ("{1/sqrt(H): [1]}", "{no: [1]}", "expected a factor above 0"),
+        ('linear: "{q,k,v}"', "linear: qkv", "name one target for each part, or give the target `axes`"),
+        ("(N H + K H + K H)", "E", "the leaf has no parts; write the factor alone"),
+    ],
+)
+def test_a_factor_that_fits_no_part_is_refused(old: str, new: str, told: str) -> None:
+    with pytest.raises(ConvertError) as refused:
+        rule_file(SPLIT.replace(old, new), HEAD)
     assert told in str(refused.value)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -35,12 +35,14 @@ class Factor:
         of: the letter of a size, ``$name`` of a fact, or a number.
         power: exponent of `of`: 1, 1/2 or 2.
         is_inverse: whether one is divided by the result.
+        parts: of a leaf that is a sum of parts: those with the factor, counted from 0; None: the whole leaf.
     """
 
     text: str
     of: str | float
     power: float
     is_inverse: bool
+    parts: tuple[int, ...] | None = None
 
     @property
     def fact(self) -> str | None:
@@ -107,9 +109,17 @@ class Rope:
     leaf_axes: str = ""
 
 
+_FACTOR_OF_WHOLE = Scalar((str, int, float), "a factor such as 1/sqrt(H)", parse_factor)
 CARRIES = Key(
-    Scalar((str, int, float), "a factor such as 1/sqrt(H)", parse_factor),
+    _FACTOR_OF_WHOLE,
     "Factor that the source folds into the weight and that the target's code applies itself: a number, sqrt(D), 1/sqrt(H), or with a fact 1/$name^2. Default: none.",
+)
+CARRIES_IN_PARTS = Key(
+    Either(
+        _FACTOR_OF_WHOLE,
+        MapOf(ListOf(INTEGER), "a mapping of a factor to parts, such as {1/sqrt(H): [1]}", parse_factor),
+    ),
+    f"{CARRIES.doc} Of a sum such as (N H + K H + K H), {{1/sqrt(H): [1]}} names the parts that have the factor.",
 )
 ROPE = Key(
     MapOf(
@@ -172,6 +182,24 @@ def read_flattened(value: Mapping[str, str] | None) -> Flattened | None:
             f"`flattened:` makes {axis} of {order}, which has {axis} itself; give the axes of the map other letters"
         )
     return Flattened(axis, order)
+
+
+def read_factor(value: Factor | Mapping[str, Any] | None) -> Factor | None:
+    """Read the value of `prescaled_by:`.
+
+    Raises:
+        ValueError: not one factor, or no numbers of parts.
+    """
+    if value is None or isinstance(value, Factor):
+        return value
+    if len(value) != 1:
+        raise ValueError(f"`prescaled_by:` has one factor, such as {{1/sqrt(H): [1]}}, not {len(value)}")
+    [(text, parts)] = value.items()
+    if not parts or min(parts) < 1 or len(set(parts)) < len(parts):
+        raise ValueError(
+            f"`prescaled_by:` numbers different parts from 1, such as {{1/sqrt(H): [1]}}, not {list(parts)}"
+        )
+    return replace(parse_factor(text), parts=tuple(part - 1 for part in parts))
 
 
 def read_rope(value: Mapping[str, Any] | None) -> Rope | None:

@@ -10,7 +10,7 @@ from convert.layers import Rule, TargetLayer
 from convert.rules.file import RuleFile, references
 
 
-def check_parts(rule: Rule) -> None:
+def check_parts(rule: Rule, layer: TargetLayer) -> None:
     """Check that a key which applies to a whole weight is not given for a weight of several parts.
 
     Raises:
@@ -21,8 +21,15 @@ def check_parts(rule: Rule) -> None:
         raise ValueError(
             f"`{rule.normalized.role}` is computed over axes as stored; write the einsum with one letter for each"
         )
-    if rule.kind.parts and rule.prescaled_by is not None:
-        raise ValueError("`prescaled_by` would apply to all parts of the leaf; the parts cannot have different factors")
+    factor, count = rule.prescaled_by, rule.kind.parts
+    if factor is None or (factor.parts is None and not count):
+        return
+    if factor.parts is None:
+        raise ValueError(f"`prescaled_by` would apply to all parts of the leaf; name those that have the factor, such as `prescaled_by: {{{factor.text}: [1]}}`")  # fmt: skip
+    if max(factor.parts) >= count:
+        raise ValueError(f"`prescaled_by` names part {max(factor.parts) + 1}, and the leaf has {count or 'no parts; write the factor alone'}")  # fmt: skip
+    if len(layer.path.groups) == len(rule.path.groups) and layer.rows is None:
+        raise ValueError(f"{layer.path} has all parts of the leaf, and `prescaled_by` is for some; name one target for each part, or give the target `axes`")  # fmt: skip
 
 
 def check_target_axes(rule: Rule, layer: TargetLayer) -> None:

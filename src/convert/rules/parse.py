@@ -17,7 +17,7 @@ from convert.layers.base import LayerKind
 from convert.layers.low_rank import PLUS_FIRST, PLUS_SECOND, SECOND
 from convert.layers.shared_keys import PATTERN, SHARED
 from convert.layers.transforms.rope import locate_heads
-from convert.layers.weight_keys import read_flattened, read_normalized, read_rope
+from convert.layers.weight_keys import read_factor, read_flattened, read_normalized, read_rope
 from convert.rules import attention_macro
 from convert.rules.copies import Copies
 from convert.rules.file import (
@@ -259,6 +259,7 @@ def _parse_rule(node: YamlNode, targets: Mapping[str, Target]) -> WrittenRule:
     values = _record(word).read(node)
     with located(node.at, "rule-layer-conflict"):
         layer, rope = kind.read(values), read_rope(values.get("rope"))
+        factor = read_factor(values.get("prescaled_by"))
         flattened, normalized = read_flattened(values.get("flattened")), read_normalized(values)
     layers = {} if kind.target is None else _targets(node.value[word], kind, targets)
     rule = Rule(
@@ -276,7 +277,7 @@ def _parse_rule(node: YamlNode, targets: Mapping[str, Target]) -> WrittenRule:
         choice=values.get("choice"),
         absent_if=values.get("absent_if"),
         index_from={name: Numbering(tuple(order)) for name, order in values.get("index_from", {}).items()},
-        prescaled_by=values.get("prescaled_by"),
+        prescaled_by=factor,
         rope=rope,
         flattened=flattened,
         normalized=normalized,

@@ -139,7 +139,7 @@ def _kind_accepts_the_target(rule: Rule, node: YamlNode) -> Iterator[Finding]:
             check_rope(rule, layer)
             check_flattened(rule)
             check_normalized(rule)
-            check_parts(rule)
+            check_parts(rule, layer)
             check_target_axes(rule, layer)
         except ValueError as error:
             yield Finding("rule-layer-conflict", f"{error}{_of(name)}", rule=str(node.at))

@@ -21,7 +21,7 @@ from convert.layers.probe import Probe
 from convert.layers.shared_keys import ACTIVATION, BIAS, PATTERN, TARGET_AXES, module_target, referenced_fact
 from convert.layers.target import TargetLayer
 from convert.layers.weight_keys import (
-    CARRIES,
+    CARRIES_IN_PARTS,
     FLATTENED,
     NORMALIZED,
     PARAMETRIZATION,
@@ -72,7 +72,7 @@ class Linear(LayerKind):
         ),
         "bias": BIAS,
         "activation": ACTIVATION,
-        "prescaled_by": CARRIES,
+        "prescaled_by": CARRIES_IN_PARTS,
         "rope": ROPE,
         "flattened": FLATTENED,
         **NORMALIZED,

@@ -82,7 +82,9 @@ def divide_by_prescale(rule: Rule, sizes: Mapping[str, int], facts: Mapping[str,
 
 def facts(rule: Rule, layer: TargetLayer) -> dict[str, Any]:
     """Return the entries of the plan and the header."""
-    carried = {"weight_carries": rule.prescaled_by.text} if rule.prescaled_by else {}
+    factor = rule.prescaled_by
+    parts = f" in part {', '.join(str(k + 1) for k in factor.parts)}" if factor and factor.parts is not None else ""
+    carried = {"weight_carries": f"{factor.text}{parts}"} if factor else {}
     pairs = {"source_rope": rule.rope.pairs, "target_rope": target_rope_pairs(layer)} if rule.rope else {}
     orders = (
         {"source_flattens": rule.flattened.order, "target_flattens": target_order(rule, layer)}

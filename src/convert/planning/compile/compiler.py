@@ -76,7 +76,7 @@ class Compiler:
                 continue  # it is folded into the weight
             pattern = rule.sources[role]
             every = list(pattern.all_choices())
-            each_part = [replace(rule, kind=rule.kind.part(k)) for k in range(rule.kind.parts)]
+            each_part = [_of_part(rule, k) for k in range(rule.kind.parts)]
             if layer.rows is not None:
                 each_part = _of_rows(each_part or [rule], layer, layer.rows)
             # Thousands of layers and experts differ in their names only: everything else is derived once.
@@ -182,18 +182,12 @@ class Compiler:
             if second
             else ()
         )
-        try:
-            compute = (*divide_by_prescale(rule, self.sizes, self.facts), *fold, *rule.kind.compute(role, layer))
-        except ValueError as error:
-            of_fact = (
-                rule.prescaled_by is not None and rule.prescaled_by.fact is not None
-            )  # its message says what to do
-            fix = "" if of_fact else "correct the letter"
-            raise MisfitError(Finding("size-unknown", str(error), rule=rule.at.line_only, path=name, fix=fix)) from None
+        each_compute = [self._compute(piece.rule, role, layer, fold, name) for piece in pieces]
+        compute = next(filter(None, each_compute), ())
         parts, specs, row = [], [], 0
         sums: list[str] = []
         notes: list[str] = []
-        for piece in pieces:
+        for piece, computed in zip(pieces, each_compute, strict=True):
             leaf = piece.leaf
             own = zip(leaf.letters or "", leaf.own_shape, strict=False) if self.varying else ()
             sizes = {**self.sizes, **{x: n for x, n in own if x in self.varying}} if self.varying else self.sizes
@@ -214,7 +208,7 @@ class Compiler:
                     and len({one.leaf.name for one in pieces}) == 1
                 ):
                     at = f"part {own_layer.piece[0] + 1}" + (f", {at}" if at else "")
-                ops = (*moved.ops, *cut, *computing(compute, leaf.spec, dtype))
+                ops = (*moved.ops, *cut, *computing(computed, leaf.spec, dtype))
                 spec = out_spec(ops, leaf.spec)
             except ValueError as error:
                 raise not_convertible(rule, leaf.name, leaf.spec, name, error) from None
@@ -243,7 +237,17 @@ class Compiler:
             tuple(parts),
             rule.kind_name,
             rule.at,
-            ", ".join(filter(None, (*sums, _words(compute, rule)))),
+            ", ".join(
+                filter(
+                    None,
+                    (
+                        *sums,
+                        _words(
+                            compute, next(p.rule for p, of in zip(pieces, each_compute, strict=True) if of == compute)
+                        ),
+                    ),
+                )
+            ),
             loses,
             role=role,
             part=layer.part,
@@ -273,6 +277,21 @@ class Compiler:
                     _Piece(piece.rule, piece.leaf, {**piece.elements, **own}, where, math.prod(counts) * period)
                 )
         return found
+
+    def _compute(self, rule: Rule, role: str, layer: TargetLayer, fold: tuple[Op, ...], name: str) -> tuple[Op, ...]:
+        """Return the arithmetic on the values of a leaf, or of a part of one.
+
+        Raises:
+            MisfitError: a number that it needs is unknown.
+        """
+        try:
+            return (*divide_by_prescale(rule, self.sizes, self.facts), *fold, *rule.kind.compute(role, layer))
+        except ValueError as error:
+            of_fact = (
+                rule.prescaled_by is not None and rule.prescaled_by.fact is not None
+            )  # its message says what to do
+            fix = "" if of_fact else "correct the letter"
+            raise MisfitError(Finding("size-unknown", str(error), rule=rule.at.line_only, path=name, fix=fix)) from None
 
     def _cut(self, rule: Rule, spec: TensorSpec, at: str) -> tuple[tuple[Op, ...], str, str]:
         """Leave out rows that the kind calls padding: return the operation, which rows are kept, and why not the others."""
@@ -358,6 +377,13 @@ def _access(of: type) -> tuple[Callable[[Any], tuple[Any, ...]], list[Callable[[
 _ACCESS: dict[type, tuple[Callable[[Any], tuple[Any, ...]], list[Callable[[Any, Any], None]]]] = {
     of: _access(of) for of in (Part, Step)
 }
+
+
+def _of_part(rule: Rule, k: int) -> Rule:
+    """Return the rule for one part of an axis that is a sum of parts."""
+    factor = rule.prescaled_by
+    has_factor = factor is None or factor.parts is None or k in factor.parts
+    return replace(rule, kind=rule.kind.part(k), prescaled_by=factor if has_factor else None)
 
 
 def _of_rows(rules: Sequence[Rule], layer: TargetLayer, rows: AxisGroup) -> list[Rule]:
