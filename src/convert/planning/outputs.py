@@ -80,10 +80,8 @@ def join(steps: list[Step]) -> tuple[list[Step], list[Finding]]:
 
 def _interleaved(step: Step) -> bool:
     """Whether the rows of a step are some of those of its whole tensor."""
-    return (
-        sum(stop - start for start, stop in (part.rows or step.spec.shape[:1] * 2 for part in step.parts))
-        < step.spec.shape[0]
-    )
+    rows = [part.rows for part in step.parts if part.rows is not None]
+    return len(rows) == len(step.parts) and sum(stop - start for start, stop in rows) < step.spec.shape[0]
 
 
 def made_twice(steps: Sequence[Step]) -> Iterator[Finding]:
