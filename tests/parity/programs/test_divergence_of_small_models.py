@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from torch.nn.functional import hardswish, leaky_relu, relu, silu
+from torch.nn.functional import conv1d, hardswish, leaky_relu, pad, relu, silu
 
 from convert.layers.activations import NUMPY_ACTIVATIONS
 from convert.numerics.compare import difference
@@ -71,6 +71,69 @@ def pooled(x: Any) -> Any:
     return [x[:, 0], x.mean(1)]
 
 
+def scores(p: Arrays, x: Any, seen: Any) -> Any:
+    s = jnp.einsum("btd,bsd->bts", x @ p["w"], x @ p["v"])
+    return jax.nn.softmax(jnp.where(seen, s, -1e30), -1) @ x
+
+
+def seen_once_more(real: torch.Tensor) -> torch.Tensor:
+    """The real tokens, and one of padding."""
+    return (torch.arange(10)[None] <= real.sum(1)[:, None])[:, None]
+
+
+def masked(p: Arrays, x: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
+    s = torch.einsum("btd,bsd->bts", x @ p["w"], x @ p["v"])
+    return torch.matmul(s.masked_fill(~seen, -1e30).softmax(-1), x)
+
+
+def added(p: Arrays, x: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
+    s = torch.einsum("btd,bsd->bts", x @ p["w"], x @ p["v"])
+    return torch.matmul((s + torch.zeros_like(s).masked_fill(~seen, float("-inf"))).softmax(-1), x)
+
+
+def states(p: Arrays, x: Any, zeros: Any, tanh: Any) -> list[Any]:
+    found = [zeros]
+    for k in range(10):
+        found.append(tanh(x[:, k] @ p["w"] + found[-1] @ p["v"]))
+    return found[1:]
+
+
+def last_state(p: Arrays, x: Any, real: Any) -> Any:
+    every = jnp.stack(states(p, x, jnp.zeros((3, 8)), jnp.tanh), 1)
+    return every[:, -1] + jnp.tanh(every.mean(1) @ p["w"])
+
+
+def last_real_state(p: Arrays, x: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
+    every = torch.stack(states(p, x, torch.zeros(3, 8, dtype=x.dtype), torch.tanh), 1)
+    return every[torch.arange(3), real.sum(1) - 1] + torch.tanh(every.mean(1) @ p["w"])
+
+
+def convolved(p: Arrays, x: Any, real: Any) -> Any:
+    kernel = jnp.asarray(p["conv"]).transpose(2, 1, 0)
+    for _ in range(2):
+        y = jax.lax.conv_general_dilated(x, kernel, (1,), [(2, 0)], dimension_numbers=("NWC", "WIO", "NWC"))
+        x = (x + jnp.tanh(y) @ p["w"]) * 0.5**0.5
+    return x
+
+
+def convolved_without_factor(p: Arrays, x: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
+    for _ in range(2):
+        y = conv1d(pad(x.transpose(1, 2), (2, 0)), p["conv"]).transpose(1, 2)
+        x = x + torch.tanh(y) @ p["w"]
+    return x
+
+
+def largest(p: Arrays, x: Any, real: Any) -> Any:
+    top, index = jax.lax.top_k(x @ p["w"], 2)
+    return (jax.nn.one_hot(index, 8) * jax.nn.softmax(top, -1)[..., None]).sum(-2) @ p["v"]
+
+
+def largest_alone(p: Arrays, x: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
+    s = x @ p["w"]
+    top, index = s.topk(1, -1)
+    return torch.zeros_like(s).scatter(-1, index, top.softmax(-1)) @ p["v"]
+
+
 TABLE = np.sin(np.arange(12)[:, None] * np.array([1, 0.3, 0.1, 0.03, 0.7, 0.2, 0.05, 0.9]))
 
 
@@ -95,7 +158,7 @@ FAULTS = {
         lambda p, x, real: (x @ p["w"]).reshape(3, 10, 2, 4).swapaxes(-1, -2).reshape(3, 10, 8),
         lambda p, x, real: x @ p["w"],
         "elements in another order",
-        ("the elements of", "are put in another order"),
+        ("the elements of", "are in another order"),
     ),
     "joined in another order": Fault(
         lambda p, x, real: jnp.concatenate(pooled(jnp.tanh(x)), -1) @ jnp.concatenate([p["w"], p["v"]]),
@@ -150,6 +213,46 @@ FAULTS = {
         lambda p, x, real: attend(x @ p["w"], x @ p["v"], x, 1),
         "heads of another width",
         ("vectors of 8 features, and the JAX model of 4",),
+    ),
+    "a token of padding is seen": Fault(
+        lambda p, x, real: scores(p, x, real[:, None]),
+        lambda p, x, real: masked(p, x, seen_once_more(real)),
+        "another mask",
+        ("the target shows 20 positions that the JAX model hides",),
+    ),
+    "a token of padding is seen, by an added mask": Fault(
+        lambda p, x, real: scores(p, x, real[:, None]),
+        lambda p, x, real: added(p, x, seen_once_more(real)),
+        "another mask",
+        ("the target shows 20 positions that the JAX model hides",),
+    ),
+    "another step of a recurrence": Fault(last_state, last_real_state, "another part", ("takes index 9 of axis 1",)),
+    "a factor missing in front of a padded convolution": Fault(
+        convolved, convolved_without_factor, "operation missing", ("multiplies by 0.707107",)
+    ),
+    "a factor missing at three values": Fault(
+        lambda p, x, real: jnp.cos((x[:, 0, 0] * 1000)[:, None] * np.arange(1, 9.0)) @ p["w"],
+        lambda p, x, real: torch.cos(x[:, 0, 0][:, None] * torch.arange(1, 9.0, dtype=x.dtype)) @ p["w"],
+        "operation missing",
+        ("multiplies by 1000",),
+    ),
+    "the batch in another order": Fault(
+        lambda p, x, real: jnp.tanh(x @ p["w"]) @ p["v"],
+        lambda p, x, real: torch.tanh(x.flip(0) @ p["w"]) @ p["v"],
+        "elements in another order",
+        ("the target's indices of axis 0 in the order 2, 1, 0",),
+    ),
+    "divided by one less": Fault(
+        lambda p, x, real: ((x @ p["w"]) ** 2).sum(1) / real.sum(1)[:, None] @ p["v"],
+        lambda p, x, real: ((x @ p["w"]) ** 2).sum(1) / (real.sum(1)[:, None] - 1) @ p["v"],
+        "another factor",
+        ("the target's values are 1.11111, 1.14286, 1.2 times",),
+    ),
+    "the largest alone": Fault(
+        largest,
+        largest_alone,
+        "another number of largest values",
+        ("the target takes the 1 largest, and the JAX model the 2 largest",),
     ),
     "a parallel block": Fault(block, parallel, "another operand", ("the JAX model gives it",)),
 }  # fmt: skip

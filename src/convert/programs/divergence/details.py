@@ -18,6 +18,8 @@ from convert.programs.program import Operation, Value
 
 Array = np.ndarray[Any, np.dtype[Any]]
 PART, PARAMETER = "another part", "another parameter"
+MOST_MOVED = 16  # indices of an axis whose order is told
+MOST_RATIOS = 8  # factors that a sentence lists
 MOST_SHIFTED = 4  # rows by which a table is moved
 
 
@@ -33,6 +35,34 @@ def mask_difference(ours: Array, theirs: Array) -> str:
 def _reach(low: int, high: int) -> str:
     ahead = f", and up to {-low} behind it" if low < 0 else ""
     return f"itself and up to {high} in front of it{ahead}" if low <= 0 else f"those {low} to {high} in front of it"
+
+
+def moved_indices(got: Array, want: Array) -> str:
+    """Say which indices of an axis the target has in another order; empty if it is no axis alone."""
+    if got.shape != want.shape:
+        return ""
+    for axis, size in enumerate(got.shape):
+        if not 1 < size <= MOST_MOVED:
+            continue
+        order = []
+        for k in range(size):
+            here = [j for j in range(size) if same(np.take(got, j, axis), np.take(want, k, axis))]
+            if len(here) != 1:
+                break
+            order += here
+        else:
+            return f"; the JAX model has the target's indices of axis {axis} in the order {', '.join(map(str, order))}"
+    return ""
+
+
+def ratios(got: Array, want: Array) -> str:
+    """Say by which few factors two values differ; empty if they differ in another way."""
+    if got.shape != want.shape or got.dtype.kind != "f" or not np.all(np.abs(want) > 0):
+        return ""
+    found = np.unique(np.round(got / want, 9))
+    if not 1 <= len(found) <= MOST_RATIOS or got.size < 3 * len(found):
+        return ""
+    return f"the target's values are {', '.join(f'{x:.6g}' for x in found)} times the JAX model's"
 
 
 def shifted_tables(repair: Repair) -> str:

@@ -45,6 +45,7 @@ class Repair:
         want: the source's, laid out as the target's.
         index: number of the entry in the target.
         layer: the operation of a layer's weights that is given another value than the source gives it; None for none.
+        taken: (axis, index) of the elements that the source takes of its value; None for all.
     """
 
     target: tuple[Operation, ...]
@@ -56,6 +57,7 @@ class Repair:
     want: Array = field(repr=False)
     index: int
     layer: Operation | None = None
+    taken: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -147,9 +149,9 @@ class _Search:
     def behind_the_end(self, repairs: Sequence[Repair]) -> Divergence | None:
         """Return what the source computes of the target's output, where that is one of its values; None if it computes nothing."""
         known = self.known
-        parts = known.found.get(known.goal, ())
+        parts = () if self.at_goal(known.rerun) else known.found.get(known.goal, ())
         source = known.between([part.value for part in parts], known.source_goal)
-        if not source or len([one for one in source if kind_of(one) != LAYOUT]) > LONGEST:
+        if not parts or len([one for one in source if kind_of(one) != LAYOUT]) > LONGEST:
             return None
         got = known.array(known.goal)
         last = Repair((), source, (known.goal,), (got,), (), got, known.source_goal.array, len(known.target.operations))
@@ -164,7 +166,7 @@ class _Search:
         found = sorted(
             (t for t in every if not t.of_layer), key=lambda t: (t.depths != before, not t.similar, sum(t.depths))
         )
-        for trial in (*found[:TRIALS], *(t for t in every if t.of_layer)):
+        for trial in (*(t for t in every if t.of_layer), *found[:TRIALS]):
             for change in trial.changes():
                 outcome = self.attempt(change, len(region), trial.similar and self.tentative)
                 if outcome is None:
@@ -241,7 +243,9 @@ class _Search:
         theirs = tuple({v: None for one in source for v in one.data if v in present}) or (trial.part.value,)
         put_in = [*change.values.values(), *change.operands.values()]
         given = tuple(map(known.array, operands))
-        return Repair(target, source, operands, given, theirs, known.array(trial.value), put_in[0], entry)
+        got, part = known.array(trial.value), trial.part
+        taken = None if part.axis is None else (part.axis, part.index)
+        return Repair(target, source, operands, given, theirs, got, put_in[0], entry, taken=taken)
 
     def describe_layer(self, entry: int, trial: Trial, change: Change) -> Repair:
         """Return what the source computes of the value that a layer is given, and gives the layer."""

@@ -12,7 +12,7 @@ from convert.programs.fingerprint import ValueTable
 from convert.programs.program import Program, Value
 
 Array = np.ndarray[Any, np.dtype[Any]]
-FEW = 4  # arrays with fewer elements, or with one number throughout, are equal by chance
+FEW = 3  # arrays with fewer elements, or with one number throughout, are equal by chance
 HIDDEN = 1e9  # scores of hidden positions are -inf, -1e30 or the smallest number of a dtype
 STACKED = 16  # longest axis along which one side may keep apart what the other side stacks, such as experts
 

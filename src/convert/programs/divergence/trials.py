@@ -18,6 +18,8 @@ from convert.programs.program import Operation, Value
 
 Array = np.ndarray[Any, np.dtype[Any]]
 DEPTH = 8  # operations from an entry to the value that is replaced, and in the source to the one that replaces it
+MOST_INDICES = 64  # of an axis, each of which is tried where the target picks elements
+PADS = ("pad", "constant_pad_nd")
 NEAREST = 40  # values that far, on each side
 
 
@@ -80,7 +82,18 @@ def trials(known: Knowledge, entry: int, region: set[int]) -> Iterator[Trial]:
     operation = known.target.operations[entry]
     present = known.present()
     anchors = [(v, part) for v in operation.data for part in known.found.get(v, ())]
+    if not anchors:  # a mask that is computed of lengths, and added to scores
+        beside = {
+            v: None
+            for value, _ in _after(known, operation, region)
+            for user in known.users.get(value, ())
+            for v in user.data
+        }
+        anchors = [(v, part) for v in beside if known.is_known(v) for part in known.found.get(v, ())]
     indices = {(part.value.array.shape[part.axis], part.index) for _, part in anchors if part.axis is not None}
+    if kind_of(operation) in ("pick", "part"):
+        sizes = {size for _, part in anchors for size in part.value.array.shape if size <= MOST_INDICES}
+        indices |= {(size, k) for size in sizes for k in range(size)}
     near: list[tuple[Value, int]] = list(after_in_source(known, [part.value for _, part in anchors], present))
     near += [(part.value, 0) for _, part in anchors]
     seen: set[tuple[Value, Value]] = set()
@@ -92,10 +105,18 @@ def trials(known: Knowledge, entry: int, region: set[int]) -> Iterator[Trial]:
                 for part in _parts(other, value, indices):
                     yield Trial(known, value, part, (depth, far), similar, None)
     yield from _of_the_layer(known, entry)
-    for value in operation.data:  # an operation that is missing in front of the entry
+    in_front = [*operation.data, *(v for operand in operation.data for v in _padded(known, operand))]
+    for value in in_front:  # an operation that is missing in front of the entry
         for other, far in near:
             if far and other.array.size == value.array.size and tells(known.array(value)):
                 yield Trial(known, value, Part(other), (0, far), False, entry)
+
+
+def _padded(known: Knowledge, value: Value) -> tuple[Value, ...]:
+    """Return the value that was padded to this one, which the source may pad within an operation."""
+    index = known.producer.get(known.root(value))
+    operation = known.target.operations[index] if index is not None else None
+    return operation.data if operation is not None and operation.name in PADS else ()
 
 
 def _of_the_layer(known: Knowledge, entry: int) -> Iterator[Trial]:
@@ -104,6 +125,8 @@ def _of_the_layer(known: Knowledge, entry: int) -> Iterator[Trial]:
     weights = [v for v in operation.operands if v.of_parameters and v.array.size >= FEW]
     if len(operation.data) != 1 or not weights:
         return
+    if sum(any(v in one.operands for v in weights) for one in known.target.operations) > 1:
+        return  # it is not told which use is which
     (value,) = operation.data
     for other in known.source.operations:
         if kind_of(other) != kind_of(operation) or len(other.data) != 1 or other.data[0].array.size != value.array.size:
@@ -146,10 +169,13 @@ def after_in_source(known: Knowledge, values: Sequence[Value], present: set[Valu
 
 def _similar(known: Knowledge, one: Operation, two: Operation) -> bool:
     """Whether two operations are the same but for a constant, a setting or the order of elements."""
-    if kind_of(one) != kind_of(two) or len(one.data) != len(two.data):
+    ours_data, theirs_data = (
+        [v for v in x.data if v.array.dtype.kind == "f"] for x in (one, two)
+    )  # a mask is another value
+    if kind_of(one) != kind_of(two) or len(ours_data) != len(theirs_data):
         return False
     ours = {part.value for operand in one.data for part in known.found.get(operand, ())}
-    return all(root(operand, known.source_producer) in ours or operand in ours for operand in two.data)
+    return all(root(operand, known.source_producer) in ours or operand in ours for operand in theirs_data)
 
 
 def _at_entries(known: Knowledge, value: Value, array: Array) -> dict[tuple[int, int], Array]:

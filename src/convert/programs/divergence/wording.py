@@ -15,8 +15,10 @@ from convert.programs.divergence.details import (
     contracted,
     copies,
     mask_difference,
+    moved_indices,
     numbers_of_tables,
     other_parameters,
+    ratios,
     shifted_tables,
 )
 from convert.programs.divergence.functions import Function, computed
@@ -84,7 +86,16 @@ def named(
         name = _moved(chosen) or name
     problems = list(dict.fromkeys(problem for _, _, problem in chosen))
     problem = "; ".join(problems[:2]) + (f"; and {len(problems) - 2} more" if len(problems) > 2 else "")
-    return Named(name, problem, _fix(divergence.repairs[0]), all(one in BY_RULES for one in names))
+    by_rules = all(one in BY_RULES for one in names) or any(map(_of_layers, divergence.repairs))
+    return Named(name, problem, _fix(divergence.repairs[0]), by_rules)
+
+
+def _of_layers(repair: Repair) -> bool:
+    """Whether a whole layer is missing or too much: rules that exchange layers give this, too."""
+    return any(
+        kind_of(one) in ("product", "convolution") and any(v.of_parameters for v in one.operands)
+        for one in (*repair.target, *repair.source)
+    )
 
 
 def _moved(chosen: Sequence[tuple[Repair, str, str]]) -> str:
@@ -105,14 +116,24 @@ def _describe(
     given = " and ".join(dict.fromkeys(map(ours.value, repair.operands)))
     here, there = places(repair.target), places(repair.source)
     does, instead = ours.chain(repair.target), theirs.chain(repair.source)
+    most, theirs_most = (
+        words.largest_behind(x) for words, x in ((ours, repair.operands), (theirs, repair.source_operands))
+    )
+    if most and theirs_most and most != theirs_most:
+        counts = f"the target takes the {most} largest, and the JAX model the {theirs_most} largest"
+        return (
+            "another number of largest values",
+            f"of {given}, the target {does}{here}; the JAX model {instead}{there}; {counts}",
+        )
     if repair.layer is not None and (said := _input_of_layer(repair, ours, theirs)) is not None:
         return said
     if not repair.target:
         if all(kind_of(one) == LAYOUT for one in repair.source):
             ends = [ours.producer[x] for x in repair.operands if x in ours.producer]
+            moved = moved_indices(repair.got, repair.want)
             return (
                 ORDER,
-                f"the elements of {given} are put in another order: the target{places(ends)}, the JAX model{there}",
+                f"the elements of {given} are in another order: the target{places(ends)}, the JAX model{there}{moved}",
             )
         if function := _function_in_front(repair, ours, activations):
             return function, f"of {given}, the JAX model {instead}{there}; the target uses it as it is: {function}"
@@ -120,6 +141,9 @@ def _describe(
     trained = next((one.module for one in repair.target if one.module in training), None)
     if (trained is not None and any(kind_of(one) == "random" for one in repair.target)) or not repair.source:
         sentence = f"of {given}, the target {does}{here}; the JAX model uses it as it is"
+        if repair.taken is not None and all(kind_of(one) in (LAYOUT, "pick", "part") for one in repair.target):
+            axis, index = repair.taken
+            return PART, f"of {given}, the target {does}{here}; the JAX model takes index {index} of axis {axis}"
         if trained is None:
             return EXTRA, sentence
         return "training mode", f"{sentence}: the target's module {trained} is in training mode"
@@ -156,6 +180,8 @@ def _describe(
         )
     if Counter(kind for kind, _ in one) == Counter(kind for kind, _ in two):
         return "operations in another order", sentence
+    if factors := ratios(repair.got, repair.want):
+        return "another factor", f"{sentence}; {factors}"
     return OTHER, sentence
 
 

@@ -12,6 +12,7 @@ from convert.programs.divergence.kinds import LAYOUT, kind_of
 from convert.programs.program import Operation, Value
 
 Array = np.ndarray[Any, np.dtype[Any]]
+NEAR = 6  # operations behind a value, up to which it is said to be made of the largest ones
 LISTED = 5  # operations that a sentence lists
 PLAIN = {
     "negate": "changes the sign",
@@ -51,6 +52,21 @@ class Words:
         self.producer = {value: one for one in operations for value in one.results}
         self.names = names
         self.parameters = {name: value.array for value, name in names.items() if value.of_parameters}
+
+    def largest_behind(self, values: Sequence[Value]) -> int:
+        """How many of the largest values go into these, a few operations behind them; 0 if none do, or not always as many."""
+        found: set[int] = set()
+        waiting = [(value, 0) for value in values]
+        while waiting:
+            value, depth = waiting.pop()
+            one = self.producer.get(value)
+            if one is None or depth > NEAR:
+                continue
+            if one.name in ("top_k", "topk"):
+                found.add(one.results[0].array.shape[-1])
+            else:
+                waiting += [(v, depth + 1) for v in one.data]
+        return found.pop() if len(found) == 1 else 0
 
     def chain(self, operations: Sequence[Operation]) -> str:
         """Say what operations do, one after another."""
