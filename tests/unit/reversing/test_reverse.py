@@ -30,7 +30,7 @@ KINDS: dict[str, tuple[str, dict[str, tuple[int, ...]]]] = {
     "heads": ("einsum: ...D,DNH->...NH\n  from: w@\n  bias: b@\n  linear: w@", {"w@": (6, 2, 4), "b@": (2, 4)}),
     "out": ("einsum: ...NH,NHD->...D\n  from: w@\n  linear: w@", {"w@": (2, 4, 6)}),
     "stack": ("einsum: ...D,DF->...F\n  from: w@\n  stacked: {i: 0}\n  linear: w@.{i}", {"w@": (3, 6, 7)}),
-    "layers": ("einsum: ...D,DF->...F\n  from: w@_{i}\n  linear: w@.{i}", {"w@_0": (6, 7), "w@_1": (6, 7)}),
+    "layers": ("einsum: ...D,DF->...F\n  from: w@_{j}\n  linear: w@.{j}", {"w@_0": (6, 7), "w@_1": (6, 7)}),
     "fused rows": ("einsum: ...D,DF->...F\n  from: '{q,k}@'\n  linear: qk@", {"q@": (6, 7), "k@": (6, 7)}),
     "split": ("einsum: ...D,CDNH->...CNH\n  from: w@\n  linear: 'w@.{C:k,v}'", {"w@": (2, 6, 2, 4)}),
     "flat parts": (
