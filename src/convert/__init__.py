@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from convert.api import convert as convert
+    from convert.api import convert_back as convert_back
     from convert.api import load_into as load_into
     from convert.api import load_pytree as load_pytree
     from convert.api import plan_conversion as plan_conversion
@@ -71,6 +72,7 @@ if TYPE_CHECKING:
     from convert.planning.options import ConversionOptions as ConversionOptions
     from convert.planning.plan import Plan as Plan
     from convert.reversing.plan import ReversePlan as ReversePlan
+    from convert.reversing.write import CheckpointResult as CheckpointResult
     from convert.rules.file import RuleFile as RuleFile
     from convert.rules.library import available_rules as available_rules
     from convert.rules.library import load_models as load_models
@@ -81,7 +83,15 @@ if TYPE_CHECKING:
     from convert.writing.execute import execute as execute
 
 _MODULES = {
-    "convert.api": ("convert", "load_into", "load_pytree", "plan_conversion", "plan_reverse", "state_dict"),
+    "convert.api": (
+        "convert",
+        "convert_back",
+        "load_into",
+        "load_pytree",
+        "plan_conversion",
+        "plan_reverse",
+        "state_dict",
+    ),
     "convert.drafting": ("draft_rules",),
     "convert.core.errors": ("CheckpointError", "ConvertError", "OutputError", "PlanError", "RuleError"),
     "convert.loading.module": ("Loaded",),
@@ -89,6 +99,7 @@ _MODULES = {
     "convert.planning.options": ("ConversionOptions",),
     "convert.planning.plan": ("Plan",),
     "convert.reversing.plan": ("ReversePlan",),
+    "convert.reversing.write": ("CheckpointResult",),
     "convert.rules.library": ("available_rules", "load_models", "load_rules"),
     "convert.rules.file": ("RuleFile",),
     "convert.rules.parse": ("parse_rules",),

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from convert.loading.module import Loaded
     from convert.loading.tensors import StateDict
     from convert.reversing.plan import ReversePlan
+    from convert.reversing.write import CheckpointResult
 
 
 def plan_conversion(
@@ -217,6 +218,43 @@ def plan_reverse(
     targets = (stated,) if options.to or stated in match.rules.targets else match.rules.supported_targets
     plans = [plan_selected(replace(match, options=replace(options, to=to))) for to in targets or (None,)]
     return reverse(max(plans, key=lambda plan: sum(step.name in written.specs for step in plan.steps)), written)
+
+
+def convert_back(
+    model: str | RuleFile,
+    tensors: str | Path,
+    out: str | Path,
+    like: str | Path | Source,
+    options: ConversionOptions = DEFAULTS,
+    *,
+    form: str = "orbax",
+    overwrite: bool = False,
+    jobs: int | None = None,
+    on_event: Callable[[Event], None] | None = None,
+    **keywords: Unpack[SourceKeywords],
+) -> CheckpointResult:
+    """Convert a PyTorch model's weights to a checkpoint of JAX code.
+
+    Examples:
+        >>> convert_back("gemma", "gemma-3-1b-pt", "ckpt", like="gemma-3-1b/ckpt")  # doctest: +SKIP
+
+    Args:
+        out: a directory for ``orbax``, else a name that ends in the format's.
+        form: ``orbax``, ``msgpack`` (flax) or ``npz``.
+        overwrite: whether an existing output may be replaced.
+        jobs: leaves that are written at a time (``orbax``); None is the number of processors.
+        on_event: called after each leaf.
+
+    The other arguments and their errors are those of `plan_reverse`.
+
+    Raises:
+        PlanError: as `load_pytree`.
+        OutputError: the output exists, lies in the checkpoint or among the tensors, or cannot be written. No unfinished output is left.
+    """
+    from convert.reversing.write import write_checkpoint
+
+    plan = plan_reverse(model, tensors, like, options, **keywords)
+    return write_checkpoint(plan, out, form, overwrite=overwrite, jobs=jobs, on_event=on_event)
 
 
 def load_pytree(

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from convert.cli import back, output
 from convert.cli import options as o
-from convert.cli import output
 from convert.core.errors import ConvertError
 from convert.core.findings import Finding
 
@@ -23,7 +23,7 @@ def convert(
     model: o.Model,
     checkpoint: o.Checkpoint,
     out: Annotated[Path, typer.Argument(metavar="OUT", help="File ending in .safetensors, or a directory.")],
-    to: o.To = None,
+    to: o.ToOrBack = None,
     dtype: o.Dtype = None,
     step: o.Step = None,
     item: o.Item = None,
@@ -77,6 +77,37 @@ def convert(
 
         require_levels(o.split(require))
         _ = find_factory(reference, REFERENCE_OPTION) if reference else None
+    if to in back.FORMATS:
+        options = ConversionOptions(
+            dtype=dtype,
+            settings=o.parse_settings(settings, custom_cells),
+            step=step,
+            item=item,
+            skeleton=skeleton,
+            follow_links=follow_links,
+            rules_dir=rules_dir,
+        )
+        back.refuse_options(to, {"--max-shard-size": max_shard_size, "--trust": trust and not check})
+        reverse_plan = back.plan_back(model, checkpoint, like, to, options)
+        if dry_run:
+            from convert.reversing.write import refuse
+
+            refuse(reverse_plan, out, to, overwrite)
+            back.print_plan(reverse_plan, full, as_json)
+            return
+        summary = back.to_dict(reverse_plan, back.write(reverse_plan, out, to, overwrite, jobs, quiet, as_json))
+        report = None
+        if check:
+            from convert.checkpoints import open_source
+            from convert.verify.run import check as run_check
+
+            levels, facts = o.split(require), o.split(trust)
+            source = open_source(out, follow_links=follow_links)
+            report = run_check(
+                checkpoint, source, options, model=model, require=levels, trust=facts, reference=reference
+            )
+        _report(report, summary, as_json)
+        return
     from convert.writing.atomic import refuse_existing
     from convert.writing.execute import Event, execute, prepare
 
@@ -129,8 +160,12 @@ def convert(
         )
         if report.exit_code == 0:
             _add_figures_to_card(out, report)
+    _report(report, _to_dict(plan, result, plan_seconds), as_json)
+
+
+def _report(report: Report | None, summary: dict[str, Any], as_json: bool) -> None:
+    """Print the summary as JSON, and the report of the check, which sets the exit code."""
     if as_json:
-        summary = _to_dict(plan, result, plan_seconds)
         output.data_json({**summary, "check": report.to_dict()} if report is not None else summary)
     if report is not None:
         if not as_json:

@@ -39,12 +39,17 @@ Model = Annotated[
         autocompletion=complete_model,
     ),
 ]
+_TO = "PyTorch code that loads the result: a target of the rules, or burn. (default: the rules' first target)"
 To = Annotated[
+    str | None,
+    typer.Option("--to", metavar="TARGET", help=_TO, rich_help_panel=OUTPUT),
+]
+ToOrBack = Annotated[
     str | None,
     typer.Option(
         "--to",
         metavar="TARGET",
-        help="PyTorch code that loads the result: a target of the rules, or burn. (default: the rules' first target)",
+        help=f"{_TO} Or orbax, msgpack, npz: back to a checkpoint of JAX code, CKPT being PyTorch weights.",
         rich_help_panel=OUTPUT,
     ),
 ]
@@ -117,7 +122,8 @@ Like = Annotated[
     typer.Option(
         "--like",
         metavar="FILE",
-        help="Safetensors file or directory whose tensor names and shapes the result must have.",
+        help="Safetensors file or directory whose tensor names and shapes the result must have. With --to orbax, msgpack "
+        "or npz: checkpoint of the same model, whose tree, shapes and dtypes the result gets.",
         rich_help_panel=OUTPUT,
     ),
 ]

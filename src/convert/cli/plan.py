@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from convert.cli import back, output
 from convert.cli import options as o
-from convert.cli import output
 from convert.cli.folding import fold
 from convert.cli.output import HEADING, NOTE, Line
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def plan(
     model: o.Model,
     checkpoint: o.Checkpoint,
-    to: o.To = None,
+    to: o.ToOrBack = None,
     dtype: o.Dtype = None,
     step: o.Step = None,
     item: o.Item = None,
@@ -49,8 +49,10 @@ def plan(
     from convert.planning.options import ConversionOptions
     from convert.writing.execute import plan_layout
 
+    if to in back.FORMATS:
+        back.refuse_options(to, {"--max-shard-size": max_shard_size})
     options = ConversionOptions(
-        to=to,
+        to=None if to in back.FORMATS else to,
         dtype=dtype,
         settings=o.parse_settings(settings, custom_cells),
         step=step,
@@ -58,8 +60,11 @@ def plan(
         skeleton=skeleton,
         follow_links=follow_links,
         rules_dir=rules_dir,
-        like=read_specs(like) if like else None,
+        like=read_specs(like) if like and to not in back.FORMATS else None,
     )
+    if to in back.FORMATS:
+        back.print_plan(back.plan_back(model, checkpoint, like, to, options), full, as_json)
+        return
     match = select_rules(model, checkpoint, options)
     try:
         made = plan_selected(match)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from threading import Lock
+from threading import local
 from typing import Any
 
 import numpy as np
@@ -34,8 +34,7 @@ class ReversedSource(Source):
         self.plan, self._like, self._tensor = plan, like, plan.written.read
         self.path, self.format, self.leaves, self.absent = like.path, like.format, like.leaves, like.absent
         self._made = {made.leaf: made for made in plan.leaves}
-        self._shares: dict[str, list[_Share]] = {}
-        self._lock = Lock()
+        self._last = local()  # each thread reads the chunks of a leaf one after another
 
     def check_constants(self) -> None:
         """Check the tensors that no leaf holds.
@@ -83,11 +82,11 @@ class ReversedSource(Source):
             return self._like.read_box(name, box)
         fresh = np.empty(box.shape, numpy_dtype(made.spec.dtype))
         out = self._like.read_box(name, box).copy() if made.rest else fresh
-        with self._lock:
-            shares = self._shares.get(name)
-            if shares is None:
-                shares = [_Share(made, step, part, self._tensor(step.name)) for step, part in made.parts]
-                self._shares = {name: shares}  # one leaf at a time: tensors that are mapped cost address space
+        last: tuple[str, list[_Share]] | None = getattr(self._last, "leaf", None)
+        if last is None or last[0] != name:
+            last = name, [_Share(made, step, part, self._tensor(step.name)) for step, part in made.parts]
+            self._last.leaf = last
+        shares = last[1]
         for share in reversed(shares):  # the first ones have the last word; the others are compared with them
             share.fill(out, box)
         for share in shares:
@@ -103,7 +102,6 @@ class _Share:
         self._box, self._rest = needed_box(part.ops, made.spec)
         self._view = destination_view(part.ops, made.spec, self._values)
         self._whole: tuple[Array, Array] | None = None
-        self._lock = Lock()
 
     def fill(self, out: Array, box: Box) -> None:
         """Write what it gives to a box of the leaf."""
@@ -141,16 +139,15 @@ class _Share:
 
     def _inverted(self) -> tuple[Array, Array]:
         """Compute its box of the leaf at once, where the operations need all elements; and which of them it gives."""
-        with self._lock:
-            if self._whole is None:
-                spec = TensorSpec(self._box.shape, self._made.spec.dtype)
-                whole = _backwards(inverse(self._rest, spec), self._values)
-                self._require_same_again(self._values, _forward(self._rest, whole))
-                moves = tuple(op for op in self._rest if not isinstance(op, COMPUTING))
-                flags = TensorSpec(spec.shape, "bool")
-                mask = apply(inverse(moves, flags), np.ones(out_spec(moves, flags).shape, bool))
-                self._whole = whole, mask
-            return self._whole
+        if self._whole is None:
+            spec = TensorSpec(self._box.shape, self._made.spec.dtype)
+            whole = _backwards(inverse(self._rest, spec), self._values)
+            self._require_same_again(self._values, _forward(self._rest, whole))
+            moves = tuple(op for op in self._rest if not isinstance(op, COMPUTING))
+            flags = TensorSpec(spec.shape, "bool")
+            mask = apply(inverse(moves, flags), np.ones(out_spec(moves, flags).shape, bool))
+            self._whole = whole, mask
+        return self._whole
 
     def _require_one_value(self, here: Array, given: Array) -> None:
         if not same_bits(here, given):

@@ -1,0 +1,131 @@
+"""``convert MODEL IN OUT --to orbax --like CKPT``: the way back, from PyTorch weights to a checkpoint of JAX code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from convert.cli import output
+from convert.cli.folding import fold
+from convert.cli.output import HEADING, NOTE, Line
+from convert.core.errors import ConvertError
+from convert.core.findings import Finding
+
+if TYPE_CHECKING:
+    from convert.planning.options import ConversionOptions
+    from convert.reversing.plan import MadeLeaf, ReversePlan
+    from convert.reversing.write import CheckpointResult
+
+FORMATS = ("orbax", "msgpack", "npz")  # values of --to that are no target of the rules
+
+
+def plan_back(model: str, tensors: Path, like: Path | None, to: str, options: ConversionOptions) -> ReversePlan:
+    """Plan the way back.
+
+    Raises:
+        ConvertError: --like is missing, or the errors of `convert.plan_reverse`.
+    """
+    from convert.api import plan_reverse
+
+    if like is None:
+        problem = "the rules alone do not give the tree, its layout and its dtypes"
+        fix = "give a checkpoint of the same model with --like"
+        raise ConvertError(Finding("usage", problem, path=f"--to {to}", fix=fix))
+    return plan_reverse(model, tensors, like, options)
+
+
+def refuse_options(to: str, given: Mapping[str, object]) -> None:
+    """Refuse options that only the way forth has.
+
+    Raises:
+        ConvertError: one of them was given.
+    """
+    for option, value in given.items():
+        if value:
+            problem = f"{option} is an option of a conversion to PyTorch"
+            raise ConvertError(Finding("usage", problem, path=f"--to {to}", fix="leave it out"))
+
+
+def write(
+    plan: ReversePlan, out: Path, to: str, overwrite: bool, jobs: int | None, quiet: bool, as_json: bool
+) -> CheckpointResult:
+    """Write the checkpoint, and say so."""
+    from convert.reversing.write import write_checkpoint
+
+    with output.progress(quiet or as_json) as show:
+        result = write_checkpoint(
+            plan, out, to, overwrite=overwrite, jobs=jobs, on_event=lambda event: show(event.done, event.total)
+        )
+    if not quiet and not as_json:
+        output.status(f"found {plan.forward.found} in {plan.written.path} ({plan.forward.target})")
+        for note in plan.notes:
+            output.status(f"note: {note}", output.NOTE)
+        rate = f", {output.size(int(result.nbytes / result.seconds))}/s" if result.seconds > 0 else ""
+        output.status(
+            f"wrote {out}: {output.count(result.leaves, 'leaf')}, {output.size(result.nbytes)} in {result.seconds:.1f} s{rate}, {to}"
+        )
+    return result
+
+
+def to_dict(plan: ReversePlan, result: CheckpointResult) -> dict[str, Any]:
+    """Return the summary for ``--json``."""
+    return {
+        "found": plan.forward.found,
+        "model": plan.forward.rules.model,
+        "target": plan.forward.target,
+        "out": str(result.out),
+        "format": result.format,
+        "leaves": result.leaves,
+        "bytes": result.nbytes,
+        "seconds": round(result.seconds, 3),
+        "kept": [{"leaf": kept.leaf, "because": kept.reason} for kept in plan.kept],
+        "notes": list(plan.notes),
+    }
+
+
+def print_plan(plan: ReversePlan, full: bool, as_json: bool) -> None:
+    """Print the reverse plan; repeated layers are folded unless `full`."""
+    if as_json:
+        output.data_json(plan.to_dict())
+    else:
+        output.data_lines(_lines(plan, full))
+
+
+def _lines(plan: ReversePlan, full: bool) -> Iterator[str | Line]:
+    like = plan.forward.checkpoint
+    yield Line(f"{plan.forward.found}: {plan.written.path} -> the tree of {like.display_path}", HEADING)
+    yield f"rules {plan.forward.rules.path} (sha256 {plan.forward.rules.sha256[:12]}), tensors of {plan.forward.target}, tree of {like.format}"
+    for note in plan.notes:
+        yield Line(f"note: {note}", NOTE)
+    yield ""
+    yield Line(f"Leaves: {len(plan.leaves)}, each made of the tensors below it", HEADING)
+    yield from _folded([_leaf(made) for made in plan.leaves], full)
+    yield ""
+    yield Line(f"Leaves of --like: {len(plan.kept)}", HEADING)
+    yield from _folded([(f"{k.leaf}  {k.spec}  {k.reason} ({k.rule.line_only})",) for k in plan.kept], full)
+
+
+def _leaf(made: MadeLeaf) -> tuple[str, ...]:
+    """Describe a leaf: its tensors, of each rule those that differ in numbers only as one line."""
+    head = f"{made.leaf}  {made.spec}" + (f"  ({made.rest:,} elements of --like)" if made.rest else "")
+    parts = []
+    for step, part in made.parts:
+        word = "rows" if part.axis == 0 else "columns"
+        rows = f" {word} {part.rows[0]}:{part.rows[1]}" if part.rows else ""
+        layout = part.layout
+        arrow = f"{layout.written} -> {layout.stored}" if layout.written else layout.stored
+        remark = f", {layout.remark}, backwards" if layout.remark else ""
+        sums = f"  (the inverse of {step.arithmetic})" if step.arithmetic else ""
+        parts.append((None, (f"{step.name}{rows}  {arrow}{remark}{sums}",)))
+    return (head, *(f"    {one.lines[0]}" for one in fold(parts)))
+
+
+def _folded(entries: list[tuple[str, ...]], full: bool) -> Iterator[str]:
+    if full:
+        yield from (f"  {line}" for lines in entries for line in lines)
+        return
+    for one in fold((None, lines) for lines in entries):
+        first, *rest = one.lines
+        yield f"  {first}  ({output.count(one.count, 'leaf')})" if one.count > 1 else f"  {first}"
+        yield from (f"  {line}" for line in rest)

@@ -1,0 +1,103 @@
+"""``convert MODEL IN OUT --to orbax --like CKPT``: forth and back on the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+import convert
+from convert.checkpoints import open_source
+from convert.reversing.source import ReversedSource
+from convert.verify.report.report import Verdict
+from convert.verify.run import check
+from support.command_line import Run
+from support.goldens import checkpoint
+from support.memory_source import MemorySource
+from support.paths import ROOT
+
+LIKE = ROOT / "examples" / "checkpoints" / "timesfm-2.5"
+
+
+@pytest.fixture
+def tensors(tmp_path: Path) -> Path:
+    convert.convert("timesfm", LIKE, tmp_path / "in.safetensors")
+    return tmp_path / "in.safetensors"
+
+
+@pytest.mark.parametrize(("to", "name"), [("orbax", "out"), ("msgpack", "out.msgpack"), ("npz", "out.npz")])
+def test_forth_and_back_and_forth(to: str, name: str, tensors: Path, run: Run, tmp_path: Path) -> None:
+    out = tmp_path / name
+    printed, said = run("timesfm", tensors, out, "--to", to, "--like", LIKE)
+    assert printed == "" and f"wrote {out}: 25 leaves" in said
+    first, second = open_source(LIKE), open_source(out)
+    assert {name: leaf.spec for name, leaf in first.leaves.items()} == {name: leaf.spec for name, leaf in second.leaves.items()}  # fmt: skip
+    assert all(first.read(name).tobytes() == second.read(name).tobytes() for name in first.leaves)
+    run("timesfm", out, tmp_path / "again.safetensors", "-q")
+    one, two = load_file(tensors), load_file(tmp_path / "again.safetensors")
+    assert one.keys() == two.keys() and all(one[name].tobytes() == two[name].tobytes() for name in one)
+    if to == "orbax":  # the header, too: its digest of the leaves depends on their chunks, which are those of LIKE
+        assert (tmp_path / "again.safetensors").read_bytes() == tensors.read_bytes()
+
+
+def test_a_reversed_conversion_is_checked_as_it_is(tensors: Path, run: Run, tmp_path: Path) -> None:
+    out = tmp_path / "out.npz"
+    run("timesfm", tensors, out, "--to", "npz", "--like", LIKE)
+    printed, _ = run("check", tensors, "--from", out, "--level", "coverage,weights")
+    assert "45 of 45 tensors compared bit for bit" in printed
+
+
+def test_the_plan_names_every_leaf(tensors: Path, run: Run, tmp_path: Path) -> None:
+    printed, _ = run("plan", "timesfm", tensors, "--to", "orbax", "--like", LIKE)
+    assert "Leaves: 25, each made of the tensors below it" in printed
+    assert "stacked_xf.{0..2}.attn.qkv_proj.weight rows 32:64  i (N H) D -> i D N H" in printed
+    dry, _ = run("timesfm", tensors, tmp_path / "o", "--to", "orbax", "--like", LIKE, "--dry-run", "--json")
+    plan = json.loads(dry)
+    assert {leaf["leaf"] for leaf in plan["leaves"]} == set(open_source(LIKE).leaves) and plan["kept"] == []
+    assert not (tmp_path / "o").exists()
+
+
+def test_what_the_way_back_cannot_take_is_refused(tensors: Path, run: Run, tmp_path: Path) -> None:
+    out = str(tmp_path / "out")
+
+    def problem(*arguments: str) -> str:
+        printed, said = run(*arguments, code=2)
+        assert printed == "" and not (tmp_path / "out").exists()
+        return said
+
+    back = ("timesfm", str(tensors), out, "--to", "orbax")
+    assert "give a checkpoint of the same model with --like" in problem(*back)
+    assert "--max-shard-size is an option of a conversion to PyTorch" in problem(*back, "--like", str(LIKE), "--max-shard-size", "1GB")  # fmt: skip
+    held = load_file(tensors)
+    gone = held.pop("stacked_xf.1.ff0.weight")
+    save_file(held, tensors)
+    said = problem(*back, "--like", str(LIKE))
+    assert "rules/timesfm-2.5.yaml:135: stacked_xf.1.ff0.weight: expected float32[32,32]" in said
+    save_file({**held, "stacked_xf.1.ff0.weight": gone[:1]}, tensors)
+    assert "expected float32[32,32], got float32[1,32]" in problem(*back, "--like", str(LIKE))
+
+
+FAULTS = {  # case, leaves, what is done to them, what the check calls it
+    "transposed": ("timesfm-2.5", "ff0/kernel/value", lambda x: np.ascontiguousarray(x.swapaxes(1, 2)), "transposed"),
+    "shifted": ("timesfm-2.5", "ff0/kernel/value", lambda x: np.roll(x, 1, 0), "of another layer"),
+    "1+scale left in": ("timesfm-1.0", "ff_layer/layer_norm/scale", lambda x: x + 1, "1+scale missing"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_faults_of_the_way_back_are_caught_and_named(fault: str, tmp_path: Path) -> None:
+    case, leaves, change, name = FAULTS[fault]
+    convert.convert("timesfm", checkpoint(case), tmp_path / "converted.safetensors")
+    save_file(load_file(tmp_path / "converted.safetensors"), tmp_path / "in.safetensors")  # as other code writes it
+    plan = convert.plan_reverse("timesfm", tmp_path / "in.safetensors", checkpoint(case))
+    source = ReversedSource(plan)
+    arrays = {leaf: source.read(leaf) for leaf in source.leaves}
+    right = check(tmp_path / "in.safetensors", MemorySource(arrays), model="timesfm", levels=("weights",))
+    assert [level.verdict for level in right.levels if level.level == "weights"] == [Verdict.PASSED]
+    wrong = {leaf: change(x) if leaf.endswith(leaves) else x for leaf, x in arrays.items()}
+    report = check(tmp_path / "in.safetensors", MemorySource(wrong), model="timesfm", levels=("weights",))
+    (level,) = (level for level in report.levels if level.level == "weights")
+    assert level.verdict == Verdict.FAILED and {finding.data["diagnosis"] for finding in level.findings} == {name}

@@ -1,0 +1,250 @@
+"""Checkpoints that are written back, read by the libraries of JAX code: Orbax, TensorStore, flax, NumPy."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+import tensorstore as ts
+from flax import serialization
+from safetensors.numpy import load_file, save_file
+
+import convert
+from convert.checkpoints import open_source
+from convert.checkpoints.chunks import Grid
+from convert.reversing.formats import flax_msgpack, ocdbt
+from convert.reversing.formats.orbax import write_orbax
+from convert.reversing.write import write_checkpoint
+from support.goldens import checkpoint
+from support.memory_source import MemorySource, rule_file
+
+RULES = """
+- from: table
+  axes: VD
+  embedding: embed
+- einsum: ...D,DF->...F
+  from: layers/up/kernel
+  stacked: {i: 0}
+  bias: layers/up/bias
+  linear: layers.{i}.up
+- drop: step
+  because: not a weight
+- drop: rest/list/{j}
+  because: not a weight
+"""
+
+
+def tree(dtype: Any = np.float32) -> dict[str, Any]:
+    rng = np.random.default_rng(0)
+    return {
+        "table": rng.standard_normal((7, 4)).astype(dtype),
+        "layers": {"up": {"kernel": rng.standard_normal((3, 4, 6)).astype(dtype), "bias": rng.standard_normal((3, 6)).astype(dtype)}},
+        "step": np.asarray(5, np.int32),
+        "rest": {"list": [np.arange(3, dtype=np.int8), np.ones((2, 2), bool)], "empty": {}, "none": None},
+    }  # fmt: skip
+
+
+def saved(folder: Path, dtype: Any = np.float32, **options: Any) -> Path:
+    """The tree, as Orbax saves it."""
+    handler = ocp.PyTreeCheckpointHandler(**options)
+    ocp.Checkpointer(handler).save(folder / "first", jax.tree.map(jnp.asarray, tree(dtype)))
+    return folder / "first"
+
+
+def back(like: Path, out: Path, to: str, **options: Any) -> Path:
+    """The checkpoint, converted forth and back."""
+    rules, file = rule_file(RULES), like.parent / "tensors.safetensors"
+    convert.convert(rules, like, file, overwrite=True)
+    write_checkpoint(convert.plan_reverse(rules, file, like), out, to, **options)
+    return out
+
+
+def assert_same_tree(got: Any, want: Any) -> None:
+    assert jax.tree.structure(got) == jax.tree.structure(want)
+    for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        assert one.dtype == other.dtype and one.shape == other.shape
+        assert np.asarray(one).tobytes() == np.asarray(other).tobytes()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("zarr3", [False, True])
+def test_orbax_restores_the_tree_without_arguments(zarr3: bool, dtype: Any, tmp_path: Path) -> None:
+    """Lists, empty dicts, None and scalars included; the driver is that of the checkpoint that gives the tree."""
+    like = saved(tmp_path, dtype, use_zarr3=zarr3)
+    out = back(like, tmp_path / "second", "orbax")
+    assert ("zarr3" in open_source(out).format) == zarr3
+    assert_same_tree(ocp.StandardCheckpointer().restore(out), ocp.StandardCheckpointer().restore(like))
+
+
+def test_orbax_restores_onto_given_shapes(tmp_path: Path) -> None:
+    like = saved(tmp_path)
+    out = back(like, tmp_path / "second", "orbax")
+    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    given = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), tree())
+    assert_same_tree(ocp.StandardCheckpointer().restore(out, given), jax.tree.map(jnp.asarray, tree()))
+    with ocp.CheckpointManager(tmp_path / "run") as manager:
+        manager.save(3, args=ocp.args.StandardSave(jax.tree.map(jnp.zeros_like, tree())))
+        manager.wait_until_finished()
+        back(like, tmp_path / "run" / "3" / "default", "orbax", overwrite=True)
+        assert_same_tree(manager.restore(3, args=ocp.args.StandardRestore()), jax.tree.map(jnp.asarray, tree()))
+
+
+MESH = """
+import sys, jax, numpy as np, orbax.checkpoint as ocp
+out, leaf = sys.argv[1:]
+mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(4, 2), ("x", "y"))
+shapes = ocp.StandardCheckpointer().metadata(out).item_metadata.tree
+place = lambda s: jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x") if s.shape and s.shape[0] % 4 == 0 else jax.sharding.PartitionSpec())
+given = jax.tree.map(lambda m: jax.ShapeDtypeStruct(m.shape, m.dtype, sharding=place(m)), shapes)
+got = ocp.StandardCheckpointer().restore(out, given)
+x = got["output_projection_point"]["hidden_layer"]["kernel"]["value"]
+assert len(x.sharding.device_set) == 8 and x.addressable_shards[0].data.shape == (8, 32)
+np.save(leaf, np.asarray(x))
+"""
+
+
+@pytest.mark.slow
+def test_orbax_restores_onto_a_mesh(tmp_path: Path) -> None:
+    like = checkpoint("timesfm-2.5")
+    convert.convert("timesfm", like, tmp_path / "t.safetensors")
+    write_checkpoint(convert.plan_reverse("timesfm", tmp_path / "t.safetensors", like), tmp_path / "out", "orbax")
+    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-c", MESH, str(tmp_path / "out"), str(tmp_path / "leaf.npy")]
+    subprocess.run(command, check=True, env=environment)
+    want = open_source(like).read("output_projection_point/hidden_layer/kernel/value")
+    assert np.array_equal(np.load(tmp_path / "leaf.npy"), want)
+
+
+def contents(out: Path) -> dict[str, str]:
+    files = [out] if out.is_file() else [file for file in sorted(out.rglob("*")) if file.is_file()]
+    return {str(file.relative_to(out)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+
+
+@pytest.mark.parametrize("to", ["orbax", "msgpack", "npz"])
+def test_twice_is_the_same_byte_for_byte(to: str, tmp_path: Path) -> None:
+    like = saved(tmp_path)
+    endings = {"orbax": "", "msgpack": ".msgpack", "npz": ".npz"}
+    one = back(like, tmp_path / f"one{endings[to]}", to, jobs=1)
+    two = back(like, tmp_path / f"two{endings[to]}", to, jobs=3)
+    assert contents(one) == contents(two)
+
+
+def test_chunks_and_files_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaves in several chunks, of which the last is cut; each large leaf in a file that its thread writes."""
+    monkeypatch.setattr("convert.reversing.formats.orbax.OWN_FILE", 500)
+
+    class Chunked(MemorySource):
+        format = "memory"
+
+        def chunks(self, name: str) -> Grid:
+            shape = self.leaves[name].spec.shape
+            return Grid(shape, tuple(max(1, (n + 1) // 2 - 1) for n in shape))
+
+    rng = np.random.default_rng(0)
+    arrays = {
+        "a/b": rng.standard_normal((7, 9, 5)),
+        "a/c": rng.standard_normal((4, 3)).astype(np.float16),
+        "d": np.ones(()),
+    }
+    source, seen = Chunked(arrays), list[str]()
+    write_orbax(source, tmp_path, jobs=2, done=seen.append)
+    assert seen == list(arrays)
+    read = open_source(tmp_path)
+    assert all(np.array_equal(read.read(name), x) for name, x in arrays.items())
+    assert [list(read.chunks(name)) for name in arrays] == [list(source.chunks(name)) for name in arrays]
+    restored = ocp.StandardCheckpointer().restore(tmp_path)
+    assert np.asarray(restored["a"]["c"]).tobytes() == arrays["a/c"].tobytes()
+
+
+def test_tensorstore_reads_the_database(tmp_path: Path) -> None:
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "one").write_bytes(b"0123456789")
+    values: dict[str, bytes | ocdbt.Stored] = {f"key{k:04d}": bytes([k % 256]) * (k % 7) for k in range(3000)}
+    values |= {"x/1": ocdbt.Stored("d/one", 2, 3), "x/2": ocdbt.Stored("d/two", 0, 1), "ü": b"utf-8"}
+    (tmp_path / "d" / "two").write_bytes(b"z" + ocdbt.encode_node(values))
+    place = ocdbt.Stored("d/two", 1, len(ocdbt.encode_node(values)))
+    (tmp_path / "manifest.ocdbt").write_bytes(ocdbt.encode_manifest(place, values))
+    store = ts.KvStore.open({"driver": "ocdbt", "base": f"file://{tmp_path}/"}).result()
+    assert sorted(key.decode() for key in store.list().result()) == sorted(values)
+    read = {key: store.read(key).result().value for key in values}
+    assert read.pop("x/1") == b"234" and read.pop("x/2") == b"z"
+    assert all(read[key] == value for key, value in values.items() if key in read)
+
+
+def test_flax_reads_the_msgpack_that_it_would_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    like = saved(tmp_path)
+    out = back(like, tmp_path / "out.msgpack", "msgpack")
+    restored = serialization.msgpack_restore(out.read_bytes())
+    assert serialization.to_bytes(restored) == out.read_bytes()
+    assert_same_tree(restored["layers"], tree()["layers"])
+    assert restored["rest"]["none"] is None and restored["rest"]["empty"] == {} and restored["step"] == 5
+    monkeypatch.setattr(flax_msgpack, "MOST", 64)  # as an array above 1 GiB
+    monkeypatch.setattr(serialization, "MAX_CHUNK_SIZE", 64)
+    cut = back(like, tmp_path / "cut.msgpack", "msgpack")
+    assert serialization.to_bytes(restored) == cut.read_bytes()
+
+
+def test_numpy_reads_the_npz(tmp_path: Path) -> None:
+    out = back(saved(tmp_path, ml_dtypes.bfloat16), tmp_path / "out.npz", "npz")
+    with np.load(out) as held:
+        assert held["layers/up/bias"].view(ml_dtypes.bfloat16).tobytes() == tree(ml_dtypes.bfloat16)["layers"]["up"]["bias"].tobytes()  # fmt: skip
+        assert held["step"] == 5 and held["rest/list/0"].dtype == np.int8
+
+
+def test_an_error_leaves_nothing_behind(tmp_path: Path) -> None:
+    rules = rule_file("- from: t\n  axes: VD\n  embedding: t\n- from: s\n  axes: D\n  multiplies_by: 1+scale\n  epsilon: 1e-6\n  rms_norm: s")  # fmt: skip
+    source = MemorySource({"t": np.ones((3, 4), np.float32), "s": np.ones(4, np.float32)})
+    file = tmp_path / "in.safetensors"
+    convert.convert(rules, source, file)
+    save_file({**load_file(file), "s.weight": np.full(4, 1e-30, np.float32)}, file)
+    plan = convert.plan_reverse(rules, file, source)
+    for name, to in (("out", "orbax"), ("out.msgpack", "msgpack"), ("out.npz", "npz")):
+        with pytest.raises(convert.PlanError) as error:
+            write_checkpoint(plan, tmp_path / name, to)
+        assert error.value.code == "value-not-reversible"
+    assert [path.name for path in tmp_path.iterdir()] == ["in.safetensors"]
+
+
+@pytest.mark.parametrize(
+    ("name", "to", "code"),
+    [
+        ("out.npz", "orbax", "output-name-invalid"),
+        ("out", "npz", "output-name-invalid"),
+        ("there", "orbax", "output-exists"),
+        ("first", "orbax", "output-within-input"),
+        ("first/inner", "orbax", "output-within-input"),
+        ("none/out", "orbax", "output-not-writable"),
+    ],
+)
+def test_an_output_that_cannot_be_is_refused(name: str, to: str, code: str, tmp_path: Path) -> None:
+    like = saved(tmp_path)
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "mine").write_text("mine")
+    with pytest.raises(convert.OutputError) as error:
+        back(like, tmp_path / name, to)
+    assert error.value.code == code
+
+
+def test_the_tree_of_another_format_has_keys_of_dicts(tmp_path: Path) -> None:
+    like = checkpoint("timesfm-2.0")
+    convert.convert("timesfm", like, tmp_path / "t.safetensors")
+    plan = convert.plan_reverse("timesfm", tmp_path / "t.safetensors", like)
+    write_checkpoint(plan, tmp_path / "out", "orbax")
+    metadata = json.loads((tmp_path / "out" / "_METADATA").read_text())
+    assert metadata["use_zarr3"] and len(metadata["tree_metadata"]) >= 206
+    restored = ocp.StandardCheckpointer().restore(tmp_path / "out")
+    name = "x_layers_10"
+    got = restored["mdl_vars"]["params"]["stacked_transformer_layer"][name]["self_attention"]["query"]["w"]
+    want = open_source(like).read(f"mdl_vars/params/stacked_transformer_layer/{name}/self_attention/query/w")
+    assert np.asarray(got).tobytes() == want.tobytes()
