@@ -6,6 +6,7 @@ ends where a value depends on everything that was assigned. All solutions of a s
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -30,7 +31,8 @@ PROPOSE = {
     Role.LOOKUP: others.look_up,
     Role.OTHER: others.any_leaf,
 }
-LEVELS = (0, 1, 2)
+# of proposals, and whether the products of attention must be values of the source, and what a scale gives even where it meets no value of it
+LEVELS = ((0, True), (0, False), (1, True), (2, False))
 NEAR = 3e-3  # of sums, where the programs differ: another GELU or epsilon
 MAX_SOLUTIONS = 8  # of a segment
 REFUSALS = (RuntimeError, ValueError, TypeError, IndexError)  # of an operation on operands that do not fit
@@ -38,6 +40,7 @@ BUDGET = 1000  # candidates that a segment may try
 WITHOUT_PROGRESS = 600  # candidates after the deepest operation was reached
 FUSED = ("anywhere", "partly", "zeros", "absent")  # kinds of candidates
 GUESSES = 200  # behind a difference
+REMEMBERED = 4  # sets of solutions of segments that begin alike
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,6 +100,19 @@ class Segment:
         return self.solutions[self.chosen]
 
 
+@dataclass(frozen=True)
+class Ways:
+    """The solutions of a segment, told apart so that another layer's are recognised.
+
+    Attributes:
+        level: as one of `LEVELS`.
+        signatures: of the choices of each solution, in order.
+    """
+
+    level: tuple[int, bool]
+    signatures: tuple[tuple[Any, ...], ...]
+
+
 @dataclass(eq=False)
 class Failure:
     """The deepest operation at which everything was refuted.
@@ -132,9 +148,9 @@ class Search:
         self.replay = Replay(self.target)
         self.used = np.zeros(len(self.source.theta), np.int32)
         self.context = Context(self.source, self.replay, self.used)
-        self._levels: dict[Any, int] = {}
         self._progress = 0
-        self._kinds: dict[Any, tuple[Any, ...]] = {}
+        self._ways: dict[Any, list[Ways]] = {}
+        self._wanted: tuple[tuple[Any, ...], ...] = ()
         self._order = self.target.operations
         self._made_by = {result: k for k, operation in enumerate(self._order) for result in operation.results}
 
@@ -211,27 +227,47 @@ class Search:
 
     def solved(self, at: int) -> Segment | None:
         """Return the segment that begins at an operation, with all its solutions."""
-        hint = self._levels.get(self._code(at))
-        near = self.context.near
-        for level in sorted(LEVELS, key=lambda level: (level != hint, level)):
-            self.context.level, self.context.near = level, near
-            before = self.tried
-            guess = self.context.nearest
-            self._limit = self.tried + (GUESSES if guess else BUDGET)
-            self._refuted: dict[int, int] = {}
-            solutions = []
-            self._begin = at
-            for solution in self._walk(at, []):
-                solutions.append(solution)
-                if guess or len(solutions) == MAX_SOLUTIONS:
-                    break
-            if solutions:
-                self._levels[self._code(at)] = level
-                for choice in solutions[0].choices:
-                    self._kinds[self._code(choice.index)] = choice.candidate.kind
-                return Segment(at, solutions, level, self.tried - before, self._refuted, exact=not self.context.nearest)
-        self.context.near = near
+        self._near = self.context.near
+        ways = [] if self.context.nearest else self._ways.setdefault(self._code(at), [])
+        for known in ways:
+            segment = self._found(at, known.level, known.signatures)
+            if segment is not None and len(segment.solutions) == len(known.signatures):
+                return segment
+        for level in LEVELS:
+            segment = self._found(at, level)
+            if segment is not None:
+                found = Ways(level, tuple(self._signatures(x.choices) for x in segment.solutions))
+                if found not in ways:
+                    ways.insert(0, found)
+                    del ways[REMEMBERED:]
+                return segment
+        self.context.near = self._near
         return None
+
+    def _found(self, at: int, level: tuple[int, bool], wanted: tuple[tuple[Any, ...], ...] = ()) -> Segment | None:
+        """Return the segment that begins at an operation, with the solutions at a level.
+
+        Args:
+            wanted: signatures of the solutions that are looked for; empty: all. In the layer where they were found, every other
+                candidate was refuted.
+        """
+        (self.context.level, self._early), self.context.near, self._wanted = level, self._near, wanted
+        guess, before = self.context.nearest, self.tried
+        self._limit = self.tried + (GUESSES if guess else BUDGET)
+        self._refuted: dict[int, int] = {}
+        self._begin = at
+        solutions = list(itertools.islice(self._walk(at, []), 1 if guess else MAX_SOLUTIONS))
+        if not solutions:
+            return None
+        return Segment(at, solutions, level[0], self.tried - before, self._refuted, exact=not guess)
+
+    def _signature(self, candidate: Candidate) -> Any:
+        """Return what a candidate has in common with that of the same operation in another layer."""
+        steps = tuple(None if p.meeting is None else p.meeting.index - self._near for p in candidate.pieces)
+        return candidate.kind, steps
+
+    def _signatures(self, choices: Sequence[Choice]) -> tuple[Any, ...]:
+        return tuple(self._signature(choice.candidate) for choice in choices)
 
     def _code(self, at: int) -> Any:
         """Return what an operation has in common with the same one in another layer."""
@@ -261,7 +297,7 @@ class Search:
                 if lacking and role_of(operation) is Role.PRODUCT and not self.replay.value(operation.data[0]).any():
                     replaced = {side: np.nan_to_num(self.replay.value(operation.operands[side])) for side in lacking}
                 elif lacking:
-                    for choice in self._children(at, operation, lacking[0]):
+                    for choice in self._children(at, operation, lacking[0], choices):
                         self._take(choice.candidate)
                         try:
                             yield from self._walk(at, [*choices, choice])
@@ -274,7 +310,7 @@ class Search:
                     self._refute(at, f"it does not run: {error}")
                     return
                 self.replay.keep(operation, results)
-                if self.context.level == 1 and choices and not sides and not self._pairs(operation, results[0]):
+                if self._early and choices and not sides and not self._pairs(operation, results[0]):
                     self._refute(at, "no product of two values of the source has this result")
                     return
             at += 1
@@ -334,17 +370,23 @@ class Search:
                 return False
         return True
 
-    def _children(self, at: int, operation: Operation, side: int) -> list[Choice]:
+    def _children(self, at: int, operation: Operation, side: int, before: Sequence[Choice]) -> list[Choice]:
         """Return the choices for an operand; those whose result is a value of the source alone, if there are any."""
         role, seen = role_of(operation), set()
+        taken = self._signatures(before)
+        wanted = {way[len(taken)] for way in self._wanted if way[: len(taken)] == taken and len(way) > len(taken)}
         good: list[Choice] = []
         rest: list[Choice] = []
         for candidate in PROPOSE[role](self.context, operation, side):
             if not any(np.isnan(self.replay.parameters[p.tensor][p.elements]).any() for p in candidate.pieces):
                 continue  # nothing becomes known
-            if candidate.key in seen or self.tried > self._limit:
+            if self.tried > self._limit:
+                break
+            if candidate.key in seen:
                 continue
             seen.add(candidate.key)
+            if self._wanted and self._signature(candidate) not in wanted:
+                continue
             self.tried += 1
             choice = Choice(at, side, candidate)
             with self.replay.assigned(candidate.changes):
@@ -357,14 +399,15 @@ class Search:
                 rest.append(choice)
             else:
                 (good if self.source.has(out, self.context.tolerance) else rest).append(choice)
+            if self._wanted and len(good) + len(rest) == len(wanted):
+                break
         strict = self.context.level == 0 and role in (Role.SCALE, Role.SHIFT)
-        if strict and self.source.has(
-            self.replay.value(operation.data[0]), self.context.tolerance
+        if strict and (
+            self._early or self.source.has(self.replay.value(operation.data[0]), self.context.tolerance)
         ):  # of fused layers each part is a value of the source, not the whole
             rest = [choice for choice in rest if choice.candidate.kind[0] in FUSED]
         chosen = good if good and role is not Role.PRODUCT else good + rest
         self._refuted[at] = self._refuted.get(at, 0) + len(good) + len(rest) - len(chosen)
         if not chosen:
             self._refute(at, "no parameter of the source fits")
-        kind = self._kinds.get(self._code(at))
-        return sorted(chosen, key=lambda choice: choice.candidate.kind != kind)
+        return chosen
