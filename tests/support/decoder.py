@@ -280,6 +280,10 @@ FAULTS: dict[str, tuple[Callable[[Any], None], str]] = {  # what is wrong -> how
         layers(repeated=lambda layer, x: x.repeat(1, 1, HEADS // GROUPS, 1)),
         "elements in another order",
     ),
+    "scores of keys with queries": (
+        layers(capped=lambda layer, scores: Layer.capped(layer, scores.transpose(-1, -2))),
+        "axes exchanged",
+    ),
     "GELU for SiLU": (
         layers(gated=lambda layer, gate, up: nn.functional.gelu(gate) * up),
         "gelu_erf for silu",

@@ -63,7 +63,7 @@ MODULES: tuple[Fault, ...] = (
     rule("a square projection transposed", EQUINOX, "embed", "transposed", ("...D,WD->...W", "...D,DW->...W")),
     rule("1+scale on plain norms", LINEN, f"{B}attention_norm", "1+scale on a plain norm", ("multiplies_by: scale", "multiplies_by: 1+scale")),
     rule("1+scale on plain norms", NNX, f"{B}attention_norm", "1+scale on a plain norm", ("multiplies_by: scale", "multiplies_by: 1+scale")),
-    rule("gate and up exchanged", NNX, f"{B}down{IN}", "gate and up exchanged", ("blocks/{i}/gate/", "blocks/{i}/_/"), ("blocks/{i}/up/", "blocks/{i}/gate/"), ("blocks/{i}/_/", "blocks/{i}/up/")),
+    rule("gate and up exchanged", NNX, "y", "modules exchanged", ("blocks/{i}/gate/", "blocks/{i}/_/"), ("blocks/{i}/up/", "blocks/{i}/gate/"), ("blocks/{i}/_/", "blocks/{i}/up/")),
     rule("keys and values exchanged", EQUINOX, "y", "modules exchanged", ("blocks/{i}/k/", "blocks/{i}/_/"), ("blocks/{i}/v/", "blocks/{i}/k/"), ("blocks/{i}/_/", "blocks/{i}/v/")),
     rule("LayerScales exchanged", LINEN, f"{B}mlp_norm{IN}", "of another tensor", ("parameter: blocks.{i}.{scale_1,scale_2}", "parameter: blocks.{i}.{scale_2,scale_1}")),
     rule("the norms of a block exchanged", EQUINOX, "y", "modules exchanged", ("blocks/{i}/attention_norm/", "blocks/{i}/_/"), ("blocks/{i}/mlp_norm/", "blocks/{i}/attention_norm/"), ("blocks/{i}/_/", "blocks/{i}/mlp_norm/")),
@@ -71,16 +71,16 @@ MODULES: tuple[Fault, ...] = (
         fault
         for case in (LINEN, NNX, EQUINOX)
         for fault in (
-            target("q and k exchanged in the scores", case, f"{B}out{IN}", "q and k exchanged", of_blocks("scored", lambda q, k: torch.einsum("btnh,bsnh->bnts", k, q) / HEAD**0.5)),
-            target("no 1/√H in the scores", case, f"{B}out{IN}", "attention scale missing", of_blocks("scored", unscaled)),
-            target("key heads in turns, not in groups", case, f"{B}out{IN}", "key heads in turns, not in groups", of_blocks("grouped", in_turns)),
+            target("q and k exchanged in the scores", case, "y", "axes exchanged", of_blocks("scored", lambda q, k: torch.einsum("btnh,bsnh->bnts", k, q) / HEAD**0.5)),
+            target("no 1/√H in the scores", case, "y", "operation missing", of_blocks("scored", unscaled)),
+            target("key heads in turns, not in groups", case, "y", "elements in another order", of_blocks("grouped", in_turns)),
             target("heads behind their features", case, f"{B}out{IN}", "values in another order", of_blocks("joined", lambda x: x.transpose(2, 3).flatten(2))),
             target("layers in the reverse order", case, "y", "layers in the reverse order", reversed_stack),
             target("LayerScales exchanged", case, f"{B}mlp_norm{IN}", "of another tensor", each("Block", scales_exchanged)),
             target("the skip connection in front", case, f"merge{IN}", "values in another order", of_model("merged", lambda x, skip: torch.cat([skip, x], dim=-1))),
             target("the class token last", case, f"{B}attention_norm{IN}", "values in another order", each("Model", token_last)),
             target("the last token left out for the class token", case, "y", "another part", of_model("without_token", kept_token)),
-            target("the activation on up, not on gate", case, f"{B}down{IN}", "gate and up exchanged", of_blocks("gated", lambda gate, up: gate * torch.nn.functional.silu(up))),
+            target("the activation on up, not on gate", case, "y", "modules exchanged", of_blocks("gated", lambda gate, up: gate * torch.nn.functional.silu(up))),
         )
     ),
 )  # fmt: skip

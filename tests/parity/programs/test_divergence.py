@@ -23,12 +23,13 @@ from support import decoder
 Edit = Callable[[Any], None]
 TOLERANCE = 1e-9
 LINES = {  # fault -> what the sentence has of both sides
-    "attention scale of the model's width": ("multiplies by 0.288675", "multiplies by 0.5"),
+    "attention scale of the model's width": ("multiplies by 0.2886751 = 1/sqrt(12)", "multiplies by 0.5"),
     "soft cap of another size": ("divides by 25", "divides by 20"),
     "RoPE of another base": ("500000 in the target", "10000 in the JAX model"),
     "window off by one": ("in the target a position sees itself and up to 3", "in the JAX model, itself and up to 2"),
     "key heads repeated in turns": ("repeated in another order",),
-    "embedding scale missing": ("multiplies by 3.4641", "the target uses it as it is"),
+    "scores of keys with queries": ("takes the softmax over the last axis (decoder.py", "the axes 2 and 3 of"),
+    "embedding scale missing": ("multiplies by 3.464102 = sqrt(12)", "the target uses it as it is"),
     "start value missing": ("adds start",),
     "epsilon outside of the root": ("takes the square root, adds 1e-06", "adds 1e-06, takes the reciprocal"),
     "norm behind the addition": ("takes the reciprocal of the square root", "more differs behind it"),

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from convert.programs.divergence.functions import mask_offsets
+from convert.programs.divergence.functions import MOST, mask_offsets
 from convert.programs.divergence.graph import root
 from convert.programs.divergence.kinds import LAYOUT, kind_of
 from convert.programs.divergence.layouts import same
+from convert.programs.divergence.rerun import again
 from convert.programs.divergence.search import Repair
-from convert.programs.divergence.shared_values import same_numbers
+from convert.programs.divergence.shared_values import same_numbers, visible
 from convert.programs.divergence.words import Words, scalar
 from convert.programs.program import Operation, Value
 
@@ -176,3 +178,23 @@ def contracted(operations: Sequence[Operation]) -> int:
             return int(np.prod([one.data[0].array.shape[axis] for axis in axes]))
         return int(one.data[-2].array.shape[-1])
     return 0
+
+
+def axes_exchanged(repair: Repair, ours: Words) -> str:
+    """Say which two axes of what the target's operations are given they would need the other way round, such as queries and keys."""
+    if max(repair.got.size, *(x.size for x in repair.given)) > MOST:
+        return ""
+    for value, given in zip(repair.operands, repair.given, strict=True):
+        for one, two in itertools.combinations(range(given.ndim), 2):
+            if given.shape[one] != given.shape[two] or given.shape[one] == 1:
+                continue
+            moved = np.ascontiguousarray(given.swapaxes(one, two))
+            made = again(repair.target, {value: moved})
+            if made is None:
+                continue
+            right = same(visible(made), visible(repair.want))
+            if not right and made.ndim == given.ndim and any(same(x.array, moved) for x in repair.source_operands):
+                right = same(visible(made.swapaxes(one, two)), visible(repair.want))  # laid out as the target's
+            if right:
+                return f"the target gives the same with the axes {one} and {two} of {ours.value(value)} exchanged"
+    return ""

@@ -74,3 +74,16 @@ class Rerun:
                     self.changed[value] = np.asarray(array)
                     moved.add(value)
             yield index, operation
+
+
+def again(operations: Sequence[Operation], given: Mapping[Value, Array]) -> Array | None:
+    """Run a few operations of a record on other values; return what the last one gives, or None if one does not take them."""
+    found = dict(given)
+    for operation in operations:
+        operands = [np.require(found.get(v, v.array), requirements=["C", "W"]) for v in operation.operands]
+        try:
+            with np.errstate(all="ignore"):
+                found |= dict(zip(operation.results, map(np.asarray, operation.again(operands)), strict=False))
+        except FAILS:
+            return None
+    return found.get(operations[-1].results[0]) if operations else None

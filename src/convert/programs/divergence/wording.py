@@ -12,6 +12,7 @@ import numpy as np
 from convert.programs.divergence.details import (
     PARAMETER,
     PART,
+    axes_exchanged,
     contracted,
     copies,
     mask_difference,
@@ -35,8 +36,8 @@ ORDER = "elements in another order"
 MISSING, EXTRA = "operation missing", "operation that the JAX model lacks"
 CONSTANT = "another constant"
 OTHER = "another computation"
-OPERAND, EXCHANGED = "another operand", "operands exchanged"
-BY_RULES = (ORDER, OPERAND, PART, EXCHANGED, PARAMETER)  # what wrong rules give, too
+OPERAND, EXCHANGED, AXES = "another operand", "operands exchanged", "axes exchanged"
+BY_RULES = (ORDER, OPERAND, PART, EXCHANGED, AXES, PARAMETER)  # what wrong rules give, too
 
 
 @dataclass(frozen=True)
@@ -148,6 +149,8 @@ def _describe(
             return EXTRA, sentence
         return "training mode", f"{sentence}: the target's module {trained} is in training mode"
     sentence = f"of {given}, the target {does}{here}; the JAX model {instead}{there}"
+    if axes := axes_exchanged(repair, ours):
+        return AXES, f"{sentence}: {axes}"
     hidden = [np.abs(x) >= HIDDEN for x in (repair.got, repair.want)]
     if hidden[0].any() and hidden[1].any() and (hidden[0] != hidden[1]).any():
         return (

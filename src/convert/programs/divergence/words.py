@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from convert.numerics.roots import factor_text
 from convert.programs.divergence.graph import root
 from convert.programs.divergence.kinds import LAYOUT, kind_of
 from convert.programs.program import Operation, Value
@@ -42,6 +43,7 @@ ARITHMETIC = {
     "subtract": ("subtracts {}", "subtracts"),
     "power": ("raises to the power {}", "takes the power"),
 }
+SOFTMAX = ("largest", "subtract", "exp", "sum", "divide")
 REDUCED = ("axes", "dim", "axis", "dimension")  # names of the setting in JAX and in torch
 
 
@@ -70,11 +72,25 @@ class Words:
 
     def chain(self, operations: Sequence[Operation]) -> str:
         """Say what operations do, one after another."""
-        verbs = [self.verb(one) for one in operations if kind_of(one) != LAYOUT]
+        verbs = self.verbs([one for one in operations if kind_of(one) != LAYOUT])
         verbs = [verb for k, verb in enumerate(verbs) if k == 0 or verb != verbs[k - 1]]
         more = len(verbs) - LISTED
         said = verbs[:LISTED] + ([f"does {more} more"] if more > 0 else [])
         return ", ".join(said) or "moves the elements"
+
+    def verbs(self, operations: Sequence[Operation]) -> list[str]:
+        """Say what each does; the operations of a softmax as one."""
+        kinds = [kind_of(one) for one in operations]
+        said, k = [], 0
+        while k < len(operations):
+            parts = [j for j in range(k, len(kinds)) if kinds[j] not in ("limit", "mask")][: len(SOFTMAX)]
+            if tuple(kinds[j] for j in parts) == SOFTMAX:
+                said.append(f"takes the softmax{_over(operations[k])}")
+                k = parts[-1] + 1
+            else:
+                said.append(self.verb(operations[k]))
+                k += 1
+        return said
 
     def verb(self, operation: Operation) -> str:
         """Say what an operation does with the data that it is given."""
@@ -84,7 +100,7 @@ class Words:
             if kind == "power" and number == 2:
                 return "squares"
             by, alone = ARITHMETIC[kind]
-            other = f"{number:.6g}" if number is not None else self.other(operation)
+            other = factor_text(number) if number is not None else self.other(operation)
             return by.format(other) if other else alone
         if kind in APPLIED:
             return f"applies {kind}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -11,16 +11,15 @@ import numpy as np
 
 from convert.planning.plan import Plan
 from convert.references.protocol import INPUT, Observed, Reference
-from convert.verify.diagnosis.between_layers import other_function
 from convert.verify.diagnosis.compare import Explanation, Search
 from convert.verify.diagnosis.found_boundaries import find_boundaries
-from convert.verify.diagnosis.mixing import other_mixing
 from convert.verify.diagnosis.norm import any_norm, declared_norm
 from convert.verify.diagnosis.other_operation import other_operation
 from convert.verify.diagnosis.other_order import other_order
 from convert.verify.diagnosis.padding import other_padding
 from convert.verify.diagnosis.recurrence import other_recurrence
 from convert.verify.diagnosis.site import Site
+from convert.verify.diagnosis.variants import other_variant
 from convert.verify.diagnosis.weight_trials import wrong_tensor
 from convert.verify.diagnosis.what_is_known import what_is_known
 from convert.verify.diagnosis.whole_model import exchanged, wrong_rule
@@ -119,7 +118,10 @@ def diagnose(
         return _diagnosis(site, operation.explanation, ruled_out)
     swapped = exchanged(site, reference)
     if swapped.explanation is not None:
-        return _diagnosis(site, swapped.explanation, [*ruled_out, *swapped.ruled_out])
+        both = swapped.explanation
+        if operation.explanation is not None:  # the code does what exchanged weights would do
+            both = replace(both, problem=f"{both.problem}; in the code, {operation.explanation.problem}")
+        return _diagnosis(site, both, [*ruled_out, *swapped.ruled_out])
     if generic is not None:
         return _diagnosis(*generic)
     ruled_out += swapped.ruled_out
@@ -144,9 +146,8 @@ def _search(site: Site, reference: Reference) -> tuple[Explanation | None, list[
         other_recurrence,
         other_padding,
         wrong_tensor,
-        partial(other_function, reference=reference),
+        partial(other_variant, reference=reference),
         any_norm,
-        other_mixing,
         other_order,
     )
     ruled_out: list[str] = []

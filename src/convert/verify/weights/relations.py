@@ -10,8 +10,6 @@ import numpy as np
 from convert.verify.weights.permutations import first_few
 
 Array = np.ndarray[Any, np.dtype[Any]]
-MAX_ROOT, EXACT_ROOT = 1 << 14, 1e-6  # a factor near the root of a whole number, which is no chance for small ones
-SHORT = 5  # characters of a factor that says what it is: 0.125
 MAX_ROWS = 1 << 17  # rows whose order is looked up
 
 
@@ -28,23 +26,6 @@ def common_factor(got: Array, want: Array) -> float | None:
         bound = 4 * float(np.finfo(np.float32).eps if got.dtype.itemsize >= 4 else 2.0**-8) * float(np.abs(y).max())
         left = float(np.abs(x / factor - y).max())  # of another change, a factor near 1 explains little
         return factor if left <= min(bound, float(np.abs(x - y).max()) / 8) else None
-
-
-def factor_text(factor: float) -> str:
-    """Write a factor, with the root that it is.
-
-    >>> factor_text(0.40824829), factor_text(48**0.5), factor_text(1 / 3), factor_text(0.997213)
-    ('0.4082483 = 1/sqrt(6)', '6.928203 = sqrt(48)', '0.3333333 = 1/3', '0.997213')
-    """
-    number = f"{factor:.7g}"
-    for inverse in (False, True):
-        size = 1 / abs(factor) if inverse else abs(factor)
-        for power, text in ((1, "{}"), (2, "sqrt({})")):
-            whole = round(size**power)
-            if 1 < whole <= MAX_ROOT and abs(size**power / whole - 1) < EXACT_ROOT:
-                root = ("-" if factor < 0 else "") + ("1/" if inverse else "") + text.format(whole)
-                return number if len(number) <= SHORT else f"{number} = {root}"
-    return number
 
 
 def places_of_rows(got: Array, want: Array, axis: int) -> list[int] | None:

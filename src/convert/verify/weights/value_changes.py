@@ -13,7 +13,8 @@ from ml_dtypes import bfloat16
 from convert.core.ops import is_float
 from convert.numerics.bits import same_bits
 from convert.numerics.compare import epsilon
-from convert.verify.weights.relations import common_factor, factor_text, places_of_rows
+from convert.numerics.roots import factor_text
+from convert.verify.weights.relations import common_factor, places_of_rows
 from convert.verify.weights.rounding import find_decimals, find_grid, find_rounding
 
 Array = np.ndarray[Any, np.dtype[Any]]
