@@ -80,6 +80,21 @@ class Candidate:
         return tuple((p.tensor, p.elements.tobytes(), p.values.tobytes()) for p in self.pieces)
 
 
+@dataclass(frozen=True, eq=False)
+class Choice:
+    """A candidate that was chosen.
+
+    Attributes:
+        index: of the target's operation.
+        side: which operand became known.
+        candidate: what it became.
+    """
+
+    index: int
+    side: int
+    candidate: Candidate
+
+
 class Source:
     """The source's record, indexed.
 
@@ -118,6 +133,7 @@ class Source:
         for meeting in self.meetings[Role.PRODUCT]:
             self.products += [(product, meeting) for product in products(meeting.operations, meeting.side)]
         self._pairs = _Fingerprints([[_of_size_one(array)] for array in _products_of_data(program)])
+        self._scaled = _Fingerprints([[array] for array in _scaled_by_numbers(program)])
         self._rows = _Fingerprints([product.rows for product, _ in self.products])
         self._data = {role: _Fingerprints([m.data for m in found]) for role, found in self.meetings.items()}
 
@@ -146,6 +162,10 @@ class Source:
         """Whether an array is the product of two values of data in the source, times a number."""
         return not self._pairs.size or bool(len(self._pairs.find([_of_size_one(array)], tolerance)))
 
+    def scales(self, array: Array, tolerance: float) -> bool:
+        """Whether the source multiplies a value of data by a number."""
+        return bool(self._scaled.size) and bool(len(self._scaled.find([array], tolerance)))
+
     def has(self, array: Array, tolerance: float) -> bool:
         """Whether an array is a value of the source, or the rows of one of its products."""
         self.table.tolerance = tolerance
@@ -157,6 +177,18 @@ def _products_of_data(program: Program) -> list[Array]:
     for operation in program.operations:
         if role_of(operation) is Role.PRODUCT and len(operation.data) == len(operation.operands):
             found.append(operation.results[0].array)
+    return found
+
+
+def _scaled_by_numbers(program: Program) -> list[Array]:
+    found = []
+    for operation in program.operations:
+        if (
+            operation.name in ("mul", "div")
+            and len(operation.data) == 1
+            and any(x.constant for x in operation.operands)
+        ):
+            found.append(operation.data[0].array)
     return found
 
 

@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from convert.inference.candidates import Candidate, Context, Source
+from convert.inference.candidates import Candidate, Choice, Context, Source
 from convert.inference.derivation import Role
+from convert.inference.factors import carriers, factor_of
 from convert.inference.proposals import convolutions, elementwise, others, products
 from convert.inference.replay import Replay
 from convert.inference.sites import parameter_operands, role_of
@@ -41,21 +42,6 @@ WITHOUT_PROGRESS = 600  # candidates after the deepest operation was reached
 FUSED = ("anywhere", "partly", "zeros", "absent")  # kinds of candidates
 GUESSES = 200  # behind a difference
 REMEMBERED = 4  # sets of solutions of segments that begin alike
-
-
-@dataclass(frozen=True, eq=False)
-class Choice:
-    """A candidate that was chosen.
-
-    Attributes:
-        index: of the target's operation.
-        side: which operand became known.
-        candidate: what it became.
-    """
-
-    index: int
-    side: int
-    candidate: Candidate
 
 
 @dataclass(frozen=True, eq=False)
@@ -310,12 +296,42 @@ class Search:
                     self._refute(at, f"it does not run: {error}")
                     return
                 self.replay.keep(operation, results)
+                factor = factor_of(self.context, operation) if choices and not sides else None
+                if factor is not None:
+                    yield from self._carried(at, choices, factor)
+                    return
                 if self._early and choices and not sides and not self._pairs(operation, results[0]):
                     self._refute(at, "no product of two values of the source has this result")
                     return
             at += 1
         if self._outputs_agree():
             yield self._solution(at, choices)
+
+    def _carried(self, at: int, choices: list[Choice], factor: float) -> Iterator[Solution]:
+        """Go on as the target is; if that leads nowhere, with a parameter that carries the factor of an operation."""
+        found = False
+        for solution in self._walk(at + 1, choices):
+            found = True
+            yield solution
+        if found:
+            return
+        for changed in carriers(self._order, self._made_by, at, choices, factor):
+            self.tried += 1
+            self._exchange(choices, changed, at)
+            try:
+                yield from self._walk(at + 1, changed)
+            finally:
+                self._exchange(changed, choices, at)
+
+    def _exchange(self, old: Sequence[Choice], new: Sequence[Choice], at: int) -> None:
+        """Replace the choices of the segment, and run it again up to an operation."""
+        for choice in reversed(old):
+            self._give_back(choice.candidate)
+        for choice in new:
+            self._take(choice.candidate)
+        for operation in self._order[self._begin : at + 1]:
+            if operation.data:
+                self.replay.keep(operation, self.replay.run(operation))
 
     def _solution(self, end: int, choices: Sequence[Choice]) -> Solution:
         begin = self._begin

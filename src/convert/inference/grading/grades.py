@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from convert.inference.candidates import Piece, Source
+from convert.inference.candidates import Choice, Piece, Source
 from convert.inference.derivation import Arithmetic, Evidence, Grade, Part, Tensor, Tie
-from convert.inference.search import Choice, Search, Segment, Solution
+from convert.inference.search import Search, Segment, Solution
 from convert.inference.sites import Meeting, role_of, site_of
 from convert.programs.program import Value
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from convert.drafting.axis_letters import Letters
 from convert.drafting.like.target import TargetModel
 from convert.inference.rule_file.cells import KINDS as CELLS
 from convert.inference.rule_file.cells import cell_target
 from convert.inference.rule_file.convolutions import convolution_keys
-from convert.inference.rule_file.layer import ATTENTION, NORMS, LayerRule
+from convert.inference.rule_file.layer import ATTENTION, NORMS, PRESCALED, LayerRule
 from convert.inference.rule_file.layout import HALF_SPLIT, INTERLEAVED, REVERSED, Axis, Layout
 from convert.inference.rule_file.letters import Named, NoWordsError, leaf_letters, target_axes
 from convert.inference.rule_file.patterns import PatternRule
@@ -25,10 +26,11 @@ def entry_of(rule: PatternRule, letters: Letters, target: TargetModel) -> DraftE
     entry = DraftEntry()
     extra = [(role, name) for role, name in layer.names if role != name]
     said = list(layer.keys)
+    sizes: dict[str, int] = {}
     main = layer.main[0].layout
     remark = layer.evidence + (f"; the same in {rule.layers} layers" if rule.layers > 1 else "")
     if layer.kind_name == "linear":
-        equation, axes, rope, flattened = _equation(rule, letters)
+        equation, axes, rope, flattened, sizes = _equation(rule, letters)
         entry.say("einsum", json.dumps(equation) if re.search(r"[(){}]", equation) else equation, remark)
         extra += [("axes", axes)] if axes else []
         said += [("flattened", flattened)] if flattened else []
@@ -51,6 +53,7 @@ def entry_of(rule: PatternRule, letters: Letters, target: TargetModel) -> DraftE
         axes, of_target = _stored(rule, letters)
         said += [("axes", axes)] if axes else []
         extra += [("axes", of_target)] if of_target else []
+        sizes = {axes[-1]: main.shape[-1]} if axes.isalpha() else {}
     written = {line.key for line in entry.lines}
     for key, path in rule.sources:
         if key not in written and "." not in key:
@@ -70,7 +73,7 @@ def entry_of(rule: PatternRule, letters: Letters, target: TargetModel) -> DraftE
         )
     for key, value in said:
         if "." not in key:
-            entry.say(key, value)
+            entry.say(key, _factor(float(value), sizes) if key == PRESCALED else value)
     extra += layer.target_keys
     if layer.kind_name == "embedding" and (tied := _tied(rule, target)):
         extra.append(("tied", tied))
@@ -83,6 +86,16 @@ def entry_of(rule: PatternRule, letters: Letters, target: TargetModel) -> DraftE
     named = "".join(f", {k}: {flow(v)}" for k, v in extra)
     entry.say(layer.kind_name, f"{{{key}: {flow(rule.module)}{named}}}" if named else plain(rule.module))
     return entry
+
+
+def _factor(number: float, sizes: Mapping[str, int]) -> str:
+    """Return a factor as a rule says it: ``1/sqrt(H)`` or ``sqrt(D)`` where the axis has this size."""
+    for letter, size in sizes.items():
+        for text, power in ((f"1/sqrt({letter})", -0.5), (f"sqrt({letter})", 0.5)):
+            if size > 1 and math.isclose(number, size**power, rel_tol=1e-12):
+                return text
+    inverse = 1 / number
+    return f"1/{inverse:g}" if number < 1 and float(f"{inverse:g}") == inverse else repr(number)
 
 
 def _attention_axes(layer: LayerRule, letters: Letters) -> str:
@@ -109,8 +122,8 @@ def _check(layout: Layout, parted: int | None) -> None:
             )
 
 
-def _equation(rule: PatternRule, letters: Letters) -> tuple[str, str, dict[str, str], str]:
-    """Return the equation of a linear layer, the target's axes where they are not those of a Linear, the orders of RoPE, and a flattened map."""
+def _equation(rule: PatternRule, letters: Letters) -> tuple[str, str, dict[str, str], str, dict[str, int]]:
+    """Return the equation of a linear layer, the target's axes where they are not those of a Linear, the orders of RoPE, a flattened map, and the size of a head."""
     source = rule.layer.main[0]
     layout, contracted = source.layout, set(source.contracted)
     groups = layout.groups
@@ -150,7 +163,8 @@ def _equation(rule: PatternRule, letters: Letters) -> tuple[str, str, dict[str, 
         for axis in (axis for axis in layout.axes if axis.place):  # no other leaf need have it
             letters.fixed.add(named.of[axis.of, axis.place])
     rope = {named.of[a.of, a.place]: a.order for a in layout.axes if a.order in (INTERLEAVED, HALF_SPLIT)}
-    return equation, axes, rope, flattened
+    sizes = {named.of[axis.of, axis.place]: axis.size for axis in outward[-1:] if len(outward) > 1}  # of a head
+    return equation, axes, rope, flattened, sizes
 
 
 def _sum(sizes: Sequence[int], first: str, named: Named) -> str:

@@ -20,6 +20,7 @@ from convert.layers.weight_keys import PARAMETRIZATIONS
 
 NORMS = ("layer_norm", "rms_norm", "group_norm", "batch_norm", "instance_norm")
 ATTENTION = "attention"
+PRESCALED = "prescaled_by"
 CONVOLUTIONS = ("conv", "conv_transpose")
 ROLES = {
     "weight": "from",
@@ -238,6 +239,13 @@ def _describe(
     keys, target_keys = _norm_keys(said, module.facts if proven else {}) if kind in NORMS else ((), ())
     if kind in ("linear", *CONVOLUTIONS) and said.get("activation") in ACTIVATIONS:
         keys = (*keys, ("activation", str(said["activation"])))
+    factors = {
+        part.factor for tensor in tensors.values() for part in tensor.parts if part.arithmetic is Arithmetic.SAME
+    }
+    if factors != {1.0} and factors:
+        if len(factors) > 1 or kind not in ("linear", "embedding", "parameter") or min(factors) <= 0:
+            return f"its elements are multiplied by {' and '.join(f'{factor:g}' for factor in sorted(factors))}"
+        keys = (*keys, (PRESCALED, repr(1 / factors.pop())))
     geometry = _geometry(first, said) if kind in CONVOLUTIONS else ()
     if parametrization:
         target_keys = (*target_keys, ("parametrization", parametrization))
