@@ -1,4 +1,4 @@
-"""Random weights for the source."""
+"""Random weights for the source, and the rows of its inputs that are compared."""
 
 from __future__ import annotations
 
@@ -53,3 +53,22 @@ class Draws:
                 if not more:
                     raise
                 self.positive |= more
+
+
+def whole_rows(
+    inputs: Mapping[str, Array], masks: Callable[[Mapping[str, Array]], Mapping[str, Array]]
+) -> dict[str, Array]:
+    """Return the rows of a batch whose outputs all count; all rows if there are none.
+
+    Where an output does not count, such as that of a padded position, the programs may differ, and so may values before it.
+
+    Args:
+        masks: inputs -> name of an output -> true where it counts.
+    """
+    counts = [np.asarray(mask, bool) for mask in masks(inputs).values()]
+    keep = np.array(True)
+    for mask in counts:
+        keep = keep & mask.reshape(len(mask), -1).all(1)
+    if keep.ndim == 0 or keep.all() or not keep.any():
+        return dict(inputs)
+    return {name: x[keep] if np.ndim(x) and len(x) == len(keep) else x for name, x in inputs.items()}

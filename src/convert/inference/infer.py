@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,12 +11,13 @@ import numpy as np
 from convert.inference.as_data import constants_as_data, learned_inputs, parameters_as_data
 from convert.inference.candidates import Source
 from convert.inference.derivation import Derivation, Difference, Grade, Proof
-from convert.inference.draws import Draws, Shapes
+from convert.inference.draws import Draws, Shapes, whole_rows
 from convert.inference.facts import facts
 from convert.inference.grading import proof
 from convert.inference.grading.alternatives import interchangeable
 from convert.inference.grading.differences import explained, where_it_ended
 from convert.inference.grading.grades import tensors
+from convert.inference.grading.proof import Masks
 from convert.inference.grading.ties import told_apart
 from convert.inference.search import Search
 from convert.inference.sites import site_of
@@ -39,6 +41,7 @@ def infer(
     inputs: Callable[[int], Mapping[str, Array]],
     shapes: Shapes,
     *,
+    masks: Masks = lambda inputs: {},
     seed: int = 0,
 ) -> Derivation:
     """Derive which parameter of a JAX function becomes which of a PyTorch module.
@@ -51,6 +54,8 @@ def infer(
         run: (module, inputs as tensors) -> the outputs, by the same names.
         inputs: seed -> the inputs by name.
         shapes: of the function's parameters.
+        masks: inputs -> name of an output -> true where it counts, as in a `Reference`. Rows of a batch that do not count as a whole,
+            such as padded ones, are left out of the search; the proof has them, and compares what counts.
         seed: of the weights and inputs; those of the proof follow.
 
     Raises:
@@ -58,9 +63,10 @@ def infer(
     """
     attempts = []
     for attempt in range(ATTEMPTS):  # other weights, if these make columns equal
-        attempts.append(_derived(function, module, run, inputs, shapes, seed + attempt * (DRAWS + 1)))
-        if not any(tensor.ties for tensor in attempts[-1].tensors):
-            return attempts[-1]
+        attempts.append(_derived(function, module, run, inputs, shapes, masks, seed + attempt * (DRAWS + 1)))
+        ties = [[{t.columns for t in tensor.ties} for tensor in found.tensors] for found in attempts]
+        if not any(ties[-1]) or ties[-1:] == ties[-2:-1]:  # no weights tell columns apart that the inputs make equal
+            break
     return min(
         attempts, key=lambda found: (found.proof is None, sum(tensor.grade is Grade.TIED for tensor in found.tensors))
     )
@@ -72,6 +78,7 @@ def _derived(
     run: Run,
     inputs: Callable[[int], Mapping[str, Array]],
     shapes: Shapes,
+    masks: Masks,
     seed: int,
 ) -> Derivation:
     """Derive with the weights and inputs of one seed."""
@@ -80,13 +87,13 @@ def _derived(
 
     draws = Draws(shapes)
 
-    def source(seed: int) -> Program:
-        given = inputs(seed)
+    def source(seed: int, given: Mapping[str, Array]) -> Program:
         made: Program = draws.run(seed, lambda weights: record_jax(function, weights, given))
         return constants_as_data(made)
 
-    first = source(seed)
-    target = constants_as_data(record_torch(module, run, inputs(seed)))
+    given = whole_rows(inputs(seed), masks)
+    first = source(seed, given)
+    target = constants_as_data(record_torch(module, run, given))
     learned = learned_inputs(first, target)
     first, target = parameters_as_data(first, learned[0]), parameters_as_data(target, learned[1])
 
@@ -103,15 +110,17 @@ def _derived(
         differences = (explained(differences[0], found, module, run, first),)
     evidence: Proof | None = None
     if solved and all(t.grade is not Grade.OPEN for t in found):
-        fresh = [parameters_as_data(source(seed + 1 + k), learned[0]) for k in range(DRAWS)]
-        evidence = Proof(DRAWS, max(proof.error(module, run, found, program) for program in fresh))
+        further = range(seed + 1, seed + 1 + DRAWS)
+        fresh = [parameters_as_data(source(other, inputs(other)), learned[0]) for other in further]
+        error = partial(proof.error, module, run, masks)
+        evidence = Proof(DRAWS, max(error(found, program) for program in fresh))
         if evidence.error > PROVEN:
             problem = f"with fresh weights and inputs the outputs differ by {evidence.error:.1e}"
             end = target.operations[-1]
             differences = (Difference(site_of("target", len(target.operations) - 1, end), problem, evidence.error),)
             evidence = None
         elif any(t.ties for t in found):
-            found = told_apart(found, target, fresh, module, run, PROVEN)
+            found = told_apart(found, target, fresh, error, PROVEN)
     used = {leaf for tensor in found for part in tensor.parts for leaf in (part.leaf, *part.leaves)}
     if not solved:
         used.update(*(value.leaves for value in first.outputs.values()))

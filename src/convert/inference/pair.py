@@ -33,6 +33,7 @@ class Pair:
         run: (module, inputs as tensors) -> the outputs, by the same names.
         inputs: seed -> the inputs by name.
         code: the ``module:function`` whose code runs, for errors.
+        masks: inputs -> name of an output -> true where it counts.
     """
 
     function: Callable[[Arrays, Arrays], Arrays]
@@ -40,6 +41,7 @@ class Pair:
     run: Callable[[torch.nn.Module, Arrays], Arrays]
     inputs: Callable[[int], Mapping[str, Array]]
     code: str
+    masks: Callable[[Mapping[str, Array]], Mapping[str, Array]] = lambda inputs: {}
 
 
 def pair_of_reference(factory: str, settings: Mapping[str, Any]) -> Pair:
@@ -64,7 +66,11 @@ def pair_of_reference(factory: str, settings: Mapping[str, Any]) -> Pair:
         side = reference.jax_side()
         module = _built(reference, factory)
     names = tuple(reference.outputs)
-    return Pair(_only(side, names), module, _only(reference.run, names), reference.inputs, factory)
+
+    def masks(given: Mapping[str, Array]) -> Mapping[str, Array]:
+        return {name: mask for name, mask in reference.masks(given).items() if name in names}
+
+    return Pair(_only(side, names), module, _only(reference.run, names), reference.inputs, factory, masks)
 
 
 def pair_of_parts(jax: str, net: str, inputs: str) -> Pair:

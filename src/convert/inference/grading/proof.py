@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import torch
 
 Array = np.ndarray[Any, np.dtype[Any]]
+Masks = Callable[[Mapping[str, Array]], Mapping[str, Array]]
 
 
 def weights(tensors: Sequence[Tensor], source: Program) -> dict[str, Array]:
@@ -42,10 +43,15 @@ def weights(tensors: Sequence[Tensor], source: Program) -> dict[str, Array]:
 def error(
     module: torch.nn.Module,
     run: Callable[[Any, Mapping[str, Any]], Mapping[str, Any]],
+    masks: Masks,
     tensors: Sequence[Tensor],
     source: Program,
 ) -> float:
-    """Return the largest difference of an output between a run of the source and the module, relative to its largest value."""
+    """Return the largest difference of an output between a run of the source and the module, relative to its largest value.
+
+    Args:
+        masks: inputs -> where each output counts.
+    """
     import torch
 
     from convert.numerics.lift_torch import lifted
@@ -57,11 +63,21 @@ def error(
         own.load_state_dict(full, strict=True)
         outputs = run(own, {name: torch.as_tensor(np.array(v.array)) for name, v in source.inputs.items()})
         found = {name: value.double().numpy() for name, value in outputs.items()}
-    worst = 0.0
+    worst, counts = 0.0, masks({name: value.array for name, value in source.inputs.items()})
     for name, value in source.outputs.items():
         if found[name].shape != value.array.shape:
             return float("inf")
-        scale = np.abs(value.array).max(initial=0) or 1.0
-        difference = np.abs(found[name] - value.array).max(initial=0) / scale
+        got, want = (_counted(array, counts.get(name)) for array in (found[name], value.array))
+        scale = np.abs(want).max(initial=0) or 1.0
+        difference = np.abs(got - want).max(initial=0) / scale
         worst = max(worst, float(difference)) if np.isfinite(difference) else float("inf")
     return worst
+
+
+def _counted(array: Array, mask: Array | None) -> Array:
+    """Return the elements that count; `mask` has the leading axes of the array."""
+    if mask is None:
+        return array
+    mask = np.asarray(mask, bool)
+    counted: Array = array[np.broadcast_to(mask.reshape(*mask.shape, *[1] * (array.ndim - mask.ndim)), array.shape)]
+    return counted

@@ -6,22 +6,17 @@ A unit that is zero for every row, behind a ReLU, is such a column: the next dra
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from convert.inference.derivation import Grade, Role, Tensor, Tie
-from convert.inference.grading import proof
 from convert.inference.sites import products, role_of
 from convert.programs.program import Program
 
-if TYPE_CHECKING:
-    import torch
-
 Array = np.ndarray[Any, np.dtype[Any]]
-Run = Callable[[Any, Mapping[str, Any]], Mapping[str, Any]]
 MAX_COLUMNS = 6  # of a tie; each pair of them is exchanged
 
 
@@ -29,8 +24,7 @@ def told_apart(
     tensors: Sequence[Tensor],
     target: Program,
     fresh: Sequence[Program],
-    module: torch.nn.Module,
-    run: Run,
+    error: Callable[[Sequence[Tensor], Program], float],
     smallest: float,
 ) -> tuple[Tensor, ...]:
     """Return the tensors; those whose ties the fresh draws resolve are derived.
@@ -39,13 +33,12 @@ def told_apart(
         tensors: whose outputs were proven to be those of every fresh draw.
         target: the record of the first run.
         fresh: runs of the source with other weights and inputs.
+        error: the relative difference of the outputs that these tensors make from those of a run (`proof.error`).
         smallest: relative difference of an output that counts.
     """
 
     def differs(columns: tuple[Array, Array]) -> bool:
-        return any(
-            proof.error(module, run, _exchanged(tensors, target, columns), source) > smallest for source in fresh
-        )
+        return any(error(_exchanged(tensors, target, columns), source) > smallest for source in fresh)
 
     known: dict[Any, bool] = {}
     found = []
