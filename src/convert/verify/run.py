@@ -43,6 +43,7 @@ from convert.verify.recording.weights import check_recorded_weights
 from convert.verify.report.facts import JudgedFact
 from convert.verify.report.report import LevelReport, Report, Verdict
 from convert.verify.sides.evidence import Evidence
+from convert.verify.sides.target_alone import target_alone
 from convert.verify.sides.target_code import with_target_errors
 from convert.verify.sides.user_reference import require_factory, require_reference
 from convert.verify.weights.level import WeightsPass
@@ -110,6 +111,7 @@ def check(
         plan,
         written,
         reference,
+        _target_of(plan, written, reference),
         user_factory(plan, options.reference),
         evidence_of(recording, plan, written) if recording is not None else None,
         options,
@@ -151,6 +153,7 @@ class Comparison:
         plan: how each tensor is made of the source.
         written: the output.
         reference: the two models; the reason, when there are none.
+        target: what builds the target's module: the reference, or the module alone; the reason, when there is none.
         factory: the ``module:function`` that built them, when it is user code.
         recorded: the recorded values of the JAX model; None runs it.
         options: of the check.
@@ -160,6 +163,7 @@ class Comparison:
     plan: Plan
     written: Written
     reference: Reference | str
+    target: Reference | str
     factory: str | None
     recorded: Evidence | None
     options: CheckOptions
@@ -240,13 +244,13 @@ def _refuse_other_target(plan: Plan, written: Written) -> None:
 
 
 def _refuse_names_of_another_target(plan: Plan, written: Written, plan_for: Callable[[str], Plan]) -> None:
-    """Refuse to compare a file whose tensors have the names of another target of the same rules, and none of this one.
+    """Refuse to compare a file whose tensors have the names of another target of the same rules, all of them and no other.
 
     Raises:
         ConvertError: the header of the file, or ``--to``, names a target that the file was not written for.
     """
     named = written.metadata.get("target")
-    if not {step.name for step in plan.steps}.isdisjoint(written.tensors):
+    if {step.name for step in plan.steps} == set(written.tensors):
         return
     for other in target_names(plan.rules):
         if other == plan.target:
@@ -273,6 +277,13 @@ def _reference_of(plan: Plan, written: Written, options: CheckOptions) -> Refere
     if options.reference is None and written.path.is_dir() and (other := other_class(plan, written)):
         return str(other)  # the reference of the rules does not know the other class
     return reference
+
+
+def _target_of(plan: Plan, written: Written, reference: Reference | str) -> Reference | str:
+    """Return what builds the target's module: where the rules name no reference, its own class alone."""
+    if not isinstance(reference, str) or plan.rules.reference or plan.format.not_run or other_class(plan, written):
+        return reference
+    return target_alone(replace(plan, written_config=written.config)) or reference
 
 
 def load_reference(plan: Plan, factory: str | None) -> Reference | str:
@@ -328,7 +339,7 @@ def _run_levels(comparison: Comparison) -> Iterator[LevelReport | Facts]:
     with _weights_pass(comparison) as weights_pass:
         if "coverage" in options.levels or options.runs_models:
             coverage = check_coverage(
-                comparison.plan, comparison.written, comparison.reference, factory=comparison.factory
+                comparison.plan, comparison.written, comparison.target, factory=comparison.factory
             )
             if "coverage" in options.levels:
                 yield coverage
@@ -357,7 +368,7 @@ def _leaf_levels(comparison: Comparison, weights: WeightsPass | None) -> Iterato
             if not comparison.from_recording:
                 missing()  # imports the frameworks
             layers = pool.submit(_layers_level, comparison, weights)
-            facts = pool.submit(check_facts, plan, written, comparison.reference, training=comparison.options.training)
+            facts = pool.submit(check_facts, plan, written, comparison.target, training=comparison.options.training)
         if weights is not None:
             yield weights.report()
         elif "weights" in levels:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from torch.nn.functional import conv1d, hardswish, leaky_relu, pad, relu, silu
+from torch.nn.functional import conv1d, hardswish, leaky_relu, pad, relu, silu, softplus
 
 from convert.layers.activations import NUMPY_ACTIVATIONS
 from convert.numerics.compare import difference
@@ -207,6 +207,18 @@ FAULTS = {
         lambda p, x, real: (torch.einsum("btd,bsd->bts", x @ p["w"], x) + p["rel"][distances(-3, 3, torch)]).softmax(-1) @ x,
         "another part",
         ("of rel, the two pick other elements",),
+    ),
+    "another function of a parameter": Fault(
+        lambda p, x, real: (x * jnp.exp(-jnp.exp(p["h"]))) @ p["w"],
+        lambda p, x, real: (x * torch.exp(-softplus(p["h"]))) @ p["w"],
+        "another function of a parameter",
+        ("of h, the target applies softplus, changes the sign, applies exp, and the JAX model applies exp, changes the sign",),
+    ),
+    "a value of another place": Fault(
+        lambda p, x, real: jnp.tanh(jnp.tanh(x @ p["w"]) @ p["v"]),
+        lambda p, x, real: torch.tanh(x @ p["w"]),
+        "another operand",
+        ("where the JAX model has",),
     ),
     "fewer heads": Fault(
         heads_of_four,

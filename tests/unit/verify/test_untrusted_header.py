@@ -103,28 +103,37 @@ def test_false_facts_in_a_header_are_findings(written: Callable[..., Written], r
     assert [(f.code, f.got) for f in level.findings] == [("provenance-differs", text)]
 
 
+TWO_TARGETS = """
+model: two
+title: T
+targets: {a: {loads: A}, b: {loads: B}}
+rules:
+  - from: w
+    parameter: {a: x, b: y}
+  - from: v
+    parameter: shared
+"""
+
+
 def test_a_header_that_names_another_target_is_told_by_the_names(tmp_path: Path) -> None:
-    path = tmp_path / "two.yaml"
-    path.write_text(
-        RULES.replace("{torch: {loads: T}}", "{a: {loads: A}, b: {loads: B}}").replace(
-            "parameter: w", "parameter: {a: x, b: y}"
-        )
-    )
-    out = tmp_path / "out.safetensors"
-    convert(str(path), SOURCE, out, to="b")
+    source = MemorySource({name: np.ones((2, 3), np.float32) for name in "wv"})
+    path, out = tmp_path / "two.yaml", tmp_path / "out.safetensors"
+    path.write_text(TWO_TARGETS)
+    convert(str(path), source, out, to="b")
     with safe_open(out, "np") as file:
         metadata = file.metadata()
-    save_file(load_file(out), out, {**metadata, "target": "a"})
-    with pytest.raises(ConvertError, match="header names the target a, and the tensors have the names of the target b"):
-        check(out, SOURCE, model=str(path), levels=("coverage",))
-    save_file(load_file(out), out, {"format": "pt"})
-    with pytest.raises(
-        ConvertError, match="the target is a, and the tensors have the names of the target b; give --to b"
-    ):
-        check(out, SOURCE, model=str(path), levels=("coverage",))
-    assert check(out, SOURCE, model=str(path), to="b", levels=("coverage",)).levels[0].verdict is Verdict.PASSED
-    save_file({"z": np.ones((2, 3), np.float32)}, out, {"format": "pt"})  # of no target: each tensor is a finding
-    assert check(out, SOURCE, model=str(path), levels=("coverage",)).levels[0].verdict is Verdict.FAILED
+
+    def level(metadata: dict[str, str], to: str | None = None) -> Verdict:
+        save_file(load_file(out), out, metadata)
+        return check(out, source, model=str(path), to=to, levels=("coverage",)).levels[0].verdict
+
+    with pytest.raises(ConvertError, match="names the target a, and the tensors have the names of the target b"):
+        level({**metadata, "target": "a"})
+    with pytest.raises(ConvertError, match="the tensors have the names of the target b; give --to b"):
+        level({"format": "pt"})
+    assert level({"format": "pt"}, to="b") is Verdict.PASSED
+    save_file({"z": np.ones((2, 3), np.float32)}, out)  # of no target: each tensor is a finding
+    assert level({"format": "pt"}) is Verdict.FAILED
 
 
 def test_a_digest_of_another_form_is_a_finding(written: Callable[..., Written], rules: Path) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from convert.programs.divergence.functions import MOST, mask_offsets
-from convert.programs.divergence.graph import root
 from convert.programs.divergence.kinds import LAYOUT, kind_of
 from convert.programs.divergence.layouts import same
 from convert.programs.divergence.rerun import again
@@ -19,7 +18,7 @@ from convert.programs.divergence.words import Words, scalar
 from convert.programs.program import Operation, Value
 
 Array = np.ndarray[Any, np.dtype[Any]]
-PART, PARAMETER = "another part", "another parameter"
+PART, PARAMETER, FUNCTION = "another part", "another parameter", "another function of a parameter"
 MOST_MOVED = 16  # indices of an axis whose order is told
 MOST_RATIOS = 8  # factors that a sentence lists
 MOST_SHIFTED = 4  # rows by which a table is moved
@@ -140,19 +139,24 @@ def other_parameters(repair: Repair, ours: Words, theirs: Words) -> tuple[str, s
         return None
     for x in one:
         if not any(same_numbers(x.array, y.array) for y in two):
-            picks = [_indices(words, v) for words, values in ((ours, [x]), (theirs, two)) for v in values[:1]]
-            ranges = f" (indices {picks[0]}; the JAX model's, {picks[1]})" if all(picks) and len(picks) == 2 else ""
-            return PART, f"of {' and '.join(sorted(x.leaves))}, the two pick other elements{ranges}"
+            made = [_made(words, v) for words, v in ((ours, x), (theirs, two[0]))]
+            if all(any(kind_of(one) == "pick" for one in ops) for ops in made):
+                return PART, f"of {' and '.join(sorted(x.leaves))}, the two pick other elements"
+            said = [words.chain(ops) for words, ops in zip((ours, theirs), made, strict=True)]
+            return FUNCTION, f"of {' and '.join(sorted(x.leaves))}, the target {said[0]}, and the JAX model {said[1]}"
     return None
 
 
-def _indices(words: Words, value: Value) -> str:
-    """Return the least and the largest index by which a value's elements are picked; empty if they are not."""
-    operation = words.producer.get(root(value, words.producer))
-    if operation is None or kind_of(operation) != "pick":
-        return ""
-    at = [v.array for v in operation.operands if v.constant and v.array.dtype.kind in "iu" and v.array.size > 1]
-    return f"{min(int(x.min()) for x in at)} to {max(int(x.max()) for x in at)}" if at else ""
+def _made(words: Words, value: Value) -> list[Operation]:
+    """Return the operations that compute a value from its parameters."""
+    found: list[Operation] = []
+    waiting = [value]
+    while waiting:
+        operation = words.producer.get(waiting.pop())
+        if operation is not None and operation not in found:
+            found.append(operation)
+            waiting += [v for v in operation.operands if v.of_parameters]
+    return found[::-1]
 
 
 def copies(words: Words, values: Sequence[Value]) -> list[Operation]:

@@ -150,12 +150,15 @@ class _Search:
         """Return what the source computes of the target's output, where that is one of its values; None if it computes nothing."""
         known = self.known
         parts = () if self.at_goal(known.rerun) else known.found.get(known.goal, ())
-        source = known.between([part.value for part in parts], known.source_goal)
-        if not parts or len([one for one in source if kind_of(one) != LAYOUT]) > LONGEST:
+        if not parts:
             return None
-        got = known.array(known.goal)
-        last = Repair((), source, (known.goal,), (got,), (), got, known.source_goal.array, len(known.target.operations))
-        return Divergence((*repairs, last), 0.0, proven=True)
+        source = known.between([part.value for part in parts], known.source_goal)
+        steps = [one for one in source if kind_of(one) != LAYOUT]
+        if len(steps) > LONGEST or any(kind_of(one) in ("product", "convolution") for one in steps):
+            source = ()  # a value of another place
+        got, want, last = known.array(known.goal), known.source_goal, len(known.target.operations)
+        repair = Repair((), source, (known.goal,), (got,), (want,), got, want.array, last)
+        return Divergence((*repairs, repair), 0.0, proven=True)
 
     def repair(self, entry: int, region: set[int]) -> Repair | None:
         """Find a value of the source's that restores what follows the entry, and put it in."""

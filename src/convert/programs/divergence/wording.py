@@ -129,6 +129,9 @@ def _describe(
     if repair.layer is not None and (said := _input_of_layer(repair, ours, theirs)) is not None:
         return said
     if not repair.target:
+        if not repair.source and not same_numbers(repair.got, repair.want):
+            meant = theirs.value(repair.source_operands[0])
+            return OPERAND, f"the target has {given} where the JAX model has {meant}"
         if all(kind_of(one) == LAYOUT for one in repair.source):
             ends = [ours.producer[x] for x in repair.operands if x in ours.producer]
             moved = moved_indices(repair.got, repair.want)

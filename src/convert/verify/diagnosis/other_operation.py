@@ -46,11 +46,13 @@ class OtherOperation:
         explanation: the operations that differ, proven; None if none were found.
         order: whether they differ in operands or the order of elements alone, for which a rule may be the cause.
         known: what is known where nothing is proven, as a clause; empty if nothing is.
+        partly: whether some operations were found, and more differs.
     """
 
     explanation: Explanation | None = None
     order: bool = False
     known: str = ""
+    partly: bool = False
 
 
 def other_operation(site: Site, reference: Reference, names: Sequence[str]) -> OtherOperation:
@@ -66,13 +68,14 @@ def other_operation(site: Site, reference: Reference, names: Sequence[str]) -> O
         source, target = _records(site, reference, names)
     except (*USER_FAILS, ConvertError):  # code that cannot be recorded
         return OtherOperation()
-    known = ""
+    told = OtherOperation()
     for name in _goals(site, reference, source, target):
         outcome = _compared(site, source, target, name)
         if outcome.explanation is not None:
             return outcome
-        known = known or outcome.known
-    return OtherOperation(known=known)
+        if not told.known or (outcome.partly and not told.partly):
+            told = outcome
+    return told
 
 
 def _size(site: Site) -> int:
@@ -128,5 +131,5 @@ def _compared(site: Site, source: Program, target: Program, name: str) -> OtherO
     training = [path for path, module in site.module.named_modules() if module.training]
     said = named(found, source, target, NUMPY_ACTIVATIONS, training)
     if not found.proven:
-        return OtherOperation(known=said.problem)
+        return OtherOperation(known=said.problem, partly=bool(found.repairs))
     return OtherOperation(Explanation(said.name, said.problem, "", said.fix, found.error), said.order)
