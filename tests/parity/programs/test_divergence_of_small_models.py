@@ -240,7 +240,7 @@ FAULTS = {
     ),
     "another step of a recurrence": Fault(last_state, last_real_state, "another part", ("takes index 9 of axis 1",)),
     "a factor missing in front of a padded convolution": Fault(
-        convolved, convolved_without_factor, "operation missing", ("multiplies by 0.707107",)
+        convolved, convolved_without_factor, "operation missing", ("multiplies by 0.7071068 = 1/sqrt(2)",)
     ),
     "a factor missing at three values": Fault(
         lambda p, x, real: jnp.cos((x[:, 0, 0] * 1000)[:, None] * np.arange(1, 9.0)) @ p["w"],
