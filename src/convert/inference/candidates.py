@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from convert.inference.derivation import Arithmetic, Role
+from convert.inference.derivation import Arithmetic, LowRank, Role
 from convert.inference.reordered import terms
 from convert.inference.replay import Replay
 from convert.inference.sites import Meeting, Product, meetings, products, role_of
@@ -38,7 +38,8 @@ class Piece:
         arithmetic: how they are computed.
         factor: what they are multiplied by.
         meeting: where the source uses the elements; None for a constant.
-        places: of computed values: positions in the operand of `meeting`.
+        places: of computed values: positions in the operand of `meeting`, or in the matrix of `low_rank`.
+        low_rank: of values that are computed from a product of two leaves.
     """
 
     tensor: str
@@ -49,6 +50,7 @@ class Piece:
     factor: float = 1.0
     meeting: Meeting | None = None
     places: Array | None = None
+    low_rank: LowRank | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,6 +151,11 @@ class Source:
     def leaf(self, number: int) -> str:
         """Return the leaf that an element belongs to."""
         return self.names[int(np.searchsorted(self.starts, number, "right")) - 1]
+
+    def located(self, numbers: Array) -> tuple[str, Array]:
+        """Return the leaf of some elements, and their positions in it."""
+        k = int(np.searchsorted(self.starts, numbers.min(), "right")) - 1
+        return self.names[k], numbers - self.starts[k]
 
     def same_rows(self, rows: Sequence[Array], tolerance: float) -> list[tuple[Product, Meeting]]:
         """Return the products of the same rows."""
@@ -313,7 +320,7 @@ class Context:
                 if equal(got, operand):
                     return found
                 plain = way is Arithmetic.SAME and len(target) == 1 and self.source.is_scaled(meeting.weight)
-                factor = _ratio(got, operand) if plain else None
+                factor = ratio(got, operand) if plain else None
                 if factor is not None:
                     t, c = target[0], chosen[0]
                     found = self.pieces(t, c, factor * theta[c], way, meeting, factor)
@@ -349,7 +356,7 @@ def equal(one: Array, two: Array) -> bool:
     return one.shape == two.shape and bool(np.allclose(one, two, rtol=EQUAL, atol=1e-12))
 
 
-def _ratio(got: Array, operand: Array) -> float | None:
+def ratio(got: Array, operand: Array) -> float | None:
     """Return the number by which all elements differ."""
     if got.shape != operand.shape or got.size < 2:  # one number fits any ratio
         return None

@@ -110,6 +110,33 @@ class Evidence:
 
 
 @dataclass(frozen=True, eq=False)
+class LowRank:
+    """A matrix [in, out] that is the product of two leaves, times a number; it may be added to a third leaf.
+
+    Attributes:
+        left, right: name of the leaf, and the positions of its elements: [in, rank] and [rank, out].
+        scale: what the product is multiplied by.
+        base: the third leaf, and the positions of its elements, [in, out].
+    """
+
+    left: tuple[str, Array]
+    right: tuple[str, Array]
+    scale: float = 1.0
+    base: tuple[str, Array] | None = None
+
+    @property
+    def leaves(self) -> tuple[str, ...]:
+        """Names of the leaves."""
+        return tuple(sorted({leaf for leaf, _ in filter(None, (self.left, self.right, self.base))}))
+
+    def value(self, leaves: Mapping[str, Array]) -> Array:
+        """Return the matrix, from leaves by name."""
+        left, right = (np.ravel(leaves[name])[at] for name, at in (self.left, self.right))
+        made: Array = self.scale * left @ right
+        return made if self.base is None else made + np.ravel(leaves[self.base[0]])[self.base[1]]
+
+
+@dataclass(frozen=True, eq=False)
 class Part:
     """Some elements of a tensor of the target that come from one leaf in one way.
 
@@ -125,6 +152,7 @@ class Part:
         leaves: what a computed part is computed from.
         evidence: why it is believed.
         values: of a computed part, with the weights of `Derivation.weights`.
+        low_rank: of a part that is computed from a product of two leaves: `positions` are those in the matrix that it gives.
     """
 
     elements: Array
@@ -136,6 +164,7 @@ class Part:
     contracted: tuple[int, ...] = ()
     leaves: tuple[str, ...] = ()
     values: Array | None = None
+    low_rank: LowRank | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the part as JSON values; positions as [first, step, count]."""

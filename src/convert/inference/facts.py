@@ -74,6 +74,8 @@ def _of_choice(search: Search, choice: Choice, role: Role, producers: tuple[_Pro
 
 
 def _leaves(source: Source, piece: Piece) -> list[str]:
+    if piece.low_rank is not None:
+        return list(piece.low_rank.leaves)
     if piece.arithmetic is Arithmetic.COMPUTED and piece.meeting is not None:
         return sorted(piece.meeting.weight.leaves)
     numbers = piece.numbers[piece.numbers >= 0]

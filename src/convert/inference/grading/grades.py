@@ -128,6 +128,10 @@ def _parts(search: Search, choice: Choice, piece: Piece, segment: Segment) -> It
         return
     if piece.arithmetic is Arithmetic.COMPUTED:
         assert piece.meeting is not None and piece.places is not None
+        if piece.low_rank is not None:
+            of, at, values = piece.low_rank, piece.places[order], piece.values[order]
+            yield Part(elements, "", at, piece.arithmetic, evidence, 1.0, (), of.leaves, values, of)
+            return
         leaves = tuple(sorted(piece.meeting.weight.leaves))
         contracted = _summed(piece.meeting)
         values = piece.values[order]

@@ -27,6 +27,9 @@ def weights(tensors: Sequence[Tensor], source: Program) -> dict[str, Array]:
         for part in tensor.parts:
             if part.arithmetic is Arithmetic.CONSTANT:
                 flat[part.elements] = part.factor
+            elif part.low_rank is not None:
+                leaves = {name: source.parameters[name].array for name in part.leaves}
+                flat[part.elements] = part.low_rank.value(leaves).ravel()[part.positions]
             elif part.arithmetic is Arithmetic.COMPUTED:
                 site = part.evidence.source
                 assert site is not None and site.operand is not None

@@ -17,6 +17,7 @@ import numpy as np
 
 from convert.inference.candidates import Candidate, Context
 from convert.inference.columns import pair
+from convert.inference.proposals import low_rank
 from convert.inference.sites import Meeting, Product, products
 from convert.programs.program import Operation
 
@@ -93,6 +94,8 @@ def _matrix(context: Context, operation: Operation, side: int, group: int, targe
             yield from _candidate(context, [(atom, slice(0, out))], numbers, read)
     for chosen in _fillings(atoms, out, context.level):
         yield from _candidate(context, chosen, numbers, read)
+    if context.level > 0 and not context.nearest:
+        yield from low_rank.propose(context, target)
 
 
 def _candidate(

@@ -19,7 +19,7 @@ from convert.drafting.yaml_entry import rule_texts
 from convert.inference.derivation import Derivation
 from convert.inference.rule_file.drawn import DrawnLeaves, derived_array
 from convert.inference.rule_file.entry import entry_of
-from convert.inference.rule_file.layer import LayerRule, Source
+from convert.inference.rule_file.layer import LOW_RANK, LayerRule, Source
 from convert.inference.rule_file.layout import Axis, Layout
 from convert.inference.rule_file.letters import NoWordsError
 from convert.inference.rule_file.patterns import join_layers, structure
@@ -69,6 +69,9 @@ def _settled(members: Sequence[LayerRule], derivation: Derivation, target: Targe
 
 def _ways(layer: LayerRule, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[_Way]:
     others = layer.computed_from or ()
+    if any(key in (LOW_RANK, "plus.einsum") for key, _ in layer.keys):
+        yield _Way()
+        return
     vectors = [leaf for leaf in others if sum(size > 1 for size in shapes[leaf]) <= 1]
     if not others and layer.kind_name.startswith("conv"):
         for epsilon in EPSILONS:

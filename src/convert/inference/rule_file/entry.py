@@ -12,11 +12,13 @@ from convert.drafting.like.target import TargetModel
 from convert.inference.rule_file.cells import KINDS as CELLS
 from convert.inference.rule_file.cells import cell_target
 from convert.inference.rule_file.convolutions import convolution_keys
-from convert.inference.rule_file.layer import ATTENTION, NORMS, PRESCALED, LayerRule
+from convert.inference.rule_file.layer import ATTENTION, LOW_RANK, NORMS, PRESCALED, LayerRule
 from convert.inference.rule_file.layout import HALF_SPLIT, INTERLEAVED, REVERSED, Axis, Layout
 from convert.inference.rule_file.letters import Named, NoWordsError, leaf_letters, target_axes
 from convert.inference.rule_file.patterns import PatternRule
 from convert.layers.draft import DraftEntry, flow, plain
+
+NUMERAL = re.compile(r"[0-9]+(\.[0-9]+)?")
 
 
 def entry_of(rule: PatternRule, letters: Letters, target: TargetModel) -> DraftEntry:
@@ -30,7 +32,16 @@ def entry_of(rule: PatternRule, letters: Letters, target: TargetModel) -> DraftE
     main = layer.main[0].layout
     remark = layer.evidence + (f"; the same in {rule.layers} layers" if rule.layers > 1 else "")
     if layer.kind_name == "linear":
-        equation, axes, rope, flattened, sizes = _equation(rule, letters)
+        if (stored := dict(said).get(LOW_RANK)) is not None:
+            equation, axes, flattened = _low_rank(rule, letters, stored), "", ""
+            rope: dict[str, str] = {}
+        else:
+            equation, axes, rope, flattened, sizes = _equation(rule, letters)
+        said = [
+            (key, value if key != "plus.einsum" else _added(rule, letters, value, equation))
+            for key, value in said
+            if key != LOW_RANK
+        ]
         entry.say("einsum", json.dumps(equation) if re.search(r"[(){}]", equation) else equation, remark)
         extra += [("axes", axes)] if axes else []
         said += [("flattened", flattened)] if flattened else []
@@ -62,9 +73,9 @@ def entry_of(rule: PatternRule, letters: Letters, target: TargetModel) -> DraftE
     for key, value in (*rule.sources, *said):
         whole, dot, inner = key.partition(".")
         if dot:
-            nested.setdefault(whole, []).append(f"{inner}: {flow(value)}")
+            nested.setdefault(whole, []).append(f"{inner}: {value if NUMERAL.fullmatch(value) else flow(value)}")
     for key, values in nested.items():
-        entry.say(key, f"{{{', '.join(values)}}}")
+        entry.say(key, f"{{{', '.join(sorted(values, key=lambda text: not text.startswith('einsum')))}}}")
     if rule.stacked:
         entry.say("stacked", f"{{{', '.join(f'{index}: {axis}' for index, axis in rule.stacked)}}}")
     if rule.index_from:
@@ -175,6 +186,33 @@ def _sum(sizes: Sequence[int], first: str, named: Named) -> str:
             of[size] = named.take("width", size)
             named.letters.fixed.add(of[size])
     return f"({' + '.join(of[size] for size in sizes)})"
+
+
+def _low_rank(rule: PatternRule, letters: Letters, stored: str) -> str:
+    """Return the equation of a weight that is the product of two leaves, whose axes are stored as ``DR,RE`` says."""
+    named = Named(letters)
+    left, right = (dict(rule.layer.sources)[key][0].layout.leaf_shape for key in ("from", "times"))
+    sizes = dict(zip(stored.replace(",", ""), (*left, *right), strict=True))
+    return _product(stored, *(named.take("rank" if axis == "R" else "width", sizes[axis]) for axis in "DRE"))
+
+
+def _added(rule: PatternRule, letters: Letters, stored: str, equation: str) -> str:
+    """Return the equation of the product that is added to a weight with an equation.
+
+    Raises:
+        NoWordsError: the weight is no matrix.
+    """
+    found = re.fullmatch(r"\.\.\.(\w),\w\w->\.\.\.(\w)", equation)
+    if found is None:
+        raise NoWordsError("a product of two leaves is added to a weight with more than two axes")
+    left = dict(rule.layer.sources)["plus.from"][0].layout.leaf_shape
+    rank = letters.named("rank", left[stored.index("R")])
+    return _product(stored, found[1], rank, found[2])
+
+
+def _product(stored: str, x: str, rank: str, y: str) -> str:
+    weights = "".join({"D": x, "R": rank, "E": y}.get(letter, letter) for letter in stored)
+    return f"...{x},{weights}->...{y}"
 
 
 def _in_stored_order(axes: Sequence[Axis]) -> list[Axis]:

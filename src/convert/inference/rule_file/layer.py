@@ -12,8 +12,8 @@ import numpy as np
 from convert.drafting.like.target import TargetModel, TargetModule, join
 from convert.inference.derivation import Arithmetic, Derivation, Fact, Grade, Part, Role, Tensor
 from convert.inference.rule_file.cells import KINDS, layers_of, name_cell
-from convert.inference.rule_file.layout import Layout, read_layout
-from convert.inference.rule_file.parametrized import main_leaf, with_parametrizations
+from convert.inference.rule_file.layout import Axis, Layout, read_layout
+from convert.inference.rule_file.parametrized import LowRankWords, low_rank_words, main_leaf, with_parametrizations
 from convert.layers.activations import ACTIVATIONS
 from convert.layers.shared_keys import ASK
 from convert.layers.weight_keys import PARAMETRIZATIONS
@@ -21,6 +21,7 @@ from convert.layers.weight_keys import PARAMETRIZATIONS
 NORMS = ("layer_norm", "rms_norm", "group_norm", "batch_norm", "instance_norm")
 ATTENTION = "attention"
 PRESCALED = "prescaled_by"
+LOW_RANK = "low_rank"  # no key: how the two matrices of the equation are stored
 CONVOLUTIONS = ("conv", "conv_transpose")
 ROLES = {
     "weight": "from",
@@ -209,7 +210,10 @@ def _describe(
     if any(not tensor.parts for tensor in tensors.values()):
         return "nothing was found that fits"
     others: tuple[str, ...] | None = None
-    if any(part.arithmetic is Arithmetic.COMPUTED for part in first.parts):
+    words = low_rank_words(first, derivation.leaves) if first.parts else None
+    if words is not None and words.base is not None:
+        tensors["weight"], others = words.base, ()
+    elif words is None and any(part.arithmetic is Arithmetic.COMPUTED for part in first.parts):
         computed = main_leaf(first, derivation.leaves)
         if computed is None or "weight" not in tensors:
             return "it is computed from several leaves"
@@ -218,6 +222,9 @@ def _describe(
     kind = _kind(module, tensors, said)
     sources: list[tuple[str, tuple[Source, ...]]] = []
     for role, tensor in tensors.items():
+        if words is not None and tensor is first and words.base is None:
+            others = ()
+            continue
         found = _sources(tensor, derivation.leaves, rotary="rope" in facts.get(tensor.name, {}))
         if found is None:
             return "its elements lie in an order that has no name"
@@ -239,6 +246,10 @@ def _describe(
     keys, target_keys = _norm_keys(said, module.facts if proven else {}) if kind in NORMS else ((), ())
     if kind in ("linear", *CONVOLUTIONS) and said.get("activation") in ACTIVATIONS:
         keys = (*keys, ("activation", str(said["activation"])))
+    if words is not None:
+        more, said_of = _low_rank(words, derivation)
+        sources = [*sources, *more] if words.base is not None else [*more, *sources]
+        keys = (*keys, *said_of)
     factors = {
         part.factor for tensor in tensors.values() for part in tensor.parts if part.arithmetic is Arithmetic.SAME
     }
@@ -252,6 +263,28 @@ def _describe(
     return LayerRule(
         kind, whole, tuple(sources), names, keys, target_keys, geometry, _evidence(first), weakest, (), others
     )
+
+
+def _low_rank(
+    words: LowRankWords, derivation: Derivation
+) -> tuple[list[tuple[str, tuple[Source, ...]]], list[tuple[str, str]]]:
+    """Return the sources and the keys of a weight that is, or has added, a product of two leaves."""
+    added = "plus." if words.base is not None else ""
+    leaves = (("from", words.left), ("times", words.right))
+    sources: list[tuple[str, tuple[Source, ...]]] = [
+        (f"{added}{key}", (_matrix(leaf, derivation),)) for key, leaf in leaves
+    ]
+    keys = [("plus.einsum" if added else LOW_RANK, words.letters)]
+    if words.scale != 1:
+        keys.append(("plus.scale", repr(words.scale)) if added else (PRESCALED, repr(1 / words.scale)))
+    return sources, keys
+
+
+def _matrix(leaf: str, derivation: Derivation) -> Source:
+    """Return a matrix as it is stored."""
+    shape = derivation.leaves[leaf]
+    axes = tuple(Axis(k, 0, size) for k, size in enumerate(shape) if size > 1)
+    return Source(leaf, Layout(shape, (), axes, shape))
 
 
 def _geometry(tensor: Tensor, said: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from convert.drafting.like.target import TargetModel, TargetModule
 from convert.inference.derivation import Arithmetic, Tensor
 
+Array = np.ndarray[Any, np.dtype[Any]]
 PARAMETRIZED = ".parametrizations.weight"
 
 
@@ -23,6 +25,68 @@ def main_leaf(tensor: Tensor, shapes: Mapping[str, tuple[int, ...]]) -> tuple[Te
         return None
     parts = tuple(replace(part, leaf=whole[0], arithmetic=Arithmetic.SAME) for part in tensor.parts)
     return replace(tensor, parts=parts), tuple(sorted(leaves - set(whole)))
+
+
+@dataclass(frozen=True)
+class LowRankWords:
+    """How a rule says that a weight is, or has added, a product of two leaves.
+
+    Attributes:
+        left, right: their names.
+        letters: of their axes as stored: ``DR,RE`` for [in, rank] and [rank, out].
+        scale: what the product is multiplied by.
+        base: the weight without the product, as a tensor of one leaf; None where there is none.
+    """
+
+    left: str
+    right: str
+    letters: str
+    scale: float
+    base: Tensor | None
+
+
+def low_rank_words(tensor: Tensor, shapes: Mapping[str, tuple[int, ...]]) -> LowRankWords | None:
+    """Return how a rule says a weight of low rank; None if it is none, or laid out in another way."""
+    found = tensor.parts[0].low_rank
+    if found is None or len(tensor.parts) > 1 or len(tensor.shape) != 2:
+        return None
+    part, letters = tensor.parts[0], []
+    for (leaf, at), word in ((found.left, "DR"), (found.right, "RE")):
+        axes = _axes(at, shapes[leaf])
+        if axes is None:
+            return None
+        letters.append("".join(word[axis] for axis in axes))
+    order = np.argsort(part.elements)
+    if found.base is None:
+        size = tensor.shape[::-1]
+        if not np.array_equal(part.positions[order], np.arange(np.prod(size)).reshape(size).T.ravel()):
+            return None
+        return LowRankWords(found.left[0], found.right[0], ",".join(letters), found.scale, None)
+    leaf, at = found.base
+    axes = _axes(at, shapes[leaf])
+    if axes is None:
+        return None
+    same = replace(
+        part,
+        leaf=leaf,
+        positions=at.ravel()[part.positions],
+        arithmetic=Arithmetic.SAME,
+        contracted=(axes.index(0),),
+        low_rank=None,
+        values=None,
+    )
+    base = replace(tensor, parts=(same,))
+    return LowRankWords(found.left[0], found.right[0], ",".join(letters), found.scale, base)
+
+
+def _axes(positions: Array, shape: tuple[int, ...]) -> tuple[int, ...] | None:
+    """Return which axis of a matrix each axis of the leaf is; None if the leaf is no matrix."""
+    stored = np.arange(positions.size)
+    if len(shape) == 2 and np.array_equal(positions, stored.reshape(positions.shape)):
+        return (0, 1)
+    if len(shape) == 2 and np.array_equal(positions, stored.reshape(positions.shape[::-1]).T):
+        return (1, 0)
+    return None
 
 
 def with_parametrizations(target: TargetModel) -> list[TargetModule]:
