@@ -24,10 +24,11 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 def read(checkpoint: str, threads: str = "1") -> None:
     """Read and decode each leaf with TensorStore, and drop it. Only the names come from this package."""
+    from convert.checkpoints.access import Boundary
     from convert.checkpoints.orbax.arrays import read_array
     from convert.checkpoints.orbax.reader import OrbaxSource
 
-    source = OrbaxSource(Path(checkpoint))
+    source = OrbaxSource(Path(checkpoint), Boundary(Path(checkpoint)))
 
     def one(name: str) -> None:
         read_array(source._store, source._arrays[name], True)

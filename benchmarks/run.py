@@ -39,6 +39,7 @@ def main() -> None:
     figures = ("--times", options.results / "times.svg", "--memory", options.results / "memory.svg")
     python(HERE / "speed.py", timesfm, "timesfm", *rounds, "--json", options.results / "timesfm-2.5-200m.json")
     python(HERE / "speed.py", gemma, "gemma", *rounds, "--json", options.results / "gemma-3-1b.json", *figures)
+    python(HERE / "both_ways.py", gemma, "gemma", *rounds, "--json", options.results / "both-ways.json")
     series = ("--json", options.results / "series.json", "--plot", options.results / "series.svg")
     python(HERE / "series.py", options.folder, *rounds, "--keep", *series)
     python(HERE / "start.py", options.folder, *rounds, "--json", options.results / "start.json")

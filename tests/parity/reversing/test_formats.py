@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from convert.checkpoints.chunks import Grid
 from convert.reversing.formats import flax_msgpack, ocdbt
 from convert.reversing.formats.orbax import write_orbax
 from convert.reversing.write import write_checkpoint
+from support import gemma_models
 from support.goldens import checkpoint
 from support.memory_source import MemorySource, rule_file
 
@@ -85,6 +87,7 @@ def test_orbax_restores_the_tree_without_arguments(zarr3: bool, dtype: Any, tmp_
     out = back(like, tmp_path / "second", "orbax")
     assert ("zarr3" in open_source(out).format) == zarr3
     assert_same_tree(ocp.StandardCheckpointer().restore(out), ocp.StandardCheckpointer().restore(like))
+    assert not (out / "_sharding").exists()
 
 
 def test_orbax_restores_onto_given_shapes(tmp_path: Path) -> None:
@@ -248,3 +251,41 @@ def test_the_tree_of_another_format_has_keys_of_dicts(tmp_path: Path) -> None:
     got = restored["mdl_vars"]["params"]["stacked_transformer_layer"][name]["self_attention"]["query"]["w"]
     want = open_source(like).read(f"mdl_vars/params/stacked_transformer_layer/{name}/self_attention/query/w")
     assert np.asarray(got).tobytes() == want.tobytes()
+
+
+@pytest.mark.parametrize("case", ["gemma1-mqa", "gemma2-9b", "gemma3-stacked", "gemma3-kauldron", "recurrentgemma"])
+def test_orbax_restores_the_layouts_of_published_families(case: str, tmp_path: Path) -> None:
+    """FLAT, NESTED, STACKED and KAULDRON, and keys with a dot: the tree is that of the golden, as Orbax restores it."""
+    model, like = "recurrentgemma" if case == "recurrentgemma" else "gemma", checkpoint(case)
+    said = {} if case == "recurrentgemma" else gemma_models.settings(case)
+    convert.convert(model, like, tmp_path / "t.safetensors", settings=said)
+    convert.convert_back(model, tmp_path / "t.safetensors", tmp_path / "out", like=like, settings=said)
+    got = ocp.StandardCheckpointer().restore(tmp_path / "out")
+    assert_same_tree(got, ocp.PyTreeCheckpointer().restore(tmp_path / "out"))
+    assert all(
+        isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(got)
+    )  # of no device: every machine can restore them
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # the golden holds the sharding of the machine that wrote it
+        assert_same_tree(got, ocp.PyTreeCheckpointer().restore(like))
+
+
+def test_leaves_that_orbax_would_overwrite_are_refused(tmp_path: Path) -> None:
+    source = MemorySource({"a.b": np.ones(2), "a/b": np.zeros(3)})
+    with pytest.raises(convert.CheckpointError) as error:
+        write_orbax(source, tmp_path, jobs=1, done=lambda name: None)
+    assert error.value.code == "leaf-name-clash"
+
+
+def test_an_interruption_leaves_nothing_behind(tmp_path: Path) -> None:
+    like = saved(tmp_path)
+    rules, file = rule_file(RULES), tmp_path / "tensors.safetensors"
+    convert.convert(rules, like, file)
+
+    def stop(event: convert.Event) -> None:
+        raise KeyboardInterrupt
+
+    for name, form in (("out", "orbax"), ("out.msgpack", "msgpack"), ("out.npz", "npz")):
+        with pytest.raises(KeyboardInterrupt):
+            convert.convert_back(rules, file, tmp_path / name, like=like, form=form, on_event=stop)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["first", "tensors.safetensors"]

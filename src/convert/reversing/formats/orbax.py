@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import base64
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -14,6 +14,7 @@ import numpy as np
 import zstandard
 
 from convert.checkpoints.chunks import Box, Grid
+from convert.checkpoints.errors import name_clash
 from convert.checkpoints.orbax.tree import METADATA
 from convert.checkpoints.source import Leaf, Source
 from convert.core.tensor_spec import TensorSpec, numpy_dtype
@@ -48,6 +49,9 @@ def write_orbax(source: Source, out: Path, *, jobs: int, done: Callable[[str], N
     (out / "d").mkdir()
     zarr3 = uses_zarr3(source)
     names = {name: ".".join(leaf.keys) for name, leaf in source.leaves.items()}
+    if len(set(names.values())) < len(names):  # Orbax would overwrite one with the other
+        twice = next(name for name, count in Counter(names.values()).items() if count > 1)
+        raise name_clash(source.path, twice, fix="write another format, which keeps the keys apart")
     values: dict[str, bytes | Stored] = {}
     with (out / SHARED_FILE).open("wb") as shared, ThreadPoolExecutor(jobs, thread_name_prefix="convert") as pool:
 
@@ -163,6 +167,11 @@ def _write_metadata(source: Source, names: dict[str, str], zarr3: bool, out: Pat
         for node in source.absent:
             kind = {"value_type": _EMPTY.get(node.why, "None"), "skip_deserialize": True}
             tree[str(node.keys)] = {"key_metadata": _keys(node.keys), "value_metadata": kind}
+    # A `jax.Array` needs the sharding file of the machine that wrote it, and another machine refuses that. An `np.ndarray` is
+    # restored anywhere, and as a `jax.Array` where the caller gives shardings.
+    for entry in tree.values():
+        if entry["value_metadata"]["value_type"] == "jax.Array":
+            entry["value_metadata"]["value_type"] = "np.ndarray"
     metadata = {
         "tree_metadata": tree,
         "use_ocdbt": True,
@@ -178,7 +187,6 @@ def _write_metadata(source: Source, names: dict[str, str], zarr3: bool, out: Pat
         "commit_timestamp_nsecs": 1,
         "custom_metadata": {},
     }
-    sharding = json.dumps({"sharding_type": "SingleDeviceSharding", "device_str": "cpu:0"})
     chunks = [
         {
             "array_metadata": {
@@ -194,7 +202,6 @@ def _write_metadata(source: Source, names: dict[str, str], zarr3: bool, out: Pat
     files: dict[str, Any] = {
         METADATA: metadata,
         "_CHECKPOINT_METADATA": checkpoint,
-        "_sharding": {base64.b64encode(name.encode()).decode(): sharding for name in names.values()},
         "array_metadatas/process_0": {"array_metadatas": chunks},
     }
     for name, content in files.items():
@@ -203,7 +210,7 @@ def _write_metadata(source: Source, names: dict[str, str], zarr3: bool, out: Pat
 
 
 def _entry(leaf: Leaf, grid: Grid) -> dict[str, Any]:
-    value = {"value_type": "jax.Array", "skip_deserialize": False, "write_shape": list(grid.chunk)}
+    value = {"value_type": "np.ndarray", "skip_deserialize": False, "write_shape": list(grid.chunk)}
     return {"key_metadata": _keys(leaf.keys), "value_metadata": value}
 
 
