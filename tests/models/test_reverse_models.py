@@ -12,10 +12,13 @@ import pytest
 import convert
 from convert.checkpoints import open_source
 from convert.reversing.source import ReversedSource
+from convert.verify.report.report import Verdict
+from convert.verify.run import check
 from convert.writing.written import open_written
 from support import gemma_image_models, gemma_models
-from support.goldens import checkpoint
+from support.goldens import checkpoint, golden_io, relative_error
 from support.paths import DOCS, ROOT
+from support.timesfm_parity import BOUND
 
 FLAX = {
     "bert": ("bert-model", "bert-pretraining", "bert-classification", "bert-tokens", "bert-answers", "bert"),
@@ -98,3 +101,42 @@ def test_the_programs_of_the_guide_run(tmp_path: Path, monkeypatch: pytest.Monke
     for block in blocks:
         exec(block, names)
     assert len(blocks) == 2 and names["kernel"].shape == (3, 4, 8, 32)
+
+
+@pytest.mark.slow
+def test_upstream_s_flax_code_restores_timesfm_2p5_and_gives_the_recorded_outputs(tmp_path: Path) -> None:
+    """As upstream loads its own checkpoint: into the state of the nnx module."""
+    import jax
+    import orbax.checkpoint as ocp
+    from flax import nnx
+    from timesfm.timesfm_2p5 import timesfm_2p5_flax
+
+    from support import upstream
+
+    class Module(timesfm_2p5_flax.TimesFM_2p5_200M_flax_module):
+        config = upstream.timesfm_2p5_model().config
+
+    out, ckpt, io = tmp_path / "out.safetensors", checkpoint("timesfm-2.5"), golden_io("timesfm-2.5")
+    convert.convert("timesfm", ckpt, out)
+    convert.convert_back("timesfm", out, tmp_path / "ckpt", like=ckpt)
+    graph, state = nnx.split(Module())
+    with ocp.StandardCheckpointer() as checkpointer:
+        restored = checkpointer.restore(tmp_path / "ckpt", state)
+    with jax.default_matmul_precision("highest"):
+        decoded = nnx.merge(graph, restored).decode(
+            int(io["horizon"]), jax.numpy.asarray(io["inputs"]), jax.numpy.asarray(io["masks"])
+        )
+    for name, got in zip(("renormed_outputs", "quantile_spread", "ar_outputs"), decoded, strict=True):
+        assert relative_error(np.asarray(got), io[name]) < BOUND, name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("model", "case"), [("timesfm", "timesfm-2.5"), ("recurrentgemma", "recurrentgemma")])
+def test_the_check_passes_at_all_levels(model: str, case: str, tmp_path: Path) -> None:
+    out, ckpt = tmp_path / "out.safetensors", checkpoint(case)
+    convert.convert(model, ckpt, out)
+    convert.convert_back(model, out, tmp_path / "ckpt", like=ckpt)
+    report = check(out, tmp_path / "ckpt", model=model)
+    assert {level.level: level.verdict for level in report.levels} == dict.fromkeys(
+        ("coverage", "weights", "layers", "model"), Verdict.PASSED
+    )
