@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional
 
 from convert.inference.derivation import Arithmetic, Grade, Role
-from support.inferred import HEADS, WIDTH, derive, floats, grades, layer_norm, rms_norm, sources, tokens
+from support.inferred import HEADS, WIDTH, derive, floats, grades, layer_norm, rms_norm, rules, sources, tokens
 
 D, N, H = WIDTH, HEADS, WIDTH // HEADS
 SQUARE = (D, D)
@@ -87,6 +87,21 @@ def test_rows_of_a_fused_matrix(keys):
     assert found.complete and grades(found) == {Grade.DERIVED}
     assert sources(found)["a.weight"] == ("q", "k", "v") and sources(found)["a.bias"] == ("bq", "bk", "bv")
     assert found.tensor("b.weight").parts[0].contracted == (0, 1)
+
+
+def test_rows_of_a_fused_matrix_head_by_head():
+    class HeadByHead(Attention):
+        def forward(self, x: Any) -> Any:
+            q, k, v = self.a(x).unflatten(-1, (N, 3, H)).permute(3, 0, 2, 1, 4)
+            y = functional.scaled_dot_product_attention(q, k, v)
+            return self.b(y.transpose(-2, -3).flatten(-2))
+
+    module = HeadByHead()
+    found = derive(_attention, module, _shapes(N))
+    assert grades(found) == {Grade.DERIVED}
+    assert rules(found, module)[0] == (
+        '- einsum: ...D,DNH->...NH\n  from: "{q,k,v}"\n  bias: "{bq,bk,bv}"\n  linear: {module: a, axes: "(N (1 + 1 + 1) H)D"}'
+    )
 
 
 def test_a_fused_leaf_becomes_two_layers():

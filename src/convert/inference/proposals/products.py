@@ -26,6 +26,7 @@ COLUMNS_DIFFER = 50  # where the programs differ, single columns differ by more 
 MAX_PARTS = 8  # rows of a fused matrix come from at most so many leaves
 MAX_FILLINGS = 400  # so many orders of the leaves in a fused matrix are tried
 GATES = (2, 3, 4)  # of a recurrent layer, in one leaf
+IN_TURNS = (2, 3)  # so many leaves lie in a fused matrix head by head
 MAX_INDEX = 64  # an axis of at most this size may be spread over several tensors
 
 
@@ -93,6 +94,8 @@ def _matrix(context: Context, operation: Operation, side: int, group: int, targe
         if len(atom.columns) == out:
             yield from _candidate(context, [(atom, slice(0, out))], numbers, read)
     for chosen in _fillings(atoms, out, context.level):
+        yield from _candidate(context, chosen, numbers, read)
+    for chosen in _in_turns(atoms, out) if context.level > 0 else ():
         yield from _candidate(context, chosen, numbers, read)
     if context.level > 0 and not context.nearest:
         yield from low_rank.propose(context, target)
@@ -206,7 +209,7 @@ def _rope(order: tuple[Any, ...], places: Array, last: int) -> Iterator[tuple[tu
 
 
 def _fillings(atoms: Sequence[_Atom], out: int, level: int) -> Iterator[list[tuple[_Atom, Any]]]:
-    """Yield the ways to fill the columns of a fused matrix: leaves below each other, then leaves in turns (per head)."""
+    """Yield the ways to fill the columns of a fused matrix: leaves below each other."""
     whole = any(len(atom.columns) == out for atom in atoms)
     small = [atom for atom in atoms if len(atom.columns) < out and (level > 1 or atom.order[0] != "index")]
     if whole:  # only gates are reordered within
@@ -229,6 +232,21 @@ def _fillings(atoms: Sequence[_Atom], out: int, level: int) -> Iterator[list[tup
     for atoms_ in itertools.islice(fill(0, []), MAX_FILLINGS):
         ends = np.cumsum([len(atom.columns) for atom in atoms_])
         yield [(atom, slice(end - len(atom.columns), end)) for atom, end in zip(atoms_, ends, strict=True)]
+
+
+def _in_turns(atoms: Sequence[_Atom], out: int) -> Iterator[list[tuple[_Atom, Any]]]:
+    """Yield the ways to fill a fused matrix head by head: queries, keys and values of the first head, then those of the second."""
+    headed = [atom for atom in atoms if atom.order[0] == "axes" and len(atom.order) > 2 and not atom.rope]
+    ways = itertools.chain.from_iterable(
+        itertools.permutations(headed, count) for count in IN_TURNS if count <= len(headed)
+    )
+    for chosen in itertools.islice(ways, MAX_FILLINGS):
+        size = len(chosen[0].columns)
+        head = chosen[0].product.value.shape[1 + chosen[0].order[-1]]
+        if size * len(chosen) == out and all(_goes_with(atom, chosen[:k]) for k, atom in enumerate(chosen)):
+            rows = np.arange(out).reshape(-1, len(chosen), head)
+            if all(atom.product.value.shape == chosen[0].product.value.shape for atom in chosen):
+                yield [(atom, rows[:, k].ravel()) for k, atom in enumerate(chosen)]
 
 
 def _goes_with(atom: _Atom, chosen: Sequence[_Atom]) -> bool:

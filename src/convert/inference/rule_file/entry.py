@@ -12,7 +12,7 @@ from convert.drafting.like.target import TargetModel
 from convert.inference.rule_file.cells import KINDS as CELLS
 from convert.inference.rule_file.cells import cell_target
 from convert.inference.rule_file.convolutions import convolution_keys
-from convert.inference.rule_file.layer import ATTENTION, LOW_RANK, NORMS, PRESCALED, LayerRule
+from convert.inference.rule_file.layer import ATTENTION, IN_TURNS, LOW_RANK, NORMS, PRESCALED, LayerRule
 from convert.inference.rule_file.layout import HALF_SPLIT, INTERLEAVED, REVERSED, Axis, Layout
 from convert.inference.rule_file.letters import Named, NoWordsError, leaf_letters, target_axes
 from convert.inference.rule_file.patterns import PatternRule
@@ -29,6 +29,7 @@ def entry_of(rule: PatternRule, letters: Letters, target: TargetModel) -> DraftE
     extra = [(role, name) for role, name in layer.names if role != name]
     said = list(layer.keys)
     sizes: dict[str, int] = {}
+    equation = ""
     main = layer.main[0].layout
     remark = layer.evidence + (f"; the same in {rule.layers} layers" if rule.layers > 1 else "")
     if layer.kind_name == "linear":
@@ -85,7 +86,9 @@ def entry_of(rule: PatternRule, letters: Letters, target: TargetModel) -> DraftE
     for key, value in said:
         if "." not in key:
             entry.say(key, _factor(float(value), sizes) if key == PRESCALED else value)
-    extra += layer.target_keys
+    extra += [(key, value) for key, value in layer.target_keys if key != IN_TURNS]
+    if turns := dict(layer.target_keys).get(IN_TURNS):
+        extra.append(("axes", _head_by_head(equation, turns, main)))
     if layer.kind_name == "embedding" and (tied := _tied(rule, target)):
         extra.append(("tied", tied))
     if layer.kind_name != "conv_transpose":
@@ -213,6 +216,22 @@ def _added(rule: PatternRule, letters: Letters, stored: str, equation: str) -> s
 def _product(stored: str, x: str, rank: str, y: str) -> str:
     weights = "".join({"D": x, "R": rank, "E": y}.get(letter, letter) for letter in stored)
     return f"...{x},{weights}->...{y}"
+
+
+def _head_by_head(equation: str, turns: str, layout: Layout) -> str:
+    """Return the axes of a target whose leaves lie head by head: ``(N (1 + 1 + 1) H)D``.
+
+    Raises:
+        NoWordsError: the leaves have other axes.
+    """
+    count, head = map(int, turns.split())
+    found = re.fullmatch(r"\.\.\.(\w+),\w+->\.\.\.(\w+)(\w)", equation)
+    groups = layout.groups or ()
+    if found is None or not groups or not groups[0] or groups[0][-1].size != head:
+        raise NoWordsError("its leaves lie in the rows in turns, and not head by head")
+    x, heads, last = found.groups()
+    inward = x if len(x) == 1 else f"({' '.join(x)})"
+    return f"({' '.join(heads)} ({' + '.join('1' * count)}) {last}){inward}"
 
 
 def _in_stored_order(axes: Sequence[Axis]) -> list[Axis]:

@@ -13,7 +13,14 @@ from convert.drafting.like.target import TargetModel, TargetModule, join
 from convert.inference.derivation import Arithmetic, Derivation, Fact, Grade, Part, Role, Tensor
 from convert.inference.rule_file.cells import KINDS, layers_of, name_cell
 from convert.inference.rule_file.layout import Axis, Layout, read_layout
-from convert.inference.rule_file.parametrized import LowRankWords, low_rank_words, main_leaf, with_parametrizations
+from convert.inference.rule_file.parametrized import (
+    LowRankWords,
+    below_each_other,
+    in_turns,
+    low_rank_words,
+    main_leaf,
+    with_parametrizations,
+)
 from convert.layers.activations import ACTIVATIONS
 from convert.layers.shared_keys import ASK
 from convert.layers.weight_keys import PARAMETRIZATIONS
@@ -21,6 +28,7 @@ from convert.layers.weight_keys import PARAMETRIZATIONS
 NORMS = ("layer_norm", "rms_norm", "group_norm", "batch_norm", "instance_norm")
 ATTENTION = "attention"
 PRESCALED = "prescaled_by"
+IN_TURNS = "in turns"  # no key: how many leaves lie in the rows head by head, and the rows of a head
 LOW_RANK = "low_rank"  # no key: how the two matrices of the equation are stored
 CONVOLUTIONS = ("conv", "conv_transpose")
 ROLES = {
@@ -218,6 +226,9 @@ def _describe(
         if computed is None or "weight" not in tensors:
             return "it is computed from several leaves"
         tensors["weight"], others = computed
+    turns = in_turns(first) if first.parts and words is None and others is None else None
+    if turns is not None:
+        tensors = {role: below_each_other(tensor, *turns) for role, tensor in tensors.items()}
     said = {key: value for tensor in tensors.values() for key, value in facts.get(tensor.name, {}).items()}
     kind = _kind(module, tensors, said)
     sources: list[tuple[str, tuple[Source, ...]]] = []
@@ -258,6 +269,8 @@ def _describe(
             return f"its elements are multiplied by {' and '.join(f'{factor:g}' for factor in sorted(factors))}"
         keys = (*keys, (PRESCALED, repr(1 / factors.pop())))
     geometry = _geometry(first, said) if kind in CONVOLUTIONS else ()
+    if turns is not None:
+        target_keys = (*target_keys, (IN_TURNS, " ".join(map(str, turns))))
     if parametrization:
         target_keys = (*target_keys, ("parametrization", parametrization))
     return LayerRule(

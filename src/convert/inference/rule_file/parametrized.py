@@ -89,6 +89,29 @@ def _axes(positions: Array, shape: tuple[int, ...]) -> tuple[int, ...] | None:
     return None
 
 
+def in_turns(tensor: Tensor) -> tuple[int, int] | None:
+    """Return how many leaves lie in the rows of a tensor head by head, and the rows of a head of one; None if they do not."""
+    row = int(np.prod(tensor.shape[1:]))
+    rows = [np.unique(part.elements // row) for part in sorted(tensor.parts, key=lambda part: int(part.elements.min()))]
+    count, size = len(rows), len(rows[0])
+    breaks = np.flatnonzero(np.diff(rows[0]) > 1)
+    if count < 2 or not len(breaks) or any(len(other) != size for other in rows) or size % (breaks[0] + 1):
+        return None
+    head = int(breaks[0]) + 1
+    every = np.arange(count * size).reshape(-1, count, head)
+    alike = all(np.array_equal(found, every[:, k].ravel()) for k, found in enumerate(rows))
+    return (count, head) if alike else None
+
+
+def below_each_other(tensor: Tensor, count: int, head: int) -> Tensor:
+    """Return a tensor whose leaves lie head by head with its leaves below each other."""
+    row = int(np.prod(tensor.shape[1:]))
+    moved = np.arange(int(np.prod(tensor.shape))).reshape(count, -1, head, row).swapaxes(0, 1).ravel()
+    place = np.empty_like(moved)
+    place[np.arange(len(moved))] = moved
+    return replace(tensor, parts=tuple(replace(part, elements=place[part.elements]) for part in tensor.parts))
+
+
 def with_parametrizations(target: TargetModel) -> list[TargetModule]:
     """Return the modules; the tensors of a parametrized weight are those of its layer."""
     own = {module.name: module for module in target.modules}
