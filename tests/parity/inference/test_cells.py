@@ -101,7 +101,7 @@ CELLS = [
     "flax.nnx.GRUCell", "flax.nnx.OptimizedLSTMCell", "flax.nnx.SimpleCell",
     "equinox.nn.GRUCell", "equinox.nn.GRUCell(use_bias=False)", "equinox.nn.LSTMCell(use_bias=False)",
     "haiku.VanillaRNN", "haiku.VanillaRNN(double_bias=False)",
-    "keras.layers.GRU(use_bias=False)", "keras.layers.LSTM", "keras.layers.SimpleRNN", "keras.layers.SimpleRNN(activation=relu)",
+    "keras.layers.GRU", "keras.layers.GRU(use_bias=False)", "keras.layers.LSTM", "keras.layers.SimpleRNN", "keras.layers.SimpleRNN(activation=relu)",
 ]  # fmt: skip
 CASES = [pytest.param(cell, marks=() if cell in QUICK else SLOW) for cell in CELLS]
 

@@ -19,6 +19,7 @@ from convert.programs.program import Operation
 
 Array = np.ndarray[Any, np.dtype[Any]]
 MAX_VECTORS = 24  # so many leaves are tried by what they give, those nearest to the last match first
+PACKED = (3, 4)  # gates that a leaf may have
 MAX_GATES = 4  # a recurrent layer has at most so many
 
 
@@ -181,6 +182,7 @@ def _of_zeros(context: Context, operation: Operation, side: int) -> Iterator[Can
                 if len(names) % len(numbers) == 0 and context.free(numbers) and not known:
                     blocks.append((numbers, meeting))
     blocks.sort(key=lambda block: abs(block[1].index - context.near))
+    whole = [block for block in blocks if len(block[0]) == len(names)]
     width = len(blocks[0][0]) if blocks else len(names)
     blocks = [block for block in blocks if len(block[0]) == width][:MAX_GATES]
     count = len(names) // width
@@ -189,7 +191,7 @@ def _of_zeros(context: Context, operation: Operation, side: int) -> Iterator[Can
     fewest = max(count - none, 0)  # at first every bias is used
     for chosen in sorted(orders, key=lambda order: (order.count(none), order)):
         if context.level == 0 and chosen.count(none) > fewest:
-            return
+            break
         pieces: tuple[Any, ...] = ()
         for at, k in enumerate(chosen):
             here = names[at * width : (at + 1) * width]
@@ -199,3 +201,10 @@ def _of_zeros(context: Context, operation: Operation, side: int) -> Iterator[Can
                 numbers, meeting = blocks[k]
                 pieces += context.pieces(here, numbers, context.source.theta[numbers], Arithmetic.SAME, meeting)
         yield Candidate(pieces, "added to zeros in the first step", ("zeros", chosen))
+    for numbers, meeting in whole[:1] if context.level > 0 else ():  # its gates in another order
+        for gates in PACKED:
+            parts = np.split(numbers, gates) if len(numbers) % gates == 0 else []
+            for order in itertools.permutations(range(len(parts))):
+                ids = np.concatenate([parts[k] for k in order]) if parts else numbers
+                pieces = context.pieces(names, ids, context.source.theta[ids], Arithmetic.SAME, meeting)
+                yield Candidate(pieces, "added to zeros in the first step", ("zeros", order))
