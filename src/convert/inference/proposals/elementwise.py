@@ -110,7 +110,8 @@ def _anywhere(context: Context, elements: tuple[Array, ...], x: Array, role: Rol
             continue
         columns = meeting.columns(source.elements[0])
         one, two = matches(target, columns, context.tolerance)
-        if len(np.unique(one)) != len(one) or len(np.unique(two)) != len(two) or not len(one):
+        once = len(np.unique(two)) == len(two) or context.level > 1  # one gate may be two of the target's
+        if len(np.unique(one)) != len(one) or not once or not len(one):
             continue
         one, two = one[chosen[one] < 0], two[chosen[one] < 0]
         chosen[one], owner[one] = columns.numbers[two], len(found)
@@ -122,7 +123,7 @@ def _anywhere(context: Context, elements: tuple[Array, ...], x: Array, role: Rol
             pieces += _owned(context, target.numbers, chosen, owner, found)
             yield Candidate(pieces, "columns of the data; zeros where the source adds nothing", ("partly", role))
         return
-    if len(np.unique(chosen)) == len(chosen):
+    if len(np.unique(chosen)) == len(chosen) or context.level > 1:
         yield Candidate(
             _owned(context, target.numbers, chosen, owner, found), "columns of the data", ("anywhere", role)
         )

@@ -223,7 +223,7 @@ def _fillings(atoms: Sequence[_Atom], out: int, level: int) -> Iterator[list[tup
         if len(chosen) == MAX_PARTS:
             return
         for atom in small:
-            if start + len(atom.columns) > out or not _goes_with(atom, chosen):
+            if start + len(atom.columns) > out or not _goes_with(atom, chosen, again=level > 1):
                 continue
             chosen.append(atom)
             yield from fill(start + len(atom.columns), chosen)
@@ -249,9 +249,11 @@ def _in_turns(atoms: Sequence[_Atom], out: int) -> Iterator[list[tuple[_Atom, An
                 yield [(atom, rows[:, k].ravel()) for k, atom in enumerate(chosen)]
 
 
-def _goes_with(atom: _Atom, chosen: Sequence[_Atom]) -> bool:
-    """Whether a leaf may be a further part: another one, and laid out as the others of its shape."""
+def _goes_with(atom: _Atom, chosen: Sequence[_Atom], again: bool = False) -> bool:
+    """Whether a leaf may be a further part: another one (or the same again), and laid out as the others of its shape."""
     for other in chosen:
+        if atom is other and again:
+            continue
         if atom.product is other.product and np.intersect1d(atom.columns, other.columns).size:
             return False
         same_shape = atom.product.value.shape == other.product.value.shape
