@@ -82,9 +82,9 @@ class ReversedSource(Source):
             return self._like.read_box(name, box)
         fresh = np.empty(box.shape, numpy_dtype(made.spec.dtype))
         out = self._like.read_box(name, box).copy() if made.rest else fresh
-        last: tuple[str, list[_Share]] | None = getattr(self._last, "leaf", None)
+        last: tuple[str, list[Share]] | None = getattr(self._last, "leaf", None)
         if last is None or last[0] != name:
-            last = name, [_Share(made, step, part, self._tensor(step.name)) for step, part in made.parts]
+            last = name, [Share(made, step, part, self._tensor(step.name)) for step, part in made.parts]
             self._last.leaf = last
         shares = last[1]
         for share in reversed(shares):  # the first ones have the last word; the others are compared with them
@@ -94,7 +94,7 @@ class ReversedSource(Source):
         return out
 
 
-class _Share:
+class Share:
     """What a part of a tensor gives to a leaf."""
 
     def __init__(self, made: MadeLeaf, step: Step, part: Part, tensor: Array) -> None:

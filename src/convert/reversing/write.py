@@ -13,7 +13,7 @@ from convert.core.findings import Finding
 from convert.core.system import signals
 from convert.reversing.formats.flax_msgpack import write_msgpack
 from convert.reversing.formats.npz import write_npz
-from convert.reversing.formats.orbax import write_orbax
+from convert.reversing.formats.orbax import OWN, write_orbax
 from convert.reversing.plan import ReversePlan
 from convert.reversing.source import ReversedSource
 from convert.writing.atomic import AtomicOutput, os_errors, real, refuse_existing
@@ -84,6 +84,7 @@ def write_checkpoint(
         to: a key of `FORMATS`.
         jobs: threads (``orbax``); None is the number of processors.
         on_event: called after each leaf.
+        overwrite: whether `out` may be replaced; a directory keeps entries that are not of an Orbax checkpoint.
 
     Raises:
         OutputError: as `refuse`, or it cannot be written.
@@ -112,7 +113,7 @@ def write_checkpoint(
             require_unchanged(plan.forward.checkpoint)
             _sync(output.path)
         signals.check()
-        output.publish(lambda name: True)
+        output.publish(lambda name: OWN.fullmatch(name) is not None)
     finally:
         output.discard()
     return CheckpointResult(out, to, len(source.leaves), source.nbytes, time.monotonic() - started)

@@ -289,3 +289,16 @@ def test_an_interruption_leaves_nothing_behind(tmp_path: Path) -> None:
         with pytest.raises(KeyboardInterrupt):
             convert.convert_back(rules, file, tmp_path / name, like=like, form=form, on_event=stop)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["first", "tensors.safetensors"]
+
+
+def test_an_output_that_is_replaced_keeps_what_is_not_of_a_checkpoint(tmp_path: Path) -> None:
+    like = saved(tmp_path)
+    out = back(like, tmp_path / "out", "orbax")
+    (out / "notes.txt").write_text("mine")
+    (out / "ocdbt.process_0").mkdir()
+    (out / "_sharding").write_text("{}")
+    (out / "d" / "stale").write_text("old")
+    back(like, out, "orbax", overwrite=True)
+    assert (out / "notes.txt").read_text() == "mine"
+    assert not any((out / name).exists() for name in ("ocdbt.process_0", "_sharding", "d/stale"))
+    assert_same_tree(ocp.StandardCheckpointer().restore(out), ocp.StandardCheckpointer().restore(like))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,10 @@ from safetensors.numpy import load_file, save_file
 
 import convert
 from convert.checkpoints.chunks import Box
-from convert.reversing.source import ReversedSource
+from convert.core.ops import Interleave, Slice, apply
+from convert.core.tensor_spec import TensorSpec
+from convert.reversing.plan import MadeLeaf
+from convert.reversing.source import ReversedSource, Share
 from support.memory_source import HEAD, MemorySource, rule_file
 
 AXES = """axes:
@@ -40,6 +44,11 @@ KINDS: dict[str, tuple[str, dict[str, tuple[int, ...]]]] = {
     "pairs": (
         "einsum: ...D,DNH->...NH\n  from: w@\n  rope: {H: interleaved}\n  linear: {module: w@, rope: half-split}",
         {"w@": (6, 2, 4)},
+    ),
+    "pairs of a sum": (
+        "einsum: '...D,D(N H + K H + K H)->...(N H + K H + K H)'\n  from: w@\n  rope: {H: interleaved, parts: [1, 2]}\n"
+        "  linear: {module: w@, rope: half-split}",
+        {"w@": (6, 16)},
     ),
     "conv": ("dimension_numbers: NWC,WIO->NWC\n  axes: WIO\n  from: w@\n  conv: w@", {"w@": (3, 2, 4)}),
     "transposed conv": (
@@ -255,3 +264,19 @@ def test_the_target_is_the_one_whose_names_the_file_has(tmp_path: Path) -> None:
     source = MemorySource({"t": np.ones((2, 3), np.float32)})
     file = forth(rules, source, tmp_path / "out.safetensors", to="two")
     assert convert.plan_reverse(rules, file, source).forward.target == "two"
+
+
+def test_parts_whose_operations_need_all_elements_fill_only_their_own(tmp_path: Path) -> None:
+    """The elements are reordered before they are cut, by an operation that is no view: each part is undone at once, and masked."""
+    rules, source = case(["table"], ["float32"])
+    plan = convert.plan_reverse(rules, forth(rules, source, tmp_path / "out.safetensors"), source)
+    x = np.arange(32, dtype=np.float32).reshape(8, 4)
+    made = MadeLeaf("x", TensorSpec(x.shape, "float32"), ())
+    out = np.full(x.shape, np.nan, np.float32)
+    for rows in ((0, 3), (3, 8)):
+        ops = (Interleave(0, None, (8, 0, 4)), Slice(0, *rows))
+        part = replace(plan.leaves[0].parts[0][1], ops=ops)
+        share = Share(made, plan.leaves[0].parts[0][0], part, apply(ops, x))
+        share.fill(out, Box((0, 0), x.shape))
+        share.compare(out, Box((0, 0), x.shape))
+    assert np.array_equal(out, x)

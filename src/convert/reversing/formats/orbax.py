@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +26,10 @@ LEVEL = 1  # of zstd, as Orbax sets it for zarr
 OWN_FILE = 1 << 20  # bytes; a leaf of so many gets a file of its own, which its thread writes
 SHARED_FILE = "d/values"
 BATCH = 64  # leaves that are begun before the first of them is complete
+# What an Orbax checkpoint consists of; an output that is replaced keeps its other entries.
+OWN = re.compile(
+    r"d|manifest\.ocdbt|ocdbt\.process_\d+|array_metadatas|commit_success\.txt|checkpoint|_strings\.json|_(CHECKPOINT_)?METADATA|_sharding"
+)
 _EMPTY = {"None": "None", "empty dict": "Dict", "empty list": "List", "empty tuple": "Tuple"}
 
 
