@@ -311,7 +311,6 @@ _DINOV2 = (
         {"layer_norm_eps": 1e-6, "hidden_act": "gelu"}, f"{_FLAX}/dinov2/configuration_dinov2.py; transformers Dinov2Config"
     ),
     Published({"mlp_ratio": 4, "layerscale_value": 1.0}, "transformers Dinov2Config", binding=False),
-    Published({"image_size": 518}, _DINOV2_SIZES, binding=False),
     *_heads(("num_attention_heads",), _DINOV2_SIZES, D384=6, D768=12, D1024=16),
 )  # fmt: skip
 
