@@ -16,6 +16,8 @@ from safetensors.numpy import load_file, save_file
 from torch import nn
 
 import convert
+from convert.verify.diagnosis import diagnose, whole_model
+from convert.verify.diagnosis.other_operation import OtherOperation
 from convert.verify.report.report import LevelReport, Report, Verdict
 from convert.verify.run import check
 from support import small_decoder
@@ -69,6 +71,30 @@ def test_only_the_tensors_that_are_wrong_are_blamed(converted: Path, tmp_path: P
     diagnosis = model(checked(tmp_path)).diagnosis
     assert diagnosis is not None and diagnosis["name"] == "other values in the file"
     assert diagnosis["problem"].startswith("last.weight and last.bias in the file are not what ")
+
+
+def test_a_layer_that_is_right_is_not_tried_with_other_weights(
+    converted: Path, said: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The whole model runs only for tensors that no equal layer has."""
+    tried: list[set[str]] = []
+    with_tensors = whole_model.Replay.with_tensors
+
+    def counted(self: Any, tensors: Mapping[str, Any]) -> Any:
+        tried.append({name.rpartition(".")[0] for name in tensors})
+        return with_tensors(self, tensors)
+
+    def disturbed(module: nn.Module, state: Any) -> None:
+        noise = torch.tensor(np.random.default_rng(0).standard_normal(small_decoder.WIDTH))
+        module.get_submodule("blocks.1.o").register_forward_hook(lambda layer, given, y: y * noise.to(y))
+
+    said["build"] = disturbed
+    monkeypatch.setattr(diagnose, "_search", lambda site, reference: (None, []))
+    monkeypatch.setattr(diagnose, "other_operation", lambda site, reference, names: OtherOperation())
+    monkeypatch.setattr(whole_model.Replay, "with_tensors", counted)
+    level = model(checked(converted))
+    assert level.diagnosis is not None and level.diagnosis["boundary"] == "blocks.1.o"
+    assert tried and not any({"embed", "blocks.0.o", "blocks.0.q", "blocks.1.q"} & holders for holders in tried)
 
 
 # ---- what `build` returned

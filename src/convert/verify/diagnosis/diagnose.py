@@ -116,7 +116,9 @@ def diagnose(
     operation = other_operation(site, reference, names)
     if operation.explanation is not None and not operation.order:
         return _diagnosis(site, operation.explanation, ruled_out)
-    swapped = exchanged(site, reference)
+    # Boundaries that are found follow the rules: modules that these exchange have equal values there.
+    right = {name for name in names[: names.index(boundary)] if name in site.seen.values}
+    swapped = exchanged(site, reference, right)
     if swapped.explanation is not None:
         both = swapped.explanation
         if operation.explanation is not None:  # the code does what exchanged weights would do
@@ -125,7 +127,7 @@ def diagnose(
     if generic is not None:
         return _diagnosis(*generic)
     ruled_out += swapped.ruled_out
-    outcome = wrong_rule(site, reference)
+    outcome = wrong_rule(site, reference, right)
     if outcome.explanation is not None:
         return _diagnosis(site, outcome.explanation, [*ruled_out, *outcome.ruled_out])
     ruled_out += outcome.ruled_out

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -35,6 +35,7 @@ class Trial:
         rule: ``file:line`` of the rule that made the layer; empty when no rule did.
         fix: the next step.
         run: computes the value at the boundary without the mistake.
+        tensors: those that it changes, where a trial in one layer is not all that is known.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Trial:
     rule: str
     fix: str
     run: Callable[[], Array]
+    tensors: Collection[str] = ()
 
 
 def holder_of(tensor: str) -> str:

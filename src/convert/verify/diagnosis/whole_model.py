@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,25 +35,41 @@ WORK = 10**10  # weights times runs
 NUMBER = re.compile(r"(?<=\.)\d+(?=\.)|^\d+(?=\.)")
 
 
-def wrong_rule(site: Site, reference: Reference) -> Search:
-    """Search among the mistakes that a rule makes in all tensors of the model, where the boundary is no layer of its own."""
+def wrong_rule(site: Site, reference: Reference, right: Collection[str]) -> Search:
+    """Search among the mistakes that a rule makes in all tensors of the model, where the boundary is no layer of its own.
+
+    Args:
+        right: modules in front of the boundary whose values are equal, under the names that the reference gives them.
+    """
     steps = _within(site)
-    return _tried(site, reference, lambda replay: _trials(site, replay, steps)) if steps else Search()
+    return _tried(site, reference, right, lambda replay: _trials(site, replay, steps)) if steps else Search()
 
 
-def exchanged(site: Site, reference: Reference) -> Search:
-    """Search for two modules, or two loose parameters, of the same shapes that have each other's weights; in front of the boundary, too."""
+def exchanged(site: Site, reference: Reference, right: Collection[str]) -> Search:
+    """Search for two modules, or two loose parameters, of the same shapes that have each other's weights; in front of the boundary, too.
+
+    Args:
+        right: as for `wrong_rule`.
+    """
     steps = [step for step in site.plan.steps if step.parts]
-    return _tried(site, reference, lambda replay: _exchanges(site, replay, steps))
+    return _tried(site, reference, right, lambda replay: _exchanges(site, replay, steps))
 
 
-def _tried(site: Site, reference: Reference, trials: Callable[[Replay], Iterator[Trial]]) -> Search:
-    """Run the model with the tensors of each trial, as often as its size allows."""
+def _tried(
+    site: Site, reference: Reference, right: Collection[str], trials: Callable[[Replay], Iterator[Trial]]
+) -> Search:
+    """Run the model with the tensors of each trial, as often as its size allows; no trial changes a layer that is right."""
     replay = Replay(site.module, lambda: _run(site, reference))
     weights = sum(step.spec.size for step in site.plan.steps)
     runs = max(MIN_RUNS, min(MAX_RUNS, WORK // max(1, weights)))
     ruled_out: list[str] = []
-    for trial in itertools.islice(trials(replay), runs):
+    for trial in trials(replay):
+        if any(holder_of(tensor) in right for tensor in trial.tensors):
+            ruled_out.append(trial.name)
+            continue
+        if not runs:
+            break
+        runs -= 1
         signals.check()  # a run of a large model takes seconds
         try:
             error = site.error(trial.run())
@@ -134,6 +150,7 @@ def _of_rules(
             rule,
             f"correct the rule at {rule}: it does not describe what the source computes",
             lambda made=made: replay.with_tensors({step.name: m.make() for step, m in made.items()}),  # type: ignore[misc]
+            [step.name for step in made],
         )
 
 
@@ -162,6 +179,7 @@ def _rope_of_two(site: Site, replay: Replay, steps: Sequence[Step]) -> Iterator[
                 first.rule.line_only,
                 f"give `rope` to the rules of both at {rules}, or rotate the same pairs in the target as the source does",
                 lambda made=made: replay.with_tensors({step.name: m.make() for step, m in made.items()}),  # type: ignore[misc]
+                [step.name for step in made],
             )
 
 
@@ -251,4 +269,5 @@ def _moved(name: str, problem: str, site: Site, replay: Replay, tensors: Mapping
         rules[0],
         "compare the names on both sides of the rule, and the order in which the target's code uses these modules",
         lambda: replay.with_tensors({name: expected(step, site.plan.source) for name, step in tensors.items()}),
+        list(tensors),
     )
