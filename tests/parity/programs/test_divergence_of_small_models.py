@@ -123,6 +123,17 @@ def convolved_without_factor(p: Arrays, x: torch.Tensor, real: torch.Tensor) -> 
     return x
 
 
+def largest_of_each(p: Arrays, x: Any, real: Any) -> Any:
+    """A max-pool over three positions in steps of two, as flax pads it: the numbers are negative."""
+    y = jnp.tanh(x @ p["w"]) - 2
+    return jax.lax.reduce_window(y, -jnp.inf, jax.lax.max, (1, 3, 1), (1, 2, 1), "SAME") @ p["v"]
+
+
+def pooled_as(p: Arrays, x: torch.Tensor, padded: Callable[[torch.Tensor], torch.Tensor], padding: int = 0) -> Any:
+    y = padded((torch.tanh(x @ p["w"]) - 2).transpose(1, 2))
+    return torch.nn.functional.max_pool1d(y, 3, 2, padding).transpose(1, 2) @ p["v"]
+
+
 def largest(p: Arrays, x: Any, real: Any) -> Any:
     top, index = jax.lax.top_k(x @ p["w"], 2)
     return (jax.nn.one_hot(index, 8) * jax.nn.softmax(top, -1)[..., None]).sum(-2) @ p["v"]
@@ -247,6 +258,18 @@ FAULTS = {
         lambda p, x, real: torch.cos(x[:, 0, 0][:, None] * torch.arange(1, 9.0, dtype=x.dtype)) @ p["w"],
         "operation missing",
         ("multiplies by 1000",),
+    ),
+    "largest values of a padding of zeros": Fault(
+        largest_of_each,
+        lambda p, x, real: pooled_as(p, x, lambda y: torch.nn.functional.pad(y, (0, 1))),
+        "another padding",
+        ("the target pads (0, 1) with 0, and the JAX model (0, 1) that do not count",),
+    ),
+    "a pooling padded on both sides": Fault(
+        largest_of_each,
+        lambda p, x, real: pooled_as(p, x, lambda y: y, padding=1),
+        "another padding",
+        ("the target pads (1, 1) that do not count, and the JAX model (0, 1) that do not count",),
     ),
     "the batch in another order": Fault(
         lambda p, x, real: jnp.tanh(x @ p["w"]) @ p["v"],

@@ -19,6 +19,7 @@ from convert.programs.program import Operation, Value
 
 Array = np.ndarray[Any, np.dtype[Any]]
 PART, PARAMETER, FUNCTION = "another part", "another parameter", "another function of a parameter"
+PADS = ("constant_pad_nd", "pad")  # in torch and in JAX
 MOST_MOVED = 16  # indices of an axis whose order is told
 MOST_RATIOS = 8  # factors that a sentence lists
 MOST_SHIFTED = 4  # rows by which a table is moved
@@ -202,3 +203,30 @@ def axes_exchanged(repair: Repair, ours: Words) -> str:
             if right:
                 return f"the target gives the same with the axes {one} and {two} of {ours.value(value)} exchanged"
     return ""
+
+
+def other_pool_padding(repair: Repair, ours: Words, theirs: Words) -> str:
+    """Say how the paddings of two poolings differ; empty if the two are no poolings, or pad the same."""
+    sides = []
+    for words, operations in ((ours, repair.target), (theirs, repair.source)):
+        pools = [one for one in operations if kind_of(one) == "pooling"]
+        if len(pools) != 1:
+            return ""
+        sides.append(_pool_padding(words, pools[0]))
+    return f"the target pads {sides[0]}, and the JAX model {sides[1]}" if sides[0] != sides[1] else ""
+
+
+def _pool_padding(words: Words, pool: Operation) -> str:
+    """Say by how much a pooling and the operation in front of it pad, and with which number."""
+    given = pool.settings.get("padding") or ()
+    own = [tuple(pair) if isinstance(pair, list | tuple) else (pair, pair) for pair in given]
+    said = [f"({low}, {high}) that do not count" for low, high in own if low or high]
+    before = words.producer.get(pool.operands[0])
+    while before is not None and before.name not in PADS and len(before.data) == 1 and kind_of(before) == LAYOUT:
+        before = words.producer.get(before.data[0])
+    if before is not None and before.name in PADS:
+        flat = before.settings.get("pad", ())
+        pairs = list(zip(flat[::2], flat[1::2], strict=False)) or before.settings.get("padding_config", ())
+        number = float(before.operands[1].array) if len(before.operands) > 1 else 0.0
+        said += [f"({pair[0]}, {pair[1]}) with {number:g}" for pair in pairs if pair[0] or pair[1]]
+    return " and ".join(said) or "nothing"

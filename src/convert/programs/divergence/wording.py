@@ -19,6 +19,7 @@ from convert.programs.divergence.details import (
     moved_indices,
     numbers_of_tables,
     other_parameters,
+    other_pool_padding,
     ratios,
     shifted_tables,
 )
@@ -152,6 +153,8 @@ def _describe(
             return EXTRA, sentence
         return "training mode", f"{sentence}: the target's module {trained} is in training mode"
     sentence = f"of {given}, the target {does}{here}; the JAX model {instead}{there}"
+    if padding := other_pool_padding(repair, ours, theirs):
+        return "another padding", f"{sentence}; {padding}"
     if axes := axes_exchanged(repair, ours):
         return AXES, f"{sentence}: {axes}"
     hidden = [np.abs(x) >= HIDDEN for x in (repair.got, repair.want)]
