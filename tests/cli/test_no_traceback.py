@@ -132,6 +132,50 @@ def test_a_config_with_which_the_target_fails(run: Run, tmp_path: Path) -> None:
 # ---- found by errors at random system calls
 
 
+FAILING_HDF5 = """
+import sys
+from contextlib import contextmanager
+from convert.checkpoints.formats import keras
+genuine, left = keras.opened, [int(sys.argv.pop(1))]
+class Failing:
+    def __init__(self, file):
+        self.file = file
+    def __getattr__(self, name):
+        return getattr(self.file, name)
+    def readinto(self, into):
+        left[0] -= 1
+        if left[0] < 0:
+            raise OSError(13, "Permission denied")
+        return self.file.readinto(into)
+@contextmanager
+def opened(path):
+    with genuine(path) as file:
+        yield Failing(file)
+keras.opened = opened
+from convert.cli import program
+program()
+"""
+
+
+@pytest.mark.parametrize("reads", [22, 24])  # while the second leaf is opened
+def test_an_hdf5_file_that_can_no_longer_be_read_ends_with_an_error(reads: int, tmp_path: Path) -> None:
+    """The HDF5 library keeps such a file open, and closed it after Python had ended: a segmentation fault."""
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(tmp_path / "k.weights.h5", "w") as file:
+        file["layers/dense/vars/0"], file["layers/dense/vars/1"] = np.ones((3, 4), "f4"), np.ones(4, "f4")
+    rules = "".join(f"- {{from: layers/dense/vars/{k}, parameter: p{k}}}\n" for k in (0, 1))
+    (tmp_path / "r.yaml").write_text(f"model: m\ntitle: M\ntargets: {{torch: {{loads: T}}}}\nrules:\n{rules}")
+    args = [tmp_path / "r.yaml", tmp_path / "k.weights.h5", tmp_path / "o.safetensors"]
+    done = subprocess.run(
+        [sys.executable, "-c", FAILING_HDF5, str(reads), *map(str, args)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2 and "error[checkpoint-unreadable]" in done.stderr, done
+    assert not (tmp_path / "o.safetensors").exists()
+
+
 def failing(number: int) -> Callable[..., None]:
     def fail(*_: object, **options: object) -> None:
         raise OSError(number, os.strerror(number))

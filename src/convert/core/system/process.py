@@ -8,7 +8,9 @@ collector that is paused while rules are read and a plan is made.
 
 from __future__ import annotations
 
+import atexit
 import gc
+import os
 import sys
 from contextlib import suppress
 from typing import NoReturn
@@ -36,4 +38,8 @@ def end(code: int) -> NoReturn:
         with suppress(OSError, ValueError):  # `output` has reported a stream that cannot be written
             stream.flush()
     gc.freeze()
+    if "h5py" in sys.modules:
+        # A failed read leaves the file open in the HDF5 library, which would call Python to close it after Python has ended.
+        atexit._run_exitfuncs()
+        os._exit(code)
     sys.exit(code)
