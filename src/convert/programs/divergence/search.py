@@ -152,10 +152,7 @@ class _Search:
         parts = () if self.at_goal(known.rerun) else known.found.get(known.goal, ())
         if not parts:
             return None
-        source = known.between([part.value for part in parts], known.source_goal)
-        steps = [one for one in source if kind_of(one) != LAYOUT]
-        if len(steps) > LONGEST or any(kind_of(one) in ("product", "convolution") for one in steps):
-            source = ()  # a value of another place
+        source = _few(known.between([part.value for part in parts], known.source_goal))
         got, want, last = known.array(known.goal), known.source_goal, len(known.target.operations)
         repair = Repair((), source, (known.goal,), (got,), (want,), got, want.array, last)
         return Divergence((*repairs, repair), 0.0, proven=True)
@@ -254,7 +251,7 @@ class _Search:
         """Return what the source computes of the value that a layer is given, and gives the layer."""
         known = self.known
         layer, given = known.target.operations[entry], known.array(trial.value)
-        source = known.between([part.value for part in known.found.get(trial.value, ())], trial.part.value)
+        source = _few(known.between([part.value for part in known.found.get(trial.value, ())], trial.part.value))
         put_in = next(iter(change.operands.values()))
         return Repair((), source, (trial.value,), (given,), (trial.part.value,), given, put_in, entry, layer)
 
@@ -264,6 +261,13 @@ class _Search:
         values = [part.value for v in entry.data for part in known.found.get(v, ())]
         near = [value for value, depth in after_in_source(known, values, known.present()) if depth == 1]
         return tuple(dict.fromkeys(known.source_producer[value] for value in near))
+
+
+def _few(operations: tuple[Operation, ...]) -> tuple[Operation, ...]:
+    """Return operations that may be missing; none where they are many, or a layer: then it is a value of another place."""
+    steps = [one for one in operations if kind_of(one) != LAYOUT]
+    of_layer = any(kind_of(one) in ("product", "convolution") for one in steps)
+    return () if of_layer or len(steps) > LONGEST else operations
 
 
 def _is_local(repair: Repair, known: Knowledge) -> bool:

@@ -198,9 +198,8 @@ def _input_of_layer(repair: Repair, ours: Words, theirs: Words) -> tuple[str, st
     """Name another value that a layer is given, or its elements in another order; None where operations are missing."""
     layer = repair.layer
     assert layer is not None
-    missing = [one for one in repair.source if kind_of(one) != LAYOUT]
     moved = same_numbers(repair.got, repair.want)
-    if missing and not moved and not any(kind_of(one) in ("product", "convolution") for one in missing):
+    if repair.source and not moved:
         return None
     name = layer.module or ours.other(layer)
     here, there = (
