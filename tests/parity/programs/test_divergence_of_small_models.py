@@ -231,6 +231,12 @@ FAULTS = {
         "another operand",
         ("where the JAX model has",),
     ),
+    "a scale in front of an addition": Fault(
+        lambda p, x, real: jnp.tanh(jnp.tanh(x @ p["w"]) * p["h"] + p["g"]) @ p["v"],
+        lambda p, x, real: torch.tanh((torch.tanh(x @ p["w"]) + p["g"]) * p["h"]) @ p["v"],
+        "operations in another order",
+        ("multiplies by h",),
+    ),
     "fewer heads": Fault(
         heads_of_four,
         lambda p, x, real: attend(x @ p["w"], x @ p["v"], x, 1),

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from convert.programs.divergence.graph import root, users_of
+from convert.programs.divergence.kinds import LAYOUT, kind_of
 from convert.programs.divergence.rerun import Rerun
 from convert.programs.divergence.shared_values import FEW, Part, SharedValues, same_numbers
 from convert.programs.program import Operation, Program, Value
@@ -57,7 +58,8 @@ class Knowledge:
             return (), True
         array = rerun.array(value)
         found = self.shared.find(array)
-        if found or (array.dtype.kind == "f" and array.size >= FEW):
+        repeats = kind_of(operation) == LAYOUT  # elements of a known value, as often as the target wants them
+        if found or (array.dtype.kind == "f" and array.size >= FEW and not repeats):
             return found, bool(found)
         return (), all(self.is_known(operand) for operand in operation.data)
 

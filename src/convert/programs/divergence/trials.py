@@ -132,8 +132,17 @@ def _of_the_layer(known: Knowledge, entry: int) -> Iterator[Trial]:
         if kind_of(other) != kind_of(operation) or len(other.data) != 1 or other.data[0].array.size != value.array.size:
             continue
         theirs = [v for v in other.operands if v.of_parameters]
-        if any(x.array.size == y.array.size and same_numbers(x.array, y.array) for x in weights for y in theirs):
+        same_weights = any(
+            x.array.size == y.array.size and same_numbers(x.array, y.array) for x in weights for y in theirs
+        )
+        if same_weights and not _goes_into(known, other.data[0], value):
             yield Trial(known, value, Part(other.data[0]), (0, 1), False, entry, True)
+
+
+def _goes_into(known: Knowledge, before: Value, value: Value) -> bool:
+    """Whether the source makes a known value of another one without a layer between them: to put that in would be a step back."""
+    ways = [known.between([before], part.value) for part in known.found.get(value, ())]
+    return any(way and not any(kind_of(one) in ("product", "convolution") for one in way) for way in ways)
 
 
 def _after(known: Knowledge, operation: Operation, region: set[int]) -> Iterator[tuple[Value, int]]:

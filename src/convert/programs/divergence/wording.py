@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from convert.programs.divergence.details import (
+    FUNCTION,
     PARAMETER,
     PART,
     axes_exchanged,
@@ -38,7 +39,7 @@ MISSING, EXTRA = "operation missing", "operation that the JAX model lacks"
 CONSTANT = "another constant"
 OTHER = "another computation"
 OPERAND, EXCHANGED, AXES = "another operand", "operands exchanged", "axes exchanged"
-BY_RULES = (ORDER, OPERAND, PART, EXCHANGED, AXES, PARAMETER)  # what wrong rules give, too
+BY_RULES = (ORDER, OPERAND, PART, EXCHANGED, AXES, PARAMETER, FUNCTION)  # what wrong rules give, too
 
 
 @dataclass(frozen=True)
