@@ -15,6 +15,7 @@ from convert.cli import options as o
 from convert.cli import output
 
 if TYPE_CHECKING:
+    from convert.checkpoints.source import Source
     from convert.inference.derivation import Derivation, Tensor
     from convert.inference.pair import Pair
     from convert.inference.rule_file.write import WrittenRules
@@ -105,8 +106,9 @@ def infer(
         raise ConvertError(Finding("usage", path="convert infer", expected=expected, got=" ".join(map(str, paths))))
     file = paths[-1]
     _refuse_existing(file)
-    leaves = {} if shapes else _leaves(paths[0], step, item, skeleton, follow_links)
-    pair = _pair(reference, jax, torch, inputs, o.parse_settings(settings))
+    source = None if shapes else _source(paths[0], step, item, skeleton, follow_links)
+    leaves = {} if source is None else _leaves(source)
+    pair = _pair(reference, jax, torch, inputs, o.parse_settings(settings), source)
     found = _shapes(shapes, leaves, root)
     with user_code_errors(pair.code, REFERENCE_OPTION if reference else JAX_OPTION):
         derivation = run(pair.function, pair.module, pair.run, pair.inputs, found, masks=pair.masks, seed=seed)
@@ -134,13 +136,14 @@ def _refuse_existing(file: Path) -> None:
         raise OutputError(Finding("output-exists", problem, path=str(file), fix="give another name"))
 
 
-def _leaves(
-    checkpoint: Path, step: int | None, item: str | None, skeleton: Path | None, follow_links: bool
-) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of a checkpoint's leaves, without flax nnx's ``/value``."""
+def _source(checkpoint: Path, step: int | None, item: str | None, skeleton: Path | None, follow_links: bool) -> Source:
     from convert.checkpoints import open_source
 
-    source = open_source(checkpoint, step=step, item=item, skeleton=skeleton, follow_links=follow_links)
+    return open_source(checkpoint, step=step, item=item, skeleton=skeleton, follow_links=follow_links)
+
+
+def _leaves(source: Source) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of a checkpoint's leaves, without flax nnx's ``/value``."""
     return {name.removesuffix("/value"): leaf.spec.shape for name, leaf in source.leaves.items()}
 
 
@@ -165,7 +168,12 @@ def _shapes(factory: str | None, leaves: Mapping[str, tuple[int, ...]], root: st
 
 
 def _pair(
-    reference: str | None, jax: str | None, torch: str | None, inputs: str | None, settings: Mapping[str, Any]
+    reference: str | None,
+    jax: str | None,
+    torch: str | None,
+    inputs: str | None,
+    settings: Mapping[str, Any],
+    source: Source | None,
 ) -> Pair:
     from convert.core.errors import ConvertError
     from convert.core.findings import Finding
@@ -174,7 +182,7 @@ def _pair(
     parts = {"--jax": jax, "--torch": torch, "--inputs": inputs}
     given = [name for name, value in parts.items() if value is not None]
     if reference is not None and not given:
-        return pair_of_reference(reference, settings)
+        return pair_of_reference(reference, settings, source)
     if reference is None and jax is not None and torch is not None and inputs is not None:
         return pair_of_parts(jax, torch, inputs)
     got = " and ".join((["--reference"] if reference is not None else []) + given) or "none of them"

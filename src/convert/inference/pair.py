@@ -4,15 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
+from convert.api import plan_selected
+from convert.checkpoints.source import Source
 from convert.core.errors import ConvertError, UserCodeError
 from convert.core.findings import Finding
 from convert.core.user_code import REFERENCE_OPTION, find_factory, signature_error, user_code_errors
+from convert.planning.options import ConversionOptions
+from convert.planning.plan import Plan
+from convert.planning.planner import RuleMatch
+from convert.planning.select_rules import explain, pick, score
 from convert.references.protocol import Reference
+from convert.rules.library import available_rules
 
 if TYPE_CHECKING:
     import torch
@@ -44,17 +51,20 @@ class Pair:
     masks: Callable[[Mapping[str, Array]], Mapping[str, Array]] = lambda inputs: {}
 
 
-def pair_of_reference(factory: str, settings: Mapping[str, Any]) -> Pair:
+def pair_of_reference(factory: str, settings: Mapping[str, Any], checkpoint: Source | None = None) -> Pair:
     """Make the pair of a reference, as `convert check --reference` takes it; only its outputs are compared.
 
     Args:
-        factory: ``module:function``.
+        factory: ``module:function``. That of shipped rules is given the plan that these make for the checkpoint.
         settings: sizes and facts that it reads from its plan.
 
     Raises:
         ConvertError: there is no such function, it needs a plan, or it has no JAX side.
         UserCodeError: its code raised an error.
     """
+    plan = None if checkpoint is None else _shipped_plan(factory, settings, checkpoint)
+    if plan is not None:
+        return _pair_of_plan(factory, plan)
     make = find_factory(factory, REFERENCE_OPTION)
     with user_code_errors(factory, REFERENCE_OPTION):
         reference = make(_NoPlan(factory, settings)) if signature_error(make, ("plan",)) is None else make()
@@ -63,8 +73,42 @@ def pair_of_reference(factory: str, settings: Mapping[str, Any]) -> Pair:
     if reference.jax is None:
         _refuse(REFERENCE_OPTION + factory, "a reference with a JAX side", "one without", OTHER_WAY)
     with user_code_errors(factory, REFERENCE_OPTION):
-        side = reference.jax_side()
-        module = _built(reference, factory)
+        return _pair(factory, reference, _built(reference, factory))
+
+
+def _shipped_plan(factory: str, settings: Mapping[str, Any], checkpoint: Source) -> Plan | None:
+    """Return the plan of the shipped rules whose reference this is; None if it is no shipped one.
+
+    Raises:
+        ConvertError: the rules do not fit the checkpoint, or lack a setting.
+    """
+    candidates = [rules for rules in available_rules() if rules.reference == factory]
+    if not candidates:
+        return None
+    choice = pick(score(candidates, checkpoint, ConversionOptions(settings=dict(settings))))
+    if not isinstance(choice, RuleMatch):
+        raise explain(choice)
+    return plan_selected(choice)
+
+
+def _pair_of_plan(factory: str, plan: Plan) -> Pair:
+    """Return the pair of a shipped reference; its function takes the checkpoint's names, with or without the plan's root."""
+    import torch
+
+    reference: Reference = find_factory(factory, REFERENCE_OPTION)(plan)
+    with _tables_in_float64():  # loading ties what is tied, and nothing else
+        module = reference.build({step.name: torch.rand(step.spec.shape) for step in plan.steps})
+    pair = _pair(factory, reference, module.eval())
+    root = f"{plan.root}/" if plan.root else ""
+
+    def function(weights: Arrays, given: Arrays) -> Arrays:
+        return pair.function({name.removeprefix(root): value for name, value in weights.items()}, given)
+
+    return replace(pair, function=function)
+
+
+def _pair(factory: str, reference: Reference, module: torch.nn.Module) -> Pair:
+    side = reference.jax_side()
     names = tuple(reference.outputs)
 
     def masks(given: Mapping[str, Array]) -> Mapping[str, Array]:

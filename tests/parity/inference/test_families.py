@@ -1,0 +1,54 @@
+"""`convert infer` through the reference of every shipped family gives the tensors that its shipped rules give, to the byte."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from convert.rules.library import find_rules
+from support.command_line import Run
+from support.goldens import checkpoint
+
+pytest.importorskip("jax")
+pytest.importorskip("transformers")
+
+GEMMA = ("vocab_size=256", "sliding_window=8", "query_pre_attn_scalar=5")
+SHIPPED = {  # golden: model, settings
+    "bert": ("bert", ()),
+    "gpt2": ("gpt2", ("n_head=4",)),
+    "t5": ("t5", ()),
+    "t5-v1.1": ("t5", ()),
+    "whisper": ("whisper", ()),
+    "llama": ("llama", ()),
+    "gemma1-mha": ("gemma1", ("vocab_size=256", "context_length=1024")),
+    "gemma1-mqa": ("gemma1", ("vocab_size=256", "context_length=1024")),
+    "gemma2-2b": ("gemma2", GEMMA),
+    "gemma3": ("gemma3", (*GEMMA, "rope_factor_global=8.0", "context_length=1024")),
+    "gemma3-stacked": ("gemma3", (*GEMMA, "rope_factor_global=8.0", "context_length=1024")),
+    "gemma3-kauldron": ("gemma3", (*GEMMA, "rope_factor_global=8.0", "context_length=1024")),
+    "timesfm-2.5": ("timesfm-2.5", ()),
+}
+TIED = ("timesfm-2.5",)  # the rows without padding have zeros where padding is told
+
+
+@pytest.mark.parametrize("case", ["bert", *(pytest.param(case, marks=pytest.mark.slow) for case in list(SHIPPED)[1:])])
+def test_the_tensors_of_the_shipped_rules(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str) -> None:
+    from safetensors.numpy import load_file
+
+    monkeypatch.chdir(tmp_path)
+    model, given = SHIPPED[case]
+    settings = [word for setting in given for word in ("--set", setting)]
+    reference, source = find_rules(model)[0].reference, str(checkpoint(case))
+    _, said = run("infer", source, "mine.yaml", "--reference", reference, *settings, code=2 if case in TIED else 0)
+    assert "differs:" not in said and "open:" not in said and "proven with 3 further draws" in said
+    tied = [line for line in said.splitlines() if line.startswith("tied: ")]
+    assert bool(tied) is (case in TIED) and all("input_ff_layer" in line for line in tied)
+    run("mine.yaml", source, "mine.safetensors")
+    run(model, source, "shipped.safetensors", *settings)
+    mine, shipped = load_file("mine.safetensors"), load_file("shipped.safetensors")
+    for name in mine.keys() - shipped.keys():  # a second name of a tensor, which the shipped rules leave to the module
+        assert any(mine[name].tobytes() == array.tobytes() for array in shipped.values()), name
+    for name, array in shipped.items():
+        assert mine[name].dtype == array.dtype and mine[name].shape == array.shape
+        assert mine[name].tobytes() == array.tobytes(), name
