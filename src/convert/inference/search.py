@@ -32,7 +32,7 @@ PROPOSE = {
     Role.LOOKUP: others.look_up,
     Role.OTHER: others.any_leaf,
 }
-# of proposals, and whether the products of attention must be values of the source, and what a scale gives even where it meets no value of it
+# of proposals, and whether the products of attention must be values of the source
 LEVELS = ((0, True), (0, False), (1, True), (2, False))
 NEAR = 3e-3  # of sums, where the programs differ: another GELU or epsilon
 MAX_SOLUTIONS = 8  # of a segment
@@ -418,8 +418,8 @@ class Search:
             if self._wanted and len(good) + len(rest) == len(wanted):
                 break
         strict = self.context.level == 0 and role in (Role.SCALE, Role.SHIFT)
-        if strict and (
-            self._early or self.source.has(self.replay.value(operation.data[0]), self.context.tolerance)
+        if strict and self.source.has(
+            self.replay.value(operation.data[0]), self.context.tolerance
         ):  # of fused layers each part is a value of the source, not the whole
             rest = [choice for choice in rest if choice.candidate.kind[0] in FUSED]
         chosen = good if good and role is not Role.PRODUCT else good + rest
