@@ -57,7 +57,7 @@ def compare_variants(site: Site, variants: Sequence[Variant], rule: str, name_mi
     torch = matching_variant(variants, site, site.got)
     if jax is None or torch is jax:
         return Search(ruled_out=tuple(v.name for v in variants))
-    target = UNKNOWN if torch is None else torch.name
+    target = f"none of the {len(variants)} functions that were tried" if torch is None else torch.name
     explanation = Explanation(
         name_mistake(torch, jax) if torch is not None else f"{UNKNOWN} for {jax.name}",
         f"the target computes {target}; the JAX model computes {jax.name}",
