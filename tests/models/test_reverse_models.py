@@ -15,7 +15,7 @@ from convert.reversing.source import ReversedSource
 from convert.verify.report.report import Verdict
 from convert.verify.run import check
 from convert.writing.written import open_written
-from support import gemma_image_models, gemma_models
+from support import flax_families, gemma_image_models, gemma_models
 from support.goldens import checkpoint, golden_io, relative_error
 from support.paths import DOCS, ROOT
 from support.timesfm_parity import BOUND
@@ -142,3 +142,22 @@ def test_the_check_says_what_it_says_of_the_first_checkpoint(model: str, case: s
         verdicts == {level.level: level.verdict for level in first.levels} and Verdict.FAILED not in verdicts.values()
     )
     assert verdicts["weights"] == verdicts["layers"] == Verdict.PASSED and second.exit_code == first.exit_code
+
+
+OTHER_RULES = ("dinov2", "gemma", "llama", "mistral")  # families with a rule file of their own, above
+FAMILIES = sorted(
+    case
+    for case in (file.stem for file in flax_families.FOLDER.glob("*.npz"))
+    if case.partition(".")[0] not in OTHER_RULES
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", FAMILIES)
+def test_a_flax_class_of_transformers_comes_back(case: str, tmp_path: Path) -> None:
+    ckpt, out = flax_families.write(case, tmp_path / "source"), tmp_path / "out.safetensors"
+    convert.convert("flax_transformers", ckpt, out)
+    source, first = ReversedSource(convert.plan_reverse("flax_transformers", out, ckpt)), open_source(ckpt)
+    source.check_constants()
+    assert source.leaves.keys() == first.leaves.keys()
+    assert [name for name in first.leaves if source.read(name).tobytes() != first.read(name).tobytes()] == []
