@@ -274,6 +274,11 @@ def entries() -> dict[str, Any]:
             "model_type": "", "prefix": "", "facts": {}, "tied": {}, "counts": {}, "refuses": REFUSES.get(name, {}), "when": {},
             "modules": OWN[name], "parts": parts,
         }  # fmt: skip
+    for path in sorted((HERE / "flax-families").glob("*.npz"), key=lambda path: path.stem.partition(".")[2].islower()):
+        stored = np.load(path)
+        (name,) = json.loads(str(stored["config"]))["architectures"]
+        outputs = [x.removeprefix("out/") for x in stored.files if x.startswith("out/")]
+        found[RENAMED.get(name, name)].setdefault("outputs", outputs)
     return dict(sorted(found.items()))
 
 

@@ -20,12 +20,15 @@ from safetensors.numpy import load_file, save_file
 import convert
 from convert.rules.library import shipped_rules_dir
 from convert.rules.parse import parse_rules
+from convert.verify.recording.record import write_recording
 from convert.verify.run import check
+from convert.verify.sides.evidence import Evidence
 from support import flax_families, flax_table
 from support.marks import slow_but
 from support.paths import GOLDEN
 
 FAMILY = "flax-transformers"
+OWN_RULES = ("dinov2", "gemma", "llama", "mistral")
 QUICK = ("bert.untied", "gpt2.cross", "resnet.basic", "whisper.untied", "encoder_decoder")
 # What the flax classes lack and PyTorch's have: tables that transformers computes, and poolers that the outputs do not need.
 ABSENT = re.compile(
@@ -124,6 +127,32 @@ def test_faults_are_named(family: str, tmp_path: Path) -> None:
     ], text
     verdict, text = said({**right, "extra.weight": right[name]}, "coverage")
     assert verdict == "failed" and "extra.weight: no rule makes this tensor" in text
+
+
+@pytest.mark.parametrize(
+    "case", slow_but(["vit.ViTModel"], [case_of(family) for family in flax_table.listed() if family not in OWN_RULES])
+)
+def test_the_model_level_compares_with_a_recording(case: str, tmp_path: Path) -> None:
+    source = flax_families.write(case, tmp_path / "source")
+    plan = convert.plan_conversion("flax_transformers", source)
+    convert.convert("flax_transformers", source, tmp_path / "out")
+    values = {name: x.astype(np.float64) for name, x in flax_families.values(case, "out").items()}
+    evidence = Evidence(flax_families.values(case, "in"), None, values, {})
+    write_recording(plan, evidence, tmp_path / "recorded.safetensors", outputs=tuple(values))
+
+    def verdicts() -> dict[str, str]:
+        report = check(tmp_path / "out", source, recorded=tmp_path / "recorded.safetensors")
+        return {level.level: level.verdict.value for level in report.levels}
+
+    assert set(verdicts().values()) == {"passed"}
+    assert check(tmp_path / "out", source, levels=["model"]).levels[-1].verdict.value == "skipped"
+    file = tmp_path / "out" / "model.safetensors"
+    with safe_open(file, "np") as opened:
+        metadata = opened.metadata()
+    tensors = load_file(file)
+    name, _ = tensor_of(tensors)
+    save_file({**tensors, name: turned(tensors[name]) * 3}, file, metadata=metadata)
+    assert verdicts()["model"] == "failed"
 
 
 def refused(source: Path, model: str = FAMILY) -> tuple[convert.Finding, ...]:

@@ -63,6 +63,12 @@ def for_class(rules: RuleFile, source: Source) -> tuple[RuleFile, tuple[Finding,
     return _expanded(rules, of, listed, source)
 
 
+def class_table(rules: RuleFile) -> Mapping[str, Any]:
+    """Return the table of the rules, which have `modules`."""
+    assert rules.modules is not None
+    return read_table(_path(rules, rules.modules))
+
+
 def _not_supported(rules: RuleFile, config: Mapping[str, Any]) -> Finding | None:
     """Return the finding for a model type that is not among those of the rules."""
     assert rules.sidecar is not None

@@ -1,0 +1,105 @@
+"""The class of transformers 5 that has the place of any flax class of transformers 4.
+
+Both versions cannot be installed together, so that the values of the flax class come from a recording.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from convert.planning.modules.expand import class_table
+from convert.planning.plan import Plan
+from convert.references.loading import class_of, config_of, on, ready
+from convert.references.plan_facts import not_installed
+from convert.references.protocol import Reference
+
+if TYPE_CHECKING:
+    import torch
+
+INSTALL = "pip install 'transformers>=5.23'"
+
+
+def reference(plan: Plan) -> Reference:
+    """Return the PyTorch model of the checkpoint's class; inputs and JAX's values are those of a recording."""
+    name, model_type = class_of(plan)
+    entry = class_table(plan.rules)["classes"][name]
+    widths = [step.spec.shape[-1] for step in plan.steps if len(step.spec.shape) > 1]
+    outputs = tuple(entry["outputs"])
+    return Reference(
+        inputs=lambda seed: {},
+        build=partial(_build, name, model_type, plan),
+        run=partial(_run, outputs),
+        outputs=outputs,
+        logits=tuple(output for output in outputs if output == "logits"),
+        reduction=max(widths, default=1),
+        depth=max((size for index, size in plan.sizes.items() if len(index) == 1 and index.islower()), default=1),
+    )
+
+
+def _build(name: str, model_type: str, plan: Plan, weights: Mapping[str, torch.Tensor]) -> torch.nn.Module:
+    """Build the class with these weights as `from_pretrained` does: transformers 5 renames some as it loads.
+
+    Raises:
+        UnavailableError: transformers is not installed.
+        RuntimeError: the weights do not belong to this class.
+    """
+    try:
+        import transformers
+    except ImportError as error:
+        raise not_installed("transformers", error, INSTALL) from error
+    config = transformers.AutoConfig.for_model(model_type, **config_of(plan))
+    if next(iter(weights.values())).is_meta:
+        return _empty(getattr(transformers, name), config, weights)
+    floating = [x.dtype for x in weights.values() if x.is_floating_point()]
+    with _quiet():
+        module, info = getattr(transformers, name).from_pretrained(
+            None, config=config, state_dict=dict(weights), dtype=floating[0], attn_implementation="eager", output_loading_info=True
+        )  # fmt: skip
+    unfit = {kind: sorted(map(str, info[kind])) for kind in ("unexpected_keys", "mismatched_keys") if info[kind]}
+    if unfit:
+        raise RuntimeError(f"the weights are not those of {name}: {unfit}")
+    built: torch.nn.Module = module.requires_grad_(False).eval()
+    return built
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Show neither the progress of loading nor the tables that the class computes by itself."""
+    from transformers.utils import logging
+
+    before, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
+        if bar:
+            logging.enable_progress_bar()  # type: ignore[no-untyped-call]
+
+
+def _empty(cls: Any, config: Any, weights: Mapping[str, torch.Tensor]) -> torch.nn.Module:
+    """Build the class on the meta device, where `from_pretrained` does not, and compare the names that it would load.
+
+    Raises:
+        RuntimeError: the weights do not belong to this class.
+    """
+    from transformers.core_model_loading import revert_weight_conversion
+
+    module: torch.nn.Module = cls(config).eval()
+    own = module.state_dict()
+    known = {**own, **revert_weight_conversion(module, dict(own))}  # type: ignore[arg-type]
+    unfit = [key for key, x in weights.items() if key not in known or known[key].shape != x.shape]
+    if unfit:
+        raise RuntimeError(f"the weights are not those of {cls.__name__}: {', '.join(sorted(unfit))}")
+    return module
+
+
+def _run(outputs: tuple[str, ...], module: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    with ready(module) as (device, _):
+        given = {name: on(device, value) for name, value in inputs.items()}
+        values = module(**{name: x if x.is_floating_point() or x.dtype.itemsize == 1 else x.long() for name, x in given.items()})  # fmt: skip
+    return {name: values[name] for name in outputs}
