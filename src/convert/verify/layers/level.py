@@ -117,7 +117,7 @@ class _LayerRuns:
                     stored = unstack(part, stacked)
                 else:
                     rows = self._rows(step, part)
-                    stored, written = read_layer(self._plan, part, rows), written[rows]
+                    stored, written = read_layer(self._plan, part, rows), written[rows] if written.ndim else written
                 outcomes.append((step, part, self._measure(step, part, stored, written)))
         return outcomes
 
