@@ -41,7 +41,7 @@ BUDGET = 1000  # candidates that a segment may try
 WITHOUT_PROGRESS = 600  # candidates after the deepest operation was reached
 FUSED = ("anywhere", "partly", "zeros", "absent")  # kinds of candidates
 GUESSES = 200  # behind a difference
-REMEMBERED = 4  # sets of solutions of segments that begin alike
+REMEMBERED = 4  # sets of solutions of segments that begin with the same operations
 
 
 @dataclass(frozen=True, eq=False)
@@ -308,7 +308,7 @@ class Search:
             yield self._solution(at, choices)
 
     def _carried(self, at: int, choices: list[Choice], factor: float) -> Iterator[Solution]:
-        """Go on as the target is; if that leads nowhere, with a parameter that carries the factor of an operation."""
+        """Go on as the target is; if that finds no solution, with a parameter that carries the factor of an operation."""
         found = False
         for solution in self._walk(at + 1, choices):
             found = True

@@ -99,8 +99,8 @@ def in_turns(tensor: Tensor) -> tuple[int, int] | None:
         return None
     head = int(breaks[0]) + 1
     every = np.arange(count * size).reshape(-1, count, head)
-    alike = all(np.array_equal(found, every[:, k].ravel()) for k, found in enumerate(rows))
-    return (count, head) if alike else None
+    same = all(np.array_equal(found, every[:, k].ravel()) for k, found in enumerate(rows))
+    return (count, head) if same else None
 
 
 def below_each_other(tensor: Tensor, count: int, head: int) -> Tensor:

@@ -20,7 +20,7 @@ from convert.programs.program import Operation, Value
 Array = np.ndarray[Any, np.dtype[Any]]
 PART, PARAMETER, FUNCTION = "another part", "another parameter", "another function of a parameter"
 PADS = ("constant_pad_nd", "pad")  # in torch and in JAX
-MOST_MOVED = 16  # indices of an axis whose order is told
+MOST_MOVED = 16  # indices of an axis whose order a finding writes out
 MOST_RATIOS = 8  # factors that a sentence lists
 MOST_SHIFTED = 4  # rows by which a table is moved
 

@@ -13,7 +13,7 @@ from convert.programs.divergence.kinds import LAYOUT, kind_of
 from convert.programs.program import Operation, Value
 
 Array = np.ndarray[Any, np.dtype[Any]]
-NEAR = 6  # operations behind a value, up to which it is said to be made of the largest ones
+NEAR = 6  # operations behind a value, within which a finding calls it a choice of the largest ones
 LISTED = 5  # operations that a sentence lists
 PLAIN = {
     "negate": "changes the sign",
