@@ -16,7 +16,7 @@ from faults.planted.orders import ORDERS
 from faults.planted.values import VALUES
 from faults.plants import InFacts, InSettings
 
-# Models that take seconds to compile, and TimesFM 1.0 and 2.0, whose faults are those of 2.5.
+# Models that take seconds to compile.
 SLOW_CASES = (
     "cde-linear",
     "cde-cubic",
@@ -32,8 +32,8 @@ SLOW_CASES = (
     "dinov2",
     "timesfm-1.0",
     "timesfm-2.0",
+    "timesfm-2.5",
 )
-PUBLISHED = ("timesfm", "gemma")
 NAMED = 0.98  # of the faults, at least, are diagnosed by name
 
 
@@ -41,14 +41,14 @@ def once() -> Iterator[Any]:
     """The faults that run by default; all others are slow.
 
     Of those that a cheap level catches, each diagnosis once; of those that only the model level catches, one for each model.
-    Faults of `SLOW_CASES` are slow, those of published models that only running them shows, and those that unit tests name one by one: wrong facts (test_judged_facts.py) and changes
+    Faults of `SLOW_CASES` are slow, those of Gemma that only running it shows, and those that unit tests name one by one: wrong facts (test_judged_facts.py) and changes
     of the values of whole tensors (test_value_changes.py, test_rounding.py, test_permutations.py, test_causes.py).
     """
     seen = set()
     for fault in FAULTS:
         found = fault.case if fault.level == "model" else (fault.diagnosis or fault.name)
         named = fault in (*VALUES, *ORDERS) or isinstance(fault.plant, InFacts | InSettings)
-        runs = fault.case.startswith(PUBLISHED) and "weights" not in fault.level
+        runs = fault.case.startswith("gemma") and "weights" not in fault.level
         slow = found in seen or fault.case in SLOW_CASES or named or runs
         yield pytest.param(fault, id=fault.id, marks=[pytest.mark.slow] if slow else [])
         if not slow:

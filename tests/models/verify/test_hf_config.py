@@ -249,6 +249,7 @@ def test_a_configuration_that_names_no_class(made: Any, case: str) -> None:
         assert any("load_state_dict(strict=True)" in note for note in level.notes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "key", "value"), [("gpt2", "reorder_and_upcast_attn", True), ("bert", "chunk_size_feed_forward", 4)]
 )

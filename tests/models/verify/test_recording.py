@@ -185,6 +185,7 @@ def test_a_skip_is_never_a_pass(files: Files) -> None:
     assert (verdicts(report), report.exit_code) == (["skipped"], 2)
 
 
+@pytest.mark.slow
 def test_a_recording_gives_what_the_live_model_gives(files: Files) -> None:
     live, loaded = evidence_of(CASE), load_recording(files.recorded()).evidence
     assert (

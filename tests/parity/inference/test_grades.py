@@ -133,6 +133,7 @@ def test_a_layer_with_a_fault_is_never_derived(fault):
     assert found.differences and found.differences[0].site.where.startswith("test_grades.py:")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "says"), [("gelu", ["gelu_erf", "gelu_tanh"]), ("epsilon", ["1e-05", "1e-06"])], ids=["gelu", "epsilon"]
 )
@@ -149,6 +150,7 @@ def test_heads_in_another_order_are_not_said_to_be_the_same():
     assert not found.complete and Grade.DERIVED not in grades(found)
 
 
+@pytest.mark.slow
 def test_a_leaf_behind_a_difference_is_asked_for_and_never_dropped():
     def function(w, x):
         return jnp.tanh(jnp.tanh(x @ w["a"]) @ w["b"])

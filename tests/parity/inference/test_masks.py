@@ -61,6 +61,7 @@ def derived(reads_padding: bool, masked: bool = True) -> Derivation:
     return infer(function, Model(reads_padding).eval(), run, inputs, SHAPES, **masks)
 
 
+@pytest.mark.slow
 def test_what_does_not_count_is_not_compared():
     found = derived(reads_padding=True)
     assert found.complete and grades(found) == {Grade.DERIVED}
