@@ -111,14 +111,123 @@ def inputs(seed):
     return {"x": np.random.default_rng(seed).normal(size=(40, D))}
 """
 
+SMALL = """
+import jax.numpy as jnp
+import numpy as np
+import torch
+from torch import nn
+
+from convert.references.protocol import Reference
+
+D = 6
+
+
+def shapes():
+    return {"w": np.zeros((D, D))}
+
+
+def forward(p, inputs):
+    return jnp.tanh(inputs["x"] @ p["w"])
+
+
+def named(p, inputs):
+    return {"y": forward(p, inputs)}
+
+
+def nothing(p, inputs):
+    return {}
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(D, D, bias=False)
+
+    def forward(self, x):
+        return torch.tanh(self.first(x))
+
+
+class Tuple(Net):
+    def forward(self, x):
+        return super().forward(x), None
+
+
+class Flat(Net):
+    def forward(self, x):
+        return super().forward(x).reshape(-1)
+
+
+class Unused(Net):
+    def __init__(self):
+        super().__init__()
+        self.second = nn.Linear(D, D, bias=False)
+
+
+def inputs(seed):
+    return {"x": np.random.default_rng(seed).normal(size=(5, D))}
+
+
+def listed(seed):
+    return [inputs(seed)["x"]]
+
+
+def numbered(seed):
+    return {0: inputs(seed)["x"]}
+
+
+def words(seed):
+    return {"x": np.array(["a", "b"])}
+
+
+def objects(seed):
+    return {"x": np.array([None, 1.0])}
+
+
+def ragged(seed):
+    return {"x": [[1.0], [1.0, 2.0]]}
+
+
+def unseeded(seed):
+    return {"x": np.random.default_rng().normal(size=(5, D))}
+
+
+def fails(seed):
+    raise ValueError("no data")
+
+
+def reference(plan, run=lambda module, given: {"y": module(**given)}, draw=inputs, jax=named):
+    return Reference(inputs=draw, jax=jax, build=lambda state: Net(), run=run, outputs=("y",), reduction=D, depth=1)
+
+
+def other_name(plan):
+    return reference(plan, lambda module, given: {"z": module(**given)})
+
+
+def unnamed(plan):
+    return reference(plan, lambda module, given: module(**given))
+
+
+def jax_other_name(plan):
+    return reference(plan, jax=lambda p, inputs: {"z": forward(p, inputs)})
+
+
+def of_words(plan):
+    return reference(plan, draw=words)
+
+
+def without_run(plan):
+    return reference(plan, None)
+"""
+
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", ["", *sys.path])
-    for name in ("pair_of_models", "fused_models", "reference", "model_jax", "model_torch"):
+    for name in ("pair_of_models", "small_models", "fused_models", "reference", "model_jax", "model_torch"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     (tmp_path / "pair_of_models.py").write_text(MODELS)
+    (tmp_path / "small_models.py").write_text(SMALL)
     rng = np.random.default_rng(0)
     leaves = {"one/w": (6, 2, 3), "two/w": (2, 3, 6), "two/b": (6,), "norm/g": (6,), "step": ()}
     np.savez("ckpt.npz", **{name: rng.normal(size=shape).astype(np.float32) for name, shape in leaves.items()})
@@ -255,6 +364,64 @@ def test_wrong_options_are_one_error(run: Run, folder: Path, options: tuple[str,
 def test_inputs_that_are_no_numbers_are_one_error(run: Run, folder: Path) -> None:
     _, said = run("infer", "ckpt.npz", "mine.yaml", *parts(inputs="trains"), code=2)
     assert "error[" in said and "NaN" in said and "Traceback" not in said
+
+
+def small(jax: str = "forward", torch: str = "Net", inputs: str = "inputs") -> tuple[str, ...]:
+    m = "small_models"
+    return ("--shapes", f"{m}:shapes", "--jax", f"{m}:{jax}", "--torch", f"{m}:{torch}", "--inputs", f"{m}:{inputs}")
+
+
+def small_reference(factory: str) -> tuple[str, ...]:
+    return ("--shapes", "small_models:shapes", "--reference", f"small_models:{factory}")
+
+
+VALUES = "error[reference-values-invalid]: "
+INPUTS = f"{VALUES}--inputs small_models:"
+
+
+@pytest.mark.parametrize(
+    ("models", "text"),
+    [
+        (small("named"), f"{VALUES}the outputs: expected those of the JAX function (y), got those of the PyTorch module (output); return the same from both"),
+        (small(torch="Tuple"), "expected those of the JAX function (output), got those of the PyTorch module (output.0); return"),
+        (small("nothing"), f"{VALUES}the outputs: expected an array of the JAX function, got none"),
+        (small(inputs="listed"), f"{INPUTS}listed: the value of `inputs`: expected NumPy arrays by name, got list"),
+        (small(inputs="numbered"), f"{INPUTS}numbered: the value of `inputs`: expected NumPy arrays by name, got the name 0"),
+        (small(inputs="words"), f"{INPUTS}words: the value of `inputs`: expected a NumPy array of numbers for 'x', got an array of <U1"),
+        (small(inputs="objects"), "expected a NumPy array of numbers for 'x', got an array of object"),
+        (small(inputs="ragged"), "expected a NumPy array of numbers for 'x', got list"),
+        (small(inputs="unseeded"), "error[run-not-deterministic]: the input 'x': expected the same values in two calls with the seed 0, got other ones; draw them from np.random.default_rng(seed)"),
+        (small(inputs="fails"), "error[user-code-failed]: --inputs small_models:fails: ValueError: no data (small_models.py:"),
+        (small_reference("other_name"), f"{VALUES}--reference small_models:other_name: the value of `run`: expected a value for the output 'y', which `outputs` lists, got values for z"),
+        (small_reference("jax_other_name"), "the value of `jax`: expected a value for the output 'y', which `outputs` lists, got values for z"),
+        (small_reference("unnamed"), "the value of `run`: expected values by name (y), got Tensor"),
+        (small_reference("of_words"), f"{VALUES}--reference small_models:of_words: the value of `inputs`: expected a NumPy array of numbers for 'x'"),
+        (small_reference("without_run"), "error[reference-invalid]: --reference small_models:without_run: `run`: expected a function of (module, inputs), got None"),
+    ],
+)  # fmt: skip
+def test_models_and_inputs_that_cannot_be_compared_are_one_error(
+    run: Run, folder: Path, models: tuple[str, ...], text: str
+) -> None:
+    _, said = run("infer", "mine.yaml", *models, code=2)
+    assert text in said and said.count("error[") == 1 and "Traceback" not in said
+    assert not Path("mine.yaml").exists()
+
+
+def test_outputs_of_other_shapes_are_said_with_both(run: Run, folder: Path) -> None:
+    _, said = run("infer", "mine.yaml", *small(torch="Flat"), code=2)
+    assert "the output 'output' differs: the target gives shape [30], the source [5, 6]" in said
+
+
+def test_a_tensor_that_the_module_never_uses_is_open_and_said_to_be_unread(run: Run, folder: Path) -> None:
+    out, _ = run("infer", "mine.yaml", *small(torch="Unused"), "--json", code=2)
+    found = json.loads(out)
+    assert {tensor["name"]: tensor["unread"] for tensor in found["tensors"]} == {
+        "first.weight": False,
+        "second.weight": True,
+    }
+    assert found["open"] == {"second.weight": "no operation of the target reads it"}
+    _, said = run("infer", "again.yaml", *small(torch="Unused"), code=2)
+    assert "open: second.weight: no operation of the target reads it" in said
 
 
 @pytest.mark.slow

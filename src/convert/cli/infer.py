@@ -67,7 +67,7 @@ def infer(
         typer.Option(
             "--inputs",
             metavar="MODULE:FUNCTION",
-            help="Inputs: a function of a seed that returns NumPy arrays by name.",
+            help="Inputs: a function of a seed that returns NumPy arrays by name, the same for the same seed.",
             rich_help_panel=o.INPUT,
         ),
     ] = None,
@@ -264,7 +264,8 @@ def _listed(grade: str, tensors: list[Tensor]) -> Iterator[str]:
             tie = first.ties[0]
             yield f"tied: {name}: the inputs make {output.count(len(tie.columns), 'column')} equal; {tie.told_by} would tell them apart"
         elif grade == "open":
-            yield f"open: {name}: {', '.join(first.candidates[:LISTED]) or 'no leaf fits'}"
+            candidates = "" if first.unread else ", ".join(first.candidates[:LISTED])
+            yield f"open: {name}: {candidates or first.lack}"
         else:
             yield f"{grade}: {name}: {output.count(len(first.alternatives), 'other way')} to make it give the same outputs; the stored order is written"
     if len(groups) > LISTED:

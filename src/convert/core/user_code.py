@@ -97,7 +97,8 @@ def user_code_errors(factory: str | None, option: str = "") -> Iterator[None]:
     except UserCodeError as error:  # it returned a wrong value; add where the code comes from
         if factory is None:
             raise
-        raise UserCodeError(replace(error.findings[0], path=f"{option}{factory}"), error.frames) from error
+        finding = error.findings[0]
+        raise UserCodeError(replace(finding, path=finding.path or f"{option}{factory}"), error.frames) from error
     except (ConvertError, ModuleNotFoundError, *OF_THE_PROGRAM):
         raise
     except BaseException as error:

@@ -5,5 +5,5 @@
 which of the others give the same outputs, `proof` loads fresh weights into the module, and where the
 programs differ `differences` names the operation. `derivation` has the result: for each
 tensor its parts, the evidence of each, and a grade. No name is compared.
-May import `references.protocol`, `layers`, `programs`, `numerics` and `core`.
+May import `references`, `layers`, `programs`, `numerics` and `core`.
 """

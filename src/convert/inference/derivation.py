@@ -213,6 +213,7 @@ class Tensor:
         candidates: leaves that may be the source (`Grade.OPEN`).
         also: further names of the same tensor in the state_dict.
         unseen: how many elements no operation of the run used; they continue the pattern of the others.
+        unread: whether no operation of the target reads the tensor.
     """
 
     name: str
@@ -224,6 +225,12 @@ class Tensor:
     candidates: tuple[str, ...] = ()
     also: tuple[str, ...] = ()
     unseen: int = 0
+    unread: bool = False
+
+    @property
+    def lack(self) -> str:
+        """Why a tensor has no parts."""
+        return "no operation of the target reads it" if self.unread else "nothing was found that fits"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the tensor as JSON values."""
@@ -237,6 +244,7 @@ class Tensor:
             "candidates": list(self.candidates),
             "also": list(self.also),
             "unseen": self.unseen,
+            "unread": self.unread,
         }
 
 

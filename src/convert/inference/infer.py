@@ -19,9 +19,11 @@ from convert.inference.grading.differences import explained, where_it_ended
 from convert.inference.grading.grades import tensors
 from convert.inference.grading.proof import Masks
 from convert.inference.grading.ties import told_apart
+from convert.inference.requirements import require_outputs_of_both, require_same_inputs
 from convert.inference.search import Search
 from convert.inference.sites import site_of
 from convert.programs.program import Program
+from convert.references.user_reference import require_inputs
 
 if TYPE_CHECKING:
     import torch
@@ -59,8 +61,10 @@ def infer(
         seed: of the weights and inputs; those of the proof follow.
 
     Raises:
-        ConvertError: a side does not run, is not deterministic, or gives NaN.
+        ConvertError: a side does not run, is not deterministic, or gives NaN; or the two have not the same outputs.
+        UserCodeError: the inputs are not arrays of numbers by name.
     """
+    require_same_inputs(inputs, seed)
     attempts = []
     for attempt in range(ATTEMPTS):  # other weights, if these make columns equal
         attempts.append(_derived(function, module, run, inputs, shapes, masks, seed + attempt * (DRAWS + 1)))
@@ -91,9 +95,10 @@ def _derived(
         made: Program = draws.run(seed, lambda weights: record_jax(function, weights, given))
         return constants_as_data(made)
 
-    given = whole_rows(inputs(seed), masks)
+    given = whole_rows(require_inputs(inputs(seed)), masks)
     first = source(seed, given)
     target = constants_as_data(record_torch(module, run, given))
+    require_outputs_of_both(first, target)
     learned = learned_inputs(first, target)
     first, target = parameters_as_data(first, learned[0]), parameters_as_data(target, learned[1])
 
@@ -111,7 +116,7 @@ def _derived(
     evidence: Proof | None = None
     if solved and all(t.grade is not Grade.OPEN for t in found):
         further = range(seed + 1, seed + 1 + DRAWS)
-        fresh = [parameters_as_data(source(other, inputs(other)), learned[0]) for other in further]
+        fresh = [parameters_as_data(source(other, require_inputs(inputs(other))), learned[0]) for other in further]
         error = partial(proof.error, module, run, masks)
         evidence = Proof(DRAWS, max(error(found, program) for program in fresh))
         if evidence.error > PROVEN:

@@ -19,6 +19,7 @@ from convert.planning.plan import Plan
 from convert.planning.planner import RuleMatch
 from convert.planning.select_rules import explain, pick, score
 from convert.references.protocol import Reference
+from convert.references.user_reference import require_inputs, require_outputs, require_reference
 from convert.rules.library import available_rules
 
 if TYPE_CHECKING:
@@ -68,8 +69,7 @@ def pair_of_reference(factory: str, settings: Mapping[str, Any], checkpoint: Sou
     make = find_factory(factory, REFERENCE_OPTION)
     with user_code_errors(factory, REFERENCE_OPTION):
         reference = make(_NoPlan(factory, settings)) if signature_error(make, ("plan",)) is None else make()
-    if not isinstance(reference, Reference):
-        _refuse(REFERENCE_OPTION + factory, "a convert.references.protocol.Reference", type(reference).__name__)
+    require_reference(reference, factory)
     if reference.jax is None:
         _refuse(REFERENCE_OPTION + factory, "a reference with a JAX side", "one without", OTHER_WAY)
     with user_code_errors(factory, REFERENCE_OPTION):
@@ -114,7 +114,8 @@ def _pair(factory: str, reference: Reference, module: torch.nn.Module) -> Pair:
     def masks(given: Mapping[str, Array]) -> Mapping[str, Array]:
         return {name: mask for name, mask in reference.masks(given).items() if name in names}
 
-    return Pair(_only(side, names), module, _only(reference.run, names), reference.inputs, factory, masks)
+    function, run = _only(side, names, "jax"), _only(reference.run, names, "run")
+    return Pair(function, module, run, reference.inputs, factory, masks)
 
 
 def pair_of_parts(jax: str, net: str, inputs: str) -> Pair:
@@ -149,7 +150,11 @@ def pair_of_parts(jax: str, net: str, inputs: str) -> Pair:
     def run(module: torch.nn.Module, given: Arrays) -> Arrays:
         return by_name(module(**given))
 
-    return Pair(lambda weights, given: by_name(function(weights, given)), module.eval(), run, draw, jax)
+    def drawn(seed: int) -> Mapping[str, Array]:
+        with user_code_errors(inputs, INPUTS_OPTION):
+            return require_inputs(draw(seed))
+
+    return Pair(lambda weights, given: by_name(function(weights, given)), module.eval(), run, drawn, jax)
 
 
 def shapes_of_function(factory: str) -> dict[str, tuple[int, ...]]:
@@ -184,9 +189,17 @@ def by_name(outputs: Any) -> Arrays:
     return {"output": outputs}
 
 
-def _only(function: Callable[[Any, Arrays], Arrays], names: tuple[str, ...]) -> Callable[[Any, Arrays], Arrays]:
-    """Leave out the boundaries that a function returns beside the outputs."""
-    return lambda first, inputs: {name: value for name, value in function(first, inputs).items() if name in names}
+def _only(
+    function: Callable[[Any, Arrays], Arrays], names: tuple[str, ...], field: str
+) -> Callable[[Any, Arrays], Arrays]:
+    """Leave out the boundaries that a function of a reference returns beside the outputs."""
+
+    def outputs(first: Any, inputs: Arrays) -> Arrays:
+        made = function(first, inputs)
+        require_outputs(names, field, made)
+        return {name: value for name, value in made.items() if name in names}
+
+    return outputs
 
 
 class _NoPlan:

@@ -379,10 +379,12 @@ class Search:
         for name, value in self.source.program.outputs.items():
             got, expected = self.replay.value(self.target.outputs[name]), value.array
             scale = np.abs(expected).max(initial=0) or 1.0
-            if got.shape != expected.shape or not np.allclose(
-                got, expected, rtol=0, atol=self.context.tolerance * scale, equal_nan=True
-            ):
-                self._refute(len(self._order), f"the output {name} differs")
+            if got.shape != expected.shape:
+                shapes = f"the target gives shape {list(got.shape)}, the source {list(expected.shape)}"
+                self._refute(len(self._order), f"the output {name!r} differs: {shapes}")
+                return False
+            if not np.allclose(got, expected, rtol=0, atol=self.context.tolerance * scale, equal_nan=True):
+                self._refute(len(self._order), f"the output {name!r} differs")
                 return False
         return True
 

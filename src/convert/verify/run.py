@@ -26,6 +26,7 @@ from convert.planning.plan import Plan
 from convert.planning.target_formats.registry import target_names
 from convert.references.plan_facts import ReadFacts
 from convert.references.protocol import Reference
+from convert.references.user_reference import require_factory, require_reference
 from convert.rules.library import is_path, named_rules
 from convert.verify.config.activations import with_measured
 from convert.verify.config.compare import Facts, check_facts, with_facts
@@ -45,7 +46,6 @@ from convert.verify.report.report import LevelReport, Report, Verdict
 from convert.verify.sides.evidence import Evidence
 from convert.verify.sides.target_alone import target_alone
 from convert.verify.sides.target_code import with_target_errors
-from convert.verify.sides.user_reference import require_factory, require_reference
 from convert.verify.weights.level import WeightsPass
 from convert.writing.written import Written, open_written
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,7 +57,9 @@ def tensors(
                 found[tensor].alternatives.append(
                     tuple(part for c, p in pieces for part in _parts(search, c, p, segment))
                 )
-    return tuple(_tensor(search, name, names[name], found[name], solved) for name in names)
+    target = search.target
+    read = {value for operation in target.operations for value in operation.operands} | {*target.outputs.values()}
+    return tuple(_tensor(search, name, names[name], found[name], solved, read) for name in names)
 
 
 def _values(solution: Solution) -> dict[str, Array]:
@@ -69,8 +71,11 @@ def _values(solution: Solution) -> dict[str, Array]:
     return {name: (joined := np.concatenate(rows, 1))[:, np.argsort(joined[0])] for name, rows in found.items()}
 
 
-def _tensor(search: Search, name: str, also: Sequence[str], found: _Found, solved: bool) -> Tensor:
-    shape = search.target.parameters[name].array.shape
+def _tensor(
+    search: Search, name: str, also: Sequence[str], found: _Found, solved: bool, read: Collection[Value]
+) -> Tensor:
+    target = search.target
+    shape = target.parameters[name].array.shape
     parts = [part for choice, piece, k in found.pieces for part in _parts(search, choice, piece, search.segments[k])]
     exact = all(search.segments[k].exact for _, _, k in found.pieces)
     size = int(np.prod(shape))
@@ -98,6 +103,7 @@ def _tensor(search: Search, name: str, also: Sequence[str], found: _Found, solve
         candidates,
         tuple(also),
         unseen,
+        target.parameters[name] not in read,
     )
 
 

@@ -152,8 +152,8 @@ def _cells(
         activation = str(module.facts.get("activation", "tanh"))
         cell = name_cell(module.kind_name, tensors, derivation.leaves, activation) if complete else None
         if cell is None:
-            why = "no cell of the rule language gives these tensors" if complete else "nothing was found that fits"
-            unknown |= dict.fromkeys((tensor.name for tensor in tensors.values()), why)
+            why = "no cell of the rule language gives these tensors" if complete else ""
+            unknown |= {tensor.name: why or tensor.lack for tensor in tensors.values()}
             continue
         source = Source(cell.start, Layout((), (), (), ()))
         weakest = max((tensor.grade for tensor in tensors.values()), key=list(Grade).index)
@@ -215,8 +215,8 @@ def _describe(
     if not tensors:
         return "the source has no such parameter"
     first = tensors.get("weight", next(iter(tensors.values())))
-    if any(not tensor.parts for tensor in tensors.values()):
-        return "nothing was found that fits"
+    if lacking := [tensor for tensor in tensors.values() if not tensor.parts]:
+        return min(lacking, key=lambda tensor: tensor.unread).lack
     others: tuple[str, ...] | None = None
     words = low_rank_words(first, derivation.leaves) if first.parts else None
     if words is not None and words.base is not None:

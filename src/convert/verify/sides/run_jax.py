@@ -11,8 +11,8 @@ from convert.core.tensor_spec import numpy_dtype
 from convert.numerics.precision import jax_precision
 from convert.planning.plan import Plan
 from convert.references.protocol import Reference
+from convert.references.user_reference import require_inputs, require_masks, require_outputs
 from convert.verify.sides.evidence import Evidence
-from convert.verify.sides.user_reference import require_inputs, require_masks, require_outputs
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -16,9 +16,9 @@ from convert.numerics.compare import epsilon
 from convert.numerics.precision import torch_pinned
 from convert.planning.plan import Plan
 from convert.references.protocol import INPUT, Reference, observe
+from convert.references.user_reference import require_outputs
 from convert.verify.sides.evidence import Evidence, Values
 from convert.verify.sides.float64_plan import float64_step
-from convert.verify.sides.user_reference import require_outputs
 from convert.writing.written import Written
 
 if TYPE_CHECKING:

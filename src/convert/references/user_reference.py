@@ -78,17 +78,25 @@ def _reject(factory: str, problem: str, expected: str, got: str) -> NoReturn:
     raise ConvertError(Finding("reference-invalid", problem, path=path, expected=expected, got=got, fix=EXAMPLE))
 
 
-def require_inputs(made: Any) -> None:
-    """Check the value of `inputs`.
+def require_inputs(made: Any) -> Mapping[str, Array]:
+    """Check the value of `inputs`, and return its arrays.
 
     Raises:
         UserCodeError: it is not a mapping from names to arrays of numbers.
     """
-    if not isinstance(made, Mapping) or not made:
-        _wrong_value("inputs", "NumPy arrays by name", _kind(made))
+    if not isinstance(made, Mapping) or not made or not all(isinstance(name, str) for name in made):
+        wrong = [name for name in made if not isinstance(name, str)] if isinstance(made, Mapping) else []
+        got = f"the name {wrong[0]!r}" if wrong else f"{'an empty ' if isinstance(made, Mapping) else ''}{_kind(made)}"
+        _wrong_value("inputs", "NumPy arrays by name", got)
+    arrays = {}
     for name, value in made.items():
-        if np.asarray(value).dtype.kind not in "biuf" and np.asarray(value).dtype.name != "bfloat16":
+        try:
+            arrays[name] = np.asarray(value)
+        except (TypeError, ValueError):  # of lists of unequal lengths
+            arrays[name] = np.array(None)
+        if arrays[name].dtype.kind not in "biuf" and arrays[name].dtype.name != "bfloat16":
             _wrong_value("inputs", f"a NumPy array of numbers for {name!r}", _kind(value))
+    return arrays
 
 
 def require_outputs(outputs: Sequence[str], function: str, made: Any) -> None:

@@ -1,0 +1,52 @@
+"""What the two programs and their inputs must give, so that they can be compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from convert.core.errors import ConvertError
+from convert.core.findings import Finding
+from convert.programs.program import Program
+from convert.references.user_reference import require_inputs
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+def require_same_inputs(inputs: Callable[[int], Mapping[str, Array]], seed: int) -> None:
+    """Check that a seed always gives the same inputs.
+
+    Raises:
+        ConvertError: it does not.
+        UserCodeError: the inputs are not arrays of numbers by name.
+    """
+    first, second = ({name: np.array(x) for name, x in require_inputs(inputs(seed)).items()} for _ in range(2))
+    names = [name for name in {**first, **second} if name not in first or name not in second]
+    names += [name for name in first if not names and not np.array_equal(first[name], second[name], equal_nan=True)]
+    if names:
+        raise ConvertError(
+            Finding(
+                "run-not-deterministic",
+                f"the input {names[0]!r}",
+                expected=f"the same values in two calls with the seed {seed}",
+                got="other ones",
+                fix="draw them from np.random.default_rng(seed)",
+            )
+        )
+
+
+def require_outputs_of_both(source: Program, target: Program) -> None:
+    """Check that the target has every output of the source, and that there is one.
+
+    Raises:
+        ConvertError: one is missing; it would not be compared.
+    """
+    missing = [name for name in source.outputs if name not in target.outputs]
+    if source.outputs and not missing:
+        return
+    expected = f"those of the JAX function ({', '.join(source.outputs)})" if missing else "an array of the JAX function"
+    got = f"those of the PyTorch module ({', '.join(target.outputs) or 'none'})" if missing else "none"
+    fix = "return the same from both: an array is named output, those of a tuple output.0, output.1, and a dict has its own names"
+    raise ConvertError(Finding("reference-values-invalid", "the outputs", expected=expected, got=got, fix=fix))
