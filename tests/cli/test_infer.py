@@ -195,8 +195,8 @@ def fails(seed):
     raise ValueError("no data")
 
 
-def reference(plan, run=lambda module, given: {"y": module(**given)}, draw=inputs, jax=named):
-    return Reference(inputs=draw, jax=jax, build=lambda state: Net(), run=run, outputs=("y",), reduction=D, depth=1)
+def reference(plan, run=lambda module, given: {"y": module(**given)}, draw=inputs, jax=named, masks=lambda given: {}):
+    return Reference(inputs=draw, jax=jax, build=lambda state: Net(), run=run, outputs=("y",), reduction=D, depth=1, masks=masks)
 
 
 def other_name(plan):
@@ -213,6 +213,22 @@ def jax_other_name(plan):
 
 def of_words(plan):
     return reference(plan, draw=words)
+
+
+def no_masks(plan):
+    return reference(plan, masks=lambda given: None)
+
+
+def short_mask(plan):
+    return reference(plan, masks=lambda given: {"y": np.ones(3, bool)})
+
+
+def word_as_mask(plan):
+    return reference(plan, masks=lambda given: {"y": "all"})
+
+
+def nothing_counts(plan):
+    return reference(plan, masks=lambda given: {"y": np.zeros(5, bool)})
 
 
 def without_run(plan):
@@ -396,6 +412,10 @@ INPUTS = f"{VALUES}--inputs small_models:"
         (small_reference("jax_other_name"), "the value of `jax`: expected a value for the output 'y', which `outputs` lists, got values for z"),
         (small_reference("unnamed"), "the value of `run`: expected values by name (y), got Tensor"),
         (small_reference("of_words"), f"{VALUES}--reference small_models:of_words: the value of `inputs`: expected a NumPy array of numbers for 'x'"),
+        (small_reference("no_masks"), f"{VALUES}--reference small_models:no_masks: the value of `masks`: expected masks by the names of the values, got NoneType"),
+        (small_reference("short_mask"), "the value of `masks`: expected bool for 'y', with the leading axes of [5, 6], with 1 for an axis along which all elements count the same, got bool of shape [3]"),
+        (small_reference("word_as_mask"), "the value of `masks`: expected bool for 'y', with the leading axes of [5, 6]"),
+        (small_reference("nothing_counts"), "the value of `masks`: expected true where 'y' counts, got false everywhere, so that nothing is compared"),
         (small_reference("without_run"), "error[reference-invalid]: --reference small_models:without_run: `run`: expected a function of (module, inputs), got None"),
     ],
 )  # fmt: skip

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from convert.core.errors import ConvertError
+from convert.references.user_reference import require_masks
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Shapes = Mapping[str, tuple[int, ...]]
@@ -58,14 +59,16 @@ class Draws:
 def whole_rows(
     inputs: Mapping[str, Array], masks: Callable[[Mapping[str, Array]], Mapping[str, Array]]
 ) -> dict[str, Array]:
-    """Return the rows of a batch whose outputs all count; all rows if there are none.
+    """Return the rows of a batch whose outputs all count; all rows if there are none, or if the outputs have not the same rows.
 
     Where an output does not count, such as that of a padded position, the programs may differ, and so may values before it.
 
     Args:
         masks: inputs -> name of an output -> true where it counts.
     """
-    counts = [np.asarray(mask, bool) for mask in masks(inputs).values()]
+    counts = [mask for _, mask in require_masks(masks(inputs), {}) if mask.dtype == bool and mask.ndim]
+    if len({len(mask) for mask in counts} - {1}) > 1:
+        return dict(inputs)
     keep = np.array(True)
     for mask in counts:
         keep = keep & mask.reshape(len(mask), -1).all(1)

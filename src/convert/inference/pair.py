@@ -19,7 +19,7 @@ from convert.planning.plan import Plan
 from convert.planning.planner import RuleMatch
 from convert.planning.select_rules import explain, pick, score
 from convert.references.protocol import Reference
-from convert.references.user_reference import require_inputs, require_outputs, require_reference
+from convert.references.user_reference import require_inputs, require_masks, require_outputs, require_reference
 from convert.rules.library import available_rules
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def _pair(factory: str, reference: Reference, module: torch.nn.Module) -> Pair:
     names = tuple(reference.outputs)
 
     def masks(given: Mapping[str, Array]) -> Mapping[str, Array]:
-        return {name: mask for name, mask in reference.masks(given).items() if name in names}
+        return {name: mask for name, mask in require_masks(reference.masks(given), {}) if name in names}
 
     function, run = _only(side, names, "jax"), _only(reference.run, names, "run")
     return Pair(function, module, run, reference.inputs, factory, masks)

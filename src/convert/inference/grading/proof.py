@@ -11,6 +11,7 @@ import numpy as np
 from convert.inference.candidates import COMPUTE
 from convert.inference.derivation import Arithmetic, Tensor
 from convert.programs.program import Program
+from convert.references.user_reference import require_masks
 
 if TYPE_CHECKING:
     import torch
@@ -54,6 +55,9 @@ def error(
 
     Args:
         masks: inputs -> where each output counts.
+
+    Raises:
+        UserCodeError: a mask does not fit its output, or excludes all of it.
     """
     import torch
 
@@ -66,7 +70,9 @@ def error(
         own.load_state_dict(full, strict=True)
         outputs = run(own, {name: torch.as_tensor(np.array(v.array)) for name, v in source.inputs.items()})
         found = {name: value.double().numpy() for name, value in outputs.items()}
-    worst, counts = 0.0, masks({name: value.array for name, value in source.inputs.items()})
+    given = {name: value.array for name, value in source.inputs.items()}
+    shapes = {name: value.array.shape for name, value in source.outputs.items()}
+    worst, counts = 0.0, dict(require_masks(masks(given), shapes))
     for name, value in source.outputs.items():
         if found[name].shape != value.array.shape:
             return float("inf")
@@ -81,6 +87,5 @@ def _counted(array: Array, mask: Array | None) -> Array:
     """Return the elements that count; `mask` has the leading axes of the array."""
     if mask is None:
         return array
-    mask = np.asarray(mask, bool)
     counted: Array = array[np.broadcast_to(mask.reshape(*mask.shape, *[1] * (array.ndim - mask.ndim)), array.shape)]
     return counted
