@@ -140,13 +140,12 @@ def load_into(
         jobs: leaves that are processed at a time; None is the number of processors.
         on_event: called after each leaf.
 
-    The other arguments are those of `plan_conversion`; `dtype` is the module's.
+    The other arguments, and other errors, are those of `plan_conversion`; `dtype` is the module's.
 
     Raises:
         PlanError: the module has a tensor that the checkpoint does not give, or of another shape, or the reverse
             (``state-dict-mismatch``); it ties parameters that the checkpoint has apart (``tied-weights-differ``); a tensor of the
             module cannot be filled (``module-tensor-unsupported``); a value does not fit its dtype (``value-overflow``).
-        And the errors of `plan_conversion`.
     """
     from convert.loading.module import fill
 
@@ -200,12 +199,11 @@ def plan_reverse(
         like: a checkpoint of the same model. It gives the tree, the shapes and the dtypes of the leaves, and those leaves that no
             tensor holds.
 
-    The other arguments are those of `plan_conversion`. Without `to`, the target is the one that the
+    The other arguments, and other errors, are those of `plan_conversion`. Without `to`, the target is the one that the
     tensors' file states, or else the first one whose names they have.
 
     Raises:
         PlanError: an operation has no inverse (``not-reversible``), or a tensor is missing, unexpected or of another shape.
-        And the errors of `plan_conversion`.
     """
     from convert.reversing.plan import reverse
     from convert.writing.written import open_written
