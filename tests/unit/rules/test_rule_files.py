@@ -352,6 +352,9 @@ FREE = tuple(
         "requires",
         "products",
         "needs_confirmation",
+        "classes",
+        "renamed",
+        "absent",
         *KINDS,
     )
 )
