@@ -11,7 +11,7 @@ from convert.core.errors import OptionError
 from convert.core.findings import Finding
 from convert.core.similarity import did_you_mean
 from convert.rules.file import ASK, RuleFile, references
-from convert.rules.validate import facts_of
+from convert.rules.names_used import facts_of
 
 
 def check_settings(rules: RuleFile, settings: Mapping[str, Any]) -> None:

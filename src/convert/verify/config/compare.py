@@ -17,7 +17,7 @@ from convert.core.yaml_nodes import YamlNode
 from convert.planning.plan import Plan
 from convert.references.protocol import Reference
 from convert.rules.file import parse_reference
-from convert.rules.validate import facts_of
+from convert.rules.names_used import facts_of
 from convert.verify.config.declared import LAYER_FACTS, DeclaredFact, declared_facts, recorded_facts
 from convert.verify.config.generation import compare_generation
 from convert.verify.config.hf_config import OtherKeys, class_config, compare_other_keys, compare_training_keys, flatten

@@ -19,7 +19,7 @@ from convert.planning.plan import Plan
 from convert.planning.sidecar import sidecar_facts
 from convert.references.published import Every, OneOf, Published, published
 from convert.rules.file import references
-from convert.rules.validate import facts_of
+from convert.rules.names_used import facts_of
 from convert.verify.config.declared import DeclaredFact, declared_facts, origin_in_rules
 from convert.verify.config.hf_config import flatten, harmless
 from convert.verify.config.same_value import same

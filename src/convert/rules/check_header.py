@@ -1,0 +1,285 @@
+"""Checks of a whole rule file: its header declares what the rules use. Each check is a small function that yields findings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from convert.core.findings import Finding
+from convert.core.similarity import did_you_mean
+from convert.core.yaml_nodes import Position
+from convert.layers import Rule
+from convert.layers.transforms.rope import expand_product
+from convert.rules.check_axes import users_of_sizes
+from convert.rules.file import RuleFile, references
+from convert.rules.names_used import braces, facts_of, indices_of, letters_of
+from convert.rules.placeholders import ASK
+
+
+def _has_targets_and_rules(rules: RuleFile) -> Iterator[Finding]:
+    for key in ("targets", "rules"):
+        if not rules.node.value[key].value:
+            at = rules.node.value[key].at
+            yield Finding(
+                "rule-missing-key", f"`{key}` is empty", rule=str(at), expected="at least one entry", got="none"
+            )
+
+
+def _modules_are_listed(rules: RuleFile) -> Iterator[Finding]:
+    for rule in rules.rules:
+        if rule.each and (rules.modules is None or rules.sidecar is None):
+            lacks = "modules" if rules.modules is None else "sidecar"
+            yield Finding("rule-missing-key", "a rule with `each` needs the list of modules, and the file that names the class", rule=str(rule.at), expected=f"`{lacks}` in the header", got="none")  # fmt: skip
+
+
+def _axis_factors_are_declared(rules: RuleFile) -> Iterator[Finding]:
+    for name in rules.node.value["axes"].value if "axes" in rules.node.value else ():
+        axis = rules.axes[name]
+        for factor in axis.equals:
+            if isinstance(factor, str) and factor not in rules.axes:
+                yield _undeclared(axis.at, f"`equals` of {name}", factor, axes=rules.axes)
+
+
+def _rope_rotates_one_head(rules: RuleFile) -> Iterator[Finding]:
+    """Refuse RoPE on an axis of all heads: pairs lie within one head, so its features would change places with those of others."""
+    products = {letter: axis.equals for letter, axis in rules.axes.items()}
+    for rule in rules.rules:
+        if rule.rope is None:
+            continue
+        factors = expand_product(rule.rope.axis, products)
+        letters = [factor for factor in factors if isinstance(factor, str)]
+        is_located = rule.rope.axis not in rule.rope.leaf_axes  # then 2*P are the pairs of a head
+        if len(factors) > 1 and (len(letters) > 1 or not is_located):
+            head = f"write `rope: {{{factors[-1]}: {rule.rope.pairs}}}`"
+            unknown = f"if {rule.rope.axis} is one head, remove its `equals`; otherwise write it as a product that ends with the letter of a head, such as N*H, and `rope: {{H: {rule.rope.pairs}}}`"  # fmt: skip
+            yield Finding(
+                "rule-layer-conflict",
+                "RoPE rotates the features of one head",
+                rule=str(rule.at),
+                expected="the axis of one head",
+                got=f"{rule.rope.axis} = {'*'.join(map(str, factors))}",
+                fix=head if len(letters) > 1 and isinstance(factors[-1], str) else unknown,
+            )
+
+
+def _facts_of_rules_are_declared(rules: RuleFile) -> Iterator[Finding]:
+    for rule in rules.rules:
+        for fact in facts_of(rule):
+            if fact not in rules.facts:
+                yield _undeclared(rule.at, f"this `{rule.kind_name}` rule", fact, facts=rules.facts)
+
+
+def _facts_have_values_that_their_rules_take(rules: RuleFile) -> Iterator[Finding]:
+    known = {name: value for name, value in rules.facts.items() if value != ASK}
+    for rule in rules.rules:
+        try:
+            rule.kind.check_facts(known)
+        except ValueError as error:
+            yield Finding("rule-wrong-value", str(error), rule=str(rule.at))
+
+
+def _layer_types_are_distinct(rules: RuleFile) -> Iterator[Finding]:
+    known: dict[str, Position] = {}
+    for name, entry in rules.layer_types.items():
+        at = str(entry.at)
+        if name in rules.facts:
+            problem = f"{name!r} is in `layer_types` and in `facts`"
+            yield Finding(
+                "rule-name-clash", problem, rule=at, fix="remove the fact: layer types are read from the tree"
+            )
+        if len(entry.leaves) < 2:
+            yield Finding("rule-layer-types", rule=at, expected="at least two types", got=str(len(entry.leaves)), fix=f"remove {name!r}: layers of one type need no `layer_types`")  # fmt: skip
+        for word, pattern in entry.leaves.items():
+            if word in known:
+                problem = f"the type {word!r} is declared twice, first in line {known[word].line}"
+                yield Finding("rule-name-clash", problem, rule=at, fix="rename one of the two")
+            known[word] = entry.at
+            if pattern.indices != (entry.index,):
+                expected = f"a path with the index {{{entry.index}}} and no other"
+                yield Finding("rule-layer-types", rule=at, expected=expected, got=str(pattern))
+
+
+def _layer_types_of_rules_are_declared(rules: RuleFile) -> Iterator[Finding]:
+    index_of = {word: entry.index for entry in rules.layer_types.values() for word in entry.leaves}
+    for rule in rules.rules:
+        if rule.layer_type is None:
+            continue
+        if rule.layer_type not in index_of:
+            yield _undeclared(rule.at, "`layer_type`", rule.layer_type, layer_types=index_of)
+        elif index_of[rule.layer_type] not in rule.path.indices:
+            yield Finding(
+                "rule-layer-types",
+                f"{rule.layer_type!r} is a type of the layers {{{index_of[rule.layer_type]}}}",
+                rule=str(rule.at),
+                expected=f"a path with the index {{{index_of[rule.layer_type]}}}",
+                got=str(rule.path),
+            )
+
+
+def _versions_use_declared_names(rules: RuleFile) -> Iterator[Finding]:
+    for version in rules.versions:
+        at = rules.node.value["versions"].value[version.name].at
+        for fact in version.facts:
+            if fact not in rules.facts:
+                yield _undeclared(at, f"version {version.name}", fact, facts=rules.facts)
+        for letter in version.sizes:
+            if letter not in rules.axes:
+                yield _undeclared(at, f"version {version.name}", letter, axes=rules.axes)
+
+
+def _header_uses_declared_facts(rules: RuleFile) -> Iterator[Finding]:
+    header = rules.node.value
+    used = [(f"`{key}`", header[key]) for key in ("needs_confirmation",) if key in header]
+    for name, target in header["targets"].items():
+        used += [(f"`requires` of {name}", target.value["requires"])] if "requires" in target.value else []
+    for key, node in used:
+        for fact in node.value:
+            if fact not in rules.facts:
+                yield _undeclared(node.keys_at[fact], key, fact, facts=rules.facts)
+    for product in rules.products:
+        for name in product.factors:
+            if isinstance(name, str) and name not in rules.facts and name not in rules.axes:
+                yield _undeclared(product.at, "`products`", name, facts=rules.facts, axes=rules.axes)
+        if product.letter not in rules.axes:
+            yield _undeclared(product.at, "`products`", product.letter, axes=rules.axes)
+
+
+def _lengths_of_facts_are_declared(rules: RuleFile) -> Iterator[Finding]:
+    for name, fact in rules.facts.items():
+        if isinstance(fact, dict) and set(fact) == {"repeat", "length"}:
+            letter = str(fact["length"])[1:]
+            if letter not in rules.axes:
+                yield _undeclared(
+                    rules.node.value["facts"].value[name].at, f"`length` of {name}", letter, axes=rules.axes
+                )
+
+
+def _path_variants_count_by_one_index(rules: RuleFile) -> Iterator[Finding]:
+    for variants in rules.path_variants:
+        paths = [path for variant in variants.variants[1:] for path in variant]
+        if len(variants.indices) > 1 or (not variants.indices and any(path.order for path in paths)):
+            yield Finding(
+                "rule-path-variants",
+                rule=str(variants.at),
+                expected="one index, by which layers are counted",
+                got=f"{braces(variants.indices)} in {variants.written}",
+            )
+            continue
+        for path in paths:
+            counted = set(path.order) if path.order else set(variants.indices)
+            if path.indices != counted or len(set(path.order)) < len(path.order):
+                yield Finding(
+                    "rule-path-variants",
+                    f"{path.path} does not have the indices that {variants.written} is counted by",
+                    rule=str(variants.at),
+                    expected=braces(counted),
+                    got=braces(path.indices),
+                    fix="list in `order` the indices of the path and of `stacked`, each once",
+                )
+            if path.period is not None and not path.order:
+                problem = f"{path.path} has a `period` and no `order`"
+                yield Finding("rule-path-variants", problem, rule=str(variants.at), fix="add `order`: the period is that of its last index")  # fmt: skip
+            if isinstance(path.period, str):
+                expected = "a fact of the form {repeat: [...], length: $letter}"
+                yield Finding(
+                    "rule-path-variants", rule=str(variants.at), expected=expected, got=f"the period ${path.period}"
+                )
+
+
+def _letters_are_not_indices(rules: RuleFile) -> Iterator[Finding]:
+    indices = {
+        name: rule for rule in reversed(rules.rules) for name in indices_of(rule) if rule.kind.drop_reason is None
+    }
+    for rule in rules.rules:
+        for letter in dict.fromkeys(letters_of(rule)) if not rule.asked else ():
+            if letter in indices:
+                problem = f"{letter} is an axis here and the index {{{letter}}} in line {indices[letter].at.line}"
+                fix = "rename the index, for example to {layer}"
+                yield Finding("rule-name-clash", problem, rule=str(rule.at), fix=fix)
+
+
+def _axes_that_vary_have_no_size(rules: RuleFile) -> Iterator[Finding]:
+    """Refuse the use of a size that differs from layer to layer where one number is needed."""
+    varying = {name for name, axis in rules.axes.items() if axis.varies}
+    for at, user, names in users_of_sizes(rules) if varying else ():
+        for name in dict.fromkeys(name for name in names if name in varying):
+            yield Finding(
+                "rule-layer-conflict",
+                f"{name} varies from layer to layer, and {user} needs one size",
+                rule=str(at),
+                fix=f"give this axis another letter, or remove `varies` of {name}",
+            )
+
+
+def _strides_are_declared(rules: RuleFile) -> Iterator[Finding]:
+    letters = dict.fromkeys(letter for rule in rules.rules for letter in letters_of(rule))
+    for rule in rules.rules:
+        for name in rule.kind.sizes_named:
+            if name not in letters and name not in rules.axes and name not in rules.facts:
+                yield _undeclared(rule.at, "`strides`", name, axes={**letters, **rules.axes}, facts=rules.facts)
+
+
+def _choices_have_the_same_variants(rules: RuleFile) -> Iterator[Finding]:
+    first_of: dict[str, Rule] = {}
+    for rule in rules.rules:
+        first = first_of.setdefault(rule.choice, rule) if rule.choice else rule
+        if first.kind.variants != rule.kind.variants:
+            yield Finding(
+                "rule-name-clash",
+                f"the choice {rule.choice!r} has other variants in line {first.at.line}",
+                rule=str(rule.at),
+                expected=", ".join(first.kind.variants),
+                got=", ".join(rule.kind.variants),
+                fix="name the variants the same way, or rename one of the two choices",
+            )
+
+
+def _configs_use_declared_names(rules: RuleFile) -> Iterator[Finding]:
+    for target in rules.targets.values():
+        for name in dict.fromkeys((*references(target.config), *references(target.generation))):
+            if name not in rules.facts and name not in rules.axes and name not in rules.layer_types:
+                at = rules.node.value["targets"].value[target.name].at
+                yield _undeclared(
+                    at, "`config`", name, facts=rules.facts, axes=rules.axes, layer_types=rules.layer_types
+                )
+
+
+def _sidecar_is_a_file_name(rules: RuleFile) -> Iterator[Finding]:
+    name = rules.sidecar.file if rules.sidecar is not None else "config.json"
+    if "/" in name or "\\" in name or name in ("", ".", ".."):
+        at = rules.node.value["sidecar"].value["file"].at
+        yield Finding("rule-wrong-value", rule=str(at), expected="a file name without a folder, such as config.json", got=repr(name))  # fmt: skip
+
+
+HEADER_CHECKS: tuple[Callable[[RuleFile], Iterator[Finding]], ...] = (
+    _has_targets_and_rules,
+    _modules_are_listed,
+    _axis_factors_are_declared,
+    _rope_rotates_one_head,
+    _facts_of_rules_are_declared,
+    _facts_have_values_that_their_rules_take,
+    _layer_types_are_distinct,
+    _layer_types_of_rules_are_declared,
+    _versions_use_declared_names,
+    _header_uses_declared_facts,
+    _lengths_of_facts_are_declared,
+    _path_variants_count_by_one_index,
+    _letters_are_not_indices,
+    _axes_that_vary_have_no_size,
+    _strides_are_declared,
+    _choices_have_the_same_variants,
+    _configs_use_declared_names,
+    _sidecar_is_a_file_name,
+)
+
+
+def _undeclared(at: Position, user: str, name: str, **known: Iterable[str]) -> Finding:
+    """Make the finding for a name that `user` refers to and no header key of `known` declares."""
+    names = [name for declared in known.values() for name in declared]
+    keys = " or ".join(f"`{key}`" for key in known)
+    return Finding(
+        "rule-unknown-name",
+        f"{user} refers to {name!r}, which is not declared in {keys}",
+        rule=str(at),
+        expected=f"one of {', '.join(names)}" if names else "",
+        fix=did_you_mean(name, names) or f"declare it in {keys}",
+    )
