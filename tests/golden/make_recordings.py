@@ -19,8 +19,8 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
 import convert  # noqa: E402
+from convert.verify.comparison import load_reference  # noqa: E402
 from convert.verify.recording.record import record  # noqa: E402
-from convert.verify.run import load_reference  # noqa: E402
 from support import goldens, upstream  # noqa: E402
 
 MAX_BYTES = 600_000

@@ -17,9 +17,10 @@ import convert
 from convert.numerics.lift_jax import lift
 from convert.references.flax_transformers import t5, t5_and_whisper_variants, t5_jax
 from convert.references.protocol import Reference
+from convert.verify.comparison import load_reference
 from convert.verify.recording.record import record
 from convert.verify.report.report import Verdict
-from convert.verify.run import check, load_reference
+from convert.verify.run import check
 from convert.verify.sides.run_jax import jax_weights
 from faults.catalogue import one_thread
 from support.goldens import checkpoint, golden_io, relative_error

@@ -17,8 +17,9 @@ from convert.numerics.lift_torch import lifted
 from convert.numerics.precision import torch_pinned
 from convert.references.gemma import jax_model, text
 from convert.references.protocol import Observed
+from convert.verify.comparison import load_reference
 from convert.verify.report.report import Report, Verdict
-from convert.verify.run import check, load_reference
+from convert.verify.run import check
 from convert.verify.sides.run_jax import jax_weights
 from convert.verify.sides.run_torch import input_tensors, observed
 from faults.catalogue import one_thread

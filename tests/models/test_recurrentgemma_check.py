@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 import convert
+from convert.verify.comparison import load_reference
 from convert.verify.report.report import Verdict
-from convert.verify.run import load_reference
 from faults.catalogue import SETTINGS, run
 from support import goldens
 

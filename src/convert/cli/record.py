@@ -63,8 +63,8 @@ def record(
     from convert.core.errors import ConvertError
     from convert.core.findings import Finding
     from convert.planning.options import ConversionOptions
+    from convert.verify.comparison import load_reference
     from convert.verify.recording.record import record as run
-    from convert.verify.run import load_reference
 
     plan = plan_conversion(
         model,

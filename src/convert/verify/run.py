@@ -6,32 +6,34 @@ source leaf and each written tensor once: weights and layers are compared in one
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
-from convert.api import plan_conversion
 from convert.checkpoints import Source
-from convert.core.errors import ConvertError, PlanError, RuleError, UnavailableError, UserCodeError
+from convert.core.errors import ConvertError, UnavailableError, UserCodeError
 from convert.core.findings import Finding
 from convert.core.system import signals
-from convert.core.text import shortened
-from convert.core.user_code import REFERENCE_OPTION, find_factory, user_code_errors
+from convert.core.user_code import REFERENCE_OPTION, user_code_errors
 from convert.planning.options import DEFAULTS, ConversionOptions
-from convert.planning.plan import Plan
-from convert.planning.target_formats.registry import target_names
 from convert.references.plan_facts import ReadFacts
 from convert.references.protocol import Reference
-from convert.references.user_reference import require_factory, require_reference
-from convert.rules.library import is_path, named_rules
+from convert.verify.comparison import (
+    Comparison,
+    plan_of,
+    reference_of,
+    refuse_names_of_another_target,
+    refuse_other_target,
+    target_of,
+    user_factory,
+)
 from convert.verify.config.activations import with_measured
 from convert.verify.config.compare import Facts, check_facts, with_facts
 from convert.verify.config.judge import RECORDED, contradictions, judge, not_proven, of_layers, of_names, trusted
-from convert.verify.coverage.hf_directory import other_class
 from convert.verify.coverage.level import check_coverage
 from convert.verify.layers.as_torch import as_torch
 from convert.verify.layers.level import check_layers, missing
@@ -44,12 +46,9 @@ from convert.verify.recording.weights import check_recorded_weights
 from convert.verify.report.facts import JudgedFact
 from convert.verify.report.report import LevelReport, Report, Verdict
 from convert.verify.sides.evidence import Evidence
-from convert.verify.sides.target_alone import target_alone
 from convert.verify.sides.target_code import with_target_errors
 from convert.verify.weights.level import WeightsPass
-from convert.writing.written import Written, open_written
-
-SHIPPED = "convert.references."  # package of the references that the shipped rule files name
+from convert.writing.written import open_written
 
 
 def check(
@@ -101,17 +100,17 @@ def check(
         )
     recorded_model = recording.manifest.model if recording is not None else ""
     plan = with_written_leaves(plan_of(written, checkpoint, conversion, model=model, recorded_model=recorded_model))
-    _refuse_other_target(plan, written)
+    refuse_other_target(plan, written)
     remake = partial(plan_of, written, checkpoint, model=model, recorded_model=recorded_model)
-    _refuse_names_of_another_target(plan, written, lambda to: remake(replace(conversion, to=to)))
+    refuse_names_of_another_target(plan, written, lambda to: remake(replace(conversion, to=to)))
     read = ReadFacts(plan.facts)
-    reference = _reference_of(replace(plan, facts=read), written, options)
+    reference = reference_of(replace(plan, facts=read), written, options)
     known = partial(judge, plan, settings, read=read.names, trust=tuple(options.trust))
     comparison = Comparison(
         plan,
         written,
         reference,
-        _target_of(plan, written, reference),
+        target_of(plan, written, reference),
         user_factory(plan, options.reference),
         evidence_of(recording, plan, written) if recording is not None else None,
         options,
@@ -140,194 +139,6 @@ def check(
         plan=plan,
         facts=judged,
     )
-
-
-# ---- what is compared
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """The two sides of a check.
-
-    Attributes:
-        plan: how each tensor is made of the source.
-        written: the output.
-        reference: the two models; the reason, when there are none.
-        target: what builds the target's module: the reference, or the module alone; the reason, when there is none.
-        factory: the ``module:function`` that built them, when it is user code.
-        recorded: the recorded values of the JAX model; None runs it.
-        options: of the check.
-        contradicted: facts that contradict what is known of the model.
-    """
-
-    plan: Plan
-    written: Written
-    reference: Reference | str
-    target: Reference | str
-    factory: str | None
-    recorded: Evidence | None
-    options: CheckOptions
-    contradicted: tuple[Finding, ...] = ()
-
-    @property
-    def from_recording(self) -> bool:
-        """Whether the leaves are known from a recording alone."""
-        return isinstance(self.plan.checkpoint, RecordedSource)
-
-
-def plan_of(
-    written: Written,
-    checkpoint: str | Path | Source,
-    options: ConversionOptions = DEFAULTS,
-    *,
-    model: str | None = None,
-    recorded_model: str = "",
-) -> Plan:
-    """Make the plan of the conversion again; the metadata of the file gives what the options leave open.
-
-    Args:
-        model: of the user; a name or a path.
-        recorded_model: of the recording, for a file without metadata. Like that of the metadata, it must be a name.
-
-    Raises:
-        ConvertError: neither the metadata nor the caller names rules; or as `plan_conversion`.
-    """
-    metadata = {key: shortened(value) for key, value in written.metadata.items() if key in ("model", "target", "dtype")}
-    origin = ""
-    if not model:
-        origin = f"its header names {metadata['model']}" if metadata.get("model") else "the recording names it"
-        model = metadata.get("model") or recorded_model
-        fix = "name the rules with --model, such as --model ./rules.yaml"
-        if not model:
-            raise ConvertError(
-                Finding("rules-not-found", "its metadata names no rules", path=str(written.path), fix=fix)
-            )
-        if is_path(model):
-            problem = "its metadata names a rule file by its path; a file that is checked does not choose its own rules"
-            raise ConvertError(Finding("rules-not-found", problem, path=str(written.path), got=model, fix=fix))
-        try:
-            named_rules(model, Path(options.rules_dir) if options.rules_dir else None)
-        except RuleError as error:
-            problem = f"its metadata names the rules {model!r}, which are not available"
-            raise ConvertError(Finding("rules-not-found", problem, path=str(written.path), fix=fix)) from error
-    planned = replace(
-        options,
-        to=options.to or metadata.get("target") or None,
-        dtype=options.dtype or metadata.get("dtype") or None,
-        settings={**written.stated("settings"), **options.settings},
-    )
-    try:
-        return plan_conversion(model, checkpoint, planned)
-    except PlanError as error:
-        if not origin:
-            raise
-        chosen = f"{written.path.name} chose these rules: {origin}; if it is of another model, name that with --model"
-        raise error.with_hint("; ".join(filter(None, (chosen, error.hint)))) from error
-
-
-def _refuse_other_target(plan: Plan, written: Written) -> None:
-    """Refuse to compare a file with the plan of another target of the same rules: every tensor would be another one.
-
-    Raises:
-        ConvertError: the header of the file names such a target.
-    """
-    named = written.metadata.get("target", plan.target)
-    if plan.target != named and written.metadata.get("model") == plan.rules.model and named in target_names(plan.rules):
-        raise ConvertError(
-            Finding(
-                "target-differs",
-                f"the header names the target {named}, --to says {plan.target}",
-                path=str(written.path),
-                fix="leave out --to",
-            )
-        )
-
-
-def _refuse_names_of_another_target(plan: Plan, written: Written, plan_for: Callable[[str], Plan]) -> None:
-    """Refuse to compare a file whose tensors have the names of another target of the same rules, all of them and no other.
-
-    Raises:
-        ConvertError: the header of the file, or ``--to``, names a target that the file was not written for.
-    """
-    named = written.metadata.get("target")
-    if {step.name for step in plan.steps} == set(written.tensors):
-        return
-    for other in target_names(plan.rules):
-        if other == plan.target:
-            continue
-        try:
-            fits = {step.name for step in plan_for(other).steps} == set(written.tensors)
-        except ConvertError:  # this target needs a setting, or takes no such checkpoint
-            continue
-        if fits:
-            says = f"the header names the target {named}" if named else f"the target is {plan.target}"
-            problem = f"{says}, and the tensors have the names of the target {other}"
-            fix = "convert again: the header was changed" if named else f"give --to {other}"
-            raise ConvertError(Finding("target-differs", problem, path=str(written.path), fix=fix))
-
-
-def user_factory(plan: Plan, factory: str | None) -> str | None:
-    """Return the factory if it is user code: that of ``--reference``, or that of a rule file which is not shipped."""
-    stated = plan.rules.reference
-    return factory or (stated if stated and not stated.startswith(SHIPPED) else None)
-
-
-def _reference_of(plan: Plan, written: Written, options: CheckOptions) -> Reference | str:
-    reference = load_reference(replace(plan, written_config=written.config), options.reference)
-    if options.reference is None and written.path.is_dir() and (other := other_class(plan, written)):
-        return str(other)  # the reference of the rules does not know the other class
-    return reference
-
-
-def _target_of(plan: Plan, written: Written, reference: Reference | str) -> Reference | str:
-    """Return what builds the target's module: where the rules name no reference, its own class alone."""
-    if not isinstance(reference, str) or plan.rules.reference or plan.format.not_run or other_class(plan, written):
-        return reference
-    return target_alone(replace(plan, written_config=written.config)) or reference
-
-
-def load_reference(plan: Plan, factory: str | None) -> Reference | str:
-    """Build the two models for the model level, or give the reason why there are none.
-
-    Args:
-        factory: ``module:function``, called with the plan; None is the `reference` of the plan's rule file.
-
-    Raises:
-        ConvertError: the caller's factory cannot be imported, or gives no `Reference`.
-        UserCodeError: the caller's code failed.
-    """
-    if plan.format.not_run:
-        if factory is not None:
-            problem = f"it builds a PyTorch model, and the target {plan.target} is Burn, which is not run here"
-            raise ConvertError(Finding("usage", problem, path=f"{REFERENCE_OPTION}{factory}", fix="leave it out"))
-        return plan.format.not_run
-    name = factory or plan.rules.reference
-    if not name:
-        return f"{plan.rules.path} has no `reference`; give the two models with --reference module:factory"
-    factory = user_factory(plan, factory)
-    try:
-        make = find_factory(name, REFERENCE_OPTION)
-    except ConvertError as error:
-        if factory is None and isinstance(error.__cause__, ImportError):
-            return f"{error.__cause__.name} is not installed"
-        raise
-    if factory is not None:
-        require_factory(factory, make)
-    try:
-        with user_code_errors(factory, REFERENCE_OPTION):
-            reference: Reference = make(plan)
-    except UserCodeError:
-        raise
-    except ImportError as error:
-        return f"{error.name} is not installed"
-    except ConvertError as error:
-        return str(error)
-    if factory is not None:
-        require_reference(reference, factory)
-    return reference
-
-
-# ---- the levels
 
 
 def _run_levels(comparison: Comparison) -> Iterator[LevelReport | Facts]:

@@ -17,11 +17,12 @@ from typer.testing import CliRunner
 from convert.api import convert
 from convert.cli.app import app
 from convert.references.protocol import Reference
+from convert.verify.comparison import plan_of
 from convert.verify.model import backend_runs, backends
 from convert.verify.model.backend_runs import COMPILED, CUDA, EAGER, JITTED, OP_BY_OP
 from convert.verify.model.backends import check_backends, lower_median
 from convert.verify.report.report import LevelReport, Verdict
-from convert.verify.run import check, plan_of
+from convert.verify.run import check
 from convert.verify.sides.evidence import Evidence
 from convert.verify.sides.run_jax import live_evidence
 from convert.writing.written import open_written

@@ -17,11 +17,11 @@ from convert.api import convert, plan_conversion
 from convert.core.errors import CheckpointError
 from convert.planning.plan import Plan
 from convert.references.protocol import Reference
+from convert.verify.comparison import load_reference
 from convert.verify.config.compare import check_facts, with_facts
 from convert.verify.config.impact import impact_of, of_activation, of_epsilon, of_numbers, of_rope_theta
 from convert.verify.config.same_value import canonical, same
 from convert.verify.report.report import LevelReport, Verdict
-from convert.verify.run import load_reference
 from convert.writing.written import Written, open_written
 from support.goldens import checkpoint
 from support.upstream import timesfm_1

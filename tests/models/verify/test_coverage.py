@@ -18,10 +18,10 @@ from convert.api import plan_conversion
 from convert.core.errors import CheckpointError
 from convert.planning.plan import Plan
 from convert.references.protocol import Reference
+from convert.verify.comparison import load_reference
 from convert.verify.coverage.level import check_coverage
 from convert.verify.coverage.names import find_prefix_change
 from convert.verify.report.report import LevelReport, Verdict
-from convert.verify.run import load_reference
 from convert.writing.written import open_written
 from support.command_line import Run
 from support.gemma_models import directory, settings

@@ -15,11 +15,12 @@ import pytest
 from convert.api import convert, plan_conversion
 from convert.core.findings import Finding
 from convert.planning.plan import Plan
+from convert.verify.comparison import load_reference
 from convert.verify.config.compare import Facts, check_facts
 from convert.verify.config.hf_config import HARMLESS, harmless
 from convert.verify.config.same_value import same
 from convert.verify.coverage.level import check_coverage
-from convert.verify.run import check, load_reference
+from convert.verify.run import check
 from convert.writing.written import Written, open_written
 from support.gemma_models import settings
 from support.goldens import checkpoint

@@ -16,9 +16,9 @@ import torch
 from convert.api import convert
 from convert.numerics.lift_torch import lifted
 from convert.references.protocol import Reference
+from convert.verify.comparison import plan_of
 from convert.verify.model.level import check_model
 from convert.verify.report.report import LevelReport, Verdict
-from convert.verify.run import plan_of
 from convert.verify.sides.evidence import Evidence
 from convert.verify.sides.run_jax import live_evidence
 from convert.writing.written import open_written

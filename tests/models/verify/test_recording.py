@@ -27,11 +27,12 @@ from convert.numerics.compare import difference
 from convert.references.protocol import Reference
 from convert.references.timesfm import timesfm_1
 from convert.rules.library import find_rules
+from convert.verify.comparison import load_reference
 from convert.verify.recording.file import KEY, _read, checksum, load_recording
 from convert.verify.recording.record import MAX_BYTES, Recorded, record, write_recording
 from convert.verify.recording.source import RecordedSource
 from convert.verify.report.report import LevelReport, Report, Verdict
-from convert.verify.run import check, load_reference
+from convert.verify.run import check
 from convert.verify.sides.evidence import Evidence, Values
 from convert.verify.sides.run_jax import live_evidence
 from support import upstream

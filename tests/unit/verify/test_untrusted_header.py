@@ -16,8 +16,9 @@ from convert.api import convert, plan_conversion
 from convert.core.errors import CheckpointError, ConvertError, PlanError, RuleError
 from convert.planning.options import ConversionOptions
 from convert.rules.library import load_rules, named_rules
+from convert.verify.comparison import plan_of
 from convert.verify.report.report import Verdict
-from convert.verify.run import check, plan_of
+from convert.verify.run import check
 from convert.writing.written import Written, open_written
 from support.memory_source import MemorySource
 from support.weights_level import check_weights
