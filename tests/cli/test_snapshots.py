@@ -11,6 +11,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from support.command_line import Run
 from support.goldens import checkpoint
@@ -18,7 +19,7 @@ from support.paths import ROOT
 
 SNAPSHOTS = Path(__file__).parent / "snapshots"
 SMALL = "examples/checkpoints/timesfm-2.5"
-HELP = ("run", "inspect", "plan", "check", "record", "infer", "skeleton", "rules")
+HELP = ("run", "inspect", "plan", "check", "verify", "record", "infer", "skeleton", "rules")
 
 
 def convert_twice(run: Run, folder: Path) -> list[tuple[str, tuple[str, str]]]:
@@ -47,6 +48,22 @@ def check_all(run: Run, folder: Path) -> list[tuple[str, tuple[str, str]]]:
         ("check OUT --from CKPT --level coverage,weights", run("check", out, "--from", SMALL, *level)),
         ("check WRONG --from CKPT --level coverage,weights", run("check", wrong, "--from", SMALL, *level, code=1)),
         ("check ABSENT --from CKPT", run("check", folder / "absent.safetensors", "--from", SMALL, code=2)),
+    ]
+
+
+def verify_all(run: Run, folder: Path) -> list[tuple[str, tuple[str, str]]]:
+    """An intact file, a damaged one, and one without digests."""
+    out = folder / "out.safetensors"
+    run("timesfm", SMALL, out, "--quiet")
+    wrong, bare = folder / "wrong.safetensors", folder / "bare.safetensors"
+    data = bytearray(out.read_bytes())
+    data[-100] ^= 0x40
+    wrong.write_bytes(data)
+    save_file(load_file(out), bare)
+    return [
+        ("verify OUT", run("verify", out)),
+        ("verify WRONG", run("verify", wrong, code=1)),
+        ("verify BARE", run("verify", bare, code=2)),
     ]
 
 
@@ -104,6 +121,7 @@ COMMANDS = {
     "inspect": inspect_all,
     "plan": plan_all,
     "check": check_all,
+    "verify": verify_all,
     "rules": rules_all,
     "help": help_all,
 }

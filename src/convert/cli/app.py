@@ -19,6 +19,7 @@ from convert.cli.plan import plan
 from convert.cli.record import record
 from convert.cli.rules import rules
 from convert.cli.skeleton import skeleton
+from convert.cli.verify import verify
 from convert.core.findings import Finding
 
 DEFAULT = "run"  # the command that `convert MODEL CKPT OUT` stands for
@@ -53,6 +54,7 @@ app.command(DEFAULT, cls=Command, epilog="Example: convert gemma ckpt/ out-dir/ 
 app.command(cls=Command, epilog="Example: convert inspect ckpt/ --full")(inspect)
 app.command(cls=Command, epilog="Example: convert plan timesfm ckpt/ --to transformers")(plan)
 app.command(cls=Command, epilog="Example: convert check out.safetensors --from ckpt/ --require model")(check)
+app.command(cls=Command, epilog="Example: convert verify out-dir/ --ignore README.md")(verify)
 app.command(cls=Command, epilog="Example: convert record timesfm ckpt/ recording.safetensors")(record)
 app.command(cls=Command, epilog="Example: convert infer ckpt/ mine.yaml --reference pair:pair")(infer)
 app.command(cls=Command, epilog="Example: convert skeleton my_model:make > skeleton.json")(skeleton)

@@ -142,7 +142,10 @@ def execute(
     total = sum(plan.source.leaves[leaf].spec.nbytes for leaf in used)
     digests: dict[str, str] = {}
     meter = Meter()
-    with Writer(out, layout, tensors, metadata=header_metadata(plan), overwrite=overwrite, extra_files=extra) as writer:
+    metadata = header_metadata(plan)
+    with Writer(
+        out, layout, tensors, metadata=metadata, overwrite=overwrite, extra_files=extra, with_digests=True
+    ) as writer:
         for step in plan.steps:
             if step.value is not None:
                 writer.region(step.name)[...] = computed(step)
@@ -187,7 +190,9 @@ class _Write:
         self._meter.add("write", time.perf_counter() - between)
 
     def complete(self, step: Step) -> None:
+        started = time.perf_counter()
         self._writer.done(step.name)
+        self._meter.add("checksum", time.perf_counter() - started)
 
 
 def overflowed(step: Step, part: Part, error: OverflowError, other: str = "choose another --dtype") -> PlanError:

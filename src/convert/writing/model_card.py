@@ -110,6 +110,12 @@ def add_figures(card: str, figures: Sequence[tuple[str, str, str]]) -> str:
     return head + "\n".join(lines) + tail
 
 
+def without_figures(card: str) -> str:
+    """The card as the conversion wrote it, before `add_figures`."""
+    head, found, rest = card.partition(f"\n{_CHECKED}\n")
+    return head + rest.partition(f"{_END}\n")[2] if found else card
+
+
 def _cell(text: str) -> str:
     return text.replace("|", "\\|")
 

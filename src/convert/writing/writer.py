@@ -25,7 +25,7 @@ from convert.core.findings import Finding
 from convert.core.system import signals
 from convert.core.system.regular_file import close
 from convert.core.tensor_spec import TensorSpec, numpy_dtype
-from convert.writing import atomic
+from convert.writing import atomic, digests
 from convert.writing.complete import check_complete
 
 SUFFIX = ".safetensors"
@@ -192,6 +192,7 @@ class Writer:
         metadata: Mapping[str, str] | None = None,
         overwrite: bool = False,
         extra_files: Mapping[str, bytes] | None = None,
+        with_digests: bool = False,
     ) -> None:
         """Store the arguments; entering the context creates the files.
 
@@ -203,6 +204,7 @@ class Writer:
             overwrite: whether to replace `out`. In a directory only files of a model are replaced or removed (weights,
                 index, config.json, and those in `extra_files`); all others stay.
             extra_files: name -> content of further files of a directory, such as ``config.json``.
+            with_digests: whether each header gets the digests of `convert.writing.digests`.
 
         Raises:
             OutputError: `out` is a file and the layout has other files, or an extra file's name is a path or is used by
@@ -218,6 +220,8 @@ class Writer:
         self._output: atomic.AtomicOutput | None = None
         self._files: dict[str, _File] = {}
         self._requested: set[str] = set()
+        self._with_digests = with_digests
+        self._digests: dict[str, str] = {}  # of the tensors that are complete
         if self._specs.keys() != layout.placements.keys():
             raise ValueError("the layout is not of these tensors")
         if not self._directory and (layout.files != (out.name,) or self._extra):
@@ -247,10 +251,10 @@ class Writer:
         tensors: dict[str, list[tuple[str, TensorSpec]]] = {file: [] for file in self._layout.files}
         for name, place in self._layout.placements.items():
             tensors[place.file].append((name, self._specs[name]))
-        headers = {file: safetensors_header.encode(inside, self._metadata) for file, inside in tensors.items()}
         data = {file: sum(spec.nbytes for _, spec in inside) for file, inside in tensors.items()}
         if self._layout.index is not None:
             self._extra[self._layout.index] = self._index(sum(data.values()))
+        headers = {file: self._header(inside) for file, inside in tensors.items()}
         needed = sum(map(len, headers.values())) + sum(data.values()) + sum(map(len, self._extra.values()))
         self._output = atomic.AtomicOutput(self._out, directory=self._directory, overwrite=self._overwrite)
         try:
@@ -291,14 +295,16 @@ class Writer:
         )
 
     def done(self, name: str) -> None:
-        """Release the pages of a filled tensor and start to write them out, so that `commit` waits less.
+        """Compute the digest of a filled tensor, release its pages and start to write them out, so that `commit` waits less.
 
-        Optional. Filling more of it afterwards is slower, but correct.
+        Optional: `commit` computes the digests that are missing. Do not fill more of the tensor afterwards.
         """
         place = self._layout.placements[name]
+        file = self._open(place.file)
+        if self._with_digests:  # while its pages are in memory
+            self._digests[name] = self._digest(name)
         if place.stop - place.start < _MIN_RELEASE:
             return
-        file = self._open(place.file)
         start = (file.header + place.start) // _PAGE * _PAGE
         size = min(-(-(file.header + place.stop) // _PAGE) * _PAGE, len(file.data)) - start
         if hasattr(mmap, "MADV_DONTNEED"):
@@ -330,7 +336,7 @@ class Writer:
         output = self._output
         with atomic.os_errors(output.out):
             for file in self._files.values():
-                header = safetensors_header.encode(file.tensors, self._metadata)
+                header = self._header(file.tensors, complete=True)
                 file.data[: len(header)] = header
                 file.data.flush()
                 os.fsync(file.fd)
@@ -345,6 +351,24 @@ class Writer:
         if file not in self._files:
             raise ValueError(f"{self._out}: the writer is not open")
         return self._files[file]
+
+    def _header(self, tensors: Sequence[tuple[str, TensorSpec]], *, complete: bool = False) -> bytes:
+        if not self._with_digests:
+            return safetensors_header.encode(tensors, self._metadata)
+        files = {name: digests.digest(content) for name, content in self._extra.items()}
+        names = [name for name, _ in tensors]
+        if not complete:
+            return safetensors_header.encode(tensors, {**self._metadata, **digests.placeholders(names, files)})
+        found = {name: self._digests.get(name) or self._digest(name) for name in names}
+        return digests.seal(
+            safetensors_header.encode(tensors, {**self._metadata, **digests.file_metadata(found, files)})
+        )
+
+    def _digest(self, name: str) -> str:
+        place = self._layout.placements[name]
+        file = self._open(place.file)
+        with memoryview(file.data) as data, data[file.header + place.start : file.header + place.stop] as values:
+            return digests.digest(values)
 
     def _index(self, total: int) -> bytes:
         """Encode the index as transformers does: two spaces, sorted keys, a newline at the end."""

@@ -31,7 +31,7 @@ class Written:
 
     Attributes:
         path: file or directory that the user named.
-        metadata: of the first file; all files of a conversion have the same.
+        metadata: of the first file; all files of a conversion have the same, except for their digests.
         tensors: name -> (file, entry).
         config: contents of ``config.json`` in the directory; None without one.
         index: name of the file or index by which the tensors of a directory are found; empty when all files are read.
