@@ -13,6 +13,10 @@ def factor_text(factor: float) -> str:
     ('0.4082483 = 1/sqrt(6)', '6.928203 = sqrt(48)', '0.3333333 = 1/3', '0.997213')
     """
     number = f"{factor:.7g}"
+    if (
+        not 1 / (MAX_ROOT + 1) < abs(factor) < MAX_ROOT + 1
+    ):  # zero and what is no number, too: a record has any constant
+        return number
     for inverse in (False, True):
         size = 1 / abs(factor) if inverse else abs(factor)
         for power, text in ((1, "{}"), (2, "sqrt({})")):
