@@ -10,6 +10,7 @@ import re
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
@@ -19,7 +20,7 @@ from support.paths import ROOT
 
 SNAPSHOTS = Path(__file__).parent / "snapshots"
 SMALL = "examples/checkpoints/timesfm-2.5"
-HELP = ("run", "inspect", "plan", "check", "verify", "record", "infer", "skeleton", "rules")
+HELP = ("run", "inspect", "plan", "check", "verify", "diff", "record", "infer", "skeleton", "rules")
 
 
 def convert_twice(run: Run, folder: Path) -> list[tuple[str, tuple[str, str]]]:
@@ -64,6 +65,24 @@ def verify_all(run: Run, folder: Path) -> list[tuple[str, tuple[str, str]]]:
         ("verify OUT", run("verify", out)),
         ("verify WRONG", run("verify", wrong, code=1)),
         ("verify BARE", run("verify", bare, code=2)),
+    ]
+
+
+def diff_all(run: Run, folder: Path) -> list[tuple[str, tuple[str, str]]]:
+    """Equal weights, others, a checkpoint through rules, and an absent file."""
+    a, b = folder / "a.safetensors", folder / "b.safetensors"
+    run("timesfm", SMALL, a, "--quiet")
+    tensors = load_file(a)
+    first, second, third = list(tensors)[:3]
+    del tensors[first]
+    tensors[second] = tensors[second] * np.float32(1.5)
+    tensors[third] = tensors[third][..., :1].copy()
+    save_file(tensors, b)
+    return [
+        ("diff A A", run("diff", a, a)),
+        ("diff A B", run("diff", a, b, code=1)),
+        ("diff B CKPT --model timesfm", run("diff", b, SMALL, "--model", "timesfm", code=1)),
+        ("diff A ABSENT", run("diff", a, folder / "absent", code=2)),
     ]
 
 
@@ -122,6 +141,7 @@ COMMANDS = {
     "plan": plan_all,
     "check": check_all,
     "verify": verify_all,
+    "diff": diff_all,
     "rules": rules_all,
     "help": help_all,
 }

@@ -15,11 +15,12 @@ from convert.cli.convert import convert
 from convert.cli.help import Command, Group
 from convert.cli.infer import infer
 from convert.cli.inspect import inspect
+from convert.cli.pipeline.diff import diff
+from convert.cli.pipeline.verify import verify
 from convert.cli.plan import plan
 from convert.cli.record import record
 from convert.cli.rules import rules
 from convert.cli.skeleton import skeleton
-from convert.cli.verify import verify
 from convert.core.findings import Finding
 
 DEFAULT = "run"  # the command that `convert MODEL CKPT OUT` stands for
@@ -55,6 +56,7 @@ app.command(cls=Command, epilog="Example: convert inspect ckpt/ --full")(inspect
 app.command(cls=Command, epilog="Example: convert plan timesfm ckpt/ --to transformers")(plan)
 app.command(cls=Command, epilog="Example: convert check out.safetensors --from ckpt/ --require model")(check)
 app.command(cls=Command, epilog="Example: convert verify out-dir/ --ignore README.md")(verify)
+app.command(cls=Command, epilog="Example: convert diff old.safetensors new.safetensors")(diff)
 app.command(cls=Command, epilog="Example: convert record timesfm ckpt/ recording.safetensors")(record)
 app.command(cls=Command, epilog="Example: convert infer ckpt/ mine.yaml --reference pair:pair")(infer)
 app.command(cls=Command, epilog="Example: convert skeleton my_model:make > skeleton.json")(skeleton)

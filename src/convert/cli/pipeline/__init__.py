@@ -1,0 +1,1 @@
+"""Commands of a release pipeline: `verify`, `diff`."""
