@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from support.command_line import Run
+from support.goldens import checkpoint
 from support.paths import EXAMPLES
 
 pytest.importorskip("jax")
@@ -150,6 +151,34 @@ class Net(nn.Module):
 class Tuple(Net):
     def forward(self, x):
         return super().forward(x), None
+
+
+class Nested(Net):
+    def __init__(self, factor=1.0):
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x):
+        y = super().forward(x)
+        return y, (y.cos(), {"h": self.factor * y.sin()}), object()
+
+
+def other_nested():
+    return Nested(2.0)
+
+
+def nested(p, inputs):
+    y = forward(p, inputs)
+    return y, [jnp.cos(y), {"h": jnp.sin(y)}], None
+
+
+def number(p, inputs):
+    return forward(p, inputs), (3.0,)
+
+
+def one_name(p, inputs):
+    y = forward(p, inputs)
+    return {"a.b": y, "a": {"b": y}}
 
 
 class Flat(Net):
@@ -352,6 +381,14 @@ def test_json_says_what_the_summary_says(run: Run, folder: Path) -> None:
     assert found["dropped"] == ["step"]
 
 
+@pytest.mark.parametrize("target", ["upstream", "burn"])
+def test_a_target_that_the_shipped_rules_lack_is_one_error(run: Run, folder: Path, target: str) -> None:
+    reference = "convert.references.flax_transformers.gpt2:reference"
+    options = ("--reference", reference, "--set", "n_head=4", "--to", target)
+    _, said = run("infer", str(checkpoint("gpt2")), "mine.yaml", *options, code=2)
+    assert said.count("error[") == 1 and target in said and "transformers" in said
+
+
 def test_an_existing_file_stays(run: Run, folder: Path) -> None:
     Path("mine.yaml").write_text("mine")
     _, said = run("infer", "ckpt.npz", "mine.yaml", *parts(), code=2)
@@ -364,6 +401,8 @@ def test_an_existing_file_stays(run: Run, folder: Path) -> None:
     [
         ((), "the two models: expected --reference MODULE:FACTORY, or all of --jax, --torch and --inputs, got none of them"),
         (("--jax", "a:b", "--reference", "c:d"), "got --reference and --jax"),
+        (("--to", "transformers", *parts()), "--to transformers: expected --reference of a shipped family, got no --reference"),
+        (("--to", "transformers", "--reference", "small_models:reference"), "--to transformers: expected the reference of a shipped family, got small_models:reference, which no shipped rules name"),
         (("--root", "absent", *parts()), "--root absent: expected a tree of the checkpoint (norm, one, step, two)"),
         (parts("D"), "--torch pair_of_models:D: expected a function, got int"),
         (parts("shapes"), "expected a torch.nn.Module, got dict"),
@@ -400,6 +439,9 @@ INPUTS = f"{VALUES}--inputs small_models:"
     [
         (small("named"), f"{VALUES}the outputs: expected those of the JAX function (y), got those of the PyTorch module (output); return the same from both"),
         (small(torch="Tuple"), "expected those of the JAX function (output), got those of the PyTorch module (output.0); return"),
+        (small("number"), "error[reference-invalid]: --jax small_models:number: expected arrays, alone or in tuples, lists and dicts, got float as output.1.0"),
+        (small("one_name"), "expected arrays, alone or in tuples, lists and dicts, got two outputs of the name a.b"),
+        (small("nested"), "got those of the PyTorch module (output); return"),
         (small("nothing"), f"{VALUES}the outputs: expected an array of the JAX function, got none"),
         (small(inputs="listed"), f"{INPUTS}listed: the value of `inputs`: expected NumPy arrays by name, got list"),
         (small(inputs="numbered"), f"{INPUTS}numbered: the value of `inputs`: expected NumPy arrays by name, got the name 0"),
@@ -425,6 +467,12 @@ def test_models_and_inputs_that_cannot_be_compared_are_one_error(
     _, said = run("infer", "mine.yaml", *models, code=2)
     assert text in said and said.count("error[") == 1 and "Traceback" not in said
     assert not Path("mine.yaml").exists()
+
+
+def test_outputs_inside_tuples_and_dicts_are_compared(run: Run, folder: Path) -> None:
+    run("infer", "mine.yaml", *small("nested", torch="Nested"))
+    _, said = run("infer", "other.yaml", *small("nested", torch="other_nested"), code=2)
+    assert "differs: small_models.py:" in said and "multiplies by 2" in said
 
 
 def test_outputs_of_other_shapes_are_said_with_both(run: Run, folder: Path) -> None:

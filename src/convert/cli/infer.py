@@ -44,6 +44,16 @@ def infer(
         ),
     ] = "",
     reference: o.Reference = None,
+    to: Annotated[
+        str | None,
+        typer.Option(
+            "--to",
+            metavar="TARGET",
+            help="Target of the shipped rules that --reference belongs to. (default: their first)",
+            rich_help_panel=o.INPUT,
+            show_default=False,
+        ),
+    ] = None,
     jax: Annotated[
         str | None,
         typer.Option(
@@ -108,7 +118,7 @@ def infer(
     _refuse_existing(file)
     source = None if shapes else _source(paths[0], step, item, skeleton, follow_links)
     leaves = {} if source is None else _leaves(source)
-    pair = _pair(reference, jax, torch, inputs, o.parse_settings(settings), source)
+    pair = _pair(reference, to, jax, torch, inputs, o.parse_settings(settings), source)
     found = _shapes(shapes, leaves, root)
     with user_code_errors(pair.code, REFERENCE_OPTION if reference else JAX_OPTION):
         derivation = run(pair.function, pair.module, pair.run, pair.inputs, found, masks=pair.masks, seed=seed)
@@ -169,6 +179,7 @@ def _shapes(factory: str | None, leaves: Mapping[str, tuple[int, ...]], root: st
 
 def _pair(
     reference: str | None,
+    to: str | None,
     jax: str | None,
     torch: str | None,
     inputs: str | None,
@@ -182,7 +193,11 @@ def _pair(
     parts = {"--jax": jax, "--torch": torch, "--inputs": inputs}
     given = [name for name, value in parts.items() if value is not None]
     if reference is not None and not given:
-        return pair_of_reference(reference, settings, source)
+        return pair_of_reference(reference, settings, source, to)
+    if to is not None and reference is None:
+        raise ConvertError(
+            Finding("usage", path=f"--to {to}", expected="--reference of a shipped family", got="no --reference")
+        )
     if reference is None and jax is not None and torch is not None and inputs is not None:
         return pair_of_parts(jax, torch, inputs)
     got = " and ".join((["--reference"] if reference is not None else []) + given) or "none of them"

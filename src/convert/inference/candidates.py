@@ -231,7 +231,6 @@ class Context:
             gates and RoPE's pairs in other orders as well; 2: none of these must be, and leaves are used again.
         near: index of the source's operation that was matched last.
         tolerance: of sums.
-        nearest: whether columns are paired with the nearest.
     """
 
     source: Source
@@ -240,7 +239,6 @@ class Context:
     level: int = 0
     near: int = 0
     tolerance: float = EXACT
-    nearest: bool = False
     _starts: Array = field(default_factory=lambda: np.zeros(0, int))
 
     def __post_init__(self) -> None:

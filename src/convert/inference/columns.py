@@ -81,12 +81,8 @@ def matches(target: Columns, source: Columns, tolerance: float = EXACT) -> tuple
     return one[near], two[near]
 
 
-def pair(target: Columns, source: Columns, tolerance: float = EXACT, nearest: bool = False) -> Pairing | None:
-    """Pair every column of the target with another column of the source; None if that is not possible.
-
-    Args:
-        nearest: take the nearest column within the tolerance, if it is nearest to one only.
-    """
+def pair(target: Columns, source: Columns, tolerance: float = EXACT) -> Pairing | None:
+    """Pair every column of the target with another column of the source; None if that is not possible."""
     size = len(target.numbers)
     if size != len(source.numbers):
         return None
@@ -95,12 +91,6 @@ def pair(target: Columns, source: Columns, tolerance: float = EXACT, nearest: bo
     if (count == 0).any():
         return None
     chosen = np.full(size, -1)
-    if nearest:
-        far = (np.abs(target.sums[:, one] - source.sums[:, two]) / target.scales[:, one]).max(0)
-        for k in np.lexsort((far, one)):  # the first of each
-            if chosen[one[k]] < 0:
-                chosen[one[k]] = two[k]
-        return Pairing(source.numbers[chosen], np.zeros(0, int)) if len(np.unique(chosen)) == size else None
     alone = count[one] == 1
     chosen[one[alone]] = two[alone]
     tied = np.flatnonzero(count > 1)

@@ -18,6 +18,7 @@ from convert.inference.grading.alternatives import interchangeable
 from convert.inference.grading.differences import explained, where_it_ended
 from convert.inference.grading.grades import tensors
 from convert.inference.grading.proof import Masks
+from convert.inference.grading.resumed import resume
 from convert.inference.grading.ties import told_apart
 from convert.inference.requirements import require_outputs_of_both, require_same_inputs
 from convert.inference.search import Search
@@ -107,7 +108,7 @@ def _derived(
     differences: tuple[Difference, ...] = ()
     if not solved:
         differences = (where_it_ended(search),)
-        search.nearest()
+        resume(search)
     others = interchangeable(search) if solved else []
     names = {name: tuple(k for k, first in target.tied.items() if first == name) for name in target.parameters}
     found = tensors(search, names, solved, others)

@@ -18,6 +18,7 @@ from convert.planning.options import ConversionOptions
 from convert.planning.plan import Plan
 from convert.planning.planner import RuleMatch
 from convert.planning.select_rules import explain, pick, score
+from convert.planning.target_formats.base import TORCH
 from convert.references.protocol import Reference
 from convert.references.user_reference import require_inputs, require_masks, require_outputs, require_reference
 from convert.rules.library import available_rules
@@ -52,20 +53,26 @@ class Pair:
     masks: Callable[[Mapping[str, Array]], Mapping[str, Array]] = lambda inputs: {}
 
 
-def pair_of_reference(factory: str, settings: Mapping[str, Any], checkpoint: Source | None = None) -> Pair:
+def pair_of_reference(
+    factory: str, settings: Mapping[str, Any], checkpoint: Source | None = None, to: str | None = None
+) -> Pair:
     """Make the pair of a reference, as `convert check --reference` takes it; only its outputs are compared.
 
     Args:
         factory: ``module:function``. That of shipped rules is given the plan that these make for the checkpoint.
         settings: sizes and facts that it reads from its plan.
+        to: target of the shipped rules; None is their first.
 
     Raises:
-        ConvertError: there is no such function, it needs a plan, or it has no JAX side.
+        ConvertError: there is no such function, it needs a plan, it has no JAX side, or it has no such target.
         UserCodeError: its code raised an error.
     """
-    plan = None if checkpoint is None else _shipped_plan(factory, settings, checkpoint)
+    plan = None if checkpoint is None else _shipped_plan(factory, settings, checkpoint, to)
     if plan is not None:
         return _pair_of_plan(factory, plan)
+    if to is not None:
+        got = "no checkpoint" if checkpoint is None else f"{factory}, which no shipped rules name"
+        raise ConvertError(Finding("usage", path=f"--to {to}", expected="the reference of a shipped family", got=got))
     make = find_factory(factory, REFERENCE_OPTION)
     with user_code_errors(factory, REFERENCE_OPTION):
         reference = make(_NoPlan(factory, settings)) if signature_error(make, ("plan",)) is None else make()
@@ -76,19 +83,23 @@ def pair_of_reference(factory: str, settings: Mapping[str, Any], checkpoint: Sou
         return _pair(factory, reference, _built(reference, factory))
 
 
-def _shipped_plan(factory: str, settings: Mapping[str, Any], checkpoint: Source) -> Plan | None:
+def _shipped_plan(factory: str, settings: Mapping[str, Any], checkpoint: Source, to: str | None) -> Plan | None:
     """Return the plan of the shipped rules whose reference this is; None if it is no shipped one.
 
     Raises:
-        ConvertError: the rules do not fit the checkpoint, or lack a setting.
+        ConvertError: the rules do not fit the checkpoint, lack a setting, or have no such target.
     """
     candidates = [rules for rules in available_rules() if rules.reference == factory]
     if not candidates:
         return None
-    choice = pick(score(candidates, checkpoint, ConversionOptions(settings=dict(settings))))
+    choice = pick(score(candidates, checkpoint, ConversionOptions(to, settings=dict(settings))))
     if not isinstance(choice, RuleMatch):
         raise explain(choice)
-    return plan_selected(choice)
+    plan = plan_selected(choice)
+    if choice.format is not TORCH:
+        expected = f"a target of the rules ({', '.join(candidates[0].targets)})"
+        raise ConvertError(Finding("usage", path=f"--to {to}", expected=expected, got="one without a PyTorch module"))
+    return plan
 
 
 def _pair_of_plan(factory: str, plan: Plan) -> Pair:
@@ -154,7 +165,10 @@ def pair_of_parts(jax: str, net: str, inputs: str) -> Pair:
         with user_code_errors(inputs, INPUTS_OPTION):
             return require_inputs(draw(seed))
 
-    return Pair(lambda weights, given: by_name(function(weights, given)), module.eval(), run, drawn, jax)
+    def forward(weights: Arrays, given: Arrays) -> Arrays:
+        return require_by_name(function(weights, given), JAX_OPTION + jax)
+
+    return Pair(forward, module.eval(), run, drawn, jax)
 
 
 def shapes_of_function(factory: str) -> dict[str, tuple[int, ...]]:
@@ -181,12 +195,39 @@ def shapes_of_function(factory: str) -> dict[str, tuple[int, ...]]:
 
 
 def by_name(outputs: Any) -> Arrays:
-    """Return the outputs of a model by name: ``output`` for one, ``output.0``, ... for several."""
-    if isinstance(outputs, Mapping):
-        return {str(name): value for name, value in outputs.items() if hasattr(value, "shape")}
-    if isinstance(outputs, tuple | list):
-        return {f"output.{k}": value for k, value in enumerate(outputs) if hasattr(value, "shape")}
-    return {"output": outputs}
+    """Return the arrays that a model returns, by name; what is no array, such as a cache, is left out.
+
+    One array is ``output``. Those of a tuple are ``output.0``, ..., and a dict has its own names; inside one another the names are
+    joined: ``output.1.0``, ``state.h``.
+    """
+    return {name: value for name, value in _named(outputs) if hasattr(value, "shape")}
+
+
+def require_by_name(outputs: Any, path: str) -> Arrays:
+    """Return the outputs of the JAX function by name, as `by_name` does.
+
+    Raises:
+        ConvertError: something is no array, or two have one name: it would not be compared.
+    """
+    found: dict[str, Any] = {}
+    for name, value in _named(outputs):
+        if not hasattr(value, "shape") or name in found:
+            got = f"two outputs of the name {name}" if name in found else f"{type(value).__name__} as {name}"
+            _refuse(path, "arrays, alone or in tuples, lists and dicts", got)
+        found[name] = value
+    return found
+
+
+def _named(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield what a model returns, with its names; None is nothing."""
+    if isinstance(value, Mapping):
+        for name, part in value.items():
+            yield from _named(part, f"{prefix}.{name}" if prefix else str(name))
+    elif isinstance(value, tuple | list):
+        for k, part in enumerate(value):
+            yield from _named(part, f"{prefix or 'output'}.{k}")
+    elif value is not None:
+        yield prefix or "output", value
 
 
 def _only(

@@ -19,7 +19,6 @@ from convert.inference.factors import carriers, factor_of
 from convert.inference.proposals import convolutions, elementwise, others, products
 from convert.inference.replay import Replay
 from convert.inference.sites import parameter_operands, role_of
-from convert.programs.fingerprint import EXACT
 from convert.programs.program import Operation, Program, Value
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -34,13 +33,12 @@ PROPOSE = {
 }
 # of proposals, and whether the products of attention must be values of the source
 LEVELS = ((0, True), (0, False), (1, True), (2, False))
-NEAR = 3e-3  # of sums, where the programs differ: another GELU or epsilon
 MAX_SOLUTIONS = 8  # of a segment
 REFUSALS = (RuntimeError, ValueError, TypeError, IndexError)  # of an operation on operands that do not fit
 BUDGET = 1000  # candidates that a segment may try
 WITHOUT_PROGRESS = 600  # candidates after the deepest operation was reached
 FUSED = ("anywhere", "partly", "zeros", "absent")  # kinds of candidates
-GUESSES = 200  # behind a difference
+GUESSES = 60  # behind a difference
 REMEMBERED = 4  # sets of solutions of segments that begin with the same operations
 
 
@@ -122,6 +120,7 @@ class Search:
         segments: the way that was found, or that led deepest.
         failure: why it went no further.
         tried: candidates in all.
+        guessing: whether the search goes on behind a difference.
     """
 
     source: Source
@@ -129,12 +128,14 @@ class Search:
     segments: list[Segment] = field(default_factory=list)
     failure: Failure = field(default_factory=Failure)
     tried: int = 0
+    guessing: bool = False
 
     def __post_init__(self) -> None:
         self.replay = Replay(self.target)
         self.used = np.zeros(len(self.source.theta), np.int32)
         self.context = Context(self.source, self.replay, self.used)
-        self._progress = 0
+        self._progress = self._start = 0
+        self._loose = False
         self._ways: dict[Any, list[Ways]] = {}
         self._wanted: tuple[tuple[Any, ...], ...] = ()
         self._order = self.target.operations
@@ -174,18 +175,6 @@ class Search:
                 self.segments = ways
                 return True
 
-    def nearest(self) -> None:
-        """Go on behind the difference, with what is nearest. What is found there is a guess."""
-        self.context.tolerance, self.context.nearest = NEAR, True
-        while True:
-            at = self.segments[-1].solution.end if self.segments else 0
-            segment = self.solved(at) if at < len(self._order) else None
-            if segment is None:
-                break
-            self.segments.append(segment)
-            self.enter(segment.solution)
-        self.context.tolerance, self.context.nearest = EXACT, False
-
     def enter(self, solution: Solution) -> None:
         """Take what a solution assigns."""
         for choice in solution.choices:
@@ -214,7 +203,8 @@ class Search:
     def solved(self, at: int) -> Segment | None:
         """Return the segment that begins at an operation, with all its solutions."""
         self._near = self.context.near
-        ways = [] if self.context.nearest else self._ways.setdefault(self._code(at), [])
+        self._start = self.tried
+        ways = [] if self.guessing else self._ways.setdefault(self._code(at), [])
         for known in ways:
             segment = self._found(at, known.level, known.signatures)
             if segment is not None and len(segment.solutions) == len(known.signatures):
@@ -238,14 +228,27 @@ class Search:
                 candidate was refuted.
         """
         (self.context.level, self._early), self.context.near, self._wanted = level, self._near, wanted
-        guess, before = self.context.nearest, self.tried
-        self._limit = self.tried + (GUESSES if guess else BUDGET)
+        before = self.tried
+        self._limit = self.tried + (GUESSES if self.guessing else BUDGET)
         self._refuted: dict[int, int] = {}
         self._begin = at
-        solutions = list(itertools.islice(self._walk(at, []), 1 if guess else MAX_SOLUTIONS))
+        solutions = list(itertools.islice(self._walk(at, []), 1 if self.guessing else MAX_SOLUTIONS))
         if not solutions:
             return None
-        return Segment(at, solutions, level[0], self.tried - before, self._refuted, exact=not guess)
+        return Segment(at, solutions, level[0], self.tried - before, self._refuted, exact=not self.guessing)
+
+    def partial(self, at: int) -> list[Solution]:
+        """Return ways from an operation to the next one whose data or result is no value of the source; outputs may differ."""
+        self._loose, self._begin, self._refuted, self._start = True, at, {}, self.tried
+        self._near, self._wanted, self._early = self.context.near, (), False
+        found: list[Solution] = []
+        for self.context.level in (0, 1):
+            self._limit = self.tried + GUESSES
+            found += itertools.islice(self._walk(at, []), GUESSES)
+            if any(solution.choices for solution in found):
+                break
+        self._loose = False
+        return found
 
     def _signature(self, candidate: Candidate) -> Any:
         """Return what a candidate has in common with that of the same operation in another layer."""
@@ -273,6 +276,8 @@ class Search:
                 enters = sides and role_of(operation) in (Role.PRODUCT, Role.CONVOLUTION)
                 if enters:
                     if not self._is_source(operation):
+                        if self._loose and at > self._begin:
+                            yield self._solution(at, choices)
                         self._refute(at, "no value of the source equals what enters")
                         return
                     if choices and self._depends(operation.data[0], {choice.index for choice in choices}):
@@ -283,7 +288,10 @@ class Search:
                 if lacking and role_of(operation) is Role.PRODUCT and not self.replay.value(operation.data[0]).any():
                     replaced = {side: np.nan_to_num(self.replay.value(operation.operands[side])) for side in lacking}
                 elif lacking:
-                    for choice in self._children(at, operation, lacking[0], choices):
+                    children = self._children(at, operation, lacking[0], choices)
+                    if self._loose and at > self._begin and not (children and self._is_source(operation)):
+                        yield self._solution(at, choices)
+                    for choice in children:
                         self._take(choice.candidate)
                         try:
                             yield from self._walk(at, [*choices, choice])
@@ -296,7 +304,7 @@ class Search:
                     self._refute(at, f"it does not run: {error}")
                     return
                 self.replay.keep(operation, results)
-                factor = factor_of(self.context, operation) if choices and not sides else None
+                factor = factor_of(self.context, operation) if choices and not sides and not self._loose else None
                 if factor is not None:
                     yield from self._carried(at, choices, factor)
                     return
@@ -304,7 +312,7 @@ class Search:
                     self._refute(at, "no product of two values of the source has this result")
                     return
             at += 1
-        if self._outputs_agree():
+        if self._loose or self._outputs_agree():
             yield self._solution(at, choices)
 
     def _carried(self, at: int, choices: list[Choice], factor: float) -> Iterator[Solution]:
@@ -388,6 +396,11 @@ class Search:
                 return False
         return True
 
+    @property
+    def _stuck(self) -> bool:
+        """Whether so many candidates of this segment led no deeper."""
+        return self.tried - max(self._progress, self._start) > WITHOUT_PROGRESS
+
     def _children(self, at: int, operation: Operation, side: int, before: Sequence[Choice]) -> list[Choice]:
         """Return the choices for an operand; those whose result is a value of the source alone, if there are any."""
         role, seen = role_of(operation), set()
@@ -398,7 +411,7 @@ class Search:
         for candidate in PROPOSE[role](self.context, operation, side):
             if not any(np.isnan(self.replay.parameters[p.tensor][p.elements]).any() for p in candidate.pieces):
                 continue  # nothing becomes known
-            if self.tried > self._limit:
+            if self.tried > self._limit or self._stuck:
                 break
             if candidate.key in seen:
                 continue

@@ -34,18 +34,34 @@ TIED = ("timesfm-2.5",)  # the rows without padding have zeros where padding is 
 
 @pytest.mark.parametrize("case", ["bert", *(pytest.param(case, marks=pytest.mark.slow) for case in list(SHIPPED)[1:])])
 def test_the_tensors_of_the_shipped_rules(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str) -> None:
-    from safetensors.numpy import load_file
-
     monkeypatch.chdir(tmp_path)
     model, given = SHIPPED[case]
     settings = [word for setting in given for word in ("--set", setting)]
+    _as_shipped(run, case, model, settings, 2 if case in TIED else 0)
+
+
+@pytest.mark.slow
+def test_the_tensors_for_a_second_target(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    _as_shipped(
+        run,
+        "recurrentgemma",
+        "recurrentgemma",
+        ["--to", "recurrentgemma", "--set", "attention_window=5", "--set", "logits_soft_cap=3.0"],
+        0,
+    )
+
+
+def _as_shipped(run: Run, case: str, model: str, options: list[str], code: int) -> None:
+    from safetensors.numpy import load_file
+
     reference, source = find_rules(model)[0].reference, str(checkpoint(case))
-    _, said = run("infer", source, "mine.yaml", "--reference", reference, *settings, code=2 if case in TIED else 0)
+    _, said = run("infer", source, "mine.yaml", "--reference", reference, *options, code=code)
     assert "differs:" not in said and "open:" not in said and "proven with 3 further draws" in said
     tied = [line for line in said.splitlines() if line.startswith("tied: ")]
     assert bool(tied) is (case in TIED) and all("input_ff_layer" in line or "tokenizer" in line for line in tied)
     run("mine.yaml", source, "mine.safetensors")
-    run(model, source, "shipped.safetensors", *settings)
+    run(model, source, "shipped.safetensors", *options)
     mine, shipped = load_file("mine.safetensors"), load_file("shipped.safetensors")
     for name in mine.keys() - shipped.keys():  # a second name of a tensor, which the shipped rules leave to the module
         assert any(mine[name].tobytes() == array.tobytes() for array in shipped.values()), name

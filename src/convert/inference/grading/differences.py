@@ -43,9 +43,7 @@ def explained(
 
     from convert.programs.record_torch import record_torch
 
-    state = proof.weights(tensors, source)
-    if any(np.isnan(array).any() for array in state.values()):
-        return ended
+    state = {name: x for name, x in proof.weights(tensors, source).items() if not np.isnan(x).any()}
     own = copy.deepcopy(module).double()
     full = {name: torch.as_tensor(state[name]) if name in state else x for name, x in own.state_dict().items()}
     own.load_state_dict(full, strict=True)
@@ -61,11 +59,11 @@ def explained(
         before = error(target.outputs[name].array)
         share = max(FINEST, SHARE * before)
         found = diverge(source, target, name, error, share, share)
-        if found is not None and found.proven:
-            said = named(found, source, target, NUMPY_ACTIVATIONS)
-            first = found.repairs[0]
-            operation = first.target[-1] if first.target else None
-            index = target.operations.index(operation) if operation is not None else ended.site.index
-            site = site_of("target", index, target.operations[index])
-            return Difference(site, said.problem, before)
+        if found is None or not (found.proven or found.entry):
+            continue
+        said = named(found, source, target, NUMPY_ACTIVATIONS)
+        first = found.repairs[0] if found.repairs else None
+        at = found.entry if first is None else first.target[-1] if first.target else target.operations[first.index]
+        if at is not None:
+            return Difference(site_of("target", target.operations.index(at), at), said.problem, before)
     return ended

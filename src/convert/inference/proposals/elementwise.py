@@ -64,7 +64,7 @@ def _by_columns(context: Context, operation: Operation, side: int, x: Array, rol
                 continue
             one = columns_met([x], t)
             two = meeting.columns(s)
-            pairing = pair(one, two, context.tolerance, context.nearest)
+            pairing = pair(one, two, context.tolerance)
             if pairing is None:
                 continue
             spots = _first(s, pairing.numbers)
@@ -117,7 +117,7 @@ def _anywhere(context: Context, elements: tuple[Array, ...], x: Array, role: Rol
         chosen[one], owner[one] = columns.numbers[two], len(found)
         found.append(meeting)
     if (chosen < 0).any():
-        if (chosen >= 0).any() and role is Role.SHIFT and not context.nearest:  # the source lacks the other biases
+        if (chosen >= 0).any() and role is Role.SHIFT:  # the source lacks the other biases
             rest = target.numbers[chosen < 0]
             pieces = context.pieces(rest, np.full(len(rest), -1), np.zeros(len(rest)), Arithmetic.CONSTANT, None, 0.0)
             pieces += _owned(context, target.numbers, chosen, owner, found)

@@ -22,7 +22,6 @@ from convert.inference.sites import Meeting, Product, products
 from convert.programs.program import Operation
 
 Array = np.ndarray[Any, np.dtype[Any]]
-COLUMNS_DIFFER = 50  # where the programs differ, single columns differ by more than the whole
 MAX_PARTS = 8  # rows of a fused matrix come from at most so many leaves
 MAX_FILLINGS = 400  # so many orders of the leaves in a fused matrix are tried
 GATES = (2, 3, 4)  # of a recurrent layer, in one leaf
@@ -97,7 +96,7 @@ def _matrix(context: Context, operation: Operation, side: int, group: int, targe
         yield from _candidate(context, chosen, numbers, read)
     for chosen in _in_turns(atoms, out) if context.level > 0 else ():
         yield from _candidate(context, chosen, numbers, read)
-    if context.level > 0 and not context.nearest:
+    if context.level > 0:
         yield from low_rank.propose(context, target)
 
 
@@ -131,8 +130,7 @@ def _atoms(context: Context, target: Product, out: int) -> Iterator[_Atom]:
     for product, meeting in context.source.same_rows(target.rows, context.tolerance):
         if product.value.shape[:1] != target.numbers[0].shape[:1]:
             continue
-        tolerance = context.tolerance * (COLUMNS_DIFFER if context.nearest else 1)
-        pairing = pair(target.columns, product.columns, tolerance, context.nearest)
+        pairing = pair(target.columns, product.columns, context.tolerance)
         if pairing is not None and product.numbers:
             paired.append((product, meeting, pairing))
     paired.sort(key=lambda item: abs(item[1].index - context.near))

@@ -166,18 +166,27 @@ class _Search:
         found = sorted(
             (t for t in every if not t.of_layer), key=lambda t: (t.depths != before, not t.similar, sum(t.depths))
         )
+        best: tuple[int, Trial, Repair, Knowledge] | None = None
         for trial in (*(t for t in every if t.of_layer), *found[:TRIALS]):
             for change in trial.changes():
                 outcome = self.attempt(change, len(region), trial.similar and self.tentative)
                 if outcome is None:
                     continue
+                left = 0 if self.at_goal(outcome.rerun) else len(outcome.region())
+                if best is not None and left >= best[0]:
+                    continue
                 repair = self.describe(entry, trial, change)
                 if not _is_local(repair, self.known):
                     continue
-                self.known = outcome
-                self.depths[place] = trial.depths
-                return repair
-        return None
+                best = left, trial, repair, outcome
+                break
+            if best is not None and not (best[0] and _is_weak(best[1])):
+                break
+        if best is None:
+            return None
+        _, trial, repair, self.known = best
+        self.depths[place] = trial.depths
+        return repair
 
     def attempt(self, change: Change, region: int, tentative: bool) -> Knowledge | None:
         """Return what is known with the change, if known values follow it; None if none do.
@@ -268,6 +277,11 @@ def _few(operations: tuple[Operation, ...]) -> tuple[Operation, ...]:
     steps = [one for one in operations if kind_of(one) != LAYOUT]
     of_layer = any(kind_of(one) in ("product", "convolution") for one in steps)
     return () if of_layer or len(steps) > LONGEST else operations
+
+
+def _is_weak(trial: Trial) -> bool:
+    """Whether a trial may restore values of another place: those of another layer, where what the source computes is known."""
+    return trial.of_layer or trial.depths[1] == 0
 
 
 def _is_local(repair: Repair, known: Knowledge) -> bool:
