@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 
 from convert import Plan, PlanError, RuleError
 from convert.cli.app import app
-from convert.core.ops import AddIdentity
 from convert.core.tensor_spec import TensorSpec
+from convert.core.value_ops import AddIdentity
 from convert.layers.recurrent.equations import parse_held
 from convert.layers.recurrent.library_cells import CELLS, named_cell
 from convert.layers.recurrent.probe import jax_states, torch_layer, torch_states

@@ -211,7 +211,7 @@ def _folded(entries: Iterable[tuple[Any, tuple[str, ...]]], noun: str) -> Iterat
 
 
 def _tensor(step: Step) -> Iterator[str]:
-    from convert.core.ops import Cast
+    from convert.core.value_ops import Cast
 
     widened = {str(op) for part in step.parts for op in part.ops if isinstance(op, Cast)} if not step.loses else set()
     tied = f"tied to {step.tied}" if step.tied else ""

@@ -3,7 +3,7 @@
 - Errors as data: `findings`, `errors`. Suggestions for names: `similarity`.
 - Rule files as text: `yaml_quotes`, `yaml_nodes` (YAML with positions) -> `fields` (values of keys, JSON Schema).
 - Paths of leaves: `path_pattern` -> `path_index`. Equations: `einsum`.
-- Tensors: `tensor_spec` -> `ops`, `weight_norm_ops`; `safetensors_header` reads and writes headers.
+- Tensors: `tensor_spec` -> `ops` (layout), `value_ops`, `weight_norm_ops`; `safetensors_header` reads and writes headers.
 - User code: `user_code` (functions that the user names). The operating system: `system`.
 
 Imports nothing of the rest of the package.

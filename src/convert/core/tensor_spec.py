@@ -72,6 +72,40 @@ def _unknown(name: str) -> ConvertError:
     )
 
 
+def is_float(dtype: str) -> bool:
+    """Whether the dtype is a real floating-point type, including those of ml_dtypes."""
+    return dtype.startswith(("float", "bfloat"))
+
+
+def widens(source: str, target: str) -> bool:
+    """Whether every value of dtype `source` is a value of dtype `target`, so that a cast loses nothing."""
+    if source == target:
+        return True
+    parts = {"complex64": "float32", "complex128": "float64"}
+    if target in parts:
+        return widens(parts.get(source, source), parts[target])
+    if "e8m0" in target:  # it has no zero and no sign
+        return False
+    if source == "bool":
+        return True
+    if is_float(source) and is_float(target):
+        a, b = ml_dtypes.finfo(numpy_dtype(source)), ml_dtypes.finfo(numpy_dtype(target))
+        fits = (
+            a.nmant <= b.nmant
+            and float(a.max) <= float(b.max)
+            and float(a.smallest_subnormal) >= float(b.smallest_subnormal)
+        )
+        return bool(fits and "fnuz" not in target)
+    if not is_float(source) and source.startswith(("int", "uint")):
+        info = ml_dtypes.iinfo(numpy_dtype(source))
+        if target.startswith(("int", "uint")):
+            room = ml_dtypes.iinfo(numpy_dtype(target))
+            return bool(room.min <= info.min and info.max <= room.max)
+        if is_float(target):
+            return bool(max(abs(int(info.min)), int(info.max)) <= 2 ** (ml_dtypes.finfo(numpy_dtype(target)).nmant + 1))
+    return False
+
+
 @dataclass(frozen=True)
 class TensorSpec:
     """Shape and dtype of an array. Arrays of the same shape and dtype share one object, which caches what it derives.

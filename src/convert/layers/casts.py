@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from convert.core.ops import Cast, Op, is_float, widens
-from convert.core.tensor_spec import SAFETENSORS_TAGS, TensorSpec
+from convert.core.ops import Op
+from convert.core.tensor_spec import SAFETENSORS_TAGS, TensorSpec, is_float, widens
+from convert.core.value_ops import Cast
 from convert.layers.base import Rule
 
 

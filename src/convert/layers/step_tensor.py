@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from convert.core.ops import Cast, apply
+from convert.core.ops import apply
 from convert.core.tensor_spec import numpy_dtype
+from convert.core.value_ops import Cast
 from convert.layers.base import Part, Step
 from convert.layers.leaf_reader import LeafReader
 

@@ -14,9 +14,9 @@ import torch
 from convert.checkpoints.digest import combine
 from convert.core.errors import PlanError
 from convert.core.findings import Finding
-from convert.core.ops import Cast, is_float, widens
 from convert.core.similarity import ClosestNames
-from convert.core.tensor_spec import TensorSpec, numpy_dtype
+from convert.core.tensor_spec import TensorSpec, is_float, numpy_dtype, widens
+from convert.core.value_ops import Cast
 from convert.layers.base import Part, Step
 from convert.loading.slots import Destination, Slot, by_name, find_slots, materialise
 from convert.planning.plan import Plan

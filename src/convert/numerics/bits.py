@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from convert.core.ops import is_float
+from convert.core.tensor_spec import is_float
 from convert.numerics.compare import epsilon
 
 Array = np.ndarray[Any, np.dtype[Any]]

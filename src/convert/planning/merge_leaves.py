@@ -8,8 +8,7 @@ from typing import Any
 
 from convert.checkpoints.source import Source
 from convert.core.findings import Finding
-from convert.core.ops import is_float, widens
-from convert.core.tensor_spec import TensorSpec
+from convert.core.tensor_spec import TensorSpec, is_float, widens
 from convert.layers import Rule
 from convert.layers.base import Matched, MatchKey
 from convert.layers.leaves import MisfitError

@@ -11,11 +11,10 @@ from typing import Any, Unpack
 from convert.checkpoints.source import Source
 from convert.core.errors import OptionError, PlanError
 from convert.core.findings import Finding
-from convert.core.ops import is_float
 from convert.core.path_index import PathIndex
 from convert.core.path_pattern import NoNameError
 from convert.core.similarity import did_you_mean
-from convert.core.tensor_spec import SAFETENSORS_TAGS
+from convert.core.tensor_spec import SAFETENSORS_TAGS, is_float
 from convert.layers import Rule, TargetLayer
 from convert.layers.base import Step
 from convert.layers.leaves import MisfitError

@@ -16,7 +16,7 @@ import numpy as np
 
 from convert.core.errors import ConvertError, UserCodeError
 from convert.core.findings import Finding
-from convert.core.ops import is_float
+from convert.core.tensor_spec import is_float
 from convert.numerics.jax_observer import Step
 from convert.numerics.lift_jax import float64, lift
 from convert.programs.jax_elements import elements_of

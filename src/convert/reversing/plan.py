@@ -12,9 +12,10 @@ import numpy as np
 from convert.checkpoints.chunks import Box
 from convert.core.errors import PlanError
 from convert.core.findings import Finding
-from convert.core.ops import Add, AddIdentity, Cast, Multiply, Op, Slice, Take, apply, inverse, out_spec
+from convert.core.ops import Op, Slice, Take, apply, inverse, out_spec
 from convert.core.similarity import ClosestNames
 from convert.core.tensor_spec import TensorSpec
+from convert.core.value_ops import Add, AddIdentity, Cast, Multiply
 from convert.core.weight_norm_ops import LossyError
 from convert.core.yaml_nodes import Position
 from convert.layers.base import Part, Step

@@ -12,8 +12,9 @@ from convert.checkpoints.chunks import Box, Grid, Meter, Piece, full_box, tiles
 from convert.checkpoints.source import Source
 from convert.core.errors import PlanError
 from convert.core.findings import Finding
-from convert.core.ops import Add, Cast, Multiply, Op, apply, inverse, out_spec
+from convert.core.ops import Op, apply, inverse, out_spec
 from convert.core.tensor_spec import TensorSpec, numpy_dtype
+from convert.core.value_ops import Add, Cast, Multiply
 from convert.layers.base import Part, Step
 from convert.numerics.bits import count_unequal, same_bits, unequal
 from convert.reversing.plan import COMPUTING, MadeLeaf, ReversePlan

@@ -19,12 +19,9 @@ import numpy as np
 
 from convert.checkpoints.chunks import Box
 from convert.core.ops import (
-    Add,
-    Cast,
     Deinterleave,
     Flip,
     Interleave,
-    Multiply,
     Op,
     Permute,
     Reshape,
@@ -33,9 +30,9 @@ from convert.core.ops import (
     apply,
     out_spec,
     overwrite,
-    widens,
 )
-from convert.core.tensor_spec import TensorSpec, numpy_dtype
+from convert.core.tensor_spec import TensorSpec, numpy_dtype, widens
+from convert.core.value_ops import Add, Cast, Multiply
 
 Array = np.ndarray[Any, np.dtype[Any]]
 ELEMENTWISE = (Cast, Add, Multiply)

@@ -17,7 +17,8 @@ import pytest
 
 from convert.api import plan_conversion
 from convert.checkpoints.chunks import Box
-from convert.core.ops import Add, Flip, Op, Permute, Take
+from convert.core.ops import Flip, Op, Permute, Take
+from convert.core.value_ops import Add
 from convert.layers import probe
 from convert.layers.base import Part
 from convert.planning.plan import Plan

@@ -17,24 +17,9 @@ from hypothesis import strategies as st
 from convert import TensorSpec
 from convert.core import ops
 from convert.core.errors import ConvertError
-from convert.core.ops import (
-    Add,
-    Cast,
-    Deinterleave,
-    Flip,
-    Interleave,
-    Multiply,
-    Op,
-    Pad,
-    Permute,
-    Place,
-    Reshape,
-    Slice,
-    Take,
-    is_float,
-    widens,
-)
-from convert.core.tensor_spec import SAFETENSORS_TAGS, dtype_name, numpy_dtype
+from convert.core.ops import Deinterleave, Flip, Interleave, Op, Pad, Permute, Place, Reshape, Slice, Take
+from convert.core.tensor_spec import SAFETENSORS_TAGS, dtype_name, is_float, numpy_dtype, widens
+from convert.core.value_ops import Add, Cast, Multiply
 
 DTYPES = tuple(SAFETENSORS_TAGS)
 NARROW_INTS = ("int4", "uint4", "int2", "uint2")  # NumPy keeps one in a byte; other bits of the byte mean nothing

@@ -22,23 +22,9 @@ from convert.checkpoints.orbax.arrays import read_array
 from convert.checkpoints.orbax.stores import open_store
 from convert.checkpoints.orbax.zarr_metadata import read_metadata
 from convert.core.errors import ConvertError
-from convert.core.ops import (
-    Add,
-    AddIdentity,
-    Cast,
-    Deinterleave,
-    Flip,
-    Interleave,
-    Multiply,
-    Op,
-    Permute,
-    Reshape,
-    Slice,
-    Take,
-    apply,
-    out_spec,
-)
+from convert.core.ops import Deinterleave, Flip, Interleave, Op, Permute, Reshape, Slice, Take, apply, out_spec
 from convert.core.tensor_spec import TensorSpec
+from convert.core.value_ops import Add, AddIdentity, Cast, Multiply
 from convert.planning.planner import make_plan
 from convert.writing.execute import execute
 from convert.writing.scatter import BufferedLeaf, destination_view

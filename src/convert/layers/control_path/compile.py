@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from convert.core.findings import Finding
-from convert.core.ops import Op, Take, is_float, out_spec
-from convert.core.tensor_spec import TensorSpec
+from convert.core.ops import Op, Take, out_spec
+from convert.core.tensor_spec import TensorSpec, is_float
 from convert.layers.base import CompileContext, LayerLeaves, Matched, Part, PartLayout, Step
 from convert.layers.casts import computing, losses, target_dtype
 from convert.layers.control_path.declaration import TIMES, PathDeclaration

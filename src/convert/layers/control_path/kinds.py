@@ -16,8 +16,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from convert.core.fields import Key, Record, Scalar
-from convert.core.ops import Multiply, Op, apply
+from convert.core.ops import Op, apply
 from convert.core.path_pattern import Pattern
+from convert.core.value_ops import Multiply
 from convert.layers.base import CompileContext, CompiledRule, Matched, PlanView, Step
 from convert.layers.control_path.compile import compile_paths
 from convert.layers.control_path.declaration import TIMES, PathDeclaration, parse_below, parse_data

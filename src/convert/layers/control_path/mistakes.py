@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from convert.core.ops import Multiply
+from convert.core.value_ops import Multiply
 from convert.layers.base import Part, Step
 from convert.layers.leaf_reader import LeafReader
 from convert.layers.mistake import Mistake, symmetric

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from convert.core.ops import Cast, Flip
+from convert.core.ops import Flip
+from convert.core.value_ops import Cast
 from convert.core.weight_norm_ops import Standardize
 from convert.layers.base import Step
 from convert.layers.conv.standardization import Standardized

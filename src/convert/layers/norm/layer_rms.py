@@ -9,8 +9,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from convert.core.fields import Choice, Key, Record
-from convert.core.ops import Add, Op
+from convert.core.ops import Op
 from convert.core.path_pattern import Pattern
+from convert.core.value_ops import Add
 from convert.layers.base import CompileContext, CompiledRule, LayerKind, Matched, PlanView, ProbeSample, Step
 from convert.layers.draft import DraftContext, DraftEntry, Layer
 from convert.layers.leaves import shape_mismatch

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from convert.core.ops import Add, Cast, apply
+from convert.core.ops import apply
 from convert.core.tensor_spec import numpy_dtype
+from convert.core.value_ops import Add, Cast
 from convert.layers.base import PlanView, Step
 from convert.layers.mistake import OWN_VALUES, Mistake, symmetric
 from convert.layers.step_tensor import expected

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from convert.core.findings import Finding
-from convert.core.ops import Add, AddIdentity, Multiply, Op, Pad, Permute, Slice, Take, out_spec
+from convert.core.ops import Op, Pad, Permute, Slice, Take, out_spec
 from convert.core.tensor_spec import TensorSpec
+from convert.core.value_ops import Add, AddIdentity, Multiply
 from convert.layers.base import CompileContext, LayerLeaves, Matched, Part, PartLayout, Rule, Step
 from convert.layers.casts import computing, losses, target_dtype
 from convert.layers.leaves import MisfitError, dtype_mismatch, leaf_groups, not_convertible, shape_mismatch

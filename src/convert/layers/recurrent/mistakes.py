@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from convert.core.ops import Add
 from convert.core.tensor_spec import numpy_dtype
+from convert.core.value_ops import Add
 from convert.layers.base import PlanView, Step
 from convert.layers.leaf_reader import LeafReader
 from convert.layers.mistake import OWN_VALUES, Mistake, symmetric

@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from convert.core.ops import Cast, Deinterleave, Interleave, Multiply, Op, Permute, Reshape, Take, apply
+from convert.core.ops import Deinterleave, Interleave, Op, Permute, Reshape, Take, apply
 from convert.core.tensor_spec import numpy_dtype
+from convert.core.value_ops import Cast, Multiply
 from convert.core.weight_norm_ops import SpectralNorm, Standardize, WeightNorm
 from convert.layers.base import PlanView, Rule, Step
 from convert.layers.leaf_reader import LeafReader

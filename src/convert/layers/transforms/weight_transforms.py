@@ -6,7 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from convert.core.ops import Multiply, Op
+from convert.core.ops import Op
+from convert.core.value_ops import Multiply
 from convert.layers.base import Rule
 from convert.layers.target import TargetLayer
 from convert.layers.transforms.rope import target_rope_pairs

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from convert.core.ops import is_float
+from convert.core.tensor_spec import is_float
 from convert.core.user_code import OF_THE_PROGRAM
 from convert.references.protocol import Reference
 from convert.writing.written import Written

@@ -13,8 +13,8 @@ from typing import Any
 
 from convert.core.errors import PlanError
 from convert.core.findings import Finding
-from convert.core.ops import is_float
 from convert.core.system.regular_file import read_regular
+from convert.core.tensor_spec import is_float
 from convert.planning.plan import Plan
 from convert.planning.settings import settable
 from convert.rules.file import parse_reference

@@ -8,9 +8,8 @@ from collections.abc import Mapping
 
 from convert.core.errors import UnavailableError, UserCodeError
 from convert.core.findings import Finding
-from convert.core.ops import is_float
 from convert.core.similarity import ClosestNames
-from convert.core.tensor_spec import TensorSpec
+from convert.core.tensor_spec import TensorSpec, is_float
 from convert.core.user_code import user_code_errors
 from convert.layers.base import Step
 from convert.planning.plan import Plan

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from convert.core.ops import Add
 from convert.core.path_pattern import parse_pattern
+from convert.core.value_ops import Add
 from convert.layers.norm.mistakes import ADDED, DOUBLED, MISSING
 from convert.references.protocol import INPUT, Observed, Variant
 from convert.verify.diagnosis.compare import Search, compare_variants, matching_variant

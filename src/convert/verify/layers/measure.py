@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from convert.core.ops import Add, AddIdentity, Multiply, apply, is_float
+from convert.core.ops import apply
+from convert.core.tensor_spec import is_float
+from convert.core.value_ops import Add, AddIdentity, Multiply
 from convert.layers.activations import ACTIVATIONS, activation_pair
 from convert.layers.base import LayerLeaves, ProbeSample, Step
 from convert.layers.probe import Probe, probe_of_sum

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from convert.core.ops import Add, Cast, Multiply, apply, is_float
-from convert.core.tensor_spec import numpy_dtype
+from convert.core.ops import apply
+from convert.core.tensor_spec import is_float, numpy_dtype
+from convert.core.value_ops import Add, Cast, Multiply
 from convert.layers.base import PlanView, Step
 from convert.layers.leaf_reader import LeafReader
 from convert.layers.mistake import OWN_VALUES, Mistake, symmetric

@@ -6,7 +6,8 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 
-from convert.core.ops import Cast, Deinterleave, Interleave, Permute, Reshape, Slice, Take
+from convert.core.ops import Deinterleave, Interleave, Permute, Reshape, Slice, Take
+from convert.core.value_ops import Cast
 from convert.layers.base import Part, Step
 from convert.layers.leaf_reader import LeafReader
 from convert.layers.mistake import Mistake, symmetric

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from convert.core.ops import is_float
+from convert.core.tensor_spec import is_float
 from convert.numerics.compare import epsilon
 from convert.numerics.precision import jax_precision
 from convert.planning.plan import Plan

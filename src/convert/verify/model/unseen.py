@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from convert.core.errors import ConvertError
-from convert.core.ops import is_float
+from convert.core.tensor_spec import is_float
 from convert.planning.plan import Plan
 from convert.references.protocol import JaxSide, Reference
 from convert.verify.report.facts import JudgedFact, Status

@@ -9,8 +9,8 @@ from convert.checkpoints.digest import combine, digest_leaf
 from convert.checkpoints.source import Leaf
 from convert.core.errors import ConvertError
 from convert.core.findings import Finding
-from convert.core.ops import is_float
 from convert.core.similarity import did_you_mean
+from convert.core.tensor_spec import is_float
 from convert.numerics.compare import epsilon
 from convert.planning.options import ConversionOptions
 from convert.planning.plan import Plan

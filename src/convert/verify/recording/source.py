@@ -13,12 +13,9 @@ from convert.checkpoints.source import Source
 from convert.core.errors import CheckpointError
 from convert.core.findings import Finding
 from convert.core.ops import (
-    Add,
-    Cast,
     Deinterleave,
     Flip,
     Interleave,
-    Multiply,
     Op,
     Pad,
     Permute,
@@ -30,6 +27,7 @@ from convert.core.ops import (
     inverse,
 )
 from convert.core.tensor_spec import TensorSpec, numpy_dtype
+from convert.core.value_ops import Add, Cast, Multiply
 from convert.core.weight_norm_ops import LossyError
 from convert.layers.base import Part, Step
 from convert.planning.low_rank_source import HoldsMerged, Merge

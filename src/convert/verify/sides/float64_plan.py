@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from convert.core.ops import Cast, is_float
+from convert.core.tensor_spec import is_float
+from convert.core.value_ops import Cast
 from convert.layers.base import Part, Step
 from convert.planning.low_rank_source import in_float64
 from convert.planning.plan import Plan

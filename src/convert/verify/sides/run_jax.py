@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from convert.core.ops import is_float
-from convert.core.tensor_spec import numpy_dtype
+from convert.core.tensor_spec import is_float, numpy_dtype
 from convert.numerics.precision import jax_precision
 from convert.planning.plan import Plan
 from convert.references.protocol import Reference

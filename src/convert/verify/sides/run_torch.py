@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from convert.core.ops import is_float
+from convert.core.tensor_spec import is_float
 from convert.layers.base import Step
 from convert.layers.step_tensor import expected
 from convert.numerics.bits import same_bits

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from convert.core.ops import is_float
+from convert.core.tensor_spec import is_float
 from convert.numerics.bits import same_bits, unequal
 from convert.numerics.compare import epsilon
 from convert.verify.weights.permutations import describe_order

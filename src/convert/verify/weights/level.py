@@ -14,7 +14,7 @@ import numpy as np
 
 from convert.checkpoints.digest import combine
 from convert.core.findings import Finding
-from convert.core.ops import is_float
+from convert.core.tensor_spec import is_float
 from convert.layers.base import Part, Step
 from convert.numerics.bits import count_unequal, same_bits
 from convert.numerics.special_values import count_special_values

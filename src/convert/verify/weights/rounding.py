@@ -8,7 +8,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from convert.core.ops import is_float
+from convert.core.tensor_spec import is_float
 from convert.numerics.bits import same_bits
 from convert.numerics.compare import epsilon
 

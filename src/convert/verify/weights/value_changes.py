@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from ml_dtypes import bfloat16
 
-from convert.core.ops import is_float
+from convert.core.tensor_spec import is_float
 from convert.numerics.bits import same_bits
 from convert.numerics.compare import epsilon
 from convert.numerics.roots import factor_text

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from convert.core.ops import is_float
+from convert.core.tensor_spec import is_float
 from convert.layers.base import Step
 from convert.layers.step_tensor import expected
 from convert.numerics.bits import nearly, same_bits

@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from convert.core.findings import Finding
-from convert.core.ops import Add, AddIdentity, Cast, Multiply, Op, Pad, Permute, Slice, out_spec
+from convert.core.ops import Op, Pad, Permute, Slice, out_spec
 from convert.core.tensor_spec import TensorSpec
+from convert.core.value_ops import Add, AddIdentity, Cast, Multiply
 from convert.layers import KINDS, Linear, Recurrent
 from convert.layers.base import LayerLeaves, Part, PartLayout, Step
 from convert.layers.casts import losses
