@@ -188,8 +188,10 @@ def state_dict(
 def plan_reverse(
     model: str | RuleFile,
     tensors: str | Path,
-    like: str | Path | Source,
+    like: str | Path | Source | None = None,
     options: ConversionOptions = DEFAULTS,
+    *,
+    layout: str | None = None,
     **keywords: Unpack[SourceKeywords],
 ) -> ReversePlan:
     """Plan the way back: from the tensors of a PyTorch model to the leaves of a JAX checkpoint, with the same rules. Reads no arrays.
@@ -197,7 +199,8 @@ def plan_reverse(
     Args:
         tensors: a ``.safetensors`` file, or a directory that ``from_pretrained`` loads.
         like: a checkpoint of the same model. It gives the tree, the shapes and the dtypes of the leaves, and those leaves that no
-            tensor holds.
+            tensor holds. None: the rules give the tree, and the tensors its shapes and dtypes.
+        layout: without `like`, the name of a published form of the tree, such as ``NESTED``; None is the usual one.
 
     The other arguments, and other errors, are those of `plan_conversion`. Without `to`, the target is the one that the
     tensors' file states, or else the first one whose names they have.
@@ -211,6 +214,14 @@ def plan_reverse(
     written = open_written(tensors)
     written.require_files()
     options = replace(options, **keywords)
+    if like is None:
+        from convert.reversing.derived.choose import plan_derived
+
+        candidates = (model,) if isinstance(model, RuleFile) else find_rules(model, _rules_dir(options))
+        return plan_derived(candidates, written, layout, options)
+    if layout is not None:
+        fix = "leave one of the two out"
+        raise OptionError(Finding("usage", "a checkpoint given with --like has its layout", path="--layout", fix=fix))
     match = select_rules(model, like, options)
     stated = options.to or written.metadata.get("target", "")
     targets = (stated,) if options.to or stated in match.rules.targets else match.rules.supported_targets
@@ -222,9 +233,10 @@ def convert_back(
     model: str | RuleFile,
     tensors: str | Path,
     out: str | Path,
-    like: str | Path | Source,
+    like: str | Path | Source | None = None,
     options: ConversionOptions = DEFAULTS,
     *,
+    layout: str | None = None,
     form: str = "orbax",
     overwrite: bool = False,
     jobs: int | None = None,
@@ -234,7 +246,7 @@ def convert_back(
     """Convert a PyTorch model's weights to a checkpoint of JAX code.
 
     Examples:
-        >>> convert_back("gemma", "gemma-3-1b-pt", "ckpt", like="gemma-3-1b/ckpt")  # doctest: +SKIP
+        >>> convert_back("gemma", "gemma-3-1b-pt", "ckpt", layout="NESTED")  # doctest: +SKIP
 
     Args:
         out: a directory for ``orbax``, else a name that ends in the format's.
@@ -251,16 +263,17 @@ def convert_back(
     """
     from convert.reversing.write import write_checkpoint
 
-    plan = plan_reverse(model, tensors, like, options, **keywords)
+    plan = plan_reverse(model, tensors, like, options, layout=layout, **keywords)
     return write_checkpoint(plan, out, form, overwrite=overwrite, jobs=jobs, on_event=on_event)
 
 
 def load_pytree(
     model: str | RuleFile,
     tensors: str | Path,
-    like: str | Path | Source,
+    like: str | Path | Source | None = None,
     options: ConversionOptions = DEFAULTS,
     *,
+    layout: str | None = None,
     sharding: Any = None,
     **keywords: Unpack[SourceKeywords],
 ) -> Any:
@@ -269,7 +282,7 @@ def load_pytree(
     Every value that is computed back is computed forward again, and must give the bits of its tensor.
 
     Examples:
-        >>> params = load_pytree("gemma", "gemma-3-1b-pt", like="gemma-3-1b/ckpt")  # doctest: +SKIP
+        >>> params = load_pytree("gemma", "gemma-3-1b-pt")  # doctest: +SKIP
 
     Args:
         sharding: a `jax.sharding.Sharding` for every leaf, or a function of a leaf's name and `TensorSpec` that returns one: the
@@ -284,7 +297,7 @@ def load_pytree(
     from convert.reversing.source import ReversedSource
     from convert.reversing.tree import read_tree
 
-    source = ReversedSource(plan_reverse(model, tensors, like, options, **keywords))
+    source = ReversedSource(plan_reverse(model, tensors, like, options, layout=layout, **keywords))
     source.check_constants()
     return read_tree(source, sharding)
 

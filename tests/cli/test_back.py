@@ -43,6 +43,18 @@ def test_forth_and_back_and_forth(to: str, name: str, tensors: Path, run: Run, t
         assert (tmp_path / "again.safetensors").read_bytes() == tensors.read_bytes()
 
 
+def test_without_a_checkpoint_the_rules_give_the_tree(tensors: Path, run: Run, tmp_path: Path) -> None:
+    printed, _ = run("plan", "timesfm", tensors, "--to", "orbax")
+    assert "-> the layout NNX" in printed and "--layout also knows NNX_PURE" in printed
+    run("timesfm", tensors, tmp_path / "out", "--to", "orbax")
+    run("timesfm", tensors, tmp_path / "out.npz", "--to", "npz", "--layout", "NNX_PURE")
+    first, second, pure = open_source(LIKE), open_source(tmp_path / "out"), open_source(tmp_path / "out.npz")
+    assert list(first.leaves.items()) == list(second.leaves.items())
+    assert all(first.read(name).tobytes() == second.read(name).tobytes() for name in first.leaves)
+    assert [leaf.keys for leaf in pure.leaves.values()] == [leaf.keys[:-1] for leaf in first.leaves.values()]
+    assert second.format == "Orbax, OCDBT, zarr3"
+
+
 def test_a_reversed_conversion_is_checked_as_it_is(tensors: Path, run: Run, tmp_path: Path) -> None:
     out = tmp_path / "out.npz"
     run("timesfm", tensors, out, "--to", "npz", "--like", LIKE)
@@ -69,7 +81,10 @@ def test_what_the_way_back_cannot_take_is_refused(tensors: Path, run: Run, tmp_p
         return said
 
     back = ("timesfm", str(tensors), out, "--to", "orbax")
-    assert "give a checkpoint of the same model with --like" in problem(*back)
+    assert "a checkpoint given with --like has its layout" in problem(*back, "--like", str(LIKE), "--layout", "NNX")
+    assert "expected one of NNX, NNX_PURE, got NESTED" in problem(*back, "--layout", "NESTED")
+    assert "without --like the leaves have the dtypes of the tensors" in problem(*back, "--dtype", "bfloat16")
+    assert "only the way back to JAX has a choice of layout" in problem("timesfm", str(LIKE), f"{out}.safetensors", "--layout", "NNX")  # fmt: skip
     assert "--max-shard-size is an option of a conversion to PyTorch" in problem(*back, "--like", str(LIKE), "--max-shard-size", "1GB")  # fmt: skip
     held = load_file(tensors)
     gone = held.pop("stacked_xf.1.ff0.weight")

@@ -1,4 +1,4 @@
-"""``convert MODEL IN OUT --to orbax --like CKPT``: the way back, from PyTorch weights to a checkpoint of JAX code."""
+"""``convert MODEL IN OUT --to orbax``: the way back, from PyTorch weights to a checkpoint of JAX code."""
 
 from __future__ import annotations
 
@@ -20,19 +20,26 @@ if TYPE_CHECKING:
 FORMATS = ("orbax", "msgpack", "npz")  # values of --to that are no target of the rules
 
 
-def plan_back(model: str, tensors: Path, like: Path | None, to: str, options: ConversionOptions) -> ReversePlan:
-    """Plan the way back.
-
-    Raises:
-        ConvertError: --like is missing, or the errors of `convert.plan_reverse`.
-    """
+def plan_back(
+    model: str, tensors: Path, like: Path | None, layout: str | None, options: ConversionOptions
+) -> ReversePlan:
+    """Plan the way back; the errors are those of `convert.plan_reverse`."""
     from convert.api import plan_reverse
 
-    if like is None:
-        problem = "the rules alone do not give the tree, its layout and its dtypes"
-        fix = "give a checkpoint of the same model with --like"
-        raise ConvertError(Finding("usage", problem, path=f"--to {to}", fix=fix))
-    return plan_reverse(model, tensors, like, options)
+    return plan_reverse(model, tensors, like, options, layout=layout)
+
+
+def refuse_layout(layout: str | None) -> None:
+    """Refuse the option of the way back.
+
+    Raises:
+        ConvertError: it was given.
+    """
+    if layout is not None:
+        fix = f"add --to {' or '.join(FORMATS)}"
+        raise ConvertError(
+            Finding("usage", "only the way back to JAX has a choice of layout", path="--layout", fix=fix)
+        )
 
 
 def refuse_options(to: str, given: Mapping[str, object]) -> None:
@@ -94,13 +101,17 @@ def print_plan(plan: ReversePlan, full: bool, as_json: bool) -> None:
 
 def _lines(plan: ReversePlan, full: bool) -> Iterator[str | Line]:
     like = plan.forward.checkpoint
-    yield Line(f"{plan.forward.found}: {plan.written.path} -> the tree of {like.display_path}", HEADING)
-    yield f"rules {plan.forward.rules.path} (sha256 {plan.forward.rules.sha256[:12]}), tensors of {plan.forward.target}, tree of {like.format}"
+    tree = f"the tree of {like.display_path}" if plan.layout is None else f"the layout {plan.layout or 'of the rules'}"
+    yield Line(f"{plan.forward.found}: {plan.written.path} -> {tree}", HEADING)
+    of = f", tree of {like.format}" if plan.layout is None else ""
+    yield f"rules {plan.forward.rules.path} (sha256 {plan.forward.rules.sha256[:12]}), tensors of {plan.forward.target}{of}"
     for note in plan.notes:
         yield Line(f"note: {note}", NOTE)
     yield ""
     yield Line(f"Leaves: {len(plan.leaves)}, each made of the tensors below it", HEADING)
     yield from _folded([_leaf(made) for made in plan.leaves], full)
+    if plan.layout is not None:
+        return
     yield ""
     yield Line(f"Leaves of --like: {len(plan.kept)}", HEADING)
     yield from _folded([(f"{k.leaf}  {k.spec}  {k.reason} ({k.rule.line_only})",) for k in plan.kept], full)

@@ -33,6 +33,7 @@ def convert(
     custom_cells: o.CustomCells = False,
     rules_dir: o.RulesDir = None,
     like: o.Like = None,
+    tree_layout: o.Layout = None,
     max_shard_size: o.ShardSize = None,
     overwrite: o.Overwrite = False,
     jobs: Annotated[
@@ -88,7 +89,7 @@ def convert(
             rules_dir=rules_dir,
         )
         back.refuse_options(to, {"--max-shard-size": max_shard_size, "--trust": trust and not check})
-        reverse_plan = back.plan_back(model, checkpoint, like, to, options)
+        reverse_plan = back.plan_back(model, checkpoint, like, tree_layout, options)
         if dry_run:
             from convert.reversing.write import refuse
 
@@ -108,6 +109,7 @@ def convert(
             )
         _report(report, summary, as_json)
         return
+    back.refuse_layout(tree_layout)
     from convert.writing.atomic import refuse_existing
     from convert.writing.execute import Event, execute, prepare
 

@@ -127,6 +127,16 @@ Like = Annotated[
         rich_help_panel=OUTPUT,
     ),
 ]
+Layout = Annotated[
+    str | None,
+    typer.Option(
+        "--layout",
+        metavar="NAME",
+        help="With --to orbax, msgpack or npz, and without --like: the form of the tree, one of the `layouts` of the rules, "
+        "such as NESTED. (default: the first)",
+        rich_help_panel=OUTPUT,
+    ),
+]
 ShardSize = Annotated[
     str | None,
     typer.Option(

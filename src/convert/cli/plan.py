@@ -35,6 +35,7 @@ def plan(
     custom_cells: o.CustomCells = False,
     rules_dir: o.RulesDir = None,
     like: o.Like = None,
+    tree_layout: o.Layout = None,
     max_shard_size: o.ShardSize = None,
     full: o.Full = False,
     as_json: o.Json = False,
@@ -63,8 +64,9 @@ def plan(
         like=read_specs(like) if like and to not in back.FORMATS else None,
     )
     if to in back.FORMATS:
-        back.print_plan(back.plan_back(model, checkpoint, like, to, options), full, as_json)
+        back.print_plan(back.plan_back(model, checkpoint, like, tree_layout, options), full, as_json)
         return
+    back.refuse_layout(tree_layout)
     match = select_rules(model, checkpoint, options)
     try:
         made = plan_selected(match)

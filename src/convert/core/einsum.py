@@ -68,6 +68,18 @@ class Projection:
         """The axes of the weight as stored, for people: ``D (N H)``."""
         return " ".join(shown(self.stored.weight, self.groups))
 
+    @property
+    def bias_rank(self) -> int:
+        """Number of axes that a bias has in JAX code: those of the result from its first output or batch axis on.
+
+        Where an output stands before the ellipsis, as in ``...TD,CDF->C...TF``, the ellipsis is one axis.
+        """
+        head, tail = self.result
+        if head:
+            return len(head) + 1 + len(tail)
+        first = next((k for k, x in enumerate(tail) if x in self.outputs + self.batch), len(tail))
+        return len(tail) - first
+
     def bias_axes(self, shape: tuple[int, ...]) -> str:
         """Return the letters of a bias of this shape. It is added to Y, so it is aligned as NumPy broadcasts it.
 

@@ -163,6 +163,10 @@ class Declaration(ABC):
         """
         return None
 
+    def rank(self, role: str, variant: str | None) -> int | None:
+        """Return how many axes a leaf has in JAX code, stacked axes excluded; None: `letters` accepts one number only."""
+        return None
+
     def axis_groups(self, variant: str | None) -> Mapping[str, AxisGroup]:
         """Return the letters of `letters` that stand for an axis made of others, and what it is made of."""
         return {}

@@ -68,6 +68,7 @@ class ReversePlan:
         kept: those that no tensor holds.
         constants: tensors that no leaf holds; they must have the value that the forward plan computes.
         notes: remarks for the user.
+        layout: name of the published form of the tree; empty: that of the rules; None: the tree is that of a checkpoint.
     """
 
     forward: Plan
@@ -76,6 +77,7 @@ class ReversePlan:
     kept: tuple[KeptLeaf, ...]
     constants: tuple[Step, ...]
     notes: tuple[str, ...] = ()
+    layout: str | None = None
 
     @property
     def nbytes(self) -> int:
@@ -87,6 +89,7 @@ class ReversePlan:
         return {
             "found": self.forward.found,
             "target": self.forward.target,
+            "layout": self.layout,
             "bytes": self.nbytes,
             "leaves": [
                 {

@@ -10,6 +10,7 @@ from convert.core.yaml_nodes import Position
 from convert.layers import Rule
 from convert.layers.transforms.rope import expand_product
 from convert.rules.check_axes import users_of_sizes
+from convert.rules.check_layouts import choices_have_such_variants, layouts_are_of_these_rules
 from convert.rules.file import RuleFile, references
 from convert.rules.names_used import braces, facts_of, indices_of, letters_of
 from convert.rules.placeholders import ASK
@@ -269,6 +270,8 @@ HEADER_CHECKS: tuple[Callable[[RuleFile], Iterator[Finding]], ...] = (
     _choices_have_the_same_variants,
     _configs_use_declared_names,
     _sidecar_is_a_file_name,
+    layouts_are_of_these_rules,
+    choices_have_such_variants,
 )
 
 

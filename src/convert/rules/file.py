@@ -51,11 +51,37 @@ class LayerTypes:
 
 @dataclass(frozen=True)
 class Version:
-    """A published model: the sizes by which it is recognized, and the facts that its tree does not contain."""
+    """A published model: the sizes by which it is recognized, and what its tree or its PyTorch tensors do not contain.
+
+    Attributes:
+        choices: name of a choice -> the variant of its JAX code, which a tree shows and PyTorch's tensors do not.
+    """
 
     name: str
     sizes: Mapping[str, int]
     facts: Mapping[str, Any]
+    choices: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A form in which the model's trees are published, for the way back from PyTorch.
+
+    Attributes:
+        name: value of ``--layout``.
+        root: the prefix below which the leaves are, one of the file's `root`.
+        variants: paths of the `path_variants` that it has; of the others it has the part as the rules write it.
+        flat: whether the path of a module is one key, as in ``{"transformer/layer_0/attn": {"w": ...}}``.
+        leaf: the last key of every leaf, which the rules leave out, such as the ``value`` of flax nnx; empty: none.
+        at: position of the declaration; None: the form that follows from the rules alone.
+    """
+
+    name: str
+    root: str
+    variants: tuple[str, ...] = ()
+    flat: bool = False
+    leaf: str = ""
+    at: Position | None = None
 
 
 @dataclass(frozen=True)
@@ -201,6 +227,8 @@ class RuleFile:
         needs_confirmation: fact that no checkpoint contains -> note for the user.
         products: products of facts and letters that are the size of an axis.
         modules: where the modules are listed that rules with `each` hold for.
+        layouts: published forms of the tree; the first is the usual one.
+        usual_variants: name of a choice -> the variant of a published model whose version names none.
     """
 
     path: str
@@ -224,6 +252,8 @@ class RuleFile:
     products: tuple[SizeProduct, ...] = ()
     reference: str = ""
     modules: ModulesOfClass | None = None
+    layouts: tuple[Layout, ...] = ()
+    usual_variants: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def family(self) -> str | None:

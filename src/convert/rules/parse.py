@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +24,7 @@ from convert.rules.file import (
     TORCH,
     Axis,
     LayerTypes,
+    Layout,
     ModulesOfClass,
     Requirement,
     RuleFile,
@@ -112,7 +113,7 @@ def _parse_model(node: YamlNode, path: str, text: str) -> RuleFile:
             for name, types in values.get("layer_types", {}).items()
         },
         versions=tuple(
-            Version(name, version["sizes"], version.get("facts", {}))
+            Version(name, version["sizes"], version.get("facts", {}), version.get("choices", {}))
             for name, version in values.get("versions", {}).items()
         ),
         targets=targets,
@@ -132,6 +133,11 @@ def _parse_model(node: YamlNode, path: str, text: str) -> RuleFile:
             for text, letter in values.get("products", {}).items()
         ),
         modules=_modules(values["modules"], header["modules"]) if "modules" in values else None,
+        layouts=tuple(
+            _layout(one, node, values.get("root") or ("",))
+            for one, node in zip(values.get("layouts", ()), _listed(header, "layouts"), strict=True)
+        ),
+        usual_variants=values.get("choices", {}),
         needs_confirmation={name: text for name, text in values.get("needs_confirmation", {}).items() if text},
     )
     findings += validate(rules, written)
@@ -193,6 +199,17 @@ def _copies(values: Mapping[str, Any], node: YamlNode) -> Copies:
             )
         )
     return Copies(trees, None if keep == ASK else keep, values.get("in", ("",)), node.at, keep_at)
+
+
+def _layout(values: Mapping[str, Any], node: YamlNode, roots: Sequence[str]) -> Layout:
+    return Layout(
+        values["name"],
+        values.get("root", roots[0]).strip("/"),
+        tuple(path.text for path in values.get("variants", ())),
+        values.get("flat", False),
+        values.get("leaf", ""),
+        node.at,
+    )
 
 
 def _path_variants(

@@ -8,7 +8,7 @@ for it, so that matching, sizes, steps and checks handle only one form.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from convert.core.path_pattern import Index, Match, Pattern, parse_pattern
@@ -68,8 +68,29 @@ class PathVariants:
 
 def each_combination(rules: Sequence[Rule], path_variants: Sequence[PathVariants]) -> Iterator[tuple[Rule, ...]]:
     """Yield the rules for every combination of variants, first the one that they are written in."""
+    yield from _combinations(rules, path_variants, [variants.variants for variants in path_variants])
+
+
+def of_layout(
+    rules: Sequence[Rule], path_variants: Sequence[PathVariants], paths: Collection[str]
+) -> Iterator[tuple[Rule, ...]]:
+    """Yield the rules for the variants whose first path is one of `paths`, and for the part as written of the others.
+
+    A tree of several paths comes before that of its first one alone: where no layer is left for the others, both are the same.
+    """
+    named = [[one for one in variants.variants if one[0].path in paths] for variants in path_variants]
+    listed = [
+        sorted(found or variants.variants[:1], key=lambda one: -len(one))
+        for found, variants in zip(named, path_variants, strict=True)
+    ]
+    yield from _combinations(rules, path_variants, listed)
+
+
+def _combinations(
+    rules: Sequence[Rule], path_variants: Sequence[PathVariants], listed: Sequence[Sequence[tuple[VariantPath, ...]]]
+) -> Iterator[tuple[Rule, ...]]:
     affected = [any(_is_affected(rule, variants) for variants in path_variants) for rule in rules]
-    for combination in itertools.product(*(variants.variants for variants in path_variants)):
+    for combination in itertools.product(*listed):
         chosen = list(zip(path_variants, combination, strict=True))
         rewritten = (
             _rewrite(rule, chosen) if changes else (rule,) for rule, changes in zip(rules, affected, strict=True)

@@ -95,8 +95,34 @@ _VERSION = Record(
             required=True,
         ),
         "facts": Key(MapOf(Anything()), "Facts of this published model. Default: none."),
+        "choices": Key(
+            MapOf(TEXT),
+            "Mapping of a `choice` of a rule to the variant that this published model has, for the way back to JAX. Default: that of the header's `choices`.",
+        ),
     },
     "a version",
+)
+_LAYOUT = Record(
+    {
+        "name": Key(Scalar(str, "a name"), "Name, for --layout.", required=True, example="NESTED"),
+        "root": Key(
+            Scalar((str, type(None)), "a path", lambda v: v or ""),
+            "Prefix of the leaves, one of `root`. Default: the first.",
+        ),
+        "variants": Key(
+            ListOf(PATTERN),
+            "Paths of the `path_variants` that this layout has; of a list of paths the first. Default: paths are as written.",
+        ),
+        "flat": Key(
+            FLAG,
+            "Whether the path of a module is one key, with slashes, and a leaf's name the next. Default: false, each part is a key.",
+        ),
+        "leaf": Key(
+            Scalar(str, "a key"),
+            "Last key of every leaf, which the rules leave out: `value` in flax nnx. Default: none.",
+        ),
+    },
+    "a layout",
 )
 _REQUIREMENT = Record(
     {
@@ -349,6 +375,14 @@ RULE_FILE = Record(
             "Mapping of a list name to the types of layers in it, and the leaves by which each type is recognized. Default: all layers have one type.",
         ),
         "versions": Key(MapOf(_VERSION), "Published sizes of the model, by name, with their facts. Default: none."),
+        "choices": Key(
+            MapOf(TEXT),
+            "Mapping of a `choice` of a rule to the variant of every published model, for the way back to JAX, where the tensors do not show it. Default: the versions know it, or --set.",
+        ),
+        "layouts": Key(
+            ListOf(_LAYOUT),
+            "Published forms of the tree, for the way back from PyTorch (--layout); the first is the default. Default: paths as written, below the first `root`.",
+        ),
         "targets": Key(
             _Targets(_TARGET),
             "Code that loads the output, by the name for --to; the first target is the default.",

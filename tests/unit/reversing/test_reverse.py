@@ -145,6 +145,14 @@ def test_a_rule_file_comes_back_bit_for_bit_or_is_refused(data: Any, tmp_path: P
     for k, kind in enumerate(kinds):
         for name in (name.replace("@", str(k)) for name in KINDS[kind][1]):
             assert kind in ROUNDED or same(tree[name], source.arrays[name]), (kind, name)
+    derived = leaves(
+        convert.load_pytree(rules, first)
+    )  # without a checkpoint: the same tree, and the same tensors again
+    assert derived.keys() == {name for name in tree if not name.startswith("d")}
+    third = load_file(forth(rules, MemorySource(derived), tmp_path / "third.safetensors"))
+    assert one.keys() == third.keys() and all(same(one[name], third[name]) for name in one)
+    for name, x in derived.items():
+        assert x.shape == tree[name].shape and (x.dtype != tree[name].dtype or same(x, tree[name])), name
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
@@ -153,6 +161,9 @@ def test_every_kind_alone(kind: str, tmp_path: Path) -> None:
     file = forth(rules, source, tmp_path / "out.safetensors")
     if kind in REFUSED:
         assert {code for code, _, _ in refusal(rules, file, source)} == {"not-reversible"}
+        with pytest.raises(convert.PlanError) as error:
+            convert.plan_reverse(rules, file)
+        assert {(finding.code, finding.rule) for finding in error.value.findings} == {("not-reversible", "r.yaml:9")}
         return
     plan = convert.plan_reverse(rules, file, Unread(source.arrays))
     assert [kept.leaf for kept in plan.kept] == (["d0"] if kind == "dropped" else [])

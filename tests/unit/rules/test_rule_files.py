@@ -338,6 +338,7 @@ FREE = tuple(
         "layer_types",
         "leaves",
         "path_variants",
+        "choices",
         "models",
         "versions",
         "targets",

@@ -77,7 +77,7 @@ def test_the_table_names_models_of_the_shipped_rules_only() -> None:
         ("2-2b", "attn_logit_softcapping: 50.0", "attn_logit_softcapping: 30.0", "attn_logit_softcapping"),
         ("2-2b", "rope_theta: 10000.0\n      attn", "rope_theta: 1000000.0\n      attn", "rope_theta"),
         ("2-2b", "[sliding_attention, full_attention]", "[full_attention, sliding_attention]", "attention_pattern"),
-        ("2-9b", "sliding_window: 4096, query_pre_attn_scalar: 256}\n      2-27b", "sliding_window: 4096, query_pre_attn_scalar: 224}\n      2-27b", "query_pre_attn_scalar"),
+        ("2-9b", "sliding_window: 4096, query_pre_attn_scalar: 256}\n        choices: {gating: FD}         # _gemma.py", "sliding_window: 4096, query_pre_attn_scalar: 224}\n        choices: {gating: FD}         # _gemma.py", "query_pre_attn_scalar"),
         ("3-1b", "sliding_window: 512", "sliding_window: 1024", "sliding_window"),
         ("3-4b", "rope_factor_global: 8.0", "rope_factor_global: 1.0", "rope_factor_global"),
         ("3-12b", "rope_theta_global: 1000000.0", "rope_theta_global: 10000.0", "rope_theta_global"),

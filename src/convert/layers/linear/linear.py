@@ -177,6 +177,9 @@ class Linear(LayerKind):
             raise ValueError(f"{equation.text} has a weight with {len(weight)} axes ({equation.stored_weight})")
         return weight
 
+    def rank(self, role: str, variant: str | None) -> int | None:
+        return self._equation(variant).stored.bias_rank if role == "bias" else None
+
     def _of_pair(self, role: str) -> str | None:
         """Return the letters of a leaf of a low-rank pair."""
         if self.pair is None:

@@ -1,0 +1,82 @@
+"""What the tensors' files say besides shapes: ``config.json`` of their model, and the header that `convert` writes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from convert.planning.settings import settable
+from convert.reversing.derived.leaves import TensorNames, pattern_of
+from convert.reversing.derived.shapes import CONFIG, Known
+from convert.rules.file import RuleFile, parse_reference
+from convert.writing.written import Written
+
+HEADER = "the header of the file"
+
+
+def _is_of(rules: RuleFile, written: Written) -> bool:
+    """Whether `convert` wrote the tensors with rules of this model."""
+    return written.metadata.get("model") == rules.model
+
+
+def config_values(template: Any, config: Any, path: str = "") -> Iterator[tuple[str, str, Any]]:
+    """Yield what ``config.json`` states for the names that its template has: name of a size or fact, key, value."""
+    if isinstance(template, dict) and isinstance(config, dict):
+        for key, child in template.items():
+            if key in config:
+                yield from config_values(child, config[key], f"{path}.{key}" if path else key)
+    elif (reference := parse_reference(template)) is not None:
+        name, more = reference
+        if isinstance(config, int | float) and not isinstance(config, bool):
+            yield name, path, config - more
+        elif not more:
+            yield name, path, config
+
+
+def known_sizes(rules: RuleFile, target: str, written: Written, settings: Mapping[str, Any]) -> Known:
+    """Return the sizes that the user and the files state."""
+    stated: dict[str, dict[str, int]] = {}
+    if _is_of(rules, written):
+        stated[HEADER] = {x: n for x, n in written.stated("sizes").items() if isinstance(n, int)}
+    config = list(config_values(rules.targets[target].config, written.config or {}))
+    stated[CONFIG] = {name: value for name, _, value in config if isinstance(value, int) and name in rules.axes}
+    stated |= {version.name: dict(version.sizes) for version in rules.versions}
+    given = {x: n for x, n in settings.items() if x in rules.axes and isinstance(n, int)}
+    return Known(given, stated)
+
+
+def stated_settings(rules: RuleFile, target: str, written: Written) -> dict[str, Any]:
+    """Return the facts that ``config.json`` has for this target, and the settings of the conversion that wrote the tensors.
+
+    Facts that the rules read from a sidecar are read from it.
+    """
+    found: dict[str, Any] = {}
+    known = settable(rules)
+    if rules.sidecar is None:
+        for name, _, value in config_values(rules.targets[target].config, written.config or {}):
+            own = rules.facts.get(name)
+            if name in known and isinstance(own, int | float) and isinstance(value, int | float) and own != value:
+                found[name] = value
+    said = written.stated("settings") if _is_of(rules, written) else {}
+    return found | {name: value for name, value in said.items() if name in known}
+
+
+def stated_choices(rules: RuleFile, written: Written) -> dict[str, str]:
+    """Return the variants that the header of the tensors states."""
+    said = written.stated("choices") if _is_of(rules, written) else {}
+    return {name: said[name] for name, variants in rules.choices.items() if said.get(name) in variants}
+
+
+def rows_of_tables(
+    rules: RuleFile, target: str, written: Written, names: TensorNames, settings: Mapping[str, Any]
+) -> dict[str, int]:
+    """Return the facts that are the number of rows of a table, which a tree of these tensors has without padding."""
+    found: dict[str, int] = {}
+    for rule in rules.rules:
+        fact, layer = getattr(rule.kind, "rows", None), rule.layer(target)
+        if not isinstance(fact, str) or layer is None or fact in settings:
+            continue
+        for name, _ in names.matches(pattern_of(rule, rule.lead, layer)):
+            if rows := written.specs[name].shape[:1]:
+                found[fact] = rows[0]
+    return {fact: rows for fact, rows in found.items() if rules.facts.get(fact) != rows}
