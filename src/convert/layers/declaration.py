@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any, ClassVar, Self
 
 from convert.core.axis_groups import AxisGroup
+from convert.core.einsum import Projection
 from convert.core.fields import Key, Record
 from convert.core.ops import Op
 from convert.core.path_pattern import Pattern
@@ -100,6 +101,13 @@ class Declaration(ABC):
     def weight_axes(self) -> tuple[tuple[str, str], ...]:
         """For each variant: the letters of the weight's axes as stored, and those of its outputs; none where they have no letters."""
         return ()
+
+    def linear_map(self, variant: str | None) -> Projection | None:
+        """Return the equation of the weight, with a letter for each axis as stored; None where the layer is not linear in it.
+
+        A convolution has that of one position, with its spatial axes as inputs.
+        """
+        return None
 
     @property
     def letters_used(self) -> str:

@@ -37,8 +37,8 @@ class Product:
 
     @property
     def shared(self) -> str:
-        """The axes that A and B share: the rank."""
-        return "".join(letter for letter in self.first if letter in self.second)
+        """The axes that A and B share, and the result has not: the rank."""
+        return "".join(letter for letter in self.first if letter in self.second and letter not in self.whole.weight)
 
 
 def parse_product(equation: str) -> Product:

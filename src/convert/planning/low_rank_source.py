@@ -8,9 +8,9 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
@@ -36,6 +36,38 @@ BLOCK = 1 << 18  # elements of the result that are summed at a time, so that the
 
 
 @dataclass(frozen=True)
+class Form:
+    """The axes of A or B.
+
+    Attributes:
+        letters: of the axes that are not stacked, in order.
+        stacked: axes that enumerate layers, in the order of the result's.
+        shape: the sizes of all axes, where the leaf has several of them flattened into one; None: as stored.
+    """
+
+    letters: str
+    stacked: tuple[int, ...]
+    shape: tuple[int, ...] | None = None
+
+    def opened(self, leaf: Array) -> Array:
+        """Return the leaf with the axes of this form."""
+        return leaf if self.shape is None else leaf.reshape(self.shape)
+
+    def layer(self, leaf: Array, elements: Sequence[int]) -> Array:
+        """Return one element of each stacked axis."""
+        opened = self.opened(leaf)
+        where = dict(zip(self.stacked, elements, strict=True))
+        return opened[tuple(where.get(axis, slice(None)) for axis in range(opened.ndim))]
+
+    @property
+    def axes(self) -> list[str | int]:
+        """Name the axes by letter, and stacked axes by their place among them."""
+        rest = iter(self.letters)
+        count = len(self.letters) + len(self.stacked)
+        return [self.stacked.index(k) if k in self.stacked else next(rest) for k in range(count)]
+
+
+@dataclass(frozen=True)
 class Merge:
     """``base + scale * A B``, or the product alone.
 
@@ -48,6 +80,8 @@ class Merge:
         scale: the factor.
         spec: of the result, float32 or wider.
         dtype: dtype in which the result is written by default.
+        forms: the axes of A and B; None: the letters of the product, stacked as the result is.
+        adapter: of a pair that no rule names: why `scale` is that, for people.
     """
 
     first: str
@@ -59,6 +93,8 @@ class Merge:
     scale: float
     spec: TensorSpec
     dtype: str
+    forms: tuple[Form, Form] | None = None
+    adapter: str = ""
 
     @property
     def name(self) -> str:
@@ -73,6 +109,11 @@ class Merge:
         """What is computed, for people."""
         factor = "" if self.scale == 1 else f"{self.scale:g} x "
         return f"{'+ ' if self.base else ''}{factor}a product over {' '.join(self.product.shared)}"
+
+    @property
+    def pair_forms(self) -> tuple[Form, Form]:
+        """The axes of A and B."""
+        return self.forms or (Form(self.product.first, self.stacked), Form(self.product.second, self.stacked))
 
     def make(self, read: Callable[[str], Array], base: float = 1.0, scale: float | None = None) -> Array:
         """Compute the result from the leaves; the bits are the same on every machine.
@@ -107,31 +148,30 @@ class Merge:
             kept: the same part of the leaf `base`.
             base, scale: as for `make`.
         """
+        first, second = self.pair_forms
         for tile in tiles(out.shape, max(1, PIECE // BLOCK)):
             at = tuple(slice(x + y, x + y + n) for x, y, n in zip(origin, tile.origin, tile.shape, strict=True))
             here = tile.within((0,) * out.ndim)
             total = np.zeros(tile.shape)
-            for left, right in zip(self._ranks(a, self.product.first, at), self._ranks(b, self.product.second, at), strict=True):  # fmt: skip
+            for left, right in zip(self._ranks(a, first, at), self._ranks(b, second, at), strict=True):
                 total += left * right
             total *= self.scale if scale is None else scale
             if kept is not None:
                 total += base * kept[here].astype(np.float64)
             out[here] = total
 
-    def _ranks(self, array: Array, letters: str, at: tuple[slice, ...]) -> Array:
+    def _ranks(self, leaf: Array, form: Form, at: tuple[slice, ...]) -> Array:
         """Return the slice of A or B for a part of the result, in float64: the rank flattened in front, then the axes of the result."""
-        axes, result, rank = self._axes(letters), self._axes(self.letters), self.product.shared
+        axes, result, rank = form.axes, Form(self.letters, self.stacked).axes, self.product.shared
         where = dict(zip(result, at, strict=True))
-        cut = array[tuple(where.get(axis, slice(None)) for axis in axes)]
+        cut = form.opened(leaf)[tuple(where.get(axis, slice(None)) for axis in axes)].astype(np.float64)
         own = [axis for axis in result if axis in axes]
-        moved = cut.transpose([axes.index(axis) for axis in (*rank, *own)]).astype(np.float64)
+        alone = [axis for axis in axes if axis not in (*own, *rank)]
+        moved = cut.transpose([axes.index(axis) for axis in (*alone, *rank, *own)])
+        for _ in alone:  # an axis that neither the other leaf nor the result has: the source sums over it
+            moved = reduce(np.add, moved)
         shape = [moved.shape[len(rank) + own.index(axis)] if axis in own else 1 for axis in result]
-        return moved.reshape(math.prod(moved.shape[: len(rank)]), *shape)
-
-    def _axes(self, letters: str) -> list[str | int]:
-        """Name the axes of an array by letter, and stacked axes by number."""
-        rest = iter(letters)
-        return [k if k in self.stacked else next(rest) for k in range(len(letters) + len(self.stacked))]
+        return np.asarray(moved.reshape(math.prod(moved.shape[: len(rank)]), *shape))
 
 
 class HoldsMerged(ABC):

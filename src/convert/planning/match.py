@@ -15,6 +15,7 @@ from convert.core.path_pattern import Match, Pattern
 from convert.core.yaml_nodes import Position
 from convert.layers import Drop, Numbering, Rule
 from convert.layers.base import Matched, MatchKey
+from convert.planning.adapters.names import NamedPair, find_pairs, has_word, place_of
 from convert.planning.match_errors import LayerNumbers, MatchFacts, match_findings
 from convert.rules.copies import resolve_copies
 from convert.rules.file import LayerTypes, RuleFile
@@ -48,6 +49,7 @@ class Coverage:
         total: number of leaves.
         counts: index name -> number of its values, 0 to n-1.
         types: name of a list in `layer_types` -> type of each layer.
+        pairs: LoRA pairs that no rule names, by the leaf that each is added to.
         explain: returns the `findings`; they name the closest match of each missing thing, which takes a while.
     """
 
@@ -59,6 +61,7 @@ class Coverage:
     total: int
     counts: Mapping[str, int]
     types: Mapping[str, list[str]]
+    pairs: Mapping[str, NamedPair]
     explain: Callable[[], tuple[Finding, ...]] = field(repr=False)
 
     @property
@@ -111,14 +114,16 @@ def cover(rules: RuleFile, source: Source, index: PathIndex | None = None) -> Co
     matched: list[Matched] = []
     dropped: list[DroppedLeaf] = []
     collisions: list[tuple[Rule, Pattern, str, str]] = []
+    pairs = find_pairs(source.leaves)
+    of_pairs = {leaf: pair for pair in pairs.values() for leaf in (pair.first, pair.second)}
     for rule in sorted(rules.rules, key=lambda rule: isinstance(rule.kind, Drop) and rule.kind.rest):  # those last
         rest = isinstance(rule.kind, Drop) and rule.kind.rest
         found = Matched(rule)
         for role, pattern in rule.sources.items():
             of_role: dict[MatchKey, str] = {}
             for name, match in find(pattern):
-                if name in claims and rest:
-                    continue
+                if (name in claims and rest) or (name in of_pairs and rule.kind.drop_reason is not None):
+                    continue  # a pair is merged, or dropped, with its weight
                 if name in claims:
                     rivals.setdefault(name, [claims[name]]).append(rule)
                 else:
@@ -133,6 +138,13 @@ def cover(rules: RuleFile, source: Source, index: PathIndex | None = None) -> Co
             found.leaves[role] = of_role
         if rule.kind.drop_reason is None:
             matched.append(found)
+    of_drop = {drop.leaf: drop for drop in dropped}
+    pairs = {base: pair for base, pair in pairs.items() if not claims.keys() & {pair.first, pair.second}}
+    for base, pair in pairs.items():
+        if base in claims:
+            claims |= dict.fromkeys((pair.first, pair.second), claims[base])
+        if base in of_drop:
+            dropped += [replace(of_drop[base], leaf=leaf) for leaf in (pair.first, pair.second)]
     types = {name: _types(entry, inside) for name, entry in rules.layer_types.items()}
     domain = _domain(matched)
     numbers = _numbers(matched, source.leaves)
@@ -154,8 +166,30 @@ def cover(rules: RuleFile, source: Source, index: PathIndex | None = None) -> Co
             name: [min(found.get(k, {""})) for k in range(counts.get(rules.layer_types[name].index, 0))]
             for name, found in types.items()
         },
-        explain=cache(lambda: match_findings(facts)),
+        pairs={base: pair for base, pair in pairs.items() if base in claims and base not in of_drop},
+        explain=cache(lambda: (*match_findings(facts), *_lost_adapters(rules, dropped, claims))),
     )
+
+
+def _lost_adapters(rules: RuleFile, dropped: Sequence[DroppedLeaf], claims: Mapping[str, Rule]) -> Iterator[Finding]:
+    """Find leaves of an adapter that a rule drops, while the layer that they belong to is converted."""
+    suspects = [drop for drop in dropped if has_word(drop.leaf)]
+    if not suspects:
+        return
+    gone = {drop.leaf for drop in dropped}
+    places = {"/".join(keys[:k]) for name in claims if name not in gone for keys in [name.split("/")] for k in range(len(keys))}  # fmt: skip
+    for drop in suspects:
+        if place_of(drop.leaf) in places:
+            yield Finding(
+                "adapter-dropped",
+                "this leaf is part of an adapter by its name, and the layer beside it would be converted without it",
+                rule=drop.at.line_only,
+                path=drop.leaf,
+                expected="both leaves of a LoRA pair beside their weight, with names that Tunix, qwix, MaxText, gemma, openpi or flax nnx give",
+                got=f"a leaf that the rule drops: {drop.reason}",
+                fix="merge the adapter in the source's framework first, write a rule with `plus:`, or remove the leaf from the checkpoint",
+            )
+            return
 
 
 def _types(entry: LayerTypes, index: TemplateIndex) -> dict[int, set[str]]:

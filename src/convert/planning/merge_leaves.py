@@ -13,19 +13,40 @@ from convert.layers import Rule
 from convert.layers.base import Matched, MatchKey
 from convert.layers.leaves import MisfitError
 from convert.layers.low_rank import Pair
+from convert.planning.adapters.attach import Adapters
 from convert.planning.low_rank_source import Merge
 from convert.planning.match import Coverage
 
 
 def merge_low_rank(
-    coverage: Coverage, source: Source, sizes: Mapping[str, int], facts: Mapping[str, Any]
+    coverage: Coverage,
+    source: Source,
+    sizes: Mapping[str, int],
+    facts: Mapping[str, Any],
+    variants: Mapping[str, str],
+    adapters: Adapters | None,
 ) -> tuple[Coverage, dict[str, Merge], list[Finding]]:
-    """Merge every low-rank pair: return the coverage of the merged leaves, the merges by leaf name, and findings."""
+    """Merge every low-rank pair: return the coverage of the merged leaves, the merges by leaf name, and findings.
+
+    Args:
+        variants: name of a choice -> variant.
+        adapters: pairs that no rule names.
+    """
     merges: dict[str, Merge] = {}
     matched: list[Matched] = []
     findings: list[Finding] = []
     for found in coverage.matched:
         pair = found.rule.kind.pair
+        if adapters is not None:
+            try:
+                added = adapters.of_rule(found, source, variants.get(found.rule.choice or ""))
+            except MisfitError as misfit:
+                findings.append(misfit.finding)
+                continue
+            if added:
+                merges |= {merge.name: merge for of_role in added.values() for merge in of_role.values()}
+                matched.append(_with_adapters(found, added))
+                continue
         if pair is None:
             matched.append(found)
             continue
@@ -44,6 +65,15 @@ def merge_low_rank(
     if not merges and not findings:
         return coverage, {}, []
     return replace(coverage, matched=tuple(matched)), merges, findings
+
+
+def _with_adapters(found: Matched, added: Mapping[str, Mapping[MatchKey, Merge]]) -> Matched:
+    """Return the leaves of a rule, those with a pair replaced by the results of their merges."""
+    leaves = {
+        role: {key: added[role][key].name if key in added.get(role, {}) else leaf for key, leaf in of_role.items()}
+        for role, of_role in found.leaves.items()
+    }
+    return replace(found, leaves=leaves)
 
 
 def _merged_rule(rule: Rule) -> Rule:

@@ -20,6 +20,8 @@ from convert.layers.base import Step
 from convert.layers.leaves import MisfitError
 from convert.layers.shared_keys import ACTIVATION_NAMES
 from convert.layers.transforms import weight_normalization, weight_transforms
+from convert.planning.adapters.attach import Adapters, merged_note
+from convert.planning.adapters.scale import SETTINGS, read_scaling
 from convert.planning.ambiguity import twin_trees
 from convert.planning.architectures import class_conflict, unnamed_class
 from convert.planning.compile.compiler import Compiler
@@ -243,7 +245,8 @@ def check_options(match: RuleMatch) -> None:
                 fix=did_you_mean(dtype, floats) or "choose one of them",
             )
         )
-    check_settings(rules, match.options.settings)
+    adapters = SETTINGS if match.coverage.pairs else ()
+    check_settings(rules, {k: v for k, v in match.options.settings.items() if k in rules.facts or k not in adapters})
 
 
 def no_leaf_matches(match: RuleMatch) -> Finding:
@@ -285,7 +288,13 @@ def _size(match: RuleMatch) -> tuple[Sized, list[Finding]]:
 
 
 def _compile(match: RuleMatch, sized: Sized) -> tuple[CompiledPlan, list[Finding]]:
-    coverage, merges, findings = merge_low_rank(sized.coverage, match.source, sized.sizes, sized.facts)
+    adapters = None
+    if match.coverage.pairs:
+        settings = {key: value for key, value in match.options.settings.items() if key not in match.rules.facts}
+        adapters = Adapters(match.coverage.pairs, read_scaling(match.source, match.coverage.pairs, settings))
+    coverage, merges, findings = merge_low_rank(
+        sized.coverage, match.source, sized.sizes, sized.facts, sized.variants, adapters
+    )
     compiler = Compiler(
         with_merges(match.source, merges),
         match.target,
@@ -428,6 +437,8 @@ def _twin_notes(match: RuleMatch) -> Iterator[str]:
 
 
 def _merge_note(merges: Mapping[str, Merge]) -> Iterator[str]:
+    yield from merged_note(merges)
+    merges = {name: merge for name, merge in merges.items() if not merge.adapter}
     if merges:
         first, count = next(iter(merges.values())), len(merges)
         yield (

@@ -47,17 +47,28 @@ def read_sidecar(rules: RuleFile, source: Source) -> Sidecar:
     """
     if rules.sidecar is None:
         return NO_SIDECAR
-    stated, ignored = _read(source, rules.sidecar.file), rules.sidecar.ignored
+    stated, ignored = read_beside(source, rules.sidecar.file), rules.sidecar.ignored
     return Sidecar(
         {key: value for key, value in stated.items() if key not in ignored},
-        _read(source, GENERATION),
+        read_beside(source, GENERATION),
         {key: value for key, value in stated.items() if key in ignored},
     )
 
 
-def _read(source: Source, name: str) -> Mapping[str, Any]:
-    path = (source.path if source.path.is_dir() else source.path.parent) / name
-    (source.boundary or Boundary(source.path)).check(path)
+def read_beside(source: Source, name: str, above: int = 0) -> Mapping[str, Any]:
+    """Read a JSON object next to the checkpoint; an empty one where there is no such file.
+
+    Args:
+        above: how many folders above the one with the arrays: an item of an Orbax step lies in the folder of the step.
+
+    Raises:
+        CheckpointError: the file is damaged, too large, or a link out of the checkpoint.
+    """
+    folder = source.path if source.path.is_dir() else source.path.parent
+    folder = folder.parents[above - 1] if 0 < above <= len(folder.parents) else folder
+    path = folder / name
+    boundary = source.boundary or Boundary(source.path)
+    (boundary.around(folder) if above else boundary).check(path)
 
     def invalid(expected: str, got: str) -> CheckpointError:
         fix = "correct the file, or move it elsewhere and use --set"

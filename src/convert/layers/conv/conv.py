@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
+from convert.core.einsum import Projection, parse_projection
 from convert.core.fields import Key, Record, Scalar
 from convert.core.ops import Op
 from convert.core.path_pattern import Pattern
@@ -345,6 +346,13 @@ class Convolution(Convolving):
         if role == "weight" and not self.numbers.depthwise:
             self.whole_groups(shape[letters.index(self.letter("O"))], sizes)
         return letters, shape
+
+    def linear_map(self, variant: str | None) -> Projection | None:
+        plain = self.feature_group_count == 1 and self.numbers.outputs == "O" and not self.numbers.depthwise
+        if not plain or "." in self.axes or self.weight_standardization is not None:
+            return None
+        out = self.letter("O")
+        return parse_projection(f"...{self.axes.replace(out, '')},{self.axes}->...{out}")
 
     def groups(self, role: str, letters: str, variant: str | None, layer: TargetLayer) -> tuple[str, ...]:
         if role == "bias":

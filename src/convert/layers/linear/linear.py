@@ -154,6 +154,9 @@ class Linear(LayerKind):
     def _equation(self, variant: str | None) -> Projection:
         return self.equations[variant] if variant is not None else next(iter(self.equations.values()))
 
+    def linear_map(self, variant: str | None) -> Projection | None:
+        return self._equation(variant).stored
+
     def axis_groups(self, variant: str | None) -> Mapping[str, AxisGroup]:
         return self._equation(variant).groups
 

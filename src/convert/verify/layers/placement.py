@@ -11,6 +11,7 @@ from convert.core.path_pattern import Match, Pattern
 from convert.layers import Rule
 from convert.layers.base import Part, Step
 from convert.layers.low_rank import PLUS_FIRST, PLUS_SECOND, SECOND
+from convert.planning.adapters.names import find_pairs
 from convert.planning.low_rank_source import Merge
 from convert.planning.plan import Plan
 
@@ -100,6 +101,9 @@ def _elements(elements: Mapping[str, int]) -> str:
 
 def _leaf_of_another_layer(plan: Plan, rule: Rule, merge: Merge, match: Match) -> str:
     """Return a leaf of a low-rank pair whose name has other indices than the weight's; empty where there is none."""
+    if merge.adapter:  # the names of the pair say which weight it belongs to
+        pair = find_pairs([merge.first, merge.second, merge.base or ""]).get(merge.base or "")
+        return "" if pair is not None and (pair.first, pair.second) == (merge.first, merge.second) else merge.first
     declared = next(other for other in plan.rules.rules if other.at == rule.at).sources
     roles = {PLUS_FIRST: merge.first, PLUS_SECOND: merge.second} if PLUS_FIRST in declared else {SECOND: merge.second}
     strangers = (

@@ -99,6 +99,9 @@ def _pair(plan: Plan, part: Part) -> LowRankPair | None:
     merge = plan.merges.get(part.leaf)
     if merge is None:
         return None
-    first, second = (unstack(part, plan.checkpoint.read(name)) for name in (merge.first, merge.second))
+    taken = {op.axis: op.index for op in part.ops[: len(merge.stacked)] if isinstance(op, Take)}
+    elements = [taken[axis] for axis in merge.stacked]
+    forms = zip((merge.first, merge.second), merge.pair_forms, strict=True)
+    first, second = (form.layer(plan.checkpoint.read(name), elements) for name, form in forms)
     base = None if merge.base is None else unstack(part, plan.checkpoint.read(merge.base))
     return LowRankPair(merge.product.equation, first, second, merge.scale, base)

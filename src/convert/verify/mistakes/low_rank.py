@@ -65,6 +65,7 @@ def pair_mistakes(step: Step, plan: Plan) -> Iterator[Mistake]:
 
 
 def _rank(merge: Merge, plan: Plan) -> int:
-    shape = plan.checkpoint.leaves[merge.first].spec.shape
-    sizes = dict(zip(merge.product.first, (n for k, n in enumerate(shape) if k not in merge.stacked), strict=True))
+    form = merge.pair_forms[0]
+    shape = form.shape or plan.checkpoint.leaves[merge.first].spec.shape
+    sizes = dict(zip(form.axes, shape, strict=True))
     return math.prod(sizes[letter] for letter in merge.product.shared)

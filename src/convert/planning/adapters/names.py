@@ -1,0 +1,101 @@
+"""Find LoRA pairs by their names, and the weight that each is added to.
+
+The names are those of the libraries that make them:
+
+* qwix, and so Tunix and MaxText: ``q_proj/kernel_lora_a`` beside ``q_proj/kernel`` (google/qwix@0.1.8 _src/providers/lora.py)
+* gemma (kauldron): ``q_einsum/_LoRAEinsum_0/lora/a`` below the module of ``q_einsum/w``; ``mlp/_LoRAEinsum_linear/lora/a`` beside
+  ``mlp/linear``; ``dense/lora/a`` beside ``dense/kernel`` (gemma 3.3.0 gm/nn/_lora.py, peft/_lora.py)
+* openpi: ``q_einsum/lora_a`` beside ``q_einsum/w``; ``mlp/linear_lora_a`` beside ``mlp/linear`` (openpi@15a9616 models/lora.py)
+* flax nnx: ``dense/lora/lora_a`` beside ``dense/kernel`` (flax 0.12.8 nnx/nn/lora.py, LoRALinear)
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+_WEIGHTS = ("kernel", "w", "weight")  # the names that these libraries' layers give to their weight
+_WORD = re.compile(r"(^|_)lora(_|$|[0-9])|^lora|LoRA")  # of a key of the path of a leaf that belongs to an adapter
+_WRAPPED = re.compile(r"_LoRA[A-Za-z]*_(?P<of>\w+)")  # module that gemma puts around an einsum
+
+
+class Writer(Enum):
+    """A library that makes pairs. They differ in axes and scale, not only in names."""
+
+    QWIX = "qwix"
+    GEMMA = "gemma"
+    OPENPI = "openpi"
+    FLAX = "flax.nnx"
+
+
+@dataclass(frozen=True)
+class NamedPair:
+    """Two leaves, and the leaf that their product is added to."""
+
+    base: str
+    first: str
+    second: str
+    writer: Writer
+
+
+def has_word(name: str) -> bool:
+    """Whether a key of the path says that the leaf belongs to an adapter."""
+    return "lora" in name.lower() and any(_WORD.search(key) for key in name.split("/"))
+
+
+def find_pairs(leaves: Collection[str]) -> dict[str, NamedPair]:
+    """Return the pairs of a tree by the name of their weight."""
+    known = set(leaves)
+    named = [name for name in leaves if has_word(name)]
+    openpi = any(_stem(name).endswith("/lora_a") and not _stem(name).endswith("/lora/lora_a") for name in named)
+    pairs: dict[str, NamedPair] = {}
+    for first in named:
+        if not _stem(first).endswith(("_a", "/a")):
+            continue
+        second = f"{_stem(first)[:-1]}b{_ending(first)}"
+        for base, writer in _bases(_stem(first), openpi):
+            found = next((name for name in (base + _ending(first), base) if name in known), None)
+            if found is not None and second in known and found not in pairs:
+                pairs[found] = NamedPair(found, first, second, writer)
+                break
+    return pairs
+
+
+def place_of(leaf: str) -> str:
+    """Return the path below which the weight of an adapter's leaf is found."""
+    return "/".join(key for key in _stem(leaf).split("/")[:-1] if not _WORD.search(key))
+
+
+def _bases(first: str, openpi: bool) -> Iterator[tuple[str, Writer]]:
+    """Yield the weights that a leaf A may belong to.
+
+    Args:
+        openpi: whether the tree has openpi's einsum layers, whose feed-forward layers have the names of qwix.
+    """
+    place, _, last = first.rpartition("/")
+    above, _, module = place.rpartition("/")
+    if last == "lora_a":
+        nnx = module == "lora"
+        yield from ((f"{above if nnx else place}/{w}", Writer.FLAX if nnx else Writer.OPENPI) for w in _WEIGHTS)
+    elif last.endswith("_lora_a"):
+        yield f"{place}/{last.removesuffix('_lora_a')}".lstrip("/"), Writer.OPENPI if openpi else Writer.QWIX
+    elif last == "a" and module == "lora":
+        outer, _, wrapper = above.rpartition("/")
+        wrapped = _WRAPPED.fullmatch(wrapper)
+        if wrapped is None:
+            yield from ((f"{above}/{w}", Writer.GEMMA) for w in _WEIGHTS)
+        elif wrapped["of"].isdecimal():
+            yield from ((f"{outer}/{w}", Writer.GEMMA) for w in _WEIGHTS)
+        else:
+            yield from ((f"{outer}/{wrapped['of']}{w}", Writer.GEMMA) for w in ("", *(f"/{w}" for w in _WEIGHTS)))
+
+
+def _stem(name: str) -> str:
+    """Return the name without the ``value`` of flax nnx."""
+    return name.removesuffix("/value")
+
+
+def _ending(name: str) -> str:
+    return name[len(_stem(name)) :]

@@ -1,0 +1,336 @@
+"""LoRA pairs that no rule names: written by qwix, gemma and openpi themselves, and converted with rules that do not mention them."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from convert import PlanError
+from convert.core.errors import OptionError
+from convert.planning.adapters.names import Writer, find_pairs, has_word, place_of
+from convert.planning.planner import make_plan
+from support.goldens import golden_io, relative_error
+from support.memory_source import MemorySource, rule_file, run
+from support.paths import GOLDEN
+
+RANK, ALPHA = 3, 6.0
+QWIX = """
+- {einsum: "...D,DNH->...NH", from: q/kernel, linear: q}
+- {einsum: "...NH,NHD->...D", from: o/kernel, linear: o}
+- {einsum: "BTD,CKDH->CBTKH", from: e/kernel, linear: "{k,v}"}
+- {einsum: "...D,DF->...F", from: up/kernel, linear: up}
+- {dimension_numbers: "NWC,WIO->NWC", axes: WDF, from: conv/kernel, conv: conv}
+"""
+OPENPI = """
+- {einsum: "BTD,NDH->BTNH", from: q_einsum/w, linear: q}
+- {einsum: "BSD,CKDH->CBSKH", from: kv_einsum/w, linear: "{k,v}"}
+- {einsum: "BTNH,NHD->BTD", from: attn_vec_einsum/w, linear: o}
+- {einsum: "...D,GDF->...GF", from: mlp/gating_einsum, linear: "{gate,up}"}
+- {einsum: "...F,FD->...D", from: mlp/linear, linear: down}
+"""
+
+
+def qwix_layers() -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Leaves of five flax nnx layers with qwix's LoRA, an input for each, and what each gives."""
+    import jax.numpy as jnp
+    import qwix
+    from flax import nnx
+
+    made = nnx.Rngs(0)
+    layers: dict[str, Any] = {
+        "q": nnx.LinearGeneral(16, (4, 8), use_bias=False, rngs=made),
+        "o": nnx.LinearGeneral((4, 8), 16, axis=(-2, -1), use_bias=False, rngs=made),
+        "e": nnx.Einsum("BTD,CKDH->CBTKH", (2, 2, 16, 8), rngs=made),
+        "up": nnx.Linear(16, 24, use_bias=False, rngs=made),
+        "conv": nnx.Conv(16, 24, (3,), use_bias=False, padding="VALID", rngs=made),
+    }
+    rng = np.random.default_rng(3)
+    leaves, given, results = {}, {}, {}
+    for name, layer in layers.items():
+        x = rng.standard_normal((2, 5, 4, 8) if name == "o" else (2, 5, 16)).astype("float32")
+        provider = qwix.LoraProvider(module_path=".*", rank=RANK, alpha=ALPHA)
+        with warnings.catch_warnings():  # qwix calls methods that flax is going to remove
+            warnings.simplefilter("ignore", DeprecationWarning)
+            with_pair = qwix.apply_lora_to_model(layer, provider, jnp.asarray(x), rngs=nnx.Rngs(1))
+            state = nnx.state(with_pair)
+            for (key,), leaf in nnx.to_flat_state(state):
+                leaf[...] = jnp.asarray(rng.standard_normal(leaf.shape).astype("float32"))
+                leaves[f"{name}/{key}"] = np.asarray(leaf[...])
+            nnx.update(with_pair, state)
+            given[name], results[name] = x, np.asarray(with_pair(jnp.asarray(x)), np.float64)
+    return leaves, given, results
+
+
+@pytest.fixture(scope="module")
+def qwix() -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], dict[str, np.ndarray]]:
+    return qwix_layers()
+
+
+def flat(x: np.ndarray) -> np.ndarray:
+    return x.reshape(*x.shape[:2], -1).astype(np.float64)
+
+
+# ---- written by the libraries
+
+
+def test_every_layer_of_qwix(qwix: Any) -> None:
+    """dot_general flattens the axes of a kernel, einsum does not, a convolution has them in front: google/qwix@0.1.8."""
+    leaves, given, results = qwix
+    plan = make_plan(rule_file(QWIX), MemorySource(leaves), settings={"lora_alpha": ALPHA})
+    made = run(plan)
+    assert len(plan.merges) == 5
+    assert plan.notes == (
+        "5 LoRA pairs are merged in float32, the product times 2 (alpha 6 (--set lora_alpha) / rank 3); for example q/kernel + "
+        "q/kernel_lora_a q/kernel_lora_b",
+    )
+    for name in ("q", "o", "up"):
+        assert relative_error(flat(given[name]) @ made[f"{name}.weight"].T, flat(results[name])) < 2e-6
+    for row, name in enumerate("kv"):
+        assert relative_error(flat(given["e"]) @ made[f"{name}.weight"].T, flat(results["e"][row])) < 2e-6
+    got = torch.nn.functional.conv1d(torch.tensor(given["conv"].swapaxes(1, 2)), torch.tensor(made["conv.weight"]))
+    assert relative_error(got.numpy().swapaxes(1, 2), results["conv"]) < 2e-6
+
+
+def test_every_layer_of_openpi() -> None:
+    """Blocks with a pair for each head; B of the output projection is summed over the heads; the feed-forward has no factor."""
+    recorded = np.load(GOLDEN / "lora" / "openpi.npz")
+    leaves = {key.removeprefix("leaf/"): recorded[key] for key in recorded if key.startswith("leaf/")}
+    made = run(make_plan(rule_file(OPENPI), MemorySource(leaves), settings={"lora_alpha": ALPHA}))
+    x = {name: flat(recorded[f"x/{name}"]) for name in ("q_einsum", "kv_einsum", "attn_vec_einsum", "mlp")}
+    assert relative_error(x["q_einsum"] @ made["q.weight"].T, flat(recorded["y/q_einsum"])) < 2e-6
+    for row, name in enumerate("kv"):
+        assert relative_error(x["kv_einsum"] @ made[f"{name}.weight"].T, flat(recorded["y/kv_einsum"][row])) < 2e-6
+    assert relative_error(x["attn_vec_einsum"] @ made["o.weight"].T, recorded["y/attn_vec_einsum"]) < 2e-6
+    gate, up, down = (torch.tensor(made[f"{name}.weight"]).double() for name in ("gate", "up", "down"))
+    inside = torch.tensor(x["mlp"])
+    got = (torch.nn.functional.gelu(inside @ gate.T, approximate="tanh") * (inside @ up.T)) @ down.T
+    assert relative_error(got.numpy(), recorded["y/mlp"]) < 2e-6
+
+
+def test_gemma_in_its_lora_wrapper(tmp_path: Path) -> None:
+    """The whole model of gemma 3.3.0, its logits with the adapter; without it they differ by as much as they are."""
+    from support.gemma_models import BOUND, directory, error
+
+    recorded = golden_io("gemma3-lora")
+    assert relative_error(recorded["base_logits"], recorded["logits"]) > 0.1
+    assert error("gemma3-lora", directory("gemma3-lora", tmp_path / "out")) < BOUND
+
+
+def test_the_merge_is_not_rounded_before_the_end(qwix: Any) -> None:
+    """bfloat16 leaves: the sum is rounded once, to the weight's dtype."""
+    import ml_dtypes
+
+    leaves = {name: leaf.astype(ml_dtypes.bfloat16) for name, leaf in qwix[0].items()}
+    plan = make_plan(rule_file(QWIX), MemorySource(leaves), settings={"lora_alpha": ALPHA})
+    base, a, b = (leaves[f"up/kernel{end}"].astype(np.float64) for end in ("", "_lora_a", "_lora_b"))
+    want = (base + 2 * a @ b).astype(np.float32).astype(ml_dtypes.bfloat16)
+    assert run(plan)["up.weight"].tobytes() == np.ascontiguousarray(want.T).tobytes()
+
+
+# ---- rank and alpha
+
+
+def save_json(folder: Path, name: str, content: dict[str, Any]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text(json.dumps(content))
+
+
+UP = '- {einsum: "...D,DF->...F", from: up/kernel, linear: up}'
+
+
+def up(folder: Path | None = None) -> MemorySource:
+    """A dense layer with the leaves that qwix adds."""
+    rng = np.random.default_rng(4)
+    shapes = {"kernel": (16, 24), "kernel_lora_a": (16, RANK), "kernel_lora_b": (RANK, 24)}
+    source = MemorySource(
+        {f"up/{name}": rng.standard_normal(shape).astype("float32") for name, shape in shapes.items()}
+    )
+    source.path = folder or source.path
+    return source
+
+
+def test_alpha_is_asked_for() -> None:
+    with pytest.raises(PlanError) as refused:
+        make_plan(rule_file(UP), up())
+    (finding,) = refused.value.findings
+    assert (finding.code, finding.path) == ("adapter-scale-unknown", "up/kernel_lora_a")
+    assert "qwix multiplies the product by alpha / rank, and the checkpoint does not store alpha" in finding.problem
+    assert "--set lora_alpha=" in finding.fix
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "scale"),
+    [
+        ("adapter_config.json", {"lora_alpha": 6, "r": 3}, 2),
+        ("adapter_config.json", {"lora_alpha": 6, "use_rslora": True}, 6 / 3**0.5),
+        ("_CHECKPOINT_METADATA", {"custom_metadata": {"lora": {"lora_rank": 3, "lora_alpha": 12.0}}}, 4),
+        ("_CHECKPOINT_METADATA", {"custom_metadata": {"lora_alpha": 3}}, 1),
+    ],
+)
+@pytest.mark.parametrize("above", [False, True])
+def test_alpha_of_files_next_to_the_checkpoint(
+    tmp_path: Path, name: str, content: dict[str, Any], scale: float, above: bool
+) -> None:
+    save_json(tmp_path, name, content)
+    folder = tmp_path / "state" if above else tmp_path
+    folder.mkdir(exist_ok=True)
+    plan = make_plan(rule_file(UP), up(folder))
+    assert [merge.scale for merge in plan.merges.values()] == [scale]
+    assert name in plan.notes[0]
+    given = make_plan(rule_file(UP), up(folder), settings={"lora_alpha": 30, "use_rslora": False})
+    assert [merge.scale for merge in given.merges.values()] == [10]
+
+
+def test_a_rank_of_another_adapter(tmp_path: Path) -> None:
+    save_json(tmp_path, "adapter_config.json", {"lora_alpha": 6, "r": 8})
+    with pytest.raises(PlanError) as refused:
+        make_plan(rule_file(UP), up(tmp_path))
+    (finding,) = refused.value.findings
+    assert (finding.code, finding.expected, finding.got) == ("adapter-shape-mismatch", "rank 8", "3, of float32[16,3]")
+
+
+@pytest.mark.parametrize(
+    ("settings", "code"),
+    [({"lora_alpha": 0}, "setting-invalid"), ({"lora_alpha": "6"}, "setting-invalid"), ({"lora_alpha": True}, "setting-invalid"), ({"lora_alpha": 6, "use_rslora": 1}, "setting-invalid")],
+)  # fmt: skip
+def test_what_is_no_alpha(settings: dict[str, Any], code: str) -> None:
+    with pytest.raises(OptionError) as refused:
+        make_plan(rule_file(UP), up(), settings=settings)
+    assert refused.value.findings[0].code == code
+
+
+def test_an_alpha_that_has_no_effect_is_refused() -> None:
+    """A tree without pairs knows no such setting, and gemma's code has no factor."""
+    leaves = {"up/kernel": up().arrays["up/kernel"]}
+    with pytest.raises(OptionError, match="the rules have no such setting"):
+        make_plan(rule_file(UP), MemorySource(leaves), settings={"lora_alpha": 6})
+    leaves |= {"up/lora/a": up().arrays["up/kernel_lora_a"], "up/lora/b": up().arrays["up/kernel_lora_b"]}
+    with pytest.raises(OptionError, match="made by gemma, which multiplies their products by no factor"):
+        make_plan(rule_file(UP), MemorySource(leaves), settings={"lora_alpha": 6})
+
+
+# ---- never converted without them
+
+
+@pytest.mark.parametrize("rest", ["- {drop: \"**\", rest: true, because: nothing else is used}", "- {drop: \"**lora**\", because: the adapter}"])  # fmt: skip
+def test_a_rule_that_drops_them_does_not(rest: str) -> None:
+    plan = make_plan(rule_file(f"{UP}\n{rest}"), up(), settings={"lora_alpha": ALPHA})
+    assert len(plan.merges) == 1 and plan.dropped == ()
+
+
+@pytest.mark.parametrize("gone", ["up/kernel_lora_a", "up/kernel_lora_b"])
+def test_half_a_pair_is_refused(gone: str) -> None:
+    source = up()
+    leaves = {name: leaf for name, leaf in source.arrays.items() if name != gone}
+    with pytest.raises(PlanError) as refused:
+        make_plan(rule_file(f'{UP}\n- {{drop: "**", rest: true, because: unused}}'), MemorySource(leaves))
+    (finding,) = refused.value.findings
+    assert finding.code == "adapter-dropped" and finding.path == ({*source.arrays} - {gone, "up/kernel"}).pop()
+
+
+@pytest.mark.parametrize("name", ["up/lora_down", "up/lora/weight_1", "lora/up/a"])
+def test_an_adapter_with_unknown_names_is_refused(name: str) -> None:
+    leaves = {"up/kernel": up().arrays["up/kernel"], name: up().arrays["up/kernel_lora_a"]}
+    with pytest.raises(PlanError) as refused:
+        make_plan(rule_file(f'{UP}\n- {{drop: "**", rest: true, because: unused}}'), MemorySource(leaves))
+    assert [finding.code for finding in refused.value.findings] == ["adapter-dropped"]
+
+
+def test_the_pairs_of_a_dropped_tree_are_dropped_with_it() -> None:
+    """The moments of an optimizer have the names of the parameters."""
+    source = up()
+    leaves = {**source.arrays, **{f"opt/mu/{name}": leaf for name, leaf in source.arrays.items()}, "opt/nu/x_lora_a": source.arrays["up/kernel"]}  # fmt: skip
+    rules = rule_file(f"{UP}\n- {{drop: /opt/**, because: the optimizer}}")
+    plan = make_plan(rules, MemorySource(leaves), settings={"lora_alpha": ALPHA})
+    assert len(plan.merges) == 1 and len(plan.dropped) == 4
+    assert {drop.reason for drop in plan.dropped} == {"the optimizer"}
+
+
+def test_rules_that_name_a_pair_have_the_last_word() -> None:
+    rules = """
+- einsum: "...D,DF->...F"
+  from: up/kernel
+  plus: {einsum: "...D,DR,RF->...F", from: up/kernel_lora_a, times: up/kernel_lora_b, scale: 5}
+  linear: up
+"""
+    plan = make_plan(rule_file(rules), up())
+    assert [merge.scale for merge in plan.merges.values()] == [5]
+
+
+# ---- what cannot be merged
+
+
+def test_a_pair_of_a_layer_that_is_not_linear() -> None:
+    with pytest.raises(PlanError) as refused:
+        make_plan(rule_file("- {from: up/kernel, axes: VD, embedding: table}"), up(), settings={"lora_alpha": ALPHA})
+    assert [finding.code for finding in refused.value.findings] == ["adapter-not-linear"]
+
+
+def test_shapes_that_the_library_does_not_make() -> None:
+    """The names say which is A: an exchanged pair of another rank does not fit, and is not guessed to be one."""
+    leaves = dict(up().arrays)
+    leaves["up/kernel_lora_a"], leaves["up/kernel_lora_b"] = leaves["up/kernel_lora_b"], leaves["up/kernel_lora_a"]
+    with pytest.raises(PlanError) as refused:
+        make_plan(rule_file(UP), MemorySource(leaves), settings={"lora_alpha": ALPHA})
+    (finding,) = refused.value.findings
+    assert finding.code == "adapter-shape-mismatch"
+    assert (finding.expected, finding.got) == (
+        "(16, r) and (r, 24), with one number for the rank r",
+        "float32[3,24] and float32[16,3]",
+    )
+
+
+def test_layers_that_are_stacked() -> None:
+    """nn.scan stacks the leaves of a pair on the axis on which it stacks the weight (MaxText: 1), or on the first."""
+    rng = np.random.default_rng(0)
+    layers, rules = 5, '- {einsum: "...D,DF->...F", from: "up/{i}/kernel", linear: "up.{i}"}'
+    single = {f"up/{i}/kernel{end}": rng.standard_normal(shape).astype("f4") for i in range(layers) for end, shape in (("", (16, 24)), ("_lora_a", (16, 3)), ("_lora_b", (3, 24)))}  # fmt: skip
+    want = run(make_plan(rule_file(rules), MemorySource(single), settings={"lora_alpha": ALPHA}))
+    for weight, pair in ((0, 0), (1, 1), (1, 0), (2, 2)):
+        stacked = {
+            f"up/kernel{end}": np.stack([single[f"up/{i}/kernel{end}"] for i in range(layers)], pair if end else weight)
+            for end in ("", "_lora_a", "_lora_b")
+        }
+        one = rule_file(f'- {{einsum: "...D,DF->...F", from: up/kernel, stacked: {{i: {weight}}}, linear: "up.{{i}}"}}')
+        got = run(make_plan(one, MemorySource(stacked), settings={"lora_alpha": ALPHA}))
+        assert all(np.array_equal(got[name], want[name]) for name in want), (weight, pair)
+
+
+# ---- names
+
+
+@pytest.mark.parametrize(
+    ("first", "base", "writer"),
+    [
+        ("layers/0/attn/q_einsum/w_lora_a", "layers/0/attn/q_einsum/w", Writer.QWIX),
+        ("q/kernel_lora_a/value", "q/kernel/value", Writer.QWIX),
+        ("kernel_lora_a", "kernel", Writer.QWIX),
+        ("q_einsum/_LoRAEinsum_0/lora/a", "q_einsum/w", Writer.GEMMA),
+        ("mlp/_LoRAEinsum_gating_einsum/lora/a", "mlp/gating_einsum", Writer.GEMMA),
+        ("mlp/_LoRAEinsum_linear/lora/a", "mlp/linear/w", Writer.GEMMA),
+        ("dense/lora/a", "dense/kernel", Writer.GEMMA),
+        ("q_einsum/lora_a", "q_einsum/w", Writer.OPENPI),
+        ("dense/lora/lora_a", "dense/kernel", Writer.FLAX),
+    ],
+)
+def test_names_of_the_libraries(first: str, base: str, writer: Writer) -> None:
+    second = first.replace("_a", "_b") if "_a" in first else first[:-1] + "b"
+    pairs = find_pairs([base, first, second, "other/kernel"])
+    assert [(pair.base, pair.first, pair.second, pair.writer) for pair in pairs.values()] == [
+        (base, first, second, writer)
+    ]
+
+
+@pytest.mark.parametrize("name", ["flora/kernel", "explorable_a", "q_proj/kernel", "colorado/w"])
+def test_words_that_only_contain_the_letters(name: str) -> None:
+    assert not has_word(name)
+
+
+def test_where_the_weight_of_an_adapter_lies() -> None:
+    assert place_of("a/q/_LoRAEinsum_0/lora/a") == "a/q" and place_of("a/q/kernel_lora_a/value") == "a/q"
