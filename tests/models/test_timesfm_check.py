@@ -340,6 +340,9 @@ def test_jax_side_is_a_pure_function_of_arrays(case: str, to: str) -> None:
     shapes = jax.eval_shape(reference.jax_side(), source, reference.inputs(0))
     assert isinstance(shapes, OrderedDict)
     assert {name: s.shape for name, s in shapes.items()} == {n: x.shape for n, x in pair(case, to).exact.items()}
+    alone = jax.eval_shape(reference.jax_outputs_side(), source, reference.inputs(0))
+    if reference.jax_outputs is not None:
+        assert {name: s.shape for name, s in alone.items()} == {name: shapes[name].shape for name in reference.outputs}
 
 
 def test_recording_leaves_upstream_as_it_was() -> None:

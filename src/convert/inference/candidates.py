@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from convert.inference.columns import Columns
 from convert.inference.derivation import Arithmetic, LowRank, Role
 from convert.inference.reordered import terms
 from convert.inference.replay import Replay
@@ -137,6 +138,7 @@ class Source:
         self._pairs = _Fingerprints([[_of_size_one(array)] for array in _products_of_data(program)])
         self._scaled = _Fingerprints([[array] for array in _scaled_by_numbers(program)])
         self._rows = _Fingerprints([product.rows for product, _ in self.products])
+        self._columns: dict[Role, tuple[Array, Array]] = {}
         self._data = {role: _Fingerprints([m.data for m in found]) for role, found in self.meetings.items()}
 
     def is_scaled(self, value: Value) -> bool:
@@ -164,6 +166,23 @@ class Source:
     def same_data(self, role: Role, data: Array, tolerance: float) -> list[Meeting]:
         """Return the meetings of this role with the same data."""
         return [self.meetings[role][k] for k in self._data[role].find([data], tolerance)]
+
+    def same_columns(self, role: Role, columns: Columns, tolerance: float) -> list[Meeting]:
+        """Return the meetings of this role that may have one of these columns, in order: those of plain leaves."""
+        if role not in self._columns:
+            plain = [k for k, meeting in enumerate(self.meetings[role]) if len(meeting.weight.elements) == 1]
+            met = [self.meetings[role][k] for k in plain]
+            sums = [meeting.columns(meeting.weight.elements[0]).sums[1] for meeting in met]
+            keys = np.concatenate([np.zeros(0), *sums])
+            order = np.argsort(keys, kind="stable")
+            self._columns[role] = keys[order], np.repeat(plain, [len(x) for x in sums]).astype(int)[order]
+        keys, owners = self._columns[role]
+        slack = tolerance * columns.scales[1]
+        with np.errstate(all="ignore"):
+            low = np.searchsorted(keys, columns.sums[1] - slack, "left")
+            high = np.searchsorted(keys, columns.sums[1] + slack, "right")
+        found = {int(k) for start, end in zip(low, high, strict=True) for k in np.unique(owners[start:end])}
+        return [self.meetings[role][k] for k in sorted(found)]
 
     def has_pair(self, array: Array, tolerance: float) -> bool:
         """Whether an array is the product of two values of data in the source, times a number."""
@@ -305,8 +324,6 @@ class Context:
         for chosen in itertools.permutations(numbers, len(target)):
             if any((c < 0).any() for c in chosen):
                 continue
-            if any(len(np.unique(t)) != len(np.unique(c)) for t, c in zip(target, chosen, strict=True)):
-                continue
             ways = list(COMPUTE) if len(target) == 1 else [Arithmetic.SAME]
             for way in ways:
                 found = tuple(
@@ -316,6 +333,8 @@ class Context:
                 )
                 got = self._read(found, read)
                 if equal(got, operand):
+                    if any(len(np.unique(t)) != len(np.unique(c)) for t, c in zip(target, chosen, strict=True)):
+                        break
                     return found
                 plain = way is Arithmetic.SAME and len(target) == 1 and self.source.is_scaled(meeting.weight)
                 factor = ratio(got, operand) if plain else None

@@ -19,11 +19,12 @@ from convert.inference.grading.differences import explained, where_it_ended
 from convert.inference.grading.grades import tensors
 from convert.inference.grading.proof import Masks
 from convert.inference.grading.resumed import resume
-from convert.inference.grading.ties import told_apart
+from convert.inference.grading.ties import told_apart, told_by_some
 from convert.inference.requirements import require_outputs_of_both, require_same_inputs
 from convert.inference.search import Search
 from convert.inference.sites import site_of
 from convert.programs.program import Program
+from convert.programs.rerun import can_rerun, rerun
 from convert.references.user_reference import require_inputs
 
 if TYPE_CHECKING:
@@ -66,11 +67,12 @@ def infer(
         UserCodeError: the inputs are not arrays of numbers by name.
     """
     require_same_inputs(inputs, seed)
-    attempts = []
-    for attempt in range(ATTEMPTS):  # other weights, if these make columns equal
-        attempts.append(_derived(function, module, run, inputs, shapes, masks, seed + attempt * (DRAWS + 1)))
-        ties = [[{t.columns for t in tensor.ties} for tensor in found.tensors] for found in attempts]
-        if not any(ties[-1]) or ties[-1:] == ties[-2:-1]:  # no weights tell columns apart that the inputs make equal
+    attempts: list[Derivation] = []
+    for attempt in range(ATTEMPTS):
+        found, again = _derived(function, module, run, inputs, shapes, masks, seed + attempt * (DRAWS + 1))
+        attempts.append(found)
+        ties = [[{tie.columns for tie in tensor.ties} for tensor in made.tensors] for made in attempts]
+        if not again or ties[-1:] == ties[-2:-1]:  # no weights tell columns apart that the inputs make equal
             break
     return min(
         attempts, key=lambda found: (found.proof is None, sum(tensor.grade is Grade.TIED for tensor in found.tensors))
@@ -85,19 +87,13 @@ def _derived(
     shapes: Shapes,
     masks: Masks,
     seed: int,
-) -> Derivation:
-    """Derive with the weights and inputs of one seed."""
-    from convert.programs.record_jax import record_jax
+) -> tuple[Derivation, bool]:
+    """Derive with the weights and inputs of one seed; also return whether others may tell more columns apart."""
     from convert.programs.record_torch import record_torch
 
-    draws = Draws(shapes)
-
-    def source(seed: int, given: Mapping[str, Array]) -> Program:
-        made: Program = draws.run(seed, lambda weights: record_jax(function, weights, given))
-        return constants_as_data(made)
-
+    runs = _Runs(function, Draws(shapes))
     given = whole_rows(require_inputs(inputs(seed)), masks)
-    first = source(seed, given)
+    first = runs.program(seed, given)
     target = constants_as_data(record_torch(module, run, given))
     require_outputs_of_both(first, target)
     learned = learned_inputs(first, target)
@@ -115,9 +111,13 @@ def _derived(
     if not solved:
         differences = (explained(differences[0], found, module, run, first),)
     evidence: Proof | None = None
+    again = any(t.ties for t in found)
     if solved and all(t.grade is not Grade.OPEN for t in found):
         further = range(seed + 1, seed + 1 + DRAWS)
-        fresh = [parameters_as_data(source(other, require_inputs(inputs(other))), learned[0]) for other in further]
+        fresh = [
+            parameters_as_data(runs.program(other, require_inputs(inputs(other))), learned[0]) for other in further
+        ]
+        again = any(told_by_some(tensor, fresh) for tensor in found)
         error = partial(proof.error, module, run, masks)
         evidence = Proof(DRAWS, max(error(found, program) for program in fresh))
         if evidence.error > PROVEN:
@@ -130,7 +130,7 @@ def _derived(
     used = {leaf for tensor in found for part in tensor.parts for leaf in (part.leaf, *part.leaves)}
     if not solved:
         used.update(*(value.leaves for value in first.outputs.values()))
-    return Derivation(
+    made = Derivation(
         found,
         {name: tuple(shape) for name, shape in shapes.items()},
         tuple(name for name in shapes if name not in used),
@@ -141,6 +141,28 @@ def _derived(
         _notes(first, target),
         {name: value.array for name, value in first.parameters.items()},
     )
+    return made, again and any(t.grade is Grade.TIED for t in found)
+
+
+class _Runs:
+    """Runs of the source. It is recorded once for each shape of its inputs; further weights and inputs take the same operations."""
+
+    def __init__(self, function: JaxFunction, draws: Draws) -> None:
+        self._function, self._draws = function, draws
+        self._records: list[Program] = []
+
+    def program(self, seed: int, given: Mapping[str, Array]) -> Program:
+        """Return a run with the weights of a seed."""
+        from convert.programs.record_jax import record_jax
+
+        known = next((record for record in self._records if can_rerun(record, given)), None)
+        if known is not None:
+            made: Program = self._draws.run(seed, lambda weights: rerun(known, weights, given))
+        else:
+            twice = not self._records
+            made = self._draws.run(seed, lambda weights: record_jax(self._function, weights, given, twice=twice))
+            self._records.append(made)
+        return constants_as_data(made)
 
 
 def _notes(source: Program, target: Program) -> tuple[str, ...]:

@@ -119,7 +119,7 @@ def _pair_of_plan(factory: str, plan: Plan) -> Pair:
 
 
 def _pair(factory: str, reference: Reference, module: torch.nn.Module) -> Pair:
-    side = reference.jax_side()
+    side = reference.jax_outputs_side()
     names = tuple(reference.outputs)
 
     def masks(given: Mapping[str, Array]) -> Mapping[str, Array]:

@@ -65,14 +65,14 @@ class Segment:
     Attributes:
         begin: its first operation.
         solutions: all that were found; `chosen` is the one that led to the outputs.
-        level: of the proposals.
+        level: one of `LEVELS`.
         tried: how many candidates.
         refuted: operation of the target -> how many candidates ended there.
     """
 
     begin: int
     solutions: list[Solution]
-    level: int
+    level: tuple[int, bool]
     tried: int
     refuted: dict[int, int]
     chosen: int = 0
@@ -190,7 +190,7 @@ class Search:
         self.replay.assign(candidate.changes)
         for piece in candidate.pieces:
             numbers = piece.numbers[piece.numbers >= 0]
-            np.add.at(self.used, numbers, 1)
+            self.used[numbers] += 1  # a number that stands twice counts once, here and where it is given back
             if piece.meeting is not None:
                 self.context.near = piece.meeting.index
 
@@ -198,10 +198,10 @@ class Search:
         for piece in candidate.pieces:
             self.replay.assign([(piece.tensor, piece.elements, np.full(len(piece.elements), np.nan))])
             numbers = piece.numbers[piece.numbers >= 0]
-            np.add.at(self.used, numbers, -1)
+            self.used[numbers] -= 1
 
-    def solved(self, at: int) -> Segment | None:
-        """Return the segment that begins at an operation, with all its solutions."""
+    def solved(self, at: int, levels: Sequence[tuple[int, bool]] = LEVELS) -> Segment | None:
+        """Return the segment that begins at an operation, with all its solutions at the first of the levels that has one."""
         self._near = self.context.near
         self._start = self.tried
         ways = [] if self.guessing else self._ways.setdefault(self._code(at), [])
@@ -209,7 +209,7 @@ class Search:
             segment = self._found(at, known.level, known.signatures)
             if segment is not None and len(segment.solutions) == len(known.signatures):
                 return segment
-        for level in LEVELS:
+        for level in levels:
             segment = self._found(at, level)
             if segment is not None:
                 found = Ways(level, tuple(self._signatures(x.choices) for x in segment.solutions))
@@ -235,7 +235,7 @@ class Search:
         solutions = list(itertools.islice(self._walk(at, []), 1 if self.guessing else MAX_SOLUTIONS))
         if not solutions:
             return None
-        return Segment(at, solutions, level[0], self.tried - before, self._refuted, exact=not self.guessing)
+        return Segment(at, solutions, level, self.tried - before, self._refuted, exact=not self.guessing)
 
     def partial(self, at: int) -> list[Solution]:
         """Return ways from an operation to the next one whose data or result is no value of the source; outputs may differ."""

@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import jax
@@ -39,6 +40,13 @@ try:  # JAX's own hook to interpret primitives; without it, only the staged mode
     _set_current_trace: Any = interpreter.set_current_trace
 except (ImportError, AttributeError):
     _EvalTrace, _set_current_trace = object, None
+
+try:  # what `jax.device_put` ends in; it takes a tenth of the time, and a run has thousands of small arrays
+    from jax._src.interpreters import pxla
+
+    _put: Any = pxla.batched_device_put
+except (ImportError, AttributeError):
+    _put = None
 
 # Calls whose body is evaluated in place; the custom derivative rules do not matter here.
 _INLINE = {"jit", "pjit", "closed_call", "core_call", "core_closed_call", "custom_jvp_call", "custom_vjp_call"}
@@ -68,6 +76,23 @@ def _wide(dtype: Any) -> Any:
 
 def _up(x: Any) -> Any:
     return jnp.asarray(x).astype(_wide(x.dtype)) if hasattr(x, "dtype") and _narrow(x.dtype) else x
+
+
+@cache
+def _device() -> tuple[Any, Any]:
+    device = jax.local_devices()[0]
+    return device, jax.sharding.SingleDeviceSharding(device)
+
+
+def _as_jax(x: np.ndarray[Any, Any]) -> Any:
+    """Return an array of JAX with these elements."""
+    if _put is None:
+        return jax.device_put(x)
+    device, sharding = _device()
+    try:
+        return _put(jax.core.ShapedArray(x.shape, x.dtype), sharding, [x], [device])
+    except TypeError:  # another JAX has other arguments
+        return jax.device_put(x)
 
 
 def _usual(x: Any) -> Any:
@@ -125,7 +150,7 @@ class _Lifter:
         if not lifted:
             self.unlifted.add(name)
         if self.observer:
-            out = [jax.device_put(x) if isinstance(x, np.ndarray) else x for x in out]
+            out = [_as_jax(x) if isinstance(x, np.ndarray) else x for x in out]
             self.observer.step(Step(primitive, ins, params, out, lifted, self.source, self.evaluate))
         return out
 

@@ -35,17 +35,19 @@ _SCOPE = "module:"  # prefix of JAX's named scopes that have the path of a modul
 _OPAQUE = {"pallas_call", "pure_callback", "io_callback", "ffi_call", "shard_map", "custom_partitioning"}
 
 
-def record_jax(function: JaxFunction, parameters: Mapping[str, Any], inputs: Mapping[str, Any]) -> Program:
+def record_jax(
+    function: JaxFunction, parameters: Mapping[str, Any], inputs: Mapping[str, Any], *, twice: bool = True
+) -> Program:
     """Run a function in float64 and record each operation.
 
     The function runs as Python where it can (`convert.numerics.lift_jax`). Calls such as ``jit`` are replaced by what they contain,
-    loops are unrolled, and of branches the one that these values choose is recorded. It runs a second time, to see that its
-    outputs are the same.
+    loops are unrolled, and of branches the one that these values choose is recorded.
 
     Args:
         function: (parameters, inputs) -> the outputs by name, as `convert.references.protocol.Reference.jax`.
         parameters: by name; of any dtype. Floating ones become float64, exactly.
         inputs: by name, likewise.
+        twice: whether it runs a second time, to see that its outputs are the same.
 
     Raises:
         ConvertError: JAX cannot trace the function, it does not return arrays by name, two runs differ, or an output has NaN.
@@ -69,6 +71,8 @@ def record_jax(function: JaxFunction, parameters: Mapping[str, Any], inputs: Map
         outputs = {name: recorder.value(made[name]) for name in order}
         program = Program(own, data, tuple(recorder.operations), outputs, recorder.opaque, recorder.path_taken)
         require_numbers(program)
+        if not twice:
+            return program
         again = lift(function, staged=lifted.staged, observer=_Unheard())(*arrays)
         first = {name: value.array for name, value in outputs.items()}
         require_same_outputs(first, {name: np.asarray(value) for name, value in again.items()})

@@ -82,6 +82,8 @@ class Reference:
             other name that `jax` returns is a submodule, and stands for its first output (``layers.0.attn.out``) or its first
             input (``layers.0.attn.out:in``) at the submodule's first call.
         outputs: names of the final outputs; all other names are boundaries.
+        jax_outputs: (weights, inputs) -> the outputs alone, for who needs no boundaries, where `jax` runs the model once more to see them.
+            None: `jax`.
         logits: outputs that are logits over their last axis; the report has their KL divergence and top-1 agreement.
         masks: inputs -> name -> true where a value counts. A mask has the leading axes of the value, with 1 for an axis along which
             all elements count the same. A value without a mask counts everywhere.
@@ -102,6 +104,7 @@ class Reference:
     reduction: int
     depth: int
     jax: JaxSide | Deferred | None = None
+    jax_outputs: JaxSide | Deferred | None = None
     logits: Sequence[str] = ()
     masks: Callable[[Arrays], Arrays] = field(default=lambda inputs: {})
     facts: Callable[[torch.nn.Module], Mapping[str, Mapping[str, Any]]] = field(default=lambda module: {})
@@ -120,6 +123,18 @@ class Reference:
         if self.jax is None:
             raise ValueError("this reference has no JAX side")
         return self.jax.make() if isinstance(self.jax, Deferred) else self.jax
+
+    def jax_outputs_side(self) -> JaxSide:
+        """Return the function that gives the outputs, with or without boundaries.
+
+        Raises:
+            ValueError: the reference has no JAX side.
+            ImportError: upstream's JAX code is not installed.
+        """
+        side = self.jax_outputs
+        if side is None:
+            return self.jax_side()
+        return side.make() if isinstance(side, Deferred) else side
 
 
 INPUT = ":in"  # after a submodule's name: its first input, not its first output

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from convert.inference.search import Search, Solution
+from convert.inference.search import LEVELS, Search, Solution
 from convert.programs.program import Value
 
 Array = np.ndarray[Any, np.dtype[Any]]
+Levels = Sequence[tuple[int, bool]]
 SAME = 1e-9  # relative: two values of the target, added up in different orders
 
 
@@ -22,8 +23,10 @@ def interchangeable(search: Search) -> list[tuple[int, Solution]]:
     last = _last_uses(search)
     found = []
     for number, segment in enumerate(search.segments):
+        # What a solution and its exchange need behind them is found at the same levels.
+        levels = LEVELS[: 1 + max(LEVELS.index(later.level) for later in search.segments[number:])]
         for other in segment.solutions[segment.chosen + 1 :]:
-            way = _followed(search, number, other, last)
+            way = _followed(search, number, other, last, levels)
             found += [(number + k, solution) for k, solution in enumerate(way or ())]
     return found
 
@@ -35,30 +38,37 @@ def _last_uses(search: Search) -> dict[Value, int]:
     return last | dict.fromkeys(search.target.outputs.values(), len(operations))
 
 
-def _followed(search: Search, number: int, other: Solution, last: Mapping[Value, int]) -> list[Solution] | None:
+def _followed(
+    search: Search, number: int, other: Solution, last: Mapping[Value, int], levels: Levels
+) -> list[Solution] | None:
     """Return the solutions of the segments from `number` on, up to where everything is as it was; None if one is refuted."""
     chosen = [segment.solution for segment in search.segments[number:]]
     for solution in reversed(chosen):
         search.leave(solution)
     used = search.used.copy()
     try:
-        return _way(search, chosen, [other], used, last)
+        return _way(search, chosen, [other], used, last, levels)
     finally:
         for solution in chosen:
             search.enter(solution)
 
 
 def _way(
-    search: Search, chosen: list[Solution], ways: list[Solution], used: Array, last: Mapping[Value, int]
+    search: Search,
+    chosen: list[Solution],
+    ways: list[Solution],
+    used: Array,
+    last: Mapping[Value, int],
+    levels: Levels,
 ) -> list[Solution] | None:
     search.enter(ways[-1])
     try:
         at = ways[-1].end
         if at == len(search.target.operations) or _converged(search, chosen, at, used, last):
             return ways
-        segment = search.solved(at)
+        segment = search.solved(at, levels)
         for solution in segment.solutions if segment else ():
-            if found := _way(search, chosen, [*ways, solution], used, last):
+            if found := _way(search, chosen, [*ways, solution], used, last, levels):
                 return found
         return None
     finally:
@@ -74,7 +84,7 @@ def _converged(search: Search, chosen: list[Solution], at: int, used: Array, las
     for solution in before:
         for choice in solution.choices:
             for piece in choice.candidate.pieces:
-                np.add.at(now, piece.numbers[piece.numbers >= 0], 1)
+                now[piece.numbers[piece.numbers >= 0]] += 1
     if not np.array_equal(now > 0, search.used > 0):
         return False
     for solution in before:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from convert.inference.derivation import Arithmetic
-from convert.inference.search import Search, Segment, Solution
+from convert.inference.search import LEVELS, Search, Segment, Solution
 from convert.inference.sites import parameter_operands, role_of
 from convert.programs.program import Operation
 
@@ -50,7 +50,7 @@ def _step(search: Search, at: int) -> bool:
         _, value, best = max(found, key=lambda way: way[0])
         if value is not None:
             search.replay.values[operation.data[0]] = value
-        segment = Segment(at, [best], 0, search.tried - before, {}, exact=False)
+        segment = Segment(at, [best], LEVELS[0], search.tried - before, {}, exact=False)
     search.segments.append(segment)
     search.enter(segment.solution)
     return True

@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from convert.inference.derivation import Grade, Role, Tensor, Tie
-from convert.inference.sites import products, role_of
+from convert.inference.columns import pair
+from convert.inference.derivation import Grade, Role, Site, Tensor, Tie
+from convert.inference.sites import parameter_operands, products, role_of
 from convert.programs.program import Program
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -51,6 +52,25 @@ def told_apart(
         grade = Grade.INTERCHANGEABLE if tensor.alternatives else Grade.DERIVED
         found.append(replace(tensor, grade=grade, ties=()) if resolved else tensor)
     return tuple(found)
+
+
+def told_by_some(tensor: Tensor, fresh: Sequence[Program]) -> bool:
+    """Whether columns that the first weights and inputs make equal are told apart by others, so that another attempt is worth it."""
+    for tie in tensor.ties:
+        sites = {p.evidence.source.index for p in tensor.parts if p.evidence.source and _is_at(p.evidence.target, tie)}
+        for index, program in itertools.product(sites, fresh):
+            operation = program.operations[index]
+            sides = parameter_operands(operation)
+            if role_of(operation) is not Role.PRODUCT or not sides:
+                return True
+            columns = [product.columns for product in products([operation], sides[0])]
+            if any(pairing is None or len(pairing.tied) < len(tie.columns) for pairing in map(pair, columns, columns)):
+                return True
+    return False
+
+
+def _is_at(site: Site, tie: Tie) -> bool:
+    return (site.index, site.operand) == (tie.site.index, tie.site.operand)
 
 
 def _key(tie: Tie) -> Any:

@@ -104,9 +104,9 @@ def _anywhere(context: Context, elements: tuple[Array, ...], x: Array, role: Rol
     target = columns_met([x], elements[0])
     chosen, owner = np.full(len(target.numbers), -1), np.full(len(target.numbers), -1)
     found: list[Meeting] = []
-    for meeting in context.source.meetings[role]:
+    for meeting in context.source.same_columns(role, target, context.tolerance):
         source = meeting.weight
-        if len(source.elements) != 1 or not context.free(source.elements[0]):
+        if not context.free(source.elements[0]):
             continue
         columns = meeting.columns(source.elements[0])
         one, two = matches(target, columns, context.tolerance)

@@ -80,6 +80,7 @@ def reference(plan: Plan) -> Reference:
     return Reference(
         inputs=inputs,
         jax=Deferred(partial(_flax, plan)),
+        jax_outputs=Deferred(partial(_flax, plan, boundaries=False)),
         build=partial(_build_upstream if upstream else _build_transformers, plan),
         run=partial(_run_upstream if upstream else _run_transformers, plan),
         outputs=outputs,
@@ -97,16 +98,29 @@ FLAX = "timesfm.timesfm_2p5.timesfm_2p5_flax"
 def _upstream(module: str) -> Any:
     """Import a module of the timesfm package.
 
-    Importing its flax code builds a model of 200M parameters, and the package tries that on every import. It accepts an
-    ImportError, so the flax code is blocked unless it is asked for.
+    The package imports its flax code on every import, and accepts an ImportError. It is blocked unless it is asked for.
     """
-    if module.startswith("flax.") or f"timesfm.{module}" == FLAX or FLAX in sys.modules:
+    if FLAX in sys.modules:
         return import_module(f"timesfm.{module}")
     sys.modules[FLAX] = None  # type: ignore[assignment]
     try:
-        return import_module(f"timesfm.{module}")
+        import_module("timesfm")
+        if not (module.startswith("flax.") or f"timesfm.{module}" == FLAX):
+            return import_module(f"timesfm.{module}")
     finally:
         del sys.modules[FLAX]
+    _import_flax()
+    return import_module(f"timesfm.{module}")
+
+
+def _import_flax() -> None:
+    """Import upstream's flax code. It builds a model of 200M parameters on import; here it builds a small one."""
+    base = import_module("timesfm.timesfm_2p5.timesfm_2p5_base")
+    published = base.TimesFM_2p5_200M_Definition
+    small = _sized(published(), {"i": 1, "N": 1, **dict.fromkeys("DFGPTS", 2)})
+    with mock.patch.object(base, "TimesFM_2p5_200M_Definition", lambda: small):
+        module = import_module(FLAX)
+    module.TimesFM_2p5_200M_flax_module.config = published()
 
 
 def _definition(plan: Plan) -> Any:
@@ -115,8 +129,13 @@ def _definition(plan: Plan) -> Any:
         base = _upstream("timesfm_2p5.timesfm_2p5_base")
     except ImportError as error:
         raise not_installed("timesfm 2.5", error, INSTALL) from error
-    layers, D, N, F, G, P, T, S = (plan.sizes[letter] for letter in "iDNFGPTS")
-    replace, c = dataclasses.replace, base.TimesFM_2p5_200M_Definition()
+    return _sized(base.TimesFM_2p5_200M_Definition(), plan.sizes)
+
+
+def _sized(definition: Any, sizes: Mapping[str, int]) -> Any:
+    """Return the definition with these sizes."""
+    layers, D, N, F, G, P, T, S = (sizes[letter] for letter in "iDNFGPTS")
+    replace, c = dataclasses.replace, definition
     stack, heads = c.stacked_transformers, QUANTILES + 1
     return replace(
         c,
@@ -202,8 +221,12 @@ def _blocks(layers: int, target: str) -> list[Block]:
 # ---- JAX's side
 
 
-def _flax(plan: Plan) -> JaxSide:
-    """Return the function for `Reference.jax`. Upstream is imported outside of it, so that no import is traced."""
+def _flax(plan: Plan, boundaries: bool = True) -> JaxSide:
+    """Return the function for `Reference.jax`. Upstream is imported outside of it, so that no import is traced.
+
+    Args:
+        boundaries: whether it returns them, beside the outputs.
+    """
     try:
         from flax import nnx
 
@@ -227,26 +250,26 @@ def _flax(plan: Plan) -> JaxSide:
             raise _PrefilledError
 
     module, prefill = (nnx.split(nnx.eval_shape(cls)) for cls in (Module, Prefill))
-    return partial(_jax, plan, upstream, module, prefill)
+    return partial(_jax, plan, upstream, module, prefill if boundaries else None)
 
 
 def _jax(
     plan: Plan,
     upstream: Any,
     module: tuple[Any, Any],
-    prefill: tuple[Any, Any],
+    prefill: tuple[Any, Any] | None,
     weights: Mapping[str, Any],
     inputs: Mapping[str, Any],
 ) -> OrderedDict[str, Any]:
-    """Return the boundaries of the prefill, then the outputs of `decode`.
+    """Return the boundaries of the prefill (unless it is None), then the outputs of `decode`.
 
     JAX sorts the keys of dictionaries other than `OrderedDict`.
     """
     names = OUTPUTS if plan.target == "timesfm" else OUTPUTS[:2]
     horizon = (STEPS if plan.target == "timesfm" else 1) * plan.sizes["T"]
-    values = _boundaries(upstream, _filled(*prefill, weights), horizon, inputs)
+    values = {} if prefill is None else _boundaries(upstream, _filled(*prefill, weights), horizon, inputs)
     outputs = _filled(*module, weights).decode(horizon, inputs["inputs"], inputs["masks"])
-    return _as_torch(values, plan) | dict(zip(names, outputs, strict=False))
+    return (_as_torch(values, plan) if values else OrderedDict()) | dict(zip(names, outputs, strict=False))
 
 
 def _filled(graph: Any, state: Any, weights: Mapping[str, Any]) -> Any:
