@@ -203,7 +203,8 @@ def plan_reverse(
         layout: without `like`, the name of a published form of the tree, such as ``NESTED``; None is the usual one.
 
     The other arguments, and other errors, are those of `plan_conversion`. Without `to`, the target is the one that the
-    tensors' file states, or else the first one whose names they have.
+    tensors' file states, or else the first one whose names they have. `dtype` is that of the tensors, and without `like` that of the
+    floating-point leaves, at least as wide.
 
     Raises:
         PlanError: an operation has no inverse (``not-reversible``), or a tensor is missing, unexpected or of another shape.

@@ -83,7 +83,7 @@ def test_what_the_way_back_cannot_take_is_refused(tensors: Path, run: Run, tmp_p
     back = ("timesfm", str(tensors), out, "--to", "orbax")
     assert "a checkpoint given with --like has its layout" in problem(*back, "--like", str(LIKE), "--layout", "NNX")
     assert "expected one of NNX, NNX_PURE, got NESTED" in problem(*back, "--layout", "NESTED")
-    assert "without --like the leaves have the dtypes of the tensors" in problem(*back, "--dtype", "bfloat16")
+    assert "expected a dtype at least as wide as float32, got bfloat16" in problem(*back, "--dtype", "bfloat16")
     assert "only the way back to JAX has a choice of layout" in problem("timesfm", str(LIKE), f"{out}.safetensors", "--layout", "NNX")  # fmt: skip
     assert "--max-shard-size is an option of a conversion to PyTorch" in problem(*back, "--like", str(LIKE), "--max-shard-size", "1GB")  # fmt: skip
     held = load_file(tensors)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 import convert
 from convert.core.findings import Finding
@@ -265,3 +265,23 @@ def test_the_plan_says_it_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert lines[at + 1].endswith("D i N H -> i (N H) D, H from interleaved to half-split pairs")
     facts = next(line for line in lines if line.strip().startswith("model.layers.{i}.self_attn.q_proj"))
     assert "weight_carries 1/sqrt(H), source_rope interleaved, target_rope half-split" in facts
+
+
+@pytest.mark.parametrize("model", MODELS, ids=called)
+def test_the_rules_give_maxtext_s_tree_for_tensors_of_other_code(model: Model, tmp_path: Path) -> None:
+    """Its paths and shapes, scanned or not. The factors in its weights round, so bfloat16 tensors become float32 leaves, as MaxText's are."""
+    file = converted(model, tmp_path / "out.safetensors", dtype="bfloat16")
+    tensors = load_file(file)
+    save_file(tensors, file)
+    layout = "SCANNED" if model.scan else "UNSCANNED"
+    tree = convert.load_pytree(model.rules, file, layout=layout, dtype="float32", settings={"N": N, "K": K, "H": H})
+    back = flat(tree)
+    weights = {name: x for name, x in source(model).arrays.items() if name.startswith("params/")}
+    assert back.keys() == weights.keys()
+    for name, x in weights.items():
+        padding = PADDED if name.endswith("token_embedder/embedding") and model.family == "gemma2" else 0
+        assert back[name].shape == (x.shape[0] - padding, *x.shape[1:]) and back[name].dtype == np.float32, name
+        assert np.allclose(back[name], x[: x.shape[0] - padding], rtol=0.01, atol=0.01), name
+    convert.convert(model.rules, MemorySource(back), tmp_path / "again.safetensors", dtype="bfloat16", settings=model.settings)  # fmt: skip
+    again = load_file(tmp_path / "again.safetensors")
+    assert again.keys() == tensors.keys() and all(torch.equal(again[name], tensors[name]) for name in tensors)

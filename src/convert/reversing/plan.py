@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from convert.checkpoints.chunks import Box
@@ -14,7 +15,7 @@ from convert.core.errors import PlanError
 from convert.core.findings import Finding
 from convert.core.ops import Op, Slice, Take, apply, inverse, out_spec
 from convert.core.similarity import ClosestNames
-from convert.core.tensor_spec import TensorSpec
+from convert.core.tensor_spec import TensorSpec, is_float, numpy_dtype, widens
 from convert.core.value_ops import Add, AddIdentity, Cast, Multiply
 from convert.core.weight_norm_ops import LossyError
 from convert.core.yaml_nodes import Position
@@ -38,6 +39,7 @@ class MadeLeaf:
         parts: of the tensors, in the order in which they fill it. Each is also computed forward again and compared with its tensor.
         rest: number of elements that no tensor holds; they are those of the checkpoint `like`.
         overlap: whether several parts hold the same element, which must have one value.
+        rounded: whether several values of the leaf give the same tensor. That of the checkpoint `like` is taken where it is one of them.
     """
 
     leaf: str
@@ -45,6 +47,7 @@ class MadeLeaf:
     parts: tuple[tuple[Step, Part], ...] = field(repr=False)
     rest: int = 0
     overlap: bool = False
+    rounded: bool = False
 
 
 @dataclass(frozen=True)
@@ -116,18 +119,19 @@ class ReversePlan:
         }
 
 
-def reverse(plan: Plan, written: Written) -> ReversePlan:
+def reverse(plan: Plan, written: Written, *, like: bool = True) -> ReversePlan:
     """Reverse a plan.
 
     Args:
         plan: of a checkpoint that has the leaves, shapes and dtypes that are wanted.
         written: the tensors that there are.
+        like: whether that checkpoint has values.
 
     Raises:
         PlanError: a tensor is missing, unexpected or has another spec; or an operation has no inverse.
     """
     tensors = written.specs
-    findings = [*_irreversible(plan), *_compare(plan, tensors)]
+    findings = [*_irreversible(plan, like), *_compare(plan, tensors)]
     if findings:
         headline = (
             f"{plan.rules.path}: this conversion cannot be reversed: {len(findings)} problem{'s' * (len(findings) > 1)}"
@@ -141,16 +145,18 @@ def reverse(plan: Plan, written: Written) -> ReversePlan:
         spec = leaves[leaf].spec
         covered = _covered([part for _, part in parts], spec)
         given = sum(out_spec(part.ops, spec).size for _, part in parts)
-        made.append(MadeLeaf(leaf, spec, tuple(parts), spec.size - covered, given > covered))
+        overlap = given > covered
+        rounded = like and not overlap and any(_rounds(part.ops, spec) for _, part in parts)
+        made.append(MadeLeaf(leaf, spec, tuple(parts), spec.size - covered, overlap, rounded))
     order = {leaf: k for k, leaf in enumerate(leaves)}
     made.sort(key=lambda leaf: order[leaf.leaf])
     kept = tuple(KeptLeaf(drop.leaf, drop.spec, drop.reason, drop.rule) for drop in plan.dropped)
     constants = tuple(step for step in plan.steps if step.value is not None and step.name in tensors)
-    return ReversePlan(plan, written, tuple(made), kept, constants, tuple(_notes(plan, made, kept)))
+    return ReversePlan(plan, written, tuple(made), kept, constants, tuple(_notes(made, kept, like)))
 
 
-def _irreversible(plan: Plan) -> Iterator[Finding]:
-    """Find operations without an inverse."""
+def _irreversible(plan: Plan, like: bool) -> Iterator[Finding]:
+    """Find operations without an inverse. A factor may be any number where a checkpoint has the values that the tensors may come from."""
     if plan.translated:
         yield Finding(
             "not-reversible",
@@ -171,20 +177,43 @@ def _irreversible(plan: Plan) -> Iterator[Finding]:
         for part in step.parts:
             if part.leaf in plan.merges:
                 continue
-            if (why := _no_inverse(part.ops, plan.source.leaves[part.leaf].spec)) is not None:
-                yield Finding("not-reversible", f"from {part.leaf}: {why}", rule=step.rule.line_only, path=step.name)
+            if (why := _no_inverse(part.ops, plan.source.leaves[part.leaf].spec, like)) is not None:
+                fix = "" if why == _FOLDED else _OTHER_FACTOR
+                yield Finding("not-reversible", f"from {part.leaf}: {why}", rule=step.rule.line_only, path=step.name, fix=fix)  # fmt: skip
 
 
-def _no_inverse(ops: tuple[Op, ...], spec: TensorSpec) -> str | None:
+_FOLDED = "the normalisation is folded into the weight, and the tensor does not hold the weight without it"
+_OTHER_FACTOR = "give the checkpoint that the tensors come from with --like, or wider leaves with --dtype (float32 for bfloat16 tensors)"
+SPARE_BITS = 3  # of the mantissa of a leaf, with which its tensor is the same although dividing and multiplying round
+
+
+def _rounds(ops: tuple[Op, ...], spec: TensorSpec) -> bool:
+    """Whether several values of a leaf may give the same value of its tensor."""
+    for op in ops:
+        if isinstance(op, Add | AddIdentity | Multiply):
+            return True
+        after = op.out_spec(spec)
+        if isinstance(op, Cast) and not widens(spec.dtype, after.dtype):
+            return True
+        spec = after
+    return False
+
+
+def _no_inverse(ops: tuple[Op, ...], spec: TensorSpec, like: bool) -> str | None:
     box, rest = needed_box(ops, spec)
     try:
         inverse(rest, TensorSpec(box.shape, spec.dtype))
     except LossyError:
-        return "the normalisation is folded into the weight, and the tensor does not hold the weight without it"
+        return _FOLDED
+    narrow = _mantissa(out_spec(ops, spec).dtype) + SPARE_BITS <= _mantissa(spec.dtype)
     for op in ops:
-        if isinstance(op, Multiply) and abs(math.frexp(op.value)[0]) != 0.5:
+        if isinstance(op, Multiply) and abs(math.frexp(op.value)[0]) != 0.5 and not like and not narrow:
             return f"'{op}' rounds, as its factor is no power of two: several values of the leaf give the same tensor"
     return None
+
+
+def _mantissa(dtype: str) -> int:
+    return int(ml_dtypes.finfo(numpy_dtype(dtype)).nmant) if is_float(dtype) else 0
 
 
 def _compare(plan: Plan, tensors: Mapping[str, TensorSpec]) -> Iterator[Finding]:
@@ -263,7 +292,7 @@ def _mask(several: Sequence[tuple[Op, ...]], shape: tuple[int, ...]) -> Any:
     return mask
 
 
-def _notes(plan: Plan, made: Sequence[MadeLeaf], kept: Sequence[KeptLeaf]) -> Iterator[str]:
+def _notes(made: Sequence[MadeLeaf], kept: Sequence[KeptLeaf], like: bool) -> Iterator[str]:
     part = [leaf for leaf in made if leaf.rest]
     if part:
         yield f"{part[0].rest:,} elements of {part[0].leaf} are in no tensor and are those of --like" + (
@@ -271,11 +300,13 @@ def _notes(plan: Plan, made: Sequence[MadeLeaf], kept: Sequence[KeptLeaf]) -> It
         )
     if kept:
         yield f"{len(kept)} leaves are in no tensor and are those of --like: {kept[0].leaf}{', ...' if len(kept) > 1 else ''}"
-    sums = [
-        leaf for leaf in made if any(isinstance(op, Add | AddIdentity) for _, part in leaf.parts for op in part.ops)
-    ]
-    if sums:
-        yield (
-            f"{len(sums)} leaves are one term of a sum that was rounded ({sums[0].leaf}{', ...' if len(sums) > 1 else ''}): the model "
-            "computes the same sum again, from a leaf that may differ in its last bits from the one that was first converted"
-        )
+    rounded = [leaf for leaf in made if any(_rounds(part.ops, leaf.spec) for _, part in leaf.parts)]
+    if rounded:
+        which = f"{len(rounded)} leaves ({rounded[0].leaf}{', ...' if len(rounded) > 1 else ''})"
+        if like:
+            yield f"several values of {which} give the same tensor: that of --like is taken where it is one of them"
+        else:
+            yield (
+                f"several values of {which} give the same tensor: the leaf may differ in its last bits from one that was "
+                "converted to these tensors; --like with that checkpoint gives its values back"
+            )

@@ -81,24 +81,32 @@ class ReversedSource(Source):
         made = self._made.get(name)
         if made is None:
             return self._like.read_box(name, box)
-        fresh = np.empty(box.shape, numpy_dtype(made.spec.dtype))
-        out = self._like.read_box(name, box).copy() if made.rest else fresh
+        given = self._like.read_box(name, box) if made.rest or made.rounded else None
+        out = given.copy() if given is not None and made.rest else np.empty(box.shape, numpy_dtype(made.spec.dtype))
         last: tuple[str, list[Share]] | None = getattr(self._last, "leaf", None)
         if last is None or last[0] != name:
-            last = name, [Share(made, step, part, self._tensor(step.name)) for step, part in made.parts]
+            like = self._like if made.rounded else None
+            last = name, [Share(made, step, part, self._tensor(step.name), like) for step, part in made.parts]
             self._last.leaf = last
         shares = last[1]
         for share in reversed(shares):  # the first ones have the last word; the others are compared with them
             share.fill(out, box)
+            if made.rounded and given is not None:
+                share.keep(out, given, box)
         for share in shares:
             share.compare(out, box)
         return out
 
 
 class Share:
-    """What a part of a tensor gives to a leaf."""
+    """What a part of a tensor gives to a leaf.
 
-    def __init__(self, made: MadeLeaf, step: Step, part: Part, tensor: Array) -> None:
+    Args:
+        like: the checkpoint whose values are taken where they give the tensor; None: those that are computed are taken.
+    """
+
+    def __init__(self, made: MadeLeaf, step: Step, part: Part, tensor: Array, like: Source | None = None) -> None:
+        self._like = like
         self._made, self._step, self._part, self._values = made, step, part, part.share(tensor)
         self._box, self._rest = needed_box(part.ops, made.spec)
         self._view = destination_view(part.ops, made.spec, self._values)
@@ -117,6 +125,14 @@ class Share:
         assert common is not None
         inside = common.within(self._box.origin)
         np.copyto(out[common.within(box.origin)], whole[inside], where=mask[inside])
+
+    def keep(self, out: Array, given: Array, box: Box) -> None:
+        """Write the values `given` to a box of the leaf, where they give the tensor."""
+        if self._view is None or not self._view.ops:
+            return
+        mine = (values for _, values in self._view.parts(box.origin, given))
+        for (region, here), values in zip(self._view.parts(box.origin, out), mine, strict=True):
+            np.copyto(here, values, where=~unequal(region, _forward(self._view.ops, values)))
 
     def compare(self, out: Array, box: Box) -> None:
         """Compare the leaf with what this part gives to it, and the tensor with what is computed from the leaf.
@@ -142,10 +158,14 @@ class Share:
         """Compute its box of the leaf at once, where the operations need all elements; and which of them it gives."""
         if self._whole is None:
             spec = TensorSpec(self._box.shape, self._made.spec.dtype)
-            whole = _backwards(inverse(self._rest, spec), self._values)
-            self._require_same_again(self._values, _forward(self._rest, whole))
+            whole = np.array(_backwards(inverse(self._rest, spec), self._values))
             moves = tuple(op for op in self._rest if not isinstance(op, COMPUTING))
             flags = TensorSpec(spec.shape, "bool")
+            if self._like is not None:
+                given = self._like.read_box(self._made.leaf, self._box)
+                same = ~unequal(self._values, _forward(self._rest, given))
+                np.copyto(whole, given, where=apply(inverse(moves, flags), same))
+            self._require_same_again(self._values, _forward(self._rest, whole))
             mask = apply(inverse(moves, flags), np.ones(out_spec(moves, flags).shape, bool))
             self._whole = whole, mask
         return self._whole

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from convert.core.errors import OptionError, PlanError
 from convert.core.findings import Finding
-from convert.core.tensor_spec import TensorSpec
+from convert.core.tensor_spec import TensorSpec, is_float, widens
 from convert.layers.leaves import MisfitError
 from convert.layers.transforms.weight_normalization import kept
 from convert.planning.facts import published_version
@@ -38,6 +38,7 @@ class _Trial:
     names: TensorNames
     layout: str | None
     options: ConversionOptions
+    leaf_dtype: str | None
 
 
 def plan_derived(
@@ -48,19 +49,16 @@ def plan_derived(
     Args:
         candidates: the rules, or those of all models of a family.
         layout: name of a published layout; None is the first.
-        options: `to` is the target of the tensors; None is the one that fits best.
+        options: `to` is the target of the tensors; None is the one that fits best. `dtype` is that of the floating-point leaves;
+            None is that of the tensors.
 
     Raises:
         ConvertError: as `convert.plan_reverse`.
     """
-    if options.dtype is not None:
-        fix = "leave it out, or give a checkpoint whose leaves have another dtype with --like"
-        raise OptionError(
-            Finding("usage", "without --like the leaves have the dtypes of the tensors", path="--dtype", fix=fix)
-        )
+    options, leaf_dtype = _dtypes(written, options)
     fitting: list[ReversePlan] = []
     errors: list[PlanError] = []
-    for trial in _likely(candidates, written, layout, options):
+    for trial in _likely(candidates, written, layout, options, leaf_dtype):
         try:
             fitting.append(_plan(trial))
         except OptionError:
@@ -72,8 +70,38 @@ def plan_derived(
     raise min(errors, key=lambda error: len(error.findings)) if errors else _of_another_model(candidates, written)
 
 
+def _dtypes(written: Written, options: ConversionOptions) -> tuple[ConversionOptions, str | None]:
+    """Return the options of the way forth, whose dtype is that of the tensors, and the dtype of the floating-point leaves.
+
+    Raises:
+        OptionError: a leaf of this dtype cannot hold the values of a tensor.
+    """
+    wanted = options.dtype
+    own = {spec.dtype for spec in written.specs.values() if is_float(spec.dtype)}
+    if wanted is None or not own:
+        return replace(options, dtype=None), None
+    if len(own) > 1 or not all(widens(dtype, wanted) for dtype in own):
+        raise OptionError(
+            Finding(
+                "dtype-unknown",
+                "without --like it is the dtype of the leaves, which must hold every value of the tensors",
+                path=f"--dtype {wanted}",
+                expected=f"a dtype at least as wide as {' and '.join(sorted(own))}"
+                if len(own) == 1
+                else f"no --dtype, as the tensors have several ({', '.join(sorted(own))})",
+                got=wanted,
+                fix="leave it out, or convert the tensors to one dtype first",
+            )
+        )
+    return replace(options, dtype=own.pop()), wanted
+
+
 def _likely(
-    candidates: Sequence[RuleFile], written: Written, layout: str | None, options: ConversionOptions
+    candidates: Sequence[RuleFile],
+    written: Written,
+    layout: str | None,
+    options: ConversionOptions,
+    leaf_dtype: str | None,
 ) -> list[_Trial]:
     """Return the models and targets that have the names of the most tensors."""
     names = TensorNames(list(written.specs))
@@ -92,7 +120,7 @@ def _likely(
             form, _ = next(forms(rules, layout_of(rules, None)))
             have = set().union(*claimed(form, target, names).values())
             share = len(have) / max(len(written.specs), 1)
-            found.append(_Trial(share, rules, target, written, names, layout, options))
+            found.append(_Trial(share, rules, target, written, names, layout, options, leaf_dtype))
     best = max((trial.share for trial in found), default=0.0)
     likely = [trial for trial in found if trial.share == best >= SAME_MODEL]
     having = [trial for trial in likely if layout in [None, *(one.name for one in trial.rules.layouts)]]
@@ -152,7 +180,7 @@ def _plan(trial: _Trial) -> ReversePlan:
                 stage = 2
                 settings = {**said, **choices, **rows_of_tables(form, target, written, trial.names, said)}
                 plan = plan_match(match_rules(rules, source, replace(options, settings=settings)))
-                return _described(reverse(plan, written), layout, rules)
+                return _described(reverse(plan, written, like=False), layout, rules)
             except MisfitError as misfit:
                 errors.append((stage, PlanError(misfit.finding)))
             except OptionError:
@@ -265,4 +293,6 @@ def _tree(
         raise PlanError(*coverage.findings, headline=f"{rules.path} does not fit {written.path}")
     steps = shapes.steps(coverage, probe, target, made_up)
     solved, sizes = shapes.solve(wanted, steps, {"/".join(of): k for k, of in enumerate(keys)}, known)
+    if trial.leaf_dtype is not None:
+        solved = [replace(spec, dtype=trial.leaf_dtype) if is_float(spec.dtype) else spec for spec in solved]
     return DerivedSource(written, *named(dict(zip(keys, solved, strict=True)))), sizes
