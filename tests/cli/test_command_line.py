@@ -18,8 +18,8 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 
 import convert
-from convert.cli.options import parse_size
 from convert.core.errors import ConvertError
+from convert.writing.shard_size import parse_size
 from support.command_line import Run
 from support.goldens import checkpoint
 from support.memory_source import MemorySource

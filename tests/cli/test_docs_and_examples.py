@@ -74,16 +74,13 @@ def test_bundled_checkpoint_is_the_golden() -> None:
     assert files[0] == files[1] and all((a / name).read_bytes() == (b / name).read_bytes() for name in files[0])
 
 
-@pytest.mark.parametrize("script", ["many_checkpoints.sh", "many_checkpoints.py"])
-def test_many_checkpoints(script: str, tmp_path: Path) -> None:
+def test_many_checkpoints(tmp_path: Path) -> None:
     """Two good checkpoints and a bad one: the good are converted, the bad is named, a second run does nothing again."""
     source, out = tmp_path / "in", tmp_path / "out"
     for case in ("timesfm-1.0", "timesfm-2.0"):
         shutil.copytree(GOLDEN / case, source / case)
     (source / "broken").mkdir()
-    command = (
-        f"{'bash' if script.endswith('sh') else sys.executable} {ROOT / 'examples' / script} timesfm {source} {out}"
-    )
+    command = f"{sys.executable} {EXAMPLES / 'many_checkpoints.py'} timesfm {source} {out}"
     done = shell(command, tmp_path, code=1)
     assert "broken" in done.stderr
     assert sorted(p.name for p in out.iterdir()) == ["timesfm-1.0.safetensors", "timesfm-2.0.safetensors"]
@@ -91,6 +88,15 @@ def test_many_checkpoints(script: str, tmp_path: Path) -> None:
     (source / "broken").rmdir()
     shell(command, tmp_path)
     assert before == {p: p.stat().st_mtime_ns for p in out.iterdir()}
+
+
+def test_batch(tmp_path: Path) -> None:
+    """The jobs file is valid, its checkpoints are there, and each job has its own output."""
+    done = shell(f"convert batch {EXAMPLES / 'batch' / 'jobs.yaml'} --dry-run", tmp_path)
+    assert [line.split("#")[0].split("/")[-1].split()[0] for line in done.stdout.splitlines()] == [
+        "timesfm-2.5.safetensors",
+        "timesfm-2.5-transformers",
+    ]
 
 
 def test_own_model(tmp_path: Path) -> None:

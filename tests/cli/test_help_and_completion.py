@@ -13,7 +13,7 @@ from support.command_line import Run
 from support.goldens import checkpoint
 
 CONVERT = str(Path(sys.executable).with_name("convert"))
-COMMANDS = ("run", "inspect", "plan", "check", "verify", "diff", "record", "skeleton")
+COMMANDS = ("run", "batch", "inspect", "plan", "check", "verify", "diff", "record", "skeleton")
 
 
 def test_help_lists_commands_and_examples(run: Run) -> None:

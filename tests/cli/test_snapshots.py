@@ -20,7 +20,7 @@ from support.paths import ROOT
 
 SNAPSHOTS = Path(__file__).parent / "snapshots"
 SMALL = "examples/checkpoints/timesfm-2.5"
-HELP = ("run", "inspect", "plan", "check", "verify", "diff", "record", "infer", "skeleton", "rules")
+HELP = ("run", "batch", "inspect", "plan", "check", "verify", "diff", "record", "infer", "skeleton", "rules")
 
 
 def convert_twice(run: Run, folder: Path) -> list[tuple[str, tuple[str, str]]]:

@@ -15,6 +15,7 @@ from convert.cli.convert import convert
 from convert.cli.help import Command, Group
 from convert.cli.infer import infer
 from convert.cli.inspect import inspect
+from convert.cli.pipeline.batch import batch
 from convert.cli.pipeline.diff import diff
 from convert.cli.pipeline.verify import verify
 from convert.cli.plan import plan
@@ -55,6 +56,7 @@ app.command(DEFAULT, cls=Command, epilog="Example: convert gemma ckpt/ out-dir/ 
 app.command(cls=Command, epilog="Example: convert inspect ckpt/ --full")(inspect)
 app.command(cls=Command, epilog="Example: convert plan timesfm ckpt/ --to transformers")(plan)
 app.command(cls=Command, epilog="Example: convert check out.safetensors --from ckpt/ --require model")(check)
+app.command(cls=Command, epilog="Example: convert batch gemma 'ckpts/*' out/ --check weights --keep-going")(batch)
 app.command(cls=Command, epilog="Example: convert verify out-dir/ --ignore README.md")(verify)
 app.command(cls=Command, epilog="Example: convert diff old.safetensors new.safetensors")(diff)
 app.command(cls=Command, epilog="Example: convert record timesfm ckpt/ recording.safetensors")(record)

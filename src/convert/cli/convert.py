@@ -112,6 +112,7 @@ def convert(
     back.refuse_layout(tree_layout)
     from convert.writing.atomic import refuse_existing
     from convert.writing.execute import Event, execute, prepare
+    from convert.writing.shard_size import shard_bytes
 
     started = time.perf_counter()
     options = ConversionOptions(
@@ -131,7 +132,7 @@ def convert(
         from convert.verify.config.judge import require_names
 
         require_names(o.split(trust), plan)
-    limit = o.shard_bytes(max_shard_size, out)
+    limit = shard_bytes(max_shard_size, out)
     if dry_run:
         _, layout, _ = prepare(plan, out, limit)
         refuse_existing(out, overwrite)

@@ -9,13 +9,14 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from convert.core.errors import OutputError
 from convert.core.findings import Finding
 from convert.core.system import signals
+from convert.core.system.process import PROGRESS_FD
 from convert.core.text import escape, one_line
 
 if TYPE_CHECKING:
@@ -157,9 +158,92 @@ def on_terminal() -> bool:
     return sys.stderr.isatty()
 
 
+def _to_batch(descriptor: int, done: int, total: int) -> None:
+    """Write the progress to the batch.
+
+    Raises:
+        OutputError: the batch has ended, so this job ends, too: another run may continue its work.
+    """
+    try:
+        os.write(descriptor, f"{done} {total}\n".encode())
+    except OSError:
+        problem = "the batch that started this conversion has ended"
+        raise OutputError(Finding("interrupted", problem, fix="start the batch again")) from None
+
+
+class BatchDisplay(Protocol):
+    """Shows the jobs of a batch."""
+
+    def job(self, name: str, phase: str, done: int, total: int) -> None:
+        """Show how far a running job is."""
+
+    def finished(self, name: str, text: str, style: str) -> None:
+        """Replace a job by its result."""
+
+
+class _Lines:
+    """A line for each job that has ended."""
+
+    def __init__(self, quiet: bool) -> None:
+        self._quiet = quiet
+
+    def job(self, name: str, phase: str, done: int, total: int) -> None:
+        pass
+
+    def finished(self, name: str, text: str, style: str) -> None:
+        if not self._quiet:
+            status(f"{name}: {text}", style)
+
+
+@contextmanager
+def batch_progress(jobs: int, nbytes: int, quiet: bool) -> Iterator[BatchDisplay]:
+    """Show a bar for the batch and one for each running job on a terminal; a line for each job that ends elsewhere.
+
+    Args:
+        jobs, nbytes: number of jobs, and the bytes that they write.
+    """
+    if quiet or not on_terminal():
+        yield _Lines(quiet)
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, TaskID, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+    from rich.progress import Progress as Bar
+    from rich.text import Text
+
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Bar(*columns, TimeRemainingColumn(), console=Console(stderr=True)) as bar, signals.cleanup(bar.stop):
+        everything = bar.add_task(f"0 of {jobs} jobs", total=nbytes)
+        running: dict[str, TaskID] = {}
+        ended = 0
+
+        class Bars:
+            def job(self, name: str, phase: str, done: int, total: int) -> None:
+                if name not in running:
+                    running[name] = bar.add_task("", total=None)
+                bar.update(running[name], description=one_line(f"{phase} {name}"), completed=done, total=total or None)
+                active = sum(bar.tasks[bar.task_ids.index(task)].completed for task in running.values())
+                bar.update(everything, completed=active)
+
+            def finished(self, name: str, text: str, style: str) -> None:
+                nonlocal ended
+                ended += 1
+                if name in running:
+                    bar.update(running[name], visible=False)
+                bar.update(everything, description=f"{ended} of {jobs} jobs")
+                bar.console.print(Text(_escape(one_line(f"{name}: {text}")), style))
+
+        yield Bars()
+
+
 @contextmanager
 def progress(quiet: bool) -> Iterator[Progress]:
-    """Show a bar with bytes, rate and time left on stderr when that is a terminal; nothing elsewhere."""
+    """Show a bar with bytes, rate and time left on stderr when that is a terminal; nothing elsewhere.
+
+    A job of a batch writes its progress to the pipe of the batch.
+    """
+    if descriptor := os.environ.get(PROGRESS_FD):
+        yield partial(_to_batch, int(descriptor))
+        return
     if quiet or not on_terminal():
         yield lambda done, total: None
         return

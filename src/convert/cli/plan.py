@@ -49,6 +49,7 @@ def plan(
     from convert.core.errors import OptionError, PlanError
     from convert.planning.options import ConversionOptions
     from convert.writing.execute import plan_layout
+    from convert.writing.shard_size import shard_bytes
 
     if to in back.FORMATS:
         back.refuse_options(to, {"--max-shard-size": max_shard_size})
@@ -75,7 +76,7 @@ def plan(
     except PlanError as error:
         _print_survey(match, error, as_json)
         raise
-    layout = plan_layout(made, Path("model"), o.shard_bytes(max_shard_size, None))[1]
+    layout = plan_layout(made, Path("model"), shard_bytes(max_shard_size, None))[1]
     print_plan(made, layout, full, as_json)
 
 

@@ -65,6 +65,7 @@ def record(
     from convert.planning.options import ConversionOptions
     from convert.verify.comparison import load_reference
     from convert.verify.recording.record import record as run
+    from convert.writing.shard_size import parse_size
 
     plan = plan_conversion(
         model,
@@ -91,7 +92,7 @@ def record(
         factory=reference or "",
         seed=seed,
         precision=precision,
-        max_bytes=o.parse_size(max_size, "--max-size"),
+        max_bytes=parse_size(max_size, "--max-size"),
         overwrite=overwrite,
     )
     if as_json:

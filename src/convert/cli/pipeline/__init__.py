@@ -1,1 +1,1 @@
-"""Commands of a release pipeline: `verify`, `diff`."""
+"""Commands of a release pipeline: `batch`, `verify`, `diff`."""

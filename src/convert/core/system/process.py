@@ -15,6 +15,8 @@ import sys
 from contextlib import suppress
 from typing import NoReturn
 
+PROGRESS_FD = "CONVERT_PROGRESS_FD"  # environment: the descriptor to which a job of a batch writes `DONE TOTAL` lines
+
 
 def tune() -> None:
     """Run the garbage collector rarely: 10 % of a conversion of 20,000 leaves, whose objects all stay alive."""

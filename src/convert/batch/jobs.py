@@ -1,0 +1,267 @@
+"""The jobs of a batch: from a YAML file, or from a model, a pattern of checkpoints and a directory."""
+
+from __future__ import annotations
+
+import glob
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from convert.core.errors import ConvertError
+from convert.core.fields import FLAG, INTEGER, TEXT, Choice, Key, ListOf, MapOf, Record, Scalar
+from convert.core.findings import Finding
+from convert.core.yaml_nodes import YamlNode, load_yaml, read_text
+from convert.planning.options import ConversionOptions
+from convert.rules.library import is_path
+from convert.verify.report.report import LEVELS
+from convert.writing.shard_size import parse_size
+
+NAME = "{name}"
+SETTING = Scalar((str, int, float, bool), "a value")
+_PATHS = ("checkpoint", "out", "skeleton", "rules", "like")
+
+
+def _size(text: str) -> str:
+    """Check a size.
+
+    Raises:
+        ValueError: it is none.
+    """
+    try:
+        parse_size(text, "max_shard_size")
+    except ConvertError as error:
+        raise ValueError(str(error)) from None
+    return text
+
+
+JOB = Record(
+    {
+        "model": Key(TEXT, "a shipped model, or the path of a rule file", example="gemma"),
+        "checkpoint": Key(TEXT, "a checkpoint, or a pattern such as `ckpts/*` for many", example="ckpts/1000"),
+        "out": Key(
+            TEXT, "file or directory; {name} stands for the checkpoint's name", example="out/{name}.safetensors"
+        ),
+        "to": Key(TEXT, "target of the rules"),
+        "dtype": Key(TEXT, "dtype of the floating-point tensors"),
+        "step": Key(INTEGER, "training step"),
+        "item": Key(TEXT, "item of a composite checkpoint"),
+        "skeleton": Key(TEXT, "leaf names of an Equinox file"),
+        "follow_links": Key(FLAG, "follow links that lead out of the checkpoint"),
+        "set": Key(MapOf(SETTING, "settings such as {vocab_size: 32000}"), "what the checkpoint does not store"),
+        "allow_custom_cells": Key(FLAG, "allow recurrent cells that torch.nn lacks"),
+        "rules": Key(TEXT, "directory of rule files"),
+        "like": Key(TEXT, "weights whose names and shapes the result must have"),
+        "max_shard_size": Key(Scalar(str, "a size such as 2GB", _size), "largest file of an output directory"),
+        "check": Key(ListOf(Choice(LEVELS), or_one=True), "levels of the check that must pass after the conversion"),
+        "reference": Key(TEXT, "function that builds your own pair of models, for the check"),
+        "trust": Key(ListOf(TEXT, or_one=True), "facts that the check accepts although nothing confirms them"),
+    },
+    "a job",
+)
+FILE = Record(
+    {
+        "defaults": Key(JOB, "keys that every job has unless it sets them itself"),
+        "jobs": Key(ListOf(JOB), "the conversions", required=True),
+    },
+    "a jobs file",
+)
+_REQUIRED = ("model", "checkpoint", "out")
+_OPTIONS = {  # key -> option of the command line
+    "to": "--to",
+    "dtype": "--dtype",
+    "step": "--step",
+    "item": "--item",
+    "skeleton": "--skeleton",
+    "rules": "--rules",
+}
+_WRITING = {"like": "--like", "max_shard_size": "--max-shard-size"}
+
+
+@dataclass(frozen=True)
+class Job:
+    """One conversion.
+
+    Attributes:
+        model, checkpoint, out: the arguments of ``convert run``.
+        values: the other keys of the job, by their names in a jobs file.
+        at: ``file:line`` in the jobs file; empty without one.
+    """
+
+    model: str
+    checkpoint: Path
+    out: Path
+    values: Mapping[str, Any]
+    at: str = ""
+
+    @property
+    def name(self) -> str:
+        """What a report calls it."""
+        return str(self.out)
+
+    @property
+    def levels(self) -> tuple[str, ...]:
+        """Levels of the check that must pass."""
+        return tuple(self.values.get("check", ()))
+
+    def options(self) -> ConversionOptions:
+        """Return the options of the plan, without `like`."""
+        custom = {"custom_cells": True} if self.values.get("allow_custom_cells") else {}
+        return ConversionOptions(
+            to=self.values.get("to"),
+            dtype=self.values.get("dtype"),
+            settings={**custom, **self.values.get("set", {})},
+            step=self.values.get("step"),
+            item=self.values.get("item"),
+            skeleton=self.values.get("skeleton"),
+            follow_links=self.values.get("follow_links", False),
+            rules_dir=self.values.get("rules"),
+        )
+
+    def convert_arguments(self, extra: Sequence[str] = ()) -> list[str]:
+        """Return the arguments of the conversion."""
+        written = [
+            word for key, option in _WRITING.items() if key in self.values for word in (option, self.values[key])
+        ]
+        cells = ["--allow-custom-cells"] if self.values.get("allow_custom_cells") else []
+        return ["run", self.model, str(self.checkpoint), str(self.out), *self._shared(), *written, *cells, *extra]
+
+    def check_arguments(self) -> list[str]:
+        """Return the arguments of the check: a level that is skipped has not passed."""
+        levels = ",".join(self.levels)
+        reference = ["--reference", self.values["reference"]] if "reference" in self.values else []
+        trust = ["--trust", ",".join(self.values["trust"])] if "trust" in self.values else []
+        start = ["check", str(self.out), "--from", str(self.checkpoint), "--model", self.model]
+        return [*start, *self._shared(), "--level", levels, "--require", levels, *reference, *trust]
+
+    def _shared(self) -> list[str]:
+        words = [
+            word for key, option in _OPTIONS.items() if key in self.values for word in (option, str(self.values[key]))
+        ]
+        words += ["--follow-links"] if self.values.get("follow_links") else []
+        return [
+            *words,
+            *(
+                word
+                for key, value in self.values.get("set", {}).items()
+                for word in ("--set", f"{key}={_scalar(value)}")
+            ),
+        ]
+
+
+def _scalar(value: Any) -> str:
+    """Write a value as the YAML scalar that reads back as it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def command(arguments: Sequence[str]) -> str:
+    """Return the command line that a user can paste into a shell."""
+    words = list(arguments[1:] if arguments[0] == "run" else arguments)
+    return shlex.join(["convert", *words])
+
+
+def schema() -> dict[str, Any]:
+    """Return the JSON Schema of a jobs file."""
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "Jobs of `convert batch`",
+        **FILE.schema(),
+    }
+
+
+def read_jobs(path: Path, common: Mapping[str, Any]) -> list[Job]:
+    """Read a jobs file. Its paths are relative to its directory.
+
+    Args:
+        common: keys for all jobs, which the file overrides.
+
+    Raises:
+        ConvertError: it cannot be read, or a key, value or pattern is wrong.
+    """
+    if not path.is_file():
+        raise ConvertError(
+            Finding("file-not-found", "there is no such jobs file", path=str(path), fix="correct the path")
+        )
+    root = load_yaml(read_text(path, str(path)), str(path))
+    content = FILE.read(root)
+    nodes: tuple[YamlNode, ...] = root.value["jobs"].value
+    if not nodes:
+        raise ConvertError(Finding("batch-invalid", "the list of jobs is empty", rule=str(path), fix="add a job"))
+    jobs: list[Job] = []
+    findings: list[Finding] = []
+    for values, node in zip(content["jobs"], nodes, strict=True):
+        values, at = {**common, **content.get("defaults", {}), **values}, node.at.line_only
+        if missing := [key for key in _REQUIRED if key not in values]:
+            fix = f"add {' and '.join(f'`{key}:`' for key in missing)} to the job or to the defaults"
+            findings.append(Finding("batch-invalid", f"the job has no {', '.join(missing)}", rule=at, fix=fix))
+            continue
+        for key in _PATHS:
+            if key in values and values[key] != common.get(key):
+                values[key] = str(path.parent / values[key])
+        if is_path(values["model"]):
+            values["model"] = str(path.parent / values["model"])
+        try:
+            jobs += expand(values, at)
+        except ConvertError as error:
+            findings += error.findings
+    if findings:
+        raise refuse(findings, len(nodes))
+    return jobs
+
+
+def refuse(findings: Sequence[Finding], jobs: int) -> ConvertError:
+    """Return the error for jobs that cannot be started."""
+    headline = (
+        f"Nothing was converted: {len(findings)} {'problem' if len(findings) == 1 else 'problems'} in {jobs} jobs:"
+    )
+    return ConvertError(*findings, headline=headline)
+
+
+def expand(values: Mapping[str, Any], at: str = "") -> list[Job]:
+    """Return the job, or one for each checkpoint that its pattern matches.
+
+    Raises:
+        ConvertError: nothing matches, or all would have one output.
+    """
+    values = dict(values)
+    model, pattern, out = (values.pop(key) for key in _REQUIRED)
+    if not glob.has_magic(pattern) or Path(pattern).exists():
+        return [_job(model, pattern, out, values, at)]
+    found = sorted(path for path in glob.glob(pattern) if not Path(path).name.startswith("."))  # noqa: PTH207 - any pattern
+    if not found:
+        raise ConvertError(
+            Finding(
+                "checkpoint-missing",
+                "no checkpoint matches the pattern",
+                rule=at,
+                path=pattern,
+                fix="correct the pattern",
+            )
+        )
+    if NAME not in out:
+        problem = f"all {len(found)} checkpoints of the pattern would be written to it"
+        raise ConvertError(Finding("batch-invalid", problem, rule=at, path=out, fix=f"put {NAME} into its name"))
+    return [_job(model, path, out, values, at) for path in found]
+
+
+def _job(model: str, checkpoint: str, out: str, values: Mapping[str, Any], at: str) -> Job:
+    path = Path(checkpoint)
+    name = path.name if path.is_dir() or not path.suffix else path.stem
+    return Job(model, path, Path(out.replace(NAME, name)), values, at)
+
+
+def take_shard(jobs: Sequence[Job], shard: str | None) -> list[Job]:
+    """Return the jobs of one of several machines: of ``2/4`` every fourth, from the second.
+
+    Raises:
+        ConvertError: `shard` has another form.
+    """
+    if shard is None:
+        return list(jobs)
+    first, slash, count = shard.partition("/")
+    if not (slash and first.isdecimal() and count.isdecimal() and 1 <= int(first) <= int(count)):
+        raise ConvertError(
+            Finding("usage", path="--shard", expected="K/N with 1 <= K <= N, such as 2/8", got=repr(shard))
+        )
+    return list(jobs[int(first) - 1 :: int(count)])

@@ -1,0 +1,136 @@
+"""Find what can be refused before a byte is read: of all jobs, as one error."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from convert.api import plan_conversion
+from convert.batch.jobs import Job, command, refuse
+from convert.core.errors import ConvertError
+from convert.core.findings import Finding
+from convert.core.user_code import REFERENCE_OPTION, find_factory
+from convert.writing.atomic import real, refuse_existing
+from convert.writing.execute import prepare
+from convert.writing.shard_size import shard_bytes
+from convert.writing.written import open_written
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A job that can start.
+
+    Attributes:
+        job: the job.
+        nbytes: bytes of the tensors that it writes.
+    """
+
+    job: Job
+    nbytes: int
+
+
+def preflight(jobs: Sequence[Job], mine: Sequence[Job], *, overwrite: bool, create: bool = True) -> list[Planned]:
+    """Plan all jobs of this machine. Reads no arrays and writes no output.
+
+    Args:
+        jobs: the whole batch, in which no output may occur twice.
+        mine: those that this machine runs.
+        overwrite: whether existing outputs may be replaced.
+        create: whether the directories of the outputs are created.
+
+    Raises:
+        ConvertError: with a finding for each problem of each job.
+    """
+    findings = [*_clashes(jobs)]
+    planned = []
+    for job in mine:
+        try:
+            planned.append(_plan(job, overwrite))
+        except ConvertError as error:
+            findings.append(_of_job(job, error))
+    findings += _too_small_disks(planned)
+    if findings:
+        raise refuse(findings, len(jobs))
+    for parent in {real(job.out).parent for job in mine} if create else ():
+        try:
+            parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConvertError(
+                Finding("output-not-writable", f"cannot be created: {error.strerror}", path=str(parent))
+            ) from None
+    return planned
+
+
+def _of_job(job: Job, error: ConvertError) -> Finding:
+    """Return the first finding of an error at the job's line; the rest is what the command prints."""
+    first, more = error.findings[0], len(error.findings) - 1
+    rest = f"; {more} more: {command(['plan', job.model, str(job.checkpoint)])}" if more else ""
+    where = {} if first.path == str(job.checkpoint) else {"problem": f"{job.checkpoint}: {first.problem}".rstrip(": ")}
+    return replace(first, rule=", ".join(filter(None, (job.at, first.rule))), fix=f"{first.fix}{rest}", **where)  # type: ignore[arg-type]
+
+
+def _plan(job: Job, overwrite: bool) -> Planned:
+    like = job.values.get("like")
+    options = replace(job.options(), like=open_written(like).specs) if like else job.options()
+    plan = plan_conversion(job.model, job.checkpoint, options)
+    prepare(plan, job.out, shard_bytes(job.values.get("max_shard_size"), job.out))
+    if real(job.out).parent.is_dir():
+        refuse_existing(job.out, overwrite)
+    parent = _existing_parent(job.out)
+    if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
+        problem = f"the directory {parent} is not writable" if parent.is_dir() else f"{parent} is a file"
+        raise ConvertError(Finding("output-not-writable", problem, path=str(job.out), fix="write elsewhere"))
+    if "reference" in job.values:
+        find_factory(job.values["reference"], REFERENCE_OPTION)
+    return Planned(job, plan.nbytes)
+
+
+def _existing_parent(out: Path) -> Path:
+    return next(parent for parent in real(out).parents if os.path.lexists(parent))
+
+
+def _clashes(jobs: Sequence[Job]) -> Iterator[Finding]:
+    """Find outputs that another job writes, or reads."""
+    outputs: dict[Path, Job] = {}
+    sources = {real(job.checkpoint): job for job in jobs}
+    for job in jobs:
+        out = real(job.out)
+        if (first := outputs.setdefault(out, job)) is not job:
+            problem = f"two jobs have this output: from {first.checkpoint} and from {job.checkpoint}"
+            yield Finding("batch-invalid", problem, rule=job.at, path=str(job.out), fix="give each its own")
+    for job in jobs:
+        out = real(job.out)
+        for parent in out.parents:
+            if parent in outputs:
+                problem = f"lies inside the output {outputs[parent].out} of another job"
+                yield Finding("batch-invalid", problem, rule=job.at, path=str(job.out), fix="give another directory")
+        for place in (out, *out.parents):
+            if (other := sources.get(place)) is not None and other is not job:
+                problem = f"lies in the checkpoint {other.checkpoint} of another job"
+                yield Finding("output-within-input", problem, rule=job.at, path=str(job.out), fix="write elsewhere")
+
+
+def _too_small_disks(planned: Sequence[Planned]) -> Iterator[Finding]:
+    """Compare the bytes of all outputs of a file system with its free space: an output that is replaced stays until then."""
+    needed: dict[int, int] = defaultdict(int)
+    places: dict[int, Path] = {}
+    for one in planned:
+        parent = _existing_parent(one.job.out)
+        device = parent.stat().st_dev
+        needed[device] += one.nbytes
+        places.setdefault(device, parent)
+    for device, nbytes in needed.items():
+        free = shutil.disk_usage(places[device]).free
+        if nbytes > free:
+            yield Finding(
+                "disk-full",
+                "all outputs together do not fit",
+                path=str(places[device]),
+                expected=f"{nbytes:,} free bytes",
+                got=f"{free:,}",
+                fix="make room, or write elsewhere",
+            )
