@@ -21,6 +21,7 @@ from convert.core.weight_norm_ops import LossyError
 from convert.core.yaml_nodes import Position
 from convert.layers.base import Part, Step
 from convert.planning.plan import Plan
+from convert.reversing.config_json import config_conflicts
 from convert.writing.scatter import needed_box
 from convert.writing.transfer import used_leaves
 from convert.writing.written import Written
@@ -128,10 +129,12 @@ def reverse(plan: Plan, written: Written, *, like: bool = True) -> ReversePlan:
         like: whether that checkpoint has values.
 
     Raises:
-        PlanError: a tensor is missing, unexpected or has another spec; or an operation has no inverse.
+        PlanError: a tensor is missing, unexpected or has another spec; an operation has no inverse; or ``config.json`` next to the
+            tensors has other sizes.
     """
     tensors = written.specs
     findings = [*_irreversible(plan, like), *_compare(plan, tensors)]
+    findings = findings or list(config_conflicts(plan, written.config))
     if findings:
         headline = (
             f"{plan.rules.path}: this conversion cannot be reversed: {len(findings)} problem{'s' * (len(findings) > 1)}"

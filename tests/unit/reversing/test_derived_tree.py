@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import save_file
 
 import convert
-from support.memory_source import HEAD, rule_file
+from support.memory_source import HEAD, MemorySource, rule_file
 
 CONFIG_HEAD = (
     "model: m\ntitle: M\ntargets: {torch: {loads: T, config: {num_heads: $N, head_dim: $H, width: $D, rate: $rate}}}\n"
@@ -161,3 +161,34 @@ def test_a_header_that_names_nothing_is_refused(header: str, words: str) -> None
     with pytest.raises(convert.RuleError) as error:
         rule_file(VARIANTS, f"{HEAD}{header}\n")
     assert words in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"num_heads": 3, "width": 6}, ("width", "5: D (model width)", "6")),
+        ({"num_heads": 5}, ("layers.0.w.weight", "sizes that give the shapes of the tensors", "N = 5 (heads)")),
+        ({"num_heads": 3, "head_dim": 5}, ("layers.0.w.weight", "sizes that give", "N = 3 (heads), H = 5 (width of a head)")),
+    ],
+)  # fmt: skip
+def test_a_config_json_of_another_model_is_one_error(config: dict[str, int], expected: Any, tmp_path: Path) -> None:
+    heads(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    found = problem(rule_file(HEADS, CONFIG_HEAD), tmp_path)
+    assert found.code == "config-conflict" and found.path == expected[0]
+    assert found.expected.startswith(expected[1]) and found.got == expected[2]
+
+
+def test_a_config_json_is_compared_where_a_checkpoint_gives_the_tree(tmp_path: Path) -> None:
+    rules = rule_file(HEADS, CONFIG_HEAD)
+    heads(tmp_path)
+    arrays = {f"layers_{k}/{n}": np.zeros(shape, np.float32) for k in range(2) for n, shape in (("w", (5, 3, 4)), ("b", (3, 4)))}  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps({"num_heads": 3, "head_dim": 4, "width": 5}))
+    assert len(convert.plan_reverse(rules, tmp_path, MemorySource(arrays)).leaves) == 4
+    (tmp_path / "config.json").write_text(json.dumps({"num_heads": 4, "head_dim": 3, "width": 5}))
+    with pytest.raises(convert.PlanError) as error:
+        convert.plan_reverse(rules, tmp_path, MemorySource(arrays))
+    assert [(found.code, found.path, found.got) for found in error.value.findings] == [
+        ("config-conflict", "num_heads", "4"),
+        ("config-conflict", "head_dim", "3"),
+    ]

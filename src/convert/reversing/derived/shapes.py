@@ -224,11 +224,26 @@ class Shapes:
             trial, problems = bind([*given, *more, *statements], axes)
             if place != CONFIG and (problems or any(sizes.get(x, n) != n for x, n in stated.items())):
                 continue  # another published size
-            sizes, conflicts = trial, problems
+            if problems:
+                raise PlanError(self._contradicted(stated, problems))
+            sizes = trial
         if conflicts:
             count = f"{len(conflicts)} problems" if len(conflicts) > 1 else "1 problem"
             raise PlanError(*conflicts, headline=f"{self.rules.path} does not fit the tensors: {count}")
         return sizes
+
+    def _contradicted(self, stated: Mapping[str, int], problems: Sequence[Finding]) -> Finding:
+        """Say that ``config.json`` has sizes that the tensors have not."""
+        meanings = {x: f" ({self.rules.axes[x].meaning})" for x in stated if x in self.rules.axes}
+        return Finding(
+            "config-conflict",
+            f"the config.json of the tensors contradicts their shapes: {problems[0].problem}",
+            rule=problems[0].rule,
+            path=problems[0].path,
+            expected="sizes that give the shapes of the tensors",
+            got=", ".join(f"{x} = {n}{meanings.get(x, '')}" for x, n in stated.items()),
+            fix="one of the two is of another model: correct config.json, or give all tensors of its model",
+        )
 
     def _unknown(self, leaf: WantedLeaf, letter: str, statements: Sequence[SumConstraint]) -> MisfitError:
         """Say which size the tensors leave open, and where they have only a product of it."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from convert.planning.settings import settable
+from convert.reversing.config_json import config_values
 from convert.reversing.derived.leaves import TensorNames, pattern_of
 from convert.reversing.derived.shapes import CONFIG, Known
-from convert.rules.file import RuleFile, parse_reference
+from convert.rules.file import RuleFile
 from convert.writing.written import Written
 
 HEADER = "the header of the file"
@@ -17,20 +18,6 @@ HEADER = "the header of the file"
 def _is_of(rules: RuleFile, written: Written) -> bool:
     """Whether `convert` wrote the tensors with rules of this model."""
     return written.metadata.get("model") == rules.model
-
-
-def config_values(template: Any, config: Any, path: str = "") -> Iterator[tuple[str, str, Any]]:
-    """Yield what ``config.json`` states for the names that its template has: name of a size or fact, key, value."""
-    if isinstance(template, dict) and isinstance(config, dict):
-        for key, child in template.items():
-            if key in config:
-                yield from config_values(child, config[key], f"{path}.{key}" if path else key)
-    elif (reference := parse_reference(template)) is not None:
-        name, more = reference
-        if isinstance(config, int | float) and not isinstance(config, bool):
-            yield name, path, config - more
-        elif not more:
-            yield name, path, config
 
 
 def known_sizes(rules: RuleFile, target: str, written: Written, settings: Mapping[str, Any]) -> Known:
