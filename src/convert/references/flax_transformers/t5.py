@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -40,14 +40,33 @@ def reference(plan: Plan) -> Reference:
         ConvertError: the plan is of another model, or lacks a fact.
     """
     require_model(plan, OUTPUTS)
-    sizes, outputs = plan.sizes, OUTPUTS[plan.rules.model]
-    decodes = plan.rules.model != "t5_encoder"
+    return encoder_decoder(plan, OUTPUTS[plan.rules.model], plan.rules.model != "t5_encoder", plan.rules.model == "t5_tied", lambda w: w)  # fmt: skip
+
+
+def encoder_decoder(
+    plan: Plan,
+    outputs: tuple[str, ...],
+    decodes: bool,
+    scales_head: bool,
+    leaves: Callable[[Mapping[str, Any]], Mapping[str, Any]],
+) -> Reference:
+    """Return the two models of any T5.
+
+    Args:
+        plan: of the checkpoint.
+        outputs: of the PyTorch class.
+        decodes: whether it has a decoder.
+        scales_head: whether the head's input is divided by sqrt(width).
+        leaves: names the checkpoint's leaves as transformers' flax classes do.
+    """
+    sizes = plan.sizes
     furthest = int(require_fact(plan, "relative_attention_max_distance"))
     gate, epsilon = activation_fact(plan, "feed_forward_proj"), float(require_fact(plan, "layer_norm_epsilon"))
     length = min(furthest + BEYOND, MAX_LENGTH)
-    gated = any(leaf.endswith("/DenseReluDense/wi_0/kernel") for leaf in plan.source.leaves)
-    model = t5_jax.T5(sizes["i"], sizes["j"] if decodes else 0, sizes["N"], epsilon, gate, furthest, outputs == LOGITS)
-    tied_head = plan.rules.model == "t5_tied"
+    gated = any(leaf.removesuffix("/value").endswith("/wi_0/kernel") for leaf in plan.source.leaves)
+    model = t5_jax.T5(
+        sizes["i"], sizes["j"] if decodes else 0, sizes["N"], epsilon, gate, furthest, outputs == LOGITS, scales_head
+    )
 
     def inputs(seed: int) -> Arrays:
         rng = np.random.default_rng(seed)
@@ -59,7 +78,7 @@ def reference(plan: Plan) -> Reference:
 
     return Reference(
         inputs=inputs,
-        jax=partial(t5_jax.run, model),
+        jax=lambda weights, inputs: t5_jax.run(model, leaves(weights), inputs),
         build=partial(build, plan, TIED),
         run=partial(run, outputs, {"use_cache": False} if decodes else {}),
         outputs=outputs,
@@ -68,7 +87,7 @@ def reference(plan: Plan) -> Reference:
         depth=model.encoder + model.decoder,
         facts=_facts,
         variants=partial(
-            t5_variants, T5Sizes(sizes["N"], sizes["E"], sizes["D"], furthest, gate if gated else "", tied_head)
+            t5_variants, T5Sizes(sizes["N"], sizes["E"], sizes["D"], furthest, gate if gated else "", scales_head)
         ),
     )
 

@@ -20,7 +20,7 @@ POSITIONS = "relative_attention_bias"
 _T5_ATTENTION = re.compile(
     rf"(?P<block>(?P<side>encoder|decoder)\.block\.\d+\.layer\.\d\.(?P<kind>SelfAttention|EncDecAttention))\.o{INPUT}"
 )
-_T5_POSITIONS = re.compile(rf"(?P<side>encoder|decoder)\.block\.0\.layer\.0\.SelfAttention\.{POSITIONS}")
+_T5_POSITIONS = re.compile(rf"(?P<side>encoder|decoder)\.block\.\d+\.layer\.0\.SelfAttention\.{POSITIONS}")
 _T5_GATED = re.compile(rf"(?P<block>.+\.DenseReluDense)\.wo{INPUT}")
 _WHISPER = re.compile(
     rf"(?P<block>model\.(?P<side>encoder|decoder)\.layers\.\d+\.(?P<kind>self|encoder)_attn)\.out_proj{INPUT}"
@@ -37,7 +37,7 @@ class T5Sizes:
         heads: number of heads; wide: their total width; width: of the model.
         furthest: from this distance on, all share a bucket.
         gate: activation of the gate of the feed-forward blocks; empty if they have no gate.
-        tied: whether the head is tied to the embedding.
+        scales_head: whether the head's input is divided by sqrt(width), as where it is tied to the embedding.
     """
 
     heads: int
@@ -45,7 +45,7 @@ class T5Sizes:
     width: int
     furthest: int
     gate: str
-    tied: bool
+    scales_head: bool
 
 
 @dataclass(frozen=True)
@@ -163,13 +163,13 @@ def _positions(side: str, furthest: int, name: str) -> Iterator[Variant]:
 
 
 def _scaled_head(sizes: T5Sizes) -> Iterator[Variant]:
-    """Yield the head's input, which is divided by sqrt(width) if the head is tied, and known mistakes."""
+    """Yield the head's input, which is divided by sqrt(width) if the head is tied (UMT5: always), and known mistakes."""
 
     def made(power: float) -> Callable[[Observed], Array]:
         return lambda seen: seen.values["decoder.final_layer_norm"] * sizes.width**power
 
     names = {-0.5: "head's input divided by sqrt(width)", 0.0: "head's input not scaled", -1.0: "head's input divided by the width", 0.5: "head's input times sqrt(width)"}  # fmt: skip
-    for power in sorted(names, key=lambda power: power != (-0.5 if sizes.tied else 0.0)):
+    for power in sorted(names, key=lambda power: power != (-0.5 if sizes.scales_head else 0.0)):
         yield Variant(names[power], made(power))
 
 
@@ -179,14 +179,19 @@ def t5_variants(sizes: T5Sizes, name: str) -> list[Variant]:
         side, block = found["side"], found["block"]
         crossing = found["kind"] == "EncDecAttention"
         masks = "attention_mask" if crossing or side == "encoder" else "decoder_attention_mask"
-        table = f"{side}.block.0.layer.0.SelfAttention.{POSITIONS}"
+        shared = f"{side}.block.0.layer.0.SelfAttention.{POSITIONS}"
+        own = f"{block}.{POSITIONS}"  # of UMT5
+
+        def positions(seen: Observed) -> Array:
+            return seen.values[own if own in seen.values else shared].transpose(2, 0, 1)[None]
+
         place = _Place(
             {part: f"{block}.{part}" for part in "qkv"},
             sizes.heads,
             0,
             Attention(reach=None if crossing or side == "encoder" else 0),
             lambda seen: np.asarray(seen.inputs[masks]) == 0,
-            None if crossing else lambda seen: seen.values[table].transpose(2, 0, 1)[None],
+            None if crossing else positions,
         )
         return list(_attention(place, sizes.wide))
     if found := _T5_POSITIONS.fullmatch(name):

@@ -1,4 +1,4 @@
-"""T5 1.0 and 1.1 in plain JAX: the equations of transformers' flax classes, which transformers 5 no longer has.
+"""T5 1.0, 1.1 and UMT5 in plain JAX: the equations of transformers' flax classes, which transformers 5 no longer has, and of T5X.
 
 Source: transformers 4.46.3 ``models/t5/modeling_flax_t5.py``. tests/models/test_flax_transformers_check.py compares the values
 with those that the real classes gave for the golden checkpoints.
@@ -27,7 +27,7 @@ class T5:
         epsilon: of the norms.
         activation: its name in rules.
         furthest: distances from here on share a bucket.
-        has_head: whether the decoder's result becomes logits.
+        has_head: whether the decoder's result becomes logits; scales_head: whether it is divided by sqrt(width) before.
     """
 
     encoder: int
@@ -37,6 +37,7 @@ class T5:
     activation: str
     furthest: int
     has_head: bool = True
+    scales_head: bool = False
 
 
 def buckets(queries: int, keys: int, count: int, furthest: int, *, causal: bool) -> Any:
@@ -86,10 +87,12 @@ def run(model: T5, w: Mapping[str, Any], inputs: Mapping[str, Any]) -> OrderedDi
         y = values[f"{name}.o{INPUT}"] = attend(q, k, v, model.heads, visible, factor=1.0, bias=bias)
         return dense(f"{name}.o", y)
 
-    def positions(stack: str, length: int) -> Any:
-        """Return the bias of each head and distance, [1, heads, queries, keys]: the first layer's table, for all layers."""
-        name = f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias"
-        table = w[f"{name.replace('.', '/')}/embedding"]
+    def positions(stack: str, layer: int, length: int) -> Any:
+        """Return the bias of each head and distance, [1, heads, queries, keys]; None where the layer has no table."""
+        name = f"{stack}.block.{layer}.layer.0.SelfAttention.relative_attention_bias"
+        table = w.get(f"{name.replace('.', '/')}/embedding")
+        if table is None:
+            return None
         at = buckets(length, length, len(table), model.furthest, causal=stack == "decoder")
         values[name] = table[at]
         return table[at].transpose(2, 0, 1)[None]
@@ -111,7 +114,8 @@ def run(model: T5, w: Mapping[str, Any], inputs: Mapping[str, Any]) -> OrderedDi
         for i in range(layers):
             name = f"{side}.block.{i}.layer"
             y = norm(f"{name}.0.layer_norm", x)
-            bias = positions(side, ids.shape[1]) if bias is None else bias
+            own = positions(side, i, ids.shape[1])
+            bias = bias if own is None else own  # the first layer's, unless each layer has its own (UMT5)
             x = x + attention(f"{name}.0.SelfAttention", y, y, visible, bias)
             if across is not None:
                 x = x + attention(f"{name}.1.EncDecAttention", norm(f"{name}.1.layer_norm", x), *across, 0)
@@ -128,10 +132,7 @@ def run(model: T5, w: Mapping[str, Any], inputs: Mapping[str, Any]) -> OrderedDi
     x = stack("decoder", model.decoder, ids, causal, (x, real))
     if not model.has_head:
         values["last_hidden_state"] = x
-    elif "lm_head/kernel" in w:
-        values[f"lm_head{INPUT}"] = x
-        values["logits"] = x @ w["lm_head/kernel"]
     else:
-        x = values[f"lm_head{INPUT}"] = x * x.shape[-1] ** -0.5
-        values["logits"] = x @ w["shared/embedding"].T
+        x = values[f"lm_head{INPUT}"] = x * x.shape[-1] ** -0.5 if model.scales_head else x
+        values["logits"] = x @ (w["lm_head/kernel"] if "lm_head/kernel" in w else w["shared/embedding"].T)
     return values
