@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import json
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import load_file, save_file
 
 from convert import PlanError
 from convert.core.errors import OptionError
 from convert.planning.adapters.names import Writer, find_pairs, has_word, place_of
+from convert.planning.low_rank_source import Merge
 from convert.planning.planner import make_plan
-from support.goldens import golden_io, relative_error
+from convert.verify.layers.level import check_layers
+from convert.verify.report.report import Verdict
+from convert.verify.run import check
+from convert.writing.execute import Result, execute
+from convert.writing.written import open_written
+from support.goldens import checkpoint, golden_io, relative_error
 from support.memory_source import MemorySource, rule_file, run
 from support.paths import GOLDEN
+from support.weights_level import check_weights
 
 RANK, ALPHA = 3, 6.0
 QWIX = """
@@ -334,3 +343,87 @@ def test_words_that_only_contain_the_letters(name: str) -> None:
 
 def test_where_the_weight_of_an_adapter_lies() -> None:
     assert place_of("a/q/_LoRAEinsum_0/lora/a") == "a/q" and place_of("a/q/kernel_lora_a/value") == "a/q"
+
+
+# ---- what the check says of a wrong one
+
+LAYERS = '- {einsum: "...D,DF->...F", from: "up/{i}/kernel", linear: "up.{i}"}'
+Wide = dict[str, np.ndarray]
+
+
+def kept(t: Wide, i: int = 0) -> np.ndarray:
+    return t[f"up/{i}/kernel"]
+
+
+def pair(t: Wide, i: int = 0) -> np.ndarray:
+    return 2 * t[f"up/{i}/kernel_lora_a"] @ t[f"up/{i}/kernel_lora_b"]
+
+
+def rounded(x: np.ndarray) -> np.ndarray:
+    import ml_dtypes
+
+    return x.astype(ml_dtypes.bfloat16)
+
+
+FAULTS: dict[str, Callable[[Wide], np.ndarray]] = {
+    "LoRA pair not merged": kept,
+    "LoRA pair merged twice": lambda t: kept(t) + 2 * pair(t),
+    "LoRA pair subtracted": lambda t: kept(t) - pair(t),
+    "LoRA pair without its weight": pair,
+    "LoRA pair exchanged": lambda t: kept(t) + 2 * t["up/0/kernel_lora_b"] @ t["up/0/kernel_lora_a"],
+    "LoRA pair of another layer": lambda t: kept(t) + pair(t, 1),
+    "LoRA pair merged in bfloat16": lambda t: rounded(kept(t)) + rounded(pair(t)),
+    "the scale not divided by the rank": lambda t: kept(t) + 8 * pair(t),
+    "the product without its scale": lambda t: kept(t) + pair(t) / 2,
+    "transposed": lambda t: (kept(t) + pair(t)).T,
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_planted_fault_is_named(name: str, tmp_path: Path) -> None:
+    """Square weights with a square pair: no shape tells A from B, or one layer from another."""
+    rng = np.random.default_rng(7)
+    ends = ("", "_lora_a", "_lora_b")
+    leaves = {f"up/{i}/kernel{end}": rng.standard_normal((8, 8)).astype("float32") for i in range(3) for end in ends}
+    plan, out = (
+        make_plan(rule_file(LAYERS), MemorySource(leaves), settings={"lora_alpha": 16}),
+        tmp_path / "m.safetensors",
+    )
+    assert isinstance(list(execute(plan, out))[-1], Result)
+    tensors = load_file(out)
+    assert check_weights(plan, open_written(out)).verdict is Verdict.PASSED
+    assert check_layers(plan, open_written(out)).verdict is Verdict.PASSED
+    wrong = FAULTS[name]({key: leaf.astype(np.float64) for key, leaf in leaves.items()})
+    tensors["up.0.weight"] = np.ascontiguousarray(wrong.astype("float32").T)
+    save_file(tensors, out, {"format": "pt"})
+    (finding,) = check_weights(plan, open_written(out)).findings
+    if "scale" in name:
+        assert finding.data["diagnosis"] == "another scale of a pair" and name in str(finding)
+    else:
+        assert finding.data["diagnosis"] == name
+    assert finding.path == "up.0.weight" and finding.rule == "r.yaml:5"
+    assert check_layers(plan, open_written(out)).verdict is Verdict.FAILED
+
+
+@pytest.mark.parametrize("axes", ["DF", "FD"])
+def test_the_layers_level_does_not_use_the_merge(axes: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A merge that takes B for A is what the weights level would compute as well."""
+    rng = np.random.default_rng(8)
+    leaves = {f"up/0/kernel{end}": rng.standard_normal((8, 8)).astype("float32") for end in ("", "_lora_a", "_lora_b")}
+    right = Merge.fill
+    monkeypatch.setattr(Merge, "fill", lambda self, out, origin, a, b, *rest: right(self, out, origin, b, a, *rest))
+    rules = rule_file(f'- {{einsum: "...D,{axes}->...F", from: "up/{{i}}/kernel", linear: "up.{{i}}"}}')
+    plan, out = make_plan(rules, MemorySource(leaves), settings={"lora_alpha": 16}), tmp_path / "m.safetensors"
+    assert isinstance(list(execute(plan, out))[-1], Result)
+    assert check_weights(plan, open_written(out)).verdict is Verdict.PASSED
+    assert check_layers(plan, open_written(out)).verdict is Verdict.FAILED
+
+
+@pytest.mark.slow
+def test_all_levels_of_a_model_with_an_adapter(tmp_path: Path) -> None:
+    """The published reference knows no adapter: it runs with the products added."""
+    from support.gemma_models import directory, settings
+
+    out = directory("gemma3-lora", tmp_path / "out")
+    report = check(out, checkpoint("gemma3-lora"), model="gemma", settings=settings("gemma3-lora"))
+    assert [level.verdict for level in report.levels] == [Verdict.PASSED] * 4

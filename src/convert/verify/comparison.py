@@ -21,6 +21,7 @@ from convert.rules.library import is_path, named_rules
 from convert.verify.coverage.hf_directory import other_class
 from convert.verify.options import CheckOptions
 from convert.verify.recording.source import RecordedSource
+from convert.verify.sides.adapters import with_adapters
 from convert.verify.sides.evidence import Evidence
 from convert.verify.sides.target_alone import target_alone
 from convert.writing.written import Written
@@ -205,6 +206,7 @@ def load_reference(plan: Plan, factory: str | None) -> Reference | str:
         return f"{error.name} is not installed"
     except ConvertError as error:
         return str(error)
-    if factory is not None:
-        require_reference(reference, factory)
+    if factory is None:
+        return with_adapters(reference, plan)
+    require_reference(reference, factory)
     return reference

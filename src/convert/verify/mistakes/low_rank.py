@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 
 from convert.core.ops import apply
+from convert.core.path_index import path_template
+from convert.core.tensor_spec import numpy_dtype
 from convert.layers.base import Step
 from convert.layers.mistake import Mistake, symmetric
 from convert.layers.step_tensor import assemble
@@ -52,6 +54,21 @@ def pair_mistakes(step: Step, plan: Plan) -> Iterator[Mistake]:
         )
         for name, gives, base, scale in variants:
             yield symmetric(name, gives, right, merged(base, scale))
+        yield symmetric(
+            "LoRA pair merged in bfloat16",
+            "the product and the sum computed in bfloat16",
+            right,
+            _in_bfloat16(step, plan),
+        )
+        if (exchanged := _exchanged(step, plan)) is not None:
+            yield symmetric("LoRA pair exchanged", "the leaves A and B of the pair exchanged", right, exchanged)
+        for merge in _of_other_layers(first, plan):
+            yield symmetric(
+                "LoRA pair of another layer",
+                f"the pair of {merge.base} added to this weight",
+                right,
+                _with_pair_of(step, plan, merge),
+            )
     rank = _rank(first, plan)
     scales: dict[str, Scale] = {
         "the product without its scale": lambda merge: 1.0,
@@ -62,6 +79,58 @@ def pair_mistakes(step: Step, plan: Plan) -> Iterator[Mistake]:
     for gives, scale in scales.items():
         if scale(first) != first.scale:
             yield symmetric(OTHER_SCALE, gives, right, merged(1.0, scale))
+
+
+def _made(step: Step, plan: Plan, leaf: Callable[[Merge], Array]) -> Array:
+    """Compute the tensor with other values of its merged leaves."""
+    made = []
+    for part in step.parts:
+        merge = plan.merges.get(part.leaf)
+        made.append(apply(part.ops, plan.source.read(part.leaf) if merge is None else leaf(merge)))
+    return assemble(step.parts, made)
+
+
+def _in_bfloat16(step: Step, plan: Plan) -> Callable[[], Array]:
+    def narrow(merge: Merge) -> Array:
+        dtype = numpy_dtype("bfloat16")
+        product = merge.make(plan.checkpoint.read, base=0.0).astype(dtype)
+        kept = plan.checkpoint.read(merge.base or "").astype(dtype)
+        return np.asarray(kept + product).astype(merge.spec.dtype)
+
+    return lambda: _made(step, plan, narrow)
+
+
+def _exchanged(step: Step, plan: Plan) -> Callable[[], Array] | None:
+    """Return what computes the tensor with A in place of B, where the shapes allow it."""
+    merges = [merge for part in step.parts if (merge := plan.merges.get(part.leaf)) is not None]
+    specs = [tuple(plan.checkpoint.leaves[leaf].spec.shape for leaf in (merge.first, merge.second)) for merge in merges]
+    if any(a != b for a, b in specs):
+        return None
+
+    def swapped(merge: Merge) -> Array:
+        other = {merge.first: merge.second, merge.second: merge.first}
+        return merge.make(lambda leaf: plan.checkpoint.read(other.get(leaf, leaf)))
+
+    return lambda: _made(step, plan, swapped)
+
+
+def _of_other_layers(merge: Merge, plan: Plan) -> Iterator[Merge]:
+    """Yield the merges of the same weight in the layers before and after."""
+    names = [other for other in plan.merges.values() if other.base and path_template(other.base) == path_template(merge.base or "")]  # fmt: skip
+    shapes = plan.checkpoint.leaves
+    for k, other in enumerate(names):
+        if other.base == merge.base:
+            near = (*names[k + 1 : k + 2], *names[max(k - 1, 0) : k])
+            same = (one for one in near if shapes[one.first].spec == shapes[merge.first].spec)
+            yield from (one for one in same if shapes[one.second].spec == shapes[merge.second].spec)
+
+
+def _with_pair_of(step: Step, plan: Plan, other: Merge) -> Callable[[], Array]:
+    def foreign(merge: Merge) -> Array:
+        place = {merge.first: other.first, merge.second: other.second}
+        return merge.make(lambda leaf: plan.checkpoint.read(place.get(leaf, leaf)))
+
+    return lambda: _made(step, plan, foreign)
 
 
 def _rank(merge: Merge, plan: Plan) -> int:
