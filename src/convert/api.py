@@ -81,6 +81,7 @@ def convert(
     overwrite: bool = False,
     max_shard_bytes: int | None = None,
     jobs: int | None = None,
+    resume: bool = False,
     on_event: Callable[[Event], None] | None = None,
     **keywords: Unpack[OptionKeywords],
 ) -> Result:
@@ -96,15 +97,17 @@ def convert(
         overwrite: whether an existing output may be replaced.
         max_shard_bytes: for a directory, the largest size of one file; None is no limit.
         jobs: leaves that are processed at a time; None is the number of processors.
+        resume: whether to continue an unfinished output, and to leave this one for the next run when it is interrupted.
         on_event: called after each leaf.
 
     The other arguments and their errors are those of `plan_conversion`.
 
     Raises:
-        OutputError: the output exists, lies in the checkpoint, or cannot be written. No unfinished output is left.
+        OutputError: the output exists, lies in the checkpoint, or cannot be written; or the unfinished one is of another conversion
+            (``resume-mismatch``). Without `resume`, no unfinished output is left.
     """
     plan = plan_conversion(model, checkpoint, options, **keywords)
-    for event in execute(plan, out, overwrite=overwrite, max_shard_bytes=max_shard_bytes, jobs=jobs):
+    for event in execute(plan, out, overwrite=overwrite, max_shard_bytes=max_shard_bytes, jobs=jobs, resume=resume):
         if isinstance(event, Result):
             return event
         if on_event is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import shutil
 from collections import defaultdict
@@ -14,6 +15,8 @@ from convert.batch.jobs import Job, command, refuse
 from convert.core.errors import ConvertError
 from convert.core.findings import Finding
 from convert.core.user_code import REFERENCE_OPTION, find_factory
+from convert.outputs.completed import require_same
+from convert.planning.plan import Plan
 from convert.writing.atomic import real, refuse_existing
 from convert.writing.execute import prepare
 from convert.writing.shard_size import shard_bytes
@@ -26,20 +29,23 @@ class Planned:
 
     Attributes:
         job: the job.
-        nbytes: bytes of the tensors that it writes.
+        nbytes: bytes that its output still needs on the disk.
     """
 
     job: Job
     nbytes: int
 
 
-def preflight(jobs: Sequence[Job], mine: Sequence[Job], *, overwrite: bool, create: bool = True) -> list[Planned]:
+def preflight(
+    jobs: Sequence[Job], mine: Sequence[Job], *, overwrite: bool, resume: bool = False, create: bool = True
+) -> list[Planned]:
     """Plan all jobs of this machine. Reads no arrays and writes no output.
 
     Args:
         jobs: the whole batch, in which no output may occur twice.
         mine: those that this machine runs.
         overwrite: whether existing outputs may be replaced.
+        resume: whether outputs of the same conversion are kept, and unfinished ones continued.
         create: whether the directories of the outputs are created.
 
     Raises:
@@ -49,7 +55,7 @@ def preflight(jobs: Sequence[Job], mine: Sequence[Job], *, overwrite: bool, crea
     planned = []
     for job in mine:
         try:
-            planned.append(_plan(job, overwrite))
+            planned.append(_plan(job, overwrite, resume))
         except ConvertError as error:
             findings.append(_of_job(job, error))
     findings += _too_small_disks(planned)
@@ -73,20 +79,49 @@ def _of_job(job: Job, error: ConvertError) -> Finding:
     return replace(first, rule=", ".join(filter(None, (job.at, first.rule))), fix=f"{first.fix}{rest}", **where)  # type: ignore[arg-type]
 
 
-def _plan(job: Job, overwrite: bool) -> Planned:
+def _plan(job: Job, overwrite: bool, resume: bool) -> Planned:
     like = job.values.get("like")
     options = replace(job.options(), like=open_written(like).specs) if like else job.options()
     plan = plan_conversion(job.model, job.checkpoint, options)
-    prepare(plan, job.out, shard_bytes(job.values.get("max_shard_size"), job.out))
+    limit = shard_bytes(job.values.get("max_shard_size"), job.out)
+    prepare(plan, job.out, limit)
+    nbytes, there = plan.nbytes, False
     if real(job.out).parent.is_dir():
-        refuse_existing(job.out, overwrite)
+        there = resume and _is_there(plan, job.out, limit, overwrite)
+        if not there:
+            refuse_existing(job.out, overwrite)
+        nbytes = 0 if there else max(0, nbytes - _allocated(job.out)) if resume else nbytes
     parent = _existing_parent(job.out)
     if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
         problem = f"the directory {parent} is not writable" if parent.is_dir() else f"{parent} is a file"
         raise ConvertError(Finding("output-not-writable", problem, path=str(job.out), fix="write elsewhere"))
     if "reference" in job.values:
         find_factory(job.values["reference"], REFERENCE_OPTION)
-    return Planned(job, plan.nbytes)
+    return Planned(job, nbytes)
+
+
+def _is_there(plan: Plan, out: Path, limit: int | None, overwrite: bool) -> bool:
+    """Whether an earlier run wrote the output. The job itself compares the bytes with their digests.
+
+    Raises:
+        ConvertError: it is of another conversion, and may not be replaced.
+    """
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        return False
+    try:
+        require_same(plan, out, limit)
+    except ConvertError:
+        if overwrite:
+            return False
+        raise
+    return True
+
+
+def _allocated(out: Path) -> int:
+    """Return the bytes on the disk that an unfinished output has already."""
+    found = [path for path in out.parent.glob(f".{glob.escape(out.name)}.tmp-*") if not path.name.endswith(".journal")]
+    files = [file for path in found for file in (path.iterdir() if path.is_dir() else [path])]
+    return sum(file.stat().st_blocks * 512 for file in files)
 
 
 def _existing_parent(out: Path) -> Path:

@@ -48,6 +48,7 @@ class Outcome:
         command: what reproduces a failure; empty without one.
         error: text of the failure, one line.
         tensors, nbytes: what was written.
+        restored: number of tensors that an earlier run had written.
         source_digest: checksum of the leaves that were read.
         levels: level of the check -> verdict.
     """
@@ -59,6 +60,7 @@ class Outcome:
     error: str = ""
     tensors: int = 0
     nbytes: int = 0
+    restored: int = 0
     source_digest: str = ""
     levels: dict[str, str] = field(default_factory=dict)
 
@@ -73,6 +75,7 @@ class Outcome:
             "seconds": round(self.seconds, 3),
             "tensors": self.tensors,
             "bytes": self.nbytes,
+            "restored": self.restored,
             "source_digest": self.source_digest,
             "check": self.levels,
             "error": self.error,
@@ -175,6 +178,7 @@ class _Runner:
             error if failed else "",
             printed.get("tensors", 0),
             printed.get("bytes", 0),
+            printed.get("restored", 0),
             printed.get("source", {}).get("digest", ""),
             levels,
         )

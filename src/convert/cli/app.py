@@ -23,6 +23,7 @@ from convert.cli.record import record
 from convert.cli.rules import rules
 from convert.cli.skeleton import skeleton
 from convert.core.findings import Finding
+from convert.core.system import signals
 
 DEFAULT = "run"  # the command that `convert MODEL CKPT OUT` stands for
 
@@ -135,7 +136,7 @@ def run() -> int:
             output.error("internal", f"internal error, please report it:\n{traceback.format_exc()}")
         return 2
     if code == INTERRUPTED:  # Typer turns Ctrl-C into this exit code
-        output.error("interrupted", "interrupted; no unfinished output is left")
+        output.error("interrupted", f"interrupted; {signals.rest}")
     return int(code)
 
 

@@ -36,6 +36,7 @@ def convert(
     tree_layout: o.Layout = None,
     max_shard_size: o.ShardSize = None,
     overwrite: o.Overwrite = False,
+    resume: o.Resume = False,
     jobs: Annotated[
         int | None,
         typer.Option(
@@ -88,7 +89,9 @@ def convert(
             follow_links=follow_links,
             rules_dir=rules_dir,
         )
-        back.refuse_options(to, {"--max-shard-size": max_shard_size, "--trust": trust and not check})
+        back.refuse_options(
+            to, {"--max-shard-size": max_shard_size, "--resume": resume, "--trust": trust and not check}
+        )
         reverse_plan = back.plan_back(model, checkpoint, like, tree_layout, options)
         if dry_run:
             from convert.reversing.write import refuse
@@ -138,13 +141,14 @@ def convert(
         refuse_existing(out, overwrite)
         print_plan(plan, layout, full, as_json)
         return
-    result: Result | None = None
-    with output.progress(quiet or as_json) as show:
-        for event in execute(plan, out, overwrite=overwrite, max_shard_bytes=limit, jobs=jobs):
-            if isinstance(event, Event):
-                show(event.done, event.total)
-            else:
-                result = event
+    result = _completed(plan, out, limit, overwrite) if resume else None
+    if result is None:
+        with output.progress(quiet or as_json) as show:
+            for event in execute(plan, out, overwrite=overwrite, max_shard_bytes=limit, jobs=jobs, resume=resume):
+                if isinstance(event, Event):
+                    show(event.done, event.total)
+                else:
+                    result = event
     assert result is not None
     if not as_json and not quiet:
         _print_summary(plan, result)
@@ -164,6 +168,20 @@ def convert(
         if report.exit_code == 0:
             _add_figures_to_card(out, report)
     _report(report, _to_dict(plan, result, plan_seconds), as_json)
+
+
+def _completed(plan: Plan, out: Path, limit: int | None, overwrite: bool) -> Result | None:
+    """Return the result of an earlier run that is complete and the same; None where OUT must be written."""
+    from convert.outputs.completed import completed
+    from convert.writing.execute import prepare
+
+    prepare(plan, out, limit)
+    try:
+        return completed(plan, out, limit)
+    except ConvertError:
+        if overwrite:
+            return None
+        raise
 
 
 def _report(report: Report | None, summary: dict[str, Any], as_json: bool) -> None:
@@ -215,6 +233,7 @@ def _to_dict(plan: Plan, result: Result, plan_seconds: float) -> dict[str, Any]:
         "out": str(result.out),
         "files": list(result.files),
         "tensors": result.tensors,
+        "restored": result.restored,
         "bytes": result.nbytes,
         "seconds": round(result.seconds, 3),
         "spent": {phase: round(seconds, 3) for phase, seconds in spent.items()},
@@ -251,8 +270,14 @@ def _print_summary(plan: Plan, result: Result) -> None:
         output.status(
             f"note: {output.count(len(lossy), 'tensor')} {lossy[0].loses}, for example {lossy[0].name}", output.NOTE
         )
+    if result.restored == result.tensors:
+        output.status(
+            f"kept {result.out}: it was complete, {output.count(result.tensors, 'tensor')} compared with their digests"
+        )
+        return
+    restored = f" ({result.restored:,} of them by an earlier run)" if result.restored else ""
     rate = f", {output.size(int(result.nbytes / result.seconds))}/s" if result.seconds > 0 else ""
     output.status(
-        f"wrote {result.out}: {output.count(result.tensors, 'tensor')}, {output.size(result.nbytes)} in "
+        f"wrote {result.out}: {output.count(result.tensors, 'tensor')}{restored}, {output.size(result.nbytes)} in "
         f"{result.seconds:.1f} s{rate}, for {plan.rules.targets[plan.target].loads}"
     )

@@ -146,6 +146,15 @@ ShardSize = Annotated[
     ),
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existing OUT.", rich_help_panel=OUTPUT)]
+Resume = Annotated[
+    bool,
+    typer.Option(
+        "--resume",
+        help="Continue an unfinished OUT with the tensors that are missing, and keep it when interrupted. What is there is "
+        "compared with its digests. Another checkpoint, other rules, options or another version are refused.",
+        rich_help_panel=OUTPUT,
+    ),
+]
 Reference = Annotated[
     str | None,
     typer.Option(

@@ -3,5 +3,6 @@
 `execute` runs the plan. `transfer` streams the leaves piece by piece, and `scatter` maps each piece to its destination.
 `writer` lays out the files and maps them into memory. `complete.check_complete` alone decides that an output is complete;
 `Writer.commit` calls it first, and then lets `atomic` make the output appear, by renaming it. `provenance` and `model_card`
-describe what was converted, `digests` lets the output be checked without its source. `written` opens such files again. May import `planning`, `checkpoints`, `layers` and `core`.
+describe what was converted, `digests` lets the output be checked without its source. `journal` lets another run continue, if `conversion_identity` is
+the same. `written` opens such files again. May import `planning`, `checkpoints`, `layers` and `core`.
 """

@@ -4,6 +4,9 @@ The temporary is ``.NAME.tmp-HOST-RANDOM`` in the directory of OUT, because a re
 system. Its writer holds a lock on it (``flock``). The kernel drops the lock when the process dies, however it dies.
 So the next run for the same OUT on the same machine can tell the temporary of a killed run from that of a running one,
 and removes it. The host is part of the name because some network file systems do not share locks.
+
+With `keep`, an interrupted run leaves its temporary and the journal beside it (``NAME.journal``, see `journal`), and the next
+one continues it. It may be of another host: both would write the same bytes.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import re
 import secrets
 import shutil
 import socket
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -27,6 +31,7 @@ from convert.core.system import signals
 from convert.core.system.regular_file import close
 
 _ATTEMPTS = 10
+_LOCK_WAIT = 10.0  # seconds; a job ends at its next leaf when its batch was killed
 _ZEROS = 8 << 20  # bytes written at once where the file system cannot reserve space
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # linux/fcntl.h, linux/fs.h
 _SYNC_FILE_RANGE_WRITE = 2  # linux/fs.h
@@ -147,10 +152,14 @@ class AtomicOutput:
         out: the output, with symbolic links resolved: a link stays, and its target is replaced.
         path: the temporary, a file or a directory.
         directory: whether `path` is a directory.
+        adopted: whether an earlier run made the temporary.
     """
 
-    def __init__(self, out: Path, *, directory: bool, overwrite: bool) -> None:
+    def __init__(self, out: Path, *, directory: bool, overwrite: bool, keep: bool = False) -> None:
         """Check that `out` may be written, remove temporaries of killed runs, and create the temporary.
+
+        Args:
+            keep: whether to continue the temporary of an earlier run, and to leave it when this one is interrupted.
 
         Raises:
             OutputError: as `refuse_existing`, or the parent directory is not writable.
@@ -160,10 +169,47 @@ class AtomicOutput:
         self.overwrite = overwrite
         self._fd = -1
         refuse_existing(out, overwrite, directory=directory)
+        self.adopted = keep and self._adopt()
         with suppress(OSError):  # a stale temporary does no harm
             _remove_stale(self.out)
+        if not self.adopted:
+            refuse_existing(out, overwrite, directory=directory)  # a run that was waited for may have written it
+            with os_errors(self.out):
+                self._make()
+        if keep:
+            signals.remove_cleanup(self._remove)
+            signals.rest = "what is done is kept; continue with --resume"
+
+    @property
+    def journal(self) -> Path:
+        """The journal of the temporary."""
+        return _journal(self.path)
+
+    def _adopt(self) -> bool:
+        """Lock the temporary of an earlier run that has a journal. Return whether there is one.
+
+        Raises:
+            OutputError: another run is writing it.
+        """
+        pattern = re.compile(re.escape(f".{self.out.name}.tmp-") + "[0-9a-f]{6}-[0-9a-f]{8}")
         with os_errors(self.out):
-            self._make()
+            found = [path for path in self.out.parent.iterdir() if pattern.fullmatch(path.name)]
+            found = [path for path in found if _journal(path).is_file() and path.is_dir() == self.directory]
+        for path in sorted(found, key=lambda path: _journal(path).stat().st_mtime_ns, reverse=True):
+            try:
+                fd = os.open(path, os.O_RDONLY if self.directory else os.O_RDWR)
+            except FileNotFoundError:  # its run has published it meanwhile
+                continue
+            if not _lock(fd, _LOCK_WAIT):
+                close(fd)
+                problem, fix = "another run is writing it", "wait for its end, or end it"
+                raise OutputError(Finding("output-changed", problem, path=str(self.out), fix=fix))
+            if not _is_at(fd, path):
+                close(fd)
+                continue
+            self.path, self._fd = path, fd
+            return True
+        return False
 
     def _make(self) -> None:
         for _ in range(_ATTEMPTS):
@@ -223,6 +269,8 @@ class AtomicOutput:
                     raise _appeared(out) from None
             else:
                 self._replace_directory(ours)
+            with suppress(OSError):  # a later run removes it
+                self.journal.unlink(missing_ok=True)
             self._close()
         try:
             sync_directory(out.parent)
@@ -279,14 +327,16 @@ class AtomicOutput:
                 raise
         _remove(old)
 
-    def discard(self) -> None:
-        """Remove the temporary. Does nothing after `publish`."""
+    def discard(self, *, keep: bool = False) -> None:
+        """Remove the temporary, or leave it for the next run. Does nothing after `publish`."""
         if self._fd >= 0:
-            self._remove()
+            if not keep:
+                self._remove()
             self._close()
 
     def _remove(self) -> None:
         _remove(self.path)
+        _remove(self.journal)
 
     def _close(self) -> None:
         signals.remove_cleanup(self._remove)
@@ -360,15 +410,40 @@ def sync_directory(path: Path) -> None:
         close(fd)
 
 
+def _lock(fd: int, seconds: float) -> bool:
+    """Lock a temporary; wait for a job whose batch was killed. Return False where another run holds it."""
+    stop = time.monotonic() + seconds
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= stop:
+                return False
+            signals.check()
+            time.sleep(0.05)
+        except OSError:  # no locks here
+            return True
+        else:
+            return True
+
+
+def _journal(temporary: Path) -> Path:
+    return temporary.with_name(f"{temporary.name}.journal")
+
+
 def _prefix(out: Path) -> str:
     host = hashlib.sha256(socket.gethostname().encode()).hexdigest()[:6]
     return f".{out.name}.tmp-{host}-"
 
 
 def _remove_stale(out: Path) -> None:
-    pattern = re.compile(re.escape(_prefix(out)) + "[0-9a-f]{8}")
+    pattern = re.compile(re.escape(_prefix(out)) + r"[0-9a-f]{8}(\.journal)?")
     for path in out.parent.iterdir():
-        if not pattern.fullmatch(path.name):
+        if (found := pattern.fullmatch(path.name)) is None:
+            continue
+        if found[1]:  # goes with its temporary
+            if not os.path.lexists(path.with_suffix("")):
+                _remove(path)
             continue
         with suppress(OSError):  # locked by its writer, removed meanwhile, or owned by another user
             fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -376,6 +451,7 @@ def _remove_stale(out: Path) -> None:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if _is_at(fd, path):
                     _remove(path)
+                    _remove(_journal(path))
             finally:
                 close(fd)
 

@@ -6,7 +6,7 @@ import json
 import math
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,12 +24,14 @@ from convert.layers.base import Part, Step
 from convert.layers.target import Sinusoids
 from convert.planning.plan import Plan
 from convert.writing.atomic import real
+from convert.writing.conversion_identity import identity
 from convert.writing.model_card import CARD, render_card
 from convert.writing.provenance import header_metadata, tool_version
-from convert.writing.transfer import default_jobs, stream_leaves, used_leaves
+from convert.writing.transfer import Work, default_jobs, stream_leaves, used_leaves
 from convert.writing.writer import Layout, OutTensor, Writer, lay_out
 
 Array = np.ndarray[Any, np.dtype[Any]]
+MIN_JOURNAL = 256 << 20  # bytes of an output that any run can continue; a smaller one is converted again in a second
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,7 @@ class Result:
             the final rename). Summed over all threads: ``read``, ``decode`` (part of ``read`` where the two are one),
             ``checksum``, ``transform``, ``write`` (into the mapped output), ``steps`` (the interpreter between these) and
             ``wait`` (for memory, a turn, or work).
+        restored: number of tensors that an earlier run had written (`resume`).
     """
 
     out: Path
@@ -70,6 +73,7 @@ class Result:
     seconds: float
     source_digest: str
     spent: Mapping[str, float]
+    restored: int = 0
 
 
 def plan_layout(plan: Plan, out: Path, max_shard_bytes: int | None) -> tuple[list[OutTensor], Layout]:
@@ -118,6 +122,7 @@ def execute(
     overwrite: bool = False,
     max_shard_bytes: int | None = None,
     jobs: int | None = None,
+    resume: bool = False,
 ) -> Iterator[Event | Result]:
     """Execute a plan; yield an `Event` after each leaf and a `Result` at the end.
 
@@ -129,9 +134,12 @@ def execute(
         overwrite: whether an existing output may be replaced.
         max_shard_bytes: for a directory, the most bytes in one file.
         jobs: threads; None is the number of processors.
+        resume: whether to continue an unfinished run with what it had not written, and to leave this one for the next when it is
+            interrupted. What is there is compared with its digests first.
 
     Raises:
-        OutputError: the output exists, lies in the checkpoint, or cannot be written.
+        OutputError: the output exists, lies in the checkpoint, or cannot be written; or the unfinished run is of another
+            checkpoint, other rules, options or another version (``resume-mismatch``).
         CheckpointError: a leaf cannot be read.
         PlanError: a value does not fit the dtype asked for, or ``config.json`` needs a fact that is not known.
     """
@@ -143,18 +151,30 @@ def execute(
     digests: dict[str, str] = {}
     meter = Meter()
     metadata = header_metadata(plan)
+    keeps_journal = resume or plan.nbytes >= MIN_JOURNAL
     with Writer(
-        out, layout, tensors, metadata=metadata, overwrite=overwrite, extra_files=extra, with_digests=True
+        out,
+        layout,
+        tensors,
+        metadata=metadata,
+        overwrite=overwrite,
+        extra_files=extra,
+        with_digests=True,
+        identity=identity(plan, layout, metadata) if keeps_journal else None,
+        resume=resume,
     ) as writer:
         for step in plan.steps:
             if step.value is not None:
                 writer.region(step.name)[...] = computed(step)
         meter.add("prepare", time.monotonic() - started)
-        yield Event("", 0, total)
-        done, jobs = 0, jobs or default_jobs()
+        skip = {leaf for leaf, work in used.items() if leaf in writer.leaves and _restored(work, writer.restored)}
+        digests |= {leaf: writer.leaves[leaf] for leaf in skip}
+        done, jobs = sum(plan.source.leaves[leaf].spec.nbytes for leaf in skip), jobs or default_jobs()
+        yield Event("", done, total)
         streaming, before = time.perf_counter(), sum(meter.seconds.values())
-        for leaf, digest in stream_leaves(plan, _Write(writer, meter), jobs=jobs, meter=meter):
+        for leaf, digest in stream_leaves(plan, _Write(writer, meter), jobs=jobs, meter=meter, skip=skip):
             digests[leaf] = digest
+            writer.leaf_done(leaf, digest)
             done += plan.source.leaves[leaf].spec.nbytes
             signals.check()
             yield Event(leaf, done, total)
@@ -166,7 +186,21 @@ def execute(
         writer.commit()
         meter.add("sync", time.perf_counter() - syncing)
     files = (*layout.files, *((layout.index,) if layout.index else ()), *extra)
-    yield Result(out, files, len(tensors), plan.nbytes, time.monotonic() - started, source_digest, meter.seconds)
+    yield Result(
+        out,
+        files,
+        len(tensors),
+        plan.nbytes,
+        time.monotonic() - started,
+        source_digest,
+        meter.seconds,
+        len(writer.restored),
+    )
+
+
+def _restored(work: Work, tensors: Collection[str]) -> bool:
+    """Whether an earlier run completed every tensor that a leaf contributes to."""
+    return all(step.name in tensors for step, _ in work)
 
 
 class _Write:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import nullcontext
 from functools import partial
@@ -73,12 +73,15 @@ def default_jobs() -> int:
 
 
 def stream_leaves(
-    plan: Plan, sink: ChunkSink, *, jobs: int, meter: Meter | None = None
+    plan: Plan, sink: ChunkSink, *, jobs: int, meter: Meter | None = None, skip: Collection[str] = ()
 ) -> Generator[tuple[str, str], None, None]:
     """Read every leaf of a plan once and pass its pieces to `sink`; yield each leaf's name and `digest_leaf`.
 
     Memory: for each of `jobs` threads a piece and what decodes it. In addition, as far as a `Budget` allows, or one
     object that exceeds it: chunks that can only be read in one, and leaves whose operations need all elements.
+
+    Args:
+        skip: leaves that are not read. Of a tensor with others, `ChunkSink.complete` is not called.
 
     Raises:
         CheckpointError: a leaf cannot be read, or the checkpoint was rewritten meanwhile. And what `sink` raises.
@@ -101,7 +104,9 @@ def stream_leaves(
     # - The chunks of a leaf are submitted in a row. While one thread waits to open the next leaf, the chunks of opened
     #   leaves are with threads that do not wait, or next in the queue of such a thread.
     buffers, turn = Budget(), Lock()
-    leaves = [_Leaf(plan.source, name, work, sink, filled, meter, buffers) for name, work in used.items()]
+    leaves = [
+        _Leaf(plan.source, name, work, sink, filled, meter, buffers) for name, work in used.items() if name not in skip
+    ]
     pool = ThreadPoolExecutor(jobs, thread_name_prefix="convert")
     waiting = _batches(leaves)
     running: set[Future[list[_Leaf]]] = set()

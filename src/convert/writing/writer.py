@@ -27,6 +27,7 @@ from convert.core.system.regular_file import close
 from convert.core.tensor_spec import TensorSpec, numpy_dtype
 from convert.writing import atomic, digests
 from convert.writing.complete import check_complete
+from convert.writing.journal import Journal
 
 SUFFIX = ".safetensors"
 STEM = "model"  # of the files in a directory: huggingface_hub/constants.py, SAFETENSORS_WEIGHTS_FILE_PATTERN
@@ -193,6 +194,8 @@ class Writer:
         overwrite: bool = False,
         extra_files: Mapping[str, bytes] | None = None,
         with_digests: bool = False,
+        identity: Mapping[str, str] | None = None,
+        resume: bool = False,
     ) -> None:
         """Store the arguments; entering the context creates the files.
 
@@ -205,6 +208,12 @@ class Writer:
                 index, config.json, and those in `extra_files`); all others stay.
             extra_files: name -> content of further files of a directory, such as ``config.json``.
             with_digests: whether each header gets the digests of `convert.writing.digests`.
+            identity: what must be the same for another run to continue this one; None keeps no journal.
+            resume: whether to continue an unfinished run of the same identity, and to leave this one when it is interrupted.
+
+        Attributes:
+            leaves: name -> digest of the leaves that an earlier run read to their end.
+            restored: names of the tensors that it completed, and whose bytes still have their digests.
 
         Raises:
             OutputError: `out` is a file and the layout has other files, or an extra file's name is a path or is used by
@@ -222,6 +231,10 @@ class Writer:
         self._requested: set[str] = set()
         self._with_digests = with_digests
         self._digests: dict[str, str] = {}  # of the tensors that are complete
+        self._identity, self._resume = identity, resume
+        self._journal: Journal | None = None
+        self.leaves: Mapping[str, str] = {}
+        self.restored: frozenset[str] = frozenset()
         if self._specs.keys() != layout.placements.keys():
             raise ValueError("the layout is not of these tensors")
         if not self._directory and (layout.files != (out.name,) or self._extra):
@@ -256,8 +269,15 @@ class Writer:
             self._extra[self._layout.index] = self._index(sum(data.values()))
         headers = {file: self._header(inside) for file, inside in tensors.items()}
         needed = sum(map(len, headers.values())) + sum(data.values()) + sum(map(len, self._extra.values()))
-        self._output = atomic.AtomicOutput(self._out, directory=self._directory, overwrite=self._overwrite)
+        self._output = atomic.AtomicOutput(
+            self._out, directory=self._directory, overwrite=self._overwrite, keep=self._resume
+        )
         try:
+            if self._identity is not None:
+                with atomic.os_errors(self._output.out):
+                    self._journal = Journal.start(
+                        self._output.journal, self._identity, adopted=self._output.adopted, out=self._out
+                    )
             with atomic.os_errors(self._output.out, needed):
                 for file, header in headers.items():
                     self._files[file] = self._map(file, header, data[file], tensors[file])
@@ -266,10 +286,28 @@ class Writer:
                         opened.write(content)
                         opened.flush()
                         os.fsync(opened.fileno())
+                self._restore()
         except BaseException:
             self._discard()
             raise
         return self
+
+    def _restore(self) -> None:
+        """Take over the tensors of an earlier run whose bytes are those that it recorded."""
+        if self._journal is None:
+            return
+        self.leaves = self._journal.leaves
+        for name, digest in self._journal.tensors.items():
+            if name in self._specs and self._digest(name) == digest:
+                self._digests[name] = digest
+                self._release(name)
+        self.restored = frozenset(self._digests)
+        self._requested |= self.restored
+
+    def leaf_done(self, leaf: str, digest: str) -> None:
+        """Record for `resume` that a leaf was read to its end; call it after `done` of its tensors."""
+        if self._journal is not None:
+            self._journal.leaf(leaf, digest)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -299,10 +337,15 @@ class Writer:
 
         Optional: `commit` computes the digests that are missing. Do not fill more of the tensor afterwards.
         """
-        place = self._layout.placements[name]
-        file = self._open(place.file)
         if self._with_digests:  # while its pages are in memory
             self._digests[name] = self._digest(name)
+            if self._journal is not None:
+                self._journal.tensor(name, self._digests[name])
+        self._release(name)
+
+    def _release(self, name: str) -> None:
+        place = self._layout.placements[name]
+        file = self._open(place.file)
         if place.stop - place.start < _MIN_RELEASE:
             return
         start = (file.header + place.start) // _PAGE * _PAGE
@@ -346,6 +389,7 @@ class Writer:
         signals.check()
         output.publish(lambda name: name in self._extra or _MODEL_FILES.fullmatch(name) is not None)
         self._output = None
+        self._discard()
 
     def _open(self, file: str) -> _File:
         if file not in self._files:
@@ -379,8 +423,10 @@ class Writer:
     def _map(self, file: str, header: bytes, nbytes: int, tensors: list[tuple[str, TensorSpec]]) -> _File:
         assert self._output is not None
         path = self._output.path / file if self._directory else self._output.path
-        fd = os.open(path, os.O_RDWR | (os.O_CREAT | os.O_EXCL if self._directory else 0), 0o666)
+        create = os.O_CREAT if self._output.adopted else os.O_CREAT | os.O_EXCL
+        fd = os.open(path, os.O_RDWR | (create if self._directory else 0), 0o666)
         try:
+            os.ftruncate(fd, min(os.fstat(fd).st_size, len(header) + nbytes))  # of an earlier run
             atomic.allocate(fd, len(header) + nbytes)
             return _File(fd, mmap.mmap(fd, len(header) + nbytes), tensors, len(header))
         except BaseException:
@@ -396,6 +442,9 @@ class Writer:
 
     def _discard(self) -> None:
         self._close()
-        if self._output is not None:
-            self._output.discard()
+        journal, self._journal = self._journal, None
+        if self._output is not None:  # without a journal, it is of another conversion
+            self._output.discard(keep=self._resume and (journal is None or not journal.empty))
             self._output = None
+        if journal is not None:
+            journal.close()

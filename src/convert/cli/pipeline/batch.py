@@ -12,6 +12,7 @@ from convert.cli import options as o
 from convert.cli import output
 from convert.core.errors import ConvertError, OutputError
 from convert.core.findings import Finding
+from convert.core.system import signals
 
 if TYPE_CHECKING:
     from convert.batch.jobs import Job
@@ -29,6 +30,7 @@ def batch(
     rules_dir: o.RulesDir = None,
     max_shard_size: o.ShardSize = None,
     overwrite: o.Overwrite = False,
+    resume: o.Resume = False,
     jobs: Annotated[
         int,
         typer.Option("--jobs", min=1, max=256, metavar="N", help="Conversions at a time.", rich_help_panel=o.BATCH),
@@ -89,7 +91,9 @@ def batch(
         _refuse_report(report)
     common = _common(to, dtype, settings, rules_dir, max_shard_size, o.split(check))
     found = _read(what or [], common)
-    planned = preflight(found, jobs_module.take_shard(found, shard), overwrite=overwrite, create=not dry_run)
+    planned = preflight(
+        found, jobs_module.take_shard(found, shard), overwrite=overwrite, resume=resume, create=not dry_run
+    )
     if dry_run:
         for one in planned:
             output.data(f"{jobs_module.command(one.job.convert_arguments())}  # {output.size(one.nbytes)}")
@@ -99,13 +103,15 @@ def batch(
     from convert.writing.atomic import write_text
     from convert.writing.provenance import tool_version
 
+    if resume:
+        signals.rest = "what is done is kept; continue with --resume"
     started = time.monotonic()
     with output.batch_progress(len(planned), sum(one.nbytes for one in planned), quiet or as_json) as display:
         outcomes = run_jobs(
             planned,
             jobs=jobs,
             keep_going=keep_going,
-            extra=["--overwrite"] if overwrite else [],
+            extra=[*(["--overwrite"] if overwrite else []), *(["--resume"] if resume else [])],
             on_event=lambda event: _show(display, event),
         )
     made = BatchReport(tool_version(), tuple(outcomes), time.monotonic() - started)
@@ -182,7 +188,8 @@ def _show(display: output.BatchDisplay, event: Event) -> None:
         display.finished(event.job.name, "failed", output.BAD)
     elif event.status is Status.CONVERTED:
         passed = f", {', '.join(event.levels)} passed" if event.levels else ""
-        text = f"{output.count(event.tensors, 'tensor')}, {output.size(event.nbytes)} in {event.seconds:.1f} s{passed}"
+        restored = f" ({event.restored:,} of them by an earlier run)" if event.restored else ""
+        text = f"{output.count(event.tensors, 'tensor')}{restored}, {output.size(event.nbytes)} in {event.seconds:.1f} s{passed}"
         display.finished(event.job.name, text, "")
 
 

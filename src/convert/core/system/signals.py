@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 GRACE = 2.0  # seconds; a leaf of 1 GB takes about one
 
+rest = "no unfinished output is left"  # what the message of an interrupted program says
 _received = 0
 _publishing = False
 _cleanups: list[Callable[[], object]] = []
@@ -134,5 +135,5 @@ def _stop() -> NoReturn:
                 function()
         word = "interrupted" if _received == signal.SIGINT else "terminated"
         with suppress(OSError):
-            os.write(2, f"error[interrupted]: {word}; no unfinished output is left\n".encode())
+            os.write(2, f"error[interrupted]: {word}; {rest}\n".encode())
         os._exit(128 + _received)
