@@ -1,0 +1,203 @@
+"""*Interchangeable* exactly where it is true: tensors of symmetric models are, those of nearly symmetric ones are derived."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as f
+
+from convert.inference.derivation import Grade
+from support.inferred import WIDTH, derive, floats, rms_norm, tokens
+
+D, V, T = WIDTH, 11, 7
+SQUARE, ROW, TABLE, STACK = (D, D), (D,), (V, D), (2, D, D)
+SHAPE_OF = (
+    dict.fromkeys("abcdo", SQUARE) | dict.fromkeys("stu", ROW) | dict.fromkeys("eg", TABLE) | dict.fromkeys("kl", STACK)
+)
+Function = Callable[[Mapping[str, Any], Any, Any], Any]
+
+
+class Net(torch.nn.Module):
+    """Computes a case with parameters in the other order of names, laid out as PyTorch has them."""
+
+    def __init__(self, case: Function, names: str) -> None:
+        super().__init__()
+        self.case, self.order = case, dict(zip(names, _turned(names), strict=True))
+        for name in names:
+            self.register_parameter(f"p_{name}", torch.nn.Parameter(torch.randn(SHAPE_OF[name])))
+
+    def forward(self, x: Any) -> Any:
+        own = {name: getattr(self, f"p_{self.order[name]}") for name in self.order}
+        own = {name: value.T if value.shape == SQUARE else value for name, value in own.items()}
+        return self.case(own, x, TORCH)
+
+
+def _turned(names: str) -> str:
+    """Pairs of names of one shape change places, so that the first leaf is not the first parameter."""
+    found = list(names)
+    for shape in (SQUARE, ROW, TABLE, STACK):
+        at = [k for k, name in enumerate(names) if SHAPE_OF[name] == shape]
+        for k, other in zip(at, reversed(at), strict=True):
+            found[k] = names[other]
+    return "".join(found)
+
+
+class Jax:
+    """What a case calls, in JAX."""
+
+    tanh, sin, exp, abs, maximum, minimum, relu = (
+        jnp.tanh,
+        jnp.sin,
+        jnp.exp,
+        jnp.abs,
+        jnp.maximum,
+        jnp.minimum,
+        jax.nn.relu,
+    )
+    silu, sigmoid, where, softmax, logsumexp, concat = (
+        jax.nn.silu,
+        jax.nn.sigmoid,
+        jnp.where,
+        jax.nn.softmax,
+        jnp.logaddexp,
+        jnp.concatenate,
+    )
+
+    @staticmethod
+    def norm(x: Any, scale: Any, epsilon: float = 1e-6) -> Any:
+        return rms_norm(x, scale, epsilon)
+
+    @staticmethod
+    def gelu(x: Any) -> Any:
+        return jax.nn.gelu(x, approximate=True)
+
+
+class Torch:
+    """What a case calls, in PyTorch."""
+
+    tanh, sin, exp, abs, maximum, minimum, relu = (
+        torch.tanh,
+        torch.sin,
+        torch.exp,
+        torch.abs,
+        torch.maximum,
+        torch.minimum,
+        f.relu,
+    )
+    silu, sigmoid, where, logsumexp, concat = f.silu, torch.sigmoid, torch.where, torch.logaddexp, torch.cat
+
+    @staticmethod
+    def softmax(x: Any) -> Any:
+        return x.softmax(-1)
+
+    @staticmethod
+    def norm(x: Any, scale: Any, epsilon: float = 1e-6) -> Any:
+        return x * (x.pow(2).mean(-1, keepdim=True) + epsilon).rsqrt() * scale
+
+    @staticmethod
+    def gelu(x: Any) -> Any:
+        return f.gelu(x, approximate="tanh")
+
+
+TORCH = Torch
+
+
+def _causal(scores: Any, m: Any) -> Any:
+    mask = np.tri(T, dtype=bool)
+    return m.softmax(m.where(torch.as_tensor(mask) if m is TORCH else mask, scores, -1e30))
+
+
+SYMMETRIC: dict[str, tuple[str, str, Function]] = {  # parameters, those that are interchangeable
+    "two branches": ("abo", "ab", lambda w, x, m: (m.tanh(x @ w["a"]) + m.tanh(x @ w["b"])) @ w["o"]),
+    "three branches": ("abco", "abc", lambda w, x, m: (m.tanh(x @ w["a"]) + m.tanh(x @ w["b"]) + m.tanh(x @ w["c"])) @ w["o"]),
+    "two sums in one function": ("abo", "ab", lambda w, x, m: m.tanh(x @ w["a"] + x @ w["b"]) @ w["o"]),
+    "a product of two": ("abo", "ab", lambda w, x, m: (m.tanh(x @ w["a"]) * m.tanh(x @ w["b"])) @ w["o"]),
+    "a product of two lines": ("abo", "ab", lambda w, x, m: ((x @ w["a"]) * (x @ w["b"])) @ w["o"]),
+    "branches with biases": ("abosu", "absu", lambda w, x, m: (m.tanh(x @ w["a"] + w["s"]) + m.tanh(x @ w["b"] + w["u"])) @ w["o"]),
+    "the larger of two": ("abo", "ab", lambda w, x, m: m.maximum(x @ w["a"], x @ w["b"]) @ w["o"]),
+    "the smaller of two": ("abo", "ab", lambda w, x, m: m.minimum(x @ w["a"], x @ w["b"]) @ w["o"]),
+    "two equal experts": ("abcdo", "abcd", lambda w, x, m: ((m.silu(x @ w["a"]) @ w["b"] + m.silu(x @ w["c"]) @ w["d"]) / 2) @ w["o"]),
+    "two gates": ("abo", "ab", lambda w, x, m: (x * m.sigmoid(x @ w["a"]) * m.sigmoid(x @ w["b"])) @ w["o"]),
+    "a distance": ("abo", "ab", lambda w, x, m: m.abs(x @ w["a"] - x @ w["b"]) @ w["o"]),
+    "a squared difference": ("abo", "ab", lambda w, x, m: ((x @ w["a"] - x @ w["b"]) ** 2) @ w["o"]),
+    "the logarithm of two exponentials": ("abo", "ab", lambda w, x, m: m.logsumexp(x @ w["a"], x @ w["b"]) @ w["o"]),
+    "a softmax of a sum": ("abo", "ab", lambda w, x, m: m.softmax(x @ w["a"] + x @ w["b"]) @ w["o"]),
+    "scores of both orders": ("abo", "ab", lambda w, x, m: m.softmax((x @ w["a"]) @ (x @ w["b"]).swapaxes(1, 2) + (x @ w["b"]) @ (x @ w["a"]).swapaxes(1, 2)) @ (x @ w["o"])),
+    "two tables of the tokens": ("ego", "eg", lambda w, x, m: m.tanh(w["e"][x] + w["g"][x]) @ w["o"]),
+    "a product of two tables": ("ego", "eg", lambda w, x, m: (w["e"][x] * w["g"][x]) @ w["o"]),
+    "two functions of two tables": ("ego", "eg", lambda w, x, m: (m.tanh(w["e"][x]) + m.tanh(w["g"][x])) @ w["o"]),
+    "two norms": ("sto", "st", lambda w, x, m: m.tanh(m.norm(x, w["s"])) @ w["o"] + m.tanh(m.norm(x, w["t"])) @ w["o"]),
+    "deep branches": ("abcdo", "abcd", lambda w, x, m: (m.tanh(m.sin(x @ w["a"]) @ w["b"]) + m.tanh(m.sin(x @ w["c"]) @ w["d"])) @ w["o"]),
+    "two layers of branches": ("abcdo", "abcd", lambda w, x, m: _layer(w, _layer(w, x, m, "ab"), m, "cd") @ w["o"]),
+    "two heads": ("abcdo", "abcd", lambda w, x, m: (m.softmax(x @ w["a"]) * (x @ w["b"]) + m.softmax(x @ w["c"]) * (x @ w["d"])) @ w["o"]),
+    "two biases": ("asto", "st", lambda w, x, m: m.tanh(x @ w["a"] + w["s"] + w["t"]) @ w["o"]),
+    "two scales": ("asto", "st", lambda w, x, m: m.tanh((x @ w["a"]) * w["s"] * w["t"]) @ w["o"]),
+    "a stack of two": ("ko", "k", lambda w, x, m: (m.tanh(x @ w["k"][0]) + m.tanh(x @ w["k"][1])) @ w["o"]),
+    "two stacks of experts": ("klo", "kl", lambda w, x, m: (m.silu(x @ w["k"][0]) @ w["l"][0] + m.silu(x @ w["k"][1]) @ w["l"][1]) @ w["o"]),
+}  # fmt: skip
+
+NEARLY: dict[str, tuple[str, Function]] = {
+    "another function": ("abo", lambda w, x, m: (m.tanh(x @ w["a"]) + m.sin(x @ w["b"])) @ w["o"]),
+    "another factor": ("abo", lambda w, x, m: (m.tanh(x @ w["a"]) + 1.01 * m.tanh(x @ w["b"])) @ w["o"]),
+    "a difference": ("abo", lambda w, x, m: (m.sin(m.tanh(x @ w["a"]) ** 2 - m.tanh(x @ w["b"]) ** 2)) @ w["o"]),
+    "a gate": ("abo", lambda w, x, m: (m.silu(x @ w["a"]) * (x @ w["b"])) @ w["o"]),
+    "side by side": ("abo", lambda w, x, m: m.tanh(m.concat([x @ w["a"], x @ w["b"]], -1))[..., 3 : 3 + D] @ w["o"]),
+    "a bias in one": ("abos", lambda w, x, m: m.maximum(x @ w["a"] + w["s"], x @ w["b"]) @ w["o"]),
+    "unequal experts": ("abcdo", lambda w, x, m: (0.6 * m.gelu(x @ w["a"]) @ w["b"] + 0.4 * m.silu(x @ w["c"]) @ w["d"]) @ w["o"]),
+    "queries and keys under a mask": ("abo", lambda w, x, m: _causal((x @ w["a"]) @ (x @ w["b"]).swapaxes(1, 2), m) @ (x @ w["o"])),
+    "a table of other tokens": ("ego", lambda w, x, m: m.tanh(w["e"][x] + w["g"][(x + 1) % V]) @ w["o"]),
+    "one deeper": ("abo", lambda w, x, m: (m.tanh(x @ w["a"]) + m.tanh(m.tanh(x @ w["b"]))) @ w["o"]),
+    "another epsilon": ("sto", lambda w, x, m: m.tanh(m.norm(x, w["s"])) @ w["o"] + m.tanh(m.norm(x, w["t"], 1e-2)) @ w["o"]),
+    "one of them passes on": ("abo", lambda w, x, m: m.tanh(x @ w["a"]) * m.tanh(x @ w["b"]) + m.sin(x @ w["a"]) @ w["o"]),
+    "relu and leaky relu": ("abo", lambda w, x, m: (m.relu(x @ w["a"]) + m.maximum(x @ w["b"], 0.01 * (x @ w["b"]))) @ w["o"]),
+    "a stack with weights": ("ko", lambda w, x, m: (m.tanh(x @ w["k"][0]) + 0.9 * m.tanh(x @ w["k"][1])) @ w["o"]),
+    "queries and keys": ("abo", lambda w, x, m: m.softmax((x @ w["a"]) @ (x @ w["b"]).swapaxes(1, 2)) @ (x @ w["o"])),
+}  # fmt: skip
+
+
+def _layer(w: Any, x: Any, m: Any, names: str) -> Any:
+    one, two = names
+    return x + m.tanh(x @ w[one]) + m.tanh(x @ w[two])
+
+
+def _derived(names: str, case: Function) -> tuple[Any, dict[str, str]]:
+    shapes = {name: SHAPE_OF[name] for name in names}
+    inputs = tokens(V, 6, T) if "e" in names else floats(3, T, D)
+    net = Net(case, names)
+    found = derive(lambda w, x: case(w, x, Jax), net, shapes, inputs)
+    return found, {f"p_{ours}": leaf for leaf, ours in net.order.items()}
+
+
+QUICK = ("two branches", "two tables of the tokens", "another factor")
+
+
+def _cases(names: Any) -> list[Any]:
+    return [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in names]
+
+
+@pytest.mark.parametrize("name", _cases(SYMMETRIC))
+def test_symmetric_tensors_are_interchangeable_and_no_others(name: str) -> None:
+    names, symmetric, case = SYMMETRIC[name]
+    found, leaves = _derived(names, case)
+    assert found.complete, found.differences
+    grades = {leaves[tensor.name]: tensor.grade for tensor in found.tensors}
+    assert grades == {leaf: Grade.INTERCHANGEABLE if leaf in symmetric else Grade.DERIVED for leaf in names}
+    for tensor in found.tensors:
+        assert bool(tensor.alternatives) is (leaves[tensor.name] in symmetric)
+
+
+@pytest.mark.parametrize("name", _cases(NEARLY))
+def test_nearly_symmetric_tensors_are_derived(name: str) -> None:
+    names, case = NEARLY[name]
+    found, leaves = _derived(names, case)
+    assert found.complete, found.differences
+    assert {tensor.grade for tensor in found.tensors} == {Grade.DERIVED}
+    assert {tensor.name: {part.leaf for part in tensor.parts} for tensor in found.tensors} == {
+        ours: {leaf} for ours, leaf in leaves.items()
+    }
