@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from convert.api import convert as convert
+    from convert.api import convert_adapter as convert_adapter
     from convert.api import convert_back as convert_back
     from convert.api import load_into as load_into
     from convert.api import load_pytree as load_pytree
@@ -85,6 +86,7 @@ if TYPE_CHECKING:
 _MODULES = {
     "convert.api": (
         "convert",
+        "convert_adapter",
         "convert_back",
         "load_into",
         "load_pytree",

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from convert.loading.module import Loaded
     from convert.loading.tensors import StateDict
+    from convert.peft.write import AdapterResult
     from convert.reversing.plan import ReversePlan
     from convert.reversing.write import CheckpointResult
 
@@ -113,6 +114,39 @@ def convert(
         if on_event is not None:
             on_event(event)
     raise AssertionError("execute ends with a Result")
+
+
+def convert_adapter(
+    model: str | RuleFile,
+    checkpoint: str | Path | Source,
+    out: str | Path,
+    options: ConversionOptions = DEFAULTS,
+    *,
+    overwrite: bool = False,
+    **keywords: Unpack[OptionKeywords],
+) -> AdapterResult:
+    """Write the LoRA pairs of a checkpoint, unmerged, as PEFT's adapter: ``adapter_model.safetensors`` and ``adapter_config.json``.
+
+    Examples:
+        >>> convert_adapter("gemma", "gemma-3-1b-lora/ckpt", "adapter").modules  # doctest: +SKIP
+        182
+
+    Args:
+        out: a directory.
+        overwrite: whether an existing output may be replaced.
+
+    The other arguments and their errors are those of `plan_conversion`.
+
+    Raises:
+        PlanError: the tree has no LoRA pair, or one has no place in PEFT's format (``adapter-not-exportable``).
+        OutputError: the output exists, lies in the checkpoint, or cannot be written. No unfinished output is left.
+    """
+    from convert.peft.plan import plan_adapter
+    from convert.peft.write import write_adapter
+
+    return write_adapter(
+        plan_adapter(plan_conversion(model, checkpoint, options, **keywords)), out, overwrite=overwrite
+    )
 
 
 def load_into(

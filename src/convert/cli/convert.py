@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -30,6 +31,7 @@ def convert(
     skeleton: o.Skeleton = None,
     follow_links: o.FollowLinks = False,
     settings: o.Settings = None,
+    adapter: o.Adapter = None,
     custom_cells: o.CustomCells = False,
     rules_dir: o.RulesDir = None,
     like: o.Like = None,
@@ -73,6 +75,13 @@ def convert(
     from convert.planning.options import ConversionOptions
 
     _refuse_options(check, dry_run, reference, require, trust)
+    said = o.parse_settings(settings, custom_cells)
+    if adapter is not None:
+        unused: dict[str, object] = {"--to": to if to in back.FORMATS else None}
+        if adapter == "peft":
+            unused |= {"--check": check, "--like": like, "--max-shard-size": max_shard_size, "--jobs": jobs}
+        _refuse_adapter(adapter, unused)
+        said |= {"adapter": adapter} if adapter == "base" else {}
     if check:  # wrong options of the check are errors before anything is written
         from convert.core.user_code import REFERENCE_OPTION, find_factory
         from convert.verify.options import require_levels
@@ -82,7 +91,7 @@ def convert(
     if to in back.FORMATS:
         options = ConversionOptions(
             dtype=dtype,
-            settings=o.parse_settings(settings, custom_cells),
+            settings=said,
             step=step,
             item=item,
             skeleton=skeleton,
@@ -121,7 +130,7 @@ def convert(
     options = ConversionOptions(
         to=to,
         dtype=dtype,
-        settings=o.parse_settings(settings, custom_cells),
+        settings=said,
         step=step,
         item=item,
         skeleton=skeleton,
@@ -130,6 +139,9 @@ def convert(
         like=read_specs(like) if like else None,
     )
     plan = plan_conversion(model, checkpoint, options)
+    if adapter == "peft":
+        _write_adapter(plan, out, overwrite, dry_run, quiet, as_json)
+        return
     plan_seconds = time.perf_counter() - started
     if trust:
         from convert.verify.config.judge import require_names
@@ -208,6 +220,40 @@ def _refuse_options(
                     "usage", f"{option} is an option of the check", fix="add --check, or run `convert check` afterwards"
                 )
             )
+
+
+def _refuse_adapter(adapter: str, given: Mapping[str, object]) -> None:
+    if adapter not in ("peft", "base"):
+        raise ConvertError(Finding("usage", path=f"--adapter {adapter}", expected="peft or base", got=adapter, fix="leave it out to have the pairs merged"))  # fmt: skip
+    for option, value in given.items():
+        if value:
+            raise ConvertError(
+                Finding("usage", f"{option} has no meaning with --adapter {adapter}", fix="leave one out")
+            )
+
+
+def _write_adapter(plan: Plan, out: Path, overwrite: bool, dry_run: bool, quiet: bool, as_json: bool) -> None:
+    """Write PEFT's adapter, or print what it would hold, and say so."""
+    from convert.peft.plan import plan_adapter
+    from convert.peft.write import refuse, write_adapter
+
+    adapter = plan_adapter(plan)
+    found = f"found {plan.found} in {plan.source.display_path} ({plan.source.format})"
+    if dry_run:
+        refuse(adapter, out, overwrite)
+        if as_json:
+            output.data_json(adapter.to_dict())
+        else:
+            output.data_lines([found, *adapter.lines()])
+        return
+    result = write_adapter(adapter, out, overwrite=overwrite)
+    if as_json:
+        output.data_json({**adapter.to_dict(), "out": str(result.out), "seconds": round(result.seconds, 3)})
+    elif not quiet:
+        output.status(found)
+        output.status(
+            f"wrote {out}: LoRA pairs of {output.count(result.modules, 'module')}, {output.size(result.nbytes)}, unmerged, for peft"
+        )
 
 
 def _add_figures_to_card(out: Path, report: Report) -> None:

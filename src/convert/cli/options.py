@@ -99,6 +99,16 @@ Settings = Annotated[
         rich_help_panel=INPUT,
     ),
 ]
+Adapter = Annotated[
+    str | None,
+    typer.Option(
+        "--adapter",
+        metavar="WHAT",
+        help="What becomes of the LoRA pairs of the tree. peft: OUT gets them alone, unmerged, as PEFT's adapter_model.safetensors and "
+        "adapter_config.json. base: the weights are written without them. (default: they are merged)",
+        rich_help_panel=OUTPUT,
+    ),
+]
 CustomCells = Annotated[
     bool,
     typer.Option(

@@ -21,7 +21,7 @@ from convert.layers.leaves import MisfitError
 from convert.layers.shared_keys import ACTIVATION_NAMES
 from convert.layers.transforms import weight_normalization, weight_transforms
 from convert.planning.adapters.attach import Adapters, merged_note
-from convert.planning.adapters.scale import SETTINGS, read_scaling
+from convert.planning.adapters.scale import ADAPTER, BASE, SETTINGS, read_scaling
 from convert.planning.ambiguity import twin_trees
 from convert.planning.architectures import class_conflict, unnamed_class
 from convert.planning.compile.compiler import Compiler
@@ -187,8 +187,9 @@ def plan_match(match: RuleMatch) -> Plan:
         version=sized.version.name if sized.version else None,
         root=match.coverage.root,
         steps=translation.steps,
-        dropped=tuple(
-            Dropped(d.leaf, match.source.leaves[d.leaf].spec, d.reason, d.at) for d in match.coverage.dropped
+        dropped=(
+            *(Dropped(d.leaf, match.source.leaves[d.leaf].spec, d.reason, d.at) for d in match.coverage.dropped),
+            *_left_out(match),
         ),
         sizes=sized.sizes,
         facts=sized.facts,
@@ -288,10 +289,10 @@ def _size(match: RuleMatch) -> tuple[Sized, list[Finding]]:
 
 
 def _compile(match: RuleMatch, sized: Sized) -> tuple[CompiledPlan, list[Finding]]:
-    adapters = None
-    if match.coverage.pairs:
-        settings = {key: value for key, value in match.options.settings.items() if key not in match.rules.facts}
-        adapters = Adapters(match.coverage.pairs, read_scaling(match.source, match.coverage.pairs, settings))
+    pairs, adapters = match.coverage.pairs, None
+    if pairs:
+        scaling = read_scaling(match.source, pairs, _adapter_settings(match))
+        adapters = None if _without_adapters(match) else Adapters(pairs, scaling)
     coverage, merges, findings = merge_low_rank(
         sized.coverage, match.source, sized.sizes, sized.facts, sized.variants, adapters
     )
@@ -360,6 +361,28 @@ def _unique(findings: Sequence[Finding]) -> tuple[Finding, ...]:
         if finding not in kept:
             kept.append(finding)
     return tuple(kept)
+
+
+def _adapter_settings(match: RuleMatch) -> dict[str, Any]:
+    """Return the settings that are no facts of the rules."""
+    return {key: value for key, value in match.options.settings.items() if key not in match.rules.facts}
+
+
+def _without_adapters(match: RuleMatch) -> bool:
+    """Whether the user wants the weights without the LoRA pairs of the tree."""
+    return bool(match.coverage.pairs) and _adapter_settings(match).get(ADAPTER) == BASE
+
+
+def _left_out(match: RuleMatch) -> Iterator[Dropped]:
+    """Return the LoRA pairs that the user leaves out."""
+    if not _without_adapters(match):
+        return
+    rules = {
+        leaf: m.rule.at for m in match.coverage.matched for of_role in m.leaves.values() for leaf in of_role.values()
+    }
+    for base, pair in match.coverage.pairs.items():
+        for leaf in (pair.first, pair.second):
+            yield Dropped(leaf, match.source.leaves[leaf].spec, "LoRA pair, left out with --adapter base", rules[base])
 
 
 def _layer_facts(rule: Rule, layer: TargetLayer, sized: Sized) -> dict[str, Any]:

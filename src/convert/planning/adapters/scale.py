@@ -14,7 +14,8 @@ from convert.planning.adapters.names import NamedPair, Writer
 from convert.planning.sidecar import read_beside
 
 ALPHA, RSLORA = "lora_alpha", "use_rslora"  # names of --set; those of PEFT's adapter_config.json
-SETTINGS = (ALPHA, RSLORA)
+ADAPTER, BASE = "adapter", "base"  # --set adapter=base: the weights without the products
+SETTINGS = (ALPHA, RSLORA, ADAPTER)
 PEFT_FILE = "adapter_config.json"
 ORBAX_FILE = "_CHECKPOINT_METADATA"  # of a step: MaxText writes its `lora` settings there (common/checkpointing.py)
 
@@ -75,7 +76,11 @@ def read_scaling(source: Source, pairs: Mapping[str, NamedPair], settings: Mappi
 
 
 def _check(pairs: Mapping[str, NamedPair], settings: Mapping[str, Any]) -> None:
-    for name in SETTINGS:
+    if settings.get(ADAPTER, BASE) != BASE:
+        value = settings[ADAPTER]
+        path, fix = f"--set {ADAPTER}={value}", "leave it out to have the pairs merged"
+        raise OptionError(Finding("setting-invalid", path=path, expected=BASE, got=repr(value), fix=fix))
+    for name in (ALPHA, RSLORA):
         if name not in settings:
             continue
         value = settings[name]
