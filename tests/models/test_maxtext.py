@@ -143,7 +143,8 @@ def model_of(fault: Fault) -> Model:
 
 def faulty(fault: Fault) -> convert.RuleFile:
     """The rules of the fault's model, in a file with its mistake."""
-    text = (shipped_rules_dir() / "maxtext.yaml").read_text()
+    file = "maxtext-gemma.yaml" if "gemma" in fault.family else "maxtext.yaml"
+    text = (shipped_rules_dir() / file).read_text()
     assert fault.old in text
     models = parse_models(text.replace(fault.old, fault.new), "faulty.yaml")
     return next(rules for rules in models if rules.model == model_of(fault).rules)
@@ -237,7 +238,7 @@ def test_the_family_recognises_gemma_and_asks_about_llama(tmp_path: Path) -> Non
     with pytest.raises(convert.PlanError) as refused:
         convert.plan_conversion("maxtext", source(SCANNED["llama3"]))
     assert refused.value.code == "rules-ambiguous"
-    assert "fits maxtext-llama3 and maxtext-llama3.1; name one of them" in str(refused.value)
+    assert "fits maxtext-llama3 and maxtext-llama3.1 and maxtext-mistral; name one of them" in str(refused.value)
 
 
 def test_truncated_stacks() -> None:

@@ -47,6 +47,14 @@ FAULTS: dict[str, tuple[Any, str]] = {
 }  # fmt: skip
 
 
+def replace_tensors(out: Path, changed: dict[str, np.ndarray]) -> None:
+    """Write other values for some tensors of a converted directory; the header stays."""
+    file = out / "model.safetensors"
+    with safe_open(file, "np") as opened:
+        metadata = opened.metadata()
+    save_file({**load_file(file), **changed}, file, metadata=metadata)
+
+
 def assert_mistakes_are_named(out: Path, source: Path, **options: Any) -> int:
     """Plant seven mistakes in the values of a tensor, let two tensors change places, leave one out and add one.
 

@@ -30,8 +30,8 @@ def reference(plan: Plan) -> Reference:
     outputs = tuple(entry["outputs"])
     return Reference(
         inputs=lambda seed: {},
-        build=partial(_build, name, model_type, plan),
-        run=partial(_run, outputs),
+        build=partial(build_class, name, model_type, plan),
+        run=partial(run_class, outputs),
         outputs=outputs,
         logits=tuple(output for output in outputs if output == "logits"),
         reduction=max(widths, default=1),
@@ -39,7 +39,7 @@ def reference(plan: Plan) -> Reference:
     )
 
 
-def _build(name: str, model_type: str, plan: Plan, weights: Mapping[str, torch.Tensor]) -> torch.nn.Module:
+def build_class(name: str, model_type: str, plan: Plan, weights: Mapping[str, torch.Tensor]) -> torch.nn.Module:
     """Build the class with these weights as `from_pretrained` does: transformers 5 renames some as it loads.
 
     Raises:
@@ -98,7 +98,8 @@ def _empty(cls: Any, config: Any, weights: Mapping[str, torch.Tensor]) -> torch.
     return module
 
 
-def _run(outputs: tuple[str, ...], module: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
+def run_class(outputs: tuple[str, ...], module: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Run a class of transformers and return these outputs by name."""
     with ready(module) as (device, _):
         given = {name: on(device, value) for name, value in inputs.items()}
         values = module(**{name: x if x.is_floating_point() or x.dtype.itemsize == 1 else x.long() for name, x in given.items()})  # fmt: skip

@@ -314,6 +314,44 @@ _DINOV2 = (
     *_heads(("num_attention_heads",), _DINOV2_SIZES, D384=6, D768=12, D1024=16),
 )  # fmt: skip
 
+# ---- MaxText's decoders
+
+_MAXTEXT = "maxtext 0.2.5 configs/models"
+_EXPORTER = "maxtext 0.2.5 checkpoint_conversion/utils/hf_model_configs.py"
+
+
+def _contexts(source: str, lengths: Mapping[int, int]) -> Iterator[Published]:
+    """Yield the context of each number of layers; a longer one of a fine-tuned model contradicts nothing."""
+    for layers, length in lengths.items():
+        yield Published({"context_length": length}, source, {"i": layers}, binding=False)
+
+
+def _mistral(lengths: Mapping[int, int]) -> tuple[Published, ...]:
+    return (
+        Published({"epsilon": 1e-5, "rope_theta": 1e6}, f"{_MAXTEXT}/mistral-7b.yml, mixtral-8x*.yml"),
+        Published({"eos_token_id": 2, "bos_token_id": 1}, "transformers MistralConfig, MixtralConfig", binding=False),
+        *_contexts("config.json of mistralai's repositories", lengths),
+    )
+
+
+def _qwen(lengths: Mapping[int, int], rope_theta: Mapping[int, float] | None = None) -> tuple[Published, ...]:
+    """Return what holds for Qwen; `rope_theta` by the number of layers, where the sizes differ in it."""
+    source = f"{_MAXTEXT}/qwen2.5-*.yml, qwen3-*.yml"
+    bases = (
+        [Published({"rope_theta": 1e6}, source)]
+        if rope_theta is None
+        else [
+            Published({"rope_theta": base}, source, {"i": layers}, binding=False) for layers, base in rope_theta.items()
+        ]
+    )
+    return (
+        Published({"epsilon": 1e-6}, source),
+        *bases,
+        Published({"eos_token_id": OneOf((151645, 151643)), "bos_token_id": 151643}, _EXPORTER, binding=False),
+        *_contexts(_EXPORTER, lengths),
+    )
+
+
 PUBLISHED: Mapping[str, tuple[Published, ...]] = {
     "gemma1": (*_GEMMA_1, *_GEMMA_1_SIZES),
     "gemma2": (*_GEMMA_2, *_GEMMA_2_PUBLISHED),
@@ -333,6 +371,14 @@ PUBLISHED: Mapping[str, tuple[Published, ...]] = {
     "maxtext-llama3.1": (
         *_LLAMA_3,
         *(Published({"context_length": 131_072, "rope_factor": 8.0}, _LLAMA, sizes) for sizes in _LLAMA_SIZES),
+    ),
+    "maxtext-mistral": _mistral({32: 32768}),
+    "maxtext-mixtral": (*_mistral({32: 32768, 56: 65536}), Published({"experts_per_token": 2}, f"{_MAXTEXT}/mixtral-8x*.yml")),
+    **dict.fromkeys(("maxtext-qwen2.5", "maxtext-qwen2.5-tied"), _qwen({28: 32768, 48: 32768})),
+    **dict.fromkeys(("maxtext-qwen3", "maxtext-qwen3-tied"), _qwen({28: 40960, 36: 40960, 40: 40960, 64: 40960})),
+    "maxtext-qwen3-moe": (
+        *_qwen({48: 262144, 94: 262144, 62: 262144}, rope_theta={48: 1e7, 94: 5e6, 62: 1e7}),
+        Published({"experts_per_token": 8}, f"{_MAXTEXT}/qwen3-*-a*b.yml"),
     ),
     "timesfm-1": _TIMESFM_1,
     "timesfm-2.5": _TIMESFM_2P5,

@@ -16,6 +16,7 @@ from convert.planning.options import DEFAULTS, ConversionOptions
 from convert.planning.plan import Plan
 from convert.planning.target_formats.registry import target_names
 from convert.references.protocol import Reference
+from convert.references.target_alone import target_alone
 from convert.references.user_reference import require_factory, require_reference
 from convert.rules.library import is_path, named_rules
 from convert.verify.coverage.hf_directory import other_class
@@ -23,7 +24,6 @@ from convert.verify.options import CheckOptions
 from convert.verify.recording.source import RecordedSource
 from convert.verify.sides.adapters import with_adapters
 from convert.verify.sides.evidence import Evidence
-from convert.verify.sides.target_alone import target_alone
 from convert.writing.written import Written
 
 SHIPPED = "convert.references."  # package of the references that the shipped rule files name

@@ -309,7 +309,7 @@ def test_schema_is_valid() -> None:
 def test_shipped_files_fit_the_schema_and_load(path: Path) -> None:
     VALIDATOR.validate(load_yaml(path.read_text(), path.name).plain())
     models = load_models(path)
-    assert path.stem in (models[0].model, models[0].family)
+    assert path.stem in (models[0].model, models[0].family) or path.stem.startswith(f"{models[0].family}-")
     for rules in models:
         assert rules.path == f"rules/{path.name}"
         assert rules.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()

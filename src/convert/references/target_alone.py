@@ -1,14 +1,19 @@
-"""The target's module alone, for rules that name no reference: the class that config.json names, without a JAX model."""
+"""The target's module alone: the class of transformers that config.json names, without a JAX model.
+
+Rules that name no reference have its facts compared. `logits` is the reference of a causal language model whose JAX side is too
+large or too young to be run here: its values come from a recording.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from convert.layers.base import Step
 from convert.planning.plan import Plan
-from convert.references.flax_transformers.transformers_module import build
+from convert.references.flax_classes import build_class, run_class
 from convert.references.loading import class_of
 from convert.references.module_facts import Block, facts
 from convert.references.protocol import Reference
@@ -25,7 +30,7 @@ def target_alone(plan: Plan) -> Reference | None:
         return None
     return Reference(
         inputs=lambda seed: {},
-        build=partial(_build, plan),
+        build=partial(build_class, *class_of(plan), plan),
         run=lambda module, inputs: {},
         outputs=(),
         reduction=1,
@@ -34,18 +39,25 @@ def target_alone(plan: Plan) -> Reference | None:
     )
 
 
-def _build(plan: Plan, weights: Mapping[str, torch.Tensor]) -> torch.nn.Module:
-    return build(plan, _tied(class_of(plan)[0]), weights)
+def logits(plan: Plan) -> Reference:
+    """Return the PyTorch model whose output `logits` is compared with a recording of the JAX model.
 
-
-def _tied(name: str) -> Mapping[str, str]:
-    """Return the names that a class ties to others."""
-    try:
-        import transformers
-    except ImportError:
-        return {}
-    keys = getattr(getattr(transformers, name, None), "_tied_weights_keys", None)
-    return keys if isinstance(keys, Mapping) else {}
+    Raises:
+        ValueError: the target of the plan is no class of transformers.
+    """
+    alone = target_alone(plan)
+    if alone is None:
+        raise ValueError(f"the target {plan.target} is no class of transformers")
+    widths = [step.spec.shape[-1] for step in plan.steps if len(step.spec.shape) > 1]
+    outputs = ("logits",)
+    return replace(
+        alone,
+        run=partial(run_class, outputs),
+        outputs=outputs,
+        logits=outputs,
+        reduction=max(widths, default=1),
+        depth=plan.sizes["i"],
+    )
 
 
 def _facts(plan: Plan, module: torch.nn.Module) -> Mapping[str, Mapping[str, Any]]:

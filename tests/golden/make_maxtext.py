@@ -1,0 +1,232 @@
+"""Writes the golden cases maxtext/*: MaxText's own models, checkpoint writer and converter, on a CPU.
+
+    python3.12 -m venv /some/env && . /some/env/bin/activate
+    pip install --no-deps maxtext==0.2.5
+    pip install jax flax orbax-checkpoint pydantic omegaconf PyYAML psutil tqdm safetensors einops qwix aqtp transformers \\
+        jinja2 ml-collections sentencepiece tiktoken tensorboardX optax chex etils huggingface_hub gcsfs drjax \\
+        google-cloud-storage pathwaysutils jaxtyping grain pillow tokamax sympy torch==2.13.0
+    python tests/golden/make_maxtext.py [CASE ...]
+
+A case is a published configuration of MaxText at toy sizes. Every parameter is random: upstream's initial value, and normal numbers on
+top, so no norm scale is one and no bias is zero. `ckpt` is what MaxText saves, `io.npz` what its model computes from it in float32, and
+`peer.json` has the names, shapes and SHA-256 (its start) of the tensors that its own `to_huggingface` makes of the same checkpoint. Weights, inputs
+and outputs are the same on every run of one machine; Orbax adds timestamps and random file names.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import sys
+import tempfile
+import types
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["XLA_FLAGS"] = "--xla_backend_optimization_level=0"  # a scan of 14 layers takes minutes to compile otherwise
+
+import jax
+import jax.numpy as jnp
+import maxtext
+import numpy as np
+import orbax.checkpoint as ocp
+from absl import flags
+from flax import nnx
+from maxtext.checkpoint_conversion import to_huggingface
+from maxtext.common import checkpointing, train_state_nnx
+from maxtext.configs import pyconfig
+from maxtext.utils import maxtext_utils, model_creation_utils
+from safetensors.numpy import load_file
+
+HERE = Path(__file__).parent / "maxtext"
+NOISE, TOKENS, DIGITS = 0.1, 11, 16
+VOCABULARY = 40
+COMMON = {
+    "override_model_config": True,
+    "run_name": "golden",
+    "skip_jax_distributed_system": True,
+    "hardware": "cpu",
+    "attention": "dot_product",
+    "dtype": "float32",
+    "weight_dtype": "float32",
+    "matmul_precision": "highest",
+    "max_target_length": 16,
+    "per_device_batch_size": 1,
+    "enable_checkpointing": False,
+    "sharding_tolerance": 1.0,
+    "remat_policy": "none",
+}
+SMALL = {
+    "base_emb_dim": 16,
+    "base_num_query_heads": 4,
+    "base_num_kv_heads": 2,
+    "base_mlp_dim": 24,
+    "head_dim": 8,
+    "vocab_size": VOCABULARY,
+}
+WINDOW = {"sliding_window_size": 4}
+
+TINY = SMALL | {"base_emb_dim": 12, "base_num_query_heads": 2, "base_num_kv_heads": 1}  # for many layers
+EXPERTS = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "base_moe_mlp_dim": 12,
+    "sparse_matmul": False,
+    "megablox": False,
+}
+ALL_EXPERTS = EXPERTS | {"base_mlp_dim": 12}  # no layer without experts
+LATENT = {"kv_lora_rank": 6, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 6, "base_num_kv_heads": 4}
+HEADS = {"head_dim": 4}  # `to_huggingface` has shapes for heads of width / heads alone
+UNSCANNED = {"scan_layers": False}
+
+
+def layers(number: int) -> dict[str, int]:
+    """Return MaxText's key for this number of layers (of Gemma 2: of pairs)."""
+    return {"base_num_decoder_layers": number}
+
+
+# case: MaxText's name of the model, how it is saved, and what differs from the published configuration
+CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "llama3": ("llama3-8b", "params", SMALL | layers(3)),
+    "llama3.1": ("llama3.1-8b", "train", SMALL | layers(3)),
+    "llama3.1-unscanned": ("llama3.1-8b", "nnx-rl", SMALL | layers(2) | UNSCANNED),
+    "gemma2": ("gemma2-2b", "params", SMALL | WINDOW | layers(3)),
+    "gemma2-unscanned": ("gemma2-2b", "nnx-sft", SMALL | WINDOW | layers(1) | UNSCANNED),
+    "gemma3": ("gemma3-4b", "params", TINY | WINDOW | layers(14)),
+    "gemma3-unscanned": ("gemma3-4b", "params", TINY | WINDOW | layers(7) | UNSCANNED),
+    "qwen2.5": ("qwen2.5-7b", "params", SMALL | HEADS | layers(3)),
+    "qwen2.5-tied": ("qwen2.5-1.5b", "params", SMALL | HEADS | layers(2) | UNSCANNED),
+    "qwen3": ("qwen3-0.6b", "params", SMALL | layers(3)),
+    "qwen3-untied": ("qwen3-8b", "params", SMALL | layers(2) | UNSCANNED),
+    "qwen3-moe": ("qwen3-30b-a3b", "params", SMALL | ALL_EXPERTS | layers(3)),
+    "qwen3-moe-unscanned": ("qwen3-30b-a3b", "params", SMALL | ALL_EXPERTS | layers(2) | UNSCANNED),
+    "mistral": ("mistral-7b", "params", SMALL | layers(3)),
+    "mixtral": ("mixtral-8x7b", "params", SMALL | HEADS | ALL_EXPERTS | layers(3)),
+    "mixtral-unscanned": ("mixtral-8x7b", "params", SMALL | HEADS | ALL_EXPERTS | layers(2) | UNSCANNED),
+    "gpt-oss": ("gpt-oss-20b", "params", SMALL | WINDOW | ALL_EXPERTS | layers(4)),
+    "gpt-oss-unscanned": ("gpt-oss-20b", "params", SMALL | WINDOW | ALL_EXPERTS | layers(2) | UNSCANNED),
+    "olmo3": ("olmo3-7b", "params", TINY | WINDOW | layers(8)),
+    "olmo3-unscanned": ("olmo3-7b", "params", TINY | WINDOW | layers(4) | UNSCANNED),
+    "deepseek2": ("deepseek2-16b", "params", SMALL | EXPERTS | LATENT | layers(4)),
+    "deepseek3": ("deepseek3-671b", "params", SMALL | EXPERTS | LATENT | layers(5) | {"q_lora_rank": 10}),
+    "deepseek3-unscanned": ("deepseek3-671b", "params", SMALL | EXPERTS | LATENT | layers(4) | UNSCANNED | {"q_lora_rank": 10}),
+}  # fmt: skip
+
+
+def configured(model: str, changes: dict[str, Any]) -> list[str]:
+    """Return the command line of MaxText for this model."""
+    base = Path(maxtext.__file__).parent / "configs" / "base.yml"
+    keys = {"model_name": model} | COMMON | changes
+    return ["golden", str(base), *(f"{key}={json.dumps(x) if isinstance(x, list) else x}" for key, x in keys.items())]
+
+
+def randomize(model: nnx.Module, rng: np.random.Generator, tied: bool) -> None:
+    """Upstream's initial values, and normal numbers on top: biases and norm scales, which are 0 or 1 there, are not.
+
+    A tied table gets values that bfloat16 holds: `attend_on_embedding` rounds it to bfloat16 for the logits, in every dtype.
+    """
+    for path, leaf in sorted(nnx.to_flat_state(nnx.state(model, nnx.Param)), key=lambda item: tuple(map(str, item[0]))):
+        drawn = jnp.asarray(leaf[...] + NOISE * rng.standard_normal(leaf[...].shape, np.float32))
+        leaf[...] = drawn.astype(jnp.bfloat16).astype(jnp.float32) if tied and path[-1] == "embedding" else drawn
+
+
+def save(model: nnx.Module, form: str, config: Any, folder: Path) -> Path:
+    """Save as MaxText does; return the directory of the items.
+
+    `train` and `params` go through MaxText's own writer: a training run with an optimizer, and one without. `nnx-sft` and `nnx-rl` are
+    what post-training leaves: the state of the nnx modules itself, for reinforcement learning below `base`.
+    """
+    if form.startswith("nnx"):
+        state = nnx.state(model)
+        with ocp.PyTreeCheckpointer() as saver:
+            saver.save(folder, {"base": state} if form == "nnx-rl" else state)
+        return folder
+    if form == "train":
+        import optax
+
+        optimizer = nnx.Optimizer(model, optax.adamw(1e-3), wrt=nnx.Param)
+        state = nnx.state(train_state_nnx.TrainStateNNX(model, optimizer))
+    else:
+        state = nnx.state(train_state_nnx.TrainStateNNX(model, None))
+    manager = checkpointing.create_orbax_checkpoint_manager(str(folder), True, False, 1)
+    checkpointing.save_checkpoint(manager, 0, state, config=config, force=True)
+    checkpointing.wait_until_finished(manager)
+    return folder / "0" / "items"
+
+
+def peer(argv: list[str], items: Path) -> dict[str, list[Any]]:
+    """Run MaxText's `to_huggingface` on the checkpoint; return shape and checksum of each tensor."""
+    with tempfile.TemporaryDirectory() as out:
+        flags.FLAGS(["golden", "--override_model_architecture"])
+        to_huggingface.gc = types.SimpleNamespace(collect=lambda: None)  # a second for each tensor
+        to_huggingface.AutoTokenizer = types.SimpleNamespace(from_pretrained=lambda *_, **__: None)
+        name = argv[2].removeprefix("model_name=")
+        if hasattr(
+            hf := to_huggingface.HF_MODEL_CONFIGS[name], "qk_head_dim"
+        ):  # the flag above overrides its parts, and not the sum
+            hf.qk_head_dim = LATENT["qk_nope_head_dim"] + LATENT["qk_rope_head_dim"]
+        to_huggingface.main([*argv, f"load_parameters_path={items}", f"base_output_directory={out}"])
+        tensors: dict[str, np.ndarray] = {}
+        for file in sorted(Path(out).glob("*.safetensors")):
+            tensors |= load_file(file)
+        assert all(x.dtype == np.float32 for x in tensors.values())
+        return {
+            name: [list(x.shape), hashlib.sha256(np.ascontiguousarray(x).tobytes()).hexdigest()[:DIGITS]]
+            for name, x in sorted(tensors.items())
+        }
+
+
+def write(case: str) -> None:
+    """Replace the golden case."""
+    name, form, changes = CASES[case]
+    argv = configured(name, changes)
+    config = pyconfig.initialize_pydantic(argv)
+    mesh = maxtext_utils.get_mesh_from_config(config)
+    rng = np.random.default_rng(int(hashlib.sha256(case.encode()).hexdigest()[:8], 16))
+    with jax.set_mesh(mesh):
+        model = model_creation_utils.from_config(config, mesh=mesh, rngs=nnx.Rngs(0))
+        randomize(model, rng, config.logits_via_embedding)
+        tokens = rng.integers(1, VOCABULARY, (2, TOKENS)).astype(np.int32)
+        positions = np.broadcast_to(np.arange(TOKENS, dtype=np.int32), tokens.shape)
+        logits = model(tokens, positions, decoder_segment_ids=np.ones_like(tokens), enable_dropout=False)
+        folder = HERE / case
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        items = save(model, form, config, folder / "ckpt")
+    logits = np.asarray(logits)
+    assert logits.dtype == np.float32 and np.isfinite(logits).all()
+    np.savez_compressed(folder / "io.npz", tokens=tokens, logits=logits)
+    case_file = {
+        "model_name": name,
+        "form": form,
+        "overrides": changes,
+        "logits": [float(logits.min()), float(logits.max())],
+    }
+    (folder / "case.json").write_text(json.dumps(case_file, indent=1) + "\n")
+    for said in (folder / "ckpt").rglob("commit_success.txt"):
+        said.write_text("Checkpoint commit was successful\n")  # Orbax adds the path on this machine
+    if case != "llama3.1":  # the largest files, which no reader of ours needs; one case keeps them
+        (items / "_sharding").unlink()
+        shutil.rmtree(items / "array_metadatas")
+    try:
+        made = peer(argv, items)
+    except (KeyError, TypeError, ValueError) as error:  # what MaxText cannot convert is a fact of the case
+        made = {"error": f"{type(error).__name__}: {str(error).partition('.')[0]}"}  # type: ignore[dict-item]
+    (folder / "peer.json").write_text(json.dumps(made).replace("], ", "],\n") + "\n")
+    print(case, len(made), float(np.abs(logits).max()))
+
+
+def main() -> None:
+    """Write the cases of the command line, or all."""
+    names = ("maxtext", "flax", "orbax-checkpoint", "jax", "numpy")
+    print(f"Python {sys.version.split()[0]}, {', '.join(f'{name} {version(name)}' for name in names)}")
+    for case in sys.argv[1:] or CASES:
+        write(case)
+
+
+if __name__ == "__main__":
+    main()

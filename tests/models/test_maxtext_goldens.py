@@ -1,0 +1,152 @@
+"""MaxText itself: what its own writer saved is converted, loads strictly, and computes what its own model recorded.
+
+tests/golden/make_maxtext.py wrote the cases with maxtext 0.2.5; every parameter is random.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+import convert
+from convert.rules.library import shipped_rules_dir
+from convert.rules.parse import parse_models
+from convert.verify.recording.record import write_recording
+from convert.verify.run import check
+from convert.verify.sides.evidence import Evidence
+from support import maxtext
+from support.marks import slow_but
+from support.value_mistakes import assert_mistakes_are_named, replace_tensors, tensor_of, turned
+
+EMBEDDING = "model.embed_tokens.weight"
+LEVELS = ("coverage", "weights", "layers", "model")
+QUICK = ("llama3.1", "gemma2-unscanned", "qwen3-moe")
+FAMILIES = tuple(dict.fromkeys(map(maxtext.family, maxtext.CASES)))
+# to_huggingface 0.2.5 has no table for these models.
+WITHOUT_PEER = {"llama3": "Unsupported model name: llama3-8b", "mistral": "KeyError: 'mistral-7b'"}
+
+
+@pytest.mark.parametrize("case", slow_but(QUICK, maxtext.CASES))
+def test_transformers_computes_what_maxtext_recorded(case: str, tmp_path: Path) -> None:
+    assert maxtext.error(case, maxtext.converted(case, tmp_path / "out")) < maxtext.BOUND
+
+
+@pytest.mark.parametrize("case", maxtext.CASES)
+def test_tensors_are_those_of_maxtexts_own_converter(case: str, tmp_path: Path) -> None:
+    peer = maxtext.peer(case)
+    if case in WITHOUT_PEER:
+        assert WITHOUT_PEER[case] in str(peer["error"])
+        return
+    ours = maxtext.digests(maxtext.converted(case, tmp_path / "out"))
+    assert ours.keys() == peer.keys()
+    differ = {name for name in ours if ours[name] != peer[name]}
+    assert differ == ({EMBEDDING} if maxtext.family(case) == "gemma3" else set())
+
+
+@pytest.mark.parametrize("case", [case for case in maxtext.CASES if maxtext.family(case) == "gemma3"])
+def test_why_gemma3s_table_differs_from_that_of_maxtexts_own_converter(case: str, tmp_path: Path) -> None:
+    """It divides by sqrt(D) in bfloat16: 3.46875 for 3.4641016. In float32 its directory then computes something else."""
+    import ml_dtypes
+
+    out = maxtext.converted(case, tmp_path / "out")
+    plan = maxtext_plan(case)
+    leaf = next(part.leaf for step in plan.steps if step.name == EMBEDDING for part in step.parts)
+    assert leaf is not None
+    table = plan.source.read(leaf)
+    rounded = table * (np.float32(1) / np.float32(ml_dtypes.bfloat16(12**0.5)))  # XLA multiplies by the reciprocal
+    assert maxtext.digest(rounded) == maxtext.peer(case)[EMBEDDING]
+    assert maxtext.error(case, out) < maxtext.BOUND
+    replace_tensors(out, {EMBEDDING: rounded})
+    assert maxtext.error(case, out) > 10 * maxtext.BOUND
+
+
+def test_every_writer_and_layout_is_among_the_cases() -> None:
+    roots = {case: maxtext_plan(case).root for case in maxtext.CASES}
+    assert {"params/params", "base", ""} == set(roots.values())
+    for family in FAMILIES:
+        assert any(case == family for case in maxtext.CASES), family
+
+
+def maxtext_plan(case: str) -> convert.Plan:
+    return convert.plan_conversion(maxtext.rules(case), maxtext.checkpoint(case), settings=maxtext.settings(case))
+
+
+def test_what_is_no_weight_is_dropped_with_a_reason() -> None:
+    dropped = {drop.leaf: drop.reason for drop in maxtext_plan("llama3.1").dropped}
+    assert dropped["step"] == "the training step"
+    assert dropped["opt_state/0/mu/params/decoder/decoder_norm/scale"] == "optimizer state"
+    assert dropped["nnx_aux/model/decoder/rngs/default/key"] == "random keys and counters of the training run"
+    (reason,) = {drop.reason for drop in maxtext_plan("llama3.1-unscanned").dropped}
+    assert reason == "random keys of the nnx modules"
+
+
+def test_the_tree_names_the_model_where_it_can() -> None:
+    chosen = {case: maxtext_plan(case).rules.model for case in maxtext.CASES}
+    for case, model in chosen.items():
+        assert model.removesuffix("-tied") == f"maxtext-{maxtext.family(case)}", case
+    assert chosen["qwen3"] == "maxtext-qwen3-tied" and chosen["qwen3-untied"] == "maxtext-qwen3"
+    with pytest.raises(convert.PlanError) as refused:
+        convert.plan_conversion("maxtext", maxtext.checkpoint("mistral"))
+    assert refused.value.code == "rules-ambiguous"
+    for name in maxtext.NAMED.values():
+        assert name in str(refused.value)
+
+
+# ---- planted faults: the standard set in the tensors, and slips in the rules
+
+SLIPS = (  # a key of the rules, the slip, what the check calls it
+    ("prescaled_by: 1/sqrt(H)", "", "prescale not removed"),
+    ("rope: {H: half-split}", "rope: {H: interleaved}", "RoPE pairs de-interleaved needlessly"),
+    ("{wi_0,wi_1}", "{wi_1,wi_0}", "of another tensor"),
+    ("scale\n  multiplies_by: scale", "scale\n  multiplies_by: 1+scale", "norm"),
+)
+
+
+@pytest.mark.parametrize("family", slow_but(["llama3.1"], FAMILIES))
+def test_faults_in_tensors_are_named(family: str, tmp_path: Path) -> None:
+    out = maxtext.converted(family, tmp_path / "out")
+    assert assert_mistakes_are_named(out, maxtext.checkpoint(family)) == 10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_slips_in_the_rules_are_named(family: str, tmp_path: Path) -> None:
+    plan = maxtext_plan(family)
+    text = (shipped_rules_dir() / Path(plan.rules.path).name).read_text()
+
+    def parsed(changed: str) -> convert.RuleFile:
+        return next(r for r in parse_models(changed, "rules.yaml") if r.model == plan.rules.model)
+
+    planted = 0
+    for number, (old, new, diagnosis) in enumerate(SLIPS):
+        slipped = parsed(text.replace(old, new))
+        if slipped.rules == parsed(text).rules:  # the rules of this model have no such key
+            continue
+        out = tmp_path / str(number)
+        convert.convert(slipped, maxtext.checkpoint(family), out, settings=maxtext.settings(family))
+        (report,) = check(out, maxtext.checkpoint(family), levels=["weights"], model=plan.rules.model).levels
+        said = " ".join(map(str, report.findings))
+        assert report.verdict.value == "failed" and diagnosis in said, (family, old, said)
+        planted += 1
+    assert planted >= 2
+
+
+@pytest.mark.parametrize("case", slow_but(["qwen3"], FAMILIES))
+def test_all_levels_pass_with_a_recording_of_maxtext(case: str, tmp_path: Path) -> None:
+    source, out = maxtext.checkpoint(case), maxtext.converted(case, tmp_path / "out")
+    io = np.load(maxtext.ROOT / case / "io.npz")
+    evidence = Evidence({"input_ids": io["tokens"]}, None, {"logits": io["logits"].astype(np.float64)}, {})
+    write_recording(maxtext_plan(case), evidence, tmp_path / "recorded.safetensors", outputs=("logits",))
+
+    def verdicts(*levels: str) -> list[str]:
+        report = check(out, source, recorded=tmp_path / "recorded.safetensors", levels=levels or LEVELS)
+        return [level.verdict.value for level in report.levels]
+
+    assert verdicts() == ["passed"] * 4
+    tensors = load_file(out / "model.safetensors")
+    name, _ = tensor_of(tensors)
+    replace_tensors(out, {name: turned(tensors[name]) * 3})
+    assert verdicts("model") == ["failed"]

@@ -1,0 +1,87 @@
+"""The golden checkpoints of MaxText: what their trees do not hold, and what MaxText's own converter made of them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.numpy import load_file
+
+import convert
+from support.gemma_models import load
+from support.goldens import relative_error
+from support.paths import GOLDEN
+
+ROOT = GOLDEN / "maxtext"
+CASES = tuple(sorted(path.name for path in ROOT.iterdir()))
+BOUND = 2e-6
+# The tree of Llama 3, 3.1 and Mistral is the same: the user chooses. Of the others, the tree decides.
+NAMED = {"llama3": "maxtext-llama3", "llama3.1": "maxtext-llama3.1", "mistral": "maxtext-mistral"}
+
+
+def family(case: str) -> str:
+    """Return the case without its variant."""
+    return case.removesuffix("-unscanned").removesuffix("-tied").removesuffix("-untied")
+
+
+def rules(case: str) -> str:
+    """Return what a user names."""
+    return NAMED.get(family(case), "maxtext")
+
+
+def settings(case: str) -> dict[str, Any]:
+    """Return what a user must say of a model of no published size, as MaxText's configuration of the case has it."""
+    said: dict[str, Any] = {"context_length": 64}
+    match family(case):
+        case "gemma2":
+            return {"vocab_size": 40, "sliding_window": 4}
+        case "gemma3":
+            return said | {"vocab_size": 40, "sliding_window": 4, "query_pre_attn_scalar": 8, "rope_factor_global": 8.0}
+        case "qwen3-moe":
+            return said | {"experts_per_token": 2, "rope_theta": 1e7}
+    return said
+
+
+def checkpoint(case: str) -> Path:
+    """Return the checkpoint as a user names it."""
+    return ROOT / case / "ckpt"
+
+
+def converted(case: str, out: Path, **options: Any) -> Path:
+    """Convert the golden to a directory."""
+    convert.convert(rules(case), checkpoint(case), out, settings=settings(case), **options)
+    return out
+
+
+def error(case: str, out: Path) -> float:
+    """Return the relative error of the loaded class against the logits that MaxText's model gave.
+
+    Gemma 3 has up to 14 layers here: torch runs it in float64, so that only the drift of JAX's float32 is in the error (1.2e-6).
+    """
+    io = np.load(ROOT / case / "io.npz")
+    model = load(out)
+    if family(case) == "gemma3":
+        model = model.double()
+    with torch.no_grad():
+        got = model(torch.tensor(io["tokens"], dtype=torch.long)).logits.numpy()
+    return relative_error(got, io["logits"])
+
+
+def digest(x: np.ndarray) -> list[Any]:
+    """Return shape and checksum of a tensor, as peer.json has them."""
+    return [list(x.shape), hashlib.sha256(np.ascontiguousarray(x).tobytes()).hexdigest()[:16]]
+
+
+def digests(out: Path) -> dict[str, list[Any]]:
+    """Return those of each tensor of a converted directory."""
+    return {name: digest(x) for name, x in load_file(out / "model.safetensors").items()}
+
+
+def peer(case: str) -> dict[str, list[Any]]:
+    """Return what `to_huggingface` made, or its error. It names Gemma 3's text model as a part of the model with images."""
+    made = json.loads((ROOT / case / "peer.json").read_text())
+    return {name.replace("model.language_model.", "model."): x for name, x in made.items()}
