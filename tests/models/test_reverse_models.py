@@ -18,7 +18,7 @@ from convert.verify.report.report import Verdict
 from convert.verify.run import check
 from support import flax_families, gemma_image_models, gemma_models
 from support.goldens import checkpoint, golden_io, relative_error
-from support.paths import DOCS, ROOT
+from support.paths import DOCS, GOLDEN, ROOT
 from support.timesfm_parity import BOUND
 
 FLAX = {
@@ -105,6 +105,14 @@ def test_the_rules_give_the_tree_without_a_checkpoint(
             assert source.leaves[have[leaf.keys]].spec == leaf.spec, name
             differ += [name] if source.read(have[leaf.keys]).tobytes() != first.read(name).tobytes() else []
     assert len(differ) == (ROUNDED.get(case, 0) if case not in FOLDED else 4), differ
+
+
+@pytest.mark.parametrize(("model", "leaves"), [("bert", 42), ("gpt2", 28)])
+def test_the_file_is_the_one_that_transformers_writes(model: str, leaves: int, tmp_path: Path) -> None:
+    """`FlaxModel.from_pretrained(...).save_pretrained(...)` of PyTorch weights, run once with transformers 4.49: the same bytes."""
+    peer, out = GOLDEN / "from-pytorch" / model, tmp_path / "flax_model.msgpack"
+    assert convert.convert_back(model, peer / "in", out, form="msgpack").leaves == leaves
+    assert out.read_bytes() == (peer / "out" / "flax_model.msgpack").read_bytes()
 
 
 def test_each_device_of_a_mesh_gets_its_part(tmp_path: Path) -> None:

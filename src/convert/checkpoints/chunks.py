@@ -191,17 +191,17 @@ def _sum(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(map(operator.add, a, b))
 
 
-def tiles(shape: tuple[int, ...], itemsize: int) -> Iterator[Box]:
-    """Yield parts of an array of at most `PIECE` bytes, in C order.
+def tiles(shape: tuple[int, ...], itemsize: int, most: int = PIECE) -> Iterator[Box]:
+    """Yield parts of an array of at most `most` bytes, in C order.
 
     A part is a range along one axis, full on the axes behind it, and one index on those before it.
     """
     if math.prod(shape) == 0:
         return
-    axis = next((k for k in range(len(shape)) if itemsize * math.prod(shape[k + 1 :]) <= PIECE), 0)
+    axis = next((k for k in range(len(shape)) if itemsize * math.prod(shape[k + 1 :]) <= most), 0)
     behind = shape[axis + 1 :]
     along = shape[axis : axis + 1]  # nothing for an array without axes
-    step = max(1, PIECE // (itemsize * math.prod(behind)))
+    step = max(1, most // (itemsize * math.prod(behind)))
     for lead in itertools.product(*map(range, shape[:axis])):
         for start in range(0, math.prod(along), step):
             here = tuple(min(step, n - start) for n in along)

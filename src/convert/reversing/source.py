@@ -22,6 +22,7 @@ from convert.writing.execute import computed
 from convert.writing.scatter import destination_view, needed_box
 
 Array = np.ndarray[Any, np.dtype[Any]]
+PIECE = 1 << 19  # bytes that are computed at a time: a piece, its check and its compressed bytes are in memory together
 
 
 class ReversedSource(Source):
@@ -67,7 +68,7 @@ class ReversedSource(Source):
         return self.read_box(name, full_box(self.leaves[name].spec.shape))
 
     def pieces(self, name: str, chunk: Box, meter: Meter | None = None) -> Iterator[Piece]:
-        for tile in tiles(chunk.shape, numpy_dtype(self.leaves[name].spec.dtype).itemsize):
+        for tile in tiles(chunk.shape, numpy_dtype(self.leaves[name].spec.dtype).itemsize, PIECE):
             origin = tuple(a + b for a, b in zip(chunk.origin, tile.origin, strict=True))
             yield origin, self.read_box(name, Box(origin, tile.shape))
 

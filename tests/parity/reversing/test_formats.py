@@ -30,6 +30,7 @@ from convert.reversing.write import write_checkpoint
 from support import gemma_models
 from support.goldens import checkpoint
 from support.memory_source import MemorySource, rule_file
+from support.paths import GOLDEN
 
 RULES = """
 - from: table
@@ -88,6 +89,43 @@ def test_orbax_restores_the_tree_without_arguments(zarr3: bool, dtype: Any, tmp_
     assert ("zarr3" in open_source(out).format) == zarr3
     assert_same_tree(ocp.StandardCheckpointer().restore(out), ocp.StandardCheckpointer().restore(like))
     assert not (out / "_sharding").exists()
+
+
+def test_the_structure_for_old_versions_is_the_one_that_orbax_0_5_writes(tmp_path: Path) -> None:
+    """Orbax before 0.6 takes the tree from this file, even where there is `_METADATA`."""
+    import msgpack
+
+    golden = GOLDEN / "orbax-0.5" / "ocdbt"
+    write_orbax(open_source(golden), tmp_path, jobs=1, done=lambda leaf: None)
+    ours, theirs = (msgpack.unpackb((folder / "checkpoint").read_bytes()) for folder in (tmp_path, golden))
+    assert ours == theirs
+
+
+OLD = """
+import sys, numpy as np, orbax.checkpoint as ocp
+out, leaf = sys.argv[1:]
+for checkpointer in (ocp.StandardCheckpointer(), ocp.PyTreeCheckpointer()):
+    tree = checkpointer.restore(out)
+np.save(leaf, np.asarray(tree["stacked_xf"]["attn"]["out"]["kernel"]["value"]))
+print(ocp.__version__)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    "OLD_ORBAX_PYTHON" not in os.environ, reason="OLD_ORBAX_PYTHON names no Python with orbax-checkpoint 0.5"
+)
+def test_an_old_orbax_restores_what_is_written(tmp_path: Path) -> None:
+    """Run with orbax-checkpoint 0.5.20, jax 0.4.30 and tensorstore 0.1.66 on Python 3.10; both drivers."""
+    like = checkpoint("timesfm-2.5")
+    convert.convert("timesfm", like, tmp_path / "in.safetensors")
+    for k, given in enumerate((None, like)):  # zarr3, and zarr as in the golden
+        out, leaf = tmp_path / f"out{k}", tmp_path / f"leaf{k}.npy"
+        convert.convert_back("timesfm", tmp_path / "in.safetensors", out, given)
+        command = [os.environ["OLD_ORBAX_PYTHON"], "-c", OLD, str(out), str(leaf)]
+        version = subprocess.run(command, check=True, capture_output=True, text=True, env={}).stdout
+        assert version.startswith("0.5")
+        assert np.array_equal(np.load(leaf), open_source(like).read("stacked_xf/attn/out/kernel/value"))
 
 
 def test_orbax_restores_onto_given_shapes(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import numpy as np
 import zstandard
 
@@ -30,6 +31,8 @@ BATCH = 64  # leaves that are begun before the first of them is complete
 OWN = re.compile(
     r"d|manifest\.ocdbt|ocdbt\.process_\d+|array_metadatas|commit_success\.txt|checkpoint|_strings\.json|_(CHECKPOINT_)?METADATA|_sharding"
 )
+_INDEX = 1  # of `key_type`: an index of a sequence
+_EMPTY_VALUES: dict[str, Any] = {"None": None, "Dict": {}, "List": [], "Tuple": []}
 _EMPTY = {"None": "None", "empty dict": "Dict", "empty list": "List", "empty tuple": "Tuple"}
 
 
@@ -203,6 +206,7 @@ def _write_metadata(source: Source, names: dict[str, str], zarr3: bool, out: Pat
         }
         for name in source.leaves
     ]
+    (out / "checkpoint").write_bytes(msgpack.packb(_structure(tree)))
     (out / "array_metadatas").mkdir()
     files: dict[str, Any] = {
         METADATA: metadata,
@@ -212,6 +216,29 @@ def _write_metadata(source: Source, names: dict[str, str], zarr3: bool, out: Pat
     for name, content in files.items():
         (out / name).write_text(json.dumps(content))
     (out / "commit_success.txt").write_text("Checkpoint commit was successful")
+
+
+def _structure(tree: dict[str, Any]) -> Any:
+    """Return the tree with the name of its array in the place of each leaf, without which Orbax before 0.6 restores nothing."""
+    top: dict[Any, Any] = {}
+    for entry in tree.values():
+        inner = top
+        *above, last = [(key["key_type"] == _INDEX, key["key"]) for key in entry["key_metadata"]] or [(False, "")]
+        for key in above:
+            inner = inner.setdefault(key, {})
+        kind = entry["value_metadata"]["value_type"]
+        name = ".".join(str(key["key"]) for key in entry["key_metadata"])
+        inner[last] = _EMPTY_VALUES.get(kind, f"PLACEHOLDER://{name}")
+    return _listed(top.get((False, ""), top))
+
+
+def _listed(node: Any) -> Any:
+    """Return the children by their keys; those with indices as a list."""
+    if not isinstance(node, dict) or not node:
+        return node
+    if all(is_index for is_index, _ in node):
+        return [_listed(child) for _, child in sorted(node.items(), key=lambda item: int(item[0][1]))]
+    return {key: _listed(child) for (_, key), child in node.items()}
 
 
 def _entry(leaf: Leaf, grid: Grid) -> dict[str, Any]:
