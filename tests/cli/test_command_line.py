@@ -207,6 +207,7 @@ def test_rules_list_show_validate_schema(run: Run, tmp_path: Path) -> None:
         "t5_model",
         "t5_encoder",
         *("t5x-1.0", "t5x-1.1", "t5x-mt5", "t5x-umt5", "t5x-umt5-tied"),
+        *("tabfm-classification", "tabfm-regression"),
         "timesfm-1",
         "timesfm-2.5",
         "whisper",

@@ -46,7 +46,7 @@ class TargetLayer:
         axes: letters of each axis of the target's weight; none for an axis of size 1. None: as the kind of layer has them.
         rows: what the first axis is made of, where it has several parts, from several leaves or parts of one.
         piece: (k, n): of a layer that `of_part` gives: the k-th of n parts, counted from 0.
-        has: of a norm: which of weight and bias the target has; None: the default.
+        has: which of weight and bias the target has, where it may have more than the source; None: the default.
     """
 
     path: Pattern
@@ -81,12 +81,14 @@ class Constant:
         value: value of all its elements.
         reason: what it is and why, for the plan.
         dtype: dtype of a single number; empty: the tensor has shape and dtype of the layer's other tensors.
+        per_row: whether it has one element for each row of the layer's weight, as a bias.
     """
 
     role: str
     value: float
     reason: str
     dtype: str = ""
+    per_row: bool = False
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,7 @@ _UNFINISHED = re.compile(r"\.orbax-checkpoint-tmp|\.partial_save$")
 _STEP = re.compile(r"(?:.+[_-])?(\d{1,18})")  # _src/path/step.py, ALLOWED_STEP_NAME_PATTERN; `step-200` is Levanter's
 _STEP_METADATA = "_CHECKPOINT_METADATA"
 _COMMITTED = "commit_success.txt"
+_WITHIN = ("checkpoints", "orbax")  # directories of steps beside other files of a run: of Orbax's examples; of TabFM
 _V1 = "orbax.checkpoint"  # an empty file in the checkpoints of the v1 API
 # The first bytes of a paxml file, which has the name of Orbax's aggregate file: a map of two, and one of its keys.
 _PAX = (b"\x82\xafflattened_state", b"\x82\xb0str_pytree_state")
@@ -79,7 +80,7 @@ def _looks_like_orbax(path: Path) -> bool:
         or _is_step(child)
         or (_number(child) is not None and any(map(_is_tree, _directories(child))))
         for child in children
-    ) or any(child.name == "checkpoints" and looks_like_orbax(child) for child in children)
+    ) or any(child.name in _WITHIN and looks_like_orbax(child) for child in children)
 
 
 def locate(path: Path, step: int | None = None, item: str | None = None) -> Located:
@@ -124,9 +125,13 @@ def locate(path: Path, step: int | None = None, item: str | None = None) -> Loca
     if _items(path):
         _check_step_of(path, step)
         return _item(path, item)
-    inner = path / "checkpoints"
-    if inner.is_dir() and looks_like_orbax(inner):
-        return locate(inner, step, item)
+    inner = [path / name for name in _WITHIN if (path / name).is_dir() and looks_like_orbax(path / name)]
+    if len(inner) > 1:
+        raise ambiguous(
+            path, f"{' and '.join(each.name for each in inner)} have steps", "give the directory of one of them"
+        )
+    if inner:
+        return locate(inner[0], step, item)
     raise unknown_format(
         path,
         expected=f"{METADATA}, {MANIFEST} or a step of Orbax",

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from convert.core.axis_groups import AxisGroup
 from convert.core.einsum import Projection, parse_projection
-from convert.core.fields import Either, Key, MapOf, Record, Scalar
+from convert.core.fields import Choice, Either, Key, MapOf, Record, Scalar
 from convert.core.path_pattern import Pattern
 from convert.layers.base import LayerKind, PlanView, ProbeSample, Step
 from convert.layers.draft import DraftContext, DraftEntry, Layer
@@ -19,7 +19,7 @@ from convert.layers.low_rank import EITHER_EQUATION, ONE, PLUS, PLUS_FIRST, PLUS
 from convert.layers.mistake import Mistake
 from convert.layers.probe import Probe
 from convert.layers.shared_keys import ACTIVATION, BIAS, PATTERN, TARGET_AXES, module_target, referenced_fact
-from convert.layers.target import TargetLayer
+from convert.layers.target import Constant, TargetLayer
 from convert.layers.weight_keys import (
     CARRIES_IN_PARTS,
     FLATTENED,
@@ -30,6 +30,7 @@ from convert.layers.weight_keys import (
     TARGET_ROPE,
 )
 
+BIASED = "weight and bias"
 EQUATION = Scalar(str, "an einsum such as ...D,DNH->...NH", parse_projection)
 
 
@@ -42,12 +43,14 @@ class Linear(LayerKind):
         activation: what the source applies to the result.
         product: the weight is the product of two leaves, until they are merged.
         plus: a product that is added to the weight, until it is merged.
+        biased: whether the source adds a bias.
     """
 
     equations: Mapping[str, Projection]
     activation: str | None = None
     product: Product | None = None
     plus: Plus | None = None
+    biased: bool = False
 
     kind_name: ClassVar[str] = "linear"
     doc: ClassVar[str] = "torch.nn.Linear; the layout is derived from the equation of the source."
@@ -86,6 +89,10 @@ class Linear(LayerKind):
         rope=TARGET_ROPE,
         flattened=TARGET_FLATTENED,
         parametrization=PARAMETRIZATION,
+        parameters=Key(
+            Choice((BIASED,)),
+            "`weight and bias`: the target's module has a bias, also where the source has none; zeros are written. Default: a bias if the source has one.",
+        ),
     )
     fuses: ClassVar[bool] = True
     splits: ClassVar[bool] = True
@@ -117,7 +124,7 @@ class Linear(LayerKind):
                 )
             plus = Plus(values["plus"]["einsum"], values["plus"].get("scale", ONE))
             _check_same_map(equations, plus.product)
-        return cls({"": product.whole} if product else named, values.get("activation"), product, plus)
+        return cls({"": product.whole} if product else named, values.get("activation"), product, plus, "bias" in values)
 
     @classmethod
     def draft(
@@ -190,7 +197,14 @@ class Linear(LayerKind):
         product = self.pair.product
         return dict(zip(self.pair.roles, (product.first, product.second), strict=True)).get(role)
 
+    def constants(self, layer: TargetLayer) -> tuple[Constant, ...]:
+        if layer.has is None or self.biased:
+            return ()
+        return (Constant("bias", 0.0, "zeros: the source adds nothing, and the target has a bias", per_row=True),)
+
     def check_target(self, layer: TargetLayer, source: Pattern) -> None:
+        if self.constants(layer) and (layer.part is not None or layer.axes is not None or layer.computes is not None):
+            raise ValueError("`parameters: weight and bias` writes zeros for a whole torch.nn.Linear; leave `part`, `axes` and `einsum` out of the target")  # fmt: skip
         for equation in self.equations.values():
             batch = "".join(x for x in equation.batch if x not in layer.path.indices)
             if layer.computes is None and batch:

@@ -416,6 +416,8 @@ def _constant(rule: Rule, layer: TargetLayer, one: Constant, neighbour: Step) ->
     """Make the step of a tensor that the source lacks, for the module of a tensor that it has."""
     name = rule.kind.tensor_name(neighbour.name.rpartition(".")[0], one.role, layer)
     spec = TensorSpec((), one.dtype) if one.dtype else neighbour.spec
+    if one.per_row:
+        spec = replace(spec, shape=spec.shape[:1])
     return Step(name, spec, (), rule.kind_name, rule.at, one.reason, value=one.value, role=one.role)
 
 
