@@ -219,6 +219,8 @@ def python_api() -> str:
             "state_dict",
             "StateDict",
             "plan_reverse",
+            "convert_adapter",
+            "AdapterResult",
             "convert_back",
             "CheckpointResult",
             "load_pytree",

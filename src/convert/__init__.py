@@ -70,6 +70,7 @@ if TYPE_CHECKING:
     from convert.layers.base import Step as Step
     from convert.loading.module import Loaded as Loaded
     from convert.loading.tensors import StateDict as StateDict
+    from convert.peft.write import AdapterResult as AdapterResult
     from convert.planning.options import ConversionOptions as ConversionOptions
     from convert.planning.plan import Plan as Plan
     from convert.reversing.plan import ReversePlan as ReversePlan
@@ -98,6 +99,7 @@ _MODULES = {
     "convert.core.errors": ("CheckpointError", "ConvertError", "OutputError", "PlanError", "RuleError"),
     "convert.loading.module": ("Loaded",),
     "convert.loading.tensors": ("StateDict",),
+    "convert.peft.write": ("AdapterResult",),
     "convert.planning.options": ("ConversionOptions",),
     "convert.planning.plan": ("Plan",),
     "convert.reversing.plan": ("ReversePlan",),

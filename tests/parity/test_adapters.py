@@ -427,3 +427,40 @@ def test_all_levels_of_a_model_with_an_adapter(tmp_path: Path) -> None:
     out = directory("gemma3-lora", tmp_path / "out")
     report = check(out, checkpoint("gemma3-lora"), model="gemma", settings=settings("gemma3-lora"))
     assert [level.verdict for level in report.levels] == [Verdict.PASSED] * 4
+
+
+ROPE = """
+- einsum: "...D,DNH->...NH"
+  from: q/kernel
+  prescaled_by: 1/sqrt(H)
+  rope: {H: interleaved}
+  linear: {module: q, rope: half-split}
+"""
+
+
+@pytest.mark.parametrize(
+    ("order", "factor", "missing"),
+    [
+        (False, False, "de-interleaved and x 2.82843"),
+        (False, True, "de-interleaved"),
+        (True, False, "x 2.82843"),
+    ],
+)
+def test_an_export_that_forgets_what_is_done_to_the_weight(
+    order: bool, factor: bool, missing: str, tmp_path: Path
+) -> None:
+    """MaxText's export of an adapter: the product in the source's layout, on a weight in the target's."""
+    rng = np.random.default_rng(12)
+    shapes = {"": (16, 2, 8), "_lora_a": (16, 3), "_lora_b": (3, 16)}
+    leaves = {f"q/kernel{end}": rng.standard_normal(shape).astype("float32") for end, shape in shapes.items()}
+    plan, out = make_plan(rule_file(ROPE), MemorySource(leaves), settings={"lora_alpha": 6}), tmp_path / "m.safetensors"
+    assert isinstance(list(execute(plan, out))[-1], Result)
+    product = 2 * (leaves["q/kernel_lora_a"].astype(np.float64) @ leaves["q/kernel_lora_b"]).astype(np.float32)
+    base = run(make_plan(rule_file(ROPE), MemorySource(leaves), settings={"adapter": "base"}))["q.weight"]
+    if order:
+        product = product.reshape(16, 2, 4, 2).swapaxes(2, 3).reshape(16, 16)
+    product = product * np.float32(8**0.5) if factor else product
+    save_file({"q.weight": base + product.T}, out, {"format": "pt"})
+    (finding,) = check_weights(plan, open_written(out)).findings
+    assert finding.data["diagnosis"] == "LoRA pair without what is done to its weight"
+    assert finding.got.startswith("the product without") and finding.got.endswith(missing)

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from convert.core.ops import apply
+from convert.core.ops import Deinterleave, Interleave, Op, apply
 from convert.core.path_index import path_template
 from convert.core.tensor_spec import numpy_dtype
+from convert.core.value_ops import Cast, Multiply
 from convert.layers.base import Step
 from convert.layers.mistake import Mistake, symmetric
 from convert.layers.step_tensor import assemble
@@ -62,6 +63,13 @@ def pair_mistakes(step: Step, plan: Plan) -> Iterator[Mistake]:
         )
         if (exchanged := _exchanged(step, plan)) is not None:
             yield symmetric("LoRA pair exchanged", "the leaves A and B of the pair exchanged", right, exchanged)
+        for left_out in _operations(step):
+            yield symmetric(
+                "LoRA pair without what is done to its weight",
+                f"the product without {' and '.join(dict.fromkeys(str(op) for op in left_out))}",
+                right,
+                _moved_alone(step, plan, left_out),
+            )
         for merge in _of_other_layers(first, plan):
             yield symmetric(
                 "LoRA pair of another layer",
@@ -112,6 +120,33 @@ def _exchanged(step: Step, plan: Plan) -> Callable[[], Array] | None:
         return merge.make(lambda leaf: plan.checkpoint.read(other.get(leaf, leaf)))
 
     return lambda: _made(step, plan, swapped)
+
+
+def _operations(step: Step) -> Iterator[tuple[Op, ...]]:
+    """Yield what an export of the pair alone may leave out: the order of RoPE's pairs, a factor, or both."""
+    ops = [op for part in step.parts for op in part.ops]
+    orders = tuple(op for op in ops if isinstance(op, Deinterleave | Interleave))
+    factors = tuple(op for op in ops if isinstance(op, Multiply))
+    yield from dict.fromkeys(some for some in (orders + factors, orders, factors) if some)
+
+
+def _moved_alone(step: Step, plan: Plan, left_out: tuple[Op, ...]) -> Callable[[], Array]:
+    """Return what computes the tensor with other operations on the product than on the weight."""
+
+    def make() -> Array:
+        made = []
+        for part in step.parts:
+            merge = plan.merges.get(part.leaf)
+            if merge is None:
+                made.append(apply(part.ops, plan.source.read(part.leaf)))
+                continue
+            ops = tuple(op for op in part.ops if not isinstance(op, Cast))
+            kept = plan.checkpoint.read(merge.base or "").astype(merge.spec.dtype)
+            product = apply(tuple(op for op in ops if op not in left_out), merge.make(plan.checkpoint.read, base=0.0))
+            made.append((apply(ops, kept) + product).astype(numpy_dtype(step.spec.dtype)))
+        return assemble(step.parts, made)
+
+    return make
 
 
 def _of_other_layers(merge: Merge, plan: Plan) -> Iterator[Merge]:
