@@ -115,6 +115,12 @@ def test_the_file_is_the_one_that_transformers_writes(model: str, leaves: int, t
     assert out.read_bytes() == (peer / "out" / "flax_model.msgpack").read_bytes()
 
 
+def test_rules_for_types_of_modules_need_a_tree() -> None:
+    with pytest.raises(convert.PlanError) as error:
+        convert.plan_reverse("flax_transformers", GOLDEN / "from-pytorch" / "bert" / "in")
+    assert error.value.code == "tree-not-derived" and "--like" in error.value.findings[0].fix
+
+
 def test_each_device_of_a_mesh_gets_its_part(tmp_path: Path) -> None:
     import jax
 
@@ -173,6 +179,63 @@ def test_upstream_s_flax_code_restores_timesfm_2p5_and_gives_the_recorded_output
         )
     for name, got in zip(("renormed_outputs", "quantile_spread", "ar_outputs"), decoded, strict=True):
         assert relative_error(np.asarray(got), io[name]) < BOUND, name
+
+
+@pytest.mark.slow
+def test_nnx_update_takes_the_tree_of_the_rules(tmp_path: Path) -> None:
+    """Without a checkpoint that gives the tree: PyTorch's tensors, the rules, Orbax, `nnx.update`."""
+    import jax
+    import orbax.checkpoint as ocp
+    from flax import nnx
+    from timesfm.timesfm_2p5 import timesfm_2p5_flax
+
+    from support import upstream
+
+    class Module(timesfm_2p5_flax.TimesFM_2p5_200M_flax_module):
+        config = upstream.timesfm_2p5_model().config
+
+    out, io = tmp_path / "out.safetensors", golden_io("timesfm-2.5")
+    convert.convert("timesfm", checkpoint("timesfm-2.5"), out)
+    save_torch(load_torch(out), out)  # as other code writes it
+    convert.convert_back("timesfm", out, tmp_path / "ckpt", layout="NNX_PURE")
+    module = Module()
+    nnx.update(module, ocp.StandardCheckpointer().restore(tmp_path / "ckpt"))
+    with jax.default_matmul_precision("highest"):
+        decoded = module.decode(int(io["horizon"]), jax.numpy.asarray(io["inputs"]), jax.numpy.asarray(io["masks"]))
+    for name, got in zip(("renormed_outputs", "quantile_spread", "ar_outputs"), decoded, strict=True):
+        assert relative_error(np.asarray(got), io[name]) < BOUND, name
+
+
+@pytest.mark.slow
+def test_upstream_s_recurrentgemma_gives_the_recorded_logits(tmp_path: Path) -> None:
+    """From the tensors of transformers' class, without a checkpoint that gives the tree."""
+    import jax
+    import orbax.checkpoint as ocp
+    from recurrentgemma import common
+    from recurrentgemma.jax import griffin
+
+    kinds = common.TemporalBlockType
+    config = common.GriffinConfig(  # of tests/golden/make_recurrentgemma.py
+        vocab_size=67,
+        width=32,
+        mlp_expanded_width=44,
+        num_heads=4,
+        lru_width=32,
+        block_types=tuple((kinds.RECURRENT, kinds.RECURRENT, kinds.ATTENTION)[k % 3] for k in range(11)),
+        embeddings_scale_by_sqrt_dim=True,
+        attention_window_size=5,
+        logits_soft_cap=3.0,
+    )
+    out, io = tmp_path / "out.safetensors", golden_io("recurrentgemma")
+    convert.convert("recurrentgemma", checkpoint("recurrentgemma"), out)
+    save_torch(load_torch(out), out)
+    convert.convert_back("recurrentgemma", out, tmp_path / "ckpt", settings={"N": 4})
+    variables = ocp.StandardCheckpointer().restore(tmp_path / "ckpt")
+    with jax.default_matmul_precision("highest"):
+        logits, _ = griffin.Griffin(config, gradient_checkpointing=False).apply(
+            variables, jax.numpy.asarray(io["tokens"]), jax.numpy.asarray(io["positions"]), return_cache=False
+        )
+    assert relative_error(np.asarray(logits), io["logits"]) < BOUND
 
 
 @pytest.mark.slow

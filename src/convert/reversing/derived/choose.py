@@ -67,6 +67,10 @@ def plan_derived(
             errors.append(error)
     if fitting:
         return _only(fitting, options)
+    if not errors and all(rules.modules is not None for rules in candidates):
+        problem = "rules that hold for every module of a type take the paths of the leaves from a tree"
+        fix = "give a checkpoint of the same class with --like, or use the rules of its family, if there are any"
+        raise PlanError(Finding("tree-not-derived", problem, rule=candidates[0].path, fix=fix))
     raise min(errors, key=lambda error: len(error.findings)) if errors else _of_another_model(candidates, written)
 
 
