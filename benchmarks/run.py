@@ -43,6 +43,7 @@ def main() -> None:
     series = ("--json", options.results / "series.json", "--plot", options.results / "series.svg")
     python(HERE / "series.py", options.folder, *rounds, "--keep", *series)
     python(HERE / "start.py", options.folder, *rounds, "--json", options.results / "start.json")
+    python(HERE / "infer.py", options.folder / "infer", *rounds, "--json", options.results / "infer.json")
 
 
 if __name__ == "__main__":

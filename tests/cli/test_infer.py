@@ -513,3 +513,67 @@ def test_the_examples_give_the_bytes_of_their_rules(
     inferred, shipped = load_file("inferred.safetensors"), load_file("shipped.safetensors")
     assert inferred.keys() == shipped.keys()
     assert all(inferred[name].tobytes() == shipped[name].tobytes() for name in shipped)
+
+
+GEMMA = (
+    "vocab_size=256",
+    "sliding_window=8",
+    "query_pre_attn_scalar=5",
+    "rope_factor_global=8.0",
+    "context_length=1024",
+)
+SMALL = {"V": (40, 48), "vocab_size": (40, 48), "D": (24, 36), "F": (28, 44), "N": (4, 6), "K": (2, 3), "H": (8, 12)}
+
+
+def _shrunk(sizes: dict[str, tuple[int, int]]) -> list[str]:
+    settings = [word for setting in GEMMA for word in ("--set", setting)]
+    shrink = [word for name, (one, two) in sizes.items() for word in ("--shrink", f"{name}={one},{two}")]
+    return ["--reference", "convert.references.gemma.text:reference", *settings, *shrink]
+
+
+@pytest.mark.slow
+def test_a_shipped_family_at_other_sizes_gives_the_rules_of_its_checkpoint(run: Run, tmp_path: Path) -> None:
+    from safetensors.numpy import load_file
+
+    pytest.importorskip("transformers")
+    file, source = tmp_path / "mine.yaml", checkpoint("gemma3")
+    _, said = run("infer", str(source), str(file), *_shrunk(SMALL))
+    assert "confirmed at the other sizes" in said and "not confirmed" not in said
+    run(str(file), str(source), str(tmp_path / "mine.safetensors"))
+    run("gemma3", str(source), str(tmp_path / "shipped.safetensors"), *_shrunk({})[2:])
+    mine, shipped = (load_file(tmp_path / f"{name}.safetensors") for name in ("mine", "shipped"))
+    assert all(mine[name].tobytes() == array.tobytes() for name, array in shipped.items())
+
+
+@pytest.mark.slow
+def test_sizes_that_hide_an_axis_are_not_confirmed(run: Run, tmp_path: Path) -> None:
+    """With one head for keys and values the first run cannot see where the heads lie."""
+    pytest.importorskip("transformers")
+    given = _shrunk({**SMALL, "K": (1, 2), "N": (2, 4), "D": (24, 40)})
+    _, said = run("infer", str(checkpoint("gemma3")), str(tmp_path / "mine.yaml"), *given, code=2)
+    assert "not confirmed at the other sizes: " in said
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["D"], "--shrink D"),
+        (["D=8"], "NAME=SIZE,OTHER, such as D=32,48"),
+        (["D=8,x"], "NAME=SIZE,OTHER, such as D=32,48"),
+        (["D=0,4"], "NAME=SIZE,OTHER, such as D=32,48"),
+        (["D=8,8"], "8 twice, which confirms nothing"),
+        (["S=5,7"], "S, which follows from others"),
+    ],
+)
+def test_a_size_that_cannot_be_given_is_an_error(run: Run, tmp_path: Path, given: list[str], said: str) -> None:
+    words = [word for size in given for word in ("--shrink", size)]
+    _, message = run("infer", str(checkpoint("gemma3")), str(tmp_path / "mine.yaml"), *_shrunk({}), *words, code=2)
+    assert said in message
+
+
+def test_only_a_shipped_family_can_be_shrunk(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "own_pair.py").write_text("def reference(plan):\n    raise AssertionError\n")
+    arguments = ["infer", str(checkpoint("gemma3")), str(tmp_path / "mine.yaml"), "--shrink", "D=4,8"]
+    _, message = run(*arguments, "--reference", "own_pair:reference", code=2)
+    assert "the reference of a shipped family" in message and "--shapes" in message

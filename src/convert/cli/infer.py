@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from convert.inference.pair import Pair
     from convert.inference.rule_file.write import WrittenRules
 
+SHRINK_OPTION = "--shrink, with "
 UNDECIDED = 2  # exit code: tensors are tied or open, or the programs differ
 LISTED = 8  # tensors of one grade
 
@@ -91,6 +92,15 @@ def infer(
         ),
     ] = None,
     settings: o.Settings = None,
+    shrink: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--shrink",
+            metavar="NAME=SIZE,OTHER",
+            help="Derive a shipped family with this size of a letter (or setting) of its rules; confirm the file with the other.",
+            rich_help_panel=o.INPUT,
+        ),
+    ] = None,
     seed: Annotated[
         int,
         typer.Option("--seed", metavar="N", help="Seed of the random weights and inputs.", rich_help_panel=o.PROOF),
@@ -106,9 +116,11 @@ def infer(
     from convert.core.errors import ConvertError
     from convert.core.findings import Finding
     from convert.core.user_code import REFERENCE_OPTION, user_code_errors
+    from convert.inference.infer import PROVEN
     from convert.inference.infer import infer as run
     from convert.inference.pair import JAX_OPTION
     from convert.inference.rule_file.write import write_rules
+    from convert.inference.shrink import confirm
     from convert.verify.target_model import model_of_module
 
     if len(paths) != (1 if shapes else 2):
@@ -117,8 +129,16 @@ def infer(
     file = paths[-1]
     _refuse_existing(file)
     source = None if shapes else _source(paths[0], step, item, skeleton, follow_links)
+    given: Mapping[str, Any] = o.parse_settings(settings)
+    small = _shrunken(shrink or [], reference, to, given, source)
+    first = other = None
+    if small:
+        source, given = small[0]
+        with user_code_errors(reference or "", SHRINK_OPTION):  # models refuse sizes that do not go together
+            other = _pair(reference, to, None, None, None, small[1][1], small[1][0])
+            first = _pair(reference, to, None, None, None, given, source)
     leaves = {} if source is None else _leaves(source)
-    pair = _pair(reference, to, jax, torch, inputs, o.parse_settings(settings), source)
+    pair = first or _pair(reference, to, jax, torch, inputs, given, source)
     found = _shapes(shapes, leaves, root)
     with user_code_errors(pair.code, REFERENCE_OPTION if reference else JAX_OPTION):
         derivation = run(pair.function, pair.module, pair.run, pair.inputs, found, masks=pair.masks, seed=seed)
@@ -128,13 +148,42 @@ def infer(
         _require_same(file, written, derivation, root.strip("/"))
     _write(file, written.text)
     complete = derivation.complete and not written.open
+    confirmed, problem = None, ""
+    if other is not None and derivation.proof is not None and not written.open:
+        try:
+            confirmed = confirm(written.text, other, _shapes(None, _leaves(small[1][0]), root), root.strip("/"), seed)
+            problem = "" if confirmed <= PROVEN else "the rules make other weights, "
+        except ConvertError as error:
+            problem = str(error)
+        complete = complete and not problem
     if as_json:
-        output.data_json({"file": str(file), "complete": complete, "open": dict(written.open), **derivation.to_dict()})
+        made = {"file": str(file), "complete": complete, "open": dict(written.open), "confirmed": confirmed}
+        output.data_json({**made, **derivation.to_dict()})
     elif not quiet:
         for line in _summary(file, derivation, written.open):
             output.status(line)
+        if confirmed is not None or problem:
+            said = f"not confirmed at the other sizes: {problem}" if problem else "confirmed at the other sizes: "
+            output.status(said + ("" if confirmed is None else f"relative error {confirmed:.1e}"))
     if not complete:
         raise typer.Exit(UNDECIDED)
+
+
+def _shrunken(
+    shrink: list[str], reference: str | None, to: str | None, settings: Mapping[str, Any], source: Source | None
+) -> list[tuple[Source, Mapping[str, Any]]]:
+    """Return the two trees that `--shrink` asks for, with their settings; none where it is not given."""
+    from convert.core.errors import ConvertError
+    from convert.core.findings import Finding
+    from convert.inference.shrink import parse_shrink, shrunken
+
+    if not shrink:
+        return []
+    if reference is None or source is None:
+        expected, got = "CKPT and --reference of a shipped family", "another way to name the models"
+        raise ConvertError(Finding("usage", path=f"--shrink {shrink[0]}", expected=expected, got=got))
+    sizes = parse_shrink(shrink)
+    return [shrunken(reference, settings, source, to, of) for of in (sizes.first, sizes.second)]
 
 
 def _refuse_existing(file: Path) -> None:

@@ -89,17 +89,31 @@ def _shipped_plan(factory: str, settings: Mapping[str, Any], checkpoint: Source,
     Raises:
         ConvertError: the rules do not fit the checkpoint, lack a setting, or have no such target.
     """
+    choice = shipped_match(factory, settings, checkpoint, to)
+    if choice is None:
+        return None
+    plan = plan_selected(choice)
+    if choice.format is not TORCH:
+        expected = f"a target of the rules ({', '.join(choice.rules.targets)})"
+        raise ConvertError(Finding("usage", path=f"--to {to}", expected=expected, got="one without a PyTorch module"))
+    return plan
+
+
+def shipped_match(
+    factory: str, settings: Mapping[str, Any], checkpoint: Source, to: str | None = None
+) -> RuleMatch | None:
+    """Return the leaves that the shipped rules match whose reference this is; None if it is no shipped one.
+
+    Raises:
+        ConvertError: the rules do not fit the checkpoint, or lack a setting.
+    """
     candidates = [rules for rules in available_rules() if rules.reference == factory]
     if not candidates:
         return None
     choice = pick(score(candidates, checkpoint, ConversionOptions(to, settings=dict(settings))))
     if not isinstance(choice, RuleMatch):
         raise explain(choice)
-    plan = plan_selected(choice)
-    if choice.format is not TORCH:
-        expected = f"a target of the rules ({', '.join(candidates[0].targets)})"
-        raise ConvertError(Finding("usage", path=f"--to {to}", expected=expected, got="one without a PyTorch module"))
-    return plan
+    return choice
 
 
 def _pair_of_plan(factory: str, plan: Plan) -> Pair:

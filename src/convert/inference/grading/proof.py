@@ -51,10 +51,27 @@ def error(
     tensors: Sequence[Tensor],
     source: Program,
 ) -> float:
-    """Return the largest difference of an output between a run of the source and the module, relative to its largest value.
+    """Return the largest difference of an output between a run of the source and the module with the tensors' weights.
+
+    It is relative to the output's largest value.
 
     Args:
         masks: inputs -> where each output counts.
+
+    Raises:
+        UserCodeError: a mask does not fit its output, or excludes all of it.
+    """
+    return error_of(module, run, masks, weights(tensors, source), source)
+
+
+def error_of(
+    module: torch.nn.Module,
+    run: Callable[[Any, Mapping[str, Any]], Mapping[str, Any]],
+    masks: Masks,
+    state: Mapping[str, Array],
+    source: Program,
+) -> float:
+    """Return the same for weights of the module; what they lack stays as the module has it.
 
     Raises:
         UserCodeError: a mask does not fit its output, or excludes all of it.
@@ -63,7 +80,6 @@ def error(
 
     from convert.numerics.lift_torch import lifted
 
-    state = weights(tensors, source)
     own = copy.deepcopy(module).double().eval()  # lifting refuses to copy storages
     with lifted(), torch.no_grad():
         full = {name: torch.as_tensor(state[name]) if name in state else x for name, x in own.state_dict().items()}
