@@ -88,12 +88,13 @@ def test_a_hundred_kills_of_a_conversion(tmp_path: Path) -> None:
     kill_one_conversion(tmp_path, layers=40, size=700, kills=100, draw=random.Random(2))
 
 
-GOLDENS = {  # one of each format
-    "timesfm-2.5": ("timesfm", "timesfm-2.5/ckpt"),
-    "timesfm-1.0": ("timesfm", "timesfm-1.0/checkpoints"),
-    "gemma3": ("gemma", "gemma3/ckpt"),
-    "bert": ("flax-transformers", "bert/ckpt"),
-    "siglip": ("siglip", "siglip/ckpt.npz"),
+SHARDS = {"max_shard_size": "50kB"}
+GOLDENS: dict[str, tuple[str, str, dict[str, object]]] = {  # one of each format, as a file or as shards
+    "timesfm-2.5": ("timesfm", "timesfm-2.5/ckpt", SHARDS),
+    "timesfm-1.0": ("timesfm", "timesfm-1.0/checkpoints", SHARDS),
+    "gemma3.safetensors": ("gemma", "gemma3/ckpt", {"set": {"vocab_size": 256}}),
+    "bert": ("flax-transformers", "bert/ckpt", SHARDS),
+    "siglip.safetensors": ("siglip", "siglip/ckpt.npz", {}),
 }
 
 
@@ -101,8 +102,8 @@ GOLDENS = {  # one of each format
 def test_a_batch_of_goldens_that_is_killed_and_resumed(tmp_path: Path) -> None:
     """Kill the batch at random moments: its running job ends, the next batch keeps what is complete and continues."""
     jobs = [
-        {"model": model, "checkpoint": str(GOLDEN / path), "out": f"out/{name}", "max_shard_size": "50kB"}
-        for name, (model, path) in GOLDENS.items()
+        {"model": model, "checkpoint": str(GOLDEN / path), "out": f"out/{name}", **more}
+        for name, (model, path, more) in GOLDENS.items()
     ]
     (tmp_path / "jobs.yaml").write_text(json.dumps({"jobs": jobs}))
     command = ("batch", "jobs.yaml", "--resume", "--jobs", "2")

@@ -20,7 +20,7 @@ from convert.writing.shard_size import parse_size
 
 NAME = "{name}"
 SETTING = Scalar((str, int, float, bool), "a value")
-_PATHS = ("checkpoint", "out", "skeleton", "rules", "like")
+_PATHS = ("checkpoint", "out", "skeleton", "rules", "like", "attest")
 
 
 def _size(text: str) -> str:
@@ -54,6 +54,7 @@ JOB = Record(
         "rules": Key(TEXT, "directory of rule files"),
         "like": Key(TEXT, "weights whose names and shapes the result must have"),
         "max_shard_size": Key(Scalar(str, "a size such as 2GB", _size), "largest file of an output directory"),
+        "attest": Key(TEXT, "file for an in-toto statement; {name} stands for the checkpoint's name"),
         "check": Key(ListOf(Choice(LEVELS), or_one=True), "levels of the check that must pass after the conversion"),
         "reference": Key(TEXT, "function that builds your own pair of models, for the check"),
         "trust": Key(ListOf(TEXT, or_one=True), "facts that the check accepts although nothing confirms them"),
@@ -76,7 +77,7 @@ _OPTIONS = {  # key -> option of the command line
     "skeleton": "--skeleton",
     "rules": "--rules",
 }
-_WRITING = {"like": "--like", "max_shard_size": "--max-shard-size"}
+_WRITING = {"like": "--like", "max_shard_size": "--max-shard-size", "attest": "--attest"}
 
 
 @dataclass(frozen=True)
@@ -248,7 +249,8 @@ def expand(values: Mapping[str, Any], at: str = "") -> list[Job]:
 def _job(model: str, checkpoint: str, out: str, values: Mapping[str, Any], at: str) -> Job:
     path = Path(checkpoint)
     name = path.name if path.is_dir() or not path.suffix else path.stem
-    return Job(model, path, Path(out.replace(NAME, name)), values, at)
+    named = {"attest": values["attest"].replace(NAME, name)} if "attest" in values else {}
+    return Job(model, path, Path(out.replace(NAME, name)), {**values, **named}, at)
 
 
 def take_shard(jobs: Sequence[Job], shard: str | None) -> list[Job]:

@@ -99,6 +99,7 @@ def check(
         Path | None,
         typer.Option("--html", metavar="FILE", help="Write the report as one HTML page.", rich_help_panel=o.REPORT),
     ] = None,
+    sarif: o.Sarif = None,
     as_json: o.Json = False,
 ) -> None:
     """Prove that a converted model computes the same as its source, or name the bug and the rule.
@@ -110,15 +111,15 @@ def check(
     from convert.verify.report.report import LEVELS
     from convert.verify.run import check as run
 
-    _refuse_report_paths((out, recorded), source, (junit, html))
+    _refuse_report_paths((out, recorded), source, (junit, html, sarif))
 
     def abort(error: BaseException) -> Report:
         """Replace the reports of an earlier check, which must not stay."""
         report = _aborted(out, source or recorded, model, to, o.split(require), error)
-        _write(report, junit, html)
+        _write(report, junit, html, sarif)
         return report
 
-    interrupted = signals.cleanup(lambda: abort(KeyboardInterrupt())) if junit or html else nullcontext()
+    interrupted = signals.cleanup(lambda: abort(KeyboardInterrupt())) if junit or html or sarif else nullcontext()
     try:
         with interrupted:
             report = run(
@@ -152,7 +153,7 @@ def check(
         if as_json:
             output.data_json(aborted.to_dict())
         raise
-    _write(report, junit, html)
+    _write(report, junit, html, sarif)
     if as_json:
         output.data_json(report.to_dict())
     else:
@@ -193,7 +194,7 @@ def _refuse_report_paths(files: tuple[Path | None, ...], source: Path | None, re
             )
 
 
-def _write(report: Report, junit: Path | None, html: Path | None) -> None:
+def _write(report: Report, junit: Path | None, html: Path | None, sarif: Path | None) -> None:
     from convert.writing.atomic import write_text
 
     if junit is not None:
@@ -204,3 +205,10 @@ def _write(report: Report, junit: Path | None, html: Path | None) -> None:
         from convert.verify.report.html import to_html
 
         write_text(html, to_html(report, report.plan.to_dict() if report.plan else None))
+    if sarif is not None:
+        import json
+
+        from convert.verify.report.sarif import to_sarif
+        from convert.writing.provenance import tool_version
+
+        write_text(sarif, json.dumps(to_sarif(report, tool_version()), indent=2) + "\n")

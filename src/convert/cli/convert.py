@@ -39,6 +39,7 @@ def convert(
     max_shard_size: o.ShardSize = None,
     overwrite: o.Overwrite = False,
     resume: o.Resume = False,
+    attest: o.Attest = None,
     jobs: Annotated[
         int | None,
         typer.Option(
@@ -99,7 +100,13 @@ def convert(
             rules_dir=rules_dir,
         )
         back.refuse_options(
-            to, {"--max-shard-size": max_shard_size, "--resume": resume, "--trust": trust and not check}
+            to,
+            {
+                "--max-shard-size": max_shard_size,
+                "--resume": resume,
+                "--attest": attest,
+                "--trust": trust and not check,
+            },
         )
         reverse_plan = back.plan_back(model, checkpoint, like, tree_layout, options)
         if dry_run:
@@ -148,6 +155,10 @@ def convert(
 
         require_names(o.split(trust), plan)
     limit = shard_bytes(max_shard_size, out)
+    if attest:
+        from convert.outputs.attestation import refuse_inside
+
+        refuse_inside(attest, out)
     if dry_run:
         _, layout, _ = prepare(plan, out, limit)
         refuse_existing(out, overwrite)
@@ -179,7 +190,22 @@ def convert(
         )
         if report.exit_code == 0:
             _add_figures_to_card(out, report)
+    if attest and (report is None or report.exit_code == 0):
+        write_statement(attest, out)
     _report(report, _to_dict(plan, result, plan_seconds), as_json)
+
+
+def write_statement(statement: Path, out: Path) -> None:
+    """Write the in-toto statement about an output."""
+    import json
+
+    from convert.outputs.attestation import attest
+    from convert.outputs.integrity import provenance
+    from convert.writing.atomic import write_text
+    from convert.writing.written import open_written
+
+    content = attest(out, provenance(open_written(out).metadata))
+    write_text(statement, json.dumps(content, indent=2) + "\n")
 
 
 def _completed(plan: Plan, out: Path, limit: int | None, overwrite: bool) -> Result | None:

@@ -209,6 +209,24 @@ Seed = Annotated[
         "--seed", metavar="N", help="Seed of the random inputs. (default: the recording's, or 0)", rich_help_panel=PROOF
     ),
 ]
+Attest = Annotated[
+    Path | None,
+    typer.Option(
+        "--attest",
+        metavar="FILE",
+        help="Write an in-toto statement: the SHA-256 of every file of OUT, and what made it. To be signed by other tools.",
+        rich_help_panel=OUTPUT,
+    ),
+]
+Sarif = Annotated[
+    Path | None,
+    typer.Option(
+        "--sarif",
+        metavar="FILE",
+        help="Write the findings as SARIF, at the lines of the rule file.",
+        rich_help_panel=REPORT,
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON to stdout.", rich_help_panel=REPORT)]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress and no summary.", rich_help_panel=REPORT)]
 Full = Annotated[

@@ -13,6 +13,7 @@ from convert.cli import output
 from convert.cli.help import Command, Group
 
 if TYPE_CHECKING:
+    from convert.core.findings import Finding
     from convert.rules.file import RuleFile
 
 rules = typer.Typer(
@@ -149,6 +150,7 @@ def new(
 @rules.command(cls=Command, epilog="Example: convert rules validate mine.yaml")
 def validate(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Rule files.")],
+    sarif: o.Sarif = None,
 ) -> None:
     """Validate rule files: keys, equations, and that sources and targets pair up.
 
@@ -158,11 +160,13 @@ def validate(
     from convert.rules.library import load_models
 
     failed = False
+    found: list[Finding] = []
     for file in files:
         try:
             models = load_models(file)
         except RuleError as error:
             output.error(error.shared_code, str(error))
+            found += error.findings
             failed = True
         else:
             for rules in models:
@@ -178,6 +182,15 @@ def validate(
                 for question in questions:
                     output.data_lines([f"  {question}"])
                 failed |= bool(questions)
+    if sarif:
+        import json
+
+        from convert.verify.report.sarif import sarif as to_sarif
+        from convert.writing.atomic import write_text
+        from convert.writing.provenance import tool_version
+
+        content = to_sarif([(finding, "error") for finding in found], tool_version(), str(files[0]))
+        write_text(sarif, json.dumps(content, indent=2) + "\n")
     if failed:
         raise typer.Exit(2)
 

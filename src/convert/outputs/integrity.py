@@ -127,10 +127,15 @@ def verify_output(out: Path, ignore: Iterable[str] = (), jobs: int | None = None
         len(readable) + len({name for header in readable for name in header.files}),
         len(tasks),
         sum(entry.stop - entry.start for header in readable for entry in header.entries.values()),
-        {key: first.metadata[key] for key in PROVENANCE if first.metadata.get(key)},
+        provenance(first.metadata),
         tuple(findings),
         tuple(notes),
     )
+
+
+def provenance(metadata: Mapping[str, str]) -> dict[str, str]:
+    """Return what the metadata of a header says of the conversion."""
+    return {key: metadata[key] for key in PROVENANCE if metadata.get(key)}
 
 
 def _weight_files(out: Path) -> list[Path]:

@@ -9,6 +9,7 @@ import typer
 
 from convert.cli import options as o
 from convert.cli import output
+from convert.cli.convert import write_statement
 
 if TYPE_CHECKING:
     from convert.outputs.integrity import Integrity
@@ -27,6 +28,7 @@ def verify(
             rich_help_panel=o.INPUT,
         ),
     ] = None,
+    attest: o.Attest = None,
     full: o.Full = False,
     as_json: o.Json = False,
 ) -> None:
@@ -36,7 +38,13 @@ def verify(
     """
     from convert.outputs.integrity import verify_output
 
+    if attest:
+        from convert.outputs.attestation import refuse_inside
+
+        refuse_inside(attest, out)
     result = verify_output(out, o.split(ignore))
+    if attest and result.intact:
+        write_statement(attest, out)
     if as_json:
         output.data_json(result.to_dict())
     else:

@@ -1,0 +1,69 @@
+"""An in-toto statement about an output: the SHA-256 of every file, and what made it. It is unsigned; other tools sign it.
+
+The form is that of OpenSSF model-signing 1.1 (`_signing/signing.py`): one subject, whose digest is the SHA-256 of the digests of all
+files in the order of their names, and the files as ``resources`` of the predicate. Verifiers ignore further keys of the predicate.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from convert.core.errors import CheckpointError, OutputError
+from convert.core.findings import Finding
+from convert.core.system.regular_file import open_unbuffered
+from convert.writing.atomic import real
+
+STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
+PREDICATE_TYPE = "https://model_signing/signature/v1.0"
+
+
+def refuse_inside(statement: Path, out: Path) -> None:
+    """Check that the statement does not become a part of what it describes.
+
+    Raises:
+        OutputError: it lies in the output, or its directory is missing.
+    """
+    path = real(statement)
+    if path == real(out) or real(out) in path.parents:
+        raise OutputError(
+            Finding("output-within-input", "is part of what it attests", path=str(statement), fix="write it elsewhere")
+        )
+    if not path.parent.is_dir():
+        problem = f"the directory {path.parent} does not exist"
+        raise OutputError(Finding("output-not-writable", problem, path=str(statement), fix="create it first"))
+
+
+def attest(out: Path, provenance: Mapping[str, str]) -> dict[str, Any]:
+    """Return the statement about an output.
+
+    Args:
+        provenance: what the headers say of the conversion (`Integrity.provenance`).
+
+    Raises:
+        CheckpointError: a file cannot be read.
+    """
+    files = sorted(path for path in out.rglob("*") if path.is_file()) if out.is_dir() else [out]
+    digests = [(path.relative_to(out).as_posix(), _sha256(path)) for path in files]
+    root = hashlib.sha256(b"".join(digest for _, digest in digests)).hexdigest()
+    return {
+        "_type": STATEMENT_TYPE,
+        "subject": [{"name": real(out).name, "digest": {"sha256": root}}],
+        "predicateType": PREDICATE_TYPE,
+        "predicate": {
+            "serialization": {"method": "files", "hash_type": "sha256", "allow_symlinks": False, "ignore_paths": []},
+            "resources": [{"name": name, "algorithm": "sha256", "digest": digest.hex()} for name, digest in digests],
+            "conversion": dict(provenance),
+        },
+    }
+
+
+def _sha256(path: Path) -> bytes:
+    try:
+        with open_unbuffered(path) as file:
+            return hashlib.file_digest(file, "sha256").digest()
+    except OSError as error:
+        problem = f"cannot be read: {error.strerror or error}"
+        raise CheckpointError(Finding("file-not-readable", problem, path=str(path))) from None
