@@ -145,6 +145,27 @@ def largest_alone(p: Arrays, x: torch.Tensor, real: torch.Tensor) -> torch.Tenso
     return torch.zeros_like(s).scatter(-1, index, top.softmax(-1)) @ p["v"]
 
 
+def chosen(p: Arrays, x: Any, factor: float) -> Any:
+    """The two largest of biased scores, weighted with the scores."""
+    score = jax.nn.sigmoid(x @ p["w"])
+    index = jax.lax.top_k(score + p["h"], 2)[1]
+    weight = jnp.take_along_axis(score, index, -1)
+    weight = factor * weight / weight.sum(-1, keepdims=True)
+    return ((jax.nn.one_hot(index, 8) * weight[..., None]).sum(-2) * (x @ p["v"])) @ p["w"]
+
+
+def routed(p: Arrays, x: torch.Tensor, biased: bool = True, weighted: bool = False, factor: float = 1.0) -> Any:
+    score = torch.sigmoid(x @ p["w"])
+    index = (score + p["h"] if biased else score).topk(2, -1).indices
+    weight = (score + p["h"] if weighted else score).gather(-1, index)
+    weight = factor * weight / weight.sum(-1, keepdim=True)
+    return (torch.zeros_like(score).scatter(-1, index, weight) * (x @ p["v"])) @ p["w"]
+
+
+def gated(gate: Any, x: Any, new: Any) -> Any:
+    return gate * x + (1 - gate) * new
+
+
 TABLE = np.sin(np.arange(12)[:, None] * np.array([1, 0.3, 0.1, 0.03, 0.7, 0.2, 0.05, 0.9]))
 
 
@@ -181,7 +202,7 @@ FAULTS = {
         lambda p, x, real: jax.nn.silu(x @ p["w"]) @ p["v"] + jax.nn.silu(x @ p["w"]),
         lambda p, x, real: (x @ p["w"]) @ p["v"] + silu(x @ p["w"]),
         "operation missing",
-        ("applies sigmoid, multiplies", "uses it as it is"),
+        ("computes silu", "uses it as it is"),
     ),
     "another norm's scale": Fault(
         lambda p, x, real: (norm(x) * p["g"]) @ p["w"] + (norm(x * x) * p["h"]) @ p["v"],
@@ -294,6 +315,63 @@ FAULTS = {
         largest_alone,
         "another number of largest values",
         ("the target takes the 1 largest, and the JAX model the 2 largest",),
+    ),
+    "a gate and what is left of it exchanged": Fault(
+        lambda p, x, real: gated(jax.nn.sigmoid(x @ p["w"]), x, x @ p["v"]),
+        lambda p, x, real: gated(1 - torch.sigmoid(x @ p["w"]), x, x @ p["v"]),
+        "operands exchanged",
+        ("the same values, put together in another way",),
+    ),
+    "the parts of a vector exchanged": Fault(
+        lambda p, x, real: jnp.cos((x @ p["w"])[..., :4]) @ p["v"][:4] + (x @ p["w"])[..., 4:] @ p["v"][4:],
+        lambda p, x, real: torch.cos((x @ p["w"])[..., 4:]) @ p["v"][:4] + (x @ p["w"])[..., :4] @ p["v"][4:],
+        "another operand",
+        ("where the JAX model has",),
+    ),
+    "a factor of what is chosen missing": Fault(
+        lambda p, x, real: chosen(p, x, 1.5), lambda p, x, real: routed(p, x), "operation missing", ("multiplies by 1.5",)
+    ),
+    "what is chosen with a bias": Fault(
+        lambda p, x, real: chosen(p, x, 1.5),
+        lambda p, x, real: routed(p, x, weighted=True, factor=1.5),
+        "another operand",
+        ("where the JAX model has",),
+    ),
+    "chosen without a bias": Fault(
+        lambda p, x, real: chosen(p, x, 1.0),
+        lambda p, x, real: routed(p, x, biased=False),
+        "operation missing and elements in another order",
+        ("the JAX model adds h",),
+    ),
+    "limited on both sides": Fault(
+        lambda p, x, real: jnp.tanh(jnp.minimum(x @ p["w"], 2.0)) @ p["v"],
+        lambda p, x, real: torch.tanh((x @ p["w"]).clamp(-2.0, 2.0)) @ p["v"],
+        "another constant",
+        ("the target limits the values to -2 to 2", "the JAX model limits the values to at most 2"),
+    ),
+    "a bias behind an activation": Fault(
+        lambda p, x, real: jax.nn.softplus(x @ p["w"] + p["g"]) @ p["v"],
+        lambda p, x, real: (softplus(x @ p["w"]) + p["g"]) @ p["v"],
+        "operations in another order",
+        ("applies softplus",),
+    ),
+    "a number without its function": Fault(
+        lambda p, x, real: jnp.tanh((x @ p["w"]) * jnp.exp(p["g"][0]) + p["h"][0]),
+        lambda p, x, real: torch.tanh((x @ p["w"]) * p["g"][0] + p["h"][0]),
+        "another function of a parameter",
+        ("of g, the target takes a part, and the JAX model takes a part, applies exp",),
+    ),
+    "no key of its own in the softmax": Fault(
+        lambda p, x, real: jax.nn.softmax(jnp.concatenate([x @ p["w"], x[..., :1] + p["h"][0]], -1), -1)[..., :8] @ p["v"],
+        lambda p, x, real: torch.softmax(x @ p["w"], -1) @ p["v"],
+        "operation missing",
+        ("joins, takes the softmax",),
+    ),
+    "a recurrence that runs backwards": Fault(
+        lambda p, x, real: jnp.stack(states(p, x, jnp.zeros((3, 8)), jnp.tanh), 1) @ p["w"],
+        lambda p, x, real: torch.stack(states(p, x.flip(1), torch.zeros(3, 8, dtype=x.dtype), torch.tanh), 1).flip(1) @ p["w"],
+        "another operand and elements in another order",
+        (),
     ),
     "a parallel block": Fault(block, parallel, "another operand", ("the JAX model gives it",)),
 }  # fmt: skip

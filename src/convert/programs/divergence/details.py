@@ -124,10 +124,7 @@ def _literals(words: Words, operations: Sequence[Operation]) -> dict[tuple[str, 
 
 def other_parameters(repair: Repair, ours: Words, theirs: Words) -> tuple[str, str] | None:
     """Name parameters that one side uses in place of others, or other elements of the same ones."""
-    one, two = (
-        [v for x in ops for v in x.operands if v.of_parameters and v.array.size > 1]
-        for ops in (repair.target, repair.source)
-    )
+    one, two = ([v for x in ops for v in x.operands if v.of_parameters] for ops in (repair.target, repair.source))
     mine, other = (
         {leaf: words.parameters[leaf] for v in values for leaf in sorted(v.leaves)}
         for words, values in ((ours, one), (theirs, two))

@@ -215,7 +215,7 @@ class _Search:
     def confirmed(self, change: Change, rerun: Rerun) -> tuple[bool, bool]:
         """Run what follows a change; return whether known values follow it, and whether the run ended early."""
         known, goal = self.known, self.known.goal
-        moved, unknown = set(change.values), 0
+        moved, unknown, present = set(change.values), 0, known.present()
         confirmed = goal in change.values and self.equal(change.values[goal])
         try:
             for index, operation in rerun.put(change):
@@ -227,9 +227,13 @@ class _Search:
                     confirmed = True
                 if confirmed or kind_of(operation) == LAYOUT:
                     continue
-                shared = all(known.look_up(operation, v, rerun)[1] for v in operation.results)
-                news = shared and not all(known.known[v] for v in operation.results)
-                confirmed = news and _is_evidence(operation, moved, [k for at, k in change.operands if at == index])
+                found = [known.look_up(operation, v, rerun) for v in operation.results]
+                shared = all(is_known for _, is_known in found)
+                # A value that the target has already may be one in front: s * x + (1 - s) * x is x.
+                news = any(part.value not in present for parts, _ in found for part in parts)
+                news = shared and news and not all(known.known[v] for v in operation.results)
+                given = [k for at, k in change.operands if at == index]
+                confirmed = news and _is_evidence(operation, moved, given, rerun)
                 unknown += not shared
                 if unknown > UNKNOWN:
                     return False, True
@@ -309,15 +313,24 @@ def _parameters(operations: Sequence[Operation]) -> list[Value]:
     return [v for one in operations for v in one.operands if v.of_parameters and v.array.size > 1]
 
 
-def _is_evidence(operation: Operation, moved: set[Value], given: Sequence[int]) -> bool:
+def _is_evidence(operation: Operation, moved: set[Value], given: Sequence[int], rerun: Rerun) -> bool:
     """Whether a known result of an operation on replaced values shows that these are right, and laid out rightly.
 
-    Of a value alone it shows nothing: all that the source computes of the replacing value is known.
+    Of a value alone it shows nothing: all that the source computes of the replacing value is known. Neither does an operation that
+    only moves them, such as one that spreads them among zeros.
     """
     kind = kind_of(operation)
     if kind in (LAYOUT, "part", "join"):
+        return False
+    numbers = [_nonzero(rerun.array(v)) for v in operation.operands if v in moved]
+    if any(np.array_equal(_nonzero(rerun.array(v)), x) for v in operation.results for x in numbers):
         return False
     if kind not in ELEMENTWISE:
         return True
     others = [v for k, v in enumerate(operation.operands) if k not in given and v not in moved]
     return any(v.data or (v.leaves and v.array.size > 1) for v in others)
+
+
+def _nonzero(array: Array) -> Array:
+    """Return the numbers of an array that are not zero, in order."""
+    return np.sort(array[array != 0], axis=None)

@@ -14,6 +14,7 @@ from convert.programs.divergence.knowledge import Knowledge
 from convert.programs.divergence.layouts import layouts, places
 from convert.programs.divergence.rerun import Change
 from convert.programs.divergence.shared_values import FEW, Part, same_numbers, tells
+from convert.programs.divergence.words import scalar
 from convert.programs.program import Operation, Value
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -21,6 +22,7 @@ DEPTH = 8  # operations from an entry to the value that is replaced, and in the 
 MOST_INDICES = 64  # of an axis, each of which is tried where the target picks elements
 PADS = ("pad", "constant_pad_nd")
 NEAREST = 40  # values that far, on each side
+OPERAND = (4, 4)  # the distance at which another operand is tried: after operations that are missing or too many
 
 
 @dataclass(frozen=True)
@@ -105,11 +107,46 @@ def trials(known: Knowledge, entry: int, region: set[int]) -> Iterator[Trial]:
                 for part in _parts(other, value, indices):
                     yield Trial(known, value, part, (depth, far), similar, None)
     yield from _of_the_layer(known, entry)
+    yield from _other_operands(known, entry, present)
     in_front = [*operation.data, *(v for operand in operation.data for v in _padded(known, operand))]
     for value in in_front:  # an operation that is missing in front of the entry
         for other, far in near:
             if far and other.array.size == value.array.size and tells(known.array(value)):
                 yield Trial(known, value, Part(other), (0, far), False, entry)
+
+
+def _other_operands(known: Knowledge, entry: int, present: set[Value]) -> Iterator[Trial]:
+    """Yield what the source gives to an operation of the same kind whose result the target lacks.
+
+    It is a value that the target has, or any if both take the same constant.
+    """
+    operation = known.target.operations[entry]
+    kind, number = kind_of(operation), scalar(operation)
+    joined = {v for v in operation.data if _is_join(known, v)}
+    of_size: dict[int, dict[Value, None]] = {}
+    for other in known.source.operations:
+        if (
+            kind_of(other) == kind
+            and len(other.data) == len(operation.data)
+            and not present.intersection(other.results)
+        ):
+            same_number = number not in (None, 0, 1) and scalar(other) == number
+            for value in (root(v, known.source_producer) for v in other.data):
+                if same_number or value in present:
+                    of_size.setdefault(value.array.size, {})[value] = None
+    for value in dict.fromkeys(operation.data):
+        here = {root(part.value, known.source_producer) for part in known.found.get(value, ())}
+        for candidate in of_size.get(value.array.size, ()):
+            if tells(known.array(value)) and candidate not in here:
+                yield Trial(known, value, Part(candidate), OPERAND, False, entry)
+        for part in known.found.get(value, ()):  # its own elements, which the target may have joined in another order
+            if part.axis is None and tells(known.array(value)) and value in joined:
+                yield Trial(known, value, part, OPERAND, False, entry)
+
+
+def _is_join(known: Knowledge, value: Value) -> bool:
+    index = known.producer.get(known.root(value))
+    return index is not None and kind_of(known.target.operations[index]) == "join"
 
 
 def _padded(known: Knowledge, value: Value) -> tuple[Value, ...]:

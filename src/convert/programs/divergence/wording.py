@@ -30,13 +30,14 @@ from convert.programs.divergence.kinds import ELEMENTWISE, LAYOUT, kind_of
 from convert.programs.divergence.layouts import same
 from convert.programs.divergence.search import Divergence, Repair
 from convert.programs.divergence.shared_values import HIDDEN, same_numbers
-from convert.programs.divergence.words import Words, places, scalar
+from convert.programs.divergence.words import Words, arithmetic, places, scalar
 from convert.programs.program import Operation, Program, Value
 
 Array = np.ndarray[Any, np.dtype[Any]]
 ORDER = "elements in another order"
 MISSING, EXTRA = "operation missing", "operation that the JAX model lacks"
 CONSTANT = "another constant"
+MOVED = "operations in another order"
 OTHER = "another computation"
 OPERAND, EXCHANGED, AXES = "another operand", "operands exchanged", "axes exchanged"
 BY_RULES = (ORDER, OPERAND, PART, EXCHANGED, AXES, PARAMETER, FUNCTION)  # what wrong rules give, too
@@ -81,12 +82,11 @@ def named(
         lines = {one.where for one in repair.target} or {one.where for one in repair.source}
         described.setdefault((name, min(lines, default="")), (repair, name, problem))
     chosen = list(described.values())
-    if any(name != OTHER for _, name, _ in chosen):  # what one fault leads to behind it often has no name
-        chosen = [one for one in chosen if one[1] != OTHER]
+    chosen = chosen[:1] + [one for one in chosen[1:] if one[1] != OTHER]  # what one fault leads to often has no name
     names = list(dict.fromkeys(name for _, name, _ in chosen))
     name = " and ".join(names[:2])
     if set(names) == {MISSING, EXTRA}:
-        name = _moved(chosen) or name
+        name = _moved(chosen, activations) or name
     problems = list(dict.fromkeys(problem for _, _, problem in chosen))
     problem = "; ".join(problems[:2]) + (f"; and {len(problems) - 2} more" if len(problems) > 2 else "")
     by_rules = all(one in BY_RULES for one in names) or any(map(_of_layers, divergence.repairs))
@@ -101,15 +101,20 @@ def _of_layers(repair: Repair) -> bool:
     )
 
 
-def _moved(chosen: Sequence[tuple[Repair, str, str]]) -> str:
+def _moved(chosen: Sequence[tuple[Repair, str, str]], activations: Mapping[str, Function]) -> str:
     """Name what is missing at one place and too much at another."""
     sides = [next(one for one, name, _ in chosen if name == which) for which in (MISSING, EXTRA)]
+    functions = [
+        computed(one.got if one.target else one.want, one.given[0], activations) for one in sides if len(one.given) == 1
+    ]
+    if len(functions) == 2 and functions[0] and functions[0] == functions[1]:
+        return MOVED
     if all(any(kind in ("sqrt", "rsqrt") for kind, _ in _steps(one.source or one.target)) for one in sides):
         return "norm behind the addition, not in front of it"
     one, two = (_steps(x.source or x.target) for x in sides)
     if [kind for kind, _ in one] != [kind for kind, _ in two]:
         return ""
-    return "operations in another order" if one == two else CONSTANT
+    return MOVED if one == two else CONSTANT
 
 
 def _describe(
@@ -118,7 +123,9 @@ def _describe(
     """Return the name of what a repair undoes, and the sentence."""
     given = " and ".join(dict.fromkeys(map(ours.value, repair.operands)))
     here, there = places(repair.target), places(repair.source)
-    does, instead = ours.chain(repair.target), theirs.chain(repair.source)
+    does = _chain(ours, repair.target, repair.given, repair.got, activations)
+    theirs_given = [x.array for x in repair.source_operands] if repair.target else repair.given
+    instead = _chain(theirs, repair.source, theirs_given, repair.want, activations)
     most, theirs_most = (
         words.largest_behind(x) for words, x in ((ours, repair.operands), (theirs, repair.source_operands))
     )
@@ -189,10 +196,36 @@ def _describe(
             f"{sentence}; the target multiplies vectors of {widths[0]} features, and the JAX model of {widths[1]}",
         )
     if Counter(kind for kind, _ in one) == Counter(kind for kind, _ in two):
-        return "operations in another order", sentence
+        return MOVED, sentence
     if factors := ratios(repair.got, repair.want):
         return "another factor", f"{sentence}; {factors}"
+    if {kind for kind, _ in one} ^ {kind for kind, _ in two} == {"add", "subtract"} and len(one) == len(two):
+        return "the other sign", sentence
+    kinds, their_kinds = ours.kinds(repair.target), theirs.kinds(repair.source)
+    for few, many, name in ((kinds, their_kinds, MISSING), (their_kinds, kinds, EXTRA)):
+        if few and len(few) < len(many) and _within(few, many):
+            moves = not (Counter(many) - Counter(few)).keys() - {"part", "join", "pick"}
+            return (PART if moves else name), sentence
     return OTHER, sentence
+
+
+def _within(few: Sequence[str], many: Sequence[str]) -> bool:
+    """Whether words stand among others in their order."""
+    rest = iter(many)
+    return all(word in rest for word in few)
+
+
+def _chain(
+    words: Words,
+    operations: Sequence[Operation],
+    given: Sequence[Array],
+    made: Array,
+    activations: Mapping[str, Function],
+) -> str:
+    """Say what operations do: by the name of the function, where they are the operations of a known one."""
+    several = len(arithmetic(operations)) > 1 and len(given) == 1 and not same(made, given[0])
+    name = computed(made, given[0], activations) if several else ""
+    return f"computes {name}" if name else words.chain(operations)
 
 
 def _input_of_layer(repair: Repair, ours: Words, theirs: Words) -> tuple[str, str] | None:
@@ -248,6 +281,9 @@ def _same_operations(repair: Repair, ours: Words, theirs: Words, sentence: str) 
             ORDER,
             f"{sentence}; the elements are repeated in another order: the target{repeated[0]}, the JAX model{repeated[1]}",
         )
+    others = [x.array for x in repair.source_operands]
+    if len(repair.given) > 1 and all(any(x.shape == y.shape and same(x, y) for y in others) for x in repair.given):
+        return EXCHANGED, f"{sentence}; the same values, put together in another way"
     return ORDER, f"{sentence}; the elements are in another order"
 
 
@@ -261,15 +297,15 @@ def _functions(repair: Repair, activations: Mapping[str, Function]) -> str:
     if len(by_size) == 2:
         found = []
         for x in (repair.got, repair.want):
-            for gate, other in (by_size, by_size[::-1]):
-                found += [
-                    (name, gate is by_size[0])
-                    for name, function in activations.items()
-                    if gate.shape == other.shape and same(function(gate) * other, x)
-                ][:1]
-        if len(found) == 2:
-            (ours, first), (theirs, second) = found
-            return EXCHANGED if ours == theirs and first != second else f"{ours} for {theirs}"
+            found += [
+                (name, gate is by_size[0])
+                for gate, other in (by_size, by_size[::-1])
+                for name, function in activations.items()
+                if gate.shape == other.shape and same(function(gate) * other, x)
+            ][:1]
+        if len(found) == 2 and found[0] != found[1]:
+            (ours, _), (theirs, _) = found
+            return EXCHANGED if ours == theirs else f"{ours} for {theirs}"
     return ""
 
 
@@ -281,7 +317,7 @@ def _line(operations: Sequence[Operation]) -> str:
 
 
 def _steps(operations: Sequence[Operation]) -> list[tuple[str, float | None]]:
-    return [(kind_of(one), scalar(one)) for one in operations if kind_of(one) != LAYOUT]
+    return [(kind_of(one), scalar(one)) for one in arithmetic(operations) if kind_of(one) != LAYOUT]
 
 
 def _without_factors(steps: Sequence[tuple[str, float | None]]) -> list[tuple[str, float | None]]:
@@ -308,6 +344,8 @@ def _fix(repair: Repair) -> str:
         return (
             f"give {repair.layer.module or _line([repair.layer])} what the JAX model gives it, or correct the reference"
         )
+    if not repair.target and not repair.source:
+        return "give the target's code there what the JAX model has, or correct the reference"
     if not repair.target:
         return f"compute in the target what the JAX model computes at {_line(repair.source)}, or correct the reference"
     if not repair.source:

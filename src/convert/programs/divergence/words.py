@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -44,6 +44,7 @@ ARITHMETIC = {
     "power": ("raises to the power {}", "takes the power"),
 }
 SOFTMAX = ("largest", "subtract", "exp", "sum", "divide")
+INDICES = ("lt", "add", "select_n")  # what JAX does with indices, of which negative ones count from the end
 REDUCED = ("axes", "dim", "axis", "dimension")  # names of the setting in JAX and in torch
 
 
@@ -72,7 +73,7 @@ class Words:
 
     def chain(self, operations: Sequence[Operation]) -> str:
         """Say what operations do, one after another."""
-        verbs = self.verbs([one for one in operations if kind_of(one) != LAYOUT])
+        verbs = self.verbs(arithmetic(operations))
         verbs = [verb for k, verb in enumerate(verbs) if k == 0 or verb != verbs[k - 1]]
         more = len(verbs) - LISTED
         said = verbs[:LISTED] + ([f"does {more} more"] if more > 0 else [])
@@ -80,17 +81,13 @@ class Words:
 
     def verbs(self, operations: Sequence[Operation]) -> list[str]:
         """Say what each does; the operations of a softmax as one."""
-        kinds = [kind_of(one) for one in operations]
-        said, k = [], 0
-        while k < len(operations):
-            parts = [j for j in range(k, len(kinds)) if kinds[j] not in ("limit", "mask")][: len(SOFTMAX)]
-            if tuple(kinds[j] for j in parts) == SOFTMAX:
-                said.append(f"takes the softmax{_over(operations[k])}")
-                k = parts[-1] + 1
-            else:
-                said.append(self.verb(operations[k]))
-                k += 1
-        return said
+        return [
+            f"takes the softmax{_over(one[0])}" if len(one) > 1 else self.verb(one[0]) for one in _softmaxes(operations)
+        ]
+
+    def kinds(self, operations: Sequence[Operation]) -> list[str]:
+        """Return the word for each, of a softmax one."""
+        return ["softmax" if len(one) > 1 else kind_of(one[0]) for one in _softmaxes(arithmetic(operations))]
 
     def verb(self, operation: Operation) -> str:
         """Say what an operation does with the data that it is given."""
@@ -104,6 +101,8 @@ class Words:
             return by.format(other) if other else alone
         if kind in APPLIED:
             return f"applies {kind}"
+        if kind == "limit" and (said := _limits(operation)):
+            return f"limits the values {said}"
         if kind == "gelu":
             return "applies gelu_tanh" if operation.settings.get("approximate") == "tanh" else "applies gelu_erf"
         if kind in ("product", "convolution"):
@@ -118,7 +117,7 @@ class Words:
 
     def other(self, operation: Operation) -> str:
         """Name the operand that no input is in, if there is one."""
-        other = next((v for v in operation.operands if not v.data and v.array.size > 1), None)
+        other = next((v for v in operation.operands if not v.data and (v.leaves or v.array.size > 1)), None)
         if other is None:
             return ""
         if len(other.leaves) == 1:
@@ -152,6 +151,47 @@ def layer_of(operation: Operation, producer: Mapping[Value, Operation]) -> str |
             return None
         operation = before
     return None
+
+
+def _softmaxes(operations: Sequence[Operation]) -> Iterator[Sequence[Operation]]:
+    """Yield the operations, those of a softmax together."""
+    kinds = [kind_of(one) for one in operations]
+    k = 0
+    while k < len(operations):
+        parts = [j for j in range(k, len(kinds)) if kinds[j] not in ("limit", "mask")][: len(SOFTMAX)]
+        end = parts[-1] + 1 if tuple(kinds[j] for j in parts) == SOFTMAX else k + 1
+        yield operations[k:end]
+        k = end
+
+
+def arithmetic(operations: Sequence[Operation]) -> list[Operation]:
+    """Return the operations without those that only lay out, and without JAX's with the indices by which it picks."""
+    steps = [one for one in operations if kind_of(one) != LAYOUT]
+    if not any(kind_of(one) == "pick" for one in steps):
+        return steps
+    return [one for one in steps if one.name not in INDICES or one.results[0].array.dtype.kind == "f"]
+
+
+def _limits(operation: Operation) -> str:
+    """Say to which numbers an operation limits its values; empty where they are no constants."""
+    low, high = (_bound(operation, end) for end in ("min", "max"))
+    if low is not None and high is not None:
+        return f"to {low:.7g} to {high:.7g}"
+    if low is None and high is None:
+        return ""
+    return f"to at least {low:.7g}" if low is not None else f"to at most {high:.7g}"
+
+
+def _bound(operation: Operation, end: str) -> float | None:
+    """Return the least or the largest number that an operation gives."""
+    if operation.name == "clamp" and len(operation.operands) == 3:  # JAX: low, x, high; torch: x, low, high
+        low = 1 if operation.operands[0].data else 0
+        array = operation.operands[low if end == "min" else 2].array
+        return float(array.flat[0]) if array.size == 1 else None
+    if isinstance(operation.settings.get(end), int | float):
+        return float(operation.settings[end])
+    only = {"min": ("max", "maximum", "clamp_min"), "max": ("min", "minimum", "clamp_max")}[end]
+    return scalar(operation) if operation.name in only else None
 
 
 def scalar(operation: Operation) -> float | None:
