@@ -380,6 +380,11 @@ PUBLISHED: Mapping[str, tuple[Published, ...]] = {
         *_qwen({48: 262144, 94: 262144, 62: 262144}, rope_theta={48: 1e7, 94: 5e6, 62: 1e7}),
         Published({"experts_per_token": 8}, f"{_MAXTEXT}/qwen3-*-a*b.yml"),
     ),
+    "maxtext-olmo3": (
+        Published({"epsilon": 1e-6, "rope_theta": 5e5, "attention_pattern": Every(("sliding_attention",) * 3 + ("full_attention",))}, f"{_MAXTEXT}/olmo3-*.yml; models/olmo3.py, get_attention_type"),
+        Published({"sliding_window": 4096, "rope_factor": 8.0, "rope_original_length": 8192, "context_length": 65536}, f"{_MAXTEXT}/olmo3-*.yml", binding=False),
+        Published({"eos_token_id": 100257, "pad_token_id": 100277}, "config.json of allenai/Olmo-3-1025-7B", binding=False),
+    ),
     "timesfm-1": _TIMESFM_1,
     "timesfm-2.5": _TIMESFM_2P5,
     "recurrentgemma": _RECURRENT,
