@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
@@ -116,3 +117,29 @@ def test_faults_of_the_way_back_are_caught_and_named(fault: str, tmp_path: Path)
     report = check(tmp_path / "in.safetensors", MemorySource(wrong), model="timesfm", levels=("weights",))
     (level,) = (level for level in report.levels if level.level == "weights")
     assert level.verdict == Verdict.FAILED and {finding.data["diagnosis"] for finding in level.findings} == {name}
+
+
+FACTOR_RULES = """model: m
+title: M
+targets: {torch: {loads: T}}
+axes: {D: {is: width, equals: 6}}
+rules:
+- einsum: ...D,DF->...F
+  from: w
+  prescaled_by: 1/sqrt(D)
+  linear: w
+"""
+
+
+def test_wider_leaves_are_written_and_checked_in_one_command(run: Run, tmp_path: Path) -> None:
+    """The check compares with the dtype of the tensors, although --dtype is that of the leaves."""
+    (tmp_path / "r.yaml").write_text(FACTOR_RULES)
+    weight = np.random.default_rng(0).standard_normal((7, 6)).astype(ml_dtypes.bfloat16)
+    save_file({"w.weight": weight, "p.position_ids": np.arange(3)}, tmp_path / "in.safetensors")
+    back = (tmp_path / "r.yaml", tmp_path / "in.safetensors", tmp_path / "out.npz", "--to", "npz", "--dtype", "float32")
+    printed, _ = run("plan", *back[:2], *back[3:])
+    assert "Tensors left out: 1" in printed and "p.position_ids  positions, which the constructor counts" in printed
+    save_file({"w.weight": weight}, tmp_path / "in.safetensors")
+    printed, said = run(*back, "--check")
+    assert "wrote" in said and "1 of 1 tensors compared bit for bit" in printed
+    assert np.load(tmp_path / "out.npz")["w"].dtype == np.float32

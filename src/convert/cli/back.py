@@ -68,6 +68,9 @@ def write(
         output.status(f"found {plan.forward.found} in {plan.written.path} ({plan.forward.target})")
         for note in plan.notes:
             output.status(f"note: {note}", output.NOTE)
+        if plan.left_out:
+            reasons = "; ".join(dict.fromkeys(plan.left_out.values()))
+            output.status(f"left out {output.count(len(plan.left_out), 'tensor')}: {reasons}", output.NOTE)
         rate = f", {output.size(int(result.nbytes / result.seconds))}/s" if result.seconds > 0 else ""
         output.status(
             f"wrote {out}: {output.count(result.leaves, 'leaf')}, {output.size(result.nbytes)} in {result.seconds:.1f} s{rate}, {to}"
@@ -87,6 +90,7 @@ def to_dict(plan: ReversePlan, result: CheckpointResult) -> dict[str, Any]:
         "bytes": result.nbytes,
         "seconds": round(result.seconds, 3),
         "kept": [{"leaf": kept.leaf, "because": kept.reason} for kept in plan.kept],
+        "left_out": dict(plan.left_out),
         "notes": list(plan.notes),
     }
 
@@ -110,6 +114,10 @@ def _lines(plan: ReversePlan, full: bool) -> Iterator[str | Line]:
     yield ""
     yield Line(f"Leaves: {len(plan.leaves)}, each made of the tensors below it", HEADING)
     yield from _folded([_leaf(made) for made in plan.leaves], full)
+    if plan.left_out:
+        yield ""
+        yield Line(f"Tensors left out: {len(plan.left_out)}", HEADING)
+        yield from _folded([(f"{name}  {why}",) for name, why in plan.left_out.items()], full)
     if plan.layout is not None:
         return
     yield ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -122,7 +123,8 @@ def convert(
             from convert.verify.run import check as run_check
 
             levels, facts = o.split(require), o.split(trust)
-            source = open_source(out, follow_links=follow_links)
+            source, forth = open_source(out, follow_links=follow_links), reverse_plan.forward
+            options = replace(options, to=forth.target, dtype=forth.dtype, settings=forth.settings)
             report = run_check(
                 checkpoint, source, options, model=model, require=levels, trust=facts, reference=reference
             )

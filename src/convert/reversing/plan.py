@@ -22,6 +22,7 @@ from convert.core.yaml_nodes import Position
 from convert.layers.base import Part, Step
 from convert.planning.plan import Plan
 from convert.reversing.config_json import config_conflicts
+from convert.reversing.left_out import why_left_out
 from convert.writing.scatter import needed_box
 from convert.writing.transfer import used_leaves
 from convert.writing.written import Written
@@ -72,6 +73,7 @@ class ReversePlan:
         kept: those that no tensor holds.
         constants: tensors that no leaf holds; they must have the value that the forward plan computes.
         notes: remarks for the user.
+        left_out: tensor that no leaf is made of -> why.
         layout: name of the published form of the tree; empty: that of the rules; None: the tree is that of a checkpoint.
     """
 
@@ -82,6 +84,7 @@ class ReversePlan:
     constants: tuple[Step, ...]
     notes: tuple[str, ...] = ()
     layout: str | None = None
+    left_out: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def nbytes(self) -> int:
@@ -116,6 +119,7 @@ class ReversePlan:
                 {"leaf": kept.leaf, "dtype": kept.spec.dtype, "shape": list(kept.spec.shape), "because": kept.reason}
                 for kept in self.kept
             ],
+            "left_out": dict(self.left_out),
             "notes": list(self.notes),
         }
 
@@ -154,8 +158,11 @@ def reverse(plan: Plan, written: Written, *, like: bool = True) -> ReversePlan:
     order = {leaf: k for k, leaf in enumerate(leaves)}
     made.sort(key=lambda leaf: order[leaf.leaf])
     kept = tuple(KeptLeaf(drop.leaf, drop.spec, drop.reason, drop.rule) for drop in plan.dropped)
+    names = {step.name for step in plan.steps}
+    left_out = {name: why_left_out(name, spec) for name, spec in tensors.items() if name not in names}
     constants = tuple(step for step in plan.steps if step.value is not None and step.name in tensors)
-    return ReversePlan(plan, written, tuple(made), kept, constants, tuple(_notes(made, kept, like)))
+    notes = tuple(_notes(made, kept, like))
+    return ReversePlan(plan, written, tuple(made), kept, constants, notes, left_out=left_out)
 
 
 def _irreversible(plan: Plan, like: bool) -> Iterator[Finding]:
@@ -248,7 +255,7 @@ def _compare(plan: Plan, tensors: Mapping[str, TensorSpec]) -> Iterator[Finding]
             )
     known_made = ClosestNames(made)
     for name, own in tensors.items():
-        if name not in made:
+        if name not in made and not why_left_out(name, own):
             yield Finding(
                 "tensor-unexpected",
                 f"no leaf of the checkpoint is made of this tensor ({own})",

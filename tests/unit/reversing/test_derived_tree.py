@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
@@ -192,3 +193,22 @@ def test_a_config_json_is_compared_where_a_checkpoint_gives_the_tree(tmp_path: P
         ("config-conflict", "num_heads", "4"),
         ("config-conflict", "head_dim", "3"),
     ]
+
+
+def test_buffers_that_a_constructor_computes_are_left_out_with_a_reason(tmp_path: Path) -> None:
+    """As older versions of transformers saved them; another tensor is still an error."""
+    rules = rule_file("- from: t\n  axes: VD\n  embedding: t")
+    arrays = {
+        "t.weight": np.ones((4, 3), ml_dtypes.bfloat16),
+        "e.position_ids": np.arange(7)[None],
+        "h.0.attn.bias": np.tri(5, dtype=np.uint8)[None, None],
+        "h.0.attn.masked_bias": np.array(-1e4, np.float32),
+        "l.0.self_attn.rotary_emb.inv_freq": np.ones(4, np.float32),
+    }
+    save_file(arrays, tmp_path / "t.safetensors")
+    plan = convert.plan_reverse(rules, tmp_path / "t.safetensors", dtype="float32")
+    assert plan.left_out.keys() == arrays.keys() - {"t.weight"} and all(plan.left_out.values())
+    assert plan.to_dict()["left_out"] == plan.left_out and [made.leaf for made in plan.leaves] == ["t"]
+    assert [made.spec.dtype for made in plan.leaves] == ["float32"]
+    save_file({**arrays, "h.0.attn.bias": np.ones(5, np.float32)}, tmp_path / "t.safetensors")
+    assert problem(rules, tmp_path / "t.safetensors").path == "h.0.attn.bias"

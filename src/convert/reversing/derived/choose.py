@@ -20,6 +20,7 @@ from convert.reversing.derived.layouts import DerivedSource, forms, keys_of, lay
 from convert.reversing.derived.leaves import TensorNames, claimed, wanted_leaves
 from convert.reversing.derived.shapes import Known, Shapes
 from convert.reversing.derived.stated import known_sizes, rows_of_tables, stated_choices, stated_settings
+from convert.reversing.left_out import why_left_out
 from convert.reversing.plan import ReversePlan, reverse
 from convert.rules.file import Layout, RuleFile
 from convert.writing.written import Written
@@ -81,7 +82,7 @@ def _dtypes(written: Written, options: ConversionOptions) -> tuple[ConversionOpt
         OptionError: a leaf of this dtype cannot hold the values of a tensor.
     """
     wanted = options.dtype
-    own = {spec.dtype for spec in written.specs.values() if is_float(spec.dtype)}
+    own = {spec.dtype for name, spec in written.specs.items() if is_float(spec.dtype) and not why_left_out(name, spec)}
     if wanted is None or not own:
         return replace(options, dtype=None), None
     if len(own) > 1 or not all(widens(dtype, wanted) for dtype in own):
@@ -109,6 +110,7 @@ def _likely(
 ) -> list[_Trial]:
     """Return the models and targets that have the names of the most tensors."""
     names = TensorNames(list(written.specs))
+    weights = sum(not why_left_out(name, spec) for name, spec in written.specs.items())
     found: list[_Trial] = []
     stated = written.metadata.get("model")
     known = stated in [rules.model for rules in candidates]
@@ -123,7 +125,7 @@ def _likely(
                 continue
             form, _ = next(forms(rules, layout_of(rules, None)))
             have = set().union(*claimed(form, target, names).values())
-            share = len(have) / max(len(written.specs), 1)
+            share = len(have) / max(weights, 1)
             found.append(_Trial(share, rules, target, written, names, layout, options, leaf_dtype))
     best = max((trial.share for trial in found), default=0.0)
     likely = [trial for trial in found if trial.share == best >= SAME_MODEL]
