@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 
+import convert
 from convert import PlanError
 from convert.core.errors import OptionError
 from convert.planning.adapters.names import Writer, find_pairs, has_word, place_of
@@ -464,3 +465,13 @@ def test_an_export_that_forgets_what_is_done_to_the_weight(
     (finding,) = check_weights(plan, open_written(out)).findings
     assert finding.data["diagnosis"] == "LoRA pair without what is done to its weight"
     assert finding.got.startswith("the product without") and finding.got.endswith(missing)
+
+
+@pytest.mark.parametrize("model", ["gemma", "maxtext-llama3.1", "flax_transformers", "timesfm"])
+def test_pairs_without_their_weights(model: str, tmp_path: Path) -> None:
+    """What Tunix saves of a model with LoRA."""
+    leaves = {f"layers/{i}/attn/q_einsum/w_lora_{x}": np.zeros((4, 4), "float32") for i in range(2) for x in "ab"}
+    with pytest.raises(PlanError) as refused:
+        convert.plan_conversion(model, MemorySource(leaves), settings={"lora_alpha": 4})
+    (finding,) = refused.value.findings
+    assert finding.code == "adapter-alone" and finding.got == "leaves such as layers/0/attn/q_einsum/w_lora_a"

@@ -9,10 +9,11 @@ from convert.checkpoints.source import Source
 from convert.core.errors import OptionError, PlanError
 from convert.core.findings import Finding
 from convert.core.path_index import PathIndex
+from convert.planning.adapters.names import alone
 from convert.planning.architectures import loaded_classes, names_class
 from convert.planning.match import cover
 from convert.planning.options import DEFAULTS, ConversionOptions
-from convert.planning.planner import RuleMatch, check_options, match_rules, plan_match
+from convert.planning.planner import RuleMatch, adapter_alone, check_options, match_rules, plan_match
 from convert.planning.settings import settable
 from convert.rules.file import RuleFile
 
@@ -149,6 +150,8 @@ def _plan_error(match: RuleMatch) -> PlanError:
 
 def _no_match(outcome: NoMatch) -> Finding:
     source = outcome.nearest.source
+    if alone(source.leaves):
+        return adapter_alone(source)
     return Finding(
         "rules-of-another-model",
         f"{source.display_path} ({source.format}) fits none of {', '.join(match.rules.model for match in outcome.matches)}: no rule "

@@ -63,6 +63,11 @@ def find_pairs(leaves: Collection[str]) -> dict[str, NamedPair]:
     return pairs
 
 
+def alone(leaves: Collection[str]) -> bool:
+    """Whether all leaves belong to an adapter: Tunix and MaxText save the LoRA parameters without their weights."""
+    return bool(leaves) and all(map(has_word, leaves))
+
+
 def place_of(leaf: str) -> str:
     """Return the path below which the weight of an adapter's leaf is found."""
     return "/".join(key for key in _stem(leaf).split("/")[:-1] if not _WORD.search(key))

@@ -1,0 +1,99 @@
+"""LoRA pairs beside every linear weight of every golden: no family has a rule for them, and none is converted without them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import convert
+from convert.core.einsum import Projection
+from convert.planning.plan import Plan
+from models.test_reverse_models import GOLDENS
+from support import flax_families
+from support.goldens import relative_error
+from support.marks import slow_but
+from support.memory_source import MemorySource, run
+
+RANK, ALPHA = 2, 4.0
+QUICK = ("timesfm-2.5", "gemma3-stacked", "whisper", "gemma2-2b", "recurrentgemma")
+CASES = [pytest.param(*one, id=one[1], marks=() if one[1] in QUICK else pytest.mark.slow) for one in GOLDENS]
+Tree = dict[str, np.ndarray]
+
+
+def linear_leaves(plan: Plan) -> dict[str, tuple[Projection, tuple[int, ...]]]:
+    """The weights that the plan uses in an equation, and their stacked axes."""
+    found = {}
+    for step in plan.steps:
+        for part in step.parts:
+            rule = part.rule
+            if step.role == "weight" and rule is not None and rule.normalized is None and rule.kind.pair is None:
+                equation = rule.kind.linear_map(plan.choices.get(rule.choice or ""))
+                if equation is not None:
+                    found[part.leaf] = (equation, tuple(sorted(rule.stacked.values())))
+    return found
+
+
+def with_pairs(tree: Tree, plan: Plan, rng: np.random.Generator) -> tuple[Tree, Tree, int]:
+    """The tree with the pairs of qwix's einsum; the same tree with the products added, by `numpy.einsum`; and their number."""
+    adapted, merged = dict(tree), dict(tree)
+    leaves = linear_leaves(plan)
+    for name, (equation, stacked) in leaves.items():
+        letters, weight = list(equation.weight), tree[name]
+        for axis in stacked:
+            letters.insert(axis, f"{axis}")
+        names = {letter: chr(ord("a") + k) for k, letter in enumerate(letters)}
+        first = [x for x in letters if x.isdecimal() or x in equation.inputs + equation.batch]
+        second = [x for x in letters if x.isdecimal() or x in equation.outputs]
+        size = dict(zip(letters, weight.shape, strict=True))
+        own = [[x for x in each if not x.isdecimal()] for each in (first, second)]
+        axes = [[*own[0], "r"], ["r", *own[1]]]
+        for each in axes:  # stacked where the weight is
+            for axis in stacked:
+                each.insert(axis, f"{axis}")
+        pair = [rng.standard_normal([RANK if x == "r" else size[x] for x in each]) / 8 for each in axes]
+        stem, end = name.removesuffix("/value"), "/value" * name.endswith("/value")
+        for leaf, word in zip(pair, "ab", strict=True):
+            adapted[f"{stem}_lora_{word}{end}"] = leaf.astype(weight.dtype)
+        a, b = (leaf.astype(weight.dtype).astype(np.float64) for leaf in pair)
+        spelled = ["".join(names.get(x, "z") for x in each) for each in axes]
+        product = np.einsum(f"{spelled[0]},{spelled[1]}->{''.join(names.values())}", a, b)
+        merged[name] = (weight.astype(np.float64) + ALPHA / RANK * product).astype(weight.dtype)
+    return adapted, merged, len(leaves)
+
+
+@pytest.mark.parametrize("case", slow_but(["albert.AlbertForMaskedLM"], flax_families.CASES))
+def test_a_flax_class_of_transformers_finds_its_adapters(case: str, tmp_path: Path) -> None:
+    """Its rule file drops the leaves that no other rule matches."""
+    ckpt = flax_families.write(case, tmp_path / "source")
+    test_a_family_finds_its_adapters("flax_transformers", case, ckpt, {}, tmp_path)
+
+
+@pytest.mark.parametrize(("model", "case", "ckpt", "said"), CASES)
+def test_a_family_finds_its_adapters(model: str, case: str, ckpt: Path, said: dict[str, Any], tmp_path: Path) -> None:
+    source = convert.open_source(ckpt)
+    tree = {name: source.read(name) for name in source.leaves}
+
+    def opened(arrays: Tree) -> MemorySource:
+        memory = MemorySource(arrays)
+        memory.path = source.path  # config.json lies there
+        return memory
+
+    base = convert.plan_conversion(model, opened(tree), settings=said)
+    adapted, merged, count = with_pairs(tree, base, np.random.default_rng(0))
+    plan = convert.plan_conversion(model, opened(adapted), settings={**said, "lora_alpha": ALPHA})
+    assert count > 1 and len(plan.merges) == count
+    assert {drop.leaf for drop in plan.dropped} == {drop.leaf for drop in base.dropped}
+    got, want = run(plan), run(convert.plan_conversion(model, opened(merged), settings=said))
+    without = run(base)
+    assert got.keys() == want.keys() == without.keys()
+    for name, value in want.items():
+        if np.array_equal(value, without[name]):
+            assert np.array_equal(got[name], value), name
+        else:
+            assert relative_error(got[name], value.astype(np.float64)) < 5e-7, name
+    with pytest.raises(convert.PlanError) as refused:
+        convert.plan_conversion(model, opened(adapted), settings=said)
+    assert "adapter-scale-unknown" in {finding.code for finding in refused.value.findings}
