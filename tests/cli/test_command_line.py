@@ -200,6 +200,7 @@ def test_rules_list_show_validate_schema(run: Run, tmp_path: Path) -> None:
         "maxtext-llama3.1",
         *("maxtext-mistral", "maxtext-mixtral", "maxtext-qwen2.5", "maxtext-qwen2.5-tied"),
         *("maxtext-qwen3", "maxtext-qwen3-tied", "maxtext-qwen3-moe", "maxtext-olmo3"),
+        "maxtext-deepseek2",
         "recurrentgemma",
         "siglip",
         "t5_tied",

@@ -56,7 +56,7 @@ def logits(plan: Plan) -> Reference:
         outputs=outputs,
         logits=outputs,
         reduction=max(widths, default=1),
-        depth=plan.sizes["i"],
+        depth=sum(size for index, size in plan.sizes.items() if len(index) == 1 and index.islower()) or 1,
     )
 
 
