@@ -545,15 +545,6 @@ def test_a_shipped_family_at_other_sizes_gives_the_rules_of_its_checkpoint(run: 
     assert all(mine[name].tobytes() == array.tobytes() for name, array in shipped.items())
 
 
-@pytest.mark.slow
-def test_sizes_that_hide_an_axis_are_not_confirmed(run: Run, tmp_path: Path) -> None:
-    """With one head for keys and values the first run cannot see where the heads lie."""
-    pytest.importorskip("transformers")
-    given = _shrunk({**SMALL, "K": (1, 2), "N": (2, 4), "D": (24, 40)})
-    _, said = run("infer", str(checkpoint("gemma3")), str(tmp_path / "mine.yaml"), *given, code=2)
-    assert "not confirmed at the other sizes: " in said
-
-
 @pytest.mark.parametrize(
     ("given", "said"),
     [
