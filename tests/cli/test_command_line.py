@@ -211,6 +211,7 @@ def test_rules_list_show_validate_schema(run: Run, tmp_path: Path) -> None:
         *("tabfm-classification", "tabfm-regression"),
         "timesfm-1",
         "timesfm-2.5",
+        "vit-jax",
         "whisper",
     ]
     assert [line.split()[0] for line in out.splitlines()] == ["NAME", *known]

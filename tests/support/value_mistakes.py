@@ -38,7 +38,7 @@ def turned(x: np.ndarray) -> np.ndarray:
 
 FAULTS: dict[str, tuple[Any, str]] = {
     "transposed": (turned, "transposed|laid out|the values are those of shape"),
-    "scaled": (lambda x: x * np.float32(2), "all values are multiplied by 2"),
+    "scaled": (lambda x: x * np.float32(2), "all values are multiplied by 2|weight rescaled"),
     "negated": (lambda x: -x, "all values are multiplied by -1"),
     "zeros": (np.zeros_like, "all values are zeros"),
     "reversed": (lambda x: np.ascontiguousarray(x[::-1]), "reverse order"),

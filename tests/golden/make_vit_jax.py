@@ -1,0 +1,79 @@
+"""Writes the golden case of vit_jax, the code of ViT and AugReg, on a CPU.
+
+vit_jax is no package on PyPI. Its models need flax alone, and run from a copy of its repository in the environment of the tests:
+
+    git clone https://github.com/google-research/vision_transformer && git -C vision_transformer checkout c6de1e5
+    PYTHONPATH=vision_transformer:src:tests python tests/golden/make_vit_jax.py
+
+vit/vit.npz: the configuration, names and shapes of the parameters, images, and the logits that upstream's VisionTransformer computed, in float32 with
+matmul precision `highest` and in float64 with casts removed. The weights are those of `drawn` in tests/support/drawn_cases.py.
+With `--timm FILE` it compares timm (another environment) instead: the logits of timm's VisionTransformer for a converted file.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+HERE = Path(__file__).parent / "vit"
+CASE = "vit"
+CONFIG = {
+    "num_classes": 5, "hidden_size": 12, "patches": 4, "image": 12,
+    "transformer": {"num_layers": 3, "mlp_dim": 24, "num_heads": 3, "dropout_rate": 0.0, "attention_dropout_rate": 0.0},
+}  # fmt: skip
+
+
+def record() -> None:
+    """Replace the golden case."""
+    import jax
+    from flax.traverse_util import flatten_dict, unflatten_dict
+    from vit_jax.models_vit import VisionTransformer
+
+    from convert.numerics.lift_jax import float64, lift
+    from support.drawn_cases import DrawnCases, drawn
+
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_default_matmul_precision", "highest")
+
+    class Patches:
+        size = (CONFIG["patches"],) * 2
+
+    model = VisionTransformer(num_classes=CONFIG["num_classes"], hidden_size=CONFIG["hidden_size"], patches=Patches, transformer=CONFIG["transformer"])  # type: ignore[arg-type]  # fmt: skip
+    images = np.random.default_rng(41).uniform(-1, 1, (2, 12, 12, 3)).astype(np.float32)
+    tree = jax.eval_shape(lambda: model.init(jax.random.key(0), images, train=False))["params"]
+    leaves = {name: drawn(f"{CASE}/{name}", leaf.shape) for name, leaf in flatten_dict(tree, sep="/").items()}
+
+    def logits(leaves: Any, images: Any) -> Any:
+        return model.apply({"params": unflatten_dict(leaves, sep="/")}, images, train=False)
+
+    with float64():
+        exact = np.asarray(lift(logits)(leaves, images))
+    rounded = np.asarray(jax.jit(logits)(leaves, images))
+    DrawnCases(HERE).save(CASE, CONFIG, leaves, {"images": images}, {"logits": rounded}, {"logits": exact})
+    print(f"{len(leaves)} leaves, logits {np.abs(exact).max():.2f} at most, drift {np.abs(exact - rounded).max():.1e}")
+
+
+def timm(folder: Path) -> None:
+    """Print the error of timm's model, made with the arguments of the output's config.json."""
+    import torch
+    from safetensors.torch import load_file
+    from timm.models.vision_transformer import VisionTransformer
+
+    made = VisionTransformer(**json.loads((folder / "config.json").read_text())["model_args"]).eval()
+    made.load_state_dict(load_file(folder / "model.safetensors"), strict=True)
+    with np.load(HERE / f"{CASE}.npz") as stored:
+        images, exact, rounded = torch.from_numpy(stored["in/images"]), stored["out64/logits"], stored["out/logits"]
+    with torch.no_grad():
+        found = made(images.permute(0, 3, 1, 2)).numpy()
+        wide = made.double()(images.double().permute(0, 3, 1, 2)).numpy()
+    print(
+        f"timm: {np.abs(found - rounded).max() / np.abs(rounded).max():.1e} in float32, {np.abs(wide - exact).max() / np.abs(exact).max():.1e} in float64"
+    )
+
+
+if __name__ == "__main__":
+    timm(Path(sys.argv[2])) if sys.argv[1:2] == ["--timm"] else record()
