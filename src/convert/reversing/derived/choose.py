@@ -72,6 +72,11 @@ def plan_derived(
         problem = "rules that hold for every module of a type take the paths of the leaves from a tree"
         fix = "give a checkpoint of the same class with --like, or use the rules of its family, if there are any"
         raise PlanError(Finding("tree-not-derived", problem, rule=candidates[0].path, fix=fix))
+    cells = [rule for rules in candidates for rule in rules.rules if hasattr(rule.kind, "cell")]
+    if not errors and cells:
+        problem = "the tensors of a recurrent cell do not give the shapes of its leaves"
+        fix = "give a checkpoint of the same model with --like"
+        raise PlanError(*(Finding("tree-not-derived", problem, rule=rule.at.line_only, path=str(rule.path), fix=fix) for rule in cells))  # fmt: skip
     raise min(errors, key=lambda error: len(error.findings)) if errors else _of_another_model(candidates, written)
 
 

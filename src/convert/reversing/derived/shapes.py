@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -48,10 +49,11 @@ def letters_of(rule: Rule, role: str, variant: str | None) -> str | None:
         raise _underivable(rule, role, "its weight is computed from several leaves")
     usual = rule.kind.rank(role, variant)
     for rank in range(MOST_AXES) if usual is None else (usual,):
-        try:
-            return rule.kind.letters(role, (1,) * rank, variant)
-        except ValueError:
-            continue
+        for shape in ((1,) * rank, *itertools.product((1, UNIT), repeat=min(rank, 4))):  # a group norm counts channels
+            try:
+                return rule.kind.letters(role, shape, variant)
+            except ValueError:
+                continue
     raise _underivable(rule, role, "the rule gives its axes no letters")
 
 
