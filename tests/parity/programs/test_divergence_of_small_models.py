@@ -349,12 +349,6 @@ FAULTS = {
         "another constant",
         ("the target limits the values to -2 to 2", "the JAX model limits the values to at most 2"),
     ),
-    "a bias behind an activation": Fault(
-        lambda p, x, real: jax.nn.softplus(x @ p["w"] + p["g"]) @ p["v"],
-        lambda p, x, real: (softplus(x @ p["w"]) + p["g"]) @ p["v"],
-        "operations in another order",
-        ("applies softplus",),
-    ),
     "a number without its function": Fault(
         lambda p, x, real: jnp.tanh((x @ p["w"]) * jnp.exp(p["g"][0]) + p["h"][0]),
         lambda p, x, real: torch.tanh((x @ p["w"]) * p["g"][0] + p["h"][0]),

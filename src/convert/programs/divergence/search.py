@@ -27,6 +27,7 @@ TRIALS = 80  # values put in at an entry
 UNKNOWN = 14  # operations that may follow one another without a known result before a trial ends
 LONGEST = 12  # operations that a repair may stand for, on each side
 REPAIRS = 400  # entries of a program
+PLACES = 3  # lines at which repairs explain a difference; with more of them any two programs are made equal
 WORK = 10**9  # elements that all trials may compute; an operation counts as `CALL` more
 CALL = 5000
 
@@ -142,6 +143,9 @@ class _Search:
         if not region and not proven and (found := self.behind_the_end(repairs)) is not None:
             return found
         left = error(self.known.array(self.known.goal))
+        if proven and len({_place(one) for one in repairs}) > PLACES:
+            begins = self.known.target.operations[repairs[0].index]
+            return Divergence(tuple(repairs[:1]), left, False, begins, self.instead(begins))
         if proven or first is None:
             return Divergence(tuple(repairs), left, proven)
         return Divergence(tuple(repairs), left, proven, first, self.instead(first))
@@ -329,6 +333,11 @@ def _is_evidence(operation: Operation, moved: set[Value], given: Sequence[int], 
         return True
     others = [v for k, v in enumerate(operation.operands) if k not in given and v not in moved]
     return any(v.data or (v.leaves and v.array.size > 1) for v in others)
+
+
+def _place(repair: Repair) -> str:
+    """Return the line of the code at which a repair is made."""
+    return min((one.where for one in repair.target or repair.source), default="")
 
 
 def _nonzero(array: Array) -> Array:

@@ -185,7 +185,10 @@ def _describe(
             return CONSTANT, f"{sentence}; {tables}"
         if set(map(ours.value, repair.operands)) and len(repair.operands) == len(repair.source_operands):
             return _same_operations(repair, ours, theirs, sentence)
-    if _without_factors(one) == _without_factors(two) and sorted(map(str, one)) == sorted(map(str, two)):
+    sums = one != two and any(
+        kind in ("add", "subtract") for kind, _ in one
+    )  # a factor goes past a product, not past a sum
+    if not sums and _without_factors(one) == _without_factors(two) and sorted(map(str, one)) == sorted(map(str, two)):
         return _same_operations(repair, ours, theirs, sentence)
     if _epsilon(one) != _epsilon(two) and _epsilon(one) and _epsilon(two):
         return f"epsilon {_epsilon(one)} the root", sentence
@@ -196,7 +199,8 @@ def _describe(
             f"{sentence}; the target multiplies vectors of {widths[0]} features, and the JAX model of {widths[1]}",
         )
     if Counter(kind for kind, _ in one) == Counter(kind for kind, _ in two):
-        return MOVED, sentence
+        same_numbers_too = Counter(number for _, number in one) == Counter(number for _, number in two)
+        return (MOVED if same_numbers_too else CONSTANT), sentence
     if factors := ratios(repair.got, repair.want):
         return "another factor", f"{sentence}; {factors}"
     if {kind for kind, _ in one} ^ {kind for kind, _ in two} == {"add", "subtract"} and len(one) == len(two):

@@ -1,6 +1,7 @@
 """Find comparisons in the code of the JAX model that the inputs never decide: ``far < WINDOW`` where all positions are near.
 
-Only comparisons with one number that the model's code writes itself are of interest, not those within a library's function.
+Only comparisons with one number that the model's code writes itself are of interest, not those within a library's function. A limit
+from above (``relu6``, ``clip``) is one, too. A limit from below is not: it often guards a root or a quotient.
 """
 
 from __future__ import annotations
@@ -22,6 +23,13 @@ Array = np.ndarray[Any, np.dtype[Any]]
 WORDS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
 FUNCTIONS = {*WORDS, "less", "less_equal", "greater", "greater_equal", "equal", "not_equal"}
 FUNCTIONS |= {f"_operator_{name}" for name in WORDS} | {"deferring_binary_op"}  # operators of arrays, by version of JAX
+LIMITS = {"relu6", "clip", "clamp", "minimum"}  # functions of JAX and Keras that limit from above
+HARD = {
+    "hard_sigmoid",
+    "hard_swish",
+    "hard_silu",
+    "hard_tanh",
+}  # those that call them; their numbers are not the model's
 
 
 @dataclass(frozen=True)
@@ -80,6 +88,9 @@ class _Comparisons:
         """No comparison of arrays."""
 
     def step(self, step: Step) -> None:
+        if step.primitive.name in ("min", "clamp") and (where := _limited_at()):
+            self.limit(step, where)
+            return
         if step.primitive.name not in WORDS or step.source or not (where := _where()):
             return
         left, right = (np.asarray(x) for x in step.operands)
@@ -91,6 +102,16 @@ class _Comparisons:
             return
         holds = bool(np.asarray(step.results[0]).flat[0])
         self.found.append(Condition(where, sign, float(right.flat[0]), float(left.min()), float(left.max()), holds))
+
+    def limit(self, step: Step, where: str) -> None:
+        """Take down what is limited from above, and by which number."""
+        values = [np.asarray(x) for x in step.operands[-2:]]  # clamp is given the lower limit in front
+        above = [x for x in values if _is_one(x) and x.dtype.kind in "iuf"]
+        limited = [x for x in values if not _is_one(x) and x.dtype.kind in "iuf" and not np.isnan(x).any()]
+        limited = [x for x in limited if x.dtype.kind == "f"]  # indices are limited to the size of an axis
+        if len(above) == len(limited) == 1:
+            (x,), number = limited, float(above[0].flat[0])
+            self.found.append(Condition(where, "<=", number, float(x.min()), float(x.max()), holds=True))
 
 
 def _is_one(x: Array) -> bool:
@@ -104,6 +125,16 @@ def _where() -> str:
         if at := model_line([(file, line)]):
             return at if callee in FUNCTIONS or not callee else ""
         callee = name
+    return ""
+
+
+def _limited_at() -> str:
+    """Return the line of the model's code that limits by a function of a library; empty where another function does."""
+    names: set[str] = set()
+    for file, line, name in _stack():
+        if at := model_line([(file, line)]):
+            return at if names & LIMITS and not names & HARD else ""
+        names.add(name)
     return ""
 
 
