@@ -85,7 +85,7 @@ def test_a_killed_conversion_continues_to_the_same_bytes(tmp_path: Path) -> None
 
 @pytest.mark.slow
 def test_a_hundred_kills_of_a_conversion(tmp_path: Path) -> None:
-    kill_one_conversion(tmp_path, layers=40, size=700, kills=100, draw=random.Random(2))
+    kill_one_conversion(tmp_path, layers=30, size=300, kills=100, draw=random.Random(2))
 
 
 SHARDS = {"max_shard_size": "50kB"}
