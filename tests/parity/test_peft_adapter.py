@@ -262,7 +262,7 @@ def test_a_tree_without_pairs(tmp_path: Path) -> None:
         ("a.safetensors", ["--adapter", "peft"], "expected a directory, for adapter_model.safetensors and adapter_config.json"),
         ("a", ["--adapter", "merged"], "expected peft or base, got merged"),
         ("a", ["--adapter", "peft", "--check"], "--check has no meaning with --adapter peft"),
-        ("a", ["--adapter", "base", "--to", "orbax"], "--to has no meaning with --adapter base"),
+        ("a", ["--adapter", "peft", "--to", "orbax"], "--to has no meaning with --adapter peft"),
         ("a", ["--set", "adapter=no"], "expected base, got 'no'"),
     ],
 )  # fmt: skip
@@ -273,6 +273,22 @@ def test_options_that_contradict(out: str, options: list[str], message: str, tmp
     _, error = run("gemma", checkpoint("gemma3-lora"), tmp_path / out, *said, *options, code=2)
     assert message in error
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_base_goes_back_to_the_tree_with_the_pairs(tmp_path: Path, run: Run) -> None:
+    """The pairs are those of --like; a merged file cannot be taken apart, and the error says what can."""
+    from support.gemma_models import settings
+
+    ckpt = checkpoint("gemma3-lora")
+    said = [part for key, value in settings("gemma3-lora").items() for part in ("--set", f"{key}={value}")]
+    run("gemma", ckpt, tmp_path / "base", *said, "--adapter", "base")
+    run("gemma", tmp_path / "base", tmp_path / "back", "--to", "orbax", "--like", ckpt, *said, "--adapter", "base")
+    first, second = convert.open_source(ckpt), convert.open_source(tmp_path / "back")
+    assert first.leaves.keys() == second.leaves.keys()
+    assert all(np.array_equal(first.read(name), second.read(name)) for name in first.leaves)
+    run("gemma", ckpt, tmp_path / "merged", *said)
+    _, error = run("gemma", tmp_path / "merged", tmp_path / "no", "--to", "orbax", "--like", ckpt, *said, code=2)
+    assert "not-reversible" in error and "--adapter base" in error
 
 
 def test_an_existing_output_stays(tmp_path: Path) -> None:

@@ -79,10 +79,9 @@ def convert(
     _refuse_options(check, dry_run, reference, require, trust)
     said = o.parse_settings(settings, custom_cells)
     if adapter is not None:
-        unused: dict[str, object] = {"--to": to if to in back.FORMATS else None}
-        if adapter == "peft":
-            unused |= {"--check": check, "--like": like, "--max-shard-size": max_shard_size, "--jobs": jobs}
-        _refuse_adapter(adapter, unused)
+        back_to = to if to in back.FORMATS else None
+        unused = {"--to": back_to, "--check": check, "--like": like, "--max-shard-size": max_shard_size, "--jobs": jobs}
+        _refuse_adapter(adapter, unused if adapter == "peft" else {})
         said |= {"adapter": adapter} if adapter == "base" else {}
     if check:  # wrong options of the check are errors before anything is written
         from convert.core.user_code import REFERENCE_OPTION, find_factory

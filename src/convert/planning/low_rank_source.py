@@ -108,7 +108,8 @@ class Merge:
     def arithmetic(self) -> str:
         """What is computed, for people."""
         factor = "" if self.scale == 1 else f"{self.scale:g} x "
-        return f"{'+ ' if self.base else ''}{factor}a product over {' '.join(self.product.shared)}"
+        of = "a LoRA product" if self.adapter else f"a product over {' '.join(self.product.shared)}"
+        return f"{'+ ' if self.base else ''}{factor}{of}"
 
     @property
     def pair_forms(self) -> tuple[Form, Form]:

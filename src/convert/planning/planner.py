@@ -20,7 +20,7 @@ from convert.layers.base import Step
 from convert.layers.leaves import MisfitError
 from convert.layers.shared_keys import ACTIVATION_NAMES
 from convert.layers.transforms import weight_normalization, weight_transforms
-from convert.planning.adapters.attach import Adapters, merged_note
+from convert.planning.adapters.attach import Adapters, adapter_alone, merged_note
 from convert.planning.adapters.names import alone
 from convert.planning.adapters.scale import ADAPTER, BASE, SETTINGS, read_scaling
 from convert.planning.ambiguity import twin_trees
@@ -267,17 +267,6 @@ def no_leaf_matches(match: RuleMatch) -> Finding:
         expected=expected,
         got=first or "no leaves",
         fix="list the leaves with `convert inspect`, and the known models with `convert rules list`",
-    )
-
-
-def adapter_alone(source: Source) -> Finding:
-    """Explain that the checkpoint has LoRA pairs, and not the weights that they are added to."""
-    return Finding(
-        "adapter-alone",
-        f"all {len(source.leaves)} leaves belong to LoRA pairs, and the weights that they are added to are not in the checkpoint",
-        path=str(source.display_path),
-        got=f"leaves such as {next(iter(source.leaves))}",
-        fix="restore the base model with them in the source's code, and save the state of the whole model",
     )
 
 

@@ -9,11 +9,12 @@ from convert.checkpoints.source import Source
 from convert.core.errors import OptionError, PlanError
 from convert.core.findings import Finding
 from convert.core.path_index import PathIndex
+from convert.planning.adapters.attach import adapter_alone
 from convert.planning.adapters.names import alone
 from convert.planning.architectures import loaded_classes, names_class
 from convert.planning.match import cover
 from convert.planning.options import DEFAULTS, ConversionOptions
-from convert.planning.planner import RuleMatch, adapter_alone, check_options, match_rules, plan_match
+from convert.planning.planner import RuleMatch, check_options, match_rules, plan_match
 from convert.planning.settings import settable
 from convert.rules.file import RuleFile
 

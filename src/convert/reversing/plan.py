@@ -181,7 +181,9 @@ def _irreversible(plan: Plan, like: bool) -> Iterator[Finding]:
             f"the tensor is a sum or product of several leaves ({merge.name}); it does not tell them apart",
             rule=user.rule.line_only,
             path=user.name,
-            fix="keep the pair, and convert the weight that it is added to alone",
+            fix="give the tensors of a conversion with --adapter base, and --adapter base again"
+            if merge.adapter
+            else "keep the pair, and convert the weight that it is added to alone",
         )
     for step in plan.steps:
         for part in step.parts:
