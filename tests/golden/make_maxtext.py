@@ -127,9 +127,11 @@ def configured(model: str, changes: dict[str, Any]) -> list[str]:
 def randomize(model: nnx.Module, rng: np.random.Generator, tied: bool) -> None:
     """Upstream's initial values, and normal numbers on top: biases and norm scales, which are 0 or 1 there, are not.
 
-    A tied table gets values that bfloat16 holds: `attend_on_embedding` rounds it to bfloat16 for the logits, in every dtype.
+    DeepSeek 3's bias of experts is a variable that is no `Param`. A tied table gets values that bfloat16 holds: `attend_on_embedding`
+    rounds it to bfloat16 for the logits, in every dtype.
     """
-    for path, leaf in sorted(nnx.to_flat_state(nnx.state(model, nnx.Param)), key=lambda item: tuple(map(str, item[0]))):
+    leaves = nnx.to_flat_state(nnx.state(model, nnx.Not(nnx.RngState)))
+    for path, leaf in sorted(leaves, key=lambda item: tuple(map(str, item[0]))):
         drawn = jnp.asarray(leaf[...] + NOISE * rng.standard_normal(leaf[...].shape, np.float32))
         leaf[...] = drawn.astype(jnp.bfloat16).astype(jnp.float32) if tied and path[-1] == "embedding" else drawn
 

@@ -37,7 +37,7 @@ def settings(case: str) -> dict[str, Any]:
     """Return what a user must say of a model of no published size, as MaxText's configuration of the case has it."""
     said: dict[str, Any] = {"context_length": 64}
     match family(case):
-        case "deepseek2":
+        case "deepseek2" | "deepseek3":
             heads = {"qk_nope_head_dim": 8, "qk_rope_head_dim": 4}
             return heads | {"experts_per_token": 2, "eos_token_id": 1, "bos_token_id": 2}
         case "gemma2":

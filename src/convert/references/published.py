@@ -380,6 +380,11 @@ PUBLISHED: Mapping[str, tuple[Published, ...]] = {
         *_qwen({48: 262144, 94: 262144, 62: 262144}, rope_theta={48: 1e7, 94: 5e6, 62: 1e7}),
         Published({"experts_per_token": 8}, f"{_MAXTEXT}/qwen3-*-a*b.yml"),
     ),
+    "maxtext-deepseek3": (
+        Published({"epsilon": 1e-6, "rope_theta": 1e4, "rope_factor": 40.0, "rope_mscale": 1.0, "rope_original_length": 4096, "context_length": 163840}, f"{_MAXTEXT}/deepseek3-671b.yml"),
+        Published({"experts_per_token": 8, "shared_experts": 1, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64}, f"{_MAXTEXT}/deepseek3-671b.yml"),
+        Published({"eos_token_id": 1, "bos_token_id": 0}, _EXPORTER, binding=False),
+    ),
     "maxtext-deepseek2": (
         Published({"epsilon": 1e-6, "rope_theta": 1e4, "rope_factor": 40.0, "rope_mscale": 0.707, "rope_original_length": 4096, "context_length": 163840}, f"{_MAXTEXT}/deepseek2-16b.yml"),
         Published({"experts_per_token": 6, "shared_experts": 2, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64}, f"{_MAXTEXT}/deepseek2-16b.yml"),
