@@ -63,7 +63,9 @@ def explained(
             continue
         said = named(found, source, target, NUMPY_ACTIVATIONS)
         first = found.repairs[0] if found.repairs else None
-        at = found.entry if first is None else first.target[-1] if first.target else target.operations[first.index]
+        at = found.entry
+        if first is not None:  # behind the last operation, where the source goes on
+            at = first.target[-1] if first.target else target.operations[min(first.index, len(target.operations) - 1)]
         if at is not None:
             return Difference(site_of("target", target.operations.index(at), at), said.problem, before)
     return ended

@@ -202,6 +202,15 @@ def axes_exchanged(repair: Repair, ours: Words) -> str:
     return ""
 
 
+def other_pooling(repair: Repair, ours: Words, theirs: Words) -> bool:
+    """Whether both pool, and one of them otherwise than the other, such as by the mean."""
+    sides = [
+        [words.verb(one) for one in operations if kind_of(one) == "pooling"]
+        for words, operations in ((ours, repair.target), (theirs, repair.source))
+    ]
+    return all(len(verbs) == 1 for verbs in sides) and sides[0] != sides[1]
+
+
 def other_pool_padding(repair: Repair, ours: Words, theirs: Words) -> str:
     """Say how the paddings of two poolings differ; empty if the two are no poolings, or pad the same."""
     sides = []

@@ -21,6 +21,7 @@ from convert.programs.divergence.details import (
     numbers_of_tables,
     other_parameters,
     other_pool_padding,
+    other_pooling,
     ratios,
     shifted_tables,
 )
@@ -161,6 +162,8 @@ def _describe(
             return EXTRA, sentence
         return "training mode", f"{sentence}: the target's module {trained} is in training mode"
     sentence = f"of {given}, the target {does}{here}; the JAX model {instead}{there}"
+    if other_pooling(repair, ours, theirs):
+        return "another pooling", sentence
     if padding := other_pool_padding(repair, ours, theirs):
         return "another padding", f"{sentence}; {padding}"
     if axes := axes_exchanged(repair, ours):

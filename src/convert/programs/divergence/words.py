@@ -43,6 +43,7 @@ ARITHMETIC = {
     "subtract": ("subtracts {}", "subtracts"),
     "power": ("raises to the power {}", "takes the power"),
 }
+POOLED = {"max": "the largest", "avg": "the mean", "sum": "the sum"}  # by a word in the operator's name
 SOFTMAX = ("largest", "subtract", "exp", "sum", "divide")
 INDICES = ("lt", "add", "select_n")  # what JAX does with indices, of which negative ones count from the end
 REDUCED = ("axes", "dim", "axis", "dimension")  # names of the setting in JAX and in torch
@@ -111,6 +112,10 @@ class Words:
             return f"{verb} with {other}" if other else verb
         if kind == "softmax":
             return f"takes the softmax{_over(operation)}"
+        if kind == "limit":
+            return PLAIN[kind] + _bounds(operation)
+        if kind == "pooling":
+            return PLAIN[kind] + next((f" by {by}" for word, by in POOLED.items() if word in operation.name), "")
         if kind in ("sum", "mean", "largest", "sort"):
             return PLAIN[kind] + _over(operation)
         return PLAIN.get(kind, f"runs {operation.name.strip('_')}")
@@ -204,6 +209,16 @@ def scalar(operation: Operation) -> float | None:
         if isinstance(operation.settings.get(key), int | float):
             return float(operation.settings[key])
     return None
+
+
+def _bounds(operation: Operation) -> str:
+    """Say between which numbers an operation limits values; empty where they are no numbers."""
+    numbers = [float(v.array.flat[0]) for v in operation.operands if v.constant and v.array.size == 1]
+    low, high = operation.name in ("max", "maximum", "clamp_min"), operation.name in ("min", "minimum", "clamp_max")
+    words = ("at least",) if low else ("at most",) if high else ("at least", "at most")
+    if len(numbers) != len(words):
+        return ""
+    return " to " + " and ".join(f"{word} {number:g}" for word, number in zip(words, numbers, strict=True))
 
 
 def places(operations: Sequence[Operation]) -> str:
