@@ -123,6 +123,25 @@ def test_every_layer_of_openpi() -> None:
     assert relative_error(got.numpy(), recorded["y/mlp"]) < 2e-6
 
 
+def test_a_layer_of_flax_nnx() -> None:
+    """`nnx.LoRALinear` multiplies by no factor."""
+    import jax.numpy as jnp
+    from flax import nnx
+
+    rng = np.random.default_rng(6)
+    layer = nnx.LoRALinear(16, 24, lora_rank=RANK, rngs=nnx.Rngs(0))
+    leaves = {}
+    state = nnx.state(layer)
+    for keys, leaf in nnx.to_flat_state(state):
+        leaf[...] = jnp.asarray(rng.standard_normal(leaf.shape).astype("float32"))
+        leaves["/".join(("up", *keys))] = np.asarray(leaf[...])
+    nnx.update(layer, state)
+    x = rng.standard_normal((5, 16)).astype("float32")
+    rules = rule_file('- {einsum: "...D,DF->...F", from: up/kernel, bias: up/bias, linear: up}')
+    made = run(make_plan(rules, MemorySource(leaves)))
+    assert relative_error(x.astype(np.float64) @ made["up.weight"].T + made["up.bias"], np.asarray(layer(x))) < 2e-6
+
+
 def test_gemma_in_its_lora_wrapper(tmp_path: Path) -> None:
     """The whole model of gemma 3.3.0, its logits with the adapter; without it they differ by as much as they are."""
     from support.gemma_models import BOUND, directory, error
