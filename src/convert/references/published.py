@@ -274,6 +274,56 @@ _T5 = (
         f"{_FLAX}/t5/configuration_t5.py; transformers T5Config",
     ),
 )
+_T5X_AT = "google-research/t5x@cc342d4 t5x/examples"
+_T5X = (
+    Published(
+        {"layer_norm_epsilon": 1e-6, "relative_attention_max_distance": 128}, f"{_T5X_AT}/t5/layers.py, network.py"
+    ),
+    Published(
+        {"pad_token_id": 0, "decoder_start_token_id": 0, "eos_token_id": 1},
+        "seqio/vocabularies.py, feature_converters.py",
+        binding=False,
+    ),
+)
+_T5X_1_0 = (
+    *_T5X,
+    Published({"feed_forward_proj": "relu"}, f"{_T5X_AT}/t5/t5_1_0/*.gin, mlp_activations", binding=False),
+)
+_T5X_GATED = (
+    *_T5X,
+    Published(
+        {"feed_forward_proj": "gated-gelu"}, f"{_T5X_AT}/t5/{{t5_1_1,mt5,byt5}}/*.gin, mlp_activations", binding=False
+    ),
+    Published(
+        {"feed_forward_proj": "gated-silu"},
+        "google-research/google-research ul2/README.md",
+        {"i": 32, "j": 32, "D": 4096, "F": 16384},
+    ),
+)
+_TABFM = (
+    Published(
+        {
+            "epsilon": 1e-6,
+            "rope": "interleaved",
+            "query_scale": "1.442695041 / sqrt(head width) * softplus(per_dim_scale)",
+        },
+        "tabfm 1.0.1 tabfm/src/jax/model.py",
+    ),
+)
+_VIT_JAX = (
+    Published(
+        {"epsilon": 1e-6, "hidden_act": "gelu_pytorch_tanh"},
+        "google-research/vision_transformer@c6de1e5 vit_jax/models_vit.py; flax.linen.LayerNorm, gelu",
+    ),
+    *(
+        Published(
+            {"image_size": patches * side},
+            "the image of AugReg's files, vision_transformer README.md",
+            {"P": side, "L": patches**2 + 1},
+        )
+        for side, patches in ((16, 14), (16, 24), (32, 7), (32, 12), (14, 16), (8, 28))
+    ),
+)
 _WHISPER = (
     Published({"epsilon": 1e-5}, f"{_FLAX}/whisper/modeling_flax_whisper.py, nn.LayerNorm(epsilon=1e-05)"),
     Published({"activation_function": "gelu"}, "openai/whisper model.py; transformers WhisperConfig"),
@@ -405,6 +455,10 @@ PUBLISHED: Mapping[str, tuple[Published, ...]] = {
     **dict.fromkeys(("bert_masked_lm", "bert_pretraining", "bert_model", "bert_classification", "bert_tokens", "bert_answers"), _BERT),
     **dict.fromkeys(("gpt2_lm", "gpt2_lm_untied", "gpt2_model"), _GPT2),
     **dict.fromkeys(("t5_tied", "t5_untied", "t5_model", "t5_encoder"), _T5),
+    "t5x-1.0": _T5X_1_0,
+    **dict.fromkeys(("t5x-1.1", "t5x-mt5", "t5x-umt5", "t5x-umt5-tied"), _T5X_GATED),
+    **dict.fromkeys(("tabfm-classification", "tabfm-regression"), _TABFM),
+    "vit-jax": _VIT_JAX,
     "whisper": _WHISPER,
     **dict.fromkeys(("llama_lm", "llama_model"), _LLAMA_FLAX),
     **dict.fromkeys(("mistral_lm", "mistral_model"), _MISTRAL_FLAX),
