@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 from checkpoints import SIZES, Scratch, tree
-from measuring import alternate, machine, summaries
+from measuring import alternate, machine
 
 TIMESFM_LAYERS = 20
 GEMMA = (26, 48, 4, 2, 12, 96, 256)
@@ -83,7 +83,11 @@ def main() -> None:
         files = {name: Path(out) / f"{name}.yaml" for name in REFERENCES}
         commands = {name: _command(name, options.folder / name, file) for name, file in files.items()}
         runs = alternate(commands, options.rounds, files.values())
-    result = {"machine": machine(), "load_before": round(os.getloadavg()[0], 2), "runs": summaries(runs)}
+    result = {
+        "machine": machine(),
+        "load_before": round(os.getloadavg()[0], 2),
+        "runs": {name: of.summary() for name, of in runs.items()},
+    }
     text = json.dumps(result, indent=1)
     print(text)
     if options.json:

@@ -55,7 +55,7 @@ def told_apart(
 
 
 def told_by_some(tensor: Tensor, fresh: Sequence[Program]) -> bool:
-    """Whether columns that the first weights and inputs make equal are told apart by others, so that another attempt is worth it."""
+    """Whether others distinguish columns that the first weights and inputs make equal, so that another attempt is worth it."""
     for tie in tensor.ties:
         sites = {p.evidence.source.index for p in tensor.parts if p.evidence.source and _is_at(p.evidence.target, tie)}
         for index, program in itertools.product(sites, fresh):
