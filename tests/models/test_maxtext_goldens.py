@@ -113,6 +113,16 @@ def test_the_tree_names_the_model_where_it_can() -> None:
         assert name in str(refused.value)
 
 
+def test_facts_are_read_from_a_class_that_joins_its_experts(tmp_path: Path) -> None:
+    out = maxtext.converted("qwen3-moe", tmp_path / "out")
+    report = check(out, maxtext.checkpoint("qwen3-moe"), levels=["layers"])
+    assert not [note for note in report.levels[0].notes if "could not be read" in note]
+    config = out / "config.json"
+    config.write_text(config.read_text().replace("1e-06", "1e-05"))
+    (level,) = check(out, maxtext.checkpoint("qwen3-moe"), levels=["layers"]).levels
+    assert level.verdict.value == "failed" and "epsilon" in " ".join(map(str, level.findings))
+
+
 # ---- planted faults: the standard set in the tensors, and slips in the rules
 
 SLIPS = (  # a key of the rules, the slip, what the check calls it

@@ -72,11 +72,14 @@ def _facts(plan: Plan, module: torch.nn.Module) -> Mapping[str, Mapping[str, Any
 def _blocks(plan: Plan, module: torch.nn.Module) -> Iterator[Block]:
     """Yield the layers with an activation that stand with the layer behind it in one module, and perhaps with a gated one."""
     names = {step.name.rpartition(".")[0] for step in plan.steps if _has_activation(step)}
+    modules = dict(module.named_modules())
     for name in sorted(names):
         parent, _, own = name.rpartition(".")
+        if parent not in modules:  # an expert: the class keeps all of them in one tensor
+            continue
         shapes = {
             child: tuple(cast("Any", part).weight.shape)
-            for child, part in module.get_submodule(parent).named_children()
+            for child, part in modules[parent].named_children()
             if getattr(getattr(part, "weight", None), "ndim", 0) == 2
         }
         others = {child: shape for child, shape in shapes.items() if child != own}
