@@ -162,6 +162,14 @@ def routed(p: Arrays, x: torch.Tensor, biased: bool = True, weighted: bool = Fal
     return (torch.zeros_like(score).scatter(-1, index, weight) * (x @ p["v"])) @ p["w"]
 
 
+def decayed(p: Arrays, x: Any, of: Any, factor: float) -> Any:
+    y, state, found = x @ p["w"], of.zeros_like(x[:, 0]), []
+    for k in range(10):
+        state = of.exp(-of.abs(x[:, k])) * state + (y[:, k] if factor == 1 else factor * y[:, k])
+        found.append(state * p["g"])
+    return of.stack(found, 1) @ p["v"]
+
+
 def gated(gate: Any, x: Any, new: Any) -> Any:
     return gate * x + (1 - gate) * new
 
@@ -366,6 +374,12 @@ FAULTS = {
         lambda p, x, real: torch.stack(states(p, x.flip(1), torch.zeros(3, 8, dtype=x.dtype), torch.tanh), 1).flip(1) @ p["w"],
         "another operand and elements in another order",
         (),
+    ),
+    "a factor missing in a recurrence that begins with zeros": Fault(
+        lambda p, x, real: decayed(p, x, jnp, 1.5),
+        lambda p, x, real: decayed(p, x, torch, 1.0),
+        "operation missing",
+        ("multiplies by 1.5",),
     ),
     "a parallel block": Fault(block, parallel, "another operand", ("the JAX model gives it",)),
 }  # fmt: skip

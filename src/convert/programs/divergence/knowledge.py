@@ -59,7 +59,8 @@ class Knowledge:
         array = rerun.array(value)
         found = self.shared.find(array)
         repeats = kind_of(operation) == LAYOUT  # elements of a known value, as often as the target wants them
-        if found or (array.dtype.kind == "f" and array.size >= FEW and not repeats):
+        same = array.size < FEW or bool((array == array.flat[0]).all())  # zeros that a recurrence begins with
+        if found or (array.dtype.kind == "f" and not same and not repeats):
             return found, bool(found)
         return (), all(self.is_known(operand) for operand in operation.data)
 

@@ -14,6 +14,7 @@ from convert.verify.diagnosis.site import Site
 Array = np.ndarray[Any, np.dtype[Any]]
 ORDER, FACTOR = "values in another order", "values multiplied by a number"
 MAX_SIZE = 1 << 14  # of an axis
+NEAR_ONE = 1e-6  # a factor that near is no factor of anyone's code
 
 
 def other_order(site: Site) -> Search:
@@ -33,7 +34,7 @@ def other_order(site: Site) -> Search:
         return Search(Explanation(ORDER, problem, "", fix, error))
     norm = float(np.vdot(want, want))
     factor = float(np.vdot(want, got)) / norm if norm else 0.0
-    if factor not in (0.0, 1.0) and (error := site.error(got / factor)) <= site.enough:
+    if factor and abs(factor - 1) > NEAR_ONE and (error := site.error(got / factor)) <= site.enough:
         problem = f"{site.boundary} is {factor:.7g} times the JAX model's"
         fix = f"look for a factor in the code in front of {site.boundary}"
         return Search(Explanation(FACTOR, problem, "", fix, error))
