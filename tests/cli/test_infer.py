@@ -522,7 +522,7 @@ GEMMA = (
     "rope_factor_global=8.0",
     "context_length=1024",
 )
-SMALL = {"V": (40, 48), "vocab_size": (40, 48), "D": (24, 36), "F": (28, 44), "N": (4, 6), "K": (2, 3), "H": (8, 12)}
+SIZES = {"V": (40, 48), "vocab_size": (40, 48), "D": (24, 36), "F": (28, 44), "N": (4, 6), "K": (2, 3), "H": (8, 12)}
 
 
 def _shrunk(sizes: dict[str, tuple[int, int]]) -> list[str]:
@@ -537,7 +537,7 @@ def test_a_shipped_family_at_other_sizes_gives_the_rules_of_its_checkpoint(run: 
 
     pytest.importorskip("transformers")
     file, source = tmp_path / "mine.yaml", checkpoint("gemma3")
-    _, said = run("infer", str(source), str(file), *_shrunk(SMALL))
+    _, said = run("infer", str(source), str(file), *_shrunk(SIZES))
     assert "confirmed at the other sizes" in said and "not confirmed" not in said
     run(str(file), str(source), str(tmp_path / "mine.safetensors"))
     run("gemma3", str(source), str(tmp_path / "shipped.safetensors"), *_shrunk({})[2:])
