@@ -191,13 +191,14 @@ def _sum(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(map(operator.add, a, b))
 
 
-def tiles(shape: tuple[int, ...], itemsize: int, most: int = PIECE) -> Iterator[Box]:
-    """Yield parts of an array of at most `most` bytes, in C order.
+def tiles(shape: tuple[int, ...], itemsize: int, most: int | None = None) -> Iterator[Box]:
+    """Yield parts of an array of at most `most` bytes (None: `PIECE`), in C order.
 
     A part is a range along one axis, full on the axes behind it, and one index on those before it.
     """
     if math.prod(shape) == 0:
         return
+    most = most or PIECE
     axis = next((k for k in range(len(shape)) if itemsize * math.prod(shape[k + 1 :]) <= most), 0)
     behind = shape[axis + 1 :]
     along = shape[axis : axis + 1]  # nothing for an array without axes
