@@ -18,6 +18,7 @@ from convert.core.errors import OutputError
 from convert.core.tensor_spec import TensorSpec
 from convert.writing import atomic
 from convert.writing.writer import OutTensor, Writer, lay_out
+from support.marks import slow_but
 
 TENSORS = [OutTensor("a", TensorSpec((40,), "uint8")), OutTensor("b", TensorSpec((40,), "uint8"))]
 
@@ -548,16 +549,16 @@ CRASHES = """
 """
 
 
-@pytest.mark.parametrize(
-    ("kind", "overwrite", "exchange", "states"),
-    [
-        ("x.safetensors", False, True, "new old"),
-        ("x.safetensors", True, True, "new old"),
-        ("model", False, True, "new old"),
-        ("model", True, True, "new old"),
-        ("model", True, False, "aside new old"),
-    ],
-)
+CRASHED = [
+    ("x.safetensors", False, True, "new old"),
+    ("x.safetensors", True, True, "new old"),
+    ("model", False, True, "new old"),
+    ("model", True, True, "new old"),
+    ("model", True, False, "aside new old"),
+]
+
+
+@pytest.mark.parametrize(("kind", "overwrite", "exchange", "states"), slow_but(CRASHED[1:4:2], CRASHED))
 def test_a_crash_at_any_system_call_leaves_the_old_output_or_the_new_one(
     tmp_path: Path, kind: str, overwrite: bool, exchange: bool, states: str
 ) -> None:

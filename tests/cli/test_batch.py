@@ -100,7 +100,7 @@ def test_a_job_ends_with_its_batch(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_a_signal_ends_the_jobs_and_leaves_nothing_unfinished(folder: Path) -> None:
-    np.savez(folder / "a.npz", **{f"layer_{k}/w": np.zeros((4096, 4096), np.float32) for k in range(8)})
+    np.savez(folder / "a.npz", **{f"layer_{k}/w": np.zeros((2048, 2048), np.float32) for k in range(8)})
     command = [sys.executable, "-m", "convert", "batch", "./small.yaml", "*.npz", "out", "--jobs", "2"]
     batch = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     while not any((folder / "out").glob(".a.tmp-*")):

@@ -118,6 +118,7 @@ def test_rules_on_a_stale_mount(run: Run, tmp_path: Path, monkeypatch: pytest.Mo
     )
 
 
+@pytest.mark.slow
 def test_a_config_with_which_the_target_fails(run: Run, tmp_path: Path) -> None:
     """The shipped reference takes an object from transformers; the file makes it a tuple."""
     run("gpt2", checkpoint("gpt2"), tmp_path / "out", "-q")

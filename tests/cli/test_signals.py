@@ -155,7 +155,7 @@ def test_while_a_conversion_imports(module: str, number: signal.Signals, tmp_pat
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("module", ["jax", "torch"])
+@pytest.mark.parametrize("module", slow_but(["torch"], ["jax", "torch"]))
 def test_while_a_check_imports(module: str, tmp_path: Path) -> None:
     out, report = tmp_path / "out.safetensors", tmp_path / "report.xml"
     args = conversion(tmp_path, "--check")
@@ -203,14 +203,17 @@ MOMENTS = {
     ("name", "number"),
     [("out.safetensors", signal.SIGINT), pytest.param("out", signal.SIGTERM, marks=pytest.mark.slow)],
 )
-@pytest.mark.parametrize("moment", slow_but([m for m in MOMENTS if "endless piece" not in m], MOMENTS))
+@pytest.mark.parametrize("moment", slow_but(["later piece", "commit", "endless C call"], MOMENTS))
 def test_while_a_conversion_writes(moment: str, name: str, number: signal.Signals, tmp_path: Path) -> None:
     for jobs in (1, 3) if "piece" in moment else (1,):
         assert_stopped(run(MOMENTS[moment], number, conversion(tmp_path, "--jobs", jobs, "-q", name=name)), number)
         assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("call", ["os.fsync", "os.rename", "os.replace", "os.link", "os.unlink", "shutil.rmtree"])
+CALLS = ["os.fsync", "os.rename", "os.replace", "os.link", "os.unlink", "shutil.rmtree"]
+
+
+@pytest.mark.parametrize("call", slow_but(["os.fsync", "os.rename"], CALLS))
 @pytest.mark.parametrize("exchange", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ["out", pytest.param("out.safetensors", marks=pytest.mark.slow)])
 def test_while_an_output_is_replaced(name: str, exchange: bool, call: str, tmp_path: Path) -> None:
@@ -227,7 +230,7 @@ def test_while_an_output_is_replaced(name: str, exchange: bool, call: str, tmp_p
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == files
 
 
-@pytest.mark.parametrize("number", NUMBERS)
+@pytest.mark.parametrize("number", slow_but([signal.SIGTERM], NUMBERS))
 def test_an_ignored_signal_stays_ignored(number: signal.Signals, tmp_path: Path) -> None:
     """As under `nohup`, and in background jobs of a shell."""
     moment = MOMENTS["first piece"] + "\nwhen_imported('typer', send)"
@@ -235,7 +238,7 @@ def test_an_ignored_signal_stays_ignored(number: signal.Signals, tmp_path: Path)
     assert [path.name for path in tmp_path.iterdir()] == ["out.safetensors"]
 
 
-@pytest.mark.parametrize("number", NUMBERS)
+@pytest.mark.parametrize("number", slow_but([signal.SIGTERM], NUMBERS))
 def test_signals_that_are_not_ignored_work_beside_ignored_ones(number: signal.Signals, tmp_path: Path) -> None:
     others = [other for other in NUMBERS if other != number]
     assert_stopped(run(MOMENTS["later piece"], number, conversion(tmp_path), ignored=others), number)

@@ -333,7 +333,7 @@ def test_inputs_are_seeded_and_have_what_makes_bugs_show(case: str, to: str) -> 
     assert np.abs(one[values][~one[padding][:, :points].astype(bool)]).max() > 50, "a large range"
 
 
-@pytest.mark.parametrize(("case", "to"), CASES)
+@pytest.mark.parametrize(("case", "to"), slow_but([("timesfm-1.0", "timesfm")], CASES))
 def test_jax_side_is_a_pure_function_of_arrays(case: str, to: str) -> None:
     reference = pair(case, to).reference
     source = {name.removesuffix("/value"): x for name, x in leaves(case).items()}

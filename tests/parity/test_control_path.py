@@ -436,6 +436,7 @@ def test_solvers_that_both_sides_have(kind: str, example: tuple[Any, Any, Any]) 
             assert relative(variants["classical RK4"].make(seen), want) > 1e-7
 
 
+@pytest.mark.slow
 def test_control_terms_without_to_ode_take_increments(example: tuple[Any, Any, Any]) -> None:
     """diffrax's ControlTerm by itself multiplies with X(t1) - X(t0); torchcde always with dX/dt."""
     model_jax, _, reference = example

@@ -201,6 +201,7 @@ def test_a_recording_gives_what_the_live_model_gives(files: Files) -> None:
     assert loaded.environment.keys() >= {"jax", "jaxlib", "numpy"}
 
 
+@pytest.mark.slow
 def test_bfloat16_weights_are_no_false_alarm(files: Files) -> None:
     """Their unrounded values are not known without the checkpoint, so that lifted float64 tells less, and says so."""
     report = check(files.written(CASE, dtype="bfloat16"), recorded=files.recorded())

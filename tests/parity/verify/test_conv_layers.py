@@ -227,6 +227,7 @@ def test_the_epsilon_that_torch_takes_by_default(norm: nn.Module, epsilon: float
 # ---- a recording
 
 
+@pytest.mark.slow
 def test_a_recording_keeps_what_cannot_be_computed_back(tmp_path: Path) -> None:
     """Kernels that were folded, and the vector beside them; and the check without the checkpoint finds a fault in them."""
     from convert.verify.recording.record import record

@@ -16,11 +16,12 @@ from convert.verify.sides.jax_modules import with_module_calls
 from faults.catalogue import run
 from faults.plants import InTarget, attribute, each
 from support import named_modules
+from support.marks import slow_but
 
 LIBRARIES = ("linen", "nnx", "equinox")
 
 
-@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize("library", slow_but(["nnx"], LIBRARIES))
 def test_every_layer_is_recorded_by_its_path(library: str) -> None:
     weights = named_modules.source(library).arrays
     side, calls = with_module_calls(lambda weights, inputs: named_modules.apply(library, weights, inputs))
