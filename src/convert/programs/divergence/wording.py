@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -298,9 +298,10 @@ def _functions(repair: Repair, activations: Mapping[str, Function]) -> str:
     """Name the functions of one value that the two compute, as ``relu for silu``; empty where they are not known."""
     by_size = [x for x in repair.given if x.dtype.kind == "f"]
     for value in by_size:
-        got, want = (computed(x, value, activations) for x in (repair.got, repair.want))
-        if got and want and got != want:
-            return f"{got} for {want}"
+        for got, want in _pairs(repair, value):
+            ours, theirs = (computed(x, value, activations) for x in (got, want))
+            if ours and theirs and ours != theirs:
+                return f"{ours} for {theirs}"
     if len(by_size) == 2:
         found = []
         for x in (repair.got, repair.want):
@@ -314,6 +315,17 @@ def _functions(repair: Repair, activations: Mapping[str, Function]) -> str:
             (ours, _), (theirs, _) = found
             return EXCHANGED if ours == theirs else f"{ours} for {theirs}"
     return ""
+
+
+def _pairs(repair: Repair, value: Array) -> Iterator[tuple[Array, Array]]:
+    """Yield what the two sides give; then, where that is g(x) in an activation x * g(x), the activation.
+
+    The exact GELU of JAX is x * erfc(-x / sqrt(2)) / 2, and the two sides may differ in g alone.
+    """
+    yield repair.got, repair.want
+    if repair.got.shape == repair.want.shape == value.shape:
+        for x in (value, value / 2):
+            yield x * repair.got, x * repair.want
 
 
 def _line(operations: Sequence[Operation]) -> str:
