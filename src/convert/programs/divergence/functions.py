@@ -20,8 +20,7 @@ def computed(got: Array, given: Array, activations: Mapping[str, Function]) -> s
         return ""
     for name, function in functions(activations):
         try:
-            with np.errstate(all="ignore"):
-                made = function(given)
+            made = function(given)
         except (ValueError, IndexError):
             continue
         if same(made, got):
@@ -30,8 +29,7 @@ def computed(got: Array, given: Array, activations: Mapping[str, Function]) -> s
         return name
     for axis in range(given.ndim):
         for name, function in over(axis):
-            with np.errstate(all="ignore"):
-                made = function(given)
+            made = function(given)
             if same(made, got):
                 last = axis == given.ndim - 1
                 return f"{name} over {'the last axis' if last else f'axis {axis}'}"

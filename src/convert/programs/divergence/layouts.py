@@ -66,13 +66,12 @@ def _fits(sizes: Sequence[int], shape: Sequence[int]) -> bool:
 def _likeness(one: Array, two: Array) -> float:
     """Return the absolute correlation of two arrays of one shape, without what a mask hides."""
     one, two = visible(one), visible(two)
-    with np.errstate(all="ignore"):
-        finite = np.isfinite(one) & np.isfinite(two)
-        a, b = one[finite].astype(np.float64), two[finite].astype(np.float64)
-        if not a.size:
-            return 0.0
-        a, b = a - a.mean(), b - b.mean()
-        score = abs(float(a @ b)) / (float(np.linalg.norm(a) * np.linalg.norm(b)) + 1e-300)
+    finite = np.isfinite(one) & np.isfinite(two)
+    a, b = one[finite].astype(np.float64), two[finite].astype(np.float64)
+    if not a.size:
+        return 0.0
+    a, b = a - a.mean(), b - b.mean()
+    score = abs(float(a @ b)) / (float(np.linalg.norm(a) * np.linalg.norm(b)) + 1e-300)
     return score if np.isfinite(score) else 0.0
 
 

@@ -65,8 +65,7 @@ class Rerun:
             ]
             operands = [np.require(operand, requirements=["C", "W"]) for operand in operands]  # torch takes no others
             try:
-                with np.errstate(all="ignore"):
-                    results: Sequence[Array] = operation.again(operands)
+                results: Sequence[Array] = operation.again(operands)
             except FAILS as error:
                 raise ValueError(f"{operation.name} does not take the new values") from error
             for value, array in zip(operation.results, results, strict=False):
@@ -82,8 +81,7 @@ def again(operations: Sequence[Operation], given: Mapping[Value, Array]) -> Arra
     for operation in operations:
         operands = [np.require(found.get(v, v.array), requirements=["C", "W"]) for v in operation.operands]
         try:
-            with np.errstate(all="ignore"):
-                found |= dict(zip(operation.results, map(np.asarray, operation.again(operands)), strict=False))
+            found |= dict(zip(operation.results, map(np.asarray, operation.again(operands)), strict=False))
         except FAILS:
             return None
     return found.get(operations[-1].results[0]) if operations else None

@@ -80,6 +80,7 @@ class Divergence:
     instead: tuple[Operation, ...] = ()
 
 
+@np.errstate(all="ignore")
 def diverge(
     source: Program,
     target: Program,

@@ -61,6 +61,7 @@ class Named:
     order: bool = False
 
 
+@np.errstate(all="ignore")
 def named(
     divergence: Divergence,
     source: Program,
