@@ -64,11 +64,7 @@ def with_pairs(tree: Tree, plan: Plan, rng: np.random.Generator) -> tuple[Tree, 
     return adapted, merged, len(leaves)
 
 
-OWN_RULES = ("dinov2", "gemma", "llama", "mistral")  # families whose goldens are among CASES
-GENERIC = [case for case in flax_families.CASES if case.partition(".")[0] not in OWN_RULES]
-
-
-@pytest.mark.parametrize("case", slow_but(["albert.AlbertForMaskedLM"], GENERIC))
+@pytest.mark.parametrize("case", slow_but(["albert.AlbertForMaskedLM"], flax_families.GENERIC))
 def test_a_flax_class_of_transformers_finds_its_adapters(case: str, tmp_path: Path) -> None:
     """Its rule file drops the leaves that no other rule matches."""
     ckpt = flax_families.write(case, tmp_path / "source")

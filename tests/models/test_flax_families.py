@@ -28,7 +28,6 @@ from support.paths import GOLDEN
 from support.value_mistakes import assert_mistakes_are_named, tensor_of, turned
 
 FAMILY = "flax-transformers"
-OWN_RULES = ("dinov2", "gemma", "llama", "mistral")
 QUICK = ("bert.untied", "gpt2.cross", "resnet.basic", "whisper.untied", "encoder_decoder")
 # What the flax classes lack and PyTorch's have: tables that transformers computes, and poolers that the outputs do not need.
 ABSENT = re.compile(
@@ -75,7 +74,10 @@ def test_faults_are_named(family: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "case", slow_but(["vit.ViTModel"], [case_of(family) for family in flax_table.listed() if family not in OWN_RULES])
+    "case",
+    slow_but(
+        ["vit.ViTModel"], [case_of(family) for family in flax_table.listed() if family not in flax_families.OWN_RULES]
+    ),
 )
 def test_the_model_level_compares_with_a_recording(case: str, tmp_path: Path) -> None:
     source = flax_families.write(case, tmp_path / "source")

@@ -252,16 +252,8 @@ def test_the_check_says_what_it_says_of_the_first_checkpoint(model: str, case: s
     assert verdicts["weights"] == verdicts["layers"] == Verdict.PASSED and second.exit_code == first.exit_code
 
 
-OTHER_RULES = ("dinov2", "gemma", "llama", "mistral")  # families with a rule file of their own, above
-FAMILIES = sorted(
-    case
-    for case in (file.stem for file in flax_families.FOLDER.glob("*.npz"))
-    if case.partition(".")[0] not in OTHER_RULES
-)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("case", FAMILIES)
+@pytest.mark.parametrize("case", flax_families.GENERIC)
 def test_a_flax_class_of_transformers_comes_back(case: str, tmp_path: Path) -> None:
     ckpt, out = flax_families.write(case, tmp_path / "source"), tmp_path / "out.safetensors"
     convert.convert("flax_transformers", ckpt, out)

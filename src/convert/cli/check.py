@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def check(
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="Converted .safetensors file, or a directory of them.")],
+    out: o.Out,
     source: Annotated[
         Path | None,
         typer.Option(
@@ -91,14 +91,8 @@ def check(
             rich_help_panel=o.PROOF,
         ),
     ] = False,
-    junit: Annotated[
-        Path | None,
-        typer.Option("--junit", metavar="FILE", help="Write the report as JUnit XML.", rich_help_panel=o.REPORT),
-    ] = None,
-    html: Annotated[
-        Path | None,
-        typer.Option("--html", metavar="FILE", help="Write the report as one HTML page.", rich_help_panel=o.REPORT),
-    ] = None,
+    junit: o.Junit = None,
+    html: o.Html = None,
     sarif: o.Sarif = None,
     as_json: o.Json = False,
 ) -> None:
@@ -176,6 +170,8 @@ def _aborted(
 
 def _refuse_report_paths(files: tuple[Path | None, ...], source: Path | None, reports: tuple[Path | None, ...]) -> None:
     """Refuse, before the work starts, to replace what is checked by a report."""
+    from convert.writing.atomic import require_folder
+
     for report in (path for path in reports if path is not None):
         path = report.resolve()
         inputs = [file.resolve() for file in files if file is not None]
@@ -183,15 +179,7 @@ def _refuse_report_paths(files: tuple[Path | None, ...], source: Path | None, re
             raise OutputError(
                 Finding("output-within-input", "is part of what is checked", path=str(report), fix="give another name")
             )
-        if not path.parent.is_dir():
-            raise OutputError(
-                Finding(
-                    "output-not-writable",
-                    f"the directory {path.parent} does not exist",
-                    path=str(report),
-                    fix="create it first",
-                )
-            )
+        require_folder(report)
 
 
 def _write(report: Report, junit: Path | None, html: Path | None, sarif: Path | None) -> None:

@@ -218,6 +218,15 @@ Attest = Annotated[
         rich_help_panel=OUTPUT,
     ),
 ]
+Out = Annotated[Path, typer.Argument(metavar="OUT", help="Converted .safetensors file, or a directory of them.")]
+Junit = Annotated[
+    Path | None,
+    typer.Option("--junit", metavar="FILE", help="Write the report as JUnit XML.", rich_help_panel=REPORT),
+]
+Html = Annotated[
+    Path | None,
+    typer.Option("--html", metavar="FILE", help="Write the report as one HTML page.", rich_help_panel=REPORT),
+]
 Sarif = Annotated[
     Path | None,
     typer.Option(

@@ -14,7 +14,7 @@ from typing import Any
 from convert.core.errors import CheckpointError, OutputError
 from convert.core.findings import Finding
 from convert.core.system.regular_file import open_unbuffered
-from convert.writing.atomic import real
+from convert.writing.atomic import real, require_folder
 
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE = "https://model_signing/signature/v1.0"
@@ -31,9 +31,7 @@ def refuse_inside(statement: Path, out: Path) -> None:
         raise OutputError(
             Finding("output-within-input", "is part of what it attests", path=str(statement), fix="write it elsewhere")
         )
-    if not path.parent.is_dir():
-        problem = f"the directory {path.parent} does not exist"
-        raise OutputError(Finding("output-not-writable", problem, path=str(statement), fix="create it first"))
+    require_folder(statement)
 
 
 def attest(out: Path, provenance: Mapping[str, str]) -> dict[str, Any]:

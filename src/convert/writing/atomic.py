@@ -96,6 +96,18 @@ def real(path: Path) -> Path:
         ) from None
 
 
+def require_folder(file: Path) -> None:
+    """Check that the directory of a file that will be written exists.
+
+    Raises:
+        OutputError: it does not.
+    """
+    folder = real(file).parent
+    if not folder.is_dir():
+        problem = f"the directory {folder} does not exist"
+        raise OutputError(Finding("output-not-writable", problem, path=str(file), fix="create it first"))
+
+
 def refuse_existing(out: Path, overwrite: bool, *, directory: bool | None = None) -> None:
     """Check that `out` may be written.
 
@@ -115,8 +127,7 @@ def refuse_existing(out: Path, overwrite: bool, *, directory: bool | None = None
     out = real(out)
     if not out.name:
         raise refuse("output-kind", "is a root directory", "give a name inside it")
-    if not out.parent.is_dir():
-        raise refuse("output-not-writable", f"the directory {out.parent} does not exist", "create it first")
+    require_folder(out)
     if not os.path.lexists(out):
         return
     if not directory:

@@ -10,7 +10,7 @@ import typer
 
 from convert.cli import options as o
 from convert.cli import output
-from convert.core.errors import ConvertError, OutputError
+from convert.core.errors import ConvertError
 from convert.core.findings import Finding
 from convert.core.system import signals
 
@@ -60,14 +60,8 @@ def batch(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Find what can be refused, and write nothing.", rich_help_panel=o.REPORT)
     ] = False,
-    junit: Annotated[
-        Path | None,
-        typer.Option("--junit", metavar="FILE", help="Write the report as JUnit XML.", rich_help_panel=o.REPORT),
-    ] = None,
-    html: Annotated[
-        Path | None,
-        typer.Option("--html", metavar="FILE", help="Write the report as one HTML page.", rich_help_panel=o.REPORT),
-    ] = None,
+    junit: o.Junit = None,
+    html: o.Html = None,
     schema: Annotated[
         bool, typer.Option("--schema", help="Print the JSON Schema of a jobs file.", rich_help_panel=o.REPORT)
     ] = False,
@@ -83,12 +77,13 @@ def batch(
     """
     from convert.batch import jobs as jobs_module
     from convert.batch.preflight import preflight
+    from convert.writing.atomic import require_folder, write_text
 
     if schema:
         output.data_json(jobs_module.schema())
         return
-    for report in (junit, html):
-        _refuse_report(report)
+    for report in filter(None, (junit, html)):
+        require_folder(report)
     common = _common(to, dtype, settings, rules_dir, max_shard_size, o.split(check))
     found = _read(what or [], common)
     planned = preflight(
@@ -100,7 +95,6 @@ def batch(
         return
     from convert.batch.report import BatchReport, to_html, to_junit
     from convert.batch.run import run_jobs
-    from convert.writing.atomic import write_text
     from convert.writing.provenance import tool_version
 
     if resume:
@@ -171,12 +165,6 @@ def _common(
         "check": check,
     }
     return {key: value for key, value in values.items() if value}
-
-
-def _refuse_report(report: Path | None) -> None:
-    if report is not None and not report.resolve().parent.is_dir():
-        problem = f"the directory {report.resolve().parent} does not exist"
-        raise OutputError(Finding("output-not-writable", problem, path=str(report), fix="create it first"))
 
 
 def _show(display: output.BatchDisplay, event: Event) -> None:

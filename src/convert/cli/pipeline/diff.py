@@ -27,8 +27,7 @@ def diff(
         typer.Option(
             "--model",
             metavar="MODEL",
-            help="Rules for a side that is no PyTorch weights, or for B if both are: its tensors are those that "
-            "a conversion would write.",
+            help="Rules by which a checkpoint is read as the tensors of a conversion. If both sides are safetensors, B is the checkpoint.",
             rich_help_panel=o.INPUT,
             autocompletion=o.complete_model,
         ),

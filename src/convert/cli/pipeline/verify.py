@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -18,7 +17,7 @@ MAX_FINDINGS = 20
 
 
 def verify(
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="Converted .safetensors file, or a directory of them.")],
+    out: o.Out,
     ignore: Annotated[
         list[str] | None,
         typer.Option(
