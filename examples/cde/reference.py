@@ -16,9 +16,8 @@ import model_torch
 import numpy as np
 import torch
 
-from convert import Plan
+from convert import Observed, Plan, Reference, Variant
 from convert.references.neural_cde import path_variants, solution_variants
-from convert.references.protocol import Observed, Reference, Variant
 
 METHODS = {"linear": (diffrax.Euler, "euler", "Euler"), "cubic": (diffrax.Midpoint, "midpoint", "midpoint")}
 BOUNDARIES = ("value", "slope", "initial", "field", "states", "out")  # in the order of the data

@@ -9,8 +9,7 @@ import model_torch
 import numpy as np
 from flax.traverse_util import unflatten_dict
 
-from convert import Plan
-from convert.references.protocol import Reference
+from convert import Plan, Reference
 
 
 def reference(plan: Plan) -> Reference:

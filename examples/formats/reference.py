@@ -7,8 +7,7 @@ import model_torch
 import numpy as np
 import torch
 
-from convert import Plan
-from convert.references.protocol import Reference
+from convert import Plan, Reference
 
 
 def flax(plan: Plan) -> Reference:

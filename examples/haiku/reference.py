@@ -11,8 +11,7 @@ import model_torch
 import numpy as np
 import torch
 
-from convert import Plan
-from convert.references.protocol import Reference
+from convert import Plan, Reference
 
 
 def reference(plan: Plan, gru: type[torch.nn.Module] = model_torch.GRU) -> Reference:

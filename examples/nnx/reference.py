@@ -12,9 +12,8 @@ import torch
 from flax import nnx
 from flax.traverse_util import unflatten_dict
 
-from convert import Plan
+from convert import Plan, Reference
 from convert.references.module_facts import facts
-from convert.references.protocol import Reference
 
 
 def reference(plan: Plan, eps: float | None = 1e-6) -> Reference:

@@ -13,8 +13,7 @@ import numpy as np
 import torch
 from flax.traverse_util import unflatten_dict
 
-from convert import Plan
-from convert.references.protocol import Reference
+from convert import Plan, Reference
 
 
 def reference(plan: Plan) -> Reference:

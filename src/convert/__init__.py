@@ -73,6 +73,10 @@ if TYPE_CHECKING:
     from convert.peft.write import AdapterResult as AdapterResult
     from convert.planning.options import ConversionOptions as ConversionOptions
     from convert.planning.plan import Plan as Plan
+    from convert.references.protocol import Deferred as Deferred
+    from convert.references.protocol import Observed as Observed
+    from convert.references.protocol import Reference as Reference
+    from convert.references.protocol import Variant as Variant
     from convert.reversing.plan import ReversePlan as ReversePlan
     from convert.reversing.write import CheckpointResult as CheckpointResult
     from convert.rules.file import RuleFile as RuleFile
@@ -114,6 +118,7 @@ _MODULES = {
     "convert.drafting.survey": ("Survey", "survey_rules"),
     "convert.inference.derivation": ("Derivation",),
     "convert.inference.infer": ("infer",),
+    "convert.references.protocol": ("Deferred", "Observed", "Reference", "Variant"),
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
 __all__ = sorted(_HOME)

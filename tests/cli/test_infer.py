@@ -118,7 +118,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from convert.references.protocol import Reference
+from convert import Reference
 
 D = 6
 
@@ -289,6 +289,7 @@ def test_the_rules_are_written_and_convert(run: Run, folder: Path) -> None:
     assert "wrote mine.yaml: 4 tensors (" in said
     assert "proven with 3 further draws" in said
     text = Path("mine.yaml").read_text()
+    assert "model: mine\ntitle: mine\n" in text
     assert "einsum: ...D,DNH->...NH" in text and "activation: tanh" in text
     assert "multiplies_by: 1+scale" in text and "epsilon: 1e-6" in text
     assert "- drop: step" in text

@@ -38,7 +38,7 @@ def test_tutorial(blocks: list[tuple[str, str]], tmp_path: Path) -> None:
             if (derived := tmp_path / "derived.yaml").exists():
                 assert body in derived.read_text()
                 continue
-            drafted = draft_rules(open_source(tmp_path / "ckpt"))
+            drafted = draft_rules(open_source(tmp_path / "ckpt"), "my-net")
             assert body in drafted and (tmp_path / "my-net.yaml").read_text() == drafted
         elif language == "console":
             ran += run_console(body, tmp_path)

@@ -10,7 +10,7 @@ import numpy as np
 from flax import linen as nn
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from convert.references.protocol import Reference
+from convert import Reference
 
 CHANNELS, WIDTH, OUTPUTS, STEPS = 4, 12, 5, 16
 

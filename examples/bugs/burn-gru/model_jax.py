@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from convert.references.protocol import Reference
+from convert import Reference
 
 INPUTS, HIDDEN, STEPS = (
     3,

@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from convert import Reference
 from convert.references.neural_cde import path_variants
-from convert.references.protocol import Reference
 
 KNOTS = 11
 

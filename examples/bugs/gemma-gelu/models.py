@@ -5,9 +5,8 @@ from dataclasses import replace
 
 import torch
 
-from convert import Plan
+from convert import Plan, Reference
 from convert.references.gemma import text
-from convert.references.protocol import Reference
 
 
 def right(plan: Plan) -> Reference:

@@ -143,7 +143,7 @@ def infer(
     with user_code_errors(pair.code, REFERENCE_OPTION if reference else JAX_OPTION):
         derivation = run(pair.function, pair.module, pair.run, pair.inputs, found, masks=pair.masks, seed=seed)
     target = model_of_module(pair.module, f"{type(pair.module).__module__}.{type(pair.module).__qualname__}")
-    written = write_rules(derivation, target, root=root.strip("/"), outside=len(found) < len(leaves))
+    written = write_rules(derivation, target, file.stem, root.strip("/"), outside=len(found) < len(leaves))
     if not derivation.differences:
         _require_same(file, written, derivation, root.strip("/"))
     _write(file, written.text)

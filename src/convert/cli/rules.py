@@ -117,7 +117,8 @@ def new(
     from convert.verify.target_model import read_target
 
     source = open_source(checkpoint, step=step, item=item, skeleton=skeleton, follow_links=follow_links)
-    text = draft_rules(source, root=root, like=read_target(like) if like is not None else None)
+    name = "my-model" if file is None else file.stem
+    text = draft_rules(source, name, root, read_target(like) if like is not None else None)
     if file is None:
         output.data(text.rstrip("\n"))
         return

@@ -44,7 +44,7 @@ def record_jax(
     loops are unrolled, and of branches the one that these values choose is recorded.
 
     Args:
-        function: (parameters, inputs) -> the outputs by name, as `convert.references.protocol.Reference.jax`.
+        function: (parameters, inputs) -> the outputs by name, as `convert.Reference.jax`.
         parameters: by name; of any dtype. Floating ones become float64, exactly.
         inputs: by name, likewise.
         twice: whether it runs a second time, to see that its outputs are the same.

@@ -34,7 +34,7 @@ def record_torch(module: torch.nn.Module, run: Run, inputs: Mapping[str, Array])
 
     Args:
         module: in eval mode, with its weights.
-        run: (module, inputs as tensors) -> the outputs by name, as `convert.references.protocol.Reference.run`.
+        run: (module, inputs as tensors) -> the outputs by name, as `convert.Reference.run`.
         inputs: by name; floating ones become float64.
 
     Raises:

@@ -46,7 +46,7 @@ def require_reference(made: Any, factory: str) -> None:
         _reject(factory, f"`{field}`", expected, got)
 
     if not isinstance(made, Reference):
-        _reject(factory, "the factory's value", "a convert.references.protocol.Reference", type(made).__name__)
+        _reject(factory, "the factory's value", "a convert.Reference", type(made).__name__)
     for name, arguments in ARGUMENTS.items():
         function = getattr(made, name)
         if not (name == "jax" and (function is None or isinstance(function, Deferred))):

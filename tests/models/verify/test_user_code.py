@@ -276,7 +276,7 @@ WRONG_FIELDS = {  # what is replaced in the module -> the field, what was expect
         "a function of (plan)",
         "one of (plan, size)",
     ),
-    ("return Reference(", "return dict("): ("the factory's value", "convert.references.protocol.Reference", "dict"),
+    ("return Reference(", "return dict("): ("the factory's value", "convert.Reference", "dict"),
     ("def run(module, inputs):", "def run(module):"): ("`run`", "a function of (module, inputs)", "one of (module)"),
     ("def apply(weights, inputs):", "def apply(weights):"): ("`jax`", "of (weights, inputs)", "one of (weights)"),
     ("build=build", "build=3"): ("`build`", "a function of (state_dict)", "3"),
