@@ -434,7 +434,7 @@ def test_a_temporary_lost_to_another_run_is_made_again(tmp_path: Path, monkeypat
     (tmp_path / "model" / "model.safetensors").unlink()
     (tmp_path / "model").rmdir()
     monkeypatch.setattr(atomic, "_is_at", lambda fd, path: False)
-    with pytest.raises(OutputError, match="other runs keep removing the temporary of this run"):
+    with pytest.raises(OutputError, match="other runs keep removing the temporary file of this run"):
         write(tmp_path / "model")
 
 

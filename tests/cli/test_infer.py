@@ -449,7 +449,7 @@ INPUTS = f"{VALUES}--inputs small_models:"
         (small(inputs="words"), f"{INPUTS}words: the value of `inputs`: expected a NumPy array of numbers for 'x', got an array of <U1"),
         (small(inputs="objects"), "expected a NumPy array of numbers for 'x', got an array of object"),
         (small(inputs="ragged"), "expected a NumPy array of numbers for 'x', got list"),
-        (small(inputs="unseeded"), "error[run-not-deterministic]: the input 'x': expected the same values in two calls with the seed 0, got other ones; draw them from np.random.default_rng(seed)"),
+        (small(inputs="unseeded"), "error[run-not-deterministic]: the input 'x': expected the same values in two calls with the seed 0, got other values; draw them from np.random.default_rng(seed)"),
         (small(inputs="fails"), "error[user-code-failed]: --inputs small_models:fails: ValueError: no data (small_models.py:"),
         (small_reference("other_name"), f"{VALUES}--reference small_models:other_name: the value of `run`: expected a value for the output 'y', which `outputs` lists, got values for z"),
         (small_reference("jax_other_name"), "the value of `jax`: expected a value for the output 'y', which `outputs` lists, got values for z"),

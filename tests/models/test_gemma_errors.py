@@ -46,7 +46,10 @@ def test_a_stack_with_more_attention_types_than_the_pattern(tmp_path: Path) -> N
     tree = arrays("gemma3-stacked")
     tree |= {name.replace("type_5/", "type_6/"): x for name, x in tree.items() if "attention_type_5/" in name}
     said = refuse(MemorySource(tree), "gemma3", tmp_path / "x", settings=settings("gemma3-stacked"))
-    assert "{p} runs from 0 to 6 in the tree, and {i} is counted in units of 6; the checkpoint is of another" in said
+    assert (
+        "a unit has 6 layers, so {p} of {i} runs from 0 to 5; the tree has {p} = 6; the checkpoint is of another"
+        in said
+    )
 
 
 def truncated(version: str, layers: int) -> SpecsOnly:

@@ -44,7 +44,7 @@ def model_level(wrong_from: int | None = None, layers: int = 3) -> LevelReport:
         measure(name, 0.4 / (k + 1), 0.4 / (k + 1)) if k >= wrong else measure(name, 4e-16 * k, 1e-7 * (k + 1))
         for k, name in enumerate(names)
     )
-    notes = (f"{len(measures)} boundaries and outputs, live",)
+    notes = (f"{len(measures)} boundaries and outputs, from a live run of the JAX model",)
     if wrong_from is None:
         return LevelReport("model", Verdict.PASSED, measures=measures, notes=notes, seconds=1.5)
     first = Finding(

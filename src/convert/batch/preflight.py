@@ -136,7 +136,7 @@ def _clashes(jobs: Sequence[Job]) -> Iterator[Finding]:
         out = real(job.out)
         if (first := outputs.setdefault(out, job)) is not job:
             problem = f"two jobs have this output: from {first.checkpoint} and from {job.checkpoint}"
-            yield Finding("batch-invalid", problem, rule=job.at, path=str(job.out), fix="give each its own")
+            yield Finding("batch-invalid", problem, rule=job.at, path=str(job.out), fix="give each job its own output")
     for job in jobs:
         out = real(job.out)
         for parent in out.parents:

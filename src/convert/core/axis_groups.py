@@ -17,7 +17,7 @@ from convert.core.ops import Op, Reshape, Slice
 
 @dataclass(frozen=True)
 class AxisGroup:
-    """One axis of a leaf, made of others: of the axes `before`, of one of the parts, and of the axes `after`.
+    """One composite axis of a leaf, made of the axes `before`, of one of the parts, and of the axes `after`.
 
     Attributes:
         parts: the letters of each part; there is one part where the axis has no ``+``, and ``1`` is a part without letters.

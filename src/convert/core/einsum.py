@@ -29,7 +29,7 @@ class Projection:
         batch: axes in all three operands, in W's order; only a target with its own einsum can hold them.
         result: letters of Y before and after its ellipsis, for broadcasting a bias; without an ellipsis, all letters
             are in the second.
-        groups: of an equation with axes that are made of others, such as ``(N H)``: the letter of such an axis in `flat` ->
+        groups: of an equation with composite axes, such as ``(N H)``: the letter of such an axis in `flat` ->
             what it is made of. The letters above are those of the opened axes.
         flat: the equation with one letter for each axis as stored; None: there are no groups.
     """
@@ -132,7 +132,7 @@ def parse_projection(equation: str) -> Projection:
     foreign = [str(group) for letter, group in groups.items() if letter not in weight]
     if foreign:
         raise ValueError(
-            f"{foreign[0]} of {equation!r} is not an axis of the weight; write an axis that is made of others in the same way in "
+            f"{foreign[0]} of {equation!r} is not an axis of the weight; write a composite axis in the same way in "
             "the weight and in the input or the result"
         )
     others = text.replace(f",{weight}->", ",->")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import string
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 PREFERRED = {
     "entries": "V",
@@ -66,9 +67,16 @@ class Letters:
             self._known[key] = free[0]
         return self._known[key]
 
-    def declared(self) -> Iterator[str]:
-        """Yield the lines of ``axes``."""
+    def declared(self, texts: Iterable[str] | None = None) -> Iterator[str]:
+        """Yield the lines of ``axes``.
+
+        Args:
+            texts: values of rules; letters that none of them names are left out. None: all letters are declared.
+        """
+        named = set(self._known.values()) if texts is None else self._named_in(texts)
         for (role, size, again), letter in self._known.items():
+            if letter not in named:
+                continue
             if role.startswith("varying"):
                 yield f"{letter}: {{is: {MEANING[role]}, varies: true}}    # they differ from layer to layer"
                 continue
@@ -76,3 +84,20 @@ class Letters:
             equals = f", equals: {first}" if again and first else ""
             equals = f", equals: {size}" if letter in self.fixed else equals
             yield f"{letter}: {{is: {MEANING[role]}{equals}}}    # {size} in this checkpoint"
+
+    def _named_in(self, texts: Iterable[str]) -> set[str]:
+        """Return the letters in words that consist of letters alone, and the letters whose sizes these equal."""
+        every = set(self._known.values())
+        named = {
+            letter
+            for text in texts
+            for word in re.findall(r"[A-Za-z]+", text)
+            if every.issuperset(word)
+            for letter in word
+        }
+        first = {
+            self._known.get((role, size, 0))
+            for (role, size, again), letter in self._known.items()
+            if again and letter in named
+        }
+        return named | {letter for letter in first if letter}

@@ -91,9 +91,17 @@ class _Drafter:
             self.paths.root,
             bool(self.outside),
             tuple(map(_copies_entry, self.copies)),
-            tuple(self.letters.declared()),
+            tuple(self.letters.declared(self._texts(entries))),
             (*rules, *self._drops_outside()),
         )
+
+    @staticmethod
+    def _texts(entries: Sequence[DraftEntry]) -> Iterator[str]:
+        """Yield all values of rules, and the answers that they offer: what may name an axis letter."""
+        for entry in entries:
+            for line in entry.lines:
+                yield line.value
+                yield from (text for text, _ in line.below)
 
     def entries(self, apart: Collection[str] = ()) -> Iterator[DraftEntry]:
         """Yield the rules; the attention at the paths `apart` as its layers."""
@@ -135,7 +143,7 @@ class _Drafter:
             ]
             entry.ask("cell", "was it made with residual=True? Its tree does not tell", ways, value=f"{cell}(residual={ASK})")  # fmt: skip
         else:
-            entry.say("cell", cell, "guess: its leaves are called so, and have such shapes")
+            entry.say("cell", cell, "guess: by the names and shapes of its leaves")
         entry.say("from", plain(self.paths.path(prefix)))
         self.paths.say_stacked(entry, prefix)
         named = prefix[:-1] if prefix[-1].words == ("cell",) and len(prefix) > 1 else prefix
@@ -151,7 +159,7 @@ class _Drafter:
 
     def _attention(self, prefix: tuple[PathKey, ...], found: AttentionLeaves) -> DraftEntry:
         entry = DraftEntry(self._first(prefix))
-        entry.say("layer", found.layer, "guess: its leaves are called so, and have such shapes")
+        entry.say("layer", found.layer, "guess: by the names and shapes of its leaves")
         entry.say("from", plain(self.paths.path(prefix)), f"queries {found.shown}")
         try:
             entry.say("axes", found.axes(self.letters), "the width, the heads, the width of a head" if len(found.library.heads) == 2 else "the width, and that of all heads")  # fmt: skip

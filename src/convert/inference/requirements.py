@@ -31,7 +31,7 @@ def require_same_inputs(inputs: Callable[[int], Mapping[str, Array]], seed: int)
                 "run-not-deterministic",
                 f"the input {names[0]!r}",
                 expected=f"the same values in two calls with the seed {seed}",
-                got="other ones",
+                got="other values",
                 fix="draw them from np.random.default_rng(seed)",
             )
         )

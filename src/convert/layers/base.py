@@ -148,7 +148,7 @@ class Part:
         split_axes: names of the axes along which the leaf is split (stacked layers, several targets), in the order of `layout`.
         rule: the rule that makes it, with the path variants of this tree.
         axis: the axis of the output that `rows` refers to: 0, or -1 where leaves are concatenated along the last axis.
-        opening: number of the first operations, which select a layer, open axes that are made of others, and select an element.
+        opening: number of the first operations, which select a layer, open composite axes, and select an element.
         taken: letters of the axes of which it is one element, and the element.
     """
 

@@ -176,7 +176,7 @@ class Declaration(ABC):
         return None
 
     def axis_groups(self, variant: str | None) -> Mapping[str, AxisGroup]:
-        """Return the letters of `letters` that stand for an axis made of others, and what it is made of."""
+        """Return the letters of `letters` that stand for a composite axis, and what it is made of."""
         return {}
 
     @property

@@ -1,4 +1,4 @@
-"""How probes take apart axes that are made of others, and the axes of a target tensor. Nothing of the plan's operations is used."""
+"""How probes take apart composite axes, and the axes of a target tensor. Nothing of the plan's operations is used."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def find_slots(module: torch.nn.Module) -> tuple[list[Slot], list[Finding]]:
                         "this buffer is on the meta device, and no state_dict holds it: its constructor computes it",
                         path=f"{prefix}.{name}" if prefix else name,
                         expected="a buffer with values",
-                        got="a buffer without",
+                        got="a buffer without values",
                         fix="put only parameters on the meta device when the module is built, as accelerate's init_empty_weights does",
                     )
                 )

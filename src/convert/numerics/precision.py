@@ -43,7 +43,7 @@ def require_device(device: str) -> None:
     kind, _, index = device.partition(":")
     if kind not in ("cpu", "cuda") or (index and not index.isdecimal()):
         raise ConvertError(
-            Finding("usage", path="--device", expected="cpu, cuda, or one of several: cuda:1", got=device)
+            Finding("usage", path="--device", expected="cpu, cuda, or cuda:N for one of several GPUs", got=device)
         )
     if kind == "cuda" and (problem := cuda_problem(int(index or 0))):
         raise ConvertError(

@@ -109,11 +109,15 @@ def _solve_sum(sizes: dict[str, int], one: SumConstraint, findings: list[Finding
         sizes[unknown[0]] = left // each
     elif unknown or left:
         given = ", ".join(f"{x}={sizes[x]}" for x in dict.fromkeys("".join(one.terms)) if x in sizes)
-        whole = f"leaves {left} elements, which is no multiple of {each}" if unknown else f"makes it {fixed}"
+        whole = (
+            f"{left} elements are left for {unknown[0]}, which is no multiple of {each}"
+            if unknown
+            else f"its parts have {fixed} together"
+        )
         findings.append(
             Finding(
                 "size-conflict",
-                f"the axis that is made of others has {one.size} elements, and {given or 'its parts'} {whole}",
+                f"the axis has {one.size} elements; {f'with {given}, ' if given else ''}{whole}",
                 rule=one.rule,
                 path=one.leaf,
                 expected=one.shown,

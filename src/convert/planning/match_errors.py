@@ -267,8 +267,8 @@ def _beyond_period(facts: MatchFacts) -> Iterator[Finding]:
                 if numbering.period is not None and max(seen, default=0) >= numbering.period:
                     yield Finding(
                         "layers-missing",
-                        f"{{{last}}} runs from 0 to {max(seen)} in the tree, and {{{name}}} is counted in units of "
-                        f"{numbering.period}",
+                        f"a unit has {numbering.period} layers, so {{{last}}} of {{{name}}} runs from 0 to {numbering.period - 1}; "
+                        f"the tree has {{{last}}} = {max(seen)}",
                         rule=found.rule.at.line_only,
                         path=facts.full(found.rule.sources[role]),
                         fix="the checkpoint is of another model",

@@ -219,7 +219,7 @@ def _require_strides(name: str, tensors: Sequence[Any]) -> None:
                     "module-not-runnable",
                     path=model_line(stack(sys._getframe())),
                     expected="dense tensors",
-                    got=f"one that is {'quantized' if x.is_quantized else str(x.layout).removeprefix('torch.')} at `{name}`",
+                    got=f"a {'quantized' if x.is_quantized else str(x.layout).removeprefix('torch.')} tensor at `{name}`",
                     fix="replace it by a dense tensor",
                 )
             )

@@ -197,7 +197,7 @@ class Share:
                 rule=self._step.rule.line_only,
                 path=self._step.name,
                 expected=str(got[wrong].ravel()[0]),
-                got=f"{again[wrong].ravel()[0]} after it is undone and done again",
+                got=f"{again[wrong].ravel()[0]} when the leaf is converted again",
                 fix="give with --like a checkpoint whose leaf has a wider dtype, or round the tensors first",
                 data={"values": int(np.count_nonzero(wrong)), "leaf": self._made.leaf},
             )

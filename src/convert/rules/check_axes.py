@@ -117,7 +117,7 @@ def _users_in_rule(rule: Rule) -> Iterator[tuple[str, Iterable[object]]]:
         yield f"`{rule.normalized.role}`", rule.kind.letters_used
     for variant in rule.kind.variants or (None,):
         for group in rule.kind.axis_groups(variant).values():
-            yield "an axis that is made of others", "".join(group.terms)
+            yield "a composite axis", "".join(group.terms)
     if not rule.asked:
         yield "the target's path", [axis for _, layer in rule.layers for axis in rule.split_axes(layer)]
     yield "`strides`", rule.kind.sizes_named

@@ -247,7 +247,7 @@ class AtomicOutput:
         raise OutputError(
             Finding(
                 "output-changed",
-                "other runs keep removing the temporary of this run",
+                "other runs keep removing the temporary file of this run",
                 path=str(self.out),
                 fix="run one at a time",
             )

@@ -76,7 +76,7 @@ def test_text_of_a_pass() -> None:
         "     ... and 4 more, each within its bounds",
         "     allowed in float64, logits: 16 x 24 x eps(float64): measured",
         "     allowed in native precision, logits: 4 x 1.2e-06: measured",
-        "  note: 7 boundaries and outputs, live",
+        "  note: 7 boundaries and outputs, from a live run of the JAX model",
         "",
         "equal (exit code 0)",
     ]

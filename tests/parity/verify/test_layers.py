@@ -126,7 +126,7 @@ def test_every_dtype_passes(stored: Any, dtype: str | None, tmp_path: Path) -> N
 
 def test_what_is_shown(tmp_path: Path) -> None:
     level = checked(small(), tmp_path / "out.safetensors")
-    assert level.notes == ("26 tensors in 10 groups; the worst of each is shown",)
+    assert level.notes == ("26 tensors and parts of fused tensors in 10 groups; the worst of each is shown",)
     assert [m.name for m in level.measures if not m.rule] == ["gelu_tanh (after ff.{i}.{gate,up})"]
     norm = next(m for m in level.measures if "norm" in m.name)
     assert norm.float64_tolerance is not None and "rounded once to float32 after '+ 1'" in norm.float64_tolerance.why

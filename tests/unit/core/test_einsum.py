@@ -383,7 +383,7 @@ def test_a_broadcast_axis_of_a_bias_binds_no_letter() -> None:
         ("BD,DF->BF->C", "'BF->C' in 'BD,DF->BF->C' is not letters with at most one '...'"),
         (
             "BD,DF->B(F)",
-            "(F) of 'BD,DF->B(F)' is not an axis of the weight; write an axis that is made of others in the same way in the "
+            "(F) of 'BD,DF->B(F)' is not an axis of the weight; write a composite axis in the same way in the "
             "weight and in the input or the result",
         ),
         ("...D,...DF->...F", "the weight of '...D,...DF->...F' has an ellipsis; name its axes"),

@@ -1,4 +1,4 @@
-"""Axes that are made of others, as einops writes them: ``(N C H)``, ``(N H + K H + K H)``; and axes that the target's names list."""
+"""Composite axes, as einops writes them: ``(N C H)``, ``(N H + K H + K H)``; and axes that the target's names list."""
 
 from __future__ import annotations
 
@@ -356,7 +356,7 @@ def test_the_plan_shows_the_axes_as_the_rule_has_them() -> None:
             '- einsum: "...D,D(N H + K H)->...(N H + K H)"\n  from: w\n  linear: "{q,k}"',
             {"w": (2, 30)},
             head(N=2, K=1, H=7),
-            ("size-conflict", "30 elements", "makes it 21"),
+            ("size-conflict", "30 elements", "its parts have 21 together"),
         ),
         (
             '- einsum: "...D,D(N H + K H)->...(N H + K H)"\n  from: w\n  linear: "{q,k,v}"',
@@ -413,7 +413,7 @@ def test_the_plan_shows_the_axes_as_the_rule_has_them() -> None:
             '- einsum: "...D,D(C F)->...(C F)"\n  from: w\n  linear: {module: m, einsum: "...D,CFD->...CF"}',
             {"w": (2, 30)},
             HEAD,
-            ("rule-layer-conflict", "made of others"),
+            ("rule-layer-conflict", "composite axes"),
         ),
     ],
 )  # fmt: skip

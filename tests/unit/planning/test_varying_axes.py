@@ -105,7 +105,7 @@ def test_groups_of_channels_may_be_an_axis_that_varies() -> None:
         ("- einsum: ...D,DO->...O\n  from: w\n  rope: {O: interleaved}\n  linear: m", "`rope`"),
         ("- einsum: ...I,IF->...F\n  from: w\n  flattened: {I: HWC}\n  linear: m", "`flattened`"),
         ("- einsum: ...I,IR,RO->...O\n  from: w\n  times: v\n  linear: m", "a low-rank product"),
-        ('- einsum: "...D,D(C O)->...(C O)"\n  from: w\n  linear: "{a,b}"', "an axis that is made of others"),
+        ('- einsum: "...D,D(C O)->...(C O)"\n  from: w\n  linear: "{a,b}"', "a composite axis"),
         ('- einsum: "...D,DOF->...OF"\n  from: w\n  linear: "m.{O}"', "the target's path"),
         ("- dimension_numbers: NWC,WIO->NWC\n  axes: OPQ\n  from: w\n  padding: VALID\n  strides: $O\n  conv: m", "`strides`"),
         ("- einsum: ...D,DO->...O\n  from: w\n  weight_norm: g\n  linear: m", "`weight_norm`"),

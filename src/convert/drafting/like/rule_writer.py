@@ -183,7 +183,7 @@ class RuleWriter:
         ways = dict.fromkeys(reading.said["einsum"] for reading in self.fitting)
         if len(ways) == 1:
             sure = not line.asks and not line.remark.startswith(BY_CONVENTION)
-            return line if sure else DraftLine("einsum", equation, "guess: the shapes of the two sides suit no other")
+            return line if sure else DraftLine("einsum", equation, "guess: no other equation fits both shapes")
         if self.by_habit is not None:
             return DraftLine("einsum", equation, "guess: as all other matrices of this name, whose shapes show it")
         if not line.asks:

@@ -34,7 +34,7 @@ def convolution_keys(layer: LayerRule, letters: Letters, stacked: Collection[int
     for axis, role in zip(kernel, roles, strict=True):
         of = layout.made_of(axis)
         if len(of) > 1:
-            raise NoWordsError(f"axis {axis} of the kernel is made of others")
+            raise NoWordsError(f"axis {axis} of the kernel is composite")
         size = layout.leaf_shape[axis]
         found.append(named.take("width" if role in "OI" else "kernel", size) if size > 1 else named.take("one", 1))
     keys = [(numbers, "".join(found))]

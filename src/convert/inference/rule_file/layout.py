@@ -12,7 +12,7 @@ import numpy as np
 
 Array = np.ndarray[Any, np.dtype[Any]]
 INTERLEAVED, HALF_SPLIT, REVERSED = "interleaved", "half-split", "reversed"
-MAX_FACTORS = 3  # of an axis that is made of others, such as (N C H)
+MAX_FACTORS = 3  # of a composite axis, such as (N C H)
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ def _decompose(
         if name is None:
             return None
         found.append((step, Axis(k, place, size, start if len(sizes) == 1 else 0, name)))
-    if start and len(sizes) > 1:  # a part of an axis that is made of others: the outermost has an offset
+    if start and len(sizes) > 1:  # a part of a composite axis: the outermost has an offset
         inner = math.prod(sizes[1:])
         if start % inner:
             return None

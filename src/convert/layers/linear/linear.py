@@ -57,7 +57,7 @@ class Linear(LayerKind):
     keys: ClassVar[Mapping[str, Key]] = {
         "einsum": Key(
             Either(EITHER_EQUATION, MapOf(EQUATION, "variants such as {plain: ..., transposed: ...}")),
-            "Equation of the layer as the source writes it: X,W->Y with the weight second, or X,A,B->Y for a low-rank pair. An axis of the leaf that is made of others is written as in einops, ...D,D(N C H)->...(N C H), and one that holds several parts as a sum, (N H + K H + K H). Several named equations are variants, of which sizes or --set choose one.",
+            "Equation of the layer as the source writes it: X,W->Y with the weight second, or X,A,B->Y for a low-rank pair. A composite axis of the leaf is written as in einops, ...D,D(N C H)->...(N C H), and one that holds several parts as a sum, (N H + K H + K H). Several named equations are variants, of which sizes or --set choose one.",
             required=True,
             example="...D,DF->...F",
         ),
@@ -215,7 +215,7 @@ class Linear(LayerKind):
                 )
             if layer.computes is not None and equation.groups:
                 raise ValueError(
-                    f"the target's `einsum:` has the axes of the leaf, and {equation.text} has axes that are made of others"
+                    f"the target's `einsum:` has the axes of the leaf, and {equation.text} has composite axes"
                 )
             if layer.computes is not None:
                 _check_same_layer(equation, layer.computes)

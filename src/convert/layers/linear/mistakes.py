@@ -19,7 +19,7 @@ from convert.layers.transforms.mistakes import (
     with_ops,
 )
 
-MAX_LETTERS = 4  # of an axis that is made of others, all orders of which are tried
+MAX_LETTERS = 4  # of a composite axis, all orders of which are tried
 
 
 def linear_mistakes(step: Step, plan: PlanView) -> Iterator[Mistake]:

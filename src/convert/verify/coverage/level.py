@@ -133,7 +133,7 @@ def _dtype_finding(plan: Plan, specs: Mapping[str, TensorSpec]) -> Finding | Non
         return None
     return Finding(
         "dtype-differs",
-        f"all {len(dtypes)} floating-point tensors have the same other dtype",
+        f"all {len(dtypes)} floating-point tensors have one dtype, which is not that of the plan",
         expected=f"{' and '.join(sorted({planned[name].dtype for name in other}))} for {len(other)} of them",
         got=dtype,
         fix=f"if that is intended, check with --dtype {dtype}",

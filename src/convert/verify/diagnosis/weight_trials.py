@@ -133,7 +133,9 @@ def _of_rule(replay: Replay, mistakes: Mapping[Step, Mistake]) -> Trial:
     """Return the trial in which the rule makes these mistakes."""
     (step, first), *_ = mistakes.items()
     rule = step.rule.line_only
-    tensors = [f"{step.name} is {h.instead}; the JAX model needs {h.gives}" for step, h in mistakes.items()]
+    tensors = [
+        f"{step.name}: expected {h.gives} (the JAX model), got {h.instead} (the rule)" for step, h in mistakes.items()
+    ]
     return Trial(
         first.converse,
         f"by {rule} {'; '.join(tensors)}",

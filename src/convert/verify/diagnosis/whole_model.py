@@ -143,10 +143,10 @@ def _of_rules(
                 groups.setdefault(key, {}).setdefault(step, mistake)
     for made in groups.values():
         (first, mistake), *others = made.items()
-        rule, more = first.rule.line_only, f" and {len(others)} more tensors are" if others else " is"
+        rule, more = first.rule.line_only, f" and {len(others)} more tensors" if others else ""
         yield Trial(
             mistake.converse,
-            f"by {rule} {first.name}{more} {mistake.instead}; the JAX model needs {mistake.gives}",
+            f"by {rule} {first.name}{more}: expected {mistake.gives} (the JAX model), got {mistake.instead} (the rule)",
             rule,
             f"correct the rule at {rule}: it does not describe what the source computes",
             lambda made=made: replay.with_tensors({step.name: m.make() for step, m in made.items()}),  # type: ignore[misc]
@@ -174,8 +174,8 @@ def _rope_of_two(site: Site, replay: Replay, steps: Sequence[Step]) -> Iterator[
             rules = " and ".join(dict.fromkeys((first.rule.line_only, other.rule.line_only)))
             yield Trial(
                 mistake.converse,
-                f"by {rules} {first.name} and {other.name}, and those of the other layers, are {mistake.instead}; the JAX model needs "
-                f"both {mistake.gives}",
+                f"by {rules} {first.name} and {other.name}, in all layers: expected both {mistake.gives} (the JAX model), "
+                f"got {mistake.instead} (the rules)",
                 first.rule.line_only,
                 f"give `rope` to the rules of both at {rules}, or rotate the same pairs in the target as the source does",
                 lambda made=made: replay.with_tensors({step.name: m.make() for step, m in made.items()}),  # type: ignore[misc]

@@ -205,7 +205,10 @@ class _LayerRuns:
 
     def _notes(self, represented: int) -> tuple[str, ...]:
         tensors = self._compared + represented
-        counted = f"{tensors} tensors in {len(self._worst)} groups; the worst of each is shown"
+        # A fused tensor has a measure for each of its parts.
+        fused = any("[" in measure.name for measure in self._worst.values())
+        what = "tensors and parts of fused tensors" if fused else "tensors"
+        counted = f"{tensors} {what} in {len(self._worst)} groups; the worst of each is shown"
         if not represented:
             return (counted,)
         return (

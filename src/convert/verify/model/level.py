@@ -71,7 +71,8 @@ def check_model(
         differing = [name for name in names if name in wrong]
         given = partial(exact_state, plan, written, device)
         diagnosis = diagnose(plan, reference, torch_side.module, first, evidence, allowed, names, differing, given)
-    notes = [f"{len(measures)} boundaries and outputs, {evidence.origin}", *evidence.notes, *corrected]
+    compared = "1 boundary or output" if len(measures) == 1 else f"{len(measures)} boundaries and outputs"
+    notes = [f"{compared}, {evidence.origin}", *evidence.notes, *corrected]
     for side, what in (("JAX", evidence.unlifted), ("torch", torch_side.unlifted)):
         if what:
             notes.append(f"could not be computed in float64 in {side}: {', '.join(what)}")

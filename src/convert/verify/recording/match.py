@@ -113,7 +113,7 @@ def rounded_dtype(plan: Plan) -> str:
 def _mismatch(recording: Recording, expected: str, got: str, fix: str) -> Finding:
     return Finding(
         "recording-mismatch",
-        "the recording is of something else",
+        "the recording was made of something else than what is checked",
         path=str(recording.path),
         expected=expected,
         got=got,

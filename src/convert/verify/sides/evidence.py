@@ -26,7 +26,7 @@ class Evidence:
         masks: true where a value counts, by name.
         precision: the dtype that users run in.
         unlifted: primitives that could not be computed in float64.
-        origin: ``live``, or which recording.
+        origin: where the values come from, for people: a live run, or which recording.
         environment: package -> version, on the machine that ran the model.
         samples: name -> the part of a value that a recording kept, for values that it did not keep whole.
         rounded: the coarsest dtype of weights whose values before rounding are unknown; empty when all are known.
@@ -39,7 +39,7 @@ class Evidence:
     masks: Values
     precision: str = "float32"
     unlifted: tuple[str, ...] = ()
-    origin: str = "live"
+    origin: str = "from a live run of the JAX model"
     environment: Mapping[str, str] = field(default_factory=dict)
     samples: Mapping[str, Sample] = field(default_factory=dict)
     rounded: str = ""

@@ -111,7 +111,7 @@ class NameTensor:
             if isinstance(mistake, Corruption):
                 return Corruption(mistake.name, where + mistake.description)
             if mistake is not None:
-                return Corruption(mistake.name, f"{where}it is {mistake.gives}; right is {mistake.instead}")
+                return Corruption(mistake.name, f"{where}expected {mistake.instead}, got {mistake.gives}")
             found = find_corruption(values, rights[k], single, self._by_parts)
             if found is not None:
                 return Corruption(found.name, where + found.description)
@@ -165,7 +165,7 @@ def _match(step: Step, plan: Plan, got: Array, known: Known | None) -> Mistake |
         if same_bits(some.take(got), some.take(made)):
             width = head_width(some.axis, step, plan)
             where = one_head(some.indices, width, some.axis) if width < got.shape[some.axis] else ""
-            text = f"{where or f'{some.where} alone'}, it is {mistake.gives}; right is {mistake.instead}"
+            text = f"{where or f'{some.where} alone'}, expected {mistake.instead}, got {mistake.gives}"
             partly = Corruption(mistake.name, text)
     return near or partly
 

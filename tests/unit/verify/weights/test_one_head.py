@@ -85,7 +85,7 @@ def test_a_block_of_a_block_diagonal_kernel(tmp_path: Path) -> None:
     )
     finding = found(rules, {"w": RANDOM.standard_normal((3, 8, 8)).astype(np.float32)}, "l.w", transpose, tmp_path)
     assert finding.data["diagnosis"] == "axes permuted"
-    assert "in index 1 of axis 0 alone, it is laid out as N J B; right is laid out as N B J" in finding.problem
+    assert "in index 1 of axis 0 alone, expected laid out as N B J, got laid out as N J B" in finding.problem
 
 
 def test_a_block_of_any_tensor() -> None:
