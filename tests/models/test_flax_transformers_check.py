@@ -15,7 +15,8 @@ from transformers.models.t5.modeling_t5 import T5Attention
 
 import convert
 from convert.numerics.lift_jax import lift
-from convert.references.flax_transformers import t5, t5_and_whisper_variants, t5_jax
+from convert.references.flax_transformers import t5, t5_and_whisper_variants
+from convert.references.flax_transformers.equations import t5 as equations
 from convert.references.protocol import Reference
 from convert.verify.comparison import load_reference
 from convert.verify.recording.record import record
@@ -115,8 +116,8 @@ def test_distances_fall_into_the_same_buckets_in_every_precision(count: int, fur
     steps = furthest + 40
     distance = torch.arange(steps)[None, :] - torch.arange(steps)[:, None]
     want = T5Attention._relative_position_bucket(distance, not causal, count, furthest).numpy()
-    ours = jax.numpy.asarray(t5_jax.buckets(steps, steps, count, furthest, causal=causal))
-    lifted = lift(lambda: {"at": t5_jax.buckets(steps, steps, count, furthest, causal=causal)})()["at"]
+    ours = jax.numpy.asarray(equations.buckets(steps, steps, count, furthest, causal=causal))
+    lifted = lift(lambda: {"at": equations.buckets(steps, steps, count, furthest, causal=causal)})()["at"]
     wide = t5_and_whisper_variants.buckets(steps, steps, count, furthest, causal=causal)
     for made in (ours, lifted, wide):
         assert np.array_equal(np.asarray(made), want)

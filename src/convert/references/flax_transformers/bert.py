@@ -1,4 +1,4 @@
-"""BERT: transformers' flax classes in plain JAX (bert_jax.py), against transformers 5.23 (``models/bert``)."""
+"""BERT: transformers' flax classes in plain JAX (equations.py), against transformers 5.23 (``models/bert``)."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from convert.planning.plan import Plan
-from convert.references.flax_transformers import bert_jax
 from convert.references.flax_transformers.bert_and_gpt2_variants import variants
+from convert.references.flax_transformers.equations import bert as equations
 from convert.references.flax_transformers.transformers_module import TEXT_LENGTH, build, run, text_mask
 from convert.references.module_facts import Block
 from convert.references.module_facts import facts as common_facts
@@ -41,7 +41,7 @@ def reference(plan: Plan) -> Reference:
     sizes, outputs = plan.sizes, OUTPUTS[plan.rules.model]
     heads, epsilon = int(require_fact(plan, "num_attention_heads")), float(require_fact(plan, "layer_norm_eps"))
     bare = plan.rules.model == "bert_model"
-    model = bert_jax.Bert(sizes["i"], heads, epsilon, activation_fact(plan, "hidden_act"), bare)
+    model = equations.Bert(sizes["i"], heads, epsilon, activation_fact(plan, "hidden_act"), bare)
     length = min(TEXT_LENGTH, sizes["S"])
 
     def inputs(seed: int) -> Arrays:
@@ -54,7 +54,7 @@ def reference(plan: Plan) -> Reference:
 
     return Reference(
         inputs=inputs,
-        jax=partial(bert_jax.run, model),
+        jax=partial(equations.run, model),
         build=partial(build, plan, TIED),
         run=partial(run, outputs, {}),
         outputs=outputs,

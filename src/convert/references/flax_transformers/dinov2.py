@@ -1,4 +1,4 @@
-"""DINOv2: transformers' flax classes in plain JAX (dinov2_jax.py), against transformers 5.23 (``models/dinov2``)."""
+"""DINOv2: transformers' flax classes in plain JAX (equations.py), against transformers 5.23 (``models/dinov2``)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from convert.planning.plan import Plan
-from convert.references.flax_transformers import dinov2_jax
+from convert.references.flax_transformers.equations import dinov2 as equations
 from convert.references.flax_transformers.transformers_module import build, run
 from convert.references.module_facts import Block
 from convert.references.module_facts import facts as common_facts
@@ -32,7 +32,7 @@ def reference(plan: Plan) -> Reference:
     require_model(plan, OUTPUTS)
     sizes, outputs = plan.sizes, OUTPUTS[plan.rules.model]
     side = sizes["Z"]
-    model = dinov2_jax.Dinov2(
+    model = equations.Dinov2(
         sizes["i"],
         int(require_fact(plan, "num_attention_heads")),
         float(require_fact(plan, "layer_norm_eps")),
@@ -47,7 +47,7 @@ def reference(plan: Plan) -> Reference:
 
     return Reference(
         inputs=inputs,
-        jax=partial(dinov2_jax.run, model),
+        jax=partial(equations.run, model),
         build=partial(build, plan, {}),
         run=partial(run, outputs, {}),
         outputs=outputs,

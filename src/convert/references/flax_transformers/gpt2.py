@@ -1,4 +1,4 @@
-"""GPT-2: transformers' flax classes in plain JAX (gpt2_jax.py), against transformers 5.23 (``models/gpt2``)."""
+"""GPT-2: transformers' flax classes in plain JAX (equations.py), against transformers 5.23 (``models/gpt2``)."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from convert.planning.plan import Plan
-from convert.references.flax_transformers import gpt2_jax
 from convert.references.flax_transformers.bert_and_gpt2_variants import variants
+from convert.references.flax_transformers.equations import gpt2 as equations
 from convert.references.flax_transformers.transformers_module import TEXT_LENGTH, build, run, text_mask
 from convert.references.module_facts import Block
 from convert.references.module_facts import facts as common_facts
@@ -35,7 +35,7 @@ def reference(plan: Plan) -> Reference:
     sizes, outputs = plan.sizes, OUTPUTS[plan.rules.model]
     heads, epsilon = int(require_fact(plan, "n_head")), float(require_fact(plan, "layer_norm_epsilon"))
     prefix = "" if plan.rules.model == "gpt2_model" else "transformer."
-    model = gpt2_jax.GPT2(sizes["i"], heads, epsilon, activation_fact(plan, "activation_function"), prefix)
+    model = equations.GPT2(sizes["i"], heads, epsilon, activation_fact(plan, "activation_function"), prefix)
     length = min(TEXT_LENGTH, sizes["S"])
 
     def inputs(seed: int) -> Arrays:
@@ -47,7 +47,7 @@ def reference(plan: Plan) -> Reference:
 
     return Reference(
         inputs=inputs,
-        jax=partial(gpt2_jax.run, model),
+        jax=partial(equations.run, model),
         build=partial(build, plan, TIED),
         run=partial(run, outputs, {"use_cache": False}),
         outputs=outputs,

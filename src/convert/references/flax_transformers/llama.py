@@ -1,4 +1,4 @@
-"""Llama, Mistral, Gemma: transformers' flax classes in plain JAX (llama_jax.py), against transformers 5.23."""
+"""Llama, Mistral, Gemma: transformers' flax classes in plain JAX (equations.py), against transformers 5.23."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from convert.planning.plan import Plan
-from convert.references.flax_transformers import llama_jax
+from convert.references.flax_transformers.equations import llama as equations
 from convert.references.flax_transformers.transformers_module import TEXT_LENGTH, build, run, text_mask
 from convert.references.module_facts import Block
 from convert.references.module_facts import facts as common_facts
@@ -48,7 +48,7 @@ def reference(plan: Plan) -> Reference:
     headless = plan.rules.model.endswith("_model")
     gemma = family == "gemma"
     window = int(require_fact(plan, "sliding_window")) if family == "mistral" else None
-    model = llama_jax.Decoder(
+    model = equations.Decoder(
         sizes["i"],
         int(require_fact(plan, "num_attention_heads")),
         int(require_fact(plan, "num_key_value_heads")),
@@ -71,7 +71,7 @@ def reference(plan: Plan) -> Reference:
 
     return Reference(
         inputs=inputs,
-        jax=partial(llama_jax.run, model),
+        jax=partial(equations.run, model),
         build=partial(build, plan, {"lm_head.weight": f"model.{TABLE}"} if family == "gemma" else {}),
         run=partial(run, outputs, {"use_cache": False}),
         outputs=outputs,
@@ -93,7 +93,7 @@ def _facts(module: Any) -> Mapping[str, Mapping[str, Any]]:
     return {**common_facts(module, blocks), "": {**whole, "rope_theta": config.rope_parameters["rope_theta"]}}
 
 
-def _variants(model: llama_jax.Decoder, steps: int, name: str) -> Iterator[Variant]:
+def _variants(model: equations.Decoder, steps: int, name: str) -> Iterator[Variant]:
     """Yield the functions between layers, with known mistakes; see `Reference.variants`."""
     if name == f"{model.prefix}embed_tokens" and model.scaled:
         yield from embedding_variants(f"{model.prefix}{TABLE}")
@@ -127,8 +127,8 @@ def _variants(model: llama_jax.Decoder, steps: int, name: str) -> Iterator[Varia
             meant=how,
         )
 
-    yield from attended(llama_jax.BASE, meant)
+    yield from attended(equations.BASE, meant)
     for base in BASES:
-        if base != llama_jax.BASE:
-            fix = rope_fix(llama_jax.BASE)
+        if base != equations.BASE:
+            fix = rope_fix(equations.BASE)
             yield Variant(f"RoPE with base {base:g}", next(attended(base, meant)).make, fix=fix)

@@ -1,4 +1,4 @@
-"""T5 1.0 and 1.1: transformers' flax classes in plain JAX (t5_jax.py), against transformers 5.23 (``models/t5``)."""
+"""T5 1.0 and 1.1: transformers' flax classes in plain JAX (equations.py), against transformers 5.23 (``models/t5``)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from convert.planning.plan import Plan
-from convert.references.flax_transformers import t5_jax
+from convert.references.flax_transformers.equations import t5 as equations
 from convert.references.flax_transformers.t5_and_whisper_variants import T5Sizes, t5_variants
 from convert.references.flax_transformers.transformers_module import build, run, text_mask
 from convert.references.module_facts import Block
@@ -64,7 +64,7 @@ def encoder_decoder(
     gate, epsilon = activation_fact(plan, "feed_forward_proj"), float(require_fact(plan, "layer_norm_epsilon"))
     length = min(furthest + BEYOND, MAX_LENGTH)
     gated = any(leaf.removesuffix("/value").endswith("/wi_0/kernel") for leaf in plan.source.leaves)
-    model = t5_jax.T5(
+    model = equations.T5(
         sizes["i"], sizes["j"] if decodes else 0, sizes["N"], epsilon, gate, furthest, outputs == LOGITS, scales_head
     )
 
@@ -78,7 +78,7 @@ def encoder_decoder(
 
     return Reference(
         inputs=inputs,
-        jax=lambda weights, inputs: t5_jax.run(model, leaves(weights), inputs),
+        jax=lambda weights, inputs: equations.run(model, leaves(weights), inputs),
         build=partial(build, plan, TIED),
         run=partial(run, outputs, {"use_cache": False} if decodes else {}),
         outputs=outputs,

@@ -128,7 +128,7 @@ def _attention(place: _Place, wide: int) -> Iterator[Variant]:
 
 
 def buckets(queries: int, keys: int, count: int, furthest: int, *, causal: bool, turned: bool = False) -> Array:
-    """Compute t5_jax.buckets without JAX; with `turned`, distances count backwards."""
+    """Compute equations.buckets without JAX; with `turned`, distances count backwards."""
     distance = np.arange(keys)[None, :] - np.arange(queries)[:, None]
     distance = -distance if turned else distance
     if causal:

@@ -1,4 +1,4 @@
-"""T5X's T5 and UMT5: the equations of t5x/examples/t5 and scalable_t5, which are those of t5_jax.py, against transformers 5.23."""
+"""T5X's T5 and UMT5: the equations of t5x/examples/t5 and scalable_t5, which are those of equations.py, against transformers 5.23."""
 
 from __future__ import annotations
 

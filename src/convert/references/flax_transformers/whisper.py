@@ -1,4 +1,4 @@
-"""Whisper: transformers' flax classes in plain JAX (whisper_jax.py), against transformers 5.23 (``models/whisper``)."""
+"""Whisper: transformers' flax classes in plain JAX (equations.py), against transformers 5.23 (``models/whisper``)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from convert.planning.plan import Plan
-from convert.references.flax_transformers import whisper_jax
+from convert.references.flax_transformers.equations import whisper as equations
 from convert.references.flax_transformers.t5_and_whisper_variants import WhisperSizes, whisper_variants
 from convert.references.flax_transformers.transformers_module import TEXT_LENGTH, build, run
 from convert.references.module_facts import Block
@@ -33,7 +33,7 @@ def reference(plan: Plan) -> Reference:
     encoder_heads, decoder_heads = (int(require_fact(plan, name)) for name in HEADS)
     activation = activation_fact(plan, "activation_function")
     epsilon = float(require_fact(plan, "epsilon"))
-    model = whisper_jax.Whisper(sizes["i"], sizes["j"], encoder_heads, decoder_heads, epsilon, activation)
+    model = equations.Whisper(sizes["i"], sizes["j"], encoder_heads, decoder_heads, epsilon, activation)
     length = min(TEXT_LENGTH, sizes["S"])
 
     def inputs(seed: int) -> Arrays:
@@ -43,7 +43,7 @@ def reference(plan: Plan) -> Reference:
 
     return Reference(
         inputs=inputs,
-        jax=partial(whisper_jax.run, model),
+        jax=partial(equations.run, model),
         build=partial(build, plan, TIED),
         run=partial(run, OUTPUTS, {"use_cache": False}),
         outputs=OUTPUTS,

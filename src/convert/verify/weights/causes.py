@@ -18,7 +18,7 @@ from convert.verify.mistakes.index_moves import (
     sources_of,
     without_numbers,
 )
-from convert.verify.weights.permutations import THIRDS, describe_order
+from convert.verify.weights.corruption.permutations import THIRDS, describe_order
 
 FIX = "convert again with these rules; change a rule only if the model level shows that the file is right"
 SHOWN = 3  # names of further tensors; --json has all

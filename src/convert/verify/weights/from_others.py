@@ -17,8 +17,8 @@ from convert.numerics.compare import epsilon
 from convert.planning.ambiguity import TwinTree
 from convert.planning.plan import Plan
 from convert.verify.mistakes.index_moves import find_move, without_numbers
-from convert.verify.weights.corruption import Corruption
-from convert.verify.weights.relations import indices_that_differ
+from convert.verify.weights.corruption.find import Corruption
+from convert.verify.weights.corruption.relations import indices_that_differ
 
 Array = np.ndarray[Any, np.dtype[Any]]
 MAX_OTHERS = 128  # tensors that are read for one wrong tensor

@@ -22,7 +22,7 @@ from convert.planning.plan import Plan
 from convert.verify.mistakes.catalogue import NOT_IN_SOURCE, NOT_SCALED
 from convert.verify.report.report import LevelReport, Verdict
 from convert.verify.weights.causes import FIX
-from convert.verify.weights.corruption import find_corruption
+from convert.verify.weights.corruption.find import find_corruption
 from convert.verify.weights.diagnose import diagnose
 from convert.verify.weights.provenance import check_provenance
 from convert.verify.weights.tied import compare_tied

@@ -17,13 +17,13 @@ from convert.planning.ambiguity import TwinTree, twin_trees
 from convert.planning.plan import Plan
 from convert.verify.mistakes.catalogue import known_mistakes
 from convert.verify.mistakes.index_moves import Move, find_move
-from convert.verify.weights.corruption import ONE_VALUE, Corruption, find_corruption
-from convert.verify.weights.element_changes import PER_INDEX
+from convert.verify.weights.corruption.element_changes import PER_INDEX
+from convert.verify.weights.corruption.find import ONE_VALUE, Corruption, find_corruption
+from convert.verify.weights.corruption.relations import Indices, indices_that_differ
+from convert.verify.weights.corruption.rounding import ROUNDINGS
+from convert.verify.weights.corruption.row_orders import head_width, one_head
+from convert.verify.weights.corruption.value_changes import find_value_change
 from convert.verify.weights.from_others import OF_DROPPED, find_in_dropped, find_in_others
-from convert.verify.weights.relations import Indices, indices_that_differ
-from convert.verify.weights.rounding import ROUNDINGS
-from convert.verify.weights.row_orders import head_width, one_head
-from convert.verify.weights.value_changes import find_value_change
 
 Array = np.ndarray[Any, np.dtype[Any]]
 MIN_TELLS = 4  # values that are those of a mistake by no chance

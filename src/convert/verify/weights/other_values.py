@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from convert.numerics.bits import unequal
-from convert.verify.weights.relations import indices_that_differ
+from convert.verify.weights.corruption.relations import indices_that_differ
 
 Array = np.ndarray[Any, np.dtype[Any]]
 BLOCK = 1 << 22  # values that are compared at once, in float64

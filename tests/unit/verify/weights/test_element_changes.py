@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 from convert.core.findings import Finding
 from convert.layers.step_tensor import expected
 from convert.planning.planner import make_plan
-from convert.verify.weights.corruption import find_corruption
+from convert.verify.weights.corruption.find import find_corruption
 from convert.verify.weights.other_values import NEAR, UNRELATED
 from convert.writing.written import open_written
 from support.memory_source import MemorySource, rule_file

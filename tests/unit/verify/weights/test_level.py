@@ -23,8 +23,8 @@ from convert.planning.plan import Plan
 from convert.planning.planner import make_plan
 from convert.rules.library import shipped_rules_dir
 from convert.verify.report.report import LevelReport, Verdict
-from convert.verify.weights.corruption import find_corruption
-from convert.verify.weights.relations import MAX_ROWS
+from convert.verify.weights.corruption.find import find_corruption
+from convert.verify.weights.corruption.relations import MAX_ROWS
 from convert.writing.execute import execute
 from convert.writing.written import open_written
 from support.goldens import checkpoint

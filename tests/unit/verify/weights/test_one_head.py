@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 from convert.layers.step_tensor import expected
 from convert.layers.transforms.mistakes import DEINTERLEAVED, INTERLEAVED
 from convert.planning.planner import make_plan
-from convert.verify.weights.corruption import find_corruption
+from convert.verify.weights.corruption.find import find_corruption
 from convert.writing.written import open_written
 from support.memory_source import MemorySource, rule_file
 from support.weights_level import check_weights

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from convert.verify.weights.corruption import find_corruption
-from convert.verify.weights.permutations import describe_order, first_few
+from convert.verify.weights.corruption.find import find_corruption
+from convert.verify.weights.corruption.permutations import describe_order, first_few
 
 Array = np.ndarray[Any, np.dtype[Any]]
 ROWS = np.arange(48)

@@ -12,8 +12,8 @@ import pytest
 from safetensors.numpy import save_file
 
 from convert.planning.planner import make_plan
-from convert.verify.weights.corruption import find_corruption
-from convert.verify.weights.value_changes import find_value_change
+from convert.verify.weights.corruption.find import find_corruption
+from convert.verify.weights.corruption.value_changes import find_value_change
 from convert.writing.written import open_written
 from support.memory_source import MemorySource, rule_file
 from support.weights_level import check_weights

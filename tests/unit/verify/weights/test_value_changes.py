@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from convert.verify.weights.corruption import find_corruption
+from convert.verify.weights.corruption.find import find_corruption
 
 Array = np.ndarray[Any, np.dtype[Any]]
 WANT = np.random.default_rng(0).standard_normal((24, 40)).astype(np.float32)

@@ -11,11 +11,11 @@ from convert.layers.base import Step
 from convert.layers.step_tensor import exact as exact_of
 from convert.numerics.bits import unequal
 from convert.planning.plan import Plan
-from convert.verify.weights.element_changes import find_element_change
-from convert.verify.weights.permutations import first_few
-from convert.verify.weights.relations import Indices, indices_that_differ
-from convert.verify.weights.row_orders import find_row_order
-from convert.verify.weights.value_changes import find_value_change
+from convert.verify.weights.corruption.element_changes import find_element_change
+from convert.verify.weights.corruption.permutations import first_few
+from convert.verify.weights.corruption.relations import Indices, indices_that_differ
+from convert.verify.weights.corruption.row_orders import find_row_order
+from convert.verify.weights.corruption.value_changes import find_value_change
 
 Array = np.ndarray[Any, np.dtype[Any]]
 ONE_VALUE = ("one bit flipped", "one value changed")

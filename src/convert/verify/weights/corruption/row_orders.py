@@ -11,8 +11,8 @@ import numpy as np
 from convert.layers.base import Step
 from convert.layers.transforms.mistakes import DEINTERLEAVED, INTERLEAVED
 from convert.planning.plan import Plan
-from convert.verify.weights.permutations import IN_TURNS, NOT_IN_TURNS, Order, describe_order, first_few
-from convert.verify.weights.relations import MAX_ROWS, places_of_rows
+from convert.verify.weights.corruption.permutations import IN_TURNS, NOT_IN_TURNS, Order, describe_order, first_few
+from convert.verify.weights.corruption.relations import MAX_ROWS, places_of_rows
 
 Array = np.ndarray[Any, np.dtype[Any]]
 TABLES = ("embedding", "parameter")  # kinds of layers whose features are not those of heads

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from convert.verify.weights.permutations import first_few
+from convert.verify.weights.corruption.permutations import first_few
 
 Array = np.ndarray[Any, np.dtype[Any]]
 MAX_ROWS = 1 << 17  # rows whose order is looked up

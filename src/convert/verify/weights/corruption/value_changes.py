@@ -14,8 +14,8 @@ from convert.core.tensor_spec import is_float
 from convert.numerics.bits import same_bits
 from convert.numerics.compare import epsilon
 from convert.numerics.roots import factor_text
-from convert.verify.weights.relations import common_factor, places_of_rows
-from convert.verify.weights.rounding import find_decimals, find_grid, find_rounding
+from convert.verify.weights.corruption.relations import common_factor, places_of_rows
+from convert.verify.weights.corruption.rounding import find_decimals, find_grid, find_rounding
 
 Array = np.ndarray[Any, np.dtype[Any]]
 SAMPLE = 1 << 20  # values of a large tensor that are compared in float64

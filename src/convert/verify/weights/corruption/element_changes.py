@@ -11,7 +11,7 @@ import numpy as np
 from convert.core.tensor_spec import is_float
 from convert.numerics.bits import same_bits, unequal
 from convert.numerics.compare import epsilon
-from convert.verify.weights.permutations import describe_order
+from convert.verify.weights.corruption.permutations import describe_order
 
 Array = np.ndarray[Any, np.dtype[Any]]
 MAX_AXES = 4  # of a tensor whose axes are turned

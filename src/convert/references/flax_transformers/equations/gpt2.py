@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from convert.layers.activations import activation_pair
-from convert.references.flax_transformers.jax_layers import attend, causal_mask, layer_norm
+from convert.references.flax_transformers.equations.layers import attend, causal_mask, layer_norm
 from convert.references.protocol import INPUT
 
 
