@@ -157,6 +157,8 @@ def test_slips_in_the_rules_are_named(family: str, tmp_path: Path) -> None:
         convert.convert(slipped, maxtext.checkpoint(family), out, settings=maxtext.settings(family))
         (report,) = check(out, maxtext.checkpoint(family), levels=["weights"], model=plan.rules.model).levels
         said = " ".join(map(str, report.findings))
+        if family == "gpt-oss" and old == "{wi_0,wi_1}":  # they are parts of one tensor
+            diagnosis = "columns in the order"
         assert report.verdict.value == "failed" and diagnosis in said, (family, old, said)
         planted += 1
     assert planted >= 2

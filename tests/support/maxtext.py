@@ -40,6 +40,9 @@ def settings(case: str) -> dict[str, Any]:
         case "deepseek2" | "deepseek3":
             heads = {"qk_nope_head_dim": 8, "qk_rope_head_dim": 4}
             return heads | {"experts_per_token": 2, "eos_token_id": 1, "bos_token_id": 2}
+        case "gpt-oss":
+            published = {"context_length": 131072}  # YaRN's factor is that of the published lengths
+            return published | {"sliding_window": 4, "experts_per_token": 2, "eos_token_id": 1, "pad_token_id": 1}
         case "gemma2":
             return {"vocab_size": 40, "sliding_window": 4}
         case "gemma3":

@@ -131,7 +131,7 @@ def _leaf(made: MadeLeaf) -> tuple[str, ...]:
     parts = []
     for step, part in made.parts:
         word = "rows" if part.axis == 0 else "columns"
-        rows = f" {word} {part.rows[0]}:{part.rows[1]}" if part.rows else ""
+        rows = f" {word} {part.place}" if part.place else ""
         layout = part.layout
         arrow = f"{layout.written} -> {layout.stored}" if layout.written else layout.stored
         remark = f", {layout.remark}, backwards" if layout.remark else ""

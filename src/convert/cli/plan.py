@@ -227,7 +227,7 @@ def _tensor(step: Step) -> Iterator[str]:
     rows = []
     for part in step.parts:
         word = "rows" if part.axis == 0 else "columns"
-        rows.append((f"{word} {part.rows[0]}:{part.rows[1]}" if part.rows else "", _from(part), str(part.layout)))
+        rows.append((f"{word} {part.place}" if part.place else "", _from(part), str(part.layout)))
     for line in output.table(rows):
         yield f"    {line.strip()}" if not rows[0][0] else f"    {line}"
 

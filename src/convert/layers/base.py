@@ -147,9 +147,10 @@ class Part:
         stored: names and sizes of all axes of the leaf, as stored, including the axes in `split_axes`.
         split_axes: names of the axes along which the leaf is split (stacked layers, several targets), in the order of `layout`.
         rule: the rule that makes it, with the path variants of this tree.
-        axis: the axis of the output that `rows` refers to: 0, or -1 where leaves are concatenated along the last axis.
+        axis: the axis of the output that `rows` refers to: 0, or -1 where leaves are concatenated along the last axis, or alternate there.
         opening: number of the first operations, which select a layer, open composite axes, and select an element.
         taken: letters of the axes of which it is one element, and the element.
+        every: distance of two of its elements along that axis; above 1, the parts of a tensor alternate.
     """
 
     leaf: str
@@ -165,12 +166,24 @@ class Part:
     axis: int = 0
     opening: int = 0
     taken: tuple[tuple[str, int], ...] = ()
+    every: int = 1
+
+    @property
+    def place(self) -> str:
+        """Where it is along the axis, for people: ``0:4``, or ``1:8:2``; empty: it is the whole tensor."""
+        if self.rows is None:
+            return ""
+        return ":".join(map(str, (*self.rows, self.every) if self.every > 1 else self.rows))
+
+    def length(self, size: int) -> int:
+        """Return its number of elements along the axis, which has `size` in the output."""
+        return size if self.rows is None else len(range(*self.rows, self.every))
 
     def share(self, whole: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """Return a view of what this part fills of the output tensor."""
         if self.rows is None:
             return whole
-        taken = slice(*self.rows)
+        taken = slice(*self.rows, self.every)
         return whole[taken] if self.axis == 0 else whole[..., taken]
 
     def to_dict(self) -> dict[str, Any]:
@@ -181,6 +194,7 @@ class Part:
             "ops": [str(op) for op in self.ops],
             "rows": list(self.rows) if self.rows else None,
             **({"axis": self.axis} if self.axis else {}),
+            **({"every": self.every} if self.every > 1 else {}),
         }
 
 

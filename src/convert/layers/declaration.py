@@ -55,7 +55,8 @@ class Declaration(ABC):
     def layer(cls, values: Mapping[str, Any]) -> TargetLayer:
         """Read where the tensors go from the keys of the long form of the target."""
         named = values.get("axes")
-        groups = named.groups.values() if named is not None else ()
+        groups = named.groups if named is not None else {}
+        letter, rows = next(((x, group) for x, group in groups.items() if group.letters is None), ("", None))
         return TargetLayer(
             path=values.get("module") or values["name"],
             names={
@@ -70,7 +71,8 @@ class Declaration(ABC):
             parametrization=values.get("parametrization"),
             tied=tuple(Tied(word, path) for word, paths in values.get("tied", {}).items() for path in paths),
             axes=named.opened if named is not None else None,
-            rows=next((group for group in groups if group.letters is None), None),
+            rows=rows,
+            along=0 if named is None or rows is None or named.letters[0] == letter else -1,
             has=values.get("parameters"),
         )
 

@@ -19,7 +19,11 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 def assemble(parts: tuple[Part, ...], made: Sequence[Array]) -> Array:
     """Put together the output tensor, from what each of its parts makes."""
-    return made[0] if len(made) == 1 else np.concatenate(made, axis=parts[0].axis)
+    if len(made) == 1:
+        return made[0]
+    if parts[0].every > 1:  # they alternate
+        return np.stack(made, axis=-1).reshape(*made[0].shape[:-1], -1)
+    return np.concatenate(made, axis=parts[0].axis)
 
 
 def expected(step: Step, source: LeafReader, parts: tuple[Part, ...] | None = None) -> Array:

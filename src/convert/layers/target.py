@@ -44,7 +44,8 @@ class TargetLayer:
         packed_in: the torch.nn.MultiheadAttention that this projection is part of, where the rule is an `attention`.
         tied: of an embedding: the other names of the table.
         axes: letters of each axis of the target's weight; none for an axis of size 1. None: as the kind of layer has them.
-        rows: what the first axis is made of, where it has several parts, from several leaves or parts of one.
+        rows: what the first axis is made of, where it has several parts, from several leaves or parts of one; or the last axis.
+        along: the axis that `rows` is about: 0 or -1.
         piece: (k, n): of a layer that `of_part` gives: the k-th of n parts, counted from 0.
         has: which of weight and bias the target has, where it may have more than the source; None: the default.
     """
@@ -62,12 +63,16 @@ class TargetLayer:
     axes: tuple[str, ...] | None = None
     has: str | None = None
     rows: AxisGroup | None = None
+    along: int = 0
     piece: tuple[int, int] | None = None
 
     def of_part(self, k: int) -> TargetLayer:
-        """Return the layer of one part of the rows, of one element of the axes around the parts."""
+        """Return the layer of one part: of the rows, of one element of the axes around the parts; of the last axis, of all."""
         if self.rows is None or self.axes is None:
             return self
+        if self.along:
+            letters = (*self.axes[:-1], self.rows.terms[k])
+            return replace(self, axes=letters, rows=None, along=0, piece=(k, len(self.rows.parts)))
         letters = (self.rows.parts[k] + self.rows.after, *self.axes[1:])
         return replace(self, axes=letters, rows=None, part=None, piece=(k, len(self.rows.parts)))
 

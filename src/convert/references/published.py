@@ -430,6 +430,11 @@ PUBLISHED: Mapping[str, tuple[Published, ...]] = {
         *_qwen({48: 262144, 94: 262144, 62: 262144}, rope_theta={48: 1e7, 94: 5e6, 62: 1e7}),
         Published({"experts_per_token": 8}, f"{_MAXTEXT}/qwen3-*-a*b.yml"),
     ),
+    "maxtext-gpt-oss": (
+        Published({"epsilon": 1e-5, "rope_theta": 1.5e5, "rope_factor": 32.0, "rope_original_length": 4096, "swiglu_limit": 7.0}, f"{_MAXTEXT}/gpt-oss-*.yml"),
+        Published({"context_length": 131072, "sliding_window": 128, "experts_per_token": 4}, f"{_MAXTEXT}/gpt-oss-*.yml"),
+        Published({"eos_token_id": 200002, "pad_token_id": 199999}, _EXPORTER, binding=False),
+    ),
     "maxtext-deepseek3": (
         Published({"epsilon": 1e-6, "rope_theta": 1e4, "rope_factor": 40.0, "rope_mscale": 1.0, "rope_original_length": 4096, "context_length": 163840}, f"{_MAXTEXT}/deepseek3-671b.yml"),
         Published({"experts_per_token": 8, "shared_experts": 1, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64}, f"{_MAXTEXT}/deepseek3-671b.yml"),

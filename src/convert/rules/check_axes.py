@@ -64,8 +64,11 @@ def _check_rows(rule: Rule, layer: TargetLayer, rows: AxisGroup) -> None:
     Raises:
         ValueError: they do not.
     """
+    if layer.along:
+        _check_columns(rule, layer, rows)
+        return
     if rule.kind_name != "linear" or layer.computes is not None or layer.parametrization is not None or rule.normalized is not None or rule.flattened is not None:  # fmt: skip
-        raise ValueError(f"{rows} of the target's `axes` is a sum; that is for a `linear` target, without `einsum`, `flattened` or a norm of the weight")  # fmt: skip
+        raise ValueError(f"{rows} of the target's first axis is a sum; that is for a `linear` target, without `einsum`, `flattened` or a norm of the weight")  # fmt: skip
     kinds = [rule.kind.part(k) for k in range(rule.kind.parts)] or [rule.kind]
     leaves = len(rule.path.groups[-1].words) if len(layer.path.groups) < len(rule.path.groups) else 1
     made = layer.part[1] if layer.part else len(kinds) * leaves
@@ -82,6 +85,26 @@ def _check_rows(rule: Rule, layer: TargetLayer, rows: AxisGroup) -> None:
                     f"part {k + 1} of the target's `axes` has the letters {' '.join(rows.terms[k])}, and {' '.join(rest)}; the leaf has the "
                     f"output axes {' '.join(outputs)}, and the input axes {' '.join(inputs)}"
                 )
+
+
+def _check_columns(rule: Rule, layer: TargetLayer, columns: AxisGroup) -> None:
+    """Check that the leaves of a rule are the parts of a target's last axis.
+
+    Raises:
+        ValueError: they are not.
+    """
+    if rule.kind_name != "parameter" or rule.kind.parts:
+        raise ValueError(f"{columns} of the target's last axis is a sum; that is for a `parameter` whose leaves have no sum themselves")  # fmt: skip
+    if columns.before and any(columns.parts) | bool(columns.after):
+        raise ValueError(f"{columns} of the target's last axis: elements of leaves alternate one by one, as in (F (1 + 1)), or leaves follow each other, as in (F + F)")  # fmt: skip
+    leaves = len(rule.path.groups[-1].words) if len(layer.path.groups) < len(rule.path.groups) else 1
+    if leaves != len(columns.parts):
+        raise ValueError(f"{columns} of the target's last axis has {len(columns.parts)} parts, and the rule has {leaves} for it: list them in `from`, as {{a,b}}")  # fmt: skip
+    for letters, _ in rule.kind.weight_axes or [("", "")]:
+        for term in columns.terms:
+            made = "".join((*(layer.axes or ())[:-1], term))
+            if sorted(made) != sorted(letters):
+                raise ValueError(f"the target's `axes` have the letters {' '.join(made)} for a part, and the leaf has {' '.join(letters) or 'unnamed axes; give the rule `axes`'}")  # fmt: skip
 
 
 def users_of_sizes(rules: RuleFile) -> Iterator[tuple[Position, str, Iterable[object]]]:

@@ -158,7 +158,8 @@ class Compiler:
             chosen = {axis: stack[axis] for axis in split_axes}
             pieces = [_Piece(one, leaf, chosen) for one, leaf in zip(made_of, leaves, strict=True)]
             if layer.rows is not None:
-                pieces = self._row_by_row(pieces, layer.rows, layer.part)
+                arrange = self._in_columns if layer.along else self._row_by_row
+                pieces = arrange(pieces, layer.rows, layer.part)
             step = self._step(rule, role, layer, variant, pieces, stack, member, name, second)
             own = bool(second or step.notes or any(leaf.name in self.merges for leaf in leaves))
             yield _Tensor(step, stack, choices, sources * (len(pieces) // len(sources)), own)
@@ -214,22 +215,26 @@ class Compiler:
                 raise not_convertible(rule, leaf.name, leaf.spec, name, error) from None
             rows = piece.rows or ((row, row + spec.shape[0]) if len(leaves) > 1 else None)
             row = max(piece.total, rows[1]) if rows else 0
-            parts.append(replace(moved, ops=ops, rows=rows, at=at, rule=piece.rule))
+            parts.append(
+                replace(moved, ops=ops, rows=rows, at=at, rule=piece.rule, axis=layer.along, every=piece.every)
+            )
             specs.append(spec)
-        for leaf, spec in zip(leaves, specs, strict=True):
-            if spec.dtype != specs[0].dtype or spec.shape[1:] != specs[0].shape[1:]:
+        others = [without_axis(spec.shape, layer.along) for spec in specs]
+        for leaf, spec, other in zip(leaves, specs, others, strict=True):
+            if spec.dtype != specs[0].dtype or other != others[0]:
                 raise MisfitError(
                     Finding(
                         "dtype-mismatch" if spec.dtype != specs[0].dtype else "shape-mismatch",
-                        f"{leaves[0].name} and {leaf.name} become rows of one tensor",
+                        f"{leaves[0].name} and {leaf.name} become {'columns' if layer.along else 'rows'} of one tensor",
                         rule=rule.at.line_only,
                         path=name,
-                        expected=f"{specs[0]} but for the number of rows",
+                        expected=f"{specs[0]} but for the number of {'columns' if layer.along else 'rows'}",
                         got=str(spec),
                         fix="give them one dtype with `dtype:`, or write them as separate tensors",
                     )
                 )
-        whole = specs[0] if not row else TensorSpec((row, *specs[0].shape[1:]), specs[0].dtype)
+        shape = (*others[0], row) if layer.along else (row, *others[0])
+        whole = specs[0] if not row else TensorSpec(shape, specs[0].dtype)
         loses = losses([leaf.spec.dtype for leaf in leaves], whole.dtype, bool(compute or sums))
         return Step(
             name,
@@ -278,6 +283,29 @@ class Compiler:
                 )
         return found
 
+    def _in_columns(self, pieces: Sequence[_Piece], columns: AxisGroup, part: tuple[int, int] | None) -> list[_Piece]:
+        """Return the pieces with their places along the last axis: one after the other, or element by element.
+
+        Raises:
+            MisfitError: a size is unknown.
+        """
+        try:
+            runs = [columns.run_of(k, self.sizes) for k in range(len(pieces))]
+        except ValueError as error:
+            first = pieces[0]
+            fix = Finding("size-unknown", str(error), rule=first.rule.at.line_only, path=first.leaf.name)
+            raise MisfitError(fix) from None
+        total = math.prod(self.sizes[letter] for letter in columns.before) * runs[0][0]
+        return [
+            replace(
+                piece,
+                rows=(start, total if columns.before else stop),
+                total=total,
+                every=period if columns.before else 1,
+            )
+            for piece, (period, start, stop) in zip(pieces, runs, strict=True)
+        ]
+
     def _compute(self, rule: Rule, role: str, layer: TargetLayer, fold: tuple[Op, ...], name: str) -> tuple[Op, ...]:
         """Return the arithmetic on the values of a leaf, or of a part of one.
 
@@ -313,6 +341,7 @@ class _Piece:
         elements: which element of each axis.
         rows: start and stop, where the target's axes say so; None: they follow those of the piece before.
         total: number of rows of the tensor; 0: the pieces give it.
+        every: distance of two of its elements along that axis.
     """
 
     rule: Rule
@@ -320,6 +349,7 @@ class _Piece:
     elements: Mapping[str, int]
     rows: tuple[int, int] | None = None
     total: int = 0
+    every: int = 1
 
 
 @dataclass(frozen=True)
@@ -377,6 +407,11 @@ def _access(of: type) -> tuple[Callable[[Any], tuple[Any, ...]], list[Callable[[
 _ACCESS: dict[type, tuple[Callable[[Any], tuple[Any, ...]], list[Callable[[Any, Any], None]]]] = {
     of: _access(of) for of in (Part, Step)
 }
+
+
+def without_axis(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
+    """Return a shape without its first axis, or, for -1, its last."""
+    return shape[:-1] if axis else shape[1:]
 
 
 def _of_part(rule: Rule, k: int) -> Rule:

@@ -28,11 +28,11 @@ def measure_tensor(sample: ProbeSample) -> Measure | None:
     if not is_float(sample.stored.dtype.name) or not is_float(sample.written.dtype.name):
         return None
     probe = sample.rule.kind.probe(sample)
-    rows, step, precision = sample.part.rows, sample.step, sample.precision
+    step, precision = sample.step, sample.precision
     exact = difference(*probe.run("float64"), precision="float64")
     drift = difference(*probe.run(precision), precision=precision)
     return Measure(
-        step.name if rows is None else f"{step.name}[{rows[0]}:{rows[1]}]",
+        f"{step.name}[{sample.part.place}]" if sample.part.place else step.name,
         drift,
         _rounding(probe, precision),
         exact,

@@ -51,9 +51,9 @@ def _reordered(part: Part, order: list[str], step: Step) -> Part:
     """Return the part with its axes permuted to `order`, in place of its own permutation, and flattened to the same shape."""
     letters = [letter for letter, _ in part.axes]
     kept = [op for op in part.ops[part.opening :] if not isinstance(op, (Permute, Reshape))]
-    rows = part.rows or (0, step.spec.shape[part.axis])
     shape = list(step.spec.shape)
-    shape[part.axis] = rows[1] - rows[0]
+    if shape:
+        shape[part.axis] = part.length(shape[part.axis])
     # Operations on the axes of the leaf stay before the permutation; casts, arithmetic and those on the target's axes after it.
     before = [op for op in kept if isinstance(op, (Take, Deinterleave, Interleave))]
     after = [op for op in kept if op not in before]
@@ -64,8 +64,11 @@ def _reordered(part: Part, order: list[str], step: Step) -> Part:
 
 def fused_order_mistakes(step: Step, source: LeafReader) -> Iterator[Mistake]:
     """Yield a fused tensor with its parts in other orders."""
-    if not 1 < len(step.parts) <= MAX_PARTS or len({p.rows[1] - p.rows[0] for p in step.parts if p.rows}) != 1:
+    if not 1 < len(step.parts) <= MAX_PARTS or len({p.length(0) for p in step.parts if p.rows}) != 1:
         return
+    if step.parts[0].every > 1:
+        after = tuple(replace(part, every=1) for part in step.parts)
+        yield symmetric("fused parts one after the other", "one leaf's columns after the other's", "columns that alternate", maker(step, source, after))  # fmt: skip
     word = "rows" if step.parts[0].axis == 0 else "columns"
     right = f"{word} in the order {', '.join(part.leaf for part in step.parts)}"
     for order in itertools.permutations(range(len(step.parts))):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from convert.core.tensor_spec import TensorSpec
-from convert.layers.base import Step
+from convert.layers.base import Part, Step
 from convert.layers.mistake import Mistake
 from convert.layers.step_tensor import exact, expected
 from convert.numerics.bits import nearly, same_bits, unequal
@@ -105,8 +105,8 @@ class NameTensor:
             return None
         for k in wrong:
             single, values = made[k]
-            rows = step.parts[k].rows
-            where = f"in its part {rows[0]} to {rows[1] - 1}, from {step.parts[k].leaf}, " if rows else ""
+            part = step.parts[k]
+            where = f"in its part {_shown(part)}, from {part.leaf}, " if part.rows else ""
             mistake = _match(single, self._by_parts, values, known)
             if isinstance(mistake, Corruption):
                 return Corruption(mistake.name, where + mistake.description)
@@ -135,10 +135,15 @@ def part_of(step: Step, k: int) -> Step:
     if part.rows is None:
         return step
     shape = list(step.spec.shape)
-    shape[part.axis] = part.rows[1] - part.rows[0]
-    name = f"{step.name}[{part.rows[0]}:{part.rows[1]}]"
+    shape[part.axis] = part.length(shape[part.axis])
+    name = f"{step.name}[{part.place}]"
     spec = TensorSpec(tuple(shape), step.spec.dtype)
-    return replace(step, name=name, spec=spec, parts=(replace(part, rows=None),))
+    return replace(step, name=name, spec=spec, parts=(replace(part, rows=None, every=1),))
+
+
+def _shown(part: Part) -> str:
+    first, stop = part.rows or (0, 0)
+    return f"{first} to {stop - 1}" + (f" in steps of {part.every}" if part.every > 1 else "")
 
 
 def _match(step: Step, plan: Plan, got: Array, known: Known | None) -> Mistake | Corruption | None:
