@@ -16,9 +16,9 @@ from convert.cli import output
 
 if TYPE_CHECKING:
     from convert.checkpoints.source import Source
+    from convert.drafting.like.target import TargetModel
     from convert.inference.derivation import Derivation, Tensor
     from convert.inference.pair import Pair
-    from convert.inference.rule_file.write import WrittenRules
 
 SHRINK_OPTION = "--shrink, with "
 UNDECIDED = 2  # exit code: tensors are tied or open, or the programs differ
@@ -117,11 +117,9 @@ def infer(
     from convert.core.findings import Finding
     from convert.core.user_code import REFERENCE_OPTION, user_code_errors
     from convert.inference.infer import PROVEN
-    from convert.inference.infer import infer as run
     from convert.inference.pair import JAX_OPTION
-    from convert.inference.rule_file.write import write_rules
+    from convert.inference.rule_file.from_pair import infer_rules
     from convert.inference.shrink import confirm
-    from convert.verify.target_model import model_of_module
 
     if len(paths) != (1 if shapes else 2):
         expected = "FILE" if shapes else "CKPT FILE"
@@ -137,21 +135,23 @@ def infer(
         with user_code_errors(reference or "", SHRINK_OPTION):  # models refuse sizes that do not go together
             other = _pair(reference, to, None, None, None, small[1][1], small[1][0])
             first = _pair(reference, to, None, None, None, given, source)
-    leaves = {} if source is None else _leaves(source)
+    leaves = {} if source is None else leaf_shapes(source)
     pair = first or _pair(reference, to, jax, torch, inputs, given, source)
-    found = _shapes(shapes, leaves, root)
-    with user_code_errors(pair.code, REFERENCE_OPTION if reference else JAX_OPTION):
-        derivation = run(pair.function, pair.module, pair.run, pair.inputs, found, masks=pair.masks, seed=seed)
-    target = model_of_module(pair.module, f"{type(pair.module).__module__}.{type(pair.module).__qualname__}")
-    written = write_rules(derivation, target, file.stem, root.strip("/"), outside=len(found) < len(leaves))
-    if not derivation.differences:
-        _require_same(file, written, derivation, root.strip("/"))
+    found = shapes_of(shapes, leaves, root)
+    option = REFERENCE_OPTION if reference else JAX_OPTION
+    outside = len(found) < len(leaves)
+    rules = infer_rules(
+        pair, described(pair), found, file.stem, root.strip("/"), option=option, outside=outside, seed=seed
+    )
+    derivation, written = rules.derivation, rules.written
     _write(file, written.text)
     complete = derivation.complete and not written.open
     confirmed, problem = None, ""
     if other is not None and derivation.proof is not None and not written.open:
         try:
-            confirmed = confirm(written.text, other, _shapes(None, _leaves(small[1][0]), root), root.strip("/"), seed)
+            confirmed = confirm(
+                written.text, other, shapes_of(None, leaf_shapes(small[1][0]), root), root.strip("/"), seed
+            )
             problem = "" if confirmed <= PROVEN else "the rules make other weights, "
         except ConvertError as error:
             problem = str(error)
@@ -160,7 +160,8 @@ def infer(
         made = {"file": str(file), "complete": complete, "open": dict(written.open), "confirmed": confirmed}
         output.data_json({**made, **derivation.to_dict()})
     elif not quiet:
-        for line in _summary(file, derivation, written.open):
+        output.status(_count(file, derivation))
+        for line in summary(derivation, written.open):
             output.status(line)
         if confirmed is not None or problem:
             said = f"not confirmed at the other sizes: {problem}" if problem else "confirmed at the other sizes: "
@@ -201,12 +202,12 @@ def _source(checkpoint: Path, step: int | None, item: str | None, skeleton: Path
     return open_source(checkpoint, step=step, item=item, skeleton=skeleton, follow_links=follow_links)
 
 
-def _leaves(source: Source) -> dict[str, tuple[int, ...]]:
+def leaf_shapes(source: Source) -> dict[str, tuple[int, ...]]:
     """Return the shapes of a checkpoint's leaves, without flax nnx's ``/value``."""
     return {name.removesuffix("/value"): leaf.spec.shape for name, leaf in source.leaves.items()}
 
 
-def _shapes(factory: str | None, leaves: Mapping[str, tuple[int, ...]], root: str) -> dict[str, tuple[int, ...]]:
+def shapes_of(factory: str | None, leaves: Mapping[str, tuple[int, ...]], root: str) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the model's parameters, by their names below `root`."""
     from convert.core.errors import ConvertError
     from convert.core.findings import Finding
@@ -256,28 +257,6 @@ def _pair(
     )
 
 
-def _require_same(file: Path, written: WrittenRules, derivation: Derivation, root: str) -> None:
-    """Refuse to write rules whose plan is not the derivation.
-
-    Raises:
-        ConvertError: it is another one: a bug of this program.
-    """
-    from convert.core.errors import ConvertError
-    from convert.core.findings import Finding
-    from convert.inference.rule_file.proof import compare_rules
-
-    try:
-        wrong = [
-            f"{found.tensor}: {found.problem}"
-            for found in compare_rules(written.decided, derivation, written.open, root)
-        ]
-    except ConvertError as error:
-        wrong = [str(error)]
-    if wrong:
-        problem = f"the rules that were written make other tensors than were derived: {wrong[0]}"
-        raise ConvertError(Finding("internal", problem, path=str(file), fix="please report it, with both programs"))
-
-
 def _write(file: Path, text: str) -> None:
     from convert.core.errors import OutputError
     from convert.core.findings import Finding
@@ -293,14 +272,29 @@ def _write(file: Path, text: str) -> None:
         ) from None
 
 
-def _summary(file: Path, derivation: Derivation, unwritten: Mapping[str, str]) -> Iterator[str]:
-    """Say what was derived, and what was not, each tensor by its name."""
-    grades = Counter(tensor.grade.value for tensor in derivation.tensors)
-    counted = ", ".join(f"{number} {grade}" for grade, number in grades.items())
-    yield (
-        f"wrote {file}: {output.count(len(derivation.tensors), 'tensor')} ({counted}) of {output.count(len(derivation.leaves), 'leaf')}; "
+def described(pair: Pair) -> TargetModel:
+    """Return the names, shapes and types of the pair's module."""
+    from convert.verify.target_model import model_of_module
+
+    return model_of_module(pair.module, f"{type(pair.module).__module__}.{type(pair.module).__qualname__}")
+
+
+def _count(file: Path, derivation: Derivation) -> str:
+    return (
+        f"wrote {file}: {counted(derivation)} of {output.count(len(derivation.leaves), 'leaf')}; "
         f"{output.count(derivation.tried, 'candidate')} tried"
     )
+
+
+def counted(derivation: Derivation) -> str:
+    """Say how many tensors have which grade."""
+    grades = Counter(tensor.grade.value for tensor in derivation.tensors)
+    each = ", ".join(f"{number} {grade}" for grade, number in grades.items())
+    return f"{output.count(len(derivation.tensors), 'tensor')} ({each})"
+
+
+def summary(derivation: Derivation, unwritten: Mapping[str, str]) -> Iterator[str]:
+    """Say what is not sure, each tensor by its name, and what was proven."""
     for difference in derivation.differences:
         place = difference.site.where or difference.site.module or difference.site.operation
         yield f"differs: {place}: {difference.problem}"

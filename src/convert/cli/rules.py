@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,6 +14,7 @@ from convert.cli import output
 from convert.cli.help import Command, Group
 
 if TYPE_CHECKING:
+    from convert.checkpoints.source import Source
     from convert.core.findings import Finding
     from convert.rules.file import RuleFile
 
@@ -104,21 +106,40 @@ def new(
             rich_help_panel=o.INPUT,
         ),
     ] = None,
+    reference: Annotated[
+        str | None,
+        typer.Option(
+            "--reference",
+            metavar="MODULE:FACTORY",
+            help="Function that builds your own pair of models, JAX and PyTorch: both run, and what they show is answered, with its evidence. (default: no model runs)",
+            rich_help_panel=o.INPUT,
+            show_default=False,
+        ),
+    ] = None,
+    settings: o.Settings = None,
 ) -> None:
     """Draft a rule file from the tree of a checkpoint.
 
-    Guesses are marked. Where names and shapes leave a question open, the value is `ask`. --like answers from the PyTorch model.
+    Guesses are marked. Where names and shapes leave a question open, the value is `ask`. --like answers from the PyTorch model,
+    and --reference from both models, as `convert infer` does; only what they leave open is drafted.
     """
     from convert.checkpoints import open_source
-    from convert.core.errors import OutputError
+    from convert.core.errors import ConvertError, OutputError
     from convert.core.findings import Finding
     from convert.drafting import draft_rules
     from convert.rules.parse import parse_rules
     from convert.verify.target_model import read_target
 
+    if like is not None and reference is not None:
+        expected, got = "--like or --reference, which has the PyTorch model, too", "both"
+        raise ConvertError(Finding("usage", path=f"--like {like}", expected=expected, got=got))
     source = open_source(checkpoint, step=step, item=item, skeleton=skeleton, follow_links=follow_links)
     name = "my-model" if file is None else file.stem
-    text = draft_rules(source, name, root, read_target(like) if like is not None else None)
+    said: list[str] = []
+    if reference is None:
+        text = draft_rules(source, name, root, read_target(like) if like is not None else None)
+    else:
+        text, said = _answered(source, name, root.strip("/"), reference, o.parse_settings(settings))
     if file is None:
         output.data(text.rstrip("\n"))
         return
@@ -146,6 +167,28 @@ def new(
         f"{output.count(len(draft.questions), 'question')} open; "
         f"{'answer them, then' if draft.questions else 'next:'} `convert plan {file} {checkpoint}`"
     )
+    for line in said:
+        output.status(line)
+
+
+def _answered(
+    source: Source, name: str, root: str, reference: str, settings: Mapping[str, Any]
+) -> tuple[str, list[str]]:
+    """Return a draft with the rules that two programs show, and what was found; the rest is drafted for the rest of the module."""
+    from convert.cli.infer import counted, described, leaf_shapes, shapes_of, summary
+    from convert.core.user_code import REFERENCE_OPTION
+    from convert.drafting import draft_rules
+    from convert.drafting.draft import KnownRules
+    from convert.inference.pair import pair_of_reference
+    from convert.inference.rule_file.from_pair import infer_rules
+
+    pair = pair_of_reference(reference, settings, source)
+    shapes = shapes_of(None, leaf_shapes(source), root)
+    rules = infer_rules(pair, described(pair), shapes, name, root, option=REFERENCE_OPTION)
+    written = rules.written
+    known = KnownRules(reference, written.sure, written.left, written.letters)
+    text = draft_rules(source, name, root, rules.open_target, known)
+    return text, [counted(rules.derivation), *summary(rules.derivation, written.open)]
 
 
 @rules.command(cls=Command, epilog="Example: convert rules validate mine.yaml")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from convert.checkpoints.source import Leaf, Source
 from convert.core.errors import CheckpointError
@@ -28,7 +28,30 @@ from convert.layers.draft import DraftEntry, Group, Layer, PathKey, flow, plain
 from convert.rules.placeholders import ASK
 
 
-def draft_rules(source: Source, name: str = "my-model", root: str = "", like: TargetModel | None = None) -> str:
+@dataclass(frozen=True)
+class KnownRules:
+    """Rules that need no draft.
+
+    Attributes:
+        by: the code that they follow from, for people.
+        entries: the rules.
+        leaves: below the root, without flax nnx's ``/value``, that these rules leave to the draft.
+        letters: of the axes of these rules.
+    """
+
+    by: str
+    entries: tuple[DraftEntry, ...]
+    leaves: Collection[str]
+    letters: Letters
+
+
+def draft_rules(
+    source: Source,
+    name: str = "my-model",
+    root: str = "",
+    like: TargetModel | None = None,
+    known: KnownRules | None = None,
+) -> str:
     """Draft a rule file that covers every leaf of a checkpoint. Reads no array.
 
     Args:
@@ -36,6 +59,7 @@ def draft_rules(source: Source, name: str = "my-model", root: str = "", like: Ta
         name: name of the model in the file.
         root: path of the tree to draft, such as ``agent/actor``; the leaves outside of it are dropped. Empty: all leaves.
         like: the target, whose names, shapes and types of modules answer questions.
+        known: rules that are known already; `like` is then what they leave of the target.
 
     Returns:
         YAML. A guess has the comment ``# guess:``. What names and shapes do not determine is a value ``ask`` with a comment
@@ -45,13 +69,15 @@ def draft_rules(source: Source, name: str = "my-model", root: str = "", like: Ta
     Raises:
         CheckpointError: the tree has no leaves, or none below `root`.
     """
-    drafter = _Drafter(source, root.strip("/"), widths_vary=like is None)
+    drafter = _Drafter(source, root.strip("/"), known, widths_vary=like is None)
     if like is None:
         return render(drafter.draft(name, tuple(drafter.entries())))
     entries = tuple(drafter.entries())
     found = drafter.answered(entries, like)
     if lost := {line.value for entry in found.lost for line in entry.lines if line.key == "from"}:
-        drafter = _Drafter(source, root.strip("/"))  # the attention of a library may be separate layers in the target
+        drafter = _Drafter(
+            source, root.strip("/"), known
+        )  # the attention of a library may be separate layers in the target
         found = drafter.answered(tuple(drafter.entries(lost)), like)
     return render(replace(drafter.draft(name, found.rules), loads=like.loads, missing=found.missing))
 
@@ -60,19 +86,27 @@ class _Drafter:
     """Drafts the rules of a tree.
 
     Args:
+        known: rules that need no draft; the root is then that which was given.
         widths_vary: whether one rule may hold for convolutions of several widths, where a tree has many.
     """
 
-    def __init__(self, source: Source, root: str, *, widths_vary: bool = False) -> None:
-        self.source = source
+    def __init__(
+        self, source: Source, root: str, known: KnownRules | None = None, *, widths_vary: bool = False
+    ) -> None:
+        self.source, self.known = source, known
         inside = _below(source, root)
+        self.outside = [name for name in source.leaves if name not in inside]
+        if known is not None:
+            left = {f"{root}/{name}" if root else name for name in known.leaves}
+            inside = {name: leaf for name, leaf in inside.items() if name.removesuffix("/value") in left}
         self.needless = find_needless(source.leaves)
         self.copies = find_copies(inside, self.needless)
         others = tuple(f"{tree}/" for copies in self.copies for tree in copies.others)
         self.leaves = {name: leaf for name, leaf in inside.items() if not name.startswith(others)}
-        self.outside = [name for name in source.leaves if name not in inside]
         vary = widths_vary and has_many_widths(self.leaves)
         self.paths, self.letters = Paths(self.leaves, root, self.needless, widths_vary=vary), Letters()
+        if known is not None:
+            self.paths.root, self.letters = root, known.letters
         normalized = reparametrized(self.leaves)
         self.paths.take_apart({*normalized, *(name for roles in normalized.values() for name in roles.values())})
 
@@ -84,6 +118,7 @@ class _Drafter:
     def draft(self, name: str, entries: Sequence[DraftEntry]) -> Draft:
         """Return the draft, its rules in the order of the tree."""
         order = {leaf: k for k, leaf in enumerate(self.source.leaves)}
+        known = self.known.entries if self.known else ()
         rules = sorted(entries, key=lambda entry: order.get(entry.first, len(order)))
         return Draft(
             self.source.display_path.name,
@@ -91,8 +126,10 @@ class _Drafter:
             self.paths.root,
             bool(self.outside),
             tuple(map(_copies_entry, self.copies)),
-            tuple(self.letters.declared(self._texts(entries))),
-            (*rules, *self._drops_outside()),
+            tuple(self.letters.declared(self._texts((*known, *entries)))),
+            (*known, *rules, *self._drops_outside()),
+            known=self.known.by if self.known else "",
+            asks=bool(rules),
         )
 
     @staticmethod

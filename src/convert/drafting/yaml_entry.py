@@ -28,6 +28,8 @@ class Draft:
         rules: one entry for each rule.
         loads: what the result is for.
         missing: tensors of the target that no rule makes.
+        known: the code that some rules follow from, for people; empty if there are none.
+        asks: whether other rules are drafted.
     """
 
     checkpoint: str
@@ -39,6 +41,8 @@ class Draft:
     rules: tuple[DraftEntry, ...]
     loads: str = "your own module"
     missing: tuple[str, ...] = ()
+    known: str = ""
+    asks: bool = True
 
     @property
     def kinds(self) -> set[str]:
@@ -53,15 +57,22 @@ class Draft:
 
 def render(draft: Draft) -> str:
     """Return the text of the rule file."""
-    lines = [
-        f"# A draft, from the tree of {json.dumps(draft.checkpoint)}. Each `# guess:` may be wrong. Each `{ASK}` is a question: replace it by one of",
-        "# the lines below it, and remove the comments. `convert plan` and `convert rules validate` list the open questions.",
-    ]
+    lines = []
+    if draft.known:
+        lines.append(
+            f"# From the two programs of {one_line(draft.known)}. The remark of a rule is its grade, and the operations in which data meets the parameter."
+        )
+    if draft.asks:
+        what = "The others are a draft" if draft.known else "A draft"
+        lines += [
+            f"# {what}, from the tree of {json.dumps(draft.checkpoint)}. Each `# guess:` may be wrong. Each `{ASK}` is a question: replace it by one of",
+            "# the lines below it, and remove the comments. `convert plan` and `convert rules validate` list the open questions.",
+        ]
     if draft.shares_questions:
         lines.append(
             "# `*name` repeats the answer to the question at `&name`. Keep the mark `&name`; write another value in a rule that differs."
         )
-    if draft.kinds & set(ACTIVATED):
+    if draft.asks and draft.kinds & set(ACTIVATED):
         lines.append(
             f"# Add `activation: gelu_tanh` to a rule to state what the source applies next: no weight depends on it, but a check compares it. {_activations()}"
         )
@@ -74,7 +85,7 @@ def render(draft: Draft) -> str:
     if draft.axes:
         lines += [
             "",
-            "axes:    # guess: axes of the same size have the same letter",
+            "axes:    # guess: axes of the same size have the same letter" if draft.asks else "axes:",
             *(f"  {axis}" for axis in draft.axes),
         ]
     lines += ["", "targets:", f"  torch: {{loads: {json.dumps(draft.loads)}}}", "", "rules:"]

@@ -214,6 +214,7 @@ class Tensor:
         also: further names of the same tensor in the state_dict.
         unseen: how many elements no operation of the run used; they continue the pattern of the others.
         unread: whether no operation of the target reads the tensor.
+        guessed: whether its parts are the nearest guess, behind a difference of the programs.
     """
 
     name: str
@@ -226,6 +227,7 @@ class Tensor:
     also: tuple[str, ...] = ()
     unseen: int = 0
     unread: bool = False
+    guessed: bool = False
 
     @property
     def lack(self) -> str:
@@ -245,6 +247,7 @@ class Tensor:
             "also": list(self.also),
             "unseen": self.unseen,
             "unread": self.unread,
+            "guessed": self.guessed,
         }
 
 

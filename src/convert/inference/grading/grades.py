@@ -104,6 +104,7 @@ def _tensor(
         tuple(also),
         unseen,
         target.parameters[name] not in read,
+        not exact,
     )
 
 

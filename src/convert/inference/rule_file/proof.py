@@ -56,7 +56,7 @@ def compare_rules(
         for name in (tensor.name, *tensor.also):
             step = steps.get(name)
             if step is None:
-                if name == tensor.name and not _zeros(tensor) and not _is_open(name, open_tensors):
+                if name == tensor.name and not _zeros(tensor) and not is_open(name, open_tensors):
                     found.append(Mismatch(name, "no rule makes it"))
                 continue
             want = derived_array(tensor, source, root)
@@ -89,7 +89,7 @@ def _add_up(pairs: dict[str, tuple[Array, Array]], kinds: Mapping[str, str]) -> 
             pairs[name], pairs[other] = ((ours[role], theirs[role]) for role in ("bias_ih", "bias_hh"))
 
 
-def _is_open(name: str, open_tensors: Collection[str]) -> bool:
+def is_open(name: str, open_tensors: Collection[str]) -> bool:
     """Whether a tensor or its module, which may be one of a pattern, has no rule."""
     return any(re.fullmatch(_as_regex(of) + r"(\..*)?", name) for of in open_tensors)
 

@@ -33,11 +33,17 @@ class WrittenRules:
         text: of the file.
         decided: the same without questions, where leaves that are open are dropped: what can be planned and compared.
         open: tensor or module -> why no rule makes it.
+        sure: the rules without guesses, and with the questions about leaves that the language has no words for.
+        left: leaves that `sure` says nothing of.
+        letters: of the axes.
     """
 
     text: str
     decided: str
     open: Mapping[str, str]
+    sure: tuple[DraftEntry, ...]
+    left: tuple[str, ...]
+    letters: Letters
 
 
 def write_rules(
@@ -61,10 +67,14 @@ def write_rules(
     described, lost = settle(layers.found, derivation, target)
     unwritten = {**layers.open, **lost}
     made: set[str] = set()
+    guessed = {part.leaf for tensor in derivation.tensors if tensor.guessed for part in tensor.parts}
+    guesses: dict[int, frozenset[str]] = {}  # position of an entry -> its leaves
     for rule in join_layers(join_attention(described, derivation, target)):
         try:
             entries.append(entry_of(rule, letters, target))
             made |= rule.leaves
+            if rule.leaves & guessed:
+                guesses[len(entries) - 1] = rule.leaves
             if any(value == ASK for _, value in rule.layer.keys):
                 unfinished[len(entries) - 1] = rule
                 unwritten[rule.module] = "a key of its rule is open"
@@ -77,6 +87,7 @@ def write_rules(
         entries.append(_drop("/**", f"outside of {root}", rest=True))
     left = [leaf for leaf in derivation.leaves if leaf not in made and leaf not in derivation.dropped]
     questions = [_question(leaf, derivation, unwritten) for leaf in left]
+    wordless = {leaf for t in derivation.tensors for part in t.parts for leaf in (part.leaf, *part.leaves)} - guessed
     head = [
         "# Derived from the two programs. The remark of a rule is its evidence: the operations in which data meets the parameter.",
         f"model: {plain(name)}",
@@ -91,7 +102,11 @@ def write_rules(
     undecided = [*left, *(leaf for rule in unfinished.values() for leaf in sorted(rule.leaves))]
     drops = [_drop(escape_path(leaf), "open") for leaf in undecided]
     texts = ["\n".join([*head, "\n\n".join(rule_texts(of)), ""]) for of in ([*entries, *questions], [*decided, *drops])]
-    return WrittenRules(texts[0], texts[1], unwritten)
+    sure = [entry for k, entry in enumerate(entries) if k not in guesses]
+    sure += [question for leaf, question in zip(left, questions, strict=True) if leaf in wordless]
+    drafted = guessed.union(*guesses.values(), set(left) - wordless)
+    asked = [leaf for leaf in derivation.leaves if leaf in drafted]
+    return WrittenRules(texts[0], texts[1], unwritten, tuple(sure), tuple(asked), letters)
 
 
 def _question(leaf: str, derivation: Derivation, unwritten: Mapping[str, str]) -> DraftEntry:

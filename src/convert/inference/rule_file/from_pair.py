@@ -1,0 +1,98 @@
+"""From a pair of programs to the rules of a file: derive them, print them, and compare their plan with the derivation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from convert.core.errors import ConvertError
+from convert.core.findings import Finding
+from convert.core.user_code import user_code_errors
+from convert.drafting.like.target import TargetModel, join
+from convert.inference.derivation import Derivation
+from convert.inference.infer import infer
+from convert.inference.pair import Pair
+from convert.inference.rule_file.proof import compare_rules, is_open
+from convert.inference.rule_file.write import WrittenRules, write_rules
+
+
+@dataclass(frozen=True, eq=False)
+class InferredRules:
+    """The rules of a pair of programs.
+
+    Attributes:
+        derivation: what was derived.
+        target: the PyTorch model.
+        written: the rules, printed.
+    """
+
+    derivation: Derivation
+    target: TargetModel
+    written: WrittenRules
+
+    @property
+    def open_target(self) -> TargetModel:
+        """The modules and tensors of the PyTorch model that no rule makes, or only a guess."""
+        left = set(self.written.left)
+        sure = [t.name for t in self.derivation.tensors if left.isdisjoint(part.leaf for part in t.parts)]
+        made = {name for name in sure if not is_open(name, self.written.open)}
+        modules = (
+            replace(
+                m, tensors={tensor: shape for tensor, shape in m.tensors.items() if join(m.name, tensor) not in made}
+            )
+            for m in self.target.modules
+        )
+        return replace(self.target, modules=tuple(m for m in modules if m.tensors))
+
+
+def infer_rules(
+    pair: Pair,
+    target: TargetModel,
+    shapes: Mapping[str, tuple[int, ...]],
+    name: str,
+    root: str = "",
+    *,
+    option: str,
+    outside: bool = False,
+    seed: int = 0,
+) -> InferredRules:
+    """Derive the rules of a pair, and compare their plan with the derivation, element by element.
+
+    Args:
+        pair: the two programs.
+        target: the pair's module, described.
+        shapes: of the leaves, by their names below `root`.
+        name: of the model in the file.
+        root: of the leaves in the checkpoint.
+        option: which names the code, for its errors.
+        outside: whether the checkpoint has leaves that are not below the root.
+        seed: of the weights and inputs.
+
+    Raises:
+        ConvertError: a program does not run, or the rules are not the derivation: a bug of this package.
+        UserCodeError: the code raised an error.
+    """
+    with user_code_errors(pair.code, option):
+        found = infer(pair.function, pair.module, pair.run, pair.inputs, shapes, masks=pair.masks, seed=seed)
+    written = write_rules(found, target, name, root, outside=outside)
+    if not found.differences:
+        _require_same(name, written, found, root)
+    return InferredRules(found, target, written)
+
+
+def _require_same(name: str, written: WrittenRules, derivation: Derivation, root: str) -> None:
+    """Refuse rules whose plan is not the derivation.
+
+    Raises:
+        ConvertError: it is another one.
+    """
+    try:
+        wrong = [
+            f"{found.tensor}: {found.problem}"
+            for found in compare_rules(written.decided, derivation, written.open, root)
+        ]
+    except ConvertError as error:
+        wrong = [str(error)]
+    if wrong:
+        problem = f"the rules that were written make other tensors than were derived: {wrong[0]}"
+        raise ConvertError(Finding("internal", problem, path=name, fix="please report it, with both programs"))
