@@ -3,7 +3,7 @@
 `open_source` finds the format among those of ``formats`` and returns a `Source` (`source`): named leaves with shapes and
 dtypes, whose arrays are read later, in chunks (`chunks`). ``formats`` has a module for each format and ``orbax`` one folder
 for Orbax; both decode bytes with ``encodings`` and `files`. `digest` computes the checksums of leaves, `memory_budget` limits
-the memory of concurrent reads, `access` opens files and refuses links out of the checkpoint, `errors` has the errors of all formats. May import ``convert.core``.
+the memory of concurrent reads, `access` opens files and refuses links out of the checkpoint, `errors` has the errors of all formats. May import ``convert.core`` and ``convert.stores``.
 A new format goes to ``formats``.
 """
 
@@ -28,6 +28,7 @@ from convert.checkpoints.formats import known_formats, pickle_guard
 from convert.checkpoints.formats.safetensors import written_by_torch
 from convert.checkpoints.source import Absent, Format, Leaf, Options, Source, name_leaves
 from convert.core.errors import CheckpointError
+from convert.stores import located
 
 _OPTION_NOUNS = {"step": "steps", "item": "items", "skeleton": "need of a skeleton"}
 
@@ -44,7 +45,8 @@ def open_source(
     """Open a checkpoint: find its format, step and item, and read its tree and specs, but no arrays.
 
     Args:
-        path: a checkpoint, or a directory that holds one (steps of a CheckpointManager, ``checkpoints/`` of paxml).
+        path: a checkpoint, or a directory that holds one (steps of a CheckpointManager, ``checkpoints/`` of paxml); also
+            ``s3://``, ``gs://`` and ``http(s)://``.
         step: which step of several; None is the latest finished one.
         item: which item of a composite checkpoint, such as ``params``.
         skeleton: a file of `convert skeleton` with the names of the leaves, for a format without names (Equinox).
@@ -56,7 +58,7 @@ def open_source(
     Raises:
         CheckpointError: not a checkpoint, unfinished, damaged, or several could be meant.
     """
-    path = Path(path)
+    path = located(path)
     boundary = Boundary(path, follow_links)
     names = tuple(tuple(sequence) for sequence in leaf_names)
     try:

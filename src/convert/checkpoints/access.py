@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from convert.checkpoints.errors import corrupt, link_refused, parse_json, unreadable
-from convert.core.system.regular_file import not_regular, open_regular
+from convert.core.system.regular_file import ObjectPath, not_regular, open_regular, size_of
 
 MOST_JSON = 64 << 20  # bytes of an index of shards or of a skeleton; 100 per leaf are usual
 _FOLLOW = "copy the file into the checkpoint, or pass --follow-links if you trust the checkpoint"
@@ -94,6 +94,8 @@ class Boundary:
             CheckpointError: one check fails, or a directory cannot be listed.
         """
         self.check(directory)
+        if isinstance(directory, ObjectPath):  # a store has neither links nor devices
+            return
         pending, linked = [directory], set()
         while pending:
             place = pending.pop()
@@ -166,11 +168,6 @@ def opened(path: Path) -> BinaryIO:
         return open_regular(path)
     except OSError as error:
         raise unreadable(path, error) from None
-
-
-def size_of(file: BinaryIO) -> int:
-    """Return the size of an open file in bytes."""
-    return os.fstat(file.fileno()).st_size
 
 
 def read_json(file: BinaryIO, path: Path, most: int = MOST_JSON) -> Any:

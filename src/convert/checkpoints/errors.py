@@ -116,6 +116,7 @@ def unreadable(
 ) -> CheckpointError:
     """Return the error for a file that the operating system or a library cannot read."""
     reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    fix = getattr(error, "fix", fix)  # of a store
     if any(os.strerror(number) in reason for number in (errno.EMFILE, errno.ENFILE)):  # TensorStore gives no number
         fix = "allow more open files (`ulimit -n 4096`), or give a smaller --jobs"
     problem = f"cannot be read: {reason}"

@@ -108,7 +108,7 @@ def _filling(stored: StoredArray, leaf: str) -> Iterator[Callable[[memoryview], 
         CheckpointError: the file cannot be read, or has become shorter.
     """
     try:
-        file = open_unbuffered(stored.file)
+        file = open_unbuffered(stored.file, max((offset + size for offset, size in stored.ranges), default=0))
     except OSError as error:
         raise unreadable(stored.file, error, leaf) from None
     ranges = iter(stored.ranges)
@@ -122,7 +122,7 @@ def _filling(stored: StoredArray, leaf: str) -> Iterator[Callable[[memoryview], 
                 offset, left = next(ranges)
             try:
                 file.seek(offset)
-                count = file.readinto(buffer[at : at + min(left, _READ_BYTES)])
+                count = file.readinto(buffer[at : at + min(left, _READ_BYTES)]) or 0
             except OSError as error:
                 raise unreadable(stored.file, error, leaf) from None
             if not count:

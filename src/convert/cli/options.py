@@ -28,7 +28,10 @@ def complete_model(incomplete: str) -> list[str]:
 
 
 Checkpoint = Annotated[
-    Path, typer.Argument(metavar="CKPT", help="Checkpoint written by JAX code: a directory or a file.")
+    Path,
+    typer.Argument(
+        metavar="CKPT", help="Checkpoint written by JAX code: a directory, a file, or its URL (s3, gs, http, https)."
+    ),
 ]
 Model = Annotated[
     str,

@@ -7,14 +7,13 @@ the header, JSON padded with spaces to a multiple of eight; the tensors' bytes, 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TypeGuard
 
 from convert.core.errors import CheckpointError, OutputError
 from convert.core.findings import Finding
-from convert.core.system.regular_file import open_regular
+from convert.core.system.regular_file import open_regular, size_of
 from convert.core.tensor_spec import SAFETENSORS_TAGS, TensorSpec
 
 MAX_HEADER = 100_000_000  # bytes; readers reject longer ones (MAX_HEADER_SIZE)
@@ -99,7 +98,7 @@ def read_header(path: Path) -> tuple[dict[str, str], dict[str, TensorEntry]]:
     """
     try:
         with open_regular(path) as file:
-            size = os.fstat(file.fileno()).st_size
+            size = size_of(file)
             prefix = file.read(8)
             length = int.from_bytes(prefix, "little")
             if len(prefix) == 8 and (length > MAX_HEADER or (length > size - 8 and file.read(1) not in (b"", b"{"))):

@@ -28,7 +28,7 @@ from pathlib import Path
 from convert.core.errors import OutputError
 from convert.core.findings import Finding
 from convert.core.system import signals
-from convert.core.system.regular_file import close
+from convert.core.system.regular_file import ObjectPath, close
 
 _ATTEMPTS = 10
 _LOCK_WAIT = 10.0  # seconds; a job ends at its next leaf when its batch was killed
@@ -83,6 +83,8 @@ def real(path: Path) -> Path:
     Raises:
         OutputError: `path` is relative, and the current directory no longer exists.
     """
+    if isinstance(path, ObjectPath):
+        return path.resolve()
     try:
         return Path(os.path.realpath(path))
     except OSError as error:

@@ -8,6 +8,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from convert.core.system.regular_file import ObjectPath
 from convert.planning.plan import Plan
 from convert.writing.writer import Layout
 
@@ -39,6 +40,10 @@ def newest_change(*paths: Path) -> int:
 
 def _stats(path: Path) -> list[tuple[str, int, int, int]]:
     """Return name, size, and times of content and inode, of a file or of everything in a directory."""
+    if isinstance(path, ObjectPath):
+        files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
+        stats = [(file, file.lstat()) for file in files]
+        return [(f"{file} {stat.st_ino}", stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns) for file, stat in stats]
     below = (
         [Path(folder) / name for folder, _, names in os.walk(path) for name in (".", *names)] if path.is_dir() else []
     )

@@ -7,7 +7,6 @@ more than 2**30 bytes.
 from __future__ import annotations
 
 import math
-import mmap
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -18,6 +17,7 @@ from convert.checkpoints.encodings import msgpack_tokens
 from convert.checkpoints.encodings.msgpack_tokens import Token, Walker
 from convert.checkpoints.errors import MOST_KEYS, corrupt, located, too_deep
 from convert.core.errors import CheckpointError
+from convert.core.system.regular_file import Content
 from convert.core.tensor_spec import SAFETENSORS_TAGS, TensorSpec, numpy_dtype
 
 NDARRAY, COMPLEX, NUMPY_SCALAR = 1, 2, 3  # extension types
@@ -51,7 +51,7 @@ TreeNode = (
 )  # a string is a word for a node without an array: ``None``, ``empty dict``, ``bytes``
 
 
-def walk_tree(data: mmap.mmap | bytes, file: Path) -> list[tuple[tuple[str, ...], TreeNode]]:
+def walk_tree(data: Content | bytes, file: Path) -> list[tuple[tuple[str, ...], TreeNode]]:
     """Return (path, node) of every leaf of the tree that `data` holds. Steps through every object once.
 
     Raises:
@@ -181,7 +181,7 @@ def _complex(walker: Walker, ext: Token) -> PackedArray:
     return PackedArray(TensorSpec((), "complex128"), value=complex(real.value, imaginary.value))
 
 
-def read_packed(data: mmap.mmap | bytes, packed: PackedArray) -> np.ndarray:
+def read_packed(data: Content | bytes, packed: PackedArray) -> np.ndarray:
     """Return a copy of the array."""
     dtype = numpy_dtype(packed.spec.dtype)
     if packed.value is not None:
@@ -191,7 +191,7 @@ def read_packed(data: mmap.mmap | bytes, packed: PackedArray) -> np.ndarray:
     flat = np.empty(packed.spec.nbytes, np.uint8)
     at = 0
     for offset, nbytes in packed.ranges:
-        flat[at : at + nbytes] = np.frombuffer(data, np.uint8, nbytes, offset)
+        flat[at : at + nbytes] = np.frombuffer(data[offset : offset + nbytes], np.uint8)
         at += nbytes
     return flat.view(dtype).reshape(packed.spec.shape)
 

@@ -6,7 +6,6 @@ never read. Format: https://github.com/msgpack/msgpack/blob/master/spec.md
 
 from __future__ import annotations
 
-import mmap
 import struct
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -14,6 +13,7 @@ from typing import NamedTuple
 from convert.checkpoints.errors import corrupt, located, truncated
 from convert.core.errors import CheckpointError
 from convert.core.findings import Finding
+from convert.core.system.regular_file import Content
 
 # A file of more objects is not a checkpoint, and stepping through it in Python would take minutes. Real checkpoints have
 # a few thousand; an array counts four.
@@ -94,7 +94,7 @@ class Walker:
     caller adds the file and the leaf.
     """
 
-    def __init__(self, data: mmap.mmap | bytes) -> None:
+    def __init__(self, data: Content | bytes) -> None:
         self.data = data
         self.size = len(data)
         self._objects = 0
@@ -206,8 +206,9 @@ class Walker:
         return Token(kind, at, at, count)
 
     def _unpack(self, form: str, at: int) -> int | float:
-        self._need(at, struct.calcsize(form))
-        value: int | float = struct.unpack_from(form, self.data, at)[0]
+        size = struct.calcsize(form)
+        self._need(at, size)
+        value: int | float = struct.unpack(form, self.data[at : at + size])[0]
         return value
 
     def _need(self, at: int, length: int) -> None:

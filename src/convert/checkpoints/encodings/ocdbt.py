@@ -19,11 +19,17 @@ from convert.checkpoints.access import Boundary
 from convert.checkpoints.encodings.zarr_chunks import FileRange
 from convert.checkpoints.errors import incomplete, truncated
 from convert.core.system.process import return_freed_memory
+from convert.core.system.regular_file import ObjectPath
 
 MANIFEST = "manifest.ocdbt"
 
 # The exceptions of TensorStore, which stand for absl's status codes (python/tensorstore/status.cc).
 TENSORSTORE_ERRORS = (ValueError, OSError, RuntimeError, IndexError, KeyError, OverflowError, MemoryError)
+
+
+def kvstore(path: Path) -> dict[str, Any]:
+    """Return the TensorStore spec of a directory."""
+    return path.kvstore() if isinstance(path, ObjectPath) else {"driver": "file", "path": f"{path}/"}
 
 
 class Database:
@@ -46,7 +52,7 @@ class Database:
         self._read_nodes: set[str] = set()
         self._files: dict[str, _ValueFile] = {}
         self._same: dict[bytes, bytes] = {}  # arrays of one shape have equal metadata: keep it once
-        self._base = ts.KvStore.open({"driver": "file", "path": f"{path}/"}, context=context).result()
+        self._base = ts.KvStore.open(kvstore(path), context=context).result()
         manifest: dict[str, Any] = ts.ocdbt.dump(self._base, context=context).result()
         versions: list[dict[str, Any]] = manifest["versions"]
         root = versions[-1]["root"].get("location")

@@ -7,7 +7,6 @@ compressed by zstd alone. Such a chunk can be decoded from front to back in a sm
 from __future__ import annotations
 
 import io
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -19,7 +18,7 @@ from typing import Any
 import zstandard
 
 from convert.checkpoints.chunks import AT_ONCE_BUDGET, PIECE, Meter
-from convert.core.system.regular_file import close, open_descriptor
+from convert.core.system.regular_file import open_unbuffered
 
 READ = 1 << 20  # bytes per read
 _HEADER = 18  # most bytes of a frame's header
@@ -104,21 +103,21 @@ class FileRange:
 class _Range:
     """The bytes of a value in an open file, from front to back."""
 
-    def __init__(self, file: int, start: int, stop: int, meter: Meter | None) -> None:
-        self._file, self._at, self._stop, self._meter = file, start, stop, meter
+    def __init__(self, file: io.RawIOBase, stored: FileRange, meter: Meter | None) -> None:
+        self._file, self._at, self._stop, self._meter = file, file.seek(stored.start), stored.stop, meter
 
     def read(self, size: int = -1) -> bytes:
         """Return the next bytes; none at the end, or where the file has become shorter."""
         started = time.perf_counter()
         left = self._stop - self._at
-        got = os.pread(self._file, min(size, left) if size >= 0 else left, self._at)
+        got = self._file.read(min(size, left) if size >= 0 else left) or b""
         self._done(len(got), started)
         return got
 
     def readinto(self, buffer: memoryview) -> int:
         """Read the next bytes into `buffer`; return their number, 0 at the end."""
         started = time.perf_counter()
-        got = os.preadv(self._file, [buffer[: self._stop - self._at]], self._at)
+        got = self._file.readinto(buffer[: self._stop - self._at]) or 0
         self._done(got, started)
         return got
 
@@ -157,11 +156,8 @@ def decoded(stored: FileRange | bytes, compressed: bool, nbytes: int, meter: Met
     elif stored.stop - stored.start > 2 * SMALL:  # damaged, or several frames
         return None
     else:
-        file = open_descriptor(stored.file)
-        try:
-            raw = _Range(file, stored.start, stored.stop, meter).read()
-        finally:
-            close(file)
+        with open_unbuffered(stored.file, stored.stop) as file:
+            raw = _Range(file, stored, meter).read()
     made: bytes | None = raw
     if compressed:
         try:  # check the size first: zstd allocates what a damaged frame claims
@@ -201,11 +197,12 @@ def decoding(
         if isinstance(stored, bytes):
             raw: Any = io.BytesIO(stored)
         else:
-            file = open_descriptor(stored.file)
-            stack.callback(close, file)
-            raw = _Range(file, stored.start, stored.stop, meter)
+            file = stack.enter_context(open_unbuffered(stored.file, stored.stop))
+            file.seek(stored.start)
+            head = file.read(_HEADER) if compressed else b""
+            raw = _Range(file, stored, meter)
         if compressed:
-            head = stored[:_HEADER] if isinstance(stored, bytes) else os.pread(file, _HEADER, stored.start)
+            head = stored[:_HEADER] if isinstance(stored, bytes) else head
             if (window := _window(head)) > PIECE:
                 stack.enter_context(AT_ONCE_BUDGET.reserve(window))
         # Read across frames, so that bytes after the first frame are detected.

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from convert.checkpoints.access import head, opened, size_of
+from convert.checkpoints.access import head, opened
 from convert.checkpoints.encodings.npy_header import MAGIC, Header, read_header
 from convert.checkpoints.errors import corrupt, located, name_clash, note, truncated
 from convert.checkpoints.files import FileSource, StoredArray, files_in
@@ -21,7 +21,7 @@ from convert.checkpoints.formats.skeleton import SkeletonRecord, read_skeleton, 
 from convert.checkpoints.source import Format, Leaf, Options, Source, name_leaves
 from convert.core.errors import CheckpointError
 from convert.core.findings import Finding
-from convert.core.system.regular_file import open_regular
+from convert.core.system.regular_file import open_regular, size_of
 from convert.core.tensor_spec import TensorSpec, numpy_dtype
 
 _MOST_LINE = 16 << 20  # bytes of hyperparameters

@@ -6,11 +6,11 @@ Lists and tuples are maps with the keys '0', '1', ...; arrays above a gigabyte a
 
 from __future__ import annotations
 
-import mmap
 import re
+from contextlib import closing
 from pathlib import Path
 
-from convert.checkpoints.access import Boundary, children, head, opened, size_of
+from convert.checkpoints.access import Boundary, children, head
 from convert.checkpoints.encodings import flax_arrays
 from convert.checkpoints.errors import (
     COPY_AGAIN,
@@ -24,6 +24,7 @@ from convert.checkpoints.errors import (
 from convert.checkpoints.files import FileSource, StoredArray, check_index, files_in, read_index
 from convert.checkpoints.source import Absent, Format, Leaf, Options, Source, distinct_names
 from convert.core.findings import Finding
+from convert.core.system.regular_file import Content, map_regular
 
 _INDEX = ".msgpack.index.json"
 _STEP = re.compile(r"checkpoint_(\d{1,18})")  # flax/training/checkpoints.py, prefix "checkpoint_"
@@ -83,7 +84,7 @@ def read_tree(path: Path) -> tuple[list[Leaf], dict[tuple[str, ...], StoredArray
     leaves: list[Leaf] = []
     arrays: dict[tuple[str, ...], StoredArray] = {}
     absent: list[Absent] = []
-    with map_file(path) as data:
+    with closing(map_file(path)) as data:
         for keys, node in flax_arrays.walk_tree(data, path):
             if not isinstance(node, flax_arrays.PackedArray):
                 absent.append(Absent(keys, "string" if isinstance(node, flax_arrays.Text) else node))
@@ -95,19 +96,18 @@ def read_tree(path: Path) -> tuple[list[Leaf], dict[tuple[str, ...], StoredArray
     return leaves, arrays, tuple(absent)
 
 
-def map_file(path: Path) -> mmap.mmap:
-    """Map the file into memory.
+def map_file(path: Path) -> Content:
+    """Return the bytes of the file, without reading them.
 
     Raises:
         CheckpointError: empty or unreadable.
     """
-    with opened(path) as file:
-        if size_of(file) == 0:
-            raise truncated("the file is empty", path)
-        try:
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except (OSError, ValueError) as error:
-            raise unreadable(path, error) from None
+    try:
+        return map_regular(path)
+    except ValueError:
+        raise truncated("the file is empty", path) from None
+    except OSError as error:
+        raise unreadable(path, error) from None
 
 
 def _choose_step(directory: Path, step: int | None) -> tuple[Path, tuple[Finding, ...]]:

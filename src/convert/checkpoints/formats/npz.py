@@ -17,7 +17,7 @@ from typing import IO
 
 import numpy as np
 
-from convert.checkpoints.access import head, opened, size_of
+from convert.checkpoints.access import head, opened
 from convert.checkpoints.chunks import Box, Meter, Piece, pieces, timed
 from convert.checkpoints.encodings.npy_header import Header, read_header
 from convert.checkpoints.errors import (
@@ -31,7 +31,7 @@ from convert.checkpoints.errors import (
 from convert.checkpoints.files import StoredArray, as_array, empty_bytes, files_in
 from convert.checkpoints.source import Format, Leaf, Options, Source, distinct_names, stamps
 from convert.core.errors import CheckpointError
-from convert.core.system.regular_file import open_regular
+from convert.core.system.regular_file import open_regular, size_of
 from convert.core.tensor_spec import numpy_dtype
 
 ZIP = b"PK\x03\x04"

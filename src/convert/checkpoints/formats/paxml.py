@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +95,7 @@ class PaxSource(FileSource):
 
     def __init__(self, file: Path, boundary: Boundary, notes: tuple[Finding, ...] = ()) -> None:
         boundary.check(file)
-        with map_file(file) as data:
+        with closing(map_file(file)) as data:
             leaves, arrays, absent, checks = _read(file, Walker(data), boundary)
         super().__init__(file, "paxml FLAX (msgpack)", leaves, arrays, absent, (*notes, *checks))
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -50,7 +51,7 @@ class _T5X(Source):
     def __init__(self, file: Path, notes: tuple[Finding, ...], boundary: Boundary) -> None:
         boundary.check(file)
         self.path, self.notes, self.watched = file, notes, stamps([file])
-        with map_file(file) as data:
+        with closing(map_file(file)) as data:
             nodes = walk_tree(data, file)
         version, tree = _parts(file, nodes)
         self.format = f"T5X, version {version}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -11,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from convert.checkpoints.access import Boundary
+from convert.checkpoints.access import Boundary, children
 from convert.checkpoints.chunks import Box, Grid, Meter, Piece, full_box
 from convert.checkpoints.encodings.flax_arrays import PackedArray, read_packed
 from convert.checkpoints.encodings.ocdbt import TENSORSTORE_ERRORS
@@ -54,7 +53,7 @@ class OrbaxSource(Source):
 
     def __init__(self, path: Path, boundary: Boundary, notes: tuple[Finding, ...] = ()) -> None:
         boundary.check(path)
-        self.watched = stamps(Path(entry) for entry in os.scandir(path) if entry.is_file())
+        self.watched = stamps(child for child in children(path) if child.is_file())
         tree = read_tree(path, boundary)
         stored = [node for node in tree.nodes if node.name is not None]
         self._store: Store | None = None

@@ -15,10 +15,11 @@ from typing import Any, Protocol
 import tensorstore as ts
 
 from convert.checkpoints.access import Boundary
-from convert.checkpoints.encodings.ocdbt import MANIFEST, TENSORSTORE_ERRORS, Database
+from convert.checkpoints.encodings.ocdbt import MANIFEST, TENSORSTORE_ERRORS, Database, kvstore
 from convert.checkpoints.encodings.zarr_chunks import FileRange
 from convert.checkpoints.errors import incomplete, link_refused, unreadable
-from convert.core.system.regular_file import not_regular, read_regular
+from convert.core.system.regular_file import ObjectPath, not_regular, read_regular
+from convert.stores.client import context as retries
 
 # One directory for each process (`ocdbt.process_3`) or replica (`ocdbt.process_replica_3`); Orbax 0.12.8,
 # _src/serialization/ocdbt_process_spec.py. The values stay in them after the merge; the manifest above refers to them.
@@ -71,7 +72,7 @@ def open_store(path: Path, use_ocdbt: bool | None, boundary: Boundary) -> Store:
         return _Union(processes, context, boundary)
     if use_ocdbt:
         raise incomplete(f"{MANIFEST} is missing, which lists the arrays", path, fix=AGAIN)
-    return _Files(path, context, boundary)
+    return _Objects(path, context) if isinstance(path, ObjectPath) else _Files(path, context, boundary)
 
 
 def process_directories(path: Path) -> tuple[Path, ...]:
@@ -108,7 +109,7 @@ class _Files:
 
     def __init__(self, path: Path, context: ts.Context, boundary: Boundary) -> None:
         self._path = path
-        self._spec = _files(path)
+        self._spec = kvstore(path)
         self._context = context
         self._opened = ts.KvStore.open(self._spec, context=context).result()
         self._boundary = boundary
@@ -176,6 +177,32 @@ class _Files:
         if prefix not in self._checked_trees:  # TensorStore opens files as they are
             self._boundary.check_tree(self._path / prefix)
             self._checked_trees.add(prefix)
+        return {**self._spec, "path": self._spec["path"] + prefix}, self._context
+
+
+class _Objects:
+    """One directory for each array, in an object store."""
+
+    format = _Files.format
+    advice = AGAIN
+
+    def __init__(self, path: ObjectPath, context: ts.Context) -> None:
+        self._path, self._spec, self._context = path, kvstore(path), context
+        self._opened = ts.KvStore.open(self._spec, context=context).result()
+
+    def values(self, keys: Sequence[str]) -> list[bytes | None]:
+        return _read_values((self._opened, key) for key in keys)
+
+    def count(self, prefix: str) -> int:
+        return _count(self._opened, prefix)
+
+    def stored(self, key: str) -> FileRange | bytes | None:
+        try:
+            return FileRange(self._path / key, 0, (self._path / key).lstat().st_size)
+        except FileNotFoundError:
+            return None
+
+    def kvstore(self, prefix: str) -> tuple[dict[str, Any], ts.Context]:
         return {**self._spec, "path": self._spec["path"] + prefix}, self._context
 
 
@@ -288,12 +315,10 @@ def _read_values(keys: Iterable[tuple[ts.KvStore, str]]) -> list[bytes | None]:
 def _context() -> ts.Context:
     # The pool caches the nodes of OCDBT's tree, so that they are read once, not once for each array. Only the spec of the
     # store names it: chunks are not cached.
-    return ts.Context({"cache_pool#ocdbt": {"total_bytes_limit": 100_000_000}, "file_io_concurrency": {"limit": 64}})
-
-
-def _files(path: Path) -> dict[str, Any]:
-    return {"driver": "file", "path": f"{path}/"}
+    return ts.Context(
+        {"cache_pool#ocdbt": {"total_bytes_limit": 100_000_000}, "file_io_concurrency": {"limit": 64}, **retries()}
+    )
 
 
 def _ocdbt(path: Path) -> dict[str, Any]:
-    return {"driver": "ocdbt", "base": _files(path), "cache_pool": "cache_pool#ocdbt"}
+    return {"driver": "ocdbt", "base": kvstore(path), "cache_pool": "cache_pool#ocdbt"}

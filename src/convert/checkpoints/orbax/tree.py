@@ -7,7 +7,6 @@ Nothing is unpickled or evaluated.
 
 from __future__ import annotations
 
-import mmap
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from convert.checkpoints.encodings.msgpack_tokens import Walker
 from convert.checkpoints.errors import MOST_KEYS, corrupt, incomplete, located, too_deep, truncated, unreadable
 from convert.core.errors import CheckpointError
 from convert.core.findings import Finding
+from convert.core.system.regular_file import Content, map_regular
 
 METADATA = "_METADATA"
 AGGREGATE = "checkpoint"
@@ -79,7 +79,7 @@ class Tree:
     use_ocdbt: bool | None = None
     use_zarr3: bool = False
     all_stored: bool = False
-    data: mmap.mmap | bytes = b""
+    data: Content | bytes = b""
 
 
 def read_tree(path: Path, boundary: Boundary) -> Tree:
@@ -90,7 +90,7 @@ def read_tree(path: Path, boundary: Boundary) -> Tree:
     """
     file, aggregate = path / METADATA, path / AGGREGATE
     packed: dict[tuple[str, ...], TreeNode] = {}
-    data: mmap.mmap | bytes = b""
+    data: Content | bytes = b""
     if aggregate.is_file():
         data = _map(aggregate, boundary)
         packed = _unpack(aggregate, data)
@@ -188,17 +188,17 @@ def _without_filled(path: Path, nodes: tuple[TreeNode, ...]) -> tuple[TreeNode, 
     return tuple(node for node in nodes if node.why is None or node.keys not in parents)
 
 
-def _map(file: Path, boundary: Boundary) -> mmap.mmap:
+def _map(file: Path, boundary: Boundary) -> Content:
+    boundary.check(file)
     try:
-        with boundary.open(file) as opened:
-            return mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
+        return map_regular(file)
     except ValueError:
         raise truncated("the file is empty", file) from None
     except OSError as error:
         raise unreadable(file, error) from None
 
 
-def _unpack(file: Path, data: mmap.mmap | bytes) -> dict[tuple[str, ...], TreeNode]:
+def _unpack(file: Path, data: Content | bytes) -> dict[tuple[str, ...], TreeNode]:
     try:
         nodes: dict[tuple[str, ...], TreeNode] = {}
         walker = Walker(data)

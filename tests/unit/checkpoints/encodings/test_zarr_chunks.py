@@ -64,7 +64,7 @@ def test_other_frames_are_left_to_who_reads_them(value: bytes) -> None:
 def test_no_more_is_read_than_a_small_value_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "d"
     file.touch()
-    monkeypatch.setattr(zarr_chunks.os, "open", lambda *_: pytest.fail("it was opened"))
+    monkeypatch.setattr(zarr_chunks, "open_unbuffered", lambda *_: pytest.fail("it was opened"))
     assert decoded(FileRange(file, 0, 8), False, SMALL + 1) is None
     assert decoded(FileRange(file, 0, 1 << 60), True, 8) is None
 
