@@ -87,6 +87,9 @@ def test_what_the_way_back_cannot_take_is_refused(tensors: Path, run: Run, tmp_p
     assert "expected a dtype at least as wide as float32, got bfloat16" in problem(*back, "--dtype", "bfloat16")
     assert "only the way back to JAX has a choice of layout" in problem("timesfm", str(LIKE), f"{out}.safetensors", "--layout", "NNX")  # fmt: skip
     assert "--max-shard-size is an option of a conversion to PyTorch" in problem(*back, "--like", str(LIKE), "--max-shard-size", "1GB")  # fmt: skip
+    (tmp_path / "file").write_text("")
+    _, said = run("timesfm", tensors, tmp_path / "file", "--to", "orbax", code=2)
+    assert "is a file; give a directory\n" in said
     held = load_file(tensors)
     gone = held.pop("stacked_xf.1.ff0.weight")
     save_file(held, tensors)

@@ -54,7 +54,10 @@ INSTEAD = (
 )  # their stages have as many layers each, so that every number runs over the layers of its place
 # A parameter that the class has where one of these keys, with these defaults, is above 0.
 WHEN = {"masked_spec_embed": {"mask_time_prob": 0.05, "mask_feature_prob": 0.0}}
-PREFIXES = {"CLIPTextModel": "text_model", "CLIPVisionModel": "vision_model"}  # of the flax classes
+PREFIXES = {
+    "CLIPTextModel": "text_model",
+    "CLIPVisionModel": "vision_model",
+}  # of the flax classes; their trees have it, and the names have not
 # Values of keys with which the class computes something else than the flax class.
 REFUSES = {
     "MT5ForConditionalGeneration": {"tie_word_embeddings": [[True], "the class of transformers 5 does not scale the outputs of a tied head"]},
@@ -236,6 +239,7 @@ def described(name: str, configs: list[Any]) -> dict[str, Any]:
     return {
         "model_type": configs[0].model_type,
         "prefix": PREFIXES.get(name, getattr(cls, "base_model_prefix", "")),
+        **({"below": True} if name in PREFIXES else {}),
         "facts": facts,
         "tied": dict(sorted(tied.items())),
         "counts": counts,

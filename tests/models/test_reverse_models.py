@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +19,8 @@ from convert.checkpoints import open_source
 from convert.reversing.source import ReversedSource
 from convert.verify.report.report import Verdict
 from convert.verify.run import check
-from support import flax_families, gemma_image_models, gemma_models
+from support import flax_families, gemma_image_models, gemma_models, maxtext, t5x_cases
+from support.drawn_cases import DrawnCases
 from support.goldens import checkpoint, golden_io, relative_error
 from support.paths import DOCS, GOLDEN, ROOT
 from support.timesfm_parity import BOUND
@@ -31,7 +35,15 @@ FLAX = {
     "gemma": ("gemma-flax", "gemma-flax-untied", "gemma-flax-model"),
     "dinov2": ("dinov2", "dinov2-classification"),
 }
-GOLDENS: list[tuple[str, str, Path, dict[str, Any]]] = [
+
+
+def vit(folder: Path) -> Path:
+    np.savez(folder / "vit.npz", **DrawnCases(GOLDEN / "vit").leaves("vit"))  # type: ignore[arg-type]
+    return folder / "vit.npz"
+
+
+# Model, case, checkpoint or what writes it into a folder, settings.
+GOLDENS: list[tuple[str, str, Path | Callable[[Path], Path], dict[str, Any]]] = [
     *(("timesfm", case, checkpoint(case), {}) for case in ("timesfm-1.0", "timesfm-2.0", "timesfm-2.5")),
     *(("gemma", case, checkpoint(case), gemma_models.settings(case)) for case in gemma_models.CASES),
     *(
@@ -40,11 +52,29 @@ GOLDENS: list[tuple[str, str, Path, dict[str, Any]]] = [
     ),
     ("recurrentgemma", "recurrentgemma", checkpoint("recurrentgemma"), {}),
     *((model, case, checkpoint(case), {}) for model, cases in FLAX.items() for case in cases),
+    *((rules, f"t5x-{case}", partial(t5x_cases.write, case), said) for case, (rules, said) in t5x_cases.RULES.items()),
+    *(("tabfm", f"tabfm-{kind}", checkpoint(f"tabfm-{kind}"), {}) for kind in ("classification", "regression")),
+    ("vit-jax", "vit", vit, {"image_size": 12}),
+    *(
+        (maxtext.rules(case), f"maxtext-{case}", maxtext.checkpoint(case), maxtext.settings(case))
+        for case in maxtext.CASES
+    ),
 ]
 ROUNDED = {"timesfm-1.0": 3, "timesfm-2.0": 12}  # leaves of `1 + scale`, a sum that the first conversion rounds
 
 
-@pytest.mark.parametrize(("model", "case", "ckpt", "said"), GOLDENS, ids=[case for _, case, _, _ in GOLDENS])
+@pytest.fixture
+def ckpt(at: Path | Callable[[Path], Path], tmp_path: Path) -> Path:
+    return at if isinstance(at, Path) else at(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("model", "case", "at", "said"),
+    [
+        pytest.param(*one, id=one[1], marks=pytest.mark.slow if one[1].startswith(("maxtext", "t5x-u")) else ())
+        for one in GOLDENS
+    ],
+)
 def test_a_golden_comes_back(model: str, case: str, ckpt: Path, said: dict[str, Any], tmp_path: Path) -> None:
     out = tmp_path / "out.safetensors"
     convert.convert(model, ckpt, out, settings=said)
@@ -68,17 +98,28 @@ LAYOUTS = {  # of the goldens whose tree is not the usual one
     "gemma3-stacked": "STACKED",
     "gemma3-vision": "NESTED",
     "paligemma2": "UNSCANNED",
+    "vit": "LINEN",
+    "t5x-umt5-unscanned": "UNSCANNED",
+    **{f"maxtext-{case}": "UNSCANNED" for case in maxtext.CASES if case.endswith(("-unscanned", "-tied", "-untied"))},
+}
+FACTORS = {  # without a checkpoint, float32 tensors of these do not tell their leaves: a factor is no power of two
+    *("t5x-umt5", "t5x-umt5-unscanned"),
+    *(f"maxtext-{case}" for case in maxtext.CASES if case.startswith(("gemma", "llama", "mistral"))),
 }
 FOLDED = {
     "dinov2",
     "dinov2-classification",
 }  # config.json of the output says that the factor is 1, so it is in the leaves
-QUICK = ("timesfm-2.5", "gemma3-stacked", "recurrentgemma", "t5-v1.1")
+QUICK = ("timesfm-2.5", "gemma3-stacked", "recurrentgemma", "t5-v1.1", "tabfm-regression", "vit", "t5x-umt5-tied")
 
 
 @pytest.mark.parametrize(
-    ("model", "case", "ckpt", "said"),
-    [pytest.param(*one, id=one[1], marks=() if one[1] in QUICK else pytest.mark.slow) for one in GOLDENS],
+    ("model", "case", "at", "said"),
+    [
+        pytest.param(*one, id=one[1], marks=() if one[1] in QUICK else pytest.mark.slow)
+        for one in GOLDENS
+        if one[1] not in FACTORS
+    ],
 )
 @pytest.mark.parametrize("header", [True, False], ids=["by convert", "by other code"])
 def test_the_rules_give_the_tree_without_a_checkpoint(
@@ -115,10 +156,50 @@ def test_the_file_is_the_one_that_transformers_writes(model: str, leaves: int, t
     assert out.read_bytes() == (peer / "out" / "flax_model.msgpack").read_bytes()
 
 
-def test_rules_for_types_of_modules_need_a_tree() -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize("case", sorted(FACTORS))
+def test_a_factor_that_rounds_is_refused_with_its_reason(case: str, tmp_path: Path) -> None:
+    model, _, at, said = next(one for one in GOLDENS if one[1] == case)
+    out = tmp_path / "out"
+    convert.convert(model, at if isinstance(at, Path) else at(tmp_path), out, settings=said)
     with pytest.raises(convert.PlanError) as error:
-        convert.plan_reverse("flax_transformers", GOLDEN / "from-pytorch" / "bert" / "in")
-    assert error.value.code == "tree-not-derived" and "--like" in error.value.findings[0].fix
+        convert.plan_reverse(model, out, layout=LAYOUTS.get(case))
+    assert {found.code for found in error.value.findings} == {"not-reversible"}
+    assert all("no power of two" in found.problem and "--like" in found.fix for found in error.value.findings)
+
+
+BASIC, NAMED = (
+    "resnet.basic",
+    ("bert.untied", "clip.vision", "vision_text_dual_encoder.clip", "whisper.untied", "bart.untied"),
+)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(one, marks=() if one in (BASIC, *NAMED) else pytest.mark.slow) for one in flax_families.GENERIC],
+)
+def test_the_class_of_config_json_gives_the_tree_of_its_flax_class(case: str, tmp_path: Path) -> None:
+    """Also its keys that no name tells: `layer_0` of ResNet's basic layers, Whisper's `lm_head`, the part that CLIP's towers lie in."""
+    ckpt, out = flax_families.write(case, tmp_path / "source"), tmp_path / "out"
+    convert.convert("flax_transformers", ckpt, out)
+    save_torch(load_torch(out / "model.safetensors"), out / "model.safetensors")  # as other code writes it
+    source, first = ReversedSource(convert.plan_reverse("flax_transformers", out)), open_source(ckpt)
+    source.check_constants()
+    dropped = {"masked_spec_embed"} if case == "wav2vec2.adapter" else set()
+    assert source.leaves.keys() == first.leaves.keys() - dropped
+    assert [name for name, leaf in source.leaves.items() if leaf.spec != first.leaves[name].spec] == []
+    assert [name for name in source.leaves if source.read(name).tobytes() != first.read(name).tobytes()] == []
+
+
+def test_tensors_of_another_class_than_config_json_names_are_one_error(tmp_path: Path) -> None:
+    ckpt, out = flax_families.write("bert.BertModel", tmp_path / "source"), tmp_path / "out"
+    convert.convert("flax_transformers", ckpt, out)
+    stated = json.loads((out / "config.json").read_text())
+    for name, code in (("BertForMaskedLM", "leaf-missing"), ("BertForNothing", "class-unknown")):
+        (out / "config.json").write_text(json.dumps({**stated, "architectures": [name]}))
+        with pytest.raises(convert.PlanError) as error:
+            convert.plan_reverse("flax_transformers", out)
+        assert {found.code for found in error.value.findings} == {code}
 
 
 def test_each_device_of_a_mesh_gets_its_part(tmp_path: Path) -> None:

@@ -165,7 +165,8 @@ class ModulesOfClass:
         table: name of the file, beside the rule file.
         key: key of the sidecar that names the class.
         classes: name of a class in the sidecar -> its name in the table, where they differ.
-        renamed: key of a path -> key of the module's name, where they differ.
+        renamed: keys of a path -> keys of the module's name, where they differ.
+        renamed_with: keys of `renamed` -> what the sidecar states of the trees that have them.
         absent: modules that the tree need not have -> why.
         at: position of the declaration.
     """
@@ -174,6 +175,7 @@ class ModulesOfClass:
     key: str
     classes: Mapping[str, str]
     renamed: Mapping[str, str]
+    renamed_with: Mapping[str, Mapping[str, str]]
     absent: Mapping[str, str]
     at: Position
 

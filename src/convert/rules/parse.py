@@ -175,8 +175,8 @@ def _sidecar(values: Mapping[str, Any], node: YamlNode) -> SidecarConfig:
 
 
 def _modules(values: Mapping[str, Any], node: YamlNode) -> ModulesOfClass:
-    classes, renamed, absent = (values.get(key, {}) for key in ("classes", "renamed", "absent"))
-    return ModulesOfClass(values["table"], values["key"], classes, renamed, absent, node.at)
+    classes, renamed, only, absent = (values.get(key, {}) for key in ("classes", "renamed", "renamed_with", "absent"))
+    return ModulesOfClass(values["table"], values["key"], classes, renamed, only, absent, node.at)
 
 
 def _listed(header: Mapping[str, YamlNode], key: str) -> tuple[YamlNode, ...]:

@@ -224,6 +224,10 @@ _MODULES = Record(
             MapOf(TEXT, "a mapping of a key of paths to a key of names", parse_pattern),
             "Mapping of a key of paths to the key of the module's name. Default: names are paths.",
         ),
+        "renamed_with": Key(
+            MapOf(MapOf(TEXT)),
+            "Mapping of a key of `renamed` to what the sidecar states of the trees that have it; the others have the key of the name. Default: every tree.",
+        ),
         "absent": Key(
             MapOf(TEXT, "a mapping of a path to a reason", parse_pattern),
             "Mapping of modules that the tree need not have to the reason. Default: none.",

@@ -125,6 +125,7 @@ def refuse_existing(out: Path, overwrite: bool, *, directory: bool | None = None
     def refuse(code: str, problem: str, fix: str) -> OutputError:
         return OutputError(Finding(code, problem, path=str(out), fix=fix))
 
+    other = ", or a name ending in .safetensors for one file" if directory is None else ""
     directory = out.suffix != ".safetensors" if directory is None else directory
     out = real(out)
     if not out.name:
@@ -141,7 +142,7 @@ def refuse_existing(out: Path, overwrite: bool, *, directory: bool | None = None
             raise refuse("output-exists", "exists and is kept", "replace it with --overwrite, or give another name")
         return
     if not out.is_dir():
-        raise refuse("output-kind", "is a file", "give a directory, or a name ending in .safetensors for one file")
+        raise refuse("output-kind", "is a file", f"give a directory{other}")
     with os_errors(out):
         empty = not any(out.iterdir())
     if not empty and not overwrite:

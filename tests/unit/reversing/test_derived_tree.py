@@ -138,6 +138,33 @@ def test_layouts_stack_layers_and_join_keys(tmp_path: Path) -> None:
     assert problem(rules, file, layout="TWO").code == "layout-unknown"
 
 
+EXPERTS = """- einsum: ...D,DF->...F
+  from: dense_{d}/w
+  linear: layers.{d}.mlp
+- from: dense_{d}/s
+  axes: D
+  parameter: layers.{d}.s
+- einsum: E...D,EDM->E...M
+  from: moe_{m}/w
+  linear: layers.{m+1}.experts.{E}
+- from: moe_{m}/s
+  axes: D
+  parameter: layers.{m+1}.s"""
+
+
+def test_names_number_the_experts_and_the_rules_state_how_many_layers_are_dense(tmp_path: Path) -> None:
+    head = f"{HEAD}axes: {{d: {{is: dense layers, equals: 1}}, E: {{is: experts}}}}\n"
+    rules = rule_file(EXPERTS, head)
+    shapes = {f"layers__{k}__s": (5,) for k in range(3)} | {"layers__0__mlp__weight": (7, 5)}
+    experts = {f"layers__{k}__experts__{e}__weight": (4, 5) for k in (1, 2) for e in range(6)}
+    file = tensors(tmp_path / "t.safetensors", **shapes, **experts)
+    want = {"dense_0/w": (5, 7), "dense_0/s": (5,)} | {f"moe_{m}/{n}": s for m in (0, 1) for n, s in (("w", (6, 5, 4)), ("s", (5,)))}  # fmt: skip
+    assert specs(convert.plan_reverse(rules, file)) == want
+    experts.pop("layers__2__experts__5__weight")
+    found = problem(rules, tensors(tmp_path / "u.safetensors", **shapes, **experts))
+    assert (found.code, found.path) == ("tensor-missing", "layers.2.experts.5.weight")
+
+
 def test_what_only_a_tree_shows_is_refused(tmp_path: Path) -> None:
     rules = rule_file(
         "- from: u{u}/x{p}/w\n  index_from: {i: [u, p]}\n  einsum: ...D,DF->...F\n  linear: layers.{i}", HEAD

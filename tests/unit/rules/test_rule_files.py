@@ -355,6 +355,7 @@ FREE = tuple(
         "needs_confirmation",
         "classes",
         "renamed",
+        "renamed_with",
         "absent",
         *KINDS,
     )

@@ -38,29 +38,36 @@ def for_class(rules: RuleFile, source: Source) -> tuple[RuleFile, tuple[Finding,
 
     Rules without `modules` are returned as they are.
     """
-    of = rules.modules
-    if of is None:
+    if rules.modules is None:
         return rules, ()
-    none = replace(rules, rules=tuple(rule for rule in rules.rules if not rule.each))
+    listed = listed_modules(rules, source)
+    if isinstance(listed, Finding):
+        return replace(rules, rules=tuple(rule for rule in rules.rules if not rule.each)), (listed,)
+    return _expanded(rules, rules.modules, listed, source)
+
+
+def listed_modules(rules: RuleFile, source: Source) -> ModuleList | Finding:
+    """Return the modules of the class that the sidecar names, for rules with `modules`; or why they are not known."""
+    of = rules.modules
+    assert of is not None
     config = read_sidecar(rules, source).config
     table = read_table(_path(rules, of))
     if refused := _not_supported(rules, config):
-        return none, (refused,)
+        return refused
     name = _class(of, config)
     if name is None:
         problem = (
             f"the rules need the class of the model, which `{of.key}` of {_file(rules)} next to the checkpoint names"
         )
         example = f'"{of.key}": ["BertForMaskedLM"]'
-        return none, (Finding("class-unknown", problem, rule=rules.path, path=str(source.display_path), got="no such key" if config else f"no {_file(rules)}", fix=f"write {example} with the name of its class"),)  # fmt: skip
+        return Finding("class-unknown", problem, rule=rules.path, path=str(source.display_path), got="no such key" if config else f"no {_file(rules)}", fix=f"write {example} with the name of its class")  # fmt: skip
     try:
-        listed = module_list(table, name, config)
+        return module_list(table, name, config)
     except UnknownClassError as error:
         missing = str(error)
         known = sorted(table["classes"])
         near = did_you_mean(missing, known)
-        return none, (Finding("class-unknown", f"{_file(rules)} of the checkpoint names a class that {of.table} lacks", rule=rules.path, path=of.key, expected="one of its classes", got=missing, fix=f"{near}, or {DRAFT}" if near else DRAFT),)  # fmt: skip
-    return _expanded(rules, of, listed, source)
+        return Finding("class-unknown", f"{_file(rules)} of the checkpoint names a class that {of.table} lacks", rule=rules.path, path=of.key, expected="one of its classes", got=missing, fix=f"{near}, or {DRAFT}" if near else DRAFT)  # fmt: skip
 
 
 def class_table(rules: RuleFile) -> Mapping[str, Any]:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from convert.core.path_pattern import Pattern, escape_path, parse_pattern
 from convert.planning.modules.table import NUMBER, Module, ModuleList, Name
 
+Renaming = Sequence[tuple[Pattern, Pattern, int]]  # keys, the others, their number
 _LAST_NUMBER = re.compile(r"[0-9]+$")
 
 
@@ -31,25 +32,19 @@ class Finder:
 
     def __init__(self, listed: ModuleList, renamed: Mapping[str, str]) -> None:
         self._prefixes = listed.prefixes
-        self._renamed = [(parse_pattern(key), parse_pattern(other)) for key, other in renamed.items()]
+        self._renamed = renaming(renamed)
         self._known: dict[Name, list[Module]] = defaultdict(list)
         for module in listed.modules:
             self._known[_template(module.name)].append(module)
 
     def find(self, path: Name) -> Found | None:
         """Return the module of a path, or a parameter of that name; None if the class has none."""
-        for keys in dict.fromkeys((path, tuple(map(self._rename, path)))):
+        for keys in dict.fromkeys((path, with_other_keys(path, self._renamed))):
             for name in self._with_prefix(keys):
                 for module in self._known.get(_template(name), ()):
                     if all(one in (NUMBER, other) for one, other in zip(module.name, name, strict=True)):
                         return Found(path, name, module)
         return None
-
-    def _rename(self, key: str) -> str:
-        for pattern, other in self._renamed:
-            if (match := pattern.match(key)) is not None:
-                return other.fill(dict(match.indices), match.choices)
-        return key
 
     def _with_prefix(self, keys: Name) -> Iterator[Name]:
         yield keys
@@ -60,6 +55,21 @@ class Finder:
                 yield (*below, last, *keys[depth:])
                 if keys[depth : depth + 1] == (last,):
                     yield (*below, *keys[depth + 1 :])
+
+
+def with_other_keys(path: Name, renamed: Renaming) -> Name:
+    """Write keys of a path as the others, wherever they follow each other."""
+    for keys, others, count in renamed:
+        for at in range(len(path) - count + 1):
+            if (match := keys.match("/".join(path[at : at + count]))) is not None:
+                filled = others.fill(dict(match.indices), match.choices)
+                path = (*path[:at], *filled.split("/"), *path[at + count :])
+    return path
+
+
+def renaming(renamed: Mapping[str, str]) -> Renaming:
+    """Prepare a mapping of keys to others, each with as many."""
+    return [(parse_pattern(keys), parse_pattern(others), keys.count("/") + 1) for keys, others in renamed.items()]
 
 
 def _template(name: Name) -> Name:

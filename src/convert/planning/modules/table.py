@@ -43,6 +43,7 @@ class ModuleList:
         loads: name of the class.
         modules: its modules.
         prefixes: keys that a tree may lack before its paths, or have in addition.
+        below: part -> the key that flax's tree has before the paths of the part, and the names have not.
         tied: tensor -> the tensor that it is the same as, unless config.json says otherwise.
         untied: those of `tied` that config.json unties.
         counts: name before a number -> key of config.json, and the number of layers that it states.
@@ -52,6 +53,7 @@ class ModuleList:
     loads: str
     modules: tuple[Module, ...]
     prefixes: tuple[Name, ...]
+    below: Mapping[Name, str]
     tied: Mapping[str, str]
     untied: frozenset[str]
     counts: Mapping[Name, tuple[str, int]]
@@ -66,6 +68,7 @@ class UnknownClassError(LookupError):
 class _Gathered:
     modules: list[Module] = field(default_factory=list)
     prefixes: list[Name] = field(default_factory=list)
+    below: dict[Name, str] = field(default_factory=dict)
     tied: dict[str, str] = field(default_factory=dict)
     untied: set[str] = field(default_factory=set)
     counts: dict[Name, tuple[str, int]] = field(default_factory=dict)
@@ -91,6 +94,7 @@ def module_list(table: Mapping[str, Any], name: str, config: Mapping[str, Any]) 
         name,
         tuple(found.modules),
         tuple(found.prefixes),
+        found.below,
         found.tied,
         frozenset(found.untied),
         found.counts,
@@ -105,6 +109,8 @@ def _gather(found: _Gathered, table: Mapping[str, Any], name: str, config: Mappi
     found.modules += _modules(entry, config, below)
     if entry["prefix"]:
         found.prefixes.append((*below, entry["prefix"]))
+    if "below" in entry:
+        found.below[below] = entry["prefix"]
     before = "".join(f"{key}." for key in below)
     tied = {f"{before}{one}": f"{before}{other}" for one, other in entry["tied"].items()}
     found.tied |= tied

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -18,6 +19,7 @@ from convert.planning.select_rules import Ambiguous, explain, pick, score
 from convert.planning.target_formats.registry import with_target
 from convert.reversing.derived.layouts import DerivedSource, forms, keys_of, layout_of, named
 from convert.reversing.derived.leaves import TensorNames, claimed, wanted_leaves
+from convert.reversing.derived.modules import for_tensors
 from convert.reversing.derived.shapes import Known, Shapes
 from convert.reversing.derived.stated import known_sizes, rows_of_tables, stated_choices, stated_settings
 from convert.reversing.left_out import why_left_out
@@ -57,6 +59,7 @@ def plan_derived(
         ConvertError: as `convert.plan_reverse`.
     """
     options, leaf_dtype = _dtypes(written, options)
+    candidates = [for_tensors(rules, written) for rules in candidates]
     fitting: list[ReversePlan] = []
     errors: list[PlanError] = []
     for trial in _likely(candidates, written, layout, options, leaf_dtype):
@@ -68,10 +71,6 @@ def plan_derived(
             errors.append(error)
     if fitting:
         return _only(fitting, options)
-    if not errors and all(rules.modules is not None for rules in candidates):
-        problem = "rules that hold for every module of a type take the paths of the leaves from a tree"
-        fix = "give a checkpoint of the same class with --like, or use the rules of its family, if there are any"
-        raise PlanError(Finding("tree-not-derived", problem, rule=candidates[0].path, fix=fix))
     cells = [rule for rules in candidates for rule in rules.rules if hasattr(rule.kind, "cell")]
     if not errors and cells:
         problem = "the tensors of a recurrent cell do not give the shapes of its leaves"
@@ -276,6 +275,16 @@ def _lost(rules: RuleFile, target: str) -> Iterator[Finding]:
             )
 
 
+def _stated_layers(rules: RuleFile) -> dict[str, int]:
+    """Return the axes whose size the rules state as a number."""
+    stated: dict[str, int] = {}
+    for letter, axis in rules.axes.items():
+        numbers = [factor for factor in axis.equals if isinstance(factor, int)]
+        if numbers and len(numbers) == len(axis.equals):
+            stated[letter] = math.prod(numbers)
+    return stated
+
+
 def _tree(
     trial: _Trial, form: RuleFile, root: str, variants: Mapping[str, str], known: Known
 ) -> tuple[DerivedSource, Mapping[str, int]]:
@@ -289,7 +298,7 @@ def _tree(
         raise PlanError(*lost)
     shapes = Shapes(form, variants, written.specs)
     try:
-        wanted = wanted_leaves(form.rules, target, trial.names)
+        wanted = wanted_leaves(form.rules, target, trial.names, _stated_layers(form))
     except ValueError as error:
         problem = f"the names of the tensors do not give the paths of the leaves: {error}"
         fix = "give a checkpoint of the same model with --like"

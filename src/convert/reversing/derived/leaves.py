@@ -7,6 +7,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from convert.core.path_index import TemplateIndex
 from convert.core.path_pattern import Index, Match, Pattern, parse_pattern
@@ -24,6 +25,7 @@ class WantedLeaf:
         role: of the leaf.
         path: as the pattern of the rule gives it.
         stack: index of a stacked axis -> number of its elements.
+        split: axis of whose elements each is a tensor of its own -> number of its elements.
         tensors: names of those that it is made of, as far as there are any.
     """
 
@@ -31,6 +33,7 @@ class WantedLeaf:
     role: str
     path: str
     stack: dict[str, int] = field(default_factory=dict)
+    split: dict[str, int] = field(default_factory=dict)
     tensors: list[str] = field(default_factory=list)
 
 
@@ -67,8 +70,13 @@ def claimed(rules: Sequence[Rule], target: str, names: TensorNames) -> dict[int,
     return found
 
 
-def wanted_leaves(rules: Sequence[Rule], target: str, names: TensorNames) -> list[WantedLeaf]:
+def wanted_leaves(
+    rules: Sequence[Rule], target: str, names: TensorNames, layers: Mapping[str, int] = MappingProxyType({})
+) -> list[WantedLeaf]:
     """Return the leaves of all rules.
+
+    Args:
+        layers: index -> number of its values, where the rules state it: other values are those of another rule's layers.
 
     A rule that has some tensors of its layers needs all, and a rule that must have leaves needs them: what is then missing is
     found when the plan is compared with the tensors.
@@ -76,7 +84,7 @@ def wanted_leaves(rules: Sequence[Rule], target: str, names: TensorNames) -> lis
     Raises:
         ValueError: the tensors' names do not give the paths; the message is the reason.
     """
-    counts = _counts(rules, target, names)
+    counts = {index: min(count, layers.get(index, count)) for index, count in _counts(rules, target, names).items()}
     after = _offsets(rules, counts)
     found: dict[tuple[int, str, str], WantedLeaf] = {}
     for k, rule in enumerate(rules):
@@ -84,7 +92,14 @@ def wanted_leaves(rules: Sequence[Rule], target: str, names: TensorNames) -> lis
         if layer is None or not rule.sources or rule.kind.drop_reason is not None:
             continue
         may_lack = rule.optional or rule.absent_if is not None or rule.layer_type is not None
-        present = {role: names.find(rule, role, layer) for role in rule.sources}
+        present = {
+            role: [
+                (name, match)
+                for name, match in names.find(rule, role, layer)
+                if all(k < counts[i] for i, k in match.indices)
+            ]
+            for role in rule.sources
+        }
         if not any(present.values()) and may_lack:
             continue
         every = [values for of_role in present.values() for _, (values, _) in of_role]
@@ -111,6 +126,7 @@ def wanted_leaves(rules: Sequence[Rule], target: str, names: TensorNames) -> lis
                     path = pattern.fill(indices, own)
                     leaf = found.setdefault((k, role, path), WantedLeaf(rule, role, path))
                     leaf.tensors += [name] if name else []
+                    leaf.split = {axis: counts[axis] for axis in rule.split_axes(layer) if axis in counts}
                     for index, value in stack.items():
                         leaf.stack[index] = max(leaf.stack.get(index, 0), value + 1)
     return list(found.values())

@@ -95,7 +95,7 @@ class Shapes:
         base = [x for x in letters if x not in axes or not axes[x].equals]
         base += [x for axis in axes.values() for x in axis.equals if isinstance(x, str) and x not in axes]
         base += [x for axis in axes.values() for x in axis.equals if isinstance(x, str) and x in axes and not axes[x].equals]  # fmt: skip
-        fixed = {x: size for leaf in wanted for x, size in _counted(leaf.rule, self._variant(leaf.rule)).items()}
+        fixed = {x: size for leaf in wanted for x, size in _counted(leaf, self._variant(leaf.rule)).items()}
         known = [
             Constraint(x, fixed.get(x, UNIT * (k + 1)), "", "", x) for k, x in enumerate(dict.fromkeys([*base, *fixed]))
         ]
@@ -196,7 +196,7 @@ class Shapes:
                 of_leaf[number] += statements
             own += [one for one in statements if self.varying.isdisjoint("".join(one.terms))]
         axes = self._axes(wanted)
-        counted = [Constraint(x, n, "", "", "the names") for leaf in wanted for x, n in _counted(leaf.rule, self._variant(leaf.rule)).items()]  # fmt: skip
+        counted = [Constraint(x, n, "", "", "the names") for leaf in wanted for x, n in _counted(leaf, self._variant(leaf.rule)).items()]  # fmt: skip
         needed = {x for leaf in wanted for x in _inside(leaf.rule, leaf.role, self._variant(leaf.rule))} - self.varying
         sizes = self._bound([*counted, *own], axes, needed, known)
         specs = []
@@ -289,9 +289,9 @@ def _inside(rule: Rule, role: str, variant: str | None) -> str:
     return "".join("".join(groups[x].terms) if x in groups else x for x in letters if x != ".")
 
 
-def _counted(rule: Rule, variant: str | None) -> dict[str, int]:
-    """Return the sizes of axes of which the targets' names list the elements."""
-    counted: dict[str, int] = {}
+def _counted(leaf: WantedLeaf, variant: str | None) -> dict[str, int]:
+    """Return the sizes of axes of which the targets' names list or number the elements."""
+    rule, counted = leaf.rule, dict(leaf.split)
     letters = {role: _inside(rule, role, variant) for role in rule.sources}
     for _, layer in rule.layers:
         for piece in layer.path.pieces:
