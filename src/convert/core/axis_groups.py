@@ -1,4 +1,4 @@
-"""Axes of a leaf that are made of several axes, as einops writes them: ``(N C H)``; or of parts: ``(N H + K H + K H)``.
+"""Composite axes of a leaf, as einops writes them: a product of axes, ``(N C H)``, or a sum of parts, ``(N H + K H + K H)``.
 
 In a flattened axis the first letter varies slowest. Parts stand one after the other; where letters stand around the sum, as in
 ``(K (G + 1 + 1) H)``, each element of the outer axes has all parts.

@@ -1,9 +1,11 @@
-"""Which parameter of a JAX function becomes which of a PyTorch module, derived from the two programs alone.
+"""Derives which parameter of a JAX function becomes which parameter of a PyTorch module, from the two programs alone.
 
-`infer` runs both with random weights, and `search` replays the target: where a parameter is needed, `products`, `convolutions`,
-`elementwise` and `others` (in `proposals`) propose those of the source that meet the same data, and what follows refutes them. `alternatives` shows
-which of the others give the same outputs, `proof` loads fresh weights into the module, and where the
-programs differ `differences` names the operation. `derivation` has the result: for each
-tensor its parts, the evidence of each, and a grade. No name is compared.
+`pair` finds the two programs that the user names (`shrink`: with smaller sizes), and `requirements` refuses what cannot be compared.
+`infer` runs both with random weights (`draws`). `search` replays the target (`replay`). Where an operation needs a parameter (`sites`),
+``proposals`` propose the parameters of the source that meet the same data (`columns`); the operations that follow refute wrong ones.
+`reordered` takes sums and products in other orders, `as_data` finds constants that parameters meet, and `factors` folded factors.
+``grading`` finds alternatives that give the same outputs, proves the result with fresh weights, and names the operation where the
+programs differ. `derivation` holds the result: for each tensor its parts, their evidence and a grade. `facts` reads what no weight
+holds, and ``rule_file`` writes the rules. No names are compared.
 May import `references`, `layers`, `programs`, `numerics` and `core`.
 """

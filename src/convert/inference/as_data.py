@@ -1,4 +1,4 @@
-"""What meets parameters as data does, although no input is in it: constants, and parameters that are learned inputs.
+"""Find values that parameters meet as data although no input is part of them: constants, and parameters that are learned inputs.
 
 A constant: the state that a recurrent layer starts from, a table of sines before a layer. A learned input: the latents of a
 Perceiver, the queries of a decoder, the probe of a pooling layer; layers are applied to them before an input takes part.

@@ -1,4 +1,4 @@
-"""What a proposal is: which elements of the source become which elements of the target."""
+"""The type of a proposal: which elements of the source become which elements of the target."""
 
 from __future__ import annotations
 

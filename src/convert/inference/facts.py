@@ -1,4 +1,4 @@
-"""What the two programs say beside weights: epsilons, activations, what a norm multiplies by, how a convolution moves."""
+"""Read from the two programs what no weight holds: epsilons, activations, factors of norms, strides and padding of convolutions."""
 
 from __future__ import annotations
 

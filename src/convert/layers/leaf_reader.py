@@ -1,4 +1,4 @@
-"""What probes and mistakes use of a checkpoint."""
+"""The part of a checkpoint's interface that probes and mistakes use."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Numbers: differences of arrays and their tolerances, runs in float64 with casts removed, full-precision products.
+"""Compare arrays and derive tolerances; run both frameworks in float64 with casts removed, or with full-precision products.
 
 `compare` measures differences; `tolerances` derives how large they may be; `lift_jax` and `lift_torch` remove casts;
-`jax_observer` has what a lifted run tells, and `numpy_primitives` evaluates JAX's common primitives;
-`precision` fixes the frameworks; `special_values` and `bits` look at single values. May import `convert.core`.
+`jax_observer` is what a lifted run reports to, and `numpy_primitives` evaluates JAX's common primitives;
+`precision` sets the device and the precision of both frameworks; `special_values` and `bits` look at single values, and `roots` writes
+a number as a formula such as 1/sqrt(64). May import `convert.core`.
 """

@@ -1,4 +1,4 @@
-"""What a lifted JAX function tells of its evaluation: each primitive, and the values that choose its path."""
+"""The interface by which a lifted JAX function reports its run: each primitive, and the values that decide its branches and loops."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Write a number with the root of a whole number that it is, such as 1/sqrt(64)."""
+"""Write a number as a formula with the root of a whole number, such as 1/sqrt(64) for 0.125."""
 
 from __future__ import annotations
 

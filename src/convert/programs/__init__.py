@@ -1,7 +1,8 @@
-"""What two programs compute, operation by operation: the JAX model and the PyTorch model, each as the record of one run.
+"""Record one run of a JAX model or of a PyTorch module as a *program*: its operations, and the values between them.
 
-`program` has the types: a program is a list of operations, and the values between them. `record_jax` and `record_torch` record a
-run in float64, with the casts removed; `run_checks` has what a run must hold, `where` finds the line of the model's code, and
-`jax_modules` the module that runs. `fingerprint` finds a value of one program in the other, in any order of its axes.
+`program` has the types. `record_jax` and `record_torch` (with the modules `torch_*`) record a run in float64, with the casts removed;
+`run_checks` refuses runs that cannot be compared, `where` finds the line of the model's code, and `jax_modules` the module that runs.
+`jax_elements` and `torch_elements` say of which elements of the parameters a value is computed. `rerun` computes a record again with
+other parameters. `fingerprint` finds a value of one program in the other, in any order of its axes. `divergence` compares two programs.
 May import `numerics` and `core`.
 """

@@ -1,4 +1,4 @@
-"""Run a record again with other parameters and inputs: as long as these choose no path, it computes what the model computes."""
+"""Run a record again with other parameters and inputs. The result is the model's unless these values decide a branch or a loop of its code."""
 
 from __future__ import annotations
 

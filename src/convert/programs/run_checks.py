@@ -1,4 +1,4 @@
-"""What a run must hold to be compared with another: numbers, and the same ones in every run."""
+"""Refuse runs that cannot be compared: outputs with NaN, and outputs that differ between two runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operators that compute several things at once, taken apart, so that the values inside are seen."""
+"""Decompose fused torch operators into simple ones, so that the record has the values between them."""
 
 from __future__ import annotations
 

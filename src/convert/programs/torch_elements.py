@@ -1,4 +1,4 @@
-"""Which elements of the parameters each element of a value is computed from."""
+"""From which elements of the parameters each element of a PyTorch value is computed."""
 
 from __future__ import annotations
 

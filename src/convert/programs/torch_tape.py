@@ -1,4 +1,4 @@
-"""Every operator that torch runs, as an operation of a program."""
+"""Record every operator that torch runs as an operation of a program."""
 
 from __future__ import annotations
 

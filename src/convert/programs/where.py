@@ -1,4 +1,4 @@
-"""Find the line of the model's code in a stack of frames: the innermost that is of no library and not of what runs the model."""
+"""Find the line of the model's code in a stack of frames: the innermost frame that belongs neither to a library nor to the code that runs the model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Read the target of a draft: a module that the user's code makes, a safetensors file, or a directory of transformers."""
+"""Read the target of ``rules new --like``: a module that the user's code makes, a safetensors file, or a directory of transformers.
+
+Not in `convert.drafting`, which may import neither `references` nor `writing`."""
 
 from __future__ import annotations
 

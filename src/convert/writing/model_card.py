@@ -1,4 +1,4 @@
-"""The model card: ``README.md`` of an output directory. It says what was converted by what; no time, no path, no opinion."""
+"""The model card: ``README.md`` of an output directory. It names the checkpoint, the rules and the version. It holds no time and no path, so equal conversions give equal cards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which of its axes a matrix has first: shapes show it for most, and the others of that name are taken to be the same."""
+"""Which axis comes first in the matrices of one name: shapes show it for most of them, and the others are assumed to be the same."""
 
 from __future__ import annotations
 

@@ -1,1 +1,2 @@
-"""How sure a derivation is: grades, other ways that give the same outputs, ties, the proof, and where the programs differ."""
+"""Grade a derivation: `grades`; `alternatives` that give the same outputs; `ties`; the `proof` with fresh weights. Where the programs differ,
+`differences` names the operation, and `resumed` continues behind it."""

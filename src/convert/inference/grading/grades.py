@@ -1,4 +1,4 @@
-"""From the way through the target to the result: the parts of each tensor, how sure they are, and what else would do."""
+"""Make the result of what the search found: the parts of each tensor, its grade, and its alternatives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Go on behind a difference: the target is given a value of the source's there, so that the parameters that follow can be found.
+"""Continue the search behind a difference: a value of the source replaces the target's there, so that the parameters that follow can be found.
 
 What is found is a guess. It completes the target's weights, and then both programs are compared operation by operation.
 """

@@ -1,1 +1,1 @@
-"""Which parameters of the source an operand of the target may be: one module for each role."""
+"""Propose parameters of the source for an operand of the target: a module for each role of the operand."""

@@ -1,4 +1,4 @@
-"""A derivation in the words of a rule file: layouts as equations, layers as patterns, and the evidence as comments.
+"""Write a derivation as a rule file: layouts as equations, layers as patterns, and the evidence as comments.
 
 `layout` reads the axes of a leaf off the elements of a tensor; `layer` says what kind of layer a module's tensors are; `patterns`
 joins the layers that one rule describes; `write` prints them; `proof` compares the plan of the written file with the derivation.

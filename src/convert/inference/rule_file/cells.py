@@ -1,6 +1,6 @@
 """Say which cell of the source a layer of ``torch.nn.GRU``, ``LSTM`` or ``RNN`` is: by its name in its library, or by its equations.
 
-Whether it is that cell is not read off names: the rule is planned, and its tensors are compared with the derived ones.
+A name alone decides nothing: the rule is planned, and its tensors are compared with the derived ones.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The tensors of a path through data: which leaf holds which coefficient, where its time axis is, what is multiplied by what."""
+"""The tensors of a control path: which leaf holds which coefficient, where its time axis is, what is multiplied by what."""
 
 from __future__ import annotations
 

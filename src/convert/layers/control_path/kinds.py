@@ -1,4 +1,4 @@
-"""Paths through data: the coefficients that diffrax keeps, for torchcde.
+"""The kinds of control path: the coefficients that diffrax keeps, as torchcde stores them.
 
 Within the interval that starts at the knot t_i, with f = t - t_i, diffrax's cubic path is ``a + f (b + f (c + f d))`` from four
 arrays, ``coeffs = (d, c, b, a)``; torchcde's ``CubicSpline`` takes one, ``cat([a, b, 2c, 3d], -1)``, because the derivative

@@ -1,4 +1,4 @@
-"""Leaves that the target does not want."""
+"""Leaves that a rule leaves out of the output, with the reason."""
 
 from __future__ import annotations
 
