@@ -21,11 +21,13 @@ from convert.inference.rule_file.parametrized import (
     main_leaf,
     with_parametrizations,
 )
+from convert.layers import KINDS as LAYER_KINDS
 from convert.layers.activations import ACTIVATIONS
+from convert.layers.norm.layer_rms import Norm
 from convert.layers.shared_keys import ASK
 from convert.layers.weight_keys import PARAMETRIZATIONS
 
-NORMS = ("layer_norm", "rms_norm", "group_norm", "batch_norm", "instance_norm")
+NORMS = tuple(name for name, kind in LAYER_KINDS.items() if issubclass(kind, Norm))
 ATTENTION = "attention"
 PRESCALED = "prescaled_by"
 IN_TURNS = "in turns"  # no key: how many leaves lie in the rows head by head, and the rows of a head

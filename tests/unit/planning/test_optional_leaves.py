@@ -1,0 +1,76 @@
+"""Leaves that may be absent: optional rules, alternatives of `root`, the suffix of nnx, and drops with wildcards."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from support.memory_source import HEAD, zeros
+from support.small_plans import MLP, findings, mlp, names, places, plan, without
+
+OPTIONAL = """
+- from: a_{i}
+  parameter: a.{i}
+- einsum: ...D,DF->...F
+  from: '{q,k}_{i}/w'
+  bias: '{q,k}_{i}/b'
+  linear: '{q,k}.{i}'
+  optional: true
+"""
+ALWAYS = zeros(a_0=(2,), a_1=(2,))
+MAYBE = {f"{x}_{i}/{r}": np.zeros((3, 4) if r == "w" else 4) for x in "qk" for i in (0, 1) for r in "wb"}
+
+
+def test_optional_leaves_all_there_or_none() -> None:
+    assert len(plan(OPTIONAL, {**ALWAYS, **MAYBE}).steps) == 2 + 8
+    assert len(plan(OPTIONAL, ALWAYS).steps) == 2
+    assert len(plan(OPTIONAL, {**ALWAYS, **{n: x for n, x in MAYBE.items() if "_0" in n}}).steps) == 2 + 4
+
+
+@pytest.mark.parametrize("leaf", MAYBE)
+def test_optional_leaves_half_there(leaf: str) -> None:
+    assert places(OPTIONAL, {**ALWAYS, **without(MAYBE, leaf)}) == [("leaf-missing", "r.yaml:7", leaf)]
+
+
+def test_root_alternatives() -> None:
+    head = HEAD + "root: [state/params, params, '']\n"
+    rules = "- from: w\n  parameter: p\n- drop: junk/*\n  because: x\n- drop: /step\n  because: y"
+    for root in ("state/params", "params", ""):
+        prefix = f"{root}/" if root else ""
+        tree = {f"{prefix}w": np.zeros(2), f"{prefix}junk/x": np.zeros(1), "step": np.zeros(())}
+        made = plan(rules, tree, head)
+        assert (made.root, names(made)) == (root, ["p"])
+        assert {d.leaf: d.reason for d in made.dropped} == {f"{prefix}junk/x": "x", "step": "y"}
+    both = {"params/w": np.zeros(2), "w": np.zeros(2)}
+    assert places(rules, both, head) == [("leaf-without-rule", "r.yaml", "w")]
+    made = plan(rules, {"params/w/value": np.zeros(2), "step/value": np.zeros(())}, head)
+    assert (made.root, names(made), [d.leaf for d in made.dropped]) == ("params", ["p"], ["step/value"])
+
+
+def test_value_suffix_of_nnx_present_or_absent() -> None:
+    suffixed = {f"{name}/value": x for name, x in mlp().items()}
+    assert names(plan(MLP, suffixed)) == names(plan(MLP, mlp()))
+    mixed = {name + ("/value" if k % 2 else ""): x for k, (name, x) in enumerate(mlp().items())}
+    assert names(plan(MLP, mixed)) == names(plan(MLP, mlp()))
+    named = plan("- from: a/value\n  parameter: p", zeros(**{"a/value": (1,)}))  # a leaf that is called so
+    assert names(named) == ["p"]
+
+
+def test_two_leaves_that_differ_only_by_the_suffix() -> None:
+    twins = zeros(**{"w": (3,), "w/value": (3,)})
+    assert places("- from: w\n  parameter: p", twins) == [("pattern-matches-two-leaves", "r.yaml:5", "")]
+    numbered = zeros(w_0=(3,), w_00=(3,))
+    assert places("- from: w_{i}\n  parameter: p.{i}", numbered) == [("pattern-matches-two-leaves", "r.yaml:5", "")]
+    (text,) = findings("- from: w_{i}\n  parameter: p.{i}", numbered)
+    assert "w_0 and w_00 both match w_{i}" in text
+
+
+def test_drops_with_wildcards() -> None:
+    rules = "- from: w\n  parameter: p\n- drop: opt/*/m\n  because: flat\n- drop: '**/count'\n  because: deep"
+    made = plan(rules, zeros(**{"w": (1,), "opt/0/m": (1,), "opt/a/b/count": (), "x/count": ()}))
+    assert {d.leaf: d.reason for d in made.dropped} == {
+        "opt/0/m": "flat",
+        "opt/a/b/count": "deep",
+        "x/count": "deep",
+    }
+    assert places(rules, zeros(**{"w": (1,), "opt/0/0/m": (1,)})) == [("leaf-without-rule", "r.yaml", "opt/0/0/m")]

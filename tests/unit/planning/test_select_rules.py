@@ -1,0 +1,57 @@
+"""The choice among the rule files of a family."""
+
+from __future__ import annotations
+
+from convert import RuleFile
+from convert.planning.select_rules import Ambiguous, NoMatch, RuleMatch, explain, pick, score
+from support.memory_source import HEAD, MemorySource, rule_file, zeros
+
+
+def family(rules: str, model: str) -> RuleFile:
+    return rule_file(rules, HEAD.replace("model: m", f"model: {model}\nfamily: fam"))
+
+
+def picked(candidates: tuple[RuleFile, ...], source: MemorySource) -> str:
+    choice = pick(score(candidates, source))
+    assert isinstance(choice, RuleMatch), choice
+    return choice.rules.model
+
+
+def test_the_match_that_drops_fewest_leaves_is_picked() -> None:
+    tree = MemorySource(zeros(w=(2,), v=(3,)))
+    both = family("- from: w\n  parameter: p\n- from: v\n  parameter: q", "both")
+    first = family("- from: w\n  parameter: p", "first")
+    drops = family("- from: w\n  parameter: p\n- drop: v\n  because: not here", "drops")
+    tower = family("- from: w\n  parameter: p\n- from: v\n  parameter: q\n- from: u\n  parameter: r", "tower")
+    for candidates in ((first, drops, both, tower), (both, drops, first), (both, tower)):
+        assert picked(candidates, tree) == "both"
+    assert picked((first, drops), tree) == "drops"
+    outcome = pick(score((first, tower), tree))
+    assert isinstance(outcome, NoMatch) and outcome.nearest.rules is not first
+    assert "leaf-missing" in {finding.code for finding in explain(outcome).findings}
+
+
+def test_a_damaged_tower_is_not_left_out() -> None:
+    text = "- from: w\n  parameter: p\n- drop: t/*\n  because: text only"
+    full = family("- from: w\n  parameter: p\n- from: t/a\n  parameter: a\n- from: t/b\n  parameter: b", "full")
+    outcome = pick(score((full, family(text, "text")), MemorySource(zeros(w=(2,), **{"t/a": (3,)}))))
+    assert isinstance(outcome, NoMatch) and outcome.nearest.rules.model == "full"
+    error = explain(outcome)
+    assert error.code == "leaf-missing" and error.hint.startswith("Name text in place of fam")
+
+
+def test_the_tree_picks_the_rule_file() -> None:
+    a, b = family("- from: w\n  parameter: p", "a"), family("- from: v\n  parameter: q", "b")
+    w = MemorySource(zeros(w=(2,)))
+    assert picked((a, b), w) == picked((b, a), w) == "a"
+    assert [(match.rules.model, match.coverage.fraction) for match in score((b, a), w)] == [("a", 1.0), ("b", 0.0)]
+    nothing = pick(score((a, b), MemorySource(zeros(x=(2,)))))
+    assert isinstance(nothing, NoMatch)
+    assert explain(nothing).code == "rules-of-another-model" and "a, b" in str(explain(nothing))
+    several = pick(score((a, rule_file("- from: w\n  parameter: r", HEAD)), w))
+    assert isinstance(several, Ambiguous) and explain(several).code == "rules-ambiguous"
+    half = pick(score((a, b), MemorySource(zeros(w=(2,), y=(1,)))))
+    assert isinstance(half, NoMatch)
+    error = explain(half)
+    assert [finding.code for finding in error.findings] == ["leaf-without-rule"] and error.findings[0].path == "y"
+    assert error.hint == "a is the closest of fam: a matches 50 %, b matches 0 % of the leaves"

@@ -1,0 +1,101 @@
+"""Shapes that contradict an equation, a stacked axis or a product of sizes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from support.memory_source import HEAD, zeros
+from support.small_plans import IO, MLP, PRODUCTS, findings, mlp, places, plan
+
+
+def test_a_rank_that_contradicts_the_equation() -> None:
+    assert findings(MLP, {**mlp(), "layers_1/up/w": np.zeros((7, 11, 2))}) == [
+        "r.yaml:5: layers_1/up/w: float64[7,11,2] does not fit: ...D,DF->...F has a weight with 2 axes (D F)"
+    ]
+    assert findings(MLP, {**mlp(), "layers_1/up/b": np.zeros((11, 1))}) == [
+        "r.yaml:5: layers_1/up/b: float64[11,1] does not fit: a bias with 2 axes cannot be added to the result of "
+        "...D,DF->...F"
+    ]
+    assert findings(MLP, {**mlp(), "layers_1/norm/scale": np.zeros((7, 1))}) == [
+        "r.yaml:12: layers_1/norm/scale: float64[7,1] does not fit: the rule gives it the axes D"
+    ]
+    assert findings("- from: w\n  embedding: e", zeros(w=(3, 2, 2))) == [
+        "r.yaml:5: w: float32[3,2,2] does not fit: an embedding table has two axes, entries and width"
+    ]
+
+
+def test_two_leaves_that_contradict_each_other() -> None:
+    tree = {**mlp(), "layers_1/down/w": np.zeros((13, 7), np.float32)}
+    assert places(MLP, tree) == [("size-conflict", "r.yaml:9", "layers_1/down/w")]
+    (text,) = findings(MLP, tree)
+    assert "float32[13,7] as F D makes F = 13, but layers_0/up/w (r.yaml:5, float32[7,11] as D F) makes it 11" in text
+
+
+@pytest.mark.parametrize("wrong", [0, 7, 19])
+def test_a_wrong_stacked_axis_blames_its_own_rule_once(wrong: int) -> None:
+    """Also where it is the first of many rules."""
+    rule = "- einsum: ...D,DF->...F\n  from: m{k}/w\n  stacked: {{i: {axis}}}\n  linear: m{k}.{{i}}\n"
+    rules = "".join(rule.format(k=k, axis=1 if k == wrong else 0) for k in range(20))
+    tree = {f"m{k}/w": np.zeros((3, 7, 11), np.float32) for k in range(20)}
+    assert places(rules, tree) == [("size-conflict", f"r.yaml:{5 + 4 * wrong}", f"m{wrong}/w")]
+    (text,) = findings(rules, tree)
+    assert (
+        "stacked: {i: 1} reads float32[3,7,11] as D i F, which makes i = 7, D = 3; the other rules make i = 3 " in text
+    )
+    assert text.endswith("with `stacked: {i: 0}` the rule agrees with the others")
+
+
+@pytest.mark.parametrize("wrong", [0, 4])
+def test_the_size_that_most_rules_state_holds(wrong: int) -> None:
+    rule = "- einsum: {equation}\n  from: m{k}/w\n  linear: m{k}\n"
+    equations = ["...F,FD->...D" if k == wrong else "...D,DF->...F" for k in range(5)]
+    rules = "".join(rule.format(k=k, equation=equation) for k, equation in enumerate(equations))
+    tree = {f"m{k}/w": np.zeros((7, 11), np.float32) for k in range(5)}
+    assert places(rules, tree) == [("size-conflict", f"r.yaml:{5 + 3 * wrong}", f"m{wrong}/w")] * 2
+
+
+def test_a_transposed_leaf_contradicts_twice() -> None:
+    head = HEAD + "axes: {D: {is: model width}}\n"
+    tree = {**mlp(), "layers_1/down/w": np.zeros((7, 11), np.float32)}
+    assert places(MLP, tree, head) == [("size-conflict", "r.yaml:10", "layers_1/down/w")] * 2
+    for text, sizes in zip(findings(MLP, tree, head), ("F = 7, ", "D = 11 (model width), "), strict=True):
+        assert f"float32[7,11] as F D makes {sizes}but layers_0/up/w (r.yaml:6, float32[7,11] as D F) makes it" in text
+
+
+def test_products_are_solved() -> None:
+    assert plan(IO, zeros(w=(8, 30)), PRODUCTS).sizes == {"I": 8, "O": 30, "P": 4, "Q": 10, "T": 3}
+
+
+@pytest.mark.parametrize(
+    ("shape", "rule", "problem"),
+    [
+        (
+            (7, 30),
+            "r.yaml:5",
+            "I = 2*P (input): 7 is not divisible by 2 (r.yaml:11: w: float32[7,30] as I O makes it 7)",
+        ),
+        (
+            (8, 25),
+            "r.yaml:7",
+            "O = T*Q (output): 25 is not divisible by 10 (r.yaml:11: w: float32[8,25] as I O makes it 25)",
+        ),
+    ],
+)
+def test_an_axis_that_does_not_divide(shape: tuple[int, ...], rule: str, problem: str) -> None:
+    assert places(IO, zeros(w=shape), PRODUCTS) == [("size-conflict", rule, "")]
+    assert problem in findings(IO, zeros(w=shape), PRODUCTS)[0]
+
+
+def test_a_product_that_contradicts() -> None:
+    tree = zeros(w=(8, 20))
+    for rules, leaves, sizes in (
+        (IO + "\n- from: p\n  axes: P\n  parameter: p", {**tree, **zeros(p=(5,))}, {}),
+        (IO, tree, {"P": 5}),
+    ):
+        assert places(rules, leaves, PRODUCTS, settings=sizes) == [("size-conflict", "r.yaml:5", "")]
+        (text,) = findings(rules, leaves, PRODUCTS, settings=sizes)
+        assert "is 10, but r.yaml:11: w: float32[8,20] as I O makes it 8" in text
+    assert places(IO, tree, PRODUCTS, settings={"T": 3}) == [("size-conflict", "r.yaml:7", "")]
+    assert places(IO, tree, PRODUCTS, settings={"I": 6}) == [("size-conflict", "r.yaml:11", "w")]
+    assert findings(IO, tree, PRODUCTS, settings={"I": 6})[0].endswith("leave out --set I=6")
