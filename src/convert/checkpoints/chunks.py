@@ -127,7 +127,7 @@ class Meter:
 
     @contextmanager
     def rest(self, what: str) -> Iterator[None]:
-        """Count the time of this block as `what`, except for the time that is added to other activities in it."""
+        """Add the time of this block to `what`, without the time that the block itself adds to other activities."""
         mine = self._mine()
         started, before = time.perf_counter(), sum(mine.values())
         try:

@@ -80,7 +80,7 @@ def convert_checkpoints(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Convert JAX checkpoints to PyTorch safetensors with declarative per-layer rules, and prove that they are equal.
+    """Convert JAX checkpoints to PyTorch safetensors with declarative per-layer rules, and prove that both models compute the same.
 
     [bold]Examples[/bold]
 

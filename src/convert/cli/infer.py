@@ -111,6 +111,7 @@ def infer(
     """Derive a rule file from the JAX model and the PyTorch model, and prove it.
 
     Both models run with random weights. Where a parameter meets the same values in both, it is the same parameter: no name is compared.
+
     Exit code 2 when a tensor is tied or open, or when the two models differ; the file is written, and its questions are marked.
     """
     from convert.core.errors import ConvertError

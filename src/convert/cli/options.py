@@ -41,17 +41,18 @@ Model = Annotated[
         autocompletion=complete_model,
     ),
 ]
-_TO = "PyTorch code that loads the result: a target of the rules, or burn. (default: the rules' first target)"
+_TO = "PyTorch code that loads the result: a target of the rules, or burn."
+_FIRST = "(default: the rules' first target)"
 To = Annotated[
     str | None,
-    typer.Option("--to", metavar="TARGET", help=_TO, rich_help_panel=OUTPUT),
+    typer.Option("--to", metavar="TARGET", help=f"{_TO} {_FIRST}", rich_help_panel=OUTPUT),
 ]
 ToOrBack = Annotated[
     str | None,
     typer.Option(
         "--to",
         metavar="TARGET",
-        help=f"{_TO} Or orbax, msgpack, npz: back to a checkpoint of JAX code, CKPT being PyTorch weights.",
+        help=f"{_TO} With orbax, msgpack or npz, CKPT is PyTorch weights, and the result is a checkpoint of JAX code. {_FIRST}",
         rich_help_panel=OUTPUT,
     ),
 ]

@@ -42,8 +42,8 @@ def plan(
 ) -> None:
     """Show what would be written, from what, and which tensors would load even with a wrong layout.
 
-    Reads no arrays. If the rules do not fit or are not finished, it lists the leaves that they cover,
-    and the others with the nearest rule of each; the exit code is then 2.
+    Reads no arrays. If the rules do not fit or are not finished, it lists the leaves that they cover, and for each
+    other leaf the nearest rule; the exit code is then 2.
     """
     from convert.api import plan_selected, select_rules
     from convert.core.errors import OptionError, PlanError

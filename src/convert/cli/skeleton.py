@@ -20,8 +20,8 @@ def skeleton(
 ) -> None:
     """Print the names of an Equinox model's arrays as JSON, in the order in which Equinox saves them.
 
-    An Equinox file stores no names. Run this where JAX and the model's code are installed:
-    convert skeleton my_model:make > skeleton.json. The other commands read it with --skeleton skeleton.json.
+    An Equinox file stores no names. Run this command where JAX and the model's code are installed, with its output in a file.
+    The other commands read it with --skeleton skeleton.json.
     """
     from convert.checkpoints.formats.skeleton import write_skeleton
 

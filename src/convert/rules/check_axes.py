@@ -108,7 +108,7 @@ def _check_columns(rule: Rule, layer: TargetLayer, columns: AxisGroup) -> None:
 
 
 def users_of_sizes(rules: RuleFile) -> Iterator[tuple[Position, str, Iterable[object]]]:
-    """Yield what needs the sizes of axes: its position, what it is, and the letters."""
+    """Yield each key that needs the sizes of axes: its position, its description, and the letters."""
     for name, axis in rules.axes.items():
         yield axis.at, f"`equals` of {name}", (*axis.equals, *([name] if axis.equals else []))
     for rule in rules.rules:

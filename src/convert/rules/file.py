@@ -51,7 +51,7 @@ class LayerTypes:
 
 @dataclass(frozen=True)
 class Version:
-    """A published model: the sizes by which it is recognized, and what its tree or its PyTorch tensors do not contain.
+    """A published model: the sizes by which it is recognized, and the facts that its tree or its PyTorch tensors do not hold.
 
     Attributes:
         choices: name of a choice -> the variant of its JAX code, which a tree shows and PyTorch's tensors do not.

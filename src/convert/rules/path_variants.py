@@ -74,7 +74,7 @@ def each_combination(rules: Sequence[Rule], path_variants: Sequence[PathVariants
 def of_layout(
     rules: Sequence[Rule], path_variants: Sequence[PathVariants], paths: Collection[str]
 ) -> Iterator[tuple[Rule, ...]]:
-    """Yield the rules for the variants whose first path is one of `paths`, and for the part as written of the others.
+    """Yield the rules for the variants whose first path is one of `paths`; the other parts of paths stay as written.
 
     A tree of several paths comes before that of its first one alone: where no layer is left for the others, both are the same.
     """

@@ -128,7 +128,7 @@ def refuse_other_target(plan: Plan, written: Written) -> None:
 
 
 def refuse_names_of_another_target(plan: Plan, written: Written, plan_for: Callable[[str], Plan]) -> None:
-    """Refuse to compare a file whose tensors have the names of another target of the same rules, all of them and no other.
+    """Refuse to compare a file whose tensors have exactly the names of another target of the same rules.
 
     Raises:
         ConvertError: the header of the file, or ``--to``, names a target that the file was not written for.

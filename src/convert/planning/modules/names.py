@@ -58,7 +58,7 @@ class Finder:
 
 
 def with_other_keys(path: Name, renamed: Renaming) -> Name:
-    """Write keys of a path as the others, wherever they follow each other."""
+    """Replace keys of a path as `renamed` says, wherever the path has them in sequence."""
     for keys, others, count in renamed:
         for at in range(len(path) - count + 1):
             if (match := keys.match("/".join(path[at : at + count]))) is not None:

@@ -104,7 +104,7 @@ class _Comparisons:
         self.found.append(Condition(where, sign, float(right.flat[0]), float(left.min()), float(left.max()), holds))
 
     def limit(self, step: Step, where: str) -> None:
-        """Take down what is limited from above, and by which number."""
+        """Record which values are limited from above, and by which number."""
         values = [np.asarray(x) for x in step.operands[-2:]]  # clamp is given the lower limit in front
         above = [x for x in values if _is_one(x) and x.dtype.kind in "iuf"]
         limited = [x for x in values if not _is_one(x) and x.dtype.kind in "iuf" and not np.isnan(x).any()]

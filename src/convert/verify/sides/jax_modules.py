@@ -32,7 +32,7 @@ class ModuleCall:
 
 
 def with_module_calls(side: Callable[..., Any]) -> tuple[Callable[..., Any], Callable[[], list[ModuleCall]]]:
-    """Return a JAX side that records the calls of modules, and what gives those of its last run in the order in which they began."""
+    """Return a JAX side that records the calls of modules, and a function that returns the calls of its last run in their order."""
     found: list[ModuleCall | None] = []  # a call that has not returned is None
 
     def record(path: str, run: Callable[[], Any], argument: Any) -> Any:
