@@ -192,6 +192,8 @@ def test_rules_list_show_validate_schema(run: Run, tmp_path: Path) -> None:
         "gpt2_lm",
         "gpt2_lm_untied",
         "gpt2_model",
+        *("keras-bert", "keras-vit", "keras-gemma", "keras-gemma2", "keras-llama", "keras-llama-tied"),
+        *("keras-llama3.1", "keras-llama3.1-tied", "keras-mistral"),
         *("llama_lm", "llama_model", "mistral_lm", "mistral_model"),
         *("gemma_flax", "gemma_flax_untied", "gemma_flax_model"),
         *(

@@ -29,11 +29,13 @@ class Sidecar:
         config: contents of the file that the rules name; empty when there is none.
         generation: contents of ``generation_config.json``; empty when there is none.
         ignored: what the file states, and the source's code does not read; not in `config`.
+        copied: whether the output's ``config.json`` has the other keys, too.
     """
 
     config: Mapping[str, Any]
     generation: Mapping[str, Any]
     ignored: Mapping[str, Any] = field(default_factory=dict)
+    copied: bool = True
 
 
 NO_SIDECAR = Sidecar({}, {})
@@ -48,10 +50,14 @@ def read_sidecar(rules: RuleFile, source: Source) -> Sidecar:
     if rules.sidecar is None:
         return NO_SIDECAR
     stated, ignored = read_beside(source, rules.sidecar.file), rules.sidecar.ignored
+    if below := rules.sidecar.below:
+        inner = stated.get(below)
+        stated = inner if isinstance(inner, dict) else {}
     return Sidecar(
         {key: value for key, value in stated.items() if key not in ignored},
         read_beside(source, GENERATION),
         {key: value for key, value in stated.items() if key in ignored},
+        not rules.sidecar.below,
     )
 
 
@@ -229,4 +235,5 @@ def _last_parts(templates: Mapping[str, Any], known: Mapping[str, Any]) -> Itera
 
 def merge_config(sidecar: Sidecar, config: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``config.json`` of the output: the keys of the rules, and the keys of the sidecar that the rules do not set."""
-    return {**{key: value for key, value in sidecar.config.items() if key not in NOT_COPIED}, **config}
+    copied = sidecar.config if sidecar.copied else {}
+    return {**{key: value for key, value in copied.items() if key not in NOT_COPIED}, **config}

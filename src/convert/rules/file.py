@@ -93,6 +93,8 @@ class SidecarConfig:
         supported: key -> the values that the rules support.
         ignored: key that the source's code does not read -> why.
         adapted: key that the source's code reads in another way than the target's -> why.
+        below: key below which the file holds the facts of code with a configuration of its own; nothing of it is copied. Empty: the file
+            has the target's keys.
         at: ``file:line`` of the declaration.
     """
 
@@ -100,6 +102,7 @@ class SidecarConfig:
     supported: Mapping[str, tuple[Any, ...]]
     ignored: Mapping[str, str]
     adapted: Mapping[str, str]
+    below: str
     at: str
 
 

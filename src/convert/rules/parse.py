@@ -171,7 +171,7 @@ def _target(name: str, values: Mapping[str, Any], node: YamlNode) -> Target:
 
 def _sidecar(values: Mapping[str, Any], node: YamlNode) -> SidecarConfig:
     supported, ignored, adapted = (values.get(key, {}) for key in ("supported", "ignored", "adapted"))
-    return SidecarConfig(values["file"], supported, ignored, adapted, node.at.line_only)
+    return SidecarConfig(values["file"], supported, ignored, adapted, values.get("below", ""), node.at.line_only)
 
 
 def _modules(values: Mapping[str, Any], node: YamlNode) -> ModulesOfClass:

@@ -198,6 +198,10 @@ _SIDECAR = Record(
             MapOf(TEXT),
             "Mapping of a key that the source's code does not read to the reason, for the user. The key is no fact and is not copied. Default: none.",
         ),
+        "below": Key(
+            TEXT,
+            "Key below which the file holds the facts, in the words of the source's code; nothing is copied to the output. Default: the file is a config.json of the target's, whose other keys are copied.",
+        ),
         "adapted": Key(
             MapOf(TEXT),
             "Mapping of a key that the source's code reads in another way than the target's to the reason, for the user. Default: none.",

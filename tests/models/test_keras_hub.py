@@ -1,0 +1,132 @@
+"""Keras Hub's Gemma, Llama, Mistral, BERT and ViT: what its own code computed on JAX, and what transformers computes from the converted file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+import convert
+from convert.core.errors import ConvertError
+from convert.rules.library import shipped_rules_dir
+from convert.rules.parse import parse_models
+from convert.verify.run import check
+from support import keras_hub
+from support.goldens import SpecsOnly
+from support.marks import slow_but
+from support.value_mistakes import assert_mistakes_are_named
+
+MODELS = {
+    "bert": "keras-bert",
+    "gemma": "keras-gemma",
+    "gemma2": "keras-gemma2",
+    "llama": "keras-llama",
+    "llama3.1-tied": "keras-llama3.1-tied",
+    "mistral": "keras-mistral",
+    "vit": "keras-vit",
+}
+
+
+def planned(case: str, source: object, model: str = "keras-hub", **settings: object) -> convert.Plan:
+    return convert.plan_conversion(model, source, settings={**keras_hub.settings(case), **settings})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("case", slow_but(["gemma2", "vit"], keras_hub.CASES))
+def test_transformers_computes_what_keras_hub_did(case: str, tmp_path: Path) -> None:
+    _, out = keras_hub.converted(case, tmp_path)
+    errors = keras_hub.errors(case, out)
+    assert errors and max(errors.values()) < keras_hub.BOUND, errors
+
+
+def test_every_weight_is_random(tmp_path: Path) -> None:
+    """No norm scale is one and no bias is zero: a mistake in them shows."""
+    for case in keras_hub.CASES:
+        plan = planned(case, keras_hub.checkpoint(case, tmp_path))
+        for name in {part.leaf for step in plan.steps for part in step.parts}:
+            values = plan.source.read(name)
+            assert not np.any(values == 0) and not np.any(values == 1), (case, name)
+
+
+def test_the_tree_and_the_preset_name_the_model(tmp_path: Path) -> None:
+    assert MODELS.keys() == set(keras_hub.CASES)
+    for case, model in MODELS.items():
+        assert planned(case, keras_hub.checkpoint(case, tmp_path)).rules.model == model
+    (tmp_path / "llama" / "config.json").unlink()
+    with pytest.raises(ConvertError) as refused:
+        planned("llama", tmp_path / "llama")
+    assert refused.value.code == "rules-ambiguous" and "keras-llama3.1" in str(refused.value)
+
+
+def test_facts_are_those_of_the_preset(tmp_path: Path) -> None:
+    plan = planned("gemma2", keras_hub.checkpoint("gemma2", tmp_path))
+    assert plan.config is not None
+    wanted = {
+        "attn_logit_softcapping": 3.0,
+        "final_logit_softcapping": 2.0,
+        "sliding_window": 4,
+        "query_pre_attn_scalar": 8,
+    }
+    assert {key: plan.config[key] for key in wanted} == wanted
+    assert not {"class_name", "num_query_heads", "trainable", "hidden_dim", "layer_norm_epsilon"} & plan.config.keys()
+    assert any("query_head_dim_normalize" in note for note in plan.notes)
+    config = tmp_path / "gemma2" / "config.json"
+    preset = json.loads(config.read_text())
+    preset["config"]["final_logit_soft_cap"] = None
+    config.write_text(json.dumps(preset))
+    with pytest.raises(ConvertError, match="final_logit_soft_cap in the config.json"):
+        planned("gemma2", tmp_path / "gemma2", "keras-gemma2")
+
+
+@pytest.mark.parametrize("case", ["gemma", "llama", "mistral"])
+def test_a_task_saved_by_save_weights_has_the_backbone_below_its_name(case: str, tmp_path: Path) -> None:
+    """The paths are those that `save_weights` of keras-hub 0.32.0 wrote for the same models."""
+    preset = planned(case, keras_hub.checkpoint(case, tmp_path))
+    specs = {
+        f"layers/{case}_backbone/{name}": (leaf.spec.shape, leaf.spec.dtype)
+        for name, leaf in preset.source.leaves.items()
+    }
+    specs |= {"optimizer/vars/0": ((), "int32"), "optimizer/vars/1": ((), "float32")}
+    plan = planned(case, SpecsOnly(specs), MODELS[case], eos_token_id=1, bos_token_id=2)
+    assert {step.name: step.spec for step in plan.steps} == {step.name: step.spec for step in preset.steps}
+    assert {drop.reason for drop in plan.dropped} == {"optimizer state"}
+
+
+@pytest.mark.parametrize("case", slow_but(["bert"], keras_hub.CASES))
+def test_mistakes_in_the_file_are_named(case: str, tmp_path: Path) -> None:
+    source, out = keras_hub.converted(case, tmp_path)
+    assert assert_mistakes_are_named(out, source) >= 9
+
+
+SLIPS = (  # case, a text of the rules, what stands there instead, what the check calls it
+    ("gemma", "multiplies_by: 1+scale\n  epsilon: $layer_norm_epsilon\n  axes: D\n  rms_norm: &gemma_final {module: model.norm, multiplies_by: 1+weight}", "multiplies_by: scale\n  epsilon: $layer_norm_epsilon\n  axes: D\n  rms_norm: &gemma_final {module: model.norm, multiplies_by: 1+weight}", "norm"),
+    ("llama", "half-split", "interleaved", "RoPE pairs de-interleaved needlessly"),
+    ("mistral", "{_self_attention,_feedforward}_layernorm", "{_feedforward,_self_attention}_layernorm", "of another tensor"),
+    ("bert", "{query,key,value}_dense/vars/0", "{key,query,value}_dense/vars/0", "of another tensor"),
+    ("bert", "{query,key,value}_dense/vars/1", "{query,value,key}_dense/vars/1", "of another tensor"),
+    ("vit", "NHWC,HWIO->NHWC", "NHWC,WHIO->NHWC", "spatial axes exchanged"),
+)  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("case", "old", "new", "name"), SLIPS)
+def test_slips_in_the_rules_are_named(case: str, old: str, new: str, name: str, tmp_path: Path) -> None:
+    source = keras_hub.checkpoint(case, tmp_path)
+    plan = planned(case, source)
+    text = (shipped_rules_dir() / Path(plan.rules.path).name).read_text()
+    assert old in text
+    slipped = next(r for r in parse_models(text.replace(old, new), "rules.yaml") if r.model == plan.rules.model)
+    convert.convert(slipped, source, tmp_path / "out", settings=keras_hub.settings(case))
+    (report,) = check(tmp_path / "out", source, levels=["weights"], model=plan.rules.model).levels
+    said = " ".join(map(str, report.findings))
+    assert report.verdict.value == "failed" and name in said, said
+
+
+def test_another_gelu_in_config_json_is_named(tmp_path: Path) -> None:
+    source, out = keras_hub.converted("bert", tmp_path)
+    (out / "config.json").write_text((out / "config.json").read_text().replace("gelu_pytorch_tanh", "gelu"))
+    (report,) = check(out, source, levels=["layers"]).levels
+    assert report.verdict.value == "failed" and any("hidden_act" in str(f) for f in report.findings)
+    assert load_file(out / "model.safetensors")["pooler.dense.weight"].shape == (16, 16)
