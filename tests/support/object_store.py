@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -21,7 +22,8 @@ class Fault:
 
     Attributes:
         matches: method, path and query of a request -> whether it fails.
-        status: the answer; 0 cuts the connection in the middle of the answer.
+        status: the answer; 0 cuts the connection in the middle of the answer to a GET, and before that to another request, which
+            was carried out; -1 cuts it before the request is carried out.
         code: of the XML.
         times: how many requests fail; None is all.
     """
@@ -97,7 +99,12 @@ def serve() -> Iterator[ObjectStore]:
                 if fault.times != 0 and fault.matches(method, path, query):
                     if fault.times is not None:
                         fault.times -= 1
-                    if not fault.status:
+                    if method in ("PUT", "POST") and fault.status <= 0:
+                        if not fault.status:
+                            b"".join(inner(environ, lambda *_: lambda _: None))
+                        environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
+                        raise ConnectionAbortedError("cut")
+                    if fault.status <= 0:
                         return _cut(inner(environ, start))
                     text = XML.format(code=fault.code, message="no", key=KEY_ID).encode()
                     if length := int(environ.get("CONTENT_LENGTH") or 0):

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 def convert(
     model: o.Model,
     checkpoint: o.Checkpoint,
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="File ending in .safetensors, or a directory.")],
+    out: Annotated[
+        Path, typer.Argument(metavar="OUT", help="File ending in .safetensors, or a directory; also in a bucket (s3).")
+    ],
     to: o.ToOrBack = None,
     dtype: o.Dtype = None,
     step: o.Step = None,
@@ -130,10 +132,11 @@ def convert(
         _report(report, summary, as_json)
         return
     back.refuse_layout(tree_layout)
-    from convert.writing.atomic import refuse_existing
     from convert.writing.execute import Event, execute, prepare
     from convert.writing.shard_size import shard_bytes
+    from convert.writing.writer import refuse_existing
 
+    out = _destination(out, {"--resume": resume, "--check": check, "--attest": attest, "--adapter": adapter == "peft"})
     started = time.perf_counter()
     options = ConversionOptions(
         to=to,
@@ -194,6 +197,22 @@ def convert(
     if attest and (report is None or report.exit_code == 0):
         write_statement(attest, out)
     _report(report, _to_dict(plan, result, plan_seconds), as_json)
+
+
+def _destination(out: Path, local: Mapping[str, object]) -> Path:
+    """Return where OUT lies; refuse options that need it on this machine.
+
+    Args:
+        local: these options.
+    """
+    from convert.stores import StorePath, located
+
+    there = located(out)
+    for option, value in local.items():
+        if value and isinstance(there, StorePath):
+            fix = f"leave out {option}, or write to a disk"
+            raise ConvertError(Finding("usage", f"{option} needs an OUT on this machine", path=str(there), fix=fix))
+    return there
 
 
 def write_statement(statement: Path, out: Path) -> None:

@@ -1,7 +1,7 @@
 """Object stores and the Hub as places of checkpoints: URLs as paths.
 
 `located` turns what a user gave into a path: a local one stays as it is, a URL becomes a `StorePath` (`path`), whose methods ask
-the store (`client`) instead of the system. All readers open files through `core.system.regular_file`, and so work on both. The
+the store (`client`) instead of the system. `upload` writes objects to S3. All readers open files through `core.system.regular_file`, and so work on both. The
 libraries are extras and imported on first use. May import ``convert.core``.
 """
 

@@ -29,6 +29,7 @@ from convert.core.errors import OutputError
 from convert.core.findings import Finding
 from convert.core.system import signals
 from convert.core.system.regular_file import ObjectPath, close
+from convert.stores import located
 
 _ATTEMPTS = 10
 _LOCK_WAIT = 10.0  # seconds; a job ends at its next leaf when its batch was killed
@@ -39,17 +40,19 @@ _UNSUPPORTED = (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP)
 
 
 @contextmanager
-def os_errors(out: Path, needed: int | None = None) -> Iterator[None]:
+def os_errors(out: Path, needed: int | None = None, folder: Path | None = None) -> Iterator[None]:
     """Turn an OSError into an OutputError with the next step.
 
     Args:
         out: the output, for the message.
         needed: bytes that the output takes, where they are known.
+        folder: where it takes them; None is that of the output.
 
     Raises:
         OutputError: the block raised OSError.
     """
-    free = shutil.disk_usage(out.parent).free if needed is not None else 0  # before anything is written
+    folder = folder or out.parent
+    free = shutil.disk_usage(folder).free if needed is not None else 0  # before anything is written
     try:
         yield
     except OSError as error:
@@ -60,7 +63,7 @@ def os_errors(out: Path, needed: int | None = None) -> Iterator[None]:
                     "disk-full",
                     reason,
                     path=str(out),
-                    expected=f"{needed:,} free bytes in {out.parent}" if needed is not None else "",
+                    expected=f"{needed:,} free bytes in {folder}" if needed is not None else "",
                     got=f"{free:,}" if needed is not None else "",
                     fix="make room, or write elsewhere. An existing output stays until the new one is complete",
                 )
@@ -74,7 +77,10 @@ def os_errors(out: Path, needed: int | None = None) -> Iterator[None]:
                     fix="make that directory writable, or write elsewhere",
                 )
             ) from error
-        raise OutputError(Finding("output-not-writable", f"cannot be written: {reason}", path=str(out))) from error
+        fix = getattr(error, "fix", "")  # of a store
+        raise OutputError(
+            Finding("output-not-writable", f"cannot be written: {reason}", path=str(out), fix=fix)
+        ) from error
 
 
 def real(path: Path) -> Path:
@@ -83,8 +89,8 @@ def real(path: Path) -> Path:
     Raises:
         OutputError: `path` is relative, and the current directory no longer exists.
     """
-    if isinstance(path, ObjectPath):
-        return path.resolve()
+    if isinstance(there := located(path), ObjectPath):
+        return there.resolve()
     try:
         return Path(os.path.realpath(path))
     except OSError as error:
@@ -127,6 +133,9 @@ def refuse_existing(out: Path, overwrite: bool, *, directory: bool | None = None
 
     other = ", or a name ending in .safetensors for one file" if directory is None else ""
     directory = out.suffix != ".safetensors" if directory is None else directory
+    if isinstance(there := located(out), ObjectPath):
+        problem, fix = "this is not written to a URL", "write to a disk, and copy it"
+        raise OutputError(Finding("output-kind", problem, path=str(there), fix=fix))
     out = real(out)
     if not out.name:
         raise refuse("output-kind", "is a root directory", "give a name inside it")
@@ -280,7 +289,7 @@ class AtomicOutput:
                 except OSError as error:
                     if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
                         raise
-                    raise _appeared(out) from None
+                    raise appeared(out) from None
             else:
                 self._replace_directory(ours)
             with suppress(OSError):  # a later run removes it
@@ -309,10 +318,10 @@ class AtomicOutput:
         try:
             os.link(self.path, self.out)  # unlike a rename, it fails if something is there
         except FileExistsError:
-            raise _appeared(self.out) from None
+            raise appeared(self.out) from None
         except OSError:  # no hard links here
             if self.out.exists():
-                raise _appeared(self.out) from None
+                raise appeared(self.out) from None
             self.path.replace(self.out)
         else:
             with suppress(OSError):  # the output is complete; a later run removes the other name
@@ -375,13 +384,13 @@ def write_text(out: str | Path, text: str) -> None:
         output.discard()
 
 
-def allocate(fd: int, size: int) -> None:
-    """Extend the file to `size` bytes and reserve them on the disk.
+def allocate(fd: int, start: int, size: int) -> None:
+    """Reserve `size` bytes of the file from `start` on the disk, and extend it where it is shorter.
 
     A full disk is then an OSError here, not a SIGBUS when the mapped file is written.
     """
     try:
-        os.posix_fallocate(fd, 0, size)
+        os.posix_fallocate(fd, start, size)
     except AttributeError:  # macOS
         pass
     except OSError as error:
@@ -389,9 +398,9 @@ def allocate(fd: int, size: int) -> None:
             raise
     else:
         return
-    at = 0
-    while at < size:
-        at += os.pwrite(fd, bytes(min(_ZEROS, size - at)), at)
+    at, stop = start, start + size
+    while at < stop:
+        at += os.pwrite(fd, bytes(min(_ZEROS, stop - at)), at)
 
 
 def write_back(fd: int, start: int, size: int) -> None:
@@ -404,7 +413,7 @@ def write_back(fd: int, start: int, size: int) -> None:
         begin(fd, ctypes.c_int64(start), ctypes.c_int64(size), ctypes.c_uint(_SYNC_FILE_RANGE_WRITE))
 
 
-def _appeared(out: Path) -> OutputError:
+def appeared(out: Path) -> OutputError:
     return OutputError(
         Finding(
             "output-changed",

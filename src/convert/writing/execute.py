@@ -23,6 +23,7 @@ from convert.core.tensor_spec import numpy_dtype
 from convert.layers.base import Part, Step
 from convert.layers.target import Sinusoids
 from convert.planning.plan import Plan
+from convert.stores import StorePath, located
 from convert.writing.atomic import real
 from convert.writing.conversion_identity import identity
 from convert.writing.model_card import CARD, render_card
@@ -98,6 +99,7 @@ def prepare(plan: Plan, out: Path, max_shard_bytes: int | None) -> tuple[list[Ou
             only single files.
         PlanError: ``config.json`` needs a fact that is not known.
     """
+    out = located(out)
     refuse_overlap(out, plan.source)
     _refuse_name(out)
     tensors, layout = plan_layout(plan, out, max_shard_bytes)
@@ -144,14 +146,14 @@ def execute(
         PlanError: a value does not fit the dtype asked for, or ``config.json`` needs a fact that is not known.
     """
     started = time.monotonic()
-    out = Path(out)
+    out = located(out)
     tensors, layout, extra = prepare(plan, out, max_shard_bytes)
     used = used_leaves(plan)
     total = sum(plan.source.leaves[leaf].spec.nbytes for leaf in used)
     digests: dict[str, str] = {}
     meter = Meter()
     metadata = header_metadata(plan)
-    keeps_journal = resume or plan.nbytes >= MIN_JOURNAL
+    keeps_journal = resume or (plan.nbytes >= MIN_JOURNAL and not isinstance(out, StorePath))
     with Writer(
         out,
         layout,

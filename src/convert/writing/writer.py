@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import mmap
-import os
 import re
+import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,14 +20,17 @@ from typing import Self
 import numpy as np
 
 from convert.core import safetensors_header
-from convert.core.errors import OutputError
+from convert.core.errors import ConvertError, OutputError
 from convert.core.findings import Finding
 from convert.core.system import signals
 from convert.core.system.regular_file import close
 from convert.core.tensor_spec import TensorSpec, numpy_dtype
-from convert.writing import atomic, digests
+from convert.stores import StorePath, located
+from convert.writing import atomic, digests, store_output
 from convert.writing.complete import check_complete
 from convert.writing.journal import Journal
+from convert.writing.local_output import LocalOutput
+from convert.writing.store_output import StoreOutput
 
 SUFFIX = ".safetensors"
 STEM = "model"  # of the files in a directory: huggingface_hub/constants.py, SAFETENSORS_WEIGHTS_FILE_PATTERN
@@ -37,9 +40,6 @@ STEM = "model"  # of the files in a directory: huggingface_hub/constants.py, SAF
 _MODEL_FILES = re.compile(
     r"(generation_)?config\.json|model(\.\w+)?(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index(\.\w+)?\.json"
 )
-_PAGE = mmap.ALLOCATIONGRANULARITY
-# Smallest tensor, in bytes, for which a system call pays: to release its pages, and to start writing them out early.
-_MIN_RELEASE, _MIN_WRITE_BACK = 1 << 15, 1 << 20
 
 
 @dataclass(frozen=True)
@@ -175,6 +175,36 @@ class _File:
     header: int  # bytes before the data
 
 
+def open_output(out: Path, directory: bool, overwrite: bool, keep: bool = False) -> LocalOutput | StoreOutput:
+    """Return where an output is written: on this machine or, for a URL, in a store.
+
+    Args:
+        keep: as for `AtomicOutput`.
+
+    Raises:
+        OutputError: it may not be written.
+    """
+    if not isinstance(there := located(out), StorePath):
+        return LocalOutput(out, directory=directory, overwrite=overwrite, keep=keep)
+    if keep:
+        fix = "leave out --resume: what was sent is removed when the run is interrupted"
+        raise OutputError(Finding("output-kind", "an output in a store is not resumed", path=str(there), fix=fix))
+    return StoreOutput(there, directory=directory, overwrite=overwrite)
+
+
+def refuse_existing(out: Path, overwrite: bool) -> None:
+    """Check that `out` may be written, without writing anything.
+
+    Raises:
+        OutputError: as `open_output`.
+    """
+    there = located(out)
+    if isinstance(there, StorePath):
+        store_output.refuse_existing(there, overwrite, out.suffix != SUFFIX)
+    else:
+        atomic.refuse_existing(there, overwrite)
+
+
 class Writer:
     """Write a layout. A context manager: leaving it without `commit` removes everything that was written.
 
@@ -226,7 +256,8 @@ class Writer:
         self._overwrite = overwrite
         self._extra = dict(extra_files or {})
         self._directory = out.suffix != SUFFIX
-        self._output: atomic.AtomicOutput | None = None
+        self._output: LocalOutput | StoreOutput | None = None
+        self._reserving = threading.Lock()
         self._files: dict[str, _File] = {}
         self._requested: set[str] = set()
         self._with_digests = with_digests
@@ -269,23 +300,15 @@ class Writer:
             self._extra[self._layout.index] = self._index(sum(data.values()))
         headers = {file: self._header(inside) for file, inside in tensors.items()}
         needed = sum(map(len, headers.values())) + sum(data.values()) + sum(map(len, self._extra.values()))
-        self._output = atomic.AtomicOutput(
-            self._out, directory=self._directory, overwrite=self._overwrite, keep=self._resume
-        )
+        output = self._output = open_output(self._out, self._directory, self._overwrite, self._resume)
         try:
             if self._identity is not None:
-                with atomic.os_errors(self._output.out):
-                    self._journal = Journal.start(
-                        self._output.journal, self._identity, adopted=self._output.adopted, out=self._out
-                    )
-            with atomic.os_errors(self._output.out, needed):
+                with atomic.os_errors(output.out):
+                    self._journal = Journal.start(output.journal, self._identity, adopted=output.adopted, out=self._out)
+            with atomic.os_errors(output.out, needed, output.folder):
                 for file, header in headers.items():
                     self._files[file] = self._map(file, header, data[file], tensors[file])
-                for name, content in self._extra.items():
-                    with (self._output.path / name).open("wb") as opened:
-                        opened.write(content)
-                        opened.flush()
-                        os.fsync(opened.fileno())
+                output.add(self._extra)
                 self._restore()
         except BaseException:
             self._discard()
@@ -312,7 +335,13 @@ class Writer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._discard()
+        try:
+            self._discard()
+        except OutputError as left:
+            if not isinstance(error, ConvertError):
+                raise
+            headline = "The output was not written, and not all that was sent could be removed:"
+            raise OutputError(*error.findings, *left.findings, headline=headline) from error
 
     def region(self, name: str) -> np.ndarray:
         """Return the memory of a tensor in its mapped file: writable, of its shape and dtype, zeros until filled.
@@ -325,12 +354,22 @@ class Writer:
         place = self._layout.placements[name]
         spec = self._specs[name]
         file = self._open(place.file)
-        self._requested.add(name)
+        if name not in self._requested:
+            with self._reserving:
+                if name not in self._requested:
+                    self._reserve(file, place)
+                self._requested.add(name)
         if spec.size == 0:
             return np.empty(spec.shape, numpy_dtype(spec.dtype))
         return np.frombuffer(file.data, numpy_dtype(spec.dtype), spec.size, file.header + place.start).reshape(
             spec.shape
         )
+
+    def _reserve(self, file: _File, place: Placement) -> None:
+        assert self._output is not None
+        if place.stop > place.start:
+            with atomic.os_errors(self._output.out, place.stop - place.start, self._output.folder):
+                self._output.reserve(file.fd, file.header + place.start, place.stop - place.start)
 
     def done(self, name: str) -> None:
         """Compute the digest of a filled tensor, release its pages and start to write them out, so that `commit` waits less.
@@ -344,16 +383,12 @@ class Writer:
         self._release(name)
 
     def _release(self, name: str) -> None:
+        assert self._output is not None
         place = self._layout.placements[name]
         file = self._open(place.file)
-        if place.stop - place.start < _MIN_RELEASE:
-            return
-        start = (file.header + place.start) // _PAGE * _PAGE
-        size = min(-(-(file.header + place.stop) // _PAGE) * _PAGE, len(file.data)) - start
-        if hasattr(mmap, "MADV_DONTNEED"):
-            file.data.madvise(mmap.MADV_DONTNEED, start, size)
-        if size >= _MIN_WRITE_BACK:
-            atomic.write_back(file.fd, start, size)
+        if place.stop > place.start:
+            with atomic.os_errors(self._output.out):
+                self._output.filled(place.file, file.fd, file.data, file.header + place.start, file.header + place.stop)
 
     def set_metadata(self, key: str, value: str) -> None:
         """Replace a placeholder in the metadata by a value that is known only at the end, such as a checksum.
@@ -378,13 +413,10 @@ class Writer:
         check_complete(self._out, self._layout.placements, self._requested)
         output = self._output
         with atomic.os_errors(output.out):
-            for file in self._files.values():
+            for name, file in self._files.items():
                 header = self._header(file.tensors, complete=True)
                 file.data[: len(header)] = header
-                file.data.flush()
-                os.fsync(file.fd)
-            if self._directory:
-                atomic.sync_directory(output.path)
+                output.finish(name, file.fd, file.data)
         self._close()
         signals.check()
         output.publish(lambda name: name in self._extra or _MODEL_FILES.fullmatch(name) is not None)
@@ -422,12 +454,8 @@ class Writer:
 
     def _map(self, file: str, header: bytes, nbytes: int, tensors: list[tuple[str, TensorSpec]]) -> _File:
         assert self._output is not None
-        path = self._output.path / file if self._directory else self._output.path
-        create = os.O_CREAT if self._output.adopted else os.O_CREAT | os.O_EXCL
-        fd = os.open(path, os.O_RDWR | (create if self._directory else 0), 0o666)
+        fd = self._output.create(file, len(header) + nbytes, len(header))
         try:
-            os.ftruncate(fd, min(os.fstat(fd).st_size, len(header) + nbytes))  # of an earlier run
-            atomic.allocate(fd, len(header) + nbytes)
             return _File(fd, mmap.mmap(fd, len(header) + nbytes), tensors, len(header))
         except BaseException:
             close(fd)

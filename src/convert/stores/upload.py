@@ -1,0 +1,248 @@
+"""Write objects to S3: in parts, of which each is sent when it is complete, in any order; the object appears with the last request.
+
+obstore sends the parts of an object in their order alone. The header of a safetensors file comes first and is known last, so that
+boto3 sends the parts here.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import tempfile
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from convert.stores import client
+from convert.stores.client import StoreError, missing_extra
+from convert.stores.path import StorePath
+
+T = TypeVar("T")
+PART = 8 << 20  # bytes; S3 takes from 5 MiB, and at most 10,000 parts
+_MOST_PARTS = 9_000
+_THREADS = 4
+
+
+class Uploads:
+    """The objects of one output. Nothing is visible before `publish`.
+
+    Attributes:
+        out: the URL of the output.
+    """
+
+    def __init__(self, out: StorePath) -> None:
+        self.out = out
+        self._bucket = out.bucket.name
+        self._client = _client(str(out))
+        self._started: dict[str, str] = {}  # key -> id of its multipart upload
+        self._published: list[str] = []
+        self._doubtful: set[str] = set()  # keys of which an upload may have begun whose answer was lost
+        self._others = self._unfinished()  # of other runs
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="convert-upload")
+        self._turn = threading.Semaphore(2 * _THREADS)
+        self._failed: list[BaseException] = []
+
+    def part_size(self, size: int) -> int:
+        """Return the bytes of each part but the last of an object of `size` bytes."""
+        return max(PART, -(-size // _MOST_PARTS // PART) * PART)
+
+    def start(self, path: StorePath) -> None:
+        """Begin a multipart upload.
+
+        Raises:
+            StoreError: the store refused, or did not answer.
+        """
+        kind = "application/octet-stream"
+        self._doubtful.add(path.key)
+        answer = self._ask(path, lambda: self._client.create_multipart_upload(Bucket=self._bucket, Key=path.key, ContentType=kind))  # fmt: skip
+        self._started[path.key] = answer["UploadId"]
+        if not answer["ResponseMetadata"].get("RetryAttempts"):
+            self._doubtful.discard(path.key)
+
+    def send(self, path: StorePath, number: int, content: Callable[[], bytes], sent: Callable[[], None]) -> Future[str]:
+        """Send a part in a thread; wait where many are on their way.
+
+        Args:
+            number: of the part, from 1.
+            content: returns its bytes.
+            sent: called afterwards.
+
+        Raises:
+            StoreError: an earlier part could not be sent.
+        """
+        self._turn.acquire()
+        if self._failed:
+            self._turn.release()
+            raise self._failed[0]
+        upload = self._started[path.key]
+
+        def work() -> str:
+            try:
+                body = content()
+                answer = self._ask(path, lambda: self._client.upload_part(Bucket=self._bucket, Key=path.key, UploadId=upload, PartNumber=number, Body=body))  # fmt: skip
+                sent()
+                return str(answer["ETag"])
+            except BaseException as error:
+                self._failed.append(error)
+                raise
+            finally:
+                self._turn.release()
+
+        return self._threads.submit(work)
+
+    def complete(self, path: StorePath, parts: Iterable[tuple[int, str]]) -> None:
+        """Let the object of a multipart upload appear.
+
+        Raises:
+            StoreError: the store refused, or did not answer.
+        """
+        parts = list(parts)
+        listed = {"Parts": [{"PartNumber": number, "ETag": etag} for number, etag in parts]}
+        upload = self._started[path.key]
+        try:
+            self._ask(path, lambda: self._client.complete_multipart_upload(Bucket=self._bucket, Key=path.key, UploadId=upload, MultipartUpload=listed))  # fmt: skip
+        except StoreError:
+            if not self._has_appeared(path, [etag for _, etag in parts]):
+                raise
+        del self._started[path.key]
+        self._published.append(path.key)
+
+    def _has_appeared(self, path: StorePath, etags: list[str]) -> bool:
+        """Whether the object of these parts is there, although the answer to `complete` was lost."""
+        try:
+            found = self._ask(path, lambda: self._client.head_object(Bucket=self._bucket, Key=path.key))["ETag"]
+            whole = hashlib.md5(b"".join(bytes.fromhex(etag.strip('"')) for etag in etags), usedforsecurity=False)
+        except (OSError, ValueError):
+            return False
+        return bool(found.strip('"') == f"{whole.hexdigest()}-{len(etags)}")
+
+    def put(self, path: StorePath, content: bytes) -> None:
+        """Write a small object in one request.
+
+        Raises:
+            StoreError: the store refused, or did not answer.
+        """
+        self._published.append(path.key)  # also where the answer is lost
+        self._ask(path, lambda: self._client.put_object(Bucket=self._bucket, Key=path.key, Body=content))
+
+    def remove(self, path: StorePath) -> None:
+        """Remove an object, if there is one.
+
+        Raises:
+            StoreError: the store refused, or did not answer.
+        """
+        self._ask(path, lambda: self._client.delete_object(Bucket=self._bucket, Key=path.key))
+
+    def finished(self) -> None:
+        """End: what was published stays."""
+        self._published.clear()
+        self._threads.shutdown()
+        self._sweep()
+
+    def abort(self) -> list[str]:
+        """Remove what was sent and what was published. Return the keys of which something could not be removed."""
+        self._failed.append(StoreError("the run ends", str(self.out), ""))
+        self._threads.shutdown(cancel_futures=True)
+        left = self._sweep()
+        for key, upload in list(self._started.items()):
+            if self._tried(self._client.abort_multipart_upload, Key=key, UploadId=upload):
+                del self._started[key]
+            else:
+                left.append(key)
+        for key in list(self._published):
+            if self._tried(self._client.delete_object, Key=key):
+                self._published.remove(key)
+            else:
+                left.append(key)
+        return left
+
+    def _sweep(self) -> list[str]:
+        """Abort uploads that began without this run learning their id. Return the keys where that was not possible."""
+        now = self._unfinished() if self._doubtful else set()
+        if now is None or self._others is None:
+            left = sorted(self._doubtful)
+        else:
+            lost = {(key, upload) for key, upload in now - self._others if key in self._doubtful}
+            lost -= set(self._started.items())
+            left = [key for key, upload in sorted(lost) if not self._tried(self._client.abort_multipart_upload, Key=key, UploadId=upload)]  # fmt: skip
+        self._doubtful.clear()
+        return left
+
+    def _unfinished(self) -> set[tuple[str, str]] | None:
+        """Return key and id of the uploads below the output that are not complete; None where the store does not list them."""
+        try:
+            found = self._ask(self.out, lambda: self._client.list_multipart_uploads(Bucket=self._bucket, Prefix=self.out.key))  # fmt: skip
+        except OSError:
+            return None
+        return {(upload["Key"], upload["UploadId"]) for upload in found.get("Uploads", [])}
+
+    def _tried(self, ask: Callable[..., Any], **arguments: str) -> bool:
+        """Whether something was removed, or was not there."""
+        try:
+            self._ask(self.out, lambda: ask(Bucket=self._bucket, **arguments))
+        except OSError as error:
+            return "NoSuchUpload" in str(error)
+        return True
+
+    def _ask(self, path: StorePath, ask: Callable[[], T]) -> T:
+        """Ask; botocore repeats it. Its errors become those of a store, without its text, which may hold a credential."""
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        try:
+            return ask()
+        except ClientError as error:
+            answer: Any = error.response
+            code = answer.get("Error", {}).get("Code", "")
+            text = f"status {answer.get('ResponseMetadata', {}).get('HTTPStatusCode', 0)} <Code>{code}</Code>"
+            raise client.refusal(text, str(path)) or client.unavailable(text, str(path)) from None
+        except BotoCoreError as error:
+            if type(error).__name__ in ("NoCredentialsError", "TokenRetrievalError", "UnauthorizedSSOTokenError"):
+                raise client.refusal("Unauthenticated", str(path)) from None  # type: ignore[misc]
+            raise client.unavailable(type(error).__name__, str(path)) from None
+
+
+def check_destination(out: StorePath) -> None:
+    """Check that a URL can be written.
+
+    Raises:
+        StoreError: it is of another store than S3, or a bucket.
+    """
+    if out.bucket.scheme != "s3":
+        raise StoreError(f"{out.bucket.scheme}:// is read, not written", str(out), "write to s3:// or to a disk")
+    if not out.key:
+        raise IsADirectoryError(errno.EISDIR, "it is a bucket; give a name in it", str(out))
+
+
+def _client(place: str) -> Any:
+    settings = client.s3()
+    try:
+        import boto3
+        from botocore import UNSIGNED
+        from botocore.config import Config
+    except ImportError:
+        raise missing_extra("s3", "boto3", "remote", place) from None
+    config: dict[str, Any] = {
+        "retries": {"mode": "standard", "total_max_attempts": client.RETRIES + 1},
+        "connect_timeout": 10,
+        "read_timeout": client.TIMEOUT,
+        "max_pool_connections": 2 * _THREADS,
+    }
+    if settings.endpoint:
+        config["s3"] = {"addressing_style": "path"}
+    if not settings.known:
+        config["signature_version"] = UNSIGNED
+    session = settings.session or boto3.Session()
+    return session.client("s3", region_name=settings.region, endpoint_url=settings.endpoint, config=Config(**config))
+
+
+def scratch(size: int) -> int:
+    """Return the descriptor of a new sparse file without a name, which goes with the process. It lies in ``TMPDIR``.
+
+    Raises:
+        OSError: there is no such directory.
+    """
+    with tempfile.TemporaryFile(prefix="convert-") as file:
+        file.truncate(size)
+        return os.dup(file.fileno())

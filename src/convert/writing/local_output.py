@@ -1,0 +1,83 @@
+"""The files of an output on this machine: mapped, of full size from the start, and renamed at the end (`atomic`)."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from convert.core.system.regular_file import close
+from convert.writing import atomic
+
+_PAGE = mmap.ALLOCATIONGRANULARITY
+# Smallest tensor, in bytes, for which a system call pays: to release its pages, and to start writing them out early.
+_MIN_RELEASE, _MIN_WRITE_BACK = 1 << 15, 1 << 20
+
+
+class LocalOutput(atomic.AtomicOutput):
+    """Where `Writer` writes a path of this machine."""
+
+    @property
+    def folder(self) -> Path:
+        """Where free space is needed."""
+        return self.out.parent
+
+    def create(self, file: str, size: int, start: int) -> int:
+        """Return the descriptor of a file of `size` bytes, all reserved on the disk. What an earlier run wrote stays.
+
+        Raises:
+            OSError: the system refused.
+        """
+        path = self.path / file if self.directory else self.path
+        create = os.O_CREAT if self.adopted else os.O_CREAT | os.O_EXCL
+        fd = os.open(path, os.O_RDWR | (create if self.directory else 0), 0o666)
+        try:
+            os.ftruncate(fd, min(os.fstat(fd).st_size, size))  # of an earlier run
+            atomic.allocate(fd, 0, size)
+        except BaseException:
+            close(fd)
+            raise
+        return fd
+
+    def reserve(self, fd: int, start: int, size: int) -> None:
+        """Reserve space before a range is filled: `create` has done so."""
+
+    def add(self, files: Mapping[str, bytes]) -> None:
+        """Write further files.
+
+        Raises:
+            OSError: the system refused.
+        """
+        for name, content in files.items():
+            with (self.path / name).open("wb") as opened:
+                opened.write(content)
+                opened.flush()
+                os.fsync(opened.fileno())
+
+    def filled(self, file: str, fd: int, data: mmap.mmap, start: int, stop: int) -> None:
+        """Release the pages of a range that is complete, and start to write them out."""
+        if stop - start < _MIN_RELEASE:
+            return
+        begin = start // _PAGE * _PAGE
+        size = min(-(-stop // _PAGE) * _PAGE, len(data)) - begin
+        if hasattr(mmap, "MADV_DONTNEED"):
+            data.madvise(mmap.MADV_DONTNEED, begin, size)
+        if size >= _MIN_WRITE_BACK:
+            atomic.write_back(fd, begin, size)
+
+    def finish(self, file: str, fd: int, data: mmap.mmap) -> None:
+        """Sync a complete file to the disk.
+
+        Raises:
+            OSError: the system refused.
+        """
+        data.flush()
+        os.fsync(fd)
+
+    def publish(self, ours: Callable[[str], bool]) -> None:
+        """Sync the directory, and rename it; see `AtomicOutput.publish`."""
+        if self.directory:
+            with atomic.os_errors(self.out):
+                atomic.sync_directory(self.path)
+        super().publish(ours)
