@@ -117,3 +117,41 @@ def test_the_cells_of_the_libraries_from_zeros(cell: str) -> None:
 @pytest.mark.parametrize("cell", ["flax.linen.GRUCell", "flax.nnx.GRUCell", "keras.layers.GRU", "equinox.nn.GRUCell"])
 def test_the_cells_of_the_libraries_from_a_state(cell: str) -> None:
     assert f"cell: {cell} " in derived(cell, from_zeros=False)[1]
+
+
+class Bidirectional(torch.nn.Module):
+    """A recurrent layer in both directions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.r = torch.nn.RNN(INPUTS, HIDDEN, batch_first=True, bidirectional=True)
+
+    def forward(self, x: Any) -> Any:
+        return self.r(x)[0]
+
+
+@pytest.mark.slow
+def test_both_directions_are_a_rule_each() -> None:
+    make, step = LIVE["flax.linen.SimpleCell"][1], step_of("flax.linen.SimpleCell")
+    tree = {f"{way}/{name}": array for way in ("there", "back") for name, array in make()[0].items()}
+
+    def function(leaves: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+        found = {}
+        for way, steps in (("there", range(STEPS)), ("back", range(STEPS - 1, -1, -1))):
+            own = {name.removeprefix(f"{way}/"): leaf for name, leaf in leaves.items() if name.startswith(f"{way}/")}
+            state: tuple[Any, ...] = (jnp.zeros((BATCH, HIDDEN)),)
+            for t in steps:
+                state = step(own, state, given["x"][:, t])
+                found[way, t] = state[0]
+        return {"y": jnp.stack([jnp.concatenate([found["there", t], found["back", t]], -1) for t in range(STEPS)], 1)}
+
+    def inputs(seed: int) -> dict[str, Any]:
+        return {"x": np.random.default_rng(seed).normal(size=(BATCH, STEPS, INPUTS))}
+
+    module = Bidirectional().eval()
+    shapes = {name: array.shape for name, array in tree.items()}
+    found = infer(function, module, lambda module, given: {"y": module(**given)}, inputs, shapes)
+    written = write_rules(found, model_of_module(module, "Bidirectional"))
+    assert found.complete and written.open == {} and compare_rules(written.text, found) == []
+    rules = re.findall(r"(?m)^  from: (.*)\n  rnn: (.*)\n", written.text)
+    assert rules == [("there", "r"), ("back", "{module: r, direction: backward}")]

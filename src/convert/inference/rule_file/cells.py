@@ -26,7 +26,7 @@ from convert.rules.parse import parse_rules
 Array = np.ndarray[Any, np.dtype[Any]]
 KINDS = tuple(GATES)
 TENSOR = re.compile(rf"({'|'.join(TENSORS)})_(l[0-9]+(?:_reverse)?)")
-LAYER = re.compile(r"(?P<module>.*)\.l(?P<layer>[0-9]+|\{[^{}]*\})(?P<reverse>_reverse)?")
+LAYER = re.compile(r"(?P<module>.*)\.l(?P<layer>[0-9]+|\{[^{}]*\})")
 ARGUMENTS = ("", "(use_bias=False)", "(double_bias=False)", "(residual=True)")
 FORGET = "sigmoid(W x + U h + b + 1)"
 
@@ -54,11 +54,10 @@ def layers_of(names: Sequence[str]) -> dict[str, list[str]]:
 
 
 def cell_target(module: str, keys: Sequence[tuple[str, str]]) -> str:
-    """Return the target of a rule as YAML, from the name of a module with its layer: ``rnn.l0_reverse``."""
+    """Return the target of a rule as YAML, from the name of a module with its layer: ``rnn.l0``."""
     match = LAYER.fullmatch(module)
     assert match is not None, "layers are named by `layers_of`"
     said = [("layer", match["layer"])] if match["layer"] != "0" else []
-    said += [("direction", "backward")] if match["reverse"] else []
     said += list(keys)
     named = "".join(f", {key}: {flow(value)}" for key, value in said)
     return f"{{module: {flow(match['module'])}{named}}}" if named else flow(match["module"])

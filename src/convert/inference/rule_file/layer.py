@@ -159,10 +159,12 @@ def _cells(
             continue
         source = Source(cell.start, Layout((), (), (), ()))
         weakest = max((tensor.grade for tensor in tensors.values()), key=list(Grade).index)
-        keys = () if "bias_ih" in tensors else (("bias", "false"),)
+        layer = suffix.removesuffix("_reverse")
+        keys: tuple[tuple[str, str], ...] = (("direction", "backward"),) if layer != suffix else ()
+        keys += () if "bias_ih" in tensors else (("bias", "false"),)
         leaves = tuple(dict.fromkeys(p.leaf for tensor in tensors.values() for p in tensor.parts if p.leaf))
         evidence = _evidence(tensors["weight_ih"])
-        place = join(module.name, suffix)
+        place = join(module.name, layer)
         found.append(
             LayerRule(
                 module.kind_name, place, (("from", (source,)),), (), cell.keys, keys, (), evidence, weakest, leaves
