@@ -332,6 +332,13 @@ def faults_by_family() -> str:
     return table(list(rows[0]), [[text.replace("; ", "<br>") for text in row.values()] for row in rows])
 
 
+def families() -> str:
+    """Write the table of families, with the number of its rows."""
+    rows = _csv("families.csv")
+    body = table(list(rows[0]), [[text or "not recorded" for text in row.values()] for row in rows])
+    return f'**{len(rows)} rows.**\n\n<div class="searchable" markdown>\n\n{body}\n\n</div>'
+
+
 def _csv(name: str) -> list[dict[str, str]]:
     with (DOCS / "explanation" / name).open(newline="") as file:
         return list(csv.DictReader(file))
@@ -367,6 +374,7 @@ GENERATED: Mapping[str, Callable[[], str]] = {
     "fault-count": fault_count,
     "faults": faults,
     "faults-by-family": faults_by_family,
+    "families": families,
 }
 
 

@@ -1,0 +1,31 @@
+"""The table of families in the documentation: it has every family that has a golden of these writers, and what a run measures."""
+
+from __future__ import annotations
+
+import pytest
+
+from support import family_table
+from support.marks import slow_but
+
+ROWS = {row["family"]: row for row in family_table.read()}
+FAMILIES = {name: (writer, case) for name, writer, case in family_table.families()}
+BOUNDS = {family_table.T5X: 1e-5, family_table.GEMMA: 5e-6}
+
+
+def test_every_family_has_a_row() -> None:
+    assert list(ROWS) == list(FAMILIES) and len(ROWS) >= 60
+    for name, row in ROWS.items():
+        assert row["written by"] == FAMILIES[name][0]
+        assert 0 < float(row["error in float32"]) < BOUNDS.get(row["written by"], 2e-6), name
+        assert not row["error in float64"] or float(row["error in float64"]) < 3e-7, name
+        assert int(row["faults planted and named"]) >= 6, name
+
+
+@pytest.mark.parametrize("name", slow_but(["regnet (Flax)"], FAMILIES))
+def test_a_row_is_what_a_run_measures(name: str) -> None:
+    """The errors are rounding errors: another processor may double them."""
+    row = family_table.row(name, *FAMILIES[name])
+    written = ROWS[name]
+    assert row["faults planted and named"] == written["faults planted and named"]
+    assert float(row["error in float32"]) < 2 * float(written["error in float32"])
+    assert bool(row["error in float64"]) == bool(written["error in float64"])

@@ -1,0 +1,189 @@
+"""Measures every family that upstream's own code wrote a golden for: its outputs, and faults planted in its converted file.
+
+    PYTHONPATH=tests python -m support.family_table
+
+It writes docs/explanation/families.csv, of which the documentation makes a table. The errors of the Flax models of transformers are those
+of docs/guides/flax-transformers.md, which `support.flax_table` measures for each class.
+"""
+
+from __future__ import annotations
+
+import csv
+import logging
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from support.paths import DOCS
+
+TABLE = DOCS / "explanation" / "families.csv"
+COLUMNS = ("family", "written by", "read by", "error in float32", "error in float64", "faults planted and named")
+MAXTEXT, T5X, KERAS = "maxtext 0.2.5", "google-research/t5x@cc342d4", "keras-hub 0.32.0"
+FLAX, VIT, GEMMA = "transformers 4.49 (Flax)", "vision_transformer@c6de1e5", "gemma 3.3.0"
+HF = "transformers 5.23"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What one family's golden gives.
+
+    Attributes:
+        error: relative error of the PyTorch class in float32.
+        exact: of both sides in float64 with casts removed; None: upstream's outputs in float64 were not recorded.
+        source, out: the checkpoint and the output.
+    """
+
+    error: float
+    exact: float | None
+    source: Path
+    out: Path
+
+
+Measure = Callable[[str, Path], Measured]
+
+
+def _maxtext(case: str, folder: Path) -> Measured:
+    from support import maxtext
+
+    out = maxtext.converted(case, folder / "out")
+    return Measured(maxtext.error(case, out), None, maxtext.checkpoint(case), out)
+
+
+def _keras(case: str, folder: Path) -> Measured:
+    from support import keras_hub
+
+    source, out = keras_hub.converted(case, folder)
+    return Measured(max(keras_hub.errors(case, out).values()), None, source, out)
+
+
+def _t5x(case: str, folder: Path) -> Measured:
+    import torch
+
+    import convert
+    from convert.numerics.lift_torch import lifted
+    from support import t5x_cases
+    from support.goldens import relative_error
+
+    source, out = t5x_cases.write(case, folder / "source"), folder / "out"
+    convert.convert("t5x", source, out, settings=t5x_cases.RULES[case][1])
+    model = _loaded(out)
+    given = {name: torch.tensor(x).long() for name, x in t5x_cases.tokens(case).items()}
+    rounded, exact = (t5x_cases.ALL.values(case, kind)["logits"] for kind in ("out", "out64"))
+    single = model(**given).logits[:, ::4].numpy()
+    with lifted():
+        double = model.double()(**given).logits[:, ::4].numpy()
+    return Measured(relative_error(single, rounded), relative_error(double, exact), source, out)
+
+
+def _vit(case: str, folder: Path) -> Measured:
+    import torch
+
+    import convert
+    from convert.numerics.lift_torch import lifted
+    from support.drawn_cases import DrawnCases
+    from support.goldens import relative_error
+    from support.paths import GOLDEN
+
+    golden = DrawnCases(GOLDEN / "vit")
+    source, out = folder / "vit.npz", folder / "out"
+    np.savez(source, **golden.leaves(case))  # type: ignore[arg-type]
+    convert.convert("vit-jax", source, out, settings={"image_size": 12})
+    model = _loaded(out)
+    pixels = torch.from_numpy(golden.values(case, "in")["images"]).permute(0, 3, 1, 2)
+    single = model(pixels).logits.numpy()
+    with lifted():
+        double = model.double()(pixels.double()).logits.numpy()
+    wanted = (golden.values(case, kind)["logits"] for kind in ("out", "out64"))
+    return Measured(*map(relative_error, (single, double), wanted), source, out)
+
+
+def _gemma(case: str, folder: Path) -> Measured:
+    from support import gemma_models
+    from support.goldens import checkpoint
+
+    out = gemma_models.directory(case, folder / "out")
+    return Measured(gemma_models.error(case, out), None, checkpoint(case), out)
+
+
+def _flax(family: str, folder: Path) -> Measured:
+    import convert
+    from support import flax_families, flax_table
+
+    case = flax_table.listed()[family][0]
+    source = flax_families.write(case, folder / "source")
+    convert.convert("flax-transformers", source, folder / "out")
+    return Measured(flax_errors()[flax_families.config(case)["model_type"]], None, source, folder / "out")
+
+
+def flax_errors() -> dict[str, float]:
+    """Return the largest error of each family's classes, from the page."""
+    from support import flax_table
+
+    cells = [line.split("|") for line in flax_table.PAGE.read_text().splitlines() if line.count("|") == 5]
+    return {row[1].strip(): float(row[3]) for row in cells if "e-" in row[3]}
+
+
+def _loaded(out: Path) -> Any:
+    from support.flax_table import loaded
+
+    return loaded(out)[0].requires_grad_(False)
+
+
+MEASURES: Mapping[str, Measure] = {MAXTEXT: _maxtext, KERAS: _keras, T5X: _t5x, VIT: _vit, GEMMA: _gemma, FLAX: _flax}
+
+
+def families() -> Iterator[tuple[str, str, str]]:
+    """Yield the name of each row, its writer, and the case that is measured."""
+    from support import flax_table, gemma_models, keras_hub, maxtext, t5x_cases
+
+    for case in maxtext.CASES:
+        if maxtext.family(case) == case:
+            yield f"{case} (MaxText)", MAXTEXT, case
+    for case in t5x_cases.CASES:
+        yield f"{case} (T5X)", T5X, case
+    for case in keras_hub.CASES:
+        yield f"{case} (Keras Hub)", KERAS, case
+    yield "vit, AugReg (vit_jax)", VIT, "vit"
+    for case in gemma_models.CASES:
+        yield f"{case} (gemma)", GEMMA, case
+    for family in flax_table.listed():
+        yield f"{family} (Flax)", FLAX, family
+
+
+def row(name: str, writer: str, case: str) -> dict[str, str]:
+    """Measure a family, and plant the faults that any converted file can have; each must be named."""
+    from support.value_mistakes import assert_mistakes_are_named
+
+    with tempfile.TemporaryDirectory() as folder:
+        made = MEASURES[writer](case, Path(folder))
+        planted = assert_mistakes_are_named(made.out, made.source)
+    exact = "" if made.exact is None else f"{made.exact:.1e}"
+    values = (name, writer, HF, f"{made.error:.1e}", exact, str(planted))
+    return dict(zip(COLUMNS, values, strict=True))
+
+
+def read() -> list[dict[str, str]]:
+    """Read the written table."""
+    with TABLE.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def main() -> None:
+    logging.disable(logging.WARNING)
+    with ProcessPoolExecutor(2, get_context("spawn")) as pool:
+        rows = list(pool.map(row, *zip(*families(), strict=True)))
+    with TABLE.open("w", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    logging.disable(logging.NOTSET)
+
+
+if __name__ == "__main__":
+    main()
