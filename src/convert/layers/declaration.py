@@ -74,6 +74,7 @@ class Declaration(ABC):
             rows=rows,
             along=0 if named is None or rows is None or named.letters[0] == letter else -1,
             has=values.get("parameters"),
+            zeros=values.get("zeros", {}),
         )
 
     def patterns(self, start: Pattern) -> dict[str, Pattern]:

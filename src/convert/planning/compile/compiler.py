@@ -107,7 +107,30 @@ class Compiler:
                         yield replace(step, name=name, kind_name=tied.kind_name, tied=step.name, notes=(), siblings=1)
                 if role == rule.lead:
                     constants = rule.kind.constants(layer)
-                    yield from (_constant(rule, layer, one, step) for step in made for one in constants)
+                    yield from (self._constant(rule, layer, one, step) for step in made for one in constants)
+
+    def _constant(self, rule: Rule, layer: TargetLayer, one: Constant, neighbour: Step) -> Step:
+        """Make the step of a tensor that the source lacks, for the module of a tensor that it has."""
+        name = one.role if one.axes else rule.kind.tensor_name(neighbour.name.rpartition(".")[0], one.role, layer)
+        spec = TensorSpec((), one.dtype) if one.dtype else neighbour.spec
+        if one.per_row:
+            spec = replace(spec, shape=spec.shape[:1])
+        if one.axes:
+            if unknown := [letter for letter in one.axes if letter not in self.sizes]:
+                problem = f"no leaf gives the axis {unknown[0]} a size"
+                fix = "use letters of axes that leaves have"
+                raise MisfitError(Finding("size-unknown", problem, rule=rule.at.line_only, path=name, fix=fix))
+            spec = replace(spec, shape=tuple(self.sizes[letter] for letter in one.axes))
+        return Step(
+            name,
+            spec,
+            (),
+            rule.kind_name,
+            rule.at,
+            one.reason,
+            value=one.value,
+            role="weight" if one.axes else one.role,
+        )
 
     def _tensor(
         self,
@@ -445,15 +468,6 @@ def _among_siblings(tensors: Sequence[_Tensor], stacked: int) -> list[_Tensor]:
 def _name(rule: Rule, role: str, layer: TargetLayer, indices: Mapping[str, int], choices: tuple[int, ...]) -> str:
     """Return the full name of a target tensor."""
     return rule.kind.tensor_name(layer.path.fill(rule.resolve(indices), choices), role, layer)
-
-
-def _constant(rule: Rule, layer: TargetLayer, one: Constant, neighbour: Step) -> Step:
-    """Make the step of a tensor that the source lacks, for the module of a tensor that it has."""
-    name = rule.kind.tensor_name(neighbour.name.rpartition(".")[0], one.role, layer)
-    spec = TensorSpec((), one.dtype) if one.dtype else neighbour.spec
-    if one.per_row:
-        spec = replace(spec, shape=spec.shape[:1])
-    return Step(name, spec, (), rule.kind_name, rule.at, one.reason, value=one.value, role=one.role)
 
 
 def _words(compute: tuple[Op, ...], rule: Rule | None = None) -> str:

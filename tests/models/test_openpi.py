@@ -1,0 +1,238 @@
+"""openpi: what its own JAX code computed, and what transformers computes from the converted file; the tensors are those of openpi's converter."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+
+import convert
+from convert.core.tensor_spec import numpy_dtype
+from convert.numerics.lift_torch import lifted
+from convert.rules.library import shipped_rules_dir
+from convert.rules.parse import parse_models
+from convert.writing.written import open_written
+from support.drawn_cases import DrawnCases
+from support.goldens import relative_error
+from support.memory_source import MemorySource, run
+from support.paths import GOLDEN
+from support.value_mistakes import assert_mistakes_are_named
+from support.weights_level import check_weights
+
+GOLD = DrawnCases(GOLDEN / "openpi")
+CHECKPOINT = GOLDEN / "openpi-ckpt"
+ALPHA = 6
+CASES = ("pi0", "pi0-lora", "pi05", "pi05-lora", "pi0-fast")
+IMAGE_TOKEN = 257152
+HEAD = "paligemma_with_expert.gemma_expert.lm_head.weight"
+
+
+def settings_of(case: str, to: str | None = None) -> dict[str, Any]:
+    found: dict[str, Any] = {"lora_alpha": ALPHA} if case.endswith("-lora") else {}
+    return found | ({"action_horizon": 3} if case.startswith("pi0") and case != "pi0-fast" and to is None else {})
+
+
+def source_of(case: str) -> MemorySource:
+    return MemorySource({f"params/{name}": x for name, x in GOLD.leaves(case).items()})
+
+
+def converted(case: str, folder: Path, to: str | None = None, **more: Any) -> Path:
+    convert.convert("openpi", source_of(case), folder / "out", settings=settings_of(case, to) | more, to=to)
+    return folder / "out"
+
+
+def inputs(case: str) -> dict[str, torch.Tensor]:
+    """The observation of a case as transformers takes it: images in their places before the prompt, absent ones masked."""
+    given = GOLD.values(case, "in")
+    cameras = [name for name in given if name.startswith("images/")]
+    masks = np.stack([given[name.replace("images", "image_masks")] for name in cameras], 1)
+    tokens = (8 // 4) ** 2
+    ids = np.concatenate([np.full((2, tokens * len(cameras)), IMAGE_TOKEN), given["tokenized_prompt"]], 1)
+    attended = np.concatenate([np.repeat(masks, tokens, 1), given["tokenized_prompt_mask"]], 1)
+    pixels = torch.from_numpy(np.stack([given[name] for name in cameras], 1)).permute(0, 1, 4, 2, 3)
+    return {
+        "input_ids": torch.from_numpy(ids),
+        "attention_mask": torch.from_numpy(attended).long(),
+        "pixel_values": pixels,
+    }
+
+
+def loaded(cls: Any, out: Path, dtype: torch.dtype = torch.float32) -> Any:
+    model, info = cls.from_pretrained(out, output_loading_info=True, dtype=dtype, attn_implementation="eager")
+    assert not any(info.values()), info
+    return model.requires_grad_(False).eval()
+
+
+@pytest.mark.parametrize("case", ["pi0", "pi0-lora"])
+def test_transformers_computes_what_openpi_does(case: str, tmp_path: Path) -> None:
+    """The sines of the time are of angles up to 1571, so JAX loses digits, too: 3e-5."""
+    from transformers import PI0ForConditionalGeneration
+
+    out = converted(case, tmp_path)
+    values, wanted = GOLD.values(case, "in"), GOLD.values(case, "out")
+    given = inputs(case) | {name: torch.from_numpy(values[name]) for name in ("state", "noise")}
+    given["pixel_attention_mask"] = torch.ones(2, 3, dtype=torch.bool)
+    time = torch.from_numpy(values["time"])
+    model = loaded(PI0ForConditionalGeneration, out)
+    drift = relative_error(wanted["velocity"], GOLD.values(case, "out64")["velocity"])
+    assert drift < 5e-5
+    assert relative_error(model(timestep=time, **given).logits.numpy(), wanted["velocity"]) < drift
+    assert relative_error(model.sample_actions(num_steps=4, **given).numpy(), wanted["actions"]) < drift
+    with lifted():
+        wide = loaded(PI0ForConditionalGeneration, out, torch.float64)
+        exact = wide(
+            timestep=time.double(), **{n: x.double() if x.is_floating_point() else x for n, x in given.items()}
+        ).logits.numpy()
+    # JAX's scanned constants stay rounded to float32; so does a weight after its pair is merged
+    assert relative_error(exact, GOLD.values(case, "out64")["velocity"]) < (2e-6 if case.endswith("-lora") else 2e-7)
+
+
+def test_pi0_fast_computes_what_openpi_does(tmp_path: Path) -> None:
+    """From the embedded images and prompt on: transformers' processor builds other masks than openpi."""
+    from transformers import PaliGemmaForConditionalGeneration
+
+    out = converted("pi0-fast", tmp_path)
+    values, given = GOLD.values("pi0-fast", "in"), inputs("pi0-fast")
+    blocks = np.concatenate([np.zeros((2, 12)), values["token_ar_mask"]], 1).cumsum(1)
+    present = given["attention_mask"].numpy().astype(bool)
+    attends = (blocks[:, None] <= blocks[:, :, None]) & present[:, None] & present[:, :, None]
+
+    def logits(model: Any, dtype: torch.dtype) -> Any:
+        pixels = given["pixel_values"].to(dtype)
+        images = model.model.get_image_features(pixels.flatten(0, 1)).pooler_output.reshape(2, 12, -1)
+        prompt = model.get_input_embeddings()(given["input_ids"][:, 12:])
+        hidden = model.model.language_model(
+            inputs_embeds=torch.cat([images, prompt], 1), position_ids=torch.from_numpy(present.cumsum(1) - 1),
+            attention_mask=torch.where(torch.from_numpy(attends), 0.0, -2.3819763e38)[:, None].to(dtype),
+        ).last_hidden_state  # fmt: skip
+        return model.lm_head(hidden).numpy()
+
+    assert (
+        relative_error(
+            logits(loaded(PaliGemmaForConditionalGeneration, out), torch.float32),
+            GOLD.values("pi0-fast", "out")["logits"],
+        )
+        < 5e-6
+    )
+    with lifted():
+        exact = logits(loaded(PaliGemmaForConditionalGeneration, out, torch.float64), torch.float64)
+    assert relative_error(exact, GOLD.values("pi0-fast", "out64")["logits"]) < 2e-7
+
+
+@pytest.mark.parametrize("case", ["pi0", "pi0-lora", "pi05", "pi05-lora"])
+def test_the_tensors_are_those_of_openpis_converter(case: str, tmp_path: Path) -> None:
+    """By their digest, and without LoRA, which openpi's converter drops. It leaves the head of the expert as it was drawn; here it is zero."""
+    more = {"adapter": "base"} if case.endswith("-lora") else {}
+    out = tmp_path / "out"
+    convert.convert("openpi", source_of(case), out, settings=more, to="openpi")
+    weights = load_file(out / "model.safetensors")
+    assert not weights.pop(HEAD).any()
+    digest = hashlib.sha256()
+    for name in sorted(weights):
+        digest.update(name.encode() + weights[name].astype("<f4").tobytes())
+    assert digest.hexdigest() == GOLD.config(case)["peer"]
+    assert not (out / "config.json").exists()
+
+
+def test_both_targets_of_pi0_have_the_same_tensors(tmp_path: Path) -> None:
+    (tmp_path / "hf").mkdir()
+    first = load_file(converted("pi0", tmp_path / "hf") / "model.safetensors")
+    second = load_file(converted("pi0", tmp_path, to="openpi") / "model.safetensors")
+    assert first.keys() == second.keys() and all(np.array_equal(x, second[name]) for name, x in first.items())
+
+
+def test_what_save_state_writes(tmp_path: Path) -> None:
+    """A step with `params` and `train_state`; frozen leaves are bfloat16, and a weight has the dtype of its leaf after the merge, too."""
+    with pytest.raises(convert.CheckpointError, match="--item"):
+        convert.plan_conversion("openpi", CHECKPOINT, to="openpi")
+    plan = convert.plan_conversion("openpi", CHECKPOINT, to="openpi", item="params", settings={"lora_alpha": ALPHA})
+    stored = {name.removesuffix("/value"): leaf.spec.dtype for name, leaf in plan.checkpoint.leaves.items()}
+    assert (
+        stored["params/PaliGemma/llm/layers/attn/q_einsum/w"]
+        == "bfloat16"
+        != stored["params/PaliGemma/llm/layers/attn/q_einsum/lora_a"]
+    )
+    mixed = {f"params/{n}": x.astype(numpy_dtype(stored[f"params/{n}"])) for n, x in GOLD.leaves("pi0-lora").items()}
+    wanted = run(convert.plan_conversion("openpi", MemorySource(mixed), to="openpi", settings={"lora_alpha": ALPHA}))
+    made = run(plan)
+    assert made.keys() == wanted.keys() and all(np.array_equal(x, wanted[name]) for name, x in made.items())
+    assert {str(x.dtype) for x in made.values()} == {"bfloat16", "float32"}
+
+
+def test_a_release_is_a_directory_with_params_and_assets(tmp_path: Path) -> None:
+    shutil.copytree(CHECKPOINT / "7" / "params", tmp_path / "pi0_base" / "params")
+    (tmp_path / "pi0_base" / "assets").mkdir()
+    plan = convert.plan_conversion(
+        "openpi", tmp_path / "pi0_base" / "params", settings={"adapter": "base"}, to="openpi"
+    )
+    assert plan.rules.model == "pi0"
+
+
+def test_adaptive_norms_and_plain_ones_tell_the_models_apart() -> None:
+    plans = {
+        case: convert.plan_conversion(
+            "openpi", source_of(case), settings=settings_of(case, "x"), to=None if case == "pi0-fast" else "openpi"
+        )
+        for case in CASES
+    }
+    assert {case: plan.rules.model for case, plan in plans.items()} == {
+        case: case.removesuffix("-lora") for case in CASES
+    }
+
+
+def test_the_horizon_is_asked_for(tmp_path: Path) -> None:
+    with pytest.raises(convert.PlanError, match="action_horizon"):
+        convert.convert("openpi", source_of("pi0"), tmp_path / "out")
+
+
+def test_zeros_are_a_tensor_of_their_own(tmp_path: Path) -> None:
+    plan = convert.plan_conversion("openpi", source_of("pi0"), to="openpi")
+    (step,) = [step for step in plan.steps if step.name == HEAD]
+    assert step.value == 0.0 and step.spec.shape == (61, 12) and not step.parts
+    text = (shipped_rules_dir() / "openpi.yaml").read_text()
+    for wrong, named in (
+        ("lm_head.weight: VO", "gives the axis O a size"),
+        ("lm_head.**: VE", "is not the full name of one tensor"),
+    ):
+        with pytest.raises(convert.ConvertError, match=named):
+            rules = parse_models(text.replace("lm_head.weight: VE", wrong), "wrong.yaml")
+            convert.plan_conversion(next(r for r in rules if r.model == "pi0"), source_of("pi0"), to="openpi")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["pi0", "pi05"])
+def test_mistakes_in_the_file_are_named(case: str, tmp_path: Path) -> None:
+    (tmp_path / "ckpt").mkdir()
+    np.savez(tmp_path / "ckpt" / "c.npz", **{f"params/{n}": x for n, x in GOLD.leaves(case).items()})
+    convert.convert("openpi", tmp_path / "ckpt" / "c.npz", tmp_path / "out", to="openpi")
+    assert assert_mistakes_are_named(tmp_path / "out", tmp_path / "ckpt" / "c.npz") >= 9
+
+
+RULE_MISTAKES = (  # case, a text of the rules, what stands there instead, what the check calls it
+    ("pi0", "self_attn.{k,v}_proj\n\n- einsum: BTD,SKDH", "self_attn.{v,k}_proj\n\n- einsum: BTD,SKDH", "of another tensor"),
+    ("pi0", "{input,post_attention}_layernorm\", multiplies_by: 1+weight}", "{post_attention,input}_layernorm\", multiplies_by: 1+weight}", "of another tensor"),
+    ("pi05", "{input,post_attention}_layernorm.dense", "{post_attention,input}_layernorm.dense", "of another tensor"),
+    ("pi0", "gemma_expert.model.layers.{i}.mlp.{gate,up}_proj", "gemma_expert.model.layers.{i}.mlp.{up,gate}_proj", "of another tensor"),
+    ("pi0", "einsum: ...I,IE->...E\n  from: action_time_mlp_out", "einsum: ...E,IE->...I\n  from: action_time_mlp_out", "transposed"),
+    ("pi05", "einsum: ...E,EI->...I\n  from: time_mlp_in", "einsum: ...I,EI->...E\n  from: time_mlp_in", "transposed"),
+    ("pi0", "gemma_expert.model.norm, multiplies_by: 1+weight}", "gemma_expert.model.norm, multiplies_by: weight}", "1+scale doubled"),
+    ("pi0", "einsum: BTNH,NHD->BTD", "einsum: BTHN,NHD->BTD", "axes of a head swapped"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("case", "old", "new", "name"), RULE_MISTAKES)
+def test_a_mistake_in_the_rules_is_named(case: str, old: str, new: str, name: str, tmp_path: Path) -> None:
+    text = (shipped_rules_dir() / "openpi.yaml").read_text()
+    assert text.count(old) == 1
+    wrong = next(r for r in parse_models(text.replace(old, new), "wrong.yaml") if r.model == case)
+    convert.convert(wrong, source_of(case), tmp_path / "out", to="openpi")
+    plan = convert.plan_conversion("openpi", source_of(case), to="openpi")
+    report = check_weights(plan, open_written(tmp_path / "out"))
+    named = [f for f in report.findings if f.code != "provenance-differs" and f.data.get("tried", True)]
+    assert named and {f.data["diagnosis"] for f in named} == {name}, report.findings
