@@ -269,3 +269,22 @@ def test_from_bucket_to_bucket(s3: ObjectStore, bucket: str, tmp_path: Path, run
     assert stored(s3, bucket, "out.safetensors")[""] == (tmp_path / "out.safetensors").read_bytes()
     _, err = run("timesfm", source, f"s3://{bucket}/in/out.safetensors", code=2)
     assert "lies inside the checkpoint" in err
+
+
+@pytest.mark.parametrize("out", ["out", pytest.param("out.safetensors", marks=pytest.mark.slow)])
+def test_an_output_in_a_bucket_is_verified_and_a_flipped_bit_is_named(
+    out: str, s3: ObjectStore, bucket: str, small: tuple[str, Path], run: Run
+) -> None:
+    url = f"s3://{bucket}/{out}"
+    convert.convert(*small, url, max_shard_bytes=100 if out == "out" else None)
+    text, _ = run("verify", url)
+    assert text.startswith(f"{url}: 5 tensors") and "intact" in text
+    key = next(key for key in s3.keys(bucket) if key.endswith(".safetensors"))
+    content = bytearray(s3.get(bucket, key))
+    content[-1] ^= 1
+    s3.client.put_object(Bucket=bucket, Key=key, Body=bytes(content))
+    text, _ = run("verify", url, code=1)
+    assert "the bytes of layers." in text
+    with s3.failing(Fault(lambda method, path, query: True, 403, "AccessDenied")):
+        _, err = run("verify", url, code=2)
+    assert "refused the credentials" in err and SECRET not in err

@@ -136,7 +136,7 @@ def convert(
     from convert.writing.shard_size import shard_bytes
     from convert.writing.writer import refuse_existing
 
-    out = _destination(out, {"--resume": resume, "--check": check, "--attest": attest, "--adapter": adapter == "peft"})
+    out = destination(out, {"--resume": resume, "--check": check, "--attest": attest, "--adapter": adapter == "peft"})
     started = time.perf_counter()
     options = ConversionOptions(
         to=to,
@@ -199,7 +199,7 @@ def convert(
     _report(report, _to_dict(plan, result, plan_seconds), as_json)
 
 
-def _destination(out: Path, local: Mapping[str, object]) -> Path:
+def destination(out: Path, local: Mapping[str, object]) -> Path:
     """Return where OUT lies; refuse options that need it on this machine.
 
     Args:

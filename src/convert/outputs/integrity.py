@@ -16,6 +16,8 @@ from convert.core.errors import CheckpointError
 from convert.core.findings import Finding
 from convert.core.safetensors_header import TensorEntry, read_header
 from convert.core.system.regular_file import open_regular, read_regular
+from convert.stores import located
+from convert.stores.client import StoreError
 from convert.writing import digests
 from convert.writing.model_card import CARD, without_figures
 from convert.writing.transfer import default_jobs
@@ -91,15 +93,24 @@ def verify_output(out: Path, ignore: Iterable[str] = (), jobs: int | None = None
     figures of a check are not covered, which are added after the conversion.
 
     Args:
-        out: a ``.safetensors`` file, or a directory.
+        out: a ``.safetensors`` file, or a directory; also the URL of one.
         ignore: names of files in the directory that may differ, be missing or be new.
         jobs: threads; None is the number of processors.
 
     Raises:
         CheckpointError: there is no such output, or none of its files has digests.
     """
-    files = _weight_files(out)
-    headers = [_read(file) for file in files]
+    out = located(out)
+    try:
+        return _verify(out, ignore, jobs)
+    except StoreError as error:
+        raise CheckpointError(
+            Finding("file-not-readable", f"cannot be read: {error.strerror}", path=str(out), fix=error.fix)
+        ) from None
+
+
+def _verify(out: Path, ignore: Iterable[str], jobs: int | None) -> Integrity:
+    headers = [_read(file) for file in _weight_files(out)]
     if not any(header.has_digests or header.findings for header in headers):
         raise CheckpointError(
             Finding(

@@ -8,7 +8,7 @@ import typer
 
 from convert.cli import options as o
 from convert.cli import output
-from convert.cli.convert import write_statement
+from convert.cli.convert import destination, write_statement
 
 if TYPE_CHECKING:
     from convert.outputs.integrity import Integrity
@@ -37,6 +37,7 @@ def verify(
     """
     from convert.outputs.integrity import verify_output
 
+    out = destination(out, {"--attest": attest})
     if attest:
         from convert.outputs.attestation import refuse_inside
 
