@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -13,25 +12,7 @@ import pytest
 import torch
 from torch.nn.functional import conv1d, hardswish, leaky_relu, pad, relu, silu, softplus
 
-from convert.layers.activations import NUMPY_ACTIVATIONS
-from convert.numerics.compare import difference
-from convert.numerics.precision import jax_precision
-from convert.programs.divergence.search import diverge
-from convert.programs.divergence.wording import Named, named
-from convert.programs.record_jax import record_jax
-from convert.programs.record_torch import record_torch
-
-Arrays = dict[str, Any]
-RANDOM = np.random.default_rng(0)
-WEIGHTS = {
-    "w": RANDOM.standard_normal((8, 8)),
-    "v": RANDOM.standard_normal((8, 8)),
-    "g": 1 + 0.3 * RANDOM.standard_normal(8),
-    "h": 1 + 0.3 * RANDOM.standard_normal(8),
-    "rel": RANDOM.standard_normal(9),
-    "conv": RANDOM.standard_normal((8, 8, 3)),
-}
-INPUTS = {"x": RANDOM.standard_normal((3, 10, 8)), "real": np.arange(10)[None] < np.array([10, 6, 8])[:, None]}
+from support.small_faults import Arrays, Fault, check
 
 
 def norm(x: Any) -> Any:
@@ -175,16 +156,6 @@ def gated(gate: Any, x: Any, new: Any) -> Any:
 
 
 TABLE = np.sin(np.arange(12)[:, None] * np.array([1, 0.3, 0.1, 0.03, 0.7, 0.2, 0.05, 0.9]))
-
-
-@dataclass(frozen=True)
-class Fault:
-    """What the JAX model computes, what the target computes instead, the name, and what the sentence says."""
-
-    right: Callable[[Arrays, Any, Any], Any]
-    wrong: Callable[[Arrays, Any, Any], Any]
-    name: str
-    says: tuple[str, ...]
 
 
 FAULTS = {
@@ -361,7 +332,7 @@ FAULTS = {
         lambda p, x, real: jnp.tanh((x @ p["w"]) * jnp.exp(p["g"][0]) + p["h"][0]),
         lambda p, x, real: torch.tanh((x @ p["w"]) * p["g"][0] + p["h"][0]),
         "another function of a parameter",
-        ("of g, the target takes a part, and the JAX model takes a part, applies exp",),
+        ("of g, the target takes index 0 of axis 0, and the JAX model takes index 0 of axis 0, applies exp",),
     ),
     "no key of its own in the softmax": Fault(
         lambda p, x, real: jax.nn.softmax(jnp.concatenate([x @ p["w"], x[..., :1] + p["h"][0]], -1), -1)[..., :8] @ p["v"],
@@ -385,31 +356,6 @@ FAULTS = {
 }  # fmt: skip
 
 
-def said(right: Callable[..., Any], wrong: Callable[..., Any]) -> Named | None:
-    with jax_precision("float64"):
-        source = record_jax(lambda p, inputs: {"y": right(dict(p), **inputs)}, WEIGHTS, INPUTS)
-
-    class Model(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            for name, array in WEIGHTS.items():
-                self.register_parameter(name, torch.nn.Parameter(torch.tensor(array)))
-
-        def forward(self, x: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
-            made: torch.Tensor = wrong(dict(self.named_parameters()), x, real)
-            return made
-
-    target = record_torch(Model().double(), lambda module, inputs: {"y": module(**inputs)}, INPUTS)
-    want = source.outputs["y"].array
-    found = diverge(source, target, "y", lambda got: difference(got, want).relative, 1e-9, 1e-10)
-    return None if found is None else named(found, source, target, NUMPY_ACTIVATIONS)
-
-
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_mistake_is_named(name: str) -> None:
-    fault = FAULTS[name]
-    found = said(fault.right, fault.wrong)
-    assert found is not None and found.name == fault.name
-    for words in fault.says:
-        assert words in found.problem
-    assert found.fix
+    check(FAULTS[name])

@@ -14,13 +14,14 @@ from convert.programs.divergence.layouts import same
 from convert.programs.divergence.rerun import again
 from convert.programs.divergence.search import Repair
 from convert.programs.divergence.shared_values import same_numbers, visible
+from convert.programs.divergence.windows import PADS
 from convert.programs.divergence.words import Words, scalar
 from convert.programs.program import Operation, Value
 
 Array = np.ndarray[Any, np.dtype[Any]]
 PART, PARAMETER, FUNCTION = "another part", "another parameter", "another function of a parameter"
-PADS = ("constant_pad_nd", "pad")  # in torch and in JAX
 MOST_MOVED = 16  # indices of an axis whose order a finding writes out
+MOST_PARTS = 4  # of an axis, the same
 MOST_RATIOS = 8  # factors that a sentence lists
 MOST_SHIFTED = 4  # rows by which a table is moved
 
@@ -54,6 +55,20 @@ def moved_indices(got: Array, want: Array) -> str:
             order += here
         else:
             return f"; the JAX model has the target's indices of axis {axis} in the order {', '.join(map(str, order))}"
+    return moved_parts(got, want)
+
+
+def moved_parts(got: Array, want: Array) -> str:
+    """Say which equal parts of an axis the target has in another order; empty if it has not."""
+    for axis, size in enumerate(got.shape):
+        for n in range(2, min(size, MOST_PARTS + 1)):
+            if size % n:
+                continue
+            mine, other = (np.split(x, n, axis) for x in (got, want))
+            order = [[j for j in range(n) if same(mine[j], part)] for part in other]
+            if all(len(found) == 1 for found in order):
+                said = ", ".join(str(found[0]) for found in order)
+                return f"; the JAX model has the {n} parts of axis {axis} of the target in the order {said}"
     return ""
 
 
@@ -209,6 +224,20 @@ def other_pooling(repair: Repair, ours: Words, theirs: Words) -> bool:
         for words, operations in ((ours, repair.target), (theirs, repair.source))
     ]
     return all(len(verbs) == 1 for verbs in sides) and sides[0] != sides[1]
+
+
+def padding_counts(pooling: Repair, division: Repair) -> bool:
+    """Whether the target's mean over windows counts the padding: the JAX model divides by the number of values within each window."""
+    steps = [one for one in division.source if kind_of(one) != LAYOUT]
+    if len(steps) != 1 or kind_of(steps[0]) != "divide" or not any("avg" in one.name for one in pooling.target):
+        return False
+    table = steps[0].operands[1]
+    counts = table.array
+    return (
+        table.constant
+        and counts.size > 1
+        and bool((counts == counts.round()).all() and (counts != counts.flat[0]).any())
+    )
 
 
 def other_pool_padding(repair: Repair, ours: Words, theirs: Words) -> str:

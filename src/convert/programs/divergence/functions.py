@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from convert.programs.divergence.kinds import LAYOUT, NO_FUNCTION, kind_of
 from convert.programs.divergence.layouts import same
+from convert.programs.program import Operation, Value
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Function = Callable[[Array], Array]
 MOST = 10**6  # elements of a value that functions are tried on
+FEWER = 20_000  # the same, where each of several operations may begin or end a function
 
 
 def computed(got: Array, given: Array, activations: Mapping[str, Function]) -> str:
@@ -49,6 +52,67 @@ def functions(activations: Mapping[str, Function]) -> Iterator[tuple[str, Functi
     yield "mish", lambda x: x * np.tanh(np.logaddexp(x, 0))
     yield "selu", lambda x: 1.0507009873554805 * np.where(x > 0, x, 1.6732632423543772 * np.expm1(np.minimum(x, 0)))
     yield "log sigmoid", lambda x: -np.logaddexp(-x, 0)
+
+
+def steps_in_functions(
+    operations: Sequence[Operation], activations: Mapping[str, Function]
+) -> list[tuple[str, tuple[Operation, ...]]]:
+    """Return the operations in order, those of a known function of one value together, with its name; for others it is empty."""
+    found: list[tuple[str, tuple[Operation, ...]]] = []
+    left = [one for one in operations if kind_of(one) != LAYOUT]
+    while left:
+        last = left[-1]
+        name, taken = _function_at_the_end(left, activations)
+        found.append((name, (*(one for one in left[:-1] if one in taken), last)))
+        left = [one for one in left[:-1] if one not in taken]
+    return found[::-1]
+
+
+def _function_at_the_end(
+    operations: Sequence[Operation], activations: Mapping[str, Function]
+) -> tuple[str, set[Operation]]:
+    """Return the function of the earliest value that the last operation gives, and its operations; empty if it is none."""
+    made = operations[-1].results[0]
+    behind: list[tuple[Value, set[Operation]]] = []
+    producer = {value: one for one in operations for value in one.results}
+    for given in dict.fromkeys(v for one in operations for v in one.data):
+        if (between := _only_through(made, given, producer)) is not None:
+            behind.append((given, between))
+    for given, between in sorted(behind, key=lambda pair: -len(pair[1])):
+        applied = {kind_of(one) for one in between}
+        if applied <= NO_FUNCTION:
+            continue
+        if given.array.size != made.array.size or made.array.size > FEWER or same(given.array, made.array):
+            continue
+        if name := _activation(made.array, given.array, activations):
+            return name, between
+    return "", set()
+
+
+def _only_through(made: Value, given: Value, producer: Mapping[Value, Operation]) -> set[Operation] | None:
+    """Return the operations that make one value of another and of constants alone; None if others are needed."""
+    found: set[Operation] = set()
+    waiting = [made]
+    while waiting:
+        value = waiting.pop()
+        if value is given or value.constant:
+            continue
+        one = producer.get(value)
+        if one is None:
+            if value.data and value.array.shape == given.array.shape and same(value.array, given.array):
+                continue  # x - 0, as JAX computes it within softplus
+            return None
+        if one not in found:
+            found.add(one)
+            waiting.extend(one.operands)
+    return found
+
+
+def _activation(got: Array, given: Array, activations: Mapping[str, Function]) -> str:
+    for name, function in functions(activations):
+        if same(function(given), got):
+            return name
+    return fitted(got, given)
 
 
 def fitted(got: Array, given: Array) -> str:

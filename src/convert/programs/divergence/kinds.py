@@ -12,7 +12,7 @@ _NAMES: dict[str, tuple[str, ...]] = {
         *("clone", "detach", "alias", "contiguous", "_to_copy", "lift_fresh", "unflatten", "flatten", "to", "_reshape_alias"),
         *("movedim", "view_as", "expand_as", "_reshape_copy", "reduce_precision", "device_put", "pvary"),
     ),
-    "part": ("slice", "dynamic_slice", "select", "split", "split_with_sizes", "chunk", "narrow", "unbind", "rev", "flip"),
+    "part": ("slice", "dynamic_slice", "select", "split", "split_with_sizes", "chunk", "narrow", "unbind", "unstack", "rev", "flip"),
     "join": ("concatenate", "cat", "stack", "pad", "constant_pad_nd", "repeat", "tile", "roll"),
     "pick": ("gather", "embedding", "index", "index_select", "take", "index_put"),
     "multiply": ("mul", "multiply"),
@@ -49,6 +49,10 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "sort": ("sort", "top_k", "topk", "argsort"),
     "pooling": ("max_pool2d_with_indices", "max_pool2d", "avg_pool2d", "reduce_window", "reduce_window_max", "reduce_window_sum"),
     "random": ("native_dropout", "bernoulli", "dropout", "random_bits", "rand_like", "random_bernoulli"),
+    "resize": (
+        *("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "upsample_linear1d", "upsample_bilinear2d"),
+        *("upsample_bicubic2d", "upsample_trilinear3d", "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa", "grid_sampler_2d"),
+    ),
     "attention": ("scaled_dot_product_attention", "_scaled_dot_product_flash_attention_for_cpu"),
 }  # fmt: skip
 KINDS = {name: kind for kind, names in _NAMES.items() for name in names}
@@ -56,6 +60,8 @@ ELEMENTWISE = {
     *("multiply", "divide", "add", "subtract", "negate", "power", "reciprocal", "sqrt", "rsqrt", "exp", "log", "tanh", "sigmoid"),
     *("silu", "gelu", "relu", "softplus", "elu", "erf", "sin", "cos", "abs", "limit", "mask", "random"),
 }  # fmt: skip
+
+NO_FUNCTION = {"multiply", "divide", "add", "subtract", "negate", "power", "mask"}  # alone, they are no activation
 
 
 def kind_of(operation: Operation) -> str:

@@ -304,13 +304,21 @@ def _is_local(repair: Repair, known: Knowledge) -> bool:
         return False
     if not one or not two:
         return True
-    if any(kind_of(x) in ("product", "convolution") and _parameters([x]) for x in (*one, *two)):
+    layers = [[x for x in ones if kind_of(x) in ("product", "convolution") and _parameters([x])] for ones in (one, two)]
+    if any(layers) and not _same_kernel(*layers):
         return False
     theirs = _parameters(two)
     if all(any(same_numbers(x.array, y.array) for y in theirs) for x in _parameters(one)):
         return True
     leaves = {leaf for y in theirs for leaf in y.leaves}
     return bool(leaves) and all(map(known.has_leaf, leaves))
+
+
+def _same_kernel(one: Sequence[Operation], two: Sequence[Operation]) -> bool:
+    """Whether both are one convolution with the same kernel, which may read its input in other steps, or padded otherwise."""
+    if len(one) != 1 or len(two) != 1 or {kind_of(x) for x in (*one, *two)} != {"convolution"}:
+        return False
+    return same_numbers(_parameters(one)[0].array, _parameters(two)[0].array)
 
 
 def _parameters(operations: Sequence[Operation]) -> list[Value]:

@@ -201,14 +201,16 @@ def _after(known: Knowledge, operation: Operation, region: set[int]) -> Iterator
 def after_in_source(known: Knowledge, values: Sequence[Value], present: set[Value]) -> Iterator[tuple[Value, int]]:
     """Yield values of the source behind these that the target lacks, with their distance."""
     waiting = [(v, 0) for v in values]
+    largest = max((v.array.size for v in values), default=0)
     seen: set[Value] = set()
     while waiting and len(seen) < NEAREST:
         value, depth = waiting.pop(0)
         if value in seen or depth > DEPTH or (depth and value in present):
             continue
         seen.add(value)
-        if depth and value.array.size >= FEW and value.array.dtype.kind == "f":
-            yield value, depth
+        repeated = value.array.size > largest and value not in present  # as an interpolation to the nearest does
+        if (depth or repeated) and value.array.size >= FEW and value.array.dtype.kind == "f":
+            yield value, max(depth, 1)
         for user in known.source_users.get(value, ()):
             waiting += [(v, depth + (kind_of(user) != LAYOUT)) for v in user.results]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,15 +23,18 @@ from convert.programs.divergence.details import (
     other_parameters,
     other_pool_padding,
     other_pooling,
+    padding_counts,
     ratios,
     shifted_tables,
 )
-from convert.programs.divergence.functions import Function, computed
+from convert.programs.divergence.functions import Function, computed, steps_in_functions
 from convert.programs.divergence.graph import root
 from convert.programs.divergence.kinds import ELEMENTWISE, LAYOUT, kind_of
 from convert.programs.divergence.layouts import same
 from convert.programs.divergence.search import Divergence, Repair
+from convert.programs.divergence.selections import MOVES, other_selection, selection
 from convert.programs.divergence.shared_values import HIDDEN, same_numbers
+from convert.programs.divergence.windows import PADDING, other_padding, other_windows
 from convert.programs.divergence.words import Words, arithmetic, places, scalar
 from convert.programs.program import Operation, Program, Value
 
@@ -79,20 +83,54 @@ def named(
     if not divergence.proven:
         return _unproven(divergence, ours, theirs, activations, training)
     described: dict[tuple[str, str], tuple[Repair, str, str]] = {}
+    seen: set[Any] = set()
     for repair in divergence.repairs:
+        what = tuple(tuple((one.name, one.where) for one in ones) for ones in (repair.target, repair.source))
+        if what in seen and repair.target and repair.source:
+            continue  # the next step of a loop
+        seen.add(what)
         name, problem = _describe(repair, ours, theirs, activations, training)
+        if name == PART and (which := other_selection(repair, ours, theirs)) and which not in problem:
+            problem = f"{problem}; {which}"
         lines = {one.where for one in repair.target} or {one.where for one in repair.source}
         described.setdefault((name, min(lines, default="")), (repair, name, problem))
     chosen = list(described.values())
     chosen = chosen[:1] + [one for one in chosen[1:] if one[1] != OTHER]  # what one fault leads to often has no name
     names = list(dict.fromkeys(name for _, name, _ in chosen))
     name = " and ".join(names[:2])
+    counted = len(chosen) == 2 and padding_counts(chosen[0][0], chosen[1][0])
+    if counted:
+        names, name = [PADDING], PADDING
+    if set(names) == {OPERAND} and any(_crossed(a[0], b[0]) for a, b in itertools.combinations(chosen, 2)):
+        names, name = [EXCHANGED], EXCHANGED
     if set(names) == {MISSING, EXTRA}:
         name = _moved(chosen, activations) or name
     problems = list(dict.fromkeys(problem for _, _, problem in chosen))
-    problem = "; ".join(problems[:2]) + (f"; and {len(problems) - 2} more" if len(problems) > 2 else "")
+    if counted:
+        problems.append("the padding counts in the target's mean, and not in the JAX model's")
+    problem = "; ".join(problems[:2] if not counted else problems) + (
+        f"; and {len(problems) - 2} more" if len(problems) > 2 and not counted else ""
+    )
     by_rules = all(one in BY_RULES for one in names) or any(map(_of_layers, divergence.repairs))
     return Named(name, problem, _fix(divergence.repairs[0]), by_rules)
+
+
+def _crossed(one: Repair, two: Repair) -> bool:
+    """Whether each of two operations uses what the other one should."""
+    mine, meant = _unshared(one)
+    other, other_meant = _unshared(two)
+    pairs = ((mine, other_meant), (meant, other))
+    return all(len(a) == len(b) == 1 and same_numbers(a[0].array, b[0].array) for a, b in pairs) and not same_numbers(
+        mine[0].array, meant[0].array
+    )
+
+
+def _unshared(repair: Repair) -> tuple[list[Value], list[Value]]:
+    """Return what the target's operations are given and the source's are not, and the other way round."""
+    pairs = list(zip(repair.operands, repair.given, strict=True))
+    theirs = repair.source_operands
+    mine = [value for value, x in pairs if not any(same_numbers(x, y.array) for y in theirs)]
+    return mine, [y for y in theirs if not any(same_numbers(x, y.array) for _, x in pairs)]
 
 
 def _of_layers(repair: Repair) -> bool:
@@ -114,6 +152,10 @@ def _moved(chosen: Sequence[tuple[Repair, str, str]], activations: Mapping[str, 
     if all(any(kind in ("sqrt", "rsqrt") for kind, _ in _steps(one.source or one.target)) for one in sides):
         return "norm behind the addition, not in front of it"
     one, two = (_steps(x.source or x.target) for x in sides)
+    told = [steps_in_functions(arithmetic(x.source or x.target), activations) for x in sides]
+    kinds = [[name or kind_of(ones[-1]) for name, ones in steps] for steps in told]
+    if kinds[0] == kinds[1] and any(name for name, _ in told[0]):
+        return MOVED
     if [kind for kind, _ in one] != [kind for kind, _ in two]:
         return ""
     return MOVED if one == two else CONSTANT
@@ -141,8 +183,13 @@ def _describe(
         return said
     if not repair.target:
         if not repair.source and not same_numbers(repair.got, repair.want):
-            meant = theirs.value(repair.source_operands[0])
-            return OPERAND, f"the target has {given} where the JAX model has {meant}"
+            used, meant = repair.operands[0], repair.source_operands[0]
+            which = selection((used, repair.got), (meant, repair.want), ours, theirs)
+            at = places(_made_at(repair, ours))
+            return (
+                OPERAND,
+                f"the target has {given}{at} where the JAX model has {theirs.value(meant)}{which and f'; {which}'}",
+            )
         if all(kind_of(one) == LAYOUT for one in repair.source):
             ends = [ours.producer[x] for x in repair.operands if x in ours.producer]
             moved = moved_indices(repair.got, repair.want)
@@ -150,6 +197,14 @@ def _describe(
                 ORDER,
                 f"the elements of {given} are in another order: the target{places(ends)}, the JAX model{there}{moved}",
             )
+        if padding := other_padding(repair, ours, theirs):
+            return PADDING, f"of {given}, the JAX model {instead}{there}; {padding}{places(_made_at(repair, ours))}"
+        if all(kind_of(one) in MOVES for one in arithmetic(repair.source)) and not same_numbers(
+            repair.got, repair.want
+        ):
+            which = other_selection(repair, ours, theirs)
+            of = which or f"the target has {given} as it is"
+            return PART, f"of {given}, the JAX model {instead}{there}; {of}{places(_made_at(repair, ours))}"
         if function := _function_in_front(repair, ours, activations):
             return function, f"of {given}, the JAX model {instead}{there}; the target uses it as it is: {function}"
         return MISSING, f"of {given}, the JAX model {instead}{there}; the target uses it as it is"
@@ -166,7 +221,11 @@ def _describe(
     if other_pooling(repair, ours, theirs):
         return "another pooling", sentence
     if padding := other_pool_padding(repair, ours, theirs):
-        return "another padding", f"{sentence}; {padding}"
+        return PADDING, f"{sentence}; {padding}"
+    if windows := other_windows(repair, ours, theirs):
+        return windows[0], f"{sentence}; {windows[1]}"
+    if padding := other_padding(repair, ours, theirs):
+        return PADDING, f"{sentence}; {padding}"
     if axes := axes_exchanged(repair, ours):
         return AXES, f"{sentence}: {axes}"
     hidden = [np.abs(x) >= HIDDEN for x in (repair.got, repair.want)]
@@ -212,9 +271,48 @@ def _describe(
     kinds, their_kinds = ours.kinds(repair.target), theirs.kinds(repair.source)
     for few, many, name in ((kinds, their_kinds, MISSING), (their_kinds, kinds, EXTRA)):
         if few and len(few) < len(many) and _within(few, many):
-            moves = not (Counter(many) - Counter(few)).keys() - {"part", "join", "pick"}
+            longer = repair.source if many is their_kinds else repair.target
+            joins = any(kind_of(one) == "join" and any(v.of_parameters for v in one.operands) for one in longer)
+            moves = not joins and not (Counter(many) - Counter(few)).keys() - {"part", "join", "pick"}
             return (PART if moves else name), sentence
-    return OTHER, sentence
+    if "resize" in (*kinds, *their_kinds):
+        return "another interpolation", sentence
+    return _by_functions(repair, activations) or OTHER, sentence
+
+
+def _by_functions(repair: Repair, activations: Mapping[str, Function]) -> str:
+    """Name a difference of operations of which some make a known function; empty if that does not tell."""
+    one, two = (
+        [(name or kind_of(ones[-1]), None if name else scalar(ones[-1]), bool(name)) for name, ones in steps]
+        for steps in (steps_in_functions(arithmetic(x), activations) for x in (repair.target, repair.source))
+    )
+    if Counter(one) == Counter(two):
+        return MOVED
+    more, fewer = list((Counter(one) - Counter(two)).elements()), list((Counter(two) - Counter(one)).elements())
+    if len(more) == len(fewer) == 1 and more[0][2] and fewer[0][2]:
+        return f"{more[0][0]} for {fewer[0][0]}"
+    if len(more) == 1 and more[0][2] and (product := _product_of_two(fewer)):
+        return f"{more[0][0]} for {product}"
+    if len(fewer) == 1 and fewer[0][2] and (product := _product_of_two(more)):
+        return f"{product} for {fewer[0][0]}"
+    kinds = [[kind for kind, _, _ in steps] for steps in (one, two)]
+    for few, many, name in ((kinds[0], kinds[1], MISSING), (kinds[1], kinds[0], EXTRA)):
+        if few and len(few) < len(many) and _within(few, many):
+            return name
+    return ""
+
+
+def _made_at(repair: Repair, ours: Words) -> list[Operation]:
+    """Return the operation of the target that gives the replaced value."""
+    value = root(repair.operands[0], ours.producer)
+    return [ours.producer[value]] if value in ours.producer else []
+
+
+def _product_of_two(steps: Sequence[tuple[str, float | None, bool]]) -> str:
+    """Name the product of two functions; empty if it is none."""
+    names = sorted(name for name, _, function in steps if function)
+    rest = [(kind, number) for kind, number, function in steps if not function]
+    return f"{names[0]} times {names[1]}" if len(names) == 2 and rest == [("multiply", None)] else ""
 
 
 def _within(few: Sequence[str], many: Sequence[str]) -> bool:
@@ -233,7 +331,16 @@ def _chain(
     """Say what operations do: by the name of the function, where they are the operations of a known one."""
     several = len(arithmetic(operations)) > 1 and len(given) == 1 and not same(made, given[0])
     name = computed(made, given[0], activations) if several else ""
-    return f"computes {name}" if name else words.chain(operations)
+    if name:
+        return f"computes {name}"
+    steps = steps_in_functions(arithmetic(operations), activations)
+    if not any(len(ones) > 1 for _, ones in steps):
+        return words.chain(operations)
+    verbs: list[str] = []
+    for several, group in itertools.groupby(steps, key=lambda step: len(step[1]) > 1):
+        each = list(group)
+        verbs += [f"computes {name}" for name, _ in each] if several else words.verbs([ones[0] for _, ones in each])
+    return words.listed(verbs)
 
 
 def _input_of_layer(repair: Repair, ours: Words, theirs: Words) -> tuple[str, str] | None:
@@ -270,11 +377,15 @@ def _function_in_front(repair: Repair, ours: Words, activations: Mapping[str, Fu
 
 def _same_operations(repair: Repair, ours: Words, theirs: Words, sentence: str) -> tuple[str, str]:
     """Name a difference of operations that are the same, with the same constants: other operands, or their elements' order."""
-    unshared = [x for x in repair.given if not any(same_numbers(x, y.array) for y in repair.source_operands)]
-    if unshared:
-        used = " and ".join(dict.fromkeys(map(ours.value, repair.operands)))
-        meant = " and ".join(dict.fromkeys(map(theirs.value, repair.source_operands)))
-        return OPERAND, f"{sentence}; the target uses {used}, and the JAX model {meant}"
+    if _unshared(repair)[0]:
+        values = _unshared(repair)
+        used = " and ".join(dict.fromkeys(map(ours.value, values[0])))
+        meant = " and ".join(dict.fromkeys(map(theirs.value, values[1] or repair.source_operands)))
+        which = ""
+        if len(values[0]) == len(values[1]) == 1:
+            (mine,), (other,) = values
+            which = selection((mine, mine.array), (other, other.array), ours, theirs)
+        return OPERAND, f"{sentence}; the target uses {used}, and the JAX model {meant}{which and f'; {which}'}"
     if not same_numbers(repair.got, repair.want) and any(kind_of(one) in ("part", "pick") for one in repair.target):
         return PART, sentence
     if said := shifted_tables(repair):

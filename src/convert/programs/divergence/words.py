@@ -74,10 +74,15 @@ class Words:
 
     def chain(self, operations: Sequence[Operation]) -> str:
         """Say what operations do, one after another."""
-        verbs = self.verbs(arithmetic(operations))
+        if larger := not arithmetic(operations) and _repeats(operations):
+            return larger
+        return self.listed(self.verbs(arithmetic(operations)))
+
+    def listed(self, verbs: Sequence[str]) -> str:
+        """Say a few of these, one after another."""
         verbs = [verb for k, verb in enumerate(verbs) if k == 0 or verb != verbs[k - 1]]
         more = len(verbs) - LISTED
-        said = verbs[:LISTED] + ([f"does {more} more"] if more > 0 else [])
+        said = list(verbs[:LISTED]) + ([f"does {more} more"] if more > 0 else [])
         return ", ".join(said) or "moves the elements"
 
     def verbs(self, operations: Sequence[Operation]) -> list[str]:
@@ -116,6 +121,12 @@ class Words:
             return PLAIN[kind] + _bounds(operation)
         if kind == "pooling":
             return PLAIN[kind] + next((f" by {by}" for word, by in POOLED.items() if word in operation.name), "")
+        if kind == "resize":
+            return f"interpolates by {operation.name.strip('_')}"
+        if kind == "join" and any(v.of_parameters for v in operation.operands):
+            return f"joins {self.other(operation)} to it"
+        if kind == "part":
+            return _taken(operation) or PLAIN[kind]
         if kind in ("sum", "mean", "largest", "sort"):
             return PLAIN[kind] + _over(operation)
         return PLAIN.get(kind, f"runs {operation.name.strip('_')}")
@@ -137,6 +148,9 @@ class Words:
         operation = self.producer.get(value)
         if operation is None:
             return "a value"
+        if kind_of(operation) == "part" and len(operation.data) == 1:
+            whole = self.value(operation.data[0])
+            return whole if whole.startswith("a part of") else f"a part of {whole}"
         weights = layer_of(operation, self.producer)
         if weights is not None:
             return f"what {weights} gives"
@@ -148,7 +162,7 @@ def layer_of(operation: Operation, producer: Mapping[Value, Operation]) -> str |
     for _ in range(2):
         if kind_of(operation) in ("product", "convolution"):
             leaves = next((v.leaves for v in operation.operands if v.leaves and not v.data), frozenset())
-            return operation.module or next(iter(leaves), None) if leaves else None
+            return operation.module or " and ".join(sorted(leaves)) or None
         if kind_of(operation) != "add" or len(operation.data) != 1:
             return None
         before = producer.get(root(operation.data[0], producer))
@@ -175,6 +189,12 @@ def arithmetic(operations: Sequence[Operation]) -> list[Operation]:
     if not any(kind_of(one) == "pick" for one in steps):
         return steps
     return [one for one in steps if one.name not in INDICES or one.results[0].array.dtype.kind == "f"]
+
+
+def _repeats(operations: Sequence[Operation]) -> str:
+    """Say that operations that move elements have repeated them; empty if they have not."""
+    sizes = [(one.operands[0].array.size, one.results[0].array.size) for one in operations]
+    return "repeats the elements" if any(before < after for before, after in sizes) else ""
 
 
 def _limits(operation: Operation) -> str:
@@ -228,6 +248,36 @@ def places(operations: Sequence[Operation]) -> str:
     module = next((one.module for one in operations if one.module), "")
     said = [*lines[:3], *(["..."] if len(lines) > 3 else []), *([f"in {module}"] if module else [])]
     return f" ({', '.join(said)})" if said else ""
+
+
+def _taken(operation: Operation) -> str:
+    """Say which indices of an axis an operation takes; empty where it takes them of several axes, or gives several results."""
+    settings, shape = operation.settings, operation.operands[0].array.shape
+    if len(operation.results) > 1:
+        return ""
+    if operation.name in ("rev", "flip"):
+        axes = settings.get("dimensions", settings.get("dims", ()))
+        return f"reverses axis {axes[0] % len(shape)}" if len(axes) == 1 else ""
+    taken: list[tuple[int, range]] = []
+    if "start_indices" in settings and settings.get("limit_indices"):
+        steps = settings.get("strides") or (1,) * len(shape)
+        every = zip(settings["start_indices"], settings["limit_indices"], steps, strict=True)
+        taken = [(axis, range(*how)) for axis, how in enumerate(every)]
+    elif operation.name == "select":
+        axis, index = settings.get("dim", 0) % len(shape), settings.get("index", 0)
+        taken = [(axis, range(shape[axis])[index:][:1])]
+    elif operation.name == "slice":
+        axis = settings.get("dim", 0) % len(shape)
+        how = slice(settings.get("start"), settings.get("end"), settings.get("step"))
+        taken = [(axis, range(shape[axis])[how])]
+    taken = [(axis, which) for axis, which in taken if len(which) != shape[axis]]
+    if len(taken) != 1 or not len(taken[0][1]):
+        return ""
+    axis, which = taken[0]
+    if len(which) == 1:
+        return f"takes index {which[0]} of axis {axis}"
+    step = f", every {which.step}," if which.step != 1 else ""
+    return f"takes the indices {which[0]} to {which[-1]}{step} of axis {axis}"
 
 
 def _over(operation: Operation) -> str:

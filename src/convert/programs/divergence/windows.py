@@ -1,0 +1,196 @@
+"""What convolutions and poolings read of a value: how it is padded, and in which steps."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from convert.programs.divergence.functions import MOST
+from convert.programs.divergence.kinds import LAYOUT, kind_of
+from convert.programs.divergence.layouts import same
+from convert.programs.divergence.search import Repair
+from convert.programs.divergence.words import Words
+from convert.programs.program import Operation, Value
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Pairs = tuple[tuple[int, int], ...]
+PADDING = "another padding"
+PADS = ("constant_pad_nd", "pad")  # in torch and in JAX
+NEAR = 12  # operations that pad a value
+WIDEST = 16  # padding of an axis
+MODES = {
+    "constant": "zeros",
+    "reflect": "what the edges reflect",
+    "edge": "the values of the edges",
+    "symmetric": "what the edges reflect, themselves included",
+    "wrap": "the values of the other end",
+}
+
+
+@dataclass(frozen=True)
+class Padded:
+    """A value as another one with more at its ends.
+
+    Attributes:
+        value: the other one.
+        mode: of `numpy.pad`.
+        widths: for each axis of the padded value.
+    """
+
+    value: Value
+    mode: str
+    widths: Pairs
+
+    def __str__(self) -> str:
+        used = [str(pair) for pair in self.widths if any(pair)]
+        return f"{' and '.join(used)} with {MODES[self.mode]}" if used else "nothing"
+
+
+def other_padding(repair: Repair, ours: Words, theirs: Words) -> str:
+    """Say how two paddings of the same value differ; empty if one of the sides does not pad it, or both pad it in one way."""
+    ends = (
+        repair.target[-1].results[0] if repair.target else repair.operands[0],
+        repair.source[-1].results[0] if repair.source else repair.source_operands[0],
+    )
+    found = [padded(value, words.producer) for words, value in zip((ours, theirs), ends, strict=True)]
+    if found[0] is None or found[1] is None or str(found[0]) == str(found[1]):
+        return ""
+    if np.sort(found[0].value.array, axis=None).shape != np.sort(found[1].value.array, axis=None).shape:
+        return ""
+    return f"the target pads {found[0]}, and the JAX model {found[1]}"
+
+
+def padded(value: Value, producer: Mapping[Value, Operation]) -> Padded | None:
+    """Return of which value this one is a padded copy: of the first from which operations that move elements lead to it."""
+    found = None
+    for one in _moved_from(value, producer):
+        found = _as_padded(one, value.array) or found
+    return found
+
+
+def _moved_from(value: Value, producer: Mapping[Value, Operation]) -> Iterator[Value]:
+    """Yield the values from which operations that move elements alone lead to a value, the nearest first."""
+    waiting, seen = [value], {value}
+    while waiting and len(seen) < NEAR:
+        one = producer.get(waiting.pop(0))
+        if one is None or not (
+            kind_of(one) in (LAYOUT, "part", "join") or "pad" in one.name or one.name.startswith("as_strided")
+        ):
+            continue
+        for operand in one.data:
+            if operand not in seen:
+                seen.add(operand)
+                waiting.append(operand)
+                yield operand
+
+
+def _as_padded(value: Value, made: Array) -> Padded | None:
+    given = value.array
+    if given.ndim != made.ndim or given.size >= made.size or made.size > MOST:
+        return None
+    for order in itertools.permutations(range(given.ndim)):
+        laid = given.transpose(order)
+        more = [large - small for small, large in zip(laid.shape, made.shape, strict=True)]
+        if not 0 <= min(more) <= max(more) <= WIDEST:
+            continue
+        for widths in itertools.product(*([(low, n - low) for low in range(n + 1)] for n in more)):
+            inside = tuple(slice(low, low + n) for (low, _), n in zip(widths, laid.shape, strict=True))
+            if not same(made[inside], laid):
+                continue
+            for mode in MODES:
+                if same(np.pad(laid, widths, mode=mode), made):  # type: ignore[call-overload]
+                    return Padded(value, mode, widths)
+    return None
+
+
+@dataclass(frozen=True)
+class _Convolution:
+    """A convolution in one order of axes: batch, features, then those along which the kernel moves."""
+
+    given: Array
+    kernel: Array
+    padding: tuple[tuple[str, Pairs], ...]
+    settings: Mapping[str, Any]
+
+
+def other_windows(repair: Repair, ours: Words, theirs: Words) -> tuple[str, str] | None:
+    """Name what differs in two convolutions of the same value with the same kernel; None if there are no such."""
+    sides = []
+    for words, operations in ((ours, repair.target), (theirs, repair.source)):
+        found = [one for one in operations if kind_of(one) == "convolution"]
+        made = _convolution(found[0], words) if len(found) == 1 else None
+        if made is None:
+            return None
+        sides.append(made)
+    one, two = sides
+    if one.given.shape != two.given.shape or not same(one.given, two.given):
+        return None
+    if one.kernel.shape != two.kernel.shape:
+        return None
+    if not same(one.kernel, two.kernel):
+        flipped = same(np.flip(one.kernel, tuple(range(2, one.kernel.ndim))), two.kernel)
+        if not flipped or one.padding != two.padding or one.settings != two.settings:
+            return None
+        return "kernel flipped", "the target reads the taps of the kernel in the reverse order"
+    names = [f"another {what}" for what in one.settings if one.settings[what] != two.settings[what]]
+    said = [
+        f"the target has {what} {one.settings[what]}, and the JAX model {two.settings[what]}"
+        for what in one.settings
+        if one.settings[what] != two.settings[what]
+    ]
+    cut = _is_cut(repair.target) != _is_cut(repair.source)
+    if one.padding != two.padding or cut:
+        names.append(PADDING)
+        said.append(
+            f"the target pads {_said(one, repair.target)}, and the JAX model {_said(two, repair.source)}",
+        )
+    return (" and ".join(names), "; ".join(said)) if names else None
+
+
+def _is_cut(operations: Sequence[Operation]) -> bool:
+    """Whether a part is taken of what a convolution gives."""
+    kinds = [kind_of(one) for one in operations]
+    return "part" in kinds[kinds.index("convolution") :]
+
+
+def _said(one: _Convolution, operations: Sequence[Operation]) -> str:
+    used = [f"{' and '.join(map(str, widths))} with {MODES[mode]}" for mode, widths in one.padding]
+    return (" and ".join(used) or "nothing") + (" and cuts the result" if _is_cut(operations) else "")
+
+
+def _convolution(operation: Operation, words: Words) -> _Convolution | None:
+    """Return an operation of torch or of JAX; None for a transposed one, or one with other settings."""
+    settings, value, kernel = operation.settings, operation.operands[0], operation.operands[1].array
+    if (spec := settings.get("dimension_numbers")) is not None:
+        order, kernel = tuple(spec.lhs_spec), kernel.transpose(spec.rhs_spec)
+        own: Pairs = tuple((int(low), int(high)) for low, high in settings["padding"])
+        stride, dilation = settings["window_strides"], settings["rhs_dilation"]
+        groups, other = settings["feature_group_count"], any(n != 1 for n in settings["lhs_dilation"])
+    else:
+        order = tuple(range(value.array.ndim))
+        own = tuple((int(n), int(n)) for n in settings["padding"])
+        stride, dilation = settings["stride"], settings["dilation"]
+        groups, other = settings["groups"], settings["transposed"]
+    if other:
+        return None
+    padding = {"constant": own}
+    found = padded(value, words.producer)
+    given = value.array
+    if found is not None:
+        inside = tuple(slice(low, n - high) for (low, high), n in zip(found.widths, given.shape, strict=True))
+        given = given[inside]
+        widths = [found.widths[axis] for axis in order]
+        if any(map(any, widths[:2])):
+            return None
+        before = padding.get(found.mode, ((0, 0),) * len(own))
+        padding[found.mode] = tuple((a + c, b + d) for (a, b), (c, d) in zip(before, widths[2:], strict=True))
+    return _Convolution(
+        given.transpose(order),
+        kernel,
+        tuple((mode, pairs) for mode, pairs in padding.items() if any(map(any, pairs))),
+        {"stride": tuple(stride), "dilation": tuple(dilation), "number of groups": groups},
+    )
