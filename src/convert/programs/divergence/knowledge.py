@@ -125,7 +125,10 @@ class Knowledge:
         while waiting:
             one = waiting.pop()
             operation = self.source_producer.get(one)
-            if operation is not None and one.data and one not in present and operation not in found:
+            zeros = one.array.dtype.kind == "f" and not one.array.any()  # what a recurrence begins with
+            if operation is None or not one.data or one in present or (zeros and one is not value):
+                continue
+            if operation not in found:
                 found.add(operation)
                 waiting.extend(operation.operands)
         return tuple(one for one in self.source.operations if one in found)

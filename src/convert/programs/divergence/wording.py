@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from convert.programs.divergence.by_functions import (
+    EXCHANGED,
+    EXTRA,
+    MISSING,
+    MOVED,
+    by_functions,
+    chain,
+    function_in_front,
+    two_functions,
+    within,
+)
 from convert.programs.divergence.details import (
     FUNCTION,
     PARAMETER,
@@ -29,7 +40,7 @@ from convert.programs.divergence.details import (
 )
 from convert.programs.divergence.functions import Function, computed, steps_in_functions
 from convert.programs.divergence.graph import root
-from convert.programs.divergence.kinds import ELEMENTWISE, LAYOUT, kind_of
+from convert.programs.divergence.kinds import LAYOUT, kind_of
 from convert.programs.divergence.layouts import same
 from convert.programs.divergence.search import Divergence, Repair
 from convert.programs.divergence.selections import MOVES, other_selection, selection
@@ -40,11 +51,9 @@ from convert.programs.program import Operation, Program, Value
 
 Array = np.ndarray[Any, np.dtype[Any]]
 ORDER = "elements in another order"
-MISSING, EXTRA = "operation missing", "operation that the JAX model lacks"
 CONSTANT = "another constant"
-MOVED = "operations in another order"
 OTHER = "another computation"
-OPERAND, EXCHANGED, AXES = "another operand", "operands exchanged", "axes exchanged"
+OPERAND, AXES = "another operand", "axes exchanged"
 BY_RULES = (ORDER, OPERAND, PART, EXCHANGED, AXES, PARAMETER, FUNCTION)  # what wrong rules give, too
 
 
@@ -120,9 +129,7 @@ def _crossed(one: Repair, two: Repair) -> bool:
     mine, meant = _unshared(one)
     other, other_meant = _unshared(two)
     pairs = ((mine, other_meant), (meant, other))
-    return all(len(a) == len(b) == 1 and same_numbers(a[0].array, b[0].array) for a, b in pairs) and not same_numbers(
-        mine[0].array, meant[0].array
-    )
+    return all(any(same_numbers(x.array, y.array) for x in a for y in b) for a, b in pairs)
 
 
 def _unshared(repair: Repair) -> tuple[list[Value], list[Value]]:
@@ -167,9 +174,9 @@ def _describe(
     """Return the name of what a repair undoes, and the sentence."""
     given = " and ".join(dict.fromkeys(map(ours.value, repair.operands)))
     here, there = places(repair.target), places(repair.source)
-    does = _chain(ours, repair.target, repair.given, repair.got, activations)
+    does = chain(ours, repair.target, repair.given, repair.got, activations)
     theirs_given = [x.array for x in repair.source_operands] if repair.target else repair.given
-    instead = _chain(theirs, repair.source, theirs_given, repair.want, activations)
+    instead = chain(theirs, repair.source, theirs_given, repair.want, activations)
     most, theirs_most = (
         words.largest_behind(x) for words, x in ((ours, repair.operands), (theirs, repair.source_operands))
     )
@@ -205,7 +212,7 @@ def _describe(
             which = other_selection(repair, ours, theirs)
             of = which or f"the target has {given} as it is"
             return PART, f"of {given}, the JAX model {instead}{there}; {of}{places(_made_at(repair, ours))}"
-        if function := _function_in_front(repair, ours, activations):
+        if function := function_in_front(repair, ours, activations):
             return function, f"of {given}, the JAX model {instead}{there}; the target uses it as it is: {function}"
         return MISSING, f"of {given}, the JAX model {instead}{there}; the target uses it as it is"
     trained = next((one.module for one in repair.target if one.module in training), None)
@@ -234,7 +241,7 @@ def _describe(
             "another mask",
             f"{mask_difference(~hidden[0], ~hidden[1])}{here}; the JAX model's mask is applied at {_line(repair.source)}",
         )
-    if function := _functions(repair, activations):
+    if function := two_functions(repair, activations):
         return function, f"{sentence}: {function}"
     if other := other_parameters(repair, ours, theirs):
         return other[0], f"{sentence}; {other[1]}"
@@ -270,77 +277,20 @@ def _describe(
         return "the other sign", sentence
     kinds, their_kinds = ours.kinds(repair.target), theirs.kinds(repair.source)
     for few, many, name in ((kinds, their_kinds, MISSING), (their_kinds, kinds, EXTRA)):
-        if few and len(few) < len(many) and _within(few, many):
+        if few and len(few) < len(many) and within(few, many):
             longer = repair.source if many is their_kinds else repair.target
             joins = any(kind_of(one) == "join" and any(v.of_parameters for v in one.operands) for one in longer)
             moves = not joins and not (Counter(many) - Counter(few)).keys() - {"part", "join", "pick"}
             return (PART if moves else name), sentence
     if "resize" in (*kinds, *their_kinds):
         return "another interpolation", sentence
-    return _by_functions(repair, activations) or OTHER, sentence
-
-
-def _by_functions(repair: Repair, activations: Mapping[str, Function]) -> str:
-    """Name a difference of operations of which some make a known function; empty if that does not tell."""
-    one, two = (
-        [(name or kind_of(ones[-1]), None if name else scalar(ones[-1]), bool(name)) for name, ones in steps]
-        for steps in (steps_in_functions(arithmetic(x), activations) for x in (repair.target, repair.source))
-    )
-    if Counter(one) == Counter(two):
-        return MOVED
-    more, fewer = list((Counter(one) - Counter(two)).elements()), list((Counter(two) - Counter(one)).elements())
-    if len(more) == len(fewer) == 1 and more[0][2] and fewer[0][2]:
-        return f"{more[0][0]} for {fewer[0][0]}"
-    if len(more) == 1 and more[0][2] and (product := _product_of_two(fewer)):
-        return f"{more[0][0]} for {product}"
-    if len(fewer) == 1 and fewer[0][2] and (product := _product_of_two(more)):
-        return f"{product} for {fewer[0][0]}"
-    kinds = [[kind for kind, _, _ in steps] for steps in (one, two)]
-    for few, many, name in ((kinds[0], kinds[1], MISSING), (kinds[1], kinds[0], EXTRA)):
-        if few and len(few) < len(many) and _within(few, many):
-            return name
-    return ""
+    return by_functions(repair, activations) or OTHER, sentence
 
 
 def _made_at(repair: Repair, ours: Words) -> list[Operation]:
     """Return the operation of the target that gives the replaced value."""
     value = root(repair.operands[0], ours.producer)
     return [ours.producer[value]] if value in ours.producer else []
-
-
-def _product_of_two(steps: Sequence[tuple[str, float | None, bool]]) -> str:
-    """Name the product of two functions; empty if it is none."""
-    names = sorted(name for name, _, function in steps if function)
-    rest = [(kind, number) for kind, number, function in steps if not function]
-    return f"{names[0]} times {names[1]}" if len(names) == 2 and rest == [("multiply", None)] else ""
-
-
-def _within(few: Sequence[str], many: Sequence[str]) -> bool:
-    """Whether words stand among others in their order."""
-    rest = iter(many)
-    return all(word in rest for word in few)
-
-
-def _chain(
-    words: Words,
-    operations: Sequence[Operation],
-    given: Sequence[Array],
-    made: Array,
-    activations: Mapping[str, Function],
-) -> str:
-    """Say what operations do: by the name of the function, where they are the operations of a known one."""
-    several = len(arithmetic(operations)) > 1 and len(given) == 1 and not same(made, given[0])
-    name = computed(made, given[0], activations) if several else ""
-    if name:
-        return f"computes {name}"
-    steps = steps_in_functions(arithmetic(operations), activations)
-    if not any(len(ones) > 1 for _, ones in steps):
-        return words.chain(operations)
-    verbs: list[str] = []
-    for several, group in itertools.groupby(steps, key=lambda step: len(step[1]) > 1):
-        each = list(group)
-        verbs += [f"computes {name}" for name, _ in each] if several else words.verbs([ones[0] for _, ones in each])
-    return words.listed(verbs)
 
 
 def _input_of_layer(repair: Repair, ours: Words, theirs: Words) -> tuple[str, str] | None:
@@ -363,16 +313,6 @@ def _input_of_layer(repair: Repair, ours: Words, theirs: Words) -> tuple[str, st
             f"{name} is given {given} with its elements in another order: the target{places_of[0]}, the JAX model{places_of[1]}",
         )
     return OPERAND, f"the target gives {name} {given}{places([layer])}; the JAX model gives it {meant}"
-
-
-def _function_in_front(repair: Repair, ours: Words, activations: Mapping[str, Function]) -> str:
-    """Name two functions of one value, where what the target's gives goes into the JAX model's: softplus is relu and more."""
-    operation = ours.producer.get(root(repair.operands[0], ours.producer))
-    if operation is None or len(operation.data) != 1 or kind_of(operation) not in ELEMENTWISE:
-        return ""
-    before = operation.data[0].array
-    got, want = (computed(x, before, activations) for x in (repair.given[0], repair.want))
-    return f"{got} for {want}" if got and want and got != want else ""
 
 
 def _same_operations(repair: Repair, ours: Words, theirs: Words, sentence: str) -> tuple[str, str]:
@@ -404,40 +344,6 @@ def _same_operations(repair: Repair, ours: Words, theirs: Words, sentence: str) 
     if len(repair.given) > 1 and all(any(x.shape == y.shape and same(x, y) for y in others) for x in repair.given):
         return EXCHANGED, f"{sentence}; the same values, put together in another way"
     return ORDER, f"{sentence}; the elements are in another order"
-
-
-def _functions(repair: Repair, activations: Mapping[str, Function]) -> str:
-    """Name the functions of one value that the two compute, as ``relu for silu``; empty where they are not known."""
-    by_size = [x for x in repair.given if x.dtype.kind == "f"]
-    for value in by_size:
-        for got, want in _pairs(repair, value):
-            ours, theirs = (computed(x, value, activations) for x in (got, want))
-            if ours and theirs and ours != theirs:
-                return f"{ours} for {theirs}"
-    if len(by_size) == 2:
-        found = []
-        for x in (repair.got, repair.want):
-            found += [
-                (name, gate is by_size[0])
-                for gate, other in (by_size, by_size[::-1])
-                for name, function in activations.items()
-                if gate.shape == other.shape and same(function(gate) * other, x)
-            ][:1]
-        if len(found) == 2 and found[0] != found[1]:
-            (ours, _), (theirs, _) = found
-            return EXCHANGED if ours == theirs else f"{ours} for {theirs}"
-    return ""
-
-
-def _pairs(repair: Repair, value: Array) -> Iterator[tuple[Array, Array]]:
-    """Yield what the two sides give; then, where that is g(x) in an activation x * g(x), the activation.
-
-    The exact GELU of JAX is x * erfc(-x / sqrt(2)) / 2, and the two sides may differ in g alone.
-    """
-    yield repair.got, repair.want
-    if repair.got.shape == repair.want.shape == value.shape:
-        for x in (value, value / 2):
-            yield x * repair.got, x * repair.want
 
 
 def _line(operations: Sequence[Operation]) -> str:

@@ -30,6 +30,10 @@ from convert.verify.sides.run_torch import input_tensors, observed
 
 Array = np.ndarray[Any, np.dtype[Any]]
 EXCHANGED, REVERSED = "modules exchanged", "layers in the reverse order"
+DIRECTIONS, BACKWARD = (
+    "directions exchanged",
+    "_reverse",
+)  # the ending of torch's tensors that read a sequence backwards
 MAX_RUNS, MIN_RUNS = 256, 16  # of the model
 WORK = 10**10  # weights times runs
 NUMBER = re.compile(r"(?<=\.)\d+(?=\.)|^\d+(?=\.)")
@@ -185,6 +189,7 @@ def _rope_of_two(site: Site, replay: Replay, steps: Sequence[Step]) -> Iterator[
 
 def _exchanges(site: Site, replay: Replay, steps: Sequence[Step]) -> Iterator[Trial]:
     """Yield the trials in which two modules or parameters of the same shapes are exchanged, in all layers; near ones first."""
+    yield from _directions(site, replay, steps)
     families: dict[str, dict[tuple[str, ...], dict[str, Step]]] = {}  # unit without numbers -> numbers -> last name
     for step in steps:
         for unit in _units(step):
@@ -215,6 +220,19 @@ def _exchanges(site: Site, replay: Replay, steps: Sequence[Step]) -> Iterator[Tr
             replay,
             tensors,
         )
+
+
+def _directions(site: Site, replay: Replay, steps: Sequence[Step]) -> Iterator[Trial]:
+    """Yield the trials in which the two directions of a recurrent module have each other's weights, in all its layers."""
+    by_name = {step.name: step for step in steps}
+    modules: dict[str, dict[str, Step]] = {}
+    for name, step in by_name.items():
+        forward = by_name.get(name.removesuffix(BACKWARD))
+        if forward is not None and forward is not step and forward.spec == step.spec:
+            modules.setdefault(holder_of(name), {}).update({name: forward, forward.name: step})
+    for module, tensors in modules.items():
+        problem = f"the forward direction of {module} has the weights of the backward one, and the other way round"
+        yield _moved(DIRECTIONS, problem, site, replay, tensors)
 
 
 def _shared_start(one: str, two: str) -> int:
