@@ -174,6 +174,12 @@ FAULTS = {
         "kernel flipped",
         ("the target reads the taps of the kernel in the reverse order",),
     ),
+    "a kernel whose channels are exchanged": Fault(
+        lambda p, x, real: windows(p, x),
+        lambda p, x, real: read({**p, "conv": p["conv"].transpose(0, 1)}, x),
+        "axes of the kernel exchanged",
+        ("the target reads the kernel with its axes in another order",),
+    ),
     "padding that counts in a mean": Fault(
         lambda p, x, real: mean_of_each(p, x),
         lambda p, x, real: mean_with_padding(p, x),
@@ -239,6 +245,18 @@ FAULTS = {
         lambda p, x, real: mish(x @ p["w"]) @ p["v"],
         "mish for softplus times tanh",
         ("applies tanh, computes softplus, multiplies",),
+    ),
+    "log1p for log": Fault(
+        lambda p, x, real: jnp.log(jnp.abs(x @ p["w"]) + 0.5) @ p["v"],
+        lambda p, x, real: torch.log1p((x @ p["w"]).abs() + 0.5) @ p["v"],
+        "log1p for log",
+        (),
+    ),
+    "squared in front of the product": Fault(
+        lambda p, x, real: jnp.square(jax.nn.relu(x @ p["w"]) * (x @ p["v"])) @ p["w"],
+        lambda p, x, real: (torch.square(torch.relu(x @ p["w"])) * (x @ p["v"])) @ p["w"],
+        "operations in another order",
+        ("the target squares, multiplies", "the JAX model multiplies, squares"),
     ),
     "no key of its own": Fault(
         lambda p, x, real: with_key_of_its_own(p, x),

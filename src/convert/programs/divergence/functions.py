@@ -51,6 +51,7 @@ def functions(activations: Mapping[str, Function]) -> Iterator[tuple[str, Functi
     yield "squared relu", lambda x: np.square(np.maximum(x, 0))
     yield "mish", lambda x: x * np.tanh(np.logaddexp(x, 0))
     yield "selu", lambda x: 1.0507009873554805 * np.where(x > 0, x, 1.6732632423543772 * np.expm1(np.minimum(x, 0)))
+    yield from (("log", np.log), ("log1p", np.log1p), ("exp", np.exp), ("exp2", np.exp2), ("expm1", np.expm1))
     yield "log sigmoid", lambda x: -np.logaddexp(-x, 0)
 
 

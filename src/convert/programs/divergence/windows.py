@@ -19,6 +19,7 @@ from convert.programs.program import Operation, Value
 Array = np.ndarray[Any, np.dtype[Any]]
 Pairs = tuple[tuple[int, int], ...]
 PADDING = "another padding"
+FLIPPED, TRANSPOSED = "kernel flipped", "axes of the kernel exchanged"
 PADS = ("constant_pad_nd", "pad")  # in torch and in JAX
 NEAR = 12  # operations that pad a value
 WIDEST = 16  # padding of an axis
@@ -133,9 +134,14 @@ def other_windows(repair: Repair, ours: Words, theirs: Words) -> tuple[str, str]
         return None
     if not same(one.kernel, two.kernel):
         flipped = same(np.flip(one.kernel, tuple(range(2, one.kernel.ndim))), two.kernel)
-        if not flipped or one.padding != two.padding or one.settings != two.settings:
+        if one.padding != two.padding or one.settings != two.settings:
             return None
-        return "kernel flipped", "the target reads the taps of the kernel in the reverse order"
+        if flipped:
+            return FLIPPED, "the target reads the taps of the kernel in the reverse order"
+        orders = itertools.permutations(range(one.kernel.ndim))
+        if any(order != tuple(sorted(order)) and same(one.kernel.transpose(order), two.kernel) for order in orders):
+            return TRANSPOSED, "the target reads the kernel with its axes in another order"
+        return None
     names = [f"another {what}" for what in one.settings if one.settings[what] != two.settings[what]]
     said = [
         f"the target has {what} {one.settings[what]}, and the JAX model {two.settings[what]}"

@@ -45,7 +45,7 @@ from convert.programs.divergence.layouts import same
 from convert.programs.divergence.search import Divergence, Repair
 from convert.programs.divergence.selections import MOVES, other_selection, selection
 from convert.programs.divergence.shared_values import HIDDEN, same_numbers
-from convert.programs.divergence.windows import PADDING, other_padding, other_windows
+from convert.programs.divergence.windows import FLIPPED, PADDING, TRANSPOSED, other_padding, other_windows
 from convert.programs.divergence.words import Words, arithmetic, places, scalar
 from convert.programs.program import Operation, Program, Value
 
@@ -54,7 +54,17 @@ ORDER = "elements in another order"
 CONSTANT = "another constant"
 OTHER = "another computation"
 OPERAND, AXES = "another operand", "axes exchanged"
-BY_RULES = (ORDER, OPERAND, PART, EXCHANGED, AXES, PARAMETER, FUNCTION)  # what wrong rules give, too
+BY_RULES = (
+    ORDER,
+    OPERAND,
+    PART,
+    EXCHANGED,
+    AXES,
+    PARAMETER,
+    FUNCTION,
+    FLIPPED,
+    TRANSPOSED,
+)  # what wrong rules give, too
 
 
 @dataclass(frozen=True)

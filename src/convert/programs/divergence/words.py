@@ -225,6 +225,8 @@ def scalar(operation: Operation) -> float | None:
         array = value.array
         if value.constant and array.dtype.kind in "fiu" and array.size and (array == array.flat[0]).all():
             return float(array.flat[0])
+    if operation.name == "square":
+        return 2.0
     for key in ("exponent", "y"):  # integer_pow has its number as a setting
         if isinstance(operation.settings.get(key), int | float):
             return float(operation.settings[key])
