@@ -228,6 +228,10 @@ def reference(plan, run=lambda module, given: {"y": module(**given)}, draw=input
     return Reference(inputs=draw, jax=jax, build=lambda state: Net(), run=run, outputs=("y",), reduction=D, depth=1, masks=masks)
 
 
+def without_plan():
+    return reference(None)
+
+
 def other_name(plan):
     return reference(plan, lambda module, given: {"z": module(**given)})
 
@@ -459,6 +463,7 @@ INPUTS = f"{VALUES}--inputs small_models:"
         (small_reference("short_mask"), "the value of `masks`: expected bool for 'y', with the leading axes of [5, 6], with 1 for an axis along which all elements count the same, got bool of shape [3]"),
         (small_reference("word_as_mask"), "the value of `masks`: expected bool for 'y', with the leading axes of [5, 6]"),
         (small_reference("nothing_counts"), "the value of `masks`: expected true where 'y' counts, got false everywhere, so that nothing is compared"),
+        (small_reference("without_plan"), "--reference small_models:without_plan: the factory: expected a function of (plan), got one of ()"),
         (small_reference("without_run"), "error[reference-invalid]: --reference small_models:without_run: `run`: expected a function of (module, inputs), got None"),
     ],
 )  # fmt: skip

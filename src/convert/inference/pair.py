@@ -20,7 +20,13 @@ from convert.planning.planner import RuleMatch
 from convert.planning.select_rules import explain, pick, score
 from convert.planning.target_formats.base import TORCH
 from convert.references.protocol import Reference
-from convert.references.user_reference import require_inputs, require_masks, require_outputs, require_reference
+from convert.references.user_reference import (
+    require_factory,
+    require_inputs,
+    require_masks,
+    require_outputs,
+    require_reference,
+)
 from convert.rules.library import available_rules
 
 if TYPE_CHECKING:
@@ -74,8 +80,9 @@ def pair_of_reference(
         got = "no checkpoint" if checkpoint is None else f"{factory}, which no shipped rules name"
         raise ConvertError(Finding("usage", path=f"--to {to}", expected="the reference of a shipped family", got=got))
     make = find_factory(factory, REFERENCE_OPTION)
+    require_factory(factory, make)
     with user_code_errors(factory, REFERENCE_OPTION):
-        reference = make(_NoPlan(factory, settings)) if signature_error(make, ("plan",)) is None else make()
+        reference = make(_NoPlan(factory, settings))
     require_reference(reference, factory)
     if reference.jax is None:
         _refuse(REFERENCE_OPTION + factory, "a reference with a JAX side", "one without", OTHER_WAY)
