@@ -310,6 +310,17 @@ _TABFM = (
         "tabfm 1.0.1 tabfm/src/jax/model.py",
     ),
 )
+_OPENPI = (
+    Published(
+        {"epsilon": 1e-6, "embedding_scale": "sqrt(D)", "query_scale": "1 / sqrt(H)", "rope": "half-split", "rope_theta": 10000.0},
+        "Physical-Intelligence/openpi@15a9616 src/openpi/models/{gemma,gemma_fast,siglip}.py",
+    ),
+    Published(
+        {"image_token": 257152, "context_length": 8192, "pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 1},
+        "config.json of google/paligemma-3b-pt-224",
+        binding=False,
+    ),
+)  # fmt: skip
 _VIT_JAX = (
     Published(
         {"epsilon": 1e-6, "hidden_act": "gelu_pytorch_tanh"},
@@ -483,6 +494,7 @@ PUBLISHED: Mapping[str, tuple[Published, ...]] = {
     "t5x-1.0": _T5X_1_0,
     **dict.fromkeys(("t5x-1.1", "t5x-mt5", "t5x-umt5", "t5x-umt5-tied"), _T5X_GATED),
     **dict.fromkeys(("tabfm-classification", "tabfm-regression"), _TABFM),
+    **dict.fromkeys(("pi0", "pi05", "pi0-fast"), _OPENPI),
     "vit-jax": _VIT_JAX,
     "keras-gemma": _KERAS_GEMMA,
     "keras-gemma2": (
