@@ -48,7 +48,7 @@ def refuse(adapter: AdapterPlan, out: Path, overwrite: bool) -> None:
         fix = f"write {out.with_suffix('')}"
         raise OutputError(Finding("output-kind", path=str(out), expected=f"a directory, for {FILE} and {CONFIG}", got="one file", fix=fix))  # fmt: skip
     refuse_overlap(out, adapter.plan.source)
-    refuse_existing(out, overwrite, directory=True)
+    refuse_existing(out, overwrite, or_one_file=False)
 
 
 def write_adapter(adapter: AdapterPlan, out: str | Path, *, overwrite: bool = False) -> AdapterResult:

@@ -66,7 +66,7 @@ def refuse(plan: ReversePlan, out: Path, to: str, overwrite: bool) -> None:
     if here == tensors or here in tensors.parents or (tensors in here.parents and tensors.is_dir()):
         problem = f"the output and the tensors {plan.written.path} are or contain each other"
         raise OutputError(Finding("output-within-input", problem, path=str(out), fix="choose another path"))
-    refuse_existing(out, overwrite, directory=not ending)
+    refuse_existing(out, overwrite, directory=not ending, or_one_file=False)
 
 
 def write_checkpoint(

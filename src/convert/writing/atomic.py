@@ -116,12 +116,13 @@ def require_folder(file: Path) -> None:
         raise OutputError(Finding("output-not-writable", problem, path=str(file), fix="create it first"))
 
 
-def refuse_existing(out: Path, overwrite: bool, *, directory: bool | None = None) -> None:
+def refuse_existing(out: Path, overwrite: bool, *, directory: bool | None = None, or_one_file: bool = True) -> None:
     """Check that `out` may be written.
 
     Args:
         overwrite: whether an existing output may be replaced.
         directory: whether `out` will be a directory; None means yes, unless its name ends in ``.safetensors``.
+        or_one_file: whether another name would give one file.
 
     Raises:
         OutputError: `out` exists and `overwrite` is False, it is a file where a directory is needed or the reverse, it
@@ -131,7 +132,7 @@ def refuse_existing(out: Path, overwrite: bool, *, directory: bool | None = None
     def refuse(code: str, problem: str, fix: str) -> OutputError:
         return OutputError(Finding(code, problem, path=str(out), fix=fix))
 
-    other = ", or a name ending in .safetensors for one file" if directory is None else ""
+    other = ", or a name ending in .safetensors for one file" if or_one_file else ""
     directory = out.suffix != ".safetensors" if directory is None else directory
     if isinstance(there := located(out), ObjectPath):
         problem, fix = "this is not written to a URL", "write to a disk, and copy it"
