@@ -32,7 +32,7 @@ def stored(s3: ObjectStore, bucket: str, key: str) -> dict[str, bytes]:
 
 @pytest.mark.parametrize(
     ("out", "shards"),
-    [("out.safetensors", None), ("out", None), ("out", 200_000)],
+    [("out.safetensors", None), pytest.param("out", None, marks=pytest.mark.slow), ("out", 200_000)],
     ids=["file", "directory", "shards"],
 )
 def test_the_objects_are_the_files_of_a_local_conversion(
@@ -150,7 +150,7 @@ def the_last(method: str, path: str, query: str) -> bool:
         pytest.param(500, "InternalError", "did not answer", marks=pytest.mark.slow),
         pytest.param(-1, "", "did not answer", marks=pytest.mark.slow),
         (403, "AccessDenied", "refused the credentials (403, AccessDenied)"),
-        (400, "ExpiredToken", "have expired"),
+        pytest.param(400, "ExpiredToken", "have expired", marks=pytest.mark.slow),
     ],
 )
 def test_after_an_error_nothing_is_left(
@@ -162,9 +162,7 @@ def test_after_an_error_nothing_is_left(
     assert s3.keys(bucket) == [] and s3.unfinished(bucket) == []
 
 
-@pytest.mark.parametrize(
-    "status", [503, pytest.param(500, marks=pytest.mark.slow), 0, pytest.param(-1, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("status", [503, *(pytest.param(status, marks=pytest.mark.slow) for status in (500, 0, -1))])
 def test_a_write_that_fails_is_repeated(status: int, s3: ObjectStore, bucket: str, small: tuple[str, Path], tmp_path: Path) -> None:  # fmt: skip
     convert.convert(*small, tmp_path / "out", max_shard_bytes=40)
     with s3.failing(Fault(any_write, status, "SlowDown", times=2)):
@@ -172,7 +170,8 @@ def test_a_write_that_fails_is_repeated(status: int, s3: ObjectStore, bucket: st
     assert stored(s3, bucket, "out/") == local_files(tmp_path / "out") and s3.unfinished(bucket) == []
 
 
-@pytest.mark.parametrize("out", ["out.safetensors", pytest.param("out", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("out", ["out.safetensors", "out"])
 @pytest.mark.parametrize("where", [any_write, completing])
 def test_lost_answers_leave_the_whole_output_or_nothing(
     out: str,
@@ -195,6 +194,7 @@ def test_lost_answers_leave_the_whole_output_or_nothing(
     assert s3.unfinished(bucket) == []
 
 
+@pytest.mark.slow
 def test_before_the_index_there_is_no_model(s3: ObjectStore, bucket: str, small: tuple[str, Path]) -> None:
     """The index is the last request; of the older model nothing is left when the first object of the new one appears."""
     convert.convert(*small, f"s3://{bucket}/out", max_shard_bytes=40)

@@ -196,6 +196,7 @@ def test_without_the_extra_the_error_names_it(
     assert f"needs {package}, which is not installed; run pip install 'ckpt-convert[remote]'" in err
 
 
+@pytest.mark.slow
 def test_without_credentials_a_public_bucket_is_read(
     s3: ObjectStore, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
