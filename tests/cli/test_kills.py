@@ -7,7 +7,6 @@ import random
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,23 +15,8 @@ import numpy as np
 import pytest
 
 import convert
-from support.paths import GOLDEN
+from support.kills import CONVERT, content, format_jobs, golden_jobs, kill_and_resume
 from support.small_conversion import write_rules
-
-CONVERT = (sys.executable, "-m", "convert")
-
-
-def kill_after(command: Sequence[str], folder: Path, seconds: float) -> bool:
-    """Kill a command after so long; return whether it had ended with 0 before."""
-    process = subprocess.Popen([*CONVERT, *command], cwd=folder, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL)
-    try:
-        _, error = process.communicate(timeout=seconds)
-    except subprocess.TimeoutExpired:
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
-        return False
-    assert process.returncode == 0, error.decode()
-    return True
 
 
 def journal_lines(folder: Path) -> int:
@@ -50,10 +34,6 @@ def kill_at(command: Sequence[str], folder: Path, lines: int) -> bool:
     _, error = process.communicate()
     assert process.returncode in (0, -signal.SIGKILL), error.decode()
     return process.returncode == 0
-
-
-def content(out: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in (out.iterdir() if out.is_dir() else [out])}
 
 
 def kill_one_conversion(folder: Path, layers: int, size: int, kills: int, draw: random.Random) -> None:
@@ -88,33 +68,35 @@ def test_a_hundred_kills_of_a_conversion(tmp_path: Path) -> None:
     kill_one_conversion(tmp_path, layers=30, size=300, kills=100, draw=random.Random(2))
 
 
-SHARDS = {"max_shard_size": "50kB"}
-GOLDENS: dict[str, tuple[str, str, dict[str, object]]] = {  # one of each format, as a file or as shards
-    "timesfm-2.5": ("timesfm", "timesfm-2.5/ckpt", SHARDS),
-    "timesfm-1.0": ("timesfm", "timesfm-1.0/checkpoints", SHARDS),
-    "gemma3.safetensors": ("gemma", "gemma3/ckpt", {"set": {"vocab_size": 256}}),
-    "bert": ("flax-transformers", "bert/ckpt", SHARDS),
-    "siglip.safetensors": ("siglip", "siglip/ckpt.npz", {}),
-}
+@pytest.mark.slow
+def test_a_batch_of_one_golden_of_each_kind_that_is_killed_and_resumed(tmp_path: Path) -> None:
+    """Its running job ends with the batch; the next batch keeps what is complete and continues."""
+    goldens = golden_jobs()
+    chosen = [goldens[name] for name in ("timesfm-2.5", "timesfm-1.0", "gemma3", "gemma1-mqa", "bert", "siglip")]
+    done = kill_and_resume([*chosen, *list(format_jobs(tmp_path).values())[1::3]], tmp_path, kills=10, each=5)
+    assert done.kills == 10 and len(set(done.outputs_complete_at_kills)) > 2, (
+        "the kills did not fall into the conversions"
+    )
 
 
 @pytest.mark.slow
-def test_a_batch_of_goldens_that_is_killed_and_resumed(tmp_path: Path) -> None:
-    """Kill the batch at random moments: its running job ends, the next batch keeps what is complete and continues."""
-    jobs = [
-        {"model": model, "checkpoint": str(GOLDEN / path), "out": f"out/{name}", **more}
-        for name, (model, path, more) in GOLDENS.items()
-    ]
+def test_the_batch_of_all_goldens_has_every_format_and_can_start(tmp_path: Path) -> None:
+    jobs = [*golden_jobs().values(), *format_jobs(tmp_path).values()]
     (tmp_path / "jobs.yaml").write_text(json.dumps({"jobs": jobs}))
-    command = ("batch", "jobs.yaml", "--resume", "--jobs", "2")
-    started = time.monotonic()
-    assert kill_after(command, tmp_path, 120)
-    whole = time.monotonic() - started
-    expected = {path.name: content(path) for path in (tmp_path / "out").iterdir()}
-    assert expected.keys() == GOLDENS.keys()
-    draw, kills = random.Random(3), 0
-    while kills < 30:
-        shutil.rmtree(tmp_path / "out")
-        while not kill_after(command, tmp_path, draw.uniform(0.2, whole)):
-            kills += 1
-        assert {path.name: content(path) for path in (tmp_path / "out").iterdir()} == expected
+    done = subprocess.run(
+        [*CONVERT, "batch", "jobs.yaml", "--dry-run"], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert len(done.stdout.splitlines()) == len(jobs)
+    opened = (
+        convert.open_source(
+            tmp_path / job["checkpoint"], skeleton=tmp_path / job["skeleton"] if "skeleton" in job else None
+        )
+        for job in jobs
+    )
+    assert {source.format for source in opened} == {
+        *("Orbax, OCDBT, zarr", "Orbax, OCDBT, zarr3", "Orbax, aggregate file (msgpack)"),
+        *("Orbax, one directory per leaf, zarr", "Orbax, one directory per leaf, zarr3"),
+        *("flax msgpack", "flax msgpack, 3 shards", "paxml FLAX (msgpack)", "T5X, version 3"),
+        *("Equinox", "Keras 3 weights (HDF5)", "NumPy .npz", "NumPy .npz, compressed"),
+        *("safetensors", "safetensors, 2 shards"),
+    }

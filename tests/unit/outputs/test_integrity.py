@@ -12,7 +12,9 @@ from safetensors.numpy import load_file, save_file
 
 from convert.core.errors import CheckpointError
 from convert.core.findings import Finding
+from convert.outputs.difference import compare_weights
 from convert.outputs.integrity import verify_output
+from convert.writing.written import open_written
 from support.small_conversion import small_output
 
 SHARDS = 50  # bytes: one tensor of 48 in each file
@@ -51,6 +53,7 @@ def test_an_untouched_output_is_intact(file: Path, directory: Path) -> None:
 
 def every_bit(out: Path, step: int) -> None:
     original = out.read_bytes()
+    untouched = open_written(shutil.copy(out, out.with_name("untouched.safetensors")))
     begin = 8 + int.from_bytes(original[:8], "little")
     for bit in range(0, 8 * len(original), step):
         flip(out, bit)
@@ -58,10 +61,12 @@ def every_bit(out: Path, step: int) -> None:
         assert first.code == "output-damaged" and first.path == str(out), bit
         if bit // 8 >= begin:
             assert first.data["tensor"] == f"layers.{(bit // 8 - begin) // 48}.w"
+            (differing,) = compare_weights(open_written(out), untouched, jobs=1).differing
+            assert (differing.name, differing.count) == (first.data["tensor"], 1), bit
         out.write_bytes(original)
 
 
-def test_a_flipped_bit_is_found_in_header_and_data(file: Path) -> None:
+def test_a_flipped_bit_is_found_in_header_and_data_and_its_tensor_named_by_both_commands(file: Path) -> None:
     every_bit(file, 61)
 
 
