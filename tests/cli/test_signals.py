@@ -182,13 +182,13 @@ when_imported("jax", swallow)
 
 MOMENTS = {
     "temporary": "import os; before(os, 'posix_fallocate', send)",
-    "first piece": "import convert.writing.execute as e; before(e._Write, 'piece', send)",
-    "later piece": "import convert.writing.execute as e; before(e._Write, 'piece', send, 20)",
+    "first piece": "import convert.writing.execute as e; before(e.Write, 'piece', send)",
+    "later piece": "import convert.writing.execute as e; before(e.Write, 'piece', send, 20)",
     "commit": "import convert.writing.writer as w; before(w.Writer, 'commit', send)",
     "endless piece": "import convert.writing.execute as e\n"
-    "before(e._Write, 'piece', lambda: (send(), threading.Event().wait()))",
+    "before(e.Write, 'piece', lambda: (send(), threading.Event().wait()))",
     "endless piece, twice": "import convert.writing.execute as e\n"
-    "before(e._Write, 'piece', lambda: (send(), send(), threading.Event().wait()))",
+    "before(e.Write, 'piece', lambda: (send(), send(), threading.Event().wait()))",
     "endless C call": "import convert.writing.execute as e\n"
     "mutex = ctypes.create_string_buffer(64)\n"
     "def lock_twice():\n"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,9 +16,10 @@ from convert.core.errors import ConvertError
 from convert.core.findings import Finding
 
 if TYPE_CHECKING:
+    from convert.planning.options import ConversionOptions
     from convert.planning.plan import Plan
     from convert.verify.report.report import Report
-    from convert.writing.execute import Result
+    from convert.writing.execute import Event, Result
 
 
 def convert(
@@ -43,6 +44,8 @@ def convert(
     overwrite: o.Overwrite = False,
     resume: o.Resume = False,
     attest: o.Attest = None,
+    engine: o.Engine = "local",
+    address: o.Address = None,
     jobs: Annotated[
         int | None,
         typer.Option(
@@ -50,7 +53,7 @@ def convert(
             min=1,
             max=4096,
             metavar="N",
-            help="Leaves converted at a time. (default: number of processors)",
+            help="Leaves converted at a time. (default: number of processors; of a Ray task: up to 4)",
             rich_help_panel=o.OUTPUT,
         ),
     ] = None,
@@ -79,6 +82,7 @@ def convert(
     from convert.planning.options import ConversionOptions
 
     _refuse_options(check, dry_run, reference, require, trust)
+    _refuse_engine(engine, address, checkpoint, to in back.FORMATS or adapter == "peft")
     said = o.parse_settings(settings, custom_cells)
     if adapter is not None:
         back_to = to if to in back.FORMATS else None
@@ -132,11 +136,20 @@ def convert(
         _report(report, summary, as_json)
         return
     back.refuse_layout(tree_layout)
-    from convert.writing.execute import Event, execute, prepare
+    from convert.writing.execute import Event, prepare
     from convert.writing.shard_size import shard_bytes
     from convert.writing.writer import refuse_existing
 
-    out = destination(out, {"--resume": resume, "--check": check, "--attest": attest, "--adapter": adapter == "peft"})
+    out = destination(
+        out,
+        {
+            "--resume": resume,
+            "--check": check,
+            "--attest": attest,
+            "--adapter": adapter == "peft",
+            "--engine ray": engine == "ray",
+        },
+    )
     started = time.perf_counter()
     options = ConversionOptions(
         to=to,
@@ -171,7 +184,9 @@ def convert(
     result = _completed(plan, out, limit, overwrite) if resume else None
     if result is None:
         with output.progress(quiet or as_json) as show:
-            for event in execute(plan, out, overwrite=overwrite, max_shard_bytes=limit, jobs=jobs, resume=resume):
+            for event in _events(
+                plan, model, checkpoint, options, out, engine, address, overwrite, limit, jobs, resume
+            ):
                 if isinstance(event, Event):
                     show(event.done, event.total)
                 else:
@@ -213,6 +228,43 @@ def destination(out: Path, local: Mapping[str, object]) -> Path:
             fix = f"leave out {option}, or write to a disk"
             raise ConvertError(Finding("usage", f"{option} needs an OUT on this machine", path=str(there), fix=fix))
     return there
+
+
+def _events(
+    plan: Plan,
+    model: str,
+    checkpoint: Path,
+    options: ConversionOptions,
+    out: Path,
+    engine: str,
+    address: str | None,
+    overwrite: bool,
+    limit: int | None,
+    jobs: int | None,
+    resume: bool,
+) -> Iterator[Event | Result]:
+    """Convert here, or on a cluster."""
+    from convert.writing.execute import execute
+
+    if engine == "local":
+        yield from execute(plan, out, overwrite=overwrite, max_shard_bytes=limit, jobs=jobs, resume=resume)
+        return
+    from convert.cluster.execute import execute_tasks
+    from convert.cluster.ray_tasks import connected
+
+    with connected(address) as cluster:
+        yield from execute_tasks(
+            plan,
+            model,
+            checkpoint,
+            options,
+            out,
+            cluster.run,
+            threads=cluster.threads(jobs),
+            overwrite=overwrite,
+            max_shard_bytes=limit,
+            resume=resume,
+        )
 
 
 def write_statement(statement: Path, out: Path) -> None:
@@ -266,6 +318,23 @@ def _refuse_options(
                     "usage", f"{option} is an option of the check", fix="add --check, or run `convert check` afterwards"
                 )
             )
+
+
+def _refuse_engine(engine: str, address: str | None, checkpoint: Path, elsewhere: bool) -> None:
+    from convert.stores import StorePath, located
+
+    if engine not in ("local", "ray"):
+        raise ConvertError(Finding("usage", path="--engine", expected="local or ray", got=engine))
+    if address is not None and engine != "ray":
+        raise ConvertError(Finding("usage", "--address is the head of a Ray cluster", fix="add --engine ray"))
+    if engine == "ray" and isinstance(located(checkpoint), StorePath):
+        fix = "copy the checkpoint to a file system that all machines see"
+        raise ConvertError(
+            Finding("usage", "--engine ray reads no checkpoint in a store", path=str(checkpoint), fix=fix)
+        )
+    if engine == "ray" and elsewhere:
+        problem = "--engine ray writes safetensors for PyTorch only"
+        raise ConvertError(Finding("usage", problem, fix="leave it out for adapters and the way back"))
 
 
 def _refuse_adapter(adapter: str, given: Mapping[str, object]) -> None:

@@ -169,6 +169,25 @@ Resume = Annotated[
         rich_help_panel=OUTPUT,
     ),
 ]
+Engine = Annotated[
+    str,
+    typer.Option(
+        "--engine",
+        metavar="local|ray",
+        help="Where to convert: on this machine, or each file of OUT as a task of a Ray cluster, whose machines see CKPT and OUT under "
+        "the same paths.",
+        rich_help_panel=OUTPUT,
+    ),
+]
+Address = Annotated[
+    str | None,
+    typer.Option(
+        "--address",
+        metavar="HOST:PORT",
+        help="Head of the Ray cluster, or `auto`. Without it, Ray runs on this machine.",
+        rich_help_panel=OUTPUT,
+    ),
+]
 Reference = Annotated[
     str | None,
     typer.Option(

@@ -175,7 +175,7 @@ def execute(
         done, jobs = sum(plan.source.leaves[leaf].spec.nbytes for leaf in skip), jobs or default_jobs()
         yield Event("", done, total)
         streaming, before = time.perf_counter(), sum(meter.seconds.values())
-        for leaf, digest in stream_leaves(plan, _Write(writer, meter), jobs=jobs, meter=meter, skip=skip):
+        for leaf, digest in stream_leaves(plan, Write(writer, meter), jobs=jobs, meter=meter, skip=skip):
             digests[leaf] = digest
             writer.leaf_done(leaf, digest)
             done += plan.source.leaves[leaf].spec.nbytes
@@ -206,13 +206,13 @@ def _restored(work: Work, tensors: Collection[str]) -> bool:
     return all(step.name in tensors for step, _ in work)
 
 
-class _Write:
+class Write:
     """Write every piece into the mapped output."""
 
     def __init__(self, writer: Writer, meter: Meter) -> None:
         self._writer, self._meter = writer, meter
 
-    def region(self, step: Step) -> Array:
+    def region(self, step: Step) -> Array | None:
         return self._writer.region(step.name)
 
     def piece(self, step: Step, part: Part, region: Array, values: Callable[[], Array]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 from collections.abc import Callable, Mapping
@@ -81,3 +82,28 @@ class LocalOutput(atomic.AtomicOutput):
             with atomic.os_errors(self.out):
                 atomic.sync_directory(self.path)
         super().publish(ours)
+
+
+class LocalPart(LocalOutput):
+    """One file of a temporary that another process keeps: that one creates it, and publishes or removes it."""
+
+    def __init__(self, out: Path, temporary: Path, directory: bool) -> None:
+        """Refer to the temporary.
+
+        Args:
+            out: the output, for messages.
+        """
+        self.out, self.path, self.directory, self.adopted, self._fd = out, temporary, directory, True, -1
+
+    def create(self, file: str, size: int, start: int) -> int:
+        """Return the descriptor of the file, which exists and has `size` bytes.
+
+        Raises:
+            OSError: it does not, or has another size.
+        """
+        path = self.path / file if self.directory else self.path
+        fd = os.open(path, os.O_RDWR)
+        if os.fstat(fd).st_size != size:
+            close(fd)
+            raise OSError(errno.ESTALE, f"{path} has another size than the file that was created")
+        return fd

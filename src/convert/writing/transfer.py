@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import nullcontext
 from functools import partial
@@ -77,11 +77,28 @@ def stream_leaves(
 ) -> Generator[tuple[str, str], None, None]:
     """Read every leaf of a plan once and pass its pieces to `sink`; yield each leaf's name and `digest_leaf`.
 
+    Args and errors are those of `stream_chunks`. `skip`: leaves that are not read.
+    """
+    source = plan.source
+    chunks = {leaf: range(len(source.chunks(leaf))) for leaf in used_leaves(plan) if leaf not in skip}
+    streamed = stream_chunks(plan, sink, chunks, jobs=jobs, meter=meter)
+    try:
+        for name, digests in streamed:
+            yield name, join(name, source.leaves[name].spec, [digests[k] for k in chunks[name]])
+    finally:
+        streamed.close()
+
+
+def stream_chunks(
+    plan: Plan, sink: ChunkSink, chunks: Mapping[str, Sequence[int]], *, jobs: int, meter: Meter | None = None
+) -> Generator[tuple[str, dict[int, bytes]], None, None]:
+    """Read some chunks of leaves once and pass their pieces to `sink`; yield each leaf's name and its chunks' `ChunkDigest`.
+
     Memory: for each of `jobs` threads a piece and what decodes it. In addition, as far as a `Budget` allows, or one
     object that exceeds it: chunks that can only be read in one, and leaves whose operations need all elements.
 
     Args:
-        skip: leaves that are not read. Of a tensor with others, `ChunkSink.complete` is not called.
+        chunks: leaf -> numbers of its chunks (`Source.chunks`). Of a tensor that needs others, `ChunkSink.complete` is not called.
 
     Raises:
         CheckpointError: a leaf cannot be read, or the checkpoint was rewritten meanwhile. And what `sink` raises.
@@ -105,7 +122,9 @@ def stream_leaves(
     #   leaves are with threads that do not wait, or next in the queue of such a thread.
     buffers, turn = Budget(), Lock()
     leaves = [
-        _Leaf(plan.source, name, work, sink, filled, meter, buffers) for name, work in used.items() if name not in skip
+        _Leaf(plan.source, name, used[name], chunks[name], sink, filled, meter, buffers)
+        for name in used
+        if name in chunks
     ]
     pool = ThreadPoolExecutor(jobs, thread_name_prefix="convert")
     waiting = _batches(leaves)
@@ -120,7 +139,7 @@ def stream_leaves(
             finished, running = wait(running, return_when=FIRST_COMPLETED)
             for future in finished:
                 for leaf in future.result():
-                    yield leaf.name, leaf.digest()
+                    yield leaf.name, leaf.digests
         require_unchanged(plan.checkpoint)
     except CheckpointError as error:
         require_unchanged(plan.checkpoint, error)
@@ -149,13 +168,19 @@ def require_unchanged(source: Source, error: CheckpointError | None = None) -> N
 
 
 class _Leaf:
-    """A leaf, and which of its chunks were processed."""
+    """A leaf, and which of its chunks were processed.
+
+    Attributes:
+        numbers: of the chunks to process, and one even where the leaf has none.
+        digests: number -> digest, of those that were processed.
+    """
 
     def __init__(
         self,
         source: Source,
         name: str,
         work: Work,
+        numbers: Sequence[int],
         sink: ChunkSink,
         filled: Callable[[Step], None],
         meter: Meter,
@@ -165,8 +190,9 @@ class _Leaf:
         self.spec = source.leaves[name].spec
         self._source, self._work, self._sink, self._filled, self._meter = source, work, sink, filled, meter
         self.chunks = source.chunks(name)
-        self._digests: list[bytes] = [b""] * len(self.chunks)
-        self._left = len(self.chunks)
+        self.numbers = numbers or (0,)
+        self.digests: dict[int, bytes] = {}
+        self._left = len(self.numbers)
         self._shares: list[_Share] | None = None
         self._buffers = buffers
         self._lock = Lock()
@@ -180,10 +206,6 @@ class _Leaf:
     def large(self) -> bool:
         """Whether buffering it may have to wait, so that no other leaf may wait for it in turn."""
         return self.spec.nbytes > BATCH
-
-    def digest(self) -> str:
-        """Return `digest_leaf`; call it after the last chunk."""
-        return join(self.name, self.spec, self._digests)
 
     def process(self, k: int) -> bool:
         """Process one chunk and return whether it was the last. A leaf without elements has nothing to read."""
@@ -212,8 +234,8 @@ class _Leaf:
             raise ConvertError(
                 Finding("reader-contract", path=self.name, expected=f"{chunk.size} elements of a chunk", got=str(size))
             )
-        self._digests[k] = digest.digest()
         with self._lock:
+            self.digests[k] = digest.digest()
             self._left -= 1
             if self._left:
                 return False
@@ -311,7 +333,7 @@ def _batches(leaves: Iterable[_Leaf]) -> Iterator[_Batch]:
         if batch and (leaf.large or batch[-1][0].large):
             yield batch
             batch, nbytes = [], 0
-        for k in range(max(1, len(leaf.chunks))):
+        for k in leaf.numbers:
             batch.append((leaf, k))
             nbytes += each
             if nbytes >= BATCH or len(batch) == 64:

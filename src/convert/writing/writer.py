@@ -10,8 +10,8 @@ import json
 import mmap
 import re
 import threading
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -29,7 +29,7 @@ from convert.stores import StorePath, located
 from convert.writing import atomic, digests, store_output
 from convert.writing.complete import check_complete
 from convert.writing.journal import Journal
-from convert.writing.local_output import LocalOutput
+from convert.writing.local_output import LocalOutput, LocalPart
 from convert.writing.store_output import StoreOutput
 
 SUFFIX = ".safetensors"
@@ -314,6 +314,49 @@ class Writer:
             self._discard()
             raise
         return self
+
+    @property
+    def headers(self) -> dict[str, int]:
+        """File -> bytes of its header. The writer must be open."""
+        return {name: file.header for name, file in self._files.items()}
+
+    @property
+    def temporary(self) -> Path:
+        """The file or directory that is being written."""
+        assert isinstance(self._output, LocalOutput)
+        return self._output.path
+
+    def take(self, name: str, digest: str) -> None:
+        """Take over a tensor that another process has filled in the temporary, with the digest that it computed."""
+        self._requested.add(name)
+        self._digests[name] = digest
+        if self._journal is not None:
+            self._journal.tensor(name, digest)
+
+    @contextmanager
+    def part(self, temporary: Path, file: str, header: int) -> Iterator[dict[str, str]]:
+        """Fill one file of a temporary that the writer of another process keeps (`region`, `done`), and sync it.
+
+        Args:
+            temporary: `temporary` of the other writer.
+            header: bytes of the file's header (`headers`).
+
+        Yields:
+            The digests of the tensors that are `done`, by name.
+
+        Raises:
+            OutputError: the file is not there, has another size, or cannot be written.
+        """
+        inside = [(name, self._specs[name]) for name, place in self._layout.placements.items() if place.file == file]
+        self._output = LocalPart(self._out, temporary, self._directory)
+        with atomic.os_errors(self._out):
+            self._files = {file: self._map(file, bytes(header), sum(spec.nbytes for _, spec in inside), inside)}
+        try:
+            yield self._digests
+            with atomic.os_errors(self._out):
+                self._output.finish(file, self._files[file].fd, self._files[file].data)
+        finally:
+            self._discard()
 
     def _restore(self) -> None:
         """Take over the tensors of an earlier run whose bytes are those that it recorded."""
