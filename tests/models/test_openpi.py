@@ -236,3 +236,16 @@ def test_a_mistake_in_the_rules_is_named(case: str, old: str, new: str, name: st
     report = check_weights(plan, open_written(tmp_path / "out"))
     named = [f for f in report.findings if f.code != "provenance-differs" and f.data.get("tried", True)]
     assert named and {f.data["diagnosis"] for f in named} == {name}, report.findings
+
+
+def test_two_ranks_take_no_single_alpha(tmp_path: Path) -> None:
+    """The factor of a pair is alpha / rank, and openpi has an alpha for each of the two parts."""
+    leaves = {f"params/{name}": x for name, x in GOLD.leaves("pi0-lora").items()}
+    for name, x in leaves.items():  # rank 6 in the expert: the same product
+        if "_1/lora_a" in name or "_1/lora_b" in name:
+            leaves[name] = np.concatenate([x, 0 * x], -1 if name.endswith("a") else -2)
+    with pytest.raises(convert.ConvertError, match="ranks 3 and 6"):
+        convert.plan_conversion("openpi", MemorySource(leaves), to="openpi", settings={"lora_alpha": ALPHA})
+    made = run(convert.plan_conversion("openpi", MemorySource(leaves), to="openpi", settings={"lora_alpha": "rank"}))
+    once = run(convert.plan_conversion("openpi", source_of("pi0-lora"), to="openpi", settings={"lora_alpha": 3}))
+    assert all(np.array_equal(x, once[name]) for name, x in made.items())

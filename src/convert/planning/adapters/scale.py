@@ -16,6 +16,7 @@ from convert.planning.sidecar import read_beside
 ALPHA, RSLORA = "lora_alpha", "use_rslora"  # names of --set; those of PEFT's adapter_config.json
 ADAPTER, BASE = "adapter", "base"  # --set adapter=base: the weights without the products
 SETTINGS = (ALPHA, RSLORA, ADAPTER)
+RANK = "rank"  # --set lora_alpha=rank: alpha is the rank of each pair, as in openpi's configurations, and the factor 1
 PEFT_FILE = "adapter_config.json"
 ORBAX_FILE = "_CHECKPOINT_METADATA"  # of a step: MaxText writes its `lora` settings there (common/checkpointing.py)
 
@@ -29,12 +30,14 @@ class Scaling:
         rslora: by ``alpha / sqrt(rank)`` instead.
         rank: that the files state; None: they state none.
         origin: where alpha is from, for people.
+        is_rank: whether alpha is the rank of each pair.
     """
 
     alpha: float | None = None
     rslora: bool = False
     rank: int | None = None
     origin: str = ""
+    is_rank: bool = False
 
     def factor(self, pair: NamedPair, rank: int) -> tuple[float, str]:
         """Return the factor of a pair, and why it is that.
@@ -44,13 +47,14 @@ class Scaling:
         """
         if not applies(pair):
             return 1.0, f"{pair.writer.value} multiplies it by no factor"
-        if self.alpha is None:
+        alpha = float(rank) if self.is_rank else self.alpha
+        if alpha is None:
             raise ValueError(
                 f"{pair.writer.value} multiplies the product by alpha / rank, and the checkpoint does not store alpha"
             )
         under = math.sqrt(rank) if self.rslora else rank
         shown = f"sqrt({rank})" if self.rslora else f"rank {rank}"
-        return self.alpha / under, f"alpha {self.alpha:g} ({self.origin}) / {shown}"
+        return alpha / under, f"alpha {alpha:g} ({self.origin}) / {shown}"
 
 
 def applies(pair: NamedPair) -> bool:
@@ -68,11 +72,26 @@ def read_scaling(source: Source, pairs: Mapping[str, NamedPair], settings: Mappi
         CheckpointError: a file is damaged.
     """
     _check(pairs, settings)
+    _check_ranks(source, pairs, settings)
     stated = _stated(source)
     alpha, origin = stated.alpha, stated.origin
     if ALPHA in settings:
-        alpha, origin = float(settings[ALPHA]), f"--set {ALPHA}"
-    return Scaling(alpha, bool(settings.get(RSLORA, stated.rslora)), stated.rank, origin)
+        alpha, origin = None if settings[ALPHA] == RANK else float(settings[ALPHA]), f"--set {ALPHA}"
+    is_rank = settings.get(ALPHA) == RANK
+    return Scaling(alpha, bool(settings.get(RSLORA, stated.rslora)), stated.rank, origin, is_rank)
+
+
+def _check_ranks(source: Source, pairs: Mapping[str, NamedPair], settings: Mapping[str, Any]) -> None:
+    """Refuse one alpha for pairs of several ranks: openpi gives PaliGemma and the action expert configurations of their own."""
+    if settings.get(ALPHA, RANK) == RANK:
+        return
+    openpi = [pair for pair in pairs.values() if pair.writer is Writer.OPENPI and applies(pair)]
+    ranks = sorted({source.leaves[pair.first].spec.shape[-1] for pair in openpi})
+    if len(ranks) > 1:
+        problem = f"the LoRA pairs of this tree have the ranks {' and '.join(map(str, ranks))}, and openpi gives each rank an alpha of its own"
+        fix = f"--set {ALPHA}={RANK} where alpha equals the rank in both configurations, as in openpi's own"
+        path = f"--set {ALPHA}={settings[ALPHA]}"
+        raise OptionError(Finding("setting-invalid", problem, path=path, fix=fix))
 
 
 def _check(pairs: Mapping[str, NamedPair], settings: Mapping[str, Any]) -> None:
@@ -84,6 +103,8 @@ def _check(pairs: Mapping[str, NamedPair], settings: Mapping[str, Any]) -> None:
         if name not in settings:
             continue
         value = settings[name]
+        if name == ALPHA and value == RANK and any(map(applies, pairs.values())):
+            continue
         number = isinstance(value, int | float) and not isinstance(value, bool)
         expected = "true or false" if name == RSLORA else "a number other than 0"
         if not isinstance(value, bool) if name == RSLORA else not number or value == 0 or not math.isfinite(value):
