@@ -137,6 +137,12 @@ def _clashes(jobs: Sequence[Job]) -> Iterator[Finding]:
         if (first := outputs.setdefault(out, job)) is not job:
             problem = f"two jobs have this output: from {first.checkpoint} and from {job.checkpoint}"
             yield Finding("batch-invalid", problem, rule=job.at, path=str(job.out), fix="give each job its own output")
+    statements: dict[Path, Job] = {}
+    for job in (job for job in jobs if "attest" in job.values):
+        statement = real(Path(job.values["attest"]))
+        if (first := statements.setdefault(statement, job)) is not job:
+            problem = f"two jobs write this statement: of {first.out} and of {job.out}"
+            yield Finding("batch-invalid", problem, rule=job.at, path=str(statement), fix="put {name} into its name")
     for job in jobs:
         out = real(job.out)
         for parent in out.parents:

@@ -128,6 +128,16 @@ def test_an_existing_output_and_a_disk_that_is_too_small(folder: Path, monkeypat
             assert [one.nbytes for one in preflight(jobs, jobs, overwrite=True)] == [240, 120]
 
 
+def test_two_jobs_with_one_statement_and_a_directory_that_is_read_only(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = JOBS.replace("set: {x: true, y: 2}, ", "")
+    (found,) = refused(folder, text.replace("small.yaml}", "small.yaml, attest: one.json}"))
+    assert (found.code, found.rule) == ("batch-invalid", f"{folder}/jobs.yaml:4") and "statement" in found.problem
+    monkeypatch.setattr(module.os, "access", lambda path, mode: False)  # root may write to any directory
+    assert {finding.code for finding in refused(folder, text)} == {"output-not-writable"}
+
+
 def test_the_schema_takes_the_example_and_refuses_what_the_reader_refuses() -> None:
     example = EXAMPLES / "batch"
     assert json.loads((example / "jobs.schema.json").read_text()) == schema()
