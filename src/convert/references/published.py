@@ -463,6 +463,7 @@ PUBLISHED: Mapping[str, tuple[Published, ...]] = {
     ),
     "maxtext-gpt-oss": (
         Published({"epsilon": 1e-5, "rope_theta": 1.5e5, "rope_factor": 32.0, "rope_original_length": 4096, "swiglu_limit": 7.0}, f"{_MAXTEXT}/gpt-oss-*.yml"),
+        Published({"attention_pattern": Every(("sliding_attention", "full_attention"))}, "maxtext 0.2.5 models/gpt_oss.py, GPT_OSS_ATTENTION_PATTERN"),
         Published({"context_length": 131072, "sliding_window": 128, "experts_per_token": 4}, f"{_MAXTEXT}/gpt-oss-*.yml"),
         Published({"eos_token_id": 200002, "pad_token_id": 199999}, _EXPORTER, binding=False),
     ),
@@ -499,6 +500,7 @@ PUBLISHED: Mapping[str, tuple[Published, ...]] = {
     "keras-gemma": _KERAS_GEMMA,
     "keras-gemma2": (
         *_KERAS_GEMMA,
+        Published({"attention_pattern": Every((LOCAL, GLOBAL))}, f"{_KERAS}/gemma/gemma_backbone.py"),
         Published({"attention_logit_soft_cap": 50.0, "final_logit_soft_cap": 30.0, "sliding_window_size": 4096}, "config.json of google/gemma-2-2b, 9b, 27b", binding=False),
     ),
     **dict.fromkeys(("keras-llama", "keras-llama-tied"), _KERAS_LLAMA),
