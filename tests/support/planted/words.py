@@ -134,7 +134,7 @@ WORDS: dict[str, dict[str, str]] = {
         "sin": "applies sin .*applies cos",
         "beta": "target applies softplus",
         "elu": "of what b gives, the JAX model computes softplus",
-        "of waves": "target joins .*, and the JAX model the value of .* and the input x",
+        "of waves": "target joins .*, and the JAX model the input x",
         "first norm": "of what c gives, the JAX model multiplies",
         "batch": "runs linalg_vector_norm.*sums over the last axis, takes the square root",
         "not normed": "takes the square root, .*divides" + MISSING,
