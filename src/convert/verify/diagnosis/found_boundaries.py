@@ -64,7 +64,7 @@ def find_boundaries(
         module: the PyTorch model in float64.
         allowed: the relative error up to which two values are equal.
     """
-    if reference.jax is None or evidence.origin != "live" or evidence.float64_values is None:
+    if reference.jax is None or not evidence.is_live or evidence.float64_values is None:
         return None
     try:
         calls = _jax_calls(plan, reference, evidence)

@@ -62,7 +62,7 @@ def other_operation(site: Site, reference: Reference, names: Sequence[str]) -> O
     compared.
     """
     evidence = site.evidence
-    if reference.jax is None or evidence.origin != "live" or evidence.float64_values is None or _size(site) > LARGEST:
+    if reference.jax is None or not evidence.is_live or evidence.float64_values is None or _size(site) > LARGEST:
         return OtherOperation()
     try:
         source, target = _records(site, reference, names)

@@ -55,7 +55,7 @@ class Run:
 
 def jax_runs(plan: Plan, reference: Reference, evidence: Evidence) -> Iterator[Run]:
     """Yield JAX's backends; for a recorded model the recorded run."""
-    if evidence.origin != "live" or reference.jax is None:
+    if not evidence.is_live or reference.jax is None:
         yield Run(RECORDED, lambda: evidence.native_values)
         return
     for name in (OP_BY_OP, JITTED):

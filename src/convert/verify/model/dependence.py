@@ -52,7 +52,7 @@ def independent(plan: Plan, written: Written, reference: Reference, evidence: Ev
 
 def jax_without_weights(plan: Plan, reference: Reference, evidence: Evidence) -> str:
     """Return that the outputs of the JAX side are the same with other values in every leaf; empty where they are not."""
-    if reference.jax is None or evidence.origin != "live":
+    if reference.jax is None or not evidence.is_live:
         return ""
     rng = np.random.default_rng(0)
 
@@ -73,7 +73,7 @@ def jax_without_weights(plan: Plan, reference: Reference, evidence: Evidence) ->
 
 def _jax_independent(plan: Plan, reference: Reference, evidence: Evidence) -> str:
     """Return that the outputs of the JAX side do not change with the weights; empty where they do."""
-    if reference.jax is None or evidence.origin != "live":
+    if reference.jax is None or not evidence.is_live:
         return ""
     rng, share = np.random.default_rng(0), _share(evidence.precision)
 

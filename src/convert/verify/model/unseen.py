@@ -30,7 +30,7 @@ def unseen(plan: Plan, reference: Reference, evidence: Evidence) -> Iterator[Jud
     """Yield what the models compute, and this comparison of them does not show."""
     yield from _same_throughout(evidence.inputs)
     yield from _masked(reference, evidence)
-    if reference.jax is None or evidence.origin != "live":
+    if reference.jax is None or not evidence.is_live:
         return
     model = _Model(plan, reference.jax_side(), evidence.inputs)
     yield from model.short_axes()

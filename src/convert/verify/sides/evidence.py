@@ -13,6 +13,8 @@ from convert.verify.sides.sampling import Sample
 Array = np.ndarray[Any, np.dtype[Any]]
 Values = Mapping[str, Array]
 
+LIVE = "from a live run of the JAX model"
+
 
 @dataclass(frozen=True)
 class Evidence:
@@ -39,11 +41,16 @@ class Evidence:
     masks: Values
     precision: str = "float32"
     unlifted: tuple[str, ...] = ()
-    origin: str = "from a live run of the JAX model"
+    origin: str = LIVE
     environment: Mapping[str, str] = field(default_factory=dict)
     samples: Mapping[str, Sample] = field(default_factory=dict)
     rounded: str = ""
     notes: tuple[str, ...] = ()
+
+    @property
+    def is_live(self) -> bool:
+        """Whether the JAX model ran here and can run again."""
+        return self.origin == LIVE
 
     @property
     def best_values(self) -> Values:
