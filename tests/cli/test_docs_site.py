@@ -17,7 +17,7 @@ from support.paths import DOCS, EXAMPLES, ROOT
 PAGES = sorted(DOCS.rglob("*.md"))
 FENCE = re.compile(r"^```(?:sh|console)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 INLINE = re.compile(r"`(convert [^`]+|--[a-z-]+[^`]*)`")
-OTHERS = {"--no-deps", "--target"}  # of pip
+OTHERS = {"--no-deps", "--target", "--head"}  # of pip and ray
 
 
 @pytest.fixture(scope="module")

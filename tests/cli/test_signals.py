@@ -155,7 +155,8 @@ def test_while_a_conversion_imports(module: str, number: signal.Signals, tmp_pat
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("module", slow_but(["torch"], ["jax", "torch"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("module", ["jax", "torch"])
 def test_while_a_check_imports(module: str, tmp_path: Path) -> None:
     out, report = tmp_path / "out.safetensors", tmp_path / "report.xml"
     args = conversion(tmp_path, "--check")
@@ -203,7 +204,7 @@ MOMENTS = {
     ("name", "number"),
     [("out.safetensors", signal.SIGINT), pytest.param("out", signal.SIGTERM, marks=pytest.mark.slow)],
 )
-@pytest.mark.parametrize("moment", slow_but(["later piece", "commit", "endless C call"], MOMENTS))
+@pytest.mark.parametrize("moment", slow_but(["later piece", "commit"], MOMENTS))
 def test_while_a_conversion_writes(moment: str, name: str, number: signal.Signals, tmp_path: Path) -> None:
     for jobs in (1, 3) if "piece" in moment else (1,):
         assert_stopped(run(MOMENTS[moment], number, conversion(tmp_path, "--jobs", jobs, "-q", name=name)), number)
@@ -213,7 +214,7 @@ def test_while_a_conversion_writes(moment: str, name: str, number: signal.Signal
 CALLS = ["os.fsync", "os.rename", "os.replace", "os.link", "os.unlink", "shutil.rmtree"]
 
 
-@pytest.mark.parametrize("call", slow_but(["os.fsync", "os.rename"], CALLS))
+@pytest.mark.parametrize("call", slow_but(["os.rename"], CALLS))
 @pytest.mark.parametrize("exchange", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ["out", pytest.param("out.safetensors", marks=pytest.mark.slow)])
 def test_while_an_output_is_replaced(name: str, exchange: bool, call: str, tmp_path: Path) -> None:

@@ -41,15 +41,14 @@ def once() -> Iterator[Any]:
     """The faults that run by default; all others are slow.
 
     Of those that a cheap level catches, each diagnosis once; of those that only the model level catches, one for each model.
-    Faults of `SLOW_CASES` are slow, those of Gemma that only running it shows, and those that unit tests name one by one: wrong facts (test_judged_facts.py) and changes
-    of the values of whole tensors (test_value_changes.py, test_rounding.py, test_permutations.py, test_causes.py).
+    Faults of `SLOW_CASES` and of Gemma are slow, and those that unit tests name one by one: wrong facts (test_judged_facts.py)
+    and changes of the values of whole tensors (test_value_changes.py, test_rounding.py, test_permutations.py, test_causes.py).
     """
     seen = set()
     for fault in FAULTS:
         found = fault.case if fault.level == "model" else (fault.diagnosis or fault.name)
         named = fault in (*VALUES, *ORDERS) or isinstance(fault.plant, InFacts | InSettings)
-        runs = fault.case.startswith("gemma") and "weights" not in fault.level
-        slow = found in seen or fault.case in SLOW_CASES or named or runs
+        slow = found in seen or fault.case in SLOW_CASES or fault.case.startswith("gemma") or named
         yield pytest.param(fault, id=fault.id, marks=[pytest.mark.slow] if slow else [])
         if not slow:
             seen.add(found)
@@ -97,7 +96,7 @@ def test_the_page_says_what_applies() -> None:
 
 
 TO_TRACE = ("cde-linear", "cde-cubic")  # takes long: one seed is enough
-QUICK = [(case, to) for case, to in CASES if to == "torch" and case not in SLOW_CASES]
+QUICK = [("cells", "torch"), ("conv-net", "torch"), ("decoder", "torch"), ("rope-model", "torch")]
 
 
 def seeds() -> Iterator[Any]:

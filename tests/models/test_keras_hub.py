@@ -94,7 +94,8 @@ def test_a_task_saved_by_save_weights_has_the_backbone_below_its_name(case: str,
     assert {drop.reason for drop in plan.dropped} == {"optimizer state"}
 
 
-@pytest.mark.parametrize("case", slow_but(["bert"], keras_hub.CASES))
+@pytest.mark.slow
+@pytest.mark.parametrize("case", keras_hub.CASES)
 def test_mistakes_in_the_file_are_named(case: str, tmp_path: Path) -> None:
     source, out = keras_hub.converted(case, tmp_path)
     assert assert_mistakes_are_named(out, source) >= 9

@@ -148,7 +148,8 @@ def test_published_sizes_need_no_setting_and_match_transformers(name: str) -> No
 # ---- planted mistakes
 
 
-@pytest.mark.parametrize("case", slow_but(["umt5"], CASES))
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
 def test_mistakes_in_the_file_are_named(case: str, tmp_path: Path) -> None:
     source, out = converted(case, tmp_path)
     assert assert_mistakes_are_named(out, source) >= 9
@@ -193,6 +194,7 @@ CONFIG_MISTAKES = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("case", "key", "value"), CONFIG_MISTAKES)
 def test_another_value_in_config_json_is_named(case: str, key: str, value: Any, tmp_path: Path) -> None:
     source, out = converted(case, tmp_path)

@@ -33,7 +33,6 @@ from convert.references import neural_cde  # noqa: E402
 from convert.rules.parse import parse_rules  # noqa: E402
 from convert.verify.report.report import Verdict  # noqa: E402
 from convert.verify.run import check  # noqa: E402
-from support.marks import slow_but  # noqa: E402
 from support.memory_source import MemorySource, rule_file  # noqa: E402
 
 EXAMPLE = EXAMPLES / "cde"
@@ -398,7 +397,8 @@ class ThreeEighths(diffrax.AbstractERK):  # type: ignore[misc, name-defined]
 SOLVERS = [(diffrax.Euler, "euler", "Euler"), (diffrax.Midpoint, "midpoint", "midpoint"), (diffrax.Heun, "heun2", "Heun"), (ThreeEighths, "rk4", "RK4, 3/8 rule")]  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", slow_but(["linear"], ["linear", "cubic"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["linear", "cubic"])
 def test_solvers_that_both_sides_have(kind: str, example: tuple[Any, Any, Any]) -> None:
     """The states of the whole solution: `diffeqsolve`, diffrax's solver step by step, torchcde's `cdeint`, and our NumPy."""
     model_jax, model_torch, reference = example

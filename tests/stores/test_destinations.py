@@ -162,7 +162,8 @@ def test_after_an_error_nothing_is_left(
     assert s3.keys(bucket) == [] and s3.unfinished(bucket) == []
 
 
-@pytest.mark.parametrize("status", [503, *(pytest.param(status, marks=pytest.mark.slow) for status in (500, 0, -1))])
+@pytest.mark.slow
+@pytest.mark.parametrize("status", [503, 500, 0, -1])
 def test_a_write_that_fails_is_repeated(status: int, s3: ObjectStore, bucket: str, small: tuple[str, Path], tmp_path: Path) -> None:  # fmt: skip
     convert.convert(*small, tmp_path / "out", max_shard_bytes=40)
     with s3.failing(Fault(any_write, status, "SlowDown", times=2)):
@@ -206,6 +207,7 @@ def test_before_the_index_there_is_no_model(s3: ObjectStore, bucket: str, small:
     assert writes[-1] == ("PUT", f"/{bucket}/out/model.safetensors.index.json")
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_leaves_nothing(s3: ObjectStore, bucket: str, small: tuple[str, Path]) -> None:
     events = execute(convert.plan_conversion(*small), f"s3://{bucket}/out", max_shard_bytes=40)
     _ = next(events), next(events), next(events)

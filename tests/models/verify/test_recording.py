@@ -215,6 +215,7 @@ def test_bfloat16_weights_are_no_false_alarm(files: Files) -> None:
     assert max(m.float64.relative for m in level(report, "model").measures if m.float64) < PROMISED
 
 
+@pytest.mark.slow
 def test_a_precision_run_alone_is_evidence_too(files: Files, tmp_path: Path) -> None:
     """What could not be lifted is compared as users run it."""
     out = tmp_path / "r.safetensors"
@@ -282,7 +283,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("case", ["timesfm-1.0", "timesfm-2.0"])
+@pytest.mark.parametrize("case", ["timesfm-1.0", pytest.param("timesfm-2.0", marks=pytest.mark.slow)])
 def test_planted_faults_are_found_and_named(case: str, fault: str, files: Files, tmp_path: Path) -> None:
     edit, tensor, name = FAULTS[fault]
     report = check(changed(files.written(case), tmp_path / "wrong.safetensors", edit), recorded=golden(case))

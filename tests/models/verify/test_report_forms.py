@@ -218,6 +218,7 @@ def test_browser_draws_and_filters(tmp_path: Path, page: Path, plan: Plan) -> No
     assert all(visible for visible, _ in rows(everything))
 
 
+@pytest.mark.slow
 @browser
 def test_browser_in_light_and_dark(tmp_path: Path, page: Path) -> None:
     for scheme, background in ((1, (255, 255, 255)), (0, (0x12, 0x15, 0x1B))):

@@ -99,6 +99,7 @@ def example(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, convert: R
     return open_source(folder / "ckpt.eqx", skeleton=folder / "skeleton.json"), formats / "equinox.yaml"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "answers"),
     [("own-model", OWN), ("flax", FLAX), ("equinox", EQUINOX), ("keras", KERAS), ("conv-net", CONV)],

@@ -106,7 +106,7 @@ class Stacked(torch.nn.Module):
         return (y.reshape(3, *x.shape) * gates.permute(2, 0, 1)[..., None]).sum(0)
 
 
-@pytest.mark.parametrize("kind", [Listed, Stacked])
+@pytest.mark.parametrize("kind", [pytest.param(Listed, marks=pytest.mark.slow), Stacked])
 def test_experts(kind):
     shapes = {"g": (D, 3), "a": (3, D, D), "b": (3, D, D)}
     found = derive(_experts, kind(), shapes)

@@ -79,6 +79,7 @@ def test_an_unknown_mistake_is_located_between_two_layers_whose_weights_are_righ
     assert "blocks.0.q, blocks.0.k, blocks.0.v give the same output, so the weights there are right" in said["problem"]
 
 
+@pytest.mark.slow
 def test_a_layer_that_is_given_the_same_and_gives_another_value_is_named() -> None:
     def wrong(module: Any) -> None:
         layer = module.blocks[1].up

@@ -19,7 +19,7 @@ FEWER = 20_000  # the same, where each of several operations may begin or end a 
 
 def computed(got: Array, given: Array, activations: Mapping[str, Function]) -> str:
     """Return the name of the function of `given` that is `got`, in any shape; empty if it is none."""
-    if max(got.size, given.size) > MOST:
+    if max(got.size, given.size) > MOST or given.dtype == bool:  # NumPy does not negate a mask
         return ""
     for name, function in functions(activations):
         try:
@@ -83,6 +83,8 @@ def _function_at_the_end(
         applied = {kind_of(one) for one in between}
         if applied <= NO_FUNCTION:
             continue
+        if given.array.dtype.kind != "f" or made.array.dtype.kind != "f":
+            continue  # a mask
         if given.array.size != made.array.size or made.array.size > FEWER or same(given.array, made.array):
             continue
         if name := _activation(made.array, given.array, activations):

@@ -47,6 +47,8 @@ def same(one: Array, two: Array) -> bool:
     if one.size != two.size or not one.size:
         return False
     a, b = one.ravel(), two.ravel()
+    if a.dtype == b.dtype == bool:  # NumPy does not subtract them
+        return bool((a == b).all())
     scale = float(np.abs(b).max())
     return bool(np.isfinite(scale) and np.abs(a - b).max() <= SAME * scale)
 

@@ -46,12 +46,14 @@ def test_zarr3_may_lack_chunks_of_zeros_before_orbax_0_10(copy: Copy) -> None:
         assert same(open_orbax(path).read("zeros"), np.zeros(900, np.float32))
 
 
+@pytest.mark.slow
 def test_a_lost_chunk_of_several_devices(devices: Path, tmp_path: Path) -> None:
     path = shutil.copytree(devices / "directories", tmp_path / "checkpoint")
     (path / "rows" / "5.0").unlink()
     assert 'chunk {5, 0} stored at local file "rows/5.0" is missing' in read_refusal(path, "rows").problem
 
 
+@pytest.mark.slow
 def test_a_lost_process(processes: Path, tmp_path: Path) -> None:
     path = shutil.copytree(processes / "ocdbt-unmerged", tmp_path / "checkpoint")
     shutil.rmtree(path / "ocdbt.process_1")
