@@ -169,6 +169,7 @@ def test_while_a_check_imports(module: str, tmp_path: Path) -> None:
     assert sorted(tmp_path.iterdir()) == [out, report]
 
 
+@pytest.mark.slow
 def test_what_swallows_exceptions_does_not_swallow_a_signal(tmp_path: Path) -> None:
     moment = """
 def swallow():

@@ -5,19 +5,24 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 
 from support.paths import DOCS, ROOT
 
 CODE = re.compile(r"[a-z]+(-[a-z0-9]+)*")
 PARTS = ("## What it means", "## Example", "## What to do")
-TREES = [ast.parse(path.read_text()) for path in sorted((ROOT / "src").rglob("*.py"))]
 PAGES = sorted((DOCS / "errors").glob("*.md"))
+
+
+@cache
+def trees() -> list[ast.Module]:
+    return [ast.parse(path.read_text()) for path in sorted((ROOT / "src").rglob("*.py"))]
 
 
 def taking_code() -> dict[str, int]:
     """Find the functions that have a parameter `code`, and its position: `Finding`, and those that pass it on."""
     found = {"Finding": 0}
-    for tree in TREES:
+    for tree in trees():
         for node in ast.walk(tree):
             if isinstance(node, ast.FunctionDef):
                 names = [arg.arg for arg in (*node.args.posonlyargs, *node.args.args) if arg.arg not in ("self", "cls")]
@@ -29,7 +34,7 @@ def taking_code() -> dict[str, int]:
 def codes() -> Iterator[str]:
     """Collect the codes: what these functions get for `code`, where it is written down."""
     positions = taking_code()
-    for tree in TREES:
+    for tree in trees():
         for node in ast.walk(tree):
             if isinstance(node, ast.Call):
                 name = getattr(node.func, "id", getattr(node.func, "attr", ""))

@@ -123,6 +123,7 @@ def report(run: Run, *more: object, code: int) -> dict[str, dict[str, object]]:
     return {level["level"]: level for level in json.loads(out)["levels"]}
 
 
+@pytest.mark.slow
 def test_all_levels_live_and_recorded(folder: Path, run: Run) -> None:
     run("./rules.yaml", "ckpt.npz", "out.safetensors")
     live = report(run, *OWN, "--from", "ckpt.npz", "--require", "model", code=0)

@@ -25,6 +25,7 @@ from convert.planning.planner import make_plan
 from convert.verify.target_model import read_target
 from support.command_line import Run
 from support.drafts import tree
+from support.marks import slow_but
 from support.memory_source import MemorySource, run
 from support.paths import GOLDEN
 
@@ -314,7 +315,7 @@ OWN = {
 }
 
 
-@pytest.mark.parametrize("name", OWN)
+@pytest.mark.parametrize("name", slow_but(["haiku MLP", "equinox MLP"], OWN))
 def test_a_module_with_other_names_needs_no_edit(
     name: str, tmp_path: Path, convert: Run, target: Callable[[Callable[[], nn.Module]], str]
 ) -> None:

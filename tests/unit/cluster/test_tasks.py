@@ -20,6 +20,7 @@ from convert.planning.options import ConversionOptions
 from convert.writing.execute import Result, plan_layout
 from convert.writing.transfer import used_leaves
 from support.goldens import checkpoint
+from support.marks import slow_but
 from support.paths import GOLDEN
 from support.small_conversion import write_rules
 
@@ -74,7 +75,7 @@ def in_tasks(
     return result
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", slow_but([case for case in CASES if case != "chunks"], CASES))
 def test_tasks_write_the_bytes_of_the_local_engine(case: str, tmp_path: Path) -> None:
     model, source, options, limit = CASES[case]
     here = convert.convert(model, source, tmp_path / "here", max_shard_bytes=limit, **options)

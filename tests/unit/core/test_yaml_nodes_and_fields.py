@@ -233,6 +233,7 @@ def test_as_deep_as_may_be(reader: str) -> None:
     load_yaml(f"- &a {nested(20)}\n- {nested(11, '*a')}", "f")
 
 
+@pytest.mark.slow
 def test_as_many_values_as_may_be() -> None:
     """With libyaml only, as PyYAML takes seconds for a file of this size."""
     assert len(load_yaml(f"[{'x,' * (MAX_VALUES - 1)}]", "f").value) == MAX_VALUES - 1
