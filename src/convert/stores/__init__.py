@@ -1,8 +1,8 @@
-"""Object stores and the Hub as places of checkpoints: URLs as paths.
+"""Object stores and web servers as places of checkpoints: URLs as paths.
 
 `located` turns what a user gave into a path: a local one stays as it is, a URL becomes a `StorePath` (`path`), whose methods ask
-the store (`client`) instead of the system. `upload` writes objects to S3. All readers open files through `core.system.regular_file`, and so work on both. The
-libraries are extras and imported on first use. May import ``convert.core``.
+the store (`client`) instead of the system. All readers open files through `core.system.regular_file`, and so read both.
+`upload` writes objects to S3. The libraries are extras and imported on first use. May import `convert.core`.
 """
 
 from __future__ import annotations
@@ -18,20 +18,8 @@ from convert.stores.path import StorePath
 
 _URL = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]+):/{1,2}(?P<rest>[^/].*)", re.DOTALL)  # `Path` joins two slashes to one
 _SCHEMES = ("s3", "gs", "http", "https")
-_OTHERS = (
-    "azure",
-    "az",
-    "abfs",
-    "abfss",
-    "ftp",
-    "file",
-    "gcs",
-    "hdfs",
-    "oci",
-    "r2",
-    "sftp",
-    "ssh",
-)  # URLs without doubt
+# no place of a checkpoint here, and no name of a local folder
+_OTHERS = ("azure", "az", "abfs", "abfss", "ftp", "file", "gcs", "hdfs", "oci", "r2", "sftp", "ssh")
 
 
 def located(path: str | Path) -> Path:
