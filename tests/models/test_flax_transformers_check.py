@@ -30,7 +30,7 @@ from support.marks import slow_but
 CASES = ("bert", "bert-model", "bert-pretraining", "bert-classification", "bert-tokens", "bert-answers", "gpt2", "gpt2-model", "t5", "t5-v1.1", "whisper", "llama", "llama-model", "mistral", "mistral-model", "gemma-flax", "gemma-flax-untied", "gemma-flax-model", "dinov2", "dinov2-classification")  # fmt: skip
 
 
-@pytest.mark.parametrize("case", slow_but(["bert", "mistral"], CASES))
+@pytest.mark.parametrize("case", slow_but(["mistral"], CASES))
 def test_the_plain_jax_model_is_what_the_flax_classes_recorded(case: str) -> None:
     plan = convert.plan_conversion(case.split("-")[0], checkpoint(case))
     reference = load_reference(plan, None)
@@ -50,7 +50,7 @@ def test_the_plain_jax_model_is_what_the_flax_classes_recorded(case: str) -> Non
 @pytest.mark.parametrize(
     "case",
     slow_but(
-        ["bert", "mistral"],
+        ["bert"],
         [
             "bert",
             "bert-pretraining",
@@ -152,6 +152,7 @@ def reference_of(case: str) -> Reference:
     return reference
 
 
+@pytest.mark.slow
 def test_a_recording_takes_along_what_lies_beside_the_checkpoint(tmp_path: Path) -> None:
     """Where it is checked there is no config.json, and the number of heads is needed."""
     plan = convert.plan_conversion("gpt2", checkpoint("gpt2-model"))

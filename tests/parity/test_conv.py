@@ -97,7 +97,7 @@ def law(c: dict[str, Any]) -> None:
 
 
 @given(convolutions())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_derived_kernel_is_the_convolution(case: dict[str, Any]) -> None:
     law(case)
 

@@ -206,6 +206,7 @@ def rows(dom: str) -> list[tuple[bool, str]]:
     return [("hidden" not in attributes, name.strip()) for attributes, name in found]
 
 
+@pytest.mark.slow
 @browser
 def test_browser_draws_and_filters(tmp_path: Path, page: Path, plan: Plan) -> None:
     dom = chromium(tmp_path, page, "#q=attn%202%20O_PROJ", "--dump-dom")

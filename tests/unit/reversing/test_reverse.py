@@ -99,7 +99,7 @@ KINDS: dict[str, tuple[str, dict[str, tuple[int, ...]]]] = {
     "parameter": ("from: p@\n  parameter: p@", {"p@": (2, 3, 4)}),
     "scalar": ("from: p@\n  parameter: p@", {"p@": ()}),
     "stacked parameter": ("from: p@\n  stacked: {i: 1}\n  parameter: p@.{i}", {"p@": (2, 3, 4)}),
-    "target axes": ("from: p@\n  axes: ED\n  parameter: {name: p@, axes: D E}", {"p@": (3, 6)}),
+    "target axes": ("from: p@\n  axes: GD\n  parameter: {name: p@, axes: D G}", {"p@": (3, 6)}),
     "positions": ("from: t@\n  axes: .VD\n  embedding: t@", {"t@": (1, 5, 6)}),
     "conv of images": (
         "dimension_numbers: NHWC,HWIO->NHWC\n  axes: PQIO\n  from: w@/kernel\n  bias: w@/bias\n  conv: w@",
