@@ -1,0 +1,88 @@
+"""MaxText's families."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from convert.references.published import gemma
+from convert.references.published.entry import Every, OneOf, Published, by_letter, known_contexts
+
+_LLAMA = "meta-llama/llama-models models/llama3/args.py and its params.json files"
+_LLAMA_SIZES = (
+    by_letter("iDNKHF", 32, 4096, 32, 8, 128, 14336),
+    by_letter("iDNKHF", 80, 8192, 64, 8, 128, 28672),
+    by_letter("iDNKHF", 126, 16384, 128, 8, 128, 53248),
+)
+_LLAMA_3 = (
+    Published({"epsilon": 1e-5, "rope_theta": 500_000.0}, _LLAMA),
+    Published({"eos_token_id": OneOf((128_001, [128_001, 128_009], [128_001, 128_008, 128_009])), "bos_token_id": 128_000}, _LLAMA, binding=False),
+)  # fmt: skip
+
+_MAXTEXT = "maxtext 0.2.5 configs/models"
+_EXPORTER = "maxtext 0.2.5 checkpoint_conversion/utils/hf_model_configs.py"
+
+
+def _mistral(lengths: Mapping[int, int]) -> tuple[Published, ...]:
+    return (
+        Published({"epsilon": 1e-5, "rope_theta": 1e6}, f"{_MAXTEXT}/mistral-7b.yml, mixtral-8x*.yml"),
+        Published({"eos_token_id": 2, "bos_token_id": 1}, "transformers MistralConfig, MixtralConfig", binding=False),
+        *known_contexts("config.json of mistralai's repositories", lengths),
+    )
+
+
+def _qwen(lengths: Mapping[int, int], rope_theta: Mapping[int, float] | None = None) -> tuple[Published, ...]:
+    """Return what holds for Qwen; `rope_theta` by the number of layers, where the sizes differ in it."""
+    source = f"{_MAXTEXT}/qwen2.5-*.yml, qwen3-*.yml"
+    bases = (
+        [Published({"rope_theta": 1e6}, source)]
+        if rope_theta is None
+        else [
+            Published({"rope_theta": base}, source, {"i": layers}, binding=False) for layers, base in rope_theta.items()
+        ]
+    )
+    return (
+        Published({"epsilon": 1e-6}, source),
+        *bases,
+        Published({"eos_token_id": OneOf((151645, 151643)), "bos_token_id": 151643}, _EXPORTER, binding=False),
+        *known_contexts(_EXPORTER, lengths),
+    )
+
+
+MODELS: dict[str, tuple[Published, ...]] = {
+    "maxtext-gemma2": gemma.MODELS["gemma2"],
+    "maxtext-gemma3": gemma.MODELS["gemma3"],
+    "maxtext-llama3": (*_LLAMA_3, *(Published({"context_length": 8192}, _LLAMA, sizes) for sizes in _LLAMA_SIZES)),
+    "maxtext-llama3.1": (
+        *_LLAMA_3,
+        *(Published({"context_length": 131_072, "rope_factor": 8.0}, _LLAMA, sizes) for sizes in _LLAMA_SIZES),
+    ),
+    "maxtext-mistral": _mistral({32: 32768}),
+    "maxtext-mixtral": (*_mistral({32: 32768, 56: 65536}), Published({"experts_per_token": 2}, f"{_MAXTEXT}/mixtral-8x*.yml")),
+    **dict.fromkeys(("maxtext-qwen2.5", "maxtext-qwen2.5-tied"), _qwen({28: 32768, 48: 32768})),
+    **dict.fromkeys(("maxtext-qwen3", "maxtext-qwen3-tied"), _qwen({28: 40960, 36: 40960, 40: 40960, 64: 40960})),
+    "maxtext-qwen3-moe": (
+        *_qwen({48: 262144, 94: 262144, 62: 262144}, rope_theta={48: 1e7, 94: 5e6, 62: 1e7}),
+        Published({"experts_per_token": 8}, f"{_MAXTEXT}/qwen3-*-a*b.yml"),
+    ),
+    "maxtext-gpt-oss": (
+        Published({"epsilon": 1e-5, "rope_theta": 1.5e5, "rope_factor": 32.0, "rope_original_length": 4096, "swiglu_limit": 7.0}, f"{_MAXTEXT}/gpt-oss-*.yml"),
+        Published({"attention_pattern": Every(("sliding_attention", "full_attention"))}, "maxtext 0.2.5 models/gpt_oss.py, GPT_OSS_ATTENTION_PATTERN"),
+        Published({"context_length": 131072, "sliding_window": 128, "experts_per_token": 4}, f"{_MAXTEXT}/gpt-oss-*.yml"),
+        Published({"eos_token_id": 200002, "pad_token_id": 199999}, _EXPORTER, binding=False),
+    ),
+    "maxtext-deepseek3": (
+        Published({"epsilon": 1e-6, "rope_theta": 1e4, "rope_factor": 40.0, "rope_mscale": 1.0, "rope_original_length": 4096, "context_length": 163840}, f"{_MAXTEXT}/deepseek3-671b.yml"),
+        Published({"experts_per_token": 8, "shared_experts": 1, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64}, f"{_MAXTEXT}/deepseek3-671b.yml"),
+        Published({"eos_token_id": 1, "bos_token_id": 0}, _EXPORTER, binding=False),
+    ),
+    "maxtext-deepseek2": (
+        Published({"epsilon": 1e-6, "rope_theta": 1e4, "rope_factor": 40.0, "rope_mscale": 0.707, "rope_original_length": 4096, "context_length": 163840}, f"{_MAXTEXT}/deepseek2-16b.yml"),
+        Published({"experts_per_token": 6, "shared_experts": 2, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64}, f"{_MAXTEXT}/deepseek2-16b.yml"),
+        Published({"eos_token_id": 100001, "bos_token_id": 100000}, _EXPORTER, binding=False),
+    ),
+    "maxtext-olmo3": (
+        Published({"epsilon": 1e-6, "rope_theta": 5e5, "attention_pattern": Every(("sliding_attention",) * 3 + ("full_attention",))}, f"{_MAXTEXT}/olmo3-*.yml; models/olmo3.py, get_attention_type"),
+        Published({"sliding_window": 4096, "rope_factor": 8.0, "rope_original_length": 8192, "context_length": 65536}, f"{_MAXTEXT}/olmo3-*.yml", binding=False),
+        Published({"eos_token_id": 100257, "pad_token_id": 100277}, "config.json of allenai/Olmo-3-1025-7B", binding=False),
+    ),
+}  # fmt: skip

@@ -1,0 +1,28 @@
+"""ViT of vit_jax, and SigLIP."""
+
+from __future__ import annotations
+
+from convert.references.published.entry import Published
+
+_VIT_JAX = (
+    Published(
+        {"epsilon": 1e-6, "hidden_act": "gelu_pytorch_tanh"},
+        "google-research/vision_transformer@c6de1e5 vit_jax/models_vit.py; flax.linen.LayerNorm, gelu",
+    ),
+    *(
+        Published(
+            {"image_size": patches * side},
+            "the image of AugReg's files, vision_transformer README.md",
+            {"P": side, "L": patches**2 + 1},
+        )
+        for side, patches in ((16, 14), (16, 24), (32, 7), (32, 12), (14, 16), (8, 28))
+    ),
+)
+
+MODELS: dict[str, tuple[Published, ...]] = {
+    "siglip": (
+        Published({"epsilon": 1e-6}, "flax.linen.LayerNorm's default"),
+        Published({"pad_token_id": 1, "eos_token_id": 1}, "google-research/big_vision@0127fb6 models/proj/image_text/text_transformer.py"),
+    ),
+    "vit-jax": _VIT_JAX,
+}  # fmt: skip
