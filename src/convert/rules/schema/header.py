@@ -1,4 +1,4 @@
-"""Declare the keys of a rule file and their values, from which the JSON Schema follows."""
+"""The values of the keys above the rules: axes, layer types, versions, layouts, targets, a sidecar, modules, variants, copies."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from convert.core.fields import (
     TEXT,
     Anything,
     Choice,
-    Either,
     Field,
     Key,
     ListOf,
@@ -23,12 +22,9 @@ from convert.core.fields import (
 from convert.core.findings import Finding
 from convert.core.path_pattern import parse_pattern
 from convert.core.yaml_nodes import YamlNode
-from convert.layers import KINDS
-from convert.layers.shared_keys import PATTERN, SHARED, parse_fact, parse_letter
-from convert.rules import attention_macro
+from convert.layers.shared_keys import PATTERN, parse_fact
 from convert.rules.file import FORMATS
 from convert.rules.path_variants import VariantPath
-from convert.rules.placeholders import ASK, OPTIONAL_WITHOUT_TARGET, REPLACEMENTS
 
 
 def parse_factors(value: str | int) -> tuple[int | str, ...]:
@@ -60,7 +56,7 @@ def parse_axis_name(text: str) -> str:
     return text
 
 
-_AXIS = Record(
+AXIS = Record(
     {
         "is": Key(TEXT, "Meaning of the axis, in words.", required=True, example="model width"),
         "equals": Key(
@@ -74,7 +70,7 @@ _AXIS = Record(
     },
     "an axis",
 )
-_TYPES = Record(
+TYPES = Record(
     {
         "of": Key(
             Scalar(str, "the name of an index", parse_axis_name), "Index that numbers the layers.", required=True
@@ -87,7 +83,7 @@ _TYPES = Record(
     },
     "layer types",
 )
-_VERSION = Record(
+VERSION = Record(
     {
         "sizes": Key(
             MapOf(Scalar(int, "an integer")),
@@ -102,7 +98,7 @@ _VERSION = Record(
     },
     "a version",
 )
-_LAYOUT = Record(
+LAYOUT = Record(
     {
         "name": Key(Scalar(str, "a name"), "Name, for --layout.", required=True, example="NESTED"),
         "root": Key(
@@ -132,7 +128,7 @@ _REQUIREMENT = Record(
     "a requirement of a target",
 )
 LOADS = "my_package.Model"
-_TARGET = Record(
+TARGET = Record(
     {
         "loads": Key(TEXT, "Class that loads the output, for people.", required=True, example=LOADS),
         "config": Key(
@@ -160,7 +156,7 @@ _TARGET = Record(
 )
 
 
-class _Targets(MapOf):
+class Targets(MapOf):
     """The targets by name."""
 
     def read(self, node: YamlNode) -> dict[str, Any]:
@@ -187,7 +183,7 @@ class _Targets(MapOf):
         return values
 
 
-_SIDECAR = Record(
+SIDECAR = Record(
     {
         "file": Key(TEXT, "File name, such as config.json.", required=True, example="config.json"),
         "supported": Key(
@@ -211,7 +207,7 @@ _SIDECAR = Record(
 )
 
 
-_MODULES = Record(
+MODULES = Record(
     {
         "table": Key(
             TEXT,
@@ -265,7 +261,7 @@ _VARIANT_PATH = Record(
     "a path variant",
 )
 _TREE = Scalar((str, type(None)), "a path from the top of the tree", lambda v: (v or "").strip("/"))
-_COPIES = Record(
+COPIES = Record(
     {
         "of": Key(
             ListOf(_TREE),
@@ -288,7 +284,7 @@ _COPIES = Record(
 )
 
 
-class _Variant(Field):
+class Variant(Field):
     """A variant: a path alone, a path with more keys, or a list of paths whose layers are numbered one after the other."""
 
     def read(self, node: YamlNode) -> tuple[VariantPath, ...]:
@@ -304,212 +300,3 @@ class _Variant(Field):
     def schema(self) -> dict[str, Any]:
         one = {"anyOf": [PATTERN.schema(), _VARIANT_PATH.schema()]}
         return {"anyOf": [*one["anyOf"], {"type": "array", "items": one}]}
-
-
-class _Rules(ListOf):
-    """The list of rules. Its schema has one alternative per kind."""
-
-    def schema(self) -> dict[str, Any]:
-        return {
-            "type": "array",
-            "items": {
-                "oneOf": [
-                    *(_rule_schema(word) for word in KINDS),
-                    {"title": attention_macro.WORD, **attention_macro.RECORD.schema()},
-                ]
-            },
-        }
-
-
-RULE_FILE = Record(
-    {
-        "model": Key(
-            Scalar(str, "a name"), "Name of the rules, as given on the command line.", required=True, example="my-model"
-        ),
-        "family": Key(
-            ListOf(Scalar(str, "a name"), or_one=True),
-            "Name that several models share, or several such names; the tree decides which of the models is used. Default: none.",
-        ),
-        "title": Key(TEXT, "Name of the model, for people.", required=True, example="My model"),
-        "reference": Key(
-            TEXT,
-            "`module:function` that builds the JAX and the PyTorch model for `convert check`. Default: none, so the model level needs --reference.",
-        ),
-        "root": Key(
-            ListOf(Scalar((str, type(None)), "a path", lambda v: v or ""), or_one=True),
-            "Prefix of all paths in the rules, or several prefixes to try in order. Default: none.",
-        ),
-        "copies": Key(
-            ListOf(_COPIES),
-            "Trees with the same paths, of which a model needs one, such as params and ema_params. Default: none.",
-        ),
-        "leaf_names": Key(
-            ListOf(Scalar((str, int), "a path", str)),
-            "Names of the leaves in file order, for checkpoints that have no names (Equinox). Default: the checkpoint's names.",
-        ),
-        "path_variants": Key(
-            MapOf(ListOf(_Variant(), or_one=True), "a mapping of a part of a path to its variants", parse_pattern),
-            "Mapping of a part of a path, as the rules write it, to the other forms that it may have in a tree. Default: paths are as written.",
-        ),
-        "axes": Key(
-            MapOf(_AXIS, "a mapping of letters", parse_axis_name),
-            "Mapping of each axis letter or index to its meaning. Default: letters without a description.",
-        ),
-        "facts": Key(
-            MapOf(Anything()),
-            "Hyperparameters of the source that no weight shows; `ask` if only --set, a version or the sidecar knows the value. Default: none.",
-        ),
-        "sidecar": Key(
-            _SIDECAR,
-            "JSON file next to the checkpoint: facts with the same names are read from it, and its other keys are copied to the output's config.json. Default: no file is read.",
-        ),
-        "modules": Key(
-            _MODULES, "List of the modules of the target, for rules with `each`. Default: rules name their modules."
-        ),
-        "products": Key(
-            MapOf(
-                Scalar(str, "an axis letter", parse_letter),
-                "a mapping of products such as heads*H to letters",
-                parse_factors,
-            ),
-            "Mapping of a product of facts and letters to the letter whose size it is, such as num_heads*H: E. A fact that the tree contradicts is refused, and the only unknown letter is computed. Default: none.",
-        ),
-        "needs_confirmation": Key(
-            MapOf(TEXT),
-            "Mapping of a fact that no checkpoint contains to a note, which the plan prints until --set gives the value. Default: no notes.",
-        ),
-        "layer_types": Key(
-            MapOf(_TYPES),
-            "Mapping of a list name to the types of layers in it, and the leaves by which each type is recognized. Default: all layers have one type.",
-        ),
-        "versions": Key(MapOf(_VERSION), "Published sizes of the model, by name, with their facts. Default: none."),
-        "choices": Key(
-            MapOf(TEXT),
-            "Mapping of a `choice` of a rule to the variant of every published model, for the way back to JAX, where the tensors do not show it. Default: the versions know it, or --set.",
-        ),
-        "layouts": Key(
-            ListOf(_LAYOUT),
-            "Published forms of the tree, for the way back from PyTorch (--layout); the first is the default. Default: paths as written, below the first `root`.",
-        ),
-        "targets": Key(
-            _Targets(_TARGET),
-            "Code that loads the output, by the name for --to; the first target is the default.",
-            required=True,
-            example=f"{{mine: {{loads: {LOADS}}}}}",
-        ),
-        "rules": Key(
-            _Rules(Anything()), "List of rules, one for each layer or group of similar layers.", required=True
-        ),
-    },
-    "a rule file",
-)
-
-
-def _target_keys(word: str) -> Key:
-    kind = KINDS[word]
-    if kind.target is None:
-        return Key(PATTERN, "Path pattern of the leaves that are not converted; may have wildcards.", required=True)
-    layer = Either(PATTERN, kind.target)
-    return Key(
-        Either(PATTERN, MapOf(layer)),
-        f"Target of the rule: one for all targets of the file, or one for each. {kind.doc}",
-        required=True,
-    )
-
-
-def rule_record(word: str) -> Record:
-    """Return the keys of a rule of this kind."""
-    kind = KINDS[word]
-    shared = dict(SHARED)
-    if kind.from_key == "none":
-        shared = {}
-    elif kind.from_key == "required":
-        shared["from"] = Key(SHARED["from"].field, SHARED["from"].doc, required=True, example="layers_{i}/dense/kernel")
-    return Record({word: _target_keys(word), **kind.keys, **shared}, f"a `{word}` rule", kind.hints)
-
-
-def _rule_schema(word: str) -> dict[str, Any]:
-    schema = rule_record(word).schema()
-    kind = KINDS[word]
-    keys = schema["properties"]
-    pair = keys["plus"]["properties"] if "plus" in keys else {}
-    for where, key in [*((keys, key) for key in keys if key in REPLACEMENTS), *((pair, key) for key in pair if key == "scale")]:  # fmt: skip
-        constraint = where[key]
-        doc = constraint.pop("description")
-        where[key] = {
-            "description": doc,
-            "anyOf": [constraint, {"const": ASK, "description": "Open question: not answered yet."}],
-        }
-    if kind.target is not None:  # one target for all, in short or long form, or one for each
-        one = Either(PATTERN, kind.target).schema()
-        copies = {
-            "description": "Several targets, which all get the leaves.",
-            "type": "array",
-            "items": one,
-            "minItems": 1,
-        }
-        layer = {"anyOf": [*one["anyOf"], copies]}
-        several = {
-            "type": "object",
-            "additionalProperties": layer,
-            "propertyNames": {"not": {"enum": [*kind.target.keys]}},
-        }
-        schema["properties"][word] = {
-            "description": f"Target of the rule: one for all targets of the file, or one for each. {kind.doc}",
-            "anyOf": [layer, several],
-        }
-    schema |= kind.schema()
-    if (left := OPTIONAL_WITHOUT_TARGET.get(word)) is not None:  # the answer decides what the layer computes
-        schema["required"] = [key for key in schema["required"] if key != left]
-        schema["anyOf"] = [{"required": [left]}, {"properties": {word: {"const": ASK}}}]
-    return {"title": word, **schema}
-
-
-# The header that models share may have a part of a target or version; each model adds the rest.
-SHARED_HEADER = RULE_FILE.part(targets=MapOf(_TARGET.part()), versions=MapOf(_VERSION.part()))
-ONLY = ListOf(Scalar(str, "the name of a model"), or_one=True)
-
-
-def schema() -> dict[str, Any]:
-    """Return the JSON Schema (draft 2020-12) of a rule file, for editors."""
-    file = RULE_FILE.schema()
-    header = {key: value for key, value in file["properties"].items() if key not in ("model", "rules")}
-    for rule in file["properties"]["rules"]["items"]["oneOf"]:
-        rule["properties"]["only_models"] = {
-            "description": "Models that the rule is for, in a file with `models`. Default: all.",
-            **ONLY.schema(),
-        }
-    target = _TARGET.part().schema()
-    header["targets"] = {"type": "object", "additionalProperties": target}
-    file["properties"]["targets"] = {**file["properties"]["targets"], "additionalProperties": target}
-    below = {
-        "type": "string",
-        "description": "Key of config.json below which the config of the extended model is put. Default: it is merged at the top.",
-    }
-    targets = {
-        "type": "object",
-        "additionalProperties": {**target, "properties": {**target["properties"], "sidecar_key": below}},
-    }
-    taken = {"type": "string", "description": "Model declared above whose header this one extends. Default: none."}
-    versions = {**header["versions"], "additionalProperties": _VERSION.part().schema()}
-    own = {**header, "extends": taken, "targets": {**header["targets"], **targets}, "versions": versions}
-    model = {"type": "object", "additionalProperties": False, "properties": own}
-    file["properties"]["models"] = {
-        "description": "Several models in one file: mapping of a name to the header keys that this model adds or replaces.",
-        "type": "object",
-        "additionalProperties": model,
-    }
-    del file["required"]
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "ckpt-convert rule file",
-        "description": "Generated by `convert rules schema`; do not edit.",
-        **file,
-        "oneOf": [
-            {
-                "required": ["model", "title", "targets", "rules"],
-                "properties": {"targets": {"additionalProperties": {"required": ["loads"]}}},
-            },
-            {"required": ["models", "rules"]},
-        ],
-    }
