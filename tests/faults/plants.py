@@ -261,14 +261,6 @@ class InTraining(InTarget):
 
 
 @dataclass(frozen=True)
-class InTargetAlone(InTarget):
-    """The same, where the reference returns the outputs alone."""
-
-    where: ClassVar[str] = "target, outputs alone"
-    options: ClassVar[dict[str, Any]] = ALONE
-
-
-@dataclass(frozen=True)
 class InReference(Plant):
     """The JAX side computes something else."""
 

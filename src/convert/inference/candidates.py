@@ -15,7 +15,7 @@ from convert.inference.reordered import terms
 from convert.inference.replay import Replay
 from convert.inference.sites import Meeting, Product, meetings, products, role_of
 from convert.programs.fingerprint import EXACT, ValueTable, fingerprint
-from convert.programs.program import Operation, Program, Value
+from convert.programs.program import Program, Value
 
 Array = np.ndarray[Any, np.dtype[Any]]
 EQUAL = 1e-7  # relative: two values of parameters that are computed in different orders
@@ -383,6 +383,3 @@ def ratio(got: Array, operand: Array) -> float | None:
     if not good.any() or np.ptp(ratio[good]) > EQUAL * abs(ratio[good][0]) or ratio[good][0] == 0:
         return None
     return float(np.median(ratio[good]))
-
-
-Proposals = Callable[[Context, Operation, int], Any]

@@ -88,15 +88,6 @@ def columns_in_turns(x: Array) -> Array:
     return np.stack(np.split(x, 2, axis=-1), -1).reshape(x.shape)
 
 
-def put_into(one: str, other: str, change: Callable[[Array], Array] = np.copy) -> Callable[[Tensors], None]:
-    """One tensor is made of another."""
-
-    def edit(tensors: Tensors) -> None:
-        tensors[one] = change(tensors[other])
-
-    return edit
-
-
 def keys_of(layer: str) -> Callable[[Tensors], None]:
     """The keys in a fused tensor of TimesFM are those of another layer."""
 

@@ -49,11 +49,6 @@ class FoundBoundaries:
     equal: tuple[str, ...]
     differing: tuple[str, ...]
 
-    def last_equal(self, boundary: str) -> str:
-        """Return the last equal boundary in front of one that differs; empty if there is none."""
-        names = list(self.evidence.native_values)
-        return next((name for name in reversed(names[: names.index(boundary)]) if name in self.equal), "")
-
 
 def find_boundaries(
     plan: Plan, reference: Reference, module: torch.nn.Module, evidence: Evidence, allowed: float
