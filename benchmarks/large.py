@@ -27,8 +27,8 @@ from convert.planning.plan import Plan
 from convert.planning.planner import make_plan
 from convert.rules.parse import parse_models
 from convert.writing.execute import plan_layout
+from convert.writing.file_layout import Layout
 from convert.writing.shard_size import parse_size
-from convert.writing.writer import Layout
 
 LAYERS, DENSE, EXPERTS, WIDTH, HIDDEN, EXPERT, HEADS, VOCABULARY = 61, 3, 256, 7168, 18432, 2048, 128, 129280
 QUERY, KEYS, NOPE, ROPE, VALUE = 1536, 512, 128, 64, 128

@@ -17,7 +17,8 @@ import safetensors.numpy
 from convert.core.errors import OutputError
 from convert.core.tensor_spec import TensorSpec
 from convert.writing import atomic
-from convert.writing.writer import OutTensor, Writer, lay_out
+from convert.writing.file_layout import OutTensor, lay_out
+from convert.writing.writer import Writer
 from support.marks import slow_but
 
 TENSORS = [OutTensor("a", TensorSpec((40,), "uint8")), OutTensor("b", TensorSpec((40,), "uint8"))]
@@ -373,7 +374,8 @@ KILLED = """
     import sys, time
     from pathlib import Path
     from convert.core.tensor_spec import TensorSpec
-    from convert.writing.writer import OutTensor, Writer, lay_out
+    from convert.writing.file_layout import OutTensor, lay_out
+    from convert.writing.writer import Writer
     out = Path(sys.argv[1])
     tensors = [OutTensor("a", TensorSpec((40,), "uint8")), OutTensor("b", TensorSpec((40,), "uint8"))]
     layout = lay_out(tensors, single=out.name if "." in out.name else None)
@@ -463,7 +465,8 @@ CRASHES = """
     from pathlib import Path
     from convert.writing import atomic as staging
     from convert.core.tensor_spec import TensorSpec
-    from convert.writing.writer import OutTensor, Writer, lay_out
+    from convert.writing.file_layout import OutTensor, lay_out
+    from convert.writing.writer import Writer
 
     root, kind, overwrite, exchange = Path(sys.argv[1]), sys.argv[2], sys.argv[3] == "1", sys.argv[4] == "1"
     tensors = [OutTensor("a", TensorSpec((40,), "uint8")), OutTensor("b", TensorSpec((40,), "uint8"))]

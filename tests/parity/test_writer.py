@@ -24,7 +24,8 @@ from hypothesis import strategies as st
 from convert.core.errors import OutputError
 from convert.core.safetensors_header import read_header
 from convert.core.tensor_spec import SAFETENSORS_TAGS, TensorSpec, numpy_dtype
-from convert.writing.writer import Layout, OutTensor, Writer, lay_out
+from convert.writing.file_layout import Layout, OutTensor, lay_out
+from convert.writing.writer import Writer
 
 WRITABLE = [name for name, tag in SAFETENSORS_TAGS.items() if tag is not None]
 

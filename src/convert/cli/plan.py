@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from convert.layers.base import Part, Step
     from convert.planning.plan import Plan
     from convert.planning.planner import RuleMatch
-    from convert.writing.writer import Layout
+    from convert.writing.file_layout import Layout
 
 
 def plan(

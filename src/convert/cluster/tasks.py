@@ -22,10 +22,11 @@ from convert.planning.options import ConversionOptions
 from convert.planning.plan import Plan
 from convert.writing.conversion_identity import identity
 from convert.writing.execute import Write, computed, plan_layout
+from convert.writing.file_layout import Layout, OutTensor
 from convert.writing.provenance import header_metadata
 from convert.writing.scatter import ELEMENTWISE, MOVING, needed_box
 from convert.writing.transfer import stream_chunks, used_leaves
-from convert.writing.writer import Layout, OutTensor, Writer
+from convert.writing.writer import Writer
 
 Array = np.ndarray[Any, np.dtype[Any]]
 # Bytes of a task in which no single object exceeds the limit of a budget: `checkpoints.memory_budget`.

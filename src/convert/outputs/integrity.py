@@ -19,9 +19,9 @@ from convert.core.system.regular_file import open_regular, read_regular
 from convert.stores import located
 from convert.stores.client import StoreError
 from convert.writing import digests
+from convert.writing.file_layout import SUFFIX
 from convert.writing.model_card import CARD, without_figures
 from convert.writing.transfer import default_jobs
-from convert.writing.writer import SUFFIX
 from convert.writing.written import INDEX, MAX_JSON, SINGLE_FILE
 
 _BLOCK = 8 << 20

@@ -14,9 +14,10 @@ from convert.core.system import signals
 from convert.peft.plan import AdapterPlan
 from convert.writing.atomic import refuse_existing
 from convert.writing.execute import refuse_overlap
+from convert.writing.file_layout import OutTensor, lay_out
 from convert.writing.provenance import header_metadata
 from convert.writing.transfer import require_unchanged
-from convert.writing.writer import OutTensor, Writer, lay_out
+from convert.writing.writer import Writer
 
 FILE, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 

@@ -1,7 +1,7 @@
 """Execute a plan: from leaves of the checkpoint to safetensors that appear complete or not at all.
 
 `execute` runs the plan. `transfer` streams the leaves piece by piece, and `scatter` maps each piece to its destination.
-`writer` lays out the files and maps them into memory. `complete.check_complete` alone decides that an output is complete;
+`file_layout` decides the bytes of each tensor, `writer` maps the files into memory. `complete.check_complete` alone decides that an output is complete;
 `Writer.commit` calls it first, and then lets `atomic` make the output appear, by renaming it. `provenance` and `model_card`
 describe what was converted, `digests` lets the output be checked without its source. `journal` lets another run continue, if `conversion_identity` is
 the same. `written` opens such files again. May import `planning`, `checkpoints`, `layers` and `core`.

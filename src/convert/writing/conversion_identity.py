@@ -10,7 +10,7 @@ from pathlib import Path
 
 from convert.core.system.regular_file import ObjectPath
 from convert.planning.plan import Plan
-from convert.writing.writer import Layout
+from convert.writing.file_layout import Layout
 
 
 def identity(plan: Plan, layout: Layout, metadata: Mapping[str, str]) -> dict[str, str]:

@@ -26,10 +26,11 @@ from convert.planning.plan import Plan
 from convert.stores import StorePath, located
 from convert.writing.atomic import real
 from convert.writing.conversion_identity import identity
+from convert.writing.file_layout import Layout, OutTensor, lay_out
 from convert.writing.model_card import CARD, render_card
 from convert.writing.provenance import header_metadata, tool_version
 from convert.writing.transfer import Work, default_jobs, stream_leaves, used_leaves
-from convert.writing.writer import Layout, OutTensor, Writer, lay_out
+from convert.writing.writer import Writer
 
 Array = np.ndarray[Any, np.dtype[Any]]
 MIN_JOURNAL = 256 << 20  # bytes of an output that any run can continue; a smaller one is converted again in a second

@@ -27,9 +27,10 @@ from convert.verify.sides.run_jax import live_evidence
 from convert.verify.sides.sampling import Cost, Sample, allot, least, positions
 from convert.writing.atomic import AtomicOutput
 from convert.writing.execute import refuse_overlap
+from convert.writing.file_layout import OutTensor, lay_out
 from convert.writing.provenance import tool_version
 from convert.writing.transfer import used_leaves
-from convert.writing.writer import OutTensor, Writer, lay_out
+from convert.writing.writer import Writer
 
 if TYPE_CHECKING:
     from convert.references.protocol import Reference
