@@ -20,7 +20,7 @@ from convert.writing.shard_size import parse_size
 
 NAME = "{name}"
 SETTING = Scalar((str, int, float, bool), "a value")
-_PATHS = ("checkpoint", "out", "skeleton", "rules", "like", "attest")
+_PATHS = ("checkpoint", "out", "skeleton", "rules", "like", "attest", "tokenizer")
 
 
 def _size(text: str) -> str:
@@ -54,6 +54,9 @@ JOB = Record(
         "rules": Key(TEXT, "directory of rule files"),
         "like": Key(TEXT, "weights whose names and shapes the result must have"),
         "max_shard_size": Key(Scalar(str, "a size such as 2GB", _size), "largest file of an output directory"),
+        "tokenizer": Key(
+            TEXT, "directory of the tokenizer and processor files that are copied into the output directory"
+        ),
         "attest": Key(TEXT, "file for an in-toto statement; {name} stands for the checkpoint's name"),
         "check": Key(ListOf(Choice(LEVELS), or_one=True), "levels of the check that must pass after the conversion"),
         "reference": Key(TEXT, "function that builds your own pair of models, for the check"),
@@ -77,7 +80,7 @@ _OPTIONS = {  # key -> option of the command line
     "skeleton": "--skeleton",
     "rules": "--rules",
 }
-_WRITING = {"like": "--like", "max_shard_size": "--max-shard-size", "attest": "--attest"}
+_WRITING = {"like": "--like", "tokenizer": "--tokenizer", "max_shard_size": "--max-shard-size", "attest": "--attest"}
 
 
 @dataclass(frozen=True)
@@ -118,6 +121,7 @@ class Job:
             skeleton=self.values.get("skeleton"),
             follow_links=self.values.get("follow_links", False),
             rules_dir=self.values.get("rules"),
+            tokenizer=self.values.get("tokenizer"),
         )
 
     def convert_arguments(self, extra: Sequence[str] = ()) -> list[str]:

@@ -41,6 +41,7 @@ def convert(
     like: o.Like = None,
     tree_layout: o.Layout = None,
     max_shard_size: o.ShardSize = None,
+    tokenizer: o.Tokenizer = None,
     overwrite: o.Overwrite = False,
     resume: o.Resume = False,
     attest: o.Attest = None,
@@ -86,7 +87,7 @@ def convert(
     said = o.parse_settings(settings, custom_cells)
     if adapter is not None:
         back_to = to if to in back.FORMATS else None
-        unused = {"--to": back_to, "--check": check, "--like": like, "--max-shard-size": max_shard_size, "--jobs": jobs}
+        unused = {"--to": back_to, "--check": check, "--like": like, "--max-shard-size": max_shard_size, "--jobs": jobs, "--tokenizer": tokenizer}  # fmt: skip
         _refuse_adapter(adapter, unused if adapter == "peft" else {})
         said |= {"adapter": adapter} if adapter == "base" else {}
     if check:  # wrong options of the check are errors before anything is written
@@ -111,6 +112,7 @@ def convert(
                 "--max-shard-size": max_shard_size,
                 "--resume": resume,
                 "--attest": attest,
+                "--tokenizer": tokenizer,
                 "--trust": trust and not check,
             },
         )
@@ -161,6 +163,7 @@ def convert(
         follow_links=follow_links,
         rules_dir=rules_dir,
         like=read_specs(like) if like else None,
+        tokenizer=tokenizer,
     )
     plan = plan_conversion(model, checkpoint, options)
     if adapter == "peft":
@@ -442,3 +445,5 @@ def _print_summary(plan: Plan, result: Result) -> None:
         f"wrote {result.out}: {output.count(result.tensors, 'tensor')}{restored}, {output.size(result.nbytes)} in "
         f"{result.seconds:.1f} s{rate}, for {plan.rules.targets[plan.target].loads}"
     )
+    if plan.tokenizer is not None:
+        output.status(f"copied {', '.join(plan.tokenizer.names)} from {plan.tokenizer.folder}")

@@ -159,6 +159,15 @@ ShardSize = Annotated[
         rich_help_panel=OUTPUT,
     ),
 ]
+Tokenizer = Annotated[
+    Path | None,
+    typer.Option(
+        "--tokenizer",
+        metavar="DIR",
+        help="Directory, or its URL, whose tokenizer, processor, generation and licence files are copied into the directory OUT.",
+        rich_help_panel=OUTPUT,
+    ),
+]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existing OUT.", rich_help_panel=OUTPUT)]
 Resume = Annotated[
     bool,

@@ -24,6 +24,7 @@ class ConversionOptions:
         follow_links: whether links in the checkpoint may lead out of it.
         rules_dir: a directory of rule files that take precedence over the shipped ones.
         like: specs of a state_dict that the result must match in names and shapes.
+        tokenizer: a directory whose tokenizer, processor, generation and licence files an output directory gets, too; or its URL.
     """
 
     to: str | None = None
@@ -35,6 +36,7 @@ class ConversionOptions:
     follow_links: bool = False
     rules_dir: str | Path | None = None
     like: Mapping[str, TensorSpec] | None = None
+    tokenizer: str | Path | None = None
 
 
 class SourceKeywords(TypedDict, total=False):
@@ -54,6 +56,7 @@ class OptionKeywords(SourceKeywords, total=False):
     """The fields of `ConversionOptions` as keyword arguments."""
 
     like: Mapping[str, TensorSpec] | None
+    tokenizer: str | Path | None
 
 
 DEFAULTS = ConversionOptions()

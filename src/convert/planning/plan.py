@@ -19,6 +19,8 @@ from convert.planning.low_rank_source import Merge, in_float64, with_merges
 from convert.planning.sidecar import NO_SIDECAR, Sidecar, merge_config
 from convert.planning.target_formats.base import TargetFormat, TranslatedTensor
 from convert.planning.target_formats.registry import format_of
+from convert.planning.tokenizer.files import TokenizerFiles
+from convert.planning.tokenizer.processors import missing_processor
 from convert.rules.file import RuleFile, Target, parse_reference, references
 
 
@@ -55,6 +57,7 @@ class Plan:
         notes: remarks for the user, such as a tensor left out because a fact is unknown.
         sidecar: files next to the checkpoint that hold facts.
         translated: for an output that is not laid out for torch: torch's tensors and where the output has them.
+        tokenizer: files of ``--tokenizer`` that an output directory gets, too.
         written_config: contents of the ``config.json`` of a directory that is being checked; its model is built from it.
     """
 
@@ -77,6 +80,7 @@ class Plan:
     written_config: Mapping[str, Any] | None = field(default=None, repr=False)
     sidecar: Sidecar = field(default=NO_SIDECAR, repr=False)
     translated: tuple[TranslatedTensor, ...] = field(default=(), repr=False)
+    tokenizer: TokenizerFiles | None = field(default=None, repr=False)
 
     @cached_property
     def source(self) -> Source:
@@ -132,11 +136,13 @@ class Plan:
 
     @property
     def config_notes(self) -> tuple[str, ...]:
-        """Remarks on facts of ``config.json`` that no tree holds."""
+        """Remarks on facts of ``config.json`` that no tree holds, and on what the output's directory lacks."""
         target = self.rules.targets[self.target]
         used = {*references(target.config), *references(target.generation)}
         needs_confirmation = self.rules.needs_confirmation.items()
-        return tuple(text for fact, text in needs_confirmation if fact in used and fact not in self.settings)
+        notes = [text for fact, text in needs_confirmation if fact in used and fact not in self.settings]
+        missing = missing_processor({**self.sidecar.config, **target.config}, self.tokenizer)
+        return (*notes, *([missing] if missing and target.config else []))
 
     @property
     def config(self) -> dict[str, Any] | None:

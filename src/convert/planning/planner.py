@@ -47,6 +47,7 @@ from convert.planning.sidecar import Sidecar, contradictions, other_values, read
 from convert.planning.sizes import solve_sizes
 from convert.planning.target_formats.base import LayerFacts, TargetFormat, Translation
 from convert.planning.target_formats.registry import format_of, target_names, with_target
+from convert.planning.tokenizer.files import read_tokenizer
 from convert.rules.file import RuleFile, Version
 
 MAX_TREES = 6  # of the leaves that a rule drops as the rest, that a note counts
@@ -215,6 +216,9 @@ def plan_match(match: RuleMatch) -> Plan:
         merges=compiled.merges,
         sidecar=sized.sidecar,
         translated=translation.tensors,
+        tokenizer=read_tokenizer(match.options.tokenizer, match.options.follow_links)
+        if match.options.tokenizer
+        else None,
     )
 
 

@@ -16,13 +16,14 @@ import numpy as np
 from convert.checkpoints.chunks import Meter
 from convert.checkpoints.digest import combine
 from convert.checkpoints.source import Source
-from convert.core.errors import OutputError, PlanError
+from convert.core.errors import OptionError, OutputError, PlanError
 from convert.core.findings import Finding
 from convert.core.system import signals
 from convert.core.tensor_spec import numpy_dtype
 from convert.layers.base import Part, Step
 from convert.layers.target import Sinusoids
 from convert.planning.plan import Plan
+from convert.planning.tokenizer.files import GENERATION, merged_generation
 from convert.stores import StorePath, located
 from convert.writing.atomic import real
 from convert.writing.conversion_identity import identity
@@ -98,9 +99,16 @@ def prepare(plan: Plan, out: Path, max_shard_bytes: int | None) -> tuple[list[Ou
     Raises:
         OutputError: the output lies in the checkpoint, its name is that of another format, a single file would exceed `max_shard_bytes`, or the target loads
             only single files.
+        OptionError: files are to be copied beside a single file, or contradict those of the output.
         PlanError: ``config.json`` needs a fact that is not known.
     """
     out = located(out)
+    if plan.tokenizer is not None and out.suffix == ".safetensors":
+        problem, fix = (
+            "--tokenizer copies files beside the weights, and OUT is one file",
+            "give the name of a directory",
+        )
+        raise OptionError(Finding("usage", problem, path=str(out), fix=fix))
     refuse_overlap(out, plan.source)
     _refuse_name(out)
     tensors, layout = plan_layout(plan, out, max_shard_bytes)
@@ -267,13 +275,14 @@ def computed(step: Step) -> np.ndarray[Any, Any]:
 
 def _extra_files(plan: Plan) -> dict[str, bytes]:
     """Return the further files of an output directory, by name."""
-    files = {"config.json": plan.config, "generation_config.json": plan.generation_config}
+    given, generation = plan.tokenizer, plan.generation_config
+    files = {"config.json": plan.config, GENERATION: merged_generation(generation, given) if given else generation}
     written = {
         name: (json.dumps(content, indent=2, sort_keys=True) + "\n").encode()
         for name, content in files.items()
         if content is not None
     }
-    return {**written, CARD: render_card(plan, tool_version()).encode()}
+    return {**written, **(given.files if given else {}), CARD: render_card(plan, tool_version()).encode()}
 
 
 # A directory may have any other name, such as gemma-3.1b.

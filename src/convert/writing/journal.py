@@ -26,6 +26,7 @@ _MEANING = {
     "dtype": "another --dtype",
     "settings": "another --set",
     "target": "another --to",
+    "tokenizer": "other files of --tokenizer",
 }
 MAX_BYTES = 1 << 30
 

@@ -43,6 +43,9 @@ def render_card(plan: Plan, tool: str) -> str:
     rows += plan.format.card_rows()
     if plan.facts:
         rows.append(("Facts", _text(", ".join(f"{key} {_shown(plan, key)}" for key in plan.facts))))
+    if plan.tokenizer is not None:
+        stated = f"; its model card states {plan.tokenizer.licence}" if plan.tokenizer.licence else ""
+        rows.append(("Copied", _text(", ".join(plan.tokenizer.names) + stated)))
     if plan.settings:
         given = sorted(plan.settings.items())  # independent of the order of the options
         rows.append(("Set by hand", _text(", ".join(f"{key} = {json.dumps(value)}" for key, value in given))))

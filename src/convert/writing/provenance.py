@@ -38,4 +38,5 @@ def header_metadata(plan: Plan) -> dict[str, str]:
         "sizes": json.dumps(plan.sizes, sort_keys=True),
         "facts": json.dumps(plan.facts, sort_keys=True),
         "layers": json.dumps(plan.layers, sort_keys=True),
+        **({"tokenizer": plan.tokenizer.digest} if plan.tokenizer else {}),
     }

@@ -1,0 +1,168 @@
+"""Read the tokenizer, processor, generation and licence files of a directory (`--tokenizer`)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from convert.checkpoints.access import Boundary
+from convert.core.errors import OptionError
+from convert.core.findings import Finding
+from convert.core.system.regular_file import read_regular
+from convert.stores import located
+
+MAX_BYTES = (
+    64 << 20
+)  # of a file: `convert verify` reads no more of one beside the weights; Gemma 3's tokenizer.json has 33 MB
+GENERATION, CARD = "generation_config.json", "README.md"
+# transformers 5.23: `vocab_files_names` of its tokenizers, and the names in utils/__init__.py and tokenization_utils_base.py.
+_PROCESSOR = re.compile(
+    r"(pre|video_pre)?processor_config\.json|chat_template\.(jinja|json)|audio_tokenizer_config\.json"
+)
+_TOKENIZER = re.compile(
+    r"tokenizer(_config|_vocab)?\.json|tokenizer\.model(\.v\d+)?|tekken\.json|special_tokens_map\.json|added_tokens\.json"
+    r"|(spiece|spm|spm_char|sentencepiece|sentencepiece\.bpe)\.model|(source|target)\.spm|(entity_|target_)?vocab(-src|-tgt)?\.json"
+    r"|vocab\.txt|merges\.txt|bpe\.codes|dict\.txt|emoji\.json|normalizer\.json|.+\.tiktoken"
+)
+_LICENCE = re.compile(
+    r"((third.party.)?notices?|licen[cs]e|copying|(usage|use).policy)([-_.].*)?(\.(txt|md|rst))?", re.IGNORECASE
+)
+_STATED = re.compile(r"^(license(?:_name|_link)?):[ \t]*(\S.{0,199})$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class TokenizerFiles:
+    """What is copied beside the weights.
+
+    Attributes:
+        folder: as the user gave it.
+        files: name -> contents, sorted by name; without ``generation_config.json``.
+        generation: contents of ``generation_config.json``; None without one.
+        licence: what the folder's model card states, such as ``license: gemma``.
+    """
+
+    folder: str
+    files: Mapping[str, bytes]
+    generation: Mapping[str, Any] | None
+    licence: str
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of all files."""
+        return tuple(sorted({*self.files, *([GENERATION] if self.generation is not None else [])}))
+
+    @property
+    def has_processor(self) -> bool:
+        """Whether it has what a processor is built of."""
+        return any(name.endswith("processor_config.json") for name in self.files)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the names and contents."""
+        content = {name: hashlib.sha256(data).hexdigest() for name, data in self.files.items()}
+        return hashlib.sha256(json.dumps([content, self.generation], sort_keys=True).encode()).hexdigest()
+
+
+def read_tokenizer(given: str | Path, follow_links: bool = False) -> TokenizerFiles:
+    """Read the files of a directory that a tokenizer, a processor or ``generate()`` needs, and those with the licence.
+
+    Args:
+        given: a directory of this machine, or its URL.
+        follow_links: whether links in it may lead out of it.
+
+    Raises:
+        OptionError: it is no directory, has no such file, or one of them cannot be read.
+        CheckpointError: one of them is a link out of the directory.
+    """
+    folder = located(given)
+    if not folder.is_dir():
+        raise OptionError(
+            Finding("tokenizer-not-found", "there is no such directory", path=str(folder), fix="correct --tokenizer")
+        )
+    boundary = Boundary(folder, follow_links)
+    names = sorted(path.name for path in folder.iterdir() if path.is_file())
+    copied = [name for name in names if _TOKENIZER.fullmatch(name) or _PROCESSOR.fullmatch(name)]
+    if not copied:
+        raise OptionError(
+            Finding(
+                "tokenizer-not-found",
+                "it has no file of a tokenizer or a processor",
+                path=str(folder),
+                expected="tokenizer.json, tokenizer.model, vocab.txt, preprocessor_config.json or another of their names",
+                got=", ".join(names[:5]) or "no file",
+                fix="give the directory of the published PyTorch model, or what `save_pretrained` of the tokenizer wrote",
+            )
+        )
+    copied += [name for name in names if _LICENCE.fullmatch(name)]
+
+    def read(name: str) -> bytes:
+        boundary.check(folder / name)
+        try:
+            return read_regular(folder / name, MAX_BYTES)
+        except OSError as error:
+            problem = f"cannot be read: {error.strerror or error}"
+            raise OptionError(
+                Finding("file-not-readable", problem, path=str(folder / name), fix="make it readable")
+            ) from None
+
+    generation = _json_object(folder / GENERATION, read(GENERATION)) if GENERATION in names else None
+    card = read(CARD).decode(errors="replace") if CARD in names else ""
+    files = {name: read(name) for name in sorted(copied)}
+    return TokenizerFiles(str(folder), files, generation, _stated_licence(card))
+
+
+def merged_generation(planned: Mapping[str, Any] | None, given: TokenizerFiles) -> Mapping[str, Any] | None:
+    """Return the output's ``generation_config.json``: what the plan has, and the other keys of the given one.
+
+    Raises:
+        OptionError: both have a key, with two values.
+    """
+    ours, theirs = planned or {}, given.generation or {}
+    findings = [
+        Finding(
+            "config-conflict",
+            f"{key} in the {GENERATION} of --tokenizer",
+            path=given.folder,
+            expected=f"{json.dumps(value)}, as the rules or the files next to the checkpoint state",
+            got=json.dumps(theirs[key]),
+            fix=f"correct one of them; a fact of the rules is set with --set {key}={json.dumps(theirs[key])}",
+        )
+        for key, value in ours.items()
+        if key in theirs and _as_list(theirs[key]) != _as_list(value)
+    ]
+    if findings:
+        raise OptionError(*findings)
+    if planned is None and given.generation is None:
+        return None
+    return {**{key: value for key, value in theirs.items() if key != "transformers_version"}, **ours}
+
+
+def _as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def _json_object(path: Path, content: bytes) -> Mapping[str, Any]:
+    try:
+        found = json.loads(content)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise OptionError(
+            Finding(
+                "sidecar-invalid", path=str(path), expected="a JSON object", got="other content", fix="correct the file"
+            )
+        )
+    return found
+
+
+def _stated_licence(card: str) -> str:
+    """Return what the front matter of a model card says of the licence."""
+    if not card.startswith("---\n"):
+        return ""
+    front = card[4:].partition("\n---")[0]
+    return ", ".join(f"{key}: {value.strip()}" for key, value in _STATED.findall(front))

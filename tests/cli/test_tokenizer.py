@@ -1,0 +1,159 @@
+"""``--tokenizer DIR``: what a model needs beside its weights is copied with them, or nothing is written."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from transformers.models.auto.feature_extraction_auto import FEATURE_EXTRACTOR_MAPPING_NAMES
+from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING_NAMES
+from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
+
+import convert
+from convert.planning.tokenizer.files import MAX_BYTES
+from convert.planning.tokenizer.processors import PROCESSORS
+from convert.writing.written import MAX_JSON
+from support.command_line import Run
+from support.goldens import checkpoint
+from support.paths import GOLDEN
+
+GPT2 = checkpoint("gpt2")
+
+
+@pytest.fixture
+def beside(tmp_path: Path) -> Path:
+    """A directory as the Hub has it: some of its files belong to the tokenizer, the others do not."""
+    folder = tmp_path / "published"
+    folder.mkdir()
+    for name in (
+        "tokenizer.json",
+        "vocab.json",
+        "merges.txt",
+        "special_tokens_map.json",
+        "LICENSE",
+        "THIRD_PARTY_NOTICES.txt",
+    ):
+        (folder / name).write_text(name)
+    for name in ("pytorch_model.bin", "config.json", "model.safetensors", "training_args.json", "licensed_users.csv"):
+        (folder / name).write_text("not copied")
+    (folder / "README.md").write_text("---\nlanguage: en\nlicense: mit\n---\nlicense: none of this\n")
+    return folder
+
+
+def test_tokenizer_and_licence_lie_beside_the_weights(beside: Path, run: Run, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    _, said = run("gpt2", GPT2, out, "--tokenizer", beside)
+    copied = [
+        "LICENSE",
+        "THIRD_PARTY_NOTICES.txt",
+        "merges.txt",
+        "special_tokens_map.json",
+        "tokenizer.json",
+        "vocab.json",
+    ]
+    assert f"copied {', '.join(copied)} from {beside}" in said
+    written = {"README.md", "config.json", "generation_config.json", "model.safetensors"}
+    assert {path.name for path in out.iterdir()} == written | {*copied}
+    assert all((out / name).read_bytes() == (beside / name).read_bytes() for name in copied)
+    card = (out / "README.md").read_text()
+    assert f"| Copied | {', '.join(copied)}; its model card states license: mit |" in card and str(beside) not in card
+    printed, _ = run("verify", out)
+    assert "intact" in printed
+    (out / "merges.txt").write_text("other")
+    printed, _ = run("verify", out, code=1)
+    assert "merges.txt" in printed and "differs from the file that was written" in printed
+
+
+def test_generation_settings_are_added_or_contradict(beside: Path, run: Run, tmp_path: Path) -> None:
+    given = beside / "generation_config.json"
+    given.write_text('{"transformers_version": "4", "do_sample": true, "eos_token_id": 3}')
+    checkpoint_of = tmp_path / "ckpt"
+    checkpoint_of.mkdir()
+    for name in ("flax_model.msgpack", "config.json"):
+        (checkpoint_of / name).write_bytes((GPT2 / name).read_bytes())
+    run("gpt2", checkpoint_of, tmp_path / "first", "--tokenizer", beside)
+    assert json.loads((tmp_path / "first" / given.name).read_text()) == {"do_sample": True, "eos_token_id": 3}
+    (checkpoint_of / given.name).write_text('{"eos_token_id": [3], "top_k": 7}')
+    run("gpt2", checkpoint_of, tmp_path / "second", "--tokenizer", beside)
+    assert json.loads((tmp_path / "second" / given.name).read_text()) == {"do_sample": True, "eos_token_id": [3], "top_k": 7}  # fmt: skip
+    (checkpoint_of / given.name).write_text('{"eos_token_id": 4}')
+    _, said = run("gpt2", checkpoint_of, tmp_path / "third", "--tokenizer", beside, code=2)
+    assert "error[config-conflict]" in said and "eos_token_id in the generation_config.json of --tokenizer" in said
+    assert "expected 4, as the rules or the files next to the checkpoint state, got 3" in said
+    assert not (tmp_path / "third").exists()
+
+
+def test_what_cannot_be_copied_is_refused_before_anything_is_written(beside: Path, run: Run, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+
+    def refused(given: Path, *more: object, to: Path = out) -> str:
+        _, said = run("gpt2", GPT2, to, "--tokenizer", given, *more, code=2)
+        assert not to.exists()
+        return said
+
+    assert "there is no such directory; correct --tokenizer" in refused(tmp_path / "nothing")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "LICENSE").write_text("")
+    assert "it has no file of a tokenizer or a processor" in refused(tmp_path / "empty")
+    assert "OUT is one file; give the name of a directory" in refused(beside, to=tmp_path / "out.safetensors")
+    assert "--tokenizer is an option of a conversion to PyTorch" in refused(beside, "--to", "npz")
+    assert "--tokenizer has no meaning with --adapter peft" in refused(beside, "--adapter", "peft")
+    (tmp_path / "secret").write_text("secret")
+    (beside / "tokenizer.model").symlink_to(tmp_path / "secret")
+    assert "error[checkpoint-link-refused]" in refused(beside)
+    run("gpt2", GPT2, out, "--tokenizer", beside, "--follow-links")
+    assert (out / "tokenizer.model").read_text() == "secret"
+
+
+def test_a_snapshot_of_the_hub_is_links_into_its_blobs(beside: Path, run: Run, tmp_path: Path) -> None:
+    home = tmp_path / "models--gpt2"
+    (home / "snapshots" / "abc").mkdir(parents=True)
+    (home / "blobs").mkdir()
+    for name in ("tokenizer.json", "LICENSE"):
+        (home / "blobs" / name).write_text(name)
+        (home / "snapshots" / "abc" / name).symlink_to(Path("../../blobs") / name)
+    run("gpt2", GPT2, tmp_path / "out", "--tokenizer", home / "snapshots" / "abc")
+    assert (tmp_path / "out" / "tokenizer.json").read_text() == "tokenizer.json"
+    assert not (tmp_path / "out" / "tokenizer.json").is_symlink()
+
+
+def test_resume_keeps_an_output_with_the_same_files_alone(beside: Path, run: Run, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    run("gpt2", GPT2, out, "--tokenizer", beside)
+    _, said = run("gpt2", GPT2, out, "--tokenizer", beside, "--resume")
+    assert f"kept {out}" in said
+    (beside / "vocab.json").write_text("another")
+    _, said = run("gpt2", GPT2, out, "--tokenizer", beside, "--resume", code=2)
+    assert "error[resume-mismatch]" in said and "other files of --tokenizer" in said
+    run("gpt2", GPT2, out, "--tokenizer", beside, "--overwrite")
+    assert (out / "vocab.json").read_text() == "another"
+    jobs = tmp_path / "jobs.yaml"
+    jobs.write_text(f"jobs: [{{model: gpt2, checkpoint: {GPT2}, out: batch, tokenizer: published}}]")
+    run("batch", jobs)
+    assert (tmp_path / "batch" / "vocab.json").read_text() == "another"
+
+
+def test_a_missing_processor_is_named(beside: Path, run: Run, tmp_path: Path) -> None:
+    named = "note: inputs are made by transformers' WhisperProcessor, whose files are not in this directory: "
+    _, said = run("whisper", checkpoint("whisper"), tmp_path / "a")
+    assert f"{named}give their directory with --tokenizer" in said
+    assert "WhisperProcessor" in (tmp_path / "a" / "README.md").read_text()
+    _, said = run("whisper", checkpoint("whisper"), tmp_path / "b", "--tokenizer", beside)
+    assert f"{named}--tokenizer has no processor_config.json or preprocessor_config.json" in said
+    (beside / "preprocessor_config.json").write_text("{}")
+    _, said = run("whisper", checkpoint("whisper"), tmp_path / "c", "--tokenizer", beside)
+    assert "WhisperProcessor" not in said and (tmp_path / "c" / "preprocessor_config.json").exists()
+    _, said = run("whisper", checkpoint("whisper"), tmp_path / "d.safetensors")
+    assert "WhisperProcessor" not in said
+    paligemma = convert.plan_conversion("gemma", GOLDEN / "paligemma1" / "ckpt.npz", settings={"vocab_size": 101})
+    assert "PaliGemmaProcessor" in str(paligemma.config_notes)
+
+
+def test_the_processors_are_those_of_transformers() -> None:
+    def of(model: str) -> str | None:
+        image = IMAGE_PROCESSOR_MAPPING_NAMES.get(model, {}).get("torchvision")
+        return PROCESSOR_MAPPING_NAMES.get(model) or image or FEATURE_EXTRACTOR_MAPPING_NAMES.get(model)
+
+    assert {model: of(model) for model in PROCESSORS} == PROCESSORS
+    assert MAX_BYTES <= MAX_JSON  # `convert verify` reads what was copied
