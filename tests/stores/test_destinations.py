@@ -238,12 +238,6 @@ def test_a_destination_that_cannot_be_written_is_refused_before_anything_is_read
     assert expected in refused(*small, url)
 
 
-@pytest.mark.parametrize("option", [["--resume"], ["--check"], ["--attest", "x.json"]])
-def test_options_that_need_a_disk_are_refused(option: list[str], s3: ObjectStore, bucket: str, small: tuple[str, Path], run: Run) -> None:  # fmt: skip
-    _, err = run(*small, f"s3://{bucket}/out", *option, code=2)
-    assert f"{option[0]} needs an OUT on this machine" in err and s3.keys(bucket) == []
-
-
 def test_other_outputs_are_not_written_to_a_url(
     s3: ObjectStore, bucket: str, small: tuple[str, Path], run: Run, tmp_path: Path
 ) -> None:

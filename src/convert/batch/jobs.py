@@ -15,6 +15,7 @@ from convert.core.findings import Finding
 from convert.core.yaml_nodes import YamlNode, load_yaml, read_text
 from convert.planning.options import ConversionOptions
 from convert.rules.library import is_path
+from convert.stores import StorePath, located
 from convert.verify.report.report import LEVELS
 from convert.writing.shard_size import parse_size
 
@@ -201,18 +202,23 @@ def read_jobs(path: Path, common: Mapping[str, Any]) -> list[Job]:
             fix = f"add {' and '.join(f'`{key}:`' for key in missing)} to the job or to the defaults"
             findings.append(Finding("batch-invalid", f"the job has no {', '.join(missing)}", rule=at, fix=fix))
             continue
-        for key in _PATHS:
-            if key in values and values[key] != common.get(key):
-                values[key] = str(path.parent / values[key])
         if is_path(values["model"]):
             values["model"] = str(path.parent / values["model"])
         try:
+            for key in _PATHS:
+                if key in values and values[key] != common.get(key):
+                    values[key] = _below(path.parent, values[key])
             jobs += expand(values, at)
         except ConvertError as error:
             findings += error.findings
     if findings:
         raise refuse(findings, len(nodes))
     return jobs
+
+
+def _below(folder: Path, text: str) -> str:
+    """Return a path of a jobs file as the command line has it; a URL stays as it is."""
+    return text if isinstance(located(text), StorePath) else str(folder / text)
 
 
 def refuse(findings: Sequence[Finding], jobs: int) -> ConvertError:
@@ -231,9 +237,9 @@ def expand(values: Mapping[str, Any], at: str = "") -> list[Job]:
     """
     values = dict(values)
     model, pattern, out = (values.pop(key) for key in _REQUIRED)
-    if not glob.has_magic(pattern) or Path(pattern).exists():
-        return [_job(model, pattern, out, values, at)]
-    found = sorted(path for path in glob.glob(pattern) if not Path(path).name.startswith("."))  # noqa: PTH207 - any pattern
+    if not glob.has_magic(pattern) or located(pattern).exists():
+        return [_job(model, located(pattern), out, values, at)]
+    found = sorted(path for path in _matches(pattern) if not path.name.startswith("."))
     if not found:
         raise ConvertError(
             Finding(
@@ -250,11 +256,24 @@ def expand(values: Mapping[str, Any], at: str = "") -> list[Job]:
     return [_job(model, path, out, values, at) for path in found]
 
 
-def _job(model: str, checkpoint: str, out: str, values: Mapping[str, Any], at: str) -> Job:
-    path = Path(checkpoint)
+def _matches(pattern: str) -> list[Path]:
+    """Return the paths that match a pattern; of a URL, the names below its bucket."""
+    there = located(pattern)
+    if not isinstance(there, StorePath):
+        return [Path(path) for path in glob.glob(pattern)]  # noqa: PTH207 - any pattern
+    if there.bucket.scheme.startswith("http"):
+        problem = f"{there.bucket.scheme}:// has no listing in which a pattern could be looked up"
+        raise ConvertError(Finding("store-url", problem, path=pattern, fix="name each checkpoint in a jobs file"))
+    found: list[Path] = [StorePath(*there.parts[:2])]
+    for part in there.parts[2:]:
+        found = [match for path in found for match in (path.glob(part) if glob.has_magic(part) else (path / part,))]
+    return [path for path in found if path.exists()]
+
+
+def _job(model: str, path: Path, out: str, values: Mapping[str, Any], at: str) -> Job:
     name = path.name if path.is_dir() or not path.suffix else path.stem
     named = {"attest": values["attest"].replace(NAME, name)} if "attest" in values else {}
-    return Job(model, path, Path(out.replace(NAME, name)), {**values, **named}, at)
+    return Job(model, path, located(out.replace(NAME, name)), {**values, **named}, at)
 
 
 def take_shard(jobs: Sequence[Job], shard: str | None) -> list[Job]:

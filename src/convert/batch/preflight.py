@@ -15,11 +15,13 @@ from convert.batch.jobs import Job, command, refuse
 from convert.core.errors import ConvertError
 from convert.core.findings import Finding
 from convert.core.user_code import REFERENCE_OPTION, find_factory
-from convert.outputs.completed import require_same
+from convert.outputs.completed import is_there, require_same
 from convert.planning.plan import Plan
+from convert.stores import StorePath
 from convert.writing.atomic import real, refuse_existing
 from convert.writing.execute import prepare
 from convert.writing.shard_size import shard_bytes
+from convert.writing.store_output import require_writable
 from convert.writing.written import open_written
 
 
@@ -29,7 +31,7 @@ class Planned:
 
     Attributes:
         job: the job.
-        nbytes: bytes that its output still needs on the disk.
+        nbytes: bytes that its output still needs.
     """
 
     job: Job
@@ -61,7 +63,8 @@ def preflight(
     findings += _too_small_disks(planned)
     if findings:
         raise refuse(findings, len(jobs))
-    for parent in {real(job.out).parent for job in mine} if create else ():
+    local = {real(job.out).parent for job in mine if not isinstance(job.out, StorePath)}
+    for parent in local if create else ():
         try:
             parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -84,8 +87,16 @@ def _plan(job: Job, overwrite: bool, resume: bool) -> Planned:
     options = replace(job.options(), like=open_written(like).specs) if like else job.options()
     plan = plan_conversion(job.model, job.checkpoint, options)
     limit = shard_bytes(job.values.get("max_shard_size"), job.out)
-    prepare(plan, job.out, limit)
+    _, layout, extra = prepare(plan, job.out, limit)
+    if "reference" in job.values:
+        find_factory(job.values["reference"], REFERENCE_OPTION)
     nbytes, there = plan.nbytes, False
+    if isinstance(job.out, StorePath):
+        there = resume and _is_there(plan, job.out, limit, overwrite)
+        if not there:
+            files = (*layout.files, *extra, *([layout.index] if layout.index else []))
+            require_writable(job.out, overwrite, files if resume else ())
+        return Planned(job, 0 if there else nbytes)
     if real(job.out).parent.is_dir():
         there = resume and _is_there(plan, job.out, limit, overwrite)
         if not there:
@@ -95,8 +106,6 @@ def _plan(job: Job, overwrite: bool, resume: bool) -> Planned:
     if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
         problem = f"the directory {parent} is not writable" if parent.is_dir() else f"{parent} is a file"
         raise ConvertError(Finding("output-not-writable", problem, path=str(job.out), fix="write elsewhere"))
-    if "reference" in job.values:
-        find_factory(job.values["reference"], REFERENCE_OPTION)
     return Planned(job, nbytes)
 
 
@@ -106,7 +115,7 @@ def _is_there(plan: Plan, out: Path, limit: int | None, overwrite: bool) -> bool
     Raises:
         ConvertError: it is of another conversion, and may not be replaced.
     """
-    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+    if not is_there(out):
         return False
     try:
         require_same(plan, out, limit)
@@ -160,6 +169,8 @@ def _too_small_disks(planned: Sequence[Planned]) -> Iterator[Finding]:
     needed: dict[int, int] = defaultdict(int)
     places: dict[int, Path] = {}
     for one in planned:
+        if isinstance(one.job.out, StorePath):
+            continue
         parent = _existing_parent(one.job.out)
         device = parent.stat().st_dev
         needed[device] += one.nbytes

@@ -159,13 +159,16 @@ def _aborted(
     out: Path, source: Path | None, model: str | None, to: str | None, require: tuple[str, ...], error: BaseException
 ) -> Report:
     """Return the inconclusive report of a check that an error ended."""
+    from convert.stores import located
     from convert.verify.report.report import Report
 
     if isinstance(error, ConvertError):
         errors = error.findings
     else:
         errors = (Finding("internal", f"{type(error).__name__} {error}".strip()),)
-    return Report(str(out), str(source or ""), model or "", to or "", (), require, errors=errors)
+    return Report(
+        str(located(out)), str(located(source)) if source else "", model or "", to or "", (), require, errors=errors
+    )
 
 
 def _refuse_report_paths(files: tuple[Path | None, ...], source: Path | None, reports: tuple[Path | None, ...]) -> None:

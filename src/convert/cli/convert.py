@@ -142,16 +142,7 @@ def convert(
     from convert.writing.shard_size import shard_bytes
     from convert.writing.writer import refuse_existing
 
-    out = destination(
-        out,
-        {
-            "--resume": resume,
-            "--check": check,
-            "--attest": attest,
-            "--adapter": adapter == "peft",
-            "--engine ray": engine == "ray",
-        },
-    )
+    out = destination(out, {"--adapter": adapter == "peft", "--engine ray": engine == "ray"})
     started = time.perf_counter()
     options = ConversionOptions(
         to=to,
@@ -376,13 +367,21 @@ def _write_adapter(plan: Plan, out: Path, overwrite: bool, dry_run: bool, quiet:
 
 def _add_figures_to_card(out: Path, report: Report) -> None:
     """Write the figures of a passed check into the model card of an output directory; a single file has no card."""
+    from convert.stores import StorePath
+    from convert.stores.upload import write_object
     from convert.verify.report.card_rows import card_rows
-    from convert.writing.atomic import write_text
+    from convert.writing.atomic import os_errors, write_text
     from convert.writing.model_card import CARD, add_figures
 
     card = out / CARD
-    if card.is_file():
-        write_text(card, add_figures(card.read_text(encoding="utf-8"), card_rows(report)))
+    if not card.is_file():
+        return
+    text = add_figures(card.read_text(encoding="utf-8"), card_rows(report))
+    if isinstance(card, StorePath):
+        with os_errors(card):
+            write_object(card, text.encode())
+    else:
+        write_text(card, text)
 
 
 def _to_dict(plan: Plan, result: Result, plan_seconds: float) -> dict[str, Any]:

@@ -115,8 +115,8 @@ def read_header(path: Path) -> tuple[dict[str, str], dict[str, TensorEntry]]:
                 _fail(path, f"the header would take {length} bytes, the file has {size}")
             text = file.read(length)
     except OSError as error:
-        problem = f"cannot be read: {error.strerror or error}"
-        raise CheckpointError(Finding("file-not-readable", problem, path=str(path))) from None
+        problem, fix = f"cannot be read: {error.strerror or error}", getattr(error, "fix", "")  # of a store
+        raise CheckpointError(Finding("file-not-readable", problem, path=str(path), fix=fix)) from None
     try:
         header = json.loads(text, object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:

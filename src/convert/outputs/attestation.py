@@ -63,5 +63,5 @@ def _sha256(path: Path) -> bytes:
         with open_unbuffered(path) as file:
             return hashlib.file_digest(file, "sha256").digest()
     except OSError as error:
-        problem = f"cannot be read: {error.strerror or error}"
-        raise CheckpointError(Finding("file-not-readable", problem, path=str(path))) from None
+        problem, fix = f"cannot be read: {error.strerror or error}", getattr(error, "fix", "")  # of a store
+        raise CheckpointError(Finding("file-not-readable", problem, path=str(path), fix=fix)) from None

@@ -12,16 +12,19 @@ import numpy as np
 from convert.checkpoints.digest import combine
 from convert.core.errors import OutputError
 from convert.core.safetensors_header import read_header
+from convert.core.system.regular_file import ObjectPath
 from convert.outputs.integrity import verify_output
 from convert.planning.plan import Plan
+from convert.stores import located
 from convert.writing.conversion_identity import newest_change
 from convert.writing.execute import Result, plan_layout
 from convert.writing.journal import refuse_other
 from convert.writing.model_card import CARD
 from convert.writing.provenance import header_metadata
 from convert.writing.transfer import default_jobs, stream_leaves
-from convert.writing.written import Written, open_written
+from convert.writing.written import INDEX, SINGLE_FILE, Written, open_written
 
+_SKEW = 15 * 60 * 10**9  # nanoseconds by which the clock of a store may differ; S3 refuses requests that differ by more
 _WHAT, _FIX = "the output", "replace it with --overwrite, or give another name"
 
 
@@ -35,7 +38,8 @@ def completed(plan: Plan, out: Path, max_shard_bytes: int | None) -> Result | No
         OutputError: it is of another conversion (``resume-mismatch``), or damaged.
         CheckpointError: it is no output of a conversion.
     """
-    if not os.path.lexists(out) or (out.is_dir() and not any(out.iterdir())):
+    out = located(out)
+    if not is_there(out):
         return None
     started = time.monotonic()
     written = require_same(plan, out, max_shard_bytes)
@@ -43,13 +47,23 @@ def completed(plan: Plan, out: Path, max_shard_bytes: int | None) -> Result | No
     if not integrity.intact:
         raise OutputError(*integrity.findings, headline=f"{out} is damaged; {_FIX}")
     digest, files = written.metadata["source_digest"], {file for file, _ in written.tensors.values()}
-    if newest_change(plan.source.path, plan.checkpoint.path) >= min(file.stat().st_mtime_ns for file in files):
+    written_at = min(file.stat().st_mtime_ns for file in files)
+    if newest_change(plan.source.path, plan.checkpoint.path) >= written_at - (
+        _SKEW if isinstance(out, ObjectPath) else 0
+    ):
         found = combine(dict(stream_leaves(plan, _NoSink(), jobs=default_jobs())))
         if found != digest:
             raise refuse_other(out, ["source"], _WHAT, _FIX)
     tensors, seconds = len(plan.steps), time.monotonic() - started
     names = tuple(sorted(file.name for file in files))
     return Result(out, names, tensors, plan.nbytes, seconds, digest, {}, restored=tensors)
+
+
+def is_there(out: Path) -> bool:
+    """Whether there is an output: in a store its last object, without which a run into a directory was killed before its end."""
+    if isinstance(out, ObjectPath):
+        return out.is_file() or any((out / name).is_file() for name in (SINGLE_FILE, INDEX))
+    return os.path.lexists(out) and not (out.is_dir() and not any(out.iterdir()))
 
 
 def require_same(plan: Plan, out: Path, max_shard_bytes: int | None) -> Written:

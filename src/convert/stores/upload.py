@@ -170,6 +170,18 @@ class Uploads:
         self._doubtful.clear()
         return left
 
+    def abort_others(self, paths: Iterable[StorePath]) -> None:
+        """Abort the uploads of these objects that a killed run left.
+
+        Raises:
+            StoreError: the store refused.
+        """
+        keys = {path.key for path in paths}
+        for key, upload in sorted(self._others or ()):
+            if key in keys and not self._tried(self._client.abort_multipart_upload, Key=key, UploadId=upload):
+                fix = "abort the multipart uploads of this key, or let a rule of the bucket do it"
+                raise StoreError("what a killed run left cannot be removed", f"{self.out.bucket.url}/{key}", fix)
+
     def _unfinished(self) -> set[tuple[str, str]] | None:
         """Return key and id of the uploads below the output that are not complete; None where the store does not list them."""
         try:
@@ -201,6 +213,18 @@ class Uploads:
             if type(error).__name__ in ("NoCredentialsError", "TokenRetrievalError", "UnauthorizedSSOTokenError"):
                 raise client.refusal("Unauthenticated", str(path)) from None  # type: ignore[misc]
             raise client.unavailable(type(error).__name__, str(path)) from None
+
+
+def write_object(path: StorePath, content: bytes) -> None:
+    """Write or replace one small object.
+
+    Raises:
+        StoreError: the store refused, or did not answer.
+    """
+    uploads = Uploads(path)
+    uploads.put(path, content)
+    uploads.finished()
+    path.bucket.forget()
 
 
 def check_destination(out: StorePath) -> None:

@@ -94,7 +94,7 @@ def check(
             Finding(
                 "usage",
                 "there is nothing to compare it with",
-                path=str(out),
+                path=str(written.path),
                 fix="give its checkpoint (--from CKPT), a recording (--recorded FILE), or both",
             )
         )
@@ -130,7 +130,7 @@ def check(
     if "model" in options.require:
         levels = tuple(not_proven(level, judged) for level in levels)
     return Report(
-        str(out),
+        str(written.path),
         str(plan.source.path),
         plan.rules.model,
         plan.target,

@@ -104,12 +104,24 @@ def real(path: Path) -> Path:
         ) from None
 
 
+def refuse_url(path: Path) -> None:
+    """Refuse a URL for what is written to a disk only.
+
+    Raises:
+        OutputError: it is one.
+    """
+    if isinstance(there := located(path), ObjectPath):
+        problem, fix = "this is not written to a URL", "write to a disk, and copy it"
+        raise OutputError(Finding("output-kind", problem, path=str(there), fix=fix))
+
+
 def require_folder(file: Path) -> None:
     """Check that the directory of a file that will be written exists.
 
     Raises:
-        OutputError: it does not.
+        OutputError: it does not, or it is a URL.
     """
+    refuse_url(file)
     folder = real(file).parent
     if not folder.is_dir():
         problem = f"the directory {folder} does not exist"
@@ -134,9 +146,7 @@ def refuse_existing(out: Path, overwrite: bool, *, directory: bool | None = None
 
     other = ", or a name ending in .safetensors for one file" if or_one_file else ""
     directory = out.suffix != ".safetensors" if directory is None else directory
-    if isinstance(there := located(out), ObjectPath):
-        problem, fix = "this is not written to a URL", "write to a disk, and copy it"
-        raise OutputError(Finding("output-kind", problem, path=str(there), fix=fix))
+    refuse_url(out)
     out = real(out)
     if not out.name:
         raise refuse("output-kind", "is a root directory", "give a name inside it")

@@ -162,7 +162,7 @@ def execute(
     digests: dict[str, str] = {}
     meter = Meter()
     metadata = header_metadata(plan)
-    keeps_journal = resume or (plan.nbytes >= MIN_JOURNAL and not isinstance(out, StorePath))
+    keeps_journal = (resume or plan.nbytes >= MIN_JOURNAL) and not isinstance(out, StorePath)
     with Writer(
         out,
         layout,

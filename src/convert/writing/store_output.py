@@ -10,7 +10,7 @@ import ctypes
 import mmap
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -22,8 +22,10 @@ from convert.core.findings import Finding
 from convert.core.system import signals
 from convert.core.system.regular_file import close
 from convert.stores import StorePath
+from convert.stores.client import StoreError
 from convert.stores.upload import Uploads, check_destination, scratch
 from convert.writing import atomic
+from convert.writing.written import INDEX, SINGLE_FILE
 
 
 @dataclass
@@ -48,16 +50,20 @@ class StoreOutput:
 
     adopted = False
 
-    def __init__(self, out: StorePath, *, directory: bool, overwrite: bool) -> None:
+    def __init__(self, out: StorePath, *, directory: bool, overwrite: bool, of_killed: Collection[str] = ()) -> None:
         """Check that `out` may be written. Nothing is sent yet.
+
+        Args:
+            of_killed: names of files of which a killed run may have left objects and uploads, to be removed.
 
         Raises:
             OutputError: as `refuse_existing`, or the store refused.
         """
-        self.out, self.directory, self.overwrite = out, directory, overwrite
-        refuse_existing(out, overwrite, directory)
+        self.out, self.directory, self.overwrite, self._of_killed = out, directory, overwrite, of_killed
+        refuse_existing(out, overwrite, directory, of_killed)
         with atomic.os_errors(out):
             self._uploads: Uploads | None = Uploads(out)
+            self._uploads.abort_others(self._path(name) for name in of_killed)
         self._parts: dict[str, _Parts] = {}
         self._extra: dict[str, bytes] = {}
         self._lock = threading.Lock()
@@ -157,7 +163,7 @@ class StoreOutput:
         self.out.bucket.forget()
         if not self.overwrite:
             try:
-                refuse_existing(self.out, False, self.directory)
+                refuse_existing(self.out, False, self.directory, self._of_killed)
             except OutputError:
                 raise atomic.appeared(self.out) from None
         uploads = self._uploads
@@ -200,8 +206,8 @@ class StoreOutput:
         return left
 
 
-def refuse_existing(out: StorePath, overwrite: bool, directory: bool) -> None:
-    """Check that a URL may be written; arguments as `atomic.refuse_existing`.
+def refuse_existing(out: StorePath, overwrite: bool, directory: bool, of_killed: Collection[str] = ()) -> None:
+    """Check that a URL may be written; arguments as `atomic.refuse_existing` and `StoreOutput`.
 
     Raises:
         OutputError: it exists, is of another kind, or the store cannot be written or asked.
@@ -212,13 +218,33 @@ def refuse_existing(out: StorePath, overwrite: bool, directory: bool) -> None:
 
     with atomic.os_errors(out):
         check_destination(out)
-        is_file, names = out.is_file(), out.is_dir()
+        is_file = out.is_file()
+        names = {path.name for path in out.iterdir()} if out.is_dir() else set()
     if is_file and directory:
         raise refuse("output-kind", "is an object", "give another name, or a name ending in .safetensors for one file")
     if names and not directory:
         raise refuse("output-kind", "has objects below it", "give another name for the file")
-    if (is_file or names) and not overwrite:
+    unfinished = not is_file and not {INDEX, SINGLE_FILE} & names and names <= set(of_killed)
+    if (is_file or names) and not (overwrite or unfinished):
         raise refuse("output-exists", "exists and is kept", "replace it with --overwrite, or give another name")
+
+
+def require_writable(out: StorePath, overwrite: bool, of_killed: Collection[str] = ()) -> None:
+    """Check that an output could be written: begin an upload, and abort it.
+
+    Raises:
+        OutputError: as `refuse_existing`, or the store refused.
+    """
+    directory = out.suffix != ".safetensors"
+    refuse_existing(out, overwrite, directory, of_killed)
+    with atomic.os_errors(out):
+        uploads = Uploads(out)
+        try:
+            uploads.start(out / SINGLE_FILE if directory else out)
+        finally:
+            left = uploads.abort()
+        if left:
+            raise StoreError("an upload cannot be aborted", str(out), "allow s3:AbortMultipartUpload")
 
 
 _PUNCH_HOLE = 0x01 | 0x02  # linux/falloc.h: FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE

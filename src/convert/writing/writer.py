@@ -9,7 +9,7 @@ import json
 import mmap
 import re
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,21 +49,21 @@ class _File:
     header: int  # bytes before the data
 
 
-def open_output(out: Path, directory: bool, overwrite: bool, keep: bool = False) -> LocalOutput | StoreOutput:
+def open_output(
+    out: Path, directory: bool, overwrite: bool, keep: bool = False, files: Collection[str] = ()
+) -> LocalOutput | StoreOutput:
     """Return where an output is written: on this machine or, for a URL, in a store.
 
     Args:
-        keep: as for `AtomicOutput`.
+        keep: as for `AtomicOutput`; in a store, whether to remove what a killed run left.
+        files: names of all files of a directory.
 
     Raises:
         OutputError: it may not be written.
     """
     if not isinstance(there := located(out), StorePath):
         return LocalOutput(out, directory=directory, overwrite=overwrite, keep=keep)
-    if keep:
-        fix = "leave out --resume: what was sent is removed when the run is interrupted"
-        raise OutputError(Finding("output-kind", "an output in a store is not resumed", path=str(there), fix=fix))
-    return StoreOutput(there, directory=directory, overwrite=overwrite)
+    return StoreOutput(there, directory=directory, overwrite=overwrite, of_killed=files if keep else ())
 
 
 def refuse_existing(out: Path, overwrite: bool) -> None:
@@ -174,7 +174,9 @@ class Writer:
             self._extra[self._layout.index] = self._index(sum(data.values()))
         headers = {file: self._header(inside) for file, inside in tensors.items()}
         needed = sum(map(len, headers.values())) + sum(data.values()) + sum(map(len, self._extra.values()))
-        output = self._output = open_output(self._out, self._directory, self._overwrite, self._resume)
+        output = self._output = open_output(
+            self._out, self._directory, self._overwrite, self._resume, {*headers, *self._extra}
+        )
         try:
             if self._identity is not None:
                 with atomic.os_errors(output.out):

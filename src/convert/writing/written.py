@@ -1,4 +1,5 @@
-"""Open a converted model for checking: one file, or a directory with shards and an index. Tensors are mapped, not loaded."""
+"""Open a converted model for checking: one file, or a directory with shards and an index. Tensors are mapped, not loaded; those of a
+URL are read when they are asked for."""
 
 from __future__ import annotations
 
@@ -15,8 +16,10 @@ import numpy as np
 from convert.core.errors import CheckpointError
 from convert.core.findings import Finding
 from convert.core.safetensors_header import TensorEntry, read_header
-from convert.core.system.regular_file import open_regular, read_regular
+from convert.core.system.regular_file import ObjectPath, open_regular, open_unbuffered, read_regular
 from convert.core.tensor_spec import TensorSpec, numpy_dtype
+from convert.stores import located
+from convert.stores.client import StoreError
 
 Array = np.ndarray[Any, np.dtype[Any]]
 INDEX = "model.safetensors.index.json"
@@ -85,7 +88,7 @@ class Written:
         return value
 
     def read(self, name: str) -> Array:
-        """Read a tensor, as a read-only view of the mapped file.
+        """Read a tensor: a read-only view of the mapped file, or a copy where the file is in a store.
 
         Raises:
             CheckpointError: the file cannot be read any more.
@@ -95,13 +98,28 @@ class Written:
         if entry.stop == entry.start:
             return np.zeros(entry.spec.shape, dtype)
         try:
-            with open_regular(path) as file:
-                view = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            values = np.frombuffer(view, np.uint8, entry.stop - entry.start, entry.start)
+            values = _read(path, entry) if isinstance(path, ObjectPath) else _map(path, entry)
         except (OSError, ValueError) as error:  # ValueError: it has become shorter
             problem = f"cannot be read: {getattr(error, 'strerror', None) or error}"
-            raise CheckpointError(Finding("file-not-readable", problem, path=str(path))) from None
+            fix = getattr(error, "fix", "")  # of a store
+            raise CheckpointError(Finding("file-not-readable", problem, path=str(path), fix=fix)) from None
         return values.view(dtype).reshape(entry.spec.shape)
+
+
+def _map(path: Path, entry: TensorEntry) -> Array:
+    with open_regular(path) as file:
+        view = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    return np.frombuffer(view, np.uint8, entry.stop - entry.start, entry.start)
+
+
+def _read(path: ObjectPath, entry: TensorEntry) -> Array:
+    values = np.empty(entry.stop - entry.start, np.uint8)
+    with open_unbuffered(path, entry.stop) as file:
+        file.seek(entry.start)
+        if file.readinto(values.data) != len(values):
+            raise OSError("it has become shorter")
+    values.flags.writeable = False
+    return values
 
 
 def open_written(path: str | Path) -> Written:
@@ -112,9 +130,18 @@ def open_written(path: str | Path) -> Written:
     open all files.
 
     Raises:
-        CheckpointError: no such file, not safetensors, or an index that contradicts the files.
+        CheckpointError: no such file, not safetensors, or an index that contradicts the files; or a store does not answer.
     """
-    path = Path(path)
+    path = located(path)
+    try:
+        return _open(path)
+    except StoreError as error:
+        raise CheckpointError(
+            Finding("file-not-readable", f"cannot be read: {error.strerror}", path=str(path), fix=error.fix)
+        ) from None
+
+
+def _open(path: Path) -> Written:
     config = _read_config(path / "config.json") if path.is_dir() and (path / "config.json").exists() else None
     index = _find_index(path, config) if path.is_dir() else ""
     indexed: dict[str, str] | None = None  # tensor -> file

@@ -63,7 +63,7 @@ def diff(
     sides = _open(a, b, model, options)
     found = compare_weights(*sides)
     if as_json:
-        output.data_json({"a": str(a), "b": str(b), **found.to_dict()})
+        output.data_json({"a": str(sides[0].path), "b": str(sides[1].path), **found.to_dict()})
     else:
         output.data_lines(_lines(found, full))
     raise typer.Exit(1 if found.differing else 0)
@@ -73,7 +73,10 @@ def _open(a: Path, b: Path, model: str | None, options: ConversionOptions) -> tu
     """Open each side as weights, or through the rules."""
     from convert.api import plan_conversion
     from convert.outputs.difference import PlannedWeights
+    from convert.stores import located
     from convert.writing.written import open_written
+
+    a, b = located(a), located(b)
 
     def weights(path: Path) -> Weights:
         written = open_written(path)

@@ -8,7 +8,7 @@ import typer
 
 from convert.cli import options as o
 from convert.cli import output
-from convert.cli.convert import destination, write_statement
+from convert.cli.convert import write_statement
 
 if TYPE_CHECKING:
     from convert.outputs.integrity import Integrity
@@ -36,8 +36,9 @@ def verify(
     Exit codes: 0 intact, 1 damaged, 2 no digests or no such output.
     """
     from convert.outputs.integrity import verify_output
+    from convert.stores import located
 
-    out = destination(out, {"--attest": attest})
+    out = located(out)
     if attest:
         from convert.outputs.attestation import refuse_inside
 

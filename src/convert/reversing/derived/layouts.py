@@ -28,7 +28,7 @@ class DerivedSource(Source):
 
     def __init__(self, written: Written, leaves: Iterable[Leaf], names: Mapping[tuple[str, ...], str]) -> None:
         in_order = sorted(leaves, key=lambda leaf: tree_order(leaf.keys))
-        self.path = self.given_path = Path(written.path)
+        self.path = self.given_path = written.path
         self.leaves = {names[leaf.keys]: leaf for leaf in in_order}
         self.watched: Mapping[Path, Stamp | None] = stamps({file for file, _ in written.tensors.values()})
 

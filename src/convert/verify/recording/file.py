@@ -22,6 +22,7 @@ from convert.core.findings import Finding
 from convert.core.safetensors_header import TensorEntry, read_header
 from convert.core.system.regular_file import open_regular
 from convert.core.tensor_spec import numpy_dtype
+from convert.stores import located
 from convert.verify.recording.manifest import Manifest, ManifestReader, Value, damaged
 from convert.verify.sides.evidence import Evidence
 from convert.verify.sides.sampling import Sample, positions
@@ -53,7 +54,7 @@ def load_recording(path: str | Path) -> Recording:
     Raises:
         CheckpointError: the file is missing, truncated, damaged, not a recording, or of another format.
     """
-    path = Path(path)
+    path = located(path)
     if path.is_dir() or not path.exists():
         raise CheckpointError(
             Finding(
