@@ -67,6 +67,10 @@ class Letters:
             self._known[key] = free[0]
         return self._known[key]
 
+    def knows(self, role: str, size: int) -> bool:
+        """Whether an axis of this role and size has a letter."""
+        return (role, size, 0) in self._known
+
     def declared(self, texts: Iterable[str] | None = None) -> Iterator[str]:
         """Yield the lines of ``axes``.
 

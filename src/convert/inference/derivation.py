@@ -20,6 +20,8 @@ class Arithmetic(StrEnum):
     MINUS_ONE = "source-1"
     CONSTANT = "constant"
     """The source has no such parameter: zeros of a bias, ones of a scale. `Part.factor` is the number."""
+    OWN = "own"
+    """The source has no such parameter: the numbers of a buffer that the module computes itself, such as a table of sines."""
     COMPUTED = "computed"
     """From several elements, by the operations of the source: a normalised kernel, a product of two leaves."""
 
@@ -142,16 +144,16 @@ class Part:
 
     Attributes:
         elements: their positions in the tensor, in C order.
-        leaf: name of the source's leaf; empty for `Arithmetic.CONSTANT`, and for `COMPUTED`, where `leaves` has the names.
+        leaf: name of the source's leaf; empty for `Arithmetic.CONSTANT` and `OWN`, and for `COMPUTED`, where `leaves` has the names.
         positions: for each of `elements` the position in the leaf, in C order; for a computed part the position in the operand of
-            `evidence.source`; empty for a constant.
+            `evidence.source`; empty for a constant and for the module's own numbers.
         arithmetic: how the element is computed.
         factor: what it is multiplied by, after `arithmetic`; the value of a constant.
         contracted: axes of the leaf that a product sums over (of a convolution: the axis of the input channels); of a computed part,
             of the operand.
         leaves: what a computed part is computed from.
         evidence: why it is believed.
-        values: of a computed part, with the weights of `Derivation.weights`.
+        values: of a computed part, with the weights of `Derivation.weights`; or the module's own numbers.
         low_rank: of a part that is computed from a product of two leaves: `positions` are those in the matrix that it gives.
     """
 

@@ -109,7 +109,7 @@ def _derived(
     names = {name: tuple(k for k, first in target.tied.items() if first == name) for name in target.parameters}
     found = tensors(search, names, solved, others)
     if not solved:
-        differences = (explained(differences[0], found, module, run, first),)
+        differences = (explained(differences[0], found, target.buffers, module, run, first),)
     evidence: Proof | None = None
     again = any(t.ties for t in found)
     if solved and all(t.grade is not Grade.OPEN for t in found):

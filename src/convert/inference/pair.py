@@ -28,6 +28,7 @@ from convert.references.user_reference import (
     require_reference,
 )
 from convert.rules.library import available_rules
+from convert.writing.execute import computed
 
 if TYPE_CHECKING:
     import torch
@@ -128,8 +129,12 @@ def _pair_of_plan(factory: str, plan: Plan) -> Pair:
     import torch
 
     reference: Reference = find_factory(factory, REFERENCE_OPTION)(plan)
+    drawn = {
+        step.name: torch.rand(step.spec.shape) if step.value is None else torch.as_tensor(computed(step))
+        for step in plan.steps
+    }
     with _tables_in_float64():  # loading ties what is tied, and nothing else
-        module = reference.build({step.name: torch.rand(step.spec.shape) for step in plan.steps})
+        module = reference.build(drawn)
     pair = _pair(factory, reference, module.eval())
     root = f"{plan.root}/" if plan.root else ""
 

@@ -16,7 +16,7 @@ import numpy as np
 from convert.inference.candidates import Candidate, Choice, Context, Source
 from convert.inference.derivation import Role
 from convert.inference.factors import carriers, factor_of
-from convert.inference.proposals import convolutions, elementwise, others, products
+from convert.inference.proposals import convolutions, elementwise, others, own, products
 from convert.inference.replay import Replay
 from convert.inference.sites import parameter_operands, role_of
 from convert.programs.program import Operation, Program, Value
@@ -408,7 +408,8 @@ class Search:
         wanted = {way[len(taken)] for way in self._wanted if way[: len(taken)] == taken and len(way) > len(taken)}
         good: list[Choice] = []
         rest: list[Choice] = []
-        for candidate in PROPOSE[role](self.context, operation, side):
+        proposals = (PROPOSE[role], own.propose)
+        for candidate in itertools.chain.from_iterable(of(self.context, operation, side) for of in proposals):
             if not any(np.isnan(self.replay.parameters[p.tensor][p.elements]).any() for p in candidate.pieces):
                 continue  # nothing becomes known
             if self.tried > self._limit or self._stuck:
@@ -426,10 +427,12 @@ class Search:
                 except REFUSALS:
                     self._refute(at, "it does not run")
                     continue
-            if np.isnan(out).any():
+            if not np.isnan(out).any() and self.source.has(out, self.context.tolerance):
+                good.append(choice)
+            elif candidate.kind != own.KIND or self.context.level:
                 rest.append(choice)
             else:
-                (good if self.source.has(out, self.context.tolerance) else rest).append(choice)
+                self._refute(at, "the numbers of its buffers give no value of the source")
             if self._wanted and len(good) + len(rest) == len(wanted):
                 break
         strict = self.context.level == 0 and role in (Role.SCALE, Role.SHIFT)

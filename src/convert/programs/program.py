@@ -80,6 +80,7 @@ class Program:
         opaque: operations that could not be run in float64, or not be looked into, by name.
         path_taken: whether the run chose a branch or a number of iterations by its values, so that other inputs may run others.
         tied: further names of parameters, each with the name in `parameters`.
+        buffers: names of those that are not learned: the model computes them, or updates them.
     """
 
     parameters: Mapping[str, Value]
@@ -89,6 +90,7 @@ class Program:
     opaque: tuple[str, ...] = ()
     path_taken: bool = False
     tied: Mapping[str, str] = field(default_factory=dict)
+    buffers: frozenset[str] = frozenset()
 
     @property
     def first_element(self) -> Mapping[str, int]:

@@ -84,7 +84,8 @@ def _record(module: torch.nn.Module, run: Run, inputs: Mapping[str, Array]) -> P
             outputs = _tensors(run(module, tensors))
         values = {name: tape.read(output) for name, output in outputs.items()}
     opaque = tuple(sorted(tape.opaque | tape.unlifted))
-    return Program(parameters, given, tuple(tape.operations), values, opaque, tape.path_taken, tied)
+    buffers = parameters.keys() & dict(module.named_buffers(remove_duplicate=False)).keys()
+    return Program(parameters, given, tuple(tape.operations), values, opaque, tape.path_taken, tied, frozenset(buffers))
 
 
 @contextmanager

@@ -29,7 +29,7 @@ SHIPPED = {  # golden: model, settings
     "gemma3-kauldron": ("gemma3", (*GEMMA, "rope_factor_global=8.0", "context_length=1024")),
     "timesfm-2.5": ("timesfm-2.5", ()),
 }
-TIED = ("timesfm-2.5",)  # the rows without padding have zeros where padding is told
+TIED = ("timesfm-1.0", "timesfm-2.5")  # the rows without padding have zeros where padding is told
 
 
 @pytest.mark.parametrize("case", ["bert", *(pytest.param(case, marks=pytest.mark.slow) for case in list(SHIPPED)[1:])])
@@ -40,16 +40,18 @@ def test_the_tensors_of_the_shipped_rules(run: Run, tmp_path: Path, monkeypatch:
     _as_shipped(run, case, model, settings, 2 if case in TIED else 0)
 
 
+SECOND_TARGETS = {  # golden: model, options, exit code
+    "recurrentgemma": ("recurrentgemma", "--to recurrentgemma --set attention_window=5 --set logits_soft_cap=3.0", 0),
+    "timesfm-1.0": ("timesfm-1", "--to transformers --set use_positional_embedding=true --set context_length=512", 2),
+}
+
+
 @pytest.mark.slow
-def test_the_tensors_for_a_second_target(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("case", list(SECOND_TARGETS))
+def test_the_tensors_for_a_second_target(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str) -> None:
     monkeypatch.chdir(tmp_path)
-    _as_shipped(
-        run,
-        "recurrentgemma",
-        "recurrentgemma",
-        ["--to", "recurrentgemma", "--set", "attention_window=5", "--set", "logits_soft_cap=3.0"],
-        0,
-    )
+    model, options, code = SECOND_TARGETS[case]
+    _as_shipped(run, case, model, options.split(), code)
 
 
 def _as_shipped(run: Run, case: str, model: str, options: list[str], code: int) -> None:

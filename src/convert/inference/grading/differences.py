@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,17 +33,24 @@ def where_it_ended(search: Search) -> Difference:
 
 
 def explained(
-    ended: Difference, tensors: Sequence[Tensor], module: torch.nn.Module, run: Run, source: Program
+    ended: Difference,
+    tensors: Sequence[Tensor],
+    buffers: Collection[str],
+    module: torch.nn.Module,
+    run: Run,
+    source: Program,
 ) -> Difference:
     """Return the difference named by the first operation that departs, if weights were guessed for the whole target.
 
-    The target runs with the guessed weights, and the source's values are put in until the output is the source's.
+    The target runs with the guessed weights, and the source's values are put in until the output is the source's. Buffers for which
+    no leaf was guessed keep the module's own numbers.
     """
     import torch
 
     from convert.programs.record_torch import record_torch
 
-    state = {name: x for name, x in proof.weights(tensors, source).items() if not np.isnan(x).any()}
+    guessed = [t for t in tensors if t.name not in buffers or any(part.leaf or part.leaves for part in t.parts)]
+    state = {name: x for name, x in proof.weights(guessed, source).items() if not np.isnan(x).any()}
     own = copy.deepcopy(module).double()
     full = {name: torch.as_tensor(state[name]) if name in state else x for name, x in own.state_dict().items()}
     own.load_state_dict(full, strict=True)

@@ -133,6 +133,9 @@ def _parts(search: Search, choice: Choice, piece: Piece, segment: Segment) -> It
     if piece.arithmetic is Arithmetic.CONSTANT:
         yield Part(elements, "", nothing, piece.arithmetic, evidence, piece.factor)
         return
+    if piece.arithmetic is Arithmetic.OWN:
+        yield Part(elements, "", nothing, piece.arithmetic, evidence, values=piece.values[order])
+        return
     if piece.arithmetic is Arithmetic.COMPUTED:
         assert piece.meeting is not None and piece.places is not None
         if piece.low_rank is not None:

@@ -28,6 +28,8 @@ def weights(tensors: Sequence[Tensor], source: Program) -> dict[str, Array]:
         for part in tensor.parts:
             if part.arithmetic is Arithmetic.CONSTANT:
                 flat[part.elements] = part.factor
+            elif part.arithmetic is Arithmetic.OWN:
+                flat[part.elements] = part.values
             elif part.low_rank is not None:
                 leaves = {name: source.parameters[name].array for name in part.leaves}
                 flat[part.elements] = part.low_rank.value(leaves).ravel()[part.positions]

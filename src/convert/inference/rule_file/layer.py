@@ -11,6 +11,7 @@ import numpy as np
 
 from convert.drafting.like.target import TargetModel, TargetModule, join
 from convert.inference.derivation import Arithmetic, Derivation, Fact, Grade, Part, Role, Tensor
+from convert.inference.rule_file.buffers import is_own
 from convert.inference.rule_file.cells import KINDS, layers_of, name_cell
 from convert.inference.rule_file.layout import Axis, Layout, read_layout
 from convert.inference.rule_file.parametrized import (
@@ -128,7 +129,7 @@ def describe_layers(derivation: Derivation, target: TargetModel) -> Layers:
         own = {
             last: known[full]
             for last in module.tensors
-            if (full := join(module.name, last)) in known and known[full].name not in done
+            if (full := join(module.name, last)) in known and known[full].name not in done and not is_own(known[full])
         }
         for group in _groups(module, own):
             done |= {tensor.name for tensor in group.values()}

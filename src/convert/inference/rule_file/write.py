@@ -14,6 +14,7 @@ from convert.drafting.like.target import TargetModel
 from convert.drafting.yaml_entry import rule_texts
 from convert.inference.derivation import Derivation
 from convert.inference.rule_file.attention import join_attention
+from convert.inference.rule_file.buffers import describe_buffers
 from convert.inference.rule_file.computed import settle
 from convert.inference.rule_file.entry import entry_of
 from convert.inference.rule_file.layer import describe_layers
@@ -80,6 +81,9 @@ def write_rules(
                 unwritten[rule.module] = "a key of its rule is open"
         except (NoWordsError, NoLetterError) as error:
             unwritten[rule.module or _own_tensor(rule)] = str(error) or "the rule file has no more letters"
+    buffers = describe_buffers(derivation, letters)
+    entries += buffers.entries
+    unwritten |= buffers.open
     entries += _drops(
         derivation.dropped, [leaf for leaf in derivation.leaves if leaf not in derivation.dropped], UNUSED
     )
@@ -97,6 +101,8 @@ def write_rules(
         head.append(f"root: {plain(root)}")
     if declared := list(letters.declared()):
         head += ["", "axes:", *(f"  {axis}" for axis in declared)]
+    if buffers.facts:
+        head += ["", "facts:", *(f"  {name}: {value}" for name, value in buffers.facts.items())]
     head += ["", "targets:", f"  torch: {{loads: {json.dumps(target.loads)}}}", "", "rules:"]
     decided = [entry for k, entry in enumerate(entries) if k not in unfinished]
     undecided = [*left, *(leaf for rule in unfinished.values() for leaf in sorted(rule.leaves))]

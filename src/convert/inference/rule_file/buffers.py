@@ -1,0 +1,130 @@
+"""The rules of buffers that the module computes itself: the timescales of a sinusoidal position embedding, and tables of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from convert.drafting.axis_letters import Letters
+from convert.inference.derivation import Arithmetic, Derivation, Tensor
+from convert.layers.draft import DraftEntry, plain
+from convert.layers.embedding.sinusoids import FACTS, Timescales
+
+Array = np.ndarray[Any, np.dtype[Any]]
+ROUNDING = 1e-6  # of a table in float32
+LAYOUTS = ("concatenated", "interleaved")
+ENDPOINTS = ("included", "excluded")
+NO_WORDS = "the module computes it itself, and no rule of the language computes these numbers"
+
+
+@dataclass(frozen=True)
+class _Words:
+    """What a rule says of a buffer.
+
+    Attributes:
+        width: of the embedding.
+        scales: the first and the last timescale.
+        keys: further keys of the rule.
+    """
+
+    width: int
+    scales: tuple[float, float]
+    keys: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class Buffers:
+    """The rules of the buffers that the module computes itself.
+
+    Attributes:
+        entries: the rules.
+        facts: that they use.
+        open: buffers that no rule makes, with the reason.
+    """
+
+    entries: tuple[DraftEntry, ...]
+    facts: Mapping[str, str]
+    open: Mapping[str, str]
+
+
+def describe_buffers(derivation: Derivation, letters: Letters) -> Buffers:
+    """Describe the tensors that have no source but the module itself; all tables of a file have the same timescales."""
+    entries: list[DraftEntry] = []
+    unknown: dict[str, str] = {}
+    scales: tuple[float, float] | None = None
+    for tensor in derivation.tensors:
+        if not is_own(tensor):
+            continue
+        words = next((w for w in _words(_values(tensor)) if scales in (None, w.scales)), None)
+        if words is None:
+            unknown[tensor.name] = NO_WORDS
+            continue
+        scales = words.scales
+        if not letters.knows("width", words.width):  # no leaf gives it a size
+            letters.fixed.add(letters.named("width", words.width))
+        letter = letters.named("width", words.width)
+        entry = DraftEntry()
+        entry.say(
+            "timescales",
+            letter,
+            f"{tensor.grade.value}: the module computes it itself, and the source has no such leaf",
+        )
+        for key, value in words.keys:
+            entry.say(key, value)
+        entry.say(Timescales.kind_name, plain(tensor.name))
+        entries.append(entry)
+    facts = {} if scales is None else {name: f"{scale:g}" for name, scale in zip(FACTS, scales, strict=True)}
+    return Buffers(tuple(entries), facts, unknown)
+
+
+def is_own(tensor: Tensor) -> bool:
+    """Whether the module computes a tensor itself."""
+    return any(part.arithmetic is Arithmetic.OWN for part in tensor.parts)
+
+
+def _values(tensor: Tensor) -> Array:
+    (part,) = tensor.parts
+    assert part.values is not None
+    return part.values[np.argsort(part.elements)].reshape(tensor.shape)
+
+
+def _words(values: Array) -> Iterator[_Words]:
+    """Yield how a rule makes an array."""
+    if values.ndim == 1 and len(values) > 1:
+        for endpoint in ENDPOINTS:
+            if (scales := _scales(values, endpoint)) is not None:
+                yield _Words(2 * len(values), scales, (("endpoint", endpoint),) if endpoint != ENDPOINTS[0] else ())
+    if values.ndim == 2 and len(values) > 1 and values.shape[1] > 3 and values.shape[1] % 2 == 0:
+        half = values.shape[1] // 2
+        for layout in LAYOUTS:
+            sines, cosines = (
+                (values[:, :half], values[:, half:]) if layout == LAYOUTS[0] else (values[:, ::2], values[:, 1::2])
+            )
+            with np.errstate(all="ignore"):
+                factors = np.arctan2(sines[1], cosines[1])
+            angles = np.arange(len(values))[:, None] * factors
+            if not (
+                np.allclose(sines, np.sin(angles), atol=ROUNDING)
+                and np.allclose(cosines, np.cos(angles), atol=ROUNDING)
+            ):
+                continue
+            for endpoint in ENDPOINTS:
+                if (scales := _scales(factors, endpoint)) is not None:
+                    keys = (("positions", str(len(values))), ("layout", layout), ("endpoint", endpoint))
+                    yield _Words(values.shape[1], scales, keys)
+
+
+def _scales(factors: Array, endpoint: str) -> tuple[float, float] | None:
+    """Return the first and the last timescale of which a rule makes these factors of a position; round numbers, as people choose them."""
+    if (factors <= 0).any():
+        return None
+    step = math.log(factors[0] / factors[-1]) / (len(factors) - 1)
+    last = len(factors) - (endpoint == ENDPOINTS[0])
+    low = float(f"{factors[0]:.6g}")
+    high = float(f"{low * math.exp(step * last):.4g}")
+    made = low * np.exp(-np.arange(len(factors)) * math.log(high / low) / last)
+    return (low, high) if np.allclose(made, factors, rtol=ROUNDING) else None

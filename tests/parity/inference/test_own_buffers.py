@@ -1,0 +1,114 @@
+"""Buffers that the module computes itself and saves, which no leaf of the source has: tables of sines, the frequencies of RoPE."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+from convert.inference.derivation import Arithmetic, Grade
+from convert.inference.rule_file.write import write_rules
+from convert.verify.target_model import model_of_module
+from support.inferred import WIDTH, derive, floats, rules
+
+T = 7
+HALF = WIDTH // 2
+SHAPES = {"a": (WIDTH, WIDTH), "b": (WIDTH, WIDTH)}
+
+
+def factors(longest: float, last: bool) -> Any:
+    return longest ** (-np.arange(HALF) / (HALF - last))
+
+
+def table(longest: float, last: bool, interleaved: bool) -> Any:
+    angles = np.arange(T)[:, None] * factors(longest, last)
+    both = np.sin(angles), np.cos(angles)
+    return np.stack(both, -1).reshape(T, WIDTH) if interleaved else np.concatenate(both, 1)
+
+
+class Places(torch.nn.Module):
+    """A table that is added to the inputs of a layer."""
+
+    def __init__(self, of: Any, shape: tuple[int, ...] = (T, WIDTH)) -> None:
+        super().__init__()
+        self.register_buffer("p", torch.as_tensor(of).reshape(shape))
+        self.m = torch.nn.ModuleList(torch.nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(2))
+
+    def forward(self, x: Any) -> Any:
+        return self.m[1](torch.relu(self.m[0](x + self.p)))
+
+
+class Turned(Places):
+    """Features that are turned by angles of their positions, as RoPE turns them."""
+
+    def forward(self, x: Any) -> Any:
+        angles = torch.arange(T, dtype=self.p.dtype)[:, None] * self.p
+        y = self.m[0](x)
+        one, two = y[..., :HALF], y[..., HALF:]
+        turned = torch.cat([-two, one], -1)
+        angles = torch.cat([angles, angles], -1)
+        return self.m[1](torch.tanh(y * angles.cos() + turned * angles.sin()))
+
+
+def placed(of: Any) -> Any:
+    return lambda w, x: jnp.maximum((x + of) @ w["a"], 0) @ w["b"]
+
+
+@pytest.mark.parametrize(
+    ("last", "interleaved", "keys"),
+    [
+        (True, False, ("concatenated", "included")),
+        pytest.param(False, True, ("interleaved", "excluded"), marks=pytest.mark.slow),
+    ],
+)
+def test_a_table_of_sines_is_a_rule(last, interleaved, keys):
+    of = table(10000, last, interleaved)
+    module = Places(of)
+    found = derive(placed(of), module, SHAPES, floats(3, T, WIDTH))
+    (part,) = found.tensor("p").parts
+    assert part.arithmetic is Arithmetic.OWN and found.tensor("p").grade is Grade.DERIVED
+    layout, endpoint = keys
+    assert f"- timescales: D\n  positions: {T}\n  layout: {layout}\n  endpoint: {endpoint}\n  buffer: p" in rules(
+        found, module
+    )
+
+
+@pytest.mark.slow
+def test_the_frequencies_of_rope_are_a_rule():
+    def function(w, x):
+        angles = jnp.arange(T)[:, None] * factors(500, last=False)
+        y = x @ w["a"]
+        one, two = y[..., :HALF], y[..., HALF:]
+        sine, cosine = jnp.sin(angles), jnp.cos(angles)
+        return jnp.tanh(jnp.concatenate([one * cosine - two * sine, two * cosine + one * sine], -1)) @ w["b"]
+
+    module = Turned(factors(500, last=False), (HALF,))
+    found = derive(function, module, SHAPES, floats(3, T, WIDTH))
+    assert "- timescales: D\n  endpoint: excluded\n  buffer: p" in rules(found, module)
+    assert "max_timescale: 500" in write_rules(found, model_of_module(module, "Model")).text
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        table(5000, True, False),
+        *(pytest.param(table(10000, *of), marks=pytest.mark.slow) for of in ((False, False), (True, True))),
+    ],
+)
+def test_another_table_is_a_difference(other):
+    found = derive(placed(other), Places(table(10000, True, False)), SHAPES, floats(3, T, WIDTH))
+    (difference,) = found.differences
+    assert "of the input x, the target adds p" in difference.problem and not found.complete
+    assert f"the JAX model adds a table of shape [1, {T}, {WIDTH}]" in difference.problem
+    assert {tensor.grade for tensor in found.tensors} == {Grade.OPEN}
+
+
+def test_numbers_without_words_are_open():
+    of = np.random.default_rng(0).normal(size=(T, WIDTH))
+    module = Places(of)
+    found = derive(placed(of), module, SHAPES, floats(3, T, WIDTH))
+    written = write_rules(found, model_of_module(module, "Model"))
+    assert found.complete and "the module computes it itself" in written.open["p"] and list(written.open) == ["p"]
