@@ -159,6 +159,20 @@ def test_a_prefix_without_objects(s3: ObjectStore, bucket: str) -> None:
     assert f"s3://{bucket}/run" in text and "there is no such file or directory" in text
 
 
+@pytest.mark.slow
+def test_a_folder_of_thousands_of_objects_is_listed_once(s3: ObjectStore, bucket: str, tmp_path: Path) -> None:
+    from moto.s3.models import s3_backends
+
+    path = writers.safetensors(tmp_path / "model.safetensors", writers.plain())
+    s3.put(bucket, "run/model.safetensors", path)
+    backend = next(iter(s3_backends.values()))["aws"]
+    for n in range(3_000):
+        backend.put_object(bucket, f"run/log-{n:05}", b"")
+    s3.requests.clear()
+    assert_same(f"s3://{bucket}/run", path)
+    assert sum("list-type" in query for _, _, query in s3.requests) < 10  # four pages, and no request for each object
+
+
 def test_an_object_that_changes_while_it_is_read_is_refused(s3: ObjectStore, bucket: str, tmp_path: Path) -> None:
     path = writers.safetensors(tmp_path / "a.safetensors", {"a": np.zeros(1 << 16, np.float32)})
     source = open_source(s3.put(bucket, "a.safetensors", path))

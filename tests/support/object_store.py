@@ -86,10 +86,21 @@ def serve() -> Iterator[ObjectStore]:
     """Run the server in a thread of this process."""
     import boto3
     from moto.server import DomainDispatcherApplication, create_backend_app
-    from werkzeug.serving import make_server
 
-    logging.getLogger("werkzeug").setLevel(logging.CRITICAL)
-    inner = DomainDispatcherApplication(create_backend_app)
+    with listening() as (url, apps):
+        credentials = {"aws_access_key_id": "test", "aws_secret_access_key": "test", "region_name": "us-east-1"}
+        client = boto3.client("s3", endpoint_url=url, **credentials)
+        client.meta.events.register("before-send.s3", lambda request, **_: request.headers.__setitem__("X-Test", "1"))
+        store = ObjectStore(url, client)
+        apps.append(with_faults(DomainDispatcherApplication(create_backend_app), store))
+        yield store
+
+
+App = Callable[[dict[str, Any], Any], Iterable[bytes]]
+
+
+def with_faults(inner: App, store: ObjectStore) -> App:
+    """An application that records its requests, and fails where the store says so."""
 
     def app(environ: dict[str, Any], start: Any) -> Iterable[bytes]:
         method, path, query = environ["REQUEST_METHOD"], environ["PATH_INFO"], environ.get("QUERY_STRING", "")
@@ -113,17 +124,22 @@ def serve() -> Iterator[ObjectStore]:
                         f"{fault.status} X", [("Content-Type", "application/xml"), ("Content-Length", str(len(text)))]
                     )
                     return [text if method != "HEAD" else b""]
-        return inner(environ, start)  # type: ignore[no-any-return]
+        return inner(environ, start)
 
-    server = make_server("127.0.0.1", 0, app, threaded=True)
+    return app
+
+
+@contextmanager
+def listening() -> Iterator[tuple[str, list[App]]]:
+    """Serve on loopback: the URL, and a list that takes the application."""
+    from werkzeug.serving import make_server
+
+    logging.getLogger("werkzeug").setLevel(logging.CRITICAL)
+    apps: list[App] = []
+    server = make_server("127.0.0.1", 0, lambda environ, start: apps[0](environ, start), threaded=True)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    url = f"http://127.0.0.1:{server.server_port}"
-    credentials = {"aws_access_key_id": "test", "aws_secret_access_key": "test", "region_name": "us-east-1"}
-    client = boto3.client("s3", endpoint_url=url, **credentials)
-    client.meta.events.register("before-send.s3", lambda request, **_: request.headers.__setitem__("X-Test", "1"))
-    store = ObjectStore(url, client)
     try:
-        yield store
+        yield f"http://127.0.0.1:{server.server_port}", apps
     finally:
         server.shutdown()
         server.server_close()

@@ -17,7 +17,7 @@ from convert.core.findings import Finding
 from convert.core.safetensors_header import TensorEntry, read_header
 from convert.core.system.regular_file import open_regular, read_regular
 from convert.stores import located
-from convert.stores.client import StoreError
+from convert.stores.errors import StoreError
 from convert.writing import digests
 from convert.writing.file_layout import SUFFIX
 from convert.writing.model_card import CARD, without_figures

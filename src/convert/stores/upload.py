@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from convert.stores import client
-from convert.stores.client import StoreError, missing_extra
+from convert.stores import amazon, client
+from convert.stores.errors import StoreError, missing_extra, refusal, unavailable
 from convert.stores.path import StorePath
 
 T = TypeVar("T")
@@ -208,11 +208,11 @@ class Uploads:
             answer: Any = error.response
             code = answer.get("Error", {}).get("Code", "")
             text = f"status {answer.get('ResponseMetadata', {}).get('HTTPStatusCode', 0)} <Code>{code}</Code>"
-            raise client.refusal(text, str(path)) or client.unavailable(text, str(path)) from None
+            raise refusal(text, str(path)) or unavailable(text, str(path)) from None
         except BotoCoreError as error:
             if type(error).__name__ in ("NoCredentialsError", "TokenRetrievalError", "UnauthorizedSSOTokenError"):
-                raise client.refusal("Unauthenticated", str(path)) from None  # type: ignore[misc]
-            raise client.unavailable(type(error).__name__, str(path)) from None
+                raise refusal("Unauthenticated", str(path)) from None  # type: ignore[misc]
+            raise unavailable(type(error).__name__, str(path)) from None
 
 
 def write_object(path: StorePath, content: bytes) -> None:
@@ -240,7 +240,7 @@ def check_destination(out: StorePath) -> None:
 
 
 def _client(place: str) -> Any:
-    settings = client.s3()
+    settings = amazon.s3()
     try:
         import boto3
         from botocore import UNSIGNED

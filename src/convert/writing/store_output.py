@@ -22,7 +22,7 @@ from convert.core.findings import Finding
 from convert.core.system import signals
 from convert.core.system.regular_file import close
 from convert.stores import StorePath
-from convert.stores.client import StoreError
+from convert.stores.errors import StoreError
 from convert.stores.upload import Uploads, check_destination, scratch
 from convert.writing import atomic
 from convert.writing.written import INDEX, SINGLE_FILE

@@ -19,7 +19,7 @@ from convert.core.safetensors_header import TensorEntry, read_header
 from convert.core.system.regular_file import ObjectPath, open_regular, open_unbuffered, read_regular
 from convert.core.tensor_spec import TensorSpec, numpy_dtype
 from convert.stores import located
-from convert.stores.client import StoreError
+from convert.stores.errors import StoreError
 
 Array = np.ndarray[Any, np.dtype[Any]]
 INDEX = "model.safetensors.index.json"
