@@ -1,0 +1,110 @@
+"""MaxText's own `to_maxtext` and the way back: from one Hugging Face directory, the same leaves, bit for bit.
+
+tests/golden/make_to_maxtext.py ran it with maxtext 0.2.5.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from pathlib import Path
+from typing import Any
+
+import jax
+import ml_dtypes
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+from safetensors.numpy import save_file
+
+import convert
+from support import maxtext
+from support.marks import slow_but
+
+EMBEDDING = "token_embedder/embedding"
+DTYPES = ("bfloat16", "float32")  # `--save_dtype`; the tensors are bfloat16
+# A factor rounds: sqrt(8) of the queries, sqrt(12) of Gemma 3's table. bfloat16 leaves do not tell their tensors.
+FACTORS = ("llama3.1", "gemma2", "gemma3")
+ERRORS = {  # of to_maxtext: no entry in its tables; a bias that they lack; scanned experts stacked on the wrong axis
+    "llama3": "KeyError: 'llama3-8b'",
+    "mistral": "KeyError: 'mistral-7b'",
+    "olmo3": "KeyError: 'olmo3-7b'",
+    "deepseek3": "ValueError: maxtext_state_dict must be a subset",
+    "deepseek2": "ValueError: cannot reshape array",
+    "mixtral": "ValueError: Shape mismatch for params-decoder-layers-MoeBlock_0-gate-kernel",
+}
+
+
+def peer(case: str) -> dict[str, Any]:
+    """Return what `to_maxtext` was given, and what it made; or its error."""
+    made: dict[str, Any] = json.loads((maxtext.ROOT / case / "to_maxtext.json").read_text())
+    return made
+
+
+CONVERTED = [case for case in maxtext.CASES if "leaves" in peer(case)]
+QUICK = ("llama3.1", "gemma2-unscanned", "qwen3-moe")
+
+
+def given(case: str, folder: Path) -> Path:
+    """Write the directory, with the names of the text model's own class where MaxText takes those of the model with images."""
+    made = peer(case)
+    drawn = {
+        name.replace("model.language_model.", "model."): _drawn(name, shape) for name, shape in made["tensors"].items()
+    }
+    folder.mkdir()
+    save_file(drawn, folder / "model.safetensors", {"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(made["config"].get("text_config", made["config"])))
+    return folder
+
+
+def _drawn(name: str, shape: list[int]) -> np.ndarray:
+    return np.random.RandomState(zlib.crc32(name.encode())).standard_normal(shape).astype(ml_dtypes.bfloat16)
+
+
+def back(case: str, folder: Path, dtype: str) -> dict[str, np.ndarray]:
+    """Convert the directory back, and restore the checkpoint with Orbax."""
+    unscanned = case.endswith(("-unscanned", "-tied", "-untied"))
+    convert.convert_back(
+        maxtext.rules(case),
+        given(case, folder / "in"),
+        folder / "out",
+        layout="UNSCANNED" if unscanned else "SCANNED",
+        dtype=None if dtype == "bfloat16" else dtype,
+    )
+    tree = ocp.StandardCheckpointer().restore(folder / "out")["params"]["params"]
+    return {"/".join(key.key for key in path): np.asarray(x) for path, x in jax.tree.leaves_with_path(tree)}
+
+
+def digests(leaves: dict[str, np.ndarray]) -> dict[str, list[Any]]:
+    return {name: [x.dtype.name, *maxtext.digest(x)] for name, x in leaves.items()}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("case", slow_but(QUICK, CONVERTED))
+def test_the_leaves_are_those_of_maxtexts_own_converter(case: str, dtype: str, tmp_path: Path) -> None:
+    if dtype == "bfloat16" and maxtext.family(case) in FACTORS:
+        with pytest.raises(convert.PlanError) as refused:
+            back(case, tmp_path, dtype)
+        assert {found.code for found in refused.value.findings} == {"not-reversible"}
+        assert "wider leaves with --dtype" in refused.value.findings[0].fix and not (tmp_path / "out").exists()
+        return
+    ours, theirs = digests(back(case, tmp_path, dtype)), peer(case)["leaves"][dtype]
+    assert ours.keys() == theirs.keys()
+    differ = {name for name in theirs if ours[name] != theirs[name]}
+    assert differ == ({EMBEDDING} if maxtext.family(case) == "gemma3" else set())
+
+
+@pytest.mark.parametrize("case", [case for case in CONVERTED if maxtext.family(case) == "gemma3"])
+def test_why_gemma3s_table_differs_from_that_of_maxtexts_own_converter(case: str, tmp_path: Path) -> None:
+    """It multiplies by sqrt(D) in bfloat16: 3.46875 for 3.4641016. transformers multiplies float32 weights by sqrt(D)."""
+    table = back(case, tmp_path, "float32")[EMBEDDING]
+    stored = _drawn("model.language_model.embed_tokens.weight", list(table.shape)).astype(np.float32)
+    theirs = stored * np.float32(ml_dtypes.bfloat16(12**0.5))
+    assert ["float32", *maxtext.digest(theirs)] == peer(case)["leaves"]["float32"][EMBEDDING]
+    assert np.abs(table / stored - 12**0.5).max() < 1e-6 < np.abs(theirs / stored - 12**0.5).max()
+
+
+def test_what_maxtexts_own_converter_cannot_do() -> None:
+    failed = {case: said["error"] for case in maxtext.CASES if "error" in (said := peer(case))}
+    assert {maxtext.family(case) for case in failed} == set(ERRORS)
+    assert all(error.startswith(ERRORS[maxtext.family(case)]) for case, error in failed.items())
