@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
-from convert.stores import client
+from convert.stores import client, google
 from support.google_store import GoogleStore, serve_google
 from support.object_store import ObjectStore, credentials, serve
 
@@ -61,3 +63,25 @@ def gs(google_server: GoogleStore, monkeypatch: pytest.MonkeyPatch) -> GoogleSto
 def gs_bucket(gs: GoogleStore) -> str:
     """An empty bucket."""
     return gs.bucket(f"bucket-{next(_numbers)}")
+
+
+@pytest.fixture
+def account(gs: GoogleStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+    """The server in Google's place, and a function that writes the file of a service account, whose tokens it issues."""
+    from cryptography.hazmat.primitives.asymmetric import rsa
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+    def write(token_uri: str) -> Path:
+        key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+        text = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode()
+        content = {"type": "service_account", "client_email": "me@test", "private_key": text, "private_key_id": "1", "project_id": "test", "token_uri": token_uri}  # fmt: skip
+        path = tmp_path / "account.json"
+        path.write_text(json.dumps(content))
+        monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(path))
+        client.bucket.cache_clear()
+        return path
+
+    monkeypatch.delenv("STORAGE_EMULATOR_HOST")
+    monkeypatch.setattr(google, "URL", gs.url)
+    gs.needs_token = True
+    return write

@@ -227,7 +227,6 @@ def test_what_cannot_be_removed_is_named(s3: ObjectStore, bucket: str, small: tu
     ("url", "expected"),
     [
         ("s3://no-such-bucket/out", "there is no such bucket"),
-        ("gs://bucket/out", "is read, not written"),
         ("https://host/out", "is read, not written"),
     ],
 )

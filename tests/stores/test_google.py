@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +12,7 @@ import pytest
 import convert
 from convert.checkpoints import open_source
 from convert.core.errors import ConvertError
-from convert.stores import client, google
+from convert.stores import client
 from support import writers
 from support.command_line import Run
 from support.google_store import BEARER, GoogleStore
@@ -93,28 +92,6 @@ def test_an_object_that_changes_while_it_is_read_is_refused(gs: GoogleStore, gs_
     with pytest.raises(ConvertError, match="has changed while it was read"):
         source.read("a")
     assert source.changed() is not None
-
-
-@pytest.fixture
-def account(gs: GoogleStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
-    """The server in Google's place, and a function that writes the file of a service account, whose tokens it issues."""
-    from cryptography.hazmat.primitives.asymmetric import rsa
-    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-
-    def write(token_uri: str) -> Path:
-        key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
-        text = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode()
-        content = {"type": "service_account", "client_email": "me@test", "private_key": text, "private_key_id": "1", "project_id": "test", "token_uri": token_uri}  # fmt: skip
-        path = tmp_path / "account.json"
-        path.write_text(json.dumps(content))
-        monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(path))
-        client.bucket.cache_clear()
-        return path
-
-    monkeypatch.delenv("STORAGE_EMULATOR_HOST")
-    monkeypatch.setattr(google, "URL", gs.url)
-    gs.needs_token = True
-    return write
 
 
 def test_requests_have_the_token_of_the_credentials(gs: GoogleStore, gs_bucket: str, tmp_path: Path, account: Callable[[str], Path], run: Run) -> None:  # fmt: skip

@@ -136,7 +136,7 @@ def _front(store: GoogleStore, moto: App) -> App:
         bucket, _, key = path.lstrip("/").partition("/")
         if "uploads" in asked or "uploadId" in asked:
             answered = list(moto(environ, start))
-            if method == "POST" and "uploadId" in asked and b"CompleteMultipartUploadResult" in b"".join(answered):
+            if method == "POST" and "uploadId" in asked and b"<CompleteMultipartUpload" in b"".join(answered):
                 content = store.client.get_object(Bucket=bucket, Key=key)["Body"].read()
                 store.put_bytes(bucket, key, content)
             return answered
@@ -151,6 +151,8 @@ def _front(store: GoogleStore, moto: App) -> App:
         status, got, content = store.ask(method, target + (f"?{query}" if query else ""), body or None, headers)
         if status == 500 and b"no bucket named" in content:
             return error(404, "NoSuchBucket")
+        if method == "DELETE":
+            return answer(204, b"") if status == 200 else error(404, "NoSuchKey")
         if (expected := environ.get("HTTP_IF_MATCH")) and status < 300 and got.get("Etag") != expected:
             return error(412, "PreconditionFailed")
         return answer(status, content, {name: got[name] for name in got if name.lower() not in ("date", "connection", "transfer-encoding", "content-length")} | ({"Content-Length": got["Content-Length"]} if method == "HEAD" else {}))  # fmt: skip

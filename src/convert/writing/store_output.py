@@ -244,7 +244,11 @@ def require_writable(out: StorePath, overwrite: bool, of_killed: Collection[str]
         finally:
             left = uploads.abort()
         if left:
-            raise StoreError("an upload cannot be aborted", str(out), "allow s3:AbortMultipartUpload")
+            raise StoreError(
+                "an upload cannot be aborted",
+                str(out),
+                "allow s3:AbortMultipartUpload, or storage.multipartUploads.abort",
+            )
 
 
 _PUNCH_HOLE = 0x01 | 0x02  # linux/falloc.h: FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE
