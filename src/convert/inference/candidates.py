@@ -15,7 +15,7 @@ from convert.inference.reordered import terms
 from convert.inference.replay import Replay
 from convert.inference.sites import Meeting, Product, meetings, products, role_of
 from convert.programs.fingerprint import EXACT, ValueTable, fingerprint
-from convert.programs.program import Program, Value
+from convert.programs.program import Operation, Program, Value
 
 Array = np.ndarray[Any, np.dtype[Any]]
 EQUAL = 1e-7  # relative: two values of parameters that are computed in different orders
@@ -262,8 +262,21 @@ class Context:
 
     def __post_init__(self) -> None:
         first = self.replay.program.first_element
+        self._users: dict[Value, list[Operation]] = {}
+        for operation in self.replay.program.operations:
+            for operand in operation.operands:
+                self._users.setdefault(operand, []).append(operation)
         self._names = list(first)
         self._starts = np.array(list(first.values()), int)
+
+    def met(self, operation: Operation) -> Array:
+        """Return the data that a parameter meets in an operation; only what is kept, if the target cuts the result."""
+        data = self.replay.value(operation.data[0])
+        users = self._users.get(operation.results[0], [])
+        cuts = len(users) == 1 and users[0].name == "slice" and data.shape == operation.results[0].array.shape
+        if not cuts or self.source.has(data, self.tolerance):
+            return data
+        return np.asarray(users[0].again([data])[0])
 
     def free(self, numbers: Array) -> bool:
         """Whether no element is used yet, or all may be used again."""

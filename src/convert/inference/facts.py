@@ -60,7 +60,7 @@ def _of_choice(search: Search, choice: Choice, role: Role, producers: tuple[_Pro
         yield fact("carries", max(factors - {1.0}))
     if meeting is None:
         return
-    if role is Role.CONVOLUTION:
+    if role is role_of(meeting.operation) is Role.CONVOLUTION:
         yield from _convolution(search, choice, meeting, fact)
     if role is Role.SCALE or (role is Role.SHIFT and "sub" in search.target.operations[choice.index].name):
         target = search.target.operations[choice.index]

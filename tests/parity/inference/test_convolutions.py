@@ -1,4 +1,7 @@
-"""`infer` derives convolutions of linen with their arguments, and writes them; a transposed kernel is turned round."""
+"""`infer` derives convolutions of linen with their arguments, and writes them; a transposed kernel is turned round.
+
+A filter for each channel may be a sum of products with shifted values in the source.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,10 @@ import pytest
 import torch
 from torch.nn import functional
 
-from support.inferred import derive, floats, linen, rules
+from convert.inference.derivation import Grade
+from convert.inference.rule_file.write import write_rules
+from convert.verify.target_model import model_of_module
+from support.inferred import WIDTH, derive, floats, grades, linen, rules
 
 SLOW = pytest.mark.slow
 
@@ -66,3 +72,67 @@ def test_transposed_convolutions(
     module = Channels(make(4, 5, kernel, strides, **torchs), crop)
     lines = rule_of(nn.ConvTranspose(5, kernel, strides=strides, padding=padding), module, 2, *(6, 5)[: len(kernel)], 4)
     assert lines[-1] == "conv_transpose: c" and set(said) <= set(lines)
+
+
+class Causal(torch.nn.Module):
+    """A filter for each channel between two layers; the padding behind the last place is cut off."""
+
+    def __init__(self, taps: int) -> None:
+        super().__init__()
+        self.a, self.b = torch.nn.Linear(WIDTH, WIDTH), torch.nn.Linear(WIDTH, WIDTH)
+        self.c = torch.nn.Conv1d(WIDTH, WIDTH, taps, groups=WIDTH, padding=taps - 1)
+
+    def forward(self, x: Any) -> Any:
+        y = self.c(self.a(x).transpose(1, 2))[..., : x.shape[1]]
+        return self.b(torch.tanh(y.transpose(1, 2)))
+
+
+TAPS = 4
+CAUSAL = {
+    **dict.fromkeys(("a", "b"), (WIDTH, WIDTH)),
+    **dict.fromkeys(("ab", "bb", "kb"), (WIDTH,)),
+    "k": (TAPS, WIDTH),
+}
+
+
+def shifted(w: Any, x: Any, order: Any = range(TAPS)[::-1], back: int = 0) -> Any:
+    """The filters of `Causal` as a sum; the tap that belongs to each shift, and how much further back all look."""
+    y = x @ w["a"] + w["ab"]
+    length = y.shape[1]
+    moved = [jnp.pad(y, ((0, 0), (shift + back, 0), (0, 0)))[:, :length] for shift in range(TAPS)]
+    made = sum(part * w["k"][tap] for part, tap in zip(moved, order, strict=True))
+    return jnp.tanh(made + w["kb"]) @ w["b"] + w["bb"]
+
+
+def test_a_sum_of_shifted_products_is_a_convolution() -> None:
+    module = Causal(TAPS)
+    found = derive(shifted, module, CAUSAL)
+    assert "- dimension_numbers: NWC,WO->NWC\n  axes: PD\n  from: k\n  bias: kb\n  conv: c" in rules(found, module)
+    assert grades(found) == {Grade.DERIVED}
+
+
+@SLOW
+def test_a_sum_of_shifted_products_on_a_map_is_a_convolution() -> None:
+    def function(w: Any, x: Any) -> Any:
+        moved = jnp.pad(x, ((0, 0), (2, 2), (1, 1), (0, 0)))
+        parts = [moved[:, 2 * i : 2 * i + 9 : 2, j : j + 8] * w["k"][i, j] for i in range(3) for j in range(3)]
+        return jnp.tanh(sum(parts))
+
+    layer = torch.nn.Conv2d(4, 4, 3, stride=(2, 1), padding=(2, 1), dilation=(2, 1), groups=4, bias=False)
+    module = Channels(layer)
+    (rule,) = rules(derive(function, module, {"k": (3, 3, 4)}, floats(2, 9, 8, 4)), module)
+    assert rule.startswith("- dimension_numbers: NHWC,HWO->NHWC")
+
+
+@SLOW
+def test_a_filter_that_is_stored_from_the_last_place_on_has_no_words() -> None:
+    module = Causal(TAPS)
+    found = derive(lambda w, x: shifted(w, x, range(TAPS)), module, CAUSAL)
+    assert found.complete and list(write_rules(found, model_of_module(module, "Model")).open) == ["c"]
+
+
+@SLOW
+def test_shifts_that_look_further_back_are_a_difference() -> None:
+    found = derive(lambda w, x: shifted(w, x, back=1), Causal(TAPS), CAUSAL)
+    (difference,) = found.differences
+    assert "the target convolves with c.weight" in difference.problem and grades(found) == {Grade.OPEN}

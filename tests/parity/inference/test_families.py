@@ -28,6 +28,7 @@ SHIPPED = {  # golden: model, settings
     "gemma3-stacked": ("gemma3", (*GEMMA, "rope_factor_global=8.0", "context_length=1024")),
     "gemma3-kauldron": ("gemma3", (*GEMMA, "rope_factor_global=8.0", "context_length=1024")),
     "timesfm-2.5": ("timesfm-2.5", ()),
+    "recurrentgemma": ("recurrentgemma", ("attention_window=5", "logits_soft_cap=3.0")),
 }
 TIED = ("timesfm-1.0", "timesfm-2.5")  # the rows without padding have zeros where padding is told
 

@@ -1,15 +1,21 @@
-"""Proposals for the kernel of a convolution: the source's convolutions of the same data, with the channels paired by columns."""
+"""Proposals for the kernel of a convolution: the source's convolutions of the same data, with the channels paired by columns.
+
+Of a convolution with a filter for each channel, each element of the kernel meets the data shifted by some places. The source may
+multiply shifted data by parameters itself, and add the products up.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
 from convert.inference.candidates import Candidate, Context
 from convert.inference.columns import columns_of, pair
 from convert.inference.derivation import Role
+from convert.inference.proposals.elementwise import anywhere
 from convert.programs.program import Operation
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -47,6 +53,23 @@ def propose(context: Context, operation: Operation, side: int) -> Iterator[Candi
             )
             if found is not None:
                 yield Candidate(found, f"channels of the data{how}", ("convolution", how), tuple(pairing.tied.tolist()))
+    if groups == x.shape[1] == len(weight.array) and not transposed:
+        shifted = _shifted(x, weight.array.shape[2:], operation)
+        kept = tuple(slice(size) for size in x.shape[2:])  # the code that follows may cut the result, as of causal ones
+        for data in (shifted, shifted[:, :, *kept]):
+            rows = np.moveaxis(data, 1, x.ndim - 1).reshape(-1, *weight.array.shape)
+            yield from anywhere(context, weight.elements, rows, Role.SCALE)
+
+
+def _shifted(x: Array, kernel: Sequence[int], operation: Operation) -> Array:
+    """Return the data that each element of a kernel with these spatial sizes meets: [N, C, spatial of the result, kernel]."""
+    strides, padding, dilation = (operation.settings[name] for name in ("stride", "padding", "dilation"))
+    spatial = tuple(range(2, x.ndim))
+    x = np.pad(x, [(0, 0), (0, 0), *((pad, pad) for pad in padding)])
+    reach = [(size - 1) * d + 1 for size, d in zip(kernel, dilation, strict=True)]
+    windows = sliding_window_view(x, reach, spatial)  # type: ignore[call-overload]  # its stub takes one axis
+    found: Array = windows[:, :, *(slice(None, None, step) for step in (*strides, *dilation))]
+    return found
 
 
 def _along(ndim: int, axis: int, size: int) -> Array:

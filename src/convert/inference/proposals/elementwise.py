@@ -28,14 +28,14 @@ def propose(context: Context, operation: Operation, side: int) -> Iterator[Candi
     weight = operation.operands[side]
     if not weight.elements:
         return
-    x = context.replay.value(operation.data[0])
-    x = np.broadcast_to(x, np.broadcast_shapes(x.shape, weight.array.shape))
+    met = context.met(operation)
+    x = np.broadcast_to(met, np.broadcast_shapes(met.shape, weight.array.shape))
     role = role_of(operation)
     found = False
     if role is Role.SHIFT and not x.any():
         yield from _of_zeros(context, operation, side)
         return
-    for proposals in (_by_columns(context, operation, side, x, role), _anywhere(context, weight.elements, x, role)):
+    for proposals in (_by_columns(context, operation, side, met, x, role), anywhere(context, weight.elements, x, role)):
         for candidate in proposals:
             found = True
             yield candidate
@@ -51,13 +51,13 @@ def _first(numbers: Array, wanted: Array) -> Array:
     return first[np.searchsorted(known, wanted)]
 
 
-def _by_columns(context: Context, operation: Operation, side: int, x: Array, role: Role) -> Iterator[Candidate]:
+def _by_columns(
+    context: Context, operation: Operation, side: int, met: Array, x: Array, role: Role
+) -> Iterator[Candidate]:
     """Yield the source's operands that meet the same data in the same role."""
     weight = operation.operands[side]
     merged = []
-    for meeting in context.near_first(
-        context.source.same_data(role, context.replay.value(operation.data[0]), context.tolerance)
-    ):
+    for meeting in context.near_first(context.source.same_data(role, met, context.tolerance)):
         source = meeting.weight
         for t, s in itertools.product(weight.elements, source.elements):
             if not context.free(s):
@@ -97,7 +97,7 @@ def _by_columns(context: Context, operation: Operation, side: int, x: Array, rol
     yield from merged
 
 
-def _anywhere(context: Context, elements: tuple[Array, ...], x: Array, role: Role) -> Iterator[Candidate]:
+def anywhere(context: Context, elements: tuple[Array, ...], x: Array, role: Role) -> Iterator[Candidate]:
     """Yield what each element's own column meets, wherever in the source it is: biases and scales of fused layers."""
     if len(elements) != 1:
         return
