@@ -9,6 +9,7 @@ import pytest
 
 from convert.stores import client, google
 from support.google_store import GoogleStore, serve_google
+from support.hub_server import HF_TOKEN, Hub, serve_hub
 from support.object_store import ObjectStore, credentials, serve
 
 _numbers = itertools.count()
@@ -85,3 +86,29 @@ def account(gs: GoogleStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(google, "URL", gs.url)
     gs.needs_token = True
     return write
+
+
+@pytest.fixture(scope="session")
+def hub_server() -> Iterator[Hub]:
+    """One server of the Hugging Face Hub for all tests of a process."""
+    with serve_hub() as hub:
+        yield hub
+
+
+@pytest.fixture
+def hub(hub_server: Hub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Hub:
+    """The server without repositories, an empty cache, and a token. What huggingface_hub read from the environment is set anew."""
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "ENDPOINT", hub_server.url)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub_server.url + "/{repo_id}/resolve/{revision}/{filename}")  # fmt: skip
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    monkeypatch.setenv("HF_TOKEN", HF_TOKEN)
+    client.bucket.cache_clear()
+    hub_server.repos.clear()
+    hub_server.large.clear()
+    hub_server.requests.clear()
+    return hub_server

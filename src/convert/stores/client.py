@@ -10,11 +10,11 @@ import re
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
 
-from convert.stores import amazon, google
+from convert.stores import amazon, google, hub
+from convert.stores.entry import Entry
 from convert.stores.errors import StoreError, gone, missing_extra, refusal, unavailable
 
 T = TypeVar("T")
@@ -29,25 +29,10 @@ HTTP_NAMES = (
 HTTP_FOLDERS = ("default", "params", "state")
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """An object.
-
-    Attributes:
-        size: in bytes.
-        etag: changes with its content; empty where the store gives none.
-        modified: when, in nanoseconds.
-    """
-
-    size: int
-    etag: str
-    modified: int
-
-
 @functools.cache
-def bucket(scheme: str, name: str) -> Bucket:
-    """Return the bucket or server, the same one for the whole process."""
-    return Bucket(scheme, name)
+def bucket(scheme: str, name: str) -> Bucket | hub.Repository:
+    """Return the bucket, server or repository, the same one for the whole process."""
+    return hub.Repository(name) if scheme == "hf" else Bucket(scheme, name)
 
 
 class Bucket:

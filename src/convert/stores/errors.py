@@ -21,6 +21,10 @@ class StoreError(OSError):
         self.fix = fix
 
 
+class UnavailableError(StoreError):
+    """A store did not answer; asking again may help."""
+
+
 def missing_extra(scheme: str, package: str, extra: str, place: str) -> StoreError:
     """Return the error for a library that is not installed."""
     return StoreError(
@@ -58,11 +62,11 @@ def refusal(text: str, place: str) -> StoreError | None:
     return None
 
 
-def unavailable(text: str, place: str) -> StoreError:
+def unavailable(text: str, place: str) -> UnavailableError:
     """Return the error for a store that did not answer."""
     status = re.search(r"status(?: code)?:? (\d{3})", text)
     why = f"the last answer was {status[1]}" if status else reason(text)
-    return StoreError(f"the store did not answer, also when asked again ({why})", place, "run again later, or check the network")  # fmt: skip
+    return UnavailableError(f"the store did not answer, also when asked again ({why})", place, "run again later, or check the network")  # fmt: skip
 
 
 def reason(text: str) -> str:

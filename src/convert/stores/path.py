@@ -14,7 +14,9 @@ from fnmatch import fnmatchcase
 from typing import Any, Self
 
 from convert.core.system.regular_file import ObjectPath
-from convert.stores.client import Bucket, Entry, bucket
+from convert.stores.client import Bucket, bucket
+from convert.stores.entry import Entry
+from convert.stores.hub import Repository
 
 FIRST, MOST = (
     1 << 16,
@@ -48,17 +50,22 @@ class StorePath(ObjectPath):
         raise TypeError(f"{self} is not a path of this machine")
 
     @property
-    def bucket(self) -> Bucket:
-        """The bucket or server."""
-        return bucket(self.parts[0][:-1], self.parts[1])
+    def _own(self) -> int:
+        """How many parts are the scheme and the bucket; the name of a repository on the Hub has two."""
+        return 3 if self.parts[0] == "hf:" else 2
+
+    @property
+    def bucket(self) -> Bucket | Repository:
+        """The bucket, server or repository."""
+        return bucket(self.parts[0][:-1], "/".join(self.parts[1 : self._own]))
 
     @property
     def key(self) -> str:
         """The name in the bucket, without slashes at its ends."""
-        return "/".join(self.parts[2:])
+        return "/".join(self.parts[self._own :])
 
     def _entry(self) -> Entry | None:
-        return self.bucket.find(self.key) if len(self.parts) > 2 else None
+        return self.bucket.find(self.key) if self.key else None
 
     def is_file(self, *, follow_symlinks: bool = True) -> bool:
         """Whether there is an object of this name."""
@@ -66,7 +73,7 @@ class StorePath(ObjectPath):
 
     def is_dir(self, *, follow_symlinks: bool = True) -> bool:
         """Whether there are objects below this name."""
-        return len(self.parts) > 1 and self.bucket.is_directory(self.key)
+        return len(self.parts) >= self._own and self.bucket.is_directory(self.key)
 
     def exists(self, *, follow_symlinks: bool = True) -> bool:
         """Whether it is a file or a directory."""
@@ -112,7 +119,7 @@ class StorePath(ObjectPath):
         Raises:
             OSError: there is none, or the store does not answer.
         """
-        found = self.bucket.head(self.key) if len(self.parts) > 2 else None
+        found = self.bucket.head(self.key) if self.key else None
         if found is None and self.is_dir():
             return _status(stat.S_IFDIR | 0o755, Entry(0, "", 0))
         return self._status(found)
@@ -134,7 +141,7 @@ class StorePath(ObjectPath):
         """Return the URL without ``..``; a store has no links."""
         if ".." not in self.parts:
             return self
-        return type(self)(*self.parts[:2], posixpath.normpath(f"/{self.key}").lstrip("/"))
+        return type(self)(*self.parts[: self._own], posixpath.normpath(f"/{self.key}").lstrip("/"))
 
     def is_absolute(self) -> bool:
         """Whether it starts with a scheme."""
@@ -184,7 +191,7 @@ def _status(mode: int, entry: Entry) -> os.stat_result:
 class _File(io.RawIOBase):
     """An opened object. What is read in order is requested ahead, in requests that grow up to `MOST` bytes."""
 
-    def __init__(self, place: Bucket, key: str, entry: Entry, stop: int | None) -> None:
+    def __init__(self, place: Bucket | Repository, key: str, entry: Entry, stop: int | None) -> None:
         self._bucket, self._key, self._entry = place, key, entry
         self._stop = entry.size if stop is None else min(stop, entry.size)
         self._at = self._start = 0
@@ -228,7 +235,7 @@ class _File(io.RawIOBase):
 class _Mapped:
     """The bytes of an object as a sequence, read in blocks of which the last ones are kept."""
 
-    def __init__(self, place: Bucket, key: str, entry: Entry) -> None:
+    def __init__(self, place: Bucket | Repository, key: str, entry: Entry) -> None:
         self._bucket, self._key, self._entry = place, key, entry
         self._blocks: OrderedDict[int, bytes] = OrderedDict()
         self._lock = threading.Lock()

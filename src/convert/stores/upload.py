@@ -18,7 +18,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from convert.stores import amazon, client, google
-from convert.stores.client import Entry
+from convert.stores.entry import Entry
 from convert.stores.errors import StoreError, missing_extra, refusal, unavailable
 from convert.stores.path import StorePath
 
