@@ -11,6 +11,7 @@ import pytest
 import convert
 from convert.checkpoints import open_source
 from convert.core.errors import ConvertError
+from convert.core.system.regular_file import open_regular
 from convert.stores import client, located
 from support import writers
 from support.command_line import Run
@@ -92,10 +93,12 @@ def test_a_commit_while_it_is_read_is_noticed(hub: Hub, tmp_path: Path) -> None:
     large = writers.safetensors(tmp_path / "a.safetensors", {"a": np.zeros(1 << 16, np.float32)})
     repo = hub.upload("org/large", large)
     source = open_source("hf://org/large/a.safetensors")
-    repo.commit({"a.safetensors": large.read_bytes()[:-4] + b"1234"})
-    located("hf://org/large")  # lists again
-    with pytest.raises(ConvertError, match="has changed while it was read"):
-        source.read("a")
+    with open_regular(located("hf://org/large/a.safetensors")) as opened:
+        repo.commit({"a.safetensors": large.read_bytes()[:-4] + b"1234"})
+        located("hf://org/large")  # lists again
+        with pytest.raises(OSError, match="has changed while it was read"):
+            opened.read()
+    assert source.changed() is not None
 
 
 def test_a_conversion_has_the_bytes_of_a_local_one(hub: Hub, tmp_path: Path, run: Run) -> None:
