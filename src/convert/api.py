@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
@@ -234,7 +234,8 @@ def plan_reverse(
     """Plan the way back: from the tensors of a PyTorch model to the leaves of a JAX checkpoint, with the same rules. Reads no arrays.
 
     Args:
-        tensors: a ``.safetensors`` file, or a directory that ``from_pretrained`` loads.
+        tensors: a ``.safetensors`` file, a directory that ``from_pretrained`` loads, or one with PEFT's adapter, whose pairs become
+            leaves of the tree of `like`. Where that has no pairs, ``settings={"adapter": "gemma"}`` names their form.
         like: a checkpoint of the same model. It gives the tree, the shapes and the dtypes of the leaves, and those leaves that no
             tensor holds. None: the rules give the tree, and the tensors its shapes and dtypes.
         layout: without `like`, the name of a published form of the tree, such as ``NESTED``; None is the usual one.
@@ -246,25 +247,69 @@ def plan_reverse(
     Raises:
         PlanError: an operation has no inverse (``not-reversible``), or a tensor is missing, unexpected or of another shape.
     """
+    from convert.peft.adapter import is_adapter, no_adapter
     from convert.reversing.plan import reverse
     from convert.writing.written import open_written
 
+    options = replace(options, **keywords)
+    if is_adapter(Path(tensors)):
+        return _reverse_adapter(model, Path(tensors), like, options, layout)
+    if options.settings.get("adapter", "base") != "base":
+        raise no_adapter(Path(tensors), str(options.settings["adapter"]))
     written = open_written(tensors)
     written.require_files()
-    options = replace(options, **keywords)
     if like is None:
         from convert.reversing.derived.choose import plan_derived
 
         candidates = (model,) if isinstance(model, RuleFile) else find_rules(model, _rules_dir(options))
         return plan_derived(candidates, written, layout, options)
     if layout is not None:
-        fix = "leave one of the two out"
-        raise OptionError(Finding("usage", "a checkpoint given with --like has its layout", path="--layout", fix=fix))
+        raise _has_its_layout()
     match = select_rules(model, like, options)
-    stated = options.to or written.metadata.get("target", "")
-    targets = (stated,) if options.to or stated in match.rules.targets else match.rules.supported_targets
-    plans = [plan_selected(replace(match, options=replace(options, to=to))) for to in targets or (None,)]
+    targets = _targets(match.rules, written.metadata, options)
+    plans = [plan_selected(replace(match, options=replace(options, to=to))) for to in targets]
     return reverse(max(plans, key=lambda plan: sum(step.name in written.specs for step in plan.steps)), written)
+
+
+def _reverse_adapter(
+    model: str | RuleFile,
+    folder: Path,
+    like: str | Path | Source | None,
+    options: ConversionOptions,
+    layout: str | None,
+) -> ReversePlan:
+    """Plan the way back of PEFT's adapter, with the arguments and errors of `plan_reverse`."""
+    from convert.peft.adapter import open_adapter
+    from convert.peft.back import no_tree, plan_adapter_back
+    from convert.planning.adapters.scale import SETTINGS
+
+    adapter = open_adapter(folder)
+    if like is None:
+        raise no_tree(adapter)
+    if layout is not None:
+        raise _has_its_layout()
+    candidates = (model,) if isinstance(model, RuleFile) else find_rules(model, _rules_dir(options))
+    source = _open(like, candidates, options)
+    own = {name: value for name, value in options.settings.items() if name not in (*SETTINGS, "lora_blocks")}
+    match = select_rules(model, source, replace(options, settings=own))
+    return plan_adapter_back(
+        adapter,
+        source,
+        options.settings,
+        _targets(match.rules, adapter.written.metadata, options),
+        lambda tree, to, settings: plan_conversion(model, tree, replace(options, to=to, settings=settings)),
+    )
+
+
+def _targets(rules: RuleFile, metadata: Mapping[str, str], options: ConversionOptions) -> tuple[str | None, ...]:
+    """Return the targets that tensors may be of: the user's, the one that their file states, or all."""
+    stated = options.to or metadata.get("target", "")
+    return (stated,) if options.to or stated in rules.targets else rules.supported_targets or (None,)
+
+
+def _has_its_layout() -> OptionError:
+    fix = "leave one of the two out"
+    return OptionError(Finding("usage", "a checkpoint given with --like has its layout", path="--layout", fix=fix))
 
 
 def convert_back(

@@ -11,7 +11,9 @@ import pytest
 
 import convert
 from convert.core.einsum import Projection
+from convert.peft.plan import plan_adapter
 from convert.planning.plan import Plan
+from convert.reversing.source import ReversedSource
 from models.test_reverse_models import GOLDENS
 from support import flax_families
 from support.goldens import relative_error
@@ -19,8 +21,10 @@ from support.marks import slow_but
 from support.memory_source import MemorySource, run
 
 RANK, ALPHA = 2, 4.0
+BACK = (*("timesfm-1.0", "gemma2-2b", "gemma3-stacked", "paligemma2", "siglip", "recurrentgemma", "gpt2", "t5x-umt5"), *("whisper", "vit", "maxtext-gemma3", "maxtext-deepseek3", "maxtext-gpt-oss"))  # fmt: skip
 QUICK = ("timesfm-2.5", "gemma3-stacked", "whisper", "gemma2-2b", "recurrentgemma")
 CASES = [pytest.param(*one, id=one[1], marks=() if one[1] in QUICK else pytest.mark.slow) for one in GOLDENS]
+BACK_IDS = [one[1] for one in GOLDENS if one[1] in BACK]
 Tree = dict[str, np.ndarray]
 
 
@@ -100,3 +104,36 @@ def test_a_family_finds_its_adapters(
     with pytest.raises(convert.PlanError) as refused:
         convert.plan_conversion(model, opened(adapted), settings=said)
     assert "adapter-scale-unknown" in {finding.code for finding in refused.value.findings}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("model", "case", "at", "said"), [one for one in GOLDENS if one[1] in BACK], ids=BACK_IDS)
+def test_an_adapter_of_a_family_comes_back(
+    model: str, case: str, at: Path | Callable[[Path], Path], said: dict[str, Any], tmp_path: Path
+) -> None:
+    """JAX -> PEFT -> JAX -> PEFT: the same leaves and the same file. Pairs of tensors that are no module's weight are left out."""
+    source = convert.open_source(at if isinstance(at, Path) else at(tmp_path))
+    tree = {name: source.read(name) for name in source.leaves}
+
+    def opened(arrays: Tree) -> MemorySource:
+        memory = MemorySource(arrays)
+        memory.path = source.path
+        return memory
+
+    adapted, _, _ = with_pairs(tree, convert.plan_conversion(model, opened(tree), settings=said), np.random.default_rng(0))  # fmt: skip
+    said = {**said, "lora_alpha": ALPHA}
+    plan = convert.plan_conversion(model, opened(adapted), settings=said)
+    try:
+        plan_adapter(plan)
+    except convert.PlanError as error:
+        assert {finding.code for finding in error.findings} == {"adapter-not-exportable"}
+        names = {finding.path for finding in error.findings}
+        merges = [plan.merges[part.leaf] for step in plan.steps if step.name in names for part in step.parts if part.leaf in plan.merges]  # fmt: skip
+        adapted = {name: x for name, x in adapted.items() if not any(name in (m.first, m.second) for m in merges)}
+    first, again = tmp_path / "first", tmp_path / "again"
+    convert.convert_adapter(model, opened(adapted), first, settings=said)
+    back = ReversedSource(convert.plan_reverse(model, first, like=opened(adapted), settings=said))
+    assert set(back.leaves) == set(adapted)
+    assert [name for name, x in adapted.items() if back.read(name).tobytes() != x.tobytes()] == []
+    convert.convert_adapter(model, back, again, settings=said)
+    assert all(file.read_bytes() == (again / file.name).read_bytes() for file in first.iterdir())

@@ -15,6 +15,7 @@ from safetensors.numpy import load_file
 import convert
 from convert.core.tensor_spec import numpy_dtype
 from convert.numerics.lift_torch import lifted
+from convert.reversing.source import ReversedSource
 from convert.rules.library import shipped_rules_dir
 from convert.rules.parse import parse_models
 from convert.writing.written import open_written
@@ -249,3 +250,26 @@ def test_two_ranks_take_no_single_alpha(tmp_path: Path) -> None:
     made = run(convert.plan_conversion("openpi", MemorySource(leaves), to="openpi", settings={"lora_alpha": "rank"}))
     once = run(convert.plan_conversion("openpi", source_of("pi0-lora"), to="openpi", settings={"lora_alpha": 3}))
     assert all(np.array_equal(x, once[name]) for name, x in made.items())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("case", "to"), [("pi0-lora", "openpi"), ("pi05-lora", None)])
+def test_an_adapter_comes_back(case: str, to: str | None, tmp_path: Path) -> None:
+    """A pair for each head, B summed over the heads: into the tree with the pairs all bits, into one without them the same adapter."""
+    source, said = source_of(case), settings_of(case, to)
+    convert.convert_adapter("openpi", source, tmp_path / "a", settings=said, to=to)
+    file = tmp_path / "a" / "adapter_model.safetensors"
+    back = ReversedSource(convert.plan_reverse("openpi", tmp_path / "a", like=source, settings=said, to=to))
+    leaves = {name: source.read(name) for name in source.leaves}
+    assert [name for name, x in leaves.items() if back.read(name).tobytes() != x.tobytes()] == []
+    base = MemorySource({name: x for name, x in leaves.items() if "lora" not in name})
+    alone = {name: value for name, value in said.items() if name != "lora_alpha"}
+    named = ReversedSource(convert.plan_reverse("openpi", tmp_path / "a", like=base, settings={**alone, "adapter": "openpi"}, to=to))  # fmt: skip
+    assert {n: leaf.spec for n, leaf in named.leaves.items()} == {n: leaf.spec for n, leaf in source.leaves.items()}
+    differ = {name for name, x in leaves.items() if named.read(name).tobytes() != x.tobytes()}
+    assert all(
+        "attn_vec_einsum" in name and name.endswith("lora_b") for name in differ
+    )  # of a sum, the first head gets all
+    for tree in (back, named):
+        convert.convert_adapter("openpi", tree, tmp_path / "b", settings=said, to=to, overwrite=True)
+        assert file.read_bytes() == (tmp_path / "b" / file.name).read_bytes()

@@ -42,6 +42,19 @@ def refuse_layout(layout: str | None) -> None:
         )
 
 
+def refuse_check(tensors: Path) -> None:
+    """Refuse the check of an adapter, of which there is no model.
+
+    Raises:
+        ConvertError: the tensors are those of PEFT's adapter.
+    """
+    from convert.peft.adapter import is_adapter
+
+    if is_adapter(tensors):
+        fix = "leave --check out: every value is computed forward again while it is written"
+        raise ConvertError(Finding("usage", "--check compares models, and an adapter is none", path=str(tensors), fix=fix))  # fmt: skip
+
+
 def refuse_options(to: str, given: Mapping[str, object]) -> None:
     """Refuse options that only the way forth has.
 

@@ -88,8 +88,8 @@ def convert(
     if adapter is not None:
         back_to = to if to in back.FORMATS else None
         unused = {"--to": back_to, "--check": check, "--like": like, "--max-shard-size": max_shard_size, "--jobs": jobs, "--tokenizer": tokenizer}  # fmt: skip
-        _refuse_adapter(adapter, unused if adapter == "peft" else {})
-        said |= {"adapter": adapter} if adapter == "base" else {}
+        _refuse_adapter(adapter, unused if adapter == "peft" else {}, to)
+        said |= {"adapter": adapter} if adapter != "peft" else {}
     if check:  # wrong options of the check are errors before anything is written
         from convert.core.user_code import REFERENCE_OPTION, find_factory
         from convert.verify.options import require_levels
@@ -117,6 +117,8 @@ def convert(
             },
         )
         reverse_plan = back.plan_back(model, checkpoint, like, tree_layout, options)
+        if check:
+            back.refuse_check(checkpoint)
         if dry_run:
             from convert.reversing.write import refuse
 
@@ -331,8 +333,8 @@ def _refuse_engine(engine: str, address: str | None, checkpoint: Path, elsewhere
         raise ConvertError(Finding("usage", problem, fix="leave it out for adapters and the way back"))
 
 
-def _refuse_adapter(adapter: str, given: Mapping[str, object]) -> None:
-    if adapter not in ("peft", "base"):
+def _refuse_adapter(adapter: str, given: Mapping[str, object], to: str | None) -> None:
+    if adapter not in ("peft", "base") and to not in back.FORMATS:  # the way back also has the forms of pairs
         raise ConvertError(Finding("usage", path=f"--adapter {adapter}", expected="peft or base", got=adapter, fix="leave it out to have the pairs merged"))  # fmt: skip
     for option, value in given.items():
         if value:

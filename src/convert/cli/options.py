@@ -109,7 +109,8 @@ Adapter = Annotated[
         "--adapter",
         metavar="WHAT",
         help="What becomes of the LoRA pairs of the tree. peft: OUT gets them alone, unmerged, as PEFT's adapter_model.safetensors and "
-        "adapter_config.json. base: the weights are written without them. (default: they are merged)",
+        "adapter_config.json. base: the weights are written without them. (default: they are merged) Back from PEFT's adapter, where "
+        "the tree of --like has no pairs, their form: qwix.einsum, qwix.dot_general, gemma, openpi or flax.nnx.",
         rich_help_panel=OUTPUT,
     ),
 ]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -20,7 +20,19 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class Op(ABC):
-    """One operation on one array. A wrong shape raises ValueError without the rule and tensor; the planner adds them."""
+    """One operation on one array. A wrong shape raises ValueError without the rule and tensor; the planner adds them.
+
+    Attributes:
+        partial: whether some elements are not in the result, or some of the result are no elements, for reasons that only the
+            operation knows.
+    """
+
+    partial: ClassVar[bool] = False
+
+    @property
+    def rounds(self) -> bool:
+        """Whether several values of an element give the same result."""
+        return False
 
     @abstractmethod
     def out_spec(self, spec: TensorSpec) -> TensorSpec:

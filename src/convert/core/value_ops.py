@@ -19,6 +19,10 @@ class Add(Op):
 
     value: float
 
+    @property
+    def rounds(self) -> bool:
+        return True
+
     def out_spec(self, spec: TensorSpec) -> TensorSpec:
         return _wide(self, spec)
 
@@ -37,6 +41,10 @@ class Multiply(Op):
     """Multiply by a constant other than zero in the input's dtype, which must be float32 or wider."""
 
     value: float
+
+    @property
+    def rounds(self) -> bool:
+        return True
 
     def out_spec(self, spec: TensorSpec) -> TensorSpec:
         if self.value == 0:
@@ -64,6 +72,10 @@ class AddIdentity(Op):
     """Add a multiple of the identity to a square matrix in the input's dtype, which must be float32 or wider."""
 
     value: float = 1.0
+
+    @property
+    def rounds(self) -> bool:
+        return True
 
     def out_spec(self, spec: TensorSpec) -> TensorSpec:
         if len(spec.shape) != 2 or spec.shape[0] != spec.shape[1]:

@@ -7,67 +7,40 @@ split of fused axes, the order of RoPE's pairs, heads and prescaled factors are 
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import reduce
-from typing import Any
 
 import numpy as np
 
-from convert.core.ops import apply
+from convert.core.ops import Op, Permute, Reshape, Take, apply, out_spec
 from convert.core.tensor_spec import TensorSpec
 from convert.core.value_ops import Cast, Multiply
-from convert.layers.base import Part
+from convert.layers.base import Part, PartLayout
+from convert.peft.gathered import Array, Gathered
 from convert.planning.low_rank_source import Form, Merge
 from convert.writing.scatter import MOVING, needed_box
 
-Array = np.ndarray[Any, np.dtype[Any]]
 BLOCK = 1 << 20  # elements of a weight whose numbers are compared at a time
 
 
 @dataclass(frozen=True)
-class Side:
-    """Where the elements of A, or of B, go.
+class Factor:
+    """How a leaf of a pair becomes rows of ``lora_A``, or columns of ``lora_B``.
 
     Attributes:
-        form: the axes of the leaf.
-        rank: letters of the rank, and letters that only this leaf has, over which the source sums.
-        index: letter (stacked axes: number) -> the element that each place along the target's axis takes.
-        blocks: letters of batch axes that both leaves have and that become part of the rank, with their sizes.
-        own: those of `blocks` whose element depends on the place: others are zero there.
+        leaf: A or B.
+        ops: operations on the leaf.
+        layout: its axes and the result's.
     """
 
-    form: Form
-    rank: str
-    alone: str
-    index: Mapping[str | int, Array]
-    blocks: Mapping[str, int]
-    own: frozenset[str]
+    leaf: str
+    ops: tuple[Op, ...]
+    layout: PartLayout
 
     @property
-    def places(self) -> int:
-        return next(iter(self.index.values())).size
-
-    def gather(self, leaf: Array) -> Array:
-        """Return the values, one row for each place and one column for each element of the rank; those of a sum in float32."""
-        axes, opened = self.form.axes, self.form.opened(leaf)
-        chosen = [axis for axis in axes if axis not in (*self.rank, *self.alone)]
-        moved = opened.transpose([axes.index(axis) for axis in (*self.alone, *chosen, *self.rank)])
-        for _ in self.alone:
-            moved = np.asarray(reduce(np.add, moved.astype(np.float64)))
-        moved = moved.reshape(*moved.shape[: len(chosen)], -1)
-        columns = []
-        for element in itertools.product(*map(range, self.blocks.values())):
-            at = dict(zip(self.blocks, element, strict=True))
-            where = [np.full(self.places, at[axis]) if axis in at else self.index[axis] for axis in chosen]
-            values = moved[tuple(where)] if where else np.broadcast_to(moved, (self.places, moved.shape[-1]))
-            for letter in self.own:
-                values = np.where((self.index[letter] == at[letter])[:, None], values, np.zeros((), values.dtype))
-            columns.append(values)
-        made = np.concatenate(columns, axis=1)
-        return np.asarray(made.astype(np.float32) if self.alone else made)
+    def sums(self) -> bool:
+        """Whether the source sums over an axis of the leaf."""
+        return any(op.rounds for op in self.ops)
 
 
 @dataclass(frozen=True)
@@ -75,36 +48,27 @@ class PairLayout:
     """How a pair becomes ``lora_A`` and ``lora_B`` of a part of a tensor.
 
     Attributes:
-        first, second: of A and B.
+        down, up: of A and B.
         factor: what the weight is multiplied by on its way, which B carries.
         transposed: whether the tensor's first axis is the input's, as that of transformers' Conv1D is.
-        inputs: shape of the tensor's input axes.
         rank: of the result.
+        blocks: how often the rank of the pair is in it.
     """
 
-    first: Side
-    second: Side
+    down: Factor
+    up: Factor
     factor: float
     transposed: bool
-    inputs: tuple[int, ...]
     rank: int
-
-    def down(self, leaf: Array) -> Array:
-        """Compute ``lora_A``: rank, then the input axes."""
-        return np.ascontiguousarray(self.first.gather(leaf).T).reshape(self.rank, *self.inputs)
-
-    def up(self, leaf: Array, factor: float = 1.0) -> Array:
-        """Compute ``lora_B``: outputs, then the rank."""
-        made, total = self.second.gather(leaf), self.factor * factor
-        return made if total == 1 else (made.astype(np.float64) * total).astype(np.float32)
+    blocks: int
 
 
-def pair_layout(merge: Merge, part: Part, spec: TensorSpec, rank: Mapping[str, int]) -> PairLayout:
+def pair_layout(merge: Merge, part: Part, weight: TensorSpec, tensor: TensorSpec, pair: tuple[TensorSpec, TensorSpec]) -> PairLayout:  # fmt: skip
     """Follow the elements of a weight to a part of a tensor.
 
     Args:
-        spec: of the weight.
-        rank: sizes of the letters of the rank.
+        weight, tensor: specs of the two.
+        pair: specs of the leaves A and B.
 
     Raises:
         ValueError: the operations do not keep inputs and outputs apart; the text is the reason.
@@ -112,7 +76,7 @@ def pair_layout(merge: Merge, part: Part, spec: TensorSpec, rank: Mapping[str, i
     other = [op for op in part.ops if not isinstance(op, (*MOVING, Cast, Multiply))]
     if other:
         raise ValueError(f"'{other[0]}' is no operation on the product alone")
-    box, rest = needed_box(part.ops, spec)
+    box, rest = needed_box(part.ops, weight)
     moves = tuple(op for op in rest if isinstance(op, MOVING))
     numbers = np.arange(box.size, dtype=np.int32 if box.size < 2**31 else np.int64).reshape(box.shape)
     whole = apply(moves, numbers)
@@ -128,6 +92,8 @@ def pair_layout(merge: Merge, part: Part, spec: TensorSpec, rank: Mapping[str, i
     varies = [{name for name, at in index.items() if np.any(at != at[0])} for index in along]
     if varies[0] & varies[1]:
         raise ValueError("an axis of the weight is split between inputs and outputs of the target's tensor")
+    if any(isinstance(name, int) for name in varies[0] | varies[1]):
+        raise ValueError("an axis of the target's tensor has layers of the weight")
     product = merge.product
     inputs = {x for x in product.first if x in product.whole.weight and x not in product.second}
     outputs = {x for x in product.second if x in product.whole.weight and x not in product.first}
@@ -136,17 +102,46 @@ def pair_layout(merge: Merge, part: Part, spec: TensorSpec, rank: Mapping[str, i
     if varies[rows] & inputs or varies[columns] & outputs or (transposed and len(shape) > 2):
         raise ValueError("an axis of the target's tensor has inputs and outputs of the weight")
     both = [x for x in product.first if x in product.second and x in product.whole.weight]
-    sizes = dict(zip(names, spec.shape, strict=True))
+    sizes = dict(zip(names, weight.shape, strict=True))
     blocks = {x: sizes[x] for x in both if x in varies[0] | varies[1]}
-    sides = []
-    for form, k in zip(merge.pair_forms, (columns, rows), strict=True):
-        alone = "".join(x for x in form.letters if x not in names and x not in product.shared)
+    layers = {k: int(along[0][k][0]) for k in range(len(merge.stacked))}
+    given = slice(None) if part.rows is None else slice(*part.rows, part.every)
+    taken = (tensor.shape[0],) if transposed else tensor.shape[1:]
+    totals = (math.prod(taken), tensor.shape[-1] if transposed else tensor.shape[0])
+    along_outputs = (part.axis == 0) != transposed  # the part is some of the outputs, and all of the inputs
+    if not along_outputs and given != slice(None) and len(taken) > 1:
+        raise ValueError("the tensor is made of leaves along its last axis")
+    cuts = (slice(None), given) if along_outputs else (given, slice(None))
+    factors = []
+    for form, name, k, size, cut in zip(merge.pair_forms, (merge.first, merge.second), (columns, rows), totals, cuts, strict=True):  # fmt: skip
         own = frozenset(x for x in blocks if x in varies[k])
-        sides.append(Side(form, product.shared, alone, along[k], blocks, own))
-    factor = math.prod(op.value for op in part.ops if isinstance(op, Multiply))
-    taken = (shape[0],) if transposed else shape[1:]
-    count = math.prod(blocks.values()) * math.prod(rank[x] for x in product.shared)
-    return PairLayout(sides[0], sides[1], factor, transposed, taken, count)
+        alone = "".join(x for x in form.letters if x not in names and x not in product.shared)
+        index = {str(x): at for x, at in along[k].items()}
+        gathered = Gathered(form.letters, product.shared, alone, index, blocks, own, size, cut)
+        seen = [x for x in form.letters if x not in (*product.shared, *alone)]
+        written = (*product.shared, *seen) if name == merge.first else (*seen, *product.shared)
+        layout = PartLayout(" ".join(form.letters), " ".join(written))
+        factors.append(Factor(name, (*_opening(form, layers), gathered), layout))
+    count = factors[0].ops[-1].out_spec(out_spec(factors[0].ops[:-1], pair[0])).shape[1]
+    down, up = factors
+    tail: tuple[Op, ...] = (Reshape((totals[1], count, *(1 for _ in taken[1:]))),) if len(taken) > 1 else ()
+    return PairLayout(
+        Factor(down.leaf, (*down.ops, Permute((1, 0)), Reshape((count, *taken))), down.layout),
+        Factor(up.leaf, (*up.ops, *tail), up.layout),
+        math.prod(op.value for op in part.ops if isinstance(op, Multiply)),
+        transposed,
+        count,
+        math.prod(blocks.values()),
+    )
+
+
+def _opening(form: Form, layers: dict[int, int]) -> tuple[Op, ...]:
+    """Return the operations that take one layer of a leaf, and split the axes that it has flattened."""
+    places = form.stacked if form.shape is None else form.places
+    takes = tuple(Take(axis, layers[k]) for axis, k in sorted(((axis, k) for k, axis in enumerate(places)), reverse=True))  # fmt: skip
+    if form.shape is None:
+        return takes
+    return (*takes, Reshape(tuple(n for k, n in enumerate(form.shape) if k not in form.stacked)))
 
 
 def _elements(

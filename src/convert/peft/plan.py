@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
-
-import numpy as np
 
 from convert.core.errors import PlanError
 from convert.core.findings import Finding
+from convert.core.ops import Op, out_spec
 from convert.core.tensor_spec import TensorSpec, widens
+from convert.core.value_ops import Cast, Multiply
+from convert.core.yaml_nodes import Position
 from convert.layers.base import Part, Step
-from convert.peft.factors import Array, PairLayout, pair_layout
+from convert.peft.factors import Factor, PairLayout, pair_layout
 from convert.planning.architectures import loaded_classes
 from convert.planning.low_rank_source import Merge
-from convert.planning.plan import Plan
+from convert.planning.plan import Dropped, Plan
 
 WEIGHT = ".weight"
 PREFIX = "base_model.model."  # of PeftModel and LoraModel, which wrap the module
@@ -31,6 +32,11 @@ class Share:
     part: Part
     layout: PairLayout = field(repr=False)
 
+    @property
+    def pair_rank(self) -> int:
+        """The rank of the pair, which the module has once for each block."""
+        return self.layout.rank // self.layout.blocks
+
 
 @dataclass(frozen=True)
 class AdaptedModule:
@@ -38,39 +44,24 @@ class AdaptedModule:
 
     Attributes:
         name: of the module.
-        step: its weight.
+        rule: that makes its weight.
         shares: the pairs; several where the weight is made of several leaves.
         rank, alpha: as in PEFT's configuration: the product is multiplied by alpha / rank.
-        down, up: specs of ``lora_A`` and ``lora_B``.
+        down, up: ``lora_A`` and ``lora_B``.
     """
 
     name: str
-    step: Step = field(repr=False)
+    rule: Position
     shares: tuple[Share, ...] = field(repr=False)
     rank: int
     alpha: float
-    down: TensorSpec
-    up: TensorSpec
+    down: Step
+    up: Step
 
     @property
-    def names(self) -> tuple[str, str]:
-        """Names of the two tensors."""
-        return f"{PREFIX}{self.name}.lora_A.weight", f"{PREFIX}{self.name}.lora_B.weight"
-
-    def compute(self, read: Any) -> tuple[Array, Array]:
-        """Compute ``lora_A`` and ``lora_B`` from the leaves."""
-        down, up = np.zeros(self.down.shape, np.float64), np.zeros((self.up.shape[0], self.rank), np.float64)
-        start, scale = 0, self.shares[0].merge.scale
-        for share in self.shares:
-            layout, stop = share.layout, start + share.layout.rank
-            rows = slice(*share.part.rows) if share.part.rows else slice(None)
-            outputs = (share.part.axis == 0) != layout.transposed
-            a = layout.down(read(share.merge.first)).astype(np.float64)
-            b = layout.up(read(share.merge.second), share.merge.scale / scale).astype(np.float64)
-            down[start:stop, slice(None) if outputs else rows] = a
-            up[rows if outputs else slice(None), start:stop] = b
-            start = stop
-        return down.astype(self.down.dtype), up.astype(self.up.dtype).reshape(self.up.shape)
+    def scale(self) -> float:
+        """What the product is multiplied by."""
+        return self.alpha / self.rank
 
 
 @dataclass(frozen=True)
@@ -102,8 +93,24 @@ class AdapterPlan:
         }
 
     @property
+    def steps(self) -> tuple[Step, ...]:
+        """The tensors."""
+        return tuple(step for m in self.modules for step in (m.down, m.up))
+
+    @property
     def nbytes(self) -> int:
-        return sum(m.down.nbytes + m.up.nbytes for m in self.modules)
+        return sum(step.spec.nbytes for step in self.steps)
+
+    @property
+    def alone(self) -> Plan:
+        """The plan of these tensors alone, to which no other leaf goes."""
+        used = {part.leaf for step in self.steps for part in step.parts}
+        rules = {part.leaf: step.rule for step in self.plan.steps for part in step.parts}
+        rules |= {merge.base: rules[name] for name, merge in self.plan.merges.items() if merge.base and name in rules}
+        leaves = self.plan.checkpoint.leaves
+        rest = [Dropped(name, leaves[name].spec, "no part of the adapter", rules[name]) for name in leaves if name not in used and name in rules]  # fmt: skip
+        dropped = [drop for drop in self.plan.dropped if drop.leaf not in used]
+        return replace(self.plan, steps=self.steps, dropped=(*rest, *dropped), merges={})
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as plain values for JSON."""
@@ -118,7 +125,7 @@ class AdapterPlan:
                     "rank": m.rank,
                     "alpha": m.alpha,
                     "from": [[share.merge.first, share.merge.second] for share in m.shares],
-                    "rule": m.step.rule.line_only,
+                    "rule": m.rule.line_only,
                 }
                 for m in self.modules
             ],
@@ -128,7 +135,7 @@ class AdapterPlan:
         """Describe the adapter for people: one line for each module."""
         for m in self.modules:
             pairs = ", ".join(f"{share.merge.first} {share.merge.second}" for share in m.shares)
-            yield f"  {m.name}  lora_A {m.down}, lora_B {m.up}, alpha {m.alpha:g} / rank {m.rank}  from {pairs}  ({m.step.rule.line_only})"
+            yield f"  {m.name}  lora_A {m.down.spec}, lora_B {m.up.spec}, alpha {m.alpha:g} / rank {m.rank}  from {pairs}  ({m.rule.line_only})"
         yield f"target_modules: {', '.join(self.config['target_modules'])}"
 
 
@@ -161,49 +168,62 @@ def _module(plan: Plan, step: Step, made: Mapping[str, Merge]) -> AdaptedModule:
         raise ValueError(f"the tensor is tied to {step.tied}: PEFT would add the product to one of the two")
     if step.role != "weight" or not step.name.endswith(WEIGHT):
         raise ValueError("the tensor is not the weight of a module, and PEFT adapts modules")
-    shares = []
+    leaves, shares = plan.checkpoint.leaves, []
     for part in step.parts:
         if (merge := made.get(part.leaf)) is not None:
-            shape = merge.pair_forms[0].shape or plan.checkpoint.leaves[merge.first].spec.shape
-            sizes = dict(zip(merge.pair_forms[0].axes, shape, strict=True))
-            layout = pair_layout(
-                merge, part, plan.source.leaves[part.leaf].spec, {x: sizes[x] for x in merge.product.shared}
-            )
+            pair = leaves[merge.first].spec, leaves[merge.second].spec
+            layout = pair_layout(merge, part, plan.source.leaves[part.leaf].spec, step.spec, pair)
             shares.append(Share(merge, part, layout))
     if len({share.layout.transposed for share in shares}) > 1:
         raise ValueError("its parts have inputs on different axes")
-    rank, first = sum(share.layout.rank for share in shares), shares[0]
-    outputs = step.spec.shape[-1] if first.layout.transposed else step.spec.shape[0]
-    inputs = (step.spec.shape[0],) if first.layout.transposed else step.spec.shape[1:]
-    dtypes = [_dtype(plan, [getattr(s.merge, of) for s in shares], any(_computes(s, first, of) for s in shares)) for of in ("first", "second")]  # fmt: skip
-    up = (outputs, rank, *(1 for _ in inputs[1:]))  # of a convolution: a kernel of one position
-    alpha = first.merge.scale * rank
+    if len(shares) > 1 and len(step.spec.shape) > 2:
+        raise ValueError("the tensor is a kernel that several leaves are parts of")
+    rank, scale, start = sum(share.layout.rank for share in shares), shares[0].merge.scale, 0
+    downs, ups = [], []
+    for share in shares:
+        layout, several = share.layout, len(shares) > 1
+        rows = (start, start + layout.rank) if several else None
+        start += layout.rank
+        downs.append((layout.down, 1.0, rows))
+        ups.append((layout.up, layout.factor * (share.merge.scale / scale), rows))
+    alpha = scale * rank
     whole = round(alpha)
     alpha = whole if abs(alpha - whole) <= 1e-12 * abs(alpha) else alpha
-    return AdaptedModule(
-        step.name.removesuffix(WEIGHT),
-        step,
-        tuple(shares),
-        rank,
-        alpha,
-        TensorSpec((rank, *inputs), dtypes[0]),
-        TensorSpec(up, dtypes[1]),
-    )
+    name = step.name.removesuffix(WEIGHT)
+    down, up = (_tensor(plan, step, f"{PREFIX}{name}.lora_{end}.weight", of, axis) for end, of, axis in (("A", downs, 0), ("B", ups, -1)))  # fmt: skip
+    return AdaptedModule(name, step.rule, tuple(shares), rank, alpha, down, up)
 
 
-def _computes(share: Share, first: Share, of: str) -> bool:
-    """Whether the values of a leaf are computed with."""
-    layout = share.layout
-    side = layout.first if of == "first" else layout.second
-    return bool(side.alone) or (of == "second" and (layout.factor != 1 or share.merge.scale != first.merge.scale))
+def _tensor(plan: Plan, step: Step, name: str, factors: Sequence[tuple[Factor, float, tuple[int, int] | None]], axis: int) -> Step:  # fmt: skip
+    """Return ``lora_A`` or ``lora_B``: what is made of each leaf, multiplied by a factor."""
+    specs = [plan.checkpoint.leaves[factor.leaf].spec for factor, _, _ in factors]
+    dtype = _dtype(plan, {spec.dtype for spec in specs}, any(factor.sums or by != 1 for factor, by, _ in factors))
+    parts = []
+    for (factor, by, rows), spec in zip(factors, specs, strict=True):
+        ops = scaled(factor.ops, spec, by, dtype)
+        parts.append(Part(factor.leaf, ops, rows, factor.layout, "", (), (), axis=axis if rows else 0))
+    shapes = [out_spec(part.ops, spec).shape for part, spec in zip(parts, specs, strict=True)]
+    shape = shapes[0]
+    if len(shapes) > 1:  # of a matrix
+        total = sum(one[axis] for one in shapes)
+        shape = (total, shape[1]) if axis == 0 else (shape[0], total)
+    arithmetic = ", ".join(dict.fromkeys(f"x {by:g}" for _, by, _ in factors if by != 1))
+    return Step(name, TensorSpec(shape, dtype), tuple(parts), step.kind_name, step.rule, arithmetic=arithmetic)
 
 
-def _dtype(plan: Plan, leaves: Sequence[str], computed: bool) -> str:
+def scaled(ops: tuple[Op, ...], spec: TensorSpec, by: float, dtype: str) -> tuple[Op, ...]:
+    """Return the operations with a multiplication in float64 and a cast after them, as far as there is something to do."""
+    given = out_spec(ops, spec).dtype
+    if by == 1:
+        return ops if given == dtype else (*ops, Cast(dtype))
+    return (*ops, *(() if given == "float64" else (Cast("float64"),)), Multiply(by), *(() if dtype == "float64" else (Cast(dtype),)))  # fmt: skip
+
+
+def _dtype(plan: Plan, dtypes: set[str], computed: bool) -> str:
     """Return the dtype of a tensor: that of its leaves where they have one, and float32 where values are computed."""
-    dtypes = {plan.checkpoint.leaves[leaf].spec.dtype for leaf in leaves}
     if plan.dtype is not None:
         return plan.dtype
-    return dtypes.pop() if len(dtypes) == 1 and (not computed or widens("float32", min(dtypes))) else "float32"
+    return min(dtypes) if len(dtypes) == 1 and (not computed or widens("float32", min(dtypes))) else "float32"
 
 
 def _targets(names: Sequence[str], steps: Sequence[Step]) -> list[str]:

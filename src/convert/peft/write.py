@@ -10,6 +10,7 @@ from pathlib import Path
 from convert.checkpoints.digest import LENGTH
 from convert.core.errors import OutputError
 from convert.core.findings import Finding
+from convert.core.ops import apply
 from convert.core.system import signals
 from convert.peft.plan import AdapterPlan
 from convert.writing.atomic import refuse_existing
@@ -61,17 +62,16 @@ def write_adapter(adapter: AdapterPlan, out: str | Path, *, overwrite: bool = Fa
     """
     started, out = time.monotonic(), Path(out)
     refuse(adapter, out, overwrite)
-    tensors = [
-        OutTensor(name, spec) for m in adapter.modules for name, spec in zip(m.names, (m.down, m.up), strict=True)
-    ]
+    tensors = [OutTensor(step.name, step.spec) for step in adapter.steps]
     config = (json.dumps(adapter.config, indent=2, sort_keys=True) + "\n").encode()
     metadata = {key: value for key, value in header_metadata(adapter.plan).items() if value != "0" * LENGTH}
     layout = lay_out(tensors, single=FILE)
     with Writer(out, layout, tensors, metadata=metadata, overwrite=overwrite, extra_files={CONFIG: config}) as writer:
-        for module in adapter.modules:
-            for name, value in zip(module.names, module.compute(adapter.plan.checkpoint.read), strict=True):
-                writer.region(name)[...] = value
-                writer.done(name)
+        for step in adapter.steps:
+            region = writer.region(step.name)
+            for part in step.parts:
+                part.share(region)[...] = apply(part.ops, adapter.plan.checkpoint.read(part.leaf))
+            writer.done(step.name)
             signals.check()
         require_unchanged(adapter.plan.checkpoint)
         writer.commit()

@@ -43,11 +43,13 @@ class Form:
         letters: of the axes that are not stacked, in order.
         stacked: axes that enumerate layers, in the order of the result's.
         shape: the sizes of all axes, where the leaf has several of them flattened into one; None: as stored.
+        places: of the stacked axes in the leaf, where it has axes flattened.
     """
 
     letters: str
     stacked: tuple[int, ...]
     shape: tuple[int, ...] | None = None
+    places: tuple[int, ...] = ()
 
     def opened(self, leaf: Array) -> Array:
         """Return the leaf with the axes of this form."""

@@ -42,6 +42,7 @@ class MadeLeaf:
         rest: number of elements that no tensor holds; they are those of the checkpoint `like`.
         overlap: whether several parts hold the same element, which must have one value.
         rounded: whether several values of the leaf give the same tensor. That of the checkpoint `like` is taken where it is one of them.
+        remedy: what to do where parts that hold the same element differ; empty: they must be equal.
     """
 
     leaf: str
@@ -50,6 +51,7 @@ class MadeLeaf:
     rest: int = 0
     overlap: bool = False
     rounded: bool = False
+    remedy: str = ""
 
 
 @dataclass(frozen=True)
@@ -151,7 +153,7 @@ def reverse(plan: Plan, written: Written, *, like: bool = True) -> ReversePlan:
         parts.sort(key=lambda user: bool(user[0].tied))  # a tied copy is only compared
         spec = leaves[leaf].spec
         covered = _covered([part for _, part in parts], spec)
-        given = sum(out_spec(part.ops, spec).size for _, part in parts)
+        given = sum(_taken(part, spec) for _, part in parts)
         overlap = given > covered
         rounded = like and not overlap and any(_rounds(part.ops, spec) for _, part in parts)
         made.append(MadeLeaf(leaf, spec, tuple(parts), spec.size - covered, overlap, rounded))
@@ -202,7 +204,7 @@ SPARE_BITS = 3  # of the mantissa of a leaf, with which its tensor is the same a
 def _rounds(ops: tuple[Op, ...], spec: TensorSpec) -> bool:
     """Whether several values of a leaf may give the same value of its tensor."""
     for op in ops:
-        if isinstance(op, Add | AddIdentity | Multiply):
+        if op.rounds:
             return True
         after = op.out_spec(spec)
         if isinstance(op, Cast) and not widens(spec.dtype, after.dtype):
@@ -266,6 +268,11 @@ def _compare(plan: Plan, tensors: Mapping[str, TensorSpec]) -> Iterator[Finding]
             )
 
 
+def _taken(part: Part, spec: TensorSpec) -> int:
+    """Count the elements of a leaf that a part takes."""
+    return _covered([part], spec) if any(op.partial for op in part.ops) else out_spec(part.ops, spec).size
+
+
 def _covered(parts: Sequence[Part], spec: TensorSpec) -> int:
     """Count the elements of a leaf that some part fills."""
     boxes: dict[Box, list[tuple[Op, ...]]] = {}
@@ -280,7 +287,7 @@ def _covered(parts: Sequence[Part], spec: TensorSpec) -> int:
         filled.append(box)
         key = (box.shape, frozenset(several))
         if key not in known:
-            moves = [ops for ops in several if not any(isinstance(op, SELECTING) for op in ops)]
+            moves = [ops for ops in several if not any(isinstance(op, SELECTING) or op.partial for op in ops)]
             known[key] = box.size if moves else int(np.count_nonzero(_mask(several, box.shape)))
         total += known[key]
     return total

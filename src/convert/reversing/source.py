@@ -182,7 +182,8 @@ class Share:
                     path=" and ".join(names),
                     expected="equal values",
                     got=f"{count_unequal(here, given)} of {here.size} values that differ",
-                    fix="a checkpoint of the source's model has one leaf for both: the tensors must be equal",
+                    fix=self._made.remedy
+                    or "a checkpoint of the source's model has one leaf for both: the tensors must be equal",
                 )
             )
 

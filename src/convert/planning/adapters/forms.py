@@ -74,6 +74,33 @@ def pair_form(
     raise ValueError(" or ".join(dict.fromkeys(shown)) + ", with one number for the rank r")
 
 
+def pair_shapes(
+    weight: Projection, stacked: Sequence[int], base: TensorSpec, rank: int, writer: Writer, *, flat: bool
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the shapes of the pair that a library makes for a weight.
+
+    Args:
+        flat: whether it makes it for a dot_general, whose axes it flattens.
+
+    Raises:
+        ValueError: it makes none.
+    """
+    own = [n for k, n in enumerate(base.shape) if k not in stacked]
+    layers = [base.shape[axis] for axis in stacked]
+    candidates = list(_candidates(weight, writer))
+    last_two = tuple(weight.weight[-2:])
+    matrix = len(last_two) == 2 and last_two[0] in weight.inputs and last_two[1] in weight.outputs
+    if not candidates or (writer is Writer.OPENPI and not matrix):
+        raise ValueError(f"{writer.value} makes no pair for a weight of {weight.equation}")
+    chosen = candidates[-1 if flat else 0]
+    sizes = chosen.sizes(dict(zip(weight.weight, own, strict=True)))
+    first, second = (
+        tuple(rank if n is None else n for n in _shape(groups, sizes, chosen.rank, stacked, layers))
+        for groups in (chosen.first, chosen.second)
+    )
+    return first, second
+
+
 def _candidates(weight: Projection, writer: Writer) -> Iterator[_Candidate]:
     letters = weight.weight
     rank, other = [x for x in ("R", "M", *ascii_letters) if x not in weight.equation][:2]
@@ -135,7 +162,7 @@ def _form(groups: Sequence[str], sizes: dict[str, int], places: Sequence[int], l
             axes.append(layers[tuple(places).index(k)])
         else:
             axes += [sizes[x] for x in group]
-    return Form(letters, tuple(axis for _, axis in sorted(stacked)), tuple(axes))
+    return Form(letters, tuple(axis for _, axis in sorted(stacked)), tuple(axes), tuple(places))
 
 
 def _product(weight: Projection, candidate: _Candidate) -> Product:

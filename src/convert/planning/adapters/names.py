@@ -63,6 +63,32 @@ def find_pairs(leaves: Collection[str]) -> dict[str, NamedPair]:
     return pairs
 
 
+def pair_keys(base: tuple[str, ...], writer: Writer) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the keys that a library gives to the two leaves of the pair of a weight.
+
+    >>> pair_keys(("q_einsum", "w"), Writer.GEMMA)[0]
+    ('q_einsum', '_LoRAEinsum_0', 'lora', 'a')
+    >>> pair_keys(("mlp", "linear"), Writer.OPENPI)
+    (('mlp', 'linear_lora_a'), ('mlp', 'linear_lora_b'))
+    """
+    value = base[-1:] if base[-1] == "value" else ()
+    keys = base[: len(base) - len(value)]
+    flat = any("/" in key for key in keys)
+    *place, last = "/".join(keys).split("/") if flat else keys
+    named = last in _WEIGHTS  # the weight of a module of its own; else the module has several
+    if writer is Writer.GEMMA:
+        einsum = (f"_LoRAEinsum_{0 if named else last}",) if last != "kernel" else ()
+        ends: tuple[tuple[str, ...], ...] = tuple((*einsum, "lora", end) for end in "ab")
+    elif writer is Writer.QWIX or not named:
+        ends = tuple((f"{last}_lora_{end}",) for end in "ab")
+    else:
+        ends = tuple((*(("lora",) if writer is Writer.FLAX else ()), f"lora_{end}") for end in "ab")
+    first, second = ((*place, *end) for end in ends)
+    if flat:
+        first, second = (("/".join(path[:-1]), path[-1]) for path in (first, second))
+    return (*first, *value), (*second, *value)
+
+
 def alone(leaves: Collection[str]) -> bool:
     """Whether all leaves belong to an adapter: Tunix and MaxText save the LoRA parameters without their weights."""
     return bool(leaves) and all(map(has_word, leaves))

@@ -170,6 +170,7 @@ def _write_metadata(source: Source, names: dict[str, str], zarr3: bool, out: Pat
     tree: dict[str, Any] = {}
     if "Orbax" in source.format and given.is_file():
         tree = json.loads(given.read_bytes())["tree_metadata"]
+        tree |= dict(_added(source, tree))
     else:
         tree = {str(leaf.keys): _entry(leaf, source.chunks(name)) for name, leaf in source.leaves.items()}
         for node in source.absent:
@@ -239,6 +240,20 @@ def _listed(node: Any) -> Any:
     if all(is_index for is_index, _ in node):
         return [_listed(child) for _, child in sorted(node.items(), key=lambda item: int(item[0][1]))]
     return {key: _listed(child) for (_, key), child in node.items()}
+
+
+def _added(source: Source, tree: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Describe the leaves that are not in the tree, with the types of its keys."""
+    types: dict[tuple[str, ...], int] = {}
+    for entry in tree.values():
+        keys = tuple(key["key"] for key in entry["key_metadata"])
+        types |= {keys[: k + 1]: key["key_type"] for k, key in enumerate(entry["key_metadata"])}
+    for name, leaf in source.leaves.items():
+        if leaf.keys not in types:
+            entry = _entry(leaf, source.chunks(name))
+            for k, key in enumerate(entry["key_metadata"]):
+                key["key_type"] = types.get(leaf.keys[: k + 1], key["key_type"])
+            yield str(leaf.keys), entry
 
 
 def _entry(leaf: Leaf, grid: Grid) -> dict[str, Any]:
