@@ -129,6 +129,8 @@ def _answer(hub: Hub, method: str, path: str, body: bytes, environ: dict[str, An
         files = [{"path": each["path"], "uploadMode": "lfs" if each["path"].endswith(_LARGE) else "regular", "shouldIgnore": False} for each in json.loads(body)["files"]]  # fmt: skip
         return _json({"files": files})
     if kind == "commit":
+        if json.loads(body.splitlines()[0])["value"].get("parentCommit") != list(repo.commits)[-1]:
+            return 412, {}, b""
         sha = repo.commit(_changed(hub, dict(repo.main), body))
         return _json({"success": True, "commitOid": sha, "commitUrl": f"{hub.url}/{name}/commit/{sha}"})
     revision = unquote(rest[0])

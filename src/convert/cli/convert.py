@@ -12,6 +12,7 @@ import typer
 
 from convert.cli import back, output
 from convert.cli import options as o
+from convert.cli import push as pushing
 from convert.core.errors import ConvertError
 from convert.core.findings import Finding
 
@@ -26,7 +27,8 @@ def convert(
     model: o.Model,
     checkpoint: o.Checkpoint,
     out: Annotated[
-        Path, typer.Argument(metavar="OUT", help="File ending in .safetensors, or a directory; also in a bucket (s3).")
+        Path,
+        typer.Argument(metavar="OUT", help="File ending in .safetensors, or a directory; also in a bucket (s3, gs)."),
     ],
     to: o.ToOrBack = None,
     dtype: o.Dtype = None,
@@ -45,6 +47,8 @@ def convert(
     overwrite: o.Overwrite = False,
     resume: o.Resume = False,
     attest: o.Attest = None,
+    push: o.Push = None,
+    private: o.Private = False,
     engine: o.Engine = "local",
     address: o.Address = None,
     jobs: Annotated[
@@ -81,9 +85,13 @@ def convert(
     from convert.api import plan_conversion
     from convert.cli.plan import print_plan, read_specs
     from convert.planning.options import ConversionOptions
+    from convert.stores import StorePath, located
 
     _refuse_options(check, dry_run, reference, require, trust)
-    _refuse_engine(engine, address, checkpoint, to in back.FORMATS or adapter == "peft")
+    elsewhere = to in back.FORMATS or adapter == "peft"
+    on_disk = out.suffix != ".safetensors" and not isinstance(located(out), StorePath)
+    target = pushing.refuse(push, private, {"--dry-run": dry_run, "the way back and adapters": elsewhere, "an OUT that is no directory of this machine": not on_disk})  # fmt: skip
+    _refuse_engine(engine, address, checkpoint, elsewhere)
     said = o.parse_settings(settings, custom_cells)
     if adapter is not None:
         back_to = to if to in back.FORMATS else None
@@ -207,7 +215,10 @@ def convert(
             _add_figures_to_card(out, report)
     if attest and (report is None or report.exit_code == 0):
         write_statement(attest, out)
-    _report(report, _to_dict(plan, result, plan_seconds), as_json)
+    summary = _to_dict(plan, result, plan_seconds)
+    if target is not None and (report is None or report.exit_code == 0):
+        summary |= {"pushed": pushing.push(out, target, private, quiet or as_json)}
+    _report(report, summary, as_json)
 
 
 def destination(out: Path, local: Mapping[str, object]) -> Path:

@@ -251,6 +251,19 @@ Attest = Annotated[
         rich_help_panel=OUTPUT,
     ),
 ]
+Push = Annotated[
+    str | None,
+    typer.Option(
+        "--push",
+        metavar="OWNER/NAME",
+        help="Upload OUT to this repository of the Hugging Face Hub afterwards, in one commit; @BRANCH may follow.",
+        rich_help_panel=OUTPUT,
+    ),
+]
+Private = Annotated[
+    bool,
+    typer.Option("--private", help="Make the repository of --push private, if it is new.", rich_help_panel=OUTPUT),
+]
 Out = Annotated[Path, typer.Argument(metavar="OUT", help="Converted .safetensors file, or a directory of them.")]
 Junit = Annotated[
     Path | None,

@@ -2,7 +2,7 @@
 
 `located` turns what a user gave into a path: a local one stays as it is, a URL becomes a `StorePath` (`path`), whose methods ask
 the store (`client`) instead of the system. All readers open files through `core.system.regular_file`, and so read both.
-`upload` writes objects to S3 and Google Cloud Storage. The libraries are extras and imported on first use. May import `convert.core`.
+`upload` writes objects to S3 and Google Cloud Storage, `publish` commits to the Hub. The libraries are extras and imported on first use. May import `convert.core`.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ The commit is resolved once, so that files of two commits are never mixed. The t
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -145,8 +146,11 @@ def api(place: str) -> Any:
     """
     try:
         from huggingface_hub import HfApi
+        from huggingface_hub.utils.tqdm import disable_progress_bars
     except ImportError:
         raise missing_extra("hf", "huggingface_hub", "hub", place) from None
+    if not sys.stderr.isatty():
+        disable_progress_bars()
     return HfApi(library_name="ckpt-convert")
 
 
@@ -177,19 +181,19 @@ def errors(place: str) -> Iterator[None]:
         raise StoreError("there is no such branch, tag or commit", place, "correct the revision after the @") from None
     except hub.RepositoryNotFoundError:
         raise StoreError("there is no such repository, or this account does not see it", place, f"correct the name, or {_TOKEN}") from None  # fmt: skip
-    except hub.LocalEntryNotFoundError as error:
-        answer = getattr(error.__cause__, "response", None)
-        raise _answered(answer, place) if answer is not None else unavailable("and the cache lacks it", place) from None
+    except (hub.LocalEntryNotFoundError, RuntimeError) as error:  # of a file that could not be read, or sent
+        raise _answered(error.__cause__, place) from None
     except hub.EntryNotFoundError:
         raise FileNotFoundError(place) from None
     except hub.HFValidationError:
         raise StoreError("this is no name of a repository", place, "give owner/name") from None
     except hub.HfHubHTTPError as error:
-        raise _answered(error.response, place) from None
-    except (hub.HTTPError, OSError, RuntimeError) as error:  # type: ignore[attr-defined]  # of the HTTP library it uses
-        raise unavailable(type(error).__name__, place) from None
+        raise _answered(error, place) from None
+    except (hub.HTTPError, OSError) as error:  # type: ignore[attr-defined]  # of the HTTP library it uses
+        raise _answered(error, place) from None
 
 
-def _answered(response: Any, place: str) -> StoreError:
-    text = f"status {response.status_code}"
+def _answered(error: BaseException | None, place: str) -> StoreError:
+    response = getattr(error, "response", None)
+    text = f"status {response.status_code}" if response is not None else type(error).__name__
     return refusal(text, place) or unavailable(text, place)

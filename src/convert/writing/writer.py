@@ -39,6 +39,11 @@ _MODEL_FILES = re.compile(
 )
 
 
+def of_model(name: str) -> bool:
+    """Whether a file of this name in a directory is of a model, and so does not stay when another model takes its place."""
+    return _MODEL_FILES.fullmatch(name) is not None
+
+
 @dataclass
 class _File:
     """One mapped file of the output."""
@@ -338,7 +343,7 @@ class Writer:
                 output.finish(name, file.fd, file.data)
         self._close()
         signals.check()
-        output.publish(lambda name: name in self._extra or _MODEL_FILES.fullmatch(name) is not None)
+        output.publish(lambda name: name in self._extra or of_model(name))
         self._output = None
         self._discard()
 
