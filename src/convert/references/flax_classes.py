@@ -87,15 +87,24 @@ def _empty(cls: Any, config: Any, weights: Mapping[str, torch.Tensor]) -> torch.
     Raises:
         RuntimeError: the weights do not belong to this class.
     """
-    from transformers.core_model_loading import revert_weight_conversion
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightRenaming, rename_source_key, revert_weight_conversion
 
-    module: torch.nn.Module = cls(config).eval()
+    module = cls(config).eval()
     own = module.state_dict()
-    known = {**own, **revert_weight_conversion(module, dict(own))}  # type: ignore[arg-type]
-    unfit = [key for key, x in weights.items() if key not in known or known[key].shape != x.shape]
+    known = {**own, **revert_weight_conversion(module, dict(own))}  # fused tensors by the names of their parts
+    renamings = [change for change in get_model_conversion_mapping(module) if isinstance(change, WeightRenaming)]
+
+    def place(key: str) -> Any:
+        if key in known:
+            return known[key]
+        return own.get(rename_source_key(key, renamings, [], module.base_model_prefix, own)[0])
+
+    unfit = [key for key, x in weights.items() if (there := place(key)) is None or there.shape != x.shape]
     if unfit:
         raise RuntimeError(f"the weights are not those of {cls.__name__}: {', '.join(sorted(unfit))}")
-    return module
+    built: torch.nn.Module = module
+    return built
 
 
 def run_class(outputs: tuple[str, ...], module: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
