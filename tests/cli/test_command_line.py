@@ -208,7 +208,7 @@ def test_rules_list_show_validate_schema(run: Run, tmp_path: Path) -> None:
         *("maxtext-qwen2.5-tied", "maxtext-qwen3", "maxtext-qwen3-tied", "maxtext-qwen3-moe"),
         *("pi0", "pi05", "pi0-fast"),
         "recurrentgemma",
-        "siglip",
+        *("siglip", "siglip2-naflex"),
         "t5_tied",
         "t5_untied",
         "t5_model",

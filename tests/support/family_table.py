@@ -26,6 +26,7 @@ TABLE = DOCS / "explanation" / "families.csv"
 COLUMNS = ("family", "written by", "read by", "error in float32", "error in float64", "faults planted and named")
 MAXTEXT, T5X, KERAS = "maxtext 0.2.5", "google-research/t5x@cc342d4", "keras-hub 0.32.0"
 FLAX, VIT, GEMMA = "transformers 4.49 (Flax)", "vision_transformer@c6de1e5", "gemma 3.3.0"
+OPENPI, BIG_VISION = "openpi@15a9616", "big_vision@0127fb6"
 HF = "transformers 5.23"
 
 
@@ -103,10 +104,39 @@ def _vit(case: str, folder: Path) -> Measured:
     return Measured(*map(relative_error, (single, double), wanted), source, out)
 
 
+def _openpi(case: str, folder: Path) -> Measured:
+    import convert
+    from support import openpi
+
+    source = openpi.write(case, folder)
+    convert.convert("openpi", source, folder / "out", settings=openpi.settings_of(case))
+    return Measured(*openpi.errors(case, folder / "out"), source, folder / "out")
+
+
+def _big_vision(case: str, folder: Path) -> Measured:
+    import convert
+    from support import siglip2
+
+    if case != siglip2.CASE:
+        return _images(case, folder)
+    source = siglip2.write(folder)
+    convert.convert("siglip2", source, folder / "out")
+    return Measured(*siglip2.errors(folder / "out"), source, folder / "out")
+
+
+def _images(case: str, folder: Path) -> Measured:
+    from support import gemma_image_models
+
+    out = gemma_image_models.directory(case, folder / "out")
+    return Measured(max(gemma_image_models.errors(case, out).values()), None, gemma_image_models.path(case), out)
+
+
 def _gemma(case: str, folder: Path) -> Measured:
     from support import gemma_models
     from support.goldens import checkpoint
 
+    if case not in gemma_models.CASES:
+        return _images(case, folder)
     out = gemma_models.directory(case, folder / "out")
     return Measured(gemma_models.error(case, out), None, checkpoint(case), out)
 
@@ -135,7 +165,14 @@ def _loaded(out: Path) -> Any:
     return loaded(out)[0].requires_grad_(False)
 
 
-MEASURES: Mapping[str, Measure] = {MAXTEXT: _maxtext, KERAS: _keras, T5X: _t5x, VIT: _vit, GEMMA: _gemma, FLAX: _flax}
+MEASURES: Mapping[str, Measure] = {
+    MAXTEXT: _maxtext,
+    KERAS: _keras,
+    T5X: _t5x,
+    VIT: _vit,
+    GEMMA: _gemma,
+    FLAX: _flax,
+} | {OPENPI: _openpi, BIG_VISION: _big_vision}
 
 
 def families() -> Iterator[tuple[str, str, str]]:
@@ -152,6 +189,12 @@ def families() -> Iterator[tuple[str, str, str]]:
     yield "vit, AugReg (vit_jax)", VIT, "vit"
     for case in gemma_models.CASES:
         yield f"{case} (gemma)", GEMMA, case
+    yield "gemma3, images (gemma)", GEMMA, "gemma3-vision"
+    for case in ("paligemma1", "siglip"):
+        yield f"{case} (big_vision)", BIG_VISION, case
+    yield "siglip2, NaFlex (big_vision)", BIG_VISION, "naflex"
+    for case in ("pi0", "pi0-fast"):
+        yield f"{case} (openpi)", OPENPI, case
     for family in flax_table.listed():
         yield f"{family} (Flax)", FLAX, family
 

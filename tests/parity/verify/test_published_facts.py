@@ -56,6 +56,7 @@ def value_of(config: Any, name: str) -> Any:
         ("gemma_flax", "GemmaConfig", {}, {"rms_norm_eps", "rope_theta"}),
         ("dinov2_model", "Dinov2Config", {"D": 768, "i": 12}, {"layer_norm_eps", "hidden_act", "mlp_ratio", "layerscale_value", "num_attention_heads"}),
         ("siglip", "SiglipVisionConfig", {}, {"epsilon"}),
+        ("siglip2-naflex", "Siglip2VisionConfig", {}, {"epsilon"}),
     ],
 )  # fmt: skip
 def test_the_table_states_the_defaults_of_transformers(

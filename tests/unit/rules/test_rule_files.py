@@ -468,7 +468,6 @@ def test_a_directory_of_rules_comes_before_the_shipped_ones(tmp_path: Path) -> N
     assert found == [
         str(tmp_path / "x.yaml"),
         "rules/recurrentgemma.yaml",
-        "rules/siglip.yaml",
         "rules/timesfm-2.5.yaml",
         "rules/vit-jax.yaml",
         "rules/whisper.yaml",

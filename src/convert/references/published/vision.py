@@ -19,10 +19,13 @@ _VIT_JAX = (
     ),
 )
 
+_SIGLIP = (
+    Published({"epsilon": 1e-6}, "flax.linen.LayerNorm's default"),
+    Published({"pad_token_id": 1, "eos_token_id": 1}, "google-research/big_vision@0127fb6 models/proj/image_text/text_transformer.py"),
+)  # fmt: skip
+
 MODELS: dict[str, tuple[Published, ...]] = {
-    "siglip": (
-        Published({"epsilon": 1e-6}, "flax.linen.LayerNorm's default"),
-        Published({"pad_token_id": 1, "eos_token_id": 1}, "google-research/big_vision@0127fb6 models/proj/image_text/text_transformer.py"),
-    ),
+    "siglip": _SIGLIP,
+    "siglip2-naflex": _SIGLIP,
     "vit-jax": _VIT_JAX,
-}  # fmt: skip
+}

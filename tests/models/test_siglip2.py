@@ -1,0 +1,87 @@
+"""SigLIP 2: what big_vision's own code computed for images of three shapes, and what transformers computes from the converted file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+import convert
+from convert.core.errors import ConvertError
+from convert.rules import library
+from convert.rules.parse import parse_models
+from convert.writing.written import open_written
+from support import siglip2
+from support.paths import GOLDEN
+from support.value_mistakes import assert_mistakes_are_named
+from support.weights_level import check_weights
+
+MODEL = "siglip2-naflex"
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return siglip2.write(tmp_path)
+
+
+def test_transformers_computes_what_big_vision_did(source: Path, tmp_path: Path) -> None:
+    """The table of positions is resized to 4 x 4, 3 x 5 and 2 x 8, with antialiasing; transformers does so in float32 in any precision."""
+    convert.convert("siglip2", source, tmp_path / "out")
+    single, double = siglip2.errors(tmp_path / "out")
+    assert single < 2e-6 and double < 2e-7
+
+
+def test_the_tree_says_which_of_both_it_is(source: Path) -> None:
+    plan = convert.plan_conversion("siglip2", source)
+    assert plan.rules.model == MODEL and (plan.sizes["P"], plan.sizes["T"]) == (2, 4)
+    assert convert.plan_conversion("siglip2", GOLDEN / "siglip" / "ckpt.npz").rules.model == "siglip"
+    with pytest.raises(ConvertError):
+        convert.plan_conversion("siglip", source)
+
+
+def test_forth_and_back_gives_the_same_leaves(source: Path, tmp_path: Path) -> None:
+    convert.convert("siglip2", source, tmp_path / "out")
+    convert.convert_back(MODEL, tmp_path / "out", tmp_path / "back.npz", source, form="npz")
+    first, second = np.load(source), np.load(tmp_path / "back.npz")
+    assert sorted(first.files) == sorted(second.files)
+    assert all(first[name].tobytes() == second[name].tobytes() for name in first.files)
+
+
+def test_stacked_layers_give_the_same_tensors(source: Path, tmp_path: Path) -> None:
+    convert.convert("siglip2", source, tmp_path / "out")
+    convert.convert_back(MODEL, tmp_path / "out", tmp_path / "scanned.npz", layout="SCANNED", form="npz")
+    assert "img/Transformer/encoderblock/LayerNorm_0/scale" in "".join(np.load(tmp_path / "scanned.npz").files)
+    convert.convert(MODEL, tmp_path / "scanned.npz", tmp_path / "again")
+    one, two = (load_file(tmp_path / name / "model.safetensors") for name in ("out", "again"))
+    assert one.keys() == two.keys() and all(np.array_equal(one[name], two[name]) for name in one)
+
+
+@pytest.mark.slow
+def test_mistakes_in_the_file_are_named(source: Path, tmp_path: Path) -> None:
+    convert.convert("siglip2", source, tmp_path / "out")
+    assert assert_mistakes_are_named(tmp_path / "out", source) >= 9
+
+
+NORM = "\n  epsilon: $epsilon\n  axes: W\n  layer_norm: vision_model.post_layernorm"
+FEED = "from: txt/Encoder_0/encoderblock_{i}/MlpBlock_0/Dense_0/kernel"
+RULE_MISTAKES = (  # a text of the rules, what stands there instead, what the check calls it
+    ("axes: (T X)W", "axes: (X T)W", "axes of a head swapped"),
+    ("self_attn.{q,k,v}_proj\n\n- einsum: ...AB", "self_attn.{k,q,v}_proj\n\n- einsum: ...AB", "of another tensor"),
+    (f"multiplies_by: scale{NORM}", f"multiplies_by: 1+scale{NORM}", "1+scale on a plain norm"),
+    ("layers.{j}.layer_norm{1,2}", "layers.{j}.layer_norm{2,1}", "of another tensor"),
+    (FEED, f"prescaled_by: 2\n  {FEED}", "multiplied by a number"),
+    ("- from: img/MAPHead_0/probe", "- prescaled_by: sqrt(W)\n  from: img/MAPHead_0/probe", "multiplied by a number"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("old", "new", "name"), RULE_MISTAKES)
+def test_a_mistake_in_the_rules_is_named(old: str, new: str, name: str, source: Path, tmp_path: Path) -> None:
+    text = (library.shipped_rules_dir() / "siglip.yaml").read_text()
+    assert old in text
+    (wrong,) = (rules for rules in parse_models(text.replace(old, new), "wrong.yaml") if rules.model == MODEL)
+    convert.convert(wrong, source, tmp_path / "out")
+    report = check_weights(convert.plan_conversion(MODEL, source), open_written(tmp_path / "out"))
+    named = [f for f in report.findings if f.code != "provenance-differs" and f.data.get("tried", True)]
+    assert named and {f.data["diagnosis"] for f in named} == {name}, report.findings
