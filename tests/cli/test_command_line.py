@@ -217,6 +217,7 @@ def test_rules_list_show_validate_schema(run: Run, tmp_path: Path) -> None:
         *("tabfm-classification", "tabfm-regression"),
         "timesfm-1",
         "timesfm-2.5",
+        "tunix-gemma3",
         "vit-jax",
         "whisper",
     ]

@@ -26,7 +26,7 @@ TABLE = DOCS / "explanation" / "families.csv"
 COLUMNS = ("family", "written by", "read by", "error in float32", "error in float64", "faults planted and named")
 MAXTEXT, T5X, KERAS = "maxtext 0.2.5", "google-research/t5x@cc342d4", "keras-hub 0.32.0"
 FLAX, VIT, GEMMA = "transformers 4.49 (Flax)", "vision_transformer@c6de1e5", "gemma 3.3.0"
-OPENPI, BIG_VISION = "openpi@15a9616", "big_vision@0127fb6"
+OPENPI, BIG_VISION, TUNIX = "openpi@15a9616", "big_vision@0127fb6", "google-tunix 0.1.7"
 HF = "transformers 5.23"
 
 
@@ -124,6 +124,15 @@ def _big_vision(case: str, folder: Path) -> Measured:
     return Measured(*siglip2.errors(folder / "out"), source, folder / "out")
 
 
+def _tunix(case: str, folder: Path) -> Measured:
+    import convert
+    from support import tunix
+
+    source = tunix.write(folder)
+    convert.convert("tunix-gemma3", source, folder / "out", settings=tunix.SET)
+    return Measured(*tunix.errors(folder / "out"), source, folder / "out")
+
+
 def _images(case: str, folder: Path) -> Measured:
     from support import gemma_image_models
 
@@ -172,7 +181,7 @@ MEASURES: Mapping[str, Measure] = {
     VIT: _vit,
     GEMMA: _gemma,
     FLAX: _flax,
-} | {OPENPI: _openpi, BIG_VISION: _big_vision}
+} | {OPENPI: _openpi, BIG_VISION: _big_vision, TUNIX: _tunix}
 
 
 def families() -> Iterator[tuple[str, str, str]]:
@@ -189,6 +198,7 @@ def families() -> Iterator[tuple[str, str, str]]:
     yield "vit, AugReg (vit_jax)", VIT, "vit"
     for case in gemma_models.CASES:
         yield f"{case} (gemma)", GEMMA, case
+    yield "gemma3 (Tunix)", TUNIX, "gemma3"
     yield "gemma3, images (gemma)", GEMMA, "gemma3-vision"
     for case in ("paligemma1", "siglip"):
         yield f"{case} (big_vision)", BIG_VISION, case
