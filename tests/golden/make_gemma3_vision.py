@@ -45,23 +45,26 @@ class _Annotations:
 def _stand_in_for_kauldron() -> None:
     """The names of kauldron that gemma's modules use."""
     arrays = {name: _Annotations(getattr(jaxtyping, name)) for name in ("Bool", "Float", "Int", "UInt8")}
-    typing = types.ModuleType("kauldron.typing")
-    vars(typing).update(
-        arrays,
-        Array=_Annotations(jaxtyping.Shaped),
-        PRNGKey=jax.Array,
-        PyTree=jaxtyping.PyTree,
-        typechecked=lambda f: f,
-    )
+    typing, ktyping = types.ModuleType("kauldron.typing"), types.ModuleType("kauldron.ktyping")  # of gemma 3 and 4
+    for module in (typing, ktyping):
+        vars(module).update(
+            arrays,
+            Array=_Annotations(jaxtyping.Shaped),
+            PRNGKey=jax.Array,
+            PyTree=jaxtyping.PyTree,
+            typechecked=lambda f: f,
+            array_type_meta=types.SimpleNamespace(is_array_type=lambda annotation: False),
+        )
     kd = types.ModuleType("kauldron.kd")
+    kd.sharding = types.SimpleNamespace(ShardingTree=Any)  # type: ignore[attr-defined]
     kd.nn = types.SimpleNamespace(Identity=type("Identity", (nn.Module,), {"__call__": lambda self, x: x}))  # type: ignore[attr-defined]
     kontext = types.ModuleType("kauldron.kontext")
     vars(kontext).update(Key=Any, REQUIRED="__required__")
     utils = types.ModuleType("kauldron.utils")
     vars(utils)["immutabledict"] = types.SimpleNamespace(ImmutableDict=dict)
     kauldron = types.ModuleType("kauldron")
-    vars(kauldron).update(kd=kd, kontext=kontext, typing=typing, utils=utils, __path__=[])
-    sys.modules |= {m.__name__: m for m in (kauldron, kd, kontext, typing, utils)}
+    vars(kauldron).update(kd=kd, kontext=kontext, typing=typing, ktyping=ktyping, utils=utils, __path__=[])
+    sys.modules |= {m.__name__: m for m in (kauldron, kd, kontext, typing, ktyping, utils)}
 
 
 def randomize(params: dict, rng: np.random.Generator) -> dict:

@@ -26,7 +26,7 @@ TABLE = DOCS / "explanation" / "families.csv"
 COLUMNS = ("family", "written by", "read by", "error in float32", "error in float64", "faults planted and named")
 MAXTEXT, T5X, KERAS = "maxtext 0.2.5", "google-research/t5x@cc342d4", "keras-hub 0.32.0"
 FLAX, VIT, GEMMA = "transformers 4.49 (Flax)", "vision_transformer@c6de1e5", "gemma 3.3.0"
-OPENPI, BIG_VISION, TUNIX = "openpi@15a9616", "big_vision@0127fb6", "google-tunix 0.1.7"
+OPENPI, BIG_VISION, TUNIX, GEMMA_4 = "openpi@15a9616", "big_vision@0127fb6", "google-tunix 0.1.7", "gemma 4.0.1"
 HF = "transformers 5.23"
 
 
@@ -150,6 +150,13 @@ def _gemma(case: str, folder: Path) -> Measured:
     return Measured(gemma_models.error(case, out), None, checkpoint(case), out)
 
 
+def _gemma_4(case: str, folder: Path) -> Measured:
+    from support import gemma_drawn
+
+    source, out = gemma_drawn.converted(case, folder)
+    return Measured(*gemma_drawn.errors(case, out), source, out)
+
+
 def _flax(family: str, folder: Path) -> Measured:
     import convert
     from support import flax_families, flax_table
@@ -181,12 +188,12 @@ MEASURES: Mapping[str, Measure] = {
     VIT: _vit,
     GEMMA: _gemma,
     FLAX: _flax,
-} | {OPENPI: _openpi, BIG_VISION: _big_vision, TUNIX: _tunix}
+} | {OPENPI: _openpi, BIG_VISION: _big_vision, TUNIX: _tunix, GEMMA_4: _gemma_4}
 
 
 def families() -> Iterator[tuple[str, str, str]]:
     """Yield the name of each row, its writer, and the case that is measured."""
-    from support import flax_table, gemma_models, keras_hub, maxtext, t5x_cases
+    from support import flax_table, gemma_drawn, gemma_models, keras_hub, maxtext, t5x_cases
 
     for case in maxtext.CASES:
         if maxtext.family(case) == case:
@@ -205,6 +212,8 @@ def families() -> Iterator[tuple[str, str, str]]:
     yield "siglip2, NaFlex (big_vision)", BIG_VISION, "naflex"
     for case in ("pi0", "pi0-fast"):
         yield f"{case} (openpi)", OPENPI, case
+    for case in gemma_drawn.CASES:
+        yield f"{case} ({gemma_drawn.SHOWN.get(case, 'gemma')})", GEMMA_4, case
     for family in flax_table.listed():
         yield f"{family} (Flax)", FLAX, family
 

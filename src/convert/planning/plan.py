@@ -138,7 +138,7 @@ class Plan:
     def config_notes(self) -> tuple[str, ...]:
         """Remarks on facts of ``config.json`` that no tree holds, and on what the output's directory lacks."""
         target = self.rules.targets[self.target]
-        used = {*references(target.config), *references(target.generation)}
+        used = {*references(target.config), *references(target.generation), *target.requires}
         needs_confirmation = self.rules.needs_confirmation.items()
         notes = [text for fact, text in needs_confirmation if fact in used and fact not in self.settings]
         missing = missing_processor({**self.sidecar.config, **target.config}, self.tokenizer)

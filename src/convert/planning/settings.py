@@ -116,6 +116,9 @@ def expected_fact(rules: RuleFile, key: str, value: Any) -> str:
         return ""
     if isinstance(example, str):
         return "" if isinstance(value, str) else f"a word, such as {example}"
+    if isinstance(example, dict):  # {repeat: [...], length: $i}
+        words = dict.fromkeys(example["repeat"])
+        return "" if isinstance(value, list) and {*value} <= {*words} else f"a list of {' and '.join(words)}, one for each layer"  # fmt: skip
     same = isinstance(value, type(example)) and all(isinstance(v, (int, float)) for v in value)
     return "" if same else f"{json.dumps(example)} or another list of numbers"
 

@@ -11,9 +11,10 @@ from convert.checkpoints.source import Source
 from convert.core.findings import Finding
 from convert.layers.base import Matched, Rule
 from convert.layers.leaves import MisfitError
-from convert.planning.compile.named_leaf import constraints
+from convert.planning.compile.named_leaf import constraints, sizes_of_layers
 from convert.planning.constraints import Constraint, Statement, SumConstraint, bind
 from convert.planning.match import Coverage
+from convert.rules.file import END, references
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,22 @@ class _Solver:
         findings += [self._several_variants(choice, group) for choice, group in undecided.items()]
         findings += self._stacked_elsewhere(known, variants)
         sizes, conflicts = bind(known, axes)
+        if not findings and not conflicts:
+            sizes |= dict(self._ends(variants))
         return Sizes(sizes, variants, self._confirmed(known, chosen)), [*findings, *conflicts]
+
+    def _ends(self, variants: Mapping[str, str]) -> Iterator[tuple[str, int]]:
+        """Yield the sizes in the first and the last layer that a `config` refers to: ``H[0]``, ``H[-1]``."""
+        templates = (target.config for target in self.coverage.rules.targets.values())
+        for name in dict.fromkeys(name for config in templates for name in references(config)):
+            if (found := END.fullmatch(name)) is None:
+                continue
+            layers: dict[tuple[int, ...], int] = {}
+            for matched in self.coverage.matched:
+                if found["letter"] in matched.rule.kind.letters_used:
+                    layers |= sizes_of_layers(matched, self.source, variants.get(matched.rule.choice or ""), found["letter"])  # fmt: skip
+            if layers:
+                yield name, layers[sorted(layers)[int(found["end"])]]
 
     def _confirmed(self, known: list[Statement], chosen: Mapping[str, list[Matched]]) -> frozenset[str]:
         """Return the settings that the tree gives, too."""

@@ -5,6 +5,7 @@ Both versions cannot be installed together, so that the values of the flax class
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -100,7 +101,12 @@ def _empty(cls: Any, config: Any, weights: Mapping[str, torch.Tensor]) -> torch.
             return known[key]
         return own.get(rename_source_key(key, renamings, [], module.base_model_prefix, own)[0])
 
-    unfit = [key for key, x in weights.items() if (there := place(key)) is None or there.shape != x.shape]
+    unused = getattr(module, "_keys_to_ignore_on_load_unexpected", None) or ()  # from_pretrained passes over them
+    placed = {key: place(key) for key in weights}
+    passed_over = {
+        key for key, there in placed.items() if there is None and any(re.search(text, key) for text in unused)
+    }
+    unfit = [key for key, there in placed.items() if key not in passed_over and (there is None or there.shape != weights[key].shape)]  # fmt: skip
     if unfit:
         raise RuntimeError(f"the weights are not those of {cls.__name__}: {', '.join(sorted(unfit))}")
     built: torch.nn.Module = module

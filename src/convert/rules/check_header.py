@@ -235,9 +235,10 @@ def _choices_have_the_same_variants(rules: RuleFile) -> Iterator[Finding]:
 
 
 def _configs_use_declared_names(rules: RuleFile) -> Iterator[Finding]:
+    ends = {f"{letter}[{end}]" for letter, axis in rules.axes.items() if axis.varies for end in (0, -1)}
     for target in rules.targets.values():
         for name in dict.fromkeys((*references(target.config), *references(target.generation))):
-            if name not in rules.facts and name not in rules.axes and name not in rules.layer_types:
+            if name not in {*rules.facts, *rules.axes, *rules.layer_types, *ends}:
                 at = rules.node.value["targets"].value[target.name].at
                 yield _undeclared(
                     at, "`config`", name, facts=rules.facts, axes=rules.axes, layer_types=rules.layer_types

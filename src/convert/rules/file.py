@@ -294,14 +294,15 @@ class RuleFile:
         return {rule.choice: rule.kind.variants for rule in self.rules if rule.choice}
 
 
-_REFERENCE = re.compile(r"\$(?P<name>\w+)(?P<more>[+-][0-9]{1,18})?")
+END = re.compile(r"(?P<letter>\w+)\[(?P<end>0|-1)\]")  # the size of an axis that varies, in the first or the last layer
+_REFERENCE = re.compile(r"\$(?P<name>\w+(?:\[(?:0|-1)\])?)(?P<more>[+-][0-9]{1,18})?")
 
 
 def parse_reference(value: Any) -> tuple[str, int] | None:
     """Return the name in a reference in `config`, and the number added to its value; None for any other value.
 
-    >>> parse_reference("$window+1")
-    ('window', 1)
+    >>> parse_reference("$window+1"), parse_reference("$H[-1]")
+    (('window', 1), ('H[-1]', 0))
     """
     found = _REFERENCE.fullmatch(value) if isinstance(value, str) else None
     return (found["name"], int(found["more"] or 0)) if found else None

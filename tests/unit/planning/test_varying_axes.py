@@ -11,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from convert import PlanError, RuleError
+from convert.core.errors import OptionError
+from convert.planning.options import ConversionOptions
 from convert.planning.planner import make_plan
 from convert.writing.execute import execute
 from convert.writing.written import open_written
@@ -154,3 +156,23 @@ def test_strides_that_are_refused(strides: str, header: str, code: str) -> None:
         rules = rule_file(PATCHES.replace("STRIDES", strides), HEAD + header)
         make_plan(rules, MemorySource({"w": np.ones((3, 5, 2, 7), np.float32)}))
     assert error.value.findings[0].code == code, error.value
+
+
+def test_config_names_the_sizes_of_the_first_and_the_last_layer() -> None:
+    head = f"{HEAD + AXES}  i: {{is: layers}}\nfacts: {{kinds: {{repeat: [a, a, b], length: $i}}}}\n".replace(
+        "{torch: {loads: T}}", "{torch: {loads: T, config: {first: '$O[0]', last: '$O[-1]', kinds: $kinds}}}"
+    )
+    plan = make_plan(rule_file(RULES, head), MemorySource(tree([2, 3, 5, 7])))
+    assert plan.config == {"first": 3, "last": 7, "kinds": ["a", "a", "b"], "dtype": "float32"}
+    with pytest.raises(RuleError, match=r"'P\[0\]'"):
+        rule_file(RULES, head.replace("O[0]", "P[0]"))
+
+
+def test_a_list_that_repeats_may_be_set_to_another_one_of_its_words() -> None:
+    head = HEAD.replace("{torch: {loads: T}}", "{torch: {loads: T, config: {kinds: $kinds}}}")
+    rules = rule_file(RULES, f"{head + AXES}  i: {{is: layers}}\nfacts: {{kinds: {{repeat: [a, a, b], length: $i}}}}\n")
+    source = MemorySource(tree([2, 3, 5]))
+    assert make_plan(rules, source, ConversionOptions(settings={"kinds": ["b", "a"]})).config == {"kinds": ["b", "a"], "dtype": "float32"}  # fmt: skip
+    for wrong in (["b", "c"], "a", [1, 2]):
+        with pytest.raises(OptionError, match="a list of a and b, one for each layer"):
+            make_plan(rules, source, ConversionOptions(settings={"kinds": wrong}))

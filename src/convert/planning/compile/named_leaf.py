@@ -184,6 +184,21 @@ def _check_varying(matched: Matched, source: Source, variant: str | None, varyin
                     )
 
 
+def sizes_of_layers(matched: Matched, source: Source, variant: str | None, letter: str) -> dict[tuple[int, ...], int]:
+    """Return the size of a letter in each layer of a rule, by the values of the layer's indices.
+
+    Raises:
+        MisfitError: a leaf's shape contradicts the rule.
+    """
+    found: dict[tuple[int, ...], int] = {}
+    for role, of_role in matched.leaves.items():
+        for (indices, _), name in of_role.items():
+            leaf = read_leaf(matched.rule, role, name, source.leaves[name].spec, variant)
+            if letter in (leaf.letters or ""):
+                found[indices] = dict(zip(leaf.letters or "", leaf.own_shape, strict=False))[letter]
+    return found
+
+
 def _counted_targets(matched: Matched, variant: str | None) -> Iterator[Constraint]:
     """Yield the sizes of axes of which the targets' names list the elements, where no leaf has the axis itself."""
     rule = matched.rule

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from convert.references.published import (
     flax_transformers,
     gemma,
+    gemma4,
     keras_hub,
     maxtext,
     openpi,
@@ -27,6 +28,7 @@ PUBLISHED: Mapping[str, tuple[Published, ...]] = {
     **timesfm.MODELS,
     **tabfm.MODELS,
     **gemma.MODELS,
+    **gemma4.MODELS,
     **openpi.MODELS,
     **recurrentgemma.MODELS,
     **vision.MODELS,

@@ -86,6 +86,7 @@ def wanted_leaves(
     """
     counts = {index: min(count, layers.get(index, count)) for index, count in _counts(rules, target, names).items()}
     after = _offsets(rules, counts)
+    other_types = _of_other_types(rules, target, names)
     found: dict[tuple[int, str, str], WantedLeaf] = {}
     for k, rule in enumerate(rules):
         layer = rule.layer(target)
@@ -96,7 +97,7 @@ def wanted_leaves(
             role: [
                 (name, match)
                 for name, match in names.find(rule, role, layer)
-                if all(k < counts[i] for i, k in match.indices)
+                if all(n < counts[i] for i, n in match.indices) and match.indices not in other_types.get(k, ())
             ]
             for role in rule.sources
         }
@@ -130,6 +131,34 @@ def wanted_leaves(
                     for index, value in stack.items():
                         leaf.stack[index] = max(leaf.stack.get(index, 0), value + 1)
     return list(found.values())
+
+
+def _of_other_types(rules: Sequence[Rule], target: str, names: TensorNames) -> dict[int, set[Values]]:
+    """Return number of a rule for layers of one type -> the layers whose tensors are those of another type.
+
+    Layers of two types may share names: keys and values, or keys that are the values. The rule that finds all of its tensors holds,
+    and of two such rules the one that finds more.
+    """
+    tensors: dict[Values, dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
+    whole: dict[int, int] = {}  # number of tensors in a layer that has all
+    for k, rule in enumerate(rules):
+        layer = rule.layer(target)
+        if rule.layer_type is None or layer is None:
+            continue
+        whole[k] = len(list(pattern_of(rule, rule.lead, layer).all_choices()))
+        for name, match in names.find(rule, rule.lead, layer):
+            tensors[match.indices][k].add(name)
+    found: dict[int, set[Values]] = defaultdict(set)
+    for values, of_rules in tensors.items():
+        rank = {k: (len(own) == whole[k], len(own)) for k, own in of_rules.items()}
+        for k, other in itertools.permutations(of_rules, 2):
+            if (
+                of_rules[k] & of_rules[other]
+                and rules[k].layer_type != rules[other].layer_type
+                and rank[k] < rank[other]
+            ):
+                found[k].add(values)
+    return found
 
 
 def _counts(rules: Sequence[Rule], target: str, names: TensorNames) -> dict[str, int]:

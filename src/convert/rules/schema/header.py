@@ -133,7 +133,7 @@ TARGET = Record(
         "loads": Key(TEXT, "Class that loads the output, for people.", required=True, example=LOADS),
         "config": Key(
             MapOf(Anything()),
-            "Contents of config.json; $name is replaced by a size or a fact, $name+1 by one more. Default: no config.json.",
+            "Contents of config.json; $name is replaced by a size or a fact, $name+1 by one more, $name[0] and $name[-1] by the size of an axis that varies in the first and the last layer. Default: no config.json.",
         ),
         "generation": Key(
             MapOf(Anything()), "Contents of generation_config.json, as in `config`. Default: no such file."
