@@ -69,16 +69,19 @@ def test_what_is_not_read_is_not_downloaded_and_the_cache_is_used_again(hub: Hub
     assert "hf://org/name" in refused("hf://org/name")
 
 
-def test_offline_the_cache_is_read(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = writers.safetensors(tmp_path / "model.safetensors", writers.plain())
+@pytest.mark.parametrize("form", ["safetensors", "orbax"])
+def test_offline_the_cache_is_read(form: str, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    orbax = form == "orbax"
+    path = ORBAX / "ocdbt" if orbax else writers.safetensors(tmp_path / "model.safetensors", writers.plain())
+    url = "hf://org/name" if orbax else "hf://org/name/model.safetensors"
     hub.upload("org/name", path)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     assert "HF_HUB_OFFLINE is set, and the cache has nothing of this revision" in refused("hf://org/name")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    assert_same("hf://org/name/model.safetensors", path)
+    assert_same(url, path)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     hub.requests.clear()
-    assert_same("hf://org/name/model.safetensors", path)
+    assert_same(url, path)
     assert hub.requests == []
 
 
@@ -109,6 +112,9 @@ def test_a_conversion_has_the_bytes_of_a_local_one(hub: Hub, tmp_path: Path, run
     assert (tmp_path / "hub.safetensors").read_bytes() == (tmp_path / "local.safetensors").read_bytes()
     hub.upload("org/converted", tmp_path / "hub.safetensors")
     assert "intact" in run("verify", "hf://org/converted/hub.safetensors")[0]
+    run("timesfm", "hf://org/converted/hub.safetensors", tmp_path / "back", "--to", "orbax")
+    back, here = open_source(tmp_path / "back"), open_source(TIMESFM)
+    assert all(same(back.read(name), here.read(name)) for name in here.leaves)
 
 
 @pytest.mark.parametrize(

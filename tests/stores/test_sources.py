@@ -246,7 +246,10 @@ def test_a_web_server_without_ranges_is_refused(s3: ObjectStore, tmp_path: Path)
         assert "ranges" in refused(f"{url}/{path.name}")
 
 
-@pytest.mark.parametrize("url", ["https://user:pass-word@host/run", "https://host/run?X-Amz-Signature=pass-word"])
+@pytest.mark.parametrize(
+    "url",
+    ["https://user:pass-word@host/run", "https://host/run?X-Amz-Signature=pass-word", "s3://key:pass-word@bucket/run"],
+)
 def test_a_url_with_a_secret_is_refused_without_it(url: str) -> None:
     with pytest.raises(ConvertError) as caught:
         open_source(url)

@@ -112,11 +112,11 @@ class Repository:
         return commit, {file.path: Entry(file.size, file.lfs.sha256 if file.lfs else file.blob_id, 0) for file in files}
 
     def _from_cache(self, _: Any) -> tuple[str, dict[str, Entry]]:
-        from huggingface_hub import scan_cache_dir
+        from huggingface_hub import constants, scan_cache_dir
         from huggingface_hub.errors import CacheNotFound
 
         try:
-            cached = scan_cache_dir().repos
+            cached = scan_cache_dir(constants.HF_HUB_CACHE).repos
         except CacheNotFound:
             cached = frozenset()
         for repository in cached:

@@ -26,6 +26,7 @@ T = TypeVar("T")
 PART = 8 << 20  # bytes; S3 takes from 5 MiB, and at most 10,000 parts
 _MOST_PARTS = 9_000
 _THREADS = 4
+_NOT_THERE = "(404"  # in the text of an error: NoSuchUpload or NoSuchKey; that there is no bucket is another text
 
 
 class Uploads:
@@ -119,7 +120,7 @@ class Uploads:
         try:
             self._ask(path, lambda: ask(Bucket=self._bucket, Key=path.key, UploadId=upload))
         except StoreError as error:
-            if "NoSuchUpload" in str(error):
+            if _NOT_THERE in str(error):
                 with suppress(StoreError):
                     return path.bucket.head(path.key) not in (None, self._before[path.key])
         return False
@@ -142,7 +143,7 @@ class Uploads:
         try:
             self._ask(path, lambda: self._client.delete_object(Bucket=self._bucket, Key=path.key))
         except StoreError as error:
-            if "NoSuchKey" not in str(error):  # of Google; S3 says nothing
+            if _NOT_THERE not in str(error):  # of Google; S3 says nothing
                 raise
 
     def finished(self) -> None:
@@ -205,7 +206,7 @@ class Uploads:
         try:
             self._ask(self.out, lambda: ask(Bucket=self._bucket, **arguments))
         except OSError as error:
-            return any(code in str(error) for code in ("NoSuchUpload", "NoSuchKey"))
+            return _NOT_THERE in str(error)
         return True
 
     def _ask(self, path: StorePath, ask: Callable[[], T]) -> T:
