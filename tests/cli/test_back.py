@@ -12,14 +12,7 @@ from safetensors.numpy import load_file, save_file
 
 import convert
 from convert.checkpoints import open_source
-from convert.planning.options import ConversionOptions
-from convert.reversing.source import ReversedSource
-from convert.verify.report.report import Verdict
-from convert.verify.run import check
-from faults.catalogue import SETTINGS, upstream_found
 from support.command_line import Run
-from support.goldens import checkpoint
-from support.memory_source import MemorySource
 from support.paths import ROOT
 
 LIKE = ROOT / "examples" / "checkpoints" / "timesfm-2.5"
@@ -99,56 +92,6 @@ def test_what_the_way_back_cannot_take_is_refused(tensors: Path, run: Run, tmp_p
     assert "rules/timesfm-2.5.yaml:135: stacked_xf.1.ff0.weight: expected float32[32,32]" in said
     save_file({**held, "stacked_xf.1.ff0.weight": gone[:1]}, tensors)
     assert "expected float32[32,32], got float32[1,32]" in problem(*back, "--like", str(LIKE))
-
-
-FAULTS = {  # case, leaves, what is done to them, what the check calls it
-    "transposed": ("timesfm-2.5", "ff0/kernel/value", lambda x: np.ascontiguousarray(x.swapaxes(1, 2)), "transposed"),
-    "shifted": ("timesfm-2.5", "ff0/kernel/value", lambda x: np.roll(x, 1, 0), "of another layer"),
-    "1+scale left in": ("timesfm-1.0", "ff_layer/layer_norm/scale", lambda x: x + 1, "1+scale missing"),
-}
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-def test_faults_of_the_way_back_are_caught_and_named(fault: str, tmp_path: Path) -> None:
-    case, leaves, change, name = FAULTS[fault]
-    convert.convert("timesfm", checkpoint(case), tmp_path / "converted.safetensors")
-    save_file(load_file(tmp_path / "converted.safetensors"), tmp_path / "in.safetensors")  # as other code writes it
-    plan = convert.plan_reverse("timesfm", tmp_path / "in.safetensors", checkpoint(case))
-    source = ReversedSource(plan)
-    arrays = {leaf: source.read(leaf) for leaf in source.leaves}
-    right = check(tmp_path / "in.safetensors", MemorySource(arrays), model="timesfm", levels=("weights",))
-    assert [level.verdict for level in right.levels if level.level == "weights"] == [Verdict.PASSED]
-    wrong = {leaf: change(x) if leaf.endswith(leaves) else x for leaf, x in arrays.items()}
-    report = check(tmp_path / "in.safetensors", MemorySource(wrong), model="timesfm", levels=("weights",))
-    (level,) = (level for level in report.levels if level.level == "weights")
-    assert level.verdict == Verdict.FAILED and {finding.data["diagnosis"] for finding in level.findings} == {name}
-
-
-PLACES = {  # of each fault: the line of the rule, and the first boundary of the model that differs
-    "transposed": ("rules/timesfm-2.5.yaml:135", "stacked_xf.0.ff0"),
-    "shifted": ("rules/timesfm-2.5.yaml:135", "stacked_xf.0.ff0"),
-    "1+scale left in": ("rules/timesfm-1.yaml:138", "stacked_transformer.layers.0.mlp.layer_norm"),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("fault", FAULTS)
-def test_faults_of_the_way_back_are_caught_at_the_other_levels_too(fault: str, tmp_path: Path) -> None:
-    """The layers level names the line of the rule, the model level the first boundary; neither needs the other."""
-    case, leaves, change, _ = FAULTS[fault]
-    options, tensors = ConversionOptions(settings=SETTINGS[case]), tmp_path / "in.safetensors"
-    convert.convert("timesfm", checkpoint(case), tensors, options)
-    source = ReversedSource(convert.plan_reverse("timesfm", tensors, checkpoint(case), options))
-    arrays = {leaf: source.read(leaf) for leaf in source.leaves}
-    wrong = {leaf: change(x) if leaf.endswith(leaves) else x for leaf, x in arrays.items()}
-    for tree, verdict in ((arrays, Verdict.PASSED), (wrong, Verdict.FAILED)):
-        with upstream_found():
-            report = check(tensors, MemorySource(tree), options, model="timesfm", levels=("layers", "model"))
-        levels = {level.level: level for level in report.levels}
-        assert [levels[name].verdict for name in ("layers", "model")] == [verdict, verdict]
-    line, boundary = PLACES[fault]
-    assert {finding.rule for finding in levels["layers"].findings} == {line}
-    assert levels["model"].findings[0].path == boundary
 
 
 FACTOR_RULES = """model: m

@@ -19,6 +19,7 @@ from convert.verify.diagnosis.compare import Explanation, Search
 from convert.verify.diagnosis.other_operation import USER_FAILS
 from convert.verify.diagnosis.site import Site, Trial
 from convert.verify.mistakes.catalogue import group_mistakes, known_mistakes
+from convert.verify.mistakes.named import in_words, mistake_in
 from convert.verify.sides.replay import Replay
 from convert.writing.execute import computed
 
@@ -28,7 +29,7 @@ PAIRED_ROLES = (
     ("running_mean", "running_var"),
 )  # tensors about which a rule is wrong in the same way
 OTHER_VALUE, OTHER_VALUES = "another value in the file", "other values in the file"
-CONVERT_AGAIN = "convert again; the weights level says which values differ"
+CONVERT_AGAIN = "convert again, or back again with --to if the checkpoint was made of the file; the weights level says which values differ"
 ROUNDINGS = 2  # by which the file may differ from values in float64
 MAX_PAIRS = 64  # of one mistake with a weight and one with its bias
 
@@ -72,16 +73,28 @@ def _of_file(site: Site, replay: Replay, steps: list[Step]) -> Iterator[Trial]:
         yield trial(OTHER_VALUE, problem, rule, lambda step=step: {step.name: computed(step)})  # type: ignore[misc]
     for step in from_leaves:
         rule = step.rule.line_only
-        problem = f"{step.name} in the file is not what {rule} makes of the checkpoint"
+        problem = f"{step.name} in the file is not what {rule} makes of the checkpoint{_called(site, [step])}"
         yield trial(OTHER_VALUE, problem, rule, lambda step=step: {step.name: expected(step, source)})  # type: ignore[misc]
     if len(from_leaves) > 1:
         rules = list(dict.fromkeys(step.rule.line_only for step in from_leaves))
         names = " and ".join(step.name for step in from_leaves)
         made = f"{rules[0]} makes" if len(rules) == 1 else f"{' and '.join(rules)} make"
-        problem = f"{names} in the file are not what {made} of the checkpoint"
+        problem = f"{names} in the file are not what {made} of the checkpoint{_called(site, from_leaves)}"
         yield trial(
             OTHER_VALUES, problem, rules[0], lambda: {step.name: expected(step, source) for step in from_leaves}
         )
+
+
+def _called(site: Site, steps: list[Step]) -> str:
+    """Name the known mistakes that give the values of these tensors, each once."""
+    dtype = site.evidence.rounded or site.evidence.precision
+    found = (
+        mistake_in(step, site.seen.weights[step.name], site.plan, dtype)
+        for step in steps
+        if step.name in site.seen.weights
+    )
+    words = dict.fromkeys(in_words(mistake) for mistake in found if mistake is not None)
+    return f": {'; '.join(words)}" if words else ""
 
 
 def _differs(site: Site, step: Step) -> bool:

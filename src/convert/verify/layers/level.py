@@ -17,12 +17,14 @@ import numpy as np
 
 from convert.core.findings import Finding
 from convert.layers.base import LayerLeaves, Part, Step
+from convert.layers.mistake import Mistake
 from convert.numerics.precision import jax_with_float64
 from convert.planning.plan import Plan
 from convert.verify.layers.measure import measure_activations, measure_group, measure_tensor
 from convert.verify.layers.placement import misplaced
 from convert.verify.layers.representatives import IsEqual, Representatives
 from convert.verify.layers.samples import make_sample, read_layer, rule_of, unstack
+from convert.verify.mistakes.named import in_words, mistake_in
 from convert.verify.report.report import LevelReport, Measure, Verdict
 from convert.writing.transfer import Work, default_jobs, used_leaves
 from convert.writing.written import Written
@@ -196,12 +198,21 @@ class _LayerRuns:
             if not measure.passed:
                 next(failed for failed in self._failed.values() if measure.name in failed).extend(names)
         activations = measure_activations(self._plan)
-        findings = [*self._findings, *(_differs(self._worst[key], names) for key, names in self._failed.items())]
-        findings += [_differs(measure, [measure.name]) for measure in activations if not measure.passed]
+        failed = [(self._worst[key], names) for key, names in self._failed.items()]
+        findings = [*self._findings, *(_differs(measure, names, self._mistake(measure)) for measure, names in failed)]
+        findings += [_differs(measure, [measure.name], None) for measure in activations if not measure.passed]
         verdict = Verdict.FAILED if findings else Verdict.PASSED if self._compared else Verdict.SKIPPED
         reason = "" if self._compared else NOTHING_TO_RUN
         measures = (*self._worst.values(), *activations)
         return LevelReport("layers", verdict, reason, tuple(findings), measures, self._notes(represented))
+
+    def _mistake(self, measure: Measure) -> Mistake | None:
+        """Return the known mistake with which the file's tensor is made of its leaves."""
+        steps = (step for step in self._plan.steps if step.parts)
+        step = next((step for step in steps if measure.name in (step.name, *_places(step))), None)
+        if step is None:
+            return None
+        return mistake_in(step, self._written.read(step.name), self._plan, step.spec.dtype)
 
     def _notes(self, represented: int) -> tuple[str, ...]:
         tensors = self._compared + represented
@@ -218,24 +229,30 @@ class _LayerRuns:
         )
 
 
+def _places(step: Step) -> Iterator[str]:
+    """Yield the names of the measures of a fused tensor's parts."""
+    return (f"{step.name}[{part.place}]" for part in step.parts if part.place)
+
+
 def _error(measure: Measure) -> float:
     exact = measure.float64 or measure.difference
     return exact.relative if np.isfinite(exact.relative) else float("inf")
 
 
-def _differs(measure: Measure, names: list[str]) -> Finding:
+def _differs(measure: Measure, names: list[str], mistake: Mistake | None) -> Finding:
     """Return the finding of a rule whose layers differ, with the layer that differs most."""
     exact = measure.float64 or measure.difference
+    cause = f": {in_words(mistake)}" if mistake is not None else ""
     more = f", and {len(names) - 1} more tensors of this rule differ" if len(names) > 1 else ""
     return Finding(
         "layer-differs",
-        f"torch's layer with the written weights differs from the declared JAX operation{more}",
+        f"torch's layer with the written weights differs from the declared JAX operation{cause}{more}",
         measure.rule,
         measure.name,
         expected=f"{exact.want:.6g} at {list(exact.at)}",
         got=f"{exact.got:.6g} (relative error {exact.relative:.1e} in float64, {measure.difference.relative:.1e} in the weights' dtype)",
         fix="see the weights level: where it fails, convert again; where it passes, report the rule as a bug",
-        data={"tensors": names},
+        data={"tensors": names, **({"diagnosis": mistake.name} if mistake is not None else {})},
     )
 
 

@@ -32,6 +32,10 @@ from convert.writing.transfer import default_jobs, stream_leaves
 from convert.writing.written import Written
 
 Array = np.ndarray[Any, np.dtype[Any]]
+WAY_BACK = (
+    "if the checkpoint was made of this file, the leaves are wrong and not the tensors: `got` is what a tensor is of its leaf, and "
+    "`expected` what it must be; convert back again, with --to and these rules"
+)
 Rows = tuple[int, int] | None  # of a tensor that several leaves make; None is the whole
 
 
@@ -131,6 +135,7 @@ class WeightsPass:
             notes=(
                 f"{len(tensors)} of {len(plan.steps)} tensors compared bit for bit",
                 *doubts,
+                *([WAY_BACK] if findings and "source_digest" not in written.metadata else []),
                 *special,
                 *twin_notes(plan),
             ),
