@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 
 import ml_dtypes
@@ -92,6 +94,69 @@ def test_what_the_way_back_cannot_take_is_refused(tensors: Path, run: Run, tmp_p
     assert "rules/timesfm-2.5.yaml:135: stacked_xf.1.ff0.weight: expected float32[32,32]" in said
     save_file({**held, "stacked_xf.1.ff0.weight": gone[:1]}, tensors)
     assert "expected float32[32,32], got float32[1,32]" in problem(*back, "--like", str(LIKE))
+
+
+def truncated(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def pickled(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+    (path / "pytorch_model.bin").write_bytes(b"PK\x03\x04" + bytes(100))
+    (path / "config.json").write_text("{}")
+
+
+def unfinished(path: Path) -> None:
+    whole = path.read_bytes()
+    path.unlink()
+    path.mkdir()
+    (path / "model-00001-of-00002.safetensors").write_bytes(whole)
+    files = dict.fromkeys(load_file(path / "model-00001-of-00002.safetensors"), "model-00001-of-00002.safetensors")
+    index = {"weight_map": {**files, "gone.weight": "model-00002-of-00002.safetensors"}}
+    (path / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+BAD = {  # what is done to the tensors; code and words of the error
+    "truncated": (truncated, "safetensors-damaged", "its tensors stop at byte"),
+    "GGUF": (lambda path: path.write_bytes(b"GGUF\x03" + bytes(100)), "safetensors-damaged", "another format"),
+    "a pickle": (lambda path: path.write_bytes(b"PK\x03\x04" + b"x" * 100), "safetensors-damaged", "another format"),
+    "a directory of pickles": (pickled, "converted-not-found", "pytorch_model.bin is a pickle, which is not loaded"),
+    "an unfinished directory": (unfinished, "output-incomplete", "there is no such file"),
+    "nothing": (Path.unlink, "converted-not-found", "there is no such file or directory"),
+    "an empty file": (lambda path: path.write_bytes(b""), "safetensors-damaged", "the file has 0"),
+}
+
+
+@pytest.mark.parametrize("bad", BAD)
+@pytest.mark.parametrize("like", [[], ["--like", LIKE]], ids=["", "like"])
+def test_tensors_that_cannot_be_read_are_one_error(bad: str, like: list[object], tensors: Path, run: Run, tmp_path: Path) -> None:  # fmt: skip
+    damage, code, words = BAD[bad]
+    damage(tensors)
+    printed, said = run("timesfm", tensors, tmp_path / "out", "--to", "orbax", *like, code=2)
+    assert printed == "" and said.count("error[") == 1 and said.startswith(f"error[{code}]: ") and words in said
+    assert {path.name for path in tmp_path.iterdir()} <= {"in.safetensors"}
+
+
+def test_the_output_may_not_be_the_input(tmp_path: Path, run: Run) -> None:
+    given = tmp_path / "in"
+    given.mkdir()
+    convert.convert("timesfm", LIKE, given / "model.safetensors")
+    for out, to in ((given, "orbax"), (given / "ckpt", "orbax"), (tmp_path, "orbax"), (given / "x.npz", "npz")):
+        _, said = run("timesfm", given, out, "--to", to, "--overwrite", code=2)
+        assert said.startswith("error[output-within-input]: "), said
+    assert [path.name for path in given.iterdir()] == ["model.safetensors"]
+
+
+@pytest.mark.parametrize(("to", "name"), [("orbax", "out"), ("msgpack", "out.msgpack"), ("npz", "out.npz")])
+def test_a_full_disk_leaves_nothing_behind(to: str, name: str, tensors: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("convert.reversing.write.os.fsync", full)  # where a disk says so that gave space before
+    _, said = run("timesfm", tensors, tmp_path / name, "--to", to, code=2)
+    assert said.startswith("error[disk-full]: ") and "make room, or write elsewhere" in said
+    assert [path.name for path in tmp_path.iterdir()] == ["in.safetensors"]
 
 
 FACTOR_RULES = """model: m

@@ -161,9 +161,11 @@ def _open(path: Path) -> Written:
         files = [path] if path.exists() else []
     if not files and not missing:
         problem = "there is no .safetensors file in it" if path.is_dir() else "there is no such file or directory"
-        raise CheckpointError(
-            Finding("converted-not-found", problem, path=str(path), fix="give the output of `convert`")
-        )
+        fix = "give the output of `convert`, or safetensors of other code"
+        if pickles := sorted(file.name for file in path.glob("*.bin")):
+            problem += f", and {pickles[0]} is a pickle, which is not loaded"
+            fix = "load it in PyTorch and save it as safetensors; `save_pretrained` of transformers does"
+        raise CheckpointError(Finding("converted-not-found", problem, path=str(path), fix=fix))
     tensors: dict[str, tuple[Path, TensorEntry]] = {}
     metadata: dict[str, str] = {}
     for k, file in enumerate(files):
