@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -224,15 +227,62 @@ def test_each_device_of_a_mesh_gets_its_part(tmp_path: Path) -> None:
 
 
 def test_the_programs_of_the_guide_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As they stand, but for the class of published size, which a small one replaces."""
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     monkeypatch.chdir(tmp_path)
-    blocks = re.findall(
-        r"^```python\n(.*?)^```", (DOCS / "guides" / "back-to-jax.md").read_text(), re.DOTALL | re.MULTILINE
-    )
-    names: dict[str, Any] = {}
+    guide = (DOCS / "guides" / "back-to-jax.md").read_text()
+    blocks = re.findall(r"^```python\n(.*?)^```", guide, re.DOTALL | re.MULTILINE)
+    names: dict[str, Any] = {"small": _small_timesfm_2p5}
     for block in blocks:
-        exec(block, names)
-    assert len(blocks) == 2 and names["kernel"].shape == (3, 4, 8, 32)
+        exec(block.replace("TimesFM_2p5_200M_flax_module()", "small()"), names)
+    assert len(blocks) == 3 and names["kernel"].shape == (3, 4, 8, 32)
+    assert np.array_equal(names["model"].stacked_xf.attn.out.kernel[...], names["kernel"])
+
+
+def _small_timesfm_2p5() -> Any:
+    """Return upstream's flax module in the sizes of the golden."""
+    from timesfm.timesfm_2p5 import timesfm_2p5_flax
+
+    from support import upstream
+
+    class Module(timesfm_2p5_flax.TimesFM_2p5_200M_flax_module):
+        config = upstream.timesfm_2p5_model().config
+
+    return Module()
+
+
+MESH = """
+import sys, jax, numpy as np, convert
+from convert.reversing.source import ReversedSource
+from flax import nnx
+sys.path.insert(0, sys.argv[2])
+from models.test_reverse_models import _small_timesfm_2p5
+mesh, read = jax.make_mesh((8,), ("x",)), []
+read_box = ReversedSource.read_box
+def counted(self, name, box):
+    read.append((name, np.prod(box.shape)))
+    return read_box(self, name, box)
+ReversedSource.read_box = counted
+def place(name, spec):
+    axis = next((k for k, size in enumerate(spec.shape) if size % 8 == 0), None)
+    return jax.sharding.NamedSharding(mesh, jax.P(*(None if k != axis else "x" for k in range(len(spec.shape)))))
+tree = convert.load_pytree("timesfm", sys.argv[1], layout="NNX_PURE", sharding=place)
+parts = [size for leaf, size in read if leaf == "stacked_xf/attn/out/kernel"]
+module = _small_timesfm_2p5()
+nnx.update(module, tree)
+kernel = module.stacked_xf.attn.out.kernel[...]
+assert len(kernel.sharding.device_set) == 8 and kernel.addressable_shards[0].data.shape == (3, 4, 1, 32)
+assert all(np.array_equal(x, y) for x, y in zip(jax.tree.leaves(tree), jax.tree.leaves(convert.load_pytree("timesfm", sys.argv[1], layout="NNX_PURE"))))
+assert parts == [kernel.size // 8] * 8
+"""
+
+
+@pytest.mark.slow
+def test_each_of_eight_devices_computes_its_part_for_the_model(tmp_path: Path) -> None:
+    convert.convert("timesfm", checkpoint("timesfm-2.5"), tmp_path / "out.safetensors")
+    eight = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-c", MESH, str(tmp_path / "out.safetensors"), str(ROOT / "tests")]
+    subprocess.run(command, check=True, env=eight)
 
 
 @pytest.mark.slow
@@ -241,17 +291,11 @@ def test_upstream_s_flax_code_restores_timesfm_2p5_and_gives_the_recorded_output
     import jax
     import orbax.checkpoint as ocp
     from flax import nnx
-    from timesfm.timesfm_2p5 import timesfm_2p5_flax
-
-    from support import upstream
-
-    class Module(timesfm_2p5_flax.TimesFM_2p5_200M_flax_module):
-        config = upstream.timesfm_2p5_model().config
 
     out, ckpt, io = tmp_path / "out.safetensors", checkpoint("timesfm-2.5"), golden_io("timesfm-2.5")
     convert.convert("timesfm", ckpt, out)
     convert.convert_back("timesfm", out, tmp_path / "ckpt", like=ckpt)
-    graph, state = nnx.split(Module())
+    graph, state = nnx.split(_small_timesfm_2p5())
     with ocp.StandardCheckpointer() as checkpointer:
         restored = checkpointer.restore(tmp_path / "ckpt", state)
     with jax.default_matmul_precision("highest"):
@@ -268,18 +312,12 @@ def test_nnx_update_takes_the_tree_of_the_rules(tmp_path: Path) -> None:
     import jax
     import orbax.checkpoint as ocp
     from flax import nnx
-    from timesfm.timesfm_2p5 import timesfm_2p5_flax
-
-    from support import upstream
-
-    class Module(timesfm_2p5_flax.TimesFM_2p5_200M_flax_module):
-        config = upstream.timesfm_2p5_model().config
 
     out, io = tmp_path / "out.safetensors", golden_io("timesfm-2.5")
     convert.convert("timesfm", checkpoint("timesfm-2.5"), out)
     save_torch(load_torch(out), out)  # as other code writes it
     convert.convert_back("timesfm", out, tmp_path / "ckpt", layout="NNX_PURE")
-    module = Module()
+    module = _small_timesfm_2p5()
     nnx.update(module, ocp.StandardCheckpointer().restore(tmp_path / "ckpt"))
     with jax.default_matmul_precision("highest"):
         decoded = module.decode(int(io["horizon"]), jax.numpy.asarray(io["inputs"]), jax.numpy.asarray(io["masks"]))
