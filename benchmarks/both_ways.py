@@ -2,7 +2,8 @@
 
     python benchmarks/both_ways.py CKPT MODEL [--rounds 4] [--json RESULT]
 
-Each participant is a process of its own, in alternation; the seconds are those of the call alone, without imports.
+Each participant is a process of its own, in alternation; the seconds are those of the call alone, without imports. `bounds` of the
+result has what must hold, with the ratios of each round. CKPT of the size of Gemma 3 1B: `python benchmarks/checkpoints.py CKPT`.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -130,14 +132,49 @@ def main() -> None:
         runs = alternate(commands, options.rounds, (out,))
     finally:
         shutil.rmtree(folder)
-    result = {"machine": said, "participants": {name: summary(name, taken) for name, taken in runs.items()}}
+    result = {
+        "machine": said,
+        "participants": {name: summary(name, taken) for name, taken in runs.items()},
+        "bounds": bounds(runs),
+    }
     print(json.dumps(result, indent=2))
     if options.json is not None:
         options.json.write_text(json.dumps(result, indent=2) + "\n")
 
 
+BESIDE, ALONE = 256, 64  # MB; the way forth takes 50
+
+
+def bounds(runs: Mapping[str, Runs]) -> list[dict[str, Any]]:
+    """Return what must hold, what was measured, and whether it holds: the median of the rounds, or the most memory of any."""
+    read, load_file, load_into, floor, back, script = (
+        seconds_of(runs[name]) for name in ("read", "load_file", "load_into", "tensorstore", "back", "script")
+    )
+    memory = {name: max(taken.anon) / 1e6 for name, taken in runs.items()}
+    ratios = {
+        "back: at most 1.5 x reading IN and writing the same bytes": ([b / f for b, f in zip(back, floor, strict=True)], 1.5),
+        "back: at most a third of load_file, NumPy, StandardCheckpointer.save": ([b / s for b, s in zip(back, script, strict=True)], 1 / 3),
+        "load_into: no longer than load_file and reading": ([i / (f + r) for i, f, r in zip(load_into, load_file, read, strict=True)], 1.0),
+    }  # fmt: skip
+    beside = memory["load_into"] - memory["module"]
+    return [
+        *(_bound(what, statistics.median(rounds), most, rounds) for what, (rounds, most) in ratios.items()),
+        _bound(f"load_into: at most {BESIDE} MB beside the module", beside, BESIDE),
+        _bound(f"back: at most {ALONE} MB", memory["back"], ALONE),
+    ]
+
+
+def _bound(what: str, measured: float, most: float, rounds: Sequence[float] = ()) -> dict[str, Any]:
+    holds = {"measured": round(measured, 3), "most": round(most, 3), "holds": measured <= most}
+    return {"what": what, **holds, **({"rounds": [round(x, 3) for x in rounds]} if rounds else {})}
+
+
+def seconds_of(taken: Runs) -> list[float]:
+    return [float(text.split()[-1]) for text in taken.output]
+
+
 def summary(name: str, taken: Runs) -> dict[str, Any]:
-    seconds = [float(text.split()[-1]) for text in taken.output]
+    seconds = seconds_of(taken)
     anon = round(max(taken.anon) / 1e6, 1)
     return {"what": WHAT[name], "seconds": round(statistics.median(seconds), 2), "all_seconds": [round(x, 2) for x in seconds], "rss_anon_mb": anon}  # fmt: skip
 
