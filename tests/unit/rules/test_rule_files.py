@@ -469,7 +469,6 @@ def test_a_directory_of_rules_comes_before_the_shipped_ones(tmp_path: Path) -> N
         str(tmp_path / "x.yaml"),
         "rules/recurrentgemma.yaml",
         "rules/timesfm-2.5.yaml",
-        "rules/tunix.yaml",
         "rules/vit-jax.yaml",
         "rules/whisper.yaml",
     ]
