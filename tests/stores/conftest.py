@@ -22,11 +22,16 @@ def server() -> Iterator[ObjectStore]:
         yield store
 
 
+def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "BACKOFF", (0.002, 0.01))
+    monkeypatch.setattr(client, "RETRIES", 3)
+    monkeypatch.setattr("botocore.retries.standard.ExponentialBackoff.delay_amount", lambda *_: 0.01)
+
+
 @pytest.fixture
 def s3(server: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectStore]:
     """The server, the credentials of a user in the environment, and short waits before a request is repeated."""
-    monkeypatch.setattr(client, "BACKOFF", (0.002, 0.01))
-    monkeypatch.setattr(client, "RETRIES", 3)
+    short_waits(monkeypatch)
     client.bucket.cache_clear()
     with credentials(server):
         server.requests.clear()
@@ -49,8 +54,7 @@ def google_server() -> Iterator[GoogleStore]:
 @pytest.fixture
 def gs(google_server: GoogleStore, monkeypatch: pytest.MonkeyPatch) -> GoogleStore:
     """The server as an emulator, and short waits before a request is repeated."""
-    monkeypatch.setattr(client, "BACKOFF", (0.002, 0.01))
-    monkeypatch.setattr(client, "RETRIES", 3)
+    short_waits(monkeypatch)
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", google_server.url)
     monkeypatch.setenv("TENSORSTORE_GCS_HTTP_URL", "")  # set again by what is tested; restored afterwards
     client.bucket.cache_clear()

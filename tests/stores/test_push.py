@@ -81,6 +81,8 @@ def test_what_cannot_be_pushed_is_refused_before_anything_is_read(
     hub.upload("org/name", small[1])
     _, err = run(*small, tmp_path / "out", *arguments, code=2)
     assert expected in err and not (tmp_path / "out").exists()
+    _, err = run(*small, "hf://org/name", code=2)
+    assert "is read, not written; write to a disk, with --push owner/name" in err
     _, err = run(*small, tmp_path / "out.safetensors", "--push", "org/name", code=2)
     assert "no directory of this machine" in err
 

@@ -242,10 +242,11 @@ def check_destination(out: StorePath) -> None:
     """Check that a URL can be written.
 
     Raises:
-        StoreError: it is on a web server, or a bucket.
+        StoreError: it is on a web server or the Hub, or a bucket.
     """
-    if out.bucket.scheme not in ("s3", "gs"):
-        raise StoreError(f"{out.bucket.scheme}:// is read, not written", str(out), "write to s3://, gs:// or a disk")
+    if (scheme := out.bucket.scheme) not in ("s3", "gs"):
+        fix = "write to a disk, with --push owner/name" if scheme == "hf" else "write to s3://, gs:// or a disk"
+        raise StoreError(f"{scheme}:// is read, not written", str(out), fix)
     if not out.key:
         raise IsADirectoryError(errno.EISDIR, "it is a bucket; give a name in it", str(out))
 
